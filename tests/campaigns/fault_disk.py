@@ -59,6 +59,7 @@ class FaultDisk:
             "posix_fallocate": self._allocate,
             "ftruncate": self._truncate,
             "replace": self._replace,
+            "link": self._link,
             "unlink": self._unlink,
             "mkdir": self._mkdir,
             "fsync": self._fsync,
@@ -218,7 +219,7 @@ class FaultDisk:
 
     def _bury(self, path: Any) -> None:
         self._buried += 1
-        os.link(path, self._graveyard / str(self._buried))
+        self._real["link"](path, self._graveyard / str(self._buried))
 
     def _replace(self, source: Any, target: Any) -> None:
         with self._lock:
@@ -229,6 +230,12 @@ class FaultDisk:
                 if Path(target).exists():
                     self._bury(target)
             self._real["replace"](source, target)
+
+    def _link(self, source: Any, target: Any, *rest: Any, **more: Any) -> None:
+        with self._lock:
+            if self._ours(target):
+                self._pass("link", Path(target).name)
+            self._real["link"](source, target, *rest, **more)
 
     def _unlink(self, path: Any, *rest: Any, **more: Any) -> None:
         with self._lock:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -13,6 +14,8 @@ from tests.support.log import Client
 from topics.actors.shard.context import clock
 from topics.storage.verify.directory import verify_directory
 from topics.storage.verify.finding import Finding
+
+AFTER = "1000000"  # the number of what is written after the fault
 
 
 def judge(path: Path, journal: Journal, what: str, *, power: bool, boot: str) -> Iterator[str]:
@@ -27,6 +30,8 @@ def judge(path: Path, journal: Journal, what: str, *, power: bool, boot: str) ->
     try:
         for topic in journal.gone & client.engine.topics.keys():
             yield f"{what}: topic {topic} was deleted and is there"
+        for router in journal.routed - client.engine.routers.by_name.keys():
+            yield f"{what}: router {router} is missing"
         for topic, records in journal.records.items():
             if topic not in client.engine.topics:
                 yield f"{what}: topic {topic} is missing"
@@ -49,6 +54,10 @@ def _judge_topic(
     strangers = {seq: data for seq, data in shown.items() if data in journal.refused}
     if strangers:
         yield f"{what}: {topic} shows refused records {strangers}"
+    if topic in journal.routed:
+        numbers = [int(data) for data in shown.values() if data != AFTER]
+        if any(after <= before for before, after in pairwise(numbers)):
+            yield f"{what}: {topic} holds copies twice, or not in order: {numbers}"
     if power and journal.classes[topic] != "fsync":
         return
     missing = {seq: data for seq, data in records.items() if shown.get(seq) != data}
@@ -74,9 +83,9 @@ def _shown(client: Client, topic: str) -> dict[int, str]:
 
 def _go_on(client: Client, journal: Journal, what: str) -> Iterator[str]:
     for topic in journal.records.keys() & client.engine.topics.keys():
-        first, _ = client.append(topic, "1000000 after")
+        first, _ = client.append(topic, f"{AFTER} after")
         if first <= journal.highest.get(topic, 0):
             yield f"{what}: {topic} gives seq {first} again, {journal.highest[topic]} was given"
         if journal.classes[topic] == "fsync":
-            journal.records[topic][first] = "1000000"
+            journal.records[topic][first] = AFTER
         journal.highest[topic] = first

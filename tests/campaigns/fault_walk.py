@@ -1,15 +1,16 @@
-"""Every write and every sync fails once: ``python -m tests.campaigns.fault_walk``.
+"""Every write, link and sync fails once: ``python -m tests.campaigns.fault_walk``.
 
 One fixed workload runs on a shard of its own: appends of every class, bursts, a streamed append,
-rotation, sealing, checkpoints, deletes of records and of a topic, changes of class, an orderly
-stop. Its calls that write or sync are counted, 1 to N; then it runs anew for each of them with
-exactly that call failing (ENOSPC for writes, EIO for syncs), or that and all later ones of its
-kind, and ends in order or by a kill. Afterwards:
+rotation, sealing, checkpoints, deletes of records and of a topic, changes of class, routers within
+the shard, an orderly stop. Its calls that write, link or sync are counted, 1 to N; then it runs
+anew for each of them with exactly that call failing (ENOSPC for writes and links, EIO for syncs),
+or that and all later ones of its kind, and ends in order or by a kill. Afterwards:
 
     the power goes at once              everything that a synced class promised is there
     the process starts again            every acknowledged record is there once, with its seq;
                                         nothing refused is shown; writes go on, and no seq is
-                                        given twice; `topics verify` finds nothing
+                                        given twice; copies stand as they were read, in order,
+                                        once; `topics verify` finds nothing
     the power goes after that           so it is, also for what the failed sync has marked clean:
                                         the start writes it again
 

@@ -13,11 +13,16 @@ from tests.campaigns.fault_disk import FaultDisk
 from tests.support.shard import Desk
 from topics.actors.link.board import ShardState
 from topics.actors.shard.context import clock
+from topics.formats.json_text import json_bytes
+from topics.formats.wire.calls import ROUTER_PUT, RouterPutParams
 from topics.storage.data_dir import DataDirectory
 from topics.storage.recovery.steps import recover
 
 FILE_BYTES = 16 << 10
 ANSWER_S = 20.0
+COPIED_S = 0.1  # after a fault, forwarding may have ended
+# Dests of routers with their classes, each with its source.
+DESTS = {"rf": ("fsync", "f"), "rd": ("disk", "d"), "rr": ("disk", "rf"), "re": ("fsync", "e")}
 
 
 @dataclass(slots=True)
@@ -31,6 +36,7 @@ class Journal:
     refused: set[str] = field(default_factory=set)
     gone: set[str] = field(default_factory=set)  # acknowledged deletes of topics
     deleted: dict[str, set[str]] = field(default_factory=dict)
+    routed: set[str] = field(default_factory=set)  # dests of routers
     read_only: bool = False
     answered: int = 0
 
@@ -81,10 +87,15 @@ class Walker:
             ("c", "disk"),
         ):
             await self._put(topic, durability=durability)
+        for dest, (durability, source) in DESTS.items():
+            await self._put(dest, durability=durability)
+            await self._route(source, dest)
         await self._appends("fdmegc", 3)
+        await self._copies()
         await self._burst("d", 4)
         await self._append("d", 3, 4_000)  # streamed
         await self._append("f", 3, 4_000)
+        await self._copies()
         await self._round()
         await self._delete_records("f", match="even")
         await self._delete_records("d", before_seq=3)
@@ -98,10 +109,12 @@ class Walker:
         await self._appends("fdmec", 4)
         await self._delete_records("f", match="even")
         await self._append("d", 2, 6_000)
+        await self._copies()
         await self._round()
         await self._checkpoint()
         await self._checkpoint()
         await self._appends("fdc", 3)
+        await self._copies()
         await self._put("g", durability="fsync")
         await self._appends("g", 1)
 
@@ -112,6 +125,38 @@ class Walker:
             self.journal.classes[topic] = config["durability"]
             self.journal.records.setdefault(topic, {})
             self.journal.gone.discard(topic)
+
+    async def _route(self, source: str, dest: str) -> None:
+        params = RouterPutParams(dest, None, 0)
+        body = json_bytes({"source": source, "dest": dest, "create_dest": False})
+        if await self._answer(self.desk.ask(ROUTER_PUT, params, body)) is not None:
+            self.journal.routed.add(dest)
+
+    async def _copies(self) -> None:
+        """Wait until they have come over, unless a fault keeps them, and read them."""
+        for dest in sorted(self.journal.routed):
+            source = self.desk.engine.topics.get(DESTS[dest][1])
+            topic = self.desk.engine.topics.get(dest)
+            if source is None or topic is None or self.desk.log.failed is not None:
+                continue
+            with trio.move_on_after(ANSWER_S if self.disk.failed is None else COPIED_S):
+                while not self._has_come(dest):  # noqa: ASYNC110 - no event tells
+                    await trio.sleep(0.0005)
+            assert self.disk.failed or self._has_come(dest), f"{dest} lags"
+            await self._read(dest)
+
+    def _has_come(self, dest: str) -> bool:
+        topic = self.desk.engine.topics[dest]
+        head = self.desk.engine.topics[DESTS[dest][1]].head_seq
+        return any(cursor >= head for cursor, _ in (topic.derivations or {}).values())
+
+    async def _read(self, dest: str) -> None:
+        page = await self._answer(self.desk.diff(dest, limit=1000, wait_ms=0))
+        for record in page["records"] if page is not None else ():
+            seq, number = record["$seq"], record["data"].split()[0]
+            before = self.journal.records[dest].setdefault(seq, number)
+            assert before == number, f"{dest} {seq} was {before} and is {number}"
+            self.journal.highest[dest] = seq
 
     async def _appends(self, topics: str, rounds: int) -> None:
         for _ in range(rounds):

@@ -115,13 +115,13 @@ class RouterLoad:
     def step(self, api: Api) -> None:
         """One step on some source or dest."""
         step = self._dice.random()
-        if step < 0.6:
+        if step < 0.55:
             self._append(self._dice.choice([*SOURCES]))
-        elif step < 0.85:
+        elif step < 0.8:
             self._read(api, self._dice.choice(ROUTES))
-        elif step < 0.93:
+        elif step < 0.87:
             self._delete(CUT)
-        elif step < 0.97:
+        elif step < 0.95:
             self._make_again(api, AGAIN)
         else:
             self.settle(api)

@@ -15,7 +15,7 @@ from topics.formats.disk.frames import FrameHeader, check_frame
 from topics.formats.disk.wal import FILE_HEADER_BYTES, BadHeader, decode_file_header
 from topics.storage.disk import Damaged, mapped
 from topics.storage.payload_sources import PayloadFields, payload_fields
-from topics.storage.wal.file import LOG
+from topics.storage.wal.file import LOG, RESERVE, SPARE
 
 
 class LinkedFile:
@@ -32,8 +32,8 @@ class LinkedFile:
 
     @property
     def is_log(self) -> bool:
-        """Whether it is a log file, and no blob."""
-        return self.path.suffix == LOG
+        """Whether it is a log file, and no blob. One that lost its name is a spare by its name."""
+        return self.path.suffix in (LOG, SPARE, RESERVE)
 
     def view(self) -> memoryview:
         """The whole log file. Raises `Damaged` when it is not what its name says."""

@@ -76,3 +76,16 @@ def test_a_link_that_nothing_names_is_none(data: Path) -> None:
     keep_aside(links(data)[0])
     (found,) = findings(data)
     assert found.reason.startswith("damaged file with payloads, kept aside")
+
+
+def test_payloads_in_a_log_file_that_lost_its_name_are_found(tmp_path: Path) -> None:
+    client = Client(tmp_path)
+    client.put("dest")
+    for _ in range(3):
+        client.append("src", "x" * 30_000)
+    *_, last = client.engine.topic("src").index.locators()
+    forward(client, "dest", [{"data": "x" * 30_000}], (0, last))
+    client.kill()
+    _, second = sorted(tmp_path.glob("wal/00/*.wal"))
+    second.rename(second.with_name("0000000000000000.fresh.0.spare"))
+    assert findings(tmp_path) == []

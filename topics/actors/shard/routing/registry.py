@@ -17,7 +17,7 @@ import trio
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.typed_calls import InboundCall, serve
 from topics.actors.shard.context import ShardContext
-from topics.actors.shard.routing.worker import Worker, WorkerState
+from topics.actors.shard.routing.worker import WorkerState
 from topics.actors.shard.routing.workers import Workers
 from topics.actors.shard.service import Service
 from topics.engine.routing.derivations import forget_derivations
@@ -37,6 +37,7 @@ StatsCall: TypeAlias = InboundCall[RouterStatsParams, RouterStats]
 SyncCall: TypeAlias = InboundCall[RouterSyncParams, RouterSyncResult]
 
 SETTLE_S: Final = 0.5  # how long counters wait for a forward that is under way
+LOOK_S: Final = 0.005  # how often they look for its end
 
 
 class Registry(Service):
@@ -166,42 +167,27 @@ class Registry(Service):
     # Counters
 
     def _stats(self, request: StatsCall) -> None:
-        """Answer when nothing of these routers is under way, so that the counters agree with what
-        readers of their dests see; after a while in any case.
-        """
-        routers = request.params.routers
-        waiting: set[int] = set()
-        is_answered = False
-
-        def answer() -> None:
-            nonlocal is_answered
-            if not is_answered:
-                is_answered = True
-                found = [self._workers.stats(router) for router in routers]
-                request.reply(RouterStats([stats for stats in found if stats is not None]))
-
-        def settled(router: int) -> None:
-            waiting.discard(router)
-            if not waiting:
-                answer()
-
-        for router in routers:
-            known = self._workers.worker(router)
-            if known is not None and not _is_settled(known[1]):
-                waiting.add(router)
-        if not waiting:
-            answer()
-            return
         request.outlast()
-        until = trio.current_time() + SETTLE_S
-        self._context.deadlines.call_at(until, answer)
-        for router in tuple(waiting):
-            known = self._workers.worker(router)
-            if known is not None:
-                known[1].when_settled(0, partial(settled, router))
+        self._answer_stats(request, trio.current_time() + SETTLE_S)
 
+    def _answer_stats(self, request: StatsCall, until: float) -> None:
+        """Answer when nothing of these routers is under way, so that the counters agree with what
+        readers of their dests see; ``until`` then in any case.
+        """
+        routers, now = request.params.routers, trio.current_time()
+        if now < until and not all(map(self._is_settled, routers)):
+            again = partial(self._answer_stats, request, until)
+            self._context.deadlines.call_at(now + LOOK_S, again)
+        elif request.is_open and not request.session.closed:
+            found = [self._workers.stats(router) for router in routers]
+            request.reply(RouterStats([stats for stats in found if stats is not None]))
 
-def _is_settled(worker: Worker) -> bool:
-    """Whether its counters will not change at once."""
-    is_quiet = worker.is_known and worker.state in (WorkerState.IDLE, WorkerState.READY)
-    return is_quiet or worker.state is WorkerState.RETRYING
+    def _is_settled(self, router: int) -> bool:
+        """Whether the counters of a router are known, and will not change at once."""
+        known = self._workers.worker(router)
+        if known is None:
+            return self.is_told
+        return known[1].is_known and known[1].state not in (
+            WorkerState.FLYING,
+            WorkerState.WAITING,
+        )
