@@ -5,7 +5,7 @@ a   one append to a source with 0, 1, 10, 100 and 1,000 routers, half of the des
       all copies are readable. So room that a file was made with is not counted, and files that
       were given back are. The payload is shown apart.
     - the ack of sequential appends, each when all copies of the one before are made (``at rest``),
-      and back to back; turn by turn with appends to a topic without routers
+      and in a row; turn by turn with appends to a topic without routers
     - the time until all copies are readable: event streams that watch all dests, without data,
       have them
 b   a router in batches of 1,000 records of 100 B: records a second from the first append until the
@@ -175,7 +175,7 @@ def _grows(server: Server, client: Client, source: str, dests: list[str], size: 
 def _acks(client: Client, source: str, plain: str, count: int, size: str, turns: int) -> None:
     """Seconds of acks, alternating with a topic that feeds nothing."""
     many = LATENCIES if count <= 10 else LATENCIES // 10
-    for name, is_at_rest in (("at rest", True), ("back to back", False)):
+    for name, is_at_rest in (("at rest", True), ("in a row", False)):
         times, stolen = {topic: array("d") for topic in (source, plain)}, stolen_s()
         with uncollected():
             for turn in range(turns):
