@@ -4,6 +4,7 @@ any bounds forwards what it should, and burns what was lost.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import msgspec
@@ -108,7 +109,8 @@ class TopicPicks(TopicChanges):
 
     def _steps_of(self, picked: Picked, bounds: Bounds) -> list[Step]:
         if picked.trimmed:
-            assert [*picked] == [[], picked.to_seq, picked.trimmed, 0, 0, 0]
+            assert (picked.runs, picked.count, picked.size) == ([], 0, 0)
+            assert picked.hop < HOPS_MAX
             return [("lost", picked.to_seq + 1 - picked.trimmed, picked.to_seq)]
         slices = [self.world.records(run.locator).slice(run.start, run.stop) for run in picked.runs]
         shown = [msgspec.json.decode(b"".join((b"[", each, b"]"))) for each in slices]
@@ -127,15 +129,27 @@ class TopicPicks(TopicChanges):
         return [("picked", seq, picked.hop) for seq in seqs]
 
 
+def lost_at(first: int, last: int, hops: Hops) -> Iterator[Step]:
+    """What is lost, by its hops; at the highest one it is passed over."""
+    while first <= last:
+        hop, end = hops.at(first)
+        end = min(end, last)
+        if hop < HOPS_MAX:
+            yield "lost", first, end
+        first = end + 1
+
+
 def expected(model: TopicModel, cursor: int, match: TagMatch | None, hops: Hops) -> list[Step]:
     """What a router does that looks at one seq after another."""
     steps: list[Step] = []
-    if cursor + 1 < max(model.floors.values()):
-        steps.append(("lost", cursor + 1, model.start - 1))
-        cursor = model.start - 1
-    lost = sorted([*model.losses, *model.trimmed])
+    floor = max(floor for cause, floor in model.floors.items() if cause != "ttl")
+    if cursor + 1 < floor:
+        steps += lost_at(cursor + 1, floor - 1, hops)
+        cursor = floor - 1
     steps_by_seq: list[Step] = [
-        ("lost", max(first, cursor + 1), last) for first, last in lost if last > cursor
+        step
+        for first, last in sorted([*model.losses, *model.trimmed])
+        for step in lost_at(max(first, cursor + 1), last, hops)
     ]
     wanted = model.matching(model.head + 1, match)
     for seq in sorted(wanted):

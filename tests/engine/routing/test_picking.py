@@ -170,11 +170,19 @@ def test_what_is_below_the_floor_is_lost_up_to_the_first_live_record(desk: Desk)
     assert seqs_of(picked(desk, 2)) == [3, 4, 5, 6]
 
 
-def test_everything_may_be_lost(desk: Desk) -> None:
+def test_what_was_too_old_is_passed_over(desk: Desk) -> None:
     fill(desk, 3, ttl_ms=10)
     desk.later(20)
     desk.engine.expire(desk.engine.topic("a"), desk.now)
-    assert picked(desk, 1) == ([], 3, 2, 0, 0, 0)
+    assert picked(desk, 1) == ([], 3, 0, 0, 0, 0)
+
+
+def test_a_loss_below_records_that_were_too_old_is_told(desk: Desk) -> None:
+    fill(desk, 3, cap_records=2, ttl_ms=10)
+    desk.later(20)
+    desk.engine.expire(desk.engine.topic("a"), desk.now)
+    assert picked(desk, 0) == ([], 1, 1, 0, 0, 0)
+    assert picked(desk, 1) == ([], 3, 0, 0, 0, 0)
 
 
 def test_lost_ranges_end_a_batch_and_come_next(desk: Desk) -> None:

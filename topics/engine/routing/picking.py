@@ -8,7 +8,7 @@
     other records                                pick what fits the bounds
 
 A loss is met as by a reader (`reading`): first the floors, then the ranges above live records, then
-bytes that cannot be read. Whole entries are picked without a look at their records: then it is up
+bytes that cannot be read. But what was too old is passed over, as what was deleted is. Whole entries are picked without a look at their records: then it is up
 to who reads them to find that they cannot be read, and to pick again with ``reads_all``.
 """
 
@@ -83,9 +83,11 @@ def pick(
     """
     if cursor >= topic.head_seq:
         return Picked([], cursor, 0, 0, 0, 0)
-    if cursor + 1 < topic.evict_floor:
+    floors = topic.floors
+    lost_below = max(floors.cap, floors.loss, floors.damage, floors.trim)
+    if cursor + 1 < lost_below:
         hop, last = hops.at(cursor + 1)
-        last = min(last, topic.start_seq - 1)
+        last = min(last, lost_below - 1)
         return Picked([], last, last - cursor if hop < HOPS_MAX else 0, hop, 0, 0)
     room = _Room(max_records, max_bytes, max_runs, scan_records)
     return _Picker(topic, store, cursor, match, room, reads_all).pick(hops)
