@@ -8,8 +8,10 @@
     other records                                pick what fits the bounds
 
 A loss is met as by a reader (`reading`): first the floors, then the ranges above live records, then
-bytes that cannot be read. But what was too old is passed over, as what was deleted is. Whole entries are picked without a look at their records: then it is up
-to who reads them to find that they cannot be read, and to pick again with ``reads_all``.
+bytes that cannot be read. But records that were too old are passed over, as deleted ones are.
+
+Whole entries are picked without a look at their records: then it is up to who reads them to find
+that they cannot be read, and to pick again with ``reads_all``.
 """
 
 from __future__ import annotations
