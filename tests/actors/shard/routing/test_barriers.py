@@ -92,6 +92,46 @@ async def test_a_read_waits_over_a_chain(routed: RoutedShards) -> None:
         assert await routed.diff("d") == [*range(number + 1)]
 
 
+async def test_a_router_that_has_not_begun_is_waited_for(
+    routed: RoutedShards, nursery: trio.Nursery
+) -> None:
+    await routed.route("b>f")
+    await routed.settle()
+    workers = routed.loops[2].services.workers
+    workers._is_scheduled = True  # as if its turn were still to come
+    await routed.append("b", 1)
+    found: list[list[object]] = []
+
+    async def read() -> None:
+        found.append(await routed.diff("f"))
+
+    nursery.start_soon(read)
+    await trio.sleep(0.05)
+    workers._work()
+    routed.loops[2].end_turn()
+    await routed.until(lambda: found)
+    assert found == [[1]]
+
+
+async def test_a_level_router_behind_one_that_is_not_is_waited_for(
+    routed: RoutedShards, nursery: trio.Nursery
+) -> None:
+    await routed.route("a>b", "b>f")
+    await routed.settle()
+    routed.hold_forwards(0, 2)
+    await routed.append("a", 1)
+    found: list[list[object]] = []
+
+    async def read() -> None:
+        found.append(await routed.diff("f"))
+
+    nursery.start_soon(read)
+    await trio.sleep(0.05)
+    routed.go_on()
+    await routed.until(lambda: found)
+    assert found == [[1]]
+
+
 async def test_a_read_waits_over_a_cycle_but_not_for_itself(routed: RoutedShards) -> None:
     await routed.route("a>b")
     await routed.route("b>a", allow_cycle=True)

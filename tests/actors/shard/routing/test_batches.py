@@ -103,6 +103,17 @@ async def test_rows_of_copies_name_what_the_copies_name(routed: RoutedShards) ->
     assert (found.seqs, found.last_lsn) == ([2, 3], lsns(routed, "b")[-1])
 
 
+async def test_stamps_of_several_frames_are_told_apart(routed: RoutedShards) -> None:
+    for name in ("one", "other"):
+        await routed.put(name, "a", "b", guarantee="exactly_once")
+    await routed.append("a", 1)
+    await routed.settle()
+    found = batch_from(routed, "b")
+    assert isinstance(found, Batch)
+    assert [row.stamp for row in found.rows] == [1, 2]
+    assert sorted(stamp.router for stamp in found.stamps) == ["one", "other"]
+
+
 async def test_sealed_records_are_missing_in_the_log(routed: RoutedShards) -> None:
     await routed.append("a", 1, 2)
     await routed.append("a", 3)

@@ -64,6 +64,25 @@ async def test_nothing_is_sent_in_the_turn_of_a_commit(routed: RoutedShards) -> 
     assert asked_in[0] > committed_in[0]
 
 
+async def test_what_a_turn_has_no_time_for_is_sent_in_the_next(
+    routed: RoutedShards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await routed.route("a>b", "a>c", "d>f", "d>g")
+    await routed.settle()
+    monkeypatch.setattr(workers_module, "WORK_S", 0)
+    context = routed.loops[0].context
+    workers = routed.loops[0].services.workers
+    await routed.write("a", datas(1))
+    await routed.write("d", datas(2))
+    await routed.settle()
+    for name in "ad":
+        context.begin_turn()
+        workers._wake(workers._sources[routed.topic(name).id])
+    context.end_turn()
+    await routed.until(lambda: not workers._due)
+    assert [routed.datas(name) for name in "bcfg"] == [[1], [1], [2], [2]]
+
+
 async def test_what_comes_while_a_forward_is_under_way_goes_with_the_next(
     routed: RoutedShards,
 ) -> None:
