@@ -59,7 +59,12 @@ class Bench:
     async def sync(
         self, *rows: RouterRow, removed: tuple[int, ...] = (), is_all: bool = False
     ) -> tuple[list[int], dict[int, int]]:
-        """Orphans and totals."""
+        """Orphans and totals. The shards of dests elsewhere are told of new routers, too."""
+        for row in rows:
+            shard = self.shards.shard_of(row.dest)
+            if shard != 1:
+                told = RouterSyncParams((row,), (), False)
+                await self.shards.call(ROUTER_SYNC, told, shard=shard)
         params = RouterSyncParams(rows, removed, is_all)
         found = await self.shards.call(ROUTER_SYNC, params, shard=1)
         assert isinstance(found, RouterSyncResult), found
