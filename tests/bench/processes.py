@@ -115,9 +115,11 @@ class Usage:
 
     def __str__(self) -> str:
         took, now = time.perf_counter() - self._began, self._now()
-        used = {role.split()[0]: now[role] - self._before[role] for role in now} | {
-            "client": time.process_time() - self._own
-        }
+        used: dict[str, float] = {}
+        for role, total_s in now.items():  # several shards together
+            who = role.split()[0]
+            used[who] = used.get(who, 0.0) + total_s - self._before[role]
+        used["client"] = time.process_time() - self._own
         used["others"] = max(machine_s() - self._all - sum(used.values()), 0)
         return ", ".join(f"{who} {share / took:.0%}" for who, share in used.items())
 

@@ -193,8 +193,8 @@ def test_a_router_made_again_counts_afresh(api: Api, ends: Ends) -> None:
 def test_dests_that_change_under_load_get_no_record_twice_and_leave_no_hole(
     api: Api, ends: Ends
 ) -> None:
-    """A record that is acknowledged after the change goes to the new dest, and to no other. One that
-    comes during the change may go to both.
+    """What is acknowledged after the change goes to the new dest, and to no other. What comes
+    during the change may go to both.
     """
     source, dest = ends
     others = names_for(f"{source}.other", [0, 1, 0, 1])

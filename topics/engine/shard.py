@@ -203,10 +203,18 @@ class ShardEngine:
         return forward.forward(self.table, topic, router, reached, encoded, rows, stamps, hop, now)
 
     def advance(
-        self, topic: Topic, router: int, reached: Derivation, trimmed: int, now: Now
+        self,
+        topic: Topic,
+        router: int,
+        reached: Derivation,
+        trimmed: int,
+        now: Now,
+        hop: int = 0,
     ) -> Advance:
-        """Move a router on without copies. ``trimmed``: how many seqs the source has lost."""
-        return forward.advance(topic, router, reached, trimmed, now)
+        """Move a router on without copies. ``trimmed``: how many seqs the source has lost;
+        ``hop``: of the seqs that are burnt for them.
+        """
+        return forward.advance(topic, router, reached, trimmed, now, hop)
 
     def log_payload(
         self, topic: Topic, first_seq: int, ts: int, encoded: EncodedRecords

@@ -8,11 +8,12 @@ import pytest
 
 from tests.engine.shard_support import Desk, records_of, seqs_of, told, view_of
 from tests.support.limits import LIMITS
-from topics.engine.changes import forward
+from topics.engine.changes import append, forward
 from topics.engine.changes.forward import Advance, Forward, copy_ts, fitting
 from topics.engine.replay import Misfit, Replay
 from topics.engine.routing.derivations import Derivation, derivation_of
 from topics.engine.snapshot import restore_topic, snapshot_topic
+from topics.engine.store import Unreadable
 from topics.engine.topic import Topic
 from topics.engine.topic_table import TopicTable
 from topics.formats.api.append_body import decode_append
@@ -165,6 +166,22 @@ def test_copies_obey_the_caps_of_their_dest(dest: Desk) -> None:
     send(dest, 1, 2, 3, cursor=3)
     dest.commit()
     assert seqs_of(dest.read("a", from_seq=1)) == [2, 3]
+
+
+def test_damage_that_caps_meet_keeps_the_cursor_with_the_copies(
+    dest: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def apply_caps(*_: object) -> None:
+        raise Unreadable
+
+    dest.put("a", cap_records=2)
+    dest.commit()
+    send(dest, 1, 2, 3, cursor=3)
+    monkeypatch.setattr(append, "apply_caps", apply_caps)
+    with pytest.raises(Unreadable):
+        dest.commit()
+    assert dest.engine.topic("a").head_seq == 3
+    assert stand(dest) == (3, 3)
 
 
 def test_an_ephemeral_dest_keeps_copies_in_memory_and_logs_the_cursor(dest: Desk) -> None:

@@ -63,9 +63,10 @@ class Forward(Append):
         self, table: TopicTable, locator: Locator, now: Now, generation: int
     ) -> None:
         """As `Append.commit_records`."""
-        super().commit_records(table, locator, now, generation)
         self.locator = locator
+        # First: the caps of the topic may meet damage, and the copies are there nevertheless.
         note_derivation(self.topic, self.router, self.reached)
+        super().commit_records(table, locator, now, generation)
 
 
 class Advance(Change):
@@ -73,12 +74,13 @@ class Advance(Change):
     source has lost.
     """
 
-    __slots__ = ("burnt", "reached", "router", "trimmed")
+    __slots__ = ("burnt", "hop", "reached", "router", "trimmed")
 
     def __init__(
-        self, topic: Topic, burnt: SeqRange | None, router: int, reached: Derivation
+        self, topic: Topic, burnt: SeqRange | None, router: int, reached: Derivation, hop: int
     ) -> None:
         super().__init__(topic, [], False)
+        self.hop = hop
         self.burnt, self.router, self.reached = burnt, router, reached
         self.trimmed = 0 if burnt is None else burnt.last + 1 - burnt.first
 
@@ -182,15 +184,17 @@ def fitting(topic: Topic, encoded: EncodedRecords) -> int:
     return count
 
 
-def advance(topic: Topic, router: int, reached: Derivation, trimmed: int, now: Now) -> Advance:
+def advance(
+    topic: Topic, router: int, reached: Derivation, trimmed: int, now: Now, hop: int = 0
+) -> Advance:
     """As `ShardEngine.advance`."""
     burnt = SeqRange(topic.next_seq, topic.next_seq + trimmed - 1) if trimmed else None
-    change = Advance(topic, burnt, router, reached)
+    change = Advance(topic, burnt, router, reached, hop)
     body = CopiesBody(
         router=router,
         cursor=reached.cursor,
         total=reached.total,
-        hop=0,
+        hop=hop,
         size=0,
         trimmed=trimmed,
         stamps=(),

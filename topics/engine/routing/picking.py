@@ -3,7 +3,7 @@
     what comes next                              the step
     a loss or damage                             a trim; a batch of records ends before it
     records at another hop than those picked     the batch ends before them
-    records at the highest hop                   pass over them
+    records or a loss at the highest hop         pass over them
     records deleted, or unwanted by the filter   pass over them
     other records                                pick what fits the bounds
 
@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from topics.engine.locators import FIRST_EXTENT, FIRST_MEMORY, Locator
-from topics.engine.losses import next_loss
+from topics.engine.losses import Loss, next_loss
 from topics.engine.routing.hops import HOPS_MAX, Hops
 from topics.engine.store import Store, Unreadable
 from topics.engine.tags import json_prefix
@@ -49,7 +49,7 @@ class Picked(NamedTuple):
     """What is to be done next, up to ``to_seq``: ``runs`` of records in the order of their seqs, or
     a trim, or neither: then nothing up to ``to_seq`` is to be forwarded.
 
-    ``trimmed``: how many seqs are lost. ``hop``: of the picked records, not of their copies.
+    ``trimmed``: how many seqs are lost. ``hop``: of what was picked or lost, not of its copies.
     ``count``, ``size``: of the picked records; bytes as rendered, commas included.
     """
 
@@ -84,7 +84,9 @@ def pick(
     if cursor >= topic.head_seq:
         return Picked([], cursor, 0, 0, 0, 0)
     if cursor + 1 < topic.evict_floor:
-        return Picked([], topic.start_seq - 1, topic.start_seq - 1 - cursor, 0, 0, 0)
+        hop, last = hops.at(cursor + 1)
+        last = min(last, topic.start_seq - 1)
+        return Picked([], last, last - cursor if hop < HOPS_MAX else 0, hop, 0, 0)
     room = _Room(max_records, max_bytes, max_runs, scan_records)
     return _Picker(topic, store, cursor, match, room, reads_all).pick(hops)
 
@@ -142,9 +144,17 @@ class _Picker:
             elif (self._runs and hop != self._hop) or not self._pick_to(stop, hop):
                 break
         if loss is not None and self._seq >= loss.first and not (self._runs or self._trimmed):
-            self._trimmed, self._seq = loss.last + 1 - self._seq, loss.last + 1
-        hop = self._hop if self._runs else 0
+            self._pass_loss(loss, hops)
+        hop = self._hop if self._runs or self._trimmed else 0
         return Picked(self._runs, self._seq - 1, self._trimmed, hop, self._count, self._size)
+
+    def _pass_loss(self, loss: Loss, hops: Hops) -> None:
+        """What is lost at one hop is trimmed, as its records would have been forwarded."""
+        self._hop, last = hops.at(self._seq)
+        last = min(last, loss.last)
+        if self._hop < HOPS_MAX:
+            self._trimmed = last + 1 - self._seq
+        self._seq = last + 1
 
     def _pick_to(self, stop_seq: int, hop: int) -> bool:
         """Pick what is below ``stop_seq``, which is all at one hop; False when a bound or damage

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -14,6 +15,7 @@ import trio
 from tests.support.shards import Shards
 from topics.actors.shard.routing import pushes
 from topics.engine.topic import Topic
+from topics.formats.api.topic_config import TopicConfigPatch
 from topics.formats.disk.copies import decode_copies
 from topics.formats.wire.calls import FORWARD, ROUTER_SYNC
 from topics.storage.linked_logs import LinkedLogs, Payload
@@ -136,3 +138,34 @@ async def test_a_source_that_has_not_heard_of_the_end_of_a_router_doubles_nothin
     await shards.append("c", 5)
     await trio.sleep(0.1)
     assert topic(shards, "b").head_seq == 3
+
+
+async def test_a_request_is_not_deferred_for_shards_that_are_silent(shards: Shards) -> None:
+    await shards.put("r", "c", "b")
+    barriers = shards.loops[2].services.barriers
+    request: Any = None
+    handled: list[Any] = []
+    barriers._silent_until[1] = trio.current_time() + 60
+    assert not barriers.defer_if_behind(["b"], handled.append, request)
+    assert handled == [], "the caller goes on by itself"
+
+
+async def test_what_is_lost_in_a_circle_is_not_told_round_and_round(shards: Shards) -> None:
+    await shards.put("r", "c", "b")
+    await shards.put("s", "b", "c", allow_cycle=True)
+    await shards.append("c", 1)
+    await until(partial(has, shards, "c", 2))
+    shards.disconnect(1, 2)
+    source = shards.loops[1].context
+    for number in range(5):
+        await shards.append("c", number)
+    source.begin_turn()
+    change = source.engine.put("c", TopicConfigPatch(cap_records=2), source.now)
+    await source.commits.submit_and_wait(change)
+    shards.connect(1, 2)
+    heads = [0, 0]
+    while (now := [topic(shards, name).head_seq for name in "bc"]) != heads:
+        heads = now
+        await trio.sleep(0.2)
+        assert max(heads) < 100
+    assert topic(shards, "b").trimmed

@@ -59,7 +59,9 @@ class Barriers(Service):
         if not self._registry.is_told and self._await_owner(topics, handler, request):
             return True
         behind = {
-            topic for topic in topics if self._registry.feeders(topic) and not self._is_level(topic)
+            topic
+            for topic in topics
+            if self._by_shard(topic, frozenset()) and not self._is_level(topic)
         }
         if not behind:
             return False
@@ -90,7 +92,7 @@ class Barriers(Service):
         wait = _Wait({ROUTER_OWNER}, self._silent_until, go_on)
         until = trio.current_time() + BARRIER_S
         wait.deadline = self._context.deadlines.call_at(until, wait.give_up)
-        self._registry.when_told(partial(wait.done, ROUTER_OWNER))
+        self._registry.when_told(partial(wait.heard, ROUTER_OWNER))
         return True
 
     def _is_level(self, topic: str) -> bool:
@@ -107,11 +109,7 @@ class Barriers(Service):
 
     def _wait(self, topic: str, passed: frozenset[int], then: Callable[[], object]) -> None:
         """Call ``then`` when the feeders of ``topic``, but for ``passed``, have caught up."""
-        by_shard: dict[int, list[int]] = {}
-        for router, row in self._registry.feeders(topic).items():
-            shard = self._context.peers.shard_of(row.source)
-            if router not in passed and not self._is_silent(shard):
-                by_shard.setdefault(shard, []).append(router)
+        by_shard = self._by_shard(topic, passed)
         if not by_shard:
             then()
             return
@@ -121,6 +119,15 @@ class Barriers(Service):
         for shard, routers in by_shard.items():
             params = CatchUpParams(routers, [*passed])
             self._context.peers.ask(shard, CATCH_UP, params, b"", partial(wait.answered, shard))
+
+    def _by_shard(self, topic: str, passed: frozenset[int]) -> dict[int, list[int]]:
+        """The feeders of ``topic`` that can be asked, but for ``passed``, by their shards."""
+        found: dict[int, list[int]] = {}
+        for router, row in self._registry.feeders(topic).items():
+            shard = self._context.peers.shard_of(row.source)
+            if router not in passed and not self._is_silent(shard):
+                found.setdefault(shard, []).append(router)
+        return found
 
     def _is_silent(self, shard: int) -> bool:
         return trio.current_time() < self._silent_until.get(shard, 0.0)
@@ -168,10 +175,16 @@ class _Wait:
         """This shard is done, or away."""
         if isinstance(answer, PeerReply):
             answer.release()
-            self._silent_until.pop(shard, None)
-        self.done(shard)
+            self.heard(shard)
+        else:
+            self._done(shard)
 
-    def done(self, shard: int) -> None:
+    def heard(self, shard: int) -> None:
+        """This shard is done; it may be late."""
+        self._silent_until.pop(shard, None)
+        self._done(shard)
+
+    def _done(self, shard: int) -> None:
         """Nothing more is expected of this shard."""
         if shard in self._shards:
             self._shards.discard(shard)

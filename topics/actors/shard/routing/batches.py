@@ -6,7 +6,7 @@
     in memory    a PAYLOAD frame, or the message itself when the dest keeps no log either
 
 A shard's log may be ahead of the disk. Another shard's must not name what a power loss takes, so
-it waits for a sync (`Unsynced`).
+it waits for a sync.
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ class Forwards(Service):
         if params.trimmed or not copies.rows:
             reached = Derivation(params.to_seq, at.total)
             change = self._engine.advance(
-                topic, target.router, reached, params.trimmed, self._context.now
+                topic, target.router, reached, params.trimmed, self._context.now, params.hop
             )
             self._submit(change, settle, ForwardStatus.DONE, at)
         else:

@@ -183,6 +183,8 @@ class Workers(Service):
         if isinstance(change, Append | Advance):
             if isinstance(change, Forward):
                 source.hops.note(change.first_seq, change.last_seq, change.hop)
+            elif isinstance(change, Advance) and change.burnt is not None:
+                source.hops.note(*change.burnt, change.hop)
             self._wake(source)
         elif isinstance(change, DeleteTopic):
             for router in tuple(source.workers):
@@ -298,7 +300,7 @@ class Workers(Service):
         """Nothing is to be copied up to ``to_seq``."""
         first = workers[0]
         if picked.trimmed:
-            self._ask(source, workers, _probe(picked.to_seq), trimmed=picked.trimmed)
+            self._ask(source, workers, _probe(picked.to_seq, picked.hop), trimmed=picked.trimmed)
             return
         is_at_end = picked.to_seq == first.seen
         for worker in workers:
@@ -525,9 +527,9 @@ class Workers(Service):
                 self._schedule(known[0])
 
 
-def _probe(to_seq: int) -> Batch:
-    """Without copies: where the dest stands, or that the cursor moves on."""
-    return Batch(to_seq, 0, (), (), ())
+def _probe(to_seq: int, hop: int = 0) -> Batch:
+    """Without copies: where the dest stands, or that the cursor moves on. ``hop``: of a loss."""
+    return Batch(to_seq, hop, (), (), ())
 
 
 def _tell_total(worker: Worker, then: Callable[[int], object]) -> None:

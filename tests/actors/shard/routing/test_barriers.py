@@ -1,0 +1,210 @@
+"""Barriers: readers of a dest see what was appended to its sources before they asked."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from tests.support.routing import RoutedShards
+from topics.actors.shard.routing import barriers as barriers_module
+from topics.actors.shard.routing.worker import WorkerState
+from topics.formats.wire.calls import CATCH_UP, FORWARD, NO_RESULT, ROUTER_SYNC, CatchUpParams
+
+SILENT = pytest.mark.usefixtures("impatient")
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (barriers_module.BARRIER_S, barriers_module.SILENT_S) == (1.0, 5.0)
+    monkeypatch.setattr(barriers_module, "BARRIER_S", 0.2)
+    monkeypatch.setattr(barriers_module, "SILENT_S", 1.0)
+
+
+async def diff_takes(shards: RoutedShards, topic: str, expected: list[object]) -> float:
+    began = trio.current_time()
+    assert await shards.diff(topic) == expected
+    return trio.current_time() - began
+
+
+def catch_ups(shards: RoutedShards) -> int:
+    return sum(asked.subject == CATCH_UP.subject for asked in shards.asked)
+
+
+@pytest.mark.parametrize("ends", ["a>b", "b>f", "c>b", "b>c"])
+async def test_a_reader_sees_what_was_appended_before(routed: RoutedShards, ends: str) -> None:
+    source, dest = ends.split(">")
+    await routed.route(ends)
+    for number in range(5):
+        await routed.append(source, number)
+        assert await routed.diff(dest) == [*range(number + 1)]
+
+
+async def test_a_read_waits_for_a_forward_that_is_held_up(
+    routed: RoutedShards, nursery: trio.Nursery
+) -> None:
+    await routed.route("a>b")
+    await routed.settle()
+    routed.hold_forwards(0, 2)
+    await routed.append("a", 1)
+    found: list[list[object]] = []
+
+    async def read() -> None:
+        found.append(await routed.diff("b"))
+
+    nursery.start_soon(read)
+    await trio.sleep(0.1)
+    assert found == []
+    routed.go_on()
+    await routed.until(lambda: found)
+    assert found == [[1]]
+
+
+async def test_a_read_waits_only_for_what_was_there_when_it_came(
+    routed: RoutedShards, nursery: trio.Nursery
+) -> None:
+    """A source that is written without a pause does not keep readers."""
+    await routed.route("a>b")
+    await routed.settle()
+    routed.hold_forwards(0, 2)
+    await routed.append("a", 1)
+    await routed.until(lambda: routed.worker("a>b")[1].state is WorkerState.FLYING)
+    found: list[list[object]] = []
+
+    async def read() -> None:
+        found.append(await routed.diff("b"))
+
+    nursery.start_soon(read)
+    await routed.until(lambda: catch_ups(routed))
+    await trio.sleep(0.02)
+    await routed.append("a", 2)
+    routed.let_go()  # the first; the next is held
+    with trio.fail_after(0.7):
+        await routed.until(lambda: found)
+    assert found == [[1]]
+    routed.go_on()
+    await routed.settle()
+
+
+async def test_a_read_waits_over_a_chain(routed: RoutedShards) -> None:
+    await routed.route("a>b", "b>c", "c>d")
+    for number in range(3):
+        await routed.append("a", number)
+        assert await routed.diff("d") == [*range(number + 1)]
+
+
+async def test_a_read_waits_over_a_cycle_but_not_for_itself(routed: RoutedShards) -> None:
+    await routed.route("a>b")
+    await routed.route("b>a", allow_cycle=True)
+    await routed.append("a", 1)
+    with trio.fail_after(0.8):
+        assert 1 in await routed.diff("b")
+        assert len(await routed.diff("a")) > 1
+    await routed.route("d>d2", "d2>d", allow_cycle=True)
+    await routed.append("d", 1)
+    with trio.fail_after(0.8):
+        assert 1 in await routed.diff("d2")
+
+
+async def test_a_dest_whose_routers_are_level_is_read_at_once(routed: RoutedShards) -> None:
+    await routed.route("b>f", "a>k")
+    await routed.append("b", 1)
+    await routed.settle()
+    before = catch_ups(routed)
+    assert await routed.diff("f") == [1]
+    assert await routed.diff("b") == [1], "nothing feeds it"
+    assert catch_ups(routed) == before
+    await routed.diff("k")
+    assert catch_ups(routed) == before + 1, "only the other shard knows"
+
+
+async def test_a_full_dest_does_not_keep_its_readers(routed: RoutedShards) -> None:
+    await routed.make("b", cap_records=1, discard="reject")
+    await routed.route("a>b")
+    await routed.append("a", 1, 2)
+    await routed.until(lambda: routed.worker("a>b")[1].state is WorkerState.RETRYING)
+    assert await diff_takes(routed, "b", [1]) < 0.8
+
+
+async def test_a_shard_that_is_away_does_not_keep_readers(routed: RoutedShards) -> None:
+    await routed.route("a>b", "b>f")
+    await routed.append("a", 1)
+    await routed.settle()
+    await routed.kill(0)
+    assert await diff_takes(routed, "b", [1]) < 0.8
+    await routed.append("b", 2)
+    assert await diff_takes(routed, "f", [1, 2]) < 0.8
+
+
+@SILENT
+async def test_a_silent_shard_is_waited_for_once(routed: RoutedShards) -> None:
+    await routed.route("a>b")
+    await routed.append("a", 1)
+    await routed.settle()
+    routed.on_message = lambda *found: found != (2, 0, CATCH_UP.subject)
+    assert 0.2 <= await diff_takes(routed, "b", [1]) < 0.9
+    asked = catch_ups(routed)
+    assert await diff_takes(routed, "b", [1]) < 0.19
+    assert catch_ups(routed) == asked, "it is not even asked"
+    await trio.sleep(1)
+    assert await diff_takes(routed, "b", [1]) >= 0.2
+    routed.go_on()  # late answers: it is not silent any more
+    await trio.sleep(0.05)
+    await routed.append("a", 2)
+    assert await routed.diff("b") == [1, 2]
+
+
+@SILENT
+async def test_a_shard_that_waits_for_a_silent_one_is_not_silent(routed: RoutedShards) -> None:
+    await routed.route("a>b", "b>c")
+    await routed.append("a", 1)
+    await routed.settle()
+    routed.on_message = lambda *found: found != (2, 0, CATCH_UP.subject)
+    assert await diff_takes(routed, "c", [1]) >= 0.2
+    await trio.sleep(0.1)  # by then it has answered
+    await routed.append("b", 2)
+    assert await routed.diff("c") == [1, 2]
+
+
+async def test_after_a_start_reads_of_a_dest_wait_until_the_owner_has_told(
+    routed: RoutedShards, nursery: trio.Nursery
+) -> None:
+    await routed.route("a>b")
+    await routed.append("a", 1)
+    await routed.settle()
+    await routed.kill(2)
+    await routed.append("a", 2)
+    routed.on_message = lambda *found: found[2] not in (ROUTER_SYNC.subject, FORWARD.subject)
+    routed.start(2)
+    found: list[list[object]] = []
+
+    async def read() -> None:
+        found.append(await routed.diff("b"))
+
+    nursery.start_soon(read)
+    await trio.sleep(0.1)
+    assert found == []
+    routed.go_on()
+    await routed.until(lambda: found)
+    assert found == [[1, 2]]
+
+
+@SILENT
+async def test_an_owner_that_tells_late_is_not_silent(routed: RoutedShards) -> None:
+    await routed.route("a>b")
+    await routed.append("a", 1)
+    await routed.settle()
+    await routed.kill(2)
+    routed.on_message = lambda *found: found[2] not in (ROUTER_SYNC.subject, FORWARD.subject)
+    routed.start(2)
+    assert await diff_takes(routed, "b", [1]) >= 0.2
+    assert await diff_takes(routed, "b", [1]) < 0.19, "it was waited for"
+    routed.go_on()
+    await routed.until(lambda: routed.loops[2].services.registry.is_told)
+    await routed.append("a", 2)
+    assert await routed.diff("b") == [1, 2]
+
+
+async def test_catching_up_of_routers_that_are_not_there(routed: RoutedShards) -> None:
+    with trio.fail_after(0.8):
+        found = await routed.call(CATCH_UP, CatchUpParams([5, 6], []), shard=0)
+    assert found == NO_RESULT

@@ -1,0 +1,280 @@
+"""Registry: the routers of a shard, as the owner of the graph tells it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+
+from tests.support.routing import RoutedShards
+from topics.actors.shard.routing import registry as registry_module
+from topics.actors.shard.routing.registry import Registry
+from topics.actors.shard.routing.worker import Worker, WorkerState
+from topics.engine.routing.derivations import Derivation, note_derivation
+from topics.formats.wire import calls
+from topics.formats.wire.calls import (
+    FORWARD,
+    ROUTER_STATS,
+    ROUTER_SYNC,
+    RouterRow,
+    RouterStats,
+    RouterStatsParams,
+    RouterSyncParams,
+    RouterSyncResult,
+)
+
+
+class Bench:
+    """The second shard: "c", "g" and "l" live there. The owner's own messages come before."""
+
+    def __init__(self, shards: RoutedShards) -> None:
+        self.shards = shards
+        services = shards.loops[1].services
+        self.registry: Registry = services.registry
+        self.workers = services.workers
+
+    def row(self, router: int, source: str, dest: str, **fields: Any) -> RouterRow:
+        ids = [
+            topics[name].id if name in topics else 99
+            for name in (source, dest)
+            for topics in [self.shards.loops[self.shards.shard_of(name)].context.engine.topics]
+        ]
+        row = RouterRow(
+            id=router,
+            name=f"{source}>{dest}",
+            source=source,
+            source_id=ids[0],
+            epoch=1,
+            dest=dest,
+            dest_id=ids[1],
+            start_seq=0,
+            preserve_node=True,
+            preserve_tag=True,
+            filter=None,
+            exactly_once=False,
+        )
+        return row._replace(**fields)
+
+    async def sync(
+        self, *rows: RouterRow, removed: tuple[int, ...] = (), is_all: bool = False
+    ) -> tuple[list[int], dict[int, int]]:
+        """Orphans and totals."""
+        params = RouterSyncParams(rows, removed, is_all)
+        found = await self.shards.call(ROUTER_SYNC, params, shard=1)
+        assert isinstance(found, RouterSyncResult), found
+        return sorted(found.orphans), {each[0]: each[1] for each in found.totals}
+
+    async def stats(self, *routers: int) -> list[tuple[int, ...]]:
+        found = await self.shards.call(ROUTER_STATS, RouterStatsParams(routers), shard=1)
+        assert isinstance(found, RouterStats), found
+        return [tuple(each) for each in found.stats]
+
+    def is_flying(self, router: int) -> bool:
+        return self.worker(router).state is WorkerState.FLYING
+
+    def is_known(self, router: int) -> bool:
+        return self.worker(router).is_known
+
+    def worker(self, router: int) -> Worker:
+        found = self.workers.worker(router)
+        assert found is not None
+        return found[1]
+
+
+@pytest.fixture
+async def bench(routed: RoutedShards) -> Bench:
+    found = Bench(routed)
+    for name in "acgl":
+        await routed.make(name)
+    await routed.until(lambda: found.registry.is_told)
+    return found
+
+
+async def test_routers_are_known_by_their_ends_here(bench: Bench) -> None:
+    assert await bench.sync(bench.row(1, "c", "g"), bench.row(2, "a", "g")) == ([], {})
+    assert sorted(bench.registry.feeders("g")) == [1, 2]
+    assert bench.registry.feeders("c") == {}
+    assert [*bench.workers.known()] == [1], "the other one has its source elsewhere"
+    assert [bench.registry.has_routers(name) for name in "cgl"] == [True, True, False]
+    assert bench.shards.loops[1].context.routers_of("c")
+
+
+async def test_a_changed_row_counts_from_then_on(bench: Bench) -> None:
+    await bench.sync(bench.row(1, "c", "g"))
+    await bench.sync(bench.row(1, "c", "g", filter=("Eq", "x")))
+    assert bench.registry.feeders("g")[1].filter == ["Eq", "x"]
+    await bench.shards.write("c", [{"data": 1, "tag": "y"}, {"data": 2, "tag": "x"}])
+    await bench.shards.until(lambda: bench.shards.datas("g"))
+    assert bench.shards.datas("g") == [2]
+
+
+async def test_removed_routers_stop_and_their_totals_are_told(bench: Bench) -> None:
+    await bench.sync(bench.row(1, "c", "g"), bench.row(2, "c", "l"), bench.row(3, "a", "g"))
+    await bench.shards.write("c", [{"data": 1}, {"data": 2}])
+    await bench.shards.until(lambda: bench.shards.datas("g") == bench.shards.datas("l") == [1, 2])
+    assert await bench.sync(removed=(1, 3, 50)) == ([], {1: 2})
+    assert await bench.sync(removed=(1,)) == ([], {})
+    assert (bench.registry.feeders("g"), sorted(bench.registry.feeders("l"))) == ({}, [2])
+    await bench.shards.write("c", [{"data": 3}])
+    await bench.shards.until(lambda: bench.shards.datas("l") == [1, 2, 3])
+    assert bench.shards.datas("g") == [1, 2]
+
+
+async def test_a_total_is_told_when_nothing_is_under_way(
+    bench: Bench, nursery: trio.Nursery
+) -> None:
+    shards = bench.shards
+    await bench.sync(bench.row(1, "c", "a"), bench.row(2, "c", "g"))
+    await shards.write("c", [{"data": 1}])
+    await shards.until(lambda: shards.datas("a") == shards.datas("g") == [1])
+    shards.hold_forwards(1, 0)
+    await shards.write("c", [{"data": 2}])
+    await shards.until(lambda: bench.is_flying(1) and shards.datas("g") == [1, 2])
+    results: list[Any] = []
+
+    async def remove() -> None:
+        results.append(await bench.sync(removed=(1, 2)))
+
+    nursery.start_soon(remove)
+    await trio.sleep(0.05)
+    assert (results, [*bench.workers.known()]) == ([], [])
+    shards.go_on()
+    await shards.until(lambda: results)
+    assert results == [([], {1: 2, 2: 2})]
+
+
+async def test_a_list_of_all_drops_the_others_and_what_is_known_of_them(bench: Bench) -> None:
+    await bench.sync(bench.row(1, "c", "g"), bench.row(2, "c", "l"))
+    await bench.shards.write("c", [{"data": 1}])
+    await bench.shards.until(lambda: bench.shards.datas("g") == bench.shards.datas("l") == [1])
+    note_derivation(bench.shards.topic("l"), 9, Derivation(4, 4))
+    assert await bench.sync(bench.row(2, "c", "l"), is_all=True) == ([], {1: 1})
+    assert [*bench.workers.known()] == [2]
+    assert bench.registry.feeders("g") == {}
+    assert bench.shards.topic("g").derivations is None
+    assert bench.shards.topic("l").derivations == {2: (1, 1)}
+
+
+async def test_a_router_that_comes_back_goes_on_where_it_was(bench: Bench) -> None:
+    """A PUT of other ends withdraws it; when that cannot be logged, it has its old ends again."""
+    await bench.sync(bench.row(1, "c", "g"))
+    await bench.shards.write("c", [{"data": 1}])
+    await bench.shards.until(lambda: bench.shards.datas("g") == [1])
+    assert await bench.sync(removed=(1,)) == ([], {1: 1})
+    await bench.sync(bench.row(1, "c", "g"), is_all=True)
+    await bench.shards.write("c", [{"data": 2}])
+    await bench.shards.until(lambda: len(bench.shards.datas("g")) > 1)
+    await trio.sleep(0.02)
+    assert bench.shards.datas("g") == [1, 2]
+
+
+async def test_derivations_of_removed_routers_go_with_the_next_message(bench: Bench) -> None:
+    await bench.sync(bench.row(1, "c", "g"))
+    await bench.shards.write("c", [{"data": 1}])
+    await bench.shards.until(lambda: bench.shards.datas("g") == [1])
+    await bench.sync(removed=(1,))
+    await bench.sync(bench.row(2, "c", "l"))
+    assert bench.shards.topic("g").derivations is None
+
+
+async def test_routers_without_an_end_here_are_orphans(bench: Bench) -> None:
+    rows = [
+        bench.row(1, "c", "g"),
+        bench.row(2, "r", "a"),  # no such source
+        bench.row(3, "a", "z"),  # no such dest
+        bench.row(4, "c", "l", source_id=99),  # another one by that name
+        bench.row(5, "c", "l", dest_id=99),
+        bench.row(6, "c", "nowhere"),  # another shard knows whether it is there
+        bench.row(7, "c", "b"),
+    ]
+    elsewhere = [
+        row.id for row in rows if row.id in (6, 7) and bench.shards.shard_of(row.dest) != 1
+    ]
+    found, _ = await bench.sync(*rows)
+    assert found == sorted({2, 3, 4, 5, 6} - set(elsewhere))
+    assert sorted(bench.workers.known()) == sorted([1, *elsewhere])
+    assert bench.registry.feeders("l") == {}
+
+
+async def test_before_it_was_told_the_owner_is_to_be_asked(routed: RoutedShards) -> None:
+    await routed.make("c")
+    registry = routed.loops[1].services.registry
+    await routed.until(lambda: registry.is_told)
+    assert not registry.has_routers("c")
+    calls_: list[int] = []
+    await routed.kill(1)
+    routed.on_message = lambda *found: found[2] != ROUTER_SYNC.subject
+    routed.start(1)
+    registry = routed.loops[1].services.registry
+    registry.when_told(lambda: calls_.append(1))
+    assert registry.has_routers("c"), "nobody knows"
+    routed.disconnect(0, 1)
+    assert not registry.has_routers("c"), "nobody can be asked"
+    assert calls_ == []
+    routed.on_message = lambda *_: True
+    routed.connect(0, 1)
+    await routed.until(lambda: registry.is_told)
+    assert (calls_, registry.has_routers("c")) == ([1], False)
+
+
+async def test_stats_are_of_routers_with_their_source_here(bench: Bench) -> None:
+    await bench.sync(bench.row(1, "c", "g"), bench.row(2, "a", "g"))
+    await bench.shards.write("c", [{"data": 1}, {"data": 2}])
+    await bench.shards.until(lambda: bench.shards.datas("g") == [1, 2])
+    assert await bench.stats(2, 1, 50) == [(1, 2, 0, 0)]
+    assert await bench.stats() == []
+
+
+async def test_stats_wait_for_what_is_under_way(bench: Bench, nursery: trio.Nursery) -> None:
+    shards = bench.shards
+    await bench.sync(bench.row(1, "c", "a"), bench.row(2, "c", "g"))
+    await shards.until(lambda: bench.is_known(1) and bench.is_known(2))
+    shards.hold_forwards(1, 0)
+    await shards.write("c", [{"data": 1}])
+    await shards.until(lambda: bench.is_flying(1) and shards.datas("g") == [1])
+    results: list[Any] = []
+
+    async def ask() -> None:
+        results.append(await bench.stats(1, 2))
+
+    nursery.start_soon(ask)
+    await trio.sleep(0.05)
+    assert results == []
+    shards.go_on()
+    await shards.until(lambda: results)
+    assert [each[:3] for each in results[0]] == [(1, 1, 0), (2, 1, 0)]
+
+
+async def test_stats_do_not_wait_longer_than_half_a_second(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert registry_module.SETTLE_S == 0.5
+    monkeypatch.setattr(registry_module, "SETTLE_S", 0.1)
+    shards = bench.shards
+    await bench.sync(bench.row(1, "c", "a"))
+    await shards.write("c", [{"data": 1}])
+    await shards.until(lambda: shards.datas("a") == [1])
+    shards.on_message = lambda *found: found != (0, 1, FORWARD.subject)
+    await shards.write("c", [{"data": 2}])
+    await shards.until(lambda: shards.datas("a") == [1, 2])
+    began = trio.current_time()
+    ((router, total, lag_records, _),) = await bench.stats(1)
+    assert (router, total, lag_records) == (1, 1, 1)
+    assert trio.current_time() - began > 0.09
+    shards.go_on()
+    await shards.until(lambda: bench.workers.stats(1) == (1, 2, 0, 0))
+
+
+async def test_what_was_told_outlives_the_owner(routed: RoutedShards) -> None:
+    await routed.route("c>b")
+    await routed.settle()
+    await routed.kill(0)
+    await routed.write("c", [{"data": 1}])
+    await routed.until(lambda: routed.datas("b") == [1])
+    assert routed.loops[1].services.registry.has_routers("c")
+    routed.start(0)
+    await routed.settle()
+    assert calls.ROUTER_OWNER == 0
+    await routed.write("c", [{"data": 2}])
+    await routed.until(lambda: routed.datas("b") == [1, 2])
