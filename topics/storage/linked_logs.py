@@ -145,10 +145,6 @@ class LinkedLogs:
         """All files of its folder."""
         return sorted(self.folder.glob("*"))
 
-    def logs(self) -> list[LinkedFile]:
-        """The links to log files."""
-        return [linked for _, files in self._logs.values() for linked in files]
-
     def add_log(self, path: Path, base: int) -> None:
         """Read a file of the own log without a log that is written."""
         self._register(LinkedFile(path, self.shard, base, 0))

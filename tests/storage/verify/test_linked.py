@@ -73,6 +73,8 @@ def test_a_link_that_nothing_names_is_none(data: Path) -> None:
     spare = links(data)[1].with_name(f"02-{0x100000:016x}.blob")
     spare.write_bytes(b"")
     assert findings(data) == []
+    os.link(links(data)[1], spare.with_suffix(".wal"))
+    assert findings(data) == [], "its file is used again, for what stands elsewhere in the log"
     keep_aside(links(data)[0])
     (found,) = findings(data)
     assert found.reason.startswith("damaged file with payloads, kept aside")
