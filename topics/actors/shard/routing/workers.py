@@ -27,7 +27,9 @@ import trio
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.deadlines import Deadline
 from topics.actors.shard.peers import PeerReply
-from topics.actors.shard.routing.batches import Batch, Missing, batch_of, is_kept_in_memory
+from topics.actors.shard.routing.batches import Batch, batch_of, is_kept_in_memory
+from topics.actors.shard.routing.payloads import BatchKey, Payloads
+from topics.actors.shard.routing.syncs import Syncs
 from topics.actors.shard.routing.worker import (
     RETRY_MAX_S,
     RETRY_MIN_S,
@@ -41,6 +43,7 @@ from topics.engine.changes.append import Append
 from topics.engine.changes.change import Change
 from topics.engine.changes.delete_topic import DeleteTopic
 from topics.engine.changes.forward import Advance, Forward, LogPayload
+from topics.engine.changes.lease_jobs import LeaseChange
 from topics.engine.changes.reservation import Reservation
 from topics.engine.locators import is_in_log, lsn_of
 from topics.engine.routing.hops import Hops
@@ -49,7 +52,6 @@ from topics.engine.routing.picking import Picked, pick
 from topics.engine.store import Unreadable
 from topics.engine.topic import Topic
 from topics.errors import TopicsError
-from topics.formats.api.delete_body import TagMatch
 from topics.formats.disk.copies import decode_copies
 from topics.formats.disk.frames import FrameKind
 from topics.formats.wire.calls import (
@@ -59,7 +61,6 @@ from topics.formats.wire.calls import (
     ForwardStatus,
     RouterRow,
 )
-from topics.storage.wal.progress import Progress
 
 WORK_S: Final = 0.001  # of one turn
 PAUSE_S: Final = 0.001  # before it, while clients write
@@ -70,11 +71,8 @@ BATCH_BYTES: Final = 1 << 20
 BATCH_RUNS: Final = 1024
 SCAN_RECORDS: Final = 16_384
 LOG_SEEN_S: Final = 1.0  # how often a cursor that only passed over records goes into a log
-SYNC_PAUSE_S: Final = 0.005
-PAYLOADS_MAX: Final = 64
 
 log: Final = structlog.get_logger()
-_BatchKey = tuple[int, int, TagMatch | None]  # topic id, seen, what is wanted
 
 
 class Workers(Service):
@@ -90,14 +88,9 @@ class Workers(Service):
         self._has_writes = False  # clients have written since the last turn of forwarding
         self._flying: Counter[int] = Counter()  # forwards under way, by the dest's shard
         # Of this turn, by what their workers need: a log, a payload of their own.
-        self._batches: dict[tuple[_BatchKey, bool, bool], Batch] = {}
-        # Payloads that were logged for a lagging or `ephemeral` source, the newest last.
-        self._payloads: dict[_BatchKey, Batch] = {}
-        self._logging: dict[_BatchKey, list[tuple[Source, list[Worker]]]] = {}  # wait for theirs
-        self._unlogged: dict[Worker, None] = {}
-        # Wait for a sync; how the workers were alike.
-        self._synced: list[tuple[Batch, Source, list[Worker], Likeness]] = []
-        self._is_syncing = False
+        self._batches: dict[tuple[BatchKey, bool, bool], Batch] = {}
+        self._payloads, self._syncs = Payloads(context), Syncs(context)
+        self._unlogged: dict[Worker, None] = {}  # their cursors have passed over records
 
     # Which routers there are
 
@@ -193,10 +186,10 @@ class Workers(Service):
         elif isinstance(change, DeleteTopic):
             for router in tuple(source.workers):
                 self.remove(router, lambda _: None)
-        elif not isinstance(change, LogPayload | Reservation):  # something may have gone
-            for payloads in (self._payloads, self._logging):
-                for key in [key for key in payloads if key[0] == source.topic.id]:
-                    del payloads[key]
+        elif not isinstance(
+            change, LogPayload | Reservation | LeaseChange
+        ):  # records may have gone
+            self._payloads.forget(source.topic.id)
 
     def _wake(self, source: Source) -> None:
         """The source has something new, or a new router."""
@@ -263,7 +256,7 @@ class Workers(Service):
             return
         key = (topic.id, first.seen, first.match)
         kind = (key, first.needs_log, first.needs_payload)
-        batch = self._batches.get(kind) or self._logged(key)
+        batch = self._batches.get(kind) or self._payloads.find(key)
         if batch is None:
             picked = self._pick(source, first)
             if picked is None:
@@ -276,23 +269,30 @@ class Workers(Service):
             if found is None:
                 return
             batch = self._batches[kind] = found
-        if first.shard != self._context.wal.shard and self._is_unsynced(batch):
-            self._wait_synced(source, workers, batch)
+        is_elsewhere = first.shard != self._context.wal.shard
+        if is_elsewhere and batch.last_lsn and self._syncs.is_behind(batch.last_lsn):
+            send = partial(self._send_synced, source, workers, batch, first.likeness)
+            self._syncs.wait(batch.last_lsn, send)
             return
         self._ask(source, workers, batch)
 
-    def _logged(self, key: _BatchKey) -> Batch | None:
-        """What is left of a payload that was logged for these records, if that still stands."""
-        topic_id, seen, match = key
-        for (logged_id, from_seq, wanted), batch in self._payloads.items():
-            if (
-                logged_id == topic_id
-                and wanted == match
-                and from_seq <= seen < batch.to_seq
-                and batch.last_lsn >= self._context.wal.oldest_lsn
-            ):
-                return batch if from_seq == seen else batch.behind(seen)
-        return None
+    def _send_synced(
+        self,
+        source: Source,
+        workers: Sequence[Worker],
+        batch: Batch,
+        likeness: Likeness,
+        is_synced: bool,
+    ) -> None:
+        """Send just what was synced: with what came meanwhile it would wait again, and so on."""
+        if not is_synced:
+            self._retry(source, workers)
+            return
+        left = [each for each in workers if not each.is_removed]
+        alike = [each for each in left if each.likeness == likeness]
+        if alike:
+            self._ask(source, alike, batch)
+        self._go_on(source, [each for each in left if each not in alike])
 
     def _pick(self, source: Source, worker: Worker, *, reads_all: bool = False) -> Picked | None:
         try:
@@ -334,7 +334,7 @@ class Workers(Service):
         source: Source,
         workers: list[Worker],
         picked: Picked,
-        key: _BatchKey,
+        key: BatchKey,
         *,
         is_read: bool = False,
     ) -> Batch | None:
@@ -357,40 +357,12 @@ class Workers(Service):
             return found
         if is_kept_in_memory(picked) and not first.needs_log:
             return found.in_message()
-        self._log_payload(source, workers, found, key)
+
+        def go_on(is_logged: bool) -> None:
+            (self._go_on if is_logged else self._retry)(source, workers)
+
+        self._payloads.log(source.topic, found, key, go_on)
         return None
-
-    def _log_payload(
-        self, source: Source, workers: list[Worker], missing: Missing, key: _BatchKey
-    ) -> None:
-        """Write records into the log, for rows to name; then go on, with all who need them."""
-        context = self._context
-        if key in self._logging:
-            self._logging[key].append((source, workers))
-            return
-        if context.room.refusal(grows=True) is not None:
-            self._retry(source, workers)
-            return
-        change = self._engine.log_payload(
-            source.topic, missing.first_seq, missing.ts, missing.records
-        )
-
-        waiting = self._logging[key] = [(source, workers)]
-
-        def settle(result: Progress | OSError) -> None:
-            # Otherwise something may have gone since the records were picked.
-            is_current = self._logging.get(key) is waiting
-            if is_current:
-                del self._logging[key]
-            if is_current and not isinstance(result, OSError):
-                self._payloads[key] = missing.logged(context.wal.shard, change.lsn)
-                while len(self._payloads) > PAYLOADS_MAX:
-                    del self._payloads[next(iter(self._payloads))]
-            then = self._retry if isinstance(result, OSError) else self._go_on
-            for each, its_workers in waiting:
-                then(each, its_workers)
-
-        context.commits.submit(change, settle)
 
     def _ask(self, source: Source, workers: list[Worker], batch: Batch, trimmed: int = 0) -> None:
         first, row = workers[0], workers[0].row
@@ -484,44 +456,6 @@ class Workers(Service):
             if not worker.is_removed:
                 source.make_ready(worker)
         self._schedule(source)
-
-    # Waiting for the disk
-
-    def _is_unsynced(self, batch: Batch) -> bool:
-        return batch.last_lsn > 0 and batch.last_lsn >= self._context.wal.synced_lsn
-
-    def _wait_synced(self, source: Source, workers: list[Worker], batch: Batch) -> None:
-        self._synced.append((batch, source, workers, workers[0].likeness))
-        if not self._is_syncing:
-            self._is_syncing = True
-            self._context.start(self._sync)
-
-    async def _sync(self) -> None:
-        """Sync the log as long as another shard is to name what it holds."""
-        context = self._context
-        while self._synced:
-            waiting, self._synced = self._synced, []
-            context.wal.flush(sync=True)
-            await context.commits.wait_synced(max(each[0].last_lsn for each in waiting) + 1)
-            context.begin_turn()
-            for batch, source, workers, likeness in waiting:
-                if self._is_unsynced(batch):
-                    self._retry(source, workers)
-                else:
-                    self._send_synced(source, workers, batch, likeness)
-            context.end_turn()
-            await trio.sleep(SYNC_PAUSE_S)  # writes are slow beside a sync
-        self._is_syncing = False
-
-    def _send_synced(
-        self, source: Source, workers: Sequence[Worker], batch: Batch, likeness: Likeness
-    ) -> None:
-        """Send just what was synced: with what came meanwhile it would wait again, and so on."""
-        left = [each for each in workers if not each.is_removed]
-        alike = [each for each in left if each.likeness == likeness]
-        if alike:
-            self._ask(source, alike, batch)
-        self._go_on(source, [each for each in left if each not in alike])
 
     # Cursors that passed over records
 
