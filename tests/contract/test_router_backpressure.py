@@ -17,6 +17,9 @@ Ends = tuple[str, str]
 FULL_S = 0.3  # a router that is held has tried again by then
 
 
+pytestmark = pytest.mark.slow
+
+
 def held(api: Api, dest: str, *expected: Any) -> None:
     """The dest holds this, now and later."""
     arrived(api, dest, *expected)

@@ -459,6 +459,7 @@ async def delete_dest(shards: Shards) -> Any:
     return await shards.delete_topic("b")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("act", [make, configure, point_elsewhere, remove, delete_dest])
 @pytest.mark.parametrize("victim", [0, 1, 2])
 async def test_whoever_is_killed_between_two_steps_all_agree_afterwards(
