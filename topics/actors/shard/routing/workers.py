@@ -71,6 +71,7 @@ BATCH_BYTES: Final = 1 << 20
 BATCH_RUNS: Final = 1024
 SCAN_RECORDS: Final = 16_384
 LOG_SEEN_S: Final = 1.0  # how often a cursor that only passed over records goes into a log
+KEEPS_RECORDS: Final = (LogPayload, Reservation, LeaseChange)  # other changes may remove some
 
 log: Final = structlog.get_logger()
 
@@ -144,12 +145,12 @@ class Workers(Service):
             del self._sources[source.topic.id]
         if worker.retry is not None:
             worker.retry.cancel()
+        worker.tell_settled()
         if not worker.is_known and worker.state is not WorkerState.FLYING:
             self._ask(source, [worker], _probe(worker.cursor))
         if worker.state is WorkerState.FLYING:
             worker.waiters.append((0, partial(_tell_total, worker, then)))
         else:
-            worker.tell_settled()
             then(worker.total)
 
     def known(self) -> Iterable[int]:
@@ -186,9 +187,7 @@ class Workers(Service):
         elif isinstance(change, DeleteTopic):
             for router in tuple(source.workers):
                 self.remove(router, lambda _: None)
-        elif not isinstance(
-            change, LogPayload | Reservation | LeaseChange
-        ):  # records may have gone
+        elif not isinstance(change, KEEPS_RECORDS):
             self._payloads.forget(source.topic.id)
 
     def _wake(self, source: Source) -> None:
