@@ -217,7 +217,7 @@ class TopicChanges(TopicMachine):
         assert burnt is not None, "some seqs burn"
         self._submit(
             change,
-            {FrameKind.ROUTER: lambda models: models[topic_id].trim(*burnt)},
+            {FrameKind.ROUTER: lambda models: models[topic_id].trim_again(*burnt)},
             lambda: self.models[topic_id].trim(*burnt),
         )
 

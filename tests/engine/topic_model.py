@@ -146,6 +146,12 @@ class TopicModel:
         self.head = last
         self.settle()
 
+    def trim_again(self, first: int, last: int) -> None:
+        """A replay burns seqs. What it does not find below them was in memory."""
+        if first > self.head + 1:
+            self.lose(self.head + 1, first - 1)
+        self.trim(first, last)
+
     @property
     def losses_at_restart(self) -> list[tuple[int, int]]:
         """What is lost, and what is only in memory, as ranges; not what lies below the first live
