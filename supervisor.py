@@ -1,6 +1,6 @@
-#!/usr/bin/env -S sh -c 'p="${0%/*}/.venv/bin/python"; test -x "$p"||p=python3; exec "$p" "$0" "$@"'
+#!/usr/bin/env -S sh -c 'trap "" HUP; p="${0%/*}/.venv/bin/python"; test -x "$p"||p=python3; exec "$p" "$0" "$@"'
 """Starts a server: ``./supervisor.py`` takes the options of ``topics serve``. The parent process is
-`topics.process.supervisor`.
+`topics.process.supervisor`. A hang-up that comes before Python can hold it is ignored.
 """
 
 import sys

@@ -61,6 +61,8 @@ install() {
     [ "$(cat "$stamp" 2>/dev/null)" = "$now" ] && return
     say "Installing packages into .venv (Spark is 460 MB; the first time takes a few minutes)"
     (cd "$root" && "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c "$lock" "$@") || fail "pip install $* failed"
+    # Spark finds format("topics") in a folder of the search path only, and an editable install adds none.
+    printf '%s\n' "$root/topics/spark/discovery" >"$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/topics-discovery.pth"
     printf '%s\n' "$now" >"$stamp"
 }
 

@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "topics/ARCHITECTURE.md", *sorted((ROOT / "topics/decisions").glob("*.md"))]
+PAGES = [
+    ROOT / "topics/ARCHITECTURE.md",
+    ROOT / "topics/SECURITY.md",
+    *sorted((ROOT / "topics/decisions").glob("*.md")),
+]
 PATH = re.compile(r"`((?:[\w*]+/)+(?:[\w*]+\.(?:py|md))?|(?:[\w*]+/)+[\w*]+)`")
 FILES_MAX = 12
 FOLDERS = {path.name for path in (ROOT / "topics").iterdir() if path.is_dir()} | {"tests", "topics"}

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
+import pty
+import shutil
 import socket
 import subprocess
 import sys
@@ -13,6 +17,7 @@ import pytest
 
 from topics import __version__
 from topics.errors import ExitCode
+from topics.process.keys import KeyFile
 
 ROOT = Path(__file__).parent.parent
 MODULE = [sys.executable, "-m", "topics"]
@@ -21,13 +26,14 @@ SCRIPT = [str(ROOT / "supervisor.py")]
 
 
 def run(
-    command: list[str], *arguments: str | bytes, **environ: str
+    command: list[str], *arguments: str | bytes, given: str | None = None, **environ: str
 ) -> subprocess.CompletedProcess[str]:
     path = f"{Path(sys.executable).parent}:/usr/bin:/bin"  # supervisor.py finds its python3 there
     return subprocess.run(
         [*command, *arguments],
         env={"PATH": path, "PYTHONPATH": str(ROOT)} | environ,
         cwd=ROOT,
+        input=given,
         capture_output=True,
         text=True,
         timeout=60,
@@ -51,6 +57,25 @@ def test_help_says_how_to_go_on_and_loads_no_server() -> None:
     done = run([sys.executable, "-c", code])
     assert "--print-config" in done.stdout
     assert done.stdout.endswith("[]\n")
+
+
+def test_a_hang_up_before_python_can_hold_it_is_ignored_by_the_script(tmp_path: Path) -> None:
+    script, python = tmp_path / "supervisor.py", tmp_path / ".venv" / "bin" / "python"
+    shutil.copy(ROOT / "supervisor.py", script)
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\nkill -HUP $$; echo "$@"\n')
+    python.chmod(0o755)
+    done = run([str(script)], "--port", "1")
+    assert (done.returncode, done.stdout) == (0, f"{script} --port 1\n")
+
+
+def test_serve_holds_hang_ups_before_anything_else() -> None:
+    code = (
+        "import os, signal\nfrom topics import cli\n"
+        "cli._parser = lambda: os.kill(os.getpid(), signal.SIGHUP) or exit(7)\n"
+        "cli.main(['serve'])"
+    )
+    assert run([sys.executable, "-c", code]).returncode == 7
 
 
 @pytest.mark.parametrize("arguments", [[], ["fly"], ["serve", "--colour"], ["serve", "extra"]])
@@ -79,7 +104,6 @@ def test_print_config_shows_what_would_be_used_and_no_secret(
         f"TOPICS_DATA_DIR={tmp_path}/d",
         "TOPICS_HOST=127.0.0.1",
     } <= {*lines}
-    assert "# TOPICS_MAX_TOPICS has no effect in this version" in lines
     assert lines[-2:] == [
         "# keys: 2",
         "# TOPICS_MAX_TOPIC is not a setting; did you mean TOPICS_MAX_TOPICS?",
@@ -134,7 +158,7 @@ def test_an_address_that_is_not_ours_is_status_1_and_one_clear_line(tmp_path: Pa
     assert "203.0.113.7" in refused
 
 
-def test_settings_without_effect_are_named_in_one_line_at_start_and_those_of_clients_are_known(
+def test_nothing_is_said_at_start_of_settings_and_of_the_variables_of_clients(
     tmp_path: Path,
 ) -> None:
     blocker = socket.create_server(("127.0.0.1", 0))
@@ -146,16 +170,10 @@ def test_settings_without_effect_are_named_in_one_line_at_start_and_those_of_cli
             "--data-dir",
             str(tmp_path / "d"),
         ]
-        idle = {
-            "TOPICS_MAX_TOPICS": "7",
-            "TOPICS_MAX_TOTAL_BYTES": "5",
-            "TOPICS_MAX_ROUTERS": "10000",
-        }  # the last is the default
-        done = run(MODULE, *arguments, TOPICS_URL="http://x", TOPICS_API_KEY="k", **idle)
+        caps = {"TOPICS_MAX_TOPICS": "7", "TOPICS_MAX_TOTAL_BYTES": "5"}
+        done = run(MODULE, *arguments, TOPICS_URL="http://x", TOPICS_API_KEY="k", **caps)
     assert done.returncode == 1
-    warned, refused = [json.loads(line) for line in done.stderr.splitlines()]
-    assert warned["event"] == "settings without effect in this version"
-    assert warned["variables"] == ["TOPICS_MAX_TOPICS", "TOPICS_MAX_TOTAL_BYTES"]
+    (refused,) = [json.loads(line) for line in done.stderr.splitlines()]
     assert "Address already in use" in refused["reason"]
 
 
@@ -259,3 +277,67 @@ def test_the_help_of_every_command_names_every_exit_code() -> None:
     for arguments in ([], ["serve"], ["verify"], ["inspect"]):
         shown = run(MODULE, *arguments, "--help", COLUMNS="500").stdout
         assert ExitCode.sentence() in shown
+
+
+# keys hash
+
+
+SECRET = "pass,word:1"
+HASHED = hashlib.sha256(SECRET.encode()).hexdigest()
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\r\n"])
+def test_a_secret_is_hashed_without_the_end_of_its_line(end: str) -> None:
+    done = run(MODULE, "keys", "hash", given=SECRET + end)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"sha256:{HASHED}\n", "")
+
+
+def test_the_output_with_an_alias_is_the_content_of_a_key_file(tmp_path: Path) -> None:
+    done = run(MODULE, "keys", "hash", "--alias", given=SECRET)
+    alias = hashlib.sha256(bytes.fromhex(HASHED)).hexdigest()[:8]
+    assert done.stdout == f"sha256:{HASHED}\n# alias {alias}\n"
+    (tmp_path / "keys").write_text(done.stdout)
+    access = KeyFile(tmp_path / "keys", "X").read()
+    assert [access.authenticate(SECRET.encode()), access.principals[0].alias] == [
+        access.principals[0],
+        alias,
+    ]
+
+
+@pytest.mark.parametrize("secret", ["", "\n", "two words", "schlüssel", "one\ntwo\n"])
+def test_what_no_header_could_carry_is_status_2_and_not_shown(secret: str) -> None:
+    done = run(MODULE, "keys", "hash", given=secret)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "topics: the key must be one or more visible ASCII characters\n"
+
+
+def test_a_secret_is_never_an_argument() -> None:
+    done = run(MODULE, "keys", "hash", "hunter2")
+    assert done.returncode == 2
+    assert done.stderr.startswith("usage: topics")
+
+
+def test_on_a_terminal_the_secret_is_asked_for_and_not_shown() -> None:
+    ours, theirs = pty.openpty()
+    command = [*MODULE, "keys", "hash"]
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdin=theirs,
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        start_new_session=True,
+    ) as asking:
+        os.close(theirs)
+        shown = b""
+        while b"Key: " not in shown:
+            shown += os.read(ours, 1024)
+        os.write(ours, SECRET.encode() + b"\n")
+        assert asking.stdout is not None
+        assert asking.stdout.read() == f"sha256:{HASHED}\n".encode()
+        assert asking.wait(10) == 0
+    os.set_blocking(ours, False)
+    with contextlib.suppress(OSError):
+        shown += os.read(ours, 1024)
+    os.close(ours)
+    assert SECRET.encode() not in shown

@@ -10,7 +10,6 @@ import pytest
 
 from tests.process.boot_support import mistakes
 from topics.config import (
-    IDLE,
     MIB,
     Settings,
     unknown_variables,
@@ -64,6 +63,8 @@ def test_every_setting_is_read_from_its_variable(field: dataclasses.Field[object
     special = {
         "host": ("::1", "::1"),
         "allowed_hosts": hosts,
+        "cors_origins": ("HTTPS://App.example:443", ("https://app.example",)),
+        "access_log": ("Audit", "audit"),
         "ring_bytes": ("8388608", 8 * MIB),
         "shards": ("7", 7),
         "fronts": ("1", 1),
@@ -141,6 +142,8 @@ def test_all_mistakes_come_together_and_none_shows_a_secret() -> None:
             "TOPICS_RING_BYTES": "3000000",
             "TOPICS_HOST": "",
             "TOPICS_ALLOWED_HOSTS": "a.example:4000",
+            "TOPICS_CORS_ORIGINS": "https://app.example,null",
+            "TOPICS_ACCESS_LOG": "some",
             "TOPICS_PROBE_AUTH": "2",
             "TOPICS_LOG_LEVEL": "loud",
             "TOPICS_DATA_DIR": " ",
@@ -153,6 +156,8 @@ def test_all_mistakes_come_together_and_none_shows_a_secret() -> None:
         "TOPICS_RING_BYTES",
         "TOPICS_HOST",
         "TOPICS_ALLOWED_HOSTS",
+        "TOPICS_CORS_ORIGINS",
+        "TOPICS_ACCESS_LOG",
         "TOPICS_PROBE_AUTH",
         "TOPICS_LOG_LEVEL",
         "TOPICS_DATA_DIR",
@@ -162,6 +167,8 @@ def test_all_mistakes_come_together_and_none_shows_a_secret() -> None:
     assert found["TOPICS_PORT"] == "TOPICS_PORT='80x': must be an integer from 0 to 65535"
     assert "host name or an IP address" in found["TOPICS_HOST"]
     assert "host names without ports" in found["TOPICS_ALLOWED_HOSTS"]
+    assert "must not name null" in found["TOPICS_CORS_ORIGINS"]
+    assert "off, audit, all" in found["TOPICS_ACCESS_LOG"]
     assert "true or false" in found["TOPICS_PROBE_AUTH"]
     assert "power of two" in found["TOPICS_RING_BYTES"]
     assert "debug, info, warning, error" in found["TOPICS_LOG_LEVEL"]
@@ -205,24 +212,10 @@ def name_of(node: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
-def test_a_setting_is_in_the_table_of_those_without_effect_exactly_when_nothing_reads_it() -> None:
-    read = attributes_read("settings") | {
-        "api_keys_file"
-    }  # boot takes that one from the environment itself
-    assert "TOPICS_API_KEYS_FILE" in (ROOT / "topics" / "process" / "boot.py").read_text()
-    assert {field.name for field in dataclasses.fields(Settings)} - read == IDLE
-
-
-def test_settings_without_effect_are_named_where_they_are_documented() -> None:
-    example = (ROOT / "deploy" / "topics.env.example").read_text()
-    readme = (ROOT / "README.md").read_text()
-    for name in IDLE:
-        line = example.splitlines().index(
-            f"#{variable_of(name)}={Settings.__dataclass_fields__[name].default}"
-        )
-        assert "no effect yet" in "".join(example.splitlines()[line - 5 : line])
-        assert variable_of(name) in readme
-    assert Settings.from_environment({}).idle() == []
+def test_every_setting_is_read_by_some_module() -> None:
+    read = attributes_read("settings") | {"api_keys_file"}  # taken from the environment itself
+    assert "TOPICS_API_KEYS_FILE" in (ROOT / "topics" / "process" / "keys.py").read_text()
+    assert {field.name for field in dataclasses.fields(Settings)} <= read
 
 
 def test_the_variables_of_the_clients_are_known_and_mean_nothing_to_a_server() -> None:

@@ -1,5 +1,5 @@
-"""What an installation gets: the package ``topics`` alone, and a server that runs from any folder
-beside any other package.
+"""What an installation gets: the package ``topics``, the modules that Spark looks for by name, and
+a server that runs from any folder beside any other package.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from topics.spark import SOURCES
+
 ROOT = Path(__file__).parent.parent
+DISCOVERY = ROOT / "topics/spark/discovery"
 BUILD = (
     "from setuptools import setup; setup(script_args=['-q', 'build_py', '--build-lib', 'built'])"
 )
@@ -38,11 +41,67 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_the_wheel_holds_the_package_and_nothing_else(built: Path) -> None:
-    assert [path.name for path in built.iterdir()] == ["topics"]
+def test_the_wheel_holds_the_package_and_what_spark_finds_and_nothing_else(built: Path) -> None:
+    assert {path.name for path in built.iterdir()} == {"topics", *(f"pyspark_{n}" for n in SOURCES)}
     kinds = ("*.py", "*.md", "py.typed")
-    ours = {path.relative_to(ROOT) for kind in kinds for path in (ROOT / "topics").rglob(kind)}
+    found = {path for kind in kinds for path in (ROOT / "topics").rglob(kind)}
+    ours = {
+        path.relative_to(DISCOVERY if path.is_relative_to(DISCOVERY) else ROOT) for path in found
+    }
     assert {path.relative_to(built) for path in built.rglob("*") if path.is_file()} == ours
+
+
+LOOKUP = """
+import io
+from pyspark.serializers import read_int
+from pyspark.sql.worker.lookup_data_sources import _main
+from topics import __file__ as where
+out = io.BytesIO()
+_main(io.BytesIO(), out)
+out.seek(0)
+print(where)
+for _ in range(read_int(out)):
+    print(out.read(read_int(out)).decode())
+    out.read(read_int(out))  # the pickled class
+"""
+
+
+def lookup(path: Path, cwd: Path, program: str = LOOKUP) -> list[str]:
+    """What Spark's own search for sources prints in a process that imports from ``path``."""
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    done = subprocess.run(
+        command,
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": str(path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+@pytest.mark.slow
+def test_spark_finds_the_sources_of_an_installation_by_itself(built: Path, tmp_path: Path) -> None:
+    where, *names = lookup(built, tmp_path)
+    assert Path(where).is_relative_to(built)
+    assert names == [*SOURCES]
+
+
+@pytest.mark.slow
+def test_a_missing_dependency_takes_no_other_source_away(built: Path, tmp_path: Path) -> None:
+    block = "import sys; sys.modules['urllib3'] = None; sys.stderr = sys.stdout\n"
+    told = lookup(built, tmp_path, block + LOOKUP)
+    assert 'no format("topics"): urllib3 is not installed' in " ".join(told)
+    assert told[-1] == f"{built}/topics/__init__.py"
+
+
+@pytest.mark.slow
+def test_an_archive_for_py_files_holds_the_sources(built: Path, tmp_path: Path) -> None:
+    archive = shutil.make_archive(str(tmp_path / "topics"), "zip", built)
+    program = "from pyspark_topics import DefaultSource as s; print(s.name(), s.__module__)"
+    assert lookup(Path(archive), tmp_path, program)[0] == "topics"
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The command ``topics``: serve, verify, inspect.
+"""The command ``topics``: serve, verify, inspect, keys.
 
 Imports are local: ``topics --help`` answers before a server could have been loaded. Every command
 ends with an `ExitCode`; a mistake of the caller is one line on stderr, never a traceback.
@@ -20,6 +20,7 @@ from topics.errors import ExitCode
 if TYPE_CHECKING:
     from topics.process.boot import Boot
 
+SECRET_MAX_BYTES = 64 * 1024  # no head of a request is longer
 SETTINGS = (
     "Settings are TOPICS_* variables; 'topics serve --print-config' lists them with the values that"
     " would be used."
@@ -28,10 +29,15 @@ SETTINGS = (
 
 def main(argv: Sequence[str] | None = None) -> ExitCode:
     """Run the command line."""
+    given = sys.argv[1:] if argv is None else argv
+    if given[:1] == ["serve"]:  # before all that takes time: a hang-up must not end a server
+        from topics.process.hang_ups import hold_hang_ups
+
+        hold_hang_ups()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a name that is not UTF-8 is shown with escapes
             stream.reconfigure(errors="backslashreplace")
-    arguments = _parser().parse_args(argv)
+    arguments = _parser().parse_args(given)
     run: Callable[[argparse.Namespace], ExitCode] = arguments.run
     try:
         exit_code = run(arguments)
@@ -67,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     inspect.add_argument("file", metavar="FILE", type=_path)
     inspect.set_defaults(run=_inspect)
+    _add_keys(commands)
     return parser
 
 
@@ -92,6 +99,22 @@ def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     serve.set_defaults(run=lambda arguments: _serve(arguments, os.environ))
 
 
+def _add_keys(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    keys = commands.add_parser("keys", help="work with API keys", description="API keys.")
+    of_keys = keys.add_subparsers(metavar="COMMAND", required=True)
+    hashed = of_keys.add_parser(
+        "hash",
+        help="show what a key file may hold instead of a secret",
+        description="Read a secret from stdin, or ask for it on a terminal, and print what a key"
+        " file or TOPICS_API_KEYS may hold instead of it. Scopes and prefixes may follow there.",
+        epilog=ExitCode.sentence(),
+    )
+    hashed.add_argument(
+        "--alias", action="store_true", help="also print, as a comment, what logs call the key"
+    )
+    hashed.set_defaults(run=_hash)
+
+
 def _path(text: str) -> Path:
     if not text:
         raise argparse.ArgumentTypeError("must not be empty")
@@ -99,9 +122,14 @@ def _path(text: str) -> Path:
 
 
 def _serve(arguments: argparse.Namespace, environ: MutableMapping[str, str]) -> ExitCode:
-    from topics.config import ConfigError
-    from topics.process import boot
+    from topics.process.lean_imports import lean_imports
 
+    with lean_imports():
+        import structlog  # noqa: F401
+
+        from topics.config import ConfigError
+        from topics.process import boot
+        from topics.storage.data_dir import NotADataDirectory, check_place
     for flag in ("host", "port", "data_dir"):
         if (value := getattr(arguments, flag)) is not None:
             environ[f"TOPICS_{flag.upper()}"] = value
@@ -114,8 +142,6 @@ def _serve(arguments: argparse.Namespace, environ: MutableMapping[str, str]) -> 
     if arguments.print_config:
         _print_config(start)
         return ExitCode.DONE
-    from topics.storage.data_dir import NotADataDirectory, check_place
-
     try:
         check_place(start.settings.data_dir)
     except NotADataDirectory as error:
@@ -174,6 +200,31 @@ def _inspect(arguments: argparse.Namespace) -> ExitCode:
     return ExitCode.DONE
 
 
+def _hash(arguments: argparse.Namespace) -> ExitCode:
+    from topics.engine.access import HASHED, Principal, digest_of
+
+    try:
+        digest = digest_of(_secret())
+    except ValueError as error:
+        return _wrong(str(error))
+    sys.stdout.write(f"{HASHED.decode()}{digest.hex()}\n")
+    if arguments.alias:
+        sys.stdout.write(f"# alias {Principal(digest).alias}\n")
+    return ExitCode.DONE
+
+
+def _secret() -> bytes:
+    """A secret that is not shown, without the end of its line."""
+    if sys.stdin.isatty():
+        from getpass import getpass
+
+        try:
+            return getpass("Key: ").encode("utf-8", "surrogateescape")
+        except EOFError:
+            return b""
+    return sys.stdin.buffer.read(SECRET_MAX_BYTES).removesuffix(b"\n").removesuffix(b"\r")
+
+
 def _cannot_read(error: OSError) -> ExitCode:
     if isinstance(error, BrokenPipeError):
         raise error
@@ -189,7 +240,6 @@ def _wrong(message: str) -> ExitCode:
 def _print_config(start: Boot) -> None:
     keys = len(start.access.principals)
     lines = start.settings.lines()
-    lines += [f"# {name} has no effect in this version" for name in start.settings.idle()]
     lines += [f"# keys: {keys}" if keys else "# keys: none, everyone may do everything"]
     lines += [f"# {line}" for line in _unknown_lines(start)]
     sys.stdout.write("".join(f"{line}\n" for line in lines))
@@ -212,7 +262,5 @@ def _run(start: Boot, environ: MutableMapping[str, str]) -> ExitCode:
     logs.configure("supervisor", start.settings.log_level)
     for line in _unknown_lines(start):
         structlog.get_logger().warning(line)
-    if idle := start.settings.idle():
-        structlog.get_logger().warning("settings without effect in this version", variables=idle)
     notifier = Notifier.from_environment(environ, os.getpid())
-    return serve(start.settings, start.access, notifier)
+    return serve(start, notifier)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
-from topics.formats.setting_values import Bound, Host, HostNames, boolean
+from topics.formats.setting_values import Bound, Host, HostNames, Origins, boolean
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -78,6 +78,7 @@ class Settings:
     probe_auth: bool = False
     # `front/http/hosts.py` says when they count.
     allowed_hosts: Annotated[tuple[str, ...], HostNames()] = ()
+    cors_origins: Annotated[tuple[str, ...], Origins()] = ()  # `front/cors.py`
 
     # Writes (§2)
     max_batch_records: Count = 10_000
@@ -111,7 +112,10 @@ class Settings:
     # The longest that a `disk` record waits for its sync.
     wal_sync_ms: Annotated[int, Bound(1, 60_000)] = 200
     drain_ms: Annotated[int, Bound(100, 600_000)] = 10_000
+    # Topics, and routers, that metrics tell of one by one. A shard encodes its rows at once.
+    metrics_topics: Annotated[int, Bound(0, 10_000)] = 1000
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    access_log: Literal["off", "audit", "all"] = "off"  # `front/access_log.py`
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Settings:
@@ -142,11 +146,6 @@ class Settings:
         except ValueError:
             return self.host == "localhost"
 
-    def idle(self) -> list[str]:
-        """The variables that are set and have no effect in this version."""
-        changed = [field for field in fields(self) if getattr(self, field.name) != field.default]
-        return [variable_of(field.name) for field in changed if field.name in IDLE]
-
     def lines(self) -> list[str]:
         """``TOPICS_NAME=value`` for every setting that has a value, as an environment file takes
         it. Holds no secret.
@@ -154,11 +153,6 @@ class Settings:
         values = {variable_of(field.name): getattr(self, field.name) for field in fields(self)}
         given = {name: value for name, value in values.items() if value not in (None, ())}
         return [f"{name}={_shown(value)}" for name, value in given.items()]
-
-
-# Accepted and checked, so that an environment file need not change later; nothing reads them yet.
-# tests/test_config.py compares this table with the code.
-IDLE = frozenset({"max_topics", "max_total_bytes"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +166,7 @@ class Tuning:
     sealing_pauses: bool = True  # `actors/shard/sealing/pacing.py`, decision 0022
     read_ahead: bool = True  # `front/routes/read_ahead.py`, decision 0023
     prefetch: bool = True  # `storage/segments/prefetch.py`, decision 0023
+    merging: bool = True  # `actors/shard/sealing/merging.py`, decision 0044
 
 
 TUNING = Tuning()
@@ -205,7 +200,7 @@ def _parse(kind: Any, text: str) -> Any:
     if kind is bool:
         return boolean(text)
     if get_origin(kind) is Annotated:
-        bound: Bound | Host | HostNames = get_args(kind)[1]
+        bound: Bound | Host | HostNames | Origins = get_args(kind)[1]
         return bound.parse(text)
     if get_origin(kind) is Literal:
         if text.lower() not in get_args(kind):

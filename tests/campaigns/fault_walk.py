@@ -4,7 +4,8 @@ One fixed workload runs on a shard of its own: appends of every class, bursts, a
 rotation, sealing, checkpoints, deletes of records and of a topic, changes of class, routers within
 the shard, an orderly stop. Its calls that write, link or sync are counted, 1 to N; then it runs
 anew for each of them with exactly that call failing (ENOSPC for writes and links, EIO for syncs),
-or that and all later ones of its kind, and ends in order or by a kill. Afterwards:
+or that and all later ones of its kind, and ends in order or by a kill. The log's thread makes the
+syncs, or the shard's loop those that it may. Afterwards:
 
     the power goes at once              everything that a synced class promised is there
     the process starts again            every acknowledged record is there once, with its seq;
@@ -24,6 +25,7 @@ import sys
 import tempfile
 import traceback
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,7 @@ import trio
 from tests.campaigns.fault_disk import FaultDisk
 from tests.campaigns.fault_judge import judge
 from tests.campaigns.fault_workload import Journal, Walker
+from tests.support.wal import sync_by
 from topics.actors.shard import appends
 from topics.storage.data_dir import DataDirectory
 from topics.storage.wal import writer as wal_writer
@@ -50,11 +53,11 @@ class Case:
     index: int = 0
     goes_on: bool = False
     stop: bool = False
+    loop: bool = False
 
     def __str__(self) -> str:
-        flags = "".join(
-            f" --{name}" for name in ("goes-on", "stop") if getattr(self, name.replace("-", "_"))
-        )
+        named = {"goes-on": self.goes_on, "stop": self.stop, "loop": self.loop}
+        flags = "".join(f" --{name}" for name, is_set in named.items() if is_set)
         return f"--from {self.index} --to {self.index}{flags}"
 
 
@@ -64,6 +67,7 @@ def run_case(case: Case, folder: Path) -> tuple[list[str], list[str]]:
     with pytest.MonkeyPatch.context() as patch, FaultDisk(path, folder / "graveyard") as disk:
         patch.setattr(appends, "STREAMED_MIN_BYTES", STREAMED_MIN_BYTES)
         patch.setattr(wal_writer, "SYNC_BYTES", SYNC_BYTES)
+        sync_by(patch, loop=case.loop)
         disk.fail_at, disk.goes_on = case.index, case.goes_on
         started = False
         try:
@@ -125,19 +129,22 @@ def main() -> int:
         "--goes-on", action="store_true", help="only the runs in which the disk stays broken"
     )
     parser.add_argument("--stop", action="store_true", help="only the runs that end in order")
+    parser.add_argument("--loop", action="store_true", help="only the runs in which the loop syncs")
     asked = parser.parse_args()
     quiet()
-    modes = [(goes_on, stop) for goes_on in (False, True) for stop in (False, True)]
-    if asked.goes_on or asked.stop or asked.first == asked.last:
-        modes = [(asked.goes_on, asked.stop)]
+    modes = [*product((False, True), repeat=3)]
+    if asked.goes_on or asked.stop or asked.loop or asked.first == asked.last:
+        modes = [(asked.goes_on, asked.stop, asked.loop)]
     runs = failed = 0
-    for goes_on, stop in modes:
-        wrong, calls = in_folder(Case(stop=stop))
+    for goes_on, stop, loop in modes:
+        wrong, calls = in_folder(Case(stop=stop, loop=loop))
         assert not wrong, "without a fault:\n" + "\n".join(wrong)
         last = asked.last or len(calls)
-        print(f"goes on {goes_on}, orderly stop {stop}: {len(calls)} calls", flush=True)
+        print(
+            f"goes on {goes_on}, orderly stop {stop}, loop {loop}: {len(calls)} calls", flush=True
+        )
         for index in range(asked.first, last + 1, asked.every):
-            wrong, _ = in_folder(Case(index, goes_on, stop))
+            wrong, _ = in_folder(Case(index, goes_on, stop, loop))
             runs += 1
             failed += bool(wrong)
             for line in wrong:

@@ -29,6 +29,7 @@ RECORDS = (
     b'{"data":"x"}]}'
 )
 CONFIG = b'{"durability":"disk","description":"xyz"}'
+ROUTER = b'{"source":"never.x","dest":"never.y"}'  # both would be made
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ def _broken(source: random.Random, lane: str, worker: int) -> tuple[str, bytes]:
     method, path, body = (
         ("POST", f"/v0/topics/never.{worker}", RECORDS)
         if lane == "fast"
-        else ("PUT", f"/v0/topics/never.{worker}", CONFIG)
+        else ("PUT", f"/v0/routers/never.{worker}", ROUTER)
     )
     whole = request(method, path, body)
     packed = gzip.compress(body, mtime=0)
@@ -224,6 +225,8 @@ def _cold_requests(worker: int) -> list[bytes]:
         request("PUT", path, gzip.compress(CONFIG, mtime=0), "Content-Encoding: gzip"),
         request("GET", f"{path}?touch=false"),
         request("GET", "/v0/topics?prefix=maybe&page_size=3&touch=false"),
+        request("GET", "/v0/routers?source=maybe.cold.0&page_size=3"),
+        request("POST", f"{path}/redrive", b'{"max":3}'),
         request("GET", "http://localhost/v0/ready", None, "Upgrade: h2c", "HTTP2-Settings: AAMA"),
         request(
             "POST", "/v0/watch", b'{"topics":{"maybe.cold.0":{"from_seq":0}},"heartbeat_ms":5000}'

@@ -62,12 +62,13 @@ class SteadyConfigs:
         ttl_ms, path = source.randint(10**6, 10**9), f"/v0/topics/{self.topic}"
         put = request("PUT", path, b'{"ttl_ms":%d}' % ttl_ms)
         at = source.randrange(1, len(put))
-        self.wire.send(put[:at], put[at:], request("GET", path), request("GET", "/v0/ready"))
+        page = request("GET", f"/v0/topics?prefix={self.topic}&page_size=1")
+        self.wire.send(put[:at], put[at:], request("GET", path), page)
         answer = self.wire.answer()
         assert answer.status in (200, 201), answer
         state = ok(self.wire.answer())
         assert (state["config"]["ttl_ms"], state["head_seq"]) == (ttl_ms, 0), state
-        assert ok(self.wire.answer())["status"] == "ready"
+        assert [row["topic"] for row in ok(self.wire.answer())["topics"]] == [self.topic]
 
     def told(self) -> dict[str, list[Any]]:
         return {self.topic: []}

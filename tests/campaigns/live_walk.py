@@ -19,6 +19,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.campaigns.live_walk_client import Client
 from tests.campaigns.live_walk_shard import TOPICS, Shard, Topic
+from tests.support.live_desk import calm, press, relax
 from topics.config import Settings
 from topics.engine.access import ANYONE
 from topics.formats.api.watch import View
@@ -36,7 +37,8 @@ class Walk:
     def __init__(self, seed: int, nursery: trio.Nursery) -> None:
         self.random, self._nursery = random.Random(seed), nursery
         self.shard = Shard()
-        self.live = self.shard.live = Live(self.shard, Settings(), make_slots(Settings(), 100))  # type: ignore[arg-type]
+        slots, self.pressure = make_slots(Settings(), 100), calm()
+        self.live = self.shard.live = Live(self.shard, Settings(), slots, self.pressure)  # type: ignore[arg-type]
         self._watches = Watches(self.live)
         self.clients: list[Client] = []
         self._old: list[Any] = []
@@ -59,6 +61,7 @@ class Walk:
             (3, self.die),
             (6, self.leave_and_come),
             (2, self.take_over),
+            (4, self.press),
         ]
         for _ in range(steps):
             (step,) = self.random.choices(
@@ -143,12 +146,21 @@ class Walk:
             self._old.append(client.sock)
             client.come(with_id=True)
 
+    def press(self) -> None:
+        """Pages come late, or in time again."""
+        if self.pressure.is_calm:
+            press(self.pressure, pace=self.random.choice([0.0, 0.05]))
+        else:
+            relax(self.pressure)
+
     # The end
 
     async def settle(self) -> None:
         """Nothing more happens: everybody comes to the head."""
         if not self.shard.is_up:
             self.shard.rise()
+        relax(self.pressure)
+        await trio.sleep(0.05)  # what is late comes
         for _ in range(4):
             for client in self.clients:
                 # What was lost on the way is told to whoever comes back.

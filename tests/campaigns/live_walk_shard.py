@@ -72,6 +72,7 @@ class Shard:
         self.live: Live
         self.is_up = True
         self.to_shard: deque[Callable[[], None]] = deque()
+        self.quiet: list[Callable[[], None]] = []  # heard with what comes behind it
         self.to_front: deque[Callable[[], None]] = deque()
         self.asked: dict[object, Callable[[Any], None]] = {}
         self.feeds: dict[int, list[Any]] = {}  # topic, seq, pages under way
@@ -87,9 +88,11 @@ class Shard:
     def flush(self, shard: int) -> None:
         """Everything takes its time anyway."""
 
-    def notify(self, shard: int, event: Event[P], params: Any) -> None:
-        if self.is_up:
-            self.to_shard.append(lambda: self._notified(event, params.feed))
+    def notify(self, shard: int, event: Event[P], params: Any, *, quiet: bool = False) -> None:
+        if self.is_up and quiet:
+            self.quiet.append(lambda: self._notified(event, params.feed))
+        elif self.is_up:
+            self._say(lambda: self._notified(event, params.feed))
 
     def ask(
         self,
@@ -104,7 +107,11 @@ class Shard:
             return
         number = object()
         self.asked[number] = then
-        self.to_shard.append(lambda: self._asked(number, call, params))
+        self._say(lambda: self._asked(number, call, params))
+
+    def _say(self, message: Callable[[], None]) -> None:
+        self.to_shard.extend((*self.quiet, message))
+        self.quiet.clear()
 
     # What it does
 
@@ -133,6 +140,7 @@ class Shard:
             while feed[2] < 2 and feed[1] < topic.head:
                 fields, body = topic.read(feed[1], None, topic.epoch)
                 feed[1], feed[2] = fields["to_seq"], feed[2] + 1
+                fields["is_awaited"] = feed[2] == 2
                 self._tell("feed.page", {"feed": number, **fields}, body)
 
     def _tell(self, name: str, params: dict[str, Any], body: bytes = b"") -> None:

@@ -198,9 +198,9 @@ class QueueLoad:
         there = sorted(copy["meta"]["$dead_letter_src_seq"] for copy in copies)
         assert there == seqs, f"{seqs} of {queue} became {copies}"
         moment = {"sent": began, "acknowledged": time.monotonic_ns()}
-        records = [{"data": copy["data"]} for copy in copies]
-        first = {"first_seq": copies[0]["$seq"], "records": records}
-        self._note({"step": "append", "topic": dead, **first, **moment})
+        for copy in copies:  # each has a key, and a frame of its own
+            one = {"first_seq": copy["$seq"], "records": [{"data": copy["data"]}]}
+            self._note({"step": "append", "topic": dead, **one, **moment})
         self._note({"step": "bury", "topic": queue, "seqs": seqs, **moment})
 
 

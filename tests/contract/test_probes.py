@@ -7,6 +7,7 @@ import time
 import pytest
 
 from tests.support.api import Api, listed, ok
+from tests.support.queues import BOUND_S
 from tests.support.server import Server
 
 
@@ -36,7 +37,7 @@ def test_ready_counts_the_topics(server: Server, api: Api, topic: str) -> None:
     ok(api.put(topic), 201)
     names = listed(api, page_size=1000)
     assert topic in names
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + BOUND_S
     while (count := api.call("GET", "/v0/ready").json()["topics"]) != len(names):
         assert time.monotonic() < deadline, f"{count} topics, there are {len(names)}"
         time.sleep(0.02)

@@ -42,7 +42,7 @@ def test_an_extend_says_what_it_did(queue: Queue) -> None:
 @pytest.mark.slow
 def test_an_extended_lease_outlives_its_first_deadline(queue: Queue) -> None:
     queue.push("kept", "lost")
-    kept = queue.claim("w", 2, lease_ms=1500)[0]
+    kept = queue.claim("w", 2, lease_ms=4000)[0]
     queue.extend([kept], lease_ms=HOUR_MS)
     (reclaimed,) = queue.claim_all(1, "other")
     assert reclaimed["data"] == "lost"

@@ -76,7 +76,7 @@ def test_the_lease_of_a_topic_ends_too(api: Api, topic: str) -> None:
 @pytest.mark.slow
 def test_every_lease_has_a_deadline_of_its_own(queue: Queue) -> None:
     queue.push("long", "short", "longest")
-    queue.claim("w", lease_ms=2000)
+    queue.claim("w", lease_ms=4000)
     queue.claim("w", lease_ms=SHORT_MS)
     queue.claim("w", lease_ms=HOUR_MS)
     assert reclaimed(queue)["data"] == "short"

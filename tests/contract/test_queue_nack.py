@@ -93,10 +93,10 @@ def test_a_delayed_nack_comes_back_when_its_time_has_come(queue: Queue) -> None:
 def test_delays_pass_each_by_itself(queue: Queue) -> None:
     queue.push("long", "short", "none")
     long, short, none = queue.claim("w", 3)
-    queue.nack([long], delay_ms=1500)
-    queue.nack([short], delay_ms=100)
     queue.nack([none])
     assert data(queue.claim("w", 3)) == ["none"]
+    queue.nack([long], delay_ms=3000)
+    queue.nack([short], delay_ms=100)
     found: list[str] = []
 
     def look() -> list[str]:

@@ -127,7 +127,7 @@ def test_a_queue_made_anew_starts_afresh(api: Api, topic: str) -> None:
 
 # --- jobs that something else takes
 
-TTL_MS = 1500
+TTL_MS = 300
 
 
 def delete(queue: Queue) -> None:
@@ -141,7 +141,7 @@ def cap(queue: Queue) -> None:
 
 
 def expire(queue: Queue) -> None:
-    """The first four jobs are at least 1.5 s old."""
+    """The first four jobs are older than this TTL."""
     time.sleep(TTL_MS / 1000 + 0.1)
     queue.configure(ttl_ms=TTL_MS)
 
@@ -175,17 +175,19 @@ def test_a_job_that_is_taken_leaves_every_counter(
 
 @pytest.mark.slow
 def test_an_expired_record_is_never_delivered(api: Api, topic: str) -> None:
-    queue = Queue.create(api, topic, "old", ttl_ms=1000)
+    queue = Queue.create(api, topic, "old", ttl_ms=200)
     queue.becomes()
+    queue.configure(ttl_ms=HOUR_MS)
     queue.push("new")
     assert data(queue.claim("w", 5)) == ["new"]
 
 
 @pytest.mark.slow
 def test_a_reclaim_of_an_expired_record_delivers_nothing(api: Api, topic: str) -> None:
-    queue = Queue.create(api, topic, "a", ttl_ms=1500)
+    queue = Queue.create(api, topic, "a")
     assert data(queue.claim("w", lease_ms=SHORT_MS)) == ["a"]
-    time.sleep(1.6)
+    time.sleep(0.3)
+    queue.configure(ttl_ms=200)
     assert queue.claim("other", 5) == []
     assert queue.counters() == counters()
 

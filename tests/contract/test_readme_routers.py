@@ -11,7 +11,7 @@ import pytest
 
 from tests.contract.test_readme_queue import TIMEOUT_S, blocks
 from tests.support.api import Api, data, ok
-from tests.support.routes import kept
+from tests.support.copies import kept
 
 (EXAMPLE,) = blocks("Routers")
 

@@ -9,8 +9,9 @@ import pytest
 
 from tests.contract.deleting import erase
 from tests.support.api import Api, data, ok, refused
+from tests.support.copies import arrived, forwarded, kept, lag, passed, route, shown
 from tests.support.queues import Queue, until
-from tests.support.routes import arrived, forwarded, kept, lag, names_for, passed, route, shown
+from tests.support.routers import names_for
 from tests.support.sse import seqs
 
 Ends = tuple[str, str]

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from tests.support.api import Api, data, ok, refused
-from tests.support.routes import arrived, kept, names_for, passed, path, route, shown
+from tests.support.copies import arrived, kept, passed, route, shown
+from tests.support.routers import names_for, path_of
 
 Ends = tuple[str, str]
 
@@ -22,7 +23,7 @@ def removed(api: Api, topic: str, **query: object) -> list[str]:
 
 def gone(api: Api, *names: str) -> None:
     for name in names:
-        refused(api.call("GET", path(name)), 404, "router_not_found")
+        refused(api.call("GET", path_of(name)), 404, "router_not_found")
 
 
 def listed(api: Api, **query: Any) -> list[str]:

@@ -9,17 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.api import Api, data, ok
+from tests.support.copies import arrived, forwarded, kept, lag, passed, route, untouched
 from tests.support.queues import until
-from tests.support.routes import (
-    arrived,
-    forwarded,
-    kept,
-    lag,
-    names_for,
-    passed,
-    route,
-    untouched,
-)
+from tests.support.routers import names_for
 from tests.support.sse import seqs
 
 HOPS = 8

@@ -16,8 +16,8 @@ from tests.support.routers import (
     delete,
     get,
     names,
+    names_for,
     put,
-    topics_on_both_shards,
 )
 from tests.support.server import Server
 
@@ -110,7 +110,7 @@ def test_a_topic_takes_its_routers_with_it(api: Api, ends: tuple[str, str], end:
 
 
 def test_all_routers_of_a_topic_go_and_are_listed_by_name(api: Api, topic: str) -> None:
-    hub, *others = topics_on_both_shards(topic, 6)
+    hub, *others = names_for(topic, [number % 2 for number in range(6)])
     made = [f"{topic}>{end}" for end in ("z", "b", "a>", "Z", "a")]
     ok(put(api, made[0], others[0], hub), 201)
     for name, other in zip(made[1:], others[1:], strict=True):
@@ -126,7 +126,7 @@ def test_all_routers_of_a_topic_go_and_are_listed_by_name(api: Api, topic: str) 
 
 
 def test_a_topic_without_routers_takes_none(api: Api, topic: str) -> None:
-    before, middle, after = topics_on_both_shards(topic, 3)
+    before, middle, after = names_for(topic, [number % 2 for number in range(3)])
     chain(api, (before, after))
     ok(api.put(middle), 201)
     assert ok(api.delete(middle))["routers_removed"] == []
@@ -188,7 +188,7 @@ def test_a_topic_that_goes_makes_room_in_the_graph(
 def test_what_is_deleted_stays_so_after_a_restart(tmp_path: Path, end: str) -> None:
     with Server(tmp_path / "data", shards=2) as server:
         with Api(server.address) as api:
-            topics = topics_on_both_shards("t", 8)
+            topics = names_for("t", [number % 2 for number in range(8)])
             made = chain(api, topics)
             ok(delete(api, made[0]))
             assert ok(api.delete(topics[3]))["routers_removed"] == sorted(made[2:4])

@@ -18,9 +18,9 @@ from tests.support.routers import (
     delete,
     get,
     names,
+    names_for,
     path_of,
     put,
-    topics_on_both_shards,
 )
 from tests.support.server import Server
 from tests.support.wrong_types import FLAG, GUARANTEE, MATCH, TOPIC_NAMES, rows
@@ -197,7 +197,7 @@ def test_a_dest_has_one_source(api: Api, ends: tuple[str, str]) -> None:
 
 
 def test_a_diamond_is_a_fan_in(api: Api, topic: str) -> None:
-    top, left, right, bottom = topics_on_both_shards(topic, 4)
+    top, left, right, bottom = names_for(topic, [number % 2 for number in range(4)])
     chain(api, (top, left, bottom))
     chain(api, (top, right))
     fan_in(put(api, f"{topic}.last", right, bottom))
@@ -205,7 +205,7 @@ def test_a_diamond_is_a_fan_in(api: Api, topic: str) -> None:
 
 def test_a_put_that_moves_an_end_makes_no_fan_in(api: Api, topic: str) -> None:
     first, second = f"{topic}.1", f"{topic}.2"
-    a, b, c, d = topics_on_both_shards(topic, 4)
+    a, b, c, d = names_for(topic, [number % 2 for number in range(4)])
     ok(put(api, first, a, b), 201)
     ok(put(api, second, c, d), 201)
     fan_in(put(api, second, c, b))
@@ -239,7 +239,7 @@ def test_the_way_back_is_a_cycle(api: Api, ends: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize("length", [3, 4, 9])
 def test_a_longer_cycle_is_found_and_shown(api: Api, topic: str, length: int) -> None:
-    topics = topics_on_both_shards(topic, length)
+    topics = names_for(topic, [number % 2 for number in range(length)])
     made = chain(api, topics)
     ok(put(api, f"{topic}.side", topics[1], f"{topic}.end"), 201)
     back = f"{topics[-1]}->{topics[0]}"
@@ -272,7 +272,7 @@ def test_a_router_that_was_there_before_the_cycle_can_still_be_put(
 
 
 def test_a_put_that_moves_an_end_makes_no_cycle(api: Api, topic: str) -> None:
-    a, b, c, d = topics_on_both_shards(topic, 4)
+    a, b, c, d = names_for(topic, [number % 2 for number in range(4)])
     first, second, third = chain(api, (a, b, c, d))
     cycle(put(api, third, c, a), (a, b, c))
     assert config_of(ok(get(api, third))) == {"source": c, "dest": d, **DEFAULTS}
@@ -291,7 +291,7 @@ def test_a_router_may_be_turned_round(api: Api, ends: tuple[str, str]) -> None:
 
 
 def test_parallel_routers_and_shared_sources_are_no_cycle(api: Api, topic: str) -> None:
-    a, b, c = topics_on_both_shards(topic, 3)
+    a, b, c = names_for(topic, [number % 2 for number in range(3)])
     chain(api, (a, b, c))
     ok(put(api, f"{topic}.again", a, b), 201)
     ok(put(api, f"{topic}.side", a, f"{topic}.side"), 201)

@@ -10,8 +10,9 @@ import pytest
 
 from tests.contract.test_verbatim import META
 from tests.support.api import Api, data, ok, raw_records
+from tests.support.copies import STAMP, arrived, forwarded, kept, route
 from tests.support.queues import until
-from tests.support.routes import STAMP, arrived, forwarded, kept, names_for, put_router, route
+from tests.support.routers import names_for, put
 
 Ends = tuple[str, str]
 FIELDS = {"router", "source", "source_topic_id", "source_epoch", "source_seq", "key"}
@@ -138,7 +139,7 @@ def test_the_guarantee_may_change(api: Api, ends: Ends) -> None:
     name = route(api, source, dest)
     expected: list[str] = []
     for guarantee in ("at_least_once", "exactly_once") * 2:
-        answer = put_router(api, name, source, dest, guarantee=guarantee)
+        answer = put(api, name, source, dest, guarantee=guarantee)
         assert ok(answer)["guarantee"] == guarantee
         ok(api.append(source, guarantee))
         expected.append(guarantee)

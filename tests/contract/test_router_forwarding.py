@@ -10,8 +10,7 @@ import pytest
 from tests.contract.deleting import TAGS, erase, fill
 from tests.contract.test_verbatim import META, VALUES
 from tests.support.api import Api, data, ok, raw_records
-from tests.support.queues import until
-from tests.support.routes import (
+from tests.support.copies import (
     CLASSES,
     arrived,
     drop,
@@ -19,11 +18,12 @@ from tests.support.routes import (
     kept,
     lag,
     passed,
-    put_router,
     route,
     shown,
     untouched,
 )
+from tests.support.queues import until
+from tests.support.routers import put
 from tests.support.sse import CAUGHT_UP, seqs, watch
 
 Ends = tuple[str, str]
@@ -201,7 +201,7 @@ def test_a_filter_chooses_by_tag(
 ) -> None:
     source, dest = ends
     name = f"{source}->{dest}"
-    body = ok(put_router(api, name, source, dest, filter=given_filter), 201)
+    body = ok(put(api, name, source, dest, filter=given_filter), 201)
     assert body["filter"] == echo == shown(api, name)["filter"]
     fill(api, source, TAGS)
     passed(api, name)

@@ -15,9 +15,9 @@ from tests.support.routers import (
     listing,
     named,
     names,
+    names_for,
     pages,
     put,
-    topics_on_both_shards,
 )
 
 URL_SAFE = re.compile(r"[A-Za-z0-9_-]+")
@@ -29,7 +29,7 @@ def family(api: Api, topic: str) -> list[str]:
     on the other shard.
     """
     found = [f"{topic}.{end}" for end in ("b", "a->x", "a", "B", "a-x", "a0>")]
-    sources = topics_on_both_shards(topic, len(found))
+    sources = names_for(topic, [number % 2 for number in range(len(found))])
     for name, source in zip(found, sources, strict=True):
         ok(put(api, name, source, f"{source}.d"), 201)
     return sorted(found)

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.api import Api, ok
+from tests.support.copies import kept, passed, route
 from tests.support.log_bytes import log_length
 from tests.support.queues import until
-from tests.support.routes import kept, names_for, passed, route
+from tests.support.routers import names_for
 from tests.support.server import Server
 
 FAN_OUT = 20

@@ -8,8 +8,8 @@ import pytest
 
 from tests.contract.retained import gap, page_of
 from tests.support.api import Api, data, ok
+from tests.support.copies import arrived, forwarded, kept, passed, route
 from tests.support.queues import HOUR_MS, Queue, counters, until
-from tests.support.routes import arrived, forwarded, kept, passed, route
 from tests.support.sse import seqs
 
 Ends = tuple[str, str]

@@ -9,19 +9,8 @@ import pytest
 
 from tests.contract.deleting import TAGS, fill
 from tests.support.api import Api, data, ok, refused
-from tests.support.routes import (
-    arrived,
-    drop,
-    forwarded,
-    kept,
-    lag,
-    names_for,
-    passed,
-    put_router,
-    reroute,
-    route,
-    shown,
-)
+from tests.support.copies import arrived, drop, forwarded, kept, lag, passed, reroute, route, shown
+from tests.support.routers import names_for, put
 from tests.support.sse import seqs
 
 Ends = tuple[str, str]
@@ -163,11 +152,11 @@ def test_a_refused_change_changes_nothing(api: Api, ends: Ends, topic: str) -> N
     first, second = names_for(f"{topic}.more", [0, 1])
     name = route(api, source, dest)
     taken = route(api, first, second)
-    error = refused(put_router(api, name, source, second), 409, "topic_exists_incompatible")
+    error = refused(put(api, name, source, second), 409, "topic_exists_incompatible")
     assert error["detail"]["reason"] == "router_dest_fan_in"
-    error = refused(put_router(api, taken, dest, source), 409, "router_cycle")
+    error = refused(put(api, taken, dest, source), 409, "router_cycle")
     assert {*error["detail"]["cycle"]} == {source, dest}
-    refused(put_router(api, name, source, source), 400, "invalid_request")
+    refused(put(api, name, source, source), 400, "invalid_request")
     ok(api.append(source, "a"))
     ok(api.append(first, "b"))
     arrived(api, dest, "a")

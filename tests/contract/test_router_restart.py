@@ -16,18 +16,9 @@ from typing import Any
 import pytest
 
 from tests.support.api import Api, data, ok, refused
+from tests.support.copies import STAMP, arrived, forwarded, kept, passed, route, shown
 from tests.support.queues import Queue, counters, names_on, until
-from tests.support.routes import (
-    STAMP,
-    arrived,
-    forwarded,
-    kept,
-    names_for,
-    passed,
-    path,
-    route,
-    shown,
-)
+from tests.support.routers import names_for, path_of
 from tests.support.server import Server, kill_one
 from tests.support.sse import seqs
 
@@ -37,6 +28,8 @@ SMALL_LOG = 64 << 10
 DURABLE = ("disk", "fsync")
 ENDS = pytest.mark.parametrize("end", ["stop", "kill"])
 WHERE = pytest.mark.parametrize("shards", [(0, 0), (0, 1)], ids=str)
+# Whether both ends lie in one shard has little to do with how the server ends.
+RUNS = pytest.mark.parametrize(("shards", "end"), [((0, 0), "stop"), ((0, 1), "kill")], ids=str)
 GUARANTEES = ("at_least_once", "exactly_once")
 
 
@@ -94,8 +87,7 @@ def pairs(api: Api, shards: tuple[int, int], **config: Any) -> list[tuple[str, s
     return made
 
 
-@ENDS
-@WHERE
+@RUNS
 @pytest.mark.parametrize("sealed", [True, False], ids=["sealed", "in the log"])
 def test_copies_are_the_same_after_a_restart(
     server: Server, shards: tuple[int, int], end: str, sealed: bool
@@ -126,8 +118,7 @@ def test_copies_are_the_same_after_a_restart(
                 assert seqs(before[dest]) == [*range(1, 40 * (turn + 1) + 1)]
 
 
-@ENDS
-@WHERE
+@RUNS
 @pytest.mark.parametrize("sealed", [True, False], ids=["sealed", "in the log"])
 def test_copies_outlive_their_source(
     server: Server, shards: tuple[int, int], end: str, sealed: bool
@@ -151,12 +142,11 @@ def test_copies_outlive_their_source(
             for source, dest, name in made:
                 assert kept(api, dest) == before[dest]
                 assert api.get(source).status == 404
-                refused(api.call("GET", path(name)), 404, "router_not_found")
+                refused(api.call("GET", path_of(name)), 404, "router_not_found")
             fill_the_log(api)
 
 
-@ENDS
-@WHERE
+@RUNS
 def test_copies_outlive_records_that_the_source_has_evicted_or_deleted(
     server: Server, shards: tuple[int, int], end: str
 ) -> None:
@@ -185,8 +175,7 @@ def test_copies_outlive_records_that_the_source_has_evicted_or_deleted(
             )
 
 
-@ENDS
-@WHERE
+@RUNS
 def test_a_streamed_append_is_copied_over_a_restart(
     server: Server, shards: tuple[int, int], end: str
 ) -> None:
@@ -206,8 +195,7 @@ def test_a_streamed_append_is_copied_over_a_restart(
             assert kept(api, dest) == before
 
 
-@ENDS
-@WHERE
+@RUNS
 def test_what_waits_for_a_full_dest_is_forwarded_after_a_restart(
     server: Server, shards: tuple[int, int], end: str
 ) -> None:
@@ -234,8 +222,7 @@ def test_what_waits_for_a_full_dest_is_forwarded_after_a_restart(
             assert forwarded(api, name) == 30
 
 
-@ENDS
-@WHERE
+@RUNS
 def test_a_gap_is_told_after_a_restart(server: Server, shards: tuple[int, int], end: str) -> None:
     source, dest = names_for("t", shards)
     with Api(server.address) as api:
@@ -299,8 +286,7 @@ def test_copies_in_a_queue_stay_acked_and_free(server: Server, end: str) -> None
         assert data(queue.claim_all(1)) == ["after"]
 
 
-@ENDS
-@WHERE
+@RUNS
 def test_what_an_ephemeral_end_loses(server: Server, shards: tuple[int, int], end: str) -> None:
     """Copies of an ephemeral source stay in a durable dest; an ephemeral dest forgets its own."""
     source, dest = names_for("s", shards)
@@ -334,10 +320,10 @@ def test_a_deleted_router_stays_deleted(server: Server) -> None:
         name = route(api, source, dest)
         ok(api.append(source, "a"))
         arrived(api, dest, "a")
-        ok(api.call("DELETE", path(name)))
+        ok(api.call("DELETE", path_of(name)))
     restart(server, "kill")
     with Api(server.address) as api:
-        refused(api.call("GET", path(name)), 404, "router_not_found")
+        refused(api.call("GET", path_of(name)), 404, "router_not_found")
         ok(api.append(source, "b"))
         assert data(kept(api, dest)) == ["a"]
 

@@ -11,8 +11,9 @@ import pytest
 
 from tests.contract.deleting import erase
 from tests.support.api import Api, data, ok
+from tests.support.copies import arrived, forwarded, kept, passed, route, shown
 from tests.support.queues import until
-from tests.support.routes import arrived, forwarded, kept, names_for, passed, route, shown
+from tests.support.routers import names_for
 from tests.support.sse import CAUGHT_UP, RECORD, TOMBSTONE, Stream, seqs, session, stone, watch
 from tests.support.ws import Socket
 
@@ -42,6 +43,11 @@ def gap_of(page: Any) -> tuple[int, int] | None:
     return page["tombstone"]["gap_from"], page["tombstone"]["gap_to"]
 
 
+def is_whole(api: Api, dest: str) -> None:
+    """The dest has all that the source had, now or soon."""
+    until(lambda: api.state(dest)["head_seq"], lambda head: head == 1 + EVICTED + KEPT)
+
+
 def open_again(api: Api, dest: str) -> None:
     ok(api.put(dest, {"cap_records": 1000}))
 
@@ -57,7 +63,7 @@ def test_what_the_source_has_evicted_is_a_gap_in_the_dest(
     open_again(api, dest)
     expected = [*range(EVICTED, EVICTED + KEPT)]
     passed(api, name)
-    until(lambda: api.state(dest)["head_seq"], lambda head: head == 1 + EVICTED + KEPT)
+    is_whole(api, dest)
     page = ok(api.diff(dest))
     assert (data(page["records"]), gap_of(page)) == (["first"], None)
     assert page["next_from_seq"] == 1, "a page with records ends before a gap"
@@ -153,6 +159,7 @@ def test_a_gap_goes_on_along_a_chain(api: Api, topic: str) -> None:
     open_again(api, dest)
     passed(api, first, name)
     for topic_name in (dest, last):
+        is_whole(api, topic_name)
         page = ok(api.diff(topic_name, from_seq=1))
         assert gap_of(page) == (2, 1 + EVICTED), topic_name
         assert data(page["records"]) == [*range(EVICTED, EVICTED + KEPT)]
@@ -162,11 +169,12 @@ def test_a_gap_goes_on_along_a_chain(api: Api, topic: str) -> None:
 
 def test_records_that_grow_too_old_while_they_wait_are_passed_over(api: Api, ends: Ends) -> None:
     source, dest = ends
-    ok(api.put(source, {"ttl_ms": 100}), 201)
+    ok(api.put(source), 201)
     ok(api.put(dest, {"discard": "reject", "cap_records": 1}), 201)
     name = route(api, source, dest)
     ok(api.append(source, "first"))
     arrived(api, dest, "first")
+    ok(api.put(source, {"ttl_ms": 100}))
     ok(api.append(source, "a", "b"))
     until(lambda: api.state(source)["count"], lambda count: count == 0)
     ok(api.put(source, {"ttl_ms": 0}))

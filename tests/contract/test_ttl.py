@@ -14,8 +14,8 @@ from tests.support.server import Server
 pytestmark = pytest.mark.slow
 
 
-OLD_S = 3.0
-TTL_MS = 2500  # between the age of the old records and that of those that a test adds
+OLD_S = 6.5
+TTL_MS = 6000  # between the age of the old records and that of those that a test adds
 OLD = [{"data": number, "tag": f"t{number}", "node": "me"} for number in range(1, 6)]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.api import Answer, Api, Wire, ok, refused
+from tests.support.queues import BOUND_S
 from tests.support.server import Server
 from tests.support.sse import ERROR, Stream, session, turned_away, watch
 from tests.support.ws import Socket, handshake
@@ -175,7 +176,7 @@ def test_the_number_of_sessions_is_capped(tmp_path: Path) -> None:
 
 def free_again(server: Server, url: str, token: str | None = None) -> None:
     """A slot of a connection that has gone is free as soon as the server has noticed."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + BOUND_S
     while True:
         try:
             Stream(server.address, url, token=token).close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections.abc import Iterator
@@ -49,11 +50,17 @@ def test_a_stream_that_carries_records_sends_no_heartbeat(api: Api, topic: str) 
     ok(api.put(topic), 201)
     with watch(api, [topic], heartbeat_ms=1000) as stream:
         stream.event(CAUGHT_UP)
-        for number in range(10):
+        sent, close = time.monotonic(), 0
+        for number in itertools.count():
             time.sleep(0.2)
+            before, sent, seen = sent, time.monotonic(), len(stream.blocks)
             ok(api.append(topic, number))
             assert data(stream.records(1)) == [number]
-        assert [event.lines for event in stream.blocks if event.comments] == []
+            if time.monotonic() - before < 0.9:  # the last two left the server within this time
+                close += 1
+                assert not [event.lines for event in stream.blocks[seen:] if event.comments]
+            if close == 10:
+                break
 
 
 @pytest.mark.slow
@@ -244,16 +251,16 @@ def test_a_stalled_reader_is_given_larger_events(api: Api, topic: str) -> None:
             for number in range(40):
                 ok(api.append(topic, [number, BLOCK]))
                 reference.records(1)
-            for number in range(2000):
+            for number in range(600):
                 ok(api.append(topic, number))
             events: list[Any] = []
-            while sum(len(event["records"]) for event in events) < 2040:
+            while sum(len(event["records"]) for event in events) < 640:
                 event = stream.event(RECORD, CAUGHT_UP)
                 events += [event.json()] if event.event == RECORD else []
     assert [record["$seq"] for event in events for record in event["records"]] == list(
-        range(1, 2041)
+        range(1, 641)
     )
-    assert len(events) < 500
+    assert len(events) < 160
 
 
 @pytest.mark.slow
@@ -276,7 +283,7 @@ def test_a_stalled_reader_delays_nobody(
             (record,) = quick.records(1)
             slowest = max(slowest, time.monotonic() - sent)
             assert record["data"][0] == number
-    assert slowest < 2.0
+    assert slowest < SLACK_S
 
 
 @pytest.mark.slow

@@ -145,6 +145,7 @@ def test_a_second_get_takes_the_session_over(api: Api, topic: str) -> None:
             assert type(last.json()["code"]) is int
             assert isinstance(last.json()["error"], str)
             assert last.id is None
+            assert last.retry == "2147483647", "an EventSource must not come back at once"
             with pytest.raises(EOFError):
                 first.block()
             ok(api.append(topic, 2))

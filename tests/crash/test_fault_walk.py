@@ -22,29 +22,34 @@ def silence() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("goes_on", "stop", "first"),
-    [(False, False, 1), (False, True, 4), (True, False, 7), (True, True, 10)],
+    ("goes_on", "stop", "loop", "first"),
+    [
+        *((False, False, False, 1), (False, True, False, 4)),
+        *((True, False, False, 7), (True, True, False, 10)),
+        *((False, False, True, 13), (False, True, True, 16), (True, False, True, 19)),
+    ],
 )
 def test_whatever_write_or_sync_fails_nothing_acknowledged_is_lost_and_nothing_refused_is_shown(
-    goes_on: bool, stop: bool, first: int
+    goes_on: bool, stop: bool, loop: bool, first: int
 ) -> None:
-    wrong, calls = in_folder(Case(stop=stop))
+    wrong, calls = in_folder(Case(stop=stop, loop=loop))
     assert wrong == []
     assert len(calls) > 250, "all kinds of calls are made"
-    for index in range(first, len(calls) + 1, 12):
-        wrong += in_folder(Case(index, goes_on, stop))[0]
+    for index in range(first, len(calls) + 1, 36):
+        wrong += in_folder(Case(index, goes_on, stop, loop))[0]
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.parametrize("loop", [False, True])
 @pytest.mark.parametrize("forgotten", ["blank", "write_again"])
 def test_a_log_that_is_not_cut_or_not_written_again_is_found_out(
-    forgotten: str, monkeypatch: pytest.MonkeyPatch
+    forgotten: str, loop: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, calls = in_folder(Case())
+    _, calls = in_folder(Case(loop=loop))
     syncs = [
         index
         for index, call in enumerate(calls, 1)
         if call.startswith("fdatasync") and call.endswith(".wal")
     ]
     monkeypatch.setattr(WalFile, forgotten, lambda *_: None)
-    assert any(in_folder(Case(index))[0] for index in syncs[len(syncs) // 2 :])
+    assert any(in_folder(Case(index, loop=loop))[0] for index in syncs[len(syncs) // 2 :])

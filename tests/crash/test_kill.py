@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 KILLS = int(os.environ.get("TEST_KILLS", "12"))
 SEED = int(os.environ.get("TEST_SEED", "1"))
-SHARD_BACK_S = 2.0
+SHARD_BACK_S = 10.0  # a second on a machine that does nothing else
 CLASSES = ("memory", "disk", "fsync")
 
 
@@ -109,7 +109,7 @@ def test_a_killed_front_is_back_on_the_same_address(tmp_path: Path) -> None:
         with Api(server.address) as api:
             ok(api.append("t", 1, idempotency_key="k"), 201)
         kill_one(roles["front 0"])
-        server.wait_ready(10)
+        server.wait_ready()
         with Api(server.address) as api:
             assert ok(api.append("t", 1, idempotency_key="k"))["deduped"] is True
             assert ok(api.append("t", 2))["seqs"] == [2]
@@ -127,7 +127,7 @@ def test_a_shard_that_dies_lets_its_long_polls_go(tmp_path: Path) -> None:
             kill_one(roles["shard 0"])
             sent = time.monotonic()
             refused(wire.answer(), 503, "not_ready")
-            assert time.monotonic() - sent < 5
+            assert time.monotonic() - sent < 15
 
 
 def test_a_stop_under_load_loses_nothing_and_exits_0(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_a_stop_waits_for_no_long_poll_beyond_the_drain(tmp_path: Path) -> None:
             time.sleep(0.2)  # nothing outside tells that a poll is parked
             asked = time.monotonic()
             server.stop()
-            assert time.monotonic() - asked < 6
+            assert time.monotonic() - asked < 15
 
 
 def everything(api: Api, topics: dict[str, str]) -> dict[str, Any]:

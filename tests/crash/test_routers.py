@@ -23,6 +23,6 @@ def test_every_copy_comes_over_once_in_order_and_stays(tmp_path: Path) -> None:
         print(f"repeat with: python -m tests.campaigns.routers --seconds {SECONDS} --seed {SEED}")
         raise
     assert not summary.problems, str(summary)
-    assert summary.counts["copies"] > 1000, str(summary)
+    assert summary.counts["copies"] > 100, str(summary)
     for what in ("source_trim told", "cap told", "read again"):
         assert summary.counts[what], str(summary)

@@ -17,7 +17,7 @@ from tests.support.server import Server, kill_one, rss_bytes
 pytestmark = pytest.mark.slow
 
 MIB = 2**20
-BACK_S = 2.0
+BACK_S = 10.0
 CLIENTS = 400
 
 

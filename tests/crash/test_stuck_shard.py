@@ -28,7 +28,7 @@ def test_a_shard_that_stands_still_holds_up_nobody_else_and_comes_back(tmp_path:
         os.kill(shard, signal.SIGSTOP)
         try:
             outcomes = [_impatient(server, stuck) for _ in range(2)]
-            with Api(server.address, timeout_s=5) as api:
+            with Api(server.address) as api:
                 for number in range(30):
                     ok(api.append(other, number))
                 assert len(data_of(api, other)) == 30

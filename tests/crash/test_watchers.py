@@ -27,5 +27,5 @@ def test_watchers_see_every_record_once_or_are_told_of_the_gap(tmp_path: Path) -
         )
         raise
     assert not summary.problems, str(summary)
-    assert summary.counts["records"] > 1000, str(summary)
-    assert summary.counts["resumes"] > WATCHERS / 2, str(summary)
+    assert summary.counts["records"] > 100, str(summary)
+    assert summary.counts["resumes"] > 0, str(summary)

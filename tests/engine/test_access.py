@@ -99,7 +99,42 @@ def test_entries_are_separated_by_commas_and_white_space_around_them_means_nothi
     ] == [True] * 3 + [False] * 2
 
 
+HEX = hashlib.sha256(b"se:cret,").hexdigest()
+
+
+@pytest.mark.parametrize("digits", [HEX, HEX.upper()])
+def test_a_digest_stands_for_a_secret_which_may_then_hold_any_visible_character(
+    digits: str,
+) -> None:
+    principal = key(f"other,sha256:{digits}:r:tenant42:|shared.", secret=b"se:cret,")
+    assert (principal.scopes, principal.prefixes) == (READ, ("tenant42:", "shared."))
+    assert key(f"sha256:{digits}", b"se:cret,").scopes == ALL_SCOPES
+    assert Access.parse(f"sha256:{digits}").authenticate(f"sha256:{digits}".encode()) is None
+
+
 # Fail closed
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sha256:",
+        "sha256:read",
+        f"sha256:{HEX[1:]}",
+        f"sha256:{HEX}0",
+        f"sha256:{HEX[1:]}g:read",
+        f"sha256:{HEX} :read",
+        f"sha256::{HEX}",
+    ],
+)
+def test_what_begins_like_a_digest_and_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="entry 1: 'sha256:' is not followed by exactly 64 hex"):
+        Access.parse(text)
+
+
+def test_a_key_and_its_own_digest_are_the_same_key_twice() -> None:
+    with pytest.raises(ValueError, match="twice"):
+        Access.parse(f"hunter2:r,sha256:{hashlib.sha256(b'hunter2').hexdigest()}:w")
 
 
 @pytest.mark.parametrize(
@@ -213,6 +248,33 @@ def test_without_keys_authentication_is_off_and_every_token_is_anyone() -> None:
         assert access.authenticate(b"whatever") is ANYONE
     assert ANYONE.allows(ALL_SCOPES)
     assert ANYONE.covers("any")
+
+
+# Changes
+
+
+def test_a_key_is_found_again_whatever_has_become_of_its_rights() -> None:
+    before = Access.parse("kept:r:a|b,changed:r,gone")
+    after = Access.parse("changed:r:a,kept:read:b|a,new")
+    kept, changed, gone = (after.current(one) for one in before.principals)
+    assert gone is None
+    assert kept is after.principals[1]
+    assert kept.has_rights_of(before.principals[0])
+    assert changed is after.principals[0]
+    assert not changed.has_rights_of(before.principals[1])
+    assert Access().current(ANYONE) is ANYONE
+
+
+@pytest.mark.parametrize("other", ["k:w", "k:r+w", "k", "k:r:a", "k:r:b", "k:r:a|b|c", "k::a|b"])
+def test_other_scopes_or_prefixes_are_other_rights(other: str) -> None:
+    assert not key("key:r:a|b").has_rights_of(key(other, b"k"))
+    assert not key(other, b"k").has_rights_of(key("key:r:a|b"))
+
+
+def test_the_alias_is_of_the_digest_of_the_digest() -> None:
+    digest = hashlib.sha256(b"hunter2").digest()
+    assert key("hunter2:r", b"hunter2").alias == hashlib.sha256(digest).hexdigest()[:8]
+    assert ANYONE.alias == ""
 
 
 # Authorization

@@ -42,3 +42,16 @@ def test_a_key_that_was_remembered_again_while_it_lived_keeps_its_new_place() ->
     assert [window.find(key, 3, WINDOW_MS) for key in "ab"] == [DedupeEntry(3, 1, 2), None]
     window.expire(WINDOW_MS + 2, WINDOW_MS)
     assert len(window) == 0
+
+
+def test_empty_windows_share_what_they_are_made_of_and_never_a_key() -> None:
+    first, second = DedupeWindow(), DedupeWindow()
+    write = DedupeEntry(1, 1, 0)
+    first.remember("a", write, 0)  # not kept
+    assert (len(first), len(second)) == (0, 0)
+    first.remember("a", write, WINDOW_MS)
+    assert "a" not in second
+    first.expire(WINDOW_MS, WINDOW_MS)
+    second.remember("b", write, WINDOW_MS)
+    assert (list(first.items()), list(second.items())) == ([], [("b", write)])
+    assert list(DedupeWindow().items()) == []

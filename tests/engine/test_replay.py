@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from tests.engine.shard_support import Desk, fill
 from topics.engine.replay import Misfit, Replay
+from topics.formats.api.topic_config import TopicConfig
 from topics.formats.disk.frame_bodies import Floors
 from topics.formats.disk.frames import FrameHeader, FrameKind
 
@@ -39,3 +41,25 @@ def test_floors_take_records_away_and_never_fall(desk: Desk) -> None:
     replay.raise_floors(topic, Floors(4, 1, 1, 1, 2), 4)
     replay.raise_floors(topic, Floors(2, 3, 1, 1, 1), 3)
     assert (topic.floors, topic.start_seq, topic.count) == (Floors(4, 3, 1, 1, 2), 4, 2)
+
+
+def test_topics_of_one_config_share_it(desk: Desk) -> None:
+    replay = Replay(desk.engine.table)
+    fields = msgspec.structs.asdict(TopicConfig(ttl_ms=5))
+    assert replay.config(fields) is replay.config({**fields})
+    assert replay.config(fields) == TopicConfig(ttl_ms=5)
+    assert replay.config({**fields, "ttl_ms": 6}) == TopicConfig(ttl_ms=6)
+
+
+def test_each_topic_of_the_checkpoint_has_the_lsn_that_was_noted(desk: Desk) -> None:
+    for name in "abc":
+        desk.put(name)
+    replay = Replay(desk.engine.table)
+    topics = [desk.engine.topic(name) for name in "abc"]
+    for topic, lsn in zip(topics, (7, 9, 7), strict=True):
+        assert replay.news_from(topic) == 0
+        replay.note_restored(topic, 5, lsn)
+    assert [*map(replay.news_from, topics)] == [7, 9, 7]
+    heads = [header(topic.id)._replace(lsn=8) for topic in topics]
+    assert [*map(replay.is_ahead, heads)] == [True, False, True]
+    assert not replay.is_ahead(header(99)._replace(lsn=8))

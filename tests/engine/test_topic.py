@@ -2,25 +2,61 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
+
 from tests.engine.shard_support import Desk
+from topics.engine.priority import NEW_BAND, TOP_BAND
+from topics.engine.topic import Topic
+from topics.formats.api.topic_config import TopicConfig
 
 
-def test_priority_falls_by_one_each_second_after_a_read(desk: Desk) -> None:
+def test_priority_is_halved_every_30_seconds_after_a_read(desk: Desk) -> None:
     desk.put("a")
     topic = desk.engine.topic("a")
     assert topic.effective_priority(desk.now.ms) == 0
     topic.touch(*desk.now)
-    assert [
-        topic.effective_priority(desk.now.ms + ms) for ms in (0, 999, 1000, 499_000, 500_000, 10**9)
-    ] == [
-        500,
+    ages = (0, 1, 30_000, 60_000, 90_000, 300_000, 10**9)
+    assert [topic.effective_priority(desk.now.ms + age) for age in ages] == [
         500,
         499,
-        1,
+        250,
+        125,
+        62,
         0,
         0,
     ]
+    assert [topic.band(desk.now.ms + age) for age in ages] == [3, 3, 3, 2, 2, 1, 1]
+
+
+def test_a_read_does_not_count_where_a_priority_is_set_or_none_is_wanted(desk: Desk) -> None:
     desk.put("a", auto_priority=False)
-    assert topic.effective_priority(desk.now.ms) == 0
+    topic = desk.engine.topic("a")
+    topic.touch(*desk.now)
+    assert (topic.effective_priority(desk.now.ms), topic.band(desk.now.ms)) == (0, NEW_BAND)
     desk.put("a", priority=-7)
-    assert topic.effective_priority(desk.now.ms) == -7
+    assert (topic.effective_priority(desk.now.ms), topic.band(desk.now.ms)) == (-7, 0)
+    desk.put("a", priority=5000)  # stored clamped
+    assert (topic.effective_priority(desk.now.ms), topic.band(desk.now.ms)) == (1000, TOP_BAND)
+
+
+def test_a_key_under_way_belongs_to_its_topic_alone() -> None:
+    first, second = (Topic(topic_id, "t", 1, TopicConfig()) for topic_id in (1, 2))
+    first.note_pending_key("k", "a")
+    assert (first.pending_keys, second.pending_keys) == ({"k": "a"}, {})
+    second.note_pending_key("k", "b")
+    assert first.pending_keys == {"k": "a"}
+    assert Topic(3, "t", 1, TopicConfig()).pending_keys == {}
+
+
+def test_an_idle_topic_takes_less_than_a_kilobyte() -> None:
+    count = 1000
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        topics = [Topic(number, "t", 1, TopicConfig(ttl_ms=5)) for number in range(count)]
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert taken / len(topics) < 750  # 560; 1,440 with a deque of its own

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from topics.formats.setting_values import Bound, Host, HostNames, boolean
+from topics.formats.setting_values import Bound, Host, HostNames, Origins, boolean
 
 
 @pytest.mark.parametrize(
@@ -40,6 +40,56 @@ def test_host_names_are_a_list_in_lower_case() -> None:
         "[::1]",
         "a_b",
     )
+
+
+def test_origins_are_as_browsers_send_them() -> None:
+    text = "HTTPS://App.example:443, http://a:80,http://b:08080,https://[FD00:0::1]:8443,app://x"
+    assert Origins().parse(text) == (
+        "https://app.example",
+        "http://a",
+        "http://b:8080",
+        "https://[fd00::1]:8443",
+        "app://x",
+    )
+    assert Origins().parse("*") == ("*",)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "app.example",
+        "//app.example",
+        "https://",
+        "https://app.example/",
+        "https://app.example/path",
+        "https://app.example?x",
+        "https://user@app.example",
+        "https://*.example",
+        "https://a..b",
+        "https://a:65536",
+        "https://a:",
+        "https://[::1",
+        "https://[1.2.3.4]",
+        "https://é.example",
+        "https://a,,https://b",
+        ",".join(["https://a"] * 65),
+    ],
+)
+def test_what_is_not_a_list_of_origins_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="must be \\* or at most 64 origins"):
+        Origins().parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [("null", "must not name null"), ("*,https://a", "alone"), ("https://a, *", "alone")],
+)
+def test_null_and_a_star_among_others_are_refused_with_a_rule_of_their_own(
+    text: str, rule: str
+) -> None:
+    with pytest.raises(ValueError, match=rule):
+        Origins().parse(text)
 
 
 def test_booleans_have_the_usual_spellings_and_no_others() -> None:

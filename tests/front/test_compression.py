@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.support.driven import Scene, scenes
 from tests.support.fake_backend import FakeBackend, FakeReply
 from tests.support.front import LANES, running
 from topics.errors import NotReady
@@ -33,6 +34,23 @@ async def test_a_compressed_answer_tells_whoever_the_plain_one_would_tell() -> N
     answer.on_unsent = lambda: told.append("unsent")
     (await compressed(answer)).unsent()
     assert told == ["unsent"]
+
+
+async def test_an_answer_whose_connection_ends_before_its_task_gives_its_memory_back() -> None:
+    backend, told = FakeBackend(), list[str]()
+    answer = Answer(200, bytes(10_000), FakeReply({}, b"", backend))
+    answer.on_unsent = lambda: told.append("unsent")
+    held = backend.replies_out
+
+    async def serve(scene: Scene) -> None:
+        scene.connection.cut()
+        await compressed(answer)
+
+    async with scenes() as make:
+        scene = make()
+        scene.serve(serve)
+        assert scene.notes == ["over"]
+    assert (held, backend.replies_out, told) == (1, 0, ["unsent"])
 
 
 @LANES

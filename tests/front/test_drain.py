@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import socket
+from contextlib import nullcontext
 
 import pytest
 import trio
+import trio.testing
 
 from tests.support.fake_backend import FakeBackend
 from tests.support.front import APPEND, LANES, running
@@ -13,6 +15,7 @@ from tests.support.raw_client import request
 from topics.config import Settings
 from topics.front.http.connection import Connection
 from topics.front.http.fast_lane import FastLane
+from topics.front.http.poller import Poller
 
 
 @pytest.mark.slow
@@ -64,20 +67,24 @@ async def test_a_long_poll_whose_body_arrives_after_the_others_ended_ends_too() 
 
 
 @pytest.mark.slow
-async def test_requests_received_before_the_drain_are_answered() -> None:
-    """Before its task has begun to run, and while it is between two requests."""
-    async with running() as run:
+async def test_a_request_received_before_the_drain_is_answered() -> None:
+    """Its bytes are in the socket, and nobody has read them."""
+    async with running() as run, trio.open_nursery() as nursery:
         connections, lanes = run.server.connections, run.server.lanes
+        poller = Poller(nursery, connections, nullcontext())
         ours, theirs = socket.socketpair()
-        with ours, theirs:
+        with theirs:
             ours.setblocking(False)
             theirs.settimeout(5)
             connection = Connection(ours, connections)
             connections.add(connection)
+            poller.drive(connection, FastLane(connection, lanes).run())
             theirs.sendall(APPEND)
             run.server.guard.drain.begin()
             connections.drain()
             assert connections.leaving == 1
-            await FastLane(connection, lanes).run()
+            poller.turn()
+            await trio.testing.wait_all_tasks_blocked()
             assert theirs.recv(4096).startswith(b"HTTP/1.1 503 ")
+            assert ours.fileno() == -1
             connections.remove(connection)

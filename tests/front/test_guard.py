@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.support.front import KEYS, LANES, RECORD, running
+from topics.errors import Forbidden
+from topics.formats.api.request_heads import parse_head
+from topics.front.request import Request
+from topics.front.routes.records import RETURN_SEQS
 
 
 @LANES
@@ -12,7 +18,7 @@ from tests.support.front import KEYS, LANES, RECORD, running
     ("method", "path", "body", "headers", "status", "code"),
     [
         ("GET", "/v0/nothing", b"", {}, 404, "not_found"),
-        ("GET", "/v0/metrics", b"", {}, 404, "not_found"),
+        ("POST", "/v0/metrics", b"", {}, 405, "method_not_allowed"),
         ("GET", "/v0/topics/", b"", {}, 400, "invalid_request"),
         ("GET", "/v0//topics", b"", {}, 404, "not_found"),
         ("GET", "/v0/topics/a/b", b"", {}, 404, "not_found"),
@@ -150,3 +156,24 @@ async def test_forbidden_comes_before_a_wrong_body_and_unauthorized_before_all(f
         assert (
             await client.ask("POST", "/v0/topics/%20?return_seqs=x", RECORD, **bad)
         ).status == 415
+
+
+async def test_a_renamed_request_is_the_one_that_the_other_name_would_have_got() -> None:
+    async with running(keys="writer:write:t.,other:write:u.") as run:
+        guard = run.server.guard
+
+        def admitted(topic: str, key: str = "writer") -> Request:
+            line = f"POST /v0/topics/{topic}?return_seqs=false&x=y HTTP/1.1\r\n"
+            fields = f"Host: localhost\r\nAuthorization: Bearer {key}\r\nAccept-Encoding: gzip\r\n"
+            body = (
+                "Content-Type: application/json\r\nContent-Encoding: gzip\r\nContent-Length: 9\r\n"
+            )
+            return guard.admit(parse_head(f"{line}{fields}{body}\r\n".encode()))
+
+        first, other = admitted("t.a"), admitted("t.b")
+        renamed = guard.renamed(first, "t.b")
+        assert renamed == replace(other, query=first.query)
+        assert first.query[RETURN_SEQS] is other.query[RETURN_SEQS] is False
+        assert guard.renamed(first, "u.a") is None
+        with pytest.raises(Forbidden):
+            admitted("u.a")

@@ -9,14 +9,14 @@ from tests.support.fake_backend import FakeBackend
 from tests.support.front import LANES, running
 from tests.support.raw_client import request
 from topics.actors.link.board import Board
-from topics.actors.link.ledger import LimitsLedger, assign_key_slots
+from topics.actors.link.ledger import LimitsLedger
 from topics.actors.link.process_id import front_id
 from topics.config import Settings
 from topics.engine.access import ANYONE, Principal
 from topics.errors import Throttled
 from topics.front.limits import Cap, Slots, make_slots
 
-ONE, TWO = Principal(b"one"), Principal(b"two")
+ONE, TWO = Principal(b"one", slot=0), Principal(b"two", slot=1)
 
 
 def slots(in_all: int = 0, per_key: int = 0) -> Slots:
@@ -76,9 +76,8 @@ def test_without_caps_there_is_always_a_slot() -> None:
 def test_fronts_with_one_ledger_share_the_caps() -> None:
     settings = Settings(max_sse_connections=3, max_sse_connections_per_key=2, max_watch_sessions=1)
     board = Board.create(shards=0, fronts=2)
-    assign_key_slots(board, [b"one-and-more", b"two-and-more"])
     fronts = [make_slots(settings, 9, LimitsLedger(board, front_id(index))) for index in (0, 1)]
-    one, two = Principal(b"one-and-more"), Principal(b"two-and-more")
+    one, two = ONE, TWO
     for front in fronts:
         front.streams.acquire(one)
         front.connections.acquire()

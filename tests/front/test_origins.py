@@ -1,5 +1,5 @@
-"""Origins (decision 0019): a page of another site reaches nothing through a visitor's browser when
-the server has no keys.
+"""Origins (decisions 0019, 0033): a page of another site reaches nothing through a visitor's
+browser, with keys or without.
 """
 
 from __future__ import annotations
@@ -87,11 +87,12 @@ async def test_forbidden_comes_before_a_malformed_handshake() -> None:
         assert (await client.ask("GET", "/v0/ws", origin="http://localhost")).status == 426
 
 
-async def test_with_keys_the_token_decides() -> None:
+async def test_with_keys_a_foreign_origin_needs_to_be_listed_and_every_one_a_token() -> None:
+    fields = {"origin": "https://app.example", "authorization": "Bearer k"}
     async with running(keys="k") as run:
-        assert (
-            await shaken(run, origin="https://app.example", authorization="Bearer k")
-        ).status == 101
+        assert (await shaken(run, **fields)).status == 403
+        assert (await shaken(run, authorization="Bearer k")).status == 101
+        assert (await shaken(run, **{**fields, "origin": "http://localhost"})).status == 101
         client = await run.connect()
         assert (
             await client.ask("GET", "/v0/ws", b"", origin="http://localhost", **HANDSHAKE)

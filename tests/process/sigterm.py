@@ -20,12 +20,13 @@ from typing import Any
 import trio
 
 from topics.actors.link.board import Board
+from topics.actors.link.key_table import KeyTable
 from topics.actors.link.link_memory import LinkMemory, LinkSizes
 from topics.actors.link.process_id import front_id, shard_id
 from topics.actors.shard.loop import ShardLoop
 from topics.actors.shard.sealing.sealing import Sealing
 from topics.config import Settings
-from topics.engine.access import Access
+from topics.front.server import Server
 from topics.process import children as process
 from topics.process import front, logs, shard_writer
 
@@ -38,7 +39,7 @@ BEFORE: dict[str, tuple[Any, str]] = {
     "recovery": (shard_writer, "recover"),
     "receiver": (trio, "open_signal_receiver"),
     "shard serves": (ShardLoop, "run"),
-    "front serves": (front, "serve"),
+    "front serves": (Server, "run"),
     "last checkpoint": (Sealing, "write_last"),
 }
 BEHIND: dict[str, tuple[Any, str]] = {
@@ -96,7 +97,7 @@ def main(kind: str, gap: str, data_dir: Path) -> None:
         if kind == "shard":
             shard_writer.main(settings, board, links, 0)
         else:
-            front.main(settings, Access.parse(""), board, links, 0, listener)
+            front.main(settings, KeyTable(), board, links, 0, listener)
 
     words = board.shard(0) if kind == "shard" else board.front(0)
     pid = process.fork(f"{kind} 0", run)

@@ -14,6 +14,7 @@ A front answers every connection with one line of JSON about what it sees, and c
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -27,15 +28,16 @@ import structlog
 from topics.actors.link.board import FrontState, ShardState
 from topics.actors.link.process_id import front_id, shard_id
 from topics.config import Settings
-from topics.engine.access import Access
 from topics.process import boot, health, logs
 from topics.process.children import wait_for_signal
 from topics.process.family import Shared, Workers
+from topics.process.hang_ups import hold_hang_ups
 from topics.process.notify import Notifier
 from topics.process.serve import serve
 
 ORDERS = Path(os.environ["ORDERS"])
 BEAT_S = 0.02
+PR_GET_DUMPABLE = 3
 log = structlog.get_logger()
 
 
@@ -62,9 +64,17 @@ def obey(name: str) -> str:
         blocked=int(signals["SigBlk"], 16),
         ignored=int(signals["SigIgn"], 16),
         caught=int(signals["SigCgt"], 16),
+        fds=open_files(),
     )
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # from here on it is waited for
     return todo
+
+
+def open_files() -> list[str]:
+    """What the descriptors of this process are of."""
+    return [
+        str(entry.readlink()) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()
+    ]
 
 
 def now_ms() -> int:
@@ -76,11 +86,7 @@ def told_to_stop(name: str) -> bool:
     return wait_for_signal({signal.SIGTERM}, BEAT_S) is not None and order(name) != "stubborn"
 
 
-def make_workers(
-    _settings: Settings,
-    access: Access,
-    shared: Shared,
-) -> Workers:
+def make_workers(_settings: Settings, shared: Shared) -> Workers:
     """The stand-ins."""
     board, listeners = shared.board, shared.listeners
 
@@ -135,12 +141,9 @@ def make_workers(
                 [board.session(front_id(f), shard_id(s)) for s in range(board.shards)]
                 for f in range(board.fronts)
             ],
-            "keys": len(access.principals),
-            "fds": [
-                str(entry.readlink())
-                for entry in Path("/proc/self/fd").iterdir()
-                if entry.is_symlink()
-            ],
+            "keys": len(shared.keys.read()[1].principals),
+            "dumpable": ctypes.CDLL(None).prctl(PR_GET_DUMPABLE, 0, 0, 0, 0),
+            "fds": open_files(),
         }
 
     return Workers(front, shard)
@@ -149,12 +152,10 @@ def make_workers(
 if __name__ == "__main__":
     health.STALLED_S = float(os.environ.get("STALLED_S", "3"))
     health.KILL_AFTER_S = float(os.environ.get("KILL_AFTER_S", "30"))
+    hold_hang_ups()
     start = boot.read(os.environ)
     # The supervisor could do with more than one.
     settings = replace(start.settings, fronts=int(os.environ.get("FRONTS", "1")))
     logs.configure("supervisor", settings.log_level)
-    sys.exit(
-        serve(
-            settings, start.access, Notifier.from_environment(os.environ, os.getpid()), make_workers
-        )
-    )
+    notifier = Notifier.from_environment(os.environ, os.getpid())
+    sys.exit(serve(replace(start, settings=settings), notifier, make_workers))

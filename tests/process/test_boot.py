@@ -139,3 +139,27 @@ def test_no_plaintext_key_lingers_in_the_memory_of_the_process_or_in_its_childre
         check=False,
     )
     assert (done.stdout, done.stderr) == ("0\n", "")
+
+
+HANG_UPS = """
+import os, signal, sys
+from topics.process.hang_ups import hold_hang_ups
+
+if sys.argv[1] == "ignored":
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+hold_hang_ups()
+os.kill(os.getpid(), signal.SIGHUP)
+print(signal.SIGHUP in signal.sigpending())
+"""
+
+
+@pytest.mark.parametrize("inherited", ["default", "ignored"])
+def test_a_hang_up_is_kept_for_later(inherited: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HANG_UPS, inherited],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "True\n")

@@ -37,6 +37,26 @@ def test_half_a_minute_of_service_forgives_and_half_a_minute_of_recovery_does_no
     assert delays == [0.0, 0.1, 0.2, 0.0, 0.1]
 
 
+def test_a_shard_whose_loop_hangs_in_the_disk_lives_as_long_as_its_silence_grows() -> None:
+    child = a_child()
+    live(child, 100.0, 0.0)
+    words = child.words
+    assert isinstance(words, ShardWords)
+    for second in range(1, 61):
+        words.disk_silent_ms = second * 1000
+        assert child.watch(100.0 + second) == 0.0
+    assert child.watch(161.0) == 1.0
+
+
+def test_a_heart_beats_for_one_process_only() -> None:
+    child = a_child()
+    for beat_ms in (100, 200):
+        child.begin(0.0)
+        assert not child.has_beaten
+        child.words.heartbeat_ms = beat_ms
+        assert child.has_beaten
+
+
 def a_child() -> Child:
     return Child(shard_id(0), Board.create(1, 1), lambda _index: None)
 

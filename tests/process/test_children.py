@@ -42,6 +42,20 @@ os.waitpid(children.fork("front 3", show), 0)
 """
 
 
+DUMPABLE = """
+import os
+from topics.process import children
+
+def show():
+    print(children._libc.prctl(3, 0, 0, 0, 0), flush=True)  # PR_GET_DUMPABLE
+
+show()
+children.forbid_dumps()
+show()
+os.waitpid(children.fork("front 3", show), 0)
+"""
+
+
 @pytest.fixture
 def sigterm_as_before() -> Iterator[None]:
     before = signal.getsignal(signal.SIGTERM)
@@ -136,3 +150,7 @@ def test_a_file_limit_that_may_not_be_raised_stays(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(resource, "getrlimit", lambda _kind: (256, 4000))
     monkeypatch.setattr(resource, "setrlimit", refuse)
     assert children.raise_file_limit() == (256, 256)
+
+
+def test_no_memory_is_shown_once_that_is_forbidden_nor_that_of_children() -> None:
+    assert run(DUMPABLE).stdout.split() == ["1", "0", "0"]

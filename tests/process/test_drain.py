@@ -13,7 +13,7 @@ from tests.process.family_support import Family, wait_until_gone
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stop_drains_the_fronts_first_and_the_shards_after_them(home: Path, number: int) -> None:
     with Family(home, FRONTS="2") as family:
         family.started().signal(number)
@@ -28,26 +28,34 @@ def test_a_stop_drains_the_fronts_first_and_the_shards_after_them(home: Path, nu
             family.connect()
 
 
-def test_a_hang_up_means_nothing_to_a_server_that_was_started_with_nohup(home: Path) -> None:
-    with Family(home, through=["nohup"]) as family:
+@pytest.mark.parametrize("through", [[], ["nohup"]], ids=["as it is", "nohup"])
+def test_a_hang_up_stops_no_server(home: Path, through: list[str]) -> None:
+    with Family(home, through=through, TOPICS_DRAIN_MS="1000") as family:
         family.started().signal(signal.SIGHUP)
+        assert family.wait_for("hang-up ignored")["reason"] == "there is no key file"
         assert family.ask()["shards"]
+        family.order("front-0", "stubborn")
         family.signal(signal.SIGTERM)
+        family.wait_for("signal received", signal="SIGTERM")
+        family.signal(signal.SIGHUP)
+        assert family.wait_for("hang-up ignored")["reason"] == "the server is stopping"
         assert family.end() == 0
-        assert [line["signal"] for line in family.events("signal received")] == ["SIGTERM"]
 
 
 def test_what_does_not_stop_is_killed_when_the_drain_is_over(home: Path) -> None:
-    with Family(home, TOPICS_DRAIN_MS="500") as family:
+    with Family(home, TOPICS_DRAIN_MS="1000") as family:
         family.order("front-0", "stubborn")
         family.started()
         began = time.monotonic()
         family.signal(signal.SIGTERM)
         assert family.end() == 0
-        assert 0.5 <= time.monotonic() - began < 5
+        assert time.monotonic() - began >= 1
         ends = {line["child"]: line.get("signal", "") for line in family.events("process ended")}
-        assert ends == {"front 0": "SIGKILL", "shard 0": "", "shard 1": ""}
-        assert family.events("drain time over, killing")[0]["children"] == ["front 0"]
+        (killing,) = family.events("drain time over, killing")
+        assert "front 0" in killing["children"]
+        killed = {*killing["children"]}  # a shard that has no time to obey is one of them
+        assert {child for child, by in ends.items() if by == "SIGKILL"} == killed
+        assert {*ends} == {"front 0", "shard 0", "shard 1"}
 
 
 def test_a_second_interrupt_kills_at_once(home: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from tests.actors.link.link_support import SMALL
 from topics.actors.link.board import Board, ShardState
+from topics.actors.link.key_table import KeyTable
 from topics.actors.link.process_id import ProcessId, ProcessKind, front_id, shard_id
 from topics.process import family as module
 from topics.process.family import Family, Shared, Workers
@@ -26,7 +27,7 @@ def shared() -> Iterator[Shared]:
     board = Board.create(2, 2)
     listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
     links = Links(board, [LinkRule(KINDS, SMALL)])
-    yield Shared(board, links, listeners, Notifier())
+    yield Shared(board, links, listeners, Notifier(), KeyTable())
     for listener in listeners:
         listener.close()
     for memory in links:
@@ -48,6 +49,26 @@ def family(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> Family:
 def test_shards_come_before_the_fronts_that_ask_them(family: Family) -> None:
     assert [child.name for child in family] == ["shard 0", "shard 1", "front 0", "front 1"]
     assert family.alive() == []
+
+
+def test_what_a_child_shares_is_loaded_before_its_fork(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+
+    def no_fork(name: str, main: Callable[[], None], *, log_level: str) -> int:
+        done.append(name)
+        return 101
+
+    def load(kind: str) -> Callable[[], None]:
+        return lambda: done.append(f"load {kind}")
+
+    monkeypatch.setattr(module, "fork", no_fork)
+    workers = Workers(lambda _: None, lambda _: None, load("front"), load("shard"))
+    family = Family(shared, workers, "info")
+    family.spawn(family.fronts[0], 5.0)
+    family.spawn(family.shards[1], 5.0)
+    assert done == ["load front", "front 0", "load shard", "shard 1"]
 
 
 def test_a_forked_child_stands_on_the_board_with_its_pid_and_spawns(

@@ -12,11 +12,12 @@ import trio
 import trio.testing
 
 from topics.actors.link.board import Board, FrontState
+from topics.actors.link.key_table import KeyTable
 from topics.config import Settings
-from topics.engine.access import Access
+from topics.front.server import Server
 from topics.process import front
 
-Serve = Callable[..., Awaitable[None]]
+Serve = Callable[[Server, socket.socket, trio.Event], Awaitable[None]]
 
 
 @pytest.fixture
@@ -29,9 +30,9 @@ def sigterm_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def run(monkeypatch: pytest.MonkeyPatch, board: Board, serve: Serve) -> None:
     """A front whose server is ``serve``, until its end."""
-    monkeypatch.setattr(front, "serve", serve)
+    monkeypatch.setattr(Server, "run", serve)
     with socket.socket() as listener:
-        front.main(Settings(), Access.parse(""), board, [], 0, listener)
+        front.main(Settings(), KeyTable(), board, [], 0, listener)
 
 
 @pytest.mark.usefixtures("sigterm_as_before")
@@ -40,7 +41,7 @@ def test_a_sigterm_drains_a_front_that_serves(monkeypatch: pytest.MonkeyPatch) -
     words = board.front(0)
     states: list[FrontState] = []
 
-    async def serve(*_: object, stop: trio.Event, **__: object) -> None:
+    async def serve(_server: Server, _listener: socket.socket, stop: trio.Event) -> None:
         states.append(words.state)
         signal.raise_signal(signal.SIGTERM)
         await stop.wait()
@@ -56,7 +57,7 @@ def test_a_sigterm_before_it_serves_is_not_lost(monkeypatch: pytest.MonkeyPatch)
     board = Board.create(1, 1)
     stopped: list[bool] = []
 
-    async def serve(*_: object, stop: trio.Event, **__: object) -> None:
+    async def serve(_server: Server, _listener: socket.socket, stop: trio.Event) -> None:
         stopped.append(stop.is_set())
 
     monkeypatch.setattr(front, "note_sigterm", lambda: lambda: True)

@@ -7,10 +7,20 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.process.family_support import Family, Systemd
+from topics.actors.link.board import Board
+from topics.actors.link.key_table import KeyTable
+from topics.process import family as family_module
+from topics.process import health as health_module
+from topics.process.family import Family as ForkedFamily
+from topics.process.family import Shared, Workers
+from topics.process.health import FIRST_SIGN_S, STALLED_S, Health
+from topics.process.notify import Notifier
+from topics.process.topology import Links
 
 pytestmark = pytest.mark.slow
 
@@ -67,6 +77,36 @@ def test_a_child_without_a_sign_of_life_is_told_of_killed_and_replaced_and_syste
             assert family.wait_for("process started")["child"] == f"{kind} 0"
         systemd.until("WATCHDOG=1")
         family.ask_until(lambda seen: seen["shards"][0][0] == "READY")
+
+
+def test_a_child_that_imports_has_more_time_for_its_first_sign_of_life(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    board = Board.create(1, 1)
+    links = Links(board, [])
+    shared = Shared(board, links, [], Notifier(), KeyTable())
+    family = ForkedFamily(shared, Workers(lambda _: None, lambda _: None), "info")
+    monkeypatch.setattr(family_module, "fork", lambda *_, **__: os.getpid())
+    (shard,) = family.shards
+    health = Health(family, shared)
+    now = 100.0
+    monkeypatch.setattr(health_module, "time", SimpleNamespace(monotonic=lambda: now))
+    family.spawn(shard, now)
+
+    def seconds_until_stalled() -> float:
+        nonlocal now
+        began = now
+        while not shard.is_stalled and now - began < 2 * FIRST_SIGN_S:
+            health.tick()
+            now += 1.0
+        return now - began
+
+    assert FIRST_SIGN_S <= seconds_until_stalled() <= FIRST_SIGN_S + 3
+    shard.words.heartbeat_ms += 1
+    health.tick()
+    assert not shard.is_stalled
+    now += 1.0
+    assert STALLED_S <= seconds_until_stalled() <= STALLED_S + 3
 
 
 def test_a_child_that_is_stopped_for_a_while_goes_on(home: Path) -> None:

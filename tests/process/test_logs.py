@@ -202,16 +202,20 @@ def test_lines_that_cannot_be_written_are_dropped_and_their_number_is_told_later
         ("log lines dropped", 3),
         ("going on", None),
     ]
+    assert logs.dropped_count() == 3
 
 
 def test_the_number_of_dropped_lines_is_told_without_another_line() -> None:
     disk = FullDisk()
     logs.configure("supervisor", "info", disk)
     structlog.get_logger().info("lost")
+    logs.tell_dropped()
+    assert logs.dropped_count() == 1, "what tells of it does not count"
     disk.full = False
     logs.tell_dropped()
     logs.tell_dropped()
     assert [(line["event"], line["count"]) for line in lines(disk)] == [("log lines dropped", 1)]
+    assert logs.dropped_count() == 1
 
 
 def test_a_reader_that_is_gone_does_not_stop_the_process() -> None:
@@ -222,3 +226,49 @@ def test_a_reader_that_is_gone_does_not_stop_the_process() -> None:
     structlog.get_logger().info("nobody hears this")
     with pytest.raises(BrokenPipeError):
         broken.close()
+
+
+def test_a_request_has_a_line_whatever_the_level_of_the_log() -> None:
+    out = io.StringIO()
+    logs.configure("front 0", "error", out)
+    logs.write_request({"route": "append", "status": 200, "ms": 0.5, "cut": True})
+    (line,) = lines(out)
+    assert str(line.pop("time")).endswith("Z")
+    assert line == {
+        "process": "front 0",
+        "pid": os.getpid(),
+        "event": "request",
+        "route": "append",
+        "status": 200,
+        "ms": 0.5,
+        "cut": True,
+        "level": "info",
+    }
+
+
+def test_a_request_id_that_holds_a_secret_is_cleaned(out: io.StringIO) -> None:
+    logs.write_request({"request_id": "/a?token=hunter2", "trace": "bearer hunter2"})
+    (line,) = lines(out)
+    assert "hunter2" not in str(line)
+    assert line["request_id"] == "/a"
+
+
+def test_a_person_reads_requests_in_words() -> None:
+    terminal = Terminal()
+    logs.configure("front 0", "info", terminal)
+    logs.write_request({"route": "append", "status": 200})
+    (line,) = terminal.getvalue().splitlines()
+    assert "request" in line
+    assert "append" in line
+    assert not line.startswith("{")
+
+
+def test_a_line_of_a_request_that_cannot_be_written_is_dropped_and_counted() -> None:
+    class Full(io.StringIO):
+        def write(self, _: str) -> int:
+            raise OSError(errno.ENOSPC, "no room")
+
+    logs.configure("front 0", "info", Full())
+    logs.write_request({"route": "append"})
+    assert logs._sink is not None
+    assert logs._sink.dropped == 1

@@ -26,6 +26,7 @@ async def test_each_beat_stores_how_late_it_is_and_what_the_links_and_the_proces
     await trio.sleep(2.5 * BEAT_S)
     totals = counters.read(pair.board)
     assert totals["topics_link_backlog_bytes"] == (pair.shard.link.backlog_bytes,)
+    assert totals["topics_link_unread_bytes"] == (pair.shard.link.statistics().unread_bytes,)
     assert totals["topics_wal_fsyncs_total"] == (4,)
     assert totals["topics_loop_lag_us"][-1] == 2
     pair.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import signal
 import time
@@ -28,7 +29,9 @@ def test_it_says_where_it_listens_and_serves_when_every_shard_is_ready(home: Pat
         assert any("NO API KEYS" in line["event"] for line in family.seen)
         family.url = listening["url"]
         family.wait_for("ready")
-        assert [shard[0] for shard in family.ask()["shards"]] == ["READY", "READY"]
+        answer = family.ask()
+        assert [shard[0] for shard in answer["shards"]] == ["READY", "READY"]
+        assert (answer["keys"], answer["dumpable"]) == (0, 1)
 
 
 def test_every_process_may_open_as_many_files_as_the_hard_limit_says(home: Path) -> None:
@@ -40,6 +43,16 @@ def test_every_process_may_open_as_many_files_as_the_hard_limit_says(home: Path)
         )
         for pid in family.pids().values():
             assert resource.prlimit(pid, resource.RLIMIT_NOFILE) == (4000, 4000)
+
+
+def environ_of(pid: int) -> bytes:
+    """The environment of a process; nothing where it is hidden, as from all but root when there are
+    keys.
+    """
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except PermissionError:
+        return b""
 
 
 def test_every_process_has_its_name_its_signals_and_only_its_own_sockets(home: Path) -> None:
@@ -54,7 +67,7 @@ def test_every_process_has_its_name_its_signals_and_only_its_own_sockets(home: P
             ):
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
-            assert b"hunter2" not in Path(f"/proc/{pid}/environ").read_bytes()
+            assert b"hunter2" not in environ_of(pid)
         assert sorted(pids) == ["front 0", "front 1", "shard 0", "shard 1", "supervisor"]
         for line in family.events("at work"):
             ignored, handled = line["ignored"], line["ignored"] | line["caught"]
@@ -64,7 +77,7 @@ def test_every_process_has_its_name_its_signals_and_only_its_own_sockets(home: P
             assert not handled & 1 << signal.SIGTERM - 1
             assert not handled & 1 << signal.SIGCHLD - 1
         answer = family.ask()
-        assert answer["keys"] == 2
+        assert (answer["keys"], answer["dumpable"]) == (2, 0)
         listening = [
             line.split()
             for line in Path("/proc/net/tcp").read_text().splitlines()
@@ -77,10 +90,8 @@ def test_every_process_has_its_name_its_signals_and_only_its_own_sockets(home: P
         }
         assert len(inodes) == 2, "one listening socket for each front"
         assert len(inodes & set(answer["fds"])) == 1
-        shard_fds = {
-            str(entry.readlink()) for entry in Path(f"/proc/{pids['shard 0']}/fd").iterdir()
-        }
-        assert not inodes & shard_fds
+        for line in family.events("at work"):
+            assert len(inodes & {*line["fds"]}) == line["process"].startswith("front")
         family.signal(signal.SIGTERM)
         assert family.end() == 0
         assert "hunter2" not in json.dumps(family.seen)
@@ -132,3 +143,35 @@ def test_more_shards_than_the_limit_of_open_files_has_room_for_are_refused(home:
             "16 shards need a limit of 337 open files, and it is 256:"
         )
         assert not family.pids()
+
+
+def test_a_hang_up_replaces_the_keys_of_all_fronts_also_of_those_that_start_later(
+    home: Path,
+) -> None:
+    """The signal comes at once when the settings have been read, and again when all is ready."""
+    file = home / "keys"
+    file.write_text("one")
+    with Family(
+        home, FRONTS="2", TOPICS_API_KEYS="fixed", TOPICS_API_KEYS_FILE=str(file)
+    ) as family:
+        family.wait_for("file limit set")
+        file.write_text("one\ntwo")
+        family.signal(signal.SIGHUP)
+        family.url = family.wait_for("listening")["url"]
+        assert family.wait_for("keys reloaded")["keys"] == 3
+        family.ask_until(lambda seen: seen["keys"] == 3)
+        file.write_text("hunter2:fly")
+        family.signal(signal.SIGHUP)
+        failed = family.wait_for("keys not reloaded, the earlier ones stay")
+        assert failed["level"] == "error"
+        assert failed["reason"].startswith(f"TOPICS_API_KEYS_FILE='{file}': entry 1: a scope")
+        assert family.ask()["keys"] == 3
+        file.write_text("one\ntwo\nthree\nfour")
+        family.signal(signal.SIGHUP)
+        family.wait_for("keys reloaded")
+        before = family.ask()["pid"]
+        os.kill(before, signal.SIGKILL)
+        family.ask_until(lambda seen: seen["pid"] != before and seen["keys"] == 5)
+        family.signal(signal.SIGTERM)
+        assert family.end() == 0
+        assert "hunter2" not in json.dumps(family.seen)

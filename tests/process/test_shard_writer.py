@@ -14,17 +14,13 @@ import trio
 from structlog.testing import capture_logs
 
 from topics.actors.link.board import Board, ShardState
-from topics.actors.link.counters import REGISTRY
-from topics.actors.link.process_id import ProcessKind
 from topics.actors.shard.loop import ShardLoop
 from topics.config import Settings
 from topics.errors import ExitCode
 from topics.process import shard_writer
-from topics.process.shard_writer import _log_counts
 from topics.storage.disk import Damaged
 from topics.storage.pulse import Pulse
 from topics.storage.recovery.steps import open_folders, read_checkpoints
-from topics.storage.wal.progress import WalCounters
 
 
 @pytest.fixture(autouse=True)
@@ -91,11 +87,6 @@ def test_a_sigterm_ends_a_shard_in_order_with_a_last_checkpoint(
         shard_writer.main(Settings(shards=1, data_dir=tmp_path), board, [], 0)
     assert [line["event"] for line in logged] == ["recovered"]
     assert board.shard(0).state is ShardState.STOPPED
-    newest, *_ = read_checkpoints(open_folders(tmp_path, 0).checkpoint, Pulse(lambda _share: None))
+    pulse = Pulse(lambda _share: None)
+    newest, *_ = read_checkpoints(open_folders(tmp_path, 0, pulse).checkpoint, pulse)
     assert newest.clean
-
-
-def test_everything_that_a_shard_counts_is_declared() -> None:
-    counted = _log_counts(WalCounters(frames=1, batches=2, fsyncs=3, bytes_written=4, rotations=5))
-    assert [*counted.values()] == [1, 2, 3, 4, 5]
-    assert counted.keys() <= {metric.name for metric in REGISTRY[ProcessKind.SHARD]}

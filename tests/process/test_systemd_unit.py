@@ -15,6 +15,7 @@ import pytest
 from topics.config import Settings
 from topics.errors import ExitCode
 from topics.process import drain
+from topics.process.keys import CREDENTIAL
 
 ROOT = Path(__file__).parents[2]
 WITHOUT_BOOT_ID = """
@@ -58,6 +59,12 @@ def test_a_server_that_sees_no_boot_id_says_what_that_costs(tmp_path: Path) -> N
 def test_systemd_starts_no_server_again_that_a_restart_does_not_mend() -> None:
     useless = (ExitCode.USAGE, ExitCode.DAMAGED)
     assert unit()["RestartPreventExitStatus"].split() == [str(int(code)) for code in useless]
+
+
+def test_a_reload_of_the_unit_is_a_hang_up_after_the_credential_was_copied_anew() -> None:
+    assert unit()["ExecReload"] == "/bin/kill -HUP $MAINPID"
+    assert unit()["RefreshOnReload"] == "credentials"
+    assert unit()["LoadCredential"].startswith(f"{CREDENTIAL}:")
 
 
 def test_systemd_gives_a_stop_the_time_that_it_takes() -> None:

@@ -16,13 +16,14 @@ import pytest
 from tests.support.api import Answer, Api, Wire, ok, request
 from tests.support.server import STOP_S, Server
 from tests.support.sse import Stream, session
+from topics.actors.link.pulse import STALLED_S
 from topics.formats.disk.wal import FILE_HEADER_BYTES
 from topics.formats.names import shard_of
 
 pytestmark = pytest.mark.slow
 
 TOPICS = {shard_of(name, 2): name for name in ("a", "b", "c", "d", "e")}  # one of each shard
-AT_ONCE_S = 0.2
+AT_ONCE_S = 5.0  # a drain takes 10 s
 
 
 @pytest.fixture
@@ -70,14 +71,14 @@ def test_calls_of_a_stopped_shard_end_soon_and_it_goes_on_when_it_is_continued(
         os.kill(stopped, signal.SIGSTOP)
         began = time.monotonic()
         unready(api.append(TOPICS[0], 2), "stalled")
-        assert time.monotonic() - began < 6
+        assert time.monotonic() - began < 15
         began = time.monotonic()
         unready(api.append(TOPICS[0], 3), "stalled")
         ok(api.append(TOPICS[1], 4))
         assert [record["data"] for record in stream.records(1)] == [4]
         detail = unready(other.call("GET", "/v0/ready"), "stalled")
         assert detail["shards"] == [{"shard": 0, "state": "stalled"}]
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 2 * STALLED_S, "no call waits for it again"
         os.kill(stopped, signal.SIGCONT)
         server.wait_ready()
         ok(api.append(TOPICS[0], 5))

@@ -1,20 +1,31 @@
-"""Checkpoints: their bytes, and the room that is kept for the next one on a full disk."""
+"""Checkpoints: files of pieces, and the room that is kept for the next one on a full disk."""
 
 from __future__ import annotations
 
 import errno
 import os
+import tracemalloc
+from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
 
-from tests.support.tables import table
 from tests.support.wal import leave_room
+from topics.formats.disk.checkpoint import HEADER_BYTES, PIECE_BYTES, PIECE_HEADER_BYTES, Item
 from topics.storage import checkpoints
+from topics.storage.disk import Damaged
 
 
-def items() -> list[bytes]:
-    return [checkpoints.encode_item({"segments": [], "boot": "b"})]
+def items() -> list[Item]:
+    return [{"segments": [], "boot": "b"}]
+
+
+def many(count: int = 5_000) -> Iterator[Item]:
+    """The shard's item and more, in several pieces."""
+    yield from items()
+    for number in range(count):
+        yield {"id": number, "keys": [[f"{number:060}", 1, 1, 1]]}
 
 
 def test_a_checkpoint_is_written_into_the_room_that_was_kept_for_it(
@@ -43,21 +54,149 @@ def test_a_checkpoint_is_written_into_the_room_that_was_kept_for_it(
 
 
 def test_the_room_for_a_checkpoint_is_twice_the_last_one(tmp_path: Path) -> None:
-    large = checkpoints.encode_item({"id": 1, "keys": [["k" * 700_000, 1, 1, 1]]})
+    large = {"id": 1, "keys": [["k" * 700_000, 1, 1, 1]]}
     checkpoints.write(tmp_path, 8, 0, [*items(), large])
     reserve = tmp_path / checkpoints.RESERVE_NAME
     assert reserve.stat().st_size == 2 * next(tmp_path.glob("*.ckpt")).stat().st_size
     assert reserve.stat().st_blocks * 512 >= reserve.stat().st_size
 
 
-def test_the_table_of_a_checkpoint_is_its_structs() -> None:
-    doc = checkpoints.__doc__ or ""
-    rows = table(doc, "Integers little-endian:")
-    sizes = [int(row["size"]) for row in rows[:-1]]
-    assert [int(row["offset"]) for row in rows] == [sum(sizes[:at]) for at in range(len(rows))]
-    assert int(rows[-1]["offset"]) == checkpoints.HEADER_BYTES
-    head, *_ = checkpoints.encode(8, 4, items(), clean=True)
-    fields = {row["field"]: bytes(head)[int(row["offset"]) :] for row in rows}
-    assert fields["magic"].startswith(checkpoints.MAGIC)
-    assert (fields["lsn"][0], fields["replay_from"][0], fields["clean"][0]) == (8, 4, 1)
-    assert fields["body_len"][0] == len(items()[0])
+def test_a_full_disk_in_the_middle_moves_what_is_written_into_the_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints.write(tmp_path, 8, 0, many())
+    checkpoints.keep_room(tmp_path, 1 << 20)
+    inode = (tmp_path / checkpoints.RESERVE_NAME).stat().st_ino
+    real, calls = os.pwritev, count(1)
+
+    def full_at_the_second(fd: int, pieces: list[bytes], offset: int) -> int:
+        if next(calls) == 2:
+            raise OSError(errno.ENOSPC, "full")
+        return real(fd, pieces, offset)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwritev", full_at_the_second)
+        leave_room(patch, 0)
+        checkpoints.write(tmp_path, 16, 0, many())
+    newest, older = checkpoints.whole(tmp_path)
+    assert newest.path.stat().st_ino == inode
+    assert [*newest.items()] == [*older.items()] == [*many()][1:]
+    assert not [*tmp_path.glob("*.tmp")]
+
+
+def test_a_checkpoint_that_is_given_up_leaves_the_room_for_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints.keep_room(tmp_path)
+    before = {path.name: path.stat().st_ino for path in tmp_path.iterdir()}
+    real, left = os.pwritev, [1]
+
+    def full_once(fd: int, pieces: list[bytes], offset: int) -> int:
+        if left:
+            left.pop()
+            raise OSError(errno.ENOSPC, "full")
+        return real(fd, pieces, offset)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwritev", full_once)
+        leave_room(patch, 0)
+        writer = checkpoints.CheckpointWriter(tmp_path)
+        writer.write(b"a piece")
+        assert not left
+        writer.abandon()
+    assert {path.name: path.stat().st_ino for path in tmp_path.iterdir()} == before
+    assert (tmp_path / checkpoints.RESERVE_NAME).stat().st_size == checkpoints.RESERVE_MIN_BYTES
+
+
+@pytest.mark.parametrize("call", ["pwritev", "ftruncate", "fdatasync"])
+def test_a_checkpoint_that_fails_leaves_the_one_before_it_and_no_other_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    checkpoints.write(tmp_path, 8, 0, items())
+    before = sorted(tmp_path.iterdir())
+
+    def fail(*_: object) -> int:
+        raise OSError(errno.EIO, "broken")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, fail)
+        with pytest.raises(OSError, match="broken"):
+            checkpoints.write(tmp_path, 16, 0, many())
+    assert sorted(tmp_path.iterdir()) == before
+    assert [found.lsn for found in checkpoints.whole(tmp_path)] == [8]
+
+
+def test_a_sync_that_finds_no_room_moves_the_checkpoint_into_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints.keep_room(tmp_path, 1 << 20)
+    inode = (tmp_path / checkpoints.RESERVE_NAME).stat().st_ino
+    real, left = os.fdatasync, [1]
+
+    def full_once(fd: int) -> None:
+        if left:
+            left.pop()
+            raise OSError(errno.ENOSPC, "full")
+        real(fd)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", full_once)
+        leave_room(patch, 0)
+        checkpoints.write(tmp_path, 8, 0, many())
+    (found,) = checkpoints.whole(tmp_path)
+    assert found.path.stat().st_ino == inode
+    assert [*found.items()] == [*many()][1:]
+
+
+def test_a_hurt_piece_or_a_cut_makes_the_older_checkpoint_the_newest_whole_one(
+    tmp_path: Path,
+) -> None:
+    checkpoints.write(tmp_path, 8, 0, items())
+    checkpoints.write(tmp_path, 16, 0, many())
+    newest = checkpoints.whole(tmp_path)[0].path
+    good = newest.read_bytes()
+    for at in (*range(HEADER_BYTES + PIECE_HEADER_BYTES), len(good) // 2, len(good) - 1):
+        if at // 4 == 2:  # the version
+            continue
+        newest.write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
+        assert [found.lsn for found in checkpoints.whole(tmp_path)] == [8], at
+    for size in (0, 1, HEADER_BYTES, len(good) // 2, len(good) - 1):
+        newest.write_bytes(good[:size])
+        assert [found.lsn for found in checkpoints.whole(tmp_path)] == [8], size
+    newest.write_bytes(good + b"x")
+    assert [found.lsn for found in checkpoints.whole(tmp_path)] == [8]
+
+
+def test_a_checkpoint_that_changes_while_it_is_read_is_damage(tmp_path: Path) -> None:
+    checkpoints.write(tmp_path, 8, 0, many())
+    (found,) = checkpoints.whole(tmp_path)
+    content = bytearray(found.path.read_bytes())
+    content[-1] ^= 1
+    found.path.write_bytes(content)
+    with pytest.raises(Damaged, match="changed while it was read"):
+        [*found.items()]
+
+
+def test_a_large_checkpoint_is_read_a_piece_at_a_time(tmp_path: Path) -> None:
+    checkpoints.write(tmp_path, 8, 0, many(20_000))
+    (found,) = checkpoints.whole(tmp_path)
+    size = found.path.stat().st_size
+    assert size > 8 * PIECE_BYTES
+    tracemalloc.start()
+    try:
+        assert checkpoints.is_whole(found.path)
+        peak_checked = tracemalloc.get_traced_memory()[1]
+        tracemalloc.reset_peak()
+        assert sum(1 for _ in found.items()) == 20_000
+        peak_read = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak_checked < 4 * PIECE_BYTES
+    assert peak_read < 40 * PIECE_BYTES < size * 5  # values are larger than their bytes
+
+
+def test_beats_are_given_for_each_piece(tmp_path: Path) -> None:
+    checkpoints.write(tmp_path, 8, 0, many())
+    beats: list[None] = []
+    (found,) = checkpoints.whole(tmp_path, lambda: beats.append(None))
+    assert len(beats) == -(-found.path.stat().st_size // (PIECE_BYTES + 100)) > 1

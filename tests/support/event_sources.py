@@ -7,6 +7,7 @@ The canned stream shows that a client is driven rightly, so that a failure tells
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from typing import Any, Protocol
@@ -14,7 +15,7 @@ from typing import Any, Protocol
 from tests.support.api import Api, ok
 from tests.support.queues import JOB, Job, Queue, tokens
 from tests.support.relay import Relay
-from tests.support.sse import CAUGHT_UP, RECORD
+from tests.support.sse import CAUGHT_UP, ERROR, RECORD
 
 TIMEOUT_S = 20.0
 KEY = "live-key"
@@ -148,3 +149,24 @@ def works_again_after_a_cut(source: Source, queue: Queue, relay: Relay) -> None:
 
 def at(address: Address, path: str, scheme: str = "http") -> str:
     return f"{scheme}://{address[0]}:{address[1]}{path}"
+
+
+TABS_S = 2.5  # above `retry` of an open stream: a client that comes back has done so by then
+
+
+def is_thrown_off(events: list[Event]) -> bool:
+    return any(event["event"] == ERROR for event in events)
+
+
+def leaves_the_session_to_another(first: Source, second: Source, api: Api, topic: str) -> None:
+    """``second`` was opened on the session of ``first``: that one is told so and stays away."""
+    first.wait(is_thrown_off)
+    ok(api.append(topic, "for the second"))
+    second.wait(lambda events: "for the second" in records(events))
+    time.sleep(TABS_S)
+    ok(api.append(topic, "also"))
+    told = second.wait(lambda events: "also" in records(events))
+    assert not is_thrown_off(told)
+    events = first.wait(lambda _: True)
+    assert [json.loads(one["data"])["code"] for one in events if one["event"] == ERROR] == [409]
+    assert "also" not in records(events)

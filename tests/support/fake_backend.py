@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 from zlib import crc32
@@ -13,8 +14,11 @@ import trio.testing
 
 from topics.actors.link.arena import Holder
 from topics.actors.link.heads import HeadMark
+from topics.actors.rpc.call import PendingCall, RpcReply
+from topics.actors.rpc.stepping import in_task
 from topics.actors.shard_client.readiness import Readiness
 from topics.actors.shard_client.shard_link import Listener
+from topics.engine.priority import TOP_BAND
 from topics.errors import (
     Internal,
     InvalidRequest,
@@ -24,10 +28,43 @@ from topics.errors import (
     TopicNotFound,
     TopicsError,
 )
+from topics.formats.names import covered
 from topics.formats.wire import calls
-from topics.formats.wire.calls import LeasesParams, TopicListParams
+from topics.formats.wire.calls import (
+    LeasesParams,
+    MetricsParams,
+    MetricsResult,
+    RouterMetrics,
+    TopicListParams,
+    TopicMetrics,
+)
 from topics.formats.wire.contract import Call, Event, P, R
+from topics.formats.wire.message import Message
 from topics.front.backend import Body
+
+
+class Nobody:
+    """Owns calls that no session knows."""
+
+    def forget_call(self, cid: int) -> None:
+        """Nobody is told."""
+
+    def release(self, message: Message) -> None:
+        """Nothing is shared."""
+
+
+async def a_pass() -> None:
+    """Wait as a call does, until the next pass of the loop."""
+    owner = Nobody()
+    call = PendingCall(0, "fake", owner)
+    reply = RpcReply(None, Message(0, 0, "", b"", b""), owner)
+
+    def answer() -> None:
+        if not call.is_over:
+            call.succeed(reply)
+
+    trio.lowlevel.current_trio_token().run_sync_soon(answer)
+    await call.wait()
 
 
 class FakeReply:
@@ -93,6 +130,8 @@ class FakeBackend:
     listener: Listener | None = None
     grant: int = 0  # of claims
     leases: int = 0  # of every topic: so many, from 1 on
+    silent: set[int] = field(default_factory=set)  # shards that do not answer
+    batch: AbstractContextManager[None] = field(default_factory=nullcontext)
 
     def shard_of(self, topic: str) -> int:
         return crc32(topic.encode()) % self.shards
@@ -101,10 +140,11 @@ class FakeBackend:
         raw = self._take(body)
         self.calls.append((call.method, params, raw))
         if not self.ready:
-            await trio.lowlevel.checkpoint()
+            await a_pass()
             raise NotReady("the shard is recovering")
         if getattr(params, "topic", "") == "slow" and self.gate is not None:
             self.waiting += 1
+            await in_task()
             try:
                 await self.gate.wait()
             except trio.Cancelled:
@@ -112,7 +152,10 @@ class FakeBackend:
                 raise
             finally:
                 self.waiting -= 1
-        await trio.lowlevel.checkpoint()
+        if shard in self.silent:
+            await in_task()
+            await trio.sleep_forever()
+        await a_pass()
         return FakeReply(*self._answer(call, params, raw, shard), self)
 
     def listen(self, listener: Listener) -> None:
@@ -130,7 +173,7 @@ class FakeBackend:
         self.calls.append((call.method, params, raw))
         then(FakeReply(*self._answer(call, params, raw, shard), self))
 
-    def notify(self, shard: int, event: Event[P], params: P) -> None:
+    def notify(self, shard: int, event: Event[P], params: P, *, quiet: bool = False) -> None:
         self.calls.append((event.method, params, b""))
 
     def flush(self, shard: int) -> None:
@@ -149,6 +192,9 @@ class FakeBackend:
     def head(self, shard: int, mark: HeadMark) -> int | None:
         return None
 
+    def delay_ms(self, shard: int) -> float:
+        return 0.0
+
     def readiness(self) -> Readiness:
         return Readiness(self.ready, 1.0 if self.ready else 0.25, len(self.topics), False)
 
@@ -164,6 +210,8 @@ class FakeBackend:
     ) -> tuple[tuple[Any, ...], bytes]:
         if call is calls.TOPIC_LIST:
             return calls.TopicListResult(self._items(params, shard)), b""
+        if call is calls.METRICS_READ:
+            return self._metrics(params, shard), b""
         if call.method.startswith("router."):
             assert shard == calls.ROUTER_OWNER
             return self._router(call, params, raw)
@@ -182,7 +230,7 @@ class FakeBackend:
         result: tuple[Any, ...] = calls.NO_RESULT
         if call is calls.APPEND:
             outcome = calls.AppendOutcome.CREATED if rows is None else calls.AppendOutcome.APPENDED
-            result = calls.AppendResult(bytes((outcome,)))
+            result = calls.AppendResult(bytes((calls.outcome_byte(outcome, TOP_BAND),)))
             self.topics.setdefault(topic, []).extend(document["records"])
             head = len(self.topics[topic])
             answer |= {"head_seq": head, "created": rows is None}
@@ -210,7 +258,7 @@ class FakeBackend:
         else:
             answer |= {"head_seq": len(rows), "touch": getattr(params, "touch", None)}
         answer["performance"] = {"server_total_ms": 0.01}
-        return result, json.dumps(answer).encode()
+        return result, json.dumps(answer, separators=(",", ":")).encode()
 
     def _router(self, call: Call[P, R], params: Any, raw: bytes) -> tuple[tuple[Any, ...], bytes]:
         if call is calls.ROUTER_LIST:
@@ -242,6 +290,18 @@ class FakeBackend:
             and (prefixes is None or name.startswith(prefixes))
         )
         return [(name, b'{"topic":"%b"}' % name.encode()) for name in names[: params.limit]]
+
+    def _metrics(self, params: MetricsParams, shard: int) -> MetricsResult:
+        """A topic's rows are its records; every router belongs to the first shard."""
+        names = sorted(name for name in self.topics if self.shard_of(name) == shard)
+        seen = [name for name in names if covered(name, params.prefixes)]
+        topics = [
+            TopicMetrics(name, len(self.topics[name]), 1, len(self.topics[name]), 10, *[None] * 3)
+            for name in seen[: params.topics_max]
+        ]
+        own = sorted(self.routers) if shard == 0 else []
+        routers = [RouterMetrics(name, 7, 900, 12) for name in own[: params.routers_max]]
+        return MetricsResult(topics, len(seen) > len(topics), routers, len(own) > len(routers))
 
     def _leases(self, params: LeasesParams) -> tuple[tuple[Any, ...], bytes]:
         page = [*range(params.after + 1, self.leases + 1)][: params.limit]

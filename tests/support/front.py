@@ -6,6 +6,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import trio
@@ -13,8 +14,10 @@ import trio.testing
 
 from tests.support.fake_backend import FakeBackend
 from tests.support.raw_client import RawClient, request
+from topics.actors.rpc.stepping import NOW
 from topics.config import Settings
 from topics.engine.access import Access
+from topics.front.access_log import Write
 from topics.front.http.connection import Timings
 from topics.front.server import Server
 
@@ -36,6 +39,23 @@ def bearer(key: str) -> str:
     return f"Bearer {key}"
 
 
+class GivenKeys:
+    """Keys that a test replaces, as the supervisor does."""
+
+    def __init__(self, text: str) -> None:
+        self.access = Access.parse(text)
+        self._next: Access | None = None
+
+    def replace(self, text: str) -> None:
+        """A key keeps its slot, as long as the same keys stand before it."""
+        self._next = Access.parse(text)
+
+    def changed(self) -> Access | None:
+        """As `KeySource.changed`."""
+        changed, self._next = self._next, None
+        return changed
+
+
 @dataclass
 class Running:
     server: Server
@@ -43,6 +63,7 @@ class Running:
     stop: trio.Event
     address: tuple[str, int]
     stopped: trio.Event
+    keys: GivenKeys
 
     clients: list[RawClient] = field(default_factory=list)
 
@@ -54,10 +75,36 @@ class Running:
         """Let the sweep see a later time."""
         self.server.connections.sweep(trio.current_time() + seconds)
 
+    async def replace_keys(self, text: str) -> None:
+        """From now on these keys count."""
+        before = self.server.keys.access
+        self.keys.replace(text)
+        await self.until(lambda: self.server.keys.access is not before)
+
     async def until(self, condition: Callable[[], bool]) -> None:
         with trio.fail_after(10):
             while not condition():  # the kernel is in between: there is no event to wait for
                 await trio.testing.wait_all_tasks_blocked(0.001)
+
+
+class StepGuard(trio.abc.Instrument):
+    """Sees that no step of a connection leaves a trace on the task that it ran in. A scope that it
+    entered without a task of its own would be that task's.
+    """
+
+    def __init__(self) -> None:
+        self._statuses: dict[trio.lowlevel.Task, Any] = {}
+        self.faults: list[str] = []  # names of tasks
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self._statuses[task] = task._cancel_status
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        before = self._statuses.pop(task, task._cancel_status)
+        now = task._cancel_status  # None: the task is over
+        is_changed = task.name.endswith("Poller.run") and now not in (before, None)
+        if NOW.driver is not None or is_changed:
+            self.faults.append(task.name)
 
 
 Start = Callable[..., Awaitable[Running]]
@@ -72,31 +119,38 @@ async def running(
     backend: FakeBackend | None = None,
     timings: Timings | None = None,
     probe_auth: bool = False,
+    write_request: Write | None = None,
 ) -> AsyncIterator[Running]:
     """A server until the block ends. Afterwards no block and no reply may be out."""
     backend = backend or FakeBackend()
     settings = settings or Settings(inline_bytes=4096, max_body_bytes=1024 * 1024, drain_ms=2000)
     listener = socket.create_server(("127.0.0.1", 0))
     address = listener.getsockname()
+    given = GivenKeys(keys)
     server = Server(
         settings,
-        Access.parse(keys),
+        given,
         backend,
         use_fast_lane=fast,
         timings=timings or Timings(tick_s=0.2),
         probe_auth=probe_auth,
+        write_request=write_request,
     )
-    run = Running(server, backend, trio.Event(), address, trio.Event())
+    run = Running(server, backend, trio.Event(), address, trio.Event(), given)
 
     async def serve() -> None:
         await server.run(listener, run.stop)
         run.stopped.set()
 
+    guard = StepGuard()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve)
+        trio.lowlevel.add_instrument(guard)
         try:
             yield run
         finally:
+            trio.lowlevel.remove_instrument(guard)
+            assert guard.faults == []
             run.stop.set()
             for client in run.clients:
                 client.stream.socket.close()

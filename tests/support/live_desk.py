@@ -14,6 +14,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from topics.config import Settings
 from topics.engine.access import ANYONE
+from topics.engine.priority import BANDS, NEW_BAND
 from topics.errors import TopicsError
 from topics.formats.api.watch import Start, View
 from topics.formats.wire import calls
@@ -22,14 +23,46 @@ from topics.front.limits import make_slots
 from topics.front.live.live import Live
 from topics.front.live.sse import WatchStream
 from topics.front.live.watch_sessions import WatchSession
+from topics.front.pressure.governor import COALESCE_AT, SHARE_MAX
+from topics.front.pressure.pressure import Pressure
 
 BY_METHOD = {call.method: call for call in calls.CALLS}
+PAGE = {"band": NEW_BAND, "is_awaited": False}  # of pages that say nothing of it
+
+
+def calm() -> Pressure:
+    """The pressure of a front of two shards, of which nothing is late."""
+    return Pressure(2, lambda _shard: 0.0)
+
+
+def press(pressure: Pressure, pace: float = 0.0) -> None:
+    """Everything is late: pages are coalesced, and with a ``pace`` streams are paced."""
+    pressure.is_calm = False
+    for governor in pressure.governors:
+        governor.is_calm, governor._steps, governor.pace = False, COALESCE_AT, pace
+
+
+def refuse_next(pressure: Pressure) -> None:
+    """Hold the pressure where it is, and refuse the next write or stream of any band."""
+    press(pressure, pace=1.0)
+    pressure.tick = lambda lag_ms: None  # type: ignore[method-assign]
+    for governor in pressure.governors:
+        governor.share, governor._shares = SHARE_MAX, [SHARE_MAX] * BANDS
+        governor._debts = [1.0] * BANDS
+
+
+def relax(pressure: Pressure) -> None:
+    """Nothing is late any more."""
+    press(pressure)
+    pressure.is_calm = True
+    for governor in pressure.governors:
+        governor.is_calm, governor._steps = True, 0
 
 
 def tell(live: Live, shard: int, method: str, params: dict[str, Any], body: bytes) -> None:
     """An event of a shard, by its method and the names of its params."""
     if method == calls.FEED_PAGE.method:
-        live.page(shard, calls.FeedPageParams(**params), body)
+        live.page(shard, calls.FeedPageParams(**PAGE | params), body)
     elif method == calls.FEED_ENDED.method:
         live.feed_ended(shard, calls.FeedEndedParams(**params))
     elif method == calls.WORK_JOBS.method:
@@ -54,11 +87,14 @@ Then = Callable[[Any], None]
 
 
 class Shards:
-    """One shard, or two. ``asked`` waits for `answer`; ``told`` is what it heard."""
+    """One shard, or two. ``asked`` waits for `answer`; ``told`` is what it heard, with ``quiet``
+    for each event whether it was quiet.
+    """
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, dict[str, Any], Then]] = []
         self.told: list[tuple[str, dict[str, Any]]] = []
+        self.quiet: list[bool] = []
         self.elsewhere: set[str] = set()  # topics of a second shard
         self.heads: dict[str, tuple[int, int, int]] = {}  # what `call` answers
 
@@ -89,8 +125,9 @@ class Shards:
     def ask(self, shard: int, call: Call[P, R], params: Any, body: bytes, then: Then) -> None:
         self.asked.append((call.method, params._asdict(), then))
 
-    def notify(self, shard: int, event: Event[P], params: Any) -> None:
+    def notify(self, shard: int, event: Event[P], params: Any, *, quiet: bool = False) -> None:
         self.told.append((event.method, params._asdict()))
+        self.quiet.append(quiet)
 
     def flush(self, shard: int) -> None:
         """Nothing waits."""
@@ -117,6 +154,7 @@ class Socket:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
+        self.sent_bytes = 0
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
@@ -174,7 +212,8 @@ class Desk:
 
     def __init__(self) -> None:
         self.shards = Shards()
-        self.live = Live(self.shards, Settings(), make_slots(Settings(), 100))  # type: ignore[arg-type]
+        self.pressure = calm()
+        self.live = Live(self.shards, Settings(), make_slots(Settings(), 100), self.pressure)  # type: ignore[arg-type]
         self.clients: list[Client] = []
         self.exits = ExitStack()  # left when all tasks have ended
 

@@ -11,12 +11,19 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.support.shard import Desk
 from topics.actors.shard.peers import PeerReply
+from topics.engine.priority import TOP_BAND
 from topics.engine.queue.claims import Ask, jobs_of
 from topics.engine.topic import Topic
 from topics.errors import TopicsError
 from topics.formats.json_text import json_bytes
 from topics.formats.wire import calls
-from topics.formats.wire.calls import AppendOutcome, AppendParams, AppendResult, RedriveParams
+from topics.formats.wire.calls import (
+    AppendOutcome,
+    AppendParams,
+    AppendResult,
+    RedriveParams,
+    outcome_byte,
+)
 
 HOUR_MS = 3_600_000
 
@@ -34,7 +41,8 @@ class Asked(NamedTuple):
         outcomes = refused or (None,) * len(self.requests)
         failures = [(each.code, each.message, each.detail) for each in outcomes if each is not None]
         kinds = bytes(
-            AppendOutcome.APPENDED if each is None else AppendOutcome.FAILED for each in outcomes
+            outcome_byte(AppendOutcome.APPENDED if each is None else AppendOutcome.FAILED, TOP_BAND)
+            for each in outcomes
         )
         self.then(FakeReply(AppendResult(kinds, [2] * len(kinds), failures or None)))
 

@@ -14,7 +14,7 @@ from topics.actors.rpc.session import LinkSession
 from topics.engine.now import Now
 from topics.formats.json_text import json_bytes
 from topics.formats.wire import calls
-from topics.formats.wire.calls import AppendOutcome, WorkOpenParams
+from topics.formats.wire.calls import AppendOutcome, WorkOpenParams, outcome_in
 from topics.formats.wire.contract import Call
 from topics.formats.wire.envelope import Failure, Notification, Success, decode
 from topics.formats.wire.message import Message
@@ -148,7 +148,7 @@ class QueueDesk(Desk):
             envelope.result
         )._asdict()
         if call is calls.APPEND:
-            is_failed = told["outcomes"][0] == AppendOutcome.FAILED
+            is_failed = outcome_in(told["outcomes"][0]) == AppendOutcome.FAILED
             return {"cid": envelope.cid, "status": told["failures"][0][0] if is_failed else 200}
         content: Any = msgspec.json.decode(body or b"{}")
         told |= content if isinstance(content, dict) else {"leases": content}

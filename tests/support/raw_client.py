@@ -10,6 +10,8 @@ from typing import Any
 import trio
 import trio.testing
 
+EMPTY = (100, 101, 204)
+
 
 @dataclass
 class Answered:
@@ -58,7 +60,7 @@ class RawClient:
             for name, _, value in (line.partition(":") for line in lines)
         }
         status = int(first.split()[1])
-        length = 0 if method == "HEAD" or status == 100 else int(headers["content-length"])
+        length = 0 if method == "HEAD" or status in EMPTY else int(headers["content-length"])
         while len(self._buffer) < length:
             await self._more()
         body, self._buffer = self._buffer[:length], self._buffer[length:]

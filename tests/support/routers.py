@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import pairwise
-from string import ascii_lowercase
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -77,16 +76,17 @@ def config_of(body: dict[str, Any]) -> dict[str, Any]:
 def chain(api: Api, ends: Iterable[str], **fields: Any) -> list[str]:
     """New routers from each topic to the next; their names."""
     made: list[str] = []
-    for source, dest in pairwise(ends):
+    for source, dest in itertools.pairwise(ends):
         made.append(f"{source}->{dest}")
         ok(put(api, made[-1], source, dest, **fields), 201)
     return made
 
 
-def topics_on_both_shards(base: str, count: int) -> list[str]:
-    """Names of topics that lie on two shards in turn."""
+def names_for(base: str, shards: Sequence[int], count: int = 2) -> list[str]:
+    """Names that begin with ``base``, each on the shard that stands in its place."""
     found: list[str] = []
-    for number in range(count):
-        candidates = (f"{base}.{number}{letter}" for letter in ascii_lowercase)
-        found.append(next(name for name in candidates if shard_of(name, 2) == number % 2))
+    numbers = itertools.count()
+    for shard in shards:
+        names = (f"{base}.{number}" for number in numbers)
+        found.append(next(name for name in names if shard_of(name, count) == shard))
     return found

@@ -5,6 +5,7 @@ writer.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,7 @@ from topics.formats.disk.frames import Frame
 from topics.formats.disk.records import RecordFlags, RecordsView
 from topics.formats.json_text import json_bytes
 from topics.formats.wire import calls
-from topics.formats.wire.calls import AppendOutcome
+from topics.formats.wire.calls import AppendOutcome, outcome_in
 from topics.formats.wire.contract import Call, Event, P, R
 from topics.formats.wire.envelope import (
     Failure,
@@ -61,7 +62,7 @@ class Log:
         self.next_lsn = self.written = self.synced_lsn = 0
         self.failed: OSError | None = None
         self.folder, self.short_of_room = folder, False
-        self.at_once = self.is_syncing = False
+        self.at_once = self.syncs_at_once = self.is_syncing = False
         self._start = 0
         self._done: list[Progress] = []
 
@@ -76,16 +77,22 @@ class Log:
         self.next_lsn += frame.length
         return lsn
 
-    def flush(self, *, sync: bool) -> Progress | None:
+    def watch_hangs(self, on_hang: Callable[[int], None]) -> None:
+        self.on_hang = on_hang
+
+    def flush(self, *, sync: bool, at_once: bool = True) -> Progress | None:
         if self.next_lsn == self._start and not (sync and self.synced_lsn < self.next_lsn):
             return None
         self.groups.append((self.next_lsn, sync))
-        may = self.at_once and not sync and self.written == self._start
+        may = at_once and (self.syncs_at_once if sync else self.at_once)
+        may = may and self.written == self._start
         self._start = self.next_lsn
         if not may:
             return None
         self.written = self.next_lsn
-        return Progress(self.written, self.synced_lsn, 1.5, 0.0)
+        if sync:
+            self.synced_lsn = self.written
+        return Progress(self.written, self.synced_lsn, 1.5, 2.5 if sync else 0.0)
 
     def take_progress(self) -> list[Progress]:
         taken, self._done = self._done, []
@@ -142,10 +149,8 @@ class Desk:
         """``shard``: a whole one, with a log and a disk of its own."""
         self.log: Any = log or (shard.wal if shard else Log(folder))
         self.engine = engine or (shard.engine if shard else ShardEngine())
-        self.words = words = SimpleNamespace(state=0, heartbeat_ms=0, topics=0, disk_silent_ms=0)
-        board: Any = SimpleNamespace(
-            shard=lambda _: words, heads=Board.create(1, 1).heads, shards=1
-        )
+        board = Board.create(shards=1, fronts=1)
+        self.words = board.shard(0)
         if shard is None:
             segments = SegmentStore(folder / "segment", 0)
             shard = SimpleNamespace(
@@ -306,7 +311,7 @@ def _read_batch(frame: Message) -> tuple[int, list[dict[str, Any]]]:
     outcomes, lengths, failures = calls.APPEND.result_of(answer.result)
     content, refusals = bytes(frame.attachment), iter(failures or ())
     found: list[dict[str, Any]] = []
-    for outcome, length in zip(outcomes, lengths or [len(content)], strict=True):
+    for outcome, length in zip(map(outcome_in, outcomes), lengths or [len(content)], strict=True):
         if outcome == AppendOutcome.FAILED:
             assert not length
             code, message, detail = next(refusals)

@@ -137,6 +137,7 @@ class Pipe:
 class Shards:
     """Shards with links. ``on_message(from, to, subject)`` sees each message between two shards;
     one for which it gives False is held back until `let_go`. With ``forwards`` the routers forward.
+    The last ones, ``late``, are not started yet.
     """
 
     def __init__(
@@ -146,10 +147,15 @@ class Shards:
         count: int = 3,
         max_routers: int = 0,
         *,
+        max_topics: int = 0,
+        max_total_bytes: int = 0,
+        late: int = 0,
         forwards: bool = False,
     ) -> None:
         self.folder, self.nursery, self.count, self.forwards = folder, nursery, count, forwards
-        self.limits = msgspec.structs.replace(LIMITS, routers=max_routers)
+        self.limits = msgspec.structs.replace(
+            LIMITS, routers=max_routers, topics=max_topics, total_bytes=max_total_bytes
+        )
         self.board = Board.create(shards=count, fronts=1)
         self.loops: dict[int, ShardLoop] = {}
         self.registries: dict[int, FakeRegistry] = {}
@@ -160,7 +166,7 @@ class Shards:
         self._scopes: dict[int, trio.CancelScope] = {}
         self._data: dict[int, Shard] = {}
         self._ended: dict[int, trio.Event] = {}
-        for shard in range(count):
+        for shard in range(count - late):
             self.start(shard)
 
     def start(self, shard: int) -> None:
@@ -288,6 +294,11 @@ class Shards:
     ) -> Any:
         params = calls.TopicDeleteParams(topic, if_empty, prefixes, 1)
         return await self.call(calls.TOPIC_DELETE, params, shard=self.shard_of(topic))
+
+    async def put_topic(self, topic: str, **config: Any) -> Any:
+        params = calls.TopicPutParams(topic, None, 1)
+        body = json_bytes(config)
+        return await self.call(calls.TOPIC_PUT, params, body, shard=self.shard_of(topic))
 
     async def append(self, topic: str, *datas: Any) -> Any:
         body = json_bytes({"records": [{"data": data} for data in datas]})

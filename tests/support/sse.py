@@ -25,6 +25,7 @@ RECORD, TOMBSTONE, CAUGHT_UP, DELETED, ERROR = (
     "topic-deleted",
     "error",
 )
+PACED = "watch throttled under CPU pressure"
 LINE_END = re.compile(rb"\r\n|\n|\r")
 
 
@@ -44,6 +45,10 @@ class SseEvent:
     def json(self) -> Any:
         assert self.data is not None, self
         return json.loads(self.data)
+
+    @property
+    def is_paced(self) -> bool:
+        return self.event == ERROR and PACED in (self.data or "")
 
     @property
     def cursor(self) -> dict[str, int]:
@@ -203,11 +208,14 @@ class Stream(Wire):
 
     def event(self, *names: str, timeout_s: float | None = None) -> SseEvent:
         """The next event that has data; heartbeats and ``retry`` are passed over. It must be one of
-        ``names`` if any are given.
+        ``names`` if any are given; unless these have errors, so is word of pressure (§7.5), which a
+        busy machine brings at any time and which ends nothing.
         """
         deadline = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
-        while (event := self.block(max(deadline - time.monotonic(), 0.001))).data is None:
-            pass
+        while True:
+            event = self.block(max(deadline - time.monotonic(), 0.001))
+            if event.data is not None and not (names and ERROR not in names and event.is_paced):
+                break
         assert not names or event.event in names, f"{names} expected, got {str(event)[:500]}"
         return event
 

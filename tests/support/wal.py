@@ -28,6 +28,7 @@ from topics.storage.linked_logs import LinkedLogs
 from topics.storage.wal.blobs import BlobStore
 from topics.storage.wal.file import WalFile
 from topics.storage.wal.log import Wal
+from topics.storage.wal.pace import SyncPace
 from topics.storage.wal.progress import Progress
 
 WAIT_MS = 10_000
@@ -86,8 +87,8 @@ class Log(Wal):
             self._reports += self.take_progress()
         return self._reports.popleft()
 
-    def flush(self, *, sync: bool) -> Progress | None:
-        progress = super().flush(sync=sync)
+    def flush(self, *, sync: bool, at_once: bool = True) -> Progress | None:
+        progress = super().flush(sync=sync, at_once=at_once)
         if progress is not None:
             self._reports.append(progress)
         return progress
@@ -124,7 +125,7 @@ def frames_on_disk(folder: Path) -> list[FrameHeader]:
 
 
 class Gate:
-    """Holds the writer inside its next sync until opened."""
+    """Holds the writer's threads inside their next sync until opened; the loop makes none."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reached, self._open = threading.Event(), threading.Event()
@@ -136,12 +137,18 @@ class Gate:
             real(file)
 
         monkeypatch.setattr(WalFile, "sync", sync)
+        sync_by(monkeypatch, loop=False)
 
     def wait(self) -> None:
         assert self.reached.wait(WAIT_MS / 1000)
 
     def open(self) -> None:
         self._open.set()
+
+
+def sync_by(monkeypatch: pytest.MonkeyPatch, *, loop: bool) -> None:
+    """Whatever the syncs take, the loop makes those that it may, or the thread makes all."""
+    monkeypatch.setattr(SyncPace, "is_cheap", lambda *_: loop)
 
 
 def at_once(wal: Log, *frames: Frame) -> Progress | None:

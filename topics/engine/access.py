@@ -8,9 +8,10 @@ One entry of ``TOPICS_API_KEYS``; entries are separated by commas:
     key:scopes:prefixes     the scopes, names that start with one of the prefixes
     key::prefixes           all scopes, names that start with one of the prefixes
 
-``scopes`` are joined by ``+``, ``prefixes`` by ``|``; prefixes may contain ``:``. An empty field
-does not restrict; white space around an entry and empty entries are ignored. Everything else is
-refused: a key must never grant more, or less, than its author meant.
+``key`` is a secret, or ``sha256:`` and the 64 hex digits of its digest. ``scopes`` are joined by
+``+``, ``prefixes`` by ``|``; prefixes may contain ``:``. An empty field does not restrict; white
+space around an entry and empty entries are ignored. Everything else is refused: a key must never
+grant more, or less, than its author meant.
 """
 
 from __future__ import annotations
@@ -46,24 +47,39 @@ _TOKENS = {
     "a": Scope.ADMIN,
     "rw": Scope.READ | Scope.WRITE,
 }
-# What the name of a topic or a router can start with.
-_PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}", re.ASCII)
+ALIAS_DIGITS = 8
+HASHED = b"sha256:"
 _ENTRY = re.compile(rb"[^,\s](?:[^,]*[^,\s])?")
 _SECRET = re.compile(rb"[\x21-\x7e]+")  # as in an Authorization header
+_DIGEST = re.compile(rb"sha256:([0-9A-Fa-f]{64})(?=:|\Z)")
+_TOKEN = rb"(?:%s)" % b"|".join(token.encode() for token in _TOKENS)
+_SCOPES = re.compile(rb"%b(?:\+%b)*" % (_TOKEN, _TOKEN))
+_PREFIX = rb"[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}"  # what the name of a topic or a router starts with
+_PREFIXES = re.compile(rb"%b(?:\|%b)*" % (_PREFIX, _PREFIX))
 
 
 class Principal:
-    """One key, without its secret. ``digest`` names it: requests are accounted to that."""
+    """One key, without its secret. ``digest`` names it; requests and streams are counted in
+    ``slot`` of the limits ledger.
+    """
 
-    __slots__ = ("_mask", "digest", "prefixes", "scopes")
+    __slots__ = ("_mask", "alias", "digest", "prefixes", "scopes", "slot")
 
     def __init__(
-        self, digest: bytes, scopes: Scope = ALL_SCOPES, prefixes: tuple[str, ...] | None = None
+        self,
+        digest: bytes,
+        scopes: Scope = ALL_SCOPES,
+        prefixes: tuple[str, ...] | None = None,
+        slot: int = 0,
     ) -> None:
         self.digest = digest
         self.scopes = scopes
         self.prefixes = prefixes
+        self.slot = slot
         self._mask = scopes.value
+        # What logs call the key: of the digest's digest, because who has the digest may look for
+        # the secret. Empty where there is no key.
+        self.alias = hashlib.sha256(digest).hexdigest()[:ALIAS_DIGITS] if digest else ""
 
     def allows(self, scope: Scope) -> bool:
         """Whether the key has every scope that is asked for."""
@@ -73,6 +89,18 @@ class Principal:
         """Whether the name of a topic or a router begins with one of the key's prefixes."""
         return self.prefixes is None or name.startswith(self.prefixes)
 
+    def has_rights_of(self, other: Principal) -> bool:
+        """Whether scopes and prefixes are the same, in whatever order they were written."""
+        if self.prefixes is None or other.prefixes is None:
+            same_names = self.prefixes is other.prefixes
+        else:
+            same_names = {*self.prefixes} == {*other.prefixes}
+        return same_names and self.scopes == other.scopes
+
+    def at(self, slot: int) -> Principal:
+        """The same key, counted in another slot."""
+        return Principal(self.digest, self.scopes, self.prefixes, slot)
+
 
 ANYONE = Principal(b"")  # every request, when no key is configured
 
@@ -80,13 +108,14 @@ ANYONE = Principal(b"")  # every request, when no key is configured
 class Access:
     """The configured keys."""
 
-    __slots__ = ("enabled", "principals")
+    __slots__ = ("_by_digest", "enabled", "principals")
 
     def __init__(self, principals: Iterable[Principal] = ()) -> None:
         """``ValueError`` when two keys have the same secret: their rights would be ambiguous."""
         self.principals = tuple(principals)
         self.enabled = bool(self.principals)
-        if len({principal.digest for principal in self.principals}) < len(self.principals):
+        self._by_digest = {principal.digest: principal for principal in self.principals}
+        if len(self._by_digest) < len(self.principals):
             raise ValueError("the same key is configured twice")
 
     @classmethod
@@ -122,40 +151,73 @@ class Access:
                 found = principal
         return found
 
+    def current(self, principal: Principal) -> Principal | None:
+        """What an earlier principal of a key, or ANYONE, is now; None when the key is gone.
+
+        Not for tokens: a search stops where it finds.
+        """
+        return self._by_digest.get(principal.digest) if self.enabled else ANYONE
+
+
+def digest_of(secret: bytes | bytearray | memoryview) -> bytes:
+    """What is kept of a secret. ``ValueError`` when no Authorization header could carry it."""
+    if not _SECRET.fullmatch(secret):
+        raise ValueError("the key must be one or more visible ASCII characters")
+    return hashlib.sha256(secret).digest()
+
+
+# An entry is read in place: nothing is copied out of it before it is known to hold no secret.
+
 
 def _principal(position: int, buffer: bytearray, start: int, end: int) -> Principal:
-    """One entry. The secret is hashed in place and never copied."""
+    """One entry."""
+    if buffer.startswith(HASHED, start, end):
+        digest, key_end = _hashed(position, buffer, start, end)
+    else:
+        digest, key_end = _digest_of_secret(position, buffer, start, end)
+    scopes_start = min(key_end + 1, end)
+    colon = buffer.find(b":", scopes_start, end)
+    scopes_end = end if colon < 0 else colon
+    scopes = _scopes(position, buffer, scopes_start, scopes_end)
+    prefixes = _prefixes(position, buffer, min(scopes_end + 1, end), end)
+    return Principal(digest, scopes, prefixes, slot=position - 1)
+
+
+def _hashed(position: int, buffer: bytearray, start: int, end: int) -> tuple[bytes, int]:
+    found = _DIGEST.match(buffer, start, end)
+    if found is None:
+        raise ValueError(f"entry {position}: 'sha256:' is not followed by exactly 64 hex digits")
+    return bytes.fromhex(found[1].decode()), found.end()
+
+
+def _digest_of_secret(position: int, buffer: bytearray, start: int, end: int) -> tuple[bytes, int]:
     colon = buffer.find(b":", start, end)
     secret_end = end if colon < 0 else colon
     with memoryview(buffer) as view, view[start:secret_end] as secret:
-        if not _SECRET.fullmatch(secret):
-            raise ValueError(
-                f"entry {position}: the key must be one or more visible ASCII characters"
-            )
-        digest = hashlib.sha256(secret).digest()
-    scopes, _, prefixes = buffer[secret_end + 1 : end].decode("ascii", "replace").partition(":")
-    return Principal(digest, _scopes(position, scopes), _prefixes(position, prefixes))
+        try:
+            return digest_of(secret), secret_end
+        except ValueError as error:
+            raise ValueError(f"entry {position}: {error}") from None
 
 
-def _scopes(position: int, field: str) -> Scope:
-    # The token is not shown: a ':' inside a secret makes the rest of it look like a scope.
-    tokens = field.split("+")
-    if not field:
+def _scopes(position: int, buffer: bytearray, start: int, end: int) -> Scope:
+    if start == end:
         return ALL_SCOPES
-    if any(token not in _TOKENS for token in tokens):
+    # The token is not shown: a ':' inside a secret makes the rest of it look like a scope.
+    if not _SCOPES.fullmatch(buffer, start, end):
         known = ", ".join(_TOKENS)
         raise ValueError(
             f"entry {position}: a scope is none of {known} (joined by '+'), or the key contains ':'"
         )
+    tokens = buffer[start:end].decode().split("+")
     return reduce(or_, (_TOKENS[token] for token in tokens))
 
 
-def _prefixes(position: int, field: str) -> tuple[str, ...] | None:
-    prefixes = field.split("|")
-    if not field:
+def _prefixes(position: int, buffer: bytearray, start: int, end: int) -> tuple[str, ...] | None:
+    if start == end:
         return None
-    if not all(_PREFIX.fullmatch(prefix) for prefix in prefixes):
+    if not _PREFIXES.fullmatch(buffer, start, end):
         raise ValueError(
             f"entry {position}: a name prefix (joined by '|') is empty or starts no possible name"
         )
-    return tuple(dict.fromkeys(prefixes))
+    return tuple(dict.fromkeys(buffer[start:end].decode().split("|")))

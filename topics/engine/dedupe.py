@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
+_NO_ORDER: deque[str] = deque()  # shared by all empty windows: a deque of its own takes 760 bytes
+
 
 class DedupeEntry(NamedTuple):
     """The write that a key stands for. ``at_ms``: on the monotonic clock, which never steps."""
@@ -17,15 +19,21 @@ class DedupeEntry(NamedTuple):
     at_ms: int
 
 
+_NO_KEYS: dict[str, DedupeEntry] = {}  # likewise
+
+
 class DedupeWindow:
     """Committed keys, oldest first."""
 
     __slots__ = ("_keys", "_order")
 
     def __init__(self) -> None:
-        self._keys: dict[str, DedupeEntry] = {}
+        self._reset()
+
+    def _reset(self) -> None:
+        self._keys: dict[str, DedupeEntry] = _NO_KEYS
         # The dict alone would do, but its first entry is found behind all that were deleted.
-        self._order: deque[str] = deque()
+        self._order = _NO_ORDER
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -60,6 +68,8 @@ class DedupeWindow:
             # Rare, for an entry of this key was too old: it must not keep its early rank.
             self._order.remove(key)
         if window_ms:
+            if self._order is _NO_ORDER:
+                self._keys, self._order = {}, deque()
             self._keys[key] = write
             self._order.append(key)
 
@@ -70,3 +80,5 @@ class DedupeWindow:
         keys, order = self._keys, self._order
         while order and now_ms - keys[order[0]].at_ms >= window_ms:
             del keys[order.popleft()]
+        if not order and order is not _NO_ORDER:
+            self._reset()

@@ -13,9 +13,15 @@ other frame must follow on what came before it: `Misfit`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
 from topics.engine.removal import cut_to, settle
 from topics.engine.topic import Topic
 from topics.engine.topic_table import TopicTable
+from topics.formats.api.topic_config import TopicConfig
 from topics.formats.disk.frame_bodies import Floors
 from topics.formats.disk.frames import FrameHeader
 
@@ -29,27 +35,48 @@ class Misfit(Exception):
 class Replay:
     """A replay under way, over the topics of one table."""
 
-    __slots__ = ("_restored", "table")
+    __slots__ = ("_configs", "_heads", "_lsn", "_lsns", "table")
 
     def __init__(self, table: TopicTable) -> None:
         self.table = table
         # Of topics that came from the checkpoint, by id: their head, and the LSN below which their
-        # frames are applied.
-        self._restored: dict[int, tuple[int, int]] = {}
+        # frames are applied, where that is not ``_lsn``. An orderly stop has one for all.
+        self._heads: dict[int, int] = {}
+        self._lsns: dict[int, int] = {}
+        self._lsn = 0
+        # Most topics have the config of many others: each is there once.
+        self._configs: dict[tuple[tuple[str, Any], ...], TopicConfig] = {}
+
+    def config(self, fields: Mapping[str, Any]) -> TopicConfig:
+        """The config with these fields, as they are on disk."""
+        key = tuple(fields.items())
+        found = self._configs.get(key)
+        if found is None:
+            found = self._configs[key] = msgspec.convert(fields, TopicConfig)
+        return found
 
     def note_restored(self, topic: Topic, head_seq: int, lsn: int) -> None:
         """The topic came from the checkpoint, which holds it with the frames below ``lsn``."""
-        self._restored[topic.id] = head_seq, lsn
+        if not self._heads:
+            self._lsn = lsn
+        self._heads[topic.id] = head_seq
+        if lsn != self._lsn:
+            self._lsns[topic.id] = lsn
 
     def restored_head(self, topic: Topic) -> int:
         """Head of the topic in the checkpoint, 0 for a topic that it does not hold."""
-        return self._restored.get(topic.id, (0, 0))[0]
+        return self._heads.get(topic.id, 0)
 
     def news_from(self, topic: Topic) -> int:
         """Frames of the topic below this LSN are applied: their caps and settings are not applied
         again.
         """
-        return self._restored.get(topic.id, (0, 0))[1]
+        return self._lsns.get(topic.id, self._lsn) if topic.id in self._heads else 0
+
+    def is_ahead(self, header: FrameHeader) -> bool:
+        """Whether a frame is about a topic of the checkpoint and is not below that LSN."""
+        topic_id = header.topic_id
+        return topic_id in self._heads and header.lsn >= self._lsns.get(topic_id, self._lsn)
 
     def topic_of(self, header: FrameHeader, checkpointed: bool) -> Topic | None:
         """The topic that a frame is about; None for one that is gone since. Raises `Misfit`."""

@@ -42,13 +42,14 @@ from topics.engine.queue import dead, lease_list
 from topics.engine.queue.claims import Ask, Taken, jobs_of, records_of
 from topics.engine.queue.lease_list import LeaseView
 from topics.engine.queue.leases import Holder
+from topics.engine.quota import ByteQuota, SharedCap
 from topics.engine.routing.derivations import Derivation
 from topics.engine.routing.graph import Router, RouterGraph
 from topics.engine.selection import Selection, count_live
 from topics.engine.store import DeleteFlags, Store
 from topics.engine.topic import Topic
 from topics.engine.topic_table import TopicTable
-from topics.errors import NotAQueue
+from topics.errors import NotAQueue, TopicsError
 from topics.formats.api.append_body import AppendBody
 from topics.formats.api.delete_body import TagMatch
 from topics.formats.api.limits import U64_MAX
@@ -135,20 +136,38 @@ class ShardEngine:
         size: int = 0,
     ) -> PutTopic:
         """Make the topic that a streamed append asks for, before its records. ``size``: their
-        bytes, where it matters.
+        bytes, where it matters; room for them is kept until `append_streamed` or `let_go`.
         """
         topic = put_topic.new_topic_for(self.table, name, body, now, prefixes)
         append.check_topic_room(topic, len(body.records), size)
         append.due_times(topic, body, now)
-        return put_topic.make(self.table, topic, now)
+        change = put_topic.make(self.table, topic, now)
+        if self.table.byte_quota is not None:
+            try:
+                self.table.byte_quota.hold(topic, size)
+            except TopicsError:
+                self.undo(change)
+                raise
+        return change
+
+    def let_go(self, topic: Topic) -> None:
+        """The append for which `create` has made the topic is decided, or will not be."""
+        if self.table.byte_quota is not None:
+            self.table.byte_quota.let_go(topic)
 
     def put(
-        self, name: str, patch: TopicConfigPatch, now: Now, prefixes: list[str] | None = None
+        self,
+        name: str,
+        patch: TopicConfigPatch,
+        now: Now,
+        prefixes: list[str] | None = None,
+        *,
+        has_place: bool = False,
     ) -> PutTopic:
         """Make or configure a topic (§1.1). Without a difference it has no frame, but still waits
-        for earlier ones.
+        for earlier ones. ``has_place``: another shard keeps a place for a new one.
         """
-        return put_topic.decide(self.table, name, patch, now, prefixes)
+        return put_topic.decide(self.table, name, patch, now, prefixes, has_place=has_place)
 
     def delete(self, name: str, if_empty: bool, now: Now) -> DeleteTopic | None:
         """Remove a topic with everything in it (§1.4); None when there is none. Raises
@@ -181,7 +200,10 @@ class ShardEngine:
         """Remove what is too old, at once, before anything is answered or decided. The change tells
         the log, if it must know.
         """
-        return floor.decide(self.table, topic, now)
+        try:
+            return floor.decide(self.table, topic, now)
+        finally:
+            self.recharge(topic)
 
     # Routers
 
@@ -383,13 +405,41 @@ class ShardEngine:
         ``locator``: finds the records of an append again. ``generation``: LSN at which their log
         file begins; their tags are dropped when that is sealed.
         """
-        if isinstance(change, Append):
-            change.commit_records(self.table, locator, now, generation)
-        else:
-            change.commit(self.table)
+        table, written = self.table, 0
+        try:
+            if isinstance(change, Append):
+                written = change.size
+                change.commit_records(table, locator, now, generation)
+            else:
+                change.commit(table)
+        finally:
+            if table.byte_quota is not None:
+                table.byte_quota.recharge(change.topic, written)
 
     def undo(self, change: Change) -> None:
         """Take a change back, as if it had never been asked: its frames could not be written. The
         last one first, of those that are under way.
         """
         change.undo(self.table)
+        self.recharge(change.topic)
+
+    # Caps of the whole server
+
+    def limit(self, topic_cap: SharedCap | None, byte_quota: ByteQuota | None) -> None:
+        """From now on the topics share these caps with other shards (§11). What is there is held
+        already: `count_held` tells how much.
+        """
+        self.table.topic_cap, self.table.byte_quota = topic_cap, byte_quota
+
+    def count_held(self) -> tuple[int, int]:
+        """How many topics there are, and the bytes that they are charged for. No change is under
+        way.
+        """
+        for topic in self.by_id.values():
+            topic.charge = topic.bytes
+        return len(self.by_id), sum(topic.charge for topic in self.by_id.values())
+
+    def recharge(self, topic: Topic) -> None:
+        """Records of the topic went, other than by a change."""
+        if self.table.byte_quota is not None:
+            self.table.byte_quota.recharge(topic)

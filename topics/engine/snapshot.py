@@ -1,12 +1,13 @@
 """Snapshot: what a checkpoint keeps of a shard and of each topic, and how it comes back.
 
-Everything is plain values, for CBOR. The names of the keys are on disk: they never change. The jobs
-of a queue are under ``queue``, which is missing for logs, and where there were no leases yet.
+Everything is plain values (bytes: ``formats/disk/checkpoint.py``). The names of the keys are on
+disk: they never change. The jobs of a queue are under ``queue``, which is missing for logs, and
+where there were no leases yet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -22,7 +23,6 @@ from topics.engine.routing.derivations import Derivation, note_derivation
 from topics.engine.routing.graph import Router
 from topics.engine.topic import Topic
 from topics.engine.topic_table import TopicTable
-from topics.formats.api.topic_config import TopicConfig
 from topics.formats.disk.frame_bodies import floors_from
 from topics.formats.disk.segment import ExtentKey
 from topics.formats.ranges import seq_ranges
@@ -135,7 +135,7 @@ def restore_topic(replay: Replay, kept: dict[str, Any]) -> Topic:
     """Take over what `snapshot_topic` gave, before any extent or frame: its records come with
     those.
     """
-    config = msgspec.convert(kept["config"], TopicConfig)
+    config = replay.config(kept["config"])
     topic = Topic(kept["id"], kept["name"], kept["epoch"], config, kept["reserved"])
     topic.start_seq = kept["start"]
     topic.raise_floors(floors_from(kept["floors"]))
@@ -143,6 +143,8 @@ def restore_topic(replay: Replay, kept: dict[str, Any]) -> Topic:
     topic.damaged = seq_ranges(kept.get("damaged", ()))
     topic.trimmed = seq_ranges(kept.get("trimmed", ()))
     topic.last_ts, topic.last_write_ts = kept["last_ts"], kept["last_write_ts"]
+    if topic.last_write_ts == topic.last_ts:  # of most topics: one number less in memory
+        topic.last_write_ts = topic.last_ts
     topic.logged_seq, topic.keys_from_seq = kept["logged"], kept["keys_from"]
     _restore_jobs(topic, kept.get("queue"))
     for router, cursor, total in kept.get("derivations", ()):
@@ -157,8 +159,15 @@ def _restore_jobs(topic: Topic, kept: dict[str, Any] | None) -> None:
     ledger = ledger_of(topic)
     if ledger is not None and kept is not None:  # a queue had no jobs before there were leases
         ledger.dead_lettered = kept["dead_lettered"]
-        for part in kept["parts"]:
+        for part in kept["parts"]:  # only in a checkpoint that is one piece
             ledger.unpack(part)
+
+
+def restore_jobs(replay: Replay, topic_id: int, part: Mapping[str, Any]) -> None:
+    """Take over a part that `jobs_to_keep` gave, after its topic."""
+    ledger = ledger_of(replay.table.by_id[topic_id])
+    if ledger is not None:
+        ledger.unpack(part)
 
 
 def restore_extent(

@@ -20,16 +20,18 @@ from collections.abc import Iterable
 
 from topics.engine.dedupe import DedupeWindow
 from topics.engine.locators import Locator
+from topics.engine.priority import band_of, recency_priority
 from topics.engine.queue.jobs import Jobs
 from topics.engine.record_index import RecordIndex
 from topics.engine.tags import TagIndex
-from topics.formats.api.topic_config import PRIORITY_LIMIT, TopicConfig
+from topics.formats.api.topic_config import TopicConfig, shared_config
 from topics.formats.disk.frame_bodies import Floors
 from topics.formats.ranges import SeqRange, joined, united
 
 # How many seqs are reserved at once, ahead of use.
 RESERVE_MIN = 4096
 RESERVE_MAX = 1 << 20
+_NO_PENDING_KEYS: dict[str, object] = {}  # shared by all topics without one: most are idle
 
 
 class Topic:
@@ -49,6 +51,7 @@ class Topic:
         *("last_ts", "last_write_ts", "last_read_ts", "last_read_ms"),
         *("reserved_seq", "reserving_seq"),
         *("pending", "pending_sync", "pending_bytes", "pending_burnt", "pending_keys"),
+        "charge",
     )
 
     def __init__(
@@ -61,8 +64,8 @@ class Topic:
     ) -> None:
         self.id, self.name, self.epoch = topic_id, name, epoch
         self.deleted = False
-        self.config = config
-        self.settle_config(config)
+        self.config = shared_config(config)
+        self.settle_config(self.config)
 
         self.head_seq = 0
         self.next_seq = 1
@@ -107,7 +110,9 @@ class Topic:
         self.pending_sync = 0  # those that wait for a sync
         self.pending_bytes = 0  # of their records
         self.pending_burnt = 0  # seqs that they burn
-        self.pending_keys: dict[str, object] = {}  # each with its `Append`
+        self.pending_keys = _NO_PENDING_KEYS  # each with its `Append`
+
+        self.charge = 0  # bytes of the quota that it has taken, see `engine.quota`
 
     # What may be asked
 
@@ -134,6 +139,12 @@ class Topic:
     def is_perishable(self) -> bool:
         """Whether `ShardEngine.expire` may have something to do."""
         return self.committed.ttl_ms > 0 or self.floor_due
+
+    def note_pending_key(self, key: str, change: object) -> None:
+        """Note that the key stands for an `Append` that is under way."""
+        if self.pending_keys is _NO_PENDING_KEYS:
+            self.pending_keys = {}
+        self.pending_keys[key] = change
 
     # What is committed or given back
 
@@ -239,12 +250,16 @@ class Topic:
         self.last_read_ts, self.last_read_ms = now_ts, now_ms
 
     def effective_priority(self, now_ms: int) -> int:
-        """The manual priority; else 500, less one for each second since the last read."""
+        """The manual priority; else what the last read leaves (`topics.engine.priority`)."""
         if self.config.priority is not None:
             return self.config.priority
         if not self.config.auto_priority or self.last_read_ms is None:
             return 0
-        return max(0, PRIORITY_LIMIT // 2 - (now_ms - self.last_read_ms) // 1000)
+        return recency_priority(now_ms - self.last_read_ms)
+
+    def band(self, now_ms: int) -> int:
+        """The band of the effective priority."""
+        return band_of(self.effective_priority(now_ms))
 
 
 def _step(last_seq: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from topics.engine.now import Now
+from topics.engine.quota import ByteQuota, SharedCap
 from topics.engine.routing.graph import RouterGraph
 from topics.engine.store import DeleteFlags, Store
 from topics.engine.topic import RESERVE_MIN, Topic
@@ -42,6 +43,9 @@ class TopicTable:
         self.routers = RouterGraph()  # all routers of the server, in the shard that owns them
         # What changes of the shard itself are about. It is in no table.
         self.shard_topic = Topic(0, "", 0, TopicConfig())
+        # Caps of the whole server (§11), None where there is none.
+        self.topic_cap: SharedCap | None = None
+        self.byte_quota: ByteQuota | None = None
 
     def topic(self, name: str) -> Topic:
         """The topic of that name. Raises `TopicNotFound`."""
@@ -84,6 +88,29 @@ class TopicTable:
         del self.by_id[topic.id]
         if self.by_name.get(topic.name) is topic:
             del self.by_name[topic.name]
+
+    def admit(self, topic: Topic, *, has_place: bool = False) -> None:
+        """`add` a new topic, which takes a place among those of the whole server. ``has_place``: it
+        is kept for this topic. Raises as `SharedCap.take`; then the topic is not there.
+        """
+        if self.topic_cap is not None:
+            if has_place:
+                self.topic_cap.take_reserved()
+            else:
+                self.topic_cap.take()
+        self.add(topic)
+
+    def dismiss(self, topic: Topic) -> None:
+        """A topic that was admitted is not made: `remove` it and all that it has taken."""
+        self.remove(topic)
+        self.vacate(topic)
+
+    def vacate(self, topic: Topic) -> None:
+        """A topic that was removed is gone for good: its place and its bytes are free."""
+        if self.topic_cap is not None:
+            self.topic_cap.give_back()
+        if self.byte_quota is not None:
+            self.byte_quota.release(topic)
 
     def take_lease_numbers(self, count: int) -> int:
         """The first of ``count`` numbers of leases, which are never given again."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from typing import Final
 
 import crc32c
 
-_TOPIC_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}", re.ASCII)
+TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}", re.ASCII)
 _ROUTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}", re.ASCII)
 
 
@@ -14,7 +15,7 @@ def valid_topic_name(name: str) -> bool:
     """Whether ``name`` may name a topic (§1.1): 1 to 255 ASCII characters, the first a letter or
     digit.
     """
-    return _TOPIC_NAME.fullmatch(name) is not None
+    return TOPIC_NAME.fullmatch(name) is not None
 
 
 def valid_router_name(name: str) -> bool:

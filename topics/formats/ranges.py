@@ -8,7 +8,7 @@ IndexRun  start, stop     excluded    records of one entry, by their index in it
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple, TypeAlias
 
 
@@ -30,8 +30,10 @@ IndexRun: TypeAlias = tuple[int, int]
 """Records ``start`` to ``stop`` (exclusive) of one entry. A plain tuple: hot loops make many."""
 
 
-def seq_ranges(pairs: Iterable[Iterable[int]]) -> tuple[SeqRange, ...]:
-    """Ranges as CBOR gives them back: pairs of first and last."""
+def seq_ranges(pairs: Collection[Iterable[int]]) -> tuple[SeqRange, ...]:
+    """Ranges as they come back from the disk: pairs of first and last."""
+    if not pairs:  # of most topics
+        return ()
     return tuple(SeqRange(first, last) for first, last in pairs)
 
 

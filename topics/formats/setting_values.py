@@ -8,9 +8,10 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import re
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 ENDLESS = 2**63 - 1
+PORT_MAX = 65_535
 _BOOLEANS = {
     "1": True,
     "true": True,
@@ -78,6 +79,48 @@ class HostNames:
             return f"[{ipaddress.IPv6Address(bare)}]"
         except ValueError:
             raise ValueError(self.rule) from None
+
+
+class Origins:
+    """A comma-separated list of origins as browsers send them, or ``*`` alone; parsed in lower
+    case and without the default port.
+    """
+
+    most = 64
+    rule = (
+        f"must be * or at most {most} origins, comma-separated, each scheme://host or"
+        " scheme://host:port without a path"
+    )
+    origin = re.compile(
+        r"([a-z][a-z0-9+.-]*)://(\[[0-9a-f:.]+\]|[a-z0-9_-]+(?:\.[a-z0-9_-]+)*)(?::([0-9]{1,5}))?"
+    )
+    ports: ClassVar = {"http": "80", "https": "443"}  # which browsers leave out
+
+    def parse(self, text: str) -> tuple[str, ...]:
+        """``ValueError`` for what is no origin, for ``null``, and for ``*`` among others."""
+        if text == "*":
+            return ("*",)
+        origins = tuple(self._normal(origin.strip().lower()) for origin in text.split(","))
+        if len(origins) > self.most:
+            raise ValueError(self.rule)
+        return origins
+
+    def _normal(self, text: str) -> str:
+        if text == "null":
+            raise ValueError("must not name null: any page can have that origin")
+        if text == "*":
+            raise ValueError("must be * alone, or a list of origins")
+        found = self.origin.fullmatch(text)
+        if found is None or int(found[3] or 0) > PORT_MAX:
+            raise ValueError(self.rule)
+        scheme, host, port = found.groups()
+        if host.startswith("["):
+            try:
+                host = f"[{ipaddress.IPv6Address(host[1:-1])}]"
+            except ValueError:
+                raise ValueError(self.rule) from None
+        shown = "" if port is None or self.ports.get(scheme) == str(int(port)) else f":{int(port)}"
+        return f"{scheme}://{host}{shown}"
 
 
 class Host:

@@ -8,6 +8,7 @@ The front knows no ring and no process. It is handed one `Backend`, which is
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol, TypeVar
 
 from topics.actors.link.arena import Holder
@@ -83,6 +84,10 @@ class Backend(Protocol):
     def shards(self) -> int:
         """How many there are."""
 
+    @property
+    def batch(self) -> AbstractContextManager[None]:
+        """What is asked inside is sent together at its end. It is entered by what never waits."""
+
     def shard_of(self, topic: str) -> int:
         """The shard that owns the topic."""
 
@@ -108,8 +113,10 @@ class Backend(Protocol):
         it.
         """
 
-    def notify(self, shard: int, event: Event[P], params: P) -> None:
-        """Tell one shard; nobody answers. `flush` sends it."""
+    def notify(self, shard: int, event: Event[P], params: P, *, quiet: bool = False) -> None:
+        """Tell one shard; nobody answers. `flush` sends it, but if ``quiet`` not without anything
+        else.
+        """
 
     def flush(self, shard: int) -> None:
         """Send what was asked and notified."""
@@ -131,6 +138,9 @@ class Backend(Protocol):
         """Head of the topic of a page that was read ahead; None when the page is not its answer any
         more.
         """
+
+    def delay_ms(self, shard: int) -> float:
+        """How long a message to the shard waits there now; 0 while it is away."""
 
     def readiness(self) -> Readiness:
         """How far the shards are."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 
 from topics.actors.shard_client.readiness import Readiness
 from topics.errors import Internal, NotReady, TopicsError
@@ -15,6 +16,7 @@ from topics.front.compression import compressed
 from topics.front.errors import error_answer
 from topics.front.request import Request
 from topics.front.route import Route
+from topics.front.server_timing import server_timing
 
 LOG = logging.getLogger("topics.front")
 Operation = Callable[[Request, Body, int], Awaitable[Answer]]
@@ -32,6 +34,8 @@ class Dispatcher:
         """Answer an admitted request; takes over ``body``. ``at``: monotonic ns when the front had
         the whole request.
         """
+        if request.is_timed:
+            return await self._run_timed(request, body, at)
         try:
             answer = await self._operations[request.route](request, body, at)
             return await compressed(answer) if request.gzip_out else answer
@@ -45,6 +49,16 @@ class Dispatcher:
         except Exception:
             LOG.exception("unexpected server error: route %s", request.route.name)
             return error_answer(Internal("internal error"), at)
+
+    async def _run_timed(self, request: Request, body: Body, at: int) -> Answer:
+        """As `run`, with Server-Timing. The answer is compressed after its end has been read."""
+        plain = replace(request, is_timed=False, gzip_out=False)
+        answer = await self.run(plain, body, at)
+        answer.headers += server_timing(answer, at)
+        try:
+            return await compressed(answer) if request.gzip_out else answer
+        except TopicsError as failure:
+            return self.failed(failure, at)
 
     def failed(self, failure: TopicsError, at: int = 0) -> Answer:
         """The answer to an expected failure; a `NotReady` tells the replay progress (§0.6)."""

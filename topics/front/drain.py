@@ -1,18 +1,21 @@
 """Draining: the server goes down, in-flight requests finish, waiting calls end early.
 
 serving --begin--> draining (new requests are refused) --stop_waiting--> long polls end too
+
+Waiting calls also end when their key is gone.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import trio
 
-from topics.errors import ShuttingDown
+from topics.errors import ShuttingDown, TopicsError
 from topics.front.errors import RETRY_AFTER_MS
+from topics.front.request import Request
 
 LATE_READ_S = 0.5  # for a call that begins after the waiting calls have ended
 
@@ -22,7 +25,8 @@ class Drain:
 
     def __init__(self) -> None:
         self.is_draining = False
-        self._waiting: set[trio.CancelScope] = set()
+        self._waiting: dict[trio.CancelScope, Request] = {}
+        self._refused: dict[trio.CancelScope, TopicsError] = {}
         self._may_wait = True
 
     def begin(self) -> None:
@@ -30,19 +34,31 @@ class Drain:
         self.is_draining = True
 
     @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Around a call that may wait for records. Raises `ShuttingDown` when the drain ends it."""
+    def waiting(self, request: Request) -> Iterator[None]:
+        """Around a call that may wait for records. Raises `ShuttingDown` when the drain ends it,
+        and what `end_refused` ends it with.
+        """
         # A body may arrive after the waiting calls have ended: there is time for a page, not for a
         # wait.
         deadline = math.inf if self._may_wait else trio.current_time() + LATE_READ_S
         with trio.CancelScope(deadline=deadline) as scope:
-            self._waiting.add(scope)
+            self._waiting[scope] = request
             try:
                 yield
             finally:
-                self._waiting.discard(scope)
+                del self._waiting[scope]
+                refusal = self._refused.pop(scope, None)
         if scope.cancelled_caught:
-            raise shutting_down()
+            raise refusal or shutting_down()
+
+    def end_refused(self, check: Callable[[Request], None]) -> None:
+        """End the waiting calls whose requests ``check`` refuses, with its failure."""
+        for scope, request in self._waiting.items():
+            try:
+                check(request)
+            except TopicsError as failure:
+                self._refused[scope] = failure
+                scope.cancel()
 
     def stop_waiting(self) -> None:
         """End all waiting calls with `ShuttingDown`, and soon those that still begin."""

@@ -11,26 +11,31 @@
     7         name, query, header values         400 invalid_request
 
 `admit` reads the request head only and keeps nothing, so its outcome may be remembered for the next
-equal head. Whatever can change between two equal heads (the drain, the key's requests in flight) is
-checked by `enter`.
+equal head, until the keys change. Whatever else can change between two equal heads (the drain, the
+key's requests in flight) is checked by `enter`, and `check_key` is for requests that have waited.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 
 from topics.config import Settings
-from topics.engine.access import ANYONE, Access, Principal
+from topics.engine.access import ANYONE, Principal
 from topics.errors import (
     Forbidden,
     InvalidRequest,
     MethodNotAllowed,
     NotFound,
+    TopicsError,
+    Unauthorized,
     UnsupportedMediaType,
 )
 from topics.formats.api.fields import HeadFields
 from topics.formats.api.request_heads import Head
 from topics.formats.api.request_targets import authority_of
+from topics.front.access_log import Subject
 from topics.front.authorization import (
     authenticate,
     authorize,
@@ -38,13 +43,16 @@ from topics.front.authorization import (
     check_topic_name,
 )
 from topics.front.body_limits import BodyLimits, too_large
+from topics.front.cors import Cors
 from topics.front.drain import Drain, shutting_down
 from topics.front.hosts import HostRule, has_foreign_origin
+from topics.front.keys import Keys, key_is_gone
 from topics.front.limits import Slots
 from topics.front.media import accepts_gzip, check_body_media
 from topics.front.queries import find_token, parse_query
 from topics.front.request import Request
 from topics.front.route import BodyRule, Route, RouteMatch
+from topics.front.server_timing import is_asked, parameters_of
 
 Match = Callable[[str, bytes], RouteMatch]
 
@@ -55,7 +63,7 @@ class Guard:
     def __init__(
         self,
         settings: Settings,
-        access: Access,
+        keys: Keys,
         match: Match,
         shard_of: Callable[[str], int],
         requests: Slots,
@@ -64,12 +72,13 @@ class Guard:
     ) -> None:
         self.drain = Drain()
         self.body_limits = BodyLimits(settings)
-        self._access = access
+        self._keys = keys
         self._match = match
         self._shard_of = shard_of
         self._requests = requests
         self._probe_auth = probe_auth
-        self._hosts = HostRule(settings, has_keys=access.enabled)
+        self.cors = Cors(settings.cors_origins)
+        self._hosts = HostRule(settings, has_keys=keys.access.enabled)
 
     def admit(self, head: Head) -> Request:
         """Check a head. Raises `TopicsError`."""
@@ -78,15 +87,16 @@ class Guard:
         matched, principal = self._identify(head)
         route, topic = matched.route, matched.topic
         authorize(principal, route.scope, matched.router if topic is None else topic)
-        if route.no_preflight and not self._access.enabled and has_foreign_origin(fields):
-            raise Forbidden("without keys, pages of other sites may not open this")
-        if self.drain.is_draining and not route.is_open:
+        if route.no_preflight:
+            self._check_origin(fields)
+        if self.drain.is_draining and not route.answers_in_drain:
             raise shutting_down()
         gzip_in, wrong_media = _check_media(route, head)
         self._check_length(route, head.length)
         _check_name(matched)
         if head.length == 0:
             route.check_length(0)
+        query = parse_query(parameters_of(route, matched.query), matched.query)
         return Request(
             method=head.method,
             route=route,
@@ -95,23 +105,95 @@ class Guard:
             router=matched.router or "",
             shard=0 if topic is None else self._shard_of(topic),
             principal=principal,
-            query=parse_query(route.parameters, matched.query),
+            query=query,
             key=_idempotency_key(fields),
             gzip_in=gzip_in,
             gzip_out=accepts_gzip(fields.joined(b"accept-encoding")),
             wrong_media=wrong_media,
-            head=fields if route.streams else None,
+            head=_kept(fields) if route.streams or route.negotiates else None,
+            is_timed=is_asked(query),
         )
+
+    def renamed(self, request: Request, topic: str) -> Request | None:
+        """What `admit` gives for the same head with the name of another topic, which is valid; None
+        when it refuses that.
+        """
+        if not request.principal.covers(topic):
+            return None
+        return Request(
+            request.method,
+            request.route,
+            topic,
+            request.wid,
+            request.router,
+            self._shard_of(topic),
+            request.principal,
+            request.query,
+            request.key,
+            request.gzip_in,
+            request.gzip_out,
+            request.wrong_media,
+            request.head,
+            request.is_timed,
+        )
+
+    def admit_preflight(self, head: Head) -> None:
+        """Check the head of a preflight: no key is asked for. Raises `Forbidden`, `NotFound`."""
+        self._hosts.check([*head.fields.values(b"host"), *authority_of(head.target)])
+        with contextlib.suppress(MethodNotAllowed):  # no route has this method; the path is known
+            self._match(head.method, head.target)
+
+    def route_of(self, head: Head) -> Route | None:
+        """The route of a head that was not admitted."""
+        try:
+            return self._match(head.method, head.target).route
+        except TopicsError:
+            return None
+
+    def subject_of(self, head: Head) -> Subject:
+        """What a head that was not admitted is about, for the log. Raises nothing."""
+        try:
+            matched = self._match(head.method, head.target)
+        except TopicsError:
+            return Subject(head.method)
+        token = find_token(matched.query) if matched.route.query_token else None
+        try:
+            principal = authenticate(self._keys.access, head.fields, token)
+        except Unauthorized:
+            principal = ANYONE
+        topic, router = matched.topic or "", matched.router or ""
+        return Subject(head.method, matched.route, topic, router, principal)
 
     def enter(self, request: Request) -> None:
         """Count the request in; pair it with `leave`. Raises `ShuttingDown`, or `Throttled` above
         the key's cap (§11).
         """
-        if not request.route.is_open:
-            if self.drain.is_draining:
+        route = request.route
+        if not route.is_open:
+            if self.drain.is_draining and not route.answers_in_drain:
                 raise shutting_down()
             if request.principal is not ANYONE:  # who has no cap
                 self._requests.acquire(request.principal)
+
+    def check_key(self, request: Request) -> None:
+        """Check again after a wait, in which the keys may have changed. Raises `Unauthorized` when
+        the key is gone, `Forbidden` when its rights do not cover the request any more.
+        """
+        principal = self._keys.access.current(request.principal)
+        if principal is not request.principal and request.principal is not ANYONE:
+            if principal is None:
+                raise key_is_gone()
+            authorize(principal, request.route.scope, request.topic or request.router or None)
+
+    def renewed(self, request: Request) -> Request:
+        """The request with the rights that its key has now; the names in its body are checked
+        against these. Call it behind `check_key`.
+        """
+        principal = self._keys.access.current(request.principal)
+        if principal is request.principal or request.principal is ANYONE:
+            return request
+        assert principal is not None, "check_key has found the key"
+        return replace(request, principal=principal)
 
     def leave(self, request: Request) -> None:
         """The request that `enter` let in is over."""
@@ -123,17 +205,27 @@ class Guard:
         try:
             matched = self._match(head.method, head.target)
         except (NotFound, MethodNotAllowed):
-            authenticate(self._access, head.fields, None)
+            authenticate(self._keys.access, head.fields, None)
             raise
         if matched.route.is_open and not self._probe_auth:
             return matched, ANYONE
         token = find_token(matched.query) if matched.route.query_token else None
-        return matched, authenticate(self._access, head.fields, token)
+        return matched, authenticate(self._keys.access, head.fields, token)
+
+    def _check_origin(self, fields: HeadFields) -> None:
+        if has_foreign_origin(fields) and not self.cors.allows(fields):
+            rule = "pages of other sites may not open this; TOPICS_CORS_ORIGINS adds origins"
+            raise Forbidden(rule)
 
     def _check_length(self, route: Route, length: int | None) -> None:
         most = self.body_limits.max_bytes(route)
         if length is not None and length > most:
             raise too_large(most)
+
+
+def _kept(fields: HeadFields) -> HeadFields:
+    """What a request keeps of its head: a stream may last for days, and needs no token."""
+    return fields.without(b"authorization")
 
 
 def _check_name(matched: RouteMatch) -> None:

@@ -10,10 +10,11 @@ In DNS rebinding a foreign name comes to mean 127.0.0.1, and a browser takes thi
 foreign site. A request without a name (HTTP/1.0) passes: no browser sends one.
 
 A browser asks no preflight for a WebSocket, for a work stream (a GET that leases jobs) and for a
-redrive (a POST that needs no body). So without keys these are refused to a foreign ``Origin``;
-``null`` is foreign, ports do not count. The other routes need no such rule: their bodies must be
-``application/json``, which wants a preflight, and the preflight gets 405. The other GETs go out,
-but change nothing, and the page may not read the answer.
+redrive (a POST that needs no body). So these are refused to a foreign ``Origin`` that is not in
+TOPICS_CORS_ORIGINS, whether there are keys or not; ``null`` is foreign, ports do not count. The
+other routes need no such rule: their bodies must be ``application/json``, which wants a preflight,
+and only listed origins are allowed by it (`topics.front.cors`). The other GETs go out, but change
+nothing, and the page may not read the answer.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class HostRule:
         for authority in authorities:
             host = host_of(authority)
             if host is None or not self._is_accepted(host):
-                shown = authority[:SHOWN_MAX].decode("latin-1")
+                # What is no name is not repeated: a secret may stand before an @.
+                shown = (host or b"")[:SHOWN_MAX].decode("latin-1")
                 rule = "is not a name of this server; TOPICS_ALLOWED_HOSTS adds names"
                 raise Forbidden(f'the host "{shown}" {rule}')
 

@@ -83,14 +83,14 @@ class Slots:
         per_key: Cap | None = None,
         retry_after_ms: int | None = RETRY_AFTER_MS,
         count: Count | None = None,
-        count_of_key: Callable[[bytes], Count] | None = None,
+        count_of_key: Callable[[int], Count] | None = None,
     ) -> None:
         """``message`` names what is too many; ``retry_after_ms`` None: not in the detail."""
         self.in_all, self.per_key = in_all, per_key
         self._message, self._retry_after_ms = message, retry_after_ms
         self._count = OwnCount() if count is None else count
         self._count_of_key = count_of_key or _own_count
-        self._by_key: dict[bytes, Count] = {}
+        self._by_slot: dict[int, Count] = {}
 
     @property
     def used(self) -> int:
@@ -144,9 +144,9 @@ class Slots:
         return self._throttled(self.in_all)
 
     def _of_key(self, principal: Principal) -> Count:
-        count = self._by_key.get(principal.digest)
+        count = self._by_slot.get(principal.slot)
         if count is None:
-            count = self._by_key[principal.digest] = self._count_of_key(principal.digest)
+            count = self._by_slot[principal.slot] = self._count_of_key(principal.slot)
         return count
 
     def _throttled(self, cap: Cap) -> Throttled:
@@ -174,7 +174,7 @@ def make_slots(
     def in_all(limit: Limit) -> Count:
         return OwnCount() if ledger is None else ledger.of_server(limit)
 
-    def of_key(limit: KeyLimit) -> Callable[[bytes], Count]:
+    def of_key(limit: KeyLimit) -> Callable[[int], Count]:
         return _own_count if ledger is None else partial(ledger.of_key, limit)
 
     return FrontSlots(
@@ -202,5 +202,5 @@ def make_slots(
     )
 
 
-def _own_count(_digest: bytes) -> Count:
+def _own_count(_slot: int) -> Count:
     return OwnCount()

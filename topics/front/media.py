@@ -6,10 +6,13 @@ import re
 
 from topics.errors import UnsupportedMediaType
 from topics.formats.api.fields import HeadFields, list_members
+from topics.formats.api.response_heads import JSON
 
 JSON_MEDIA = re.compile(
     rb"application/json[ \t]*(?:;[ \t]*charset[ \t]*=[ \t]*\"?utf-8\"?[ \t]*)?;?", re.IGNORECASE
 )
+ACCEPT_PARAMETERS_MAX = 16  # of one range of an Accept field
+_PLAIN_TEXT = (b"text/plain", b"text/*", b"*/*")
 GZIP_NAMES = ([b"gzip"], [b"x-gzip"])
 
 # Possessive: two neighbouring runs of blanks would otherwise be tried in every split between them.
@@ -50,3 +53,14 @@ def _weight(text: bytes | None) -> float:
         return 1.0 if text is None else float(text)
     except ValueError:
         return 0.0
+
+
+def prefers_json(accept: bytes) -> bool:
+    """Whether an Accept value names JSON and ranks nothing that allows plain text above it."""
+    weights: dict[bytes, float] = {}
+    for part in list_members(accept):
+        media, *parameters = [piece.strip() for piece in part.split(b";", ACCEPT_PARAMETERS_MAX)]
+        given = [piece[2:].strip() for piece in parameters if piece.startswith(b"q=")]
+        weights[media] = _weight(given[0] if given else None)
+    text = next((weights[media] for media in _PLAIN_TEXT if media in weights), 0.0)
+    return weights.get(JSON, 0.0) > 0 and weights[JSON] >= text

@@ -27,4 +27,6 @@ class Request:
     gzip_in: bool
     gzip_out: bool
     wrong_media: UnsupportedMediaType | None  # raised only if the chunked body is not empty
-    head: HeadFields | None  # of a request for a stream
+    # Without the token; of a request for a stream, or of one that negotiates.
+    head: HeadFields | None
+    is_timed: bool = False  # the answer has Server-Timing

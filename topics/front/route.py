@@ -19,7 +19,7 @@ READ_ONLY = ("GET", "HEAD")
 
 
 class Lane(Enum):
-    """Who answers: the connection's task itself, or Hypercorn and Quart."""
+    """Who answers: the connection itself, or Hypercorn and Quart."""
 
     HOT = "hot"
     COLD = "cold"
@@ -50,6 +50,10 @@ class Route:
     is_open: bool = False  # needs no key, unless TOPICS_PROBE_AUTH is set
     streams: bool = False  # the answer has no end and is the last of its connection
     query_token: bool = False  # ``?token=`` counts, for an EventSource, which sends no header
+    negotiates: bool = False  # the operation reads the Accept field
+    answers_in_drain: bool = False  # as long as the server has connections
+    is_audited: bool = False  # it changes topics, routers or records that are there
+    is_stepped: bool = False  # needs no task: the operation waits for shards, or calls `in_task`
     no_preflight: bool = False  # browsers let pages of any site open it, which does more than show
 
     def path_of(self, name: str) -> str:

@@ -1,7 +1,7 @@
 """The HTTP server of one front process: builds the parts, accepts clients, sweeps, drains.
 
-    listener --> Acceptor --> a FastLane task per connection --> Guard --> Dispatcher --> routes
-                                                                              '-> shards (Backend)
+    listener --> Acceptor --> Poller --> a FastLane for each connection --> Guard --> Dispatcher
+                                                             shards (Backend) <-- routes <-'
 
 Drain: new requests are refused; in-flight requests finish; long polls end after `POLL_GRACE_S`;
 connections that remain are cut; clients that connected meanwhile have a moment for their answers.
@@ -11,36 +11,41 @@ from __future__ import annotations
 
 import logging
 import socket
-from email.utils import formatdate
+import time
+from collections.abc import Mapping, Sequence
 
 import trio
-from hypercorn.app_wrappers import ASGIWrapper
-from hypercorn.trio.lifespan import Lifespan
-from hypercorn.trio.worker_context import WorkerContext
 
+from topics.actors.link.board import Board
 from topics.actors.link.ledger import LimitsLedger
 from topics.config import Settings
 from topics.engine.access import Access
 from topics.formats.api.response_heads import ResponseHeads
+from topics.front.access_log import AccessLog, Write
 from topics.front.backend import Backend
 from topics.front.dispatch import Dispatcher
 from topics.front.guard import Guard
 from topics.front.http.accepting import Acceptor, connections_max
 from topics.front.http.body_reader import BodyReader
-from topics.front.http.cold_bridge import ColdLane
-from topics.front.http.cold_lane import hypercorn_config, make_app
+from topics.front.http.cold_loader import ColdLoader, Stack
 from topics.front.http.connection import Connection, Timings
 from topics.front.http.connections import Connections
+from topics.front.http.exchange import Exchanges, RequestIds
 from topics.front.http.fast_lane import FastLane, Lanes
 from topics.front.http.head_reader import HeadReader
+from topics.front.http.poller import Poller
+from topics.front.keys import LOOK_S, Keys, KeySource
 from topics.front.limits import make_slots
 from topics.front.live.live import Live
+from topics.front.pressure.pressure import Pressure
+from topics.front.request_counts import RequestCounts
 from topics.front.routes.context import RouteContext
 from topics.front.routes.table import ROUTES, match, operations_for
 
 LOG = logging.getLogger("topics.front")
 
 DRAIN_SHARE = 0.75  # of drain_ms; the rest is for the shards, which must outlive every request
+DATE = "%a, %d %b %Y %H:%M:%S GMT"  # of RFC 9110; the locale of dates is always C
 LATE_SHARE = 0.05  # of that time again, for answers to clients that connected during the drain
 POLL_GRACE_S = 0.5  # a read that still runs after so long is a long poll, and is ended
 
@@ -51,14 +56,19 @@ class Server:
     def __init__(
         self,
         settings: Settings,
-        access: Access,
+        key_source: KeySource,
         backend: Backend,
         *,
         probe_auth: bool = False,
         use_fast_lane: bool = True,
         timings: Timings | None = None,
         ledger: LimitsLedger | None = None,
+        write_request: Write | None = None,
+        board: Board | None = None,
     ) -> None:
+        """``probe_auth``: TOPICS_PROBE_AUTH, health and readiness need a key too. ``ledger``:
+        shares the caps of limits with other fronts. ``board``: has the metrics of all processes.
+        """
         self._drain_s = DRAIN_SHARE * settings.drain_ms / 1000
         self._poll_grace_s = min(POLL_GRACE_S, self._drain_s / 2)
         self._responses = ResponseHeads()
@@ -66,24 +76,38 @@ class Server:
         self.connections = Connections(
             timings or Timings(), trio.current_time(), settings.arena_bytes
         )
-        self.acceptor = Acceptor(
-            self._responses, self.slots.connections, lambda: self.connections.request_count
-        )
+        self._key_source, self._backend = key_source, backend
+        self.keys = Keys(key_source.access)
         self.guard = Guard(
             settings,
-            access,
+            self.keys,
             match,
             backend.shard_of,
             self.slots.requests,
             probe_auth=probe_auth,
         )
-        self.live = Live(backend, settings, self.slots)
-        context = RouteContext.of(backend, settings, self.guard.drain, self.live)
-        self.dispatcher = Dispatcher(operations_for(context), backend.readiness)
-        self._app = ASGIWrapper(
-            make_app(self.guard.drain, self.dispatcher, ROUTES)  # type: ignore[arg-type]
+        self.request_counts = RequestCounts()
+        log = None
+        if settings.access_log != "off" and write_request is not None:
+            log = AccessLog(settings.access_log, write_request)
+        self.exchanges = Exchanges(self.guard, RequestIds(), self.request_counts, log)
+        self.acceptor = Acceptor(
+            self._responses,
+            self.exchanges.lines_of_unread,
+            self.slots.connections,
+            lambda: self.connections.request_count,
         )
-        self._config = hypercorn_config()
+        self.pressure = Pressure(backend.shards, backend.delay_ms)
+        self.live = Live(backend, settings, self.slots, self.pressure, self.keys)
+        self._context = context = RouteContext.of(
+            backend,
+            settings,
+            self.guard.drain,
+            self.live,
+            Board.create(shards=backend.shards, fronts=1) if board is None else board,
+        )
+        self.dispatcher = Dispatcher(operations_for(context), backend.readiness)
+        self._cold = ColdLoader(self._load_cold)
         self.lanes = self._make_lanes(settings, backend, use_fast_lane=use_fast_lane)
         self._tick(0.0)
 
@@ -92,52 +116,82 @@ class Server:
         return Lanes(
             guard=self.guard,
             heads=HeadReader(self.guard, inline_bytes=inline_bytes, use_fast_lane=use_fast_lane),
-            bodies=BodyReader(backend, self.guard.body_limits, inline_bytes=inline_bytes),
+            bodies=BodyReader(backend, self.guard, inline_bytes=inline_bytes),
             dispatcher=self.dispatcher,
             connections=self.connections,
-            cold=ColdLane(self._app, self._config, WorkerContext(None)),
+            cold=self._cold,
             responses=self._responses,
+            exchanges=self.exchanges,
         )
+
+    def _load_cold(self) -> Stack:
+        """Runs in a thread. Imports here: the fast lane serves before there is a cold one."""
+        from topics.front.http.cold_lane import make_stack
+
+        return make_stack(self.guard.drain, self.dispatcher, ROUTES)
+
+    def measured(self) -> Mapping[str, int | Sequence[int]]:
+        """What the front counts, by the names of the metrics."""
+        return {
+            **self.request_counts.values(),
+            "topics_connections_open": len(self.connections),
+            "topics_connections_refused_total": self.acceptor.refusals.count,
+            "topics_streams": self.live.stream_counts,
+            "topics_held_answer_bytes": self.connections.answers.held_bytes,
+        }
 
     async def run(self, listener: socket.socket, stop: trio.Event) -> None:
         """Serve until ``stop`` is set and all connections have ended, or most of ``drain_ms`` has
         passed.
         """
-        lifespan = Lifespan(self._app, self._config, {})
-        async with trio.open_nursery() as app_nursery:
-            await app_nursery.start(lifespan.handle_lifespan)
-            await lifespan.wait_for_startup()
+        async with trio.open_nursery() as cold:
+            cold.start_soon(self._cold.run)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.connections.run, self._tick)
                 nursery.start_soon(self.live.run)
-                await self._serve_until(listener, stop, nursery)
+                nursery.start_soon(self._look_for_keys)
+                nursery.start_soon(self.pressure.run)
+                poller = Poller(nursery, self.connections, self._backend.batch)
+                nursery.start_soon(poller.run)
+                await self._serve_until(listener, stop, poller)
                 nursery.cancel_scope.cancel()
-            await lifespan.wait_for_shutdown()
-            app_nursery.cancel_scope.cancel()
+            self._cold.end()
+
+    async def _look_for_keys(self) -> None:
+        while True:
+            if (access := self._key_source.changed()) is not None:
+                self._replace_keys(access)
+            await trio.sleep(LOOK_S)
+
+    def _replace_keys(self, access: Access) -> None:
+        """Go by these keys, and end what they do not allow any more. Nothing waits in between."""
+        self.keys.access = access
+        self.lanes.heads.forget()
+        self.guard.drain.end_refused(self.guard.check_key)
+        self.live.end_refused()
+        self._context.watches.end_refused()
 
     def _tick(self, _now: float) -> None:
-        self._responses.set_date(formatdate(usegmt=True).encode("ascii"))
+        self._responses.set_date(time.strftime(DATE, time.gmtime()).encode("ascii"))
         self.acceptor.tick()
 
-    async def _serve_until(
-        self, listener: socket.socket, stop: trio.Event, nursery: trio.Nursery
-    ) -> None:
+    async def _serve_until(self, listener: socket.socket, stop: trio.Event, poller: Poller) -> None:
         """Accept also while draining: a client that connects then gets an answer and does not
         hang in the listen queue.
         """
         with listener:
             async with trio.open_nursery() as accepting:
-                accepting.start_soon(self._accept, listener, nursery)
+                accepting.start_soon(self._accept, listener, poller)
                 await stop.wait()
                 await self._drain()
                 accepting.cancel_scope.cancel()
         await self._end_late()
 
-    async def _accept(self, listener: socket.socket, nursery: trio.Nursery) -> None:
+    async def _accept(self, listener: socket.socket, poller: Poller) -> None:
         def take(sock: socket.socket, said: bytes) -> None:
             connection = Connection(sock, self.connections, said)
             self.connections.add(connection)
-            nursery.start_soon(self._serve, connection)
+            poller.drive(connection, self._serve(connection))
 
         await self.acceptor.run(listener, take)
 
@@ -171,23 +225,3 @@ class Server:
         with trio.move_on_after(LATE_SHARE * self._drain_s):
             await self.connections.wait_empty()
         self.connections.cut_all()
-
-
-async def serve(
-    settings: Settings,
-    access: Access,
-    backend: Backend,
-    listener: socket.socket,
-    *,
-    stop: trio.Event,
-    probe_auth: bool = False,
-    ledger: LimitsLedger | None = None,
-) -> None:
-    """Serve HTTP on a listening socket until ``stop`` is set and the drain is over; closes
-    ``listener``.
-
-    ``probe_auth``: TOPICS_PROBE_AUTH, health and readiness need a key too. ``ledger``: shares the
-    caps of limits with other fronts.
-    """
-    server = Server(settings, access, backend, probe_auth=probe_auth, ledger=ledger)
-    await server.run(listener, stop)

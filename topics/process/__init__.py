@@ -7,6 +7,7 @@
       child.py        one child: signs of life, back-off
       health.py       the watchdog of the children; what systemd hears
       drain.py        the phases of a stop
+    preload.py        what the parent imports for its children
     topology.py       which processes are linked
     children.py       a fork that never outlives its parent
     front.py          the process that speaks HTTP
@@ -14,5 +15,6 @@
     measure.py        what both store about themselves for the metrics
     logs.py, log_sink.py, listeners.py, notify.py
 
-The parent imports a child's module in the child alone, so it never loads a server.
+The parent runs nothing of a server. It imports what shards run before it forks them; what a front
+runs is imported in the child alone.
 """

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from topics.actors.link.board import Board
+from topics.actors.link.board import Board, ShardWords
 from topics.actors.link.process_id import ProcessId
 from topics.actors.link.pulse import Pulse
 
@@ -39,6 +39,7 @@ class Child:
         self.spawned_at = 0.0
         self.up_at = math.inf  # when it was first seen to serve
         self.pulse = Pulse()
+        self._heartbeat_ms_before = 0  # of its predecessor
         self.is_stalled = False  # and that has been logged
         self.is_condemned = False  # it was killed for it and is still there
         self.is_damaged = False  # it found data that cannot be trusted, and is not started again
@@ -48,9 +49,15 @@ class Child:
         """A shard that answers, if only reads, or a front that serves."""
         return self.words.state.name in UP_STATES
 
+    @property
+    def has_beaten(self) -> bool:
+        """Its heart has beaten since the fork; before, it imports."""
+        return self.words.heartbeat_ms != self._heartbeat_ms_before
+
     def begin(self, now: float) -> None:
         """It is forked now."""
         self.spawned_at, self.up_at = now, math.inf
+        self._heartbeat_ms_before = self.words.heartbeat_ms
         self.is_stalled = self.is_condemned = False
         self.words.spawns += 1
 
@@ -59,8 +66,11 @@ class Child:
         words = self.words
         if self.is_up:
             self.up_at = min(self.up_at, now)
-        progress_ppm = getattr(words, "progress_ppm", 0)  # of shards
-        return self.pulse.look((words.spawns, words.heartbeat_ms, words.state, progress_ppm), now)
+        sign = [words.spawns, words.heartbeat_ms, words.state]
+        if isinstance(words, ShardWords):
+            # The second, because it grows while the loop itself hangs in the disk.
+            sign += words.progress_ppm, words.disk_silent_ms
+        return self.pulse.look(tuple(sign), now)
 
     def schedule(self, now: float) -> float:
         """Plan the restart after a death; the delay in seconds."""

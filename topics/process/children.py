@@ -24,7 +24,7 @@ KEPT_BYTES = 16 << 20
 # A larger limit is of no use, and slows down programs that close every possible descriptor.
 FILES_MAX = 1 << 20
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _SIGSET_BYTES = 128
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -108,6 +108,14 @@ def die_with(parent: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent:
         os._exit(ExitCode.FAILED)
+
+
+def forbid_dumps() -> None:
+    """From now on neither a core dump nor another process of the same user shows the memory of this
+    process and of its children: heads of requests hold keys.
+    """
+    if _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_DUMPABLE)")
 
 
 def _reset_signals() -> None:

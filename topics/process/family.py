@@ -17,6 +17,7 @@ import structlog
 
 from topics.actors.link import counters, ledger
 from topics.actors.link.board import Board
+from topics.actors.link.key_table import KeyTable
 from topics.actors.link.process_id import ProcessKind, front_id
 from topics.process.child import Child
 from topics.process.children import fork
@@ -26,12 +27,19 @@ from topics.process.topology import Links
 log = structlog.get_logger()
 
 
+def _nothing() -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """What the children run; each takes its index."""
+    """What the children run; each takes its index. ``load_*`` run in the parent before each fork,
+    and take time at the first one only (`topics.process.preload`).
+    """
 
     front: Callable[[int], None]
     shard: Callable[[int], None]
+    load_front: Callable[[], None] = _nothing
+    load_shard: Callable[[], None] = _nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +50,7 @@ class Shared:
     links: Links
     listeners: Sequence[socket.socket]  # one for each front
     notifier: Notifier  # of the supervisor alone
+    keys: KeyTable
 
     def keep(self, child: Child) -> None:
         """In the child: close what only others use."""
@@ -60,6 +69,10 @@ class Family:
         board = shared.board
         self._shared = shared
         self._log_level = log_level
+        self._load = {
+            ProcessKind.SHARD: workers.load_shard,
+            ProcessKind.FRONT: workers.load_front,
+        }
         self.shards = [Child(id, board, workers.shard) for id in board.processes(ProcessKind.SHARD)]
         self.fronts = [Child(id, board, workers.front) for id in board.processes(ProcessKind.FRONT)]
 
@@ -73,6 +86,7 @@ class Family:
 
     def spawn(self, child: Child, now: float) -> None:
         """Fork the child; when there is no room for a process, plan another attempt."""
+        self._load[child.id.kind]()
         child.begin(now)
         try:
             child.pid = fork(child.name, lambda: self._run(child), log_level=self._log_level)

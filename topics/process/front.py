@@ -14,14 +14,14 @@ import trio
 
 from topics.actors.link.board import Board, FrontState
 from topics.actors.link.counters import CounterWords
+from topics.actors.link.key_table import KeyReader, KeyTable
 from topics.actors.link.ledger import LimitsLedger
 from topics.actors.link.link import Link
 from topics.actors.link.link_memory import LinkMemory
 from topics.actors.link.process_id import front_id
 from topics.actors.shard_client.shards import Shards
 from topics.config import Settings
-from topics.engine.access import Access
-from topics.front.server import serve
+from topics.front.server import Server
 from topics.process import logs
 from topics.process.children import note_sigterm
 from topics.process.measure import measure
@@ -31,7 +31,7 @@ HEARTBEAT_S = 0.5
 
 def main(
     settings: Settings,
-    access: Access,
+    keys: KeyTable,
     board: Board,
     links: Sequence[LinkMemory],
     index: int,
@@ -40,13 +40,13 @@ def main(
     """Run front ``index``; returns after SIGTERM, when the requests in flight are answered."""
     gc.freeze()  # what was imported stays: the collector need not look at it again
     own = [Link(memory, board, front_id(index)) for memory in links]
-    trio.run(_serve, settings, access, listener, board, index, own)
+    trio.run(_serve, settings, keys, listener, board, index, own)
     board.front(index).state = FrontState.DOWN
 
 
 async def _serve(
     settings: Settings,
-    access: Access,
+    keys: KeyTable,
     listener: socket.socket,
     board: Board,
     index: int,
@@ -63,17 +63,20 @@ async def _serve(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(shards.run)
             nursery.start_soon(_beat, board, index)
-            nursery.start_soon(measure, CounterWords(board, front_id(index)), links)
-            nursery.start_soon(_stop_on, signals, stop, board, index)
-            await serve(
+            own = front_id(index)
+            server = Server(
                 settings,
-                access,
+                KeyReader(keys, words),
                 shards,
-                listener,
-                stop=stop,
                 probe_auth=settings.probe_auth,
-                ledger=LimitsLedger(board, front_id(index)),
+                ledger=LimitsLedger(board, own),
+                board=board,
+                write_request=logs.write_request,
             )
+            nursery.start_soon(measure, CounterWords(board, own), links, server.measured)
+            nursery.start_soon(_stop_on, signals, stop, board, index)
+            await shards.wait_linked()
+            await server.run(listener, stop)
             nursery.cancel_scope.cancel()
 
 

@@ -4,6 +4,7 @@ Once a tick it looks at every child's signs of life on the board (`decisions/001
 
     no sign of life for    what happens
     STALLED_S              logged, and shown in the status of the service
+    FIRST_SIGN_S           the same, for a process that has not yet shown any: it imports
     KILL_AFTER_S           SIGKILL; the child starts again as after any death
 
 systemd gets READY=1 once, when every shard is up or damaged and a front serves, and from then on
@@ -24,6 +25,7 @@ from topics.process.child import Child
 from topics.process.family import Family, Shared
 
 STALLED_S = pulse.STALLED_S
+FIRST_SIGN_S = 15.0  # imports take 0.1 s, and seconds where many processes want the cores
 KILL_AFTER_S = 30.0  # also while it recovers, where every step gives a sign of life
 TICK_S = 1.0
 STARTING_TICK_S = 0.05
@@ -75,7 +77,7 @@ class Health:
                 silent_s=round(silent_s, 1),
             )
             self._family.send(signal.SIGKILL, [child])
-        elif child.is_stalled != (silent_s >= STALLED_S):
+        elif child.is_stalled != (silent_s >= _patience_s(child)):
             child.is_stalled = not child.is_stalled
             fields = {"child": child.name, "child_pid": child.pid}
             if child.is_stalled:
@@ -120,3 +122,8 @@ class Health:
             return STARTING_TICK_S
         watchdog_ms = self._notifier.watchdog_ms
         return min(TICK_S, watchdog_ms / 3000) if watchdog_ms else TICK_S
+
+
+def _patience_s(child: Child) -> float:
+    """How long it may go on without a sign of life until it counts as stalled."""
+    return STALLED_S if child.has_beaten else max(FIRST_SIGN_S, STALLED_S)

@@ -17,13 +17,15 @@ import structlog
 from setproctitle import setproctitle
 
 from topics.actors.link.board import KEY_SLOTS, Board
-from topics.actors.link.ledger import assign_key_slots
 from topics.actors.link.process_id import front_id, shard_id
 from topics.config import Settings
 from topics.engine.access import Access
 from topics.errors import ExitCode
-from topics.process.children import raise_file_limit
+from topics.process import preload
+from topics.process.boot import Boot
+from topics.process.children import forbid_dumps, raise_file_limit
 from topics.process.family import Shared, Workers
+from topics.process.key_reload import KeyReload
 from topics.process.listeners import listen, url_of
 from topics.process.notify import Notifier
 from topics.process.supervisor import Supervisor
@@ -36,39 +38,41 @@ from topics.process.topology import (
 )
 from topics.storage.data_dir import DataDirectory, DataDirectoryDamaged, DataDirectoryInUse
 
-MakeWorkers = Callable[[Settings, Access, Shared], Workers]
+MakeWorkers = Callable[[Settings, Shared], Workers]
 # Of the supervisor, besides doorbells and listeners: log, lock, systemd, and some to spare.
 OTHER_FILES = 64
 
 log = structlog.get_logger()
 
 
-def real_workers(settings: Settings, access: Access, shared: Shared) -> Workers:
-    """Each imports its program in the child, so that the parent never loads a server."""
+def real_workers(settings: Settings, shared: Shared) -> Workers:
+    """What is not loaded before the fork, a worker imports in the child."""
     board, links, listeners = shared.board, shared.links, shared.listeners
 
     def front(index: int) -> None:
         from topics.process import front
 
         own = links.of(front_id(index))
-        front.main(settings, access, board, own, index, listeners[index])
+        front.main(settings, shared.keys, board, own, index, listeners[index])
 
     def shard(index: int) -> None:
         from topics.process import shard_writer
 
         shard_writer.main(settings, board, links.of(shard_id(index)), index)
 
-    return Workers(front, shard)
+    return Workers(front, shard, preload.load_shared, preload.load_shard)
 
 
 def serve(
-    settings: Settings,
-    access: Access,
+    start: Boot,
     notifier: Notifier,
     make_workers: MakeWorkers = real_workers,
 ) -> ExitCode:
     """Run a whole server."""
+    if start.access.enabled:
+        forbid_dumps()
     setproctitle("topics: supervisor")
+    settings = start.settings
     try:
         directory = DataDirectory(settings.data_dir, shards=settings.shards)
         listeners = listen(settings.host, settings.port, settings.fronts)
@@ -86,15 +90,16 @@ def serve(
     soft_limit, file_limit = raise_file_limit()
     log.info("file limit set", soft_limit=file_limit, was=soft_limit)
     board, rules = (
-        _make_board(settings, access),
+        _make_board(settings, len(start.access.principals)),
         [fronts_with_shards(settings), shards_with_shards()],
     )
     if (refusal := _too_few_files(board, rules, file_limit)) is not None:
         log.critical("start failed", reason=refusal)
         return ExitCode.FAILED
-    _announce(settings, access, listeners)
-    shared = Shared(board, Links(board, rules), listeners, notifier)
-    return Supervisor(settings, shared, make_workers(settings, access, shared)).run()
+    _announce(settings, start.access, listeners)
+    keys = KeyReload(board, start.sources, start.access)
+    shared = Shared(board, Links(board, rules), listeners, notifier, keys.table)
+    return Supervisor(settings, shared, make_workers(settings, shared), keys).run()
 
 
 def _with_stored_shards(settings: Settings, stored: int) -> Settings:
@@ -127,11 +132,11 @@ def _announce(settings: Settings, access: Access, listeners: Sequence[socket.soc
     )
 
 
-def _make_board(settings: Settings, access: Access) -> Board:
-    digests = [principal.digest for principal in access.principals]
-    board = Board.create(settings.shards, settings.fronts, max(KEY_SLOTS, len(digests)))
+def _make_board(settings: Settings, keys: int) -> Board:
+    """The board, with room for all keys to be replaced."""
+    board = Board.create(settings.shards, settings.fronts, max(KEY_SLOTS, 2 * keys))
     board.started_ms = time.time_ns() // 1_000_000
-    assign_key_slots(board, digests)
+    board.started_monotonic_ms = time.monotonic_ns() // 1_000_000
     return board
 
 

@@ -10,7 +10,6 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
-from functools import partial
 
 import structlog
 import trio
@@ -30,7 +29,6 @@ from topics.process.children import note_sigterm
 from topics.process.measure import measure
 from topics.storage.disk import BOOT_ID, Damaged
 from topics.storage.recovery.steps import Shard, recover
-from topics.storage.wal.progress import WalCounters
 
 LEASE_NUMBER_BITS = 60
 
@@ -101,7 +99,10 @@ async def _serve(
             nursery.start_soon(_stop_on, signals, stop)
             own = [Link(memory, board, shard_id(index)) for memory in links]
             counters = CounterWords(board, shard_id(index))
-            nursery.start_soon(measure, counters, own, partial(_log_counts, shard.wal.counters))
+            loop.services.gauges.tell = counters.set_all
+            nursery.start_soon(
+                measure, counters, own, lambda: {"topics_inbox_messages": len(loop.inbox)}
+            )
             await loop.run(own, stop)
             nursery.cancel_scope.cancel()
     # Nothing is answered any more: this checkpoint is the last write.
@@ -116,14 +117,3 @@ async def _serve(
 async def _stop_on(signals: AsyncIterator[int], stop: trio.Event) -> None:
     async for _ in signals:
         stop.set()
-
-
-def _log_counts(counted: WalCounters) -> dict[str, int]:
-    """What the log has counted, by the names of the metrics."""
-    return {
-        "topics_wal_frames_total": counted.frames,
-        "topics_wal_batches_total": counted.batches,
-        "topics_wal_fsyncs_total": counted.fsyncs,
-        "topics_wal_bytes_written_total": counted.bytes_written,
-        "topics_wal_rotations_total": counted.rotations,
-    }

@@ -4,11 +4,13 @@ order.
 It is plain and synchronous: no event loop and no thread, so that it can fork at any time. All it
 waits for is a signal.
 
-                    death: DOWN, new session,                       SIGTERM, SIGINT, SIGHUP, or no
-                    back-off, fork again                            shard is left that has good data
+                    death: DOWN, new session,                       SIGTERM, SIGINT, or no shard
+                    back-off, fork again                            is left that has good data
                        ┌──────┐                                              │
                        ▼      │                                              ▼
     start ─ fork ─▶  RUNNING ─┘  ─────────────────────────────▶  drain (`topics.process.drain`)
+
+A hang-up (SIGHUP) stops nothing: it reads the keys again (`topics.process.key_reload`).
 
 A shard that finds its data damaged (`ExitCode.DAMAGED`) stays down, DAMAGED on the board, while the
 others serve; the server's own exit code is DAMAGED in the end.
@@ -31,6 +33,9 @@ from topics.process.children import describe_exit, wait_for_signal
 from topics.process.drain import Drain, Phase
 from topics.process.family import Family, Shared, Workers
 from topics.process.health import TICK_S, Health
+from topics.process.key_reload import KeyReload
+
+SIGNALS = frozenset({signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
 log = structlog.get_logger()
 
@@ -38,11 +43,13 @@ log = structlog.get_logger()
 class Supervisor:
     """The parent of one server, from the first fork to the last wait."""
 
-    def __init__(self, settings: Settings, shared: Shared, workers: Workers) -> None:
+    def __init__(
+        self, settings: Settings, shared: Shared, workers: Workers, keys: KeyReload
+    ) -> None:
+        self._keys = keys
         self._family = Family(shared, workers, settings.log_level)
         self._drain = Drain(self._family, shared, settings.drain_ms)
         self._health = Health(self._family, shared)
-        self._signals = _signals_to_wait_for()
         self._exit_code = ExitCode.DONE
         self._interrupts = 0
 
@@ -50,13 +57,14 @@ class Supervisor:
         """Keep the children alive until a signal stops the server."""
         # With an inherited "ignore" the kernel would reap the children.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
             while not self._drain.is_over:
                 if self._drain.phase is Phase.RUNNING:
                     self._spawn_due()
                     self._health.tick()
-                received = wait_for_signal(self._signals, self._patience_s())
+                    self._keys.advance(time.monotonic())
+                received = wait_for_signal(SIGNALS, self._patience_s())
                 if received is not None:
                     self._on_signal(received)
                 for child, pid, wait_status in self._family.reap():
@@ -67,10 +75,10 @@ class Supervisor:
             self._family.kill_all()
 
     def _spawn_due(self) -> None:
-        now = time.monotonic()
-        for child in self._family:
-            if not child.pid and child.due <= now:
-                self._family.spawn(child, now)
+        """Fork who is due, fronts first: they import while the parent loads what shards run."""
+        for child in [*self._family.fronts, *self._family.shards]:
+            if not child.pid and child.due <= time.monotonic():
+                self._family.spawn(child, time.monotonic())
 
     def _on_death(self, child: Child, pid: int, wait_status: int) -> None:
         now = time.monotonic()
@@ -97,6 +105,9 @@ class Supervisor:
         if received is signal.SIGCHLD:
             return
         log.info("signal received", signal=received.name)
+        if received is signal.SIGHUP:
+            self._on_hang_up()
+            return
         self._interrupts += received is signal.SIGINT
         if self._interrupts > 1:
             self._exit_code = ExitCode.INTERRUPTED
@@ -104,17 +115,16 @@ class Supervisor:
         else:
             self._drain.begin()
 
+    def _on_hang_up(self) -> None:
+        if self._drain.phase is Phase.RUNNING:
+            self._keys.hang_up(time.monotonic())
+        else:
+            log.info("hang-up ignored", reason="the server is stopping")
+
     def _patience_s(self) -> float:
         """How long nothing but a signal can be of interest."""
         next_at = self._drain.next_at
         if self._drain.phase is Phase.RUNNING:
             due = [child.due for child in self._family if not child.pid]
-            next_at = min([self._health.next_at, *due])
+            next_at = min([self._health.next_at, self._keys.next_at, *due])
         return max(0.0, min(TICK_S, next_at - time.monotonic()))
-
-
-def _signals_to_wait_for() -> set[signal.Signals]:
-    """A hang-up stops the server, unless it was started with nohup."""
-    wanted = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
-    has_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return wanted - {signal.SIGHUP} if has_nohup else wanted

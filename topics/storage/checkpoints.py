@@ -1,73 +1,59 @@
 """Checkpoints: what a shard knows at one moment, so that its log need not be kept for ever.
 
-One file each. Integers little-endian:
+One file each (bytes: ``formats/disk/checkpoint.py``). It is written aside piece by piece, its
+header last, synced and renamed to NUMBER.ckpt. It is read in two passes, of which neither holds
+more than a piece: the first one checks every byte, the second one gives the items.
 
-    offset  size  field        meaning
-    0       8     magic        "TPCKPT01"
-    8       4     version      2
-    12      4     crc32c       of bytes 16 to the end
-    16      8     lsn          the log was synced up to here
-    24      8     replay_from  everything before it is in segments: replay begins here
-    32      1     clean        1: the shard was stopped in order and nothing followed
-    33      7     zero
-    40      8     body_len
-    48      ...   body         CBOR maps, one after the other
-
-The first map is the shard's: last_id, last_epoch, reserved_ts, segments (numbers), boot, and where
-there ever were routers last_router_id and routers (byte strings, each as the body of a ROUTER_SET
-frame). Then comes one for each topic, as `snapshot_topic` makes it; its ``position`` is the LSN as
-of which it holds the topic. A queue has the key ``queue`` (``engine/queue/ledger.py``), which may
-know of leases beyond that LSN. Maps with ``id`` and ``keys`` hold idempotency keys that outlive
-their records: key, first seq, count, `$ts`.
-
-A checkpoint is written aside, synced and renamed to NUMBER.ckpt. The newest two are kept, and the
-newest that is whole is used. The file ``next.reserve`` has no content: it holds room for the next
-checkpoint, which is written into those blocks on a full disk (``decisions/0015``).
+The newest two are kept, and the newest that is whole is used. The file ``next.reserve`` has no
+content: it holds room for the next checkpoint, which is written into those blocks on a full disk
+(``decisions/0015``).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import struct
-from collections.abc import Iterator, Sequence
-from io import BytesIO
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
-import cbor2
-import crc32c
+from topics.formats.disk.checkpoint import (
+    HEADER_BYTES,
+    PIECE_HEADER_BYTES,
+    WHOLE_VERSION,
+    Header,
+    Item,
+    PieceBuilder,
+    UnknownVersion,
+    check_piece,
+    decode_header,
+    is_sealed,
+    is_whole_body,
+    items_of_body,
+    items_of_piece,
+    piece_length,
+)
+from topics.storage.disk import FULL, Damaged, check_room, make_directory, sync_directory, write_all
 
-from topics.formats.buffers import Buffer
-from topics.formats.disk.segment import ExtentKey
-from topics.storage.disk import FULL, check_room, make_directory, write_aside
-from topics.storage.pulse import Pulse
-
-MAGIC = b"TPCKPT01"
-VERSION = 2
 KEEP = 2
-SUFFIX = ".ckpt"
+SUFFIX, ASIDE = ".ckpt", ".tmp"
 RESERVE_NAME = "next.reserve"
 RESERVE_MIN_BYTES = 1 << 20
-_HEAD = struct.Struct("<8sII")
-_BODY_HEAD = struct.Struct("<QQB7xQ")
-HEADER_BYTES = _HEAD.size + _BODY_HEAD.size
-assert HEADER_BYTES == 48
+COPY_BYTES = 1 << 20
+Beat = Callable[[], None]
 
 
 class Checkpoint(NamedTuple):
     """What one file says.
 
     ``lsn``: the log was synced up to here. ``replay_from``: LSN of the first frame to replay.
-    ``keys``: by topic, idempotency keys that outlive their records.
     """
 
+    path: Path
     lsn: int
     replay_from: int
     clean: bool
     shard: dict[str, Any]
-    topics: list[dict[str, Any]]
-    keys: dict[int, list[ExtentKey]]
 
     @property
     def segments(self) -> list[int]:
@@ -79,9 +65,17 @@ class Checkpoint(NamedTuple):
         """The run of the machine in which it was written."""
         return self.shard["boot"]  # type: ignore[no-any-return]
 
-    def topic_lsns(self) -> dict[int, int]:
-        """By topic, the LSN as of which the checkpoint holds it: later frames are news."""
-        return {topic["id"]: topic["position"] for topic in self.topics}
+    def items(self) -> Iterator[Item]:
+        """All items but the shard's, read piece by piece. Raises `Damaged` when the file is not as
+        it was when it was checked.
+        """
+        items = _items(self.path)
+        next(items)
+        return items
+
+    def topics(self) -> Iterator[Item]:
+        """The items that are topics."""
+        return (item for item in self.items() if "config" in item)
 
 
 class Kept(NamedTuple):
@@ -91,101 +85,144 @@ class Kept(NamedTuple):
     segments: frozenset[int]
 
 
-class UnknownVersion(Exception):
-    """A checkpoint of a version that this program does not read. ``path``: its file, if known."""
+class UnreadableVersion(Exception):
+    """A checkpoint of a version that this program does not read."""
 
-    path: Path | None = None
-
-
-def encode_item(value: dict[str, Any]) -> bytes:
-    """One item of the body."""
-    return cbor2.dumps(value)
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(reason)
+        self.path = path
 
 
-def encode(lsn: int, replay_from: int, items: Sequence[Buffer], *, clean: bool) -> list[Buffer]:
-    """The file's bytes, in pieces; ``items`` are encoded already."""
-    head = _BODY_HEAD.pack(lsn, replay_from, clean, sum(map(len, items)))
-    crc = crc32c.crc32c(head)
-    for item in items:
-        crc = crc32c.crc32c(item, crc)
-    return [_HEAD.pack(MAGIC, VERSION, crc) + head, *items]
+# Writing
 
 
-def is_whole(data: bytes) -> bool:
-    """Whether the bytes are a checkpoint as it was written. Raises `UnknownVersion`."""
-    if len(data) < HEADER_BYTES:
-        return False
-    magic, version, crc = _HEAD.unpack_from(data)
-    if magic != MAGIC:
-        return False
-    if version != VERSION:
-        raise UnknownVersion(f"has format version {version}; this program reads version {VERSION}")
-    *_, body_len = _BODY_HEAD.unpack_from(data, _HEAD.size)
-    return len(data) == HEADER_BYTES + body_len and bool(
-        crc32c.crc32c(memoryview(data)[_HEAD.size :]) == crc
-    )
+class CheckpointWriter:
+    """A checkpoint that is written aside: `write` each piece, then `finish` or `abandon`.
 
+    On a full disk it moves into the room that is kept for it.
+    """
 
-def decode(data: bytes, pulse: Pulse | None = None) -> Checkpoint | None:
-    """None when the bytes are not a whole checkpoint. Raises `UnknownVersion`."""
-    if not is_whole(data):
-        return None
-    lsn, replay_from, clean, _ = _BODY_HEAD.unpack_from(data, _HEAD.size)
-    stream = BytesIO(data)
-    stream.seek(HEADER_BYTES)
-    shard = cbor2.load(stream)
-    topics: list[dict[str, Any]] = []
-    keys: dict[int, list[ExtentKey]] = {}
-    pulse = pulse or Pulse(lambda _: None)
-    for item in pulse.over(_items(stream, len(data))):
-        if "keys" in item:
-            keys.setdefault(item["id"], []).extend(map(ExtentKey._make, item["keys"]))
-        else:
-            topics.append(item)
-    return Checkpoint(lsn, replay_from, bool(clean), shard, topics, keys)
+    def __init__(self, folder: Path) -> None:
+        """Raises OSError."""
+        make_directory(folder)
+        self._folder, self._earlier = folder, _paths(folder)
+        number = int(self._earlier[0].stem, 16) + 1 if self._earlier else 1
+        self._path = folder / f"{number:016x}{SUFFIX}"
+        self._aside = self._path.with_name(self._path.name + ASIDE)
+        self._reserve, self._fd, self._end = folder / RESERVE_NAME, -1, HEADER_BYTES
+        self._has_reserve = False  # the file aside was the reserve
+        try:
+            self._fd = _open(self._aside, os.O_CREAT | os.O_TRUNC)
+        except OSError as error:
+            self._move_into_reserve(error)
 
+    def write(self, piece: bytes) -> None:
+        """Write the next piece. Raises OSError: then `abandon`."""
+        self._write(piece, self._end)
+        self._end += len(piece)
 
-def _items(stream: BytesIO, end: int) -> Iterator[dict[str, Any]]:
-    while stream.tell() < end:
-        yield cbor2.load(stream)
+    def finish(self, header: bytes) -> None:
+        """Make the checkpoint durable, then remove all before it but the newest that is whole.
+
+        Raises OSError: then there is no new checkpoint.
+        """
+        try:
+            self._write(header, 0)
+            self._sync()
+            self._aside.replace(self._path)
+            sync_directory(self._folder)
+        except OSError:
+            self.abandon()
+            with contextlib.suppress(OSError):
+                self._path.unlink(missing_ok=True)  # its name may be there and not be durable
+            raise
+        self._close()
+        with contextlib.suppress(OSError):  # the next one tries again
+            # A damaged one does not count: a start would fall back on the one before it.
+            kept = next((old for old in self._earlier if is_whole(old)), None)
+            for old in self._earlier:
+                if old != kept:
+                    old.unlink()
+        with contextlib.suppress(OSError):
+            keep_room(self._folder, self._end)
+
+    def abandon(self) -> None:
+        """Leave everything as it was: a full disk needs the room, and the next checkpoint its
+        reserve.
+        """
+        self._close()
+        with contextlib.suppress(OSError):
+            if self._has_reserve and self._aside.exists():
+                self._aside.replace(self._reserve)
+            else:
+                self._aside.unlink(missing_ok=True)
+
+    def _close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _write(self, data: bytes, offset: int) -> None:
+        try:
+            write_all(self._fd, [data], offset)
+        except OSError as error:
+            self._move_into_reserve(error)
+            write_all(self._fd, [data], offset)
+
+    def _sync(self) -> None:
+        os.ftruncate(self._fd, self._end)
+        try:
+            os.fdatasync(self._fd)
+        except OSError as error:
+            self._move_into_reserve(error)
+            os.ftruncate(self._fd, self._end)
+            # After a sync that failed, what was copied may not be what was written.
+            if not is_whole(self._aside):
+                raise
+            os.fdatasync(self._fd)
+
+    def _move_into_reserve(self, error: OSError) -> None:
+        """After ``error`` go on in the blocks of the reserve; those so far are free again.
+
+        Raises ``error`` when that does not help.
+        """
+        if error.errno not in FULL or not self._reserve.exists():
+            raise error
+        fd = _open(self._reserve, 0)
+        try:
+            for offset in range(0, self._end if self._fd >= 0 else 0, COPY_BYTES):
+                length = min(COPY_BYTES, self._end - offset)
+                write_all(fd, [os.pread(self._fd, length, offset)], offset)
+            self._reserve.replace(self._aside)
+            self._has_reserve = True
+        except BaseException:
+            os.close(fd)
+            raise
+        self._close()
+        self._fd = fd
 
 
 def write(
-    folder: Path, lsn: int, replay_from: int, items: Sequence[Buffer], *, clean: bool = False
+    folder: Path, lsn: int, replay_from: int, items: Iterable[Item], *, clean: bool = False
 ) -> None:
-    """Make a checkpoint durable, then remove all before it but the newest that is whole.
-
-    ``items``: as `encode_item` gave them, the shard's first. Raises OSError: then there is no new
-    checkpoint.
+    """Make a checkpoint of these items, the shard's first. Raises OSError: then there is no new
+    one.
     """
-    make_directory(folder)
-    earlier = _paths(folder)
-    path = folder / f"{int(earlier[0].stem, 16) + 1 if earlier else 1:016x}{SUFFIX}"
-    pieces = encode(lsn, replay_from, items, clean=clean)
+    writer, builder = CheckpointWriter(folder), PieceBuilder()
     try:
-        _write(path, pieces)
-    except OSError:
-        with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)  # its name may be there and not be durable
+        for item in items:
+            piece = builder.add(item)
+            if piece is not None:
+                writer.write(piece)
+        writer.write(builder.take() or b"")
+    except BaseException:
+        writer.abandon()
         raise
-    with contextlib.suppress(OSError):  # the next one tries again
-        # A damaged one does not count: a start would fall back on the one before it.
-        kept = next((old for old in earlier if is_whole(old.read_bytes())), None)
-        for old in earlier:
-            if old != kept:
-                old.unlink()
-    with contextlib.suppress(OSError):
-        keep_room(folder, sum(map(len, pieces)))
+    writer.finish(builder.header(lsn, replay_from, clean=clean))
 
 
-def _write(path: Path, pieces: Sequence[Buffer]) -> None:
-    room = path.with_name(RESERVE_NAME)
-    try:
-        write_aside(path, pieces)
-    except OSError as error:
-        if error.errno not in FULL or not room.exists():
-            raise
-        write_aside(path, pieces, room)
+def _open(path: Path, flags: int) -> int:
+    return os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
 
 
 def keep_room(folder: Path, size: int = 0) -> None:
@@ -204,18 +241,79 @@ def keep_room(folder: Path, size: int = 0) -> None:
         os.close(fd)
 
 
-def whole(folder: Path, pulse: Pulse | None = None) -> list[Checkpoint]:
-    """All whole checkpoints, the newest first. Raises `UnknownVersion`."""
-    found = []
-    for path in _paths(folder):
+# Reading
+
+
+def _nothing() -> None:
+    pass
+
+
+def read(path: Path, beat: Beat = _nothing) -> Checkpoint | None:
+    """The checkpoint, None when the file is not a whole one. Raises `UnreadableVersion`."""
+    if not is_whole(path, beat):
+        return None
+    with path.open("rb") as file:
+        header = decode_header(file.read(HEADER_BYTES))
+    shard = next(_items(path), None)
+    if header is None or shard is None:
+        return None
+    return Checkpoint(path, header.lsn, header.replay_from, header.clean, shard)
+
+
+def is_whole(path: Path, beat: Beat = _nothing) -> bool:
+    """Whether every byte is as it was written. Raises `UnreadableVersion`. ``beat``: called between
+    two steps.
+    """
+    with path.open("rb") as file:
+        head = file.read(HEADER_BYTES)
         try:
-            checkpoint = decode(path.read_bytes(), pulse)
+            header = decode_header(head)
         except UnknownVersion as error:
-            error.path = path
-            raise
-        if checkpoint is not None:
-            found.append(checkpoint)
-    return found
+            raise UnreadableVersion(path, str(error)) from error
+        if header is None or os.fstat(file.fileno()).st_size != HEADER_BYTES + header.body_len:
+            return False
+        if header.version == WHOLE_VERSION:
+            return is_whole_body(header, head, file.read())
+        crc: int | None = 0
+        for _, found in _pieces(file, header):
+            crc = found
+            beat()
+        return crc is not None and is_sealed(header, head, crc)
+
+
+def _items(path: Path) -> Iterator[Item]:
+    """The items of a file that was checked, the shard's first."""
+    with path.open("rb") as file:
+        header = decode_header(file.read(HEADER_BYTES))
+        assert header is not None, "the file was checked"
+        if header.version == WHOLE_VERSION:
+            yield from items_of_body(file.read())
+            return
+        for body, crc in _pieces(file, header):
+            if crc is None:
+                raise Damaged(path, file.tell(), "the checkpoint changed while it was read")
+            yield from items_of_piece(body)
+
+
+def _pieces(file: BinaryIO, header: Header) -> Iterator[tuple[bytes, int | None]]:
+    """The body of each piece, and its checksum; None for one that is damaged, the last one."""
+    crc: int | None = 0
+    left = header.body_len
+    while left and crc is not None:
+        head = file.read(PIECE_HEADER_BYTES)
+        if len(head) < PIECE_HEADER_BYTES or piece_length(head) > left - PIECE_HEADER_BYTES:
+            yield b"", None
+            return
+        body = file.read(piece_length(head))
+        left -= PIECE_HEADER_BYTES + len(body)
+        crc = check_piece(head, body, crc)
+        yield body, crc
+
+
+def whole(folder: Path, beat: Beat = _nothing) -> list[Checkpoint]:
+    """All whole checkpoints, the newest first. Raises `UnreadableVersion`."""
+    found = [read(path, beat) for path in _paths(folder)]
+    return [checkpoint for checkpoint in found if checkpoint is not None]
 
 
 def _paths(folder: Path) -> list[Path]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from topics.formats.disk import blob, segment, wal
+from topics.formats.disk import blob, checkpoint, segment, wal
 from topics.formats.disk.copies import BadCopies, decode_copies, rows_of_frame
 from topics.formats.disk.extent_view import ExtentView
 from topics.formats.disk.frame_bodies import (
@@ -174,18 +174,18 @@ def _rows(frame: FrameHeader, body: memoryview) -> Iterator[str]:
 def describe_checkpoint(path: Path) -> Iterator[str]:
     """Its LSN, then its members."""
     try:
-        checkpoint = checkpoints.decode(path.read_bytes())
-    except checkpoints.UnknownVersion as error:
+        found = checkpoints.read(path)
+    except checkpoints.UnreadableVersion as error:
         yield f"offset 8: {error}"
         return
-    if checkpoint is None:
+    if found is None:
         yield "offset 0: is not a whole checkpoint"
         return
-    end = ", of an orderly stop" if checkpoint.clean else ""
-    yield f"checkpoint at {checkpoint.lsn:#x}, replay from {checkpoint.replay_from:#x}{end}"
-    yield from (f"{name}: {value!r}" for name, value in checkpoint.shard.items())
-    yield f"topics: {len(checkpoint.topics)}"
-    yield from (f"  {topic!r}" for topic in checkpoint.topics)
+    end = ", of an orderly stop" if found.clean else ""
+    yield f"checkpoint at {found.lsn:#x}, replay from {found.replay_from:#x}{end}"
+    yield from (f"{name}: {value!r}" for name, value in found.shard.items())
+    yield f"topics: {sum(1 for _ in found.topics())}"
+    yield from (f"  {item!r}" for item in found.items())
 
 
 def describe_blob(path: Path) -> Iterator[str]:
@@ -204,7 +204,7 @@ def describe_meta(path: Path) -> Iterator[str]:
 _KINDS: dict[bytes, Callable[[Path], Iterator[str]]] = {
     segment.MAGIC: describe_segment,
     wal.FILE_MAGIC: describe_log,
-    checkpoints.MAGIC: describe_checkpoint,
+    checkpoint.MAGIC: describe_checkpoint,
     blob.MAGIC: describe_blob,
     data_dir.MAGIC: describe_meta,
 }

@@ -36,19 +36,21 @@ def test_no_two_words_are_the_same_word() -> None:
                 "spawns",
                 "heartbeat_ms",
                 "progress_ppm",
+                "keys_generation",
                 "topics",
                 "disk_silent_ms",
+                "delay_ms",
             ):
                 if hasattr(words, name):
                     value += 1
                     setattr(words, name, value)
                     expected.append((words, name, value))
         for number in range(COUNTERS):
-            board.shard(index).counters[number] = 1000 * (index + 1) + number
-    assert len(expected) == 2 * (3 + 6)
+            board.shard(index).counters[number] = 10_000 * (index + 1) + number
+    assert len(expected) == 2 * (4 + 7)
     assert all(getattr(words, name) == stored for words, name, stored in expected)
     assert [list(board.shard(index).counters) for index in range(2)] == [
-        [1000 * (index + 1) + number for number in range(COUNTERS)] for index in range(2)
+        [10_000 * (index + 1) + number for number in range(COUNTERS)] for index in range(2)
     ]
     assert [board.session(*pair) for pair in pairs(board)] == [1] * 6
     assert board.started_ms == 0
@@ -57,8 +59,10 @@ def test_no_two_words_are_the_same_word() -> None:
 def test_states_and_global_words_read_back() -> None:
     board = Board.create(shards=1, fronts=1)
     board.draining, board.started_ms = True, 1_700_000_000_000
+    board.keys_reload_failed += 3
     board.shard(0).state, board.front(0).state = ShardState.READ_ONLY, FrontState.DRAINING
     assert (board.draining, board.started_ms) == (True, 1_700_000_000_000)
+    assert board.keys_reload_failed == 3
     assert board.shard(0).state is ShardState.READ_ONLY
     assert board.front(0).state is FrontState.DRAINING
 

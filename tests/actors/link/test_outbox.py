@@ -75,3 +75,78 @@ async def test_a_backlog_goes_out_when_the_other_side_has_read(nursery: trio.Nur
         await trio.testing.wait_all_tasks_blocked()
         pair.shard.turn()
     assert pair.shard.got[0].payload == payload
+
+
+def test_a_message_without_room_counts_as_a_stall_once_however_often_it_is_tried(
+    pair: Pair,
+) -> None:
+    link = pair.front.link
+    link.send("small", b"")
+    link.flush()
+    assert link.statistics().stalls == 0
+    assert link.statistics().unread_bytes > 0
+    link.send("big", bytes(3 * SMALL.ring_bytes))
+    for _ in range(3):
+        link.flush()
+        link.send("more", b"")
+    assert link.statistics().stalls == 1
+    assert link.statistics().unread_bytes == SMALL.ring_bytes
+    exchange(pair.front, pair.shard)
+    assert link.statistics().unread_bytes == 0
+    link.send("big", bytes(3 * SMALL.ring_bytes))
+    link.flush()
+    assert link.statistics().stalls == 2
+
+
+def test_nothing_is_unread_while_the_other_end_is_still_in_the_session_before(pair: Pair) -> None:
+    link = pair.front.link
+    link.send("a", bytes(100))
+    exchange(pair.front, pair.shard)
+    pair.bump()
+    pair.front.turn()
+    assert link.statistics().unread_bytes == 0
+    pair.shard.turn()
+    pair.front.turn()
+    link.send("b", bytes(100))
+    link.flush()
+    assert link.statistics().unread_bytes > 100
+
+
+def test_quiet_messages_wait_for_another_one_and_keep_their_place(pair: Pair) -> None:
+    link = pair.front.link
+    for subject in ("first", "second"):
+        link.send(subject, b"")
+        link.quieten()
+        link.flush()
+        link.check()
+        assert pair.shard.turn() == []
+    link.send("third", b"", b"attachment")
+    link.flush()
+    assert [frame.subject for frame in pair.shard.turn()] == ["first", "second", "third"]
+    link.send("fourth", b"")
+    link.flush()
+    assert [frame.subject for frame in pair.shard.turn()] == ["fourth"], "it is not quiet itself"
+
+
+def test_too_many_quiet_messages_wait_for_no_other_one(pair: Pair) -> None:
+    link = pair.front.link
+    for _ in range(outbox.QUIET_MAX + 1):
+        link.flush()
+        assert pair.shard.turn() == []
+        link.send("quiet", b"")
+        link.quieten()
+    link.flush()
+    assert len(pair.shard.turn()) == outbox.QUIET_MAX + 1
+
+
+def test_quiet_messages_do_not_outlive_their_session(pair: Pair) -> None:
+    link = pair.front.link
+    link.send("old", b"")
+    link.quieten()
+    pair.bump()
+    for _ in range(3):
+        pair.front.turn()
+        pair.shard.turn()
+    link.send("new", b"")
+    link.flush()
+    assert [frame.subject for frame in pair.shard.turn()] == ["new"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
+from typing import Any
+
 import pytest
 import trio
 import trio.testing
@@ -10,6 +13,7 @@ from structlog.testing import capture_logs
 from tests.support.wire import Bench, FakeBlock, Pair, rpc_of
 from topics.actors.rpc.call import PendingCall, RemoteError, RpcReply
 from topics.actors.rpc.inbound import InboundMessage, RpcContext
+from topics.actors.rpc.stepping import NOW, Command
 from topics.formats.wire.envelope import encode_failure, encode_success
 from topics.formats.wire.message import ARENA, ERROR, Message, PeerGone
 
@@ -298,3 +302,91 @@ def test_a_refusal_is_never_answered() -> None:
     with capture_logs() as logs:
         bench.put("stream/x", b"junk", flags=ERROR)
     assert ([entry["event"] for entry in logs], bench.wire.sent) == (["refusal dropped"], [])
+
+
+# Calls of stepped coroutines
+
+
+class Hand:
+    """A driver that keeps the answer."""
+
+    def __init__(self) -> None:
+        self.answers: list[Any] = []
+
+    def answered(self, answer: Any) -> None:
+        self.answers.append(answer)
+
+    def failed(self, error: Exception) -> None:
+        self.answers.append(error)
+
+
+def stepped(driver: Hand, coroutine: Coroutine[Any, Any, RpcReply], value: object = None) -> object:
+    """One step."""
+    NOW.driver = driver
+    try:
+        return coroutine.send(value)
+    finally:
+        NOW.driver = None
+
+
+async def test_a_stepped_call_is_answered_through_its_driver(pair: Pair) -> None:
+    pair.shard.route("rpc/append", lambda message: rpc_of(message).reply("done"))
+    driver, call = Hand(), pair.caller.call_soon("append", None)
+    waiting = call.wait()
+    assert stepped(driver, waiting) is Command.ANSWER
+    pair.deliver()
+    (answer,) = driver.answers
+    with pytest.raises(StopIteration) as over:
+        stepped(driver, waiting, answer)
+    assert over.value.value.result == "done"
+
+
+async def test_a_stepped_call_raises_what_its_answer_says(pair: Pair) -> None:
+    driver, call = Hand(), pair.caller.call_soon("append", None)
+    waiting = call.wait()
+    assert stepped(driver, waiting) is Command.ANSWER
+    pair.caller.close()
+    (error,) = driver.answers
+    with pytest.raises(PeerGone):
+        waiting.throw(error)
+
+
+async def test_an_answer_that_came_before_a_step_is_taken_at_once(pair: Pair) -> None:
+    call = await answered_call(pair)
+    with pytest.raises(StopIteration) as over:
+        stepped(Hand(), call.wait())
+    assert over.value.value.result == 1
+    with pytest.raises(RuntimeError, match="is over"):
+        stepped(Hand(), call.wait())
+
+
+async def test_a_stepped_call_whose_coroutine_is_closed_is_abandoned(pair: Pair) -> None:
+    driver, call = Hand(), pair.caller.call_soon("diff", None)
+    (request,) = pair.to_shard.take()
+    waiting = call.wait()
+    stepped(driver, waiting)
+    waiting.close()
+    (told,) = pair.to_shard.take()
+    assert told.subject == "event/call.cancelled"
+    answer = encode_success(request.message_id, None)
+    pair.front.dispatch(pair.caller, Message(9, ARENA, "rpc/diff", answer, memoryview(b"body")))
+    assert (pair.to_shard.released, driver.answers) == ([9], [])
+
+
+async def test_a_close_passes_over_a_call_that_an_earlier_one_has_abandoned(pair: Pair) -> None:
+    first, second, third = (pair.caller.call_soon("diff", n) for n in range(3))
+    failed: list[str] = []
+    first.then(lambda _: second.abandon())
+    second.then(lambda _: failed.append("second"))
+    third.then(lambda _: failed.append("third"))
+    pair.caller.close()
+    assert (first.is_over, failed) == (True, ["third"])
+
+
+async def test_one_stepped_coroutine_waits_for_a_call(pair: Pair) -> None:
+    call = pair.caller.call_soon("diff", None)
+    first = call.wait()
+    stepped(Hand(), first)
+    with pytest.raises(RuntimeError, match="another coroutine waits"):
+        stepped(Hand(), call.wait())
+    first.close()

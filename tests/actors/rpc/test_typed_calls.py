@@ -22,7 +22,7 @@ from topics.formats.wire.calls import (
 from topics.formats.wire.message import PeerGone
 
 PUT = TopicPutParams("a", ["a.", "b."], 7)
-PAGE = FeedPageParams(1, 3, 3, 1, 2, {"gap_to": 2}, 9)
+PAGE = FeedPageParams(1, 3, 3, 1, 2, {"gap_to": 2}, 9, 4, False)
 
 
 async def test_a_handler_gets_the_params_and_the_caller_the_result(pair: Pair) -> None:

@@ -13,9 +13,11 @@ import trio
 
 from tests.support.shard import Desk
 from topics.actors.shard import appends
+from topics.engine.priority import NEW_BAND, TOP_BAND
 from topics.errors import Internal
 from topics.formats.disk.frames import FrameKind
 from topics.formats.json_text import json_bytes
+from topics.formats.wire.calls import APPEND, band_in
 from topics.formats.wire.envelope import Failure, decode
 from topics.storage.wal.file import NoRoom
 
@@ -232,3 +234,28 @@ async def test_seqs_are_left_out_where_nobody_asked_for_them(desk: Desk) -> None
         (False, 1),
         (False, 2),
     ]
+
+
+async def test_outcomes_tell_the_band_of_the_topic(desk: Desk) -> None:
+    def bands() -> list[list[int]]:
+        desk.synced()
+        answers = [decode(frame.payload) for frame in desk.wire.take()]
+        results = [APPEND.result_of(answer.result) for answer in answers]  # type: ignore[union-attr]
+        return [[*map(band_in, result.outcomes)] for result in results]
+
+    desk.make("high", priority=1000)
+    desk.make("low", priority=-1)
+    desk.append("high", 1)
+    desk.append("low", 1)
+    desk.append_many("high", body(1), b"{", body(2))
+    desk.append_raw("low", b"{")
+    assert bands() == [[0], [TOP_BAND], [0], [TOP_BAND] * 3]
+    desk.append("new", 1)
+    desk.append("made so", 1)  # no such name
+    desk.append("made", 1, config={"priority": 300})
+    assert bands() == [[NEW_BAND], [NEW_BAND], [3]]
+    desk.diff("new")
+    desk.synced()
+    desk.wire.take()
+    desk.append("new", 1)
+    assert bands() == [[3]]

@@ -50,6 +50,8 @@ async def test_a_feed_begins_at_the_head_and_gives_what_is_committed_from_then_o
             "earliest_seq": 1,
             "count": 2,
             "tombstone": None,
+            "band": 3,
+            "is_awaited": False,
             "records": [
                 {"$seq": 2, "$ts": topic.last_ts, "data": "x"},
                 {"$seq": 3, "$ts": topic.last_ts, "data": {"y": [1]}},
@@ -61,6 +63,11 @@ async def test_a_feed_begins_at_the_head_and_gives_what_is_committed_from_then_o
     assert front.events() == []
 
 
+def _pages_and_waits(front: Front) -> list[tuple[list[int], bool]]:
+    """Seqs of each page, and whether the shard waits for the front behind it."""
+    return [(seqs(event), event["is_awaited"]) for event in front.events()]
+
+
 async def test_two_pages_are_under_way_and_what_comes_meanwhile_makes_the_next_one_longer(
     front: Front,
 ) -> None:
@@ -69,10 +76,10 @@ async def test_two_pages_are_under_way_and_what_comes_meanwhile_makes_the_next_o
     for number in range(5):
         front.append("a", number)
         front.written()
-    assert front.pages() == [[1], [2]]
+    assert _pages_and_waits(front) == [([1], False), ([2], True)]
     front.taken()
     front.turn()
-    assert front.pages() == [[3, 4, 5]]
+    assert _pages_and_waits(front) == [([3, 4, 5], True)]
     front.append("a", "more")
     front.written()
     front.turn()
@@ -81,11 +88,22 @@ async def test_two_pages_are_under_way_and_what_comes_meanwhile_makes_the_next_o
     front.taken()
     front.taken()  # one too often: that gives no third page
     front.turn()
-    assert front.pages() == [[6]]
+    assert _pages_and_waits(front) == [([6], False)]
     for number in range(3):
         front.append("a", number)
         front.written()
     assert front.pages() == [[7]]
+
+
+async def test_a_page_that_is_sent_is_a_read(front: Front) -> None:
+    front.make("a")
+    front.open("a")
+    topic = front.engine.topic("a")
+    topic.last_read_ms = None
+    front.append("a", 1)
+    front.written()
+    (event,) = front.events()
+    assert (topic.effective_priority(front.loop.context.now.ms), event["band"]) == (500, 3)
 
 
 async def test_writes_of_one_batch_share_a_page_of_at_most_the_views_limit_and_bytes(

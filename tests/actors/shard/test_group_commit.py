@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import trio
+import trio.testing
 
 from tests.support.shard import Desk
 from topics.engine.changes.put_topic import PutTopic
@@ -174,6 +176,63 @@ async def test_what_is_written_at_once_leaves_what_waits_for_a_sync_waiting(desk
     desk.synced()
     assert len(desk.answers()) == 1
     assert desk.seqs("a") == [1]
+
+
+async def test_what_is_synced_at_once_is_answered_and_read_at_once(desk: Desk) -> None:
+    desk.make("a", durability="fsync")
+    desk.make("b")
+    desk.log.syncs_at_once = True
+    numbers = [desk.append(name, 1) for name in ("a", "b", "a")]
+    assert desk.answers() == []
+    desk.flush()
+    assert sorted(desk.answers()) == [(number, 200) for number in numbers]
+    assert (desk.seqs("a"), desk.seqs("b")) == ([1, 2], [1])
+    assert not len(desk.commits)
+    assert desk.commits.advance() is None
+
+
+async def test_who_waits_for_the_log_hears_of_a_sync_at_once(desk: Desk) -> None:
+    desk.make("a", durability="fsync")
+    desk.log.syncs_at_once = True
+    synced, lsn = trio.Event(), desk.log.next_lsn + 1
+
+    async def wait() -> None:
+        assert await desk.commits.wait_synced(lsn)
+        synced.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not synced.is_set()
+        desk.append("a", 1)
+        desk.flush()
+        with trio.fail_after(10):
+            await synced.wait()
+
+
+async def test_what_is_committed_behind_the_services_of_a_turn_has_another_turn(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They see it there: a feed sends the record that a router has brought, for one."""
+    desk.make("a", durability="fsync")
+    desk.log.syncs_at_once = True
+    seen: list[int] = []
+
+    def on_turn() -> bool:
+        seen.append(desk.loop.context.engine.topics["a"].head_seq)
+        if len(seen) == 1:
+            desk.append("a", 1)
+            del woken[:]  # the append has asked for a turn, too
+        return False
+
+    monkeypatch.setattr(desk.loop, "_on_turn", [on_turn])
+    woken: list[bool] = []
+    monkeypatch.setattr(desk.loop.deadlines, "wake", lambda: woken.append(True))
+    desk.loop.end_turn()
+    assert woken == [True]
+    del woken[:]
+    desk.loop.turn()
+    assert (seen, woken) == ([0, 1], [])
 
 
 async def test_a_floor_that_comes_of_a_commit_goes_to_the_log_with_it(desk: Desk) -> None:

@@ -1,4 +1,4 @@
-"""Inbox: messages are taken in order of arrival, a bounded batch at a time."""
+"""Inbox: in order of arrival while few wait, by weight and for a short time while many do."""
 
 from __future__ import annotations
 
@@ -7,70 +7,159 @@ from typing import Any
 import pytest
 
 from topics.actors.shard import inbox
-from topics.actors.shard.inbox import Inbox
+from topics.actors.shard.inbox import CHUNK, FEW_MAX, FIRST_COST_S, TURN_S, Inbox
+from topics.formats.wire.calls import APPEND, AppendParams
+from topics.formats.wire.envelope import encode_request
 from topics.formats.wire.message import Message
+
+MESSAGE_S = TURN_S / 40
 
 
 class Session:
     """Stands for a link session: an inbox only carries it."""
 
 
-def messages(*numbers: int) -> list[Message]:
-    return [Message(number, 0, "rpc/append", b"", b"") for number in numbers]
+class Desk:
+    """An inbox whose messages take a while each. Topics end with their band."""
+
+    def __init__(self) -> None:
+        self.now, self.looked_up = 100.0, 0
+        self.box = Inbox(self._band_of, lambda: self.now)
+        self.session: Any = Session()
+        self._number = 0
+
+    def _band_of(self, topic: str) -> int:
+        self.looked_up += 1
+        return int(topic[-1])
+
+    def put(self, topic: str, count: int = 1, session: Any = None) -> list[int]:
+        """Appends that come together; the ids of their messages."""
+        numbers = range(self._number + 1, self._number + 1 + count)
+        self._number += count
+        messages = [
+            Message(number, 0, APPEND.subject, _request(number, topic), b"") for number in numbers
+        ]
+        self.box.put(session or self.session, messages)
+        return [*numbers]
+
+    def turn(self) -> list[int]:
+        return [message.message_id for message in self.messages()]
+
+    def messages(self) -> list[Message]:
+        taken: list[Message] = []
+        for _, messages in self.box.turn():
+            taken += messages
+            self.now += MESSAGE_S * len(messages)
+        return taken
 
 
-def numbers(batch: Any) -> list[int]:
-    return [message.message_id for _, messages in batch for message in messages]
+def _request(number: int, topic: str) -> bytes:
+    return encode_request(number, APPEND.method, AppendParams(topic, None, True, None, 0))
 
 
 @pytest.fixture
-def box(monkeypatch: pytest.MonkeyPatch) -> Inbox:
-    monkeypatch.setattr(inbox, "BATCH_MAX", 3)
-    monkeypatch.setattr(inbox, "WAITING_MAX", 6)
-    return Inbox()
+def desk() -> Desk:
+    return Desk()
 
 
-def test_a_batch_holds_the_messages_of_all_links_in_order_of_arrival(box: Inbox) -> None:
-    one: Any = Session()
+def test_few_messages_are_taken_at_once_in_order_of_arrival(desk: Desk) -> None:
     other: Any = Session()
-    box.put(one, messages(1, 2))
-    box.put(other, messages(3))
-    batch = [*box.take()]
-    assert numbers(batch) == [1, 2, 3]
-    assert [session for session, _ in batch] == [one, other]
-    assert not box
+    first = desk.put("low0", FEW_MAX - 2)
+    second = desk.put("high4", 1, other)
+    third = desk.put("low0", 1)
+    taken = [*desk.box.turn()]
+    assert [session for session, _ in taken] == [desk.session, other, desk.session]
+    assert [message.message_id for _, each in taken for message in each] == first + second + third
+    assert (len(desk.box), desk.looked_up) == (0, 0), "nothing is read of them"
+    assert desk.turn() == []
 
 
-def test_a_batch_is_bounded_and_the_rest_waits_in_order(box: Inbox) -> None:
-    session: Any = Session()
-    box.put(session, messages(1, 2, 3, 4, 5))
-    assert numbers(box.take()) == [1, 2, 3]
-    box.put(session, messages(6))
-    assert (len(box), numbers(box.take()), numbers(box.take())) == (3, [4, 5, 6], [])
+def test_many_messages_are_taken_by_weight_as_long_as_a_turn_may_take(desk: Desk) -> None:
+    low, high = desk.put("low0", 200), desk.put("high4", 20)
+    taken = desk.turn()
+    assert set(high) <= set(taken)
+    assert taken[0] == high[0]
+    assert TURN_S / MESSAGE_S <= len(taken) < TURN_S / MESSAGE_S + CHUNK
+    assert len(desk.box) == len(low + high) - len(taken)
 
 
-def test_an_inbox_is_full_above_its_bound(box: Inbox) -> None:
-    session: Any = Session()
-    box.put(session, messages(*range(6)))
-    assert not box.is_full
-    box.put(session, messages(6))
-    assert box.is_full
-    box.take()
-    assert not box.is_full
+def test_each_message_is_taken_once_and_a_topic_stays_in_order(desk: Desk) -> None:
+    low, high = desk.put("low0", 300), desk.put("high4", 100)
+    taken = []
+    while desk.box.count:
+        taken += desk.turn()
+        if len(taken) < 120:
+            high += desk.put("high4", 10)
+    assert [number for number in taken if number in low] == low
+    assert [number for number in taken if number in high] == high
 
 
-def test_another_order_is_a_matter_of_take_alone(box: Inbox) -> None:
-    """The seam: a policy sees each message with its session and chooses the batch."""
+def test_what_comes_during_a_turn_waits_for_the_next_one(desk: Desk) -> None:
+    for count in (1, FEW_MAX + 1):
+        first = desk.put("a4", count)
+        taken = desk.box.turn()
+        session, messages = next(iter(taken))
+        late = desk.put("a4")
+        rest = [message.message_id for _, each in taken for message in each]
+        assert [message.message_id for message in messages] + rest == first
+        assert (desk.box.count, desk.turn()) == (1, late)
+        assert session is desk.session
 
-    class OtherFirst(Inbox):
-        """Messages of one session go before all others."""
 
-        def take(self) -> Any:
-            return sorted(super().take(), key=lambda arrival: arrival[0] is not favoured)
+def test_messages_tell_how_long_they_were_parked(desk: Desk) -> None:
+    desk.put("a1", FEW_MAX + 100)
+    turns = []
+    while desk.box.count:
+        turns.append([message.parked_ms for message in desk.messages()])
+        desk.now += 0.5  # the turn is ended, and other tasks run
+    assert len(turns) > 3
+    assert {*turns[0]} == {0.0}
+    for number, waited in enumerate(turns[1:], 1):
+        assert {*waited} == {waited[0]}
+        assert waited[0] == pytest.approx(number * 500, rel=0.1)
+    desk.put("a1", 3)
+    assert [message.parked_ms for message in desk.messages()] == [0.0] * 3
 
-    common: Any = Session()
-    favoured: Any = Session()
-    weighed = OtherFirst()
-    weighed.put(common, messages(1, 2))
-    weighed.put(favoured, messages(3))
-    assert numbers(weighed.take()) == [3, 1, 2]
+
+def test_an_inbox_is_full_above_its_bound(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inbox, "WAITING_MAX", 6)
+    desk.put("a1", 6)
+    assert not desk.box.is_full
+    desk.put("a1")
+    assert desk.box.is_full
+    desk.turn()
+    assert not desk.box.is_full
+
+
+# How long those that wait will take
+
+
+def test_few_messages_wait_for_nothing(desk: Desk) -> None:
+    desk.put("a1", FEW_MAX)
+    assert desk.box.wait_s == 0.0
+    desk.put("a1")
+    assert desk.box.wait_s == pytest.approx((FEW_MAX + 1) * FIRST_COST_S)
+
+
+def test_the_wait_follows_what_messages_take_together_with_all_that_ends_a_turn(
+    desk: Desk,
+) -> None:
+    end_s = 0.001
+    desk.put("a1", 5000)
+    for _ in range(50):
+        before = desk.box.count
+        desk.turn()
+        desk.now += end_s
+    cost_s = MESSAGE_S + end_s / (before - desk.box.count)
+    assert desk.box.wait_s == pytest.approx(desk.box.count * cost_s, rel=0.05)
+
+
+def test_a_pause_between_two_floods_is_no_cost(desk: Desk) -> None:
+    desk.put("a1", FEW_MAX + 1)
+    while desk.box.count:
+        desk.turn()
+    cost_s = desk.box._cost_s
+    desk.now += 3600
+    desk.put("a1", FEW_MAX + 1)
+    desk.turn()
+    assert desk.box._cost_s == cost_s

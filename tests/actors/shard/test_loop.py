@@ -22,7 +22,11 @@ from topics.actors.shard.context import clock
 from topics.actors.shard.loop import ShardLoop
 from topics.config import Settings
 from topics.formats.json_text import json_bytes
+from topics.formats.wire import calls
 from topics.formats.wire.calls import APPEND, AppendParams
+from topics.formats.wire.contract import Call
+from topics.formats.wire.envelope import encode_request
+from topics.formats.wire.message import Message
 from topics.storage.recovery.steps import recover
 
 
@@ -61,11 +65,13 @@ async def test_a_service_with_more_to_do_gets_another_turn_after_the_tasks_that_
     assert "other" in order[1:3], "it was ready before the last turn"
 
 
-async def test_messages_above_the_bound_of_a_batch_are_decided_in_later_turns(
+async def test_more_messages_than_a_turn_takes_are_decided_in_later_turns(
     tmp_path: Path, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """None is lost, each is answered, and the seqs follow the order of arrival."""
-    monkeypatch.setattr(inbox, "BATCH_MAX", 3)
+    monkeypatch.setattr(inbox, "FEW_MAX", 3)
+    monkeypatch.setattr(inbox, "CHUNK", 1)
+    monkeypatch.setattr(inbox, "TURN_S", 0.0)
     monkeypatch.setattr(inbox, "WAITING_MAX", 6)
     settings = Settings()
     board, memory = (
@@ -111,3 +117,62 @@ async def test_messages_above_the_bound_of_a_batch_are_decided_in_later_turns(
     stop.set()
     shard.wal.stop()
     nursery.cancel_scope.cancel()
+
+
+async def test_a_flood_of_one_band_leaves_the_others_their_share(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes last and is most urgent is answered in the first turn, and all are answered."""
+    monkeypatch.setattr(inbox, "TURN_S", 0.0)  # a turn takes one chunk
+    for topic, priority in (("low", -1), ("usual", 0), ("high", 800)):
+        desk.make(topic, priority=priority, durability="ephemeral")
+    await wait_all_tasks_blocked()
+    flood = [*_arrive(desk, "low", 200), *_arrive(desk, "usual", 200)]
+    urgent = _arrive(desk, "high", 5)
+    desk.loop.turn()
+    answered = dict(desk.bodies())
+    assert set(urgent) < set(answered)
+    assert {answer["performance"]["throttle_wait_ms"] for answer in answered.values()} == {0.0}
+    while desk.loop.inbox.count:
+        desk.loop.turn()
+    late = dict(desk.bodies())
+    assert sorted([*answered, *late]) == sorted(flood + urgent)
+    waits = [late[number]["performance"]["throttle_wait_ms"] for number in flood if number in late]
+    assert min(waits[: -inbox.FEW_MAX]) > 0.0
+    for topic, count in (("low", 200), ("usual", 200), ("high", 5)):
+        assert desk.loop.context.engine.topic(topic).head_seq == count
+
+
+async def test_diffs_and_claims_tell_how_long_they_were_parked(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inbox, "TURN_S", 0.0)
+    desk.make("low", priority=-1)
+    desk.make("queue", type="queue", priority=-1)
+    for topic in ("low", "queue"):
+        _arrive(desk, topic, 100)
+    asked = [
+        _come(desk, calls.DIFF, calls.DiffParams("low", 0), b"{}"),
+        _come(desk, calls.CLAIM, calls.ClaimParams("queue", 0), b'{"node":"n"}'),
+    ]
+    while desk.loop.inbox.count:
+        desk.loop.turn()
+    answers = dict(desk.bodies())
+    for number in asked:
+        assert answers[number]["performance"]["throttle_wait_ms"] > 0.0
+
+
+def _come(desk: Desk, call: Call[Any, Any], params: Any, body: bytes) -> int:
+    """A request comes into the inbox; its number."""
+    number = desk._cid = desk._cid + 1
+    desk._asked[number] = call
+    payload = encode_request(number, call.method, params)
+    message = Message(number, 0, call.subject, payload, body)
+    desk.loop.inbox.put(desk.session, [message])
+    return number
+
+
+def _arrive(desk: Desk, topic: str, count: int) -> list[int]:
+    params = AppendParams(topic, None, with_seqs=True, prefixes=None, at=0)
+    body = json_bytes({"records": [{"data": 1}]})
+    return [_come(desk, APPEND, params, body) for _ in range(count)]

@@ -32,6 +32,7 @@ from topics.formats.wire.calls import (
     AppendOutcome,
     AppendParams,
     TopicGetParams,
+    outcome_in,
 )
 from topics.formats.wire.envelope import encode_failure, encode_success
 from topics.formats.wire.message import Message
@@ -190,7 +191,7 @@ async def test_a_shard_asks_itself_by_the_same_calls_and_waits_for_its_log_like_
     await wait_all_tasks_blocked()
     (reply,) = got
     assert isinstance(reply, PeerReply)
-    assert list(reply.result.outcomes) == [AppendOutcome.CREATED]
+    assert [*map(outcome_in, reply.result.outcomes)] == [AppendOutcome.CREATED]
     assert msgspec.json.decode(bytes(reply.body))["seqs"] == [1, 2]
     reply.release()
     assert reply.body == b""
@@ -257,7 +258,7 @@ async def test_calls_to_oneself_fail_when_the_log_does(desk: Desk, nursery: trio
     await wait_all_tasks_blocked()
     (reply,) = got
     assert isinstance(reply, PeerReply)
-    assert list(reply.result.outcomes) == [AppendOutcome.FAILED]
+    assert [*map(outcome_in, reply.result.outcomes)] == [AppendOutcome.FAILED]
 
 
 # Two shards with a link

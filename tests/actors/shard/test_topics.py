@@ -62,7 +62,7 @@ async def test_only_a_get_that_touches_counts_as_a_read(desk: Desk) -> None:
     get(desk, "a", touch=True)
     state = get(desk, "a")
     assert state["last_read_ts"] is not None
-    assert state["effective_priority"] == 500
+    assert 490 <= state["effective_priority"] <= 500
 
 
 async def test_a_list_goes_on_by_name_and_ends_at_its_limit(desk: Desk) -> None:

@@ -39,6 +39,8 @@ TROUBLES = [
     (view(ShardState.RECOVERING, is_connected=False), "recovering", None),
     (view(silent_ms=10_000), "disk_stalled", "disk_stalled"),
     (view(silent_ms=9_999), "", None),
+    (view(silent_ms=10_000, is_stalled=True), "disk_stalled", "disk_stalled"),
+    (view(silent_ms=9_999, is_stalled=True), "stalled", "stalled"),
 ]
 
 

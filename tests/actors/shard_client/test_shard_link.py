@@ -16,8 +16,9 @@ from topics.actors.link.link_memory import LinkMemory, LinkSizes
 from topics.actors.link.process_id import front_id, shard_id
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.session import LinkSession
+from topics.actors.rpc.stepping import NOW, Command
 from topics.actors.rpc.typed_calls import InboundCall, serve
-from topics.actors.shard_client.shard_link import ShardReply
+from topics.actors.shard_client.shard_link import RING_BYTES_PER_MS, ShardReply
 from topics.actors.shard_client.shards import Shards
 from topics.config import Settings
 from topics.errors import NotReady, TopicsError
@@ -30,6 +31,19 @@ NOTHING: Any = ()  # params that nobody reads
 OK = 200
 POLL = b'{"from_seq":0,"wait_ms":30000}'
 WAITING = b'{"node":"n","wait_ms":30000}'
+
+
+class Hand:
+    """A driver that keeps the answer."""
+
+    def __init__(self) -> None:
+        self.answers: list[Any] = []
+
+    def answered(self, answer: Any) -> None:
+        self.answers.append(answer)
+
+    def failed(self, error: Exception) -> None:
+        self.answers.append(error)
 
 
 class Shard:
@@ -191,6 +205,41 @@ async def test_a_hanging_disk_ends_the_writes_that_wait_for_it_and_no_reads(
     assert desk.shards.readiness().ready
 
 
+async def test_what_is_asked_in_a_batch_travels_at_its_end(
+    desk: Desk, autojump_clock: trio.testing.MockClock
+) -> None:
+    with desk.shards.batch:
+        for _ in range(3):
+            desk.shards.ask(0, APPEND, NOTHING, b"", lambda _: None)
+            desk.shards.flush(0)
+        call = desk.shards.call(0, APPEND, NOTHING)
+        hand = NOW.driver = Hand()
+        assert call.send(None) is Command.ANSWER
+        NOW.driver = None
+        link = desk.shards._links[0].link
+        assert link.backlog_bytes > 0
+    assert link.backlog_bytes == 0
+    await wait_all_tasks_blocked()
+    assert len(desk.shard.asked) == 4
+    await desk.shard.answer()
+    (answer,) = hand.answers
+    with pytest.raises(StopIteration) as over:
+        call.send(answer)
+    assert over.value.value.result[0] == OK
+
+
+async def test_calls_of_steps_in_the_turn_of_a_ring_travel_at_its_end(
+    desk: Desk, autojump_clock: trio.testing.MockClock
+) -> None:
+    seen: list[bool] = []
+    desk.shards.ask(0, APPEND, NOTHING, b"", lambda _: seen.append(desk.shards.batch.is_open))
+    desk.shards.flush(0)
+    await wait_all_tasks_blocked()
+    await desk.shard.answer()
+    assert seen == [True]
+    assert not desk.shards.batch.is_open
+
+
 async def test_a_damaged_shard_says_so(desk: Desk, autojump_clock: trio.testing.MockClock) -> None:
     desk.shard.words.state = ShardState.DAMAGED
     shards = Shards(
@@ -200,3 +249,25 @@ async def test_a_damaged_shard_says_so(desk: Desk, autojump_clock: trio.testing.
         await shards.call(0, APPEND, NOTHING)
     assert refused.value.detail == {"reason": "damaged", "replay_progress": 0.0}
     assert shards.readiness().unwell == ((0, "damaged"),)
+
+
+async def test_a_message_waits_for_the_ring_and_then_in_the_shard(
+    desk: Desk, autojump_clock: trio.testing.MockClock
+) -> None:
+    assert desk.shards.delay_ms(0) == 0
+    desk.shard.words.delay_ms = 7
+    assert desk.shards.delay_ms(0) == 7
+    backlog = [b"x" * 1000] * 10
+    link = desk.shards._links[0].link
+    while link.backlog_bytes < 10 * RING_BYTES_PER_MS:
+        for body in backlog:
+            desk.shards.ask(0, APPEND, NOTHING, body, lambda _answer: None)
+    assert 17 <= desk.shards.delay_ms(0) < 18
+
+
+async def test_a_shard_that_is_asked_nothing_delays_nobody(
+    desk: Desk, autojump_clock: trio.testing.MockClock
+) -> None:
+    desk.shard.words.delay_ms = 700
+    await desk.stall()
+    assert desk.shards.delay_ms(0) == 0

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from trio.testing import MockClock
 
 from tests.actors.link.link_support import SMALL
 from topics.actors.link.board import Board, ShardState
@@ -16,7 +17,7 @@ from topics.actors.link.process_id import front_id, shard_id
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.session import LinkSession
 from topics.actors.rpc.typed_calls import InboundCall, notify, serve
-from topics.actors.shard_client.shards import Shards
+from topics.actors.shard_client.shards import LINKED_MAX_S, Shards
 from topics.engine.topic import Topic
 from topics.formats.api.topic_config import TopicConfig
 from topics.formats.names import shard_of
@@ -34,7 +35,7 @@ from topics.formats.wire.calls import (
 )
 from topics.formats.wire.message import Message
 
-PAGE = FeedPageParams(0, 1, 1, 1, 1, None, 5)
+PAGE = FeedPageParams(0, 1, 1, 1, 1, None, 5, 2, True)
 
 
 class Shard:
@@ -165,3 +166,25 @@ def test_all_shards_together_are_ready_when_each_is(desk: Desk) -> None:
     desk.board.shard(1).state = ShardState.RECOVERING
     assert not desk.shards.readiness().ready
     assert [number for number, _ in desk.shards.readiness().unwell] == [1]
+
+
+async def test_a_front_waits_for_its_sessions_with_the_shards_that_serve(
+    autojump_clock: MockClock,
+) -> None:
+    board = Board.create(shards=2, fronts=1)
+    others = [Shard(board, number, MessageRouter()) for number in range(2)]
+    shards = Shards([Link(other.memory, board, front_id(0)) for other in others], board)
+    began = autojump_clock.current_time()
+    await shards.wait_linked()
+    assert autojump_clock.current_time() - began == LINKED_MAX_S, "no longer, and none is linked"
+    for other in others:
+        board.shard(other.number).state = ShardState.RECOVERING
+    began = autojump_clock.current_time()
+    await shards.wait_linked()
+    assert autojump_clock.current_time() == began, "nobody is asked yet"
+
+
+async def test_a_front_that_is_linked_does_not_wait(desk: Desk, autojump_clock: MockClock) -> None:
+    began = autojump_clock.current_time()
+    await desk.shards.wait_linked()
+    assert autojump_clock.current_time() == began

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -11,10 +12,12 @@ from tests.support import chromium
 from tests.support.api import Api, ok
 from tests.support.event_sources import (
     KEY,
+    TIMEOUT_S,
     Address,
     Event,
     at,
     comes_back_by_itself,
+    leaves_the_session_to_another,
     reads_a_backlog_and_what_comes_live,
     reads_the_canned_stream,
     records,
@@ -91,6 +94,37 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[chromium.Chrom
     with chromium.Chromium(program, tmp_path_factory.mktemp("chromium")) as browser:
         yield browser
         browser.open("about:blank")
+
+
+TAB = """
+(() => {
+  const kept = ((globalThis.tabs ??= {})[NAME] = []);
+  const source = new EventSource(URL);
+  for (const name of ["record", "caught-up", "error"])
+    source.addEventListener(name, (event) => {
+      if (event.data !== undefined)
+        kept.push({ event: name, id: event.lastEventId, data: event.data });
+    });
+})()
+"""
+
+
+class Tab:
+    """A stream of its own in the page that is open; several may share the page."""
+
+    def __init__(self, browser: chromium.Chromium, name: str, url: str) -> None:
+        self._browser, self._name = browser, name
+        script = TAB.replace("NAME", json.dumps(name)).replace("URL", json.dumps(url))
+        browser.evaluate(script)
+
+    def wait(self, enough: Callable[[list[Event]], bool]) -> list[Event]:
+        deadline = time.monotonic() + TIMEOUT_S
+        while True:
+            events: list[Event] = self._browser.evaluate(f"tabs[{json.dumps(self._name)}]")
+            if enough(events):
+                return events
+            assert time.monotonic() < deadline, events
+            time.sleep(0.01)
 
 
 def listening(url: str) -> str:
@@ -172,6 +206,84 @@ def test_chromium_closes_a_stream_and_opens_it_again(
     again.wait(lambda events: any(event["event"] == CAUGHT_UP for event in events))
     ok(api.append(topic, "later"))
     assert records(again.wait(lambda events: len(records(events)) == 1)) == ["later"]
+
+
+@pytest.mark.slow
+def test_two_tabs_on_one_session_do_not_throw_each_other_off(
+    browser: chromium.Chromium, api: Api, topic: str, url: str
+) -> None:
+    browser.open(at(api.address, "/v0/health"))
+    first = Tab(browser, "first", url)
+    first.wait(lambda events: any(event["event"] == CAUGHT_UP for event in events))
+    leaves_the_session_to_another(first, Tab(browser, "second", url), api, topic)
+
+
+@pytest.fixture
+def listing(
+    tmp_path_factory: pytest.TempPathFactory, server: Server, topic: str
+) -> Iterator[Server]:
+    """A server that lists the origin of pages of ``server``, and has keys."""
+    origin = at(server.address, "")
+    data_dir = tmp_path_factory.mktemp("listing") / "data"
+    with Server(data_dir, cors_origins=origin, api_keys=KEY) as listing:
+        with Api(listing.address, token=KEY) as api:
+            ok(api.append(topic, "old"), 201)
+        yield listing
+
+
+ACROSS = """
+(async () => {
+  const headers = { "Content-Type": "application/json", Authorization: "Bearer KEY" };
+  const body = JSON.stringify({ records: [{ data: "from a page" }] });
+  const told = await fetch(URL, { method: "POST", headers, body });
+  const refused = await fetch(URL, { method: "POST", headers: {}, body });
+  return {
+    status: told.status,
+    head_seq: (await told.json()).head_seq,
+    has_id: told.headers.has("x-request-id"),
+    shows_date: told.headers.has("date"),
+    refused: [refused.status, (await refused.json()).error.code],
+  };
+})().catch((failure) => ({ failed: failure.name }))
+"""
+
+
+@pytest.mark.slow
+def test_a_page_of_a_listed_origin_writes_reads_and_watches(
+    browser: chromium.Chromium, server: Server, listing: Server, topic: str
+) -> None:
+    browser.open(at(server.address, "/v0/health"))
+    url = json.dumps(at(listing.address, f"/v0/topics/{topic}"))
+    script = ACROSS.replace("URL", url).replace("KEY", KEY)
+    assert browser.evaluate(script) == {
+        "status": 200,
+        "head_seq": 2,
+        "has_id": True,
+        "shows_date": False,
+        "refused": [401, "unauthorized"],
+    }
+    with Api(listing.address, token=KEY) as api:
+        path = session(api, [topic])["stream_url"]
+        tab = Tab(browser, "watch", at(listing.address, f"{path}?token={KEY}"))
+        assert records(tab.wait(lambda events: len(records(events)) == 2))[0] == "old"
+
+
+@pytest.mark.slow
+def test_a_page_of_another_origin_does_none_of_that(
+    browser: chromium.Chromium, server: Server, listing: Server, topic: str, api: Api
+) -> None:
+    """It is a page of ``listing``, which ``server`` does not list, and which it does not list
+    itself under another name.
+    """
+    ok(api.put(topic), 201)
+    for page, target in (
+        (at(listing.address, "/v0/health"), server.address),
+        (at(server.address, "/v0/health").replace("127.0.0.1", "localhost"), listing.address),
+    ):
+        browser.open(page)
+        script = ACROSS.replace("URL", json.dumps(at(target, f"/v0/topics/{topic}")))
+        assert browser.evaluate(script.replace("KEY", KEY)) == {"failed": "TypeError"}
+    assert api.state(topic)["head_seq"] == 0
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from tests.support.event_sources import (
     Event,
     at,
     comes_back_by_itself,
+    leaves_the_session_to_another,
     reads_a_backlog_and_what_comes_live,
     reads_the_canned_stream,
     works_again_after_a_cut,
@@ -29,7 +30,7 @@ from tests.support.event_sources import (
 from tests.support.queues import Queue, work_path
 from tests.support.relay import Relay
 from tests.support.server import Server
-from tests.support.sse import session
+from tests.support.sse import CAUGHT_UP, session
 
 FOLDER = Path(__file__).parent
 
@@ -106,6 +107,16 @@ def test_eventsource_watches_with_a_key(guarded: Server, guarded_api: Api, topic
         at(guarded.address, session(guarded_api, [topic])["stream_url"]), KEY
     ) as source:
         reads_a_backlog_and_what_comes_live(source, guarded_api, topic)
+
+
+@pytest.mark.slow
+def test_two_eventsources_on_one_session_do_not_throw_each_other_off(
+    api: Api, topic: str, url: str
+) -> None:
+    with NodeSource(at(api.address, url)) as first:
+        first.wait(lambda events: any(event["event"] == CAUGHT_UP for event in events))
+        with NodeSource(at(api.address, url)) as second:
+            leaves_the_session_to_another(first, second, api, topic)
 
 
 @pytest.mark.slow

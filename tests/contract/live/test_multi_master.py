@@ -15,9 +15,10 @@ import pytest
 
 from tests.contract.live.test_httpx import HttpxSource
 from tests.support.api import Api, ok
+from tests.support.copies import forwarded, kept, lag, route
 from tests.support.event_sources import TIMEOUT_S, Address, at, records
 from tests.support.queues import until
-from tests.support.routes import forwarded, kept, lag, names_for, route
+from tests.support.routers import names_for
 from tests.support.sse import session
 
 NODES = ("n1", "n2", "n3")

@@ -56,3 +56,19 @@ def test_a_floor_that_the_checkpoint_knows_is_not_replayed(desk: Desk) -> None:
     replay.note_restored(desk.engine.topic("a"), 5, lsn=100)
     assert replayed(desk, replay, 4, lsn=99) == (1, 1, 5)
     assert replayed(desk, replay, 4, lsn=100) == (4, 4, 2)
+
+
+def test_a_cap_that_a_replay_applied_too_early_takes_nothing_that_age_had_taken(desk: Desk) -> None:
+    fill(desk, 3)
+    topic, replay = desk.engine.topic("a"), Replay(desk.engine.table)
+    topic.cap_floor = 2  # of a write before the frame, which was committed after it
+    assert replayed(desk, replay, 4, lsn=10) == (4, 4, 0)
+    assert (topic.cap_floor, topic.ttl_floor) == (1, 4)
+
+
+def test_what_a_cap_took_behind_the_frame_stays_taken_by_it(desk: Desk) -> None:
+    fill(desk, 3, 3)
+    topic, replay = desk.engine.topic("a"), Replay(desk.engine.table)
+    topic.cap_floor = 5
+    replayed(desk, replay, 4, lsn=10)
+    assert (topic.cap_floor, topic.ttl_floor) == (5, 4)

@@ -8,6 +8,7 @@ import pytest
 
 from tests.engine.shard_support import Desk, records_of, seqs_of, told, view_of
 from tests.support.limits import LIMITS
+from tests.support.quota import Caps
 from topics.engine.changes import append, forward
 from topics.engine.changes.forward import Advance, Forward, copy_ts, fitting
 from topics.engine.replay import Misfit, Replay
@@ -16,6 +17,7 @@ from topics.engine.snapshot import restore_topic, snapshot_topic
 from topics.engine.store import Unreadable
 from topics.engine.topic import Topic
 from topics.engine.topic_table import TopicTable
+from topics.errors import Throttled
 from topics.formats.api.append_body import decode_append
 from topics.formats.disk.copies import CopyRow, Stamp, decode_copies, render_copies
 from topics.formats.disk.frames import Frame, FrameHeader, FrameKind
@@ -218,7 +220,7 @@ def test_a_dest_that_rejects_takes_what_it_has_room_for(
     dest.put("a", **config)
     dest.commit()
     topic = dest.engine.topic("a")
-    assert fitting(topic, copies(dest, topic, payload(1, 2, 3))) == fits
+    assert fitting(dest.engine.table, topic, copies(dest, topic, payload(1, 2, 3))) == fits
 
 
 def test_room_counts_what_is_under_way(dest: Desk) -> None:
@@ -226,7 +228,60 @@ def test_room_counts_what_is_under_way(dest: Desk) -> None:
     dest.commit()
     send(dest, 1, cursor=1)
     topic = dest.engine.topic("a")
-    assert fitting(topic, copies(dest, topic, payload(2, 3))) == 1
+    assert fitting(dest.engine.table, topic, copies(dest, topic, payload(2, 3))) == 1
+
+
+@pytest.mark.parametrize(
+    ("room", "config", "fits"),
+    [
+        (0, {}, 0),
+        (10, {}, 0),
+        (100, {}, 2),
+        (10_000, {}, 3),
+        (100, {"cap_bytes": 10_000}, 2),
+        (100, {"cap_records": 3, "discard": "reject"}, 1),
+        (60, {"cap_records": 9, "discard": "reject"}, 1),
+    ],
+)
+def test_a_dest_takes_what_the_server_has_room_for(
+    dest: Desk, room: int, config: dict[str, Any], fits: int
+) -> None:
+    dest.append("a", "direct")
+    dest.append("a", "x" * 60)
+    dest.put("a", **config)
+    dest.commit()
+    topic = dest.engine.topic("a")
+    caps = Caps(dest.engine, max_bytes=10_000)
+    caps.bytes.others = 10_000 - room - caps.bytes.own
+    assert fitting(dest.engine.table, topic, copies(dest, topic, payload(1, 2, 3))) == fits
+
+
+def test_a_dest_that_trims_itself_needs_no_room(dest: Desk) -> None:
+    dest.append("a", "direct")
+    dest.commit()
+    topic = dest.engine.topic("a")
+    dest.put("a", cap_bytes=topic.bytes)
+    dest.commit()
+    caps = Caps(dest.engine, max_bytes=topic.bytes)
+    assert fitting(dest.engine.table, topic, copies(dest, topic, payload(1, 2, 3))) == 3
+    send(dest, 1, 2, 3, cursor=1)
+    dest.commit()
+    assert topic.head_seq == 4
+    assert topic.bytes <= caps.bytes.own
+
+
+def test_copies_without_room_change_nothing(dest: Desk) -> None:
+    dest.put("a")
+    dest.commit()
+    caps = Caps(dest.engine, max_bytes=100)
+    with pytest.raises(Throttled):
+        send(dest, "x" * 100, cursor=1)
+    topic = dest.engine.topic("a")
+    assert (caps.bytes.own, topic.next_seq, topic.pending) == (0, 1, 0)
+    send(dest, "x", cursor=1)
+    assert caps.bytes.own == topic.pending_bytes
+    dest.undo()
+    assert caps.bytes.own == 0
 
 
 def test_lost_records_of_the_source_burn_seqs(dest: Desk) -> None:

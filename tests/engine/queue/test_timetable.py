@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from topics.engine.queue.timetable import BUCKET_MS, STALE_MIN, Timetable
@@ -68,6 +68,7 @@ def test_a_table_of_which_most_entries_are_dropped_is_built_anew() -> None:
     assert timetable.take_due(50_000_000) == [(50_000_000, 1)]
 
 
+@example(steps=[(1, 256, 156), (2, 356, 56), (2, 0, 300)])  # an earlier time, in another bucket
 @given(
     st.lists(
         st.tuples(st.integers(1, 5), st.integers(0, 4 * BUCKET_MS), st.integers(0, 300)),

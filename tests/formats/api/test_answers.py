@@ -29,11 +29,15 @@ def test_performance_ends_the_object() -> None:
     )
     assert (
         answers.performance(0.42, throttle_ms=0.0)
-        == b',"performance":{"server_total_ms":0.420,"throttle_wait_ms":0.000}}'
+        == b',"performance":{"server_total_ms":0.420,"throttle_wait_ms":0.0}}'
+    )
+    assert (
+        answers.performance(0.42, throttle_ms=12.3456)
+        == b',"performance":{"server_total_ms":0.420,"throttle_wait_ms":12.346}}'
     )
     assert (
         answers.performance(2.0, wal_ms=0.5, fsync_ms=1.25, throttle_ms=0.0)
-        == b',"performance":{"server_total_ms":2.000,"throttle_wait_ms":0.000,'
+        == b',"performance":{"server_total_ms":2.000,"throttle_wait_ms":0.0,'
         b'"wal_append_ms":0.500,"fsync_ms":1.250}}'
     )
 
@@ -74,7 +78,7 @@ def difference(**changes: Any) -> bytes:
 def test_a_diff() -> None:
     assert difference() == (
         b'{"topic":"jobs","records":[{"$seq":1},{"$seq":2}],"next_from_seq":2,"head_seq":5,"earliest_seq":1,"caught_up":false,'
-        b'"tombstone":null,"lag":3,"epoch":17,"performance":{"server_total_ms":0.300,"records_scanned":2}}'
+        b'"tombstone":null,"lag":3,"epoch":17,"performance":{"server_total_ms":0.300,"records_scanned":2,"throttle_wait_ms":0.0}}'
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from topics.formats.api.response_heads import ResponseHeads, stream_head
+from topics.formats.api.response_heads import ResponseHeads, field_lines, stream_head, with_lines
 
 DATE = b"Sun, 22 Nov 2026 18:00:00 GMT"
 HEAD = (
@@ -32,6 +32,26 @@ def test_media_type_and_date_of_a_remembered_start_are_those_of_now() -> None:
     assert b"content-type: text/plain\r\n" in made.render(200, 7, media_type=b"text/plain")
     made.set_date(b"later")
     assert b"date: later\r\n" in made.render(200, 7)
+
+
+def test_field_lines_of_the_exchange_stand_in_every_head() -> None:
+    lines = field_lines(((b"a", b"1"), (b"b", b"2")))
+    assert heads().render(200, 7, lines=lines) == HEAD + b"a: 1\r\nb: 2\r\n\r\n"
+    assert stream_head(101, (), lines).endswith(b"Protocols\r\na: 1\r\nb: 2\r\n\r\n")
+
+
+def test_an_answer_without_a_body_has_neither_length_nor_type() -> None:
+    expected = (
+        b"HTTP/1.1 204 No Content\r\ndate: Sun, 22 Nov 2026 18:00:00 GMT\r\n"
+        b"a: 1\r\nb: 2\r\nconnection: close\r\n\r\n"
+    )
+    assert heads().render_empty(204, ((b"b", b"2"),), lines=b"a: 1\r\n", close=True) == expected
+
+
+def test_lines_go_into_a_rendered_answer_in_front_of_its_body() -> None:
+    head, body = with_lines(b"HTTP/1.1 200 OK\r\nb: 2\r\n\r\nbody\r\n\r\n", b"a: 1\r\n")
+    assert head == b"HTTP/1.1 200 OK\r\nb: 2\r\na: 1\r\n\r\n"
+    assert bytes(body) == b"body\r\n\r\n"
 
 
 def test_a_stream_has_its_own_headers_only() -> None:

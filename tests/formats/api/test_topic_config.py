@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
@@ -12,7 +13,13 @@ from hypothesis import strategies as st
 from topics.errors import InvalidRequest, TopicExistsIncompatible
 from topics.formats.api.decoding import decode_config
 from topics.formats.api.limits import U64_MAX
-from topics.formats.api.topic_config import TopicConfig, TopicConfigPatch, merge
+from topics.formats.api.topic_config import (
+    TopicConfig,
+    TopicConfigPatch,
+    config_json,
+    merge,
+    shared_config,
+)
 from topics.formats.json_text import json_bytes
 
 # The object of §0.10, in its order.
@@ -213,3 +220,18 @@ def test_a_merge_is_the_old_one_with_the_named_fields_over_it(chosen: set[str]) 
     asked = {name: OTHERS[name] for name in chosen if name != "type"}
     assert merged(TopicConfig(), **asked).as_json() == {**DEFAULTS, **asked}
     assert merged(merged(TopicConfig(), **asked), **asked) == merged(TopicConfig(), **asked)
+
+
+def test_topics_with_equal_configs_share_one() -> None:
+    first, second = (merge("t", None, decode_config(b'{"ttl_ms":17}')) for _ in range(2))
+    assert first is second
+    assert merge("t", first, decode_config(b"{}")) is first
+    assert merge("t", first, decode_config(b'{"ttl_ms":0}')) == TopicConfig()
+    assert shared_config(TopicConfig(ttl_ms=17)) is first
+
+
+def test_a_config_as_text_is_that_of_its_fields() -> None:
+    for body in (b"{}", b'{"durable":true}', b'{"type":"queue","dead_letter":"d"}'):
+        config = merge("t", None, decode_config(body))
+        assert json.loads(config_json(config)) == config.as_json()
+        assert list(json.loads(config_json(config))) == list(config.as_json())

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.formats.disk.segment_support import (
     Write,
@@ -66,3 +67,33 @@ def test_records_longer_than_a_chunk_or_a_step(size: int) -> None:
 def test_pieces_that_are_not_contiguous_are_not_built() -> None:
     with pytest.raises(AssertionError, match="are contiguous"):
         build_bytes([Source(1, 6, [(plain(2).view(5), 0, 2)])])
+
+
+@given(writes(), st.integers(1, 7), st.integers(1, 9))
+def test_extents_built_of_extents_are_those_built_of_writes(
+    batch: list[Write], first_records: int, records: int
+) -> None:
+    original, _ = source(1, 10, batch)
+    views = extents(build_bytes([original], extent_records=first_records))
+    copied = Source(1, original.first_seq, [(view, 0, view.count) for view in views])
+    original, _ = source(1, 10, batch)
+    assert build_bytes([copied], extent_records=records) == build_bytes(
+        [original], extent_records=records
+    )
+
+
+def test_a_part_of_an_extent_has_the_keys_of_its_writes_alone() -> None:
+    batch = [
+        Write([(None, None, b"1", None)] * 2, key=f"k{number}", ts_ms=number) for number in range(5)
+    ]
+    (view,) = extents(build_bytes([source(1, 1, batch)[0]]))
+    parts = [Source(1, 1 + start, [(view, start, stop)]) for start, stop in ((0, 3), (7, 8))]
+    found = [[key.key for key in part.idempotency_keys()] for part in extents(build_bytes(parts))]
+    assert found == [["k0", "k1"], ["k3"]]
+    assert [*view.keys_one_by_one()] == [*view.idempotency_keys()]
+
+
+def test_a_source_without_pieces_is_a_step_and_no_extent() -> None:
+    batch = plain(3)
+    sources = [Source(1, 0, ()), source(1, 10, [batch])[0], Source(2, 0, ())]
+    assert build_bytes(sources) == build_bytes([source(1, 10, [batch])[0]])

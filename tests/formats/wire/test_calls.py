@@ -12,7 +12,14 @@ import cbor2
 import pytest
 
 from topics.formats.wire import calls
-from topics.formats.wire.calls import CALLS, EVENTS
+from topics.formats.wire.calls import (
+    CALLS,
+    EVENTS,
+    AppendOutcome,
+    band_in,
+    outcome_byte,
+    outcome_in,
+)
 from topics.formats.wire.contract import Call, Event
 
 TOPICS = Path(calls.__file__).parent.parent.parent
@@ -22,7 +29,7 @@ SUBJECTS = {row.subject for row in TABLE}
 METHODS = {row.method for row in TABLE}
 # The prefixes themselves belong to the envelope. Routes of HTTP have names like those of calls.
 PREFIX_OWNER = "formats/wire/envelope.py"
-ROUTE_NAMES = "front/routes/"
+ROUTE_NAMES = ("front/routes/", "formats/api/route_names.py")
 
 
 def columns(row: Row) -> list[str]:
@@ -105,3 +112,10 @@ def test_no_other_module_spells_a_subject(path: Path) -> None:
         or (text in METHODS and "." in text and not name.startswith(ROUTE_NAMES))
     ]
     assert spelled == []
+
+
+def test_an_outcome_travels_with_the_band_of_its_topic() -> None:
+    pairs = [(outcome, band) for outcome in AppendOutcome for band in range(5)]
+    sent = [outcome_byte(outcome, band) for outcome, band in pairs]
+    assert [(outcome_in(byte), band_in(byte)) for byte in bytes(sent)] == pairs
+    assert len({*sent}) == len(pairs)

@@ -33,7 +33,7 @@ GET = request("GET", "/v0/health")
 def acceptor_of(most: int, request_count: Callable[[], int]) -> Acceptor:
     """An acceptor with room for ``most`` clients."""
     slots = Slots("there are too many connections", in_all=Cap("max_connections", most))
-    return Acceptor(ResponseHeads(), slots, request_count)
+    return Acceptor(ResponseHeads(), lambda: b"", slots, request_count)
 
 
 @pytest.fixture

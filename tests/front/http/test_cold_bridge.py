@@ -13,7 +13,8 @@ from tests.support.fake_backend import FakeBackend, FakeBlock
 from topics.engine.access import ANYONE
 from topics.formats.api.fields import HeadFields
 from topics.front.backend import Body
-from topics.front.http.cold_bridge import CALL, ColdCall, ColdLane, ask_hypercorn
+from topics.front.http.cold_bridge import ColdStack, ask_hypercorn
+from topics.front.http.cold_call import CALL, ColdCall
 from topics.front.http.cold_lane import hypercorn_config
 from topics.front.queries import EMPTY
 from topics.front.request import Request
@@ -24,7 +25,7 @@ BODY = {"type": "http.response.body", "body": b"done"}
 Handler = Callable[[dict[str, Any], ColdCall], None]
 
 
-def lane(handle: Handler) -> ColdLane:
+def lane(handle: Handler) -> ColdStack:
     """An application that answers when ``handle`` has returned."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -32,7 +33,7 @@ def lane(handle: Handler) -> ColdLane:
         for message in (HEAD, BODY):
             await send(message)
 
-    return ColdLane(ASGIWrapper(cast("Any", app)), hypercorn_config(), WorkerContext(None))
+    return ColdStack(ASGIWrapper(cast("Any", app)), hypercorn_config(), WorkerContext(None))
 
 
 def call_of(target: bytes, body: Body) -> ColdCall:

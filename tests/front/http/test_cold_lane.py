@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.fake_backend import FakeBackend
 from tests.support.front import RECORD, running
+from topics.front.route import Lane
 from topics.front.routes.table import ROUTES
 
 
@@ -22,7 +23,7 @@ from topics.front.routes.table import ROUTES
 async def test_a_bug_in_the_framework_is_answered_with_the_envelope(
     where: str, monkeypatch: Any
 ) -> None:
-    async with running(backend=FakeBackend(topics={"a": []})) as run:
+    async with running(fast=False, backend=FakeBackend(topics={"a": []})) as run:
         client = await run.connect()
 
         async def explode(*_: object, **__: object) -> None:
@@ -35,6 +36,14 @@ async def test_a_bug_in_the_framework_is_answered_with_the_envelope(
         assert run.backend.blocks_out == 0
         other = await run.connect()
         assert (await other.ask("GET", "/v0/health")).status == 200
+
+
+async def test_routes_of_either_lane_keep_their_lane() -> None:
+    """Creations come by the thousand a second (decision 0045); lists and routers do not."""
+    lanes = {route.name: route.lane for route in ROUTES}
+    hot = ("append", "diff", "topic.put", "topic.get", "topic.delete", "queue.claim", "queue.ack")
+    assert {lanes[name] for name in hot} == {Lane.HOT}
+    assert {lanes[name] for name in ("topic.list", "router.put", "router.get")} == {Lane.COLD}
 
 
 async def test_an_answer_of_the_cold_lane_says_when_it_is_the_last_of_its_connection() -> None:

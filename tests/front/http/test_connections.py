@@ -32,7 +32,7 @@ async def test_idle_connections_and_those_that_ask_for_it_are_closed(fast: bool)
             assert answer.headers["connection"] == "close"
             assert await client.is_closed()
         await run.until(lambda: sum(c.idle for c in run.server.connections) == 50)
-        run.sweep_in(74)
+        run.sweep_in(45)  # a busy machine takes seconds from the first of them to here
         assert len(run.server.connections) == 50
         run.sweep_in(76)
         for client in keep:
@@ -48,7 +48,7 @@ async def test_idle_connections_and_those_that_ask_for_it_are_closed(fast: bool)
         (b"\r", 10),
         (b"", 75),
         (APPEND[:-5], 30),
-        (request("PUT", "/v0/topics/a", RECORD)[:-5], 30),
+        (request("PUT", "/v0/routers/a", RECORD)[:-5], 30),
         (request("POST", "/v0/topics/a", RECORD * 1000)[:9000], 31),
         (
             request(

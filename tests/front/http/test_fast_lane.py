@@ -84,6 +84,36 @@ async def test_all_kinds_of_requests_in_one_segment_are_answered_in_order(fast: 
         await hear_all(client, kinds)
 
 
+class Spawned(trio.abc.Instrument):
+    """Counts the tasks of connections."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def task_spawned(self, task: trio.lowlevel.Task) -> None:
+        self.count += "run_in_task" in task.name
+
+
+ANSWERED_IN_STEPS = ["append", "diff", "get", "health", "wrong media", "unknown path", "put"]
+ANSWERED_IN_A_TASK = ["long append", "chunked append", "hello"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "tasks"),
+    [(kind, 0) for kind in ANSWERED_IN_STEPS] + [(kind, 1) for kind in ANSWERED_IN_A_TASK],
+)
+async def test_only_a_request_that_waits_for_trio_has_a_task(kind: str, tasks: int) -> None:
+    async with running() as run:
+        client = await with_topic(run)
+        spawned = Spawned()
+        trio.lowlevel.add_instrument(spawned)
+        for asked in (kind, "append", kind):
+            await client.say(KINDS[asked][0])
+            assert (await client.hear()).status == KINDS[asked][1]
+        trio.lowlevel.remove_instrument(spawned)
+        assert spawned.count == 2 * tasks
+
+
 @LANES
 async def test_requests_may_come_byte_by_byte(fast: bool) -> None:
     kinds = sorted(set(KINDS) - {"long append"})

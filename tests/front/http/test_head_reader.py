@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from typing import Any
 
 import pytest
 
 from tests.support.fake_backend import FakeBackend
-from tests.support.front import LANES, RECORD, Running, running
+from tests.support.front import HANDSHAKE, LANES, RECORD, Running, running
 from tests.support.raw_client import RawClient, request
+from topics.formats.api.fields import HeadFields
 from topics.front.route import NAMES
 from topics.front.routes.table import ROUTES
 
@@ -30,9 +32,43 @@ async def test_heads_are_remembered_by_digest_only_and_never_with_an_idempotency
                 201,
             )
         assert (await client.ask("POST", "/v0/topics/a", RECORD)).status == 401
-        heads = run.server.lanes.heads.remembered
-        assert len(heads) == 1
-        assert "sesame" not in repr(heads)
+        heads = run.server.lanes.heads
+        for memory in (heads.remembered, heads.of_topics):
+            assert len(memory) == 1
+            assert "sesame" not in repr(memory.entries)
+
+
+def kept(run: Running, token: bytes) -> list[object]:
+    """What holds the token in fields of a head, or as unread input."""
+    gc.collect()
+    fields = [one for one in gc.get_objects() if isinstance(one, HeadFields)]
+    return [
+        *[one for one in fields if any(token in value for value in one.values(b"authorization"))],
+        *[one for one in run.server.connections if token in one.buffer],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "token", "status"),
+    [("/v0/metrics", "sesame", 200), ("/v0/topics/a", "sesame-street", 401)],
+)
+async def test_nothing_keeps_the_token_of_a_request_that_was_answered(
+    path: str, token: str, status: int
+) -> None:
+    async with running(keys="sesame") as run:
+        client = await run.connect()
+        assert (await client.ask("GET", path, authorization=f"Bearer {token}")).status == status
+        await run.until(lambda: all(c.idle for c in run.server.connections))
+        assert kept(run, token.encode()) == []
+
+
+async def test_a_stream_does_not_keep_the_token_that_opened_it() -> None:
+    async with running(keys="sesame") as run:
+        client = await run.connect()
+        auth = {"authorization": "Bearer sesame"}
+        await client.say(request("GET", "/v0/ws", b"", **auth, **HANDSHAKE))
+        assert (await client.hear(method="HEAD")).status == 101
+        assert kept(run, b"sesame") == []
 
 
 async def test_the_answer_to_a_remembered_head_depends_on_the_body() -> None:
@@ -148,3 +184,59 @@ async def test_a_field_that_is_not_ascii_is_answered_on_every_route(
                 answer = await client.hear(method=method)
                 assert answer.status < 500, (route, field)
     assert not [record for record in caplog.records if record.name.startswith("topics")]
+
+
+async def test_a_head_that_is_known_without_its_topic_is_about_its_own_topic() -> None:
+    async with running() as run:
+        client = await run.connect()
+        for n, topic in enumerate(("a", "b", "a", "c")):
+            record = json.dumps({"records": [{"data": n}]}).encode()
+            assert (await client.ask("POST", f"/v0/topics/{topic}", record)).status in (200, 201)
+        assert run.backend.topics == {
+            "a": [{"data": 0}, {"data": 2}],
+            "b": [{"data": 1}],
+            "c": [{"data": 3}],
+        }
+        heads = run.server.lanes.heads
+        assert (len(heads.remembered), len(heads.of_topics)) == (3, 1)
+
+
+async def test_a_head_that_is_known_without_its_topic_keeps_its_trace_fields() -> None:
+    async with running() as run:
+        client = await run.connect()
+        for topic in ("a", "b"):
+            answer = await client.ask("PUT", f"/v0/topics/{topic}", b"{}", x_request_id=topic)
+            assert (answer.status, answer.headers["x-request-id"]) == (201, topic)
+        assert len(run.server.lanes.heads.of_topics) == 1
+
+
+async def test_a_key_is_asked_about_each_topic_whatever_is_known_of_its_heads() -> None:
+    async with running(keys="writer:write+admin:t.,boss") as run:
+        client = await run.connect()
+        for key, topic, status in (
+            ("writer", "t.a", 201),
+            ("writer", "t.b", 201),
+            ("writer", "u.a", 403),
+            ("writer", "t.c", 201),
+            ("boss", "u.a", 201),
+            ("writer", "u.a", 403),
+            ("nobody", "t.a", 401),
+        ):
+            fields = {"authorization": f"Bearer {key}"}
+            answer = await client.ask("PUT", f"/v0/topics/{topic}", b"{}", **fields)
+            assert answer.status == status, (key, topic)
+        assert sorted(run.backend.topics) == ["t.a", "t.b", "t.c", "u.a"]
+        await run.replace_keys("boss")
+        fields = {"authorization": "Bearer writer"}
+        assert (await client.ask("PUT", "/v0/topics/t.d", b"{}", **fields)).status == 401
+
+
+async def test_an_idempotency_key_belongs_to_one_request_whatever_is_known() -> None:
+    async with running() as run:
+        client = await run.connect()
+        for key in ("k", "l"):
+            assert (
+                await client.ask("POST", "/v0/topics/a", RECORD, idempotency_key=key)
+            ).status < 300
+        heads = run.server.lanes.heads
+        assert (len(heads.remembered), len(heads.of_topics)) == (0, 0)

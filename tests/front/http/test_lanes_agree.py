@@ -1,5 +1,5 @@
-"""Both lanes take exactly the same bytes: one table of requests, each sent to a hot and to a cold
-route, whole and cut.
+"""Both lanes take exactly the same bytes: one table of requests, each sent to two routes, through
+either lane, whole and cut.
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ import trio
 
 from tests.support.fake_backend import FakeBackend
 from tests.support.front import Running, running
+from tests.support.raw_client import Answered
 from topics.config import Settings
+from topics.errors import InvalidRequest
+from topics.formats.api.request_heads import parse_head
 
-# Both routes want the same of a request. PUT is always cold, diff only without the fast lane.
-HOT, COLD = b"POST /v0/topics/a/diff", b"PUT /v0/topics/a"
+# Both routes want the same of a request. They are cold without the fast lane.
+DIFF, PUT = b"POST /v0/topics/a/diff", b"PUT /v0/topics/a"
 JSON = b"content-type: application/json\r\n"
 HOST = b"host: localhost\r\n"
 PLAIN = b" HTTP/1.1\r\n" + HOST
@@ -157,12 +160,42 @@ LINES: dict[str, tuple[bytes, int, bool]] = {
     "a whole URL without a host": (b"GET http:///v0/health HTTP/1.1", 404, OPEN),
     "another scheme": (b"GET ftp://localhost/v0/health HTTP/1.1", 404, OPEN),
 }
-Seen = tuple[int, str, bool]
+Seen = tuple[int, str, bool, tuple[str | None, ...]]
+
+APP = "https://app.example"
+PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+FIELDS = f"X-Request-Id: mine\r\ntraceparent: {PARENT}\r\nOrigin: {APP}\r\n".encode()
+# What each answer has because of them, and what an answer has when its request is not HTTP.
+ECHOED = ("mine", PARENT, APP, "Retry-After, X-Request-Id", "Origin")
+MADE = ("made", None, None, None, "Origin")
+
+
+def echoed(answer: Answered) -> tuple[str | None, ...]:
+    request_id = answer.headers["x-request-id"]
+    cors = ("access-control-allow-origin", "access-control-expose-headers", "vary")
+    return (
+        "mine" if request_id == "mine" else "made",
+        *(answer.headers.get(name) for name in ("traceparent", *cors)),
+    )
+
+
+def is_http(wire: bytes) -> bool:
+    end = wire.find(b"\r\n\r\n") + 4
+    try:
+        parse_head(wire[:end])
+    except InvalidRequest:
+        return False
+    return True
+
+
+def with_fields(wire: bytes) -> bytes:
+    """The same request with the fields that every answer depends on."""
+    return wire.replace(b"\r\n", b"\r\n" + FIELDS, 1)
 
 
 async def seen(run: Running, wire: bytes, cut: int) -> Seen:
-    """Status, error code and whether the connection is closed; every answer that is not a success
-    has the envelope.
+    """Status, error code, whether the connection is closed, and the fields of the exchange; every
+    answer that is not a success has the envelope.
     """
     client = await run.connect()
     await client.say(wire[:cut])
@@ -177,18 +210,24 @@ async def seen(run: Running, wire: bytes, cut: int) -> Seen:
         assert await client.is_closed()
     else:
         assert (await client.ask("GET", "/v0/health")).status == 200
-    return answer.status, code, closed
+    return answer.status, code, closed, echoed(answer)
 
 
 async def agreed(wires: dict[str, bytes]) -> dict[str, set[Seen]]:
     """What each of the requests is answered, through either lane, whole and cut at a few places."""
     found: dict[str, set[Seen]] = {name: set() for name in wires}
     for fast in (True, False):
-        settings = Settings(inline_bytes=4096, max_body_bytes=1024 * 1024, allowed_hosts=("*",))
+        settings = Settings(
+            inline_bytes=4096,
+            max_body_bytes=1024 * 1024,
+            allowed_hosts=("*",),
+            cors_origins=(APP,),
+        )
         async with running(
             fast=fast, settings=settings, backend=FakeBackend(topics={"a": []})
         ) as run:
-            for name, wire in wires.items():
+            for name, plain in wires.items():
+                wire = with_fields(plain)
                 end = wire.find(b"\r\n\r\n") + 4
                 for cut in {len(wire), end, max(end - 3, 1), len(wire) - 1, 9}:
                     found[name].add(await seen(run, wire, cut))
@@ -196,15 +235,17 @@ async def agreed(wires: dict[str, bytes]) -> dict[str, set[Seen]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("route", [HOT, COLD], ids=["hot", "cold"])
+@pytest.mark.parametrize("route", [DIFF, PUT], ids=["diff", "put"])
 async def test_both_lanes_answer_the_same_bytes_alike(route: bytes) -> None:
     found = await agreed({name: route + rest for name, (rest, _, _) in REQUESTS.items()})
     for name, (_, status, closed) in REQUESTS.items():
-        [(was, _, ended)] = found[name]
+        [(was, _, ended, fields)] = found[name]
         wanted = (
-            status if status > 0 else 404 if route is HOT else 400
+            status if status > 0 else 404 if route is DIFF else 400
         )  # no such path, or no such name
         assert (was, ended) == (wanted, closed), name
+        wire = with_fields(route + REQUESTS[name][0])
+        assert fields == (ECHOED if is_http(wire) else MADE), name
 
 
 @pytest.mark.slow
@@ -213,8 +254,8 @@ async def test_both_lanes_read_a_request_line_alike() -> None:
         {name: line + b"\r\n" + HOST + b"\r\n" for name, (line, _, _) in LINES.items()}
     )
     for name, (_, status, closed) in LINES.items():
-        [(was, _, ended)] = found[name]
-        assert (was, ended) == (status, closed), name
+        [(was, _, ended, fields)] = found[name]
+        assert (was, ended, fields) == (status, closed, ECHOED), name
 
 
 async def test_the_http_2_preface_is_refused_with_a_400_and_a_close() -> None:

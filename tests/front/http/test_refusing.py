@@ -11,6 +11,7 @@ from topics.errors import Throttled
 from topics.formats.api.response_heads import ResponseHeads
 from topics.front.http.refusing import LINGERING_MAX, Refusals
 
+LINE = b"x-request-id: made\r\n"
 FULL = Throttled("there are too many connections", retry_after_ms=1000)
 
 
@@ -25,19 +26,20 @@ def refused(refusals: Refusals) -> tuple[socket.socket, socket.socket]:
 
 
 def test_a_refused_client_reads_a_whole_answer_and_then_the_end() -> None:
-    refusals = Refusals(ResponseHeads())
+    refusals = Refusals(ResponseHeads(), lambda: LINE)
     _, client = refused(refusals)
     with client:
         head, _, body = client.recv(4096).partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 429 ")
         assert b"\r\nconnection: close" in head
+        assert b"\r\nx-request-id: made\r\n" in head
         assert b'"code":"throttled"' in body
         assert client.recv(4096) == b""
         refusals.close_all()
 
 
 def test_a_client_that_has_left_is_refused_without_an_error() -> None:
-    refusals = Refusals(ResponseHeads())
+    refusals = Refusals(ResponseHeads(), lambda: LINE)
     ours, client = socket.socketpair()
     client.close()
     refusals.refuse(ours, FULL)
@@ -46,7 +48,7 @@ def test_a_client_that_has_left_is_refused_without_an_error() -> None:
 
 
 def test_a_bounded_number_of_refused_clients_lingers_until_all_are_closed() -> None:
-    refusals = Refusals(ResponseHeads())
+    refusals = Refusals(ResponseHeads(), lambda: LINE)
     pairs = [refused(refusals) for _ in range(LINGERING_MAX + 3)]
     is_open = [ours.fileno() >= 0 for ours, _ in pairs]
     assert is_open == [False] * 3 + [True] * LINGERING_MAX, "the oldest are closed first"
@@ -62,7 +64,7 @@ def test_a_bounded_number_of_refused_clients_lingers_until_all_are_closed() -> N
 def test_the_log_has_one_line_for_all_refusals_since_the_last_one(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    refusals = Refusals(ResponseHeads())
+    refusals = Refusals(ResponseHeads(), lambda: LINE)
     with caplog.at_level(logging.WARNING):
         refusals.log(7)
         for reason in ("a", "a", "b"):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.front.live.streams_support import two
-from tests.support.live_desk import Client, Desk, desk, page, records
+from tests.support.live_desk import Client, Desk, desk, page, press, records, relax
 from topics.errors import NotReady
+from topics.front.pressure.governor import COALESCE_S
 
 
 def reader_is_live(client: Client) -> bool:
@@ -33,6 +36,21 @@ async def test_every_live_reader_is_shown_a_page_and_the_shard_hears_of_it_once(
     assert front.shards.told == [("feed.taken", {"feed": 1})]
     for client in clients:
         assert client.hear().count(b'{"$seq":1},{"$seq":2}') == 1
+
+
+@pytest.mark.parametrize(
+    ("is_awaited", "head_seq", "is_quiet"),
+    [(False, 2, True), (True, 2, False), (False, 3, False)],
+    ids=["the shard waits for nothing", "the shard waits", "more is there"],
+)
+async def test_a_page_behind_which_no_other_one_waits_is_taken_quietly(
+    is_awaited: bool, head_seq: int, is_quiet: bool, front: Desk
+) -> None:
+    await two(front)
+    params = {**page(0, 2), "head_seq": head_seq, "is_awaited": is_awaited}
+    front.event(0, "feed.page", {"feed": 1, **params}, records(0, 2))
+    assert front.shards.told == [("feed.taken", {"feed": 1})]
+    assert front.shards.quiet == [is_quiet]
 
 
 async def test_a_reader_that_does_not_stand_where_a_page_begins_reads_what_is_between(
@@ -84,3 +102,126 @@ async def test_a_reader_of_a_shard_that_is_not_ready_waits_for_it(
             await trio.sleep(0.6)
         await front.answer("feed.open", head_seq=0, earliest_seq=1, epoch=1)
         assert reader_is_live(client)
+
+
+# Under pressure
+
+TAKEN = ("feed.taken", {"feed": 1})
+TOLD = b'event: error\ndata: {"code":429,"error":"watch throttled under CPU pressure",'
+
+
+@pytest.fixture
+async def pressed(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Desk]:
+    monkeypatch.setattr("topics.front.live.live.time.monotonic", trio.current_time)
+    async with desk() as front:
+        yield front
+
+
+async def paced_page(front: Desk, from_seq: int, to_seq: int, band: int = 0) -> None:
+    params = {"feed": 1, **page(from_seq, to_seq), "band": band}
+    front.event(0, "feed.page", params, records(from_seq, to_seq))
+    await wait_all_tasks_blocked()
+
+
+async def test_a_coalesced_page_is_shown_at_once_and_taken_late(
+    pressed: Desk, autojump_clock: MockClock
+) -> None:
+    (client, _) = await two(pressed)
+    press(pressed.pressure)
+    await paced_page(pressed, 0, 1)
+    assert client.hear().endswith(b"\n\n")
+    assert pressed.shards.told == []
+    await trio.sleep(COALESCE_S - 0.001)
+    assert pressed.shards.told == []
+    await trio.sleep(0.002)
+    assert pressed.shards.told == [TAKEN]
+    relax(pressed.pressure)
+    await paced_page(pressed, 1, 2)
+    assert pressed.shards.told == [TAKEN, TAKEN]
+    assert pressed.shards.quiet == [False, True], "the shard waits for the late one"
+
+
+@pytest.mark.parametrize(("band", "pause_s"), [(0, 1.0), (1, 0.75), (3, 0.25), (4, COALESCE_S)])
+async def test_a_page_of_a_low_band_is_taken_latest(
+    pressed: Desk, autojump_clock: MockClock, band: int, pause_s: float
+) -> None:
+    await two(pressed)
+    press(pressed.pressure, pace=1.0)
+    await paced_page(pressed, 0, 1, band)
+    await trio.sleep(pause_s - 0.01)
+    assert pressed.shards.told == []
+    await trio.sleep(0.02)
+    assert pressed.shards.told == [TAKEN]
+
+
+async def test_a_paced_stream_is_told_so_once_in_ten_seconds(
+    pressed: Desk, autojump_clock: MockClock
+) -> None:
+    clients = await two(pressed)
+    press(pressed.pressure, pace=0.5)
+    for _ in range(2):
+        for seq in range(20):
+            await paced_page(pressed, seq, seq + 1)
+            await trio.sleep(0.49)
+        for client in clients:
+            heard = client.hear()
+            assert heard.count(TOLD + b'"retry_after_ms":500,"topics":["t"]}\n\n') == 1
+            assert heard.index(b'"$seq":1}') < heard.index(TOLD), "behind a page"
+        pressed.live.feeds.by_number[1].seq = 0
+        for client in clients:
+            client.stream.readers["t"].seq = 0
+    assert clients[0].stream.ended is False
+
+
+async def test_streams_of_the_top_band_are_told_nothing(
+    pressed: Desk, autojump_clock: MockClock
+) -> None:
+    client, _ = await two(pressed)
+    press(pressed.pressure, pace=1.0)
+    await paced_page(pressed, 0, 1, band=4)
+    assert TOLD not in client.hear()
+
+
+async def test_a_page_tells_a_bounded_number_of_streams(
+    pressed: Desk, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("topics.front.live.feeds.TOLD_MAX", 1)
+    clients = await two(pressed)
+    press(pressed.pressure, pace=1.0)
+    told = []
+    for seq in range(3):
+        await paced_page(pressed, seq, seq + 1)
+        told.append(sum(client.hear().count(TOLD) for client in clients))
+    assert told == [1, 1, 0]
+
+
+async def test_a_feed_that_has_closed_takes_nothing_late(
+    pressed: Desk, autojump_clock: MockClock
+) -> None:
+    for client in await two(pressed):
+        press(pressed.pressure, pace=1.0)
+        await paced_page(pressed, 0, 1)
+        client.stream.end()
+    await trio.sleep(2.0)
+    assert pressed.shards.told == [("feed.close", {"feed": 1})]
+
+
+async def test_a_reader_that_catches_up_waits_between_pages(
+    pressed: Desk, autojump_clock: MockClock
+) -> None:
+    press(pressed.pressure, pace=1.0)
+    client = await pressed.client()
+    await pressed.answer("feed.open", head_seq=9, earliest_seq=1, epoch=1)
+    await pressed.answer("feed.read", records(0, 3), **page(0, 3, head_seq=9), epoch=1)
+    assert pressed.shards.asked == []
+    heard = client.hear()
+    assert heard.index(b'"$seq":3}') < heard.index(TOLD + b'"retry_after_ms":750,"topics":["t"]}')
+    await trio.sleep(0.7)
+    assert pressed.shards.asked == []
+    await trio.sleep(0.4)
+    relax(pressed.pressure)
+    await pressed.answer("feed.read", records(3, 6), **page(3, 6, head_seq=9), epoch=1)
+    await pressed.answer("feed.read", records(6, 9), **page(6, 9), epoch=1)
+    heard = client.hear()
+    assert b'{"$seq":4},{"$seq":5},{"$seq":6}' in heard
+    assert b"caught-up" in heard

@@ -11,7 +11,17 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.front.live.streams_support import BUG, broken, goes_on, two
 from tests.support.live_desk import Desk, desk
-from topics.front.live.live import TICK_S
+from topics.front.live.live import TICK_S, StreamKind
+
+
+async def test_streams_are_counted_by_kind(front: Desk) -> None:
+    first, second = await two(front)
+    assert front.live.stream_counts[StreamKind.WATCH] == 2
+    first.stream.end()
+    first.stream.end()
+    assert front.live.stream_counts == [1, 0, 0]
+    second.stream.end()
+    assert front.live.stream_counts == [0, 0, 0]
 
 
 async def test_a_tick_that_fails_ends_its_stream_only(

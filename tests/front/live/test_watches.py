@@ -1,10 +1,21 @@
-"""Which Accept fields allow an event stream."""
+"""Watch sessions without a stream; and which Accept fields allow one."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from topics.front.live.watches import accepts_events
+from tests.support.limits import LIMITS
+from tests.support.live_desk import Desk
+from topics.config import Settings
+from topics.engine.access import ANYONE
+from topics.errors import NotFound, Throttled
+from topics.formats.api.watch import decode_watch
+from topics.front.limits import make_slots
+from topics.front.live import watches
+from topics.front.live.watches import SESSION_TTL_S, Watches, accepts_events
 
 
 @pytest.mark.parametrize(
@@ -21,3 +32,37 @@ from topics.front.live.watches import accepts_events
 )
 def test_the_most_specific_range_counts(accept: bytes, allowed: bool) -> None:
     assert accepts_events(accept) is allowed
+
+
+async def test_a_session_that_no_stream_uses_gives_its_slot_back_after_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def no_heads(*_: Any) -> dict[str, Any]:
+        return {}
+
+    clock: Any = SimpleNamespace(now=1000.0)
+    clock.monotonic = lambda: clock.now
+    monkeypatch.setattr(watches, "time", clock)
+    monkeypatch.setattr(watches, "heads_of", no_heads)
+    live = Desk().live
+    slots = live.slots = make_slots(Settings(max_watch_sessions=2), 100)
+    made = Watches(live)
+    asked = decode_watch(b'{"topics":{"t":{}}}', LIMITS, 10)
+
+    async def create() -> str:
+        answer = await made.create(asked, ANYONE, lenient=True)
+        return str(answer["wid"])
+
+    first = await create()
+    clock.now += SESSION_TTL_S / 2
+    await create()
+    with pytest.raises(Throttled) as raised:
+        await create()
+    assert raised.value.detail["limit"] == "max_watch_sessions"
+    clock.now += SESSION_TTL_S / 2 + 1
+    with pytest.raises(NotFound):
+        made.open(first, ANYONE, b"")
+    assert slots.watch_sessions.used == 1
+    await create()
+    with pytest.raises(Throttled):
+        await create()

@@ -10,13 +10,21 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.support.live_desk import calm, refuse_next
 from topics.config import Settings
 from topics.engine.access import ANYONE
+from topics.engine.priority import BANDS, TOP_BAND
 from topics.errors import NotReady, TopicFull, TopicsError
 from topics.formats.api.limits import limits_of
 from topics.formats.api.websocket_messages import Close, CloseCode, Text
 from topics.formats.json_text import json_bytes
-from topics.formats.wire.calls import APPEND, AppendOutcome, AppendParams, AppendResult
+from topics.formats.wire.calls import (
+    APPEND,
+    AppendOutcome,
+    AppendParams,
+    AppendResult,
+    outcome_byte,
+)
 from topics.formats.wire.contract import Call, P, R
 from topics.front.http.connection import Timings
 from topics.front.limits import make_slots
@@ -24,6 +32,7 @@ from topics.front.live import web_socket
 from topics.front.live.live import Live
 from topics.front.live.web_socket import WebSocket
 
+APPENDED, _, FAILED = AppendOutcome
 LONG = 2000
 SETTINGS = Settings(inline_bytes=LONG)
 
@@ -38,7 +47,7 @@ class Asked(NamedTuple):
         failures = [answer for answer in answers if isinstance(answer, TopicsError)]
         result = AppendResult(
             bytes(
-                AppendOutcome.FAILED if isinstance(answer, TopicsError) else AppendOutcome.APPENDED
+                outcome_byte(FAILED if isinstance(answer, TopicsError) else APPENDED, TOP_BAND)
                 for answer in answers
             ),
             [len(body) for body in bodies] if len(answers) > 1 else None,
@@ -88,9 +97,10 @@ class Desk:
 
     def __init__(self, ours: socket.socket, theirs: socket.socket) -> None:
         self.shards, self.client = Shards(), theirs
-        self.live = Live(self.shards, SETTINGS, make_slots(SETTINGS, 100))  # type: ignore[arg-type]
+        slots, self.pressure = make_slots(SETTINGS, 100), calm()
+        self.live = Live(self.shards, SETTINGS, slots, self.pressure)  # type: ignore[arg-type]
         connection: Any = SimpleNamespace(
-            sock=ours, buffer=b"", pos=0, unread_body=False, timings=Timings()
+            sent_bytes=0, sock=ours, buffer=b"", pos=0, unread_body=False, timings=Timings()
         )
         self.stream = WebSocket(self.live, connection, ANYONE, SETTINGS, limits_of(SETTINGS))
         self.stream.begin()
@@ -256,3 +266,29 @@ async def test_a_drained_socket_ends_after_its_publishes_are_answered(
         desk.stream.drain()
     assert desk.heard() == [("ack", "1"), ("ack", "2"), ("error", "null")]
     assert desk.stream.ended
+
+
+async def test_a_publish_under_pressure_is_refused_with_its_time_and_the_next_one_goes_on(
+    desk: Desk,
+) -> None:
+    refuse_next(desk.pressure)
+    await desk.say(publish("1"))
+    refused = desk.client.recv(1 << 16)
+    assert b'"op":"error","request_id":"1","code":"throttled","message":"' in refused
+    assert refused.endswith(b'","detail":{"retry_after_ms":1000}}')
+    for governor in desk.pressure.governors:
+        governor._debts = [0.0] * BANDS
+    await desk.say(publish("2"))
+    assert desk.sent() == [[publish("2")]]
+
+
+async def test_a_publish_that_opts_out_goes_on(desk: Desk) -> None:
+    refuse_next(desk.pressure)
+    await desk.say(publish("1", disable_backpressure=True))
+    assert len(desk.sent()) == 1
+
+
+async def test_the_band_of_a_topic_is_learned_from_its_batch(desk: Desk) -> None:
+    await desk.say(publish("1"), publish("2"))
+    desk.shards.asked[0].answer(b'{"a":1}', b'{"a":1}')
+    assert desk.pressure.bands.of("t") == TOP_BAND

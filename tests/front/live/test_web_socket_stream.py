@@ -8,7 +8,7 @@ import socket
 import pytest
 from trio.testing import wait_all_tasks_blocked
 
-from tests.support.live_desk import Desk, desk, page, records, socket_pair
+from tests.support.live_desk import Desk, desk, page, press, records, socket_pair
 from topics.config import Settings
 from topics.engine.access import ANYONE
 from topics.errors import InvalidRequest, TopicNotFound
@@ -115,4 +115,30 @@ async def test_all_sockets_are_sent_the_same_frame_of_a_page(front: Desk) -> Non
             "head_seq": 2,
             "records": [{"$seq": 1}, {"$seq": 2}],
         }
+        stream.end()
+
+
+async def test_a_paced_socket_is_told_so_behind_a_page_and_goes_on(front: Desk) -> None:
+    front.shards.heads = {"t": (0, 1, 1)}
+    stream, client = joined(front)
+    with client, stream.sock:
+        await stream.subscribe(b"7", asked(t=Start(0)), 1)
+        await wait_all_tasks_blocked()
+        await front.answer("feed.open", head_seq=0, earliest_seq=1, epoch=1)
+        press(front.pressure, pace=1.0)
+        client.recv(4096)
+        await front.page(0, 1)
+        told = client.recv(4096)
+        at = told.index(b'{"op":"error"')
+        assert b'"op":"record"' in told[:at]
+        assert json.loads(told[at:]) == {
+            "op": "error",
+            "request_id": None,
+            "code": "throttled",
+            "message": "watch throttled under CPU pressure",
+            "retry_after_ms": 750,
+            "topics": ["t"],
+        }
+        await front.page(1, 2)
+        assert client.recv(4096).count(b'"op"') == 1
         stream.end()

@@ -6,15 +6,16 @@ from __future__ import annotations
 
 import pytest
 import trio
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.front.live.work_support import OPENING, Worker, ask, event, jobs, opened
-from tests.support.live_desk import Desk
+from tests.front.live.work_support import OPENING, Worker, ask, event, jobs, opened, worker
+from tests.support.live_desk import Desk, press
 from topics.config import Settings
 from topics.engine.access import Principal
 from topics.errors import NotAQueue, NotReady, Throttled, TopicNotFound, TopicsError
 from topics.front.limits import make_slots
 from topics.front.live.work_subscriptions import WorkSubscriptions
+from topics.front.pressure.governor import COALESCE_S
 
 CLOSED = ("work.close", {"work": 1})
 
@@ -117,6 +118,8 @@ async def test_a_slot_is_taken_before_the_shard_leases_anything(
     front.live.work = WorkSubscriptions(
         front.shards,  # type: ignore[arg-type]
         front.live.slots.streams,
+        front.pressure,
+        front.live.later,
     )
     principal = Principal(b"key")
     outcomes = [ask(front, principal) for _ in range(4)]
@@ -130,3 +133,44 @@ async def test_a_slot_is_taken_before_the_shard_leases_anything(
     ask(front, principal)
     await wait_all_tasks_blocked()
     assert len(front.shards.asked) == 2
+
+
+async def test_under_pressure_the_next_jobs_come_late_and_the_client_is_told(
+    front: Desk, autojump_clock: MockClock
+) -> None:
+    client = await worker(front)
+    press(front.pressure, pace=1.0)
+    front.pressure.bands.learn("jobs", 0)
+    await jobs(front, 1)
+    told = b'{"code":429,"error":"watch throttled under CPU pressure"'
+    heard = client.hear()
+    assert heard.startswith(event(1))
+    assert heard.endswith(told + b',"retry_after_ms":1000,"topics":["jobs"]}\n\n')
+    await trio.sleep(0.99)
+    assert front.shards.told == []
+    await trio.sleep(0.02)
+    assert front.shards.told == [("work.taken", {"work": 1})]
+    await jobs(front, 2)
+    assert client.hear() == event(2), "it was told"
+
+
+async def test_coalesced_jobs_are_taken_a_little_later_and_nobody_is_told(
+    front: Desk, autojump_clock: MockClock
+) -> None:
+    client = await worker(front)
+    press(front.pressure)
+    await jobs(front, 1)
+    assert (client.hear(), front.shards.told) == (event(1), [])
+    await trio.sleep(COALESCE_S + 0.001)
+    assert front.shards.told == [("work.taken", {"work": 1})]
+
+
+async def test_a_client_that_has_gone_takes_nothing_late(
+    front: Desk, autojump_clock: MockClock
+) -> None:
+    client = await worker(front)
+    press(front.pressure, pace=1.0)
+    await jobs(front, 1)
+    client.stream.end()
+    await trio.sleep(2.0)
+    assert front.shards.told == [CLOSED]

@@ -9,8 +9,10 @@ import pytest
 
 from tests.support.fake_backend import FakeBackend
 from tests.support.front import Running, running
+from tests.support.live_desk import calm, refuse_next
 from tests.support.raw_client import request
 from topics.engine.access import ANYONE
+from topics.errors import Throttled
 from topics.formats.api.fields import HeadFields
 from topics.formats.wire import calls
 from topics.formats.wire.contract import Call, P, R
@@ -78,19 +80,24 @@ async def test_a_stream_continues_after_the_id_that_the_client_saw_last() -> Non
     asked: list[tuple[Any, ...]] = []
 
     class Watches:
-        def open(self, wid: str, principal: object, accept: bytes) -> str:
+        def open(self, wid: str, principal: object, accept: bytes) -> object:
             asked.append((wid, principal, accept))
-            return "session"
+            return session
 
         async def stream(self, *arguments: object) -> None:
             asked.append(arguments)
 
     fields = HeadFields([(b"accept", b"a"), (b"accept", b"b"), (b"last-event-id", b" 17 ")])
     head = SimpleNamespace(head=fields, wid="wid_1", principal=ANYONE)
-    context = cast("Any", SimpleNamespace(watches=Watches()))
+    session = SimpleNamespace(cursors={"t": (0, 1)})
+    pressure = calm()
+    context = cast("Any", SimpleNamespace(watches=Watches(), pressure=pressure))
     answer = await watch.stream(context, cast("Any", head), b"", 0)
     assert asked == [("wid_1", ANYONE, b"a,b")], "refused before the head of the answer is sent"
     assert (answer.status, answer.headers) == (200, HEADERS)
     assert answer.stream is not None
     await answer.stream("connection")
-    assert asked[1:] == [("session", "connection", b"17")]
+    assert asked[1:] == [(session, "connection", b"17")]
+    refuse_next(pressure)
+    with pytest.raises(Throttled):
+        await watch.stream(context, cast("Any", head), b"", 0)

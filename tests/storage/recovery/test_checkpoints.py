@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.checkpoints import make_whole
 from tests.support.log import (
     Client,
 )
+from tests.support.recovery import busy_client, recovered_state
 from topics.errors import TopicNotFound
 from topics.storage import checkpoints
 from topics.storage.disk import Damaged
@@ -64,7 +67,8 @@ def test_a_checkpoint_of_an_unknown_version_is_refused_by_name(stopped: Path) ->
     content[8] = 9
     path.write_bytes(content)
     with pytest.raises(
-        Damaged, match=f"{path.name}, offset 8: has format version 9; this program reads version 2"
+        Damaged,
+        match=f"{path.name}, offset 8: has format version 9; this program reads versions up to 3",
     ):
         Client(stopped)
 
@@ -81,6 +85,16 @@ def test_what_came_after_the_last_stop_is_laid_over_its_checkpoint(stopped: Path
     client.kill()
 
 
+def test_checkpoints_from_before_they_had_pieces_are_read(tmp_path: Path) -> None:
+    busy_client(tmp_path / "data").stop()
+    shutil.copytree(tmp_path / "data", tmp_path / "older")
+    (path,) = checkpoint_files(tmp_path / "older")
+    make_whole(path)
+    assert recovered_state(tmp_path / "older") == recovered_state(tmp_path / "data")
+    Client(tmp_path / "older").stop()
+    assert [path.read_bytes()[8] for path in checkpoint_files(tmp_path / "older")] == [2, 3]
+
+
 def test_two_checkpoints_are_kept(stopped: Path) -> None:
     for _ in range(3):
         Client(stopped).stop()
@@ -88,4 +102,4 @@ def test_two_checkpoints_are_kept(stopped: Path) -> None:
     assert len(files) == checkpoints.KEEP
     newest, older = checkpoints.whole(stopped / "checkpoint" / "00")
     assert newest.lsn > older.lsn
-    assert checkpoints.decode(files[-1].read_bytes()) == newest
+    assert checkpoints.read(files[-1]) == newest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import shutil
 from pathlib import Path
@@ -118,6 +119,63 @@ def test_progress_is_told_from_nothing_to_all(tmp_path: Path) -> None:
     assert len(told) > 3
     assert told[-1] == 1.0
     assert told[-2] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_start_gives_a_sign_of_life_between_two_or_three_syncs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exists: bool
+) -> None:
+    if exists:
+        Client(tmp_path / "data").kill()
+    done: list[str] = []
+
+    def noted(name: str) -> None:
+        real = getattr(os, name)
+
+        def sync(fd: int) -> None:
+            done.append(name)
+            real(fd)
+
+        monkeypatch.setattr(os, name, sync)
+
+    noted("fsync")
+    noted("fdatasync")
+    shard = recover(
+        tmp_path / "data",
+        *(0, 1, START),
+        wal_file_bytes=FILE_BYTES,
+        wal_sync_ms=200,
+        report=lambda _: done.append("beat"),
+    )
+    steps = " ".join(done).split("beat")
+    shard.wal.stop()
+    assert sum(len(step.split()) for step in steps) > 10
+    assert max(len(step.split()) for step in steps) <= 3
+
+
+@pytest.mark.parametrize("was_enabled", [True, False])
+def test_no_garbage_is_collected_during_a_start_and_the_collector_is_as_before_afterwards(
+    tmp_path: Path, was_enabled: bool
+) -> None:
+    Client(tmp_path / "data").kill()
+    seen: list[bool] = []
+    collect = gc.enable if was_enabled else gc.disable
+    before = gc.isenabled()
+    collect()
+    try:
+        shard = recover(
+            tmp_path / "data",
+            *(0, 1, START),
+            wal_file_bytes=FILE_BYTES,
+            wal_sync_ms=200,
+            report=lambda _: seen.append(gc.isenabled()),
+        )
+        assert gc.isenabled() is was_enabled
+    finally:
+        (gc.enable if before else gc.disable)()
+    shard.wal.stop()
+    assert seen
+    assert not any(seen)
 
 
 def test_the_machine_has_a_name_for_this_run() -> None:

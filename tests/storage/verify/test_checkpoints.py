@@ -20,7 +20,7 @@ def test_a_log_that_ends_before_its_checkpoint_is_damage(data: Path) -> None:
 
 def test_a_segment_that_a_checkpoint_names_must_be_there(data: Path) -> None:
     (path,) = (data / "checkpoint" / "00").glob("*.ckpt")
-    checkpoint = checkpoints.decode(path.read_bytes())
+    checkpoint = checkpoints.read(path)
     assert checkpoint is not None
     named = checkpoint._replace(shard={**checkpoint.shard, "segments": [1, 0xAB]})
     (finding,) = unfounded(path, named, checkpoint.lsn, data / "segment" / "00")

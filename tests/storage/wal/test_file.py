@@ -124,6 +124,15 @@ def test_an_opened_file_is_the_one_that_was_made(file: WalFile) -> None:
     opened.close()
 
 
+def test_a_file_that_is_opened_for_reading_alone_cannot_be_written(file: WalFile) -> None:
+    file.create()
+    opened = WalFile.open(file.path, 3, writable=False)
+    assert bytes(opened.view()) == bytes(file.view())
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        opened.blank(opened.base, opened.base + 8)
+    opened.close()
+
+
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [

@@ -167,8 +167,11 @@ def test_bytes_that_router_frames_name_fill_a_file(wal: Log) -> None:
     lsn = wal.next_lsn
     hand_over(wal, router, sync=True)
     assert wal.full_files() == [(0, lsn)]
-    hand_over(wal, router, frame(), sync=True)
+    hand_over(wal, router, sync=True)
     assert wal.full_files() == [(0, lsn)]
+    end = wal.next_lsn
+    hand_over(wal, frame(), sync=True)
+    assert wal.full_files() == [(0, lsn), (lsn, end)]
 
 
 def test_a_file_that_is_ended_takes_no_other_frame(wal: Log) -> None:

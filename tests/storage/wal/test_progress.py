@@ -13,20 +13,30 @@ import pytest
 
 from tests.support.log import failing
 from tests.support.wal import (
+    WAIT_MS,
     at_once,
     frame,
     frames_on_disk,
     hand_over,
     start,
+    sync_by,
 )
 from topics.formats.buffers import Buffer
 from topics.formats.disk.wal import FILE_HEADER_BYTES
 from topics.storage.disk import write_all
 from topics.storage.wal.file import WalFile
+from topics.storage.wal.writer import WalWriter
 
 # A broken disk
 
 
+@pytest.fixture(params=["thread", "loop"])
+def writes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who writes and syncs a short group that asks for a sync."""
+    sync_by(monkeypatch, loop=request.param == "loop")
+
+
+@pytest.mark.usefixtures("writes")
 @pytest.mark.parametrize("call", ["pwritev", "fdatasync"])
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
 def test_after_an_error_nothing_is_ever_written_again(
@@ -49,6 +59,7 @@ def test_after_an_error_nothing_is_ever_written_again(
     assert wal.synced_lsn == good.synced
 
 
+@pytest.mark.usefixtures("writes")
 @pytest.mark.parametrize("call", ["pwritev", "fdatasync"])
 def test_what_is_refused_is_cut_off_before_its_refusal_is_known(
     call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -106,6 +117,7 @@ def test_a_sync_that_fails_beside_a_write_is_told_when_that_is_over(
     wal.stop()
 
 
+@pytest.mark.usefixtures("writes")
 def test_frames_that_cannot_be_cut_off_are_told_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -141,4 +153,56 @@ def test_a_file_that_cannot_get_its_name_for_good_breaks_the_log(
     wal.append(frame(3000))
     wal.flush(sync=True)
     assert wal.next_progress().error is wal.failed is not None
+    wal.stop()
+
+
+# The loop's own syncs
+
+
+def test_a_log_that_is_given_up_during_the_loops_sync_keeps_nothing_of_its_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wal = start(tmp_path / "wal")
+    good = hand_over(wal, frame(seq=1), sync=True)
+    sync_by(monkeypatch, loop=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(WalFile, "sync", lambda _: wal.give_up(OSError(errno.EIO, "given up")))
+        wal.append(frame(seq=2))
+        assert wal.flush(sync=True) is None
+    lost = wal.next_progress()
+    assert (lost.error is wal.failed is not None, lost.written) == (True, good.written)
+    assert [header.first_seq for header in frames_on_disk(wal.folder)] == [1]
+    wal.stop()
+
+
+def test_the_thread_does_not_report_what_the_loop_has_not_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has written its own group when the loop writes the next one, whose sync fails."""
+    wal = start(tmp_path / "wal")
+    sync_by(monkeypatch, loop=True)
+    wrote, may_report = threading.Event(), threading.Event()
+
+    def between(_writer: WalWriter) -> None:
+        wrote.set()
+        assert may_report.wait(WAIT_MS / 1000)
+
+    def fail(_file: WalFile) -> None:
+        may_report.set()
+        assert select.select([wal.progress_fd], [], [], WAIT_MS / 1000)[0]
+        raise OSError(errno.EIO, "no")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(WalWriter, "_prepare_next_file", between)
+        patch.setattr(WalFile, "sync", fail)
+        wal.append(frame(seq=1))
+        wal.flush(sync=False)
+        end = wal.next_lsn
+        assert wrote.wait(WAIT_MS / 1000)
+        wal.append(frame(seq=2))
+        assert wal.flush(sync=True) is None
+    first, lost = wal.next_progress(), wal.next_progress()
+    assert (first.written, first.error) == (end, None)
+    assert (lost.written, lost.error is wal.failed is not None) == (end, True)
+    assert [header.first_seq for header in frames_on_disk(wal.folder)] == [1]
     wal.stop()

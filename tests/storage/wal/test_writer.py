@@ -22,11 +22,15 @@ from tests.support.wal import (
     frames_on_disk,
     hand_over,
     start,
+    sync_by,
 )
+from topics.formats.disk.frames import Frame
+from topics.storage.wal import hang_watch
 from topics.storage.wal import writer as wal_writer
 from topics.storage.wal.file import WalFile
 from topics.storage.wal.groups import GroupQueue, WalGroup
-from topics.storage.wal.writer import AT_ONCE_MAX_BYTES
+from topics.storage.wal.progress import Progress
+from topics.storage.wal.writer import AT_ONCE_MAX_BYTES, UNSYNCED_MAX_BYTES, WalWriter
 
 # Order and groups
 
@@ -182,16 +186,23 @@ def test_what_the_writer_is_asked_meanwhile_stands_where_it_belongs(
     assert [header.first_seq for header in frames_on_disk(wal.folder)] == [1, 2, 3, 4, 5, 6]
 
 
-def test_what_was_written_at_once_is_synced_after_its_time(tmp_path: Path) -> None:
-    """However the loop's writes fall between the looks of the writer, none is forgotten: so they
-    come at times left to chance.
+@pytest.mark.parametrize("syncs", [False, True])
+def test_what_was_written_at_once_is_synced_after_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, syncs: bool
+) -> None:
+    """However the loop's writes, and its syncs, fall between the looks of the writer, none is
+    forgotten: so they come at times left to chance.
     """
+    sync_by(monkeypatch, loop=True)
     wal = start(tmp_path / "wal", sync_ms=1, file_bytes=1 << 20)
     hand_over(wal, frame(), sync=True)
     chance = random.Random(1)
     direct = 0
     for seq in range(2, 400):
         direct += at_once(wal, frame(1, seq)) is not None
+        if syncs and chance.random() < 0.2:
+            wal.append(frame(1, seq))
+            wal.flush(sync=True)
         if chance.random() < 0.2:
             wal.wait_synced()
         elif chance.random() < 0.3:
@@ -245,3 +256,157 @@ def test_an_error_of_the_loops_own_write_breaks_the_log(
         assert wal.flush(sync=sync) is None
     wal.stop()
     assert [header.first_seq for header in frames_on_disk(wal.folder)] == [1]
+
+
+# What the loop syncs itself
+
+
+def synced(wal: Log, *frames: Frame) -> Progress | None:
+    for each in frames:
+        wal.append(each)
+    return wal.flush(sync=True)
+
+
+def test_a_cheap_sync_is_over_when_flush_returns(wal: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    hand_over(wal, frame(seq=1))
+    sync_by(monkeypatch, loop=True)
+    progress = synced(wal, frame(seq=2), frame(seq=3))
+    assert progress is not None
+    assert progress.written == progress.synced == wal.synced_lsn == wal.next_lsn
+    assert progress.write_ms > 0.0 < progress.sync_ms
+    assert wal.take_progress() == []
+    assert (wal.counters.batches, wal.counters.fsyncs, wal.counters.loop_fsyncs) == (2, 1, 1)
+    assert [header.first_seq for header in frames_on_disk(wal.folder)] == [1, 2, 3]
+
+
+def test_a_sync_without_frames_is_made_at_once_too(
+    wal: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hand_over(wal, frame(seq=1))
+    sync_by(monkeypatch, loop=True)
+    progress = synced(wal)
+    assert progress is not None
+    assert progress.synced == wal.next_lsn
+    assert wal.counters.batches == 1
+
+
+def test_a_sync_that_is_not_cheap_goes_to_the_writer(tmp_path: Path) -> None:
+    wal = start(tmp_path / "wal", file_bytes=1 << 20)
+    assert synced(wal, frame(seq=1)) is None, "nothing is known of the disk"
+    wal.next_progress()
+    wal.stop()
+    assert wal.counters.loop_fsyncs == 0
+
+
+def test_a_caller_that_cannot_commit_leaves_the_sync_to_the_writer(
+    wal: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hand_over(wal, frame(seq=1))
+    sync_by(monkeypatch, loop=True)
+    assert wal.flush(sync=True, at_once=False) is None
+    assert wal.next_progress().synced == wal.next_lsn
+    assert wal.counters.loop_fsyncs == 0
+
+
+def test_long_groups_new_files_and_long_backlogs_are_synced_by_the_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync_by(monkeypatch, loop=True)
+    wal = start(tmp_path / "wal", file_bytes=1 << 20)
+    assert synced(wal, frame(seq=1)) is None, "it begins a file"
+    wal.next_progress()
+    assert synced(wal, frame(AT_ONCE_MAX_BYTES, seq=2)) is None
+    wal.next_progress()
+    assert synced(wal, frame(seq=3)) is not None
+    hand_over(wal, frame(UNSYNCED_MAX_BYTES, seq=4))
+    assert synced(wal, frame(seq=5)) is None
+    wal.next_progress()
+    assert wal.counters.loop_fsyncs == 1
+    wal.stop()
+    assert [header.first_seq for header in frames_on_disk(wal.folder)] == [1, 2, 3, 4, 5]
+
+
+def test_the_loop_syncs_nothing_beside_a_sync_or_behind_one_that_is_on_its_way(
+    wal: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hand_over(wal, frame(seq=1))
+    gate = Gate(monkeypatch)
+    wal.append(frame(seq=2))
+    wal.flush(sync=True)
+    sync_by(monkeypatch, loop=True)
+    gate.wait()
+    assert synced(wal, frame(seq=3)) is None
+    gate.open()
+    wal.wait_synced()
+    assert synced(wal, frame(seq=4)) is not None
+    assert wal.writer.syncer.try_hold()
+    assert synced(wal, frame(seq=5)) is None, "one is under way"
+    wal.writer.syncer.release()
+    wal.wait_synced()
+    assert [header.first_seq for header in frames_on_disk(wal.folder)] == [1, 2, 3, 4, 5]
+
+
+def test_what_the_loop_has_synced_is_not_synced_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writer was told of a write of the loop, and looks when the time of its sync has come."""
+    looks = threading.Semaphore(0)
+    plan = WalWriter._plan_sync
+
+    def look(writer: WalWriter) -> None:
+        plan(writer)
+        looks.release()
+
+    monkeypatch.setattr(WalWriter, "_plan_sync", look)
+    sync_by(monkeypatch, loop=True)
+    wal = start(tmp_path / "wal", sync_ms=300)
+    hand_over(wal, frame(seq=1), sync=True)
+    assert at_once(wal, frame(seq=2)) is not None
+    assert looks.acquire(timeout=WAIT_MS / 1000)
+    assert looks.acquire(timeout=WAIT_MS / 1000), "it knows of the second frame"
+    fsyncs = wal.counters.fsyncs
+    if synced(wal, frame(seq=3)) is None:  # a machine so slow that the time had come
+        wal.wait_synced()
+    assert wal.counters.fsyncs == fsyncs + 1
+    assert looks.acquire(timeout=WAIT_MS / 1000), "the time has come"
+    wal.stop()
+    assert wal.counters.fsyncs == fsyncs + 1
+
+
+def test_the_next_file_is_made_ahead_though_the_loop_makes_all_syncs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wal_writer, "SYNC_BYTES", 1000)
+    sync_by(monkeypatch, loop=True)
+    wal = start(tmp_path / "wal", file_bytes=64 << 10)
+    hand_over(wal, frame(seq=1), sync=True)
+    seq = 1
+    while wal.next_lsn < 40 << 10:
+        seq += 1
+        if synced(wal, frame(1000, seq=seq)) is None:
+            wal.wait_synced()
+    assert wal.counters.loop_fsyncs > 1
+    end = time.monotonic() + WAIT_MS / 1000
+    while not wal.writer.spares._spares:
+        assert time.monotonic() < end
+        time.sleep(0.001)
+    wal.stop()
+
+
+def test_a_hang_of_the_loop_is_told_of_and_its_return_ends_that(
+    wal: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hang_watch, "LOOK_S", 0.01)
+    hand_over(wal, frame(seq=1))
+    sync_by(monkeypatch, loop=True)
+    told = threading.Semaphore(0)
+    wal.watch_hangs(lambda _: told.release())
+
+    def hang(_file: WalFile) -> None:
+        assert told.acquire(timeout=WAIT_MS / 1000)
+        assert told.acquire(timeout=WAIT_MS / 1000)
+
+    monkeypatch.setattr(WalFile, "sync", hang)
+    progress = synced(wal, frame(seq=2))
+    assert progress is not None
+    assert wal.writer.hang_watch._number % 2 == 0

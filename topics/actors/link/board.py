@@ -7,21 +7,24 @@ store changes it. The sections follow one another in this order, each from a lin
     section              word  meaning
     server               0     draining: 1 once the server is going down [supervisor]
                          1     started_ms: wall clock of the start [supervisor]
+                         2     keys_reload_failed: how often new keys were refused [supervisor]
+                         3     started_monotonic_ms: CLOCK_MONOTONIC of the start [supervisor]
     sessions             n     session number of pair n of processes, from 1 [supervisor]
     process p            0     state: FrontState or ShardState [p; the supervisor once it has
-    (6 lines each,             reaped p]
+    (258 lines each,           reaped p]
     fronts first)        1     heartbeat_ms: CLOCK_MONOTONIC [p]
                          2     pid [supervisor]
                          3     spawns: how often p was forked [supervisor]
                          4     progress_ppm: of the replay, in parts per million [shard p]
+                               keys_generation: of the key table that counts [front p]
                          5     topics: how many shard p holds [shard p]
                          6     disk_silent_ms: how long writes have waited for the disk [shard p]
-                         8-39  counters, see `topics.actors.link.counters` [p]
-                         40-47 counts of limits, see `topics.actors.link.ledger` [p]
+                         7     delay_ms: how long a message that comes now will wait [shard p]
+                         8     counters, 2048 words, see `topics.actors.link.counters` [p]
+                         2056  counts of limits, 8 words, see `topics.actors.link.ledger` [p]
     heads of shard i     two words for each slot, see `topics.actors.link.heads` [shard i]
     (16 lines each)
-    key table            s     the key of slot s, see `topics.actors.link.ledger` [supervisor]
-    key counts of        two words for each slot of the key table [front i]
+    key counts of        two words for each slot of a key, see `topics.actors.link.ledger` [front i]
     front i
 
 Pair n is that of the processes with ranks a < b, n = b * (b - 1) / 2 + a, where the ranks of fronts
@@ -38,15 +41,15 @@ from topics.actors.link.heads import SLOT_WORDS, SLOTS
 from topics.actors.link.process_id import ProcessId, ProcessKind, front_id, shard_id
 
 LINE_WORDS: Final = 8
-PROCESS_WORDS: Final = 6 * LINE_WORDS
 COUNTERS_AT: Final = LINE_WORDS
-COUNTERS: Final = 32
+COUNTERS: Final = 2048
 LIMITS_AT: Final = COUNTERS_AT + COUNTERS
 LIMITS: Final = 8
+PROCESS_WORDS: Final = LIMITS_AT + LIMITS
 HEADS_WORDS: Final = SLOTS * SLOT_WORDS
-KEY_SLOTS: Final = 64  # where nobody asks for more
+KEY_SLOTS: Final = 1024  # where nobody asks for more
 KEY_LIMITS: Final = 2
-assert LIMITS_AT + LIMITS == PROCESS_WORDS
+assert PROCESS_WORDS == 258 * LINE_WORDS
 assert HEADS_WORDS == 16 * LINE_WORDS
 
 
@@ -121,6 +124,9 @@ class FrontWords(ProcessWords):
 
     __slots__ = ()
 
+    keys_generation = _Word(4)
+    """Which generation of the key table the front goes by (`topics.actors.link.key_table`)."""
+
     @property
     def state(self) -> FrontState:
         """See FrontState."""
@@ -129,6 +135,11 @@ class FrontWords(ProcessWords):
     @state.setter
     def state(self, value: FrontState) -> None:
         self.words[0] = value
+
+    def clear(self) -> None:
+        """Also: no keys count."""
+        super().clear()
+        self.keys_generation = 0
 
 
 class ShardWords(ProcessWords):
@@ -142,6 +153,9 @@ class ShardWords(ProcessWords):
     """How many topics the shard holds."""
     disk_silent_ms = _Word(6)
     """How long the log, or streamed appends, have waited for the disk without any progress."""
+    delay_ms = _Word(7)
+    """How long a message that comes now will wait for its turn, and a write for the log beyond
+    what a write and a sync take."""
 
     @property
     def state(self) -> ShardState:
@@ -153,9 +167,9 @@ class ShardWords(ProcessWords):
         self.words[0] = value
 
     def clear(self) -> None:
-        """Also: nothing is replayed, and no disk is waited for."""
+        """Also: nothing is replayed, no disk is waited for, and nothing waits."""
         super().clear()
-        self.progress_ppm = self.disk_silent_ms = 0
+        self.progress_ppm = self.disk_silent_ms = self.delay_ms = 0
 
 
 class Board:
@@ -173,8 +187,7 @@ class Board:
         self._pairs = processes * (processes - 1) // 2
         self._processes_at = self._sessions_at + _whole_lines(self._pairs)
         self._heads_at = self._processes_at + processes * PROCESS_WORDS
-        self._key_table_at = self._heads_at + shards * HEADS_WORDS
-        self._key_counts_at = self._key_table_at + _whole_lines(key_slots)
+        self._key_counts_at = self._heads_at + shards * HEADS_WORDS
         self._key_count_words = _whole_lines(key_slots * KEY_LIMITS)
         length = self._key_counts_at + fronts * self._key_count_words
         self._words = memoryview(mmap.mmap(-1, 8 * length)).cast("Q")
@@ -229,13 +242,8 @@ class Board:
         at = self._heads_at + shard * HEADS_WORDS
         return self._words[at : at + HEADS_WORDS]
 
-    @property
-    def key_table(self) -> memoryview:
-        """A word for each slot of the key table (`topics.actors.link.ledger`)."""
-        return self._words[self._key_table_at : self._key_table_at + self.key_slots]
-
     def key_counts(self, front: int) -> memoryview:
-        """The words in which ``front`` counts for each slot of the key table."""
+        """The words in which ``front`` counts for the slot of each key."""
         assert 0 <= front < self.fronts, "a front of this board"
         at = self._key_counts_at + front * self._key_count_words
         return self._words[at : at + self.key_slots * KEY_LIMITS]
@@ -267,6 +275,24 @@ class Board:
     @started_ms.setter
     def started_ms(self, value: int) -> None:
         self._words[1] = value
+
+    @property
+    def keys_reload_failed(self) -> int:
+        """How often a reload of the keys was refused since the start."""
+        return int(self._words[2])
+
+    @keys_reload_failed.setter
+    def keys_reload_failed(self, value: int) -> None:
+        self._words[2] = value
+
+    @property
+    def started_monotonic_ms(self) -> int:
+        """CLOCK_MONOTONIC of the start, in ms."""
+        return int(self._words[3])
+
+    @started_monotonic_ms.setter
+    def started_monotonic_ms(self, value: int) -> None:
+        self._words[3] = value
 
 
 def _whole_lines(words: int) -> int:

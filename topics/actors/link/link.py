@@ -58,6 +58,8 @@ class LinkStatistics:
     bells: int  # times it had to wake the peer
     late_bells: int  # data found by the guard timer: wake-ups that were lost. Ought to be 0
     backlog_bytes: int  # queued here, not yet in the ring
+    unread_bytes: int  # ours, in the ring
+    stalls: int  # times a message found no room in the ring
     arena_used_bytes: int  # ours: reserved, or sent and not yet released
     arena_held: int  # the peer's: blocks that we have not released
 
@@ -133,6 +135,12 @@ class Link:
             self._send_long(message_id, subject, payload, attachment)
         return message_id
 
+    def quieten(self) -> None:
+        """Let the message that was sent last, without an attachment, wait until another one is
+        flushed. There may never be one.
+        """
+        self._outbox.quieten()
+
     def _put(
         self, message_id: int, subject: str, payload: bytes, attachment: bytes, flags: int = 0
     ) -> None:
@@ -176,8 +184,10 @@ class Link:
         return self._writer.filling
 
     def flush(self) -> None:
-        """Publish what was sent; nothing happens when the session is over."""
-        if self._outbox.queue and self._cell[0] == self._session:
+        """Publish what was sent; nothing happens when the session is over, or when all that was
+        sent is quiet.
+        """
+        if self._outbox.is_due and self._cell[0] == self._session:
             self._outbox.flush()
 
     # --- attachments of the peer ---
@@ -331,6 +341,8 @@ class Link:
             bells=self._consumer.bells + self._producer.bells,
             late_bells=self._late,
             backlog_bytes=self.backlog_bytes,
+            unread_bytes=self._producer.unread_bytes,
+            stalls=self._outbox.stalls,
             arena_used_bytes=self._writer.used_bytes,
             arena_held=self._reader.held,
         )

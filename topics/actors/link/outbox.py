@@ -3,6 +3,9 @@
     put ──▶ queue ──flush──▶ ring           one copy, one store, at most one wake-up
                       └────▶ unsent ──pump──▶ ring      what found no room, as room appears
 
+A message may be quiet: it does not cause a flush, and goes with the next one that is caused by
+another message. So it costs no wake-up of the peer.
+
 The order of messages is the order of ``put``. The outbox never waits.
 """
 
@@ -16,6 +19,7 @@ from topics.actors.link.ring import RingProducer
 from topics.formats.wire.message import encode_head
 
 JOIN_BYTES: Final = 1 << 20  # a longer queue is written in pieces: joining would copy it once more
+QUIET_MAX: Final = 64  # quiet messages that wait for others
 
 
 class Outbox:
@@ -26,8 +30,10 @@ class Outbox:
         "_half_ring",
         "_producer",
         "_queued",
+        "_quiet",
         "_unsent",
         "queue",
+        "stalls",
         "unsent_bytes",
     )
 
@@ -37,13 +43,21 @@ class Outbox:
         self._fence = fence
         self.queue: list[bytes] = []  # since the last flush
         self._queued = 0  # bytes in queue
+        self._quiet = 0  # messages in queue that wait for others
         self._unsent: deque[memoryview] = deque()  # flushed, and the ring was full
         self.unsent_bytes = 0
+        self.stalls = 0
+        """How often a message found no room in the ring, and none waited for room before it."""
 
     @property
     def backlog_bytes(self) -> int:
         """Bytes that were put and are not in the ring yet."""
         return self._queued + self.unsent_bytes
+
+    @property
+    def is_due(self) -> bool:
+        """There is something to flush that does not wait for others."""
+        return len(self.queue) > self._quiet
 
     def put(
         self, message_id: int, subject: str, payload: bytes, attachment: bytes, flags: int = 0
@@ -55,10 +69,18 @@ class Outbox:
             self.queue.append(attachment)
         self._queued += len(head) + len(attachment)
 
+    def quieten(self) -> None:
+        """Let the message that was put last wait for others, unless too many do. It has no
+        attachment.
+        """
+        assert self.is_due, "a message that waits is in the queue"
+        if self._quiet < QUIET_MAX:
+            self._quiet += 1
+
     def flush(self) -> None:
         """Publish what was put. What finds no room is published by ``pump`` as room appears."""
-        queue, length = self.queue, self._queued
-        self.queue, self._queued = [], 0
+        queue, length, is_stalled = self.queue, self._queued, bool(self._unsent)
+        self.queue, self._queued, self._quiet = [], 0, 0
         if length <= JOIN_BYTES:
             joined = b"".join(queue)
             written = 0 if self._unsent else self._producer.write(joined)
@@ -70,6 +92,8 @@ class Outbox:
             self._unsent.extend(map(memoryview, queue))
             self.unsent_bytes += length
         self.pump()
+        if self._unsent and not is_stalled:
+            self.stalls += 1
 
     def pump(self) -> None:
         """Write what is unsent, half a ring at a time: the consumer copies one half while the
@@ -95,7 +119,7 @@ class Outbox:
         """Forget everything: the session is over."""
         self.queue.clear()
         self._unsent.clear()
-        self._queued = self.unsent_bytes = 0
+        self._queued = self._quiet = self.unsent_bytes = 0
 
     def _is_full(self) -> bool:
         """Ask the consumer to ring when it has read; False when it has just read."""

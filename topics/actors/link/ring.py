@@ -170,6 +170,11 @@ class RingProducer:
         """Bytes that may be written now."""
         return room(self._size, self._head, self._words[TAIL])
 
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes that the consumer has not read yet; 0 while it is a session behind."""
+        return max(0, self._size - self.room())
+
     def write(self, data: Buffer) -> int:
         """Copy in as much as there is room for, publish it with one store, wake the consumer.
         Returns how much it was.

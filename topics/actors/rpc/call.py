@@ -1,8 +1,9 @@
 """The caller's side of one RPC: a pending call and its reply.
 
          answer, error, PeerGone
-WAITING --------------------------> OVER  the waiting task wakes, or the next `wait` returns at
-   |                                      once, or the listener of `then` is called
+WAITING --------------------------> OVER  the waiting task wakes, or the stepped coroutine goes
+   |                                      on, or the next `wait` returns at once, or the listener
+   |                                      of `then` is called
    |     abandon(), cancelled
    +------------------------------> OVER  the session forgets the call and releases a late
                                           answer
@@ -18,6 +19,7 @@ import outcome
 import trio
 from trio.lowlevel import Abort, RaiseCancelT, Task
 
+from topics.actors.rpc.stepping import NOW, Command, Driver, command
 from topics.formats.wire.message import Message
 
 
@@ -59,11 +61,21 @@ class RpcReply(msgspec.Struct, frozen=True, eq=False):
 
 
 class PendingCall:
-    """A request under way. One task waits for it; waking the task costs no event, no scope and no
-    closure.
+    """A request under way. One task or stepped coroutine waits for it; waking it costs no event, no
+    scope and no closure.
     """
 
-    __slots__ = ("_answer", "_listener", "_over", "_owner", "_task", "cid", "is_patient", "method")
+    __slots__ = (
+        "_answer",
+        "_driver",
+        "_listener",
+        "_over",
+        "_owner",
+        "_task",
+        "cid",
+        "is_patient",
+        "method",
+    )
 
     def __init__(self, cid: int, method: str, owner: CallOwner) -> None:
         self.cid, self.method = cid, method
@@ -72,7 +84,13 @@ class PendingCall:
         self._task: Task | None = None  # the one that waits, or did
         self._answer: outcome.Outcome[RpcReply] | None = None  # came before anybody waited
         self._listener: Callable[[outcome.Outcome[RpcReply]], None] | None = None
+        self._driver: Driver | None = None  # of the stepped coroutine that waits, or did
         self._over = False
+
+    @property
+    def is_over(self) -> bool:
+        """Answered, failed or abandoned."""
+        return self._over
 
     def then(self, listener: Callable[[outcome.Outcome[RpcReply]], None]) -> None:
         """Instead of a task that waits: call ``listener`` with the answer, in the loop that reads
@@ -86,6 +104,9 @@ class PendingCall:
 
         RuntimeError when another task waits, or the answer was taken or abandoned before.
         """
+        driver = NOW.driver
+        if driver is not None:
+            return await self._stepped(driver)
         answer = self._answer
         if answer is not None:
             try:
@@ -99,6 +120,21 @@ class PendingCall:
             raise RuntimeError(f"call {self.cid} is over, or another task waits for it")
         self._task = trio.lowlevel.current_task()
         reply: RpcReply = await trio.lowlevel.wait_task_rescheduled(self._abort)
+        return reply
+
+    async def _stepped(self, driver: Driver) -> RpcReply:
+        """No `outcome` is made of the answer: it costs as much as a step."""
+        if (answer := self._answer) is not None:
+            self._answer = None
+            return answer.unwrap()
+        if self._over or self._driver is not None:
+            raise RuntimeError(f"call {self.cid} is over, or another coroutine waits for it")
+        self._driver = driver
+        try:
+            reply: RpcReply = await command(Command.ANSWER)
+        except BaseException:  # it has failed, or the client is gone
+            self.abandon()
+            raise
         return reply
 
     async def wait_at_most(self, seconds: float) -> RpcReply:
@@ -122,11 +158,23 @@ class PendingCall:
 
     def succeed(self, reply: RpcReply) -> None:
         """The answer has come."""
-        self._settle(outcome.Value(reply))
+        if self._driver is None:
+            self._settle(outcome.Value(reply))
+        else:
+            self._end_stepped().answered(reply)
 
     def fail(self, error: Exception) -> None:
         """The call fails with ``error``."""
-        self._settle(outcome.Error(error))
+        if self._driver is None:
+            self._settle(outcome.Error(error))
+        else:
+            self._end_stepped().failed(error)
+
+    def _end_stepped(self) -> Driver:
+        assert not self._over, "a session forgets a call before it settles it"
+        assert self._driver is not None, "a stepped coroutine waits"
+        self._over = True
+        return self._driver
 
     def _settle(self, answer: outcome.Outcome[RpcReply]) -> None:
         assert not self._over, "a session forgets a call before it settles it"

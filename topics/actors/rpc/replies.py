@@ -17,6 +17,7 @@ from topics.actors.rpc.typed_calls import InboundCall
 from topics.errors import Internal, TopicsError
 from topics.formats.api import answers
 from topics.formats.wire.contract import R
+from topics.formats.wire.envelope import Encoded
 from topics.storage.disk import Damaged
 
 APPLICATION_ERROR: Final = 2000
@@ -65,6 +66,6 @@ def total_ms(at: int) -> float:
     return (time.monotonic_ns() - at) / 1e6
 
 
-def reply_json(request: InboundCall[Any, R], result: R, body: bytes, at: int) -> None:
+def reply_json(request: InboundCall[Any, R], result: R | Encoded, body: bytes, at: int) -> None:
     """Answer with a JSON body that lacks its ``performance`` member."""
     request.reply(result, body + answers.performance(total_ms(at)))

@@ -196,11 +196,13 @@ class LinkSession:
         calls = list(self._calls.values())
         self._calls.clear()
         for call in calls:
-            call.fail(
-                PeerGone(
-                    f"the link session with {self.peer_id} closed, call {call.cid} was pending"
+            # A coroutine that an earlier one has resumed may have abandoned this one.
+            if not call.is_over:
+                call.fail(
+                    PeerGone(
+                        f"the link session with {self.peer_id} closed, call {call.cid} was pending"
+                    )
                 )
-            )
         self._call_listeners()
         self.router.clear()
         self._forget(self)

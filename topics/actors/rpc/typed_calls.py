@@ -55,6 +55,11 @@ class InboundCall(msgspec.Struct, Generic[P, R], frozen=True, eq=False):
         return self._rpc.cid
 
     @property
+    def parked_ms(self) -> float:
+        """For how long the request waited behind others; 0.0: it did not."""
+        return self._message.frame.parked_ms
+
+    @property
     def is_open(self) -> bool:
         """Neither answered nor timed out."""
         return self._rpc.open

@@ -16,32 +16,42 @@ from topics.actors.rpc.typed_calls import InboundCall
 from topics.actors.shard.room import unwritable
 from topics.engine.changes.append import Append
 from topics.engine.dedupe import DedupeEntry
+from topics.engine.priority import BANDS
 from topics.errors import Internal
 from topics.formats.api import answers
 from topics.formats.buffers import Buffer
-from topics.formats.wire.calls import AppendOutcome, AppendParams, AppendResult, Failure
+from topics.formats.wire.calls import (
+    AppendOutcome,
+    AppendParams,
+    AppendResult,
+    Failure,
+    outcome_byte,
+)
 from topics.formats.wire.envelope import Encoded
 from topics.storage.wal.progress import Progress
 
 AppendCall: TypeAlias = InboundCall[AppendParams, AppendResult]
 
 APPENDED, CREATED, FAILED = map(int, AppendOutcome)
-APPENDED_ALONE = Encoded.of(AppendResult(bytes((APPENDED,))))
-CREATED_ALONE = Encoded.of(AppendResult(bytes((CREATED,))))
-FAILED_ALONE = bytes((FAILED,))
+ALONE = {
+    byte: Encoded.of(AppendResult(bytes((byte,))))
+    for byte in (outcome_byte(outcome, band) for outcome in AppendOutcome for band in range(BANDS))
+}
 UNANSWERED = 255
+assert UNANSWERED not in ALONE
 
 
 class AppendBatch:
     """Collects the outcome of each request, by its index in the message.
 
-    A single request needs no lists: it is answered as soon as its outcome is known.
+    A single request needs no lists: it is answered as soon as its outcome is known. ``band``: of
+    the topic's priority, told with each outcome.
     """
 
-    __slots__ = ("_answers", "_failures", "_outcomes", "_request", "_unanswered", "params")
+    __slots__ = ("_answers", "_failures", "_outcomes", "_request", "_unanswered", "band", "params")
 
-    def __init__(self, request: AppendCall) -> None:
-        self._request = request
+    def __init__(self, request: AppendCall, band: int) -> None:
+        self._request, self.band = request, band
         self.params = params = request.params
         if params.lengths is not None:
             count = self._unanswered = len(params.lengths)
@@ -95,7 +105,9 @@ class AppendBatch:
         if data is not None and data["code"] != Internal.code:
             failure = data["code"], message, data["detail"]
         if self.params.lengths is None:
-            self._request.reply(AppendResult(FAILED_ALONE, None, (failure,)))
+            self._request.reply(
+                AppendResult(bytes((outcome_byte(FAILED, self.band),)), None, (failure,))
+            )
             return
         self._failures[index] = failure
         self._note(index, FAILED)
@@ -110,7 +122,7 @@ class AppendBatch:
         created: bool = False,
         deduped: bool,
     ) -> None:
-        params = self.params
+        params, outcome = self.params, CREATED if created else APPENDED
         body = answers.appended(
             params.topic,
             first_seq,
@@ -119,16 +131,21 @@ class AppendBatch:
             created=created,
             deduped=deduped,
         )
-        body += answers.performance(total_ms(params.at), wal_ms=took_ms[0], fsync_ms=took_ms[1])
+        body += answers.performance(
+            total_ms(params.at),
+            wal_ms=took_ms[0],
+            fsync_ms=took_ms[1],
+            throttle_ms=params.parked_ms + self._request.parked_ms,
+        )
         if params.lengths is None:
-            self._request.reply(CREATED_ALONE if created else APPENDED_ALONE, body)
+            self._request.reply(ALONE[outcome_byte(outcome, self.band)], body)
             return
         self._answers[index] = body
-        self._note(index, CREATED if created else APPENDED)
+        self._note(index, outcome)
 
     def _note(self, index: int, outcome: int) -> None:
         assert self._outcomes[index] == UNANSWERED, "a request is answered once"
-        self._outcomes[index] = outcome
+        self._outcomes[index] = outcome_byte(outcome, self.band)
         self._unanswered -= 1
         if not self._unanswered:
             lengths = list(map(len, self._answers))

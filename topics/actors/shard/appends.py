@@ -44,7 +44,7 @@ class Appends(Service):
             return
         # What a shard appends has been within the limits before, and is longer by its stamp.
         limits = MOVE_LIMITS if self._peers.is_peer(request.session) else self._limits
-        batch = AppendBatch(request)
+        batch = AppendBatch(request, self._context.band_of(params.topic))
         bodies = (request.attachment,) if params.lengths is None else batch.bodies()
         for index, body in enumerate(bodies):
             try:
@@ -60,6 +60,8 @@ class Appends(Service):
         self._context.freshen(self._engine.topics.get(params.topic))
         outcome = self._engine.append(params.topic, body, self._context.now, params.prefixes)
         if isinstance(outcome, Append):
+            if outcome.created:
+                batch.band = outcome.topic.band(self._context.now.ms)
             self._commits.submit(outcome, partial(settle_all, outcome, batch, index))
             reservation = self._engine.reserve(outcome.topic)
             if reservation is not None:

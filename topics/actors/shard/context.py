@@ -19,11 +19,13 @@ from topics.actors.shard.deadlines import Deadlines
 from topics.actors.shard.disk_watch import DiskWatch
 from topics.actors.shard.group_commit import GroupCommit
 from topics.actors.shard.held_topics import Handler, HeldTopics, Request, handle_late
+from topics.actors.shard.inbox import Inbox
 from topics.actors.shard.peers import Peers
 from topics.actors.shard.record_store import RecordStore
 from topics.actors.shard.room import Room, unwritable
 from topics.engine.changes.change import Change
 from topics.engine.now import Now
+from topics.engine.priority import NEW_BAND
 from topics.engine.queue.ledger import keeps_leases
 from topics.engine.topic import Topic
 from topics.errors import NotReady
@@ -71,8 +73,12 @@ class ShardContext:
         self.room = Room(shard, self.commits, words)
         self.disk = DiskWatch(self.commits, self.room, words)
         self.held = HeldTopics()
+        self.inbox = Inbox(self.band_of, time.monotonic)
         self.now = clock()
+        self.refused_writes = 0  # for want of a log that takes them
         self.is_stopping = False  # no work is begun that nobody has asked for
+        # What the topic holds may have changed without a commit: told to the gauges.
+        self.note_changed: Callable[[Topic], object] = lambda _: None
         # Whether routers name the topic, as far as the shard knows.
         self.routers_of: Callable[[str], bool] = lambda _: False
         self.peers: Peers
@@ -101,8 +107,10 @@ class ShardContext:
         """Raise `NotReady` while the shard cannot take a write. ``grows``: it makes no room."""
         refusal = self.room.refusal(grows=grows)
         if refusal is not None:
+            self.refused_writes += 1
             raise unwritable(refusal)
         if self.disk.is_stalled:
+            self.refused_writes += 1
             raise NotReady("the disk of this shard does not answer", reason=DISK_STALLED)
 
     def fresh_topic(self, name: str) -> Topic:
@@ -117,10 +125,16 @@ class ShardContext:
         self.freshen(topic)
         return topic
 
+    def band_of(self, name: str) -> int:
+        """The band of the topic of that name; that of a new one if there is none."""
+        topic = self.engine.topics.get(name)
+        return NEW_BAND if topic is None else topic.band(self.now.ms)
+
     def freshen(self, topic: Topic | None) -> None:
         """Remove what is too old by now, before anything is answered or decided."""
         if topic is None or not topic.is_perishable:
             return
+        self.note_changed(topic)
         try:
             change = self.engine.expire(topic, self.now)
         except Damaged as damage:

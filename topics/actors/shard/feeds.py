@@ -158,7 +158,12 @@ class Feeds(Service):
             cost += PAGE_COST + RECORD_COST * page.scanned + len(records)
             feed.seq = page.next_from_seq
             feed.under_way += 1
-            params = FeedPageParams(*page_fields(page), feed.number)
+            now = self._context.now
+            feed.topic.touch(*now)  # it is being read
+            is_awaited = feed.under_way == PAGES_UNDER_WAY
+            params = FeedPageParams(
+                *page_fields(page), feed.number, feed.topic.band(now.ms), is_awaited
+            )
             if not self._send(feed, FEED_PAGE, params, records):
                 break
             if page.unfinished:

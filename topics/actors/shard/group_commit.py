@@ -42,6 +42,8 @@ from topics.storage.wal.progress import Progress
 EXTERNAL = int(RecordFlags.EXTERNAL)
 NO_IO = Progress(0, 0, 0.0, 0.0)  # committed without touching the log
 NOWHERE = in_log(0)  # locator of a change without records
+USUAL_S = 0.01  # of a sync, before the first
+USUAL_OVER = 32  # of so many writes and syncs, about
 
 Settle = Callable[[Progress | OSError], None]
 
@@ -68,6 +70,7 @@ class GroupCommit:
         self.engine, self.wal, self.store, self.now = engine, wal, store, clock
         self.on_commit: Callable[[Change], None] = lambda _: None
         self.losses = 0  # how often everything that waited was undone
+        self._usual_write_s, self._usual_sync_s = 0.0, USUAL_S  # of late
         self._until_written: deque[PendingChange] = deque()
         self._until_synced: deque[PendingChange] = deque()
         self._serial = 0
@@ -89,6 +92,11 @@ class GroupCommit:
         return tuple(
             queue[0].serial for queue in (self._until_written, self._until_synced) if queue
         )
+
+    @property
+    def usual_s(self) -> float:
+        """What a write and a sync of a group have taken of late."""
+        return self._usual_write_s + self._usual_sync_s
 
     @property
     def reached(self) -> int:
@@ -179,18 +187,27 @@ class GroupCommit:
         assert view is not None, "an ephemeral append comes with its records"
         return self.store.keep(view)
 
-    def flush(self) -> None:
-        """Send the group off. What the log writes at once is committed and answered at once."""
+    def flush(self, *, at_once: bool = True) -> bool:
+        """Send the group off. What the log writes, or syncs, at once is committed and answered at
+        once; whether anything was.
+
+        ``at_once``: a turn ends with this, or follows.
+        """
+        is_committed = False
         while True:
             sync, self._wants_sync = self._wants_sync, False
-            progress = self.wal.flush(sync=sync)
+            progress = self.wal.flush(sync=sync, at_once=at_once)
             if progress is None:
-                return
+                return is_committed
+            is_committed = True
+            if sync:
+                self._note_usual(progress)
             self._settle_up_to(self._until_written, progress.written, progress)
+            self._settle_up_to(self._until_synced, progress.synced, progress)
             if self._progress is not None:
                 self._tell_progress()
             if not self._has_floors:
-                return
+                return True
             self._has_floors = False
 
     # Back from the log
@@ -205,6 +222,7 @@ class GroupCommit:
                     return progress.error
                 self.wal.resume(progress.written)
                 continue
+            self._note_usual(progress)
             self._settle_up_to(self._until_written, progress.written, progress)
             self._settle_up_to(self._until_synced, progress.synced, progress)
         self._tell_progress()
@@ -212,6 +230,13 @@ class GroupCommit:
             self._has_floors = False
             self.flush()
         return None
+
+    def _note_usual(self, progress: Progress) -> None:
+        """Most writes are not synced at once: they say nothing of what a sync takes."""
+        if progress.write_ms:
+            self._usual_write_s += (progress.write_ms / 1000 - self._usual_write_s) / USUAL_OVER
+        if progress.sync_ms:
+            self._usual_sync_s += (progress.sync_ms / 1000 - self._usual_sync_s) / USUAL_OVER
 
     def _settle_up_to(self, queue: deque[PendingChange], lsn: int, progress: Progress) -> None:
         if not queue:
@@ -281,7 +306,7 @@ class GroupCommit:
             done.set()
 
         self.submit(change, settle, resident)
-        self.flush()
+        self.flush(at_once=False)
         await done.wait()
         return results[0]
 
@@ -292,7 +317,7 @@ class GroupCommit:
 
     async def wait_drained(self) -> None:
         """Wait until nothing is under way, or the log has failed."""
-        self.flush()
+        self.flush(at_once=False)
         while len(self) and self.wal.failed is None:
             await self.wait_progress()
 

@@ -186,6 +186,7 @@ def reply_page(request: DiffCall, topic: Topic, page: Page) -> None:
         tombstone=page.tombstone.as_json() if page.tombstone else None,
         scanned=page.scanned,
         total_ms=total_ms(request.params.at),
+        throttle_ms=request.parked_ms,
     )
     result = DiffResult(page.next_from_seq if holds_still(topic, page) else None)
     request.reply(result, answers.difference(topic.name, page.pieces, end))

@@ -19,12 +19,12 @@ import trio
 from topics.actors.link.board import Board
 from topics.actors.link.link import Link
 from topics.actors.link.process_id import ProcessKind, shard_id
+from topics.actors.link.shard_ledger import ShardLedger
 from topics.actors.rpc.message_router import MessageRouter, RouterConfig
 from topics.actors.rpc.replies import map_error
 from topics.actors.rpc.session import LinkSession
 from topics.actors.rpc.transport import Transport
 from topics.actors.shard.context import ShardContext
-from topics.actors.shard.inbox import Inbox
 from topics.actors.shard.peers import Loopback, Peers
 from topics.actors.shard.service import Service
 from topics.actors.shard.services import build_services
@@ -45,12 +45,13 @@ class ShardLoop:
     def __init__(self, shard: Shard, index: int, board: Board, limits: Limits) -> None:
         self.context = context = ShardContext(shard, limits, board.shard(index))
         context.end_turn, context.commits.on_commit = self.end_turn, self._committed
-        self.commits, self.deadlines, self.inbox = context.commits, context.deadlines, Inbox()
+        self.commits, self.deadlines, self.inbox = context.commits, context.deadlines, context.inbox
         context.peers = Peers(board.shards, self.deadlines.wake)
         self.router = MessageRouter(
             RouterConfig(rpc_timeout_ms=RPC_TIMEOUT_MS, error_mapper=map_error)
         )
-        self.services = services = build_services(context, shard, board.heads(index))
+        ledger = ShardLedger(board, index)
+        self.services = services = build_services(context, shard, board.heads(index), ledger)
         for service in services:
             service.register(self.router)
         self._on_commit = [s.on_commit for s in services if _defines(s, "on_commit")]
@@ -136,7 +137,7 @@ class ShardLoop:
         """Handle the next batch of messages."""
         self.context.begin_turn()
         dispatch = self.router.dispatch
-        for session, messages in self.inbox.take():
+        for session, messages in self.inbox.turn():
             for message in messages:
                 unfinished = dispatch(session, message)
                 assert unfinished is None, "handlers of a shard are plain functions"
@@ -150,7 +151,8 @@ class ShardLoop:
         has_more = self.inbox.count > 0
         for on_turn in self._on_turn:
             has_more |= on_turn()
-        self.commits.flush()
+        # What is committed here comes behind `on_turn`.
+        has_more |= self.commits.flush()
         for link in self._links:
             link.flush()
         if has_more:

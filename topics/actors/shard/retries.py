@@ -42,5 +42,5 @@ class Retries(Service):
             waiting, self._waiting = self._waiting, []
             for handler, request in waiting:
                 handle_late(handler, request)
-            self._commits.flush()
+            self._commits.flush(at_once=False)
         return False

@@ -5,13 +5,17 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from topics.actors.link.heads import HeadWriter
+from topics.actors.link.shard_ledger import ShardLedger
 from topics.actors.shard.appends import Appends
 from topics.actors.shard.context import ShardContext
+from topics.actors.shard.delay import Delay
 from topics.actors.shard.deletes import Deletes
 from topics.actors.shard.feed_reads import FeedReads
 from topics.actors.shard.feeds import Feeds
+from topics.actors.shard.gauges import Gauges
 from topics.actors.shard.heartbeat import Heartbeat
 from topics.actors.shard.long_polls import LongPolls
+from topics.actors.shard.metrics import MetricsReads
 from topics.actors.shard.peers import Peers
 from topics.actors.shard.queues.claims import Claims
 from topics.actors.shard.queues.dead_letters import DeadLetters
@@ -19,6 +23,7 @@ from topics.actors.shard.queues.job_calls import JobCalls
 from topics.actors.shard.queues.lines import Lines
 from topics.actors.shard.queues.redrive import Redrives
 from topics.actors.shard.queues.work_streams import WorkStreams
+from topics.actors.shard.quota import Quotas
 from topics.actors.shard.reads import Reads
 from topics.actors.shard.retries import Retries
 from topics.actors.shard.room import Room
@@ -61,13 +66,22 @@ class ShardServices(NamedTuple):
     long_polls: LongPolls
     feeds: Feeds
     feed_reads: FeedReads
+    metrics: MetricsReads
     room: Room
+    quotas: Quotas
     sealing: Sealing
     heartbeat: Heartbeat
+    delay: Delay
+    gauges: Gauges
 
 
-def build_services(context: ShardContext, shard: Shard, heads: memoryview) -> ShardServices:
-    """All services of one shard. ``heads``: its words for pages that are read ahead."""
+def build_services(
+    context: ShardContext, shard: Shard, heads: memoryview, ledger: ShardLedger
+) -> ShardServices:
+    """All services of one shard. ``heads``: its words for pages that are read ahead; ``ledger``:
+    what the shards hold of the caps of the server.
+    """
+    quotas = Quotas(context, ledger)
     streamed_appends, long_polls = StreamedAppends(context), LongPolls(context)
     retries = Retries(context.commits)
     # Each is told by the other: of dead jobs, and of those that are claimable again.
@@ -77,6 +91,8 @@ def build_services(context: ShardContext, shard: Shard, heads: memoryview) -> Sh
     workers = Workers(context)
     registry = Registry(context, workers)
     barriers = Barriers(context, registry, workers)
+    sealing = Sealing(shard, context.commits)
+    gauges = Gauges(context, shard, sealing)
     return ShardServices(
         retries,
         context.peers,
@@ -101,7 +117,11 @@ def build_services(context: ShardContext, shard: Shard, heads: memoryview) -> Sh
         long_polls,
         Feeds(context),
         FeedReads(context, barriers),
+        MetricsReads(context, workers, gauges.beat),
         context.room,
-        Sealing(shard, context.commits),
+        quotas,
+        sealing,
         Heartbeat(context),
+        Delay(context),
+        gauges,
     )

@@ -64,7 +64,8 @@ class StreamedAppends(Service):
         self._context.start(self._handle, request)
 
     async def _handle(self, request: AppendCall) -> None:
-        params, batch = request.params, AppendBatch(request)
+        params = request.params
+        batch = AppendBatch(request, self._context.band_of(params.topic))
         try:
             outcome = await self.append(
                 params.topic, request.attachment, params.key, params.prefixes
@@ -92,7 +93,10 @@ class StreamedAppends(Service):
             if known is not None:
                 assert isinstance(known, DedupeEntry), "nothing else is under way on this topic"
                 return known
-        return await self._store(topic, request, created)
+        try:
+            return await self._store(topic, request, created)
+        finally:
+            self._engine.let_go(topic)
 
     async def _decode(self, body: Buffer) -> AppendBody:
         view = memoryview(body)
@@ -116,7 +120,8 @@ class StreamedAppends(Service):
             if not topic.deleted:  # else it was being made, and that failed meanwhile
                 return topic, False
         now, size = self._context.clock(), 0
-        if request.config is not None and request.config.discard == "reject":
+        is_full_of = request.config is not None and request.config.discard == "reject"
+        if is_full_of or self._limits.total_bytes:
             # What does not fit makes no topic either.
             size = Rendering(request, keep_key=False).ends(1, now.ts)[-1]
         change = self._engine.create(name, request, now, prefixes, size)

@@ -28,7 +28,10 @@ from topics.formats.wire.calls import (
     TopicPutParams,
     TopicPutResult,
 )
+from topics.formats.wire.envelope import Encoded
 from topics.storage.wal.progress import Progress
+
+RESULTS = tuple(Encoded.of(TopicPutResult(created)) for created in (False, True))
 
 
 class TopicCalls(Service):
@@ -65,7 +68,7 @@ class TopicCalls(Service):
             if isinstance(result, OSError):
                 return answer_error(request, unwritable(result))
             body = answers.configured(topic.name, config, created=change.created, epoch=topic.epoch)
-            return reply_json(request, TopicPutResult(change.created), body, params.at)
+            return reply_json(request, RESULTS[change.created], body, params.at)
 
         self._commits.submit(change, settle)
 

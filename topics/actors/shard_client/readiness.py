@@ -70,7 +70,7 @@ def readiness_of(shards: Sequence[ShardView], *, draining: bool) -> Readiness:
 def trouble_of(shard: ShardView) -> str:
     """Why the shard does not serve, in a word; empty when it does."""
     if shard.is_stalled:
-        return STALLED
+        return DISK_STALLED if waits_for_disk(shard.words) else STALLED
     state = shard.words.state
     if state not in SERVING:
         return state.name.lower()
@@ -94,7 +94,6 @@ def not_ready(shard: ShardView) -> NotReady:
     """The failure of a call that the shard cannot serve now."""
     progress = progress_of(shard)
     for applies, text, reason in (
-        (shard.is_stalled, "the shard of this topic does not answer", STALLED),
         (
             shard.words.state is ShardState.DAMAGED,
             "the data of this topic's shard is damaged",
@@ -105,6 +104,7 @@ def not_ready(shard: ShardView) -> NotReady:
             "the disk of this topic's shard does not answer",
             DISK_STALLED,
         ),
+        (shard.is_stalled, "the shard of this topic does not answer", STALLED),
     ):
         if applies:
             return NotReady(text, reason=reason, replay_progress=progress)

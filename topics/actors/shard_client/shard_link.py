@@ -27,6 +27,7 @@ from topics.actors.rpc.failures import failure_of
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.session import LinkSession
 from topics.actors.rpc.transport import Attachment, discard
+from topics.actors.shard_client.batch import Batch
 from topics.actors.shard_client.readiness import not_ready, waits_for_disk
 from topics.actors.shard_client.reservations import fail_holders
 from topics.errors import NotReady, TopicsError
@@ -44,6 +45,7 @@ from topics.formats.wire.contract import Call, Event, P, R
 from topics.formats.wire.message import Message, PeerGone
 
 IN_MEMORY: Final = (bytes, bytearray)
+RING_BYTES_PER_MS: Final = 100_000  # about what a shard takes out of its ring
 WRITES: Final = frozenset(call.method for call in CALLS if call.is_write)
 
 log: Final = structlog.get_logger()
@@ -116,7 +118,9 @@ class NoListener:
 
 
 class ShardLink:
-    """One link and the link session that is open on it, if any. `run` carries its messages."""
+    """One link and the link session that is open on it, if any. `run` carries its messages.
+    ``batch``: of all links of the front.
+    """
 
     def __init__(self, link: Link, words: ShardWords, router: MessageRouter) -> None:
         self.link, self.words, self.number = link, words, link.peer.index
@@ -124,6 +128,7 @@ class ShardLink:
         self.session: LinkSession | None = None
         self.answering: LinkSession | None = None  # the session, unless the shard is stalled
         self.listener: Listener = NoListener()
+        self.batch = Batch([link])
         self._router = router
         self._pulse = Pulse()
 
@@ -137,6 +142,15 @@ class ShardLink:
         """As `ShardView.is_stalled`."""
         return self.answering is not self.session
 
+    @property
+    def delay_ms(self) -> float:
+        """How long a message that is sent now waits: for the ring, then in the shard. 0 while the
+        shard is away or stalled: it is asked nothing.
+        """
+        if self.answering is None:
+            return 0.0
+        return self.words.delay_ms + self.link.backlog_bytes / RING_BYTES_PER_MS
+
     async def run(self) -> None:
         """Carry messages until cancelled."""
         await self.link.run(self._opened, self._arrived, self._closed)
@@ -149,9 +163,10 @@ class ShardLink:
     def _arrived(self, messages: list[Message]) -> None:
         session = self.session
         assert session is not None, "messages arrive between open and close"
-        for message in messages:
-            rest = self._router.dispatch(session, message)
-            assert rest is None, "a front has no asynchronous handler"
+        with self.batch:
+            for message in messages:
+                rest = self._router.dispatch(session, message)
+                assert rest is None, "a front has no asynchronous handler"
 
     def _closed(self) -> None:
         if self.session is not None:
@@ -194,7 +209,8 @@ class ShardLink:
         """
         try:
             pending = self._call_soon(call, params, body)
-            self.link.flush()
+            if not self.batch.is_open:
+                self.link.flush()
             return ShardReply(call, await pending.wait(), self.link)
         except RemoteError as error:
             raise failure_of(error) from error
@@ -235,10 +251,14 @@ class ShardLink:
             pending.is_patient = True
         return pending
 
-    def notify(self, event: Event[P], params: P) -> None:
-        """Tell the shard; nobody answers. A shard that is down hears nothing."""
+    def notify(self, event: Event[P], params: P, *, quiet: bool = False) -> None:
+        """Tell the shard; nobody answers. A shard that is down hears nothing. ``quiet``: it need
+        not hear of it before it hears of something else.
+        """
         if self.session is not None:
             try:  # not contextlib.suppress: three calls more
                 typed_calls.notify(self.session, event, params)
             except PeerGone:
                 return
+            if quiet:
+                self.link.quieten()

@@ -18,7 +18,8 @@ from topics.actors.rpc.message_router import MessageRouter, RouterConfig
 from topics.actors.rpc.transport import Attachment
 from topics.actors.rpc.typed_calls import subscribe
 from topics.actors.shard_client import reservations
-from topics.actors.shard_client.readiness import Readiness, readiness_of
+from topics.actors.shard_client.batch import Batch
+from topics.actors.shard_client.readiness import SERVING, Readiness, readiness_of
 from topics.actors.shard_client.shard_link import Listener, ShardLink, ShardReply
 from topics.errors import TopicsError
 from topics.formats.names import shard_of
@@ -35,6 +36,8 @@ from topics.formats.wire.calls import (
 from topics.formats.wire.contract import Call, Event, P, R
 
 CHECK_S: Final = 0.5  # between two checks of the heartbeats
+LINKED_MAX_S: Final = 1.0  # a shard takes up a session within a turn of its loop
+LINKED_LOOK_S: Final = 0.001
 
 
 class Shards:
@@ -48,6 +51,9 @@ class Shards:
         ]
         self._heads = [HeadReader(board.heads(link.peer.index)) for link in links]
         self.shards = len(links)
+        self.batch = Batch(links)
+        for link in self._links:
+            link.batch = self.batch
 
     def listen(self, listener: Listener) -> None:
         """From now on ``listener`` is told what the shards send unasked. Once, before `run`."""
@@ -83,6 +89,17 @@ class Shards:
                 await trio.sleep(CHECK_S)
                 self.check(trio.current_time())
 
+    async def wait_linked(self) -> None:
+        """Beside `run`: until there is a link session with every shard that serves, at most
+        `LINKED_MAX_S`. A front that starts again refuses nobody for want of a session.
+        """
+        with trio.move_on_after(LINKED_MAX_S):
+            # The shard's words are in shared memory, which sets no event.
+            while any(  # noqa: ASYNC110
+                link.words.state in SERVING and not link.is_connected for link in self._links
+            ):
+                await trio.sleep(LINKED_LOOK_S)
+
     def check(self, now: float) -> None:
         """See which shards show a heartbeat."""
         for link in self._links:
@@ -109,13 +126,14 @@ class Shards:
         """As `ShardLink.ask`. `flush` sends it."""
         self._links[shard].ask(call, params, body, then)
 
-    def notify(self, shard: int, event: Event[P], params: P) -> None:
+    def notify(self, shard: int, event: Event[P], params: P, *, quiet: bool = False) -> None:
         """As `ShardLink.notify`. `flush` sends it."""
-        self._links[shard].notify(event, params)
+        self._links[shard].notify(event, params, quiet=quiet)
 
     def flush(self, shard: int) -> None:
-        """Send what was asked and notified."""
-        self._links[shard].link.flush()
+        """Send what was asked and notified, unless a batch is open, which does it."""
+        if not self.batch.is_open:
+            self._links[shard].link.flush()
 
     def reserve(self, shard: int, length: int, holder: Holder | None) -> ArenaBlock | None:
         """Shared memory for a long body that ``holder`` fills; None when there is no room.
@@ -134,6 +152,10 @@ class Shards:
     def head(self, shard: int, mark: HeadMark) -> int | None:
         """As `HeadReader.head`."""
         return self._heads[shard].head(mark)
+
+    def delay_ms(self, shard: int) -> float:
+        """As `ShardLink.delay_ms`."""
+        return self._links[shard].delay_ms
 
     def readiness(self) -> Readiness:
         """Of all shards together."""

@@ -25,7 +25,7 @@ from topics.engine.replay import Misfit, Replay
 from topics.engine.retention import apply_caps, check_room
 from topics.engine.topic import Topic
 from topics.engine.topic_table import TopicTable
-from topics.errors import InvalidRequest
+from topics.errors import InvalidRequest, TopicsError
 from topics.formats.api.append_body import AppendBody, PlainAppend, has_delays
 from topics.formats.api.limits import DELAY_MS_MAX
 from topics.formats.disk.frame_bodies import (
@@ -132,7 +132,7 @@ class Append(Change):
         if self.ts_ceiling:
             table.forget_ts_reservation()
         if self.created:
-            table.remove(topic)
+            table.dismiss(topic)
 
 
 class InFlightDuplicate(NamedTuple):
@@ -163,6 +163,8 @@ def decide(
     flags, count, ext, parts, size = encoded
     if topic.config.discard == "reject":
         check_topic_room(topic, count, size)
+    if made or table.byte_quota is not None:
+        _take_room(table, topic, size, is_new=made)
     change = (
         _begin_with_topic(table, topic, body, ts, size, now)
         if made
@@ -194,6 +196,7 @@ def decide_streamed(
     """As `ShardEngine.append_streamed`."""
     assert not topic.pending, "a streamed append has its topic to itself"
     check_topic_room(topic, len(body.records), size)
+    take_bytes(table, topic, size)
     change = _begin(topic, body, max(now.ts, topic.last_ts), size)
     change.due = due
     if topic.config.durability == "ephemeral":
@@ -236,6 +239,24 @@ def check_topic_room(topic: Topic, count: int, size: int) -> None:
     )
 
 
+def take_bytes(table: TopicTable, topic: Topic, size: int) -> None:
+    """Charge the topic for a write that is decided now (§11). Raises as `SharedCap.take`."""
+    if table.byte_quota is not None:
+        table.byte_quota.take(topic, size)
+
+
+def _take_room(table: TopicTable, topic: Topic, size: int, *, is_new: bool) -> None:
+    """The topic's place, if it is new, and the bytes of its write: both or none."""
+    if is_new:
+        table.admit(topic)
+    try:
+        take_bytes(table, topic, size)
+    except TopicsError:
+        if is_new:
+            table.dismiss(topic)
+        raise
+
+
 def due_times(topic: Topic, body: AppendBody, now: Now) -> Sequence[int]:
     """When each record may be delivered (wall ms), 0 for at once; empty when all are.
 
@@ -269,7 +290,7 @@ def _begin(topic: Topic, body: AppendBody, ts: int, size: int) -> Append:
     key = body.idempotency_key if keeps_key(topic, body) else None
     change = Append(topic, topic.next_seq, len(body.records), size, ts, key)
     if key is not None:
-        topic.pending_keys[key] = change
+        topic.note_pending_key(key, change)
     begin(change)
     return change
 
@@ -290,10 +311,9 @@ def begin(change: Append) -> None:
 def _begin_with_topic(
     table: TopicTable, topic: Topic, body: AppendBody, ts: int, size: int, now: Now
 ) -> Append:
-    """Make the topic with its first write. Its frame holds the head, so it is encoded before the
-    seqs are handed out.
+    """Make the topic, which is admitted, with its first write. Its frame holds the head, so it is
+    encoded before the seqs are handed out.
     """
-    table.add(topic)
     made = put_topic.frame_of(topic, now)
     change = _begin(topic, body, ts, size)
     change.created = change.sync = True

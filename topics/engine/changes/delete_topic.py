@@ -1,7 +1,7 @@
 """Delete topic: a topic goes with everything in it (§1.4).
 
 decide   its name is free at once
-commit   nothing is left to do: the caller frees its records
+commit   its place and its bytes are free (§11); the caller frees its records
 undo     the topic is back
 replay   a TOPIC_DELETED frame removes it again
 """
@@ -23,9 +23,10 @@ class DeleteTopic(Change):
 
     __slots__ = ()
 
-    def commit(self, _: TopicTable, /) -> None:
+    def commit(self, table: TopicTable, /) -> None:
         """As `Change.commit`."""
         self.note_settled()
+        table.vacate(self.topic)
 
     def undo(self, table: TopicTable, /) -> None:
         """As `Change.undo`."""

@@ -44,5 +44,10 @@ def decide(table: TopicTable, topic: Topic, now: Now) -> FloorMoved | None:
 def replay(replay: Replay, header: FrameHeader, body: Buffer, checkpointed: bool) -> None:
     """Raises `Misfit`."""
     topic = replay.topic_of(header, checkpointed)
-    if topic is not None and header.lsn >= replay.news_from(topic):
-        replay.raise_floors(topic, decode_floors(body), header.first_seq)
+    if topic is None or header.lsn < replay.news_from(topic):
+        return
+    floors = decode_floors(body)
+    if floors.cap < topic.cap_floor <= header.first_seq:
+        # A write before this frame was committed after it: its cap found these records gone.
+        topic.cap_floor = floors.cap
+    replay.raise_floors(topic, floors, header.first_seq)

@@ -136,6 +136,7 @@ def forward(
     """As `ShardEngine.forward`. ``encoded``: rendered for the next seqs of the topic and for
     `copy_ts`.
     """
+    append.take_bytes(table, topic, encoded.blob_bytes)
     ts = copy_ts(topic, now)
     change = Forward(topic, encoded, ts, router, reached)
     change.hop = hop
@@ -170,18 +171,27 @@ def copy_ts(topic: Topic, now: Now) -> int:
     return max(now.ts, topic.last_ts)
 
 
-def fitting(topic: Topic, encoded: EncodedRecords) -> int:
-    """How many of these records, the first ones, the topic has room for (§1.1)."""
+def fitting(table: TopicTable, topic: Topic, encoded: EncodedRecords) -> int:
+    """How many of these records, the first ones, the topic and the server have room for (§1.1,
+    §11).
+    """
     config, count = topic.config, encoded.record_count
-    if config.discard != "reject":
-        return count
-    if config.cap_records:
-        held = topic.count + topic.next_seq - topic.head_seq - 1 - topic.pending_burnt
-        count = min(count, max(config.cap_records - held, 0))
-    if config.cap_bytes:
-        room = config.cap_bytes - topic.bytes - topic.pending_bytes
-        count = view_of(encoded).fit(0, count, room) if room > 0 else 0
+    if config.discard == "reject":
+        if config.cap_records:
+            held = topic.count + topic.next_seq - topic.head_seq - 1 - topic.pending_burnt
+            count = min(count, max(config.cap_records - held, 0))
+        if config.cap_bytes:
+            room = config.cap_bytes - topic.bytes - topic.pending_bytes
+            count = _fit(encoded, count, room)
+    if table.byte_quota is not None:
+        left = table.byte_quota.room_for(topic)
+        if left is not None and left < encoded.blob_bytes:
+            count = _fit(encoded, count, left)
     return count
+
+
+def _fit(encoded: EncodedRecords, count: int, room: int) -> int:
+    return view_of(encoded).fit(0, count, room) if room > 0 else 0
 
 
 def advance(

@@ -54,21 +54,27 @@ class PutTopic(Change):
         if self.ts_ceiling:
             table.forget_ts_reservation()
         if self.created:
-            table.remove(self.topic)
+            table.dismiss(self.topic)
 
 
 # Deciding
 
 
 def decide(
-    table: TopicTable, name: str, patch: TopicConfigPatch, now: Now, prefixes: list[str] | None
+    table: TopicTable,
+    name: str,
+    patch: TopicConfigPatch,
+    now: Now,
+    prefixes: list[str] | None,
+    *,
+    has_place: bool = False,
 ) -> PutTopic:
     """As `ShardEngine.put`."""
     topic = table.by_name.get(name)
     config = merge(name, topic.config if topic else None, patch)
     _check_prefixes(config, prefixes)
     if topic is None:
-        return make(table, table.new_topic(name, config, now), now)
+        return make(table, table.new_topic(name, config, now), now, has_place=has_place)
     before, topic.config = topic.config, config
     if config.idempotency_window_ms > before.idempotency_window_ms:
         # A key whose time was over does not come back.
@@ -82,9 +88,9 @@ def decide(
     return change
 
 
-def make(table: TopicTable, topic: Topic, now: Now) -> PutTopic:
-    """Put a new topic into the table."""
-    table.add(topic)
+def make(table: TopicTable, topic: Topic, now: Now, *, has_place: bool = False) -> PutTopic:
+    """Put a new topic into the table. Raises as `TopicTable.admit`."""
+    table.admit(topic, has_place=has_place)
     change = PutTopic(topic, [frame_of(topic, now)], None)
     change.ts_ceiling = table.reserve_ts(now)
     change.note_pending()
@@ -143,16 +149,16 @@ def frame_of(topic: Topic, now: Now) -> Frame:
 def replay(replay: Replay, header: FrameHeader, body: Buffer, _checkpointed: bool) -> None:
     """A topic that the checkpoint does not hold comes back until the replay comes to its end."""
     replay_ts(replay, header)
-    held = decode_topic(body)
-    config = msgspec.convert(held.config, TopicConfig)
     table = replay.table
     topic = table.by_id.get(header.topic_id)
+    if topic is not None and header.lsn < replay.news_from(topic):
+        return
+    held = decode_topic(body)
+    config = replay.config(held.config)
     if topic is None:
         topic = Topic(header.topic_id, held.name, held.epoch, config, header.first_seq)
         open_ledger(topic)
         table.add_older(topic)
-    elif header.lsn < replay.news_from(topic):
-        return
     topic.config = config
     topic.settle_config(config)
     follow_config(topic)

@@ -69,8 +69,10 @@ class Timetable:
         return due
 
     def _open_bucket(self, bucket: int, now_ms: int, due: list[tuple[int, int]]) -> None:
-        seqs, end = self._far.pop(bucket), (bucket + 1) * BUCKET_MS
-        timed = [(at, seq) for seq in seqs if (at := self._time_of(seq)) is not None and at < end]
+        seqs, start, end = self._far.pop(bucket), bucket * BUCKET_MS, (bucket + 1) * BUCKET_MS
+        # One whose time has changed stands where it is due now, too.
+        times = ((self._time_of(seq), seq) for seq in seqs)
+        timed = [(at, seq) for at, seq in times if at is not None and start <= at < end]
         self._near_until = max(self._near_until, end)
         if end <= now_ms and not self._near:
             timed.sort()

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from topics.formats.api.topic_config import TopicConfig
+from topics.formats.api.topic_config import TopicConfig, config_json
 from topics.formats.buffers import Buffer
 from topics.formats.json_text import json_bytes
 
 _BOOL = (b"false", b"true")
+NOT_THROTTLED = b',"throttle_wait_ms":0.0'
 
 
 def performance(
@@ -23,8 +24,10 @@ def performance(
     fsync_ms: float | None = None,
     throttle_ms: float | None = None,
 ) -> bytes:
-    """The ``performance`` member (§0.9) and the end of the object. ``throttle_ms``: of a claim."""
-    throttle = b"" if throttle_ms is None else b',"throttle_wait_ms":%.3f' % throttle_ms
+    """The ``performance`` member (§0.9) and the end of the object. ``throttle_ms``: of an append or
+    a claim.
+    """
+    throttle = b"" if throttle_ms is None else _throttle(throttle_ms)
     if wal_ms is None:
         return b',"performance":{"server_total_ms":%.3f%b}}' % (total_ms, throttle)
     return b',"performance":{"server_total_ms":%.3f%b,"wal_append_ms":%.3f,"fsync_ms":%.3f}}' % (
@@ -33,6 +36,10 @@ def performance(
         wal_ms,
         fsync_ms or 0.0,
     )
+
+
+def _throttle(throttle_ms: float) -> bytes:
+    return b',"throttle_wait_ms":%.3f' % throttle_ms if throttle_ms else NOT_THROTTLED
 
 
 def appended(
@@ -79,12 +86,13 @@ def difference_end(
     tombstone: dict[str, Any] | None,
     scanned: int,
     total_ms: float,
+    throttle_ms: float = 0.0,
 ) -> bytes:
     """The answer to a diff from behind its records on."""
     caught_up = next_from_seq >= head_seq
     return (
         b'],"next_from_seq":%d,"head_seq":%d,"earliest_seq":%d,"caught_up":%b,"tombstone":%b,'
-        b'"lag":%d,"epoch":%d,"performance":{"server_total_ms":%.3f,"records_scanned":%d}}'
+        b'"lag":%d,"epoch":%d,"performance":{"server_total_ms":%.3f,"records_scanned":%d%b}}'
     ) % (
         next_from_seq,
         head_seq,
@@ -95,14 +103,18 @@ def difference_end(
         epoch,
         total_ms,
         scanned,
+        _throttle(throttle_ms),
     )
 
 
 def configured(topic: str, config: TopicConfig, *, created: bool, epoch: int) -> bytes:
     """Answer to a topic PUT (§1.1) up to ``performance``."""
-    return json_bytes(
-        {"topic": topic, "created": created, "config": config.as_json(), "epoch": epoch}
-    )[:-1]
+    return b'{"topic":"%b","created":%b,"config":%b,"epoch":%d' % (
+        topic.encode(),
+        _BOOL[created],
+        config_json(config),
+        epoch,
+    )
 
 
 def deleted(topic: str, *, existed: bool, routers: Iterable[str] = ()) -> bytes:

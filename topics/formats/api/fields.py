@@ -31,6 +31,10 @@ class HeadFields:
         """All values of the field, in order."""
         return [value for field, value in self._fields if field == name]
 
+    def without(self, name: bytes) -> HeadFields:
+        """All other fields."""
+        return HeadFields([field for field in self._fields if field[0] != name])
+
     def joined(self, name: bytes) -> bytes:
         """Repeated fields as one list (RFC 9110 §5.3); empty when the field is absent."""
         return b",".join(self.values(name))

@@ -34,7 +34,10 @@ class Limits(msgspec.Struct, frozen=True):
     node_bytes: int
     limit: int
     claim: int
-    routers: int = 0  # of the server; 0: no cap
+    # Of the whole server; 0: no cap
+    routers: int = 0
+    topics: int = 0
+    total_bytes: int = 0
     meta_keys: int = META_MAX_KEYS
     key_chars: int = KEY_MAX_CHARS
 
@@ -50,6 +53,8 @@ def limits_of(settings: Settings) -> Limits:
         limit=settings.max_limit,
         claim=settings.max_claim,
         routers=settings.max_routers,
+        topics=settings.max_topics,
+        total_bytes=settings.max_total_bytes,
     )
 
 

@@ -1,7 +1,8 @@
 """Response heads: status line and header fields as bytes (RFC 9112 §4). The only module that
 renders header fields for a socket.
 
-All but the length is rendered once for each status, media type and Date.
+All but the length and the fields of one exchange is rendered once for each status, media type and
+Date.
 """
 
 from __future__ import annotations
@@ -34,15 +35,24 @@ class ResponseHeads:
         length: int,
         headers: Headers = (),
         *,
+        lines: bytes = b"",
         media_type: bytes = JSON,
         close: bool = False,
     ) -> bytes:
-        """The whole head."""
+        """The whole head. ``lines`` are field lines that `field_lines` has rendered."""
         start = self._starts.get((status, media_type)) or self._start(status, media_type)
         if not headers and not close:
-            return b"%b%d\r\n\r\n" % (start, length)
+            return b"%b%d\r\n%b\r\n" % (start, length, lines)
         last = CLOSE if close else b""
-        return b"%b%d\r\n%b%b\r\n" % (start, length, _field_lines(headers), last)
+        return b"%b%d\r\n%b%b%b\r\n" % (start, length, lines, field_lines(headers), last)
+
+    def render_empty(
+        self, status: int, headers: Headers, *, lines: bytes = b"", close: bool = False
+    ) -> bytes:
+        """The head of an answer that never has a body, 204: it has neither length nor type."""
+        last = CLOSE if close else b""
+        date = b"date: %b\r\n" % self._date
+        return b"".join((_status_line(status), date, lines, field_lines(headers), last, b"\r\n"))
 
     def _start(self, status: int, media_type: bytes) -> bytes:
         """The head up to and with ``content-length: ``."""
@@ -55,14 +65,21 @@ class ResponseHeads:
         return start
 
 
-def stream_head(status: int, headers: Headers) -> bytes:
+def stream_head(status: int, headers: Headers, lines: bytes = b"") -> bytes:
     """The head of an answer without an end: neither length nor Date."""
-    return b"%b%b\r\n" % (_status_line(status), _field_lines(headers))
+    return b"%b%b%b\r\n" % (_status_line(status), field_lines(headers), lines)
+
+
+def with_lines(answer: bytes, lines: bytes) -> tuple[bytes, memoryview]:
+    """A rendered answer with further field lines: its head, and its body without a copy."""
+    end = answer.index(b"\r\n\r\n") + 2
+    return b"%b%b\r\n" % (answer[:end], lines), memoryview(answer)[end + 2 :]
+
+
+def field_lines(headers: Headers) -> bytes:
+    """The fields as lines of a head."""
+    return b"".join([b"%b: %b\r\n" % header for header in headers])
 
 
 def _status_line(status: int) -> bytes:
     return b"HTTP/1.1 %d %b\r\n" % (status, HTTPStatus(status).phrase.encode("ascii"))
-
-
-def _field_lines(headers: Headers) -> bytes:
-    return b"".join([b"%b: %b\r\n" % header for header in headers])

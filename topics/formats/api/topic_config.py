@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Literal
 
 import msgspec
@@ -9,6 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from topics.errors import InvalidRequest, TopicExistsIncompatible
 from topics.formats.api.limits import LEASE_MS_BOUNDS, check_u64
+from topics.formats.json_text import json_bytes
 from topics.formats.names import valid_topic_name
 
 PRIORITY_LIMIT = 1000
@@ -56,6 +58,22 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
         return {**head, "durable": self.durable, **fields}
 
 
+_DEFAULTS = TopicConfig()
+SHARED_MAX = 1024  # configs
+
+
+@lru_cache(maxsize=SHARED_MAX)
+def shared_config(config: TopicConfig) -> TopicConfig:
+    """The config itself, or one that is equal and in use: many topics have the same."""
+    return config
+
+
+@lru_cache(maxsize=SHARED_MAX)
+def config_json(config: TopicConfig) -> bytes:
+    """`TopicConfig.as_json` as text."""
+    return json_bytes(config.as_json())
+
+
 class TopicConfigPatch(msgspec.Struct, kw_only=True):
     """The fields of a config that a request names: only these change."""
 
@@ -78,6 +96,7 @@ class TopicConfigPatch(msgspec.Struct, kw_only=True):
     leases_durable: bool | UnsetType = UNSET
 
 
+_NO_PATCH = TopicConfigPatch()
 _UNSIGNED = (
     "ttl_ms",
     "cap_records",
@@ -95,6 +114,8 @@ def merge(topic: str, base: TopicConfig | None, patch: TopicConfigPatch) -> Topi
     Raises `InvalidRequest` for a value out of range and `TopicExistsIncompatible` for another
     ``type``.
     """
+    if patch == _NO_PATCH:
+        return _DEFAULTS if base is None else base
     fields = {
         name: value
         for name in patch.__struct_fields__
@@ -114,12 +135,12 @@ def merge(topic: str, base: TopicConfig | None, patch: TopicConfigPatch) -> Topi
         fields["claim_jitter_ms"] = _clamp(fields["claim_jitter_ms"], *CLAIM_JITTER_MS_BOUNDS)
     _check_dead_letter(topic, fields.get("dead_letter"))
     if base is None:
-        return TopicConfig(**fields)
+        return shared_config(TopicConfig(**fields))
     if fields.get("type", base.type) != base.type:
         raise TopicExistsIncompatible(
             f'topic "{topic}" is a {base.type}; its type cannot change', topic=topic, type=base.type
         )
-    return msgspec.structs.replace(base, **fields)
+    return shared_config(msgspec.structs.replace(base, **fields))
 
 
 def _check_dead_letter(topic: str, dead_letter: str | None) -> None:

@@ -15,7 +15,8 @@ import cbor2
 import crc32c
 
 from topics.formats.buffers import Buffer
-from topics.formats.disk.records import RecordFlags, RecordsView, View
+from topics.formats.disk.extent_view import ExtentView
+from topics.formats.disk.records import RecordFlags, RecordsView, Texts, View
 from topics.formats.disk.segment import CHUNK_BYTES, ExtentKey, TablesHead, encode_tables_head
 from topics.formats.disk.text_table import TextTable
 
@@ -28,8 +29,8 @@ _NODES, _TAGS, _METAS, _ONE_NODE = map(
     int, (RecordFlags.NODES, RecordFlags.TAGS, RecordFlags.METAS, RecordFlags.ONE_NODE)
 )
 
-Piece = tuple[RecordsView, int, int]
-"""Records ``start`` to ``stop`` (exclusive) of a write."""
+Piece = tuple[RecordsView | ExtentView, int, int]
+"""Records ``start`` to ``stop`` (exclusive) of a write, or of another extent."""
 
 
 class Pieces:
@@ -61,7 +62,10 @@ class ExtentBuilder:
         self._nodes, self._tags, self._meta_lens = TextTable(), TextTable(), array("I")
         self._chunk_crcs, self._chunk_crc = array("I"), 0
         self._keys: list[bytes] = []
-        self._keyed: RecordsView | None = None
+        self._keyed: View | None = None
+        self._rest_keys: Iterator[ExtentKey] = iter(())  # of the extent that is taken
+        self._next_key: ExtentKey | None = None
+        self._last_key_seq = 0
 
     def take(self, pieces: Pieces) -> bytes:
         """Take records for one step, or find that the extent is full. The bytes of the blob that
@@ -71,7 +75,7 @@ class ExtentBuilder:
         seq = self.first_seq + self.count
         last: tuple[View, int] | None = None
         size_max = min(self.size + STEP_BYTES, self._bytes_max)
-        worth = STEP_RECORDS if pieces.head is not None and pieces.head[0].has_ext else STEP_PLAIN
+        worth = STEP_RECORDS if pieces.head is not None and pieces.head[0].has_texts else STEP_PLAIN
         count_max = min(self.count + worth, self._records_max)
         while pieces.head is not None and len(blobs) < STEP_PIECES:
             view, start, stop = pieces.head
@@ -95,47 +99,61 @@ class ExtentBuilder:
         self._checksum(taken)
         return taken
 
-    def _fitting(
-        self, view: RecordsView, start: int, stop: int, size_max: int, count_max: int
-    ) -> int:
+    def _fitting(self, view: View, start: int, stop: int, size_max: int, count_max: int) -> int:
         """How far this step may take the piece."""
         stop = min(stop, start + count_max - self.count)
         if self.size + view.size(start, stop) <= size_max:
             return stop
         return view.fit(start, stop, size_max - self.size)
 
-    def _add(self, view: RecordsView, start: int, stop: int) -> Buffer:
-        if view.has_ext:
+    def _add(self, view: RecordsView | ExtentView, start: int, stop: int) -> Buffer:
+        if view.has_texts:
             self._add_texts(view, start, stop)
         if view.flags & _METAS:
             self._meta_lens.frombytes(bytes(4 * (self.count - len(self._meta_lens))))
             self._meta_lens.extend(view.column(_METAS, start, stop))
-        blob, ends = view.blob, view.ends
+        ends = view.ends
         if view.count > 1:
             begin = ends[start - 1] if start else 0
-            blob = blob[begin : ends[stop - 1]]
+            blob = view.part(begin, ends[stop - 1])
             self._ends.extend(map((self.size - begin).__add__, ends[start:stop]))
         else:
+            blob = view.blob
             self._ends.append(self.size + len(blob))
         self.count += stop - start
         self.size += len(blob)
         return blob
 
-    def _add_texts(self, view: RecordsView, start: int, stop: int) -> None:
-        ext, flags, count = view.ext(), int(view.flags), self.count
+    def _add_texts(self, view: RecordsView | ExtentView, start: int, stop: int) -> None:
+        node_texts, tag_texts, key = _texts_and_key(view)
+        flags, count = int(view.flags), self.count
         if flags & (_NODES | _ONE_NODE):
             alike = flags & _ONE_NODE or view.count == 1
             nodes = b"\1" * (stop - start) if alike else view.column(_NODES, start, stop)
-            self._nodes.add(count, ext["n"], nodes)
+            self._nodes.add(count, node_texts, nodes)
         if flags & _TAGS:
             tags = b"\1" if view.count == 1 else view.column(_TAGS, start, stop)
-            self._tags.add(count, ext["t"], tags)
-        key = ext.get("k")
+            self._tags.add(count, tag_texts, tags)
         # A write in several extents has its key in each of them.
-        if key is not None and self._keyed is not view:
+        first_seq = self.first_seq + count - start
+        if isinstance(view, ExtentView):
+            self._add_keys(view, first_seq + start, first_seq + stop)
+        elif key is not None and self._keyed is not view:
             self._keyed = view
-            first_seq = self.first_seq + count - start
             self._keys.append(cbor2.dumps(ExtentKey(key, first_seq, view.count, view.ts(0))))
+
+    def _add_keys(self, view: ExtentView, seq: int, end_seq: int) -> None:
+        """Add the keys of an extent's writes that have records from ``seq`` to ``end_seq``
+        (exclusive), unless they are there.
+        """
+        if self._keyed is not view:
+            self._keyed, self._rest_keys = view, view.keys_one_by_one()
+            self._next_key = next(self._rest_keys, None)
+        while (key := self._next_key) is not None and key.first_seq < end_seq:
+            if key.first_seq > self._last_key_seq and key.first_seq + key.record_count > seq:
+                self._last_key_seq = key.first_seq
+                self._keys.append(cbor2.dumps(key))
+            self._next_key = next(self._rest_keys, None)
 
     def _checksum(self, taken: bytes) -> None:
         """Continue the checksums of the chunks."""
@@ -204,3 +222,11 @@ class ExtentBuilder:
             yield self._tags.refs.tobytes()
         if self.flags & _METAS:
             yield self._meta_lens.tobytes()
+
+
+def _texts_and_key(view: RecordsView | ExtentView) -> tuple[Texts, Texts, str | None]:
+    """Nodes and tags as `View.texts`, and the key of a write."""
+    if isinstance(view, ExtentView):
+        return *view.texts(), None
+    ext = view.ext()
+    return ext.get("n", ()), ext.get("t", ()), ext.get("k")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence, Set
+from io import BytesIO
 from itertools import accumulate, pairwise
 
 import cbor2
@@ -164,10 +165,23 @@ class ExtentView(View):
             if ref
         )
 
+    @property
+    def has_texts(self) -> bool:
+        """Whether there is a key, a node or a tag."""
+        return len(self._keys) > 0 or len(self.nodes) > 0 or len(self.tags) > 0
+
     def idempotency_keys(self) -> Iterator[ExtentKey]:
         """Writes with an idempotency key, in the order of their seqs."""
         keys = cbor2.loads(bytes(self._keys)) if self._keys else ()
         return (ExtentKey(*fields) for fields in keys)
+
+    def keys_one_by_one(self) -> Iterator[ExtentKey]:
+        """As `idempotency_keys`; each is decoded when its turn comes."""
+        keys = bytes(self._keys)
+        stream = BytesIO(keys)
+        stream.seek(1)  # behind the head of an array without a length
+        while stream.tell() < len(keys) - 1:
+            yield ExtentKey(*cbor2.load(stream))
 
     def _records(self, start: int, stop: int) -> memoryview:
         ends = self._posting_ends

@@ -322,7 +322,7 @@ class RecordsView(View):
         return len(self._body)
 
     @property
-    def has_ext(self) -> bool:
+    def has_texts(self) -> bool:
         """Whether there is a key, a node, a tag or a delay."""
         return self._ext_len > 0
 

@@ -69,6 +69,8 @@ def build(
     entries: list[ExtentEntry] = []
     for source in sources:
         seq, pieces = source.first_seq, Pieces(source.pieces)
+        if pieces.head is None:
+            yield b""  # a source without pieces is a step of its own
         while pieces.head is not None:
             extent = ExtentBuilder(seq, extent_bytes, extent_records)
             entry = yield from _extent(extent, pieces, source.topic_id, at)

@@ -13,6 +13,7 @@ from heapq import merge
 from itertools import accumulate, islice
 
 from topics.formats.disk.packed import PackedTexts
+from topics.formats.disk.records import Texts
 
 STEP_ROWS = 4096  # of a table
 STEP_TEXTS = 512  # merged
@@ -30,7 +31,7 @@ class TextTable:
         self.parts: list[bytes] = []  # the sorted texts, many in one
         self.ends = array("I")  # of the sorted texts
 
-    def add(self, count: int, texts: Sequence[bytes], refs: Sequence[int]) -> None:
+    def add(self, count: int, texts: Texts, refs: Sequence[int]) -> None:
         """The next records' refs into ``texts``, from 1; ``count`` records came before."""
         self.fill(count)
         numbers = self._numbers

@@ -28,6 +28,7 @@ module spells a subject or builds params.
     rpc/router.stats          to shard   RouterStatsParams    -           RouterStats       -
     rpc/router.forward        to shard   ForwardParams        copied      ForwardResult     -
     rpc/router.catch_up       to shard   CatchUpParams        -           NoResult          -
+    rpc/metrics.read          to shard   MetricsParams        -           MetricsResult     -
     rpc/feed.open             to shard   FeedOpenParams       -           FeedOpenResult    -
     rpc/feed.read             to shard   FeedReadParams       -           FeedReadResult    records
     event/feed.page           to front   FeedPageParams       records
@@ -90,6 +91,29 @@ class AppendOutcome(IntEnum):
     FAILED = 2
 
 
+# Each outcome travels in one byte, with the band of the topic's priority above it.
+_OUTCOME_BITS: Final = 4
+_OUTCOME_MASK: Final = (1 << _OUTCOME_BITS) - 1
+
+
+def outcome_byte(outcome: int, band: int) -> int:
+    """The byte of a request in ``AppendResult.outcomes``."""
+    return band << _OUTCOME_BITS | outcome
+
+
+def outcome_in(byte: int) -> int:
+    """The `AppendOutcome` in such a byte."""
+    return byte & _OUTCOME_MASK
+
+
+def band_in(byte: int) -> int:
+    """The band in such a byte (`topics.engine.priority`), by which the front weighs later writes.
+
+    Of a request that failed because there is no such topic: that of a new one.
+    """
+    return byte >> _OUTCOME_BITS
+
+
 Failure: TypeAlias = tuple[str, str, Mapping[str, Any]]  # code, message, detail
 
 
@@ -102,12 +126,13 @@ class AppendParams(NamedTuple):
     prefixes: list[str] | None
     at: int
     lengths: Sequence[int] | None = None  # bytes of each body; None: n = 1
+    parked_ms: float = 0.0  # for how long the front let it wait behind others
 
 
 class AppendResult(NamedTuple):
     """The outcomes of the batch. All fields are in the order of its requests."""
 
-    outcomes: bytes  # an `AppendOutcome` each
+    outcomes: bytes  # an `outcome_byte` each
     lengths: Sequence[int] | None = None  # bytes of each answer, 0 for a failure; None: n = 1
     failures: Sequence[Failure] | None = None  # of those that failed
 
@@ -378,10 +403,13 @@ class CascadeResult(NamedTuple):
 
 
 class EndpointParams(NamedTuple):
-    """An end of a router; ``create``: make the topic if it is absent."""
+    """An end of a router; ``create``: make the topic if it is absent. ``place_until_ms``: until
+    then (CLOCK_MONOTONIC) the caller keeps a place for it among the topics of the server.
+    """
 
     topic: str
     create: bool
+    place_until_ms: int
 
 
 class EndpointResult(NamedTuple):
@@ -409,6 +437,7 @@ class RouterRow(NamedTuple):
     preserve_tag: bool
     filter: Sequence[str] | None  # op, text
     exactly_once: bool
+    base_total: int = 0  # records that its name forwarded in earlier lives
 
 
 class RouterSyncParams(NamedTuple):
@@ -496,6 +525,50 @@ class CatchUpParams(NamedTuple):
     passed: Sequence[int]
 
 
+# Metrics
+
+
+class TopicMetrics(NamedTuple):
+    """One row of the per-topic block. The queue fields are None for a log."""
+
+    topic: str
+    head_seq: int
+    earliest_seq: int
+    records: int
+    bytes: int
+    queue_ready: int | None
+    queue_in_flight: int | None
+    queue_delayed: int | None
+
+
+class RouterMetrics(NamedTuple):
+    """One row of the per-router block. ``forwarded_total`` goes on over all lives of the name."""
+
+    router: str
+    lag_records: int
+    lag_ms: int
+    forwarded_total: int
+
+
+class MetricsParams(NamedTuple):
+    """Rows of at most so many topics of this shard, and of routers that have their source here."""
+
+    prefixes: list[str] | None
+    topics_max: int
+    routers_max: int
+
+
+class MetricsResult(NamedTuple):
+    """The first rows by name. ``truncated``: some are left out. A receiver makes rows again:
+    ``TopicMetrics._make(row)``.
+    """
+
+    topics: Sequence[TopicMetrics]
+    topics_truncated: bool
+    routers: Sequence[RouterMetrics]
+    routers_truncated: bool  # also of a router whose dest has not told how far it is
+
+
 # Feeds
 
 
@@ -550,7 +623,9 @@ class FeedReadResult(NamedTuple):
 
 
 class FeedPageParams(NamedTuple):
-    """Records above ``from_seq``, up to ``to_seq``. ``tombstone``: its JSON form."""
+    """Records above ``from_seq``, up to ``to_seq``. ``tombstone``: its JSON form. ``band``: of the
+    topic's priority. ``is_awaited``: no further page is sent before the front has taken one.
+    """
 
     from_seq: int
     to_seq: int
@@ -559,6 +634,8 @@ class FeedPageParams(NamedTuple):
     record_count: int
     tombstone: dict[str, Any] | None
     feed: int
+    band: int
+    is_awaited: bool
 
 
 class FeedEndedParams(NamedTuple):
@@ -655,6 +732,9 @@ FORWARD: Final = Call(
 CATCH_UP: Final = Call(
     "router.catch_up", TO_SHARD, CatchUpParams, NO_ATTACHMENT, NoResult, NO_ATTACHMENT
 )
+METRICS_READ: Final = Call(
+    "metrics.read", TO_SHARD, MetricsParams, NO_ATTACHMENT, MetricsResult, NO_ATTACHMENT
+)
 FEED_OPEN: Final = Call(
     "feed.open", TO_SHARD, FeedOpenParams, NO_ATTACHMENT, FeedOpenResult, NO_ATTACHMENT
 )
@@ -700,6 +780,7 @@ CALLS: Final[tuple[Call[Any, Any], ...]] = (
     ROUTER_STATS,
     FORWARD,
     CATCH_UP,
+    METRICS_READ,
     FEED_OPEN,
     FEED_READ,
 )

@@ -60,7 +60,8 @@ _ALL_FLAGS: Final = ERROR | ARENA | RELEASE
 
 class Message(msgspec.Struct, frozen=True, gc=False):
     """A received message. ``payload`` and ``attachment`` are bytes, or views that keep their memory
-    alive.
+    alive. ``parked_ms``: for how long the receiver has let it wait behind others; it does not
+    travel.
     """
 
     message_id: int
@@ -68,6 +69,7 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     subject: str
     payload: bytes | memoryview
     attachment: bytes | memoryview
+    parked_ms: float = 0.0
 
 
 def encode_head(

@@ -1,7 +1,7 @@
 """Accepting clients: all that wait, a bounded number in a turn, and an answer for those without
 room.
 
-    wait_readable --> accept, until the queue is empty or the turn is full --> a task for each
+    wait_readable --> accept, until the queue is empty or the turn is full --> a driver for each
                          |-- connections_max are open ------> 429 throttled, close
                          '-- no descriptor left: the spare -> 429 throttled, close
 
@@ -72,13 +72,19 @@ class SpareFile:
 
 
 class Acceptor:
-    """Accepts the clients of one listener. ``request_count``: requests since the start."""
+    """Accepts the clients of one listener. ``request_count``: requests since the start.
+    ``lines``: as that of `Refusals`.
+    """
 
     def __init__(
-        self, responses: ResponseHeads, slots: Slots, request_count: Callable[[], int]
+        self,
+        responses: ResponseHeads,
+        lines: Callable[[], bytes],
+        slots: Slots,
+        request_count: Callable[[], int],
     ) -> None:
         self.slots = slots
-        self.refusals = Refusals(responses)
+        self.refusals = Refusals(responses, lines)
         self._request_count = request_count
         self._spare = SpareFile()
         self._is_running = False
@@ -122,13 +128,18 @@ class Acceptor:
         self.refusals.close_all()
         self._spare.give_up()
 
-    async def _accept(self, listener: socket.socket, take: Take) -> bool:
-        """Accept or refuse one client; False when no client waits or can be accepted."""
+    async def _accept(self, listener: socket.socket, take: Take, *, again: bool = False) -> bool:
+        """Accept or refuse one client; False when no client waits or can be accepted. ``again``:
+        no descriptor was left just now.
+        """
         try:
             sock, _ = listener.accept()
         except BlockingIOError:
             return False
         except OSError as failure:
+            if failure.errno in OUT_OF_FILES and not again:
+                await trio.lowlevel.checkpoint()  # clients that have left are seen, and make room
+                return await self._accept(listener, take, again=True)
             return await self._can_go_on(listener, failure)
         try:
             self.slots.acquire()
@@ -181,5 +192,5 @@ def _prepare(sock: socket.socket) -> bytes:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:
         return sock.recv(FIRST_READ_BYTES)
-    except OSError:  # no input yet, or the client has gone: its task sees which
+    except OSError:  # no input yet, or the client has gone: its coroutine sees which
         return b""

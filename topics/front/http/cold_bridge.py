@@ -12,60 +12,49 @@ it could take and no error answer of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+import trio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
 from hypercorn.events import Event, RawData
 from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.trio.lifespan import Lifespan
 from hypercorn.trio.task_group import TaskGroup
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 
-from topics.formats.buffers import Buffer
-from topics.front.backend import Body
+from topics.front.http.cold_call import CALL, ColdCall
 from topics.front.request import Request
-
-CALL = "topics.call"  # in the ASGI scope's state
 
 
 @dataclass(frozen=True, slots=True)
-class ColdLane:
+class ColdStack:
     """What Hypercorn needs to answer a request."""
 
     app: ASGIWrapper
     config: Config
     context: WorkerContext
 
+    async def ask(self, call: ColdCall) -> bytes:
+        """The answer, head and body. Nothing here waits for the client."""
+        return await ask_hypercorn(self, call)
 
-@dataclass(slots=True)
-class ColdCall:
-    """What the application answers. ``at``: monotonic ns. ``close``: the answer is the last of its
-    connection.
-    """
-
-    request: Request
-    body: Body | None
-    at: int
-    close: bool
-    has_answered: bool = False
-    on_unsent: Callable[[], None] | None = None  # as that of `Answer`
-
-    def take_body(self) -> Body:
-        """The body changes hands here; once."""
-        assert self.body is not None, "the body is taken once"
-        body, self.body = self.body, None
-        return body
-
-    def drop_body(self) -> None:
-        """Free a body that was not taken."""
-        body, self.body = self.body, None
-        if body is not None and not isinstance(body, Buffer):
-            body.free()
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        """The life of the application: requests are for the time within."""
+        lifespan = Lifespan(self.app, self.config, {})
+        async with trio.open_nursery() as nursery:
+            await nursery.start(lifespan.handle_lifespan)
+            await lifespan.wait_for_startup()
+            yield
+            await lifespan.wait_for_shutdown()
+            nursery.cancel_scope.cancel()
 
 
-async def ask_hypercorn(cold: ColdLane, call: ColdCall) -> bytes:
+async def ask_hypercorn(stack: ColdStack, call: ColdCall) -> bytes:
     """The answer, head and body. Nothing here waits for the client."""
     sent: list[bytes] = []
 
@@ -76,9 +65,9 @@ async def ask_hypercorn(cold: ColdLane, call: ColdCall) -> bytes:
     try:
         async with TaskGroup() as group:
             protocol = H11Protocol(
-                cold.app,
-                cold.config,
-                cold.context,
+                stack.app,
+                stack.config,
+                stack.context,
                 group,
                 connection_state=ConnectionState({CALL: call}),
                 ssl=False,

@@ -11,7 +11,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import trio
+from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
+from hypercorn.trio.worker_context import WorkerContext
 from quart import Response, request
 from quart_trio import QuartTrio
 
@@ -20,7 +22,8 @@ from topics.front.answers import Answer
 from topics.front.dispatch import Dispatcher
 from topics.front.drain import Drain
 from topics.front.errors import error_answer
-from topics.front.http.cold_bridge import CALL, ColdCall
+from topics.front.http.cold_bridge import ColdStack
+from topics.front.http.cold_call import CALL, ColdCall
 from topics.front.route import Route
 
 LOG = logging.getLogger("topics.front")
@@ -38,6 +41,12 @@ def hypercorn_config() -> Config:
     config.accesslog = None
     config.errorlog = LOG
     return config
+
+
+def make_stack(drain: Drain, dispatcher: Dispatcher, routes: Sequence[Route]) -> ColdStack:
+    """Build everything that answers cold requests."""
+    app = ASGIWrapper(make_app(drain, dispatcher, routes))  # type: ignore[arg-type]
+    return ColdStack(app, hypercorn_config(), WorkerContext(None))
 
 
 def make_app(drain: Drain, dispatcher: Dispatcher, routes: Sequence[Route]) -> App:
@@ -95,7 +104,7 @@ class _View:
 
     def _response(self, call: ColdCall, answer: Answer) -> Response:
         assert answer.stream is None, "streams are answered by the fast lane"
-        call.has_answered, call.on_unsent = True, answer.on_unsent
+        call.has_answered, call.status, call.on_unsent = True, answer.status, answer.on_unsent
         call.close = call.close or self._drain.is_draining
         headers = {name.decode(): value.decode() for name, value in answer.headers}
         if call.close:

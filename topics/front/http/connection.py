@@ -4,7 +4,8 @@
     output     send, or send_both: head and body in one write
     deadline   set here, checked once a second by the sweep of `topics.front.http.connections`
 
-Nothing here costs a task or a timer per request.
+Nothing here costs a timer per request. A wait for input needs no task
+(`topics.actors.rpc.stepping`), one for a slow client does.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from typing import Protocol
 
 import trio
 
+from topics.actors.rpc.stepping import in_task, wait_readable
+from topics.formats.api.trace_fields import TraceFields
 from topics.front.http.held_answers import HeldAnswers
 from topics.front.http.transfer_rate import TransferRate
 
@@ -52,6 +55,16 @@ class Registry(Protocol):
     answers: HeldAnswers
 
 
+class Driver(Protocol):
+    """Who resumes the coroutine of a connection (`topics.front.http.driver`)."""
+
+    def end(self) -> None:
+        """End the coroutine wherever it waits; its ``finally`` blocks run."""
+
+    def leave(self) -> None:
+        """Watch the socket no more."""
+
+
 class Connection:
     """One client's socket, non-blocking, with its unread input.
 
@@ -66,7 +79,8 @@ class Connection:
         self.fd = sock.fileno()
         self.connections = connections
         self.timings = connections.timings
-        self.scope = trio.CancelScope()
+        self.driver: Driver | None = None  # of the coroutine that serves it
+        self.is_ended = False  # cut, or closed while idle: its coroutine is told so
         self.buffer = said
         self.pos = 0
         self.deadline = NEVER
@@ -77,6 +91,9 @@ class Connection:
         self.unread_body = False  # the client may still be sending bytes that are never read
         self.body_deadline = NEVER
         self.rate = TransferRate()  # at which the client takes answers
+        self.trace: TraceFields | None = None  # of the request
+        self.sent_bytes = 0  # of the answer, heads included
+        self.received_bytes = len(said)  # of the request, and of those behind it in the buffer
 
     @property
     def has_input(self) -> bool:
@@ -85,19 +102,20 @@ class Connection:
 
     def check_client(self) -> None:
         """Raises `ConnectionResetError` when nobody would read an answer."""
-        if self.scope.cancel_called or hung_up([self.fd]):
+        if self.is_ended or hung_up([self.fd]):
             raise ConnectionResetError("the client has hung up")
 
     async def receive(self) -> bool:
         """Wait for more input. False when the client has closed its side. Raises OSError."""
         while True:
-            await trio.lowlevel.wait_readable(self.fd)
+            await wait_readable(self.fd)
             try:
                 data = self.sock.recv(RECV_BYTES)
             except BlockingIOError:
                 continue
             self.buffer = self.buffer[self.pos :] + data if self.pos < len(self.buffer) else data
             self.pos = 0
+            self.received_bytes += len(data)
             return bool(data)
 
     async def receive_into(self, view: memoryview) -> int:
@@ -105,11 +123,13 @@ class Connection:
         side. Raises OSError.
         """
         while True:
-            await trio.lowlevel.wait_readable(self.fd)
+            await wait_readable(self.fd)
             try:
-                return self.sock.recv_into(view)
+                count = self.sock.recv_into(view)
             except BlockingIOError:
                 continue
+            self.received_bytes += count
+            return count
 
     def begin_body(self) -> None:
         """A body starts: give it its grace."""
@@ -141,6 +161,7 @@ class Connection:
             sent = self.sock.send(data)
         except BlockingIOError:
             sent = 0
+        self.sent_bytes += sent
         if sent != len(data):
             await self._send_slowly(memoryview(data)[sent:])
 
@@ -150,16 +171,19 @@ class Connection:
             sent = self.sock.sendmsg([head, body])
         except BlockingIOError:
             sent = 0
+        self.sent_bytes += sent
         if sent < len(head):
             await self._send_slowly(memoryview(head)[sent:])
             sent = len(head)
         unsent = memoryview(body)[sent - len(head) :]
         if unsent:
+            await in_task()
             with self.connections.answers.holding(self, len(body)):
                 await self._send_slowly(unsent)
 
     async def _send_slowly(self, unsent: memoryview) -> None:
         """Send as fast as the client takes it."""
+        await in_task()
         before = self.deadline
         while unsent:
             self.deadline = self.connections.now + self.timings.send_s
@@ -168,33 +192,45 @@ class Connection:
                 sent = self.sock.send(unsent)
             except BlockingIOError:
                 continue
+            self.sent_bytes += sent
             self.rate.count(sent, trio.current_time())
             unsent = unsent[sent:]
         self.deadline = before
 
     def cut(self) -> None:
-        """End the connection now, whatever its task is doing: a reset for the client, cancellation
-        for the task.
+        """End the connection now, whatever it waits for: a reset for the client, cancellation for
+        the task, if it has one.
         """
-        self.closing = True
         if self.sock.fileno() >= 0:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
-        self.scope.cancel()
+        self._end()
 
     def end_idle(self) -> None:
         """Close a connection that is between two requests, without a reset."""
-        self.closing = True
-        self.scope.cancel()
+        self._end()
+
+    def _end(self) -> None:
+        self.closing = self.is_ended = True
+        if self.driver is not None:
+            self.driver.end()
+
+    def close(self) -> None:
+        """Close the socket; nobody watches it any more."""
+        driver, self.driver = self.driver, None  # no circle: memory is given back at once
+        if driver is not None:
+            driver.leave()
+        self.sock.close()
 
     async def linger(self) -> None:
         """After a refusal that left input unread: wait until the client has read it. Closing at
         once would send a reset, which takes the answer back.
         """
-        if not self.unread_body or self.scope.cancel_called:
+        if not self.unread_body or self.is_ended:
             return
+        await in_task()
         self.deadline = NEVER
         self.sock.shutdown(socket.SHUT_WR)
-        with trio.move_on_after(self.timings.linger_s):
+        with trio.move_on_after(self.timings.linger_s, shield=True):
             while await self.receive_into(SCRATCH):
                 pass
 

@@ -63,7 +63,7 @@ class Connections:
         """End connections past their deadline, and calls whose client has hung up."""
         self.now = now
         waiting = {}
-        for connection in self._open:
+        for connection in [*self._open]:  # one that ends may leave at once
             if connection.deadline <= now:
                 connection.end_idle() if connection.idle else connection.cut()
             elif now - connection.waits_since >= self.timings.tick_s:
@@ -95,5 +95,5 @@ class Connections:
 
     def cut_all(self) -> None:
         """End all connections now."""
-        for connection in self._open:
+        for connection in [*self._open]:
             connection.cut()

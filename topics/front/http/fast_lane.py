@@ -1,4 +1,4 @@
-"""The fast lane: one task per connection reads, admits and answers its requests in order.
+"""The fast lane: one coroutine per connection reads, admits and answers its requests in order.
 
       +--> head --admitted--> body --hot--> operation ---------> one write --+
       |      |                     '-cold-> Hypercorn and Quart -----^       |
@@ -8,6 +8,10 @@
     head   head_reader    body   body_reader    operation   dispatch    cold   cold_bridge
 
 Both lanes accept exactly the same bytes: heads and bodies are read here, whatever the lane.
+
+The coroutine has a task only from `in_task` to the end of a request (`topics.front.http.driver`).
+The usual request needs none: a short body that came with its head, for an operation that waits for
+shards only.
 """
 
 from __future__ import annotations
@@ -18,23 +22,27 @@ from dataclasses import dataclass
 
 import trio
 
+from topics.actors.rpc.stepping import in_steps, in_task
 from topics.errors import Internal, InvalidRequest, TopicsError
-from topics.formats.api.response_heads import ResponseHeads, stream_head
+from topics.formats.api.response_heads import ResponseHeads, stream_head, with_lines
 from topics.front.answers import Answer
 from topics.front.dispatch import Dispatcher
 from topics.front.errors import error_answer
 from topics.front.guard import Guard
 from topics.front.http.body_reader import BodyReader
-from topics.front.http.cold_bridge import ColdCall, ColdLane, ask_hypercorn
+from topics.front.http.cold_call import ColdCall
+from topics.front.http.cold_loader import ColdLoader
 from topics.front.http.connection import NEVER, Connection
 from topics.front.http.connections import Connections
-from topics.front.http.head_reader import AdmittedHead, HeadReader, RefusedHead
+from topics.front.http.exchange import Exchange, Exchanges
+from topics.front.http.head_reader import AdmittedHead, HeadReader, PreflightHead, RefusedHead
 
 LOG = logging.getLogger("topics.front")
 
 COPY_MAX_BYTES = 32 * 1024  # of an answer that is appended to its head; above, nothing is copied
 REQUESTS_PER_TURN = 8  # of one connection, if they came together; one takes 0.1 ms
 SKIP_MAX_BYTES = 64 * 1024  # of a refused body that is read; a longer one costs the connection
+NO_CONTENT = 204
 CLIENT_GONE = (OSError, trio.ClosedResourceError, trio.BrokenResourceError)
 
 
@@ -47,16 +55,20 @@ class Lanes:
     bodies: BodyReader
     dispatcher: Dispatcher
     connections: Connections
-    cold: ColdLane
+    cold: ColdLoader
     responses: ResponseHeads
+    exchanges: Exchanges
 
 
 class FastLane:
-    """One connection's life. `run` returns when it is over; only a cancellation escapes it."""
+    """One connection's life. `run` returns when it is over; only a cancellation escapes it, or
+    `GeneratorExit` when it has no task.
+    """
 
     def __init__(self, connection: Connection, lanes: Lanes) -> None:
         self.connection = connection
         self.lanes = lanes
+        self.exchange = Exchange(connection, lanes.exchanges)
         self._has_answered = True  # the current request, at least in part
         self._is_head = False  # the current request is a HEAD: its answer has no body
 
@@ -64,15 +76,15 @@ class FastLane:
         """Serve until either side ends the connection."""
         connection = self.connection
         try:
-            with connection.scope:
-                await self._serve_or_apologize()
+            await self._serve_or_apologize()
             await connection.linger()
         except* CLIENT_GONE:
             pass  # no client is left to answer
         except* Exception:
             LOG.exception("unexpected server error: connection")
         finally:
-            connection.sock.close()
+            connection.close()
+            self.exchange.end(whole=False)
 
     async def _serve_or_apologize(self) -> None:
         try:
@@ -82,6 +94,7 @@ class FastLane:
         except* Exception:
             LOG.exception("unexpected server error: connection")
             if not self._has_answered:
+                self.exchange.begin_unread()
                 self.connection.unread_body = True
                 await self._send(error_answer(Internal("internal error")), close=True)
 
@@ -93,20 +106,28 @@ class FastLane:
             lanes.connections.request_count += 1
             answered += 1
             if answered % REQUESTS_PER_TURN == 0 and connection.pos < len(connection.buffer):
+                await in_task()
                 await trio.lowlevel.checkpoint()  # pipelined requests may be answered without one
+            else:
+                await in_steps()
             try:
                 head = await lanes.heads.next(connection)
             except InvalidRequest as failure:
+                self.exchange.begin_unread()
                 connection.unread_body = True
                 await self._send(error_answer(failure), close=True)
                 return
             if head is None:
                 return
+            self.exchange.begin(head)
             self._is_head = head.method == "HEAD"
             if isinstance(head, AdmittedHead):
                 await self._answer(head)
-            else:
+            elif isinstance(head, RefusedHead):
                 await self._refuse_head(head)
+            else:
+                await self._answer_preflight(head)
+            del head  # it may hold a token, and the client may be idle for long
 
     async def _answer(self, head: AdmittedHead) -> None:
         guard, request = self.lanes.guard, head.request
@@ -131,9 +152,12 @@ class FastLane:
             connection.unread_body = True
             await self._send(lanes.dispatcher.failed(failure), close=True)
             return None
-        at = time.monotonic_ns()
+        request = lanes.guard.renewed(request)
+        self.exchange.at = at = time.monotonic_ns()
         if request.route.waits:
             connection.waits_since = connection.connections.now
+        if not (head.is_hot and request.route.is_stepped):
+            await in_task()
         if not head.is_hot:
             await self._answer_cold(ColdCall(request, body, at, head.close))
             return None
@@ -147,13 +171,14 @@ class FastLane:
     async def _answer_cold(self, call: ColdCall) -> None:
         connection = self.connection
         try:
-            answer = await ask_hypercorn(self.lanes.cold, call)
+            answer = await self.lanes.cold.ask(call)
             connection.waits_since = NEVER
             self._has_answered = True
             connection.closing = connection.closing or call.close
             if call.on_unsent is not None:
                 connection.check_client()
-            await connection.send_both(b"", answer)
+            await connection.send_both(*with_lines(answer, self.exchange.fields(call.status)))
+            self.exchange.end()
         except BaseException:
             if call.on_unsent is not None:
                 call.on_unsent()
@@ -167,12 +192,26 @@ class FastLane:
         assert stream is not None, "only a stream comes here"
         self._has_answered = connection.closing = True
         connection.idle = False
+        # What the client said behind the head belongs to the stream; the head holds a token.
+        connection.buffer, connection.pos = connection.buffer[connection.pos :], 0
+        lines = self.exchange.fields(answer.status)
         try:
-            await connection.send(stream_head(answer.status, answer.headers))
+            await connection.send(stream_head(answer.status, answer.headers, lines))
         except BaseException:
             answer.unsent()
             raise
         await stream(connection)
+        self.exchange.end()
+
+    async def _answer_preflight(self, asked: PreflightHead) -> None:
+        head, connection = asked.head, self.connection
+        close = await self._skip_body(head.length, head.close, sent_early=head.expects_continue)
+        connection.closing = close = close or connection.connections.draining
+        self._has_answered = True
+        lines = self.exchange.fields(NO_CONTENT)
+        empty = self.lanes.responses.render_empty
+        await connection.send(empty(NO_CONTENT, asked.allowed, lines=lines, close=close))
+        self.exchange.end()
 
     async def _refuse_head(self, refused: RefusedHead) -> None:
         head = refused.head
@@ -182,18 +221,20 @@ class FastLane:
     async def _refuse(
         self, failure: TopicsError, length: int | None, close: bool, *, sent_early: bool
     ) -> None:
-        """Answer without running anything. A short body is read and dropped first, so that the
-        connection can go on.
-        """
+        """Answer without running anything."""
+        close = await self._skip_body(length, close, sent_early=sent_early)
+        await self._send(self.lanes.dispatcher.failed(failure), close=close)
+
+    async def _skip_body(self, length: int | None, close: bool, *, sent_early: bool) -> bool:
+        """Read and drop a short body, so that the connection can go on; whether it must close."""
         connection = self.connection
         if length is None or length > SKIP_MAX_BYTES or (sent_early and length):
-            connection.unread_body = close = True
-        else:
-            connection.begin_body()
-            await connection.drop(length)
-            connection.deadline = NEVER
-        await self._send(self.lanes.dispatcher.failed(failure), close=close)
-        await trio.lowlevel.checkpoint()
+            connection.unread_body = True
+            return True
+        connection.begin_body()
+        await connection.drop(length)
+        connection.deadline = NEVER
+        return close
 
     async def _send(self, answer: Answer, *, close: bool) -> None:
         connection = self.connection
@@ -205,7 +246,12 @@ class FastLane:
                 connection.check_client()
             body = answer.body
             head = self.lanes.responses.render(
-                answer.status, len(body), answer.headers, media_type=answer.media_type, close=close
+                answer.status,
+                len(body),
+                answer.headers,
+                lines=self.exchange.fields(answer.status),
+                media_type=answer.media_type,
+                close=close,
             )
             if self._is_head:
                 await connection.send(head)
@@ -219,3 +265,4 @@ class FastLane:
             raise
         finally:
             answer.done()
+        self.exchange.end()

@@ -5,10 +5,17 @@
                                  nothing:      idle, within `idle_s`
 
     raw head --blake2b--> remembered? --yes--> AdmittedHead
-                              '--no--> parse --> Guard.admit --> AdmittedHead or RefusedHead
+          without trace fields --no--'
+                     |--blake2b--> remembered? --yes--> AdmittedHead
+             without its topic --no--'
+                     |--blake2b--> remembered? --yes--> Guard.renamed --> AdmittedHead
+                                       '--no--> parse --> Guard.admit --> AdmittedHead, RefusedHead
+                                                                      '-> PreflightHead
 
 A keep-alive client sends the same head again and again. The decision is remembered under the digest
-of the exact bytes. The bytes hold a token and must not be kept.
+of the exact bytes, trace fields left out: clients that send these cost a second digest, and others
+nothing. A client of many topics sends heads that differ in the topic's name: the decision is
+remembered without it, too (``decisions/0045``). The bytes hold a token and must not be kept.
 """
 
 from __future__ import annotations
@@ -17,6 +24,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from topics.errors import TopicsError
+from topics.formats.api.fields import Headers
 from topics.formats.api.request_heads import (
     HEAD_END,
     Head,
@@ -24,21 +32,25 @@ from topics.formats.api.request_heads import (
     end_of_empty_lines,
     parse_head,
 )
+from topics.formats.api.route_names import OTHER_ROUTE, ROUTE_INDEXES
+from topics.formats.api.topic_heads import cut_topic_name
+from topics.formats.api.trace_fields import cut_trace_fields
 from topics.front.guard import Guard
 from topics.front.http.connection import NEVER, Connection
+from topics.front.http.head_memory import HeadMemory
 from topics.front.request import Request
-from topics.front.route import Lane
-
-REMEMBERED_MAX = 4096  # the oldest head goes first
+from topics.front.route import Lane, Route
 
 
 @dataclass(frozen=True, slots=True)
 class AdmittedHead:
     """A head that the guard let through, and how its body comes. ``plain``: neither chunked,
-    gzipped nor long.
+    gzipped nor long. ``cors``: field lines of its answer. ``route_index``: of `ROUTE_NAMES`.
     """
 
     request: Request
+    cors: bytes
+    route_index: int
     is_hot: bool
     length: int | None
     plain: bool
@@ -50,12 +62,29 @@ class AdmittedHead:
         """The request's method."""
         return self.request.method
 
+    def of(self, request: Request) -> AdmittedHead:
+        """The same head of another request."""
+        return AdmittedHead(
+            request,
+            self.cors,
+            self.route_index,
+            self.is_hot,
+            self.length,
+            self.plain,
+            self.close,
+            self.expects_continue,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class RefusedHead:
-    """A well-formed head that the guard refused."""
+    """A well-formed head that the guard refused. ``cors`` and ``route_index``: as those of
+    `AdmittedHead`.
+    """
 
     head: Head
+    cors: bytes
+    route_index: int
     failure: TopicsError
 
     @property
@@ -64,7 +93,22 @@ class RefusedHead:
         return self.head.method
 
 
-AnyHead = AdmittedHead | RefusedHead
+@dataclass(frozen=True, slots=True)
+class PreflightHead:
+    """A browser asks what a page may send (`topics.front.cors`)."""
+
+    head: Head
+    cors: bytes
+    route_index: int
+    allowed: Headers
+
+    @property
+    def method(self) -> str:
+        """The request's method."""
+        return self.head.method
+
+
+AnyHead = AdmittedHead | RefusedHead | PreflightHead
 
 
 class HeadReader:
@@ -74,12 +118,19 @@ class HeadReader:
         self._guard = guard
         self._inline_bytes = inline_bytes
         self._use_fast_lane = use_fast_lane
-        self.remembered: dict[bytes, AdmittedHead] = {}
+        self.remembered: HeadMemory[AdmittedHead] = HeadMemory()
+        self.of_topics: HeadMemory[AdmittedHead] = HeadMemory()  # each stands for those of all
+
+    def forget(self) -> None:
+        """Decide about every head anew: the keys have changed."""
+        self.remembered.clear()
+        self.of_topics.clear()
 
     async def next(self, connection: Connection) -> AnyHead | None:
         """The next head, or None when the client has left or the server drains. Raises
         `InvalidRequest` when it is not HTTP, OSError.
         """
+        connection.trace = None
         # Empty lines before a request mean nothing (RFC 9112 §2.2) and do not extend the wait.
         timings = connection.timings
         patience_s = timings.late_s if connection.is_late else timings.idle_s
@@ -93,11 +144,11 @@ class HeadReader:
                 connection.deadline = NEVER
                 raw = connection.buffer[connection.pos : end + 4]
                 connection.pos = end + 4
-                return self._decide(raw)
+                return self._decide(connection, raw)
             if connection.pos < len(connection.buffer):
                 raw = await _partial_head(connection)
                 if not raw.startswith(b"\r\n"):
-                    return self._decide(raw) if raw else None
+                    return self._decide(connection, raw) if raw else None
                 # Its first byte ended an empty line: the bytes after it are searched again.
                 connection.buffer = raw + connection.buffer[connection.pos :]
                 connection.pos = 0
@@ -105,27 +156,60 @@ class HeadReader:
             if not _begin_idle(connection, idle_until) or not await connection.receive():
                 return None
 
-    def _decide(self, raw: bytes) -> AnyHead:
-        digest = blake2b(raw, digest_size=16).digest()
+    def _decide(self, connection: Connection, raw: bytes) -> AnyHead:
+        digest = _digest_of(raw)
         known = self.remembered.get(digest)
         if known is not None:
             return known
-        head = parse_head(raw)
+        trace, without = None, raw
+        if (found := cut_trace_fields(raw)) is not None:
+            without, trace = found
+            digest = _digest_of(without)
+            known = self.remembered.get(digest)
+        judged = known or self._judge_by_topic(raw, without, digest)
+        connection.trace = trace
+        return judged
+
+    def _judge_by_topic(self, raw: bytes, without: bytes, digest: bytes) -> AnyHead:
+        """``without``: the head without its trace fields, ``digest``: of that."""
+        cut = cut_topic_name(without)
+        if cut is None:
+            return self._judge(parse_head(raw), digest, None)
+        nameless, topic = _digest_of(cut[0]), cut[1]
+        known = self.of_topics.get(nameless)
+        request = None if known is None else self._guard.renamed(known.request, topic)
+        if known is None or request is None:
+            return self._judge(parse_head(raw), digest, nameless)
+        head = known.of(request)
+        self.remembered.put(digest, head)
+        return head
+
+    def _judge(self, head: Head, digest: bytes, nameless: bytes | None) -> AnyHead:
+        """Decide, and remember it under the digest of the head, and under that without a topic."""
+        cors = self._guard.cors
+        lines = cors.lines(head.fields)
         try:
+            if cors.is_preflight(head):
+                self._guard.admit_preflight(head)
+                return PreflightHead(head, lines, OTHER_ROUTE, cors.allowed(head.fields))
             request = self._guard.admit(head)
         except TopicsError as failure:
-            return RefusedHead(head, failure)
-        admitted = self._admitted(head, request)
+            return RefusedHead(head, lines, _index_of(self._guard.route_of(head)), failure)
+        admitted = self._admitted(head, lines, request)
         # A key belongs to one request: its head does not come again.
         if admitted.is_hot and not request.route.streams and request.key is None:
-            self._remember(digest, admitted)
+            self.remembered.put(digest, admitted)
+            if nameless is not None:
+                self.of_topics.put(nameless, admitted)
         return admitted
 
-    def _admitted(self, head: Head, request: Request) -> AdmittedHead:
+    def _admitted(self, head: Head, cors: bytes, request: Request) -> AdmittedHead:
         route = request.route
         is_short = head.length is not None and head.length <= self._inline_bytes
         return AdmittedHead(
             request,
+            cors,
+            _index_of(route),
             is_hot=route.streams or (route.lane is Lane.HOT and self._use_fast_lane),
             length=head.length,
             plain=is_short and not request.gzip_in,
@@ -133,10 +217,13 @@ class HeadReader:
             expects_continue=head.expects_continue,
         )
 
-    def _remember(self, digest: bytes, head: AdmittedHead) -> None:
-        if len(self.remembered) >= REMEMBERED_MAX:
-            del self.remembered[next(iter(self.remembered))]
-        self.remembered[digest] = head
+
+def _digest_of(raw: bytes) -> bytes:
+    return blake2b(raw, digest_size=16).digest()
+
+
+def _index_of(route: Route | None) -> int:
+    return OTHER_ROUTE if route is None else ROUTE_INDEXES[route.name]
 
 
 async def _partial_head(connection: Connection) -> bytes:
@@ -163,4 +250,5 @@ def _begin_idle(connection: Connection, until: float) -> bool:
         return False
     connection.idle = True
     connection.deadline = until
+    connection.buffer, connection.pos = b"", 0  # nothing in it is unread; it holds a token
     return True

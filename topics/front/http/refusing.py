@@ -11,6 +11,7 @@ import contextlib
 import logging
 import socket
 from collections import deque
+from collections.abc import Callable
 
 from topics.errors import Throttled
 from topics.formats.api.response_heads import ResponseHeads
@@ -25,9 +26,10 @@ DISCARD_BYTES = 64 * 1024  # of their input, before a socket is closed
 class Refusals:
     """The refused clients of one listener."""
 
-    def __init__(self, responses: ResponseHeads) -> None:
+    def __init__(self, responses: ResponseHeads, lines: Callable[[], bytes]) -> None:
+        """``lines``: the field lines of an answer to a client of which nothing was read."""
         self.count = 0  # since the start
-        self._responses = responses
+        self._responses, self._lines = responses, lines
         self._logged = 0  # of `count`
         self._reason = ""
         self._lingering: deque[socket.socket] = deque()
@@ -40,7 +42,9 @@ class Refusals:
     def refuse(self, sock: socket.socket, failure: Throttled) -> None:
         """Send the failure, and close a little later."""
         answer = error_answer(failure)
-        head = self._responses.render(answer.status, len(answer.body), answer.headers, close=True)
+        head = self._responses.render(
+            answer.status, len(answer.body), answer.headers, lines=self._lines(), close=True
+        )
         with contextlib.suppress(OSError):
             sock.setblocking(False)
             sock.send(head + answer.body)

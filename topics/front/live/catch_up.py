@@ -78,6 +78,8 @@ class CatchUp:
             if stream.is_following(reader) and not stream.is_stalled:
                 reader.epoch = epoch
                 stream.show(reader, page)
+                if not self._live.pressure.is_calm and page.to_seq < page.head_seq:
+                    feeds.pace(reader)
 
     async def _next_page(self, reader: Reader, feed: FeedSubscription) -> tuple[FeedPage, int]:
         """The page that continues the reader, and its epoch. Raises `TopicsError`."""

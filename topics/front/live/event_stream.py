@@ -2,9 +2,10 @@
 
 head         `HEADERS`
 at open      `RETRY`: how soon a client comes back
+taken over   `NEVER_AGAIN`: not at all; two tabs would throw each other off for ever
 data lines   one, or one for each line of a payload's white space
 heartbeat    a comment
-error        why the stream ends, or that a topic cannot be read
+error        why the stream ends, that a topic cannot be read, or that topics are paced
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ HEADERS = (
     (b"x-accel-buffering", b"no"),
 )
 RETRY = b"retry: 2000\n\n"
+NEVER_AGAIN = b"retry: 2147483647\n"  # 24 days; timers of browsers hold no more milliseconds
 HEARTBEAT = b": hb\n\n"
+PACED = "watch throttled under CPU pressure"
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 
 
@@ -34,6 +37,11 @@ def data_lines(json: bytes) -> bytes:
     if b"\n" in json or b"\r" in json:
         json = _LINE_END.sub(b"\ndata: ", json)
     return b"data: " + json
+
+
+def paced_event(retry_after_ms: int, topics: list[str]) -> bytes:
+    """``event: error`` 429, which ends nothing: these topics are paced (§7.5)."""
+    return error_event(429, PACED, retry_after_ms=retry_after_ms, topics=topics)
 
 
 def error_event(code: int, error: str, **members: Any) -> bytes:

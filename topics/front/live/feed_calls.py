@@ -2,7 +2,7 @@
 
     feed.open   subscribe; the answer says where the feed stands
     feed.read   one page for readers that catch up
-    feed.taken  a page has been received: the shard may send the next one
+    feed.taken  a page has been received: the shard may send the next one; quiet unless it waits
     feed.close  unsubscribe
 
 Readers that ask the same question while it is in flight share one call and its answer.
@@ -64,9 +64,19 @@ class FeedCalls:
             shared.page = FeedPage(reader.topic, result, body)
         return shared.page, result.epoch
 
-    def taken(self, feed: FeedSubscription) -> None:
-        """Tell the shard that a page has been received; the link flushes behind each batch."""
-        self._backend.notify(feed.shard, FEED_TAKEN, FeedTakenParams(feed.number))
+    def taken(self, feed: FeedSubscription, *, quiet: bool = False) -> None:
+        """Tell the shard that a page has been received; the link flushes behind each batch, but
+        not for quiet ones alone.
+        """
+        self._backend.notify(feed.shard, FEED_TAKEN, FeedTakenParams(feed.number), quiet=quiet)
+
+    def taken_late(self, feed: FeedSubscription) -> None:
+        """As `taken`, from elsewhere than a batch of messages; a feed that has ended is not
+        mentioned.
+        """
+        if feed.is_open:
+            self.taken(feed)
+            self._backend.flush(feed.shard)
 
     def close(self, feed: FeedSubscription) -> None:
         """Unsubscribe."""

@@ -4,6 +4,9 @@
                            |      message out of the ring
                            '----> the kept pages (pages.py)
 
+Under pressure the shard hears late that a page was taken, so the next one is longer; nothing is
+dropped, and no order changes. Readers that catch up wait as long between two pages.
+
 A feed opens with its first reader and closes with its last one. It lives as long as its link
 session: when a shard goes, its feeds are dropped, and their readers subscribe again. A page is
 never shown to a reader that does not stand exactly where the page begins.
@@ -11,21 +14,29 @@ never shown to a reader that does not stand exactly where the page begins.
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import islice
+
 from topics.formats.api.watch import View
 from topics.formats.buffers import Buffer
 from topics.formats.wire.calls import FeedEndedParams, FeedPageParams
 from topics.front.backend import Backend
 from topics.front.live.feed_calls import FeedCalls
+from topics.front.live.later import Later
 from topics.front.live.pages import FeedPage, KeptPages
-from topics.front.live.subscriptions import FeedSubscription, Reader
+from topics.front.live.subscriptions import TOLD_EVERY_S, FeedSubscription, Reader
+from topics.front.pressure.governor import COALESCE_S
+from topics.front.pressure.pressure import Pressure
 
 RETRY_S = 0.25  # after a shard has refused a reader
+TOLD_MAX = 256  # streams that one page tells of its pace
 
 
 class Feeds:
     """All feed subscriptions of a front. `Live` tells it what shards say."""
 
-    def __init__(self, backend: Backend, now: float) -> None:
+    def __init__(self, backend: Backend, pressure: Pressure, later: Later, now: float) -> None:
+        self._pressure, self._later = pressure, later
         self.calls = FeedCalls(backend)
         self.kept = KeptPages()
         self.by_number: dict[int, FeedSubscription] = {}
@@ -69,6 +80,21 @@ class Feeds:
         """The shard cannot serve the reader now: try again when it is back, or soon."""
         reader.is_waiting = True
         self._waiting[reader] = self._now + RETRY_S
+
+    def pace(self, reader: Reader) -> None:
+        """A reader that catches up has been shown a page: the next one waits for its band."""
+        feed = reader.feed
+        if feed is not None and (pause_s := self.pause_s(feed)):
+            reader.is_waiting = True
+            self._waiting[reader] = self._now + pause_s
+            reader.stream.tell_paced(self._now)
+
+    def pause_s(self, feed: FeedSubscription) -> float:
+        """How long its readers wait between two pages; 0: not long enough to tell them."""
+        if self._pressure.is_calm:
+            return 0.0
+        pause_s = self._pressure.pause_s(feed.shard, feed.band)
+        return pause_s if pause_s > COALESCE_S else 0.0
 
     def tick(self, now: float) -> None:
         """Wake readers that have waited long enough for their shard."""
@@ -119,7 +145,13 @@ class Feeds:
         feed = self.by_number.get(params.feed)
         if feed is None:
             return
-        self.calls.taken(feed)
+        feed.band = params.band
+        if self._pressure.is_calm:
+            # Of two pages under way the shard wakes up for the second one only, or for more.
+            is_last = params.to_seq == params.head_seq
+            self.calls.taken(feed, quiet=is_last and not params.is_awaited)
+        else:
+            self._take_late(feed)
         page = FeedPage(feed.topic, params, bytes(records))
         feed.seq, feed.head_seq = page.to_seq, page.head_seq
         self.kept.keep(feed.kept, page)
@@ -133,6 +165,22 @@ class Feeds:
                 stream.catch_up()
             else:
                 stream.attempt(stream.show, reader, page)
+        if not self._pressure.is_calm and self.pause_s(feed):
+            self._tell_paced(feed)
+
+    def _take_late(self, feed: FeedSubscription) -> None:
+        pause_s = self._pressure.pause_s(feed.shard, feed.band)
+        if pause_s:
+            self._later.call_in(pause_s, partial(self.calls.taken_late, feed))
+        else:
+            self.calls.taken(feed)
+
+    def _tell_paced(self, feed: FeedSubscription) -> None:
+        """Not all at once: that would make the loop later still."""
+        before = self._now - TOLD_EVERY_S
+        streams = (reader.stream for reader in feed.live)
+        for stream in [*islice((one for one in streams if one.told_at <= before), TOLD_MAX)]:
+            stream.attempt(stream.tell_paced, self._now)
 
 
 def _detached(feed: FeedSubscription) -> list[Reader]:

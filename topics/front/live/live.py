@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from enum import IntEnum
 from typing import Protocol
 
 import trio
@@ -28,14 +29,26 @@ from topics.formats.wire.calls import (
     WorkJobsParams,
 )
 from topics.front.backend import Backend
+from topics.front.errors import status_of
+from topics.front.keys import Keys
 from topics.front.limits import FrontSlots
 from topics.front.live.feeds import Feeds
+from topics.front.live.later import Later
 from topics.front.live.message_budget import MessageBudget
 from topics.front.live.subscriptions import Isolated
 from topics.front.live.work_subscriptions import WorkSubscriptions
+from topics.front.pressure.pressure import Pressure
 
 LARGEST_MESSAGES_MAX = 2  # held for all WebSockets together, counted in the longest allowed
 TICK_S = 0.25  # the grain of heartbeats and timeouts
+
+
+class StreamKind(IntEnum):
+    """Indexes of the row of each kind in ``topics_streams``."""
+
+    WATCH = 0
+    WORK = 1
+    WEB_SOCKET = 2
 
 
 class LiveStream(Isolated, Protocol):
@@ -43,6 +56,7 @@ class LiveStream(Isolated, Protocol):
 
     principal: Principal
     has_own_slot: bool  # which it took before it began, and gives back itself
+    kind: StreamKind
 
     def tick(self, now: float) -> None:
         """Send a heartbeat, or end a stream whose client is too slow."""
@@ -50,17 +64,30 @@ class LiveStream(Isolated, Protocol):
     def drain(self) -> None:
         """Tell the client that the server shuts down."""
 
+    def fail(self, code: int, error: str) -> None:
+        """Tell why, if the socket takes it, and end."""
+
 
 class Live:
     """All live streams of a front, and what they share."""
 
-    def __init__(self, backend: Backend, settings: Settings, slots: FrontSlots) -> None:
-        self.backend, self.slots = backend, slots
+    def __init__(
+        self,
+        backend: Backend,
+        settings: Settings,
+        slots: FrontSlots,
+        pressure: Pressure,
+        keys: Keys | None = None,
+    ) -> None:
+        self.backend, self.slots, self.pressure = backend, slots, pressure
+        self.keys = Keys() if keys is None else keys
         self.now = time.monotonic()  # of the last tick
-        self.feeds = Feeds(backend, self.now)
-        self.work = WorkSubscriptions(backend, slots.streams)
+        self.later = Later()
+        self.feeds = Feeds(backend, pressure, self.later, self.now)
+        self.work = WorkSubscriptions(backend, slots.streams, pressure, self.later)
         self.messages = MessageBudget(LARGEST_MESSAGES_MAX * settings.max_body_bytes)
         self.streams: set[LiveStream] = set()
+        self.stream_counts = [0] * len(StreamKind)
         self.draining = False
         self.nursery: trio.Nursery
         self._deferred: list[tuple[LiveStream, Callable[[], None]]] = []
@@ -71,6 +98,7 @@ class Live:
         """Tick until cancelled."""
         async with trio.open_nursery() as self.nursery:
             self.nursery.start_soon(self._run_deferred)
+            self.nursery.start_soon(self.later.run)
             while True:
                 await trio.sleep(TICK_S)
                 self.now = now = time.monotonic()
@@ -86,17 +114,23 @@ class Live:
         self.slots.streams.check(principal, leaving=replaced)
 
     def add(self, stream: LiveStream) -> None:
-        """A stream begins; one that begins during the drain is told so at once."""
+        """A stream begins. One that begins during the drain, or whose key has changed since its
+        request was admitted, is told so at once.
+        """
         self.streams.add(stream)
+        self.stream_counts[stream.kind] += 1
         if not stream.has_own_slot:
             self.slots.streams.add(stream.principal)
         if self.draining:
             stream.drain()
+        elif (failure := self.keys.refusal(stream.principal)) is not None:
+            stream.fail(status_of(failure), failure.message)
 
     def remove(self, stream: LiveStream) -> None:
         """A stream has ended."""
         if stream in self.streams:
             self.streams.remove(stream)
+            self.stream_counts[stream.kind] -= 1
             if not stream.has_own_slot:
                 self.slots.streams.release(stream.principal)
 
@@ -105,6 +139,12 @@ class Live:
         self.draining = True
         for stream in list(self.streams):
             stream.attempt(stream.drain)
+
+    def end_refused(self) -> None:
+        """The keys have changed: end the streams whose keys are gone or have other rights."""
+        for stream in list(self.streams):
+            if (failure := self.keys.refusal(stream.principal)) is not None:
+                stream.attempt(stream.fail, status_of(failure), failure.message)
 
     def defer(self, stream: LiveStream, call: Callable[[], None]) -> None:
         """Call it when the loop has handled what it is handling: one write for one batch."""

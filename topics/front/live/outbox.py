@@ -42,6 +42,7 @@ class Outbox:
     def __init__(self, live: Live, sock: socket.socket, owner: OutboxOwner) -> None:
         self._live, self._sock, self._owner = live, sock, owner
         self.is_closed = False
+        self.sent_bytes = 0  # by this stream
         self.backlog: list[bytes] = []  # to be sent behind the unsent part
         self.last_sent = live.now
         self.moved_at = live.now  # when the socket last took something
@@ -66,6 +67,7 @@ class Outbox:
             self._owner.end()
             return
         self.last_sent = time.monotonic()
+        self.sent_bytes += sent
         if sent < len(data):
             self.unsent = memoryview(data)[sent:]
             self.moved_at = self._live.now
@@ -84,6 +86,7 @@ class Outbox:
             sent = self._sock.send(data)
         except OSError:
             return False
+        self.sent_bytes += sent
         if sent == len(data):
             self._owner.sent_whole()
         return True
@@ -109,6 +112,7 @@ class Outbox:
         with contextlib.suppress(BlockingIOError):
             sent = self._sock.send(unsent)
             self.moved_at = self.last_sent = time.monotonic()
+            self.sent_bytes += sent
             self.unsent = unsent[sent:] if sent < len(unsent) else self._next_unsent()
 
     def _next_unsent(self) -> memoryview | None:

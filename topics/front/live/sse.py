@@ -18,16 +18,26 @@ from topics.errors import TopicsError
 from topics.formats.json_text import json_bytes
 from topics.front.errors import status_of
 from topics.front.http.connection import Connection
-from topics.front.live.event_stream import HEARTBEAT, data_lines, error_event
-from topics.front.live.live import Live
+from topics.front.live.event_stream import (
+    HEARTBEAT,
+    NEVER_AGAIN,
+    data_lines,
+    error_event,
+    paced_event,
+)
+from topics.front.live.live import Live, StreamKind
 from topics.front.live.pages import FeedPage
 from topics.front.live.subscriptions import Reader
 from topics.front.live.topic_streams import TopicStream
 from topics.front.live.watch_sessions import Cursor, WatchSession
 
+TAKEN_OVER = 409  # the code of the error event
+
 
 class WatchStream(TopicStream):
     """One GET of a session."""
+
+    kind = StreamKind.WATCH
 
     def __init__(self, live: Live, session: WatchSession, connection: Connection) -> None:
         super().__init__(live, connection.sock, session.principal, session.heartbeat_s)
@@ -68,12 +78,17 @@ class WatchStream(TopicStream):
         return error_event(status_of(failure), failure.message, topics=[reader.topic])
 
     def failure_event(self, code: int, error: str) -> bytes:
-        """``event: error``."""
-        return error_event(code, error)
+        """``event: error``. A stream that another one has replaced must not come back."""
+        event = error_event(code, error)
+        return NEVER_AGAIN + event if code == TAKEN_OVER else event
 
     def heartbeat(self) -> bytes:
         """A comment."""
         return HEARTBEAT
+
+    def paced_event(self, retry_after_ms: int, topics: list[str]) -> bytes:
+        """``event: error`` 429; the stream goes on."""
+        return paced_event(retry_after_ms, topics)
 
     def _event(self, name: bytes, data: dict[str, Any]) -> bytes:
         return b"id: %b\nevent: %b\ndata: %b\n\n" % (self.session.id(), name, json_bytes(data))

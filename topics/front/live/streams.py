@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -20,8 +21,9 @@ from typing import TypeVarTuple
 import trio
 
 from topics.engine.access import Principal
-from topics.front.live.live import Live
+from topics.front.live.live import Live, StreamKind
 from topics.front.live.outbox import Outbox
+from topics.front.live.subscriptions import TOLD_EVERY_S
 
 LOG = logging.getLogger("topics.front")
 
@@ -36,12 +38,14 @@ class Stream(ABC):
     """One client that is told of what happens."""
 
     has_own_slot = False  # from before it begins
+    kind: StreamKind
 
     def __init__(
         self, live: Live, sock: socket.socket, principal: Principal, heartbeat_s: float
     ) -> None:
         self.live, self.sock, self.principal, self.heartbeat_s = live, sock, principal, heartbeat_s
         self.ended = False
+        self.told_at = -math.inf  # when it was last told that it is paced
         self.scope = trio.CancelScope()  # of `until_ended`
         self.outbox = Outbox(live, sock, self)
 
@@ -54,6 +58,10 @@ class Stream(ABC):
     @abstractmethod
     def heartbeat(self) -> bytes:
         """Nothing has happened."""
+
+    @abstractmethod
+    def paced_event(self, retry_after_ms: int, topics: list[str]) -> bytes:
+        """What comes of these topics comes so much later; the stream goes on."""
 
     # Life
 
@@ -120,6 +128,15 @@ class Stream(ABC):
         except Exception:
             LOG.exception("unexpected stream error")
             self.end()
+
+    def tell_paces(self, now: float, pauses_s: dict[str, float]) -> None:
+        """Tell how long its topics pause, unless it was told within TOLD_EVERY_S or the socket
+        takes no more.
+        """
+        if pauses_s and now - self.told_at >= TOLD_EVERY_S and not self.is_stalled:
+            self.told_at = now
+            longest_ms = math.ceil(1000 * max(pauses_s.values()))
+            self.outbox.write(self.paced_event(longest_ms, sorted(pauses_s)))
 
     # The socket
 

@@ -13,9 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, TypeVarTuple
 
+from topics.engine.priority import NEW_BAND
 from topics.errors import TopicsError
 from topics.formats.api.watch import Start, View
 from topics.front.live.pages import FeedPage, FeedPages
+
+TOLD_EVERY_S = 10.0  # how often a stream is told that it is paced, at most
 
 Args = TypeVarTuple("Args")
 
@@ -33,6 +36,7 @@ class ReaderStream(Isolated, Protocol):
     """What feeds need of the stream that a reader belongs to."""
 
     readers: dict[str, Reader]
+    told_at: float  # when it was last told that it is paced
 
     @property
     def is_stalled(self) -> bool:
@@ -55,6 +59,9 @@ class ReaderStream(Isolated, Protocol):
 
     def tell_caught_up(self, reader: Reader, head_seq: int) -> None:
         """Tell that the reader stands at the head."""
+
+    def tell_paced(self, now: float) -> None:
+        """Tell which topics are paced, unless it was told within TOLD_EVERY_S."""
 
     def tell_deleted(self, reader: Reader, head_seq: int) -> None:
         """Tell that the topic was deleted, and stop following it."""
@@ -106,6 +113,7 @@ class FeedSubscription:
         self.seq = 0
         self.epoch = 0
         self.head_seq = 0
+        self.band = NEW_BAND  # of the topic's priority
         self.readers: set[Reader] = set()
         self.live: dict[Reader, None] = {}  # ordered by when they became live
         self.kept = FeedPages()

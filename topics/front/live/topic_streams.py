@@ -137,6 +137,16 @@ class TopicStream(Stream):
         """Tell that the topic cannot be read."""
         self.outbox.write(self.topic_error_event(reader, failure))
 
+    def tell_paced(self, now: float) -> None:
+        """Tell which topics are paced, unless it was told within TOLD_EVERY_S."""
+        feeds = self.live.feeds
+        pauses_s = {
+            topic: feeds.pause_s(reader.feed)
+            for topic, reader in self.readers.items()
+            if reader.feed is not None
+        }
+        self.tell_paces(now, {topic: pause_s for topic, pause_s in pauses_s.items() if pause_s})
+
     def tell_deleted(self, reader: Reader, head_seq: int) -> None:
         """Tell that the topic was deleted, and stop following it; the stream goes on."""
         if self.is_following(reader):

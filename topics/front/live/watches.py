@@ -26,7 +26,7 @@ from topics.front.authorization import authorize
 from topics.front.http.connection import Connection
 from topics.front.live.event_stream import RETRY
 from topics.front.live.live import Live
-from topics.front.live.sse import WatchStream
+from topics.front.live.sse import TAKEN_OVER, WatchStream
 from topics.front.live.starts import begin_at, heads_of
 from topics.front.live.watch_sessions import WatchSession
 
@@ -47,12 +47,13 @@ class Watches:
         self, asked: WatchRequest, principal: Principal, *, lenient: bool
     ) -> dict[str, Any]:
         """`POST /v0/watch`: the members of the answer. Raises `Forbidden`, `TopicNotFound`,
-        `Throttled`, `NotReady`.
+        `Throttled`, `NotReady`, `Unauthorized`.
         """
         for topic in asked.starts:
             authorize(principal, None, topic)
         self._collect()
         heads = await heads_of(self.live.backend, asked.starts)
+        self.live.keys.check(principal)  # it may have changed while this waited
         unknown = asked.starts.keys() - heads.keys()
         if unknown and not lenient:
             raise TopicNotFound(min(unknown))
@@ -90,7 +91,7 @@ class Watches:
     ) -> None:
         """Show the session's topics, until either side ends it."""
         if session.stream is not None:
-            session.stream.fail(409, "another stream has taken the session over")
+            session.stream.fail(TAKEN_OVER, "another stream has taken the session over")
         session.resume(last_event_id)
         stream = session.stream = WatchStream(self.live, session, connection)
         try:
@@ -104,17 +105,29 @@ class Watches:
             await stream.until_ended()
         finally:
             stream.end()
+            connection.sent_bytes += stream.outbox.sent_bytes
             if session.stream is stream:
                 session.stream = None
                 session.left_at = time.monotonic()
 
+    def end_refused(self) -> None:
+        """The keys have changed: forget the sessions whose keys are gone or have other rights.
+        `Live.end_refused` ends their streams.
+        """
+        for session in [*self._sessions.values()]:
+            if self.live.keys.refusal(session.principal) is not None:
+                self._forget(session)
+
     def _collect(self) -> None:
         """Forget sessions that no stream has used for SESSION_TTL_S."""
         before = time.monotonic() - SESSION_TTL_S
-        for wid, session in [*self._sessions.items()]:
+        for session in [*self._sessions.values()]:
             if session.stream is None and session.left_at < before:
-                del self._sessions[wid]
-                self.live.slots.watch_sessions.release()
+                self._forget(session)
+
+    def _forget(self, session: WatchSession) -> None:
+        del self._sessions[session.wid]
+        self.live.slots.watch_sessions.release()
 
 
 def accepts_events(accept: bytes) -> bool:

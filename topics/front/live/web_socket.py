@@ -13,6 +13,7 @@ HTTP has, a message that finds no memory (message_budget.py), and a client that 
 from __future__ import annotations
 
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any
 
 import trio
@@ -49,6 +50,7 @@ from topics.front.live.message_clock import MessageClock
 from topics.front.live.web_socket_publish import Publishes
 from topics.front.live.web_socket_replies import pong, refusal
 from topics.front.live.web_socket_stream import WebSocketStream
+from topics.front.pressure.admission import may_not_be_refused
 
 EVENTS_PER_TURN = 64  # 1 ms of publishes or refusals; then others have a turn
 FLUSH_EVERY = 32  # events: the shard works on the first while the front decodes the rest
@@ -89,9 +91,11 @@ class WebSocket(WebSocketStream):
                 connection.unread_body = True
         finally:
             self.end()
+            connection.sent_bytes += self.outbox.sent_bytes
 
     async def _serve(self, decoder: WebSocketDecoder, data: bytes) -> None:
-        while await self._take(events := decoder.feed(data, EVENTS_PER_TURN)):
+        # What came before the end is not done after it: a key may have been removed.
+        while not self.ended and await self._take(events := decoder.feed(data, EVENTS_PER_TURN)):
             if not decoder.is_amid or any(isinstance(event, Text | Binary) for event in events):
                 self._clock.restart()
             if decoder.held_bytes or self._held_bytes:
@@ -114,6 +118,7 @@ class WebSocket(WebSocketStream):
                 data = self.sock.recv(RECV_BYTES)
             except BlockingIOError:
                 continue
+            self._connection.received_bytes += len(data)
             if amid:
                 self._clock.received(len(data))
             return data
@@ -233,7 +238,14 @@ class WebSocket(WebSocketStream):
         if self._draining:
             raise shutting_down()
         topic = self._topic(head, Scope.WRITE | Scope.ADMIN if head.config else Scope.WRITE)
+        if not self.live.pressure.is_calm:
+            self._check_pressure(topic, message)
         self._publishes.add(topic, head.return_seqs, request_id, message)
+
+    def _check_pressure(self, topic: str, message: bytes) -> None:
+        """Raises `Throttled`."""
+        shard, digest = self.live.backend.shard_of(topic), self.principal.digest
+        self.live.pressure.check_write(digest, topic, shard, partial(may_not_be_refused, message))
 
     async def _subscribe(self, request_id: bytes, message: bytes) -> None:
         """Everything said before is sent first, because this waits for shards."""

@@ -18,7 +18,14 @@ from topics.actors.rpc.failures import failures_of
 from topics.config import Settings
 from topics.errors import TopicsError
 from topics.formats.api.websocket_frames import text_frame
-from topics.formats.wire.calls import APPEND, AppendOutcome, AppendParams, AppendResult
+from topics.formats.wire.calls import (
+    APPEND,
+    AppendOutcome,
+    AppendParams,
+    AppendResult,
+    band_in,
+    outcome_in,
+)
 from topics.front.backend import Body, Reply, listed
 from topics.front.body_limits import no_room
 from topics.front.http.connection import RECV_BYTES
@@ -149,13 +156,14 @@ class Publishes:
         one behind another.
         """
         bodies, result = bytes(answer.body), answer.result
+        self._live.pressure.bands.learn(batch.topic, band_in(result.outcomes[-1]))
         answer.release()
         failures = iter(failures_of(result) if result.failures else ())
         end = 0
-        for request_id, outcome, length in zip(
+        for request_id, byte, length in zip(
             batch.request_ids, result.outcomes, result.lengths or (len(bodies),), strict=True
         ):
-            if outcome == AppendOutcome.FAILED:
+            if outcome_in(byte) == AppendOutcome.FAILED:
                 self._answers.append(refusal(request_id, next(failures)))
                 continue
             start, end = end + 1, end + length  # without its first brace

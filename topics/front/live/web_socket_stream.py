@@ -5,7 +5,8 @@
     tombstone      records were lost
     caught_up      there are no more records now
     topic_deleted  the topic was deleted; the socket stays
-    error          without a request_id: a topic cannot be read, or the socket ends
+    error          without a request_id: a topic cannot be read, or the socket ends; `throttled`
+                   with topics: these are paced
 
 Only the client keeps cursors: a socket that ends leaves nothing to resume.
 """
@@ -21,10 +22,13 @@ from topics.errors import (
     Throttled,
     TopicNotFound,
     TopicsError,
+    Unauthorized,
 )
 from topics.formats.api.watch import Start, WatchRequest
 from topics.formats.api.websocket_frames import ping_frame, text_frame
 from topics.formats.api.websocket_messages import CloseCode, close_frame
+from topics.front.live.event_stream import PACED
+from topics.front.live.live import StreamKind
 from topics.front.live.pages import FeedPage
 from topics.front.live.starts import begin_at, heads_of
 from topics.front.live.subscriptions import Reader
@@ -32,6 +36,7 @@ from topics.front.live.topic_streams import TopicStream
 from topics.front.live.web_socket_replies import json_frame, subscribed, unsubscribed
 
 FAILURES = {
+    401: (Unauthorized.code, CloseCode.POLICY_VIOLATION),
     408: (Throttled.code, CloseCode.POLICY_VIOLATION),
     429: (Throttled.code, CloseCode.TRY_AGAIN_LATER),
     500: (Internal.code, CloseCode.INTERNAL_ERROR),
@@ -41,6 +46,8 @@ FAILURES = {
 
 class WebSocketStream(TopicStream):
     """The topics that one socket follows."""
+
+    kind = StreamKind.WEB_SOCKET
 
     def page_event(self, reader: Reader, page: FeedPage) -> bytes:  # noqa: ARG002 - equal for all readers
         """``op: record``."""
@@ -75,6 +82,11 @@ class WebSocketStream(TopicStream):
         name, close_code = FAILURES[code]
         members = {"request_id": None, "code": name, "message": error}
         return json_frame({"op": "error", **members}) + close_frame(close_code, error)
+
+    def paced_event(self, retry_after_ms: int, topics: list[str]) -> bytes:
+        """``op: error``, which ends nothing."""
+        members = {"code": Throttled.code, "message": PACED, "retry_after_ms": retry_after_ms}
+        return json_frame({"op": "error", "request_id": None, **members, "topics": topics})
 
     def heartbeat(self) -> bytes:
         """A ping."""

@@ -3,7 +3,7 @@
     work.jobs --> events --> socket --has taken them whole--> work.taken: the next jobs may come
 
     id: SEQ        of the job
-    event: job     or error, without an id: why the stream ends
+    event: job     or error, without an id: why the stream ends, or that it is paced
     data: JSON     as a member of ``claimed``, with its topic
 
 So a client that reads slowly holds back its own jobs, and one page of them is all that waits in
@@ -15,8 +15,8 @@ from __future__ import annotations
 from topics.formats.api.watch import HEARTBEAT_MS
 from topics.formats.wire.calls import WorkJobsParams
 from topics.front.http.connection import Connection
-from topics.front.live.event_stream import HEARTBEAT, RETRY, data_lines, error_event
-from topics.front.live.live import Live
+from topics.front.live.event_stream import HEARTBEAT, RETRY, data_lines, error_event, paced_event
+from topics.front.live.live import Live, StreamKind
 from topics.front.live.streams import Stream
 from topics.front.live.work_subscriptions import WorkSubscription
 
@@ -25,10 +25,11 @@ class WorkStream(Stream):
     """One GET of a queue's work."""
 
     has_own_slot = True  # that of its subscription
+    kind = StreamKind.WORK
 
     def __init__(self, live: Live, subscription: WorkSubscription, connection: Connection) -> None:
         super().__init__(live, connection.sock, subscription.principal, HEARTBEAT_MS / 1000)
-        self._subscription = subscription
+        self._subscription, self._connection = subscription, connection
         self._has_untaken = False  # jobs that the socket has not taken whole
 
     async def run(self) -> None:
@@ -40,11 +41,15 @@ class WorkStream(Stream):
             await self.until_ended()
         finally:
             self.end()
+            self._connection.sent_bytes += self.outbox.sent_bytes
 
     def show(self, params: WorkJobsParams, jobs: bytes) -> None:
         """As `Worker.show`."""
         self._has_untaken = True
-        self.outbox.write(job_events(self._subscription.topic, params, jobs))
+        subscription = self._subscription
+        self.outbox.write(job_events(subscription.topic, params, jobs))
+        if pause_s := self.live.work.pause_s(subscription):
+            self.tell_paces(self.live.now, {subscription.topic: pause_s})
 
     def sent_whole(self) -> None:
         """As any stream, and let the shard send the next jobs."""
@@ -64,6 +69,10 @@ class WorkStream(Stream):
     def heartbeat(self) -> bytes:
         """A comment."""
         return HEARTBEAT
+
+    def paced_event(self, retry_after_ms: int, topics: list[str]) -> bytes:
+        """``event: error`` 429; the stream goes on."""
+        return paced_event(retry_after_ms, topics)
 
 
 def job_events(topic: str, params: WorkJobsParams, jobs: bytes) -> bytes:

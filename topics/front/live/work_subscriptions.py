@@ -32,7 +32,10 @@ from topics.formats.wire.calls import (
 from topics.front.backend import Backend
 from topics.front.errors import status_of
 from topics.front.limits import Slots
+from topics.front.live.later import Later
 from topics.front.live.subscriptions import Isolated
+from topics.front.pressure.governor import COALESCE_S
+from topics.front.pressure.pressure import Pressure
 
 
 class Worker(Isolated, Protocol):
@@ -72,8 +75,9 @@ class WorkSubscription:
 class WorkSubscriptions:
     """All work subscriptions of a front. `Live` tells it what shards say."""
 
-    def __init__(self, backend: Backend, slots: Slots) -> None:
+    def __init__(self, backend: Backend, slots: Slots, pressure: Pressure, later: Later) -> None:
         self._backend, self._slots = backend, slots
+        self._pressure, self._later = pressure, later
         self._last_number = 0
         self.by_number: dict[int, WorkSubscription] = {}  # those that their shards know
 
@@ -104,7 +108,27 @@ class WorkSubscriptions:
         return subscription
 
     def taken(self, subscription: WorkSubscription) -> None:
-        """The client's socket has taken all jobs that were shown."""
+        """The client's socket has taken all jobs that were shown. Under pressure the shard hears of
+        it late.
+        """
+        pause_s = self._pause_s(subscription)
+        if pause_s:
+            self._later.call_in(pause_s, partial(self._tell_taken, subscription))
+        else:
+            self._tell_taken(subscription)
+
+    def pause_s(self, subscription: WorkSubscription) -> float:
+        """How long its next jobs wait; 0: not long enough to tell the client."""
+        pause_s = self._pause_s(subscription)
+        return pause_s if pause_s > COALESCE_S else 0.0
+
+    def _pause_s(self, subscription: WorkSubscription) -> float:
+        pressure = self._pressure
+        if pressure.is_calm:
+            return 0.0
+        return pressure.pause_s(subscription.shard, pressure.bands.of(subscription.topic))
+
+    def _tell_taken(self, subscription: WorkSubscription) -> None:
         if subscription.number in self.by_number:
             params = WorkTakenParams(subscription.number)
             self._backend.notify(subscription.shard, WORK_TAKEN, params)

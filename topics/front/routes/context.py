@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from time import monotonic_ns
 
+import trio
+
+from topics.actors.link.board import Board
 from topics.config import Settings
 from topics.formats.api.limits import Limits, limits_of
 from topics.formats.wire.calls import NoResult
@@ -14,8 +17,11 @@ from topics.front.backend import Backend, Body
 from topics.front.drain import Drain
 from topics.front.live.live import Live
 from topics.front.live.watches import Watches
+from topics.front.pressure.pressure import Pressure
 from topics.front.request import Request
 from topics.front.routes.read_ahead import ReadAhead
+
+METRIC_READS_MAX = 4  # at once, by one front
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +33,17 @@ class RouteContext:
     limits: Limits
     drain: Drain
     live: Live
+    pressure: Pressure
     watches: Watches
     read_ahead: ReadAhead
+    board: Board
+    metric_reads: trio.CapacityLimiter
     started_ns: int = field(default_factory=monotonic_ns)
 
     @classmethod
-    def of(cls, backend: Backend, settings: Settings, drain: Drain, live: Live) -> RouteContext:
+    def of(
+        cls, backend: Backend, settings: Settings, drain: Drain, live: Live, board: Board
+    ) -> RouteContext:
         """The context of a front, with what the routes keep themselves."""
         return cls(
             backend=backend,
@@ -40,8 +51,11 @@ class RouteContext:
             limits=limits_of(settings),
             drain=drain,
             live=live,
+            pressure=live.pressure,
             watches=Watches(live),
             read_ahead=ReadAhead(backend),
+            board=board,
+            metric_reads=trio.CapacityLimiter(METRIC_READS_MAX),
         )
 
     async def ask(

@@ -39,12 +39,21 @@ async def ready(context: RouteContext, _request: Request, _body: Body, at: int) 
 
 async def root(_context: RouteContext, _request: Request, _body: Body, at: int) -> Answer:
     """The server's name, its version and links."""
-    links = {"health": "/v0/health", "ready": "/v0/ready"}
+    links = {"health": "/v0/health", "ready": "/v0/ready", "metrics": "/v0/metrics"}
     return json_answer({"name": "topics", "version": __version__, "links": links}, at)
 
 
 def _probe(path: str, name: str) -> Route:
-    return Route(READ_ONLY, path, name, None, lane=Lane.HOT, is_open=True)
+    return Route(
+        READ_ONLY,
+        path,
+        name,
+        None,
+        lane=Lane.HOT,
+        is_open=True,
+        answers_in_drain=True,
+        is_stepped=True,
+    )
 
 
 ROUTES = {
@@ -52,5 +61,5 @@ ROUTES = {
     _probe("/healthz", "health"): health,
     _probe("/v0/ready", "ready"): ready,
     _probe("/readyz", "ready"): ready,
-    Route(READ_ONLY, "/", "root", None, is_open=True): root,
+    Route(READ_ONLY, "/", "root", None, is_open=True, answers_in_drain=True): root,
 }

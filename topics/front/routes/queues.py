@@ -45,7 +45,7 @@ CURSOR = Parameter("cursor", paging.SEQS.decode, default=0)
 async def claim(context: RouteContext, request: Request, body: Body, at: int) -> Answer:
     """§10.2. May wait for as long as the ``wait_ms`` of the body says."""
     backend, shard = context.backend, request.shard
-    with context.drain.waiting():
+    with context.drain.waiting(request):
         params = calls.ClaimParams(request.topic, at)
         reply = await backend.call(shard, calls.CLAIM, params, body)
     answer = shard_answer(reply)
@@ -86,6 +86,9 @@ async def work(context: RouteContext, request: Request, _body: Body, _at: int) -
     lease_ms = None if lease_ms is None else clamped_lease_ms(lease_ms)
     if not accepts_events(request.head.joined(b"accept")):
         raise NotAcceptable("the answer is text/event-stream")
+    context.pressure.check_stream(
+        request.principal.digest, f"work/{request.topic}", [request.topic], request.shard
+    )
     subscription = await live.work.open(
         request.shard,
         request.topic,
@@ -135,6 +138,7 @@ async def redrive(context: RouteContext, request: Request, body: Body, at: int) 
 
 
 def _worker_call(name: str, scope: Scope, *, waits: bool = False) -> Route:
+    # What may wait has a task, which its drain cancels.
     return Route(
         ("POST",),
         f"/v0/topics/:topic/{name}",
@@ -143,6 +147,7 @@ def _worker_call(name: str, scope: Scope, *, waits: bool = False) -> Route:
         lane=Lane.HOT,
         body=BodyRule.REQUIRED,
         waits=waits,
+        is_stepped=not waits,
     )
 
 
@@ -175,6 +180,7 @@ ROUTES = {
         "queue.redrive",
         Scope.READ | Scope.WRITE,
         body=BodyRule.OPTIONAL,
+        is_audited=True,
         no_preflight=True,  # without a body it needs none
     ): redrive,
 }

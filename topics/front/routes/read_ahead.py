@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from topics.actors.link.heads import HeadMark
+from topics.actors.rpc.stepping import in_task
 from topics.config import TUNING
 from topics.errors import TopicsError
 from topics.formats.api.answers import difference_end
@@ -80,7 +81,9 @@ class ReadAhead:
         key = self._key_of(request.topic, body)
         guess = None if key is None else self._guesses.take(key)
         if guess is not None and guess.run is not None:
-            await guess.run.arrived.wait()
+            if not guess.run.arrived.is_set():
+                await in_task()
+                await guess.run.arrived.wait()
             answer = self._answer(request.shard, guess, guess.run, at)
             if answer is not None:
                 return answer

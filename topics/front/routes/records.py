@@ -8,6 +8,7 @@ POST   /v0/topics/:topic/delete                   §5
 from __future__ import annotations
 
 from topics.actors.rpc.failures import failures_of
+from topics.actors.rpc.stepping import in_task
 from topics.engine.access import Scope
 from topics.formats.wire.calls import (
     APPEND,
@@ -15,9 +16,12 @@ from topics.formats.wire.calls import (
     AppendOutcome,
     AppendParams,
     DeleteRecordsParams,
+    band_in,
+    outcome_in,
 )
 from topics.front.answers import Answer, shard_answer
 from topics.front.backend import Body, listed
+from topics.front.pressure.admission import check_append, park_append
 from topics.front.queries import Parameter, boolean
 from topics.front.request import Request
 from topics.front.route import BodyRule, Lane, Route
@@ -27,11 +31,19 @@ RETURN_SEQS = Parameter("return_seqs", boolean, default=True)
 
 
 async def append(context: RouteContext, request: Request, body: Body, at: int) -> Answer:
-    """§2. The shard decodes the body."""
-    prefixes = listed(request.principal.prefixes)
-    params = AppendParams(request.topic, request.key, request.query[RETURN_SEQS], prefixes, at)
+    """§2. The shard decodes the body. Raises `Throttled` under pressure."""
+    pressure = context.pressure
+    if not pressure.is_calm:
+        await check_append(pressure, request, body)
+    band, parked_ms = pressure.bands.of(request.topic), 0.0
+    if not pressure.turns.may_go(band):
+        parked_ms = await park_append(pressure, band, body)
+    prefixes, with_seqs = listed(request.principal.prefixes), request.query[RETURN_SEQS]
+    params = AppendParams(request.topic, request.key, with_seqs, prefixes, at, parked_ms=parked_ms)
     reply = await context.backend.call(request.shard, APPEND, params, body)
-    outcome = reply.result.outcomes[0]
+    byte = reply.result.outcomes[0]
+    pressure.bands.learn(request.topic, band_in(byte))
+    outcome = outcome_in(byte)
     if outcome == AppendOutcome.FAILED:
         reply.release()
         raise failures_of(reply.result)[0]
@@ -40,8 +52,18 @@ async def append(context: RouteContext, request: Request, body: Body, at: int) -
 
 async def diff(context: RouteContext, request: Request, body: Body, at: int) -> Answer:
     """§3. May wait for as long as the ``wait_ms`` of the body says."""
-    with context.drain.waiting():
+    if not (context.drain.is_draining or may_wait(body)):
         return await context.read_ahead.diff(request, body, at)
+    await in_task()
+    with context.drain.waiting(request):
+        return await context.read_ahead.diff(request, body, at)
+
+
+def may_wait(body: Body) -> bool:
+    """Whether a diff with this body may become a long poll. A backslash may spell the name of the
+    field in another way.
+    """
+    return type(body) is not bytes or b"wait_ms" in body or b"\\" in body
 
 
 async def delete(context: RouteContext, request: Request, body: Body, at: int) -> Answer:
@@ -58,6 +80,7 @@ ROUTES = {
         Scope.WRITE,
         lane=Lane.HOT,
         body=BodyRule.REQUIRED,
+        is_stepped=True,
         parameters=(RETURN_SEQS,),
         long_body=True,
     ): append,
@@ -68,6 +91,7 @@ ROUTES = {
         Scope.READ,
         lane=Lane.HOT,
         body=BodyRule.OPTIONAL,
+        is_stepped=True,
         waits=True,
     ): diff,
     Route(
@@ -77,5 +101,7 @@ ROUTES = {
         Scope.DELETE,
         lane=Lane.HOT,
         body=BodyRule.REQUIRED,
+        is_stepped=True,
+        is_audited=True,
     ): delete,
 }

@@ -72,9 +72,18 @@ async def _ask(context: RouteContext, call: Call[P, R], params: P, body: Body = 
 
 
 ROUTES = {
-    Route(("PUT",), "/v0/routers/:router", "router.put", Scope.ADMIN, body=BodyRule.REQUIRED): put,
+    Route(
+        ("PUT",),
+        "/v0/routers/:router",
+        "router.put",
+        Scope.ADMIN,
+        body=BodyRule.REQUIRED,
+        is_audited=True,
+    ): put,
     Route(("GET",), "/v0/routers/:router", "router.get", Scope.READ): get,
-    Route(("DELETE",), "/v0/routers/:router", "router.delete", Scope.DELETE): delete,
+    Route(
+        ("DELETE",), "/v0/routers/:router", "router.delete", Scope.DELETE, is_audited=True
+    ): delete,
     Route(
         ("GET",),
         "/v0/routers",

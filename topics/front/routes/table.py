@@ -19,7 +19,16 @@ from topics.front.backend import Body
 from topics.front.dispatch import Operation
 from topics.front.request import Request
 from topics.front.route import NAMES, Route, RouteMatch
-from topics.front.routes import health, queues, records, routers, topics, watch, web_socket
+from topics.front.routes import (
+    health,
+    metrics,
+    queues,
+    records,
+    routers,
+    topics,
+    watch,
+    web_socket,
+)
 from topics.front.routes.context import RouteContext
 
 Segments = tuple[str, ...]
@@ -32,6 +41,7 @@ OPERATIONS: Mapping[Route, Callable[[RouteContext, Request, Body, int], Awaitabl
     **watch.ROUTES,
     **web_socket.ROUTES,
     **health.ROUTES,
+    **metrics.ROUTES,
 }
 ROUTES = tuple(OPERATIONS)
 

@@ -4,6 +4,8 @@ PUT      /v0/topics/:topic                              §1.1
 GET      /v0/topics/:topic    ?touch                    §1.2
 GET      /v0/topics           ?prefix ?page_size ?cursor ?touch   §1.3
 DELETE   /v0/topics/:topic    ?if_empty                 §1.4
+
+The hot lane answers all but the list.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from topics.front.answers import Answer, shard_answer
 from topics.front.backend import Body, listed
 from topics.front.queries import Parameter, boolean, text
 from topics.front.request import Request
-from topics.front.route import BodyRule, Route
+from topics.front.route import BodyRule, Lane, Route
 from topics.front.routes import paging
 from topics.front.routes.context import RouteContext
 
@@ -77,10 +79,34 @@ async def _list_of(
 
 
 ROUTES = {
-    Route(("PUT",), "/v0/topics/:topic", "topic.put", Scope.ADMIN, body=BodyRule.OPTIONAL): put,
-    Route(("GET",), "/v0/topics/:topic", "topic.get", Scope.READ, parameters=(TOUCH,)): get,
     Route(
-        ("DELETE",), "/v0/topics/:topic", "topic.delete", Scope.DELETE, parameters=(IF_EMPTY,)
+        ("PUT",),
+        "/v0/topics/:topic",
+        "topic.put",
+        Scope.ADMIN,
+        lane=Lane.HOT,
+        is_stepped=True,
+        body=BodyRule.OPTIONAL,
+        is_audited=True,
+    ): put,
+    Route(
+        ("GET",),
+        "/v0/topics/:topic",
+        "topic.get",
+        Scope.READ,
+        lane=Lane.HOT,
+        is_stepped=True,
+        parameters=(TOUCH,),
+    ): get,
+    Route(
+        ("DELETE",),
+        "/v0/topics/:topic",
+        "topic.delete",
+        Scope.DELETE,
+        lane=Lane.HOT,
+        is_stepped=True,
+        parameters=(IF_EMPTY,),
+        is_audited=True,
     ): delete,
     Route(
         ("GET",),

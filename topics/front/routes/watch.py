@@ -40,6 +40,7 @@ async def stream(context: RouteContext, request: Request, _body: Body, _at: int)
     assert request.head is not None, "a request for a stream keeps its head"
     watches, fields = context.watches, request.head
     session = watches.open(request.wid, request.principal, fields.joined(b"accept"))
+    context.pressure.check_stream(request.principal.digest, request.wid, [*session.cursors], None)
     last_event_id = fields.joined(b"last-event-id").strip()
 
     async def run(connection: Connection) -> None:

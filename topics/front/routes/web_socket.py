@@ -22,6 +22,7 @@ async def open_socket(context: RouteContext, request: Request, _body: Body, _at:
     assert request.head is not None, "a request for a stream keeps its head"
     headers = upgrade(request.head)
     context.live.check_room(request.principal)
+    context.pressure.check_stream(request.principal.digest, "ws", [], None)
 
     async def run(connection: Connection) -> None:
         principal, settings, limits = request.principal, context.settings, context.limits

@@ -15,7 +15,6 @@ from topics.engine.now import Now
 from topics.engine.snapshot import restore_key
 from topics.engine.topic_table import TopicTable
 from topics.formats.disk.segment import ExtentKey
-from topics.storage.checkpoints import Checkpoint
 from topics.storage.disk import Damaged
 from topics.storage.pulse import Pulse
 from topics.storage.recovery.restore import EXTENTS_PER_BEAT, Extents
@@ -26,23 +25,25 @@ def restore_keys(
     table: TopicTable,
     segments: SegmentStore,
     extents: Extents,
+    kept: Mapping[int, Sequence[ExtentKey]],
     logged: Mapping[int, Sequence[ExtentKey]],
-    checkpoint: Checkpoint | None,
     now: Now,
     pulse: Pulse,
 ) -> None:
     """Afterwards every topic holds the idempotency keys that still live.
 
-    ``logged``: the keys of the log, by topic.
+    ``kept``: the keys of the checkpoint, by topic; ``logged``: those of the log.
     """
-    kept = checkpoint.keys if checkpoint else {}
-    for topic in pulse.over(table.by_id.values()):
+    for topic_id in pulse.over({*kept, *extents, *logged}):  # most topics have none
+        topic = table.by_id.get(topic_id)
+        if topic is None:
+            continue
         alive_ts = now.ts - topic.config.idempotency_window_ms + 1
-        locators = pulse.over(extents.get(topic.id, ()), EXTENTS_PER_BEAT)
+        locators = pulse.over(extents.get(topic_id, ()), EXTENTS_PER_BEAT)
         sealed = chain.from_iterable(
             _young_keys(segments, locator, alive_ts) for locator in locators
         )
-        sources = kept.get(topic.id, ()), sealed, logged.get(topic.id, ())
+        sources = kept.get(topic_id, ()), sealed, logged.get(topic_id, ())
         for key in pulse.over(merge(*sources, key=_first_seq)):
             # A key that was used again belongs to the later write: the earlier one was too old by
             # the monotonic clock.

@@ -6,6 +6,7 @@ checkpoint knows. Every other frame must follow on what came before it, else the
 
 from __future__ import annotations
 
+import contextlib
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
@@ -21,12 +22,12 @@ from topics.formats.disk.frames import FRAME_HEADER_BYTES, FrameHeader, FrameKin
 from topics.formats.disk.records import RecordFlags, blob_bytes
 from topics.formats.disk.segment import ExtentKey
 from topics.storage.checkpoints import Checkpoint
-from topics.storage.disk import Damaged
+from topics.storage.disk import Damaged, will_need
 from topics.storage.linked_logs import LinkedLogs, Payload
 from topics.storage.pulse import Pulse
 from topics.storage.recovery.tail import LogEnd, check_nothing_promised, rest_behind
 from topics.storage.wal.blobs import BlobStore
-from topics.storage.wal.file import WalFile
+from topics.storage.wal.file import READ_AHEAD_BYTES, WalFile
 
 REPORT_BYTES = 1 << 20  # progress is told after so much of the log
 # Looked up once, not for each of millions of frames.
@@ -74,6 +75,7 @@ class LogReplay:
             if file.base != lsn:
                 reason = f"the log before it ends at {lsn:#x}: a file between is missing or cut"
                 raise Damaged(file.path, 0, reason)
+            self._ask_for(files[index + 1 : index + 2])
             lsn = self._replay_file(file)
             if index + 1 < len(files) and lsn == bases[index + 1]:
                 continue
@@ -84,6 +86,14 @@ class LogReplay:
             reason = f"the log ends at {lsn:#x}, before the checkpoint at {self._promised_lsn:#x}"
             raise Damaged(files[-1].path if files else folder, 0, reason)
         return LogEnd(lsn, rest_bytes)
+
+    def _ask_for(self, files: Sequence[WalFile]) -> None:
+        """Let the disk read these files while the one before them is replayed."""
+        for file in files:
+            for start in range(0, file.size, READ_AHEAD_BYTES):
+                with contextlib.suppress(OSError):  # the replay reads it all the same
+                    will_need(file.path, start, min(READ_AHEAD_BYTES, file.size - start))
+                self._pulse.beat()
 
     def _replay_file(self, file: WalFile) -> int:
         """LSN at which its frames end."""

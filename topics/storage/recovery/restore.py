@@ -8,17 +8,24 @@ log, and `ReplayStore.take_back` lets their records live until then.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from topics.engine.locators import Locator, split_locator
 from topics.engine.record_index import IndexEntry
 from topics.engine.replay import Misfit, Replay
-from topics.engine.snapshot import restore_extent, restore_shard, restore_topic
+from topics.engine.snapshot import (
+    restore_extent,
+    restore_jobs,
+    restore_shard,
+    restore_topic,
+)
 from topics.formats.buffers import Buffer
+from topics.formats.disk.checkpoint import Item
 from topics.formats.disk.frame_bodies import decode_runs
 from topics.formats.disk.frames import FRAME_HEADER_BYTES, FrameKind, scan_frames
 from topics.formats.disk.records import live_runs
-from topics.formats.disk.segment import ExtentEntry
+from topics.formats.disk.segment import ExtentEntry, ExtentKey
 from topics.formats.ranges import SeqRun
 from topics.storage.checkpoints import Checkpoint
 from topics.storage.disk import Damaged
@@ -31,6 +38,15 @@ EXTENTS_PER_BEAT, FRAMES_PER_BEAT = 64, 4096
 
 Extents = dict[int, list[Locator]]
 """Locators of the extents of each topic, by its id, in the order of seqs."""
+Keys = dict[int, list[ExtentKey]]
+"""Idempotency keys of each topic that outlive their records, by its id."""
+
+
+class Restored(NamedTuple):
+    """What later steps of a start need."""
+
+    extents: Extents
+    keys: Keys
 
 
 def restore_topics(
@@ -40,18 +56,17 @@ def restore_topics(
     checkpoint: Checkpoint | None,
     files: Sequence[WalFile],
     pulse: Pulse,
-) -> Extents:
+) -> Restored:
     """Afterwards the table holds the topics of the checkpoint, and what segments hold of them.
 
     Raises `Damaged` when an extent does not follow on the one before it.
     """
     if checkpoint is None:
-        return {}
+        return Restored({}, {})
     restore_shard(replay.table, checkpoint.shard)
-    for kept in pulse.over(checkpoint.topics):
-        restore_topic(replay, kept)
+    keys = _restore_items(replay, pulse.over(checkpoint.items()))
     has_deleted = any(1 in segment.has_deleted for segment in segments.segments.values())
-    ahead = deletes_ahead(checkpoint, files, pulse) if has_deleted else {}
+    ahead = deletes_ahead(replay, checkpoint.replay_from, files, pulse) if has_deleted else {}
     found: defaultdict[int, list[Locator]] = defaultdict(list)
     for number in checkpoint.segments:
         for number_of_extent, entry in pulse.over(segments.entries(number), EXTENTS_PER_BEAT):
@@ -60,26 +75,37 @@ def restore_topics(
                 store.take_back(locator, entry, ahead.get(entry.topic_id, ()))
                 _restore_extent(replay, segments, store.delete_flags(locator), locator, entry)
                 found[entry.topic_id].append(locator)
-    return found
+    return Restored(found, keys)
+
+
+def _restore_items(replay: Replay, items: Iterable[Item]) -> Keys:
+    """Restore topics and jobs; the idempotency keys are for later."""
+    keys: Keys = {}
+    for item in items:
+        if "keys" in item:
+            keys.setdefault(item["id"], []).extend(map(ExtentKey._make, item["keys"]))
+        elif "jobs" in item:
+            restore_jobs(replay, item["id"], item["jobs"])
+        else:
+            restore_topic(replay, item)
+    return keys
 
 
 def deletes_ahead(
-    checkpoint: Checkpoint, files: Sequence[WalFile], pulse: Pulse
+    replay: Replay, replay_from: int, files: Sequence[WalFile], pulse: Pulse
 ) -> dict[int, list[SeqRun]]:
-    """By topic, the runs that were deleted after the LSN as of which the checkpoint holds it."""
-    topic_lsns = checkpoint.topic_lsns()
+    """By topic, the runs that were deleted after the LSN as of which the checkpoint holds it.
+
+    ``replay_from``: LSN of the first frame to replay.
+    """
     found: defaultdict[int, list[SeqRun]] = defaultdict(list)
     for file, end in zip(files, [*(file.base for file in files[1:]), None], strict=True):
-        if end is not None and end <= checkpoint.replay_from:
+        if end is not None and end <= replay_from:
             continue
         view = file.view()
         frames = scan_frames(view, file.offset(file.base), file.base, file.seed)
         for header in pulse.over(frames, FRAMES_PER_BEAT):
-            if (
-                header.kind == FrameKind.DELETE
-                and header.record_count
-                and header.lsn >= topic_lsns.get(header.topic_id, header.end)
-            ):
+            if header.kind == FrameKind.DELETE and header.record_count and replay.is_ahead(header):
                 start = file.offset(header.lsn) + FRAME_HEADER_BYTES
                 found[header.topic_id] += decode_runs(view[start : start + header.body_len])
     return found

@@ -20,7 +20,8 @@ they are. Nothing is written into the log before its end is on the disk (``decis
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -75,6 +76,21 @@ class Folders(NamedTuple):
     linked: Path
 
 
+@contextlib.contextmanager
+def without_collector() -> Iterator[None]:
+    """No garbage collection inside: a start makes millions of objects that stay, and each
+    collection would look at all of them again.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@without_collector()
 def recover(
     data_dir: Path,
     shard: int,
@@ -96,7 +112,7 @@ def recover(
     when the log cannot be written.
     """
     boot, pulse = boot_id() if boot is None else boot, Pulse(report)
-    folders = open_folders(data_dir, shard)
+    folders = open_folders(data_dir, shard, pulse)
     standing = read_checkpoints(folders.checkpoint, pulse)
     checkpoint = standing[0] if standing else None
     kept = [Kept(each.replay_from, frozenset(each.segments)) for each in reversed(standing)]
@@ -112,10 +128,10 @@ def recover(
     copies = CopyReader(linked, linked.damaged)
     engine.store = store = ReplayStore(engine, segments, blobs, files, copies)
     topics = Replay(engine.table)
-    extents = restore_topics(topics, segments, store, checkpoint, files, pulse)
+    extents, kept_keys = restore_topics(topics, segments, store, checkpoint, files, pulse)
     replay = LogReplay(topics, blobs, linked, checkpoint, pulse)
     end = replay.run(folders.wal, files)
-    restore_keys(engine.table, segments, extents, replay.keys, checkpoint, now, pulse)
+    restore_keys(engine.table, segments, extents, kept_keys, replay.keys, now, pulse)
     is_clean = checkpoint is not None and checkpoint.clean and checkpoint.lsn == end.lsn
     verify_blobs(blobs, pulse, is_clean=is_clean)
     verify_linked(linked, replay.payloads, pulse, is_clean=is_clean)
@@ -138,14 +154,14 @@ def recover(
         sync_ms=wal_sync_ms,
     )
     frames.append(start_frame(boot, now.ts))
-    unwritten = begin_log(wal, folders.checkpoint, frames)
+    unwritten = begin_log(wal, folders.checkpoint, frames, pulse)
     pulse.tell(1.0)
     return Shard(
         engine, wal, segments, folders.checkpoint, kept, absorbed, boot, cut_bytes, unwritten
     )
 
 
-def open_folders(data_dir: Path, shard: int) -> Folders:
+def open_folders(data_dir: Path, shard: int, pulse: Pulse) -> Folders:
     """Afterwards the shard's folders are there, and the disk knows all names in them.
 
     A process that was killed may have left names that the disk does not know, and recovery builds
@@ -153,9 +169,9 @@ def open_folders(data_dir: Path, shard: int) -> Folders:
     """
     name = f"{shard:02d}"
     folders = Folders(*(data_dir / part / name for part in Folders._fields))
-    for folder in folders:
+    for folder in pulse.over(folders, 1):  # each may wait for a busy disk
         make_directory(folder)
-    for folder in (data_dir, *(folder.parent for folder in folders), *folders):
+    for folder in pulse.over((data_dir, *(folder.parent for folder in folders), *folders), 1):
         sync_directory(folder)
     for unfinished in folders.wal.glob(f"*{NEW}"):
         unfinished.unlink()
@@ -165,9 +181,9 @@ def open_folders(data_dir: Path, shard: int) -> Folders:
 def read_checkpoints(folder: Path, pulse: Pulse) -> list[Checkpoint]:
     """All whole checkpoints, the newest first. Raises `Damaged` at one of an unknown version."""
     try:
-        return checkpoints.whole(folder, pulse)
-    except checkpoints.UnknownVersion as error:
-        raise Damaged(error.path or folder, 8, str(error)) from error
+        return checkpoints.whole(folder, pulse.beat)
+    except checkpoints.UnreadableVersion as error:
+        raise Damaged(error.path, 8, str(error)) from error
 
 
 def open_segments(
@@ -207,18 +223,21 @@ def verify_blobs(blobs: BlobStore, pulse: Pulse, *, is_clean: bool) -> None:
         blobs.verify(*blob_id, whole=not is_clean)
 
 
-def begin_log(wal: Wal, checkpoint_folder: Path, frames: list[Frame]) -> list[Frame]:
+def begin_log(wal: Wal, checkpoint_folder: Path, frames: list[Frame], pulse: Pulse) -> list[Frame]:
     """Afterwards the frames of this start are on the disk, or returned when there is no room.
 
     Records of `ephemeral` topics are acknowledged without the log, but not before that. The
     reserves are there, too, unless the disk is full: then the loop goes on looking for room.
     """
     with contextlib.suppress(OSError):
+        pulse.beat()
         wal.writer.spares.fill_reserve()
+        pulse.beat()
         checkpoints.keep_room(checkpoint_folder)
+    pulse.beat()
     wal.begin(frames)
     try:
-        wal.wait_synced()
+        wal.wait_synced(pulse.beat)
         unwritten = []
     except NoRoom:
         unwritten = frames

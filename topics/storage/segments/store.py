@@ -3,6 +3,7 @@
     ``file.py``          what stands outside of the extents of one file
     ``writer.py``        a new segment on its way to the disk
     ``maps.py``          files in memory, while somebody reads them
+    ``merge_reader.py``  files that are copied into another one
     ``delete_flags.py``  deletes, in memory first, in the file once the log has them
 
 Segments are read in place. Only delete flags change, in place.
@@ -19,7 +20,7 @@ from topics.formats.disk.segment import ExtentEntry, SegmentHeader
 from topics.storage.disk import Damaged, make_directory
 from topics.storage.segments.delete_flags import PendingFlags
 from topics.storage.segments.file import FINDINGS_MAX, Segment, punch, segment_path
-from topics.storage.segments.maps import MAPPED_MAX, SegmentMaps
+from topics.storage.segments.maps import MAPPED_MAX, MappedSegment, SegmentMaps
 from topics.storage.segments.writer import SegmentWriter
 
 
@@ -130,13 +131,17 @@ class SegmentStore:
 
     # Delete flags
 
-    def delete_flags(self, locator: int) -> memoryview | None:
-        """The extent's delete flags as they are now; None while none is set."""
+    def delete_flags(self, locator: int, mapped: MappedSegment | None = None) -> memoryview | None:
+        """The extent's delete flags as they are now; None while none is set. ``mapped``: its
+        segment, if the caller has mapped it.
+        """
         number, extent = split_locator(locator)
         if not self.segments[number].has_deleted[extent]:
             return None
         flags = self._flags.get(locator)
-        return self._flags_in_file(number, extent) if flags is None else flags
+        if flags is not None:
+            return flags
+        return self._flags_in_file(number, extent) if mapped is None else mapped.flags(extent)
 
     def is_all_deleted(self, locator: int) -> bool:
         """Whether each record of the extent is deleted."""

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from topics.formats.disk.checkpoint import HEADER_BYTES
 from topics.storage import checkpoints
 from topics.storage.checkpoints import Checkpoint
 from topics.storage.segments.file import segment_path
@@ -15,8 +16,8 @@ from topics.storage.verify.finding import Finding
 def verify_checkpoint(path: Path) -> Iterator[Finding]:
     """A checkpoint file, for itself."""
     try:
-        checkpoint = checkpoints.decode(path.read_bytes())
-    except checkpoints.UnknownVersion as error:
+        checkpoint = checkpoints.read(path)
+    except checkpoints.UnreadableVersion as error:
         yield Finding(path, 8, str(error))
         return
     if checkpoint is None:
@@ -30,8 +31,8 @@ def standing_checkpoints(folder: Path) -> dict[Path, Checkpoint]:
     """
     found = {}
     for path in sorted(folder.glob(f"*{checkpoints.SUFFIX}"))[-checkpoints.KEEP :]:
-        with contextlib.suppress(checkpoints.UnknownVersion):
-            checkpoint = checkpoints.decode(path.read_bytes())
+        with contextlib.suppress(checkpoints.UnreadableVersion):
+            checkpoint = checkpoints.read(path)
             if checkpoint is not None:
                 found[path] = checkpoint
     return found
@@ -49,6 +50,6 @@ def unfounded(path: Path, checkpoint: Checkpoint, end: int, segments: Path) -> I
         if not segment_path(segments, number).exists():
             yield Finding(
                 path,
-                checkpoints.HEADER_BYTES,
+                HEADER_BYTES,
                 f"names segment {number:#x}, which is missing",
             )

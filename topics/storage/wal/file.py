@@ -117,9 +117,9 @@ class WalFile:
         return all(path == self.path for path in self.folder.glob(f"*{LOG}"))
 
     @classmethod
-    def open(cls, path: Path, shard: int) -> WalFile:
+    def open(cls, path: Path, shard: int, *, writable: bool = True) -> WalFile:
         """An existing file. Raises `Damaged` when it is not what its name says."""
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
         try:
             header = decode_file_header(os.pread(fd, FILE_HEADER_BYTES, 0))
             named = log_name(header.base) == path.name or path.suffix in (SPARE, RESERVE)
@@ -138,7 +138,7 @@ class WalFile:
 
     @property
     def fd(self) -> int:
-        """Open for reading and writing."""
+        """Open for reading, and for writing unless it was opened without."""
         return self._fd
 
     def view(self) -> memoryview:

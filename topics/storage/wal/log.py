@@ -24,7 +24,7 @@ import os
 import secrets
 import select
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
@@ -48,6 +48,7 @@ from topics.storage.wal.groups import WalGroup
 from topics.storage.wal.progress import Progress, WalCounters
 from topics.storage.wal.writer import WalWriter
 
+BEAT_MS, BEATS_MAX = 500, 20
 _EXTERNAL, _ROUTER = int(RecordFlags.EXTERNAL), int(FrameKind.ROUTER)
 # LEASE frames do not: jobs are claimed and extended without end, and that would use up the reserve,
 # which acks, deletes and starts need. A lease that cannot be released ends at its deadline.
@@ -200,7 +201,7 @@ class Wal:
         self._blob_bytes = max(self._blob_bytes, self.file_bytes)
 
     def _begin_file(self, lsn: int, length: int) -> WalFile:
-        self.flush(sync=True)  # a file is whole on disk before the next one begins
+        self.flush(sync=True, at_once=False)  # a file is whole on disk before the next one begins
         size = max(self.file_bytes, FILE_HEADER_BYTES + length)
         self._tail = WalFile(
             self.folder, FileHeader(self.shard, lsn, secrets.randbits(64), size), size
@@ -209,10 +210,11 @@ class Wal:
         self._blob_bytes = 0
         return self._tail
 
-    def flush(self, *, sync: bool) -> Progress | None:
-        """Hand over the group under way; the progress, when the group is written already.
+    def flush(self, *, sync: bool, at_once: bool = True) -> Progress | None:
+        """Hand over the group under way; the progress, when that is done already.
 
-        ``sync``: its answers must wait for the disk.
+        ``sync``: its answers must wait for the disk. ``at_once``: the caller commits what the
+        progress covers; without it, `take_progress` brings the progress.
         """
         if self._tail is None or not (self._pieces or (sync and self.synced_lsn < self.next_lsn)):
             return None
@@ -227,14 +229,20 @@ class Wal:
             may_use_reserve=self._makes_room,
         )
         self._pieces, self._start, self._new_file, self._makes_room = [], self.next_lsn, False, True
-        return self.writer.hand_over(group)
+        if not at_once:
+            self.writer.put(group)
+            return None
+        progress = self.writer.hand_over(group)
+        if progress is not None:
+            self.synced_lsn = max(self.synced_lsn, progress.synced)
+        return progress
 
     def begin(self, frames: Iterable[Frame]) -> None:
         """Hand over the frames of a start, before any other: they may have the reserve."""
         for frame in frames:
             self.append(frame)
         self._makes_room = True
-        self.flush(sync=True)
+        self.flush(sync=True, at_once=False)
 
     @property
     def short_of_room(self) -> bool:
@@ -352,19 +360,26 @@ class Wal:
         except OSError:  # a disk that fails shows in the writes
             return False
 
+    def watch_hangs(self, on_hang: Callable[[int], None]) -> None:
+        """As `HangWatch.on_hang`."""
+        self.writer.hang_watch.on_hang = on_hang
+
     def give_up(self, error: OSError) -> None:
         """As `WalWriter.give_up`."""
         self.writer.give_up(error)
 
-    def wait_synced(self) -> None:
+    def wait_synced(self, beat: Callable[[], None] = lambda: None) -> None:
         """Block until everything that was handed over is on the disk. For use outside a loop.
 
-        Raises the error that kept it from there. After `NoRoom` the log goes on where it was.
+        ``beat``: called meanwhile, `BEATS_MAX` times at most: a busy disk may take seconds. Raises
+        the error that kept it from there. After `NoRoom` the log goes on where it was.
         """
-        poller = select.poll()
+        poller, beats = select.poll(), 0
         poller.register(self.progress_fd, select.POLLIN)
         while self.synced_lsn < self.next_lsn:
-            poller.poll()
+            if not poller.poll(BEAT_MS if beats < BEATS_MAX else None):
+                beats += 1
+                beat()
             self._raise_failures()
 
     def stop(self) -> None:
@@ -372,7 +387,7 @@ class Wal:
 
         Raises the error of that last write or sync, unless the log was `failed` before.
         """
-        self.flush(sync=True)
+        self.flush(sync=True, at_once=False)
         self.writer.stop()
         try:
             self._raise_failures()

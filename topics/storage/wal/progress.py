@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import os
 import threading
+from bisect import bisect_left
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
 
 import structlog
 
@@ -41,15 +43,35 @@ class Progress:
     error: OSError | None = None
 
 
+# Upper ends of the buckets of sync times, in microseconds, ends included.
+SYNC_BOUNDS_US: Final = (
+    *(50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000),
+    *(100_000, 250_000, 500_000, 1_000_000, 2_500_000, 10_000_000),
+)
+
+
 @dataclass(slots=True)
 class WalCounters:
-    """Since the start of the process."""
+    """Since the start of the process. ``sync_us``: how many syncs took up to each of
+    `SYNC_BOUNDS_US`, how many took longer, the sum of all times, and their number. ``loop_fsyncs``:
+    how many of the syncs the loop made.
+    """
 
     frames: int = 0
     batches: int = 0
     fsyncs: int = 0
+    loop_fsyncs: int = 0
     bytes_written: int = 0
     rotations: int = 0
+    sync_us: list[int] = field(default_factory=lambda: [0] * (len(SYNC_BOUNDS_US) + 3))
+
+    def note_sync(self, took_us: int, *, by_loop: bool = False) -> None:
+        """Count a sync. One thread at a time may."""
+        self.fsyncs += 1
+        self.loop_fsyncs += by_loop
+        self.sync_us[bisect_left(SYNC_BOUNDS_US, took_us)] += 1
+        self.sync_us[-2] += took_us
+        self.sync_us[-1] += 1
 
 
 class WriteState:
@@ -81,7 +103,7 @@ class WriteState:
     def end_write(self, end: int, error: OSError | None, *, reported: bool) -> bool:
         """After that write. False: the log is broken, and cut.
 
-        ``reported``: the loop itself has written, so it knows.
+        ``reported``: the loop itself has written, so it knows, and no sync must follow.
         """
         with self._lock:
             self._is_writing = False
@@ -105,6 +127,14 @@ class WriteState:
             if self._is_writing:
                 return  # `end_write` cuts and tells
         self._cut_and_tell()
+
+    def note_synced_group(self, lsn: int) -> bool:
+        """The loop has written and synced up to ``lsn``. False: the log is broken, and cut."""
+        with self._lock:
+            if self.broken is not None:
+                return False
+            self._reported = max(self._reported, lsn)
+            return True
 
     def report(self, progress: Progress) -> None:
         """Tell the loop, unless the log is broken."""

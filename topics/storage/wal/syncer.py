@@ -12,18 +12,24 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 
 from topics.storage.wal.file import WalFile
+from topics.storage.wal.pace import SyncPace
 from topics.storage.wal.progress import Progress, WriteState
 
+NS_PER_US: Final = 1_000
+NS_PER_S: Final = 1_000_000_000
 Job = Callable[[], None]
 
 
 class Syncer:
-    """Syncs for the writer thread, which waits, and in a thread of its own, which reports."""
+    """Syncs for the writer thread and the loop, which wait, and in a thread of its own, which
+    reports.
+    """
 
     def __init__(self, state: WriteState) -> None:
-        self._state = state
+        self._state, self.pace = state, SyncPace()
         self._lock = threading.Lock()  # held during a sync and while its outcome is noted
         self.is_syncing = self._lock.locked  # asked before each short write: no call in between
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -35,19 +41,39 @@ class Syncer:
 
     def sync(self, file: WalFile, lsn: int) -> bool:
         """Sync what was written before ``lsn``. False: a sync has failed, and the log is broken."""
-        state = self._state
         with self._lock:
-            if state.broken is not None:
+            return self._sync(file, lsn, by_loop=False)
+
+    def try_hold(self) -> bool:
+        """Keep all syncs off until `release`; False when one is under way. For the loop, which does
+        not wait.
+        """
+        return self._lock.acquire(blocking=False)
+
+    def release(self) -> None:
+        """Let others sync again, after `try_hold`."""
+        self._lock.release()
+
+    def sync_held(self, file: WalFile, lsn: int) -> bool:
+        """As `sync`, between `try_hold` and `release`."""
+        return self._sync(file, lsn, by_loop=True)
+
+    def _sync(self, file: WalFile, lsn: int, *, by_loop: bool) -> bool:
+        state = self._state
+        if state.broken is not None:
+            return False
+        if lsn > state.synced:
+            began = time.perf_counter_ns()
+            try:
+                file.sync()
+            except OSError as error:
+                state.break_off(error)  # before the lock is free: no other sync comes between
                 return False
-            if lsn > state.synced:
-                try:
-                    file.sync()
-                except OSError as error:
-                    state.break_off(error)  # before the lock is free: no other sync comes between
-                    return False
-                state.synced = lsn
-                state.counters.fsyncs += 1
-            return True
+            state.synced = lsn
+            ended = time.perf_counter_ns()
+            state.counters.note_sync((ended - began) // NS_PER_US, by_loop=by_loop)
+            self.pace.note((ended - began) / NS_PER_S, ended / NS_PER_S, by_loop=by_loop)
+        return True
 
     def sync_later(self, file: WalFile, lsn: int) -> None:
         """Have the thread sync what was written before ``lsn``, and report it."""

@@ -1,10 +1,12 @@
 """Group commit: what writes and syncs a shard's log.
 
 The loop hands over groups of frames. The writer thread merges all that wait into one write and,
-when one of them asks for it, one fdatasync. A short group that waits for nothing is written by the
-loop itself, where handing it over would take longer (``decisions/0012``).
+when one of them asks for it, one fdatasync. A short group is written by the loop itself, where
+handing it over would take longer (``decisions/0012``), and synced by it while syncs are cheap
+(``decisions/0040``).
 
-    hand_over --(short, no sync, nothing before it under way)--> write --> Progress, returned
+    hand_over --(short, nothing before it under way, no sync or a cheap one)-->
+       |                                   write [-> fdatasync] --> Progress, returned
        |
        '--(GroupQueue)--> writer thread: write [-> fdatasync] --(eventfd)--> Progress, by `take`
                                |
@@ -12,7 +14,8 @@ loop itself, where handing it over would take longer (``decisions/0012``).
 
 Who may write: the loop while the log is written up to where its group starts, since then nothing is
 under way, and while nothing before it waits for a sync, which may fail; else the writer thread,
-until it has caught up. So there is always one that writes.
+until it has caught up. So there is always one that writes. A group that the loop syncs counts as
+reported when it is synced, not before: if the sync fails, its frames are cut.
 
 After an error nothing more is written (`WriteState`). The one exception is a new file for which
 there is no room: nothing was touched then, so the log goes on from the LSN where it was, in a new
@@ -31,6 +34,7 @@ from pathlib import Path
 from topics.storage.disk import write_all
 from topics.storage.wal.file import NoRoom, WalFile
 from topics.storage.wal.groups import GroupQueue, WalGroup
+from topics.storage.wal.hang_watch import HangWatch
 from topics.storage.wal.progress import Progress, WalCounters, WriteState
 from topics.storage.wal.spares import SpareFiles
 from topics.storage.wal.syncer import Syncer
@@ -38,6 +42,7 @@ from topics.storage.wal.syncer import Syncer
 SYNC_BYTES = 4 << 20  # so much is synced before its time, so that no later sync takes long
 JOIN_MAX_BYTES = 1 << 20  # below, one copy is cheaper than many pieces in one call
 AT_ONCE_MAX_BYTES = 32 << 10  # a group up to this is written by the loop, if it may
+UNSYNCED_MAX_BYTES = 256 << 10  # with more to sync, even a fast disk makes the loop wait
 
 
 class WalWriter:
@@ -61,6 +66,7 @@ class WalWriter:
         self.spares = SpareFiles(folder, file_bytes)
         self.state = WriteState(file, lsn, self.counters)
         self.syncer = Syncer(self.state)
+        self.hang_watch = HangWatch()
         self.progress_fd = self.state.progress_fd
         self._groups = GroupQueue()
         # The loop's: up to where it wants a sync, and up to where it has told the writer thread.
@@ -77,6 +83,7 @@ class WalWriter:
         self._thread = threading.Thread(target=self._run, name="wal writer", daemon=True)
         self._thread.start()
         self.syncer.start()
+        self.hang_watch.start()
 
     # The loop's side
 
@@ -86,28 +93,67 @@ class WalWriter:
         if (
             state.written == group.start
             and group.end - group.start <= AT_ONCE_MAX_BYTES
-            and not (group.sync or group.new_file)
+            and not group.new_file
             # Or a sync that fails would refuse what lies before an acknowledged record.
             and state.synced >= self._sync_wanted
-            and not self.syncer.is_syncing()  # a write beside a sync may have to wait for it
         ):
-            return self._write_at_once(group)
+            if group.sync:
+                if self._may_sync(group.end) and self.syncer.try_hold():
+                    return self._sync_at_once(group)
+            elif not self.syncer.is_syncing():  # a write beside a sync may have to wait for it
+                return self._write_at_once(group)
+        self.put(group)
+        return None
+
+    def put(self, group: WalGroup) -> None:
+        """Have the thread write the group, whatever it is: `take` brings the progress."""
         if group.sync:
             self._sync_wanted = group.end
         self._groups.put(group)
-        return None
+
+    def _may_sync(self, end: int) -> bool:
+        is_little = end - self.state.synced <= UNSYNCED_MAX_BYTES
+        return is_little and self.syncer.pace.is_cheap(time.perf_counter())
 
     def _write_at_once(self, group: WalGroup) -> Progress | None:
         began = time.perf_counter()
-        if not self._write([group], at_once=True):
+        self.hang_watch.begin()
+        written = self._write([group], at_once=True)
+        self.hang_watch.end()
+        if not written:
             return None
         took_ms = (time.perf_counter() - began) * 1000
         if self._must_tell or group.end - self._told >= SYNC_BYTES:
-            self._must_tell, self._told = False, group.end
-            self._groups.put(
-                WalGroup(group.era, group.file, group.end, group.end, [], False, False)
-            )
+            self._must_tell = False
+            self._tell(group)
         return Progress(group.end, self.state.synced, took_ms, 0.0)
+
+    def _sync_at_once(self, group: WalGroup) -> Progress | None:
+        """Write and sync a group, with all syncs held off; None when the log is broken, and cut."""
+        began = wrote_at = time.perf_counter()
+        self.hang_watch.begin()
+        try:
+            if group.pieces:
+                if not self._write([group]):
+                    return None
+                wrote_at = time.perf_counter()
+            if not self.syncer.sync_held(group.file, group.end):
+                return None
+        finally:
+            self.hang_watch.end()
+            self.syncer.release()
+        if not self.state.note_synced_group(group.end):
+            return None
+        synced_at = time.perf_counter()
+        if group.end - self._told >= SYNC_BYTES:
+            self._tell(group)  # it makes the next file
+        write_ms, sync_ms = (wrote_at - began) * 1000, (synced_at - wrote_at) * 1000
+        return Progress(group.end, group.end, write_ms, sync_ms)
+
+    def _tell(self, group: WalGroup) -> None:
+        """Tell the writer thread how far the loop has written."""
+        self._told = group.end
+        self._groups.put(WalGroup(group.era, group.file, group.end, group.end, [], False, False))
 
     def resume(self, lsn: int) -> None:
         """The log goes on here after `NoRoom`.
@@ -139,6 +185,7 @@ class WalWriter:
         self._groups.close()
         self._thread.join()
         self.syncer.stop()
+        self.hang_watch.stop()
 
     # The writer thread
 
@@ -175,7 +222,9 @@ class WalWriter:
             if full and not self._write(full):
                 return None
             self._prepare_next_file()
-        self._wrote_at, written = time.perf_counter(), self.state.written
+        self._wrote_at = time.perf_counter()
+        # Not beyond its own groups: what the loop has written behind them may wait for a sync.
+        written = full[-1].end if full else self.state.written
         sync_ms = 0.0
         if is_asked := any(group.sync for group in groups):
             if not self._sync(written):
@@ -186,7 +235,8 @@ class WalWriter:
         if not (full or is_asked):
             return None
         write_ms = (self._wrote_at - began) * 1000
-        return Progress(written, self.state.synced, write_ms, sync_ms)
+        # What the loop has synced behind them it tells itself, or refuses.
+        return Progress(written, min(self.state.synced, written), write_ms, sync_ms)
 
     def _enter_file(self, group: WalGroup) -> None:
         """Go on in the group's file. Raises `NoRoom` and OSError."""
@@ -211,14 +261,15 @@ class WalWriter:
     def _sync_later(self, lsn: int) -> None:
         assert self._file is not None, "something was written"
         self._handed_on, self._sync_at = lsn, math.inf
-        self.syncer.sync_later(self._file, lsn)
+        if lsn > self.state.synced:  # the loop may have synced it
+            self.syncer.sync_later(self._file, lsn)
 
     def _plan_sync(self) -> None:
         """Note when what was written and not handed on is to be synced."""
         if self._sync_at == math.inf:
             # Before it looks: what the loop writes after that look, it tells.
             self._must_tell = True
-            if self.state.written > self._handed_on:
+            if self.state.written > max(self._handed_on, self.state.synced):
                 self._must_tell, self._sync_at = False, self._wrote_at + self._sync_s
 
     # Both sides

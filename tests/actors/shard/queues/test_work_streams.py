@@ -46,6 +46,16 @@ async def test_a_stream_gets_jobs_as_they_come(workers: QueueDesk) -> None:
     assert workers.pages() == [(1, [1])]
 
 
+async def test_jobs_that_are_sent_are_a_read(workers: QueueDesk) -> None:
+    workers.queue()
+    workers.open(5)
+    queue = workers.engine.topic("q")
+    queue.last_read_ms = None
+    workers.jobs(1)
+    assert workers.pages() == [(1, [1])]
+    assert 490 <= queue.effective_priority(workers.loop.context.now.ms) <= 500
+
+
 async def test_one_page_is_under_way_at_a_time(workers: QueueDesk) -> None:
     workers.queue()
     workers.open(5)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import errno
 import os
 
+from tests.support.quota import Caps
 from tests.support.shard import Desk
 from topics.formats.disk.frames import FrameKind
 from topics.formats.wire.calls import ROUTER_ENDPOINT, EndpointParams, EndpointResult
 from topics.formats.wire.envelope import Failure, Success, decode
 
 
-def ask(desk: Desk, topic: str, *, create: bool = False) -> None:
-    desk.ask(ROUTER_ENDPOINT, EndpointParams(topic, create))
+def ask(desk: Desk, topic: str, *, create: bool = False, place_until_ms: int = 0) -> None:
+    desk.ask(ROUTER_ENDPOINT, EndpointParams(topic, create, place_until_ms))
 
 
 def results(desk: Desk) -> list[EndpointResult | str]:
@@ -75,3 +76,14 @@ async def test_a_topic_that_could_not_be_made_is_none(desk: Desk) -> None:
     ask(desk, "a", create=True)
     ask(desk, "a")
     assert results(desk) == ["not_ready", EndpointResult(0, 0, 0)]
+
+
+async def test_a_place_is_taken_as_long_as_it_is_kept(desk: Desk) -> None:
+    caps = Caps(desk.engine, max_topics=1)
+    caps.topics.others = 1  # kept for this end
+    now_ms = desk.loop.context.now.ms
+    ask(desk, "late", create=True, place_until_ms=now_ms - 1)
+    ask(desk, "a", create=True, place_until_ms=now_ms + 60_000)
+    desk.synced()
+    assert results(desk) == ["throttled", expected(desk, "a", 0)]
+    assert caps.topics.own == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -172,6 +173,7 @@ async def test_nobody_waits_for_a_shard_that_does_not_answer(
 
 def test_a_row_says_what_the_shards_need() -> None:
     one = router(3, "ab", filter=TagMatch("Glob", "x"), guarantee="exactly_once")
+    one = replace(one, base_total=5)
     assert row_of(one) == RouterRow(
         id=3,
         name="a->b",
@@ -185,4 +187,5 @@ def test_a_row_says_what_the_shards_need() -> None:
         preserve_tag=True,
         filter=("Glob", "x"),
         exactly_once=True,
+        base_total=5,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ import trio
 
 from tests.support.routing import Asked, RoutedShards, rows_of
 from topics.actors.shard.routing import workers as workers_module
-from topics.actors.shard.routing.worker import RETRY_MAX_S, WorkerState
+from topics.actors.shard.routing.worker import RETRY_MAX_S, Source, Worker, WorkerState
+from topics.actors.shard.routing.workers import Workers
 from topics.engine.routing.hops import HOPS_MAX
 from topics.formats.disk.frames import FrameKind
 from topics.formats.wire.calls import FORWARD, IN_MESSAGE
@@ -25,6 +27,20 @@ def dests_in(shards: RoutedShards, shard: int, count: int) -> list[str]:
     """Names of topics of one shard."""
     names = (f"dest{number}" for number in range(100))
     return [name for name in names if shards.shard_of(name) == shard][:count]
+
+
+def seen_pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Pauses before new tries of all workers, in s, as they begin."""
+    pauses: list[float] = []
+    retry = Workers._retry
+
+    def retried(self: Workers, source: Source, workers: Iterable[Worker]) -> None:
+        waiting = list(workers)
+        retry(self, source, waiting)
+        pauses.extend(worker.retry_s for worker in waiting)
+
+    monkeypatch.setattr(Workers, "_retry", retried)
+    return pauses
 
 
 async def test_records_come_to_dests_of_all_shards_in_order(routed: RoutedShards) -> None:
@@ -114,27 +130,25 @@ async def test_routers_that_copy_alike_share_messages_of_8(routed: RoutedShards)
     assert "$tag" not in routed.pages("b")[0][0]
 
 
-async def test_a_full_dest_holds_its_router_and_no_other(routed: RoutedShards) -> None:
+async def test_a_full_dest_holds_its_router_and_no_other(
+    routed: RoutedShards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses = seen_pauses(monkeypatch)
     await routed.make("b", cap_records=2, discard="reject")
     await routed.route("a>b", "a>f")
     await routed.write("a", datas(1, 2, 3))
     _, worker = routed.worker("a>b")
-    pauses = set[float]()
-
-    def is_patient() -> bool:
-        pauses.add(worker.retry_s)
-        return worker.retry_s > 0.1
-
-    await routed.until(is_patient)
-    assert {0.02, 0.04, 0.08, 0.16} <= pauses
+    await routed.until(lambda: pauses and pauses[-1] > 0.1)
+    assert {0.02, 0.04, 0.08, 0.16} <= set(pauses)
     assert max(pauses) <= RETRY_MAX_S
     assert worker.state in (WorkerState.RETRYING, WorkerState.FLYING)
     await routed.write("a", datas(4))
     await routed.until(lambda: routed.datas("f") == [1, 2, 3, 4])
     assert (routed.datas("b"), routed.reached("a>b")) == ([1, 2], (2, 2))
+    pauses.clear()
     await routed.make("b", cap_records=3, discard="reject")
     await routed.until(lambda: routed.datas("b") == [1, 2, 3])
-    assert worker.retry_s <= 0.04, "it took something: the pauses begin anew"
+    await routed.until(lambda: 0.02 in pauses)  # it took something: the pauses begin anew
     await routed.make("b", cap_records=9, discard="reject")
     await routed.settle()
     assert routed.datas("b") == [1, 2, 3, 4]

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from tests.actors.shard.sealing.sealing_support import Sealer, by_hand, no_syncs
+from tests.actors.shard.sealing.sealing_support import Sealer, by_hand, eager_merges, no_syncs
 from topics.engine.changes.append import Append
 from topics.engine.topic import Topic
 from topics.formats.api.decoding import decode_config
@@ -74,6 +74,7 @@ class ClientMachine(RuleBasedStateMachine):
         self.patch = pytest.MonkeyPatch()
         by_hand(self.patch)
         no_syncs(self.patch)
+        eager_merges(self.patch)
         self.folder = Path(tempfile.mkdtemp(prefix="sealing-"))
         self.models: dict[int, Model] = {}
         self.names: dict[str, int] = {}

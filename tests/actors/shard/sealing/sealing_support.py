@@ -18,7 +18,16 @@ import pytest
 
 from tests.support.log import START, Client
 from topics.actors.shard.group_commit import GroupCommit
-from topics.actors.shard.sealing import checkpointing, pacing, reclaim, sealing
+from topics.actors.shard.sealing import (
+    building,
+    checkpointing,
+    choice,
+    merge_contents,
+    merging,
+    pacing,
+    reclaim,
+    sealing,
+)
 from topics.actors.shard.sealing.sealing import Sealing
 from topics.engine.changes.delete_records import matching_seqs
 from topics.engine.locators import is_extent
@@ -59,9 +68,17 @@ def by_hand(patch: pytest.MonkeyPatch) -> None:
         lowlevel=SimpleNamespace(checkpoint=_checkpoint),
         sleep=_checkpoint,
     )
-    for module in (sealing, checkpointing, reclaim, pacing):
+    for module in (sealing, building, checkpointing, merging, reclaim, pacing):
         patch.setattr(module, "trio", stand_in)
     patch.setattr(GroupCommit, "wait_progress", _checkpoint)
+
+
+def eager_merges(patch: pytest.MonkeyPatch, segments: int = 2) -> None:
+    """Let segments of a few small extents be merged, as many larger ones would be."""
+    for module in (choice, merging):
+        patch.setattr(module, "RUN_MIN_SEGMENTS", segments)
+    patch.setattr(choice, "EXTENT_COST_BYTES", 64)
+    patch.setattr(merge_contents, "GAP_BYTES", 200)
 
 
 def run(task: Coroutine[Any, Any, None]) -> None:
@@ -103,8 +120,8 @@ class Sealer(Client):
             self._told = progress
             self._news.notify_all()
 
-    def _flush(self, *, sync: bool) -> Progress | None:
-        progress = self._wal_flush(sync=sync)
+    def _flush(self, *, sync: bool, at_once: bool = True) -> Progress | None:
+        progress = self._wal_flush(sync=sync, at_once=at_once)
         self._sync_to = self.wal._start if sync else self._sync_to
         with self._news:
             self._told = progress or self._told
@@ -212,6 +229,11 @@ def files(path: Path, kind: str) -> list[Path]:
     return sorted(found for found in (path / kind / "00").iterdir() if found.suffix != ".reserve")
 
 
+def finished(path: Path) -> list[Path]:
+    """The checkpoints that were not given up by a kill, oldest first."""
+    return [found for found in files(path, "checkpoint") if found.suffix == ".ckpt"]
+
+
 def findings(path: Path) -> list[Finding]:
     return [found for found in verify_directory(path, 1) if isinstance(found, Finding)]
 
@@ -224,7 +246,7 @@ def copy(source: Path, target: Path) -> Path:
 
 def spoil(path: Path) -> None:
     """Damage the newest checkpoint."""
-    newest = files(path, "checkpoint")[-1]
+    newest = finished(path)[-1]
     data = bytearray(newest.read_bytes())
     data[-1] ^= 1
     newest.write_bytes(data)

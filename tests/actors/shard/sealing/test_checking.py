@@ -18,6 +18,7 @@ from tests.actors.shard.sealing.sealing_support import (
     findings,
 )
 from tests.support.log import append_streamed, failing
+from tests.support.quota import Caps
 from topics.actors.link.board import Board
 from topics.actors.link.heads import HeadReader, HeadWriter
 from topics.formats.disk.frames import FRAME_HEADER_BYTES, FrameKind, scan_frames
@@ -101,6 +102,18 @@ def test_a_damaged_frame_is_never_sealed_and_its_loss_is_reported_for_good(
             small = small.again()
     assert Path(f"{first}.damaged").read_bytes() == hurt_bytes, "and no log file has its room"
     small.kill()
+
+
+def test_what_is_lost_to_damage_makes_room(small: Sealer) -> None:
+    two_topics(small)
+    caps = Caps(small.engine)
+    first = files(small.path, "wal")[0]
+    header = next(header for header in frames_of(first) if header.kind == FrameKind.APPEND)
+    flip(first, FILE_HEADER_BYTES + header.lsn + FRAME_HEADER_BYTES + 3)
+    before = caps.held
+    small.checkpoint()
+    topics = small.engine.topics.values()
+    assert caps.held == (2, sum(topic.bytes for topic in topics)) < before
 
 
 def test_a_damaged_frame_at_the_front_of_a_topic_is_reported_as_damaged(small: Sealer) -> None:

@@ -32,8 +32,9 @@ def test_a_checkpoint_is_given_up_when_a_full_disk_undoes_changes(
     assert going is not None
     client.commits.submit(going, None)
 
-    def no_room(*, sync: bool) -> None:
+    def no_room(*, sync: bool, at_once: bool) -> None:
         assert sync
+        assert not at_once
         client.commits._lose(NoRoom(errno.ENOSPC, "no room"))
         wal.resume(before)
 

@@ -12,7 +12,7 @@ from tests.actors.shard.sealing.sealing_support import (
     fill,
     seen,
 )
-from topics.actors.shard.sealing import sealing
+from topics.actors.shard.sealing import building
 from topics.engine.locators import is_extent, is_in_memory
 from topics.formats.api.delete_body import TagMatch
 from topics.formats.disk.segment_build import build
@@ -33,7 +33,7 @@ def test_records_in_memory_stay_between_sealed_ones(client: Sealer) -> None:
 def test_a_write_may_be_split_over_extents_and_keeps_its_key(
     client: Sealer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sealing, "build", functools.partial(build, extent_records=4))
+    monkeypatch.setattr(building, "build", functools.partial(build, extent_records=4))
     client.append("a", *range(11), key="eleven")
     fill(client, "a")
     client.append("a", *range(30), key="thirty")

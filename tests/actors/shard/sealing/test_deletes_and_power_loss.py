@@ -18,7 +18,7 @@ from tests.actors.shard.sealing.sealing_support import (
     by_hand,
     copy,
     ended,
-    files,
+    finished,
     spoil,
 )
 from tests.support.log import ForgetfulDisk
@@ -189,7 +189,7 @@ def test_at_any_step_of_a_checkpoint_a_delete_is_lost_whole_or_not_at_all(
         moments.append(seen(client))
         while True:
             left = lose_power(client, disk, tmp_path / "after")
-            if kept == "older" and len(files(left, "checkpoint")) > 1:
+            if kept == "older" and len(finished(left)) > 1:
                 spoil(left)
             assert seen_after_start(left, moments[0]["head"]) in moments, steps
             if client.under_way is None or not client.step():

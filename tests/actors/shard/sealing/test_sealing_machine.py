@@ -176,4 +176,17 @@ class Machine(ClientMachine):
                 assert write is None or (write.first_seq, write.record_count) == (first_seq, count)
 
 
+def test_after_a_kill_a_cap_has_taken_nothing_that_age_had_taken() -> None:
+    machine = Machine()
+    machine.begin()
+    machine.append(count=3, key=False, name="c", size=1, tag=None, wait=False)
+    machine.later(ms=60)
+    machine.put(cap=3, durability=None, name="c", ttl=None, wait=False)
+    machine.put(cap=None, durability=None, name="c", ttl=40, wait=True)
+    machine.append(count=1, key=False, name="c", size=1, tag=None, wait=False)
+    machine.put(cap=None, durability=None, name="c", ttl=None, wait=False)
+    machine.restart(how="kill", ms=0, older=False)
+    machine.teardown()
+
+
 TestSealing = pytest.mark.slow(Machine.TestCase)

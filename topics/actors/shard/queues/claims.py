@@ -188,7 +188,7 @@ class Claims(Service):
             if poll.waited:
                 grant = self._grants.add(_grant(poll, change))
         body = queue_answers.claimed(topic.name, items, ready)
-        body += answers.performance(total_ms(params.at), throttle_ms=0.0)
+        body += answers.performance(total_ms(params.at), throttle_ms=poll.request.parked_ms)
         poll.request.reply(ClaimResult(grant), body)
 
     def forget(self, poll: PolledClaim) -> bool:

@@ -15,7 +15,7 @@ from topics.actors.rpc.failures import failures_of
 from topics.actors.shard.peers import PeerReply, Peers
 from topics.errors import TopicsError
 from topics.formats.api.limits import KEY_MAX_CHARS
-from topics.formats.wire.calls import APPEND, AppendOutcome, AppendParams, AppendResult
+from topics.formats.wire.calls import APPEND, AppendOutcome, AppendParams, AppendResult, outcome_in
 
 COPIES_BYTES: Final = 1 << 20  # of records: no more are added to a message that has so many
 _FAILED: Final = int(AppendOutcome.FAILED)
@@ -54,7 +54,7 @@ def send(peers: Peers, target: str, copies: Sequence[Copy], then: Callable[[Sent
             return
         result = answer.result
         answer.release()
-        outcomes = list(zip(copies, result.outcomes, strict=True))
+        outcomes = list(zip(copies, map(outcome_in, result.outcomes), strict=True))
         refused = [copy.seq for copy, outcome in outcomes if outcome == _FAILED]
         then(
             Sent(

@@ -90,6 +90,7 @@ class Lines(Service):
 
     def note_claimable(self, topic: Topic) -> None:
         """Jobs may have become claimable, or streams may have room."""
+        self._context.note_changed(topic)
         line = self._lines.get(topic.id)
         if line is None:
             jobs_of(topic).leases.loosened.clear()
@@ -245,6 +246,7 @@ class Lines(Service):
         self._budget -= len(change.jobs) + size // JOB_BYTES
         line.leave(claimer)
         claimer.served(change)
+        self._context.note_changed(change.topic)  # leases in memory are not committed
         if change.frames:
             self._commits.submit(change, partial(claimer.settle, change))
         else:

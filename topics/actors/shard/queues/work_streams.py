@@ -117,6 +117,7 @@ class WorkStreams(Service):
         if isinstance(result, OSError):
             stream.has_page = False  # it holds less than before, and joins the line again
             return
+        stream.topic.touch(*self._context.now)
         jobs = [job_json(job) for job in change.jobs]
         params = WorkJobsParams(stream.number, list(change.seqs), [len(job) for job in jobs])
         self._send(stream, WORK_JOBS, params, b"".join(jobs))

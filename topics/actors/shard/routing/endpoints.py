@@ -38,7 +38,10 @@ class Endpoints(Service):
         if topic is None:
             self._context.check_writable(grows=True)
         # It may be there without being durable: then this waits for it.
-        change = self._engine.put(params.topic, TopicConfigPatch(), self._context.now)
+        now = self._context.now
+        change = self._engine.put(
+            params.topic, TopicConfigPatch(), now, has_place=now.ms <= params.place_until_ms
+        )
         request.outlast()
 
         def settle(result: Progress | OSError) -> None:

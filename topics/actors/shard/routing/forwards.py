@@ -30,6 +30,7 @@ from topics.engine.changes.forward import Advance, Forward, copy_ts, fitting
 from topics.engine.routing.derivations import Derivation, derivation_of
 from topics.engine.store import Unreadable
 from topics.engine.topic import Topic
+from topics.errors import NotReady, Throttled
 from topics.formats.disk.copies import Copier, CopyRow, Stamp, decode_rows, rows_within
 from topics.formats.disk.records import View
 from topics.formats.wire.calls import (
@@ -212,23 +213,27 @@ class Forwards(Service):
         ts = copy_ts(topic, context.now)
         encoded = copies.copier(stamp).render(topic.next_seq, ts)
         status, to_seq, part = ForwardStatus.DONE, copies.params.to_seq, None
-        fits = fitting(topic, encoded)
+        fits = fitting(self._engine.table, topic, encoded)
         if not fits:
             settle(ForwardStatus.FULL, at)
             return
         if fits < encoded.record_count:
             status, to_seq, part = ForwardStatus.FULL, copies.seq_of(fits - 1), fits
             encoded = copies.copier(stamp, part).render(topic.next_seq, ts)
-        change = self._engine.forward(
-            topic,
-            target.router,
-            Derivation(to_seq, at.total + encoded.record_count),
-            encoded,
-            copies.rows_for(stamp, part),
-            copies.stamps_for(stamp),
-            copies.params.hop,
-            context.now,
-        )
+        try:
+            change = self._engine.forward(
+                topic,
+                target.router,
+                Derivation(to_seq, at.total + encoded.record_count),
+                encoded,
+                copies.rows_for(stamp, part),
+                copies.stamps_for(stamp),
+                copies.params.hop,
+                context.now,
+            )
+        except (Throttled, NotReady):  # another shard was faster
+            settle(ForwardStatus.FULL, at)
+            return
         self._submit(change, settle, status, at)
 
     def _submit(

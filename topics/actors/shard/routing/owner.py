@@ -16,8 +16,8 @@ stand in another frame, and then the shards of the new ends are told.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Final, TypeAlias
@@ -27,7 +27,7 @@ from topics.actors.rpc.replies import reply_json
 from topics.actors.rpc.typed_calls import InboundCall, serve
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.room import unwritable
-from topics.actors.shard.routing.mutations import Mutations, ask
+from topics.actors.shard.routing.mutations import ASK_MAX_S, Mutations, ask
 from topics.actors.shard.routing.pushes import Pushes
 from topics.actors.shard.service import Service
 from topics.engine.changes.routers import RouterChange
@@ -65,6 +65,8 @@ from topics.formats.wire.calls import (
 from topics.storage.wal.file import NoRoom
 
 ATTEMPTS: Final = 3  # to make a router whose ends are deleted meanwhile
+# A place is kept for an end that is asked for; it is given back when the answer is overdue.
+PLACE_MS: Final = int(ASK_MAX_S * 1000) - 1000
 
 PutCall: TypeAlias = InboundCall[RouterPutParams, RouterPutResult]
 DeleteCall: TypeAlias = InboundCall[RouterDeleteParams, NoResult]
@@ -166,14 +168,41 @@ class Routers(Service):
         most = self._context.limits.routers
         if most and name not in self._graph.by_name and len(self._graph) >= most:
             raise Throttled(f"there are {most} routers", limit="max_routers", max=most)
-        if not source.id:
-            source = await self._end(config.source, create=True)
-        if not dest.id:
-            dest = await self._end(config.dest, create=True)
+        with self._places(int(not source.id) + int(not dest.id)) as give_back:
+            if not source.id:
+                source = await self._end(config.source, create=True)
+                give_back()
+            if not dest.id:
+                dest = await self._end(config.dest, create=True)
+                give_back()
         return source, dest
 
+    @contextmanager
+    def _places(self, count: int) -> Iterator[Callable[[], None]]:
+        """Keep so many places among the topics of the server, for the shards of the ends to take
+        (§11). What it yields is called for each end that is there: that counts for itself now.
+        Raises `Throttled` or `NotReady`: then no end is made.
+        """
+        cap = self._engine.table.topic_cap
+        if cap is None or not count:
+            yield lambda: None
+            return
+        cap.take(count)
+        kept = count
+
+        def give_back() -> None:
+            nonlocal kept
+            kept -= 1
+            cap.give_back()
+
+        try:
+            yield give_back
+        finally:
+            cap.give_back(kept)
+
     async def _end(self, topic: str, *, create: bool = False) -> EndpointResult:
-        shard, params = self._peers.shard_of(topic), EndpointParams(topic, create)
+        place_until_ms = self._context.clock().ms + PLACE_MS if create else 0
+        shard, params = self._peers.shard_of(topic), EndpointParams(topic, create, place_until_ms)
         return await ask(self._context, shard, ROUTER_ENDPOINT, params)
 
     def _next(

@@ -166,4 +166,5 @@ def row_of(router: Router) -> RouterRow:
         preserve_tag=config.preserve_tag,
         filter=config.filter,
         exactly_once=config.guarantee == "exactly_once",
+        base_total=router.base_total,
     )

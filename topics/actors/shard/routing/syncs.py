@@ -38,7 +38,7 @@ class Syncs:
         context = self._context
         while self._waiting:
             waiting, self._waiting = self._waiting, []
-            context.wal.flush(sync=True)
+            context.wal.flush(sync=True, at_once=False)
             await context.commits.wait_synced(max(lsn for lsn, _ in waiting) + 1)
             context.begin_turn()
             for lsn, then in waiting:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
@@ -156,6 +156,10 @@ class Workers(Service):
     def known(self) -> Iterable[int]:
         """Ids of all routers that have their source here."""
         return self._by_router.keys()
+
+    def rows(self) -> Iterator[RouterRow]:
+        """All routers that have their source here."""
+        return (worker.row for _, worker in self._by_router.values())
 
     def worker(self, router: int) -> tuple[Source, Worker] | None:
         """A router and its source, if that is here."""

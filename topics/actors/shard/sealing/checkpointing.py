@@ -1,8 +1,8 @@
 """Checkpointing: writes what a shard knows, so that a start replays little (bytes:
-``storage/checkpoints.py``).
+``formats/disk/checkpoint.py``).
 
-    topics, some at a time -> log synced up to an LSN -> delete flags up to there synced
-        -> checkpoint written aside, synced, renamed
+    topics, some at a time, written aside piece by piece -> log synced up to an LSN
+        -> delete flags up to there synced -> header written, all synced, renamed
 
 A checkpoint is fuzzy: appends go on while it is made. Each topic is stored as committed, with the
 LSN below which all of its frames are; replay from ``replay_from`` over newer state comes to the
@@ -19,8 +19,8 @@ same end:
 - Frames of a topic that the checkpoint does not know are skipped below its LSN; above it they are
   damage.
 
-A checkpoint never holds a change that may still be undone: it is given up
-when a group of the log fails meanwhile.
+No more than a piece of a checkpoint is in memory (``decisions/0043``). A checkpoint never holds a
+change that may still be undone: it is given up when a group of the log fails meanwhile.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ import errno
 import time
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any
 
 import trio
 
@@ -42,9 +41,9 @@ from topics.engine.snapshot import (
     snapshot_topic,
     topics_to_keep,
 )
-from topics.engine.topic import Topic
+from topics.formats.disk.checkpoint import Item, PieceBuilder
 from topics.storage import checkpoints
-from topics.storage.checkpoints import Kept
+from topics.storage.checkpoints import CheckpointWriter, Kept
 from topics.storage.recovery.steps import Shard
 
 TOPICS_PER_STEP = 64
@@ -67,22 +66,16 @@ class Checkpointing:
         numbers = self._reclaim.named_segments
         freed = self._reclaim.take_freed()
         try:
-            items = [self._shard_item(numbers)]
-            for count, topic in enumerate(topics_to_keep(self._table), 1):
-                kept = self._kept(topic)
-                for _ in self._add_jobs(topic, kept):
-                    await trio.lowlevel.checkpoint()
-                items.append(checkpoints.encode_item(kept))
-                if count % TOPICS_PER_STEP == 0:
-                    await trio.lowlevel.checkpoint()
-                for keys in self._key_items(topic):
-                    items += keys
-                    await trio.lowlevel.checkpoint()
-            lsn = await self._sync_log(losses)
-            await trio.to_thread.run_sync(self._segments.sync, lsn)
-            await trio.to_thread.run_sync(
-                checkpoints.write, self._shard.checkpoint_folder, lsn, replay_from, items
-            )
+            writer = await trio.to_thread.run_sync(CheckpointWriter, self._shard.checkpoint_folder)
+            try:
+                builder = await self._write_pieces(writer, numbers)
+                lsn = await self._sync_log(losses)
+                await trio.to_thread.run_sync(self._segments.sync, lsn)
+                header = builder.header(lsn, replay_from, clean=False)
+                await trio.to_thread.run_sync(writer.finish, header)
+            except BaseException:
+                writer.abandon()
+                raise
         except BaseException:
             self._reclaim.put_back(freed)
             raise
@@ -90,40 +83,39 @@ class Checkpointing:
         self.written_at = time.monotonic()
         self._reclaim.add_checkpoint(Kept(replay_from, frozenset(numbers)), freed)
 
+    async def _write_pieces(self, writer: CheckpointWriter, numbers: list[int]) -> PieceBuilder:
+        """Write all items aside, while the shard goes on."""
+        builder = PieceBuilder()
+        for item in self._items(numbers):
+            if item is None:
+                await trio.lowlevel.checkpoint()
+            elif (piece := builder.add(item)) is not None:
+                await trio.to_thread.run_sync(writer.write, piece)
+        await trio.to_thread.run_sync(writer.write, builder.take() or b"")
+        return builder
+
     def write_last(self) -> None:
         """Write the checkpoint of an orderly stop, after the log is closed. Raises OSError."""
-        items = [self._shard_item(self._reclaim.named_segments)]
-        for topic in topics_to_keep(self._table):
-            kept = self._kept(topic)
-            for _ in self._add_jobs(topic, kept):
-                pass
-            items.append(checkpoints.encode_item(kept))
-            for keys in self._key_items(topic):
-                items += keys
         self._segments.sync(self._wal.synced_lsn)
         folder, replay_from = self._shard.checkpoint_folder, self._reclaim.replay_from
+        items = (item for item in self._items(self._reclaim.named_segments) if item is not None)
         checkpoints.write(folder, self._wal.next_lsn, replay_from, items, clean=True)
 
-    def _shard_item(self, numbers: list[int]) -> bytes:
-        return checkpoints.encode_item(
-            {**snapshot_shard(self._table), "segments": numbers, "boot": self._shard.boot}
-        )
-
-    def _kept(self, topic: Topic) -> dict[str, Any]:
-        return snapshot_topic(topic, self._commits.position_of(topic))
-
-    def _add_jobs(self, topic: Topic, kept: dict[str, Any]) -> Iterator[None]:
-        """Add the jobs of a queue; a step adds some."""
-        for part in jobs_to_keep(topic, self._commits.now()):
-            kept["queue"]["parts"].append(part)
-            yield
-
-    def _key_items(self, topic: Topic) -> Iterator[list[bytes]]:
-        """Items with the idempotency keys that outlive their records; a step looks at some keys."""
-        found = keys_to_keep(topic, self._commits.now())
-        while some := list(islice(found, KEYS_PER_STEP)):
-            keys = [key for key in some if key is not None]
-            yield [checkpoints.encode_item({"id": topic.id, "keys": keys})] if keys else []
+    def _items(self, numbers: list[int]) -> Iterator[Item | None]:
+        """All items, each to be encoded at once. None: others may run before the next one."""
+        yield {**snapshot_shard(self._table), "segments": numbers, "boot": self._shard.boot}
+        for count, topic in enumerate(topics_to_keep(self._table), 1):
+            yield snapshot_topic(topic, self._commits.position_of(topic))
+            for part in jobs_to_keep(topic, self._commits.now()):
+                yield {"id": topic.id, "jobs": part}
+                yield None
+            found = keys_to_keep(topic, self._commits.now())
+            while some := list(islice(found, KEYS_PER_STEP)):
+                if keys := [key for key in some if key is not None]:
+                    yield {"id": topic.id, "keys": keys}
+                yield None
+            if count % TOPICS_PER_STEP == 0:
+                yield None
 
     async def _sync_log(self, losses: int) -> int:
         """The log's end, once the log is synced up to there.
@@ -133,7 +125,7 @@ class Checkpointing:
         """
         wal, commits = self._wal, self._commits
         lsn = wal.next_lsn
-        wal.flush(sync=True)
+        wal.flush(sync=True, at_once=False)
         if commits.losses == losses:
             await commits.wait_synced(lsn)
         if wal.failed:

@@ -8,10 +8,13 @@ its turn comes. The delete flags are asked for last.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Protocol
 
 from topics.actors.shard.record_store import RecordStore
+from topics.engine.locators import Locator
 from topics.engine.record_index import IndexEntry
 from topics.engine.topic import Topic
+from topics.formats.buffers import Buffer
 from topics.formats.disk.extent_build import Piece
 from topics.formats.disk.records import RecordsView
 from topics.formats.disk.segment_build import Source
@@ -67,7 +70,14 @@ def unsealed_writes(topic: Topic, base: int, end: int, seq: int = 0) -> Iterator
     return topic.index.entries_between(base, end, max(seq, topic.sealed_seq + 1))
 
 
-def current_flags(store: RecordStore, topic: Topic, first_seq: int, count: int) -> bytearray:
+class FlagsStore(Protocol):
+    """Whatever knows the delete flags of entries, as `Store.delete_flags`."""
+
+    def delete_flags(self, locator: Locator) -> Buffer | None:
+        """A byte for each record, 1: deleted; None when none is."""
+
+
+def current_flags(store: FlagsStore, topic: Topic, first_seq: int, count: int) -> bytearray:
     """Delete flags of these seqs as they are now. Records that a cap or their age took count as
     deleted.
     """

@@ -93,14 +93,17 @@ class Reclaim:
 
     @property
     def named_segments(self) -> list[int]:
-        """Segments that a checkpoint names.
+        """Segments that a checkpoint names, in the order of the log.
 
         Not the one that is being installed: its flags will tell of later deletes, and the log still
         has all of its records.
         """
-        return sorted(
-            number for number, count in self._live.items() if count and self._is_in(number)
-        )
+        numbers = (number for number, count in self._live.items() if count and self._is_in(number))
+        return sorted(numbers, key=lambda number: self._segments.segments[number].header.base)
+
+    def are_unused(self, numbers: Iterable[int]) -> bool:
+        """Whether the index names no extent of these segments."""
+        return not any(self._live.get(number) for number in numbers)
 
     @property
     def _unused_segments(self) -> list[int]:

@@ -6,6 +6,7 @@
         -> install    the index names the extents instead of the writes
         -> checkpoint (``checkpointing.py``)
         -> reclaim    what neither checkpoint on disk needs (``reclaim.py``)
+        -> merge      segments of which little lives (``merging.py``)
 
 All of it runs in the shard's loop in steps of about a millisecond, with pauses between them
 (``pacing.py``); only file calls run in a thread. A run that fails leaves everything as it was and
@@ -16,6 +17,7 @@ and the names may belong to other files.
 from __future__ import annotations
 
 import contextlib
+import errno
 import time
 from collections.abc import Iterator
 from itertools import groupby, islice, starmap
@@ -25,9 +27,11 @@ import trio
 
 from topics.actors.shard.group_commit import GroupCommit
 from topics.actors.shard.sealing import pacing
+from topics.actors.shard.sealing.building import write_segment
 from topics.actors.shard.sealing.checking import SealingCheck
 from topics.actors.shard.sealing.checkpointing import Checkpointing
 from topics.actors.shard.sealing.contents import Contents, current_flags, unsealed_writes
+from topics.actors.shard.sealing.merging import Merging
 from topics.actors.shard.sealing.reclaim import Reclaim
 from topics.actors.shard.service import Service
 from topics.engine.changes.floor import FloorMoved
@@ -37,14 +41,11 @@ from topics.engine.record_index import IndexEntry
 from topics.engine.sealed import seal
 from topics.engine.tags import TagIndex
 from topics.engine.topic import Topic
-from topics.formats.buffers import Buffer
 from topics.formats.disk.segment import ExtentEntry, SegmentHeader
-from topics.formats.disk.segment_build import build
 from topics.storage.disk import Damaged, keep_aside
 from topics.storage.recovery.steps import Shard
 from topics.storage.segments.file import Segment
 
-WRITE_BYTES = 1 << 20  # handed to a thread at once
 TOPICS_PER_STEP = 64
 FILES_PER_CHECKPOINT = 2
 log = structlog.get_logger()
@@ -58,6 +59,7 @@ class Sealing(Service):
         self.commits, self.store = commits, commits.store
         self.reclaim = Reclaim(shard)
         self.checkpoints = Checkpointing(shard, commits, self.reclaim)
+        self.merging = Merging(shard, commits, self.reclaim, self._pause)
         self.sealed = 0  # log files since the start of the process
         self._burst = pacing.BurstDetector(self.wal.next_lsn)
         self._next_number = 1 + max(
@@ -81,9 +83,12 @@ class Sealing(Service):
             await trio.sleep(interval_s)
 
     async def _round(self) -> None:
-        """Write delete flags that are due, seal full log files, write a checkpoint if it helps."""
+        """Write delete flags that are due, seal full log files, write a checkpoint if it helps,
+        merge segments.
+        """
+        await self.merging.finish()  # one that an error has interrupted
         self._burst.observe(self.wal.next_lsn)
-        waits = self._burst.is_burst(self._backlog_files)
+        waits = self._burst.is_burst(self.backlog_files)
         if self.segments.has_due_flags(self.wal.synced_lsn):
             with contextlib.suppress(OSError):  # the next checkpoint reports it
                 await trio.to_thread.run_sync(self.segments.write_due_flags, self.wal.synced_lsn)
@@ -101,15 +106,31 @@ class Sealing(Service):
             await self.checkpoint()
         if failure is not None:
             raise failure
+        if self.merging.is_due and self._built is None and not waits:
+            try:
+                await self.merging.merge(self._take_number)
+            except (OSError, Damaged) as error:  # sealing does not wait for it
+                log.warning("merging failed", error=str(error))
 
     async def checkpoint(self) -> None:
         """Write a checkpoint, then free what is not needed any more. Raises OSError."""
+        await self.merging.finish()
         await self.checkpoints.write()
+        self.merging.is_due = True
         await self.reclaim.free()
 
     def write_last(self) -> None:
         """Write the checkpoint of an orderly stop, after the log is closed. Raises OSError."""
+        try:
+            self.merging.finish_now()
+        except Damaged as damage:
+            raise OSError(errno.EIO, str(damage)) from damage
         self.checkpoints.write_last()
+
+    def _take_number(self) -> int:
+        """The number of a new segment."""
+        self._next_number += 1
+        return self._next_number - 1
 
     def _ready_files(self) -> Iterator[tuple[int, int]]:
         """``(base, end)`` of the log files that can be sealed, in order."""
@@ -121,7 +142,7 @@ class Sealing(Service):
             yield base, end
 
     @property
-    def _backlog_files(self) -> int:
+    def backlog_files(self) -> int:
         """Full log files that are not sealed."""
         return self.wal.count_full_files(self.reclaim.replay_from)
 
@@ -131,7 +152,7 @@ class Sealing(Service):
         return self.reclaim.has_garbage and since_s > pacing.RETRY_INTERVAL_S
 
     async def _pause(self, step_began: float) -> None:
-        await pacing.pause(time.monotonic() - step_began, self._backlog_files)
+        await pacing.pause(time.monotonic() - step_began, self.backlog_files)
 
     # One log file
 
@@ -207,32 +228,17 @@ class Sealing(Service):
         index = topic.index.find(entry.first_seq)
         if index < len(topic.index) and topic.index.entry(index)[2] == entry.locator:
             lose_damaged(topic, index, self.store)
+            self.commits.engine.recharge(topic)
             # A page that was read ahead may show it.
             self.commits.on_commit(FloorMoved(topic, [], sync=False))
 
     async def _build(self, contents: Contents) -> Segment:
         """Write the segment; an error leaves nothing of it."""
         number, base, end = self._next_number, contents.base, contents.end
-        writer = await trio.to_thread.run_sync(self.segments.begin, number, base, end)
-        try:
-            pieces: list[Buffer] = []
-            size = 0
-            header = SegmentHeader(self.segments.shard, number, base, end)
-            step_began = time.monotonic()
-            for piece in build(header, contents.sources(), contents.delete_flags):
-                pieces.append(piece)
-                size += len(piece)
-                if size >= WRITE_BYTES:
-                    await trio.to_thread.run_sync(writer.write, pieces)
-                    pieces, size = [], 0
-                else:
-                    await self._pause(step_began)
-                step_began = time.monotonic()
-            await trio.to_thread.run_sync(writer.write, pieces)
-            return await trio.to_thread.run_sync(writer.finish)
-        except BaseException:
-            writer.abandon()
-            raise
+        header = SegmentHeader(self.segments.shard, number, base, end)
+        return await write_segment(
+            self.segments, header, contents.sources(), contents.delete_flags, self._pause
+        )
 
     # The index
 

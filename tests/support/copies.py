@@ -1,34 +1,23 @@
-"""What the tests of routers ask with (§6): routers by name, and topics that are read until their
-copies are there.
+"""What the tests of forwarding ask with (§6): routers that are made, and topics that are read until
+their copies are there.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
 from typing import Any
-from urllib.parse import quote
 
-from tests.support.api import Answer, Api, data, ok
+from tests.support.api import Api, data, ok
 from tests.support.queues import until
-from topics.formats.names import shard_of
+from tests.support.routers import delete, get, put
 
 CLASSES = ("ephemeral", "memory", "disk", "fsync")
 STAMP = "_topics_router"
 
 
-def path(name: str) -> str:
-    return f"/v0/routers/{quote(name, safe='')}"
-
-
-def put_router(api: Api, name: str, source: str, dest: str, **fields: Any) -> Answer:
-    return api.call("PUT", path(name), {"source": source, "dest": dest, **fields})
-
-
 def route(api: Api, source: str, dest: str, name: str | None = None, **fields: Any) -> str:
     """Make a router; its name."""
     chosen = f"{source}->{dest}" if name is None else name
-    body = ok(put_router(api, chosen, source, dest, **fields), 201)
+    body = ok(put(api, chosen, source, dest, **fields), 201)
     assert (body["router"], body["created"]) == (chosen, True)
     assert (body["source"], body["dest"]) == (source, dest)
     return chosen
@@ -36,17 +25,17 @@ def route(api: Api, source: str, dest: str, name: str | None = None, **fields: A
 
 def reroute(api: Api, name: str, source: str, dest: str, **fields: Any) -> None:
     """Change a router that exists."""
-    assert ok(put_router(api, name, source, dest, **fields))["created"] is False
+    assert ok(put(api, name, source, dest, **fields))["created"] is False
 
 
 def drop(api: Api, name: str) -> bool:
     """Delete a router; whether it was there."""
-    return bool(ok(api.call("DELETE", path(name)))["deleted"])
+    return bool(ok(delete(api, name))["deleted"])
 
 
 def shown(api: Api, name: str) -> Any:
     """The router as GET shows it."""
-    return ok(api.call("GET", path(name)))
+    return ok(get(api, name))
 
 
 def forwarded(api: Api, name: str) -> int:
@@ -78,13 +67,3 @@ def arrived(api: Api, topic: str, *expected: Any) -> list[Any]:
 def untouched(record: dict[str, Any]) -> dict[str, Any]:
     """What a copy has in common with its origin."""
     return {name: value for name, value in record.items() if name not in ("$seq", "$ts")}
-
-
-def names_for(base: str, shards: Sequence[int], count: int = 2) -> list[str]:
-    """Names that begin with ``base``, each on the shard that stands in its place."""
-    found: list[str] = []
-    numbers = itertools.count()
-    for shard in shards:
-        names = (f"{base}.{number}" for number in numbers)
-        found.append(next(name for name in names if shard_of(name, count) == shard))
-    return found

@@ -1,0 +1,418 @@
+"""Merging: segments of which little lives become one, and nobody notices."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.actors.shard.sealing.damage_support import lost, walk
+from tests.actors.shard.sealing.sealing_support import (
+    Sealer,
+    comes_back,
+    copy,
+    delete,
+    eager_merges,
+    extents,
+    files,
+    fill,
+    findings,
+    free_all,
+    seen,
+    spoil,
+    survives_a_kill,
+)
+from topics.actors.shard.sealing.merging import Merging
+from topics.engine.changes.change import Change
+from topics.engine.locators import split_locator
+from topics.formats.api.delete_body import TagMatch
+from topics.storage.disk import Damaged
+from topics.storage.offline.files import Findings
+from topics.storage.offline.pieces import PIECE_RECORDS, pieces_of
+from topics.storage.offline.shard import OfflineShard
+from topics.storage.segments.file import Segment
+
+SLOW = [f"slow{number}" for number in range(60)]
+
+
+def age(client: Sealer, seals: int, seed: int = 1) -> None:
+    """A fast topic with a cap fills the log; slow ones have a few live records in each segment."""
+    dice = random.Random(seed)
+    if "fast" not in client.engine.topics:
+        client.put("fast", cap_records=4)
+        for name in SLOW:
+            client.put(name, cap_records=4)
+    until = client.sealing.sealed + seals
+    while client.sealing.sealed < until:
+        client.append("fast", "x" * 900)
+        if dice.random() < 0.8:
+            fill(client, dice.choice(SLOW), rounds=1, size=5)
+        client.later(10)
+        client.seal()
+
+
+def segments_of(client: Sealer) -> set[int]:
+    return {split_locator(locator)[0] for locator in extents(client)}
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    eager_merges(monkeypatch)
+
+
+@pytest.fixture
+def aged(client: Sealer, monkeypatch: pytest.MonkeyPatch) -> Sealer:
+    """A shard whose next round merges some segments."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Merging, "merge", _no_merge)
+        age(client, 12)
+        fill(client, "mixed", rounds=8, size=200)
+        age(client, 8, seed=2)
+        delete(client, "mixed", match=TagMatch("Eq", "even"))
+        free_all(client)
+    assert len(segments_of(client)) > 8
+    client.sealing.merging.is_due = True
+    return client
+
+
+async def _no_merge(*_: object) -> None:
+    """As if there was nothing to merge."""
+
+
+# What it is for
+
+
+def test_files_and_extents_are_bounded_by_what_lives_however_long_the_history_is(
+    client: Sealer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("topics.actors.shard.sealing.choice.EXTENT_COST_BYTES", 64)
+    counts: list[int] = []
+    for _ in range(6):
+        age(client, 55, seed=len(counts))
+        free_all(client)
+        counts.append(len(files(client.path, "segment")))
+        assert segments_of(client) == {*client.shard.segments.segments}
+    assert client.sealing.sealed >= 330
+    assert client.sealing.merging.merged > 100
+    assert max(counts) <= 24
+    assert len(extents(client)) <= 2 * len(SLOW) + 10
+    survives_a_kill(client, seen(client))
+
+
+def test_without_merges_the_same_load_leaves_more_files(
+    client: Sealer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Merging, "merge", _no_merge)
+    age(client, 160)
+    free_all(client)
+    assert len(files(client.path, "segment")) > 30
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_merge_changes_nothing_that_readers_or_writers_notice(aged: Sealer) -> None:
+    before, old = seen(aged), segments_of(aged)
+    aged.seal()
+    assert aged.sealing.merging.merged >= 2
+    assert seen(aged) == before
+    assert len(segments_of(aged)) < len(old)
+    free_all(aged)
+    assert len(files(aged.path, "segment")) == len(segments_of(aged))
+    assert findings(aged.path) == []
+    survives_a_kill(aged, before)
+
+
+@pytest.mark.usefixtures("eager")
+def test_what_was_merged_is_merged_again_with_what_follows(client: Sealer) -> None:
+    age(client, 120)
+    before = seen(client)
+    assert client.sealing.merging.merged >= 8
+    free_all(client)
+    client.stop()
+    again = client.again()
+    assert seen(again) == before
+    age(again, 60, seed=7)
+    survives_a_kill(again, seen(again))
+
+
+@pytest.mark.usefixtures("eager")
+def test_neighbouring_extents_become_one_and_long_gaps_are_left_out(client: Sealer) -> None:
+    client.put("fast", cap_records=1)
+    for number in range(24):
+        tag = "gone" if 5 <= number < 15 else "stays"
+        client.append("a", records=[{"data": number, "tag": tag}])
+        for _ in range(2):
+            client.append("fast", "x" * 900)
+    client.append("fast", *["x" * 900] * 5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Merging, "merge", _no_merge)
+        client.seal()
+    index = client.engine.topic("a").index
+    assert len(index) > 8, "an extent in each segment"
+    delete(client, "a", match=TagMatch("Eq", "gone"))
+    free_all(client)
+    entries = [index.whole_entry(at)[:2] for at in range(len(index))]
+    assert entries == [(1, 5), (16, 9)]
+    survives_a_kill(client, seen(client))
+
+
+@pytest.mark.usefixtures("eager")
+def test_an_offline_reader_finds_what_was_merged(aged: Sealer) -> None:
+    aged.seal()
+    assert aged.sealing.merging.merged
+    free_all(aged)
+    expected = {name: records["records"] for name, records in seen(aged).items()}
+    aged.stop()
+    shard = OfflineShard(aged.path, 0, 1, aged.now, Findings())
+    found = {
+        topic.name: [
+            seq
+            for piece in pieces_of(shard, topic, 1, topic.head_seq, PIECE_RECORDS)
+            for span in piece.spans
+            for at, dead in enumerate(span.dead_flags() or bytes(span.stop))
+            if at >= span.start and not dead
+            for seq in [span.first_seq + at]
+        ]
+        for topic in shard.topics()
+    }
+    shard.close()
+    assert found == {
+        name: [record["$seq"] for record in records] for name, records in expected.items()
+    }
+
+
+# Crashes
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_kill_between_any_two_steps_leaves_everything(aged: Sealer, tmp_path: Path) -> None:
+    before, number = seen(aged), 0
+    going_on = True
+    while going_on:
+        going_on = aged.step()
+        number += 1
+        if number % 3 and aged.sealing.reclaim.installing is None:
+            continue
+        _starts_alike(aged, tmp_path / "copy", before)
+    assert aged.sealing.merging.merged
+    for _ in range(3):
+        aged.checkpoint()
+        _starts_alike(aged, tmp_path / "copy", before)
+        _starts_alike(aged, tmp_path / "copy", before, harm=spoil)
+
+
+def _starts_alike(
+    client: Sealer,
+    target: Path,
+    expected: Any,
+    harm: Callable[[Path], None] = lambda _: None,
+) -> None:
+    """A copy of the files, as a kill leaves them, starts as expected."""
+    copy(client.path, target)
+    harm(target)
+    again = Sealer(target, now=client.now, file_bytes=client.wal.file_bytes)
+    assert seen(again) == expected
+    again.kill()
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("steps", [1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144])
+@pytest.mark.parametrize("how", ["kill", "stop"])
+def test_what_changes_while_segments_are_merged_is_carried_over(
+    aged: Sealer, steps: int, how: str
+) -> None:
+    for number in range(1, 400):
+        going_on = aged.step()
+        if number % steps == 0:
+            _change(aged, number)
+        if not going_on:
+            break
+    before = seen(aged)
+    if steps % 2:
+        aged.seal()
+        free_all(aged)
+        assert seen(aged) == before
+    getattr(aged, how)()
+    comes_back(aged, before)
+
+
+def _change(client: Sealer, number: int) -> None:
+    dice = random.Random(number)
+    names = sorted({*client.engine.topics} - {"fast"})
+    name = dice.choice(names)
+    topic = client.engine.topic(name)
+    match dice.randrange(5 if len(names) > 3 else 4):
+        case 0:
+            fill(client, name, rounds=2, size=5)
+        case 1:
+            delete(client, name, match=TagMatch("Eq", "odd"))
+        case 2:
+            delete(client, name, before_seq=topic.start_seq + 1)
+        case 3:
+            client.put(name, cap_records=dice.randrange(1, 4))
+        case _:
+            client.delete(name)
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("step", ["_build", "finish"])
+def test_nothing_is_left_when_all_records_go_while_they_are_merged(
+    aged: Sealer, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = getattr(Merging, step)
+
+    async def after_all_went(merging: Merging, *arguments: Any) -> Any:
+        if step == "_build" or merging._built is not None:
+            for name in aged.engine.topics:
+                delete(aged, name, before_seq=1 << 40)
+        return await original(merging, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Merging, step, after_all_went)
+        aged.seal()
+    assert aged.sealing.merging.merged
+    free_all(aged)
+    assert files(aged.path, "segment") == []
+    assert findings(aged.path) == []
+    survives_a_kill(aged, seen(aged))
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_delete_of_a_topic_that_is_undone_meanwhile_keeps_its_records(aged: Sealer) -> None:
+    before = seen(aged)
+    change = aged.engine.delete("mixed", False, aged.now)
+    assert isinstance(change, Change)
+    aged.submit(change)
+    while aged.sealing.merging.merged == 0 and aged.step():
+        pass
+    aged.seal()
+    aged.wait()
+    del before["mixed"]
+    assert seen(aged) == before
+    survives_a_kill(aged, before)
+
+
+# Errors
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("what", ["_build", "_install_topic"])
+@pytest.mark.parametrize("at", [1, 3])
+def test_an_error_leaves_everything_as_it_was_and_a_later_round_merges(
+    aged: Sealer, what: str, at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, calls = seen(aged), 0
+    original = getattr(Merging, what)
+
+    def fails(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == at or what == "_build":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return original(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Merging, what, fails)
+        aged.seal()
+        assert not aged.sealing.merging.merged
+        checkpoints = aged.sealing.checkpoints.written
+        assert seen(aged) == before
+    copied = copy(aged.path, aged.path.with_name("copy"))
+    again = Sealer(copied, now=aged.now, file_bytes=aged.wal.file_bytes)
+    assert seen(again) == before
+    again.kill()
+    aged.sealing.merging.is_due = True
+    aged.seal()
+    assert aged.sealing.merging.merged
+    assert aged.sealing.checkpoints.written >= checkpoints
+    free_all(aged)
+    assert findings(aged.path) == []
+    assert seen(aged) == before
+    survives_a_kill(aged, before)
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_stop_in_the_middle_of_an_install_finishes_it(aged: Sealer) -> None:
+    before = seen(aged)
+    while aged.sealing.reclaim.installing is None:
+        assert aged.step()
+    aged.stop()
+    assert aged.sealing.merging.merged
+    comes_back(aged, before)
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_stop_in_the_middle_of_an_install_that_cannot_be_finished_writes_no_checkpoint(
+    aged: Sealer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = seen(aged)
+    while aged.sealing.reclaim.installing is None:
+        assert aged.step()
+    standing = files(aged.path, "checkpoint")
+
+    def damaged(*_: object) -> None:
+        raise Damaged(aged.path, 0, "cannot be read")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Merging, "_install_topic", damaged)
+        with pytest.raises(OSError, match="cannot be read"):
+            aged.stop()
+    assert files(aged.path, "checkpoint") == standing
+    comes_back(aged, before)
+
+
+@pytest.mark.usefixtures("eager")
+def test_without_room_for_the_next_log_file_nothing_is_merged(
+    aged: Sealer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = files(aged.path, "segment")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("topics.actors.shard.sealing.merging.check_room", full)
+    aged.seal()
+    assert files(aged.path, "segment") == before
+    assert not aged.sealing.merging.merged
+
+
+# Damage
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("where", ["blob", "tables", "directory"])
+def test_a_segment_with_damage_is_left_out_and_its_readers_are_told(
+    aged: Sealer, where: str
+) -> None:
+    index = aged.engine.topic("mixed").index
+    number, extent = split_locator(index.entry(len(index) // 2)[2])
+    segment = aged.shard.segments.segments[number]
+    entry = [*segment.entries()][extent]
+    offset = {
+        "blob": entry.offset + entry.blob_bytes - 20,
+        "tables": entry.tables_at + 3,
+        "directory": segment.trailer.directory_at + 80 * segment.trailer.entry_count - 30,
+    }[where]
+    _flip(segment, offset)
+    aged.shard.segments.close()
+    for _ in range(4):
+        aged.sealing.merging.is_due = True
+        aged.seal()
+    assert number in segments_of(aged)
+    assert segment.path.exists()
+    assert aged.sealing.merging.merged >= 2
+    if where != "directory":  # its readers see what was read at the start
+        _, gaps = walk(aged, aged.engine.topic("mixed"))
+        assert lost(gaps)
+
+
+def _flip(segment: Segment, offset: int) -> None:
+    with segment.path.open("r+b") as file:
+        file.seek(offset)
+        (byte,) = file.read(1)
+        file.seek(offset)
+        file.write(bytes([byte ^ 1]))

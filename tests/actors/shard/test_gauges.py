@@ -1,0 +1,453 @@
+"""Gauges: a shard reports with each beat what a count of all topics gives."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from structlog.testing import capture_logs
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from tests.support.feeds import BROKEN
+from tests.support.queue_desk import QueueDesk, trio_clock
+from tests.support.wal import sync_by
+from topics.actors.link.counters import REGISTRY
+from topics.actors.link.process_id import ProcessKind
+from topics.actors.shard import gauges
+from topics.actors.shard.gauges import BEAT_S, DISK_S, FIRST_LOOK_MAX_S
+from topics.engine import usage
+from topics.errors import NotReady
+from topics.storage.recovery.steps import recover
+from topics.storage.wal.progress import SYNC_BOUNDS_US
+
+FILE_BYTES = 64 << 10
+CLASSES = ("fsync", "disk", "memory", "ephemeral")
+USAGE = (
+    *("topics_topics", "topics_topics_by_class", "topics_queue_topics", "topics_records_live"),
+    *("topics_bytes_live", "topics_idempotency_keys", "topics_queue_leases_in_flight"),
+    "topics_queue_delayed",
+)
+
+
+class GaugeDesk(QueueDesk):
+    """A shard on a real disk; ``told`` is what its gauges said last. Time is that of a clock which
+    the test moves.
+    """
+
+    def __init__(self, path: Path, nursery: trio.Nursery, clock: MockClock) -> None:
+        self.path, self.nursery, self.mock = path, nursery, clock
+        self.shard = recover(
+            path, 0, 1, trio_clock(), wal_file_bytes=FILE_BYTES, wal_sync_ms=20, boot="first"
+        )
+        super().__init__(path, nursery, shard=self.shard)
+        self.last: dict[str, Any] = {}
+        self.services.gauges.tell = self.last.update
+        self._scope = trio.CancelScope()
+        nursery.start_soon(self._follow)
+
+    async def _follow(self) -> None:
+        with self._scope:
+            await self.loop.follow_log()
+
+    async def settled(self) -> None:
+        """All is committed."""
+        self.turn()
+        while len(self.commits):
+            await trio.lowlevel.checkpoint()
+        self.wire.take()
+
+    async def beat(self) -> dict[str, Any]:
+        """What a beat of now tells."""
+        self.last.clear()
+        self.loop.context.begin_turn()
+        self.services.gauges.beat()
+        self.loop.end_turn()
+        await wait_all_tasks_blocked()
+        return self.last
+
+    async def end(self) -> None:
+        await self.settled()
+        self._scope.cancel()
+        await wait_all_tasks_blocked()
+        self.log.stop()
+        self.services.sealing.write_last()
+
+    async def again(self) -> GaugeDesk:
+        """After a restart."""
+        await self.end()
+        return GaugeDesk(self.path, self.nursery, self.mock)
+
+    def counted(self) -> dict[str, Any]:
+        """The same by counting."""
+        found: Counter[str] = Counter()
+        by_class: Counter[str] = Counter()
+        for topic in self.engine.topics.values():
+            by_class[topic.committed.durability] += 1
+            found["topics_topics"] += 1
+            found["topics_records_live"] += topic.count
+            found["topics_bytes_live"] += topic.bytes
+            found["topics_idempotency_keys"] += len(topic.dedupe)
+            if topic.jobs is not None:
+                topic.jobs.advance(trio_clock().ms)
+                counters = topic.jobs.counters(topic.count)
+                found["topics_queue_topics"] += 1
+                found["topics_queue_leases_in_flight"] += counters.in_flight
+                found["topics_queue_delayed"] += counters.delayed
+        classes = tuple(by_class[name] for name in CLASSES)
+        return {name: found[name] for name in USAGE} | {"topics_topics_by_class": classes}
+
+
+@pytest.fixture
+async def desk(  # the clock counts only when the test itself asks for it, too
+    tmp_path: Path, nursery: trio.Nursery, mock_clock: MockClock
+) -> AsyncIterator[GaugeDesk]:
+    found = GaugeDesk(tmp_path, nursery, mock_clock)
+    yield found
+    if found.log.writer._thread.is_alive():
+        await found.end()
+
+
+# What topics hold
+
+
+class Walk:
+    """Whatever clients do, at random; the gauges agree with counting all the time."""
+
+    NAMES = ("a", "b", "c", "q", "r", "s")
+
+    def __init__(self, desk: GaugeDesk, seed: int) -> None:
+        self.desk, self.random = desk, random.Random(seed)
+        self.agreed: Counter[str] = Counter()  # how often each was told, other than 0
+        self._acts: list[Callable[[], object]] = [
+            *([self.append] * 6 + [self.claim] * 4 + [self.ack] * 3),
+            *(self.put, self.put, self.put, self.nack, self.extend, self.delete_records),
+            *(self.delete_records, self.delete, self.read, self.later, self.later),
+        ]
+
+    async def run(self, steps: int) -> None:
+        for _ in range(steps):
+            for _ in range(self.random.randint(1, 4)):
+                self.random.choice(self._acts)()
+                if self.random.random() < 0.7:
+                    await self.desk.settled()
+            await self.desk.settled()
+            counted = self.desk.counted() if self.random.random() < 0.5 else None
+            told = await self.desk.beat()
+            expected = counted or self.desk.counted()
+            assert {name: told[name] for name in USAGE} == expected
+            self.agreed.update(name for name in USAGE if told[name])
+
+    def _name(self) -> str:
+        return self.random.choice(self.NAMES)
+
+    def _queue(self) -> str:
+        return self.random.choice(self.NAMES[3:])
+
+    def put(self) -> None:
+        name, pick = self._name(), self.random
+        self.desk.put(
+            name,
+            type="queue" if name in self.NAMES[3:] else "log",
+            durability=pick.choice(CLASSES),
+            cap_records=pick.choice((0, 0, 5)),
+            cap_bytes=pick.choice((0, 0, 200)),
+            ttl_ms=pick.choice((0, 0, 3_000)),
+            idempotency_window_ms=pick.choice((2_000, 60_000)),
+        )
+
+    def append(self) -> None:
+        name, pick = self._name(), self.random
+        records: list[dict[str, Any]] = [
+            {"data": "x" * pick.randint(0, 40)} for _ in range(pick.randint(1, 4))
+        ]
+        if name in self.NAMES[3:] and pick.random() < 0.5:
+            records[0]["delay_ms"] = pick.randint(1, 6_000)
+        key = str(pick.randint(0, 99)) if pick.random() < 0.4 else None
+        self.desk.append(name, key=key, records=records)
+
+    def claim(self) -> None:
+        lease_ms = self.random.choice((1_000, 4_000, 60_000))
+        self.desk.claim(self._queue(), max=self.random.randint(1, 4), lease_ms=lease_ms)
+
+    def _held(self) -> tuple[str, list[int]]:
+        name = self._queue()
+        topic = self.desk.engine.topics.get(name)
+        held = [*topic.jobs.leases] if topic is not None and topic.jobs is not None else []
+        return name, self.random.sample(held, min(len(held), 2)) or [1]
+
+    def ack(self) -> None:
+        name, seqs = self._held()
+        self.desk.ack(*seqs, topic=name)
+
+    def nack(self) -> None:
+        name, seqs = self._held()
+        self.desk.nack(*seqs, topic=name, delay_ms=self.random.choice((0, 3_000)))
+
+    def extend(self) -> None:
+        name, seqs = self._held()
+        self.desk.extend(*seqs, topic=name, lease_ms=2_000)
+
+    def delete_records(self) -> None:
+        self.desk.delete_records(self._name(), before_seq=self.random.randint(1, 60))
+
+    def delete(self) -> None:
+        self.desk.delete(self._name())
+
+    def read(self) -> None:
+        self.desk.diff(self._name(), from_seq=0)
+
+    def later(self) -> None:
+        self.desk.mock.jump(self.random.choice((0.3, 1.7, 5.0)))
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_the_gauges_are_what_counting_says(
+    desk: GaugeDesk, mock_clock: MockClock, seed: int
+) -> None:
+    walk = Walk(desk, seed)
+    await walk.run(60)
+    walk.desk = await desk.again()
+    await walk.run(20)
+    assert set(walk.agreed) == set(USAGE)
+    await walk.desk.end()
+
+
+async def test_leases_in_memory_count_though_nothing_of_them_is_committed(
+    desk: GaugeDesk, mock_clock: MockClock
+) -> None:
+    async def leases() -> int:
+        await desk.settled()
+        told: int = (await desk.beat())["topics_queue_leases_in_flight"]
+        return told
+
+    desk.put("q", type="queue", durability="ephemeral")
+    await desk.settled()
+    desk.append("q", 1, 2, 3)
+    desk.claim(max=2, lease_ms=60_000)
+    assert await leases() == 2
+    desk.nack(1)
+    assert await leases() == 1
+    desk.extend(2, lease_ms=1_000)
+    assert await leases() == 1
+    mock_clock.jump(2.0)
+    assert await leases() == 0
+    desk.open(3)
+    assert await leases() == 3
+    desk.close()
+    assert await leases() == 0
+
+
+async def test_what_the_log_has_lost_does_not_count(
+    desk: GaugeDesk, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.put("a")
+    await desk.settled()
+    sync_by(monkeypatch, loop=False)
+    held = desk.log.writer.state.report
+    monkeypatch.setattr(desk.log.writer.state, "report", lambda _: None)  # nothing is heard of
+    desk.delete("a")
+    desk.put("b", type="queue")
+    for topic in desk.commits.leaving():
+        desk.services.gauges._usage.touch(topic)
+    desk.services.gauges._usage.touch(desk.engine.topic("b"))
+    told = await desk.beat()
+    assert (told["topics_topics"], told["topics_queue_topics"]) == (1, 1)
+    monkeypatch.setattr(desk.log.writer.state, "report", held)
+    desk.log.give_up(BROKEN)
+    while not desk.log.failed:
+        await trio.lowlevel.checkpoint()
+    told = await desk.beat()
+    assert (told["topics_topics"], told["topics_queue_topics"]) == (1, 0)
+    assert [*desk.engine.topics] == ["a"]
+
+
+async def test_many_topics_are_counted_in_turns_of_their_own(
+    desk: GaugeDesk, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(usage, "STEP_TOPICS", 4)
+    for number in range(10):
+        desk.put(str(number))
+    await desk.settled()
+    before = desk.services.gauges._turns
+    told = await desk.beat()
+    assert told["topics_topics"] == 10
+    assert desk.services.gauges._turns - before >= 3
+    before = desk.services.gauges._turns
+    await desk.beat()
+    assert desk.services.gauges._turns - before == 1, "nothing has changed"
+
+
+# The log
+
+
+async def test_the_log_tells_what_it_did_and_how_long_its_syncs_took(
+    desk: GaugeDesk, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = dict(await desk.beat())
+    sync_by(monkeypatch, loop=False)  # what the loop syncs does not wait for the log
+    desk.put("a", durability="fsync")
+    await desk.settled()
+    for number in range(5):
+        desk.append("a", number)
+        await desk.settled()
+    told = await desk.beat()
+    grown = {
+        name: told[name] - before[name]
+        for name in told
+        if name.startswith("topics_wal") and isinstance(told[name], int)
+    }
+    assert grown["topics_wal_frames_total"] >= 6
+    assert grown["topics_wal_fsyncs_total"] >= 6
+    assert grown["topics_wal_bytes_written_total"] > 0
+    *buckets, total_us, count = told["topics_wal_fsync_latency_us"]
+    assert len(buckets) == len(SYNC_BOUNDS_US) + 1
+    assert sum(buckets) == count == told["topics_wal_fsyncs_total"]
+    assert total_us > 0
+    assert told["topics_wal_read_only"] == told["topics_wal_queue_depth"] == 0
+    assert told["topics_wal_queue_depth_peak"] >= 1
+
+
+async def test_what_waits_for_the_log_and_the_most_that_did_are_told(
+    desk: GaugeDesk, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.put("a", durability="fsync")
+    await desk.settled()
+    sync_by(monkeypatch, loop=False)
+    held = desk.log.writer.state.report
+    monkeypatch.setattr(desk.log.writer.state, "report", lambda _: None)
+    for number in range(3):
+        desk.append("a", number)
+    desk.turn()
+    told = await desk.beat()
+    depth = told["topics_wal_queue_depth"]
+    assert depth >= 3
+    assert told["topics_wal_queue_depth_peak"] >= depth
+    monkeypatch.setattr(desk.log.writer.state, "report", held)
+    desk.append("a", 4)
+    await desk.settled()
+    told = await desk.beat()
+    assert told["topics_wal_queue_depth"] == 0
+    assert told["topics_wal_queue_depth_peak"] >= depth
+
+
+async def test_a_broken_log_is_told_and_so_is_each_write_that_it_refuses(
+    desk: GaugeDesk,
+    mock_clock: MockClock,
+) -> None:
+    desk.put("a")
+    await desk.settled()
+    desk.log.give_up(BROKEN)
+    while desk.loop.context.room.broken is None:
+        await trio.lowlevel.checkpoint()
+    desk.append("a", 1)
+    desk.append("a", 2)
+    desk.diff("a")
+    with pytest.raises(NotReady):
+        desk.loop.context.check_writable()
+    told = await desk.beat()
+    assert (told["topics_wal_read_only"], told["topics_wal_submit_full_total"]) == (1, 3)
+
+
+# Files
+
+
+async def test_the_files_are_looked_at_now_and_then(
+    desk: GaugeDesk, mock_clock: MockClock, nursery: trio.Nursery
+) -> None:
+    desk.put("a")
+    await desk.settled()
+    desk.services.sealing.write_last()
+    nursery.start_soon(desk.services.gauges.run)
+    while not desk.services.gauges._disk.free:
+        await trio.lowlevel.checkpoint()
+    mock_clock.jump(5.0)
+    told = await desk.beat()
+    assert told["topics_log_bytes"] >= FILE_BYTES
+    assert told["topics_checkpoint_bytes"] > 0
+    assert told["topics_disk_free_bytes"] > 0
+    assert told["topics_blob_bytes"] == told["topics_linked_bytes"] == 0
+    assert told["topics_segment_files"] == told["topics_segment_bytes"] == 0
+    (desk.log.blobs.folder / "more").write_bytes(bytes(1 << 20))
+    seen = desk.services.gauges._disk
+    mock_clock.jump(DISK_S)
+    while desk.services.gauges._disk is seen:
+        await trio.lowlevel.checkpoint()
+    assert (await desk.beat())["topics_blob_bytes"] >= 1 << 20
+
+
+async def test_a_disk_that_does_not_answer_keeps_nothing_else_from_being_told(
+    desk: GaugeDesk, mock_clock: MockClock, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+    monkeypatch.setattr(gauges, "disk_usage", lambda _: go_on.wait())
+    nursery.start_soon(desk.services.gauges.run)
+    await wait_all_tasks_blocked()
+    assert desk.last == {}
+    mock_clock.jump(FIRST_LOOK_MAX_S)
+    while not desk.last:
+        await trio.lowlevel.checkpoint()
+    assert (desk.last["topics_topics"], desk.last["topics_disk_free_bytes"]) == (0, 0)
+    go_on.set()
+
+
+async def test_a_look_at_the_files_that_fails_is_logged_and_tried_again(
+    desk: GaugeDesk, mock_clock: MockClock, nursery: trio.Nursery
+) -> None:
+    away = desk.log.folder.with_name("away")
+    desk.log.folder.rename(away)
+    with capture_logs() as logged:
+        nursery.start_soon(desk.services.gauges.run)
+        while not desk.last:
+            await trio.lowlevel.checkpoint()
+    assert [line["event"] for line in logged] == ["disk usage unknown"]
+    away.rename(desk.log.folder)
+    mock_clock.jump(DISK_S)
+    while not desk.services.gauges._disk.free:
+        await trio.lowlevel.checkpoint()
+
+
+async def test_full_log_files_wait_for_their_segments(
+    desk: GaugeDesk, mock_clock: MockClock
+) -> None:
+    desk.put("a")
+    await desk.settled()
+    while desk.services.sealing.backlog_files < 2:
+        desk.append("a", "x" * 20_000)
+        await desk.settled()
+    told = await desk.beat()
+    assert (told["topics_seal_backlog_files"], told["topics_segment_files"]) == (2, 0)
+    assert told["topics_wal_rotations_total"] >= 2
+
+
+# When, and what
+
+
+async def test_a_shard_beats_in_turns_from_its_start_on(
+    desk: GaugeDesk, mock_clock: MockClock, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at: list[float] = []
+    desk.services.gauges.tell = lambda _: at.append(trio.current_time())
+    start = trio.current_time()
+    nursery.start_soon(desk.services.gauges.run)
+    while not at:
+        await trio.lowlevel.checkpoint()
+    for _ in range(4):
+        mock_clock.jump(BEAT_S / 2)
+        for _ in range(20):
+            await trio.lowlevel.checkpoint()
+    assert [round(time - start, 3) for time in at] == [0, BEAT_S, 2 * BEAT_S]
+
+
+async def test_what_is_told_is_declared_as_it_is_told(
+    desk: GaugeDesk, mock_clock: MockClock
+) -> None:
+    metrics = {metric.name: metric for metric in REGISTRY[ProcessKind.SHARD]}
+    for name, value in (await desk.beat()).items():
+        assert metrics[name].words == (1 if isinstance(value, int) else len(value)), name
+    assert metrics["topics_topics_by_class"].rows == tuple((name,) for name in CLASSES)

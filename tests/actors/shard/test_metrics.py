@@ -1,0 +1,147 @@
+"""Metrics of topics and routers: which rows a page gets, in which order, and what they say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from tests.support.queue_desk import QueueDesk
+from tests.support.shard import Desk
+from topics.actors.shard import metrics
+from topics.engine.now import Now
+from topics.engine.topic import Topic
+from topics.formats.api.topic_config import TopicConfig
+from topics.formats.wire.calls import (
+    METRICS_READ,
+    MetricsParams,
+    MetricsResult,
+    RouterMetrics,
+    TopicMetrics,
+)
+from topics.formats.wire.envelope import Success, decode
+
+
+async def read(
+    desk: Desk, prefixes: list[str] | None = None, topics_max: int = 100
+) -> MetricsResult:
+    """The rows of a shard, each made again."""
+    desk.wire.take()
+    cid = desk.ask(METRICS_READ, MetricsParams(prefixes, topics_max, 100))
+    await wait_all_tasks_blocked()
+    (answer,) = (decode(frame.payload) for frame in desk.wire.take())
+    assert isinstance(answer, Success)
+    assert answer.cid == cid
+    return made_again(METRICS_READ.result_of(answer.result))
+
+
+def made_again(found: MetricsResult) -> MetricsResult:
+    return found._replace(
+        topics=[TopicMetrics._make(row) for row in found.topics],
+        routers=[RouterMetrics._make(row) for row in found.routers],
+    )
+
+
+async def names(desk: Desk, *args: Any) -> tuple[list[str], bool]:
+    found = await read(desk, *args)
+    return [row.topic for row in found.topics], found.topics_truncated
+
+
+async def test_the_first_topics_come_in_order_and_the_others_are_told_of(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics, "NAMES_PER_STEP", 2)
+    monkeypatch.setattr(metrics, "TOPICS_PER_STEP", 2)
+    for name in "ecadb":
+        desk.make(name)
+    assert await names(desk) == (["a", "b", "c", "d", "e"], False)
+    assert await names(desk, None, 5) == (["a", "b", "c", "d", "e"], False)
+    assert await names(desk, None, 3) == (["a", "b", "c"], True)
+    assert await names(desk, None, 0) == ([], True)
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 50, 200, 500])
+async def test_of_many_topics_exactly_the_first_are_shown(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    monkeypatch.setattr(metrics, "NAMES_PER_STEP", 16)
+    made = [f"{number * 7919 % 997:03d}" for number in range(200)]
+    for number, name in enumerate(made, start=1):
+        desk.engine.table.add(Topic(number, name, 1, TopicConfig()))
+    assert await names(desk, None, count) == (sorted(made)[:count], count < 200)
+
+
+async def test_only_names_that_the_key_may_see_are_shown_or_counted(desk: Desk) -> None:
+    for name in ("a1", "a2", "b1", "c1"):
+        desk.make(name)
+    assert await names(desk, ["a", "c"]) == (["a1", "a2", "c1"], False)
+    assert await names(desk, ["a"], 2) == (["a1", "a2"], False)
+    assert await names(desk, ["b", "a"], 1) == (["a1"], True)
+    assert await names(desk, ["x"], 0) == ([], False)
+
+
+async def test_a_row_tells_what_is_committed(desk: Desk) -> None:
+    desk.make("a", cap_records=2)
+    desk.append("a", 1, 2, 3)
+    assert (await read(desk)).topics == [TopicMetrics("a", 0, 1, 0, 0, None, None, None)]
+    desk.synced()
+    topic = desk.engine.topic("a")
+    assert topic.bytes > 0
+    assert (await read(desk)).topics == [TopicMetrics("a", 3, 2, 2, topic.bytes, None, None, None)]
+
+
+async def test_what_is_too_old_is_not_shown_and_the_log_hears_of_it(desk: Desk) -> None:
+    desk.make("a", ttl_ms=1000)
+    desk.append("a", 1, 2)
+    desk.synced()
+    now = desk.commits.now()
+    desk.loop.context.clock = lambda: Now(now.ts + 5000, now.ms + 5000)
+    groups = len(desk.log.groups)
+    assert (await read(desk)).topics == [TopicMetrics("a", 2, 3, 0, 0, None, None, None)]
+    assert len(desk.log.groups) == groups + 1
+
+
+async def test_a_held_topic_is_shown_at_once(desk: Desk) -> None:
+    desk.make("a")
+    desk.loop.context.held.take("a")
+    assert await names(desk) == (["a"], False)
+
+
+async def test_a_row_is_no_read_of_its_topic(desk: Desk) -> None:
+    desk.make("a")
+    await read(desk)
+    assert desk.engine.topic("a").last_read_ts is None
+
+
+async def test_a_topic_that_goes_between_two_steps_has_no_row(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics, "TOPICS_PER_STEP", 1)
+    desk.make("a")
+    desk.make("b")
+    freshen = desk.loop.context.freshen
+
+    def remove(topic: Any) -> None:
+        freshen(topic)
+        if topic.name == "a":
+            desk.engine.table.remove(desk.engine.topic("b"))
+
+    monkeypatch.setattr(desk.loop.context, "freshen", remove)
+    assert await names(desk) == (["a"], False)
+
+
+async def test_a_queue_tells_the_states_of_its_jobs_as_of_now(
+    workers: QueueDesk, autojump_clock: MockClock
+) -> None:
+    workers.queue()
+    workers.jobs(4)
+    workers.append_raw("q", b'{"records":[{"data":1,"delay_ms":60000}]}')
+    workers.claim(max=2, lease_ms=5000)
+    workers.turn()
+    (row,) = (await read(workers)).topics
+    assert (row.records, row.queue_ready, row.queue_in_flight, row.queue_delayed) == (5, 2, 2, 1)
+    await trio.sleep(6)
+    (row,) = (await read(workers)).topics
+    assert (row.queue_ready, row.queue_in_flight, row.queue_delayed) == (4, 0, 1)

@@ -1,0 +1,296 @@
+"""Overload: three times the clients that reach the peak, over topics of all bands.
+
+Runs as a program: ``python -m tests.campaigns.overload --seconds 60``. The clients run in processes
+of their own (`overload_clients`), each of which shares the machine's cores with the server: what
+they take is told.
+
+    peak       closed-loop clients in steps, with ``disable_backpressure``: the most that the server
+               stores in a second, and how many clients that takes
+    overload   three times as many, at least 300. Half of them obey ``Retry-After``, half
+               ``retry_after_ms``, a few obey nothing.
+
+What should hold, as far as the machine allows:
+
+- 99 of 100 stored writes to the topic of priority 1000 take at most 50 ms
+- no topic starves: each stores something every 5 s, from obeying clients
+- of the obeying clients' second tries 95 % are stored
+- the whole stores 0.8 times the peak; no answer is anything but a success or a refusal
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import json
+import multiprocessing
+import sys
+import tempfile
+import time
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.bench.processes import cpu_s, machine_s
+from tests.campaigns.overload_clients import Manner, Plan, Report, Tally, drive
+from tests.support.api import Api, ok
+from tests.support.server import Server
+
+# Four topics for each of the five bands.
+PRIORITIES = (
+    *(1000, 900, 800, 750),
+    *(600, 500, 400, 300),
+    *(200, 150, 100, 50),
+    *(0, 0, 0, 0),
+    *(-100, -300, -500, -1000),
+)
+BANDS = ("band 4", "band 3", "band 2", "band 1", "band 0")
+PEAK_STEPS = (16, 48, 128)
+PEAK_SHARE = 0.95  # of the peak: so many clients reach it
+OVERLOAD, CLIENTS_MIN = 3, 300
+GREEDY_EVERY = 20  # clients
+BOSS = "boss-key"
+
+AIM_MS, GAP_S, SECOND_SHARE, PEAK_KEPT = 50.0, 5.0, 0.95, 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the clients send. ``keys`` is how many keys obeying clients share; 0: no keys at all."""
+
+    records: int
+    data_bytes: int
+    keys: int
+    processes: int
+
+
+def topic_of(index: int) -> str:
+    """The topic of a priority."""
+    return f"load-{index:02d}"
+
+
+def band_of(priority: int) -> str:
+    """Five bands: at least 750, 250, 1, 0, and below."""
+    floors = (750, 250, 1, 0)
+    return next((BANDS[at] for at, floor in enumerate(floors) if priority >= floor), BANDS[-1])
+
+
+def keys_of(shape: Shape) -> list[str]:
+    """Greedy clients have keys of their own, so that they take nobody's turn."""
+    if not shape.keys:
+        return []
+    return [BOSS, *(f"obeys-{n}:w" for n in range(shape.keys)), "greedy-0:w", "greedy-1:w"]
+
+
+def request_of(topic: str, token: str | None, shape: Shape, *, pushes: bool) -> bytes:
+    """One append as it goes over the wire."""
+    record = {"data": {"pad": "x" * shape.data_bytes}}
+    fields = {"disable_backpressure": True} if pushes else {}
+    body = json.dumps({**fields, "records": [record] * shape.records}).encode()
+    lines = [
+        f"POST /v0/topics/{topic}?return_seqs=false HTTP/1.1",
+        "Host: localhost",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+        *([f"Authorization: Bearer {token}"] if token else []),
+    ]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def plans_of(clients: int, shape: Shape, *, greedy: bool, pushes: bool) -> list[Plan]:
+    """So many clients, spread over the topics."""
+    return [_plan(number, shape, greedy=greedy, pushes=pushes) for number in range(clients)]
+
+
+def _plan(number: int, shape: Shape, *, greedy: bool, pushes: bool) -> Plan:
+    topic, turn = topic_of(number % len(PRIORITIES)), number // len(PRIORITIES)
+    # Twenty topics and every twentieth client: the turn moves the greedy one on by a topic.
+    if greedy and (number + turn) % GREEDY_EVERY == GREEDY_EVERY - 1:
+        manner, token = Manner.GREEDY, f"greedy-{number % 2}"
+    else:
+        manner = Manner.HEADER if turn % 2 else Manner.MILLISECONDS
+        token = f"obeys-{turn % shape.keys}" if shape.keys else ""
+    request = request_of(topic, token if shape.keys else None, shape, pushes=pushes)
+    return Plan(topic, request, manner)
+
+
+def run(
+    address: tuple[str, int], plans: Sequence[Plan], seconds: float, processes: int
+) -> list[Report]:
+    """Let them write, spread over so many processes."""
+    spawn = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(processes, mp_context=spawn) as pool:
+        parts = [plans[part::processes] for part in range(processes)]
+        futures = [pool.submit(drive, address, part, seconds) for part in parts if part]
+        return [future.result() for future in futures]
+
+
+def rate(reports: Iterable[Report]) -> float:
+    """Writes stored each second."""
+    return sum(sum(t.stored for t in r.tallies.values()) / r.took_s for r in reports)
+
+
+def merged(tallies: Iterable[Tally]) -> Tally:
+    """Several tallies as one. The gap is the shortest: whose clients stored, none else starved."""
+    whole = Tally(gap_s=float("inf"))
+    for tally in tallies:
+        whole.stored += tally.stored
+        whole.refused += tally.refused
+        whole.second_tries += tally.second_tries
+        whole.second_stored += tally.second_stored
+        whole.tries_max = max(whole.tries_max, tally.tries_max)
+        whole.gap_s = min(whole.gap_s, tally.gap_s)
+        whole.took_s += tally.took_s
+        whole.whole_s += tally.whole_s
+        for what, count in tally.others.items():
+            whole.others[what] = whole.others.get(what, 0) + count
+    return whole
+
+
+def percentile_ms(seconds: array[float], share: float) -> float:
+    """0.0 of nothing."""
+    ordered = sorted(seconds)
+    return ordered[min(int(len(ordered) * share), len(ordered) - 1)] * 1000 if ordered else 0.0
+
+
+class Usage:
+    """Shares of one core from here on: front, shards, clients."""
+
+    def __init__(self, server: Server) -> None:
+        self._roles, self._began = server.roles(), time.perf_counter()
+        self._before = {role: cpu_s(pid) for role, pid in self._roles.items()}
+        self._machine = machine_s()
+
+    def text(self, reports: Iterable[Report]) -> str:
+        took = time.perf_counter() - self._began
+        used = {role: cpu_s(pid) - self._before[role] for role, pid in self._roles.items()}
+        used["clients"] = sum(report.cpu_s for report in reports)
+        used["others"] = max(0.0, machine_s() - self._machine - sum(used.values()))
+        return ", ".join(f"{who} {share / took:.0%}" for who, share in sorted(used.items()))
+
+
+def find_peak(server: Server, shape: Shape, seconds: float) -> tuple[float, int]:
+    """The most writes a second, and the fewest clients that come near it."""
+    rates = {}
+    for clients in PEAK_STEPS:
+        plans, usage = plans_of(clients, shape, greedy=False, pushes=True), Usage(server)
+        reports = run(server.address, plans, seconds, shape.processes)
+        rates[clients] = rate(reports)
+        took = merged(t for r in reports for t in r.tallies.values()).took_s
+        print(
+            f"{clients:4d} clients: {rates[clients]:8,.0f} writes/s, p50"
+            f" {percentile_ms(took, 0.5):.1f} ms, p99 {percentile_ms(took, 0.99):.1f} ms;"
+            f" {usage.text(reports)}",
+            flush=True,
+        )
+    peak = max(rates.values())
+    return peak, min(clients for clients, found in rates.items() if found >= PEAK_SHARE * peak)
+
+
+def tell(reports: Sequence[Report], seconds: float) -> None:
+    """A line for each topic, and one for each manner."""
+    print("topic    priority  band    writes/s  refused/s   p50 ms   p99 ms  with retries  gap s")
+    for index, priority in enumerate(PRIORITIES):
+        tally = of_topic(reports, topic_of(index))
+        p50, p99 = percentile_ms(tally.took_s, 0.5), percentile_ms(tally.took_s, 0.99)
+        whole = percentile_ms(tally.whole_s, 0.99)
+        print(
+            f"{topic_of(index)}  {priority:8d}  {band_of(priority)}  {tally.stored / seconds:8.1f}"
+            f"  {tally.refused / seconds:9.1f}  {p50:7.1f}  {p99:7.1f}  {whole:12.1f}"
+            f"  {tally.gap_s:5.1f}"
+        )
+    for manner in Manner:
+        tally = merged(t for r in reports for (_, m), t in r.tallies.items() if m is manner)
+        print(
+            f"{manner.value}: {tally.stored} stored, {tally.refused} refused, second tries"
+            f" {tally.second_stored}/{tally.second_tries}, at most {tally.tries_max} refusals in a"
+            f" row; other answers: {tally.others or 'none'}"
+        )
+
+
+def of_topic(reports: Sequence[Report], topic: str) -> Tally:
+    """What all its clients saw."""
+    return merged(t for r in reports for (name, _), t in r.tallies.items() if name == topic)
+
+
+def judge(reports: Sequence[Report], peak: float) -> list[tuple[bool, str]]:
+    """Every aim, and whether it is met."""
+    first = percentile_ms(of_topic(reports, topic_of(0)).took_s, 0.99)
+    names = [topic_of(index) for index in range(len(PRIORITIES))]
+    gaps = {name: _obeying(reports, name).gap_s for name in names}
+    worst = max(gaps, key=lambda name: gaps[name])
+    obeying = merged(_obeying(reports, name) for name in names)
+    share = obeying.second_stored / obeying.second_tries if obeying.second_tries else 1.0
+    others = merged(t for r in reports for t in r.tallies.values()).others
+    kept = rate(reports) / peak
+    return [
+        (first <= AIM_MS, f"p99 of priority 1000: {first:.1f} ms; aim {AIM_MS:.0f}"),
+        (gaps[worst] <= GAP_S, f"longest gap of a topic: {gaps[worst]:.1f} s ({worst})"),
+        (share >= SECOND_SHARE, f"second tries of obeying clients stored: {share:.1%}"),
+        (kept >= PEAK_KEPT, f"stored {rate(reports):,.0f}/s, {kept:.2f} of the peak"),
+        (not others, f"other answers: {others or 'none'}"),
+    ]
+
+
+def _obeying(reports: Sequence[Report], topic: str) -> Tally:
+    return merged(
+        tally
+        for report in reports
+        for (name, manner), tally in report.tallies.items()
+        if name == topic and manner is not Manner.GREEDY
+    )
+
+
+def campaign(server: Server, shape: Shape, seconds: float, peak_s: float, clients: int) -> bool:
+    """Peak, overload, verdict. ``clients`` 0: as many as the peak says."""
+    with Api(server.address, token=BOSS if shape.keys else None) as api:
+        for index, priority in enumerate(PRIORITIES):
+            ok(api.put(topic_of(index), {"priority": priority, "cap_records": 100_000}), 201)
+    peak, enough = find_peak(server, shape, peak_s)
+    clients = clients or max(OVERLOAD * enough, CLIENTS_MIN)
+    print(f"peak: {peak:,.0f} writes/s with {enough} clients; now {clients} for {seconds:.0f} s")
+    plans, usage = plans_of(clients, shape, greedy=True, pushes=False), Usage(server)
+    reports = run(server.address, plans, seconds, shape.processes)
+    tell(reports, seconds)
+    seconds_of = zip(*(report.by_second for report in reports), strict=True)
+    print(
+        "stored/refused by second:", *(f"{sum(s)}/{sum(r)}" for s, r in map(_columns, seconds_of))
+    )
+    print(f"processor time: {usage.text(reports)}")
+    verdicts = judge(reports, peak)
+    for holds, text in verdicts:
+        print(f"{'pass' if holds else 'FAIL'}  {text}")
+    return all(holds for holds, _ in verdicts)
+
+
+def _columns(counts: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    return [stored for stored, _ in counts], [refused for _, refused in counts]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--peak-seconds", type=float, default=5.0, help="of each step")
+    parser.add_argument("--clients", type=int, default=0, help="0: as many as the peak says")
+    parser.add_argument("--records", type=int, default=1, help="of each write")
+    parser.add_argument("--data-bytes", type=int, default=190)
+    parser.add_argument("--keys", type=int, default=40, help="0: a server without keys")
+    parser.add_argument("--processes", type=int, default=1, help="of clients")
+    parser.add_argument("--shards", type=int, default=2)
+    arguments = parser.parse_args()
+    shape = Shape(arguments.records, arguments.data_bytes, arguments.keys, arguments.processes)
+    env = {"api_keys": ",".join(keys_of(shape))} if shape.keys else {}
+    with (
+        tempfile.TemporaryDirectory(prefix="topics-overload-") as directory,
+        Server(Path(directory) / "data", shards=arguments.shards, **env) as server,
+    ):
+        roles = server.roles()
+        holds = campaign(
+            server, shape, arguments.seconds, arguments.peak_seconds, arguments.clients
+        )
+        assert server.roles() == roles, f"a process was replaced: {server.log_tail}"
+    return 0 if holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

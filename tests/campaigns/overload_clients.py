@@ -1,0 +1,252 @@
+"""Clients of `tests.campaigns.overload`: many connections in one loop, requests made beforehand.
+
+Each client sends the next append as soon as the last one is answered. What it does with a 429 is
+its manner:
+
+    HEADER         waits for as many seconds as ``Retry-After`` says
+    MILLISECONDS   waits for ``error.detail.retry_after_ms``
+    GREEDY         sends again at once
+
+    sent --2xx--> sent
+    sent --429--> waits --due--> sent again (its second try, its third …)
+"""
+
+from __future__ import annotations
+
+import gc
+import heapq
+import math
+import re
+import select
+import socket
+import time
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+RECEIVE_BYTES = 64 * 1024
+HEAD_END = b"\r\n\r\n"
+LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
+RETRY_AFTER = re.compile(rb"\r\nretry-after: *(\d+)", re.IGNORECASE)
+RETRY_MS = re.compile(rb'"retry_after_ms": *(\d+)')
+LIMIT = re.compile(rb'"limit": *"(\w+)"')
+UNTOLD_S = 1.0  # the wait of a client that was told no time
+
+
+class Manner(Enum):
+    """How a client takes a 429."""
+
+    HEADER = "header"
+    MILLISECONDS = "milliseconds"
+    GREEDY = "greedy"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One client: where it writes, its whole request, its manner."""
+
+    topic: str
+    request: bytes
+    manner: Manner = Manner.HEADER
+
+
+@dataclass(slots=True)
+class Tally:
+    """What the clients of one topic and one manner saw. Times in seconds."""
+
+    stored: int = 0
+    refused: int = 0
+    second_tries: int = 0
+    second_stored: int = 0
+    tries_max: int = 0
+    last_stored: float = 0.0
+    gap_s: float = 0.0  # the longest time in which nothing was stored
+    took_s: array[float] = field(default_factory=lambda: array("d"))  # one exchange, if stored
+    whole_s: array[float] = field(default_factory=lambda: array("d"))  # from the first try on
+    others: dict[str, int] = field(default_factory=dict)  # answers that are neither
+
+    def store(self, client: Client, now: float) -> None:
+        self.stored += 1
+        self.took_s.append(now - client.sent)
+        self.whole_s.append(now - client.began)
+        self.second_tries += client.tries == 2
+        self.second_stored += client.tries == 2
+        self.gap_s, self.last_stored = max(self.gap_s, now - self.last_stored), now
+
+    def refuse(self, client: Client) -> None:
+        self.refused += 1
+        self.second_tries += client.tries == 2
+        self.tries_max = max(self.tries_max, client.tries)
+
+    def other(self, what: str) -> None:
+        self.others[what] = self.others.get(what, 0) + 1
+
+
+@dataclass(slots=True)
+class Report:
+    """What one process of clients saw. ``tallies`` by topic and manner; ``by_second`` holds the
+    stored and the refused writes of each second.
+    """
+
+    took_s: float
+    cpu_s: float
+    tallies: dict[tuple[str, Manner], Tally]
+    by_second: list[tuple[int, int]]
+
+
+class Client:
+    """One connection and the request that is under way."""
+
+    __slots__ = ("answer", "began", "plan", "sent", "sock", "tally", "tries", "wanted")
+
+    def __init__(self, address: tuple[str, int], plan: Plan, tally: Tally) -> None:
+        self.plan, self.tally = plan, tally
+        self.sock = _connected(address)
+        self.answer = b""
+        self.wanted = 0  # bytes of the answer; 0 while its head is not whole
+        self.tries = 0  # of this write
+        self.began = self.sent = 0.0
+
+    def send(self, now: float) -> None:
+        """Send the next write, or the last one again."""
+        if not self.tries:
+            self.began = now
+        self.tries += 1
+        self.sent = now
+        self.answer, self.wanted = b"", 0
+        assert self.sock.send(self.plan.request) == len(self.plan.request), "the kernel took a part"
+
+    def receive(self) -> bool:
+        """Whether the answer is whole now. Raises `EOFError` when the server has hung up."""
+        piece = self.sock.recv(RECEIVE_BYTES)
+        if not piece:
+            raise EOFError
+        answer = self.answer = self.answer + piece if self.answer else piece
+        if not self.wanted:
+            end = answer.find(HEAD_END)
+            if end < 0:
+                return False
+            found = LENGTH.search(answer, 0, end + 2)
+            self.wanted = end + 4 + (int(found[1]) if found else 0)
+        return len(answer) >= self.wanted
+
+    def told_s(self) -> float:
+        """How long the refusal asks this client to wait."""
+        if self.plan.manner is Manner.GREEDY:
+            return 0.0
+        if self.plan.manner is Manner.MILLISECONDS:
+            found = RETRY_MS.search(self.answer)
+            return int(found[1]) / 1000 if found else UNTOLD_S
+        found = RETRY_AFTER.search(self.answer)
+        return float(found[1]) if found else UNTOLD_S
+
+
+class Clients:
+    """All clients of one process."""
+
+    def __init__(self, address: tuple[str, int], plans: Sequence[Plan]) -> None:
+        self._address = address
+        self._poll = select.epoll()
+        self._waits: list[tuple[float, int]] = []  # when which descriptor sends again
+        self._tallies = {(plan.topic, plan.manner): Tally() for plan in plans}
+        made = [Client(address, plan, self._tallies[plan.topic, plan.manner]) for plan in plans]
+        self._clients = {client.sock.fileno(): client for client in made}
+        for descriptor in self._clients:
+            self._poll.register(descriptor, select.EPOLLIN)
+
+    def run(self, seconds: float) -> Report:
+        """Write for so long; answers that come later are not counted."""
+        cpu = time.process_time()
+        began = self._now = time.perf_counter()
+        self._until = began + seconds
+        self._by_second = [[0, 0] for _ in range(math.ceil(seconds) + 1)]
+        for tally in self._tallies.values():
+            tally.last_stored = began
+        gc.disable()
+        for client in self._clients.values():
+            client.send(began)
+        while self._now < self._until:
+            self._pass(began)
+        gc.enable()
+        took = self._now - began
+        for tally in self._tallies.values():
+            tally.gap_s = max(tally.gap_s, self._now - tally.last_stored)
+        self._close()
+        counts = [(stored, refused) for stored, refused in self._by_second][: math.ceil(seconds)]
+        return Report(took, time.process_time() - cpu, self._tallies, counts)
+
+    def _pass(self, began: float) -> None:
+        """Take the answers that have come, then send what is due."""
+        due = self._waits[0][0] if self._waits else self._until
+        found = self._poll.poll(max(0.0, min(due, self._until) - self._now), 1024)
+        for descriptor, _ in found:
+            client = self._clients[descriptor]
+            self._now = time.perf_counter()
+            try:
+                if client.receive():
+                    self._take(descriptor, client, int(self._now - began))
+            except (EOFError, ConnectionError):
+                self._reconnect(descriptor, client)
+        self._now = time.perf_counter()
+        while self._waits and self._waits[0][0] <= self._now:
+            _, descriptor = heapq.heappop(self._waits)
+            self._send(descriptor, self._clients[descriptor])
+
+    def _take(self, descriptor: int, client: Client, second: int) -> None:
+        status = client.answer[9:12]
+        counts = self._by_second[min(second, len(self._by_second) - 1)]
+        if status in (b"200", b"201"):
+            counts[0] += 1
+            client.tally.store(client, self._now)
+            client.tries = 0
+            self._send(descriptor, client)
+        elif status == b"429" and (limit := LIMIT.search(client.answer)) is None:
+            counts[1] += 1
+            client.tally.refuse(client)
+            self._later(descriptor, client, client.told_s())
+        else:
+            what = (
+                status.decode() if status != b"429" else f"429 {limit[1].decode() if limit else ''}"
+            )
+            client.tally.other(what)
+            self._later(descriptor, client, UNTOLD_S)
+
+    def _later(self, descriptor: int, client: Client, seconds: float) -> None:
+        if seconds > 0:
+            heapq.heappush(self._waits, (self._now + seconds, descriptor))
+        else:
+            self._send(descriptor, client)
+
+    def _send(self, descriptor: int, client: Client) -> None:
+        try:
+            client.send(self._now)
+        except ConnectionError:
+            self._reconnect(descriptor, client)
+
+    def _reconnect(self, descriptor: int, client: Client) -> None:
+        """The server has hung up: another connection, and the write again after a while."""
+        client.tally.other("hung up")
+        self._poll.unregister(descriptor)
+        del self._clients[descriptor]
+        client.sock.close()
+        client.sock = _connected(self._address)
+        self._clients[client.sock.fileno()] = client
+        self._poll.register(client.sock, select.EPOLLIN)
+        self._later(client.sock.fileno(), client, UNTOLD_S)
+
+    def _close(self) -> None:
+        self._poll.close()
+        for client in self._clients.values():
+            client.sock.close()
+
+
+def _connected(address: tuple[str, int]) -> socket.socket:
+    sock = socket.create_connection(address, timeout=30)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
+
+
+def drive(address: tuple[str, int], plans: Sequence[Plan], seconds: float) -> Report:
+    """All clients of this process, for so long."""
+    return Clients(address, plans).run(seconds)

@@ -1,0 +1,395 @@
+"""Fuzzing by schema: valid requests to every route, and the same with one to three things changed.
+
+Runs as a program: ``python -m tests.campaigns.schema_fuzz --seconds 600 --seed 1``. `schemas` makes
+the requests and `schema_mutations` spoils two of three. The seed decides what each worker sends.
+What it is answered depends on the others, too, who use the same topics and routers.
+
+What must hold:
+
+- a valid request gets a status that the contract has for its route, and a success all its members
+- every other answer has the envelope, and a code that belongs to its status; never a 500
+- 429 and 503 say when to come again; every answer comes within 15 s, if it need not wait
+- a WebSocket stays open whatever a text says, and answers with known frames and codes
+- no process dies, none grows without end, the log has no error
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import json
+import multiprocessing
+import os
+import random
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.campaigns.fuzz_answers import check_envelope
+from tests.campaigns.schema_mutations import bytes_of, spoil, spoiled_value, text_of
+from tests.campaigns.schemas import Asked, Source, asked, command
+from tests.support.api import Answer, Api, Wire, ok
+from tests.support.server import Server, rss_bytes
+from tests.support.sse import Decoder
+from tests.support.ws import PING, PONG, TEXT, Socket
+
+HTTP_WORKERS, SOCKET_WORKERS = 4, 2
+VALID_SHARE = 0.35
+END_S, WAIT_S, STREAM_S = 15.0, 0.5, 0.05
+SOCKET_COMMANDS = 40  # then another socket
+PROBLEMS_MAX = 20
+SLOWEST_MAX = 5
+SAMPLE_S = 0.5
+SHOWN_BYTES = 1500
+TOKEN = "fuzz-key"
+MIB = 2**20
+GROWTH, GROWTH_BYTES = 1.5, 64 * MIB  # from a quarter of the time on
+CAPS = {"max_topics": 60, "max_routers": 16, "max_watch_sessions": 300, "max_sse_connections": 40}
+
+CODES: dict[int, set[str]] = {
+    400: {"invalid_request", "batch_too_large", "record_too_large"},
+    401: {"unauthorized"},
+    403: {"forbidden"},
+    404: {"not_found", "topic_not_found", "router_not_found"},
+    405: {"method_not_allowed"},
+    406: {"not_acceptable"},
+    409: {"router_cycle", "topic_exists_incompatible", "topic_not_empty", "not_a_queue"},
+    413: {"payload_too_large"},
+    415: {"unsupported_media_type"},
+    422: {"topic_full"},
+    426: {"upgrade_required"},
+    429: {"throttled"},
+    503: {"not_ready"},
+}
+FRAMES = {
+    *("subscribed", "unsubscribed", "record", "caught_up", "tombstone", "topic_deleted"),
+    *("ack", "pong", "error"),
+}
+FRAME_CODES = {code for status, codes in CODES.items() if status != 426 for code in codes}
+VALID_FRAME_CODES = {"topic_not_found", "topic_full", "throttled"}
+DELAYS = (b'"delay_ms"', b'"deliver_at"')  # a log has none: 400
+
+
+@dataclass(slots=True)
+class Findings:
+    """What happened."""
+
+    sent: int = 0
+    valid: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    problems: list[str] = field(default_factory=list)
+    slowest: list[tuple[float, str]] = field(default_factory=list)  # seconds, and what took them
+
+    def took(self, seconds: float, what: bytes) -> None:
+        """One answer, or one pong behind a command."""
+        if len(self.slowest) < SLOWEST_MAX or seconds > self.slowest[-1][0]:
+            shown = f"{len(what)} bytes: {what[:SHOWN_BYTES]!r}"
+            self.slowest = sorted([*self.slowest, (seconds, shown)], reverse=True)[:SLOWEST_MAX]
+
+    def add(self, other: Findings) -> None:
+        self.sent += other.sent
+        self.valid += other.valid
+        self.outcomes += other.outcomes
+        self.problems += other.problems
+        self.slowest = sorted(self.slowest + other.slowest, reverse=True)[:SLOWEST_MAX]
+
+
+class Worker(threading.Thread, ABC):
+    """Sends until its time is over."""
+
+    def __init__(
+        self, address: tuple[str, int], name: str, source: Source, until: float, pause_s: float
+    ) -> None:
+        super().__init__(daemon=True, name=name)
+        self.findings = Findings()
+        self.address, self.source = address, source
+        self._until, self._pause_s = until, pause_s
+
+    def run(self) -> None:
+        due = time.monotonic()
+        try:
+            while due < self._until and len(self.findings.problems) < PROBLEMS_MAX:
+                time.sleep(max(0.0, due - time.monotonic()))
+                due = max(due + self._pause_s, time.monotonic() - 1)
+                self.findings.sent += 1
+                self.one()
+        except Exception:  # in a thread nobody would hear of it
+            self.problem(f"died:\n{traceback.format_exc()}")
+
+    @abstractmethod
+    def one(self) -> None:
+        """One case."""
+
+    def problem(self, text: str) -> None:
+        self.findings.problems.append(f"{self.name}, case {self.findings.sent}: {text}")
+
+
+class HttpWorker(Worker):
+    """One connection, kept alive as long as the server lets it."""
+
+    _wire: Wire | None = None
+
+    def one(self) -> None:
+        request = asked(self.source)
+        if self.source.random() > VALID_SHARE:
+            spoil(self.source, request)
+        else:
+            self.findings.valid += 1
+        content = bytes_of(request, TOKEN)
+        try:
+            began = time.monotonic()
+            answer = self._ask(request, content)
+            if not request.row.waits:
+                self.findings.took(time.monotonic() - began, content)
+            self._judge(request, content, answer)
+        except TimeoutError:
+            self._leave()
+            self._tell(request, "left")
+            if not request.row.waits:
+                self.problem(f"no answer within {END_S} s: {content[:SHOWN_BYTES]!r}")
+        except (AssertionError, OSError, EOFError, ValueError, KeyError) as error:
+            self._leave()
+            self.problem(f"{type(error).__name__}: {error}\n  {content[:SHOWN_BYTES]!r}")
+
+    def _ask(self, request: Asked, content: bytes) -> Answer:
+        wire = self._wire = self._wire or Wire(self.address)
+        wire.socket.settimeout(WAIT_S if request.row.waits else END_S)
+        with suppress(ConnectionError):  # refused before it was sent whole
+            wire.send(content)
+        status, fields = wire.head()
+        while status == 100:
+            status, fields = wire.head()
+        if fields.get("content-type", "").startswith("text/event-stream") and status == 200:
+            return self._stream(wire, fields)
+        is_empty = request.method == "HEAD" or status == 204
+        body = b"" if is_empty else wire._take(int(fields["content-length"]))
+        if fields.get("connection", "").lower() == "close":
+            self._leave()
+        return Answer(status, fields, body)
+
+    def _stream(self, wire: Wire, fields: dict[str, str]) -> Answer:
+        """What comes of a stream in a moment; every event must be well-formed."""
+        until, decoder = time.monotonic() + STREAM_S, Decoder()
+        wire.socket.settimeout(STREAM_S)
+        try:
+            while time.monotonic() < until and wire._receive():
+                for event in decoder.feed(bytes(wire._buffer)):
+                    if event.data is not None:
+                        event.json()
+                wire._buffer.clear()
+        except TimeoutError:
+            pass
+        self._leave()
+        return Answer(200, fields, b"")
+
+    def _leave(self) -> None:
+        if self._wire is not None:
+            self._wire.socket.close()
+        self._wire = None
+
+    def _tell(self, request: Asked, outcome: object) -> None:
+        kind = "spoiled" if request.spoiled else "valid"
+        self.findings.outcomes[f"{request.row.name} {kind} {outcome}"] += 1
+
+    def _judge(self, request: Asked, content: bytes, answer: Answer) -> None:
+        self._tell(request, answer.status)
+        row, status = request.row, answer.status
+        if not request.spoiled:
+            fine = row.fine | ({400} if any(name in content for name in DELAYS) else set())
+            assert status in fine, f"valid, and answered {answer}"
+        if status >= 300 and answer.body:
+            check_envelope(status, answer.headers, answer.body)
+            code = answer.json()["error"]["code"]
+            assert code in CODES.get(status, ()), f"{status} with the code {code}"
+        if status in (429, 503):
+            assert int(answer.headers["retry-after"]) >= 1, answer.headers
+        if status in (200, 201) and answer.body and not request.spoiled and row.answer:
+            missing = row.answer - answer.json().keys()
+            assert not missing, f"the answer lacks {missing}: {answer}"
+        assert status in (200, 201, *CODES) or (status, request.method) == (204, "OPTIONS"), status
+        if row.name == "watch" and status == 200 and "wid" in (document := answer.json()):
+            self._open(document["stream_url"])
+
+    def _open(self, url: str) -> None:
+        """Sometimes look at the stream of a session."""
+        if self.source.random() < 0.3:
+            content = (
+                f"GET {url} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
+            )
+            with Wire(self.address, END_S) as wire:
+                wire.send(content.encode())
+                status, _ = wire.head()
+            assert status in (200, 404, 429), f"a session's stream is answered {status}"
+            self.findings.outcomes[f"stream {status}"] += 1
+
+
+class SocketWorker(Worker):
+    """One socket after the other."""
+
+    _socket: Socket | None = None
+    _valid: dict[str, bytes]  # by request_id
+
+    def one(self) -> None:
+        number = self.findings.sent
+        if self._socket is None or number % SOCKET_COMMANDS == 0:
+            self._renew()
+        assert self._socket is not None
+        body = command(self.source, number)
+        is_valid = self.source.random() < VALID_SHARE
+        text = text_of(body if is_valid else spoiled_value(self.source, body)).encode()
+        if is_valid:
+            self.findings.valid += 1
+            self._valid[f"r{number}"] = text
+        try:
+            began = time.monotonic()
+            self._socket.text(text)
+            self._socket.say("ping", f"p{number}")
+            while (message := self._message(self._socket)).get("request_id") != f"p{number}":
+                self._judge(message)
+            self.findings.took(time.monotonic() - began, text)
+        except (AssertionError, OSError, EOFError, ValueError, KeyError) as error:
+            self.problem(f"{type(error).__name__}: {error}\n  {text[:SHOWN_BYTES]!r}")
+            self._renew()
+
+    def _message(self, socket: Socket) -> dict[str, Any]:
+        """The next text message; a ping is answered."""
+        while (frame := socket.receive()).opcode == PING:
+            socket.frame(PONG, frame.payload)
+        assert frame.opcode == TEXT, f"a text message expected, got {frame}"
+        assert frame.fin, "a message of several frames"
+        message = json.loads(frame.payload)
+        assert isinstance(message, dict), message
+        return message
+
+    def _renew(self) -> None:
+        if self._socket is not None:
+            self._socket.socket.close()
+        self._socket, self._valid = Socket(self.address, token=TOKEN, timeout_s=END_S), {}
+
+    def _judge(self, message: dict[str, Any]) -> None:
+        op = message["op"]
+        self.findings.outcomes[f"socket {op} {message.get('code', '')}".rstrip()] += 1
+        assert op in FRAMES, message
+        if op == "error":
+            assert message["code"] in FRAME_CODES, message
+            text = self._valid.get(str(message.get("request_id")))
+            if text is not None and not any(name in text for name in DELAYS):
+                assert message["code"] in VALID_FRAME_CODES, f"{message} to {text[:SHOWN_BYTES]!r}"
+
+
+def work(address: tuple[str, int], seed: int, seconds: float, rate: float) -> Findings:
+    """All workers; meant for a process of its own."""
+    kinds = [HttpWorker] * HTTP_WORKERS + [SocketWorker] * SOCKET_WORKERS
+    until, pause_s = time.monotonic() + seconds, len(kinds) / rate
+    workers = [
+        kind(address, f"worker {number}", random.Random(f"{seed}/{number}"), until, pause_s)
+        for number, kind in enumerate(kinds)
+    ]
+    findings = Findings()
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+        findings.add(worker.findings)
+    return findings
+
+
+class Growth(threading.Thread):
+    """Resident memory of each process, by time."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(daemon=True)
+        self._roles, self._done = server.roles(), threading.Event()
+        self.samples: dict[str, list[int]] = {role: [] for role in self._roles}
+
+    def run(self) -> None:
+        while not self._done.wait(SAMPLE_S):
+            for role, pid in self._roles.items():
+                self.samples[role].append(rss_bytes(pid))
+
+    def finish(self) -> list[str]:
+        """What grew without end."""
+        self._done.set()
+        self.join()
+        return [
+            f"{role} grows: {line}"
+            for role, line in self.lines().items()
+            if (found := self.samples[role])
+            and found[-1] > found[len(found) // 4] * GROWTH + GROWTH_BYTES
+        ]
+
+    def lines(self) -> dict[str, str]:
+        """In MiB: the first sample, at a quarter, at half, the last; the largest."""
+        return {
+            role: " -> ".join(f"{found[at] / MIB:.0f}" for at in (0, n // 4, n // 2, n - 1))
+            + f" MiB, at most {max(found) / MIB:.0f}"
+            for role, found in self.samples.items()
+            if (n := len(found))
+        }
+
+
+@contextmanager
+def fuzzed_server(folder: Path) -> Iterator[Server]:
+    """A server with keys and small caps, and the topics that dead letters go to."""
+    caps = {name: str(value) for name, value in CAPS.items()}
+    with Server(folder, shards=2, api_keys=f"{TOKEN},other:r", **caps) as server:
+        with Api(server.address, token=TOKEN) as api:
+            for name in ("dead-0", "dead-1"):
+                ok(api.put(name, {"cap_records": 1000}), 201)
+        yield server
+
+
+def fuzz(server: Server, *, seed: int, seconds: float, rate: float) -> tuple[Findings, Growth]:
+    """Fuzz a server that runs."""
+    assert server.log is not None
+    roles, growth, logged = server.roles(), Growth(server), len(server.log.events())
+    growth.start()
+    spawn = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=spawn) as pool:
+        findings = pool.submit(work, server.address, seed, seconds, rate).result()
+    findings.problems += growth.finish()
+    if server.roles() != roles:
+        findings.problems.append(f"a process was replaced: {roles} before, {server.roles()} after")
+    for event in server.log.events()[logged:]:
+        if event.get("level") in ("error", "critical") or "exception" in event:
+            findings.problems.append(f"in the log: {json.dumps(event)[:SHOWN_BYTES]}")
+    if "Traceback" in server.logged:
+        findings.problems.append("a traceback is in the log")
+    with Api(server.address) as api:
+        ok(api.call("GET", "/v0/health"))
+    return findings, growth
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000)
+    parser.add_argument("--rate", type=float, default=400.0, help="requests a second")
+    arguments = parser.parse_args()
+    with (
+        tempfile.TemporaryDirectory(prefix="topics-schemas-") as directory,
+        fuzzed_server(Path(directory) / "data") as server,
+    ):
+        findings, growth = fuzz(
+            server, seed=arguments.seed, seconds=arguments.seconds, rate=arguments.rate
+        )
+    told = [f"{outcome}: {count}" for outcome, count in sorted(findings.outcomes.items())]
+    print(f"seed {arguments.seed}: {findings.sent} requests, {findings.valid} of them valid")
+    print(*told, *(f"{role}: {line}" for role, line in growth.lines().items()), sep="\n")
+    for seconds, what in findings.slowest:
+        print(f"{seconds:.2f} s: {what[:300]}")
+    print(f"{len(findings.problems)} problems", *findings.problems[:PROBLEMS_MAX], sep=os.linesep)
+    return 1 if findings.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

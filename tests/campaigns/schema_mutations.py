@@ -1,0 +1,232 @@
+"""What `tests.campaigns.schema_fuzz` does to valid requests, and how they become bytes.
+
+A mutation changes one thing: a value anywhere in the body, its type, its size, a member's name, a
+parameter, a header, the path, the method. What comes of several is anything but a crash.
+"""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import json
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote, quote_plus
+
+from tests.campaigns.schemas import Asked, Raw, Source, anything
+
+WRONG: tuple[Any, ...] = (
+    *(None, True, False, 0, -1, 1.5, 2**31, 2**32, 2**53 + 1, 2**63, 2**64 - 1, 2**64, -(2**63)),
+    *("", " ", "x", "\0", "*", "x" * 300, "x" * 5000, "é" * 129, "log-0", "\u202e", "true", "1"),
+    *([], {}, [[]], [None], {"": 1}, ["tag"], ["tag", "Eq"], ["tag", "Glob", "*x"], [1, "a", {}]),
+    *map(Raw, ("1e5", "1E400", "-0", "01", "NaN", "Infinity", "9" * 400, '"\\ud800"', '"\\u0000"')),
+    *map(Raw, ("", "'x'", "{", "]", '"', "\x01", "/**/1", "0x1", "1.", "tru", '"\\x"', "\ufeff1")),
+)
+NAMES = ("$seq", "__proto__", "data", "DATA", "records ", "", "topic", "seqs", "é", "x" * 300)
+HEADERS: tuple[tuple[str, str], ...] = (
+    ("Idempotency-Key", "k1"),
+    ("Idempotency-Key", ""),
+    ("Idempotency-Key", "k" * 300),
+    ("Idempotency-Key", "\xff"),
+    ("Accept", "application/json"),
+    ("Accept", "text/event-stream;q=0"),
+    ("Accept", "*/*;q=0.1, text/*" + ";a=b" * 40),
+    ("Accept-Encoding", "gzip"),
+    ("Accept-Encoding", "gzip;q=0, *"),
+    ("Content-Encoding", "gzip"),
+    ("Content-Encoding", "identity, gzip"),
+    ("Content-Type", "text/plain"),
+    ("Content-Type", "application/json; charset=latin-1"),
+    ("Content-Type", "Application/JSON;charset=UTF-8;x"),
+    ("Last-Event-ID", "x" * 4000),
+    ("Last-Event-ID", "eyJsb2ctMCI6MX0"),
+    ("X-Request-Id", "r" * 128),
+    ("X-Request-Id", "r" * 129),
+    ("X-Request-Id", "a b"),
+    ("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),
+    ("traceparent", "00-" + "0" * 32 + "-x-01"),
+    ("Origin", "null"),
+    ("Origin", "http://localhost:3000"),
+    ("Origin", "https://evil.example"),
+    ("Access-Control-Request-Method", "PUT"),
+    ("Expect", "100-continue"),
+    ("Authorization", "Bearer nobody"),
+    ("Authorization", "Basic eDp5"),
+    ("Range", "bytes=0-1"),
+    ("If-None-Match", "*"),
+)
+PATHS = (
+    "/v0/topics/{}",
+    "/v0/topics/{}/diff",
+    "/v0/topics/{}/claim",
+    "/v0/topics/{}/leases",
+    "/v0/routers/{}",
+    "/v0/watch/{}",
+    "/v0/{}",
+    "/{}",
+)
+ODD_NAMES = (
+    "a\0",
+    "é",
+    "a/b",
+    "a b",
+    "..",
+    ".",
+    "-a",
+    ":a",
+    "a" * 255,
+    "a" * 256,
+    "a\n",
+    "%",
+    "?x",
+)
+METHODS = ("GET", "HEAD", "PUT", "POST", "DELETE", "PATCH", "OPTIONS", "TRACE", "get", "X" * 40)
+PARAMETERS = (
+    "touch",
+    "page_size",
+    "cursor",
+    "prefix",
+    "node",
+    "max",
+    "token",
+    "server_timing",
+    "x",
+)
+QUERY_VALUES = ("", "true", "0", "1", "-1", "abc", "1001", "%ff", "%", "+", "eyJ", "A" * 3000, "\0")
+LARGE = (2000, 11_000)
+HUGE_CHARACTERS = 2**20
+SWELL_CHARACTERS = 10_000  # of a list that is made longer: a body stays below some 100 MiB
+
+
+def _wrong(source: Source) -> Any:
+    """A value of its own: later mutations may change it."""
+    return copy.deepcopy(source.choice(WRONG))
+
+
+def spoil(source: Source, asked: Asked) -> None:
+    """Change one to three things."""
+    for _ in range(source.choice((1, 1, 1, 2, 3))):
+        kinds = [_spoil_query, _spoil_header, _spoil_line]
+        if asked.body is not None:
+            kinds += [_spoil_body] * 6
+        source.choice(kinds)(source, asked)
+
+
+def spoiled_value(source: Source, value: Any) -> Any:
+    """The value with one thing changed somewhere in it."""
+    spots = [*_spots(value)]
+    if not spots or source.random() < 0.05:
+        return _wrong(source)
+    holder, key = source.choice(spots)
+    source.choice((_replace, _replace, _replace, _drop, _rename, _add, _swell))(source, holder, key)
+    return value
+
+
+def _spots(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every place of a value: what holds it, and under which key."""
+    if isinstance(value, dict | list):
+        for key in [*value] if isinstance(value, dict) else range(len(value)):
+            yield value, key
+            yield from _spots(value[key])
+
+
+def _replace(source: Source, holder: Any, key: Any) -> None:
+    holder[key] = source.choice((_wrong(source), anything(source)))
+
+
+def _drop(_: Source, holder: Any, key: Any) -> None:
+    del holder[key]
+
+
+def _rename(source: Source, holder: Any, key: Any) -> None:
+    if isinstance(holder, dict):
+        holder[source.choice(NAMES)] = holder.pop(key)
+    else:
+        holder.insert(0, holder[key])
+
+
+def _add(source: Source, holder: Any, key: Any) -> None:
+    if isinstance(holder, dict):
+        holder[source.choice(NAMES)] = _wrong(source)
+    else:
+        holder.append(_wrong(source))
+
+
+def _swell(source: Source, holder: Any, key: Any) -> None:
+    """More of it than is allowed, sometimes much more."""
+    value = holder[key]
+    if isinstance(value, list) and value and len(text_of(value)) < SWELL_CHARACTERS:
+        holder[key] = value * (source.choice(LARGE) // len(value) + 1)
+    elif isinstance(value, str):
+        holder[key] = "x" * source.choice((257, 20_000, HUGE_CHARACTERS))
+    elif isinstance(value, dict):
+        value |= {f"s{n}": n for n in range(source.choice((65, 300)))}
+    else:
+        depth = source.choice((30, 1000, 100_000))
+        holder[key] = Raw("[" * depth + "]" * source.choice((depth, depth, depth - 1)))
+
+
+def _spoil_body(source: Source, asked: Asked) -> None:
+    asked.body = spoiled_value(source, asked.body)
+    asked.spoiled.append("body")
+
+
+def _spoil_query(source: Source, asked: Asked) -> None:
+    asked.query.append((source.choice(PARAMETERS), source.choice(QUERY_VALUES)))
+    if source.random() < 0.3:
+        source.shuffle(asked.query)
+    asked.spoiled.append("query")
+
+
+def _spoil_header(source: Source, asked: Asked) -> None:
+    asked.headers.append(source.choice(HEADERS))
+    asked.spoiled.append("header")
+
+
+def _spoil_line(source: Source, asked: Asked) -> None:
+    if source.random() < 0.5:
+        asked.method = source.choice(METHODS)
+    else:
+        asked.path = source.choice(PATHS).format(quote(source.choice(ODD_NAMES)))
+    asked.spoiled.append("line")
+
+
+# --- bytes
+
+
+def text_of(value: Any) -> str:
+    """JSON text; a `Raw` stands as it is."""
+    if isinstance(value, Raw):
+        return value.text
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{json.dumps(k)}:{text_of(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(text_of, value)) + "]"
+    return json.dumps(value, ensure_ascii=isinstance(value, str) and len(value) % 2 == 0)
+
+
+def bytes_of(asked: Asked, token: str) -> bytes:
+    """The request as it goes over the wire. What a header says of the body is sometimes true."""
+    body = None if asked.body is None else text_of(asked.body).encode()
+    named = {name for name, _ in asked.headers}
+    if body is not None and ("Content-Encoding", "gzip") in asked.headers:
+        body = gzip.compress(body, 1, mtime=0) if len(body) % 3 else body
+    lines = [*asked.headers, ("Host", "localhost")]
+    if "Authorization" not in named:
+        lines.append(("Authorization", f"Bearer {token}"))
+    if body is not None:
+        lines.append(("Content-Length", str(len(body))))
+        if "Content-Type" not in named:
+            lines.append(("Content-Type", "application/json"))
+    head = [f"{asked.method} {_target(asked)} HTTP/1.1", *(f"{n}: {v}" for n, v in lines), "", ""]
+    return "\r\n".join(head).encode("latin-1") + (body or b"")
+
+
+def _target(asked: Asked) -> str:
+    """Values are encoded, unless they hold an escape already."""
+    pairs = [
+        f"{name}={value if '%' in value or value == '+' else quote_plus(value)}"
+        for name, value in asked.query
+    ]
+    path = quote(asked.path, safe="/%:~-._")
+    return f"{path}?{'&'.join(pairs)}" if pairs else path

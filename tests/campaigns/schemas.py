@@ -1,0 +1,460 @@
+"""The documented schemas of all routes, as generators of valid requests. The source of randomness
+decides; `schema_mutations` spoils what is made here.
+
+A value is what `json` can write, or a `Raw`. Topics come from a small pool, so that requests meet:
+``log-0`` .. and ``queue-0`` .. hold what their names say, unless a mutation had them made.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Source = random.Random
+Make = Callable[[Source], Any]
+TOPICS, ROUTERS = 24, 24
+NODES = ("w1", "w2", "é-node", "n" * 128)
+TAGS = ("a", "a:1", "a:2", "b:x", "public:1", "t" * 256, "*")
+NOW_MS = 1_800_000_000_000
+DAY_MS = 86_400_000
+
+
+@dataclass(frozen=True, slots=True)
+class Raw:
+    """JSON text as it stands."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One route. ``fine``: the statuses that a valid request may get; ``answer``: the members that
+    every success has. ``waits``: the answer may take as long as the client asks for.
+    """
+
+    name: str
+    method: str
+    path: Make
+    query: Make
+    body: Make | None
+    fine: frozenset[int]
+    answer: frozenset[str] = frozenset()
+    waits: bool = False
+    streams: bool = False
+
+
+@dataclass(slots=True)
+class Asked:
+    """One request before it is bytes. ``spoiled`` names the mutations."""
+
+    row: Row
+    method: str
+    path: str
+    query: list[tuple[str, str]]
+    body: Any
+    headers: list[tuple[str, str]] = field(default_factory=list)
+    spoiled: list[str] = field(default_factory=list)
+
+
+# --- values
+
+
+def one_of(*values: Any) -> Make:
+    return lambda source: source.choice(values)
+
+
+def number(low: int, high: int, *others: int) -> Make:
+    """Both ends, ``others``, and anything between."""
+    return lambda source: source.choice((low, high, *others, source.randint(low, high)))
+
+
+BOOL = one_of(True, False)
+NODE = one_of(*NODES)
+TAG = one_of(*TAGS)
+SEQ = number(0, 40, 2**53, 2**64 - 1)
+
+
+def log(source: Source) -> str:
+    return f"log-{source.randrange(TOPICS)}"
+
+
+def queue(source: Source) -> str:
+    return f"queue-{source.randrange(TOPICS)}"
+
+
+def topic(source: Source) -> str:
+    return source.choice((log, log, queue))(source)
+
+
+def router(source: Source) -> str:
+    return f"log-{source.randrange(ROUTERS)}->x"
+
+
+def anything(source: Source, depth: int = 0) -> Any:
+    """Any JSON value; numbers as no double has them, too."""
+    kind = source.randrange(8 if depth < 4 else 5)
+    if kind == 0:
+        return source.choice((None, True, False))
+    if kind == 1:
+        return Raw(
+            source.choice(("1.10", "-0", "1E400", "9" * 40, "0.1e-7", "18446744073709551616"))
+        )
+    if kind in (2, 3):
+        return source.choice(("", "é😀", "\x7f", '"\\/', "x" * source.randrange(300), "$seq"))
+    if kind == 4:
+        return source.randint(-(2**63), 2**64)
+    if kind == 5:
+        return [anything(source, depth + 1) for _ in range(source.randrange(4))]
+    return {f"k{n}": anything(source, depth + 1) for n in range(source.randrange(4))}
+
+
+def members(required: Mapping[str, Make], optional: Mapping[str, Make], share: float = 0.3) -> Make:
+    """An object in any order of its members."""
+
+    def make(source: Source) -> dict[str, Any]:
+        found = {name: make_it(source) for name, make_it in required.items()}
+        found |= {n: make_it(source) for n, make_it in optional.items() if source.random() < share}
+        order = [*found.items()]
+        source.shuffle(order)
+        return dict(order)
+
+    return make
+
+
+def some(make_it: Make, low: int, high: int) -> Make:
+    return lambda source: [make_it(source) for _ in range(source.randint(low, high))]
+
+
+def match(source: Source) -> Any:
+    text = source.choice(TAGS)
+    return source.choice((text, ["tag", "Eq", text], ["tag", "Glob", text.rstrip("*") + "*"]))
+
+
+# --- bodies
+
+CONFIG_FIELDS: dict[str, Make] = {
+    "ttl_ms": number(0, 100_000, 50, 2**53),
+    "cap_records": number(0, 1000, 1),
+    "cap_bytes": number(0, 100_000, 1),
+    "discard": one_of("old", "reject"),
+    "durable": BOOL,
+    "durability": one_of("ephemeral", "memory", "disk", "fsync"),
+    "priority": one_of(None, -1000, 1000, 0, 1, -1, 5000, -5000),
+    "auto_priority": BOOL,
+    "auto_create": BOOL,
+    "idempotency_window_ms": number(0, 120_000),
+    "dedupe_node": BOOL,
+    "lease_ms": number(0, DAY_MS, 100, 2**40),
+    "claim_jitter_ms": number(0, 20),
+    "max_deliveries": number(0, 5),
+    "dead_letter": one_of(None, "dead-0", "dead-1"),
+    "leases_durable": BOOL,
+}
+RECORD = members({"data": anything}, {"tag": TAG, "node": NODE, "meta": lambda s: _meta(s)})
+JOB = members(
+    {"data": anything},
+    {"tag": TAG, "delay_ms": number(0, 1000), "deliver_at": number(0, 10**12)},
+)
+APPEND_FIELDS: dict[str, Make] = {
+    "node": NODE,
+    "idempotency_key": one_of("k1", "k2", "k" * 256),
+    "create": BOOL,
+    "disable_backpressure": BOOL,
+}
+START = members({}, {"from_seq": SEQ, "tail": BOOL, "epoch": number(0, 2**63)})
+VIEW: dict[str, Make] = {
+    "node": lambda s: s.choice((NODE, some(NODE, 0, 3)))(s),
+    "limit": number(0, 5000),
+    "max_batch_bytes": number(0, 2**24),
+    "include_meta": BOOL,
+    "include_tags": BOOL,
+    "include_data": BOOL,
+}
+DIFF = members({}, {"from_seq": SEQ, "wait_ms": number(0, 30), "epoch": number(0, 2**63), **VIEW})
+WATCH_FIELDS = VIEW | {
+    "heartbeat_ms": number(0, 100_000),
+    "consistency": one_of("eventual", "strong"),
+}
+SETTLE: dict[str, Make] = {"node": NODE, "seqs": some(number(1, 40), 1, 5)}
+ROUTER = members(
+    {"source": log, "dest": lambda source: f"log-{source.randrange(TOPICS)}"},
+    {
+        "preserve_node": BOOL,
+        "preserve_tag": BOOL,
+        "create_dest": BOOL,
+        "filter": lambda source: source.choice((None, match(source))),
+        "allow_cycle": BOOL,
+        "guarantee": one_of("at_least_once", "exactly_once"),
+    },
+)
+
+
+def _meta(source: Source) -> dict[str, Any]:
+    return {f"m{n}": anything(source, 2) for n in range(source.choice((0, 1, 2, 64)))}
+
+
+def config(kind: str) -> Make:
+    """The config of a topic; a log has no dead letters to speak of, but may name them."""
+    typed: dict[str, Make] = {"type": one_of(kind)}
+    return members(typed if kind == "queue" else {}, CONFIG_FIELDS, 0.15)
+
+
+def append(source: Source, into: str) -> dict[str, Any]:
+    is_queue = into.startswith("queue")
+    record = JOB if is_queue and source.random() < 0.3 else RECORD
+    body: dict[str, Any] = members({"records": some(record, 1, 6)}, APPEND_FIELDS, 0.2)(source)
+    if is_queue:
+        body["config"] = config("queue")(source)
+    elif source.random() < 0.1:
+        body["config"] = config("log")(source)
+    return body
+
+
+def starts(source: Source) -> dict[str, Any]:
+    return {topic(source): START(source) for _ in range(source.randint(1, 5))}
+
+
+# --- routes
+
+
+def no_query(_: Source) -> list[tuple[str, str]]:
+    return []
+
+
+def query(**fields: Make) -> Make:
+    """Each of the parameters, or not."""
+
+    def make(source: Source) -> list[tuple[str, str]]:
+        chosen = [name for name in fields if source.random() < 0.4]
+        return [(name, _plain(fields[name](source))) for name in chosen]
+
+    return make
+
+
+def _plain(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def at(name: Make, rest: str = "", folder: str = "topics") -> Make:
+    return lambda source: f"/v0/{folder}/{name(source)}{rest}"
+
+
+def fixed(path: str) -> Make:
+    return lambda source: path
+
+
+def _row(
+    name: str,
+    method: str,
+    path: Make,
+    body: Make | None = None,
+    *,
+    fine: str = "200",
+    asks: Make = no_query,
+    answer: str = "",
+    waits: bool = False,
+    streams: bool = False,
+) -> Row:
+    statuses = frozenset(map(int, fine.split()))
+    told = frozenset(answer.split()) | ({"performance"} if answer else set())
+    return Row(name, method, path, asks, body, statuses, told, waits, streams)
+
+
+PAGE: dict[str, Make] = {"page_size": number(1, 1000)}
+STATE = "topic type head_seq earliest_seq next_seq count bytes config effective_priority"
+SETTLED = "topic skipped ready in_flight"
+# An append needs the name of its topic for the body, so both are made in `asked`.
+APPEND = _row(
+    "append",
+    "POST",
+    at(topic),
+    lambda source: {},
+    fine="200 201 404 422 429",
+    asks=query(return_seqs=BOOL),
+    answer="topic first_seq last_seq head_seq count created deduped",
+)
+PUT = _row(
+    "put",
+    "PUT",
+    at(topic),
+    lambda source: {},
+    fine="200 201 409 429",
+    answer="topic created config",
+)
+ROWS = (
+    APPEND,
+    APPEND,
+    PUT,
+    _row("state", "GET", at(topic), fine="200 404", asks=query(touch=BOOL), answer=STATE),
+    _row(
+        "list",
+        "GET",
+        fixed("/v0/topics"),
+        asks=query(prefix=one_of("log", "q", ""), touch=BOOL, **PAGE),
+        answer="topics",
+    ),
+    _row(
+        "delete a topic",
+        "DELETE",
+        at(topic),
+        fine="200 409",
+        asks=query(if_empty=BOOL),
+        answer="topic deleted routers_removed",
+    ),
+    _row(
+        "diff",
+        "POST",
+        at(topic, "/diff"),
+        DIFF,
+        fine="200 404",
+        answer="topic records next_from_seq head_seq earliest_seq caught_up tombstone lag",
+        waits=True,
+    ),
+    _row(
+        "delete records",
+        "POST",
+        at(topic, "/delete"),
+        lambda source: source.choice(DELETES)(source),
+        fine="200 404",
+        answer="topic deleted earliest_seq head_seq count bytes",
+    ),
+    _row(
+        "put a router",
+        "PUT",
+        at(router, folder="routers"),
+        ROUTER,
+        fine="200 201 400 404 409 429",  # 400: both ends are one
+        answer="router created source dest preserve_node preserve_tag filter allow_cycle guarantee",
+    ),
+    _row(
+        "get a router",
+        "GET",
+        at(router, folder="routers"),
+        fine="200 404",
+        answer="router source dest forwarded_total lag_records lag_ms",
+    ),
+    _row(
+        "list routers",
+        "GET",
+        fixed("/v0/routers"),
+        asks=query(prefix=one_of("log", ""), source=log, dest=log, **PAGE),
+        answer="routers",
+    ),
+    _row("delete a router", "DELETE", at(router, folder="routers"), answer="router deleted"),
+    _row(
+        "watch",
+        "POST",
+        fixed("/v0/watch"),
+        lambda source: members({"topics": starts}, WATCH_FIELDS)(source),
+        fine="200 404 429",
+        asks=query(lenient=BOOL),
+        answer="wid stream_url session_ttl_ms topics",
+    ),
+    _row(
+        "claim",
+        "POST",
+        at(queue, "/claim"),
+        members(
+            {"node": NODE},
+            {"max": number(1, 2000), "lease_ms": number(0, DAY_MS), "wait_ms": number(0, 30)},
+        ),
+        fine="200 404 409",
+        answer="topic claimed count ready",
+        waits=True,
+    ),
+    _row(
+        "ack",
+        "POST",
+        at(queue, "/ack"),
+        members(SETTLE, {}),
+        fine="200 404 409",
+        answer=SETTLED + " acked",
+    ),
+    _row(
+        "nack",
+        "POST",
+        at(queue, "/nack"),
+        members(SETTLE, {"delay_ms": number(0, 2 * DAY_MS)}),
+        fine="200 404 409",
+        answer=SETTLED + " nacked",
+    ),
+    _row(
+        "extend",
+        "POST",
+        at(queue, "/extend"),
+        members(SETTLE | {"lease_ms": number(0, DAY_MS)}, {}),
+        fine="200 404 409",
+        answer="topic extended skipped deadlines",
+    ),
+    _row(
+        "leases",
+        "GET",
+        at(queue, "/leases"),
+        fine="200 404 409",
+        asks=query(node=one_of("w1", "w2"), **PAGE),
+        answer="leases",
+    ),
+    _row(
+        "redrive",
+        "POST",
+        at(one_of("dead-0", "dead-1", "queue-0")),
+        members({}, {"to": queue, "match": match, "before_seq": SEQ, "limit": number(1, 20_000)}),
+        fine="200 400 404",  # 400: to itself
+        answer="topic moved remaining skipped",
+    ),
+    _row(
+        "work",
+        "GET",
+        at(queue, "/work"),
+        fine="200 404 409 429",
+        asks=lambda s: [("node", "w1"), *query(max=number(1, 2000), lease_ms=number(0, DAY_MS))(s)],
+        streams=True,
+    ),
+    _row("health", "GET", one_of("/v0/health", "/healthz"), answer="status version uptime_ms"),
+    _row("ready", "GET", one_of("/v0/ready", "/readyz"), answer="status topics"),
+    _row("root", "GET", fixed("/"), answer="name version"),
+    _row("metrics", "GET", one_of("/v0/metrics", "/metrics")),
+)
+DELETES: tuple[Make, ...] = (
+    members({"before_seq": SEQ}, {"match": match}),
+    members({"match": match}, {}),
+)
+
+
+def asked(source: Source) -> Asked:
+    """A valid request to any route."""
+    row = source.choice(ROWS)
+    path = row.path(source)
+    body = row.body(source) if row.body is not None else None
+    name = path.rpartition("/")[2]
+    if row is APPEND:
+        body = append(source, name)
+    elif row is PUT:
+        body = config("queue" if name.startswith("queue") else "log")(source)
+    elif row.name == "redrive":
+        path += "/redrive"
+    return Asked(row, row.method, path, row.query(source), body)
+
+
+# --- commands of a WebSocket
+
+
+def command(source: Source, number_of: int) -> dict[str, Any]:
+    """A valid command."""
+    name = topic(source)
+    kind = source.randrange(8)
+    body: dict[str, Any]
+    if kind < 4:
+        body = {"op": "publish", "topic": name, **append(source, name)}
+        if source.random() < 0.3:
+            body["return_seqs"] = source.choice((True, False))
+    elif kind == 4:
+        body = {"op": "subscribe", "topic": name, **START(source), **members({}, VIEW)(source)}
+    elif kind == 5:
+        body = {"op": "subscribe", "topics": starts(source), **members({}, VIEW)(source)}
+    else:
+        body = {"op": "unsubscribe", "topic": name} if kind == 6 else {"op": "ping"}
+    body["request_id"] = f"r{number_of}"
+    return body

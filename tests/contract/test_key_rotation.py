@@ -1,0 +1,223 @@
+"""Keys that are replaced by a hang-up, while clients use them (§0.2, §12)."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.api import SLACK_S, Answer, Api, ok, refused
+from tests.support.queues import Queue, Work
+from tests.support.server import Server
+from tests.support.sse import ERROR, Stream, session
+from tests.support.ws import Socket
+
+pytestmark = pytest.mark.slow
+
+FIXED = "fixed-key"
+WITHIN_S = 1.0  # what the signal has to take effect in
+
+
+class Rotation:
+    """A server and its key file."""
+
+    def __init__(self, server: Server, file: Path) -> None:
+        self.server, self.file = server, file
+        self._numbers = itertools.count()
+
+    def replace(self, *entries: str) -> None:
+        """These keys count when it returns, beside the one of the environment and a new one, which
+        tells when the front goes by them.
+        """
+        probe = f"probe-{next(self._numbers)}"
+        self.file.write_text("\n".join([*entries, f"{probe}:rw"]))
+        self.hang_up("keys reloaded")
+        self.becomes(probe, 200)
+
+    def hang_up(self, event: str) -> dict[str, Any]:
+        """Have the file read again; the line of the log that tells how that went."""
+        seen = len(self.events(event))
+        os.kill(self.server.pid, signal.SIGHUP)
+        deadline = time.monotonic() + WITHIN_S + SLACK_S
+        while len(self.events(event)) == seen:
+            assert time.monotonic() < deadline, self.server.log_tail
+            time.sleep(0.01)
+        return self.events(event)[-1]
+
+    def events(self, event: str) -> list[dict[str, Any]]:
+        assert self.server.log is not None
+        return [line for line in self.server.log.events() if line["event"] == event]
+
+    def api(self, token: str) -> Api:
+        return Api(self.server.address, token=token)
+
+    def becomes(self, token: str, status: int) -> None:
+        """Append with the key until the answer has this status."""
+        deadline = time.monotonic() + WITHIN_S + SLACK_S
+        with self.api(token) as api:
+            while (answer := api.append("a", 1)).status != status:
+                assert time.monotonic() < deadline, answer
+                time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def rotation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rotation]:
+    home = tmp_path_factory.mktemp("rotation")
+    file = home / "keys"
+    file.write_text("first")
+    with Server(
+        home / "data", api_keys=FIXED, api_keys_file=file, shards=1, max_sse_connections_per_key=3
+    ) as server:
+        with Api(server.address, token=FIXED) as api:
+            ok(api.append("a", 1), 201)
+            for name in ("q", "idle"):
+                Queue.create(api, name)
+        yield Rotation(server, file)
+
+
+def test_new_keys_work_and_removed_ones_get_401(rotation: Rotation) -> None:
+    rotation.replace("first", "second:rw:a")
+    with rotation.api("first") as first, rotation.api("second") as second:
+        ok(first.append("a", 1))
+        ok(second.append("a", 1))
+        rotation.replace("sha256:" + "0" * 64, "second:r:a", "third")
+        refused(first.append("a", 1), 401, "unauthorized")
+        refused(second.append("a", 1), 403, "forbidden")
+        ok(second.diff("a"))
+    with rotation.api("third") as third, rotation.api(FIXED) as fixed:
+        ok(third.append("a", 1))
+        ok(fixed.append("a", 1))
+
+
+Three = tuple[Stream, Work, Socket]
+
+
+@pytest.fixture
+def begin(rotation: Rotation) -> Iterator[Callable[[str], Three]]:
+    """Opens one stream of each kind with a key."""
+    address = rotation.server.address
+    with ExitStack() as opened:
+
+        def begin(token: str) -> Three:
+            api = opened.enter_context(rotation.api(token))
+            watched = Stream(address, session(api, ["a"])["stream_url"], token=token)
+            worked = Work(Queue(api, "q"), "w", token=token)
+            socket = Socket(address, token=token)
+            for stream in (watched, worked, socket):
+                opened.enter_context(stream)
+            return watched, worked, socket
+
+        yield begin
+
+
+def has_ended(three: Three, message: str) -> None:
+    for stream in three[:2]:
+        *_, last = stream.events()
+        assert (last.event, last.json()) == (ERROR, {"code": 401, "error": message})
+    told = three[2].message("error")
+    assert (told["code"], told["message"]) == ("unauthorized", message)
+    assert three[2].closed() == 1008
+
+
+def goes_on(three: Three, api: Api) -> None:
+    ok(api.append("a", "still here"))
+    Queue(api, "q").push("work")
+    while '"still here"' not in (three[0].event().data or ""):
+        pass
+    assert three[1].jobs(1)[0]["data"] == "work"
+    assert three[2].ask("ping", "1")["op"] == "pong"
+
+
+def test_streams_of_removed_and_changed_keys_end_within_a_second_and_others_go_on(
+    rotation: Rotation, begin: Callable[[str], Three]
+) -> None:
+    rotation.replace("goes", "changes:rw")
+    goes, changes, stays = [begin(token) for token in ("goes", "changes", FIXED)]
+    os.kill(rotation.server.pid, signal.SIGHUP)  # two at once are one
+    began = time.monotonic()
+    rotation.replace("changes:r")
+    has_ended(goes, "this key was removed")
+    has_ended(changes, "the rights of this key have changed")
+    assert time.monotonic() - began < WITHIN_S + SLACK_S
+    with rotation.api(FIXED) as api:
+        goes_on(stays, api)
+    rotation.replace("goes", "changes:rw")
+    begin("goes")  # the three slots of what ended are free again
+
+
+def test_waiting_calls_of_removed_keys_end_with_401(rotation: Rotation) -> None:
+    rotation.replace("goes", "stays")
+
+    with rotation.api(FIXED) as api:
+        head = api.state("a")["head_seq"]
+
+    def poll(token: str) -> Answer:
+        with rotation.api(token) as api:
+            return api.diff("a", from_seq=head, wait_ms=15_000)
+
+    def claim() -> Answer:
+        with rotation.api("goes") as api:
+            return api.call("POST", "/v0/topics/idle/claim", {"node": "w", "wait_ms": 15_000})
+
+    with ThreadPoolExecutor() as pool:
+        ends = [pool.submit(poll, "goes"), pool.submit(claim)]
+        stays = pool.submit(poll, "stays")
+        time.sleep(0.3)  # no answer tells that a call waits
+        rotation.replace("stays")
+        for end in ends:
+            refused(end.result(WITHIN_S + SLACK_S), 401, "unauthorized")
+        assert ok(stays.result(SLACK_S))["records"], "the append of the probe"
+
+
+@pytest.mark.parametrize("content", [None, "", "hunter2:fly", "first\nfirst:r", f"{FIXED}:r"])
+def test_a_wrong_file_changes_nothing(rotation: Rotation, content: str | None) -> None:
+    rotation.replace("first:rw")
+    if content is None:
+        rotation.file.unlink()
+    else:
+        rotation.file.write_text(content)
+    told = rotation.hang_up("keys not reloaded, the earlier ones stay")
+    assert told["level"] == "error"
+    rotation.becomes("first", 200)
+    rotation.becomes(FIXED, 200)
+    assert "hunter2" not in rotation.server.logged
+
+
+def test_a_front_that_is_started_again_has_the_keys_of_now(rotation: Rotation) -> None:
+    rotation.replace("before")
+    os.kill(rotation.server.roles()["front 0"], signal.SIGKILL)
+    rotation.file.write_text("after")
+    rotation.hang_up("keys reloaded")
+    rotation.server.wait_ready()
+    rotation.becomes("after", 200)
+    with rotation.api("before") as api:
+        refused(api.append("a", 1), 401, "unauthorized")
+
+
+def test_a_file_may_be_a_link_whose_folder_is_replaced(rotation: Rotation) -> None:
+    """As Kubernetes does it."""
+    home = rotation.file.parent
+    for name in ("one", "two"):
+        (home / name).mkdir()
+        (home / name / "keys").write_text(f"link-{name}")
+    (home / "now").symlink_to("one")
+    (home / "link").symlink_to("now/keys")
+    (home / "link").replace(rotation.file)
+    try:
+        rotation.hang_up("keys reloaded")
+        rotation.becomes("link-one", 200)
+        (home / "next").symlink_to("two")
+        (home / "next").replace(home / "now")
+        rotation.hang_up("keys reloaded")
+        rotation.becomes("link-two", 200)
+        rotation.becomes("link-one", 401)
+    finally:
+        rotation.file.unlink()

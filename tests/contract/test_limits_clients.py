@@ -1,0 +1,194 @@
+"""What one key, and all keys together, may hold of the front (§11): requests in flight, streams,
+sockets and watch sessions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.api import Answer, Api, Wire, ok, reached, refused, request
+from tests.support.caps import capped
+from tests.support.queues import Queue, Work, until
+from tests.support.server import Server
+from tests.support.sse import Stream, session
+from tests.support.ws import KEY, Socket, alive, handshake, shake
+
+IN_FLIGHT, STREAMS, STREAMS_PER_KEY, SESSIONS = 2, 4, 3, 5
+
+
+@pytest.fixture(scope="module")
+def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Two keys. At the end nothing is held."""
+    caps = {
+        "max_inflight_per_key": IN_FLIGHT,
+        "max_sse_connections": STREAMS,
+        "max_sse_connections_per_key": STREAMS_PER_KEY,
+        "max_watch_sessions": SESSIONS,
+    }
+    path = tmp_path_factory.mktemp("limits") / "data"
+    with Server(path, shards=1, api_keys="left,right", **caps) as server:
+        with Api(server.address, token="left") as api:
+            ok(api.put("t"), 201)
+            ok(api.put("quiet"), 201)
+            Queue.create(api, "q")
+        yield server
+        all_are_free(server)
+
+
+@pytest.fixture
+def api(limited: Server) -> Iterator[Api]:
+    with Api(limited.address, token="left") as api:
+        yield api
+
+
+def poll(server: Server, after_seq: int) -> Wire:
+    """A long poll under way: one request in flight."""
+    wire, body = Wire(server.address), b'{"from_seq":%d,"wait_ms":20000}' % after_seq
+    wire.send(request("POST", "/v0/topics/quiet/diff", body, "Authorization: Bearer left"))
+    return wire
+
+
+@contextmanager
+def polls(server: Server, count: int, beside: str = "right") -> Iterator[None]:
+    """So many long polls, which are under way, and answered in the end. ``beside`` is a key that
+    has requests left.
+    """
+    with ExitStack() as stack:
+        other = stack.enter_context(Api(server.address, token=beside))
+        head = other.state("quiet")["head_seq"]
+        wires = [stack.enter_context(poll(server, head)) for _ in range(count)]
+        reached(other, "quiet")
+        yield
+        ok(other.append("quiet", "the end"))
+        assert [wire.answer("POST").status for wire in wires] == [200] * count
+
+
+def upgrade(server: Server, token: str = "left") -> Answer:
+    return shake(server, handshake(KEY, f"Authorization: Bearer {token}"))
+
+
+def opened(server: Server, token: str = "left") -> Socket:
+    """A socket, as soon as there is a slot for it: a slot is free when the server has noticed that
+    its client has gone.
+    """
+    found: list[Socket] = []
+
+    def attempt() -> bool:
+        try:
+            found.append(Socket(server.address, token=token))
+        except AssertionError:
+            return False
+        return True
+
+    until(attempt)
+    return found[0]
+
+
+def all_are_free(server: Server) -> None:
+    """Just as many streams can be open as if there had been none before."""
+    with ExitStack() as stack:
+        for token in ("left",) * STREAMS_PER_KEY + ("right",) * (STREAMS - STREAMS_PER_KEY):
+            stack.enter_context(opened(server, token))
+        capped(upgrade(server, "left"), "max_sse_connections", STREAMS)
+        capped(upgrade(server, "right"), "max_sse_connections", STREAMS)
+
+
+def test_requests_in_flight_of_one_key_are_capped(limited: Server, api: Api) -> None:
+    with polls(limited, IN_FLIGHT):
+        capped(api.get("t"), "max_inflight_per_key", IN_FLIGHT)
+        capped(api.append("t", 1), "max_inflight_per_key", IN_FLIGHT)
+        with Api(limited.address, token="right") as other:
+            ok(other.get("t"))
+        with Api(limited.address) as nobody:
+            assert nobody.call("GET", "/v0/health").status == 200
+            refused(nobody.get("t"), 401, "unauthorized")
+    ok(api.get("t"))
+
+
+@pytest.mark.slow
+def test_a_client_that_hangs_up_frees_its_request(limited: Server, api: Api) -> None:
+    with Api(limited.address, token="right") as other:
+        head = other.state("quiet")["head_seq"]
+        with poll(limited, head), poll(limited, head):
+            reached(other, "quiet")
+            capped(api.get("t"), "max_inflight_per_key", IN_FLIGHT)
+    until(lambda: api.get("t").status, lambda status: status == 200)
+    with polls(limited, 1):
+        until(lambda: api.get("t").status, lambda status: status == 200)
+
+
+def test_an_answer_frees_its_request(limited: Server, api: Api) -> None:
+    for _ in range(2):
+        with polls(limited, IN_FLIGHT):
+            pass
+    with polls(limited, 1):
+        for _ in range(5):
+            ok(api.get("t"))
+            refused(api.get("nothing"), 404, "topic_not_found")
+            refused(api.call("POST", "/v0/topics/t", b"{"), 400, "invalid_request")
+
+
+def test_streams_and_sockets_are_no_requests_in_flight(limited: Server, api: Api) -> None:
+    url = session(api, ["t"])["stream_url"]
+    queue = Queue(api, "q")
+    with (
+        Stream(limited.address, url, token="left"),
+        Work(queue, token="left"),
+        opened(limited) as socket,
+        polls(limited, 1),
+    ):
+        alive(socket)
+        for _ in range(5):
+            ok(api.get("t"))
+
+
+def test_streams_of_all_kinds_share_their_caps(limited: Server, api: Api) -> None:
+    urls = [session(api, ["t"])["stream_url"] for _ in range(2)]
+    queue = Queue(api, "q")
+    with (
+        opened(limited),
+        Work(queue, token="left"),
+        Stream(limited.address, urls[0], token="left"),
+    ):
+        with Wire(limited.address) as wire:
+            wire.send(request("GET", urls[1], None, "Authorization: Bearer left"))
+            capped(wire.answer(), "max_sse_connections_per_key", STREAMS_PER_KEY)
+        capped(upgrade(limited), "max_sse_connections_per_key", STREAMS_PER_KEY)
+        with opened(limited, "right"):
+            capped(upgrade(limited, "right"), "max_sse_connections", STREAMS)
+    all_are_free(limited)
+
+
+def test_a_socket_that_is_cut_or_closed_leaves_no_slot_taken(limited: Server) -> None:
+    for _ in range(3):
+        sockets = [opened(limited) for _ in range(STREAMS_PER_KEY)]
+        sockets[0].frame(8, b"\x03\xe8")
+        assert sockets[0].closed() == 1000
+        sockets[1].text("not JSON")
+        for socket in sockets:
+            socket.socket.close()
+    all_are_free(limited)
+
+
+@pytest.mark.slow
+def test_a_cap_of_zero_is_no_cap(tmp_path: Path) -> None:
+    names = ("topics", "routers", "watch_sessions", "sse_connections", "total_bytes")
+    per_key = ("sse_connections_per_key", "inflight_per_key")
+    caps = {f"max_{name}": 0 for name in names + per_key}
+    server = Server(tmp_path / "data", shards=2, api_keys="left", **caps)
+    with server, Api(server.address, token="left") as api:
+        for number in range(10):
+            ok(api.append(f"t{number}", "x" * 1000), 201)
+        ok(api.append("t", 1), 201)
+        ok(api.put("quiet"), 201)
+        with ExitStack() as stack:
+            for _ in range(10):
+                url = session(api, ["t"])["stream_url"]
+                stack.enter_context(Stream(server.address, url, token="left"))
+                stack.enter_context(Socket(server.address, token="left"))
+            stack.enter_context(polls(server, 10, "left"))
+            ok(api.get("t"))

@@ -1,0 +1,244 @@
+"""Every route with every kind of key (§0.2): scopes, prefixes of the names in path and body, both
+lanes, event streams and WebSockets. `access_matrix` has the rows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.contract.access_matrix import (
+    BOSS,
+    COMMANDS,
+    ENTRIES,
+    HTTP,
+    INSIDE,
+    KEYS,
+    OUTSIDE,
+    READ,
+    WORK,
+    Assignment,
+    Key,
+    Row,
+    allows,
+    assignments,
+)
+from tests.support.api import Api, Wire, ok, refused, request
+from tests.support.server import ColdServer, Server
+from tests.support.sse import session
+from tests.support.ws import KEY, Socket, handshake, shake
+from topics.front.routes.table import ROUTES
+
+ROWS = (*HTTP, *WORK)
+EVENTS = "Accept: text/event-stream"
+NOBODY = {
+    "no key": [],
+    "an unknown key": ["Authorization: Bearer nobody"],
+    "a key cut short": [f"Authorization: Bearer {BOSS[:-1]}"],
+    "a longer key": [f"Authorization: Bearer {BOSS}x"],
+    "another scheme": [f"Authorization: Basic {BOSS}"],
+    "a bare key": [f"Authorization: {BOSS}"],
+    "a whole entry": [f"Authorization: Bearer {KEYS[0].entry}"],
+    "two keys": [f"Authorization: Bearer {BOSS}"] * 2,
+    "a cookie": [f"Cookie: Authorization={BOSS}", f"X-Api-Key: {BOSS}"],
+}
+
+
+class Asker:
+    """Requests on one connection, which is made anew behind a stream."""
+
+    def __init__(self, server: Server) -> None:
+        self._server, self._wire = server, Wire(server.address)
+
+    def ask(self, line: tuple[str, str], body: str | None, *headers: str) -> tuple[int, str]:
+        """Status and error code; an event stream that opens is left at once."""
+        method, path = line
+        sent = None if body is None else body.encode()
+        self._wire.send(request(method, path, sent, EVENTS, *headers))
+        status, fields = self._wire.head()
+        if fields.get("content-type", "").startswith("text/event-stream"):
+            self.close()
+            self._wire = Wire(self._server.address)
+            return status, ""
+        content = self._wire._take(int(fields["content-length"]))
+        found: dict[str, Any] = json.loads(content) if content.startswith(b"{") else {}
+        return status, str(found.get("error", {}).get("code", ""))
+
+    def close(self) -> None:
+        self._wire.socket.close()
+
+
+def prepare(server: Server) -> None:
+    """Topics and routers that the rows name."""
+    with Api(server.address, token=BOSS) as api:
+        for name in (INSIDE, OUTSIDE):
+            ok(api.append(f"{name}log", 1), 201)
+            ok(api.put(f"{name}queue", {"type": "queue"}), 201)
+            ok(api.append(f"{name}dead", 1), 201)
+        [row] = [row for row in HTTP if row.name == "put a router"]
+        for assignment in assignments(row.names):
+            path, body = assignment.fill(row.path), assignment.fill(row.body or "")
+            ok(api.call(row.method, path, body.encode()), 201)
+
+
+@pytest.fixture(scope="module", params=["fast", pytest.param("cold", marks=pytest.mark.slow)])
+def guarded(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    kind = Server if request.param == "fast" else ColdServer
+    path = tmp_path_factory.mktemp(f"matrix-{request.param}") / "data"
+    with kind(path, api_keys=ENTRIES, shards=2) as server:
+        prepare(server)
+        yield server
+
+
+@pytest.fixture
+def asker(guarded: Server) -> Iterator[Asker]:
+    asker = Asker(guarded)
+    yield asker
+    asker.close()
+
+
+def bearer(key: Key) -> str:
+    return f"Authorization: Bearer {key.secret}"
+
+
+def wanted(row: Row, key: Key, assignment: Assignment) -> set[tuple[int, str]] | None:
+    """The only answer that may come, or None for one of the row's own."""
+    if row.open or allows(row.scopes, key, assignment):
+        return None
+    return {(403, "forbidden")}
+
+
+def asked(asker: Asker, row: Row, assignment: Assignment, *headers: str, query: str = "") -> Any:
+    path = assignment.fill(row.path)
+    if query:
+        path += ("&" if "?" in path else "?") + query
+    body = None if row.body is None else assignment.fill(row.body)
+    return asker.ask((row.method, path), body, *headers)
+
+
+def is_right(row: Row, wanted: set[tuple[int, str]] | None, got: tuple[int, str]) -> bool:
+    return got in wanted if wanted is not None else got[0] in row.fine
+
+
+def by_name(row: Row) -> str:
+    return row.name
+
+
+@pytest.mark.parametrize("row", ROWS, ids=by_name)
+def test_a_key_may_do_what_its_scopes_and_prefixes_say(asker: Asker, row: Row) -> None:
+    wrong = []
+    for key in KEYS:
+        for assignment in assignments(row.names):
+            got = asked(asker, row, assignment, bearer(key))
+            if not is_right(row, wanted(row, key, assignment), got):
+                wrong.append((key.secret, assignment.letters, got))
+    assert not wrong, f"{row.method} {row.path}: (key, names, answer)"
+
+
+@pytest.mark.parametrize("row", ROWS, ids=by_name)
+def test_who_has_no_key_hears_nothing_but_that(asker: Asker, row: Row) -> None:
+    wrong = []
+    for name, headers in NOBODY.items():
+        for assignment in assignments(row.names):
+            got = asked(asker, row, assignment, *headers)
+            if got != (401, "unauthorized") and not (row.open and got[0] in row.fine):
+                wrong.append((name, assignment.letters, got))
+    assert not wrong, f"{row.method} {row.path}: (who, names, answer)"
+
+
+@pytest.mark.parametrize("row", ROWS, ids=by_name)
+def test_a_key_in_the_query_counts_for_streams_alone(asker: Asker, row: Row) -> None:
+    wrong = []
+    for key in KEYS:
+        for assignment in assignments(row.names):
+            got = asked(asker, row, assignment, query=f"token={key.secret}")
+            right = wanted(row, key, assignment)
+            if not row.token and not row.open:
+                right = {(401, "unauthorized")}
+            if not is_right(row, right, got):
+                wrong.append((key.secret, assignment.letters, got))
+    assert not wrong, f"{row.method} {row.path}: (key, names, answer)"
+
+
+@pytest.mark.parametrize("row", ROWS, ids=by_name)
+def test_a_key_in_the_query_adds_nothing_to_a_header(asker: Asker, row: Row) -> None:
+    wrong = []
+    for key in KEYS:
+        for assignment in assignments(row.names):
+            got = asked(asker, row, assignment, bearer(key), query=f"token={BOSS}")
+            if not is_right(row, wanted(row, key, assignment), got):
+                wrong.append((key.secret, assignment.letters, got))
+    got = asked(
+        asker, row, Assignment(None, row.names), "Authorization: Bearer no", query=f"token={BOSS}"
+    )
+    if not row.open and got != (401, "unauthorized"):
+        wrong.append(("unknown", "", got))
+    assert not wrong, f"{row.method} {row.path}: (key, names, answer)"
+
+
+# --- watch streams: the key that made the session, and no other
+
+
+def test_a_session_opens_for_its_key_alone(guarded: Server, asker: Asker) -> None:
+    readers = [key for key in KEYS if READ in key.scopes]
+    wrong = []
+    for owner in (readers[0], readers[1], readers[-1]):
+        with Api(guarded.address, token=owner.secret) as api:
+            url = session(api, [f"{INSIDE}log"])["stream_url"]
+        for key in KEYS:
+            right = (200, "") if key == owner else (401, "unauthorized")
+            for query, headers in (("", [bearer(key)]), (f"?token={key.secret}", [])):
+                got = asker.ask(("GET", url + query), None, *headers)
+                if got != right:
+                    wrong.append((owner.secret, key.secret, query, got))
+        for name, headers in NOBODY.items():
+            got = asker.ask(("GET", url), None, *headers)
+            if got != (401, "unauthorized"):
+                wrong.append((owner.secret, name, "", got))
+    assert not wrong, "(owner, key, query, answer)"
+
+
+# --- WebSockets
+
+
+@pytest.mark.parametrize("key", KEYS, ids=lambda key: key.secret)
+def test_each_command_on_a_socket_needs_its_scopes(guarded: Server, key: Key) -> None:
+    wrong = []
+    with Socket(guarded.address, token=key.secret) as socket:
+        for command in COMMANDS:
+            for assignment in assignments(command.names):
+                socket.text(assignment.fill(command.text))
+                answer = _reply(socket)
+                got = answer.get("code", answer["op"])
+                may = allows(command.scopes, key, assignment)
+                if got != (command.done if may else "forbidden"):
+                    wrong.append((command.name, assignment.letters, answer))
+    assert not wrong, "(command, names, answer)"
+
+
+def _reply(socket: Socket) -> Any:
+    """The next message that a command is answered with."""
+    while (answer := socket.message())["op"] in ("caught_up", "record"):
+        pass
+    return answer
+
+
+@pytest.mark.parametrize("who", NOBODY)
+def test_a_socket_needs_a_key_in_a_header(guarded: Server, who: str) -> None:
+    refused(shake(guarded, handshake(KEY, *NOBODY[who])), 401, "unauthorized")
+    path = f"/v0/ws?token={BOSS}"
+    refused(shake(guarded, handshake(KEY, *NOBODY[who], path=path)), 401, "unauthorized")
+
+
+# --- the table itself
+
+
+def test_every_route_of_the_server_has_a_row() -> None:
+    served = {(method, route.path) for route in ROUTES for method in route.methods}
+    rows = {row.served_by for row in ROWS} | {("GET", "/v0/watch/:wid"), ("GET", "/v0/ws")}
+    assert rows == {(method, path) for method, path in served if method != "HEAD"}

@@ -1,0 +1,79 @@
+"""Metrics of processes that die, stand still and come back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.api import SLACK_S, Api, ok
+from tests.support.metrics import Page, SampleKey, scrape
+from tests.support.queues import names_on, until
+from tests.support.server import Server, kill_one
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    with Server(tmp_path / "data", shards=2) as server:
+        yield server
+
+
+def grown(before: Page, after: Page) -> None:
+    """No counter went back, and none that counted is gone."""
+    lost: dict[SampleKey, float] = {
+        key: value for key, value in before.counters.items() if after.counters.get(key, -1) < value
+    }
+    assert lost == {}
+
+
+def counted(api: Api, syncs: float) -> Page:
+    """A page on which more syncs than those are counted."""
+    return until(lambda: scrape(api), lambda page: page.value("topics_wal_fsyncs_total") > syncs)
+
+
+@pytest.mark.parametrize("role", ["front 0", "shard 1"])
+def test_counters_go_on_and_the_restart_is_counted(server: Server, role: str) -> None:
+    with Api(server.address) as api:
+        for name in names_on("a"):
+            ok(api.append(name, 1, config={"durability": "fsync"}), 201)
+        before = counted(api, 2)
+        assert before.value("topics_process_restarts_total", process=role) == 0
+        kill_one(server.roles()[role])
+        until(lambda: role in server.roles())
+        server.wait_ready()
+        for name in names_on("a"):
+            ok(api.append(name, 2))
+        after = counted(api, before.value("topics_wal_fsyncs_total"))
+        grown(before, after)
+        assert after.value("topics_process_restarts_total", process=role) == 1
+        assert after.value("topics_topic_metrics_truncated") == 0
+        assert after.labels("topics_topic_head_seq", "topic") == {*names_on("a")}
+
+
+def test_a_shard_that_stands_still_costs_its_rows_and_a_second(server: Server) -> None:
+    with Api(server.address) as api:
+        for name in names_on("a"):
+            ok(api.append(name, 1), 201)
+        stopped = server.roles()["shard 1"]
+        os.kill(stopped, signal.SIGSTOP)
+        try:
+            began = time.monotonic()
+            page = scrape(api)
+            assert time.monotonic() - began < SLACK_S
+            assert page.value("topics_topic_metrics_truncated") == 1
+            assert len(page.labels("topics_topic_head_seq", "topic")) == 1
+            unready = until(lambda: scrape(api), lambda page: page.value("topics_ready") == 0)
+            assert unready.value("topics_shard_state", shard="0") == 3
+        finally:
+            os.kill(stopped, signal.SIGCONT)
+        server.wait_ready()
+        page = until(
+            lambda: scrape(api), lambda page: not page.value("topics_topic_metrics_truncated")
+        )
+        assert page.labels("topics_topic_head_seq", "topic") == {*names_on("a")}

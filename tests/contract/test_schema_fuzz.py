@@ -1,0 +1,64 @@
+"""Requests of every route from the documented schemas, valid and spoiled, for a few seconds; the
+program ``tests.campaigns.schema_fuzz`` goes on for longer.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.campaigns.schema_fuzz import fuzz, fuzzed_server
+from tests.campaigns.schema_mutations import bytes_of, spoil, text_of
+from tests.campaigns.schemas import ROWS, asked, command
+from topics.front.routes.table import ROUTES, match
+
+
+def test_the_same_seed_makes_the_same_requests() -> None:
+    one, other = (_requests(random.Random(7), 300) for _ in range(2))
+    assert one == other
+
+
+def _requests(source: random.Random, count: int) -> list[bytes]:
+    made = []
+    for _ in range(count):
+        request = asked(source)
+        spoil(source, request)
+        made.append(bytes_of(request, "k"))
+    return made
+
+
+def test_a_valid_request_goes_to_the_route_that_it_names() -> None:
+    source = random.Random(3)
+    for _ in range(500):
+        request = asked(source)
+        found = match(request.method, request.path.encode())
+        assert request.method in found.route.methods
+        if request.body is not None:
+            json.loads(text_of(request.body))
+    for number in range(200):
+        assert json.loads(text_of(command(source, number)))["op"]
+
+
+def test_every_route_is_asked() -> None:
+    source = random.Random(1)
+    made = [asked(source) for _ in range(40 * len(ROWS))]
+    found = {match(request.method, request.path.encode()).route.path for request in made}
+    others = {"/v0/watch/:wid", "/v0/ws"}  # streams of sessions, and sockets
+    assert found | others == {route.path for route in ROUTES}
+
+
+@pytest.mark.slow
+def test_spoiled_requests_are_refused_and_valid_ones_are_not(tmp_path: Path) -> None:
+    seed, seconds = 11, 5.0
+    with fuzzed_server(tmp_path / "data") as server:
+        findings, growth = fuzz(server, seed=seed, seconds=seconds, rate=300)
+    print(f"repeat with: python -m tests.campaigns.schema_fuzz --seconds {seconds} --seed {seed}")
+    assert findings.problems == []
+    assert findings.valid > 100
+    assert growth.lines().keys() == {"front 0", "shard 0", "shard 1"}
+    names = {row.name for row in ROWS} - {"append", "put"}
+    for name in ("append", "put", *names):
+        assert any(outcome.startswith(f"{name} spoiled 4") for outcome in findings.outcomes), name

@@ -1,0 +1,303 @@
+"""Secrets leave no trace (§0.2, §12): not in the log, an answer, the list of processes, the data.
+
+A server with keys is asked in every way that may carry a key, right or wrong, also malformed. Then
+all that it wrote is searched for the keys, for halves of them, and for forms that tell them.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from tests.support.api import Api, Wire, ok, refused, request
+from tests.support.server import ROOT, Server
+from tests.support.sse import Stream, session
+from tests.support.ws import KEY, Socket, handshake
+
+pytestmark = pytest.mark.usefixtures("started_servers")
+
+
+def new_secret(name: str) -> str:
+    """A key that occurs nowhere else; ``+/=`` are encoded in a query."""
+    return f"{name}+{secrets.token_hex(16)}/="
+
+
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    """A server, the keys that it knows, and keys that it does not know. ``heard`` is every byte
+    that came back.
+    """
+
+    server: Server
+    known: tuple[str, ...]
+    unknown: tuple[str, ...] = field(
+        default_factory=lambda: (new_secret("wrong"), new_secret("no"))
+    )
+    heard: list[bytes] = field(default_factory=list)
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        return self.known + self.unknown
+
+    def say(self, content: bytes, *, hears: bool = True) -> None:
+        """Raw bytes on a connection of their own; what comes back is kept."""
+        with Wire(self.server.address, timeout_s=5) as wire:
+            wire.send(content)
+            wire.half_close()
+            self.heard.append(wire.rest() if hears else b"")
+
+
+def traces(secret: str) -> set[bytes]:
+    """What must not be found: both halves of the key, and what it can be guessed from."""
+    half = len(secret) // 2
+    digest = hashlib.sha256(secret.encode())
+    told = {secret[2:half], secret[half:-2], quote(secret, safe=""), digest.hexdigest()}
+    coded = {
+        base64.b64encode(text.encode()).rstrip(b"=")
+        for text in (secret, f":{secret}", f"user:{secret}", digest.hexdigest())
+    }
+    return {text.encode() for text in told} | coded | {digest.digest()}
+
+
+def assert_untold(secrets_of: tuple[str, ...], content: bytes, where: str) -> None:
+    for secret in secrets_of:
+        for trace in traces(secret):
+            at = content.find(trace)
+            assert at < 0, f"in {where}: …{content[max(at - 200, 0) : at]!r} and then {trace!r}"
+
+
+@pytest.fixture(scope="module", params=["environment", "file"])
+def guarded(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Guarded]:
+    known = tuple(new_secret(name) for name in ("boss", "reader", "tenant"))
+    entries = (known[0], f"{known[1]}:read", f"{known[2]}:rw:t42:")
+    folder = tmp_path_factory.mktemp(f"secrets-{request.param}")
+    env = {"api_keys": ",".join(entries)}
+    if request.param == "file":
+        path = folder / "keys"
+        path.write_text("# keys\n" + "\n".join(entries))
+        env = {"api_keys_file": str(path)}
+    env |= {"log_level": "debug", "access_log": "all", "allowed_hosts": "localhost"}
+    env["wal_file_bytes"] = str(1 << 20)  # files that are read soon
+    with Server(folder / "data", shards=2, **env) as server:
+        guarded = Guarded(server, known)
+        exercise(guarded)
+        yield guarded
+
+
+def exercise(guarded: Guarded) -> None:
+    """Every way in which a key can come."""
+    with Api(guarded.server.address, token=guarded.known[0]) as api:
+        ok(api.append("t42:a", 1), 201)
+        ok(api.put("t42:q", {"type": "queue"}), 201)
+        ok(api.call("PUT", "/v0/routers/t42:r", {"source": "t42:a", "dest": "t42:b"}), 201)
+        url = session(api, ["t42:a"])["stream_url"]
+    for secret in guarded.all:
+        for line in LINES:
+            for headers in credentials(secret):
+                guarded.say(request(*line, b"{}", *headers, "Connection: close"))
+            for query in queries(secret):
+                path = f"{line[1]}{'&' if '?' in line[1] else '?'}{query}"
+                guarded.say(request(line[0], path, b"{}", "Connection: close"))
+        for content in malformed(secret):
+            guarded.say(content)
+        guarded.say(handshake(KEY, f"Authorization: Bearer {secret}"))
+        guarded.say(handshake(KEY, path=f"/v0/ws?token={quote(secret)}"))
+        guarded.say(request("GET", f"{url}?token={quote(secret)}", None, "Accept: text/plain"))
+    stream_with(guarded, url)
+
+
+def stream_with(guarded: Guarded, url: str) -> None:
+    """Streams that open, and commands that are refused."""
+    boss, reader = guarded.known[:2]
+    with Stream(guarded.server.address, f"{url}?token={quote(boss, safe='')}") as stream:
+        stream.told(["t42:a"])
+    with Socket(guarded.server.address, token=reader) as socket:
+        for text in ('{"op":"publish","topic":"t42:a","records":[]}', "{", '{"op":"no"}'):
+            socket.text(text)
+            guarded.heard.append(repr(socket.message()).encode())
+
+
+LINES = [
+    ("GET", "/v0/health"),
+    ("GET", "/v0/topics"),
+    ("GET", "/v0/topics?page_size=x"),
+    ("GET", "/v0/topics/absent"),
+    ("PUT", "/v0/topics/t43:x?y=%ff"),
+    ("POST", "/v0/topics/t42:a"),
+    ("POST", "/v0/topics/t42:a/diff"),
+    ("POST", "/v0/topics/t42:q/claim"),
+    ("DELETE", "/v0/topics/t42:absent"),
+    ("PATCH", "/v0/routers/t42:r"),
+    ("GET", "/v0/routers/t42:r"),
+    ("POST", "/v0/watch"),
+    ("GET", "/v0/watch/wid_AAAAAAAAAAAAAAAAAAAAAA"),
+    ("GET", "/v0/topics/t42:a/work?node=w"),
+    ("GET", "/v0/metrics"),
+    ("GET", "/v0/nowhere"),
+]
+
+
+def credentials(secret: str) -> list[list[str]]:
+    """Header lines with the key, right and wrong ones."""
+    basic = base64.b64encode(f"user:{secret}".encode()).decode()
+    return [
+        [f"Authorization: Bearer {secret}"],
+        [f"Authorization: bearer  {secret}:rw"],
+        [f"Authorization: Basic {basic}"],
+        [f"Authorization: {secret}", f"X-Request-Id: {'x' * 200}"],
+        [f"Authorization: Bearer {secret}", f"Authorization: Bearer {secret}"],
+        [f"Proxy-Authorization: Bearer {secret}", f"Cookie: key={secret}"],
+    ]
+
+
+def queries(secret: str) -> list[str]:
+    """Query strings with the key."""
+    encoded = quote(secret, safe="")
+    return [
+        f"token={encoded}",
+        f"token={secret}",
+        f"token={encoded}%zz&token=%ff",
+        f"t=1&{encoded}",
+    ]
+
+
+def malformed(secret: str) -> list[bytes]:
+    """Requests that no server takes, with the key somewhere in them."""
+    bearer = f"Authorization: Bearer {secret}\r\n"
+    line = "POST /v0/topics/t42:a HTTP/1.1\r\nHost: localhost\r\n"
+    texts = [
+        f"{line}Authorization : Bearer {secret}\r\n\r\n",
+        f"{line}Authorization: Bearer\r\n {secret}\r\n\r\n",
+        f"{line}Authorization: Bearer {secret}\0\r\n\r\n",
+        f"{line}Authorization: Bearer {secret}\x1b[31m\r\n\r\n",
+        f"{line}Authorization Bearer {secret}\r\n\r\n",
+        f"{line}{bearer}Content-Length: 2\r\nContent-Length: 3\r\n\r\n{{}}",
+        f"{line}{bearer}Content-Length: x\r\n\r\n",
+        f"{line}{bearer}Transfer-Encoding: gzip\r\n\r\n",
+        f"{line}{bearer}Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        f"{line}{bearer}Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{{",
+        f"{line}{bearer}X-Long: {'x' * 70_000}\r\n\r\n",
+        f"{line}{bearer}",
+        f"POST /v0/topics/t42:a HTTP/1.2\r\nHost: localhost\r\n{bearer}\r\n",
+        f"POST /v0/topics/t42:a HTTP/1.1\r\n{bearer}\r\n",
+        f"GET /v0/topics?token={secret} x HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        f"GET /v0/topics?token={secret}\r\nHost: localhost\r\n\r\n",
+        f"GET http://user:{secret}@localhost/v0/topics HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        f"GET http://localhost/v0/topics?token={secret} HTTP/1.1\r\nHost: foreign\r\n{bearer}\r\n",
+        f"{bearer}{line}\r\n",
+        f"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n{secret}",
+        f"\x16\x03\x01\x02\0\x01\0{secret}",
+        f"{secret}\r\n\r\n",
+    ]
+    return [text.encode("latin-1") for text in texts]
+
+
+# --- what is searched
+
+
+@pytest.mark.slow
+def test_no_answer_tells_a_key(guarded: Guarded) -> None:
+    assert sum(map(bool, guarded.heard)) > 800
+    assert_untold(guarded.all, b"\n".join(guarded.heard), "an answer")
+
+
+@pytest.mark.slow
+def test_no_line_of_the_log_tells_a_key(guarded: Guarded) -> None:
+    assert guarded.server.log is not None
+    assert len(guarded.server.log.events()) > 2
+    assert_untold(guarded.all, guarded.server.logged.encode(), "the log")
+
+
+@pytest.mark.slow
+def test_no_process_shows_a_key(guarded: Guarded) -> None:
+    pids = [guarded.server.pid, *guarded.server.roles().values()]
+    assert len(pids) == 4
+    for pid in pids:
+        for name in ("cmdline", "environ", "comm", "status", "maps"):
+            try:
+                content = Path(f"/proc/{pid}/{name}").read_bytes()
+            except PermissionError:  # not even its owner may look
+                continue
+            assert_untold(guarded.known, content, f"/proc/PID/{name}")
+
+
+@pytest.mark.slow
+def test_no_file_holds_a_key(guarded: Guarded) -> None:
+    files = [path for path in guarded.server.data_dir.rglob("*") if path.is_file()]
+    assert files
+    for path in files:
+        assert_untold(guarded.all, path.read_bytes(), path.name)
+
+
+@pytest.mark.slow
+def test_the_metrics_tell_no_key(guarded: Guarded) -> None:
+    with Api(guarded.server.address, token=guarded.known[1]) as api:
+        for accept in ("text/plain", "application/json"):
+            answer = api.call("GET", "/v0/metrics", headers={"Accept": accept})
+            assert_untold(guarded.all, answer.body + repr(answer.headers).encode(), "the metrics")
+
+
+@pytest.mark.slow
+def test_a_key_still_works_where_it_belongs(guarded: Guarded) -> None:
+    for secret in guarded.known:
+        with Api(guarded.server.address, token=secret) as api:
+            ok(api.get("t42:a"))
+    for secret in guarded.unknown:
+        with Api(guarded.server.address, token=secret) as api:
+            refused(api.get("t42:a"), 401, "unauthorized")
+
+
+# --- the command
+
+
+def command(*arguments: str, **env: str) -> subprocess.CompletedProcess[bytes]:
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")
+    }
+    return subprocess.run(
+        [sys.executable, "-m", "topics", *arguments],
+        cwd=ROOT,
+        env=inherited | {f"TOPICS_{name.upper()}": value for name, value in env.items()},
+        capture_output=True,
+        check=False,
+        timeout=30,
+    )
+
+
+@pytest.mark.parametrize("by_file", [False, True])
+def test_the_settings_are_printed_without_keys(tmp_path: Path, by_file: bool) -> None:
+    secret = new_secret("boss")
+    (tmp_path / "keys").write_text(secret)
+    given = {"api_keys_file": str(tmp_path / "keys")} if by_file else {"api_keys": secret}
+    shown = command("serve", "--print-config", **given)
+    assert shown.returncode == 0
+    assert b"TOPICS_PORT=" in shown.stdout
+    assert_untold((secret,), shown.stdout + shown.stderr, "the settings")
+
+
+@pytest.mark.parametrize(
+    "entry", ["{}:nonsense", "{}:rw:r|", ":{}", "a b{}", "{},{}", "{}:r:*", "sha256:{}", "x:{}:y"]
+)
+def test_keys_that_are_refused_are_not_shown(tmp_path: Path, entry: str) -> None:
+    """From both sources at once: each of them is refused by itself."""
+    secret = new_secret("boss")
+    text = entry.format(secret, secret)
+    (tmp_path / "keys").write_text(text)
+    given = {"api_keys_file": str(tmp_path / "keys"), "api_keys": text, "port": "70000"}
+    shown = command("serve", "--print-config", **given)
+    assert shown.returncode == 2
+    for variable in (b"TOPICS_PORT=", b"TOPICS_API_KEYS:", b"TOPICS_API_KEYS_FILE"):
+        assert variable in shown.stderr
+    assert_untold((secret,), shown.stdout + shown.stderr, "the refusal")

@@ -1,0 +1,407 @@
+"""What topics take of the caps of the server: never more than there is, never more than they need.
+
+The machine lets topics with and without caps of their own be written, configured, deleted, undone
+and expired in any order, beside another shard that holds what it likes. After each step the charges
+are compared with what can be counted: no topic has more bytes than it is charged for, whichever of
+its pending changes are committed; the count of the shard is the sum of the charges; and what is
+settled is charged for just what it has, or for its own cap while it trims itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tests.engine.shard_support import Desk, body
+from tests.support.quota import Caps
+from topics.engine.changes.append import Append
+from topics.engine.topic import Topic
+from topics.errors import NotReady, Throttled, TopicFull, TopicNotFound, TopicsError
+from topics.formats.api.topic_config import TopicConfigPatch
+
+
+class Capped(Caps):
+    """A shard whose server has caps."""
+
+    def __init__(self, max_topics: int = 1000, max_bytes: int = 1 << 40) -> None:
+        self.desk = Desk()
+        super().__init__(self.desk.engine, max_topics, max_bytes)
+
+    def size(self, name: str) -> int:
+        topic = self.desk.engine.topic(name)
+        return topic.bytes + topic.pending_bytes
+
+
+def refusal(call: Any, *args: Any, **fields: Any) -> dict[str, Any]:
+    with pytest.raises(Throttled) as raised:
+        call(*args, **fields)
+    return raised.value.detail
+
+
+def test_a_new_topic_takes_a_place_and_a_delete_gives_it_back() -> None:
+    shard = Capped(max_topics=2)
+    shard.desk.put("a")
+    shard.desk.append("b", 1)
+    told = {"limit": "max_topics", "max": 2}
+    assert refusal(shard.desk.put, "c") == refusal(shard.desk.append, "c", 1) == told
+    assert refusal(shard.desk.engine.create, "c", body(), shard.desk.now) == told
+    shard.desk.put("a", cap_records=5)
+    shard.desk.append("b", 2)
+    shard.desk.commit()
+    shard.desk.delete("a")
+    assert refusal(shard.desk.put, "c") == told, "the delete may fail yet"
+    shard.desk.commit()
+    shard.desk.put("c")
+    assert sorted(shard.desk.engine.topics) == ["b", "c"]
+    assert shard.topics.own == 2
+
+
+def test_other_shards_count_too() -> None:
+    shard = Capped(max_topics=5)
+    shard.topics.others = 5
+    refusal(shard.desk.put, "a")
+    assert not shard.desk.engine.topics
+    shard.topics.others = 4
+    shard.desk.put("a")
+
+
+def test_what_is_undone_is_given_back() -> None:
+    shard = Capped()
+    shard.desk.append("a", 1, 2)
+    shard.desk.put("b")
+    shard.desk.commit()
+    before = shard.held
+    shard.desk.append("a", 3)
+    shard.desk.append("c", 4)
+    shard.desk.put("d")
+    shard.desk.append("d", 5)
+    shard.desk.delete("b")
+    assert shard.held > before
+    shard.desk.undo()
+    assert shard.held == before == (2, shard.size("a"))
+
+
+def test_a_write_is_taken_whole_or_not_at_all() -> None:
+    shard = Capped(max_bytes=300)
+    shard.desk.append("a", "x" * 100)
+    shard.desk.commit()
+    held, head = shard.held, shard.desk.engine.topic("a").next_seq
+    told = {"limit": "max_total_bytes", "max": 300}
+    assert refusal(shard.desk.append, "a", 1, "x" * 300) == told
+    assert refusal(shard.desk.append, "new", 1, "x" * 300) == told, "and makes no topic"
+    assert refusal(shard.desk.decide_long, "a", 1, "x" * 300) == told
+    assert (shard.held, shard.desk.engine.topic("a").next_seq) == (held, head)
+    assert [*shard.desk.engine.topics] == ["a"]
+    shard.desk.append("a", 2)
+
+
+def test_what_a_key_stands_for_passes_at_the_cap() -> None:
+    shard = Capped(max_bytes=200)
+    shard.desk.append("a", "x" * 60, key="k")
+    shard.bytes.others = 1000
+    assert shard.desk.append("a", "x" * 60, key="k")
+    shard.desk.commit()
+    assert shard.desk.append("a", "x" * 60, key="k")
+    refusal(shard.desk.append, "a", 1, key="other")
+
+
+def test_a_full_topic_is_told_before_a_full_server() -> None:
+    shard = Capped(max_topics=1, max_bytes=100)
+    shard.desk.put("a", cap_bytes=10, discard="reject")
+    shard.desk.commit()
+    for call in (shard.desk.append, shard.desk.decide_long):
+        with pytest.raises(TopicFull):
+            call("a", "x" * 200)
+    with pytest.raises(TopicNotFound):
+        shard.desk.append("b", 1, create=False)
+
+
+def test_what_a_topic_trims_itself_is_no_growth() -> None:
+    shard = Capped(max_bytes=400)
+    shard.desk.put("a", cap_bytes=390)
+    for number in range(20):
+        shard.desk.append("a", f"{number}" * 40)
+        shard.desk.append("a", "x" * 200, 2)
+        if number % 3 == 0:
+            shard.desk.commit()
+        assert shard.bytes.own <= 390
+    shard.desk.commit()
+    assert shard.size("a") <= shard.bytes.own <= 390
+    shard.desk.delete_records("a", before_seq=shard.desk.engine.topic("a").head_seq)
+    shard.desk.commit()
+    assert shard.bytes.own == shard.size("a") < 100
+
+
+def test_a_topic_that_trims_itself_goes_on_when_others_have_taken_all() -> None:
+    shard = Capped(max_bytes=1000)
+    shard.desk.put("ring", cap_bytes=530)
+    for _ in range(6):
+        shard.desk.append("ring", "x" * 90)
+        shard.desk.commit()
+    assert shard.size("ring") < shard.bytes.own == 530
+    shard.bytes.others = 470
+    for number in range(9):
+        shard.desk.append("ring", "y" * 90)
+        shard.desk.append("ring", "z" * 60)
+        if number % 2:
+            shard.desk.commit()
+    shard.desk.commit()
+    refusal(shard.desk.append, "a", 1)
+
+
+def test_no_room_is_kept_for_a_topic_that_is_far_from_its_cap_of_bytes() -> None:
+    shard = Capped()
+    shard.desk.put("a", cap_bytes=1_000_000, cap_records=3)
+    for _ in range(30):
+        shard.desk.append("a", "x" * 90)
+        shard.desk.commit()
+        assert shard.bytes.own == shard.size("a") < 500
+
+
+def test_a_delete_of_records_and_age_make_room() -> None:
+    shard = Capped(max_bytes=300)
+    shard.desk.put("a", ttl_ms=50)
+    shard.desk.append("a", "x" * 80, "x" * 80)
+    shard.desk.commit()
+    refusal(shard.desk.append, "b", "x" * 100)
+    shard.desk.delete_records("a", before_seq=2)
+    shard.desk.commit()
+    assert shard.bytes.own == shard.size("a") > 80
+    shard.desk.later(100)
+    shard.desk.engine.expire(shard.desk.engine.topic("a"), shard.desk.now)
+    assert shard.bytes.own == 0
+
+
+def test_a_topic_whose_cap_is_lifted_pays_for_what_comes_and_for_nothing_else() -> None:
+    shard = Capped()
+    shard.desk.put("a", cap_bytes=100)
+    shard.desk.append("a", "x" * 90)
+    shard.desk.append("a", "x" * 95)
+    assert shard.bytes.own == 100
+    shard.desk.put("a", cap_bytes=0)
+    assert shard.bytes.own == 100
+    shard.desk.append("a", "x")
+    assert shard.bytes.own < 200
+    shard.desk.commit()
+    assert shard.bytes.own == shard.size("a")
+
+
+def test_while_a_shard_is_unknown_only_what_takes_no_room_is_done() -> None:
+    shard = Capped()
+    shard.desk.append("a", "x" * 100, key="k")
+    shard.desk.put("b", cap_bytes=80)
+    shard.desk.append("b", "x" * 100)
+    shard.desk.append("b", 1, 2)
+    shard.desk.commit()
+    charge = shard.desk.engine.topic("b").charge
+    shard.replayed = 0.5
+    with pytest.raises(NotReady) as raised:
+        shard.desk.put("c")
+    assert raised.value.detail == {"reason": "recovering", "replay_progress": 0.5}
+    for name in "ca":
+        with pytest.raises(NotReady):
+            shard.desk.append(name, 2)
+    assert shard.quota.room_for(shard.desk.engine.topic("a")) == 0
+    shard.desk.append("a", "x" * 100, key="k")
+    shard.desk.put("a", cap_records=9)
+    shard.desk.delete_records("b", before_seq=9)
+    shard.desk.commit()
+    shard.desk.delete("b")
+    shard.desk.commit()
+    assert charge > 0
+    assert shard.held == (1, shard.size("a"))
+
+
+def test_a_streamed_append_keeps_room_from_the_making_of_its_topic_on() -> None:
+    shard = Capped(max_bytes=1000)
+    create = shard.desk.engine.create
+    assert refusal(create, "a", body(), shard.desk.now, None, 1001)["limit"] == "max_total_bytes"
+    assert shard.held == (0, 0)
+    change = create("a", body(), shard.desk.now, None, 900)
+    shard.desk.pending.append(change)
+    shard.desk.commit()
+    assert shard.held == (1, 900)
+    refusal(shard.desk.append, "b", "x" * 100)
+    write = shard.desk.decide_long("a", "x" * 200)
+    assert shard.bytes.own == write.size
+    shard.desk.engine.undo(write)
+    shard.desk.engine.let_go(write.topic)
+    assert shard.held == (1, 0)
+
+
+def test_room_that_is_kept_stays_so_when_a_longer_write_is_refused() -> None:
+    shard = Capped(max_bytes=1000)
+    change = shard.desk.engine.create("a", body(), shard.desk.now, None, 500)
+    shard.desk.pending.append(change)
+    shard.desk.commit()
+    shard.bytes.others = 480
+    refusal(shard.desk.decide_long, "a", "x" * 600)
+    assert shard.bytes.own == 500
+    shard.desk.engine.let_go(change.topic)
+    assert shard.bytes.own == 0
+
+
+def test_room_that_is_kept_and_not_used_is_given_back() -> None:
+    shard = Capped(max_bytes=1000)
+    change = shard.desk.engine.create("a", body(), shard.desk.now, None, 900)
+    shard.desk.engine.let_go(change.topic)
+    assert shard.bytes.own == 0
+    shard.desk.engine.undo(change)
+    assert shard.held == (0, 0)
+    change = shard.desk.engine.create("a", body(), shard.desk.now, None, 900)
+    shard.desk.engine.undo(change)
+    assert shard.held == (0, 0)
+    assert not shard.quota._held
+
+
+def test_a_place_that_another_shard_keeps_is_there_above_the_cap() -> None:
+    shard = Capped(max_topics=3)
+    shard.topics.others = 3
+    refusal(shard.desk.put, "a")
+    engine, now = shard.desk.engine, shard.desk.now
+    change = engine.put("a", TopicConfigPatch(), now, has_place=True)
+    assert shard.topics.own == 1
+    engine.undo(change)
+    assert shard.topics.own == 0
+
+
+def test_a_start_counts_what_is_there() -> None:
+    desk = Desk()
+    desk.append("a", "x" * 30)
+    desk.append("b", 1)
+    desk.commit()
+    caps = Caps(desk.engine)
+    assert caps.held == (2, sum(topic.bytes for topic in desk.engine.topics.values()))
+    desk.delete("a")
+    desk.commit()
+    assert caps.held == (1, desk.engine.topic("b").bytes)
+
+
+def test_how_much_a_topic_may_take() -> None:
+    shard = Capped(max_bytes=1000)
+    shard.desk.put("free")
+    shard.desk.put("small", cap_bytes=100)
+    shard.desk.put("large", cap_bytes=5000)
+    shard.bytes.others = 800
+    topic = shard.desk.engine.topic
+    assert shard.quota.room_for(topic("free")) == 200
+    assert shard.quota.room_for(topic("small")) is None
+    assert shard.quota.room_for(topic("large")) == 200
+    assert not shard.quota.is_scarce
+    shard.bytes.others = 1100
+    assert shard.quota.room_for(topic("free")) == 0
+    assert shard.quota.is_scarce
+
+
+NAMES = st.sampled_from("ab")
+SIZES = st.lists(st.sampled_from([1, 30, 90, 400]), min_size=1, max_size=3)
+MAX_BYTES = 3000
+
+
+class Charges(RuleBasedStateMachine):
+    """See the module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shard = Capped(max_topics=2, max_bytes=MAX_BYTES)
+        self.desk = self.shard.desk
+
+    def attempt(self, call: Any, *args: Any, **fields: Any) -> None:
+        """What is refused changes nothing."""
+        before = self.shard.held
+        try:
+            call(*args, **fields)
+        except TopicsError:
+            assert self.shard.held == before
+
+    @rule(name=NAMES, sizes=SIZES, key=st.sampled_from([None, "k"]))
+    def append(self, name: str, sizes: list[int], key: str | None) -> None:
+        self.attempt(self.desk.append, name, *["x" * size for size in sizes], key=key)
+
+    @rule(name=NAMES, sizes=SIZES)
+    def append_long(self, name: str, sizes: list[int]) -> None:
+        topic = self.desk.engine.topics.get(name)
+        if topic is not None and not topic.pending:
+            self.attempt(lambda: self.desk.pending.append(self._long(name, sizes)))
+
+    def _long(self, name: str, sizes: list[int]) -> Append:
+        return self.desk.decide_long(name, *["x" * size for size in sizes])
+
+    @rule(
+        name=NAMES,
+        cap_bytes=st.sampled_from([0, 100, 500, 1500]),
+        cap_records=st.sampled_from([0, 3]),
+        ttl_ms=st.sampled_from([0, 50]),
+        discard=st.sampled_from(["old", "reject"]),
+        durability=st.sampled_from(["disk", "fsync", "ephemeral"]),
+    )
+    def put(self, name: str, **config: Any) -> None:
+        self.attempt(self.desk.put, name, **config)
+
+    @rule(name=NAMES)
+    def delete(self, name: str) -> None:
+        self.desk.delete(name)
+
+    @rule(name=NAMES, back=st.integers(0, 3))
+    def delete_records(self, name: str, back: int) -> None:
+        topic = self.desk.engine.topics.get(name)
+        if topic is not None:
+            self.desk.delete_records(name, before_seq=max(topic.head_seq + 1 - back, 1))
+
+    @rule(ms=st.sampled_from([10, 60]))
+    def time(self, ms: int) -> None:
+        self.desk.later(ms)
+        for topic in [*self.desk.engine.topics.values()]:
+            self.desk.engine.expire(topic, self.desk.now)
+
+    @rule(size=st.sampled_from([0, 500, 2500, 4000]))
+    def others_hold(self, size: int) -> None:
+        if self.shard.bytes.own + size <= MAX_BYTES:
+            self.shard.bytes.others = size
+
+    @precondition(lambda self: self.desk.pending)
+    @rule()
+    def commit_one(self) -> None:
+        self.desk.commit_next()
+
+    @rule()
+    def commit_all(self) -> None:
+        self.desk.commit()
+
+    @rule()
+    def fail(self) -> None:
+        self.desk.undo()
+
+    @invariant()
+    def the_cap_holds(self) -> None:
+        assert self.shard.bytes.total() <= MAX_BYTES
+        assert self.shard.topics.total() <= 2
+
+    @invariant()
+    def charges_are_what_counting_says(self) -> None:
+        topics = self._topics()
+        assert self.shard.bytes.own == sum(topic.charge for topic in topics)
+        assert self.shard.topics.own == len(topics)
+        for topic in topics:
+            size, cap_bytes = topic.bytes + topic.pending_bytes, self._largest_cap(topic)
+            assert topic.bytes <= topic.charge <= max(size, cap_bytes)
+            if not topic.pending and not cap_bytes:
+                assert topic.charge == topic.bytes
+
+    @staticmethod
+    def _largest_cap(topic: Topic) -> int:
+        return max(topic.config.cap_bytes, topic.committed.cap_bytes)
+
+    def _topics(self) -> list[Topic]:
+        """Those that are there, and those whose end is not committed."""
+        pending = {change.topic.id: change.topic for change in self.desk.pending}
+        leaving = [topic for topic in pending.values() if topic.deleted and topic.pending]
+        return [*self.desk.engine.by_id.values(), *leaving]
+
+
+TestCharges = Charges.TestCase
+TestCharges.settings = settings(max_examples=60, stateful_step_count=40)

@@ -1,0 +1,141 @@
+"""The text of the metrics page, as Prometheus' own parser reads it, and its JSON."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from topics.formats.api.metrics_text import (
+    SERIES_PER_PIECE,
+    Family,
+    Histogram,
+    MetricKind,
+    Series,
+    json_pieces,
+    text_pieces,
+)
+
+SYNCS = Family("topics_syncs_total", MetricKind.COUNTER, "Syncs.", [Series((), 2**63)])
+CLASSES = Family(
+    "topics_by_class",
+    MetricKind.GAUGE,
+    "Topics.",
+    [Series((("class", "fsync"),), 3), Series((("class", "disk"),), 0)],
+)
+LATENCY = Family(
+    "topics_latency_us",
+    MetricKind.HISTOGRAM,
+    "Latency.",
+    [Series((), Histogram((100, 500), (2, 0, 1), 9_000))],
+)
+BY_ROUTE = LATENCY._replace(series=[Series((("route", "diff"),), Histogram((100,), (2, 1), 150))])
+
+
+def text(*families: Family) -> str:
+    return "".join(text_pieces(families))
+
+
+def document(*families: Family) -> object:
+    return json.loads(b"".join(json_pieces(families, b'"end":true}')))
+
+
+def test_the_text_is_as_the_format_says() -> None:
+    assert text(SYNCS, CLASSES, LATENCY) == (
+        "# HELP topics_syncs_total Syncs.\n"
+        "# TYPE topics_syncs_total counter\n"
+        "topics_syncs_total 9223372036854775808\n"
+        "# HELP topics_by_class Topics.\n"
+        "# TYPE topics_by_class gauge\n"
+        'topics_by_class{class="fsync"} 3\n'
+        'topics_by_class{class="disk"} 0\n'
+        "# HELP topics_latency_us Latency.\n"
+        "# TYPE topics_latency_us histogram\n"
+        'topics_latency_us_bucket{le="100"} 2\n'
+        'topics_latency_us_bucket{le="500"} 2\n'
+        'topics_latency_us_bucket{le="+Inf"} 3\n'
+        "topics_latency_us_sum 9000\n"
+        "topics_latency_us_count 3\n"
+    )
+
+
+def test_a_histogram_has_its_labels_on_every_line() -> None:
+    assert text(BY_ROUTE).splitlines()[2:] == [
+        'topics_latency_us_bucket{route="diff",le="100"} 2',
+        'topics_latency_us_bucket{route="diff",le="+Inf"} 3',
+        'topics_latency_us_sum{route="diff"} 150',
+        'topics_latency_us_count{route="diff"} 3',
+    ]
+
+
+def test_a_family_without_a_value_is_named() -> None:
+    empty = CLASSES._replace(series=[])
+    assert text(empty) == "# HELP topics_by_class Topics.\n# TYPE topics_by_class gauge\n"
+    assert document(empty) == {"topics_by_class": [], "end": True}
+
+
+def test_a_share_is_a_float() -> None:
+    family = Family("topics_a", MetricKind.GAUGE, "A.", [Series((), 0.25)])
+    assert text(family).splitlines()[-1] == "topics_a 0.25"
+    assert document(family) == {"topics_a": 0.25, "end": True}
+
+
+@given(st.text(), st.text())
+def test_any_label_and_any_help_read_back(label: str, help: str) -> None:
+    family = Family("topics_a", MetricKind.GAUGE, help, [Series((("topic", label),), 1)])
+    (read,) = text_string_to_metric_families(text(family))
+    # The parser splits at any line end that Python knows, and strips the help.
+    if len(label.splitlines()) <= 1 and "\r" not in label:
+        assert [sample.labels for sample in read.samples] == [{"topic": label}]
+
+
+def test_quotes_backslashes_and_line_ends_are_escaped() -> None:
+    family = Family("topics_a", MetricKind.GAUGE, 'a"\\\nb', [Series((("x", 'a"\\\nb'),), 1)])
+    assert text(family).splitlines() == [
+        '# HELP topics_a a"\\\\\\nb',
+        "# TYPE topics_a gauge",
+        'topics_a{x="a\\"\\\\\\nb"} 1',
+    ]
+
+
+def test_the_json_has_the_same_values() -> None:
+    assert document(SYNCS, CLASSES, LATENCY, BY_ROUTE._replace(name="by_route")) == {
+        "topics_syncs_total": 2**63,
+        "topics_by_class": [{"class": "fsync", "value": 3}, {"class": "disk", "value": 0}],
+        "topics_latency_us": {
+            "buckets": [
+                {"le": "100", "count": 2},
+                {"le": "500", "count": 2},
+                {"le": "+Inf", "count": 3},
+            ],
+            "sum": 9000,
+            "count": 3,
+        },
+        "by_route": [
+            {
+                "route": "diff",
+                "value": {
+                    "buckets": [{"le": "100", "count": 2}, {"le": "+Inf", "count": 3}],
+                    "sum": 150,
+                    "count": 3,
+                },
+            }
+        ],
+        "end": True,
+    }
+
+
+def test_a_long_family_comes_in_pieces_of_bounded_length() -> None:
+    count = 2 * SERIES_PER_PIECE + 1
+    rows = [Series((("topic", f"t-{number}"),), number) for number in range(count)]
+    family = Family("topics_topic_head_seq", MetricKind.GAUGE, "Heads.", rows)
+    pieces = [*text_pieces([family])]
+    assert max(piece.count("\n") for piece in pieces) == SERIES_PER_PIECE
+    (read,) = text_string_to_metric_families("".join(pieces))
+    assert [sample.value for sample in read.samples] == [*range(count)]
+    parts = [*json_pieces([family], b'"end":1}')]
+    assert max(part.count(b"topic") for part in parts) <= SERIES_PER_PIECE
+    values = json.loads(b"".join(parts))["topics_topic_head_seq"]
+    assert values == [{"topic": f"t-{number}", "value": number} for number in range(count)]

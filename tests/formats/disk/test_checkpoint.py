@@ -1,0 +1,205 @@
+"""The bytes of a checkpoint: pieces that hold together, and files from before there were any."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from io import BytesIO
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.checkpoints import encode_whole
+from tests.support.tables import table
+from topics.engine.replay import Replay
+from topics.engine.shard import ShardEngine
+from topics.engine.snapshot import snapshot_topic
+from topics.engine.topic import Topic
+from topics.formats.api.topic_config import TopicConfig
+from topics.formats.disk import checkpoint
+from topics.formats.disk.checkpoint import (
+    HEADER_BYTES,
+    PIECE_BYTES,
+    PIECE_HEADER_BYTES,
+    USUAL,
+    Item,
+    PieceBuilder,
+    UnknownVersion,
+    check_piece,
+    decode_header,
+    encode,
+    is_sealed,
+    is_whole_body,
+    items_of_body,
+    items_of_piece,
+    piece_length,
+)
+
+SHARD: Item = {"segments": [3], "boot": "b"}
+DOC = checkpoint.__doc__ or ""
+
+
+def topic(number: int, **config: Any) -> Item:
+    return {
+        **snapshot_topic(Topic(number, f"t-{number}", 9, TopicConfig(**config)), 77),
+        "head": number,
+    }
+
+
+def pieces(data: bytes) -> Iterator[bytes]:
+    """Bodies of the pieces, which are checked as `checkpoints` does."""
+    header = decode_header(data[:HEADER_BYTES])
+    assert header is not None
+    stream, crc = BytesIO(data[HEADER_BYTES:]), 0
+    while head := stream.read(PIECE_HEADER_BYTES):
+        body = stream.read(piece_length(head))
+        found = check_piece(head, body, crc)
+        assert found is not None
+        crc = found
+        yield body
+    assert is_sealed(header, data[:HEADER_BYTES], crc)
+
+
+def items(data: bytes) -> list[Item]:
+    return [item for piece in pieces(data) for item in items_of_piece(piece)]
+
+
+def test_the_tables_are_the_structs() -> None:
+    rows = table(DOC, "Integers little-endian.")
+    sizes = [int(row["size"]) for row in rows[:-1]]
+    assert [int(row["offset"]) for row in rows] == [sum(sizes[:at]) for at in range(len(rows))]
+    assert int(rows[-1]["offset"]) == HEADER_BYTES
+    data = encode(8, 4, [SHARD], clean=True)
+    fields = {row["field"]: data[int(row["offset"]) :] for row in rows}
+    assert fields["magic"].startswith(checkpoint.MAGIC)
+    assert (fields["version"][0], fields["lsn"][0], fields["replay_from"][0]) == (3, 8, 4)
+    assert fields["clean"][0] == 1
+    assert fields["body_len"][0] == len(data) - HEADER_BYTES
+    rows = table(DOC, "A piece:")
+    assert [(row["offset"], row["field"]) for row in rows] == [
+        ("0", "body_len"),
+        ("4", "crc32c"),
+        (str(PIECE_HEADER_BYTES), "body"),
+    ]
+    body = fields["pieces"][PIECE_HEADER_BYTES:]
+    assert piece_length(fields["pieces"][:PIECE_HEADER_BYTES]) == len(body)
+
+
+def test_golden_bytes() -> None:
+    items: list[Item] = [{"boot": "b"}, {"id": 5, "head": 2, "start": 1, "config": {"ttl_ms": 7}}]
+    assert encode(8, 4, items, clean=False).hex(" ", -8) == GOLDEN
+
+
+def test_topics_come_back_with_the_keys_that_were_left_out() -> None:
+    given_items = [SHARD, topic(1), topic(2, ttl_ms=5), {"id": 2, "jobs": {"seq": b"x"}}, topic(3)]
+    found = items(encode(8, 4, given_items, clean=True))
+    plain = msgspec.to_builtins(given_items, builtin_types=(bytes,))
+    assert msgspec.to_builtins(found, builtin_types=(bytes,)) == plain
+    assert found[1]["config"] is found[4]["config"]
+    assert Replay(ShardEngine().table).config(found[2]["config"]) == TopicConfig(ttl_ms=5)
+
+
+def test_every_usual_value_is_one_of_a_new_topic() -> None:
+    new = snapshot_topic(Topic(1, "t", 1, TopicConfig()), 0)
+    assert {key: new[key] for key in USUAL} == USUAL
+
+
+def test_items_are_as_they_were_when_they_were_added() -> None:
+    builder, item = PieceBuilder(), topic(1)
+    builder.add(SHARD)
+    builder.add(item)
+    item["head"] = 99
+    piece = builder.take()
+    assert piece is not None
+    assert [found.get("head") for found in items_of_piece(piece[PIECE_HEADER_BYTES:])] == [None, 1]
+    assert builder.take() is None
+
+
+def test_a_piece_ends_when_it_is_long_enough() -> None:
+    data = encode(8, 4, (topic(number, ttl_ms=number % 7) for number in range(9_000)), clean=True)
+    found = [*pieces(data)]
+    assert len(found) > 3
+    assert all(PIECE_BYTES <= len(piece) < 2 * PIECE_BYTES for piece in found[:-1])
+    assert [item["head"] for item in items(data)] == [*range(9_000)]
+    assert [item["config"]["ttl_ms"] for item in items(data)] == [n % 7 for n in range(9_000)]
+
+
+def test_a_piece_of_another_checkpoint_does_not_pass() -> None:
+    one, other = PieceBuilder(), PieceBuilder()
+    one.add(SHARD)
+    other.add(topic(1))
+    one.take()
+    other.take()
+    one.add(topic(2))
+    other.add(topic(2))
+    mine, theirs = one.take(), other.take()
+    assert mine is not None
+    assert theirs is not None
+    assert mine[PIECE_HEADER_BYTES:] == theirs[PIECE_HEADER_BYTES:]
+    before = PieceBuilder()
+    before.add(SHARD)
+    before.take()
+    for piece, passes in ((mine, True), (theirs, False)):
+        head, body = piece[:PIECE_HEADER_BYTES], piece[PIECE_HEADER_BYTES:]
+        assert (check_piece(head, body, before.crc) is not None) is passes
+
+
+def test_every_flipped_bit_of_the_header_is_noticed() -> None:
+    builder = PieceBuilder()
+    builder.add(SHARD)
+    builder.take()
+    head = builder.header(8, 4, clean=True)
+    for bit in range(8 * HEADER_BYTES):
+        hurt = bytearray(head)
+        hurt[bit // 8] ^= 1 << bit % 8
+        try:
+            header = decode_header(bytes(hurt))
+        except UnknownVersion:
+            continue
+        # Version 2 is version 3 with a flipped bit; its checksum is another.
+        if header is not None and header.version == checkpoint.VERSION:
+            assert not is_sealed(header, bytes(hurt), builder.crc), bit
+        elif header is not None:
+            assert not is_whole_body(header, bytes(hurt), b"x" * header.body_len)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_give_an_answer(data: bytes) -> None:
+    try:
+        header = decode_header(data[:HEADER_BYTES])
+    except UnknownVersion:
+        return
+    assert header is None or header.lsn >= 0
+    if len(data) >= PIECE_HEADER_BYTES:
+        head, body = data[:PIECE_HEADER_BYTES], data[PIECE_HEADER_BYTES:]
+        assert check_piece(head, body, 0) is None
+
+
+def test_a_version_to_come_is_told() -> None:
+    data = bytearray(encode(8, 4, [SHARD], clean=True))
+    data[8] = 4
+    with pytest.raises(UnknownVersion, match="version 4; this program reads versions up to 3"):
+        decode_header(bytes(data[:HEADER_BYTES]))
+
+
+def test_a_file_of_version_2_is_read() -> None:
+    data = encode_whole(8, 4, [SHARD, topic(1), topic(2)], clean=True)
+    head, body = data[:HEADER_BYTES], data[HEADER_BYTES:]
+    header = decode_header(head)
+    assert header is not None
+    assert (header.version, header.lsn, header.replay_from, header.clean) == (2, 8, 4, True)
+    assert is_whole_body(header, head, body)
+    for at in range(len(body)):
+        hurt = body[:at] + bytes([body[at] ^ 1]) + body[at + 1 :]
+        assert not is_whole_body(header, head, hurt)
+    assert not is_whole_body(header, head, body[:-1])
+    assert [item.get("head") for item in items_of_body(body)] == [None, 1, 2]
+
+
+GOLDEN = (
+    "5450434b50543031 0300000063970134 0800000000000000 0400000000000000 "
+    "0000000000000000 2f00000000000000 270000001822db81 929181a674746c5f "
+    "6d73079281a4626f 6f74a16283a26964 05a46865616402a6 636f6e66696700"
+)

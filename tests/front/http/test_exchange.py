@@ -1,0 +1,383 @@
+"""Exchanges: request ids and traceparents on every answer, and the line of each request."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+
+from tests.support.fake_backend import FakeBackend
+from tests.support.front import HANDSHAKE, LANES, RECORD, Running, running
+from tests.support.raw_client import RawClient, request
+from topics.config import Settings
+from topics.formats.api.route_names import ROUTE_NAMES, STATUS_NAMES
+from topics.front.http.exchange import RequestIds, peer_of
+
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+Lines = list[Mapping[str, Any]]
+
+
+@asynccontextmanager
+async def logged(level: Any = "all", **how: Any) -> AsyncIterator[tuple[Running, Lines]]:
+    """A server and the lines of its access log."""
+    lines: Lines = []
+    settings = Settings(access_log=level, max_body_bytes=1 << 20, drain_ms=2000)
+    async with running(settings=settings, write_request=lines.append, **how) as run:
+        yield run, lines
+
+
+# Fields of all answers
+
+ASKED = [
+    ("POST", "/v0/topics/a", RECORD),
+    ("POST", "/v0/topics/a/diff", b"{}"),
+    ("PUT", "/v0/topics/a", b"{}"),
+    ("GET", "/v0/topics", b""),
+    ("HEAD", "/v0/health", b""),
+    ("GET", "/v0/nothing", b""),
+    ("BREW", "/v0/topics/a", b""),
+    ("POST", "/v0/topics/a", b"{"),
+    ("GET", "/v0/ws", b""),
+    ("POST", "/v0/topics/bug", RECORD),
+]
+
+
+@LANES
+async def test_every_answer_has_the_clients_ids_or_one_that_was_made(fast: bool) -> None:
+    async with running(fast=fast) as run:
+        client = await run.connect()
+        made = []
+        for method, path, body in ASKED:
+            answer = await client.ask(method, path, body, x_request_id="mine", traceparent=PARENT)
+            assert (answer.headers["x-request-id"], answer.headers["traceparent"]) == (
+                "mine",
+                PARENT,
+            )
+            answer = await client.ask(method, path, body, x_request_id="a b", traceparent="x")
+            made.append(answer.headers["x-request-id"])
+            assert "traceparent" not in answer.headers
+            made.append((await client.ask(method, path, body)).headers["x-request-id"])
+        assert len(set(made)) == len(made)
+        prefixes = {one.partition("-")[0] for one in made}
+        assert len(prefixes) == 1
+
+
+@pytest.mark.parametrize(
+    "wire", [b"BAD\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", b"GET / HTTP/2.0\r\n\r\n"]
+)
+async def test_an_answer_to_what_is_not_http_has_an_id_too(wire: bytes) -> None:
+    async with running() as run:
+        client = await run.connect()
+        await client.say(wire)
+        answer = await client.hear()
+        assert answer.status == 400
+        assert "-" in answer.headers["x-request-id"]
+
+
+async def test_what_is_not_http_does_not_get_the_ids_of_the_request_before() -> None:
+    async with running() as run:
+        for bad in (b"BAD\r\n\r\n", b"GET / HT\0"):
+            client = await run.connect()
+            assert (await client.ask("GET", "/v0/health", x_request_id="mine")).status == 200
+            await client.say(bad)
+            answer = await client.hear()
+            assert answer.status == 400
+            assert answer.headers["x-request-id"] != "mine"
+
+
+async def test_a_websocket_and_an_event_stream_have_them_in_their_heads() -> None:
+    async with running(backend=FakeBackend(topics={"a": []})) as run:
+        client = await run.connect()
+        fields = {"x_request_id": "mine", "traceparent": PARENT}
+        await client.say(request("GET", "/v0/ws", b"", **HANDSHAKE, **fields))
+        answer = await client.hear(method="HEAD")
+        assert answer.status == 101
+        assert answer.headers["x-request-id"] == "mine"
+        assert answer.headers["traceparent"] == PARENT
+
+
+async def test_heads_that_differ_in_trace_fields_alone_are_remembered_as_one() -> None:
+    async with running() as run:
+        client = await run.connect()
+        for number in range(5):
+            fields = {"x_request_id": f"id-{number}", "traceparent": PARENT[:-1] + str(number)}
+            for fields_of_one in (fields, {"x_request_id": f"id-{number}"}, {}):
+                answer = await client.ask("POST", "/v0/topics/a", RECORD, **fields_of_one)
+                if fields_of_one:
+                    assert answer.headers["x-request-id"] == f"id-{number}"
+                assert answer.headers.get("traceparent") == fields_of_one.get("traceparent")
+        assert len(run.server.lanes.heads.remembered) == 1
+
+
+async def test_pipelined_requests_keep_their_own_ids() -> None:
+    async with running() as run:
+        client = await run.connect()
+        paths = ["/v0/health", "/v0/topics", "/v0/nothing", "/v0/health"]
+        wires = [request("GET", path, b"", x_request_id=f"n{n}") for n, path in enumerate(paths)]
+        await client.say(b"".join([*wires, request("GET", "/v0/health", b"")]))
+        found = [(await client.hear()).headers["x-request-id"] for _ in range(5)]
+        assert found[:4] == ["n0", "n1", "n2", "n3"]
+        assert found[4] not in found[:4]
+
+
+async def test_an_answer_of_the_drain_has_an_id() -> None:
+    async with running() as run:
+        run.server.guard.drain.begin()
+        client = await run.connect()
+        answer = await client.ask("GET", "/v0/topics", x_request_id="late")
+        assert (answer.status, answer.headers["x-request-id"]) == (503, "late")
+
+
+def test_ids_of_two_processes_differ_and_those_of_one_count() -> None:
+    one, two = RequestIds(), RequestIds()
+    assert one.line() != two.line()
+    first, second = one.line(), one.line()
+    assert first.startswith(b"x-request-id: " + one.prefix)
+    assert first != second
+    assert len(first) < 64
+
+
+def test_a_peer_is_an_address_and_a_port() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert peer_of(ours) == "unix"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        with socket.create_connection(listener.getsockname()) as client:
+            address = f"127.0.0.1:{client.getsockname()[1]}"
+            ours, _ = listener.accept()
+        with ours:
+            assert peer_of(ours) == address
+    with socket.socket() as unconnected:
+        assert peer_of(unconnected) == ""
+
+
+# The counts
+
+
+def counted(run: Running) -> dict[tuple[str, str], int]:
+    """Requests by route and status."""
+    numbers = iter(run.server.request_counts.values()["topics_http_requests_total"])
+    every = [(name, status) for name in ROUTE_NAMES for status in STATUS_NAMES]
+    return {names: count for names, count in zip(every, numbers, strict=True) if count}
+
+
+@LANES
+async def test_each_request_is_counted_once(fast: bool) -> None:
+    async with running(fast=fast) as run:
+        client = await run.connect()
+        sent = 0
+        for method, path, body in ASKED:
+            wire = request(method, path, body)
+            sent += len(wire)
+            await client.say(wire)
+            await client.hear(method=method)
+        await client.say(b"BAD\r\n\r\n")
+        assert (await client.hear()).status == 400
+        assert counted(run) == {
+            ("append", "201"): 1,
+            ("append", "400"): 1,
+            ("append", "500"): 1,
+            ("diff", "200"): 1,
+            ("topic.put", "200"): 1,
+            ("topic.list", "200"): 1,
+            ("health", "200"): 1,
+            ("ws", "426"): 1,
+            ("other", "404"): 1,
+            ("other", "405"): 1,
+            ("other", "400"): 1,
+        }
+        received = run.server.request_counts.values()["topics_http_received_bytes_total"]
+        assert sum(received) == sent + len(b"BAD\r\n\r\n")
+
+
+async def test_a_cut_request_and_an_ended_stream_are_counted() -> None:
+    async with running(keys="k") as run:
+        client = await run.connect()
+        auth = {"authorization": "Bearer k"}
+        await client.say(request("POST", "/v0/topics/a", b"x" * 1000, **auth)[:-500])
+        await client.stream.aclose()
+        client = await run.connect()
+        await client.say(request("GET", "/v0/ws", b"", **HANDSHAKE, **auth))
+        assert (await client.hear()).status == 101
+        await client.stream.aclose()
+        client = await run.connect()
+        assert (await client.ask("GET", "/v0/topics/a")).status == 401
+        await run.until(lambda: len(counted(run)) == 3)
+        assert counted(run) == {("append", "other"): 1, ("ws", "101"): 1, ("topic.get", "401"): 1}
+
+
+# The log
+
+
+@LANES
+async def test_each_request_has_a_line_with_what_went_over_the_wire(fast: bool) -> None:
+    async with logged(fast=fast) as (run, lines):
+        client = await run.connect()
+        for method, path, body in ASKED:
+            wire = request(method, path, body, x_request_id="mine", traceparent=PARENT)
+            before = len(lines)
+            await client.say(wire)
+            answer = await client.hear(method=method)
+            assert len(lines) == before + 1
+            line = lines[-1]
+            assert line["request_id"] == "mine"
+            assert line["trace"] == PARENT
+            assert line["status"] == answer.status
+            assert line["method"] == method
+            assert line["bytes_in"] == len(wire)
+            assert line["bytes_out"] > 100 + len(answer.body)
+            assert 0 <= line["ms"] < 10_000
+            host, port = client.stream.socket.getsockname()
+            assert line["peer"] == f"{host}:{port}"
+        shown = [(line.get("route"), line.get("topic")) for line in lines]
+        assert shown == [
+            ("append", "a"),
+            ("diff", "a"),
+            ("topic.put", "a"),
+            ("topic.list", None),
+            ("health", None),
+            (None, None),
+            (None, None),
+            ("append", "a"),
+            ("ws", None),
+            ("append", "bug"),
+        ]
+
+
+async def test_bytes_of_pipelined_and_chunked_requests_are_told_apart() -> None:
+    chunked = (
+        b"POST /v0/topics/a HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        b"transfer-encoding: chunked\r\n\r\n18\r\n" + RECORD + b"\r\n0\r\n\r\n"
+    )
+    short = request("GET", "/v0/health", b"")
+    async with logged() as (run, lines):
+        client = await run.connect()
+        await client.say(chunked + short + chunked)
+        for _ in range(3):
+            assert (await client.hear()).status < 300
+        assert [line["bytes_in"] for line in lines] == [len(chunked), len(short), len(chunked)]
+
+
+async def test_no_line_holds_a_token_a_query_or_the_id_of_a_session() -> None:
+    async with logged(keys="hunter2", backend=FakeBackend(topics={"a": []})) as (run, lines):
+        client = await run.connect()
+        auth = {"authorization": "Bearer hunter2"}
+        await client.ask("GET", "/v0/topics?prefix=secret-prefix", b"", **auth)
+        await client.ask("GET", "/v0/topics?prefix=secret-prefix")
+        await client.ask("GET", "/v0/topics/a/work?node=n&token=hunter3")
+        await client.ask("GET", "/v0/watch/wid_secret", b"", **auth)
+        await client.ask("GET", "/v0/watch/wid_secret?token=hunter3")
+        await client.ask("GET", "/v0/no?token=hunter2")
+        await client.ask("PUT", "/v0/topics/a%3Ftoken=hunter2", b"{}", **auth)
+        assert len(lines) == 7
+        text = repr(lines)
+        for secret in ("hunter", "secret", "wid_", "?"):
+            assert secret not in text
+        assert "key" in lines[0]
+        assert "key" not in lines[1]
+
+
+async def test_refusals_name_the_key_that_was_known() -> None:
+    async with logged("audit", keys="k:read:mine") as (run, lines):
+        client = await run.connect()
+        auth = {"authorization": "Bearer k"}
+        assert (await client.ask("GET", "/v0/topics/mine", b"", **auth)).status == 404
+        assert (await client.ask("GET", "/v0/topics/other", b"", **auth)).status == 403
+        assert (await client.ask("POST", "/v0/topics/mine", RECORD, **auth)).status == 403
+        assert (await client.ask("GET", "/v0/topics/other")).status == 401
+        assert [(line["status"], line["route"], line["topic"]) for line in lines] == [
+            (403, "topic.get", "other"),
+            (403, "append", "mine"),
+            (401, "topic.get", "other"),
+        ]
+        assert ["key" in line for line in lines] == [True, True, False]
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_the_audit_log_has_no_line_of_reads_and_appends(method: str) -> None:
+    async with logged("audit") as (run, lines):
+        client = await run.connect()
+        await client.ask("POST", "/v0/topics/a", RECORD)
+        await client.ask(method, "/v0/topics/a", RECORD if method == "POST" else b"")
+        assert lines == []
+        await client.ask("PUT", "/v0/topics/a", b"{}")
+        assert [line["route"] for line in lines] == ["topic.put"]
+
+
+async def until_told(run: Running, lines: Lines, count: int = 1) -> None:
+    await run.until(lambda: len(lines) >= count)
+
+
+async def test_a_client_that_leaves_within_its_body_has_a_line_without_a_status() -> None:
+    async with logged() as (run, lines):
+        client = await run.connect()
+        wire = request("POST", "/v0/topics/a", b"x" * 1000)[:-500]
+        await client.say(wire)
+        await client.stream.aclose()
+        await until_told(run, lines)
+        [line] = lines
+        assert line["cut"] is True
+        assert (line["route"], line["bytes_in"], line["bytes_out"]) == ("append", len(wire), 0)
+        assert "status" not in line
+        assert line["request_id"]
+
+
+async def test_a_refused_body_has_a_line() -> None:
+    async with logged() as (run, lines):
+        client = await run.connect()
+        await client.say(request("POST", "/v0/topics/a", b"x" * (2 << 20))[:2000])
+        assert (await client.hear()).status == 413
+        await until_told(run, lines)
+        assert (lines[0]["status"], lines[0]["route"]) == (413, "append")
+        assert "cut" not in lines[0]
+
+
+async def test_a_client_that_says_nothing_has_no_line() -> None:
+    async with logged() as (run, lines):
+        for said in (b"", b"GET / HT"):
+            client = await run.connect()
+            await client.say(said)
+            await client.stream.aclose()
+        other = await run.connect()
+        assert (await other.ask("GET", "/v0/health")).status == 200
+        await run.until(lambda: len(run.server.connections) == 1)
+        assert [line["route"] for line in lines] == ["health"]
+
+
+async def test_a_websocket_has_its_line_at_its_end() -> None:
+    async with logged() as (run, lines):
+        client = await run.connect()
+        wire = request("GET", "/v0/ws", b"", **HANDSHAKE)
+        await client.say(wire)
+        assert (await client.hear(method="HEAD")).status == 101
+        await client.say(b"\x89\x80\0\0\0\0")  # a ping
+        assert await client.stream.receive_some() == b"\x8a\x00"
+        assert lines == []
+        await client.stream.aclose()
+        await until_told(run, lines)
+        [line] = lines
+        assert (line["status"], line["route"], line["bytes_in"]) == (101, "ws", len(wire) + 6)
+        assert line["bytes_out"] > 150
+
+
+async def test_a_preflight_has_a_line() -> None:
+    lines: Lines = []
+    settings = Settings(access_log="all", cors_origins=("https://a",))
+    async with running(settings=settings, write_request=lines.append) as run:
+        client = await run.connect()
+        fields = {"origin": "https://a", "access_control_request_method": "PUT"}
+        await client.say(request("OPTIONS", "/v0/topics/a", b"", **fields))
+        assert (await client.hear(method="HEAD")).status == 204
+        assert [(line["method"], line["status"]) for line in lines] == [("OPTIONS", 204)]
+
+
+async def test_without_the_setting_nothing_is_written() -> None:
+    async with logged("off") as (run, lines):
+        client: RawClient = await run.connect()
+        await client.ask("PUT", "/v0/topics/a", b"{}")
+        await trio.testing.wait_all_tasks_blocked()
+        assert lines == []

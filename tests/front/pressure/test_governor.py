@@ -1,0 +1,289 @@
+"""The control law, with populations of writers in simulated time, and its single steps."""
+
+from __future__ import annotations
+
+import statistics
+from itertools import pairwise
+
+import pytest
+
+from tests.front.pressure.population import WRITE_S, Population, Writer
+from topics.engine.priority import BANDS, TOP_BAND
+from topics.front.pressure.governor import (
+    COALESCE_S,
+    PAUSE_MAX_S,
+    RETRY_MAX_S,
+    RETRY_MIN_S,
+    SHARE_MAX,
+    TARGET_MS,
+    TICK_S,
+    Governor,
+    Level,
+)
+
+PEAK = 1 / WRITE_S  # writes a second
+CROWD = 120  # three times as many as the target allows
+
+
+def crowd(size: int = CROWD, topic_prefix: str = "t", **fields: object) -> list[Writer]:
+    return [
+        Writer(topic=f"{topic_prefix}{number}", **fields)  # type: ignore[arg-type]
+        for number in range(size)
+    ]
+
+
+class Ticks:
+    """A governor that is told delays, one a tick, while writes come at a rate."""
+
+    def __init__(self, writes_per_s: float = 5000.0, band: int = 1) -> None:
+        self.now, self.governor = 0.0, Governor(0.0)
+        self.refused = self.came = 0
+        self._writes, self._band = writes_per_s, band
+
+    def run(self, seconds: float, delay_ms: float) -> None:
+        for _ in range(round(seconds / TICK_S)):
+            self._write()
+            self.now += TICK_S
+            self.governor.tick(self.now, delay_ms)
+
+    def _write(self) -> None:
+        for _ in range(round(self._writes * TICK_S)):
+            if not self.governor.is_calm:
+                self.came += 1
+                if not self.governor.admits(self._band):
+                    self.refused += 1
+                    self.governor.refuse(self._band, self.now)
+
+
+# Populations
+
+
+@pytest.mark.parametrize("whole_seconds", [False, True])
+@pytest.mark.parametrize("size", [CROWD, 2 * CROWD])
+def test_under_overload_the_lag_comes_to_its_target_and_throughput_stays(
+    size: int, whole_seconds: bool
+) -> None:
+    alone = Population(crowd(size), governed=False)
+    alone.measure(1.0)
+    assert statistics.mean(alone.measure(2.0).lags_ms) > size / CROWD * 2.5 * TARGET_MS
+    governed = Population(crowd(size, whole_seconds=whole_seconds))
+    governed.measure(3.0)
+    tally = governed.measure(6.0)
+    assert statistics.mean(tally.lags_ms) < (1.6 if size == CROWD else 2.0) * TARGET_MS
+    assert tally.writes / 6.0 > 0.8 * PEAK
+    assert tally.refused
+
+
+def test_a_crowd_that_makes_passes_of_a_second_is_refused_within_some_of_them() -> None:
+    population = Population(crowd(2000))
+    assert population.measure(8.0).refused
+    tally = population.measure(8.0)
+    assert statistics.median(tally.lags_ms) < 3 * TARGET_MS
+    assert tally.writes / 8.0 > 0.8 * PEAK
+
+
+@pytest.mark.parametrize("whole_seconds", [False, True])
+def test_who_obeys_gets_through_at_the_second_try(whole_seconds: bool) -> None:
+    population = Population(crowd(2 * CROWD, whole_seconds=whole_seconds))
+    tally = population.measure(8.0)
+    assert tally.refused.total() > CROWD
+    assert set(tally.tries) == {1, 2}
+
+
+def test_the_top_band_is_not_touched_as_long_as_lower_ones_are_enough() -> None:
+    writers = [Writer(topic=f"t{number}", band=number % BANDS) for number in range(CROWD)]
+    tally = Population(writers).measure(8.0)
+    assert tally.refused[TOP_BAND] == 0
+    assert all(tally.refused[band] for band in range(TOP_BAND))
+    taken = [tally.taken[band] for band in range(BANDS)]
+    assert taken == sorted(taken), "the lower the band the less"
+    assert min(taken) > 0
+
+
+def test_an_open_loop_of_three_times_the_peak_is_cut_to_the_peak() -> None:
+    writers = [
+        Writer(topic=f"t{number}", band=number % BANDS, every_s=0.02) for number in range(CROWD)
+    ]
+    population = Population(writers)
+    population.measure(4.0)
+    tally = population.measure(6.0)
+    assert statistics.mean(tally.lags_ms) < 1.7 * TARGET_MS
+    # Refusals cost a quarter of a write each.
+    assert tally.writes / 6.0 > 0.8 * PEAK
+    assert tally.refused[TOP_BAND] == 0
+
+
+def test_when_there_is_nothing_but_the_top_band_it_is_refused_too() -> None:
+    population = Population(crowd(2 * CROWD, band=TOP_BAND))
+    population.measure(3.0)
+    tally = population.measure(6.0)
+    assert tally.refused[TOP_BAND]
+    assert statistics.mean(tally.lags_ms) < 2.5 * TARGET_MS
+
+
+def test_writers_that_ignore_refusals_cost_no_more_than_a_fifth() -> None:
+    population = Population(crowd(obeys=False))
+    population.measure(3.0)
+    assert population.measure(6.0).writes / 6.0 > 0.8 * PEAK
+
+
+def test_who_obeys_does_not_wait_for_those_who_ignore_refusals() -> None:
+    obeying = crowd(20)
+    population = Population([*obeying, *crowd(CROWD, obeys=False, topic_prefix="i")])
+    population.measure(3.0)
+    tally = population.measure(8.0)
+    assert tally.waits_s
+    assert max(tally.waits_s) < 5.0
+
+
+def test_everything_is_off_within_two_seconds() -> None:
+    writers = crowd()
+    for writer in writers[20:]:
+        writer.stops_at = 4.0
+    population = Population(writers)
+    population.measure(4.0)
+    assert population.governor.level is Level.REFUSING
+    population.measure(2.0)
+    assert population.governor.is_calm
+    assert not population.measure(5.0).refused
+
+
+@pytest.mark.parametrize("size", [1, 16, 36])
+def test_whoever_fits_is_never_refused(size: int) -> None:
+    tally = Population(crowd(size)).measure(5.0)
+    assert not tally.refused
+    assert tally.writes / 5.0 > 0.8 * min(PEAK, size / 0.001)
+
+
+# Without pressure
+
+
+@pytest.mark.parametrize(
+    "delays",
+    [
+        pytest.param([200.0], id="a hiccup"),
+        pytest.param([2500.0], id="a stopped process"),
+        pytest.param([1e9], id="a jump of the clock"),
+        pytest.param([2500.0, 80.0, 20.0], id="a stop, and what has waited for it"),
+        pytest.param([50.0] * 9, id="half a second"),
+        pytest.param([200.0, 0.0, 0.0] * 50, id="a hiccup now and then"),
+        pytest.param([0.9 * TARGET_MS] * 500, id="all that is allowed"),
+    ],
+)
+def test_a_short_delay_refuses_nothing(delays: list[float]) -> None:
+    ticks = Ticks()
+    for delay_ms in delays:
+        ticks.run(TICK_S, delay_ms)
+    assert ticks.governor.level < Level.REFUSING
+    ticks.run(1.0, 0.0)
+    assert ticks.governor.is_calm
+    assert ticks.refused == 0
+
+
+def test_a_tick_that_comes_late_counts_once() -> None:
+    ticks = Ticks()
+    ticks.now += 5.0
+    ticks.governor.tick(ticks.now, 5000.0)
+    ticks.run(2 * TICK_S, 0.0)
+    assert ticks.governor.is_calm
+
+
+def test_a_clock_that_goes_back_breaks_nothing() -> None:
+    ticks = Ticks()
+    ticks.run(2.0, 50.0)
+    ticks.now -= 10.0
+    ticks.run(1.0, 50.0)
+    assert 0.0 < ticks.governor.share <= SHARE_MAX
+    ticks.run(2.0, 0.0)
+    assert ticks.governor.is_calm
+
+
+def test_a_few_writers_of_a_slow_machine_are_not_refused() -> None:
+    ticks = Ticks(writes_per_s=60.0)
+    ticks.run(20.0, 100.0)
+    assert ticks.governor.level is Level.PACING
+    assert ticks.refused == 0
+
+
+# Steps
+
+
+def test_a_lasting_delay_leads_from_step_to_step() -> None:
+    ticks, seen = Ticks(), []
+    for _ in range(40):
+        ticks.run(TICK_S, 3 * TARGET_MS)
+        if ticks.governor.level not in seen:
+            seen.append(ticks.governor.level)
+    assert seen == sorted(Level)
+
+
+def test_no_band_is_ever_refused_wholly() -> None:
+    ticks = Ticks(writes_per_s=800.0, band=TOP_BAND)
+    ticks.run(60.0, 1000.0)
+    assert ticks.governor.share == SHARE_MAX
+    before = ticks.came, ticks.refused
+    ticks.run(10.0, 1000.0)
+    came, refused = ticks.came - before[0], ticks.refused - before[1]
+    assert 0.9 * SHARE_MAX < refused / came <= SHARE_MAX + 0.001
+
+
+def test_what_may_not_be_refused_is_made_up_for_by_the_others() -> None:
+    ticks = Ticks(writes_per_s=500.0)
+    for _ in range(200):
+        for _ in range(25):
+            ticks.governor.pass_free()
+        ticks.run(TICK_S, 50.0 if ticks.governor.share < 0.3 else TARGET_MS)
+    assert ticks.governor._shares[1] == pytest.approx(2 * ticks.governor.share, rel=0.2)
+
+
+def test_whoever_was_promised_leaves_the_refusal_to_the_next() -> None:
+    ticks = Ticks()
+    ticks.run(1.0, 50.0)
+    governor, refused = ticks.governor, 0
+    for _ in range(1000):
+        if not governor.admits(1):
+            governor.pass_on(1)
+            refused += not governor.admits(1)
+    assert refused > 10
+    assert refused > 0.9 * 1000 * governor._shares[1]
+
+
+def test_a_band_of_which_nothing_comes_would_be_refused_first() -> None:
+    ticks = Ticks()
+    ticks.run(5.0, 50.0)
+    assert ticks.governor._shares[0] == SHARE_MAX
+    assert 0 < ticks.governor._shares[1] < 1
+
+
+def test_low_bands_pause_longest_and_the_top_one_is_only_coalesced() -> None:
+    ticks = Ticks(writes_per_s=0.0)
+    assert [ticks.governor.pause_s(band) for band in range(BANDS)] == [0.0] * BANDS
+    ticks.run(2 * TICK_S, 3 * TARGET_MS)
+    assert [ticks.governor.pause_s(band) for band in range(BANDS)] == [COALESCE_S] * BANDS
+    ticks.run(5.0, 3 * TARGET_MS)
+    pauses = [ticks.governor.pause_s(band) for band in range(BANDS)]
+    assert pauses == [PAUSE_MAX_S, 0.75, 0.5, 0.25, COALESCE_S]
+
+
+def test_each_refused_write_is_told_a_time_of_its_own() -> None:
+    ticks = Ticks(writes_per_s=1000.0)
+    ticks.run(1.0, 3 * TARGET_MS)
+    now = ticks.now
+    slots = [ticks.governor.refuse(1, now) for _ in range(10)]
+    assert slots[0] >= now + RETRY_MIN_S
+    apart = [after - before for before, after in pairwise(slots)]
+    assert all(0.005 < each < 0.02 for each in apart), "a tenth of what the server takes"
+    for _ in range(10_000):
+        last = ticks.governor.refuse(1, now)
+    assert last == now + RETRY_MAX_S
+
+
+def test_whoever_holds_promises_waits_in_a_line_of_its_own() -> None:
+    ticks = Ticks(writes_per_s=1000.0)
+    ticks.run(1.0, 3 * TARGET_MS)
+    now = ticks.now
+    last = 0.0
+    for _ in range(100):
+        last = ticks.governor.refuse(1, now, earlier=last, holders=10)
+    assert last > now + 5.0
+    assert ticks.governor.refuse(1, now) < now + RETRY_MIN_S + 0.1, "a new holder"

@@ -1,0 +1,160 @@
+"""Turns: long passes let high bands go first, and starve none."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import groupby
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from topics.engine.priority import BANDS, TOP_BAND
+from topics.front.pressure import turns
+from topics.front.pressure.turns import ACTIVE_S, PASS_S, RELEASE_MIN, WEIGHTS, Turns
+
+
+class Desk:
+    """Turns with a clock and a pass that tests set."""
+
+    def __init__(self) -> None:
+        self.now = self.pass_began = 100.0
+        self.turns = Turns(lambda: self.now, lambda: self.pass_began)
+        self.went: list[tuple[int, int]] = []
+
+    def long_pass(self) -> None:
+        self.now = self.pass_began + 2 * PASS_S
+
+    async def append(self, band: int, number: int = 0) -> None:
+        if not self.turns.may_go(band):
+            await self.turns.park(band)
+        self.went.append((band, number))
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+def test_in_a_short_pass_everything_goes_on(desk: Desk) -> None:
+    assert all(desk.turns.may_go(band) for band in range(BANDS))
+
+
+def test_without_a_higher_band_nothing_is_parked(desk: Desk) -> None:
+    desk.long_pass()
+    assert all(desk.turns.may_go(1) for _ in range(10))
+    assert desk.turns.may_go(0) is False, "now band 1 is active"
+    assert desk.turns.may_go(1)
+
+
+def test_a_band_is_active_for_a_while(desk: Desk) -> None:
+    assert desk.turns.may_go(3)
+    desk.pass_began += ACTIVE_S
+    desk.long_pass()
+    assert not desk.turns.may_go(2)
+    desk.pass_began += 0.001
+    desk.long_pass()
+    assert desk.turns.may_go(2)
+
+
+def test_the_top_band_is_never_parked(desk: Desk) -> None:
+    desk.long_pass()
+    desk.turns.waiting = 1000
+    assert desk.turns.may_go(TOP_BAND)
+
+
+async def test_what_comes_while_others_wait_waits_behind_them(
+    desk: Desk, autojump_clock: MockClock
+) -> None:
+    desk.turns.may_go(TOP_BAND)
+    async with trio.open_nursery() as nursery:
+        desk.long_pass()
+        nursery.start_soon(desk.append, 1, 1)
+        await wait_all_tasks_blocked()
+        desk.now = desk.pass_began  # a short pass again
+        nursery.start_soon(desk.append, 1, 2)
+        await wait_all_tasks_blocked()
+        assert (desk.went, desk.turns.waiting) == ([], 2)
+        nursery.start_soon(desk.turns.run)
+        await wait_all_tasks_blocked()
+        assert sorted(desk.went) == [(1, 1), (1, 2)]
+        assert desk.turns.waiting == 0
+        nursery.cancel_scope.cancel()
+
+
+def lined_up(desk: Desk, counts: dict[int, int]) -> list[turns.Parked]:
+    """So many waiters of each band, the older ones first."""
+    found = []
+    for band, count in counts.items():
+        for _ in range(count):
+            desk.now += 0.001
+            found.append(turns.Parked(trio.lowlevel.current_task(), desk.now))
+            desk.turns._lines[band].append(found[-1])
+            desk.turns.waiting += 1
+    return found
+
+
+async def test_bands_go_by_weight_and_each_in_its_order(desk: Desk) -> None:
+    lined_up(desk, dict.fromkeys(range(BANDS), 100))
+    bands = {id(one): band for band, line in enumerate(desk.turns._lines) for one in line}
+    taken = [one for _ in range(sum(WEIGHTS)) if (one := desk.turns._next()) is not None]
+    assert Counter(bands[id(one)] for one in taken) == dict(enumerate(WEIGHTS))
+    by_band = groupby(sorted(taken, key=lambda one: bands[id(one)]), lambda one: bands[id(one)])
+    for _, members in by_band:
+        since = [one.since for one in members]
+        assert since == sorted(since)
+
+
+async def test_a_lone_band_takes_all_turns(desk: Desk) -> None:
+    waiting = lined_up(desk, {0: 50})
+    assert [desk.turns._next() for _ in waiting] == waiting
+    assert desk.turns._next() is None
+
+
+async def test_who_is_gone_gets_no_turn(desk: Desk, autojump_clock: MockClock) -> None:
+    desk.turns.may_go(TOP_BAND)
+    desk.long_pass()
+    async with trio.open_nursery() as nursery:
+        with trio.CancelScope() as scope:
+
+            async def hang_up() -> None:
+                await wait_all_tasks_blocked()
+                scope.cancel()
+
+            nursery.start_soon(hang_up)
+            await desk.append(0)
+        assert scope.cancelled_caught
+        desk.now += 60
+        assert (desk.turns.waiting, desk.turns.oldest_ms()) == (0, 0.0)
+        nursery.start_soon(desk.turns.run)
+        nursery.start_soon(desk.append, 0, 7)
+        await wait_all_tasks_blocked()
+        assert desk.went == [(0, 7)]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_pass_gets_few_and_the_next_ones_more_while_they_are_short(
+    desk: Desk, autojump_clock: MockClock
+) -> None:
+    desk.turns.may_go(TOP_BAND)
+    async with trio.open_nursery() as nursery:
+        desk.long_pass()
+        for number in range(100):
+            nursery.start_soon(desk.append, 1, number)
+        await wait_all_tasks_blocked()
+        assert desk.turns.waiting == 100
+        desk.turns._give(RELEASE_MIN)
+        await wait_all_tasks_blocked()
+        assert len(desk.went) == RELEASE_MIN
+        nursery.start_soon(desk.turns.run)
+        await wait_all_tasks_blocked()
+        assert len(desk.went) == 100
+        assert desk.turns._release > RELEASE_MIN
+        nursery.cancel_scope.cancel()
+
+
+async def test_the_longest_wait_is_told(desk: Desk) -> None:
+    assert desk.turns.oldest_ms() == 0.0
+    lined_up(desk, {3: 1, 1: 1})
+    desk.now += 0.01
+    assert desk.turns.oldest_ms() == pytest.approx(11.0)

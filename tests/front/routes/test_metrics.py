@@ -1,0 +1,177 @@
+"""The metrics page: who may read it, when, in which form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support.fake_backend import FakeBackend, FakeReply
+from tests.support.front import KEYS, LANES, bearer, running
+from tests.support.raw_client import Answered, request
+from topics.config import Settings
+from topics.formats.api.route_names import ROUTE_INDEXES
+from topics.formats.wire import calls
+from topics.formats.wire.contract import Call, P, R
+from topics.front.backend import Body
+from topics.front.routes import metrics
+
+PATHS = pytest.mark.parametrize("path", ["/v0/metrics", "/metrics"])
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
+PROMETHEUS = (
+    "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
+    "text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
+)
+
+
+def text_of(answer: Answered) -> str:
+    return answer.body.decode()
+
+
+@LANES
+@PATHS
+async def test_the_text_is_what_the_parser_of_prometheus_reads(fast: bool, path: str) -> None:
+    async with running(fast=fast, backend=FakeBackend(topics={"a": [1, 2]})) as run:
+        client = await run.connect()
+        answer = await client.ask("GET", path, accept=PROMETHEUS)
+        assert (answer.status, answer.headers["content-type"]) == (200, TEXT)
+        found = {family.name: family for family in text_string_to_metric_families(text_of(answer))}
+        (head,) = found["topics_topic_head_seq"].samples
+        assert (head.labels, head.value) == ({"topic": "a"}, 2)
+        assert found["topics_ready"].samples[0].value == 1
+
+
+@LANES
+async def test_json_has_the_same_names_and_the_performance(fast: bool) -> None:
+    async with running(fast=fast, backend=FakeBackend(topics={"a": [1, 2]})) as run:
+        client = await run.connect()
+        answer = await client.ask("GET", "/v0/metrics", accept="application/json")
+        assert answer.headers["content-type"] == "application/json"
+        document = answer.json()
+        text = text_of(await client.ask("GET", "/v0/metrics"))
+        names = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
+        assert document.keys() == names | {"performance"}
+        assert document["topics_topic_head_seq"] == [{"topic": "a", "value": 2}]
+        assert document["performance"]["server_total_ms"] >= 0
+
+
+@LANES
+async def test_a_head_request_gets_the_head(fast: bool) -> None:
+    async with running(fast=fast) as run:
+        client = await run.connect()
+        answer = await client.ask("HEAD", "/v0/metrics")
+        assert (answer.status, answer.headers["content-type"]) == (200, TEXT)
+        assert int(answer.headers["content-length"]) > 1000
+
+
+@LANES
+@PATHS
+async def test_with_keys_it_needs_the_scope_read(fast: bool, path: str) -> None:
+    async with running(fast=fast, keys=KEYS) as run:
+        client = await run.connect()
+        assert (await client.ask("GET", path)).status == 401
+        for key, status in (("boss", 200), ("reader", 200), ("writer", 403), ("admin", 403)):
+            assert (await client.ask("GET", path, authorization=bearer(key))).status == status
+
+
+@LANES
+async def test_a_key_sees_the_topics_within_its_prefixes_only(fast: bool) -> None:
+    backend = FakeBackend(topics={"mine.a": [1], "other": [1]})
+    async with running(fast=fast, keys="k:read:mine.", backend=backend) as run:
+        client = await run.connect()
+        answer = await client.ask("GET", "/v0/metrics", authorization=bearer("k"))
+        assert 'topic="mine.a"' in text_of(answer)
+        assert 'topic="other"' not in text_of(answer)
+        assert "topics_topic_metrics_truncated 0" in text_of(answer)
+
+
+@LANES
+async def test_it_is_served_while_shards_recover(fast: bool) -> None:
+    async with running(fast=fast, backend=FakeBackend(ready=False)) as run:
+        client = await run.connect()
+        answer = await client.ask("GET", "/v0/metrics")
+        assert answer.status == 200
+        lines = text_of(answer).splitlines()
+        assert "topics_ready 0" in lines
+        assert "topics_recovery_progress 0.25" in lines
+        assert "topics_topic_metrics_truncated 1" in lines
+
+
+@LANES
+async def test_it_is_served_while_the_server_drains(fast: bool) -> None:
+    async with running(fast=fast) as run:
+        client = await run.connect()
+        await client.say(b"GET /v0/metrics HTTP/1.1\r\n")
+        await run.until(lambda: any(not c.idle for c in run.server.connections))
+        run.stop.set()
+        await run.until(lambda: run.server.guard.drain.is_draining)
+        await client.say(b"host: localhost\r\n\r\n")
+        answer = await client.hear()
+        assert (answer.status, answer.headers["connection"]) == (200, "close")
+        assert "topics_ready 0" in text_of(answer).splitlines()
+
+
+class Slow(FakeBackend):
+    """A shard that answers for metrics when its gate opens."""
+
+    async def call(self, shard: int, call: Call[P, R], params: Any, body: Body = b"") -> FakeReply:
+        if call is calls.METRICS_READ:
+            assert self.gate is not None
+            await self.gate.wait()
+        return await super().call(shard, call, params, body)
+
+
+@LANES
+async def test_a_key_that_was_removed_meanwhile_sees_no_names(fast: bool) -> None:
+    gate = trio.Event()
+    async with running(keys="k,gone", fast=fast, backend=Slow(topics={"a": []}, gate=gate)) as run:
+        clients = [await run.connect() for _ in range(2)]
+        for client, key in zip(clients, ("k", "gone"), strict=True):
+            await client.say(request("GET", "/v0/metrics", b"", authorization=bearer(key)))
+        reads = run.server._context.metric_reads
+        await run.until(lambda: reads.borrowed_tokens == 2)
+        await run.replace_keys("k")
+        gate.set()
+        assert [(await client.hear()).status for client in clients] == [200, 401]
+
+
+async def test_the_setting_bounds_the_rows() -> None:
+    backend = FakeBackend(topics={f"t{number}": [] for number in range(9)})
+    async with running(backend=backend, settings=Settings(metrics_topics=4)) as run:
+        client = await run.connect()
+        text = text_of(await client.ask("GET", "/v0/metrics"))
+        assert text.count("topics_topic_head_seq{") == 4
+        assert "topics_topic_metrics_truncated 1" in text.splitlines()
+
+
+async def test_what_the_front_measures_is_what_its_words_hold() -> None:
+    async with running() as run:
+        client = await run.connect()
+        await client.ask("GET", "/v0/health")
+        run.server.request_counts.count(ROUTE_INDEXES["health"], 200, 0.001, 10, 20)
+        measured = run.server.measured()
+        assert measured["topics_connections_open"] == 1
+        assert measured["topics_connections_refused_total"] == 0
+        assert measured["topics_streams"] == [0, 0, 0]
+        received = measured["topics_http_received_bytes_total"]
+        assert not isinstance(received, int)
+        assert received[ROUTE_INDEXES["health"]] >= 10
+
+
+async def test_a_long_page_is_made_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "STEP_NS", 0)
+    steps = 0
+
+    async def others() -> None:
+        nonlocal steps
+        while True:
+            await trio.lowlevel.checkpoint()
+            steps += 1
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(others)
+        assert await metrics._joined(iter([b"a"] * 50)) == b"a" * 50
+        nursery.cancel_scope.cancel()
+    assert steps >= 40

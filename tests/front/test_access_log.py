@@ -1,0 +1,86 @@
+"""Access log: which requests it tells of, and what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from topics.engine.access import ANYONE, Access
+from topics.front.access_log import AccessLog, Finished, Level, Subject
+from topics.front.routes.table import ROUTES
+
+BY_NAME = {route.name: route for route in ROUTES}
+AUDITED = {route.name for route in ROUTES if route.is_audited}
+FINISHED = Finished("id-1", "", 200, False, 10, 20, 0.5, "127.0.0.1:9")
+
+
+def told(level: Level, subject: Subject, finished: Finished = FINISHED) -> list[Mapping[str, Any]]:
+    lines: list[Mapping[str, Any]] = []
+    log = AccessLog(level, lines.append)
+    if log.wants(subject.route, finished.status):
+        log.tell(subject, finished)
+    return lines
+
+
+def test_audited_routes_are_all_that_put_or_delete_and_those_that_move_records() -> None:
+    changing = {route.name for route in ROUTES if {"PUT", "DELETE"} & set(route.methods)}
+    assert changing | {"topic.delete_records", "queue.redrive"} == AUDITED
+
+
+@pytest.mark.parametrize("name", sorted(AUDITED))
+def test_changes_are_audited(name: str) -> None:
+    assert told("audit", Subject("X", BY_NAME[name]))
+
+
+@pytest.mark.parametrize("name", ["append", "diff", "topic.get", "queue.ack", "watch.open"])
+def test_other_requests_are_audited_only_when_the_key_was_refused(name: str) -> None:
+    subject = Subject("X", BY_NAME[name])
+    assert [
+        status
+        for status in (200, 201, 400, 401, 403, 404, 429, 503)
+        if told("audit", subject, FINISHED._replace(status=status))
+    ] == [401, 403]
+    assert told("all", subject)
+
+
+def test_a_line_has_what_is_known() -> None:
+    [key] = Access.parse("secret").principals
+    subject = Subject("PUT", BY_NAME["topic.put"], "a", "", key)
+    assert told("all", subject, FINISHED._replace(trace="t", cut=True)) == [
+        {
+            "request_id": "id-1",
+            "trace": "t",
+            "key": key.alias,
+            "method": "PUT",
+            "route": "topic.put",
+            "topic": "a",
+            "status": 200,
+            "cut": True,
+            "bytes_in": 10,
+            "bytes_out": 20,
+            "ms": 0.5,
+            "peer": "127.0.0.1:9",
+        }
+    ]
+
+
+def test_a_line_about_a_head_that_could_not_be_read_has_little() -> None:
+    [line] = told("all", Subject(), FINISHED._replace(status=0))
+    assert line.keys() == {"request_id", "bytes_in", "bytes_out", "ms", "peer"}
+
+
+def test_names_that_are_not_valid_and_long_methods_are_not_shown() -> None:
+    subject = Subject("B" * 99, BY_NAME["topic.get"], "a b?token=x", "../r")
+    [line] = told("all", subject)
+    assert line["method"] == "B" * 32
+    assert not {"topic", "router"} & line.keys()
+
+
+def test_an_alias_is_made_of_the_digest_and_is_not_its_beginning() -> None:
+    one, two = Access.parse("one,two").principals
+    assert one.alias != two.alias
+    assert len(one.alias) == 8
+    assert not one.digest.hex().startswith(one.alias)
+    assert ANYONE.alias == ""

@@ -1,0 +1,175 @@
+"""CORS (RULINGS, "CORS"): which answers have which fields."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.front import HANDSHAKE, LANES, RECORD, Running, running
+from tests.support.raw_client import Answered, request
+from topics.config import Settings
+from topics.formats.api.fields import HeadFields
+from topics.front.cors import Cors
+
+APP, OTHER = "https://app.example", "https://other.example"
+LISTED = Settings(cors_origins=(APP, "http://localhost:3000"), allowed_hosts=("*",))
+ANY = Settings(cors_origins=("*",), allowed_hosts=("*",))
+EXPOSED = "Retry-After, X-Request-Id"
+
+
+def cors_of(answer: Answered) -> dict[str, str]:
+    """The fields that have to do with CORS."""
+    names = [name for name in answer.headers if name.startswith("access-control-")]
+    return {name.removeprefix("access-control-"): answer.headers[name] for name in names}
+
+
+def wanted(origin: str) -> dict[str, str]:
+    return {"allow-origin": origin, "expose-headers": EXPOSED}
+
+
+async def answers(run: Running, **headers: str) -> list[Answered]:
+    """Answers of both lanes: successes, refusals by the guard and by an operation."""
+    client = await run.connect()
+    auth = {"authorization": "Bearer k", **headers}
+    return [
+        await client.ask("POST", "/v0/topics/a", RECORD, **auth),
+        await client.ask("POST", "/v0/topics/a", RECORD, **auth),  # by a remembered head
+        await client.ask("POST", "/v0/topics/none/diff", b"{}", **auth),
+        await client.ask("GET", "/v0/topics", b"", **auth),
+        await client.ask("GET", "/v0/topics/none", b"", **auth),
+        await client.ask("GET", "/v0/health", b"", **headers),
+        await client.ask("GET", "/v0/ws", b"", **auth),
+        await client.ask("GET", "/v0/nothing", b"", **auth),
+        await client.ask("GET", "/v0/topics", b"", **headers),
+        await client.ask("OPTIONS", "/v0/topics", b"", **auth),
+    ]
+
+
+STATUSES = [201, 200, 404, 200, 404, 200, 426, 404, 401, 405]
+
+
+@LANES
+async def test_every_answer_to_a_listed_origin_may_be_read_by_its_pages(fast: bool) -> None:
+    async with running(fast=fast, keys="k", settings=LISTED) as run:
+        found = await answers(run, origin=APP)
+        assert [answer.status for answer in found] == STATUSES
+        for answer in found:
+            assert cors_of(answer) == wanted(APP)
+            assert answer.headers["vary"] == "Origin"
+            assert "access-control-allow-credentials" not in answer.headers
+
+
+@LANES
+@pytest.mark.parametrize("origin", [OTHER, "null", f"{APP}:444", f"{APP}.other", "", APP + "/"])
+async def test_no_answer_to_another_origin_may(fast: bool, origin: str) -> None:
+    async with running(fast=fast, keys="k", settings=LISTED) as run:
+        found = await answers(run, origin=origin)
+        assert [answer.status for answer in found[:6]] == STATUSES[:6]
+        for answer in found:
+            assert cors_of(answer) == {}
+            assert answer.headers["vary"] == "Origin", "a cache must not mix them up"
+
+
+@LANES
+async def test_a_star_lets_pages_of_any_origin_read(fast: bool) -> None:
+    async with running(fast=fast, keys="k", settings=ANY) as run:
+        for headers in ({"origin": OTHER}, {"origin": "null"}, {}):
+            for answer in await answers(run, **headers):
+                assert cors_of(answer) == wanted("*"), "a cache may give it to a page"
+                assert "vary" not in answer.headers
+
+
+@LANES
+async def test_without_the_setting_there_is_nothing_of_cors(fast: bool) -> None:
+    async with running(fast=fast, keys="k", settings=Settings(allowed_hosts=("*",))) as run:
+        found = await answers(run, origin=APP, access_control_request_method="GET")
+        no_websocket = [403 if status == 426 else status for status in STATUSES]
+        assert [answer.status for answer in found] == no_websocket
+        for answer in found:
+            assert cors_of(answer) == {}
+            assert "vary" not in answer.headers
+
+
+async def preflight(run: Running, path: str, **headers: str) -> Answered:
+    client = await run.connect()
+    fields = {"origin": APP, "access_control_request_method": "PUT", **headers}
+    await client.say(request("OPTIONS", path, b"", **fields))
+    answer = await client.hear()
+    assert (await client.ask("GET", "/v0/health", host=headers.get("host", ""))).status < 500
+    return answer
+
+
+@pytest.mark.parametrize(
+    "path", ["/v0/topics/a", "/v0/topics/a/diff", "/v0/routers/r", "/v0/ws", "/v0/watch/w", "/"]
+)
+async def test_a_preflight_needs_no_key(path: str) -> None:
+    async with running(keys="k", settings=LISTED) as run:
+        answer = await preflight(run, path)
+        assert answer.status == 204
+        assert cors_of(answer) == {
+            **wanted(APP),
+            "allow-methods": "GET, POST, PUT, DELETE",
+            "allow-headers": (
+                "Authorization, Content-Type, Idempotency-Key, Last-Event-ID, X-Request-Id"
+            ),
+            "max-age": "7200",
+        }
+        assert answer.headers["vary"] == "Origin"
+        assert "x-request-id" in answer.headers
+        assert not {"content-length", "content-type"} & answer.headers.keys()
+
+
+async def test_a_preflight_of_another_origin_allows_nothing() -> None:
+    async with running(settings=LISTED) as run:
+        answer = await preflight(run, "/v0/topics/a", origin=OTHER)
+        assert (answer.status, cors_of(answer)) == (204, {})
+
+
+async def test_a_preflight_for_any_origin() -> None:
+    async with running(settings=ANY) as run:
+        answer = await preflight(run, "/v0/topics/a", origin="null")
+        assert (answer.status, cors_of(answer)["allow-origin"]) == (204, "*")
+        assert "vary" not in answer.headers
+
+
+async def test_a_preflight_of_an_unknown_path_is_404_and_of_a_foreign_host_403() -> None:
+    settings = Settings(cors_origins=(APP,), allowed_hosts=("topics.example",))
+    async with running(settings=settings) as run:
+        assert (await preflight(run, "/v0/nothing")).status == 404
+        refused = await preflight(run, "/v0/topics/a", host="rebound.example")
+        assert (refused.status, cors_of(refused)) == (403, wanted(APP))
+
+
+async def test_the_body_of_a_preflight_is_dropped() -> None:
+    async with running(settings=LISTED) as run:
+        client = await run.connect()
+        fields = {"origin": APP, "access_control_request_method": "PUT"}
+        await client.say(request("OPTIONS", "/v0/topics/a", b"x" * 1000, **fields))
+        assert (await client.hear(method="HEAD")).status == 204
+        await client.say(request("OPTIONS", "/v0/topics/a", b"x" * 100_000, **fields)[:-9])
+        answer = await client.hear(method="HEAD")
+        assert (answer.status, answer.headers["connection"]) == (204, "close")
+
+
+@pytest.mark.parametrize("settings", [LISTED, ANY], ids=["listed", "any"])
+@pytest.mark.parametrize("keys", ["", "k"], ids=["open", "keys"])
+async def test_a_listed_origin_opens_a_websocket(settings: Settings, keys: str) -> None:
+    async with running(keys=keys, settings=settings) as run:
+        client = await run.connect()
+        auth = {"authorization": "Bearer k"}
+        await client.say(request("GET", "/v0/ws", b"", origin=APP, **auth, **HANDSHAKE))
+        answer = await client.hear(method="HEAD")
+        assert answer.status == 101
+        assert cors_of(answer) == wanted(APP if settings is LISTED else "*")
+
+
+def test_two_origins_are_none() -> None:
+    fields = HeadFields([(b"origin", APP.encode()), (b"origin", APP.encode())])
+    assert not Cors((APP,)).allows(fields)
+    assert Cors(("*",)).allows(fields)
+    assert not Cors(()).allows(fields)
+
+
+def test_an_answer_to_a_head_that_was_not_read_has_what_depends_on_no_origin() -> None:
+    assert Cors(()).lines_of_unread == b""
+    assert Cors((APP,)).lines_of_unread == b"vary: Origin\r\n"
+    assert b"access-control-allow-origin: *\r\n" in Cors(("*",)).lines_of_unread

@@ -1,0 +1,282 @@
+"""Keys that change under a front: what goes on with them, and what ends."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import trio
+
+from tests.support.fake_backend import FakeBackend, FakeReply
+from tests.support.front import HANDSHAKE, LANES, RECORD, Running, bearer, running
+from tests.support.raw_client import Answered, RawClient, request
+from tests.support.ws import TEXT, frame_bytes
+from topics.engine.access import ANYONE, Access
+from topics.errors import Unauthorized
+from topics.formats.wire import calls
+from topics.formats.wire.contract import Call, P, R
+from topics.front.backend import Body
+from topics.front.keys import Keys
+
+KEYS = "kept,changed:rw,gone"
+AFTER = "kept,changed:r,new"  # a key keeps its slot: keys stay where they stand
+GONE = b'event: error\ndata: {"code":401,"error":"this key was removed"}\n\n'
+CHANGED = b'event: error\ndata: {"code":401,"error":"the rights of this key have changed"}\n\n'
+POLL = b'{"wait_ms":30000}'
+
+
+class Shards(FakeBackend):
+    """Topics can be watched, but nothing comes."""
+
+    async def call(self, shard: int, call: Call[P, R], params: Any, body: Body = b"") -> FakeReply:
+        if call is calls.TOPIC_HEADS:
+            if self.gate is not None:
+                await self.gate.wait()
+            return FakeReply(
+                calls.TopicHeadsResult(dict.fromkeys(params.topics, (0, 1, 1))), b"", self
+            )
+        return await super().call(shard, call, params, body)
+
+    def ask(self, *asked: Any) -> None:
+        self.calls.append((asked[1].method, asked[2], b""))
+
+
+def shards(gate: trio.Event | None = None) -> Shards:
+    return Shards(topics={"a": [], "slow": []}, gate=gate)
+
+
+async def ask(client: RawClient, key: str, path: str = "/v0/topics/a") -> Answered:
+    return await client.ask("POST", path, RECORD, authorization=bearer(key))
+
+
+async def said(client: RawClient, end: bytes) -> bytes:
+    """What has come, up to this."""
+    while not client._buffer.endswith(end):
+        await client._more()
+    return client._buffer
+
+
+# Requests
+
+
+@LANES
+async def test_requests_go_by_the_keys_of_now_also_those_whose_heads_are_remembered(
+    fast: bool,
+) -> None:
+    async with running(keys=KEYS, fast=fast, backend=shards()) as run:
+        client = await run.connect()
+        for key, status in (("kept", 200), ("changed", 200), ("gone", 200), ("new", 401)):
+            assert (await ask(client, key)).status == status
+        await run.replace_keys(AFTER)
+        for key, status in (("kept", 200), ("changed", 403), ("gone", 401), ("new", 200)):
+            assert (await ask(client, key)).status == status
+
+
+@LANES
+@pytest.mark.parametrize(
+    ("key", "after", "status"),
+    [
+        ("gone", AFTER, 401),
+        ("changed", "kept,changed:w,gone", 403),
+        ("changed", "kept,changed:r:slow.", 403),
+        ("changed", "kept,changed:r:sl", 200),
+        ("kept", AFTER, 200),
+    ],
+)
+async def test_a_waiting_call_ends_unless_its_key_may_still_make_it(
+    fast: bool, key: str, after: str, status: int
+) -> None:
+    gate = trio.Event()
+    async with running(keys=KEYS, fast=fast, backend=shards(gate)) as run:
+        client = await run.connect()
+        path = "/v0/topics/slow/diff"
+        await client.say(request("POST", path, POLL, authorization=bearer(key)))
+        await run.until(lambda: run.backend.waiting == 1)
+        await run.replace_keys(after)
+        if status == 200:
+            assert run.backend.waiting == 1
+            gate.set()
+        answer = await client.hear()
+        assert (answer.status, run.backend.cancelled) == (status, int(status != 200))
+        assert (await client.ask("GET", "/v0/health")).status == 200
+
+
+@pytest.mark.parametrize("framing", ["declared", "chunked"])
+@pytest.mark.parametrize(("key", "status"), [("gone", 401), ("changed", 403), ("kept", 200)])
+async def test_the_key_is_checked_again_when_a_body_was_waited_for(
+    framing: str, key: str, status: int
+) -> None:
+    async with running(keys=KEYS, backend=shards()) as run:
+        client = await run.connect()
+        length: dict[str, str] = {"authorization": bearer(key)}
+        whole = RECORD
+        if framing == "chunked":
+            length |= {"content_length": "", "transfer_encoding": "chunked"}
+            whole = b"%x\r\n%b\r\n0\r\n\r\n" % (len(RECORD), RECORD)
+        head = request("POST", "/v0/topics/a", RECORD, **length).partition(b"\r\n\r\n")[0]
+        await client.say(head + b"\r\n\r\n" + whole[:-3])
+        await run.until(lambda: any(c.body_deadline < 1e18 for c in run.server.connections))
+        await run.replace_keys(AFTER)
+        await client.say(whole[-3:])
+        assert (await client.hear()).status == status
+        assert bool(run.backend.topics["a"]) == (status == 200)
+
+
+@LANES
+async def test_names_in_a_body_are_checked_against_the_prefixes_of_when_it_was_there(
+    fast: bool,
+) -> None:
+    before, after = "kept,changed::a|b,gone", "kept,changed::a,gone"
+    async with running(keys=before, fast=fast, backend=shards()) as run:
+        client = await run.connect()
+        whole = request("POST", "/v0/topics/a", RECORD, authorization=bearer("changed"))
+        await client.say(whole[:-3])
+        await run.until(lambda: any(c.body_deadline < 1e18 for c in run.server.connections))
+        await run.replace_keys(after)
+        await client.say(whole[-3:])
+        assert (await client.hear()).status == 200
+        (_, params, _) = run.backend.calls[-1]
+        assert params.prefixes == ["a"], "an inline dead_letter may not begin with b"
+
+
+# Streams
+
+
+async def watch(run: Running, key: str) -> RawClient:
+    """A stream of a watch session; its client has heard how it opens."""
+    client = await run.connect()
+    made = await client.ask("POST", "/v0/watch", b'{"topics":{"a":{}}}', authorization=bearer(key))
+    path = made.json()["stream_url"]
+    await client.say(request("GET", path, authorization=bearer(key)))
+    await said(client, b"retry: 2000\n\n")
+    return client
+
+
+async def work(run: Running, key: str) -> RawClient:
+    client = await run.connect()
+    path = "/v0/topics/a/work?node=n"
+    await client.say(request("GET", path, authorization=bearer(key)))
+    await said(client, b": hb\n\n")
+    return client
+
+
+@pytest.mark.parametrize("begin", [watch, work])
+async def test_event_streams_end_when_their_keys_are_gone_or_have_other_rights(
+    begin: Callable[[Running, str], Awaitable[RawClient]],
+) -> None:
+    async with running(keys=KEYS, backend=shards()) as run:
+        kept, changed, gone = [await begin(run, key) for key in ("kept", "changed", "gone")]
+        await run.replace_keys(AFTER)
+        assert (await said(changed, CHANGED)).count(b"event: error") == 1
+        assert (await said(gone, GONE)).count(b"event: error") == 1
+        for client in (changed, gone):
+            client._buffer = b""
+            assert await client.is_closed()
+        streams = run.server.slots.streams
+        assert [streams.used_by(one) for one in run.server.keys.access.principals] == [1, 0, 0]
+        assert [one.principal.slot for one in run.server.live.streams] == [0]
+        assert b"event: error" not in kept._buffer
+
+
+async def test_a_socket_ends_with_an_error_and_a_close_and_does_nothing_more() -> None:
+    async with running(keys=KEYS, backend=shards()) as run:
+        client = await run.connect()
+        await client.say(request("GET", "/v0/ws", b"", authorization=bearer("gone"), **HANDSHAKE))
+        await run.until(lambda: len(run.server.live.streams) == 1)
+        (stream,) = run.server.live.streams
+        run.keys.replace(AFTER)
+        publish = b'{"op":"publish","topic":"a","records":[{"data":1}]}'
+        while stream in run.server.live.streams:
+            await client.say(frame_bytes(TEXT, b'{"op":"ping"}', mask=bytes(4)))
+            await trio.lowlevel.checkpoint()
+        await client.say(frame_bytes(TEXT, publish, mask=bytes(4)))
+        heard = await said(client, b"\x03\xf0this key was removed")
+        error = b'{"op":"error","request_id":null,"code":"unauthorized","message":"this key was'
+        assert error in heard
+        client._buffer = b""
+        assert await client.is_closed()
+        assert not run.backend.calls
+
+
+async def test_watch_sessions_go_with_the_rights_that_they_were_made_with() -> None:
+    async with running(keys=KEYS, backend=shards()) as run:
+        client = await run.connect()
+        paths = {}
+        for key in ("kept", "changed", "gone"):
+            made = await client.ask(
+                "POST", "/v0/watch", b'{"topics":{"a":{}}}', authorization=bearer(key)
+            )
+            paths[key] = made.json()["stream_url"]
+        await run.replace_keys(AFTER)
+        answer = await client.ask("GET", paths["changed"], authorization=bearer("changed"))
+        assert answer.status == 404
+        answer = await client.ask("GET", paths["gone"], authorization=bearer("gone"))
+        assert answer.status == 401
+        await run.replace_keys(KEYS)
+        answer = await client.ask("GET", paths["gone"], authorization=bearer("gone"))
+        assert answer.status == 404
+        assert run.server.slots.watch_sessions.used == 1
+        await client.say(request("GET", paths["kept"], authorization=bearer("kept")))
+        await said(client, b"retry: 2000\n\n")
+
+
+async def test_a_session_is_not_made_for_a_key_that_goes_meanwhile() -> None:
+    gate = trio.Event()
+    async with running(keys=KEYS, backend=shards(gate)) as run:
+        client = await run.connect()
+        topics = b'{"topics":{"a":{}}}'
+        await client.say(request("POST", "/v0/watch", topics, authorization=bearer("gone")))
+        await run.until(lambda: run.server.slots.requests.used_by(_third(run)) == 1)
+        await run.replace_keys(AFTER)
+        gate.set()
+        assert (await client.hear()).status == 401
+        assert run.server.slots.watch_sessions.used == 0
+
+
+def _third(run: Running) -> Any:
+    return run.server.keys.access.principals[2]
+
+
+async def test_a_stream_that_begins_after_its_key_has_gone_is_told_so_at_once() -> None:
+    """Its jobs were asked for while the key was there."""
+    gate = trio.Event()
+
+    class Slow(Shards):
+        async def call(
+            self, shard: int, call: Call[P, R], params: Any, body: Body = b""
+        ) -> FakeReply:
+            await gate.wait()
+            return await super().call(shard, call, params, body)
+
+    async with running(keys=KEYS, backend=Slow(topics={"a": []})) as run:
+        client = await run.connect()
+        path = "/v0/topics/a/work?node=n"
+        await client.say(request("GET", path, authorization=bearer("gone")))
+        await run.until(lambda: run.server.slots.streams.used_by(_third(run)) == 1)
+        await run.replace_keys(AFTER)
+        gate.set()
+        assert (await said(client, GONE)).count(b"event:") == 1
+        await run.until(lambda: run.server.slots.streams.used == 0)
+        assert run.backend.calls[-1][0] == "work.close"
+
+
+# Keys
+
+
+def test_what_a_key_began_goes_on_as_long_as_its_rights_are_the_same() -> None:
+    before = Access.parse(KEYS)
+    keys = Keys(before)
+    kept, changed, gone = before.principals
+    for principal in before.principals:
+        assert keys.refusal(principal) is None
+    keys.access = Access.parse("gone2,changed:r,kept")
+    assert keys.refusal(kept) is None
+    keys.check(kept)
+    for principal, message in ((changed, "have changed"), (gone, "was removed")):
+        with pytest.raises(Unauthorized, match=message):
+            keys.check(principal)
+
+
+def test_without_keys_nothing_is_refused() -> None:
+    assert Keys().refusal(ANYONE) is None

@@ -1,0 +1,82 @@
+"""What clients of a front under pressure are told, over both lanes, and when they open streams."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.front import HANDSHAKE, LANES, RECORD, running
+from tests.support.live_desk import refuse_next
+from topics.engine.priority import BANDS
+from topics.front.pressure import admission
+
+FORCED = b'{"records":[{"data":1}],"disable_backpressure":true}'
+
+
+@pytest.fixture(autouse=True)
+def _no_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "REFUSAL_HOLD_S", 0.0)
+
+
+@LANES
+async def test_a_refused_append_is_429_with_a_time_and_the_next_one_goes_on(fast: bool) -> None:
+    async with running(fast=fast) as run:
+        client = await run.connect()
+        refuse_next(run.server.pressure)
+        answer = await client.ask("POST", "/v0/topics/a", RECORD)
+        assert (answer.status, answer.headers["retry-after"]) == (429, "1")
+        error = answer.json()["error"]
+        assert (error["code"], error["detail"]) == ("throttled", {"retry_after_ms": 1000})
+        assert run.backend.calls == [], "its shard hears nothing of it"
+        for governor in run.server.pressure.governors:
+            governor._debts = [0.0] * BANDS
+        assert (await client.ask("POST", "/v0/topics/a", RECORD)).status == 201
+
+
+@LANES
+async def test_a_long_refused_body_is_given_back(fast: bool) -> None:
+    async with running(fast=fast) as run:
+        client = await run.connect()
+        refuse_next(run.server.pressure)
+        body = b'{"records":[{"data":"%b"}]}' % (b"x" * 8000)  # in shared memory
+        assert (await client.ask("POST", "/v0/topics/a", body)).status == 429
+        assert run.backend.blocks_out == 0
+
+
+@LANES
+async def test_who_opts_out_is_let_in(fast: bool) -> None:
+    async with running(fast=fast) as run:
+        client = await run.connect()
+        refuse_next(run.server.pressure)
+        assert (await client.ask("POST", "/v0/topics/a", FORCED)).status == 201
+
+
+@LANES
+async def test_reads_and_other_changes_are_not_refused(fast: bool) -> None:
+    async with running(fast=fast) as run:
+        client = await run.connect()
+        await client.ask("POST", "/v0/topics/a", RECORD)
+        refuse_next(run.server.pressure)
+        for method, path, body in (
+            ("POST", "/v0/topics/a/diff", b"{}"),
+            ("PUT", "/v0/topics/b", b"{}"),
+            ("GET", "/v0/health", b""),
+        ):
+            assert (await client.ask(method, path, body)).status in (200, 201), path
+
+
+async def test_a_new_stream_is_refused_before_its_head() -> None:
+    async with running() as run:
+        client = await run.connect()
+        for path in ("/v0/topics/a/work?node=n", "/v0/ws"):
+            refuse_next(run.server.pressure)
+            answer = await client.ask("GET", path, b"", **HANDSHAKE)
+            assert (answer.status, answer.code) == (429, "throttled"), path
+            assert answer.headers["retry-after"] in ("1", "2")
+        assert run.backend.calls == []
+
+
+async def test_the_band_of_an_outcome_is_learned() -> None:
+    async with running() as run:
+        client = await run.connect()
+        await client.ask("POST", "/v0/topics/a", RECORD)
+        assert run.server.pressure.bands.of("a") == 4, "as the fake shards tell"

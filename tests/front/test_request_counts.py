@@ -1,0 +1,76 @@
+"""What a front counts of its requests, and the words that it becomes."""
+
+from __future__ import annotations
+
+from topics.actors.link import counters
+from topics.actors.link.board import Board
+from topics.actors.link.counters import LATENCY_BOUNDS_US, CounterWords
+from topics.actors.link.process_id import front_id
+from topics.formats.api.metrics_text import Family, Histogram, Value
+from topics.formats.api.route_names import ROUTE_INDEXES
+from topics.front.request_counts import RequestCounts
+
+APPEND, DIFF = ROUTE_INDEXES["append"], ROUTE_INDEXES["diff"]
+
+
+def shown(board: Board) -> dict[str, Family]:
+    return {family.name: family for family in counters.families(board)}
+
+
+def series(board: Board, name: str) -> dict[tuple[str, ...], Value]:
+    found = shown(board)[name].series
+    return {tuple(value for _, value in labels): value for labels, value in found}
+
+
+def flushed(counts: RequestCounts, board: Board) -> None:
+    words = CounterWords(board, front_id(0))
+    for name, values in counts.values().items():
+        words.set(name, values)
+
+
+def test_requests_are_counted_by_route_and_status_with_their_bytes() -> None:
+    counts, board = RequestCounts(), Board.create(shards=1, fronts=1)
+    counts.count(APPEND, 201, 0.001, 300, 200)
+    for _ in range(2):
+        counts.count(APPEND, 200, 0.001, 100, 50)
+    counts.count(DIFF, 429, 0.001, 10, 20)
+    flushed(counts, board)
+    assert series(board, "topics_http_requests_total") == {
+        ("append", "200"): 2,
+        ("append", "201"): 1,
+        ("diff", "429"): 1,
+    }
+    assert series(board, "topics_http_received_bytes_total") == {("append",): 500, ("diff",): 10}
+    assert series(board, "topics_http_sent_bytes_total") == {("append",): 300, ("diff",): 20}
+
+
+def test_a_request_without_an_answer_or_of_an_unknown_status_counts_as_other() -> None:
+    counts, board = RequestCounts(), Board.create(shards=1, fronts=1)
+    for status in (0, 418):
+        counts.count(APPEND, status, 0.1, 1, 1)
+    flushed(counts, board)
+    assert series(board, "topics_http_requests_total") == {("append", "other"): 2}
+
+
+def test_a_time_counts_in_the_first_bucket_that_holds_it() -> None:
+    counts, board = RequestCounts(), Board.create(shards=1, fronts=1)
+    times = (0.0, 0.00025, 0.000251, 10.0, 3600.0)
+    for seconds in times:
+        counts.count(DIFF, 200, seconds, 0, 0)
+    flushed(counts, board)
+    found = series(board, "topics_http_request_duration_us")[("diff",)]
+    assert isinstance(found, Histogram)
+    assert found.buckets == (2, 1, *[0] * (len(LATENCY_BOUNDS_US) - 3), 1, 1)
+    assert found.sum == int(sum(times) * 1e6)
+
+
+def test_counts_go_on_in_the_words_of_a_predecessor() -> None:
+    board = Board.create(shards=1, fronts=1)
+    for _ in range(2):
+        counts = RequestCounts()
+        counts.count(APPEND, 200, 0.5, 7, 8)
+        flushed(counts, board)
+    assert series(board, "topics_http_requests_total") == {("append", "200"): 2}
+    found = series(board, "topics_http_request_duration_us")[("append",)]
+    assert isinstance(found, Histogram)
+    assert (found.sum, sum(found.buckets)) == (1_000_000, 2)

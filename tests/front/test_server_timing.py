@@ -1,0 +1,86 @@
+"""Server-Timing: the performance member as a field."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from typing import Any
+
+import pytest
+
+from tests.support.fake_backend import FakeBackend
+from tests.support.front import HANDSHAKE, LANES, RECORD, running
+from tests.support.raw_client import request
+from topics.front.answers import Answer
+from topics.front.server_timing import server_timing
+
+
+def field(body: bytes) -> bytes:
+    [(name, value)] = server_timing(Answer(200, body), time.monotonic_ns())
+    assert name == b"server-timing"
+    return value
+
+
+@pytest.mark.parametrize(
+    ("members", "value"),
+    [
+        (b'"server_total_ms":0.620', b"total;dur=0.620"),
+        (
+            b'"server_total_ms":0.620,"wal_append_ms":0.100,"fsync_ms":0.390',
+            b"total;dur=0.620, wal;dur=0.100, fsync;dur=0.390",
+        ),
+        (
+            b'"server_total_ms":0.4,"throttle_wait_ms":12.5,"records_scanned":3',
+            b"total;dur=0.4, throttle;dur=12.5",
+        ),
+    ],
+)
+def test_each_time_of_the_performance_member_is_a_metric(members: bytes, value: bytes) -> None:
+    assert field(b'{"x":{"performance":{"a":1}},"performance":{%b}}' % members) == value
+
+
+@pytest.mark.parametrize("body", [b"", b"up 1\n", b'{"data":"\\"performance\\":{}}"}'])
+def test_an_answer_without_that_member_has_its_total_alone(body: bytes) -> None:
+    assert re.fullmatch(rb"total;dur=[0-9]+\.[0-9]{3}", field(body))
+
+
+@LANES
+@pytest.mark.parametrize("gzip", ["", "gzip"])
+async def test_the_field_is_what_the_answer_says(fast: bool, gzip: str) -> None:
+    backend = FakeBackend(topics={"a": [{"data": "x" * 2000}]})
+    async with running(fast=fast, backend=backend) as run:
+        client = await run.connect()
+        for method, path, body in (
+            ("POST", "/v0/topics/a?server_timing=true", RECORD),
+            ("POST", "/v0/topics/a/diff?server_timing=true", b"{}"),
+            ("GET", "/v0/topics?prefix=a&server_timing=true", b""),
+            ("GET", "/v0/topics/none?server_timing=true", b""),
+            ("GET", "/v0/health?server_timing=true", b""),
+        ):
+            answer = await client.ask(method, path, body, accept_encoding=gzip)
+            total = answer.json()["performance"]["server_total_ms"]
+            name, _, shown = answer.headers["server-timing"].split(", ")[0].partition(";dur=")
+            assert (name, float(shown)) == ("total", total)
+
+
+async def test_a_stream_has_it_too() -> None:
+    async with running() as run:
+        client = await run.connect()
+        await client.say(request("GET", "/v0/ws?server_timing=true", b"", **HANDSHAKE))
+        answer = await client.hear(method="HEAD")
+        assert answer.status == 101
+        assert answer.headers["server-timing"].startswith("total;dur=")
+
+
+@LANES
+async def test_only_those_who_ask_get_it_and_a_wrong_value_is_refused(fast: bool) -> None:
+    async with running(fast=fast) as run:
+        client = await run.connect()
+        for query in ("", "?server_timing=false", "?x=server_timing"):
+            answer = await client.ask("POST", f"/v0/topics/a{query}", RECORD)
+            assert answer.status < 300
+            assert "server-timing" not in answer.headers
+        refused: Any = await client.ask("POST", "/v0/topics/a?server_timing=1", RECORD)
+        assert refused.status == 400
+        assert json.loads(refused.body)["error"]["detail"] == {"parameter": "server_timing"}

@@ -1,0 +1,123 @@
+"""Merge reader: what is copied is read before and checked anew."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.storage.segments.segments_support import add, maps
+from topics.engine.locators import in_extent
+from topics.storage.disk import Damaged
+from topics.storage.segments.merge_reader import MergeReader, Wanted
+from topics.storage.segments.store import SegmentStore
+
+
+def flip(path: Path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(data)
+
+
+def opened(store: SegmentStore) -> MergeReader:
+    reader = MergeReader(store, [*store.segments])
+    reader.open()
+    return reader
+
+
+def test_views_and_flags_are_those_of_the_store(store: SegmentStore) -> None:
+    for number in (1, 2):
+        add(store, number)
+    store.flag_deleted(in_extent(1, 0), [3], 0)
+    store.flag_deleted(in_extent(2, 0), [4], 10)
+    store.write_due_flags(5)
+    reader = opened(store)
+    for number in (1, 2):
+        for extent in range(3):
+            locator = in_extent(number, extent)
+            assert bytes(reader.view(locator).blob) == bytes(store.records(locator).blob)
+            flags, expected = reader.delete_flags(locator), store.delete_flags(locator)
+            assert (flags and bytes(flags)) == (expected and bytes(expected))
+    assert sum(map(bool, bytes(reader.delete_flags(in_extent(2, 0)) or b""))) == 1
+
+
+def test_its_maps_are_not_those_of_readers(store: SegmentStore, folder: Path) -> None:
+    for number in range(1, 9):
+        add(store, number)
+    store.records(in_extent(1, 0))
+    assert store.mapped_count == 1
+    reader = opened(store)
+    for number in range(1, 9):
+        reader.view(in_extent(number, 0))
+    assert store.mapped_count == 1
+    assert len(maps(folder)) == 8
+    del reader
+    assert len(maps(folder)) == 1
+
+
+@pytest.mark.parametrize("where", ["tables", "blob"])
+def test_what_was_found_whole_before_is_checked_again(store: SegmentStore, where: str) -> None:
+    segment = add(store, 1)
+    assert 0 not in segment.checked
+    entry = next(segment.entries())
+    flip(segment.path, entry.offset + 5 if where == "blob" else entry.tables_at + 5)
+    found: list[Damaged] = []
+    segment.on_damage = found.append
+    reader = opened(store)
+    with pytest.raises(Damaged):
+        bytes(reader.view(in_extent(1, 0)).blob)
+    assert [damage.path for damage in found] == [segment.path]
+
+
+def test_a_damaged_directory_is_reported(store: SegmentStore) -> None:
+    segment = add(store, 1)
+    flip(segment.path, segment.trailer.directory_at + 9)
+    with pytest.raises(Damaged, match="directory"):
+        opened(store)
+
+
+def test_a_file_that_is_gone_is_damage(store: SegmentStore) -> None:
+    add(store, 1).path.unlink()
+    with pytest.raises(Damaged):
+        opened(store)
+
+
+def test_live_records_and_tables_are_read_ahead_and_nothing_else(
+    store: SegmentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segment = add(store, 1)
+    entry = next(segment.entries())
+    reader = opened(store)
+    pread, read = os.pread, list[tuple[int, int]]()
+
+    def noted(fd: int, length: int, offset: int) -> bytes:
+        read.append((offset, length))
+        return pread(fd, length, offset)
+
+    monkeypatch.setattr(os, "pread", noted)
+    reader.read_ahead([Wanted(in_extent(1, 0), 0, None)])
+    assert read[0] == (entry.tables_at, entry.tables_len)
+    assert sum(length for _, length in read[1:]) == entry.blob_bytes
+    read.clear()
+    reader.read_ahead([Wanted(in_extent(1, 0), entry.record_count, None)])
+    assert read == [(entry.tables_at, entry.tables_len)]
+    read.clear()
+    reader.read_ahead([Wanted(in_extent(1, 0), 0, bytes([0]) + b"\1" * (entry.record_count - 1))])
+    assert read[1:] == [(entry.offset, 64 << 10)]
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EACCES])
+def test_what_the_disk_cannot_read_is_damage_and_other_errors_are_not(
+    store: SegmentStore, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    add(store, 1)
+    reader = opened(store)
+
+    def fails(*_: object) -> bytes:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "pread", fails)
+    with pytest.raises(Damaged if code == errno.EIO else OSError):
+        reader.read_ahead([Wanted(in_extent(1, 0), 0, None)])

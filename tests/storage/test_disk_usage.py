@@ -1,0 +1,76 @@
+"""Disk usage: bytes of blocks, of files that come and go."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from topics.storage.disk_usage import BLOCK_BYTES, ShardFolders, disk_usage
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> ShardFolders:
+    found = ShardFolders._make(tmp_path / name for name in ShardFolders._fields)
+    for folder in found:
+        folder.mkdir()
+    return found
+
+
+def test_each_folder_counts_its_own_files(folders: ShardFolders) -> None:
+    for mib, folder in enumerate(folders, start=1):
+        for name in ("a", "b"):
+            file = folder / name
+            file.write_bytes(bytes(mib * MIB))
+            with file.open("rb") as opened:
+                os.fsync(opened.fileno())  # some file systems take blocks only then
+    found = disk_usage(folders)
+    sizes = (found.log, found.blobs, found.segments, found.checkpoints, found.linked)
+    # Some file systems take a little more for a file.
+    assert [round(size / MIB) for size in sizes] == [2, 4, 6, 8, 10]
+    at = os.statvfs(folders.log)
+    assert found.free == pytest.approx(at.f_bavail * at.f_frsize, rel=0.1)
+
+
+def test_a_hole_takes_no_room(folders: ShardFolders) -> None:
+    with (folders.segments / "1.seg").open("wb") as file:
+        file.truncate(64 * MIB)
+    assert disk_usage(folders).segments < MIB
+    assert (folders.segments / "1.seg").stat().st_blocks * BLOCK_BYTES < MIB
+
+
+def test_the_newest_checkpoint_is_the_one_that_counts(folders: ShardFolders) -> None:
+    assert disk_usage(folders).checkpoint_ts == 0
+    for name, second in (("1.ckpt", 1_000), ("2.ckpt", 2_000), ("next.reserve", 3_000)):
+        (folders.checkpoints / name).touch()
+        os.utime(folders.checkpoints / name, (second, second))
+    assert disk_usage(folders).checkpoint_ts == 2_000_000
+
+
+def test_files_and_folders_that_go_meanwhile_are_not_there(
+    folders: ShardFolders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        (folders.blobs / name).write_bytes(bytes(MIB))
+    scandir = os.scandir
+
+    def late(folder: Path) -> object:
+        found = scandir(folder)
+        if folder == folders.blobs:
+            (folders.blobs / "a").unlink()
+        return found
+
+    monkeypatch.setattr(os, "scandir", late)
+    folders.linked.rmdir()
+    found = disk_usage(folders)
+    assert found.linked == 0
+    assert found.blobs < 2 * MIB
+
+
+def test_a_folder_of_the_log_that_is_gone_is_an_error(folders: ShardFolders) -> None:
+    folders.log.rmdir()
+    with pytest.raises(FileNotFoundError):
+        disk_usage(folders)

@@ -1,0 +1,101 @@
+"""The hang watch tells of a call that does not return, and of nothing else."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from topics.storage.wal import hang_watch
+from topics.storage.wal.hang_watch import HangWatch
+
+WAIT_S = 10.0
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[HangWatch, queue.SimpleQueue[int]]]:
+    monkeypatch.setattr(hang_watch, "LOOK_S", 0.01)
+    watch, calls = HangWatch(), queue.SimpleQueue[int]()
+    watch.on_hang = calls.put
+    watch.start()
+    yield watch, calls
+    watch.stop()
+
+
+def test_a_call_that_hangs_is_told_of_until_it_returns(
+    told: tuple[HangWatch, queue.SimpleQueue[int]],
+) -> None:
+    watch, calls = told
+    watch.begin()
+    first = [calls.get(timeout=WAIT_S) for _ in range(3)]
+    watch.end()
+    watch.begin()
+    later = [calls.get(timeout=WAIT_S) for _ in range(10)]
+    watch.end()
+    assert len({*first}) == 1
+    assert later[-1] == first[0] + 2, "each call has its number"
+
+
+def test_calls_that_return_are_not_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However they fall between the looks: here each look finds the loop in another call."""
+    looks = 0
+    watch, told = HangWatch(), list[int]()
+    watch.on_hang = told.append
+
+    def look(_timeout: float | None) -> bool:
+        nonlocal looks
+        looks += 1
+        watch.begin()
+        if looks < 50:
+            watch.end()
+            watch.begin()
+        else:
+            watch._is_stopped = True
+        return True
+
+    monkeypatch.setattr(watch._wake, "wait", look)
+    watch._run()
+    assert (looks, told) == (50, [])
+
+
+def test_without_calls_it_sleeps_until_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, waits = HangWatch(), queue.SimpleQueue[float | None]()
+    real = watch._wake.wait
+
+    def wait(timeout: float | None) -> bool:
+        waits.put(timeout)
+        return real(timeout)
+
+    monkeypatch.setattr(hang_watch, "LOOK_S", 0.01)
+    monkeypatch.setattr(watch._wake, "wait", wait)
+    watch.start()
+    for _ in range(3):
+        while waits.get(timeout=WAIT_S) is not None:
+            pass
+        assert waits.empty()
+        watch.begin()
+        watch.end()
+    watch.stop()
+
+
+def test_a_call_that_begins_while_it_falls_asleep_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Early(HangWatch):
+        began = False
+
+        def __setattr__(self, name: str, value: object) -> None:
+            if (name, value, self.began) == ("_is_asleep", True, False):
+                self.__dict__["began"] = True
+                self.begin()  # it does not see that the thread is about to sleep
+            super().__setattr__(name, value)
+
+    monkeypatch.setattr(hang_watch, "LOOK_S", 0.01)
+    told = threading.Event()
+    watch = Early()
+    watch.on_hang = lambda _: told.set()
+    watch.start()
+    assert told.wait(WAIT_S)
+    assert watch.began
+    watch.end()
+    watch.stop()

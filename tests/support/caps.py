@@ -1,0 +1,91 @@
+"""What the tests of caps over all shards ask with (§11): a server with small caps, what is held of
+them as counting says, and proofs that the server counts the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from tests.support.api import Answer, Api, listed, ok, refused
+from tests.support.routers import delete as delete_router
+from tests.support.routers import names as router_names
+
+TOPICS, TOTAL_BYTES = "max_topics", "max_total_bytes"
+PIECE = 900_000  # bytes of a record that helps to fill the server
+
+
+def capped(answer: Answer, limit: str, most: int) -> None:
+    """The refusal that this cap gives."""
+    detail = refused(answer, 429, "throttled")["detail"]
+    assert (detail["limit"], detail["max"]) == (limit, most)
+    assert int(answer.headers["retry-after"]) >= 1
+
+
+def held(api: Api) -> tuple[int, int]:
+    """How many topics there are, and the bytes of their records."""
+    names = listed(api)
+    return len(names), sum(api.state(name)["bytes"] for name in names)
+
+
+def clear(api: Api) -> None:
+    """Delete all that is there."""
+    for router in router_names(api):
+        ok(delete_router(api, router))
+    for topic in listed(api):
+        ok(api.delete(topic))
+
+
+def fill(api: Api, topic: str, most: int) -> None:
+    """Append to ``topic`` until the server holds ``most`` bytes, and not one more."""
+    before = api.state(topic)["bytes"]
+    seq = ok(api.append(topic, "x"))["seqs"][0]
+    frame = api.state(topic)["bytes"] - before - 1 - len(str(seq))
+    while (left := most - held(api)[1]) > 0:
+        seq += 1
+        size = left if left <= PIECE else PIECE - 200
+        ok(api.append(topic, "x" * (size - frame - len(str(seq)))))
+    assert held(api)[1] == most
+
+
+def counts_agree(api: Api, max_topics: int, max_bytes: int) -> None:
+    """The server takes just as many topics and bytes as counting leaves room for."""
+    topics, _ = held(api)
+    probes = [f"probe-{number}" for number in range(topics, max_topics)]
+    for name in probes:
+        ok(api.put(name), 201)
+    capped(api.put("one-more"), TOPICS, max_topics)
+    filled = probes[0] if probes else listed(api)[0]
+    fill(api, filled, max_bytes)
+    for name in {*probes, filled}:
+        capped(api.append(name, 1), TOTAL_BYTES, max_bytes)
+    for name in probes:
+        ok(api.delete(name))
+
+
+def at_once(
+    address: tuple[str, int], count: int, work: Callable[[Api, int], list[Answer]]
+) -> list[Answer]:
+    """What so many clients get, each from a connection of its own."""
+
+    def one(number: int) -> list[Answer]:
+        with Api(address) as api:
+            return work(api, number)
+
+    with ThreadPoolExecutor(count) as pool:
+        return [answer for found in pool.map(one, range(count)) for answer in found]
+
+
+def statuses(answers: Iterable[Answer]) -> dict[int, int]:
+    """How many answers have each status."""
+    found: dict[int, int] = {}
+    for answer in answers:
+        found[answer.status] = found.get(answer.status, 0) + 1
+    return found
+
+
+def body_of(size: int, **fields: Any) -> dict[str, Any]:
+    """The body of an append whose records have about ``size`` bytes in all."""
+    count = max(size // PIECE, 1)
+    return {"records": [{"data": "x" * (size // count)}] * count, **fields}

@@ -1,0 +1,159 @@
+"""Servers that need not import: forks of a process that has loaded all of them once.
+
+    tests ── Zygote ──socket pair──> program: imports, then forks a server for each request
+                                         └── server: a session of its own, as if it was just started
+
+A server takes four fifths of its first CPU second for imports, and the tests start thousands. What
+is left out is the start of the interpreter alone: the fork has the environment, the folder and the
+standard files that it is given, and runs the same module as ``python -m``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import IO, Any
+
+from setproctitle import setproctitle
+
+SAID_MAX = 1 << 20
+LOADED = (
+    "topics.cli",
+    "topics.process.serve",
+    "topics.process.front",
+    "topics.front.http.cold_lane",
+    "topics.process.shard_writer",
+)
+
+
+class Forked:
+    """A server that a zygote has forked, with what its users need of ``subprocess.Popen``."""
+
+    def __init__(self, zygote: Zygote, pid: int, stderr: IO[bytes]) -> None:
+        self.pid, self.stderr = pid, stderr
+        self._zygote, self._handle = zygote, os.pidfd_open(pid)
+        self.returncode: int | None = None
+
+    def __del__(self) -> None:
+        os.close(self._handle)
+
+    def poll(self) -> int | None:
+        """The exit code; None while it runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout_s: float) -> int:
+        """The exit code, below 0 for a signal; ``subprocess.TimeoutExpired``."""
+        if self.returncode is None:
+            poll = select.poll()
+            poll.register(self._handle, select.POLLIN)
+            if not poll.poll(timeout_s * 1000):
+                raise subprocess.TimeoutExpired("topics", timeout_s)
+            self.returncode = self._zygote.reap(self.pid)
+        return self.returncode
+
+
+class Zygote:
+    """The process that forks, from the first server on until it is closed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+
+    def _begin(self) -> socket.socket:
+        self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with other:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(other.fileno())],
+                cwd=Path(__file__).parents[2],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[other.fileno()],
+            )
+        return self._socket
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._process.wait()
+
+    def start(self, module: str, cwd: Path, env: dict[str, str]) -> Forked:
+        """Run ``python -m MODULE serve``; its stderr is a pipe."""
+        ours, theirs = os.pipe()
+        stderr = os.fdopen(ours, "rb")
+        try:
+            pid = self._ask({"module": module, "cwd": str(cwd), "env": env}, theirs)
+        finally:
+            os.close(theirs)
+        return Forked(self, pid, stderr)
+
+    def reap(self, pid: int) -> int:
+        """The exit code of a server that has ended."""
+        return self._ask({"reap": pid})
+
+    def _ask(self, asked: dict[str, Any], *descriptors: int) -> int:
+        with self._lock:
+            sock = self._socket or self._begin()
+            socket.send_fds(sock, [json.dumps(asked).encode()], descriptors)
+            answer = sock.recv(SAID_MAX)
+        assert answer, "the zygote has died"
+        return int(answer)
+
+
+def main(sock: socket.socket) -> None:
+    """Fork and reap as asked, until nobody can ask any more."""
+    for name in LOADED:
+        __import__(name)
+    # It finds the room for titles by the environment that the process was started with.
+    setproctitle("tests: zygote")
+    while True:
+        said, descriptors, _, _ = socket.recv_fds(sock, SAID_MAX, 1)
+        if not said:
+            return
+        asked = json.loads(said)
+        if "reap" in asked:
+            _, status = os.waitpid(asked["reap"], 0)
+            sock.send(b"%d" % os.waitstatus_to_exitcode(status))
+        elif os.fork() == 0:
+            become(asked, descriptors[0], sock)
+        else:
+            os.close(descriptors[0])
+
+
+def become(asked: dict[str, Any], stderr: int, sock: socket.socket) -> None:
+    """Be the server; it tells its pid when it leads a session."""
+    os.setsid()
+    os.dup2(stderr, 2)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    os.chdir(asked["cwd"])
+    os.environ.clear()
+    os.environ.update(asked["env"])
+    sock.send(b"%d" % os.getpid())
+    sock.close()
+    os.closerange(3, max(stderr, 64))
+    sys.argv = ["topics", "serve"]
+    code = 1
+    try:
+        runpy.run_module(asked["module"], run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the tests end it
+    main(socket.socket(fileno=int(sys.argv[1])))

@@ -1,0 +1,198 @@
+"""What the programs in ``tests/bench`` rely on: names of the product, and their own arithmetic."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.bench.hop_paths import Stamped, Step, hops_of
+from tests.bench.peers import beanstalkd, nats, redis
+from tests.bench.peers.load import MARK, RECORD, Stream
+from tests.bench.peers.replies import BadReply, Http, Marks, Reply
+from tests.bench.preload.hop_stamps import BORDER_BITS, NUMBERS, At, Stamps
+from tests.bench.report import Results, Runs, grid, nothing, page, rates, ratios
+
+ROOT = Path(__file__).parent.parent
+PATH = (Step("in", "front", "recv"), Step("turn", "shard", "settle"), Step("out", "", ""))
+
+
+def stamped(folder: Path, name: str, *stamps: tuple[int, str]) -> Stamped:
+    """A file of stamps as a process leaves it."""
+    words = array("Q", [len(stamps), *(ns << BORDER_BITS | NUMBERS[at] for ns, at in stamps)])
+    (folder / name).write_bytes(words.tobytes() + bytes(64))
+    return Stamped(folder / name)
+
+
+def test_a_hop_is_the_time_between_two_borders_of_one_request(tmp_path: Path) -> None:
+    front = stamped(tmp_path, "front", (1000, "recv"), (5000, "send"), (12_000, "recv"))
+    shard = stamped(tmp_path, "shard", (500, "settle"), (3000, "settle"), (15_000, "settle"))
+    spans = [(0, 9000), (10_000, 20_000)]
+    hops = hops_of(spans, PATH, {"front": [front], "shard": [shard]})
+    assert hops == {"total": [9, 10], "in": [1, 2], "turn": [2, 3], "out": [6, 5]}
+
+
+def test_a_border_that_is_not_reached_belongs_to_the_next_hop(tmp_path: Path) -> None:
+    front, shard = stamped(tmp_path, "front", (1000, "recv")), stamped(tmp_path, "shard")
+    hops = hops_of([(0, 9000)], PATH, {"front": [front], "shard": [shard]})
+    assert (hops.median("in"), hops.median("turn"), hops.median("out")) == (1, None, 8)
+
+
+def test_the_syncs_of_the_loop_are_told_from_those_of_threads(tmp_path: Path) -> None:
+    stamps, sync = Stamps(tmp_path), NUMBERS["synced"]
+    began = time.monotonic_ns()
+    stamps.take(sync)
+    middle = time.monotonic_ns()
+    thread = threading.Thread(target=stamps.take, args=(sync,))
+    thread.start()
+    thread.join()
+    shard, steps = Stamped(tmp_path / str(os.getpid())), (Step("sync", "shard", "synced"),)
+    spans = [(began, middle), (middle, time.monotonic_ns())]
+    hops = hops_of(spans, steps, {"shard": [shard]})
+    assert (hops.synced, hops.synced_by_loop, len(hops["sync"])) == (2, 1, 2)
+
+
+def test_a_wrapped_function_does_what_it_did_and_leaves_stamps(tmp_path: Path) -> None:
+
+    stamps = Stamps(tmp_path)
+    read = stamps.wrap(lambda *, at: b"ab"[at:], At.LEAVE_WITH, NUMBERS["recv"])
+    write = stamps.wrap(len, At.ENTER, NUMBERS["send"])
+    assert (read(at=0), read(at=2), write("abc")) == (b"ab", b"", 3)
+    found = Stamped(tmp_path / str(os.getpid()))
+    assert (found.count("recv"), found.count("send")) == (1, 1)
+
+
+INSTALL = """
+import sys
+from pathlib import Path
+from tests.bench.preload.hop_stamps import SERVER, Stamps, install
+print(install(Stamps(Path(sys.argv[1])), SERVER))
+"""
+
+
+@pytest.mark.slow
+def test_every_border_of_the_hop_table_is_a_function_of_this_checkout(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", INSTALL, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "[]\n"
+
+
+ENTRY = b"*2\r\n$15\r\n1700000000000-%d\r\n*2\r\n$1\r\nd\r\n$200\r\n" + RECORD + b"\r\n"
+ENTRIES = ENTRY % 1 + ENTRY % 2
+MESSAGE = b"MSG inbox.1 1 4\r\nab\r\n\r\n"
+REPLIES: dict[str, tuple[Callable[[], Reply], bytes]] = {
+    "http": (Http, b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc"),
+    "http, empty": (Http, b"HTTP/1.1 204 No Content\r\nX: y\r\n\r\n"),
+    "http, chunks": (
+        Http,
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\n0\r\n\r\n2\r\nab\r\n0\r\n\r\n",
+    ),
+    "redis, two ids": (lambda: Marks(b"\r\n", 4, bad=b"-"), b"$3\r\n1-1\r\n$3\r\n1-2\r\n"),
+    "redis, range": (redis.Page, b"*2\r\n" + ENTRIES),
+    "redis, stream": (redis.Page, b"*1\r\n*2\r\n$5\r\nbench\r\n*2\r\n" + ENTRIES),
+    "redis, nothing": (redis.Page, b"*0\r\n"),
+    "nats, two answers": (lambda: nats.Answers(2), b"+OK\r\n" + MESSAGE * 2),
+    "nats, batch": (
+        nats.Batch,
+        MESSAGE + b"HMSG got 1 16 16\r\nNATS/1.0 204 EOB\r\nNats-Num-Pending: 0\r\n\r\n\r\n",
+    ),
+    "beanstalkd, two reserves": (
+        lambda: beanstalkd.Reserved(2),
+        b"RESERVED 12 3\r\nabc\r\nTIMED_OUT\r\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REPLIES)
+def test_a_reply_ends_with_its_last_byte_however_it_is_cut_again_and_again(name: str) -> None:
+    make, data = REPLIES[name]
+    bodies = set()
+    for at in range(1, len(data)):
+        reply = make()
+        for _ in range(2):
+            assert not reply.feed(data[:at]), at
+            assert reply.feed(data[at:]), at
+            bodies.add(reply.body)
+    reply = make()
+    assert [reply.feed(bytes([byte])) for byte in data] == [False] * (len(data) - 1) + [True]
+    assert bodies == {reply.body}
+
+
+def test_chunks_are_joined() -> None:
+    make, data = REPLIES["http, chunks"]
+    reply = make()
+    assert reply.feed(data)
+    assert reply.body == b"0\r\nab"
+
+
+@pytest.mark.parametrize(
+    ("reply", "data"),
+    [
+        (Http(), b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n"),
+        (Http(bad=b"[false"), b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\n[false]"),
+        (Marks(b"\r\n", bad=b"-"), b"-ERR\r\n"),
+        (Marks(b"\r\n", 4, bad=b"-"), b"$3\r\n1-1\r\n-ERR no\r\n"),
+    ],
+)
+def test_a_refusal_is_not_counted_as_an_answer(reply: Reply, data: bytes) -> None:
+    with pytest.raises(BadReply):
+        reply.feed(data)
+
+
+@pytest.mark.parametrize("size", [1, 7, 300])
+def test_a_subscriber_counts_each_record_once(size: int) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        stream, count = Stream(ours), 0
+        data = b"".join(b"data: %b\n\n" % RECORD for _ in range(3))
+        for at in range(0, len(data), size):
+            theirs.sendall(data[at : at + size])
+            count += stream.take()
+    assert count == 3 == data.count(MARK)
+
+
+def runs(*values: float, wrong: str = "") -> Runs:
+    return {"values": [*values], "cpu_us": [], "wrong": [wrong] if wrong else []}
+
+
+def measured() -> Results:
+    results = nothing()
+    results["versions"] = {"topics": "1", "redis": "7.0", "nats": "2"}
+    results["cells"] = {
+        "live 1, ms": {"topics": runs(2.0), "redis": runs(1.0)},
+        "append fsync 1 x 1": {
+            "topics": runs(3000, 1000, 2500),
+            "redis": runs(1250, wrong="holds 1, 2 expected"),
+            "nats": runs(),
+        },
+    }
+    return results
+
+
+def test_above_one_is_better_for_rates_and_for_delays() -> None:
+    assert ratios(measured()) == [
+        ["", "redis", "nats"],
+        ["append fsync 1 x 1", "2.00", ""],
+        ["live 1, ms", "0.50", ""],
+    ]
+
+
+def test_rates_are_medians_with_the_spread_of_ours() -> None:
+    assert rates(measured())[1] == ["append fsync 1 x 1", "2,500", "1,250", "", "80%"]
+
+
+def test_the_page_says_what_did_not_agree() -> None:
+    assert "- append fsync 1 x 1, redis: holds 1, 2 expected\n" in page(measured())
+    assert "No figures" in page(nothing())
+
+
+def test_a_table_has_its_figures_to_the_right() -> None:
+    assert grid([["", "a"], ["x", "10"]]) == "|   |  a |\n|---|---:|\n| x | 10 |"

@@ -1,0 +1,145 @@
+"""Key table: the keys that count, in memory that the supervisor and all fronts share.
+
+    offset   size  field
+    0        8     generation  of the keys that count; 0: none were published yet
+    8        8                 not used
+    16       n     half 0      the keys of even generations
+    16 + n   n     half 1      the keys of odd generations
+
+    half     size  field
+    0        4     length      of the entries, in bytes
+    4        -     entries     one for each key
+
+    entry    size  field
+    0        32    digest        SHA-256 of the secret
+    32       4     slot          in the limits ledger
+    36       1     scopes        `Scope`
+    37       4     prefixes_len  0: every name
+    41       -     prefixes      joined by "|"
+
+Integers little-endian. The supervisor writes the half that does not count, then the generation. So
+a reader that finds the same generation before and after its copy has a whole half, and a front that
+starts in the middle of a change does not wait. There are digests here, never secrets.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Iterator
+
+from topics.actors.link.board import FrontWords
+from topics.actors.link.fences import load_fences
+from topics.engine.access import Access, Principal, Scope
+
+TABLE_HEADER = struct.Struct("<Q8x")
+LENGTH = struct.Struct("<I")
+ENTRY = struct.Struct("<32sIBI")
+assert TABLE_HEADER.size == 16
+assert ENTRY.size == 41
+
+ROOM_MIN_BYTES = 1024 * 1024  # of a half; pages that nobody writes take no memory
+GROWTH = 4  # the keys may become so many times as long as they were at the start
+
+
+class KeyTable:
+    """The memory, made by the supervisor before the first fork."""
+
+    def __init__(self, half_bytes: int = ROOM_MIN_BYTES) -> None:
+        """A table without keys, of generation 0."""
+        whole = -(-half_bytes // 8) * 8
+        self._half_bytes = whole
+        self._bytes = memoryview(mmap.mmap(-1, TABLE_HEADER.size + 2 * whole))
+        self._generation = self._bytes[:8].cast("Q")
+        self._order = load_fences().order
+
+    @classmethod
+    def of(cls, access: Access) -> KeyTable:
+        """A table with these keys and room for more."""
+        table = cls(max(ROOM_MIN_BYTES, GROWTH * len(encode(access))))
+        table.publish(access)
+        return table
+
+    @property
+    def generation(self) -> int:
+        """Grows with every change of the keys."""
+        return int(self._generation[0])
+
+    def publish(self, access: Access) -> None:
+        """Let these keys count from now on. Only the supervisor. Raises ValueError when they are
+        longer than the table.
+        """
+        half, generation = encode(access), self.generation + 1
+        if len(half) > self._half_bytes:
+            raise ValueError("the keys and their prefixes are too long for this server")
+        start = self._start(generation)
+        self._bytes[start : start + len(half)] = half
+        self._fence()
+        self._generation[0] = generation
+
+    def read(self) -> tuple[int, Access]:
+        """The generation and its keys."""
+        while True:
+            generation = self.generation
+            self._fence()
+            start = self._start(generation)
+            (length,) = LENGTH.unpack_from(self._bytes, start)
+            whole = LENGTH.size + min(length, self._half_bytes - LENGTH.size)
+            half = bytes(self._bytes[start : start + whole])
+            self._fence()
+            if self.generation == generation:
+                return generation, decode(half)
+
+    def _start(self, generation: int) -> int:
+        return TABLE_HEADER.size + generation % 2 * self._half_bytes
+
+    def _fence(self) -> None:
+        if self._order:
+            self._order()
+
+
+class KeyReader:
+    """A front's view of the table. ``access``: the keys at the start of the front."""
+
+    def __init__(self, table: KeyTable, words: FrontWords) -> None:
+        self._table, self._words = table, words
+        self._generation, self.access = table.read()
+        words.keys_generation = self._generation
+
+    def changed(self) -> Access | None:
+        """The keys, when they have changed. The caller goes by them before it admits anything else:
+        the supervisor is told that the earlier ones are out of use.
+        """
+        if self._table.generation == self._generation:
+            return None
+        self._generation, access = self._table.read()
+        self._words.keys_generation = self._generation
+        return access
+
+
+def encode(access: Access) -> bytes:
+    """The keys as a half of the table."""
+    entries = []
+    for one in access.principals:
+        prefixes = "|".join(one.prefixes or ()).encode()
+        entries.append(ENTRY.pack(one.digest, one.slot, one.scopes.value, len(prefixes)))
+        entries.append(prefixes)
+    whole = b"".join(entries)
+    return LENGTH.pack(len(whole)) + whole
+
+
+def decode(half: bytes) -> Access:
+    """The keys that `encode` made a half of."""
+    return Access(_principals(half))
+
+
+def _principals(half: bytes) -> Iterator[Principal]:
+    at = LENGTH.size
+    while at < len(half):
+        digest, slot, scopes, prefixes_len = ENTRY.unpack_from(half, at)
+        at += ENTRY.size
+        prefixes = half[at : at + prefixes_len].decode()
+        at += prefixes_len
+        yield Principal(
+            digest, Scope(scopes), tuple(prefixes.split("|")) if prefixes else None, slot
+        )

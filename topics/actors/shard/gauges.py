@@ -1,0 +1,173 @@
+"""Gauges: what a shard measures of itself for the metrics, told to the board twice a second
+(``decisions/0031``).
+
+    commit, expiry --> touched topics --beat, some topics a turn--> sums --> told
+    a thread, now and then --> what the files take -----------------^
+
+What costs more than a look is not measured on the path of a request. A beat counts again only the
+topics that have changed since the last one (`topics.engine.usage`), and tells when it has counted
+the last of them: so what is told holds for the time of a beat, and is told in less than two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Final, TypeAlias
+
+import structlog
+import trio
+
+from topics.actors.shard.context import ShardContext
+from topics.actors.shard.sealing.sealing import Sealing
+from topics.actors.shard.service import Service
+from topics.engine.changes.change import Change
+from topics.engine.usage import Usage
+from topics.storage.disk_usage import DiskUsage, ShardFolders, disk_usage
+from topics.storage.recovery.steps import Shard
+
+BEAT_S: Final = 0.5
+DISK_S: Final = 10.0  # between two looks at all files
+FIRST_LOOK_MAX_S: Final = 1.0  # a disk that hangs does not keep the rest from being told
+
+Values: TypeAlias = Mapping[str, int | Sequence[int]]
+
+log: Final = structlog.get_logger()
+
+
+class Gauges(Service):
+    """Measures one shard. ``tell`` gets the values by the names of the metrics; nothing is counted
+    before it is set.
+    """
+
+    def __init__(self, context: ShardContext, shard: Shard, sealing: Sealing) -> None:
+        self._context, self._commits, self._engine = context, context.commits, context.engine
+        self._shard, self._sealing = shard, sealing
+        self.tell: Callable[[Values], object] | None = None
+        self._usage = Usage(self._engine.topics.values(), context.now.ms)
+        context.note_changed = self._usage.touch
+        self._is_counting = False
+        self._losses = self._commits.losses
+        self._turns = self._waiting_peak = 0
+        self._disk = DiskUsage._make([0] * len(DiskUsage._fields))  # until it is known
+
+    # What is noted as it happens
+
+    def on_commit(self, change: Change) -> None:
+        """The topic is to be counted again."""
+        if change.topic is not self._engine.table.shard_topic:
+            self._usage.touch(change.topic)
+
+    def on_turn(self) -> bool:
+        """Note how much waits for the log when a turn is over."""
+        self._turns += 1
+        waiting = len(self._commits)
+        if waiting > self._waiting_peak:
+            self._waiting_peak = waiting
+        return False
+
+    # The beat
+
+    async def run(self) -> None:
+        """Beat from now on, in turns, and look at the files now and then."""
+        deadlines = self._context.deadlines
+        with trio.move_on_after(FIRST_LOOK_MAX_S):  # what is told first is whole, if it can be
+            await self._look_at_files()
+        deadlines.call_at(-math.inf, partial(deadlines.call_every, BEAT_S, self.beat))
+        while True:
+            await trio.sleep(DISK_S)
+            await self._look_at_files()
+
+    async def _look_at_files(self) -> None:
+        try:
+            self._disk = await trio.to_thread.run_sync(
+                disk_usage, self._folders(), abandon_on_cancel=True
+            )
+        except OSError as error:
+            log.warning("disk usage unknown", error=str(error))
+
+    def _folders(self) -> ShardFolders:
+        shard = self._shard
+        return ShardFolders(
+            log=shard.wal.folder,
+            blobs=shard.wal.blobs.folder,
+            segments=shard.segments.folder,
+            checkpoints=shard.checkpoint_folder,
+            linked=shard.wal.linked.folder,
+        )
+
+    def beat(self) -> None:
+        """Count what has changed; `tell` follows in this turn, or in one soon."""
+        if self.tell is None:
+            return
+        if self._losses != self._commits.losses:
+            # Topics that were made or deleted may have been counted, and are undone.
+            self._losses = self._commits.losses
+            self._usage.begin_anew(self._engine.topics.values())
+        self._usage.begin(self._context.now.ms)
+        if not self._is_counting:
+            self._count()
+
+    def _count(self) -> None:
+        self._is_counting = self._usage.step(self._context.now.ms)
+        if self._is_counting:
+            # In a turn of its own: messages come between.
+            self._context.deadlines.call_at(-math.inf, self._count)
+        elif self.tell is not None:
+            self.tell(self._values())
+
+    def _values(self) -> Values:
+        return {
+            **self._usage_values(),
+            **self._log_values(),
+            **self._file_values(),
+            "topics_routers": len(self._engine.routers),
+            "topics_turns_total": self._turns,
+        }
+
+    def _usage_values(self) -> Values:
+        sums = self._usage.sums
+        return {
+            "topics_topics": sum(sums.by_class),
+            "topics_topics_by_class": sums.by_class,
+            "topics_queue_topics": sums.queues,
+            "topics_records_live": sums.records,
+            "topics_bytes_live": sums.bytes,
+            "topics_idempotency_keys": sums.keys,
+            "topics_queue_leases_in_flight": sums.leases,
+            "topics_queue_delayed": sums.delayed,
+        }
+
+    def _log_values(self) -> Values:
+        counted = self._shard.wal.counters
+        return {
+            "topics_wal_frames_total": counted.frames,
+            "topics_wal_batches_total": counted.batches,
+            "topics_wal_fsyncs_total": counted.fsyncs,
+            "topics_wal_loop_fsyncs_total": counted.loop_fsyncs,
+            "topics_wal_bytes_written_total": counted.bytes_written,
+            "topics_wal_rotations_total": counted.rotations,
+            "topics_wal_queue_depth": len(self._commits),
+            "topics_wal_queue_depth_peak": self._waiting_peak,
+            "topics_wal_submit_full_total": self._context.refused_writes,
+            "topics_wal_read_only": int(self._context.room.broken is not None),
+            "topics_wal_fsync_latency_us": tuple(counted.sync_us),
+            "topics_seal_backlog_files": self._sealing.backlog_files,
+        }
+
+    def _file_values(self) -> Values:
+        disk = self._disk
+        age_ms = max(self._context.now.ts - disk.checkpoint_ts, 0) if disk.checkpoint_ts else 0
+        return {
+            "topics_segment_files": len(self._shard.segments.segments),
+            "topics_segments_merged_total": self._sealing.merging.merged,
+            "topics_segment_merged_bytes_total": self._sealing.merging.written_bytes,
+            "topics_disk_free_bytes": disk.free,
+            "topics_log_bytes": disk.log,
+            "topics_blob_bytes": disk.blobs,
+            "topics_segment_bytes": disk.segments,
+            "topics_checkpoint_bytes": disk.checkpoints,
+            "topics_linked_bytes": disk.linked,
+            "topics_checkpoint_age_ms": age_ms,
+        }

@@ -1,0 +1,336 @@
+"""Merging: copies the live records of many segments into one (decision 0044).
+
+    choose      neighbours in the log whose live records are few (``choice.py``)
+    build       their live records by topic, written aside and synced (``merge_contents.py``)
+    install     the index names the new extents, topic after topic; no checkpoint meanwhile
+    checkpoint  names the new segment and not the old ones (``checkpointing.py``)
+    reclaim     old files go when neither checkpoint on disk names them (``reclaim.py``)
+
+A crash before that checkpoint leaves the old segments, which all checkpoints on disk name, and the
+log with the deletes since. A record that goes before the install is not named by the index, or is
+flagged in the new segment at the install; one that goes later is flagged there as in any other.
+
+Records are copied only where their checksums hold. A segment with damage stays as it is, for its
+readers are told of it, and divides what is merged.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterator
+from itertools import chain, starmap
+from typing import Final, NamedTuple, TypeVar
+
+import structlog
+import trio
+
+from topics.actors.shard.group_commit import GroupCommit
+from topics.actors.shard.sealing.building import Pause, write_segment
+from topics.actors.shard.sealing.choice import (
+    RUN_MIN_SEGMENTS,
+    STEP_ENTRIES,
+    Candidate,
+    LiveRoom,
+    choose_run,
+)
+from topics.actors.shard.sealing.contents import current_flags
+from topics.actors.shard.sealing.merge_contents import STEP_RECORDS, MergeContents, MergedTopic
+from topics.actors.shard.sealing.reclaim import Reclaim
+from topics.config import TUNING
+from topics.engine.locators import Locator, in_extent
+from topics.engine.merged import MergedExtent, replace_merged
+from topics.engine.record_index import IndexEntry
+from topics.engine.topic import Topic
+from topics.formats.disk.extent_view import ExtentView
+from topics.formats.disk.records import live_runs
+from topics.formats.disk.segment import SegmentHeader
+from topics.formats.ranges import IndexRun
+from topics.storage.disk import Damaged, check_room
+from topics.storage.recovery.steps import Shard
+from topics.storage.segments.file import Segment
+from topics.storage.segments.maps import MappedSegment
+from topics.storage.segments.merge_reader import MergeReader, Wanted
+
+READ_AHEAD_EXTENTS: Final = 256  # read by one call of a thread
+_LATE: Final = re.compile(rb"\x01+")
+log = structlog.get_logger()
+
+
+Result = TypeVar("Result")
+
+
+class _Copy(NamedTuple):
+    """An extent of the new segment, as it was written. ``entry.size``: bytes of what lived then;
+    ``deleted``: the flags in the file.
+    """
+
+    entry: IndexEntry
+    extent: int
+    deleted: bytes
+
+
+class _Built(NamedTuple):
+    """A segment that is written, and the topics that do not name it yet."""
+
+    segment: Segment
+    merged: list[int]
+    reader: MergeReader
+    contents: MergeContents
+    topics: dict[int, MergedTopic]
+    mapped: MappedSegment
+    copies: dict[int, list[_Copy]]  # by topic
+    began: float
+
+
+class Merging:
+    """Merges segments of a shard, a run of them at a time. Runs in the task that seals."""
+
+    def __init__(self, shard: Shard, commits: GroupCommit, reclaim: Reclaim, pause: Pause) -> None:
+        self._engine, self._segments, self._wal = shard.engine, shard.segments, shard.wal
+        self._commits, self._reclaim, self._pause = commits, reclaim, pause
+        self._damaged: set[int] = set()  # segments that stay as they are
+        self._built: _Built | None = None
+        self.is_due = True  # segments may have come or lost records since the last look
+        self.merged = 0  # segments that became part of others, since the start of the process
+        self.written_bytes = 0  # of merged segments, likewise
+
+    async def merge(self, next_number: Callable[[], int]) -> None:
+        """Merge the segments of one run, if there is one. Raises OSError: then all is as it was, or
+        `finish` goes on.
+        """
+        self.is_due = False
+        run = await self._choose()
+        if not run:
+            return
+        try:
+            self._built = await self._build(run, next_number())
+        except Damaged as damage:
+            segments = self._segments.segments
+            found = {number for number in run if segments[number].path == damage.path}
+            self._damaged |= found or {*run}
+        else:
+            await self.finish()
+        self.is_due = True
+
+    # Which segments
+
+    async def _choose(self) -> list[int]:
+        named = self._reclaim.named_segments
+        if len(named) < RUN_MIN_SEGMENTS or not TUNING.merging:
+            return []
+        room = LiveRoom()
+        await self._in_steps(_count_all(room, self._topics()))
+        candidates = [self._candidate(number, room) for number in named]
+        run = choose_run(candidates, self._wal.file_bytes)
+        if run:
+            live = sum(room.bytes.get(number, 0) for number in run)
+            try:  # the log needs room for its next file meanwhile
+                check_room(self._segments.folder, live + self._wal.file_bytes)
+            except OSError:
+                return []
+        return run
+
+    def _topics(self) -> list[Topic]:
+        """All topics with records. The delete of one that is leaving may be undone."""
+        return [*self._engine.by_id.values(), *self._commits.leaving()]
+
+    def _candidate(self, number: int, room: LiveRoom) -> Candidate:
+        segment = self._segments.segments[number]
+        stays = number in self._damaged or segment.findings
+        live = None if stays else room.bytes.get(number, 0)
+        return Candidate(number, live, segment.size)
+
+    # The copy
+
+    async def _build(self, run: list[int], number: int) -> _Built:
+        began, segments = time.monotonic(), self._segments.segments
+        topics: dict[int, MergedTopic] = {}
+        reader = MergeReader(self._segments, run)
+        contents = MergeContents(reader, topics, run)
+        await self._in_steps(_find_all(topics, self._topics(), contents.is_merged))
+        await trio.to_thread.run_sync(reader.open)
+        await self._read_ahead(reader, contents)
+        base, end = segments[run[0]].header.base, segments[run[-1]].header.end
+        segment = await write_segment(
+            self._segments,
+            SegmentHeader(self._segments.shard, number, base, end),
+            contents.sources(),
+            contents.delete_flags,
+            self._pause,
+        )
+        try:
+            mapped = await trio.to_thread.run_sync(MappedSegment, segment)
+            copies = await self._in_steps(_copies(segment, mapped))
+        except BaseException:
+            segment.path.unlink(missing_ok=True)
+            raise
+        return _Built(segment, run, reader, contents, topics, mapped, copies, began)
+
+    async def _read_ahead(self, reader: MergeReader, contents: MergeContents) -> None:
+        """Records that the disk has to bring first would hold up the loop."""
+        some: list[Wanted] = []
+        for wanted in contents.wanted():
+            some.append(wanted)
+            if len(some) == READ_AHEAD_EXTENTS:
+                await trio.to_thread.run_sync(reader.read_ahead, some)
+                some = []
+        await trio.to_thread.run_sync(reader.read_ahead, some)
+
+    async def _in_steps(self, steps: Generator[int, None, Result]) -> Result:
+        """What the steps come to, with a pause after some. A step yields how much it has looked
+        at.
+        """
+        looked, step_began = 0, time.monotonic()
+        while True:
+            try:
+                looked += next(steps)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+            if looked >= STEP_ENTRIES:
+                await self._pause(step_began)
+                looked, step_began = 0, time.monotonic()
+
+    # The index
+
+    async def finish(self) -> None:
+        """Install the segment that is built, if there is one. Raises OSError or `Damaged`: then no
+        checkpoint may be written before a call has succeeded.
+        """
+        for _ in self._install():
+            await trio.lowlevel.checkpoint()
+
+    def finish_now(self) -> None:
+        """As `finish`, in one step: at a stop."""
+        for _ in self._install():
+            pass
+
+    def _install(self) -> Iterator[None]:
+        """Let the index name the new extents instead of the old ones, topic after topic. Each that
+        is done leaves ``topics``, so a later call continues after an error.
+        """
+        if self._built is None:
+            return
+        built = self._built
+        segment, merged, topics = built.segment, built.merged, built.topics
+        self._reclaim.begin_install(segment.number)
+        self._segments.add(segment)
+        for topic_id in [*topics]:
+            self._install_topic(built, topics[topic_id])
+            del topics[topic_id]
+            yield
+        assert self._reclaim.are_unused(merged), "the index names none of the old extents"
+        self._built = None
+        self._reclaim.end_install()
+        self.merged += len(merged)
+        self.written_bytes += segment.size
+        log.info(
+            "segments merged",
+            segment=segment.number,
+            segments=len(merged),
+            extents=segment.trailer.entry_count,
+            records=segment.trailer.record_count,
+            bytes=segment.size,
+            seconds=round(time.monotonic() - built.began, 3),
+        )
+
+    def _install_topic(self, built: _Built, merged: MergedTopic) -> None:
+        topic, first_seq, last_seq = merged
+        used: list[MergedExtent] = []
+        unused: list[Locator] = []
+        for copy in built.copies.get(topic.id, ()):
+            extent = self._flag_late_deletes(built, topic, copy)
+            if extent.gone < copy.entry.record_count:
+                used.append(extent)
+            else:
+                unused.append(copy.entry.locator)
+        before = topic.bytes
+        contents, store = built.contents, self._commits.store
+        replace_merged(topic, used, first_seq, last_seq, contents.is_merged, store)
+        if topic.bytes != before:
+            self._engine.recharge(topic)
+        self._reclaim.add_extents(built.segment.number, len(used), unused)
+
+    def _flag_late_deletes(self, built: _Built, topic: Topic, copy: _Copy) -> MergedExtent:
+        """Set the delete flags of what went after the copy was made; the extent as it is now."""
+        entry, number, deleted = copy
+        now = current_flags(built.reader, topic, entry.first_seq, entry.record_count)
+        gone = now.count(1)
+        if gone == deleted.count(1):
+            return MergedExtent(entry, gone)
+        late, view = [*_late_runs(now, deleted)], built.mapped.view(number)
+        indexes = chain.from_iterable(starmap(range, late))
+        self._segments.flag_deleted(entry.locator, indexes, self._commits.store.committed_to)
+        size = entry.size - sum(view.size(start, stop) for start, stop in late)
+        return MergedExtent(entry._replace(size=size), gone)
+
+
+def _count_all(room: LiveRoom, topics: list[Topic]) -> Generator[int, None, None]:
+    for topic in topics:
+        yield from room.count(topic)
+
+
+def _find_all(
+    found: dict[int, MergedTopic], topics: list[Topic], is_merged: Callable[[Locator], bool]
+) -> Generator[int, None, None]:
+    """Find the topics of which entries are merged."""
+    for topic in topics:
+        merged = yield from _merged_topic(topic, is_merged)
+        if merged is not None:
+            found[topic.id] = merged
+
+
+def _merged_topic(
+    topic: Topic, is_merged: Callable[[Locator], bool]
+) -> Generator[int, None, MergedTopic | None]:
+    """The topic, if one of its entries is merged. It may change between two steps."""
+    first_seq = last_seq = seq = 0
+    index = topic.index
+    while True:
+        at = index.find(seq)
+        stop = min(at + STEP_ENTRIES, index.find(topic.sealed_seq + 1))
+        if at >= stop:
+            break
+        for number, locator in enumerate(index.locators(at, stop), at):
+            if is_merged(locator):
+                first, count, _, _ = index.entry(number)
+                first_seq, last_seq = first_seq or first, first + count - 1
+        first, count, _, _ = index.entry(stop - 1)
+        seq = first + count
+        yield stop - at
+    yield 1
+    return MergedTopic(topic, first_seq, last_seq) if last_seq else None
+
+
+def _copies(
+    segment: Segment, mapped: MappedSegment
+) -> Generator[int, None, dict[int, list[_Copy]]]:
+    """What was written, by topic."""
+    found: defaultdict[int, list[_Copy]] = defaultdict(list)
+    for extent, entry in enumerate(segment.entries()):
+        deleted, size = bytes(mapped.flags(extent)), entry.blob_bytes
+        if 1 in deleted:
+            size = yield from _live_bytes(mapped.view(extent), deleted)
+        locator = in_extent(segment.number, extent)
+        at = IndexEntry(entry.first_seq, entry.record_count, locator, size, entry.first_ts)
+        found[entry.topic_id].append(_Copy(at, extent, deleted))
+        yield 1
+    return found
+
+
+def _live_bytes(view: ExtentView, deleted: bytes) -> Generator[int, None, int]:
+    """Bytes of the records that are not deleted."""
+    size = 0
+    for start in range(0, view.count, STEP_RECORDS):
+        runs = live_runs(deleted, start, min(start + STEP_RECORDS, view.count))
+        size += sum(view.size(*run) for run in runs)
+        yield STEP_ENTRIES
+    return size
+
+
+def _late_runs(now: bytearray, before: bytes) -> Iterator[IndexRun]:
+    """Runs of records that are flagged now and were not before."""
+    changed = int.from_bytes(now) ^ int.from_bytes(before)
+    for run in _LATE.finditer(changed.to_bytes(len(now))):
+        yield run.span()

@@ -1,0 +1,40 @@
+"""Priority: which topics go first while there is more to do than can be done (§0.10, §11).
+
+The effective priority of a topic is its manual one; else it follows the last read:
+
+    age of the last read   0    30 s   60 s   90 s   ...   4 min 29 s   later, never
+    effective priority     500  250    125    62           1            0
+
+Effective priorities fall into bands, of which the highest goes first:
+
+    band   effective priority   usually
+    4      750 to 1000          manual
+    3      250 to 749           read within the last 30 s
+    2      1 to 249             read within the last minutes
+    1      0                    not read lately; every new topic
+    0      -1000 to -1          manual
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Final
+
+RECENT: Final = 500  # priority of a topic that is read now
+HALF_LIFE_MS: Final = 30_000
+
+TOP_BAND: Final = 4
+NEW_BAND: Final = 1  # of a topic without a manual priority that nobody has read
+_LOWEST_OF_BAND: Final = (0, 1, 250, 750)  # of the bands from 1 on
+BANDS: Final = len(_LOWEST_OF_BAND) + 1
+assert BANDS == TOP_BAND + 1
+
+
+def recency_priority(age_ms: int) -> int:
+    """The priority of a topic whose last read is so old: halved every 30 s, rounded down."""
+    return int(RECENT * 2 ** (-max(0, age_ms) / HALF_LIFE_MS))
+
+
+def band_of(priority: int) -> int:
+    """The band of an effective priority, from 0 to `TOP_BAND`."""
+    return bisect_right(_LOWEST_OF_BAND, priority)

@@ -1,0 +1,222 @@
+"""Checkpoint file: what a shard knows at one moment. Integers little-endian.
+
+    offset  size  field        meaning
+    0       8     magic        "TPCKPT01"
+    8       4     version      3
+    12      4     crc32c       of bytes 16 to 48, seeded with the checksum of the last piece
+    16      8     lsn          the log was synced up to here
+    24      8     replay_from  everything before it is in segments: replay begins here
+    32      1     clean        1: the shard was stopped in order and nothing followed
+    33      7     zero
+    40      8     body_len     bytes of all pieces
+    48      ...   pieces       one after the other
+
+So a checkpoint is written and read piece by piece, and never as a whole in memory. A piece:
+
+    offset  size  field        meaning
+    0       4     body_len
+    4       4     crc32c       of body_len and body, seeded with the checksum of the piece before
+                               it; of the first one, with 0
+    8       ...   body         MessagePack: an array of configs, then an array of items
+
+Each checksum covers all before it, and that of the header, which is written last, the whole file.
+
+Items are maps. The first is the shard's: last_id, last_epoch, reserved_ts, segments (numbers, in
+the order of the log), boot, and where there ever were routers last_router_id and routers (byte
+strings, each as the body of a ROUTER_SET frame). Then come, for each topic:
+
+    item       keys
+    topic      as ``snapshot_topic`` makes it; ``position``: the LSN as of which it holds the topic
+    jobs       ``id`` of its topic, ``jobs``: a part of the jobs of a queue
+               (``engine/queue/ledger.py``), which may know of leases beyond that LSN
+    keys       ``id`` of its topic, ``keys``: idempotency keys that outlive their records, each as
+               key, first seq, count, `$ts`
+
+In a topic ``config`` is an index into the configs of its piece, as most topics share theirs, and
+keys with a value of `USUAL` are left out.
+
+Version 2 has the CRC of bytes 16 to the end, and as its body the items as CBOR maps, one after the
+other: topics with their config and all keys, the parts of jobs in ``queue``.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from io import BytesIO
+from typing import Any, NamedTuple
+
+import cbor2
+import crc32c
+import msgspec
+
+from topics.formats.buffers import Buffer
+
+MAGIC = b"TPCKPT01"
+VERSION = 3
+WHOLE_VERSION = 2  # the body is one piece
+PIECE_BYTES = 128 << 10  # a piece ends with the item that makes it so long
+_HEAD = struct.Struct("<8sII")
+_BODY_HEAD = struct.Struct("<QQB7xQ")
+HEADER_BYTES = _HEAD.size + _BODY_HEAD.size
+assert HEADER_BYTES == 48
+_PIECE, _LENGTH = struct.Struct("<II"), struct.Struct("<I")
+PIECE_HEADER_BYTES = _PIECE.size
+
+# Values on disk: never change them.
+USUAL: dict[str, Any] = {
+    "head": 0,
+    "start": 1,
+    "floors": (1, 1, 1, 1, 1),
+    "losses": (),
+    "damaged": (),
+    "trimmed": (),
+    "last_ts": 0,
+    "last_write_ts": None,
+    "reserved": 4096,
+    "logged": 0,
+    "keys_from": 0,
+}
+_USUAL = tuple(USUAL.items())
+_MISSING = object()
+
+Item = dict[str, Any]
+
+
+class UnknownVersion(Exception):
+    """A checkpoint of a version that this program does not read."""
+
+
+class Header(NamedTuple):
+    """``crc`` stands for the whole file; in version 2 ``body_len`` is that of the only piece."""
+
+    version: int
+    crc: int
+    lsn: int
+    replay_from: int
+    clean: bool
+    body_len: int
+
+
+# Writing
+
+
+class PieceBuilder:
+    """Makes items into pieces. ``crc`` and ``body_bytes`` are those of all pieces so far."""
+
+    def __init__(self) -> None:
+        self.crc = self.body_bytes = 0
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._begin()
+
+    def _begin(self) -> None:
+        self._configs: dict[tuple[Any, ...], int] = {}
+        self._items: list[msgspec.Raw] = []
+        self._size = 0
+
+    def add(self, item: Item) -> bytes | None:
+        """Take an item, as it is now; a piece when one is full."""
+        packed = self._encode(self._shortened(item) if "config" in item else item)
+        self._items.append(msgspec.Raw(packed))
+        self._size += len(packed)
+        return self.take() if self._size >= PIECE_BYTES else None
+
+    def take(self) -> bytes | None:
+        """A piece of the items that are in none yet, if there are any."""
+        if not self._items:
+            return None
+        configs = [dict(fields) for fields in self._configs]
+        body = self._encode((configs, self._items))
+        self.crc = _piece_crc(body, self.crc)
+        self._begin()
+        piece = _PIECE.pack(len(body), self.crc) + body
+        self.body_bytes += len(piece)
+        return piece
+
+    def _shortened(self, topic: Item) -> Item:
+        short = topic.copy()
+        for key, value in _USUAL:
+            if short.get(key, _MISSING) == value:
+                del short[key]
+        config = tuple(topic["config"].items())
+        short["config"] = self._configs.setdefault(config, len(self._configs))
+        return short
+
+    def header(self, lsn: int, replay_from: int, *, clean: bool) -> bytes:
+        """The file's header, once all pieces are made."""
+        rest = _BODY_HEAD.pack(lsn, replay_from, clean, self.body_bytes)
+        return _HEAD.pack(MAGIC, VERSION, crc32c.crc32c(rest, self.crc)) + rest
+
+
+def encode(lsn: int, replay_from: int, items: Iterable[Item], *, clean: bool) -> bytes:
+    """A whole file, for one that is small."""
+    builder = PieceBuilder()
+    pieces = [piece for item in items if (piece := builder.add(item)) is not None]
+    pieces.append(builder.take() or b"")
+    return b"".join((builder.header(lsn, replay_from, clean=clean), *pieces))
+
+
+# Reading
+
+
+def decode_header(data: bytes) -> Header | None:
+    """Of the first `HEADER_BYTES`; None when they are none. Raises `UnknownVersion`."""
+    if len(data) < HEADER_BYTES:
+        return None
+    magic, version, crc = _HEAD.unpack_from(data)
+    if magic != MAGIC:
+        return None
+    if version not in (WHOLE_VERSION, VERSION):
+        raise UnknownVersion(
+            f"has format version {version}; this program reads versions up to {VERSION}"
+        )
+    lsn, replay_from, clean, body_len = _BODY_HEAD.unpack_from(data, _HEAD.size)
+    return Header(version, crc, lsn, replay_from, bool(clean), body_len)
+
+
+def piece_length(head: bytes) -> int:
+    """Bytes of the body that follows these `PIECE_HEADER_BYTES`."""
+    return _LENGTH.unpack_from(head)[0]  # type: ignore[no-any-return]
+
+
+def check_piece(head: bytes, body: Buffer, crc: int) -> int | None:
+    """The checksum of a piece, None when it is not as it was written. ``crc``: of the one before
+    it.
+    """
+    length, stored = _PIECE.unpack(head)
+    found = _piece_crc(body, crc)
+    return found if length == len(body) and found == stored else None
+
+
+def is_sealed(header: Header, head: bytes, crc: int) -> bool:
+    """Whether the header, with these bytes, was written for pieces that end with ``crc``."""
+    return header.crc == crc32c.crc32c(head[_HEAD.size :], crc)
+
+
+def is_whole_body(header: Header, head: bytes, body: Buffer) -> bool:
+    """Whether the header, with these bytes, was written for this body of version 2."""
+    crc = crc32c.crc32c(body, crc32c.crc32c(head[_HEAD.size :]))
+    return len(body) == header.body_len and crc == header.crc
+
+
+def _piece_crc(body: Buffer, crc: int) -> int:
+    return crc32c.crc32c(body, crc32c.crc32c(_LENGTH.pack(len(body)), crc))
+
+
+def items_of_piece(body: Buffer) -> Iterator[Item]:
+    """The items of a piece that was checked. Topics of one config share its map."""
+    configs, items = msgspec.msgpack.decode(body)
+    for item in items:
+        if "config" in item:
+            item["config"] = configs[item["config"]]
+            yield {**USUAL, **item}
+        else:
+            yield item
+
+
+def items_of_body(body: bytes) -> Iterator[Item]:
+    """The items of a body of version 2 that was checked."""
+    stream = BytesIO(body)
+    while stream.tell() < len(body):
+        item: Mapping[str, Any] = cbor2.load(stream)
+        yield dict(item)

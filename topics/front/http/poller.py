@@ -1,0 +1,93 @@
+"""The poller: all sockets of clients in one epoll, behind one task of trio.
+
+    epoll is readable --> poll once --> step the driver of each socket --> send their calls together
+
+Sockets stay in the epoll, level-triggered: a request costs no system call for being waited for. A
+socket whose input nobody reads now leaves it until it is read again.
+
+A turn takes all that is ready, as a pass of trio does: the pressure measures passes
+(`topics.front.pressure.lag`), and what waited in the kernel for a later turn would not be seen.
+"""
+
+from __future__ import annotations
+
+import errno
+import select
+from collections.abc import Coroutine
+from contextlib import AbstractContextManager
+from typing import Any
+
+import trio
+
+from topics.front.http.connection import Connection
+from topics.front.http.connections import Connections
+from topics.front.http.driver import Driver
+
+READY_MAX = 4096  # sockets of one turn
+
+
+class Poller:
+    """Tells drivers of input, and starts the tasks that they need in ``nursery``. ``batch``:
+    `Backend.batch`. ``connections``: all that are driven, which end when `run` does.
+    """
+
+    def __init__(
+        self,
+        nursery: trio.Nursery,
+        connections: Connections,
+        batch: AbstractContextManager[None],
+    ) -> None:
+        self._nursery, self._connections, self._batch = nursery, connections, batch
+        self._epoll = select.epoll()
+        self._watched: dict[int, Driver] = {}
+        self._is_over = False
+
+    def drive(self, connection: Connection, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run the coroutine of a connection until it is over."""
+        Driver(connection, self).begin(coroutine)
+
+    def is_watched(self, fd: int) -> bool:
+        """Whether the descriptor is in the epoll."""
+        return fd in self._watched
+
+    def watch(self, driver: Driver) -> None:
+        """Part of `Watcher`."""
+        if self._is_over:
+            raise OSError(errno.ECANCELED, "the server is over")
+        self._epoll.register(driver.fd, select.EPOLLIN)
+        driver.is_watched = True
+        self._watched[driver.fd] = driver
+
+    def leave(self, driver: Driver) -> None:
+        """Part of `Watcher`."""
+        driver.is_watched = False
+        del self._watched[driver.fd]
+        if not self._is_over:
+            self._epoll.unregister(driver.fd)
+
+    def start(self, driver: Driver) -> bool:
+        """Part of `Watcher`."""
+        if not self._is_over:
+            self._nursery.start_soon(driver.run_in_task)
+        return not self._is_over
+
+    async def run(self) -> None:
+        """Poll until cancelled."""
+        try:
+            while True:
+                await trio.lowlevel.wait_readable(self._epoll.fileno())
+                self.turn()
+        finally:
+            self._is_over = True
+            self._epoll.close()
+            for connection in [*self._connections]:
+                connection.end_idle()
+
+    def turn(self) -> None:
+        """Resume what has input."""
+        watched = self._watched
+        with self._batch:
+            for fd, _ in self._epoll.poll(0, READY_MAX):
+                driver = watched.get(fd)
+                if driver is not None:  # it may have been closed in this turn
+                    driver.readable()

@@ -1,0 +1,52 @@
+"""Admission of an append under pressure: asked only while a front is not calm.
+
+The answer to a refused append is held back a moment. A client that waits as it was told does not
+notice; one that comes back at once cannot spend on refusals what they save.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import trio
+
+from topics.actors.rpc.stepping import in_task
+from topics.errors import Throttled
+from topics.formats.api.backpressure import opts_out
+from topics.formats.buffers import Buffer
+from topics.front.backend import Body
+from topics.front.pressure.pressure import Pressure
+from topics.front.request import Request
+
+REFUSAL_HOLD_S = 0.1
+# A longer body has cost what a refusal could save, and its opt-out takes long to find.
+REFUSABLE_MAX_BYTES = 4 << 20
+
+
+async def check_append(pressure: Pressure, request: Request, body: Body) -> None:
+    """Raises `Throttled`; then the body is given back."""
+    view = body if isinstance(body, Buffer) else body.view
+    key = request.principal.digest
+    try:
+        pressure.check_write(key, request.topic, request.shard, partial(may_not_be_refused, view))
+    except Throttled:
+        if not isinstance(body, Buffer):
+            body.free()
+        await in_task()
+        await trio.sleep(REFUSAL_HOLD_S)
+        raise
+
+
+def may_not_be_refused(body: Buffer) -> bool:
+    """Whether an append of this body is let in whatever the pressure."""
+    return len(body) > REFUSABLE_MAX_BYTES or opts_out(body)
+
+
+async def park_append(pressure: Pressure, band: int, body: Body) -> float:
+    """Let appends of higher bands go first; for how many milliseconds it was."""
+    try:
+        return await pressure.turns.park(band)
+    except BaseException:  # the client is gone
+        if not isinstance(body, Buffer):
+            body.free()
+        raise

@@ -1,0 +1,53 @@
+"""Server-Timing: the ``performance`` member (§0.9) as a header field, for browsers' tools.
+
+    ?server_timing=true    a parameter of every route
+
+    member              metric      milliseconds
+    server_total_ms     total
+    wal_append_ms       wal
+    fsync_ms            fsync
+    throttle_wait_ms    throttle
+
+An answer without that member, as that of a stream, has ``total`` alone.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from topics.formats.api.fields import Headers
+from topics.front.answers import Answer, elapsed_ms
+from topics.front.queries import Parameter, Query, boolean
+from topics.front.route import Route
+
+ASKED = Parameter("server_timing", boolean, default=False)
+METRICS = {
+    b"server_total_ms": b"total",
+    b"wal_append_ms": b"wal",
+    b"fsync_ms": b"fsync",
+    b"throttle_wait_ms": b"throttle",
+}
+TAIL_BYTES = 512  # of an answer, that hold its last member
+_PERFORMANCE = re.compile(rb'"performance":\{([^{}]*)\}\}\s*\Z')
+_MEMBER = re.compile(rb'"(\w+)":([0-9.]+)')
+
+
+def parameters_of(route: Route, query: bytes) -> tuple[Parameter[Any], ...]:
+    """The parameters of a route, and this one where the query may have it."""
+    return (*route.parameters, ASKED) if b"server_timing" in query else route.parameters
+
+
+def is_asked(query: Query) -> bool:
+    """Whether the client wants the field."""
+    return query[ASKED]
+
+
+def server_timing(answer: Answer, at: int) -> Headers:
+    """The field of an answer that is not compressed yet. ``at``: as that of `elapsed_ms`."""
+    found = _PERFORMANCE.search(bytes(answer.body[-TAIL_BYTES:]))
+    members = _MEMBER.findall(found[1]) if found else []
+    metrics = [(METRICS[name], value) for name, value in members if name in METRICS]
+    if not metrics:
+        metrics = [(b"total", b"%.3f" % elapsed_ms(at))]
+    return ((b"server-timing", b", ".join([b"%b;dur=%b" % metric for metric in metrics])),)

@@ -1,0 +1,125 @@
+"""Merge reader: reads segments that are copied into another one, each byte against its checksum.
+
+    open         directories and delete flags, read and checked                  in a thread
+    read_ahead   tables and live records, so that the loop finds them in memory  in a thread
+    view         the records of an extent, in place
+
+The maps are its own, so that those of readers stay. Nothing that was found whole earlier is
+believed: what is copied gets a new checksum.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from topics.engine.locators import Locator, split_locator
+from topics.formats.buffers import Buffer
+from topics.formats.disk.extent_view import ExtentView
+from topics.formats.disk.records import live_runs
+from topics.formats.disk.segment import (
+    CHUNK_BYTES,
+    ENTRY_BYTES,
+    TABLES_HEAD_BYTES,
+    BadSegment,
+    ExtentEntry,
+    check_directory,
+    decode_entry,
+    padding,
+)
+from topics.storage.segments.file import Segment
+from topics.storage.segments.maps import MappedSegment
+from topics.storage.segments.store import SegmentStore
+
+READ_BYTES = 1 << 20  # read at once
+
+
+class Wanted(NamedTuple):
+    """An extent that is copied from record ``start`` on. ``deleted``: its delete flags."""
+
+    locator: Locator
+    start: int
+    deleted: Buffer | None
+
+
+class MergeReader:
+    """Reads the segments ``numbers`` of a store."""
+
+    def __init__(self, store: SegmentStore, numbers: Sequence[int]) -> None:
+        self._store = store
+        self._segments = {number: store.segments[number] for number in numbers}
+        self._maps: dict[int, MappedSegment] = {}
+        self._directories: dict[int, bytes] = {}
+
+    def open(self) -> None:
+        """Map the segments, and check their directories. For a thread. Raises `Damaged` or
+        OSError.
+        """
+        for number, segment in self._segments.items():
+            self._maps[number] = MappedSegment(segment)
+            trailer, fd = segment.trailer, os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                length = ENTRY_BYTES * trailer.entry_count
+                directory = _read(segment, fd, trailer.directory_at, length)
+                _read(segment, fd, trailer.flags_at, trailer.record_count)
+            finally:
+                os.close(fd)
+            try:
+                check_directory(directory, trailer)
+            except BadSegment as error:
+                raise segment.damaged(error.offset, error.reason) from error
+            self._directories[number] = directory
+
+    def read_ahead(self, wanted: Iterable[Wanted]) -> None:
+        """Read what is copied of these extents, so that it is in memory. For a thread. Raises
+        `Damaged` or OSError.
+        """
+        for each in wanted:
+            segment = self._segments[split_locator(each.locator)[0]]
+            fd = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                self._read_extent(segment, fd, each)
+            finally:
+                os.close(fd)
+
+    def _read_extent(self, segment: Segment, fd: int, wanted: Wanted) -> None:
+        entry = self._entry(wanted.locator)
+        tables = _read(segment, fd, entry.tables_at, entry.tables_len)
+        ends = memoryview(tables)[TABLES_HEAD_BYTES : TABLES_HEAD_BYTES + 4 * entry.record_count]
+        if len(ends) != 4 * entry.record_count:
+            return  # `view` reports it
+        records = ends.cast("I")
+        read_to = 0
+        for start, stop in live_runs(wanted.deleted, wanted.start, entry.record_count):
+            begin = records[start - 1] if start else 0
+            begin, end = begin // CHUNK_BYTES * CHUNK_BYTES, records[stop - 1]
+            end = min(end + padding(end, CHUNK_BYTES), entry.blob_bytes)
+            for at in range(max(begin, read_to), end, READ_BYTES):
+                _read(segment, fd, entry.offset + at, min(READ_BYTES, end - at))
+            read_to = max(read_to, end)
+
+    def _entry(self, locator: Locator) -> ExtentEntry:
+        number, extent = split_locator(locator)
+        return decode_entry(self._directories[number], ENTRY_BYTES * extent)
+
+    def view(self, locator: Locator) -> ExtentView:
+        """The records of an extent, whose tables are checked now. Raises `Damaged`."""
+        number, _ = split_locator(locator)
+        fail = self._segments[number].damaged
+        return ExtentView(self._entry(locator), self._maps[number].data, fail)
+
+    def delete_flags(self, locator: Locator) -> Buffer | None:
+        """The extent's delete flags as they are now; None while none is set."""
+        return self._store.delete_flags(locator, self._maps.get(split_locator(locator)[0]))
+
+
+def _read(segment: Segment, fd: int, offset: int, length: int) -> bytes:
+    """Raises `Damaged` where the disk cannot read."""
+    try:
+        return os.pread(fd, length, offset)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        raise segment.damaged(offset, "cannot be read") from error
