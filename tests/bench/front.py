@@ -30,10 +30,10 @@ from quart import Response
 from quart import request as quart_request
 from quart_trio import QuartTrio
 
+from tests.support.front import GivenKeys
 from topics.actors.link.arena import Holder
 from topics.actors.shard_client.readiness import Readiness
 from topics.config import Settings
-from topics.engine.access import Access
 from topics.formats.wire.calls import AppendOutcome, AppendResult
 from topics.formats.wire.contract import Call
 from topics.front.backend import Body
@@ -67,9 +67,10 @@ class StubReply:
 
 
 class StubBackend:
-    """Answers at once, after letting other tasks run, as a real shard would."""
+    """Answers at once."""
 
     shards = 1
+    batch = contextlib.nullcontext()
     reply = StubReply()
 
     def listen(self, listener: Any) -> None:
@@ -81,20 +82,22 @@ class StubBackend:
     async def call(
         self, shard: int, call: Call[Any, Any], params: Any, body: Body = b""
     ) -> StubReply:
-        await trio.lowlevel.cancel_shielded_checkpoint()
         return self.reply
 
     def reserve(self, shard: int, length: int, holder: Holder) -> None:
         return None
+
+    def delay_ms(self, shard: int) -> float:
+        return 0.0
 
     def readiness(self) -> Readiness:
         return Readiness(True, 1.0, 1, False)
 
 
 async def front(listener: socket.socket, *, fast: bool) -> None:
-    access = Access.parse(f"{KEY},other-key,third-key")
+    keys = GivenKeys(f"{KEY},other-key,third-key")
     backend: Any = StubBackend()
-    await Server(Settings(), access, backend, use_fast_lane=fast).run(listener, trio.Event())
+    await Server(Settings(), keys, backend, use_fast_lane=fast).run(listener, trio.Event())
 
 
 async def floor(listener: socket.socket) -> None:

@@ -23,6 +23,7 @@ from topics.formats.wire.calls import (
     AppendParams,
     AppendResult,
     FeedTakenParams,
+    outcome_in,
 )
 from topics.formats.wire.envelope import decode, encode_notification, encode_request, encode_success
 from topics.formats.wire.message import Message
@@ -156,7 +157,7 @@ async def calls(router: MessageRouter, session: LinkSession) -> None:
 
     async def ask(done: list[int]) -> None:
         reply = await call_soon(session, APPEND, PARAMS, BODY).wait()
-        done.append(APPEND.result_of(reply.result).outcomes[0])
+        done.append(outcome_in(APPEND.result_of(reply.result).outcomes[0]))
 
     report(
         f"call: {ROUND} parked tasks woken by one batch, each",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -122,6 +124,11 @@ class Usage:
         used["client"] = time.process_time() - self._own
         used["others"] = max(machine_s() - self._all - sum(used.values()), 0)
         return ", ".join(f"{who} {share / took:.0%}" for who, share in used.items())
+
+
+def exit_when_told() -> None:
+    """SIGTERM ends this process as an exception does: what it has started is ended, too."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 def quiet(server: Server) -> None:

@@ -37,7 +37,7 @@ from tests.bench.live_clients import RECV_BYTES, connect, line, running, uncolle
 from tests.bench.processes import Usage, cpu_s, quiet
 from tests.bench.versions import stolen_s
 from tests.support.log_bytes import log_length
-from tests.support.routes import names_for, path
+from tests.support.routers import names_for, path_of
 from tests.support.server import Server
 
 FAN_OUTS = (0, 1, 10, 100, 1000)
@@ -74,7 +74,7 @@ def topic_of(client: Client, name: str, **config: Any) -> None:
 
 
 def route(client: Client, source: str, dest: str) -> None:
-    put(client, path(f"{source}->{dest}"), {"source": source, "dest": dest})
+    put(client, path_of(f"{source}->{dest}"), {"source": source, "dest": dest})
 
 
 def head_seq(client: Client, topic: str) -> int:

@@ -1,0 +1,213 @@
+"""One load for all servers: connections in one epoll loop, each with the next request as soon as it
+has the reply to the last one, and subscribers beside them.
+"""
+
+from __future__ import annotations
+
+import gc
+import select
+import socket
+import statistics
+import time
+from array import array
+from collections.abc import Generator, Sequence
+from typing import NamedTuple, Protocol
+
+from tests.bench.peers.replies import Reply
+
+RECV_BYTES = 1 << 20
+IDLE_S = 30.0
+PUBLISH_HZ = 100
+AHEAD_MAX = 100  # records that the slowest of the subscribers has not got yet
+Address = tuple[str, int]
+# A record of 200 bytes. The mark stands in each once, as it is, however the server quotes it.
+MARK = b"end-of-record"
+RECORD = b'{"pad":"%b","end":"%b"}' % (b"x" * (200 - 19 - len(MARK)), MARK)
+assert len(RECORD) == 200
+
+
+class Connection:
+    """One connection, one request at a time."""
+
+    def __init__(self, address: Address, reply: Reply) -> None:
+        self.sock = socket.create_connection(address, timeout=IDLE_S)
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.reply = reply
+
+    def send(self, request: bytes) -> None:
+        self.sock.sendall(request)
+
+    def take(self) -> bool:
+        """Read what has come; whether the reply is whole."""
+        data = self.sock.recv(RECV_BYTES)
+        assert data, "the server hung up"
+        return self.reply.feed(data)
+
+    def ask(self, request: bytes, reply: Reply | None = None) -> bytes:
+        """The reply to one request."""
+        self.reply = reply or self.reply
+        self.send(request)
+        while not self.take():
+            pass
+        return self.reply.body
+
+    def close(self) -> None:
+        self.sock.close()
+
+
+class Step(NamedTuple):
+    """The next request of a script, and how much is done by the replies before it."""
+
+    request: bytes
+    reply: Reply
+    done: int = 0
+
+
+Script = Generator[Step, bytes, None]  # a client: it is sent the replies to its requests
+Client = tuple[Connection, Script]
+
+
+def repeated(request: bytes, reply: Reply, done: int) -> Script:
+    """The same request, again and again."""
+    yield Step(request, reply)
+    step = Step(request, reply, done)
+    while True:
+        yield step
+
+
+class Loaded(NamedTuple):
+    """What a load has come to."""
+
+    done: int
+    took_s: float
+
+
+def drive(clients: Sequence[Client], seconds: float) -> Loaded:
+    """Run scripts side by side, until the time is over or their work done. Every reply that was
+    asked for has come then.
+    """
+    poll, by_fd = select.epoll(), {each[0].sock.fileno(): each for each in clients}
+    clock, done, busy = time.perf_counter, 0, len(by_fd)
+    gc.disable()
+    for fd in by_fd:
+        poll.register(fd, select.EPOLLIN)
+    began = clock()
+    until = began + seconds
+    for connection, script in clients:
+        step = next(script)
+        connection.reply = step.reply
+        connection.send(step.request)
+    while busy:
+        ready = poll.poll(IDLE_S)
+        assert ready, f"no reply for {IDLE_S} s"
+        for fd, _ in ready:
+            connection, script = by_fd[fd]
+            if not connection.take():
+                continue
+            next_step = _next_step(script, connection.reply.body)
+            done += next_step.done if next_step else 0
+            if next_step and clock() < until:
+                connection.reply = next_step.reply
+                connection.send(next_step.request)
+            else:
+                busy -= 1
+    took = clock() - began
+    gc.enable()
+    poll.close()
+    return Loaded(done, took)
+
+
+def _next_step(script: Script, body: bytes) -> Step | None:
+    try:
+        return script.send(body)
+    except StopIteration:
+        return None
+
+
+class Subscriber(Protocol):
+    """One subscriber. ``sock`` is readable when something has come."""
+
+    sock: socket.socket
+
+    def take(self) -> int:
+        """Read it; how many records it holds."""
+        ...
+
+
+class Stream:
+    """A subscriber to whom everything comes unasked."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock, self._cut = sock, b""
+
+    def take(self) -> int:
+        """As `Subscriber.take`."""
+        data = self.sock.recv(RECV_BYTES)
+        assert data, "the server ended a stream"
+        data = self._cut + data
+        whole, _, self._cut = data.rpartition(MARK)
+        if len(self._cut) == len(data):
+            return 0
+        return whole.count(MARK) + 1
+
+
+class Room:
+    """A publisher, its subscribers, and what has come to them."""
+
+    def __init__(self, publisher: Connection, subscribers: Sequence[Subscriber]) -> None:
+        self.delivered, self.published = 0, 0
+        self.delays = array("d")
+        self._publisher, self._is_asking, self._sent_at = publisher, False, 0.0
+        self._poll = select.epoll()
+        self._by_fd = {each.sock.fileno(): each for each in subscribers}
+        for fd in (*self._by_fd, publisher.sock.fileno()):
+            self._poll.register(fd, select.EPOLLIN)
+
+    @property
+    def is_behind(self) -> bool:
+        """Something that was published has not come to all."""
+        return self.delivered < self.published * len(self._by_fd)
+
+    def publish(self, request: bytes) -> None:
+        self._sent_at, self._is_asking = time.perf_counter(), True
+        self.published += 1
+        self._publisher.send(request)
+
+    def turn(self) -> None:
+        """Take what comes next."""
+        ready = self._poll.poll(IDLE_S)
+        assert ready, f"nothing comes for {IDLE_S} s"
+        for fd, _ in ready:
+            if fd not in self._by_fd:
+                self._is_asking = not self._publisher.take()
+                continue
+            count = self._by_fd[fd].take()
+            self.delivered += count
+            self.delays.extend([time.perf_counter() - self._sent_at] * count)
+
+    def settle(self) -> None:
+        """Until everything has come to everybody."""
+        while self.is_behind or self._is_asking:
+            self.turn()
+
+    def latency_ms(self, request: bytes, seconds: float) -> float:
+        """From before a publish to a delivery, p50, at `PUBLISH_HZ`."""
+        due = time.perf_counter()
+        until = due + seconds
+        while due < until:
+            time.sleep(max(0.0, due - time.perf_counter()))
+            self.publish(request)
+            self.settle()
+            due = max(due + 1 / PUBLISH_HZ, time.perf_counter() - 1 / PUBLISH_HZ)
+        return statistics.median(self.delays) * 1000
+
+    def flood(self, request: bytes, seconds: float) -> float:
+        """Deliveries a second; the publisher goes on when it is answered and not far ahead."""
+        began, readers = time.perf_counter(), len(self._by_fd)
+        until = began + seconds
+        while time.perf_counter() < until:
+            if not self._is_asking and self.delivered >= (self.published - AHEAD_MAX) * readers:
+                self.publish(request)
+            self.turn()
+        self.settle()
+        return self.delivered / (time.perf_counter() - began)

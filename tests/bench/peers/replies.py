@@ -1,0 +1,122 @@
+"""Where the reply to a request ends, in the bytes that come: nothing is parsed that is not needed.
+
+    feed(data) -> False ... -> True, and ``body`` is the reply; the next `feed` begins the next one
+
+An error in a reply raises `BadReply`.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+HEAD_END = b"\r\n\r\n"
+
+
+class BadReply(Exception):
+    """The server says that it did not do what was asked."""
+
+
+class Reply(Protocol):
+    """The replies of one connection, one after the other."""
+
+    body: bytes
+
+    def feed(self, data: bytes) -> bool:
+        """Take what has come; whether the reply is whole now."""
+        ...
+
+
+class Http:
+    """One answer of HTTP/1.1 with status 2xx."""
+
+    def __init__(self, bad: bytes = b"") -> None:
+        self.body, self.head = b"", b""
+        self._bad, self._parts, self._left = bad, list[bytes](), -1
+        self._chunks: Chunks | None = None
+
+    def feed(self, data: bytes) -> bool:
+        """As `Reply.feed`."""
+        if self._left < 0:
+            data = b"".join((*self._parts, data))
+            at = data.find(HEAD_END)
+            if at < 0:
+                self._parts = [data]
+                return False
+            self._begin_body(data[:at])
+            data = data[at + len(HEAD_END) :]
+            self._parts = []
+        if self._chunks is not None:
+            return self._chunks.feed(data) and self._end(self._chunks.body)
+        self._parts.append(data)
+        self._left -= len(data)
+        return self._left <= 0 and self._end(b"".join(self._parts))
+
+    def _begin_body(self, head: bytes) -> None:
+        self.head = head
+        self._chunks = Chunks() if b"transfer-encoding: chunked" in head.lower() else None
+        self._left = int(self.field(b"content-length") or 0)
+
+    def field(self, name: bytes) -> bytes:
+        """A field of the last head, empty when it is not there."""
+        at = self.head.lower().find(b"\r\n" + name + b":")
+        return self.head[at + 3 + len(name) :].split(b"\r\n", 1)[0].strip() if at >= 0 else b""
+
+    def _end(self, body: bytes) -> bool:
+        self.body, self._parts, self._left = body, [], -1
+        if self.head[9:10] != b"2" or (self._bad and self._bad in body):
+            raise BadReply((self.head[:80] + b" ... " + body[:200]).decode(errors="replace"))
+        return True
+
+
+class Chunks:
+    """A chunked body; trailers are not expected."""
+
+    def __init__(self) -> None:
+        self.body, self._parts = b"", list[bytes]()
+        self._data = bytearray()  # of the body, from the next chunk on
+
+    def feed(self, data: bytes) -> bool:
+        """As `Reply.feed`."""
+        self._data += data
+        at = 0
+        while (line := self._data.find(b"\r\n", at)) >= 0:
+            size = int(self._data[at:line], 16)
+            end = line + 2 + size + 2
+            if len(self._data) < end:
+                break
+            self._parts.append(bytes(self._data[line + 2 : end - 2]))
+            at = end
+            if not size:
+                self.body = b"".join(self._parts)
+                return True
+        del self._data[:at]
+        return False
+
+
+class Marks:
+    """A reply that is whole when it holds so many of a mark. ``bad`` at its start, or behind a line
+    end, is an error.
+    """
+
+    def __init__(self, mark: bytes, count: int = 1, bad: bytes = b"") -> None:
+        self.body = b""
+        self._mark, self._count, self._bad = mark, count, bad
+        self._data, self._seen, self._looked = bytearray(), 0, 0
+
+    def feed(self, data: bytes) -> bool:
+        """As `Reply.feed`."""
+        self._data += data
+        self._seen += self._data.count(self._mark, self._looked)
+        at = self._data.rfind(self._mark, self._looked)
+        # What was counted is not counted again; a mark may be cut.
+        cut = max(self._looked, len(self._data) - len(self._mark) + 1)
+        self._looked = max(cut, at + len(self._mark)) if at >= 0 else cut
+        bad = self._bad
+        if bad and (self._data.startswith(bad) or b"\r\n" + bad in self._data):
+            raise BadReply(bytes(self._data[:300]).decode(errors="replace"))
+        if self._seen < self._count:
+            return False
+        assert self._seen == self._count, "more than one reply has come"
+        self.body, self._data = bytes(self._data), bytearray()
+        self._seen = self._looked = 0
+        return True

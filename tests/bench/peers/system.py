@@ -1,0 +1,132 @@
+"""What each server under comparison offers to the measurements."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+
+from tests.bench.peers.load import Address, Client, Connection, Subscriber, repeated
+from tests.bench.peers.programs import Programs, free_port
+from tests.bench.peers.replies import HEAD_END, Http, Marks, Reply
+
+NAME = "bench"  # of the one topic, stream or queue
+
+
+class System:
+    """A server with one topic. The order is: `start`, `make`, a load, `count`, `stop`.
+
+    ``groups`` are the measurements that it takes part in: append, read, live, queue.
+    """
+
+    name: ClassVar[str]
+    groups: ClassVar[frozenset[str]]
+    classes: ClassVar[frozenset[str]] = frozenset({"fsync", "disk"})
+    batch_max: ClassVar[int] = 10_000
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.address: Address = ("127.0.0.1", 0)
+
+    @classmethod
+    def version(cls) -> str:
+        """Raises `NotFound` when it is not installed."""
+        raise NotImplementedError
+
+    def start(self, durability: str) -> None:
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        raise NotImplementedError
+
+    def pids(self) -> dict[str, int]:
+        """Its processes by what they are."""
+        raise NotImplementedError
+
+    def make(self, kind: str, durability: str) -> None:
+        """Make the topic; ``kind`` is log or queue."""
+
+    def connect(self) -> Connection:
+        return Connection(self.address, Http())
+
+    def request(self, records: int) -> bytes:
+        """An append of so many records."""
+        raise NotImplementedError
+
+    def reply(self, records: int) -> Reply:
+        """To such an append."""
+        return Http()
+
+    def appender(self, records: int) -> Client:
+        """A client that appends for ever."""
+        return self.connect(), repeated(self.request(records), self.reply(records), records)
+
+    def publisher(self) -> tuple[Connection, bytes]:
+        """A client, and what it publishes: one record, appended as any other."""
+        connection = self.connect()
+        connection.reply = self.reply(1)
+        return connection, self.request(1)
+
+    def count(self) -> int:
+        """How many records it says it holds; of a queue: jobs that are not finished."""
+        raise NotImplementedError
+
+    def read(self, limit: int) -> Iterator[int]:
+        """Read everything from the start; yields how many records came."""
+        raise NotImplementedError
+
+    def subscriber(self) -> Subscriber:
+        """One who gets what is published from now on."""
+        raise NotImplementedError
+
+    def worker(self, number: int, batch: int) -> Client:
+        """A client that claims so many jobs and finishes them, until there are none."""
+        raise NotImplementedError
+
+    def ask(self, request: bytes, reply: Reply) -> bytes:
+        """On a connection of its own."""
+        connection = self.connect()
+        try:
+            return connection.ask(request, reply)
+        finally:
+            connection.close()
+
+
+class Peer(System):
+    """A server of others, on a fresh folder each time."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.data = folder / self.name
+        self.programs = Programs(folder)
+
+    def start(self, durability: str) -> None:
+        self.data.mkdir()
+        self.address = ("127.0.0.1", free_port())
+        self.launch(durability)
+
+    def launch(self, durability: str) -> None:
+        """Start its programs."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        self.programs.kill()
+        shutil.rmtree(self.data, ignore_errors=True)
+
+    def pids(self) -> dict[str, int]:
+        return self.programs.pids()
+
+
+def http(method: str, path: str, body: bytes = b"", media_type: str = "application/json") -> bytes:
+    """A request as it goes over the wire."""
+    head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {media_type}\r\n"
+    return head.encode() + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+
+
+def event_stream(connection: Connection, path: str, until: bytes = HEAD_END) -> Connection:
+    """Open a stream of events and read it up to a mark."""
+    head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n\r\n"
+    began = connection.ask(head.encode(), Marks(until))
+    assert began[9:12] == b"200", began
+    return connection

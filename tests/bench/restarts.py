@@ -1,0 +1,176 @@
+"""How a whole server comes back: ``python -m tests.bench.restarts [BEFORE] [--only NAME]
+[--turns 2] [--topics 100000] [--seconds 12] [--dir DIR]``.
+
+Each start is one of a server process, until /v0/ready says 200. The page cache is dropped before
+it, where the user may do that (root). With BEFORE, another checkout, both take turns.
+
+    stop            many topics with one record each, stopped in order; one shard
+    kill            the same topics, and a kill
+    CLASS N x M     killed in the middle of writing at full speed: N clients, M records a request,
+                    default sizes of files, a shard for each core
+
+``recovered`` is the longest recovery of a shard, which the other shards and the fronts run beside,
+``CPU`` what the processes of the server have used by then, ``shards`` the anonymous memory of
+the shards, ``log`` the log files on the disk when the server was killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from itertools import cycle
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.bench.http_load import Load, append, drive
+from tests.bench.processes import rss_mb
+from tests.bench.recovery import build
+from tests.support.server import Server
+from topics.storage.data_dir import encode_meta
+
+TOPICS = 16
+LOADS = (("fsync", 16, 1), ("disk", 16, 1), ("fsync", 4, 1000), ("disk", 4, 1000))
+START_S = 120.0
+DROP_CACHES = Path("/proc/sys/vm/drop_caches")
+TICK_HZ = os.sysconf("SC_CLK_TCK")
+
+
+class Start(NamedTuple):
+    """One start."""
+
+    seconds: float
+    recovered_s: float
+    cpu_s: float
+    shards_mb: float
+    log_mb: float
+
+
+Scene = Callable[[Path, Path], Server]  # a root and a folder; its server is stopped or killed
+
+
+def many_topics(count: int, *, stop: bool) -> Scene:
+    """A server of so many topics."""
+
+    def run(root: Path, folder: Path) -> Server:
+        build(folder, count, 1, count, keys=False)
+        (folder / "meta").write_bytes(encode_meta(1))
+        server = server_of(root, folder, shards=1)
+        server.start(START_S)
+        if stop:
+            server.stop()
+        else:
+            server.kill()
+        return server
+
+    return run
+
+
+def full_speed(durability: str, clients: int, records: int, seconds: float) -> Scene:
+    """A server that is killed while its clients write."""
+    config = b'{"durability":"%b"}' % durability.encode()
+    requests = [append(f"topic-{number}", records, config) for number in range(TOPICS)]
+
+    def run(root: Path, folder: Path) -> Server:
+        server = server_of(root, folder)
+        server.start(START_S)
+        writing = threading.Thread(target=_write, args=(server, clients, requests))
+        writing.start()
+        time.sleep(seconds)
+        server.kill()
+        writing.join()
+        return server
+
+    return run
+
+
+def _write(server: Server, clients: int, requests: list[bytes]) -> None:
+    with contextlib.suppress(OSError, AssertionError):  # the server is killed
+        drive(server.address, [Load("load", clients, cycle(requests).__next__)], None)
+
+
+def server_of(root: Path, folder: Path, **env: object) -> Server:
+    server = Server(folder, **env)
+    server.root = root
+    return server
+
+
+def start_again(server: Server) -> Start:
+    """Start with cold caches, and look at it; the server is killed afterwards."""
+    log_bytes = sum(path.stat().st_size for path in server.data_dir.glob("wal/*/*.wal"))
+    drop_caches()
+    began = time.perf_counter()
+    server.start(START_S)
+    seconds = time.perf_counter() - began
+    shards = [pid for role, pid in server.roles().items() if role.startswith("shard")]
+    cpu_s = sum(map(cpu_of, server.pids()))
+    assert server.log is not None
+    lines = server.log.events()
+    recovered_s = max(line["seconds"] for line in lines if line["event"] == "recovered")
+    found = Start(seconds, recovered_s, cpu_s, rss_mb(shards)[0], log_bytes / 1e6)
+    server.kill()
+    return found
+
+
+def drop_caches() -> None:
+    """Let the next start read from the disk, where that is allowed."""
+    os.sync()
+    if os.access(DROP_CACHES, os.W_OK):
+        DROP_CACHES.write_text("3")
+
+
+def cpu_of(pid: int) -> float:
+    """Seconds of processor time."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICK_HZ
+
+
+def show(name: str, root: Path, starts: list[Start]) -> None:
+    columns = map(statistics.median, zip(*starts, strict=True))
+    print(f"{name:<16}{root.name:<14}" + "".join(f"{each:>11.2f}" for each in columns), flush=True)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument("before", type=Path, nargs="?", help="another checkout")
+    options.add_argument("--only", default="", help="scenes whose name holds this")
+    options.add_argument("--turns", type=int, default=2)
+    options.add_argument("--topics", type=int, default=100_000)
+    options.add_argument("--seconds", type=float, default=12.0, help="of writing before a kill")
+    options.add_argument("--dir", type=Path, default=None, help="where the data are")
+    chosen = options.parse_args()
+    scenes: dict[str, Scene] = {
+        "stop": many_topics(chosen.topics, stop=True),
+        "kill": many_topics(chosen.topics, stop=False),
+    }
+    for durability, clients, records in LOADS:
+        name = f"{durability} {clients} x {records}"
+        scenes[name] = full_speed(durability, clients, records, chosen.seconds)
+    here = Path(__file__).resolve().parents[2]
+    roots = [chosen.before.resolve(), here] if chosen.before else [here]
+    names = ("seconds", "recovered", "CPU", "shards MB", "log MB")
+    print(f"{'':<16}{'checkout':<14}" + "".join(f"{name:>11}" for name in names))
+    for name, scene in scenes.items():
+        if chosen.only not in name:
+            continue
+        starts: dict[Path, list[Start]] = {root: [] for root in roots}
+        for root in roots * chosen.turns:
+            folder = Path(tempfile.mkdtemp(prefix="topics-restarts-", dir=chosen.dir))
+            try:
+                starts[root].append(start_again(scene(root, folder)))
+            finally:
+                shutil.rmtree(folder)
+        for root in roots:
+            show(name, root, starts[root])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""One table of ours beside all peers: ``python -m tests.bench.table [--quick] [--write]``.
+
+Cells are described in `tests.bench.cells`; the peers are Redis, webdis, NATS, beanstalkd and
+Durable Streams. Those found on PATH or under ``PEERS_HOME`` (`tests.bench.peers.programs` says
+where) take part, the others are named and left out. The servers take turns, each run on a fresh
+one. ``--write`` writes ``topics/BENCHMARKS.md``, with the hops of `tests.bench.hops`.
+
+All cells with all peers take half an hour. ``--json FILE`` keeps what was measured; with ``--only``
+a part is measured anew and the rest taken from there, ``--only none`` renders it.
+
+Exit status 1: a server of ours failed, or its counts did not agree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.bench.cells import CELLS, Cell, Figure, Scale, settle
+from tests.bench.conditions import conditions, load_1m
+from tests.bench.hops import CASES, hop_table
+from tests.bench.peers.beanstalkd import Beanstalkd
+from tests.bench.peers.durable_streams import DurableStreams
+from tests.bench.peers.nats import Nats
+from tests.bench.peers.programs import NotFound, NotStarted
+from tests.bench.peers.redis import Redis, Webdis
+from tests.bench.peers.replies import BadReply
+from tests.bench.peers.system import System
+from tests.bench.peers.topics import Topics
+from tests.bench.processes import exit_when_told
+from tests.bench.report import (
+    OURS,
+    Results,
+    Runs,
+    median,
+    nothing,
+    page,
+    processor,
+    ratio,
+    shown,
+)
+from tests.bench.versions import stolen_s
+from tests.support.server import ROOT
+
+PAGE = ROOT / "topics/BENCHMARKS.md"
+SYSTEMS: tuple[type[System], ...] = (Topics, Redis, Webdis, Nats, Beanstalkd, DurableStreams)
+FULL, QUICK = Scale(2.0, 200_000), Scale(0.7, 20_000)
+FAILURES = (AssertionError, BadReply, NotStarted, OSError)
+
+
+def installed(names: Sequence[str], results: Results) -> list[type[System]]:
+    """Those of the servers that are there; notes the versions, and what is missing."""
+    found = []
+    for system in SYSTEMS:
+        if system.name != OURS and names and system.name not in names:
+            continue
+        try:
+            results["versions"][system.name] = system.version()
+            found.append(system)
+        except NotFound as missing:
+            results["missing"][system.name] = str(missing)
+            print(f"left out: {system.name}: {missing}", flush=True)
+    return found
+
+
+def run_once(cell: Cell, kind: type[System], scale: Scale, folder: Path) -> Figure:
+    """One run on a fresh server."""
+    place = Path(tempfile.mkdtemp(prefix=f"{kind.name}-", dir=folder))
+    system = kind(place)
+    try:
+        system.start(cell.durability)
+        system.make(cell.kind, cell.durability)
+        settle(system)
+        return cell.run(system, scale)
+    finally:
+        system.stop()
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def measure(
+    cell: Cell, systems: Sequence[type[System]], scale: Scale, turns: int, folder: Path
+) -> dict[str, Runs]:
+    """All runs of a cell, in turns."""
+    part = [system for system in systems if cell.takes(system)]
+    runs: dict[str, Runs] = {each.name: {"values": [], "cpu_us": [], "wrong": []} for each in part}
+    for turn in range(turns):
+        for system in reversed(part) if turn % 2 else part:
+            mine = runs[system.name]
+            try:
+                value, cpu_us, wrong = run_once(cell, system, scale, folder)
+            except FAILURES as failure:
+                mine["wrong"].append(f"failed: {type(failure).__name__}: {failure}"[:200])
+                continue
+            mine["values"].append(value)
+            mine["cpu_us"].append(cpu_us)
+            if wrong:
+                mine["wrong"].append(wrong)
+    return runs
+
+
+def tell(cell: str, runs: dict[str, Runs], stolen: float) -> None:
+    """One line of a cell."""
+    ours = median(runs.get(OURS))
+    parts = [f"{cell:<24}"]
+    for name, each in runs.items():
+        beside = "" if name == OURS else f" ({ratio(cell, ours, median(each)) or '-'})"
+        parts.append(f"{name} {shown(cell, median(each)) or '-'}{beside}")
+        parts += [f"[{wrong}]" for wrong in each["wrong"]]
+    print("  ".join(parts) + f"  stolen {stolen:.1f} s", flush=True)
+
+
+def run_table(chosen: argparse.Namespace, results: Results, folder: Path) -> None:
+    """Measure what was chosen."""
+    scale, turns = (QUICK, 1) if chosen.quick else (FULL, 3)
+    turns = chosen.turns or turns
+    if chosen.seconds:
+        scale = scale._replace(seconds=chosen.seconds)
+    systems = installed([name for name in chosen.peers.split(",") if name], results)
+    results["conditions"] = conditions(folder)
+    told = [f"{each.name} {results['versions'][each.name]}" for each in systems]
+    print(", ".join((*told, *(f"{k}: {v}" for k, v in results["conditions"].items()))), flush=True)
+    stolen = stolen_s()
+    for cell in CELLS.values():
+        if any(part in cell.name for part in chosen.only.split(",")):
+            before = stolen_s()
+            runs = measure(cell, systems, scale, turns, folder)
+            results["cells"][cell.name] = runs
+            tell(cell.name, runs, stolen_s() - before)
+            keep(chosen.json, results)
+    for name in CASES:
+        if f"hops {name}".startswith(tuple(chosen.only.split(","))):
+            run_hops(name, chosen, results, folder)
+    results["conditions"] |= {
+        "runs": f"{turns} of {scale.seconds:g} s, {scale.read_records:,} records to read",
+        "stolen meanwhile": f"{stolen_s() - stolen:.1f} s",
+        "load after": f"{load_1m():.1f}",
+    }
+
+
+def run_hops(name: str, chosen: argparse.Namespace, results: Results, folder: Path) -> None:
+    """The hop tables beside it."""
+    checkouts = {"before": chosen.before.resolve()} if chosen.before else {}
+    count, turns = (300, 1) if chosen.quick else (1000, 3)
+    table = hop_table(
+        name,
+        checkouts | {"now": ROOT},
+        durability="",
+        shards=0,
+        count=count,
+        turns=turns,
+        folder=folder,
+    )
+    results["hops"][name] = [list(row) for row in table]
+    for first, *others in table:
+        print(f"  {first:<22}" + "".join(f"{each:>9}" for each in others), flush=True)
+
+
+def keep(path: Path | None, results: Results) -> None:
+    """A run that is cut short keeps what it has measured."""
+    if path is not None:
+        path.write_text(json.dumps(results, indent=1))
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument("--quick", action="store_true", help="one turn of 0.7 s: does it work?")
+    options.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
+    options.add_argument("--only", default="", help="cells whose name has one of these in it")
+    options.add_argument("--peers", default="", help="these alone, default all")
+    options.add_argument("--turns", type=int, default=0)
+    options.add_argument("--seconds", type=float, default=0.0, help="of one run")
+    options.add_argument("--before", type=Path, help="a checkout for the hops of before")
+    options.add_argument("--json", type=Path, help="keep the runs here, and take others from it")
+    options.add_argument("--dir", type=Path, help="where to write, default the system's for such")
+    chosen = options.parse_args()
+    exit_when_told()
+    results = nothing()
+    if chosen.json and chosen.json.exists():
+        results = json.loads(chosen.json.read_text())
+    folder = Path(tempfile.mkdtemp(prefix="topics-table-", dir=chosen.dir))
+    try:
+        if chosen.only != "none":
+            run_table(chosen, results, folder)
+            keep(chosen.json, results)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    for row in processor(results)[1:]:
+        print("CPU us a record: " + "  ".join(row))
+    if chosen.write:
+        PAGE.write_text(page(results))
+    bad = [runs[OURS]["wrong"] for runs in results["cells"].values() if OURS in runs]
+    return 1 if any(bad) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
