@@ -11,9 +11,10 @@ import pytest
 
 from tests.client.stub_server import Fault, StubServer
 from topics.client.errors import RequestError
-from topics.client.http import Target, TopicsClient
+from topics.client.http import Target
 from topics.spark.errors import JobError
-from topics.spark.producer import HOUR_MS, WINDOW_MS, open_topic, produce
+from topics.spark.opening import HOUR_MS, WINDOW_MS
+from topics.spark.producer import produce
 from topics.spark.reading import format_of, read
 from topics.spark.rows import map_arrow
 
@@ -268,33 +269,3 @@ def test_batches_end_at_the_byte_limit(spark: SparkSession, stub: StubServer) ->
     summary = produce(df, "t", target=target(stub), batch_bytes=10_500, job_id="j")
     assert ids(stub) == list(range(100))
     assert summary.requests == 10
-
-
-# Opening the topic needs no JVM.
-
-
-def test_a_topic_that_is_absent_is_made_and_one_that_exists_keeps_its_config(
-    stub: StubServer,
-) -> None:
-    stub.make("kept", idempotency_window_ms=HOUR_MS, durability="memory")
-    with TopicsClient(target(stub)) as client:
-        made = open_topic(client, "made", None, pytest.fail)
-        kept = open_topic(client, "kept", None, pytest.fail)
-    assert made["config"]["idempotency_window_ms"] == WINDOW_MS
-    assert kept["config"]["durability"] == "memory"
-    assert stub.statuses("PUT") == [201]
-
-
-def test_a_named_durability_changes_a_topic_that_has_another(stub: StubServer) -> None:
-    stub.make("t", idempotency_window_ms=HOUR_MS, durability="memory")
-    with TopicsClient(target(stub)) as client:
-        for _ in range(2):
-            state = open_topic(client, "t", "fsync", pytest.fail)
-            assert state["config"]["durability"] == "fsync"
-    assert stub.statuses("PUT") == [200], "the second time it is as named"
-
-
-def test_a_queue_is_no_topic_for_rows(stub: StubServer) -> None:
-    stub.make("q", type="queue")
-    with TopicsClient(target(stub)) as client, pytest.raises(JobError, match="is a queue"):
-        open_topic(client, "q", None, pytest.fail)

@@ -48,6 +48,23 @@ def load(spark: SparkSession, stub: StubServer, tmp_path: Path) -> Load:
     return load
 
 
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_a_local_file_is_read_as_files_elsewhere_are(spark: SparkSession, tmp_path: Path) -> None:
+    source = tmp_path / "rows.csv"
+    source.write_text('a,b_2,c,d\r\n1,x,"1,5",\r\n\r\n-2, y ,2.5,\r\n,"""",true,\r\n')
+    here = read(spark, str(source), None, {})
+    there = read(spark, f"{tmp_path}/*.csv", None, {})
+    assert here.schema.json() == there.schema.json()
+    assert here.collect() == there.collect()
+    assert [field.dataType.simpleString() for field in here.schema] == [
+        "bigint",
+        "string",
+        "string",
+        "string",
+    ]
+
+
 # What a CSV value may be. Line breaks within quotes need multiLine and have a test of their own.
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\r\n"), max_size=8)
 CELLS = st.one_of(

@@ -10,7 +10,7 @@ import pytest
 from tests.client.stub_server import StubServer
 from topics.client.http import Target
 from topics.spark.producer import produce
-from topics.spark.rows import LINE_MARK, are_lines, quoted
+from topics.spark.rows import LINE_MARK, are_lines, quoted, records
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -71,3 +71,18 @@ def test_rows_are_json_lines_when_their_only_column_is_marked(
     schema = [SimpleNamespace(metadata=metadata) for _ in columns]
     frame: Any = SimpleNamespace(columns=columns, schema=schema)
     assert are_lines(frame) is is_one
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_rows_of_any_columns_become_values_keys_and_topics(spark: SparkSession) -> None:
+    df = spark.createDataFrame(
+        [(7, None, "a"), (8, "x", None)], "`a.b` long, text string, t string"
+    )
+    found = records(df, key="a.b", topic="t")
+    assert found.columns == ["value", "key", "topic"]
+    assert [tuple(row) for row in found.collect()] == [
+        ('{"a.b":7,"text":null,"t":"a"}', "7", "a"),
+        ('{"a.b":8,"text":"x","t":null}', "8", None),
+    ]
+    assert records(df).columns == ["value"]

@@ -16,7 +16,7 @@ def summary(**changes: int) -> Summary:
         {"head_seq": 0, "epoch": 1},
         {"head_seq": changes.get("head", 10), "epoch": changes.get("epoch", 1)},
     )
-    return summarize("t", "j", [figures], before, after, 2.0)  # type: ignore[list-item]
+    return summarize("t", "j", [figures], before, after, 2.0)
 
 
 def test_a_summary_agrees_only_when_the_head_moved_by_what_was_appended() -> None:

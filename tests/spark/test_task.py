@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from topics.client.chunks import Chunk
-from topics.client.http import Receipt
-from topics.spark.task import FIGURES, Figures, string_block
+from topics.client.http import Receipt, Target
+from topics.spark.task import FIGURES, Figures, SendTask, string_block
 
 
 def receipt(first: int, last: int, *, deduped: bool = False) -> Receipt:
@@ -31,6 +31,26 @@ def test_figures_tell_new_seqs_from_those_of_an_earlier_run() -> None:
         2,
     )
     assert (row["first_seq"], row["last_seq"]) == (91, 115)
+
+
+@pytest.mark.slow
+def test_an_input_that_ends_early_between_two_batches_makes_the_chunks_of_a_whole_one() -> None:
+    pa = pytest.importorskip("pyarrow")
+    texts = [f'{{"data":{number}}},' for number in range(20)]
+    batches = [pa.record_batch({"record": texts[first : first + 10]}) for first in (0, 10)]
+    task = SendTask(
+        target=Target(url="http://127.0.0.1:1"),
+        topic="t",
+        scope="s",
+        head_before=0,
+        batch_records=7,
+        batch_bytes=10_000,
+        node=None,
+        settled=None,
+    )
+    whole, cut = list(task._chunks(iter(batches))), list(task._chunks(iter(batches[:1])))
+    assert [chunk.count for chunk in whole] == [7, 3, 7, 3]
+    assert cut == whole[:2]
 
 
 @pytest.mark.slow

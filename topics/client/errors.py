@@ -35,7 +35,7 @@ class RequestError(Exception):
 
     ``status`` is the HTTP status, 0 when no answer came; ``code`` is the contract's ``error.code``
     (§0.5), or ``unreachable`` or ``bad_answer``. The text names topic, status, code and what to do,
-    in one line.
+    in one line. ``topic`` is empty for what is asked of a whole server.
     """
 
     def __init__(self, topic: str, status: int, code: str, message: str) -> None:
@@ -45,6 +45,7 @@ class RequestError(Exception):
         self.message = " ".join(message.split())
         advice = ADVICE.get(code)
         super().__init__(
-            f'topic "{topic}": {status or "no answer"} {code}: {self.message}'
+            (f'topic "{topic}": ' if topic else "")
+            + f"{status or 'no answer'} {code}: {self.message}"
             + (f" ({advice})" if advice else "")
         )

@@ -1,5 +1,5 @@
-"""HTTP client: the requests of a batch writer. Create a topic, read its state, append a batch, ask
-whether the server is ready.
+"""HTTP client: the requests of batch jobs. Create a topic, read its state, list names, append a
+batch, read a page, ask whether the server is ready.
 
 Every append has an idempotency key, so every request may be sent again: 429, 502, 503, 504 and
 broken connections are retried, after ``Retry-After`` where the server gives one, else after a pause
@@ -8,6 +8,7 @@ that doubles, with jitter and a maximum. Any other failure is a ``RequestError``
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -20,6 +21,8 @@ from topics.client.errors import RequestError
 
 DEFAULT_URL = "http://127.0.0.1:4000"
 RETRIED_STATUS = (429, 502, 503, 504)
+LIST_SIZE = 1000  # names in a page of a list; no server gives more
+PAGE_BYTES = 8 << 20  # of records in a page; no server gives more (§11)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +84,53 @@ class Receipt(msgspec.Struct, frozen=True):
     deduped: bool
 
 
+class Record(msgspec.Struct, frozen=True, gc=False):
+    """A record of a page (§3). ``data`` and ``meta`` are their JSON as it was written; a record
+    without meta, or read without it, has an empty one.
+    """
+
+    seq: int = msgspec.field(name="$seq")
+    ts: int = msgspec.field(name="$ts")  # ms since 1970
+    data: msgspec.Raw
+    node: str | None = msgspec.field(name="$node", default=None)
+    tag: str | None = msgspec.field(name="$tag", default=None)
+    meta: msgspec.Raw = msgspec.Raw(b"")
+
+
+class Tombstone(msgspec.Struct, frozen=True):
+    """Seqs that are gone, both ends inclusive (§3.2)."""
+
+    gap_from: int
+    gap_to: int
+    reason: str
+    missed_estimate: int
+
+
+class Page(msgspec.Struct, frozen=True):
+    """The answer to a diff (§3)."""
+
+    records: list[Record]
+    next_from_seq: int
+    head_seq: int
+    earliest_seq: int
+    caught_up: bool
+    epoch: int
+    tombstone: Tombstone | None
+
+
+class Listed(msgspec.Struct, frozen=True):
+    """A topic in a list (§1)."""
+
+    topic: str
+    head_seq: int
+    earliest_seq: int
+
+
+class _List(msgspec.Struct):
+    topics: list[Listed]
+    next_cursor: str | None = None
+
+
 class _Refusal(msgspec.Struct):
     code: str
     message: str = ""
@@ -91,6 +141,8 @@ class _ErrorBody(msgspec.Struct):
 
 
 _receipts = msgspec.json.Decoder(Receipt)
+_pages = msgspec.json.Decoder(Page)
+_lists = msgspec.json.Decoder(_List)
 _errors = msgspec.json.Decoder(_ErrorBody)
 
 
@@ -159,6 +211,59 @@ class TopicsClient:
             )
         return receipt
 
+    def diff(
+        self,
+        topic: str,
+        *,
+        from_seq: int,
+        limit: int,
+        epoch: int | None = None,
+        tags: bool = True,
+        meta: bool = True,
+        node: str | None = None,
+    ) -> Page:
+        """Records with a seq above ``from_seq`` (§3), at most ``limit`` or what the server allows.
+
+        ``epoch`` is the incarnation that the caller means. Records whose node is ``node`` are left
+        out.
+        """
+        asked: dict[str, Any] = {
+            "from_seq": from_seq,
+            "limit": limit,
+            "include_tags": tags,
+            "include_meta": meta,
+            "max_batch_bytes": PAGE_BYTES,
+        }
+        if epoch is not None:
+            asked["epoch"] = epoch
+        if node is not None:
+            asked["node"] = node
+        status, answer = self._send("POST", topic, "/diff", msgspec.json.encode(asked))
+        try:
+            return _pages.decode(_success(topic, status, answer))
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise RequestError(topic, status, "bad_answer", str(error)) from error
+
+    def names(self, prefix: str = "") -> Iterator[str]:
+        """Names of the topics that begin with ``prefix`` and that this key may see, sorted (§1)."""
+        return (found.topic for found in self.listing(prefix))
+
+    def listing(self, prefix: str = "") -> Iterator[Listed]:
+        """Those topics with their heads; 1,000 for each request."""
+        cursor = ""
+        while True:
+            query = f"?prefix={quote(prefix, safe=':')}&page_size={LIST_SIZE}"
+            query += f"&cursor={cursor}" if cursor else ""
+            status, answer = self._send("GET", None, query)
+            try:
+                page = _lists.decode(_success(prefix, status, answer))
+            except msgspec.DecodeError as error:
+                raise RequestError(prefix, status, "bad_answer", str(error)) from error
+            yield from page.topics
+            if page.next_cursor is None:
+                return
+            cursor = page.next_cursor
+
     def check_access(self, topic: str, *, configure: bool) -> None:
         """Raise ``RequestError`` unless this key may append, and make or configure if
         ``configure``.
@@ -187,18 +292,20 @@ class TopicsClient:
     def _send(
         self,
         method: str,
-        topic: str,
-        query: str,
+        topic: str | None,
+        rest: str,
         body: bytes | None = None,
         headers: dict[str, str] | None = None,
     ) -> tuple[int, bytes]:
-        url = f"{self._url}/v0/topics/{quote(topic, safe=':')}{query}"
+        name = "" if topic is None else "/" + quote(topic, safe=":")
+        url = f"{self._url}/v0/topics{name}{rest}"
         try:
             response = self._pool.request(
                 method, url, body=body, headers={**self._headers, **(headers or {})}
             )
         except urllib3.exceptions.HTTPError as error:
-            raise RequestError(topic, 0, "unreachable", f"{self._url}: {_reason(error)}") from error
+            reason = f"{self._url}: {_reason(error)}"
+            raise RequestError(topic or "", 0, "unreachable", reason) from error
         self.requests += 1
         self.retries += len(response.retries.history) if response.retries else 0
         return response.status, response.data

@@ -1,13 +1,78 @@
-"""The Spark producer: rows of a DataFrame, or of Parquet, CSV and JSON files, into a topic.
+"""Spark and topics: topics as a source and a sink, and jobs that load and archive them.
 
-    main.py       the command line
+    source/       format("topics"): batch and streaming reads
+    sink/         format("topics"): batch and streaming writes
+    jobs/         jobs as functions, and the command line topics-spark
+    discovery/    what Spark finds by itself in an installation
+    main.py       the command line of the producer
     preflight.py  the checks before a JVM starts: source, server, key, topic, Java
     reading.py    files to a DataFrame: every value as written, no broken line
+    local_csv.py  the check of a local file without a job
+    kinds.py      the type of a column of text
     rows.py       rows to JSON records; a job id from rows
     producer.py   one job: create the topic, send the partitions, compare with the server's count
     task.py       an executor's part: appends the rows of one partition
     progress.py   the progress bar
     summary.py    the figures at the end
 
-Only executors and the driver of a job load this; the server never does.
+Only executors and the driver of a job load this; the server never does. This module imports neither
+PySpark nor PyArrow.
 """
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from topics.spark.rows import records
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.datasource import DataSource
+
+__all__ = ["SOURCES", "data_source", "discovered", "records", "register"]
+
+# Named, not imported: this package stands below theirs.
+SOURCES = {
+    "topics": ("topics.spark.source.data_source", "TopicsDataSource"),
+    "topics_segments": ("topics.spark.source.segments", "SegmentsDataSource"),
+}
+
+
+def register(spark: SparkSession) -> None:
+    """Let ``spark`` know the formats of `SOURCES`. May be called again, and is not needed where a
+    wheel is installed: Spark finds the formats there by itself.
+    """
+    from pyspark.errors import AnalysisException
+
+    for name in SOURCES:
+        try:
+            spark.dataSource.register(data_source(name))
+        except AnalysisException as error:
+            # Spark has found the format by itself, and keeps what it has found.
+            if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+                raise
+
+
+def data_source(name: str) -> type[DataSource]:
+    """The class of a format. Raises ModuleNotFoundError where a dependency is missing."""
+    module, member = SOURCES[name]
+    found: type[DataSource] = getattr(import_module(module), member)
+    return found
+
+
+def discovered(name: str) -> type[DataSource]:
+    """The class of a format, for a module in which Spark looks for a source.
+
+    Spark gives up on the sources of all packages when one of them raises. So a missing dependency
+    is an AttributeError, which means a module without a source, and one line on stderr.
+    """
+    try:
+        return data_source(name)
+    except ModuleNotFoundError as missing:
+        sys.stderr.write(
+            f'warning: no format("{name}"): {missing.name} is not installed: pip install'
+            " 'topics[spark]'\n"
+        )
+        raise AttributeError(name) from missing

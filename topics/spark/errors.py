@@ -6,8 +6,23 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from topics.errors import ExitCode
+
 # What our own code raises in an executor; Spark wraps it in pages of text.
-OURS = ("RequestError: ", "BrokenLine: ")
+OURS = (
+    "DataLost: ",
+    "BadOffset: ",
+    "ServerError: ",
+    "DataLost: ",
+    "MisfitError: ",
+    "BadOffset: ",
+    "RequestError: ",
+    "BrokenLine: ",
+    "BadOption: ",
+    "BadColumns: ",
+    "BadRow: ",
+    "JobError: ",
+)
 _FILE = re.compile(r"while reading file (\S+?)\.?(?:\s|$)")
 _RECORD = re.compile(r"Malformed (?:CSV|JSON) record: (.*?)(?: SQLSTATE: \w+)?$", re.MULTILINE)
 _FAILFAST = "MALFORMED_RECORD_IN_PARSING"
@@ -15,8 +30,22 @@ _FAILFAST = "MALFORMED_RECORD_IN_PARSING"
 
 class JobError(Exception):
     """The job did not finish. The text is one line: the refusal or the broken line, if there is
-    one.
+    one. ``code``: how the program ends.
     """
+
+    code = ExitCode.FAILED
+
+
+class WrongPath(JobError):
+    """What the job is to read is not there, or something else."""
+
+    code = ExitCode.USAGE
+
+
+class DamagedData(JobError):
+    """What the job is to read cannot be trusted."""
+
+    code = ExitCode.DAMAGED
 
 
 class BrokenLine(Exception):

@@ -15,6 +15,7 @@ from topics.client.http import DEFAULT_URL, Target
 from topics.errors import ExitCode
 from topics.formats.api.surrogates import has_surrogate
 from topics.spark.errors import JobError, spark_errors
+from topics.spark.local_csv import is_small
 from topics.spark.preflight import check_server, check_source, check_spark
 from topics.spark.producer import MIB, produce, say, session
 from topics.spark.reading import FORMATS, read
@@ -32,14 +33,27 @@ def parser() -> argparse.ArgumentParser:
         epilog=f"Environment: TOPICS_URL, TOPICS_API_KEY. {ExitCode.sentence()} A job whose count "
         "differs from the server's has failed.",
     )
-    add = build.add_argument
-    add("source", help="file, directory or URI that Spark can read")
-    add("topic")
-    add(
+    add_rows(build)
+    build.add_argument(
         "--url",
         default=os.environ.get("TOPICS_URL", DEFAULT_URL),
         help="of the server (default: %(default)s)",
     )
+    build.add_argument(
+        "--retries",
+        type=positive,
+        default=12,
+        help="tries after the first for a busy or absent server (default: %(default)s)",
+    )
+    build.add_argument("--quiet", action="store_true", help="no progress")
+    return build
+
+
+def add_rows(parser: argparse.ArgumentParser) -> None:
+    """The arguments that say which rows go where, and how; for ``load``."""
+    add = parser.add_argument
+    add("source", help="file, directory or URI that Spark can read")
+    add("topic")
     add("--format", choices=FORMATS, help="default: by the suffix")
     add(
         "--option",
@@ -85,14 +99,6 @@ def parser() -> argparse.ArgumentParser:
         help="into how many parts files are split at least (default: %(default)s)",
     )
     add("--cores", type=positive, default=2, help="parts sent at a time (default: %(default)s)")
-    add(
-        "--retries",
-        type=positive,
-        default=12,
-        help="tries after the first for a busy or absent server (default: %(default)s)",
-    )
-    add("--quiet", action="store_true", help="no progress")
-    return build
 
 
 def pair(text: str) -> tuple[str, str]:
@@ -140,10 +146,13 @@ def main(arguments: Sequence[str] | None = None) -> ExitCode:
 
 
 def run_job(options: argparse.Namespace) -> Summary:
-    """The job that the command line asks for, in a session of its own."""
-    target = Target(
-        url=options.url, api_key=os.environ.get("TOPICS_API_KEY"), retries=options.retries
-    )
+    """The job that the command line asks for."""
+    key = os.environ.get("TOPICS_API_KEY")
+    return load(options, Target(url=options.url, api_key=key, retries=options.retries))
+
+
+def load(options: argparse.Namespace, target: Target) -> Summary:
+    """The job that the arguments of ``add_rows`` ask for, in a session of its own."""
     source = options.source if "://" in options.source else str(Path(options.source).resolve())
     # Everything that needs no JVM comes first; PySpark alone takes a second to load.
     check_source(source)
@@ -151,7 +160,7 @@ def run_job(options: argparse.Namespace) -> Summary:
     check_spark()
     quiet_pyspark()
     with spark_errors():
-        spark = session(cores=options.cores, partitions=options.partitions)
+        spark = session(cores=options.cores, partitions=options.partitions, brief=is_small(source))
     try:
         df = read(spark, source, options.format, dict(options.option))
         return produce(

@@ -14,12 +14,12 @@ from typing import Any
 from topics.client.errors import RequestError
 from topics.client.http import RETRIED_STATUS, Target, TopicsClient, mistake_in
 from topics.spark.errors import JobError
+from topics.spark.local_csv import GLOB
 
 CONNECT_S = 0.8
 READ_S = 5.0
 JAVA_MIN = 17
 JAVA_S = 20.0
-GLOB = re.compile(r"[*?\[{]")
 INSTALL_JAVA = "Install it (apt install openjdk-17-jre-headless) or let JAVA_HOME name it"
 
 

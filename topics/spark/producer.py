@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 from topics.client.errors import RequestError
 from topics.client.http import DEFAULT_URL, Target, TopicsClient
 from topics.spark.errors import JobError, spark_errors
-from topics.spark.preflight import check_spark, refuse_queue
+from topics.spark.opening import open_topic
+from topics.spark.preflight import check_spark
 from topics.spark.progress import Progress
 from topics.spark.rows import are_lines, fingerprint, map_arrow, member, record_column
 from topics.spark.summary import Summary, summarize
@@ -32,11 +33,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
 MIB = 1024 * 1024
-HOUR_MS = 60 * 60 * 1000
-WINDOW_MS = (
-    7 * 24 * HOUR_MS
-)  # of a topic that the producer makes: a job that failed on Friday is run again on Monday
 FIRST_CONNECTS = 3
+BRIEF_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 TAG_LINES = 1000  # JSON lines in which a tag column is looked for
 
 
@@ -46,12 +44,15 @@ def say(line: str) -> None:
     sys.stderr.flush()
 
 
-def session(*, cores: int = 2, partitions: int = 8, name: str = "topics-producer") -> SparkSession:
+def session(
+    *, cores: int = 2, partitions: int = 8, name: str = "topics-producer", brief: bool = False
+) -> SparkSession:
     """A local session whose tasks are retried, with executors that find this interpreter and this
     package.
 
     ``partitions`` fixes how files are split, so that the number of cores has no part in the keys.
-    Raises ``JobError`` without a Java that Spark can run on.
+    ``brief`` is for jobs of seconds: Java compiles quickly instead of well. Raises ``JobError``
+    without a Java that Spark can run on.
     """
     check_spark()
     from pyspark.sql import SparkSession
@@ -70,6 +71,8 @@ def session(*, cores: int = 2, partitions: int = 8, name: str = "topics-producer
         "spark.sql.caseSensitive": "true",  # a and A are two columns
         "spark.log.level": "OFF",  # Java stacks; what matters of them is in our one line
     }
+    if brief:
+        settings["spark.driver.defaultJavaOptions"] = BRIEF_JAVA
     # local[N] alone never retries a task; the 4 is the number of attempts.
     builder = SparkSession.builder.master(f"local[{cores},4]").appName(name)
     for key, value in settings.items():
@@ -132,7 +135,7 @@ def produce(
             )
             figures = run(encoded, task, total, progress)
     except JobError as error:
-        raise JobError(f"{error}{_left_behind(target, topic, before)}") from error
+        raise JobError(f"{error}{left_behind(target, topic, before)}") from error
     with TopicsClient(target) as client:
         after = client.state(topic) or {"head_seq": 0}
     return summarize(topic, job, figures, before, after, time.monotonic() - started)
@@ -149,7 +152,7 @@ def _look_for_tags(df: DataFrame, tag_column: str | None, warn: Callable[[str], 
         )
 
 
-def _left_behind(target: Target, topic: str, before: dict[str, Any]) -> str:
+def left_behind(target: Target, topic: str, before: dict[str, Any]) -> str:
     """What a job that failed has appended, as the end of its message."""
     try:
         with TopicsClient(replace(target, retries=0, connect_s=1.0, read_s=2.0)) as client:
@@ -159,34 +162,6 @@ def _left_behind(target: Target, topic: str, before: dict[str, Any]) -> str:
     moved = state["head_seq"] - before["head_seq"]
     told = f". {moved:,} records were appended before that; the same job run again appends none"
     return f"{told} of them twice" if moved else ""
-
-
-def open_topic(
-    client: TopicsClient, topic: str, durability: str | None, warn: Callable[[str], None]
-) -> dict[str, Any]:
-    """Make the topic if it is absent and return its state. A topic that exists keeps its config,
-    but for a named durability.
-    """
-    wanted: dict[str, Any] = {} if durability is None else {"durability": durability}
-    state = client.state(topic)
-    if state is None:
-        client.put_topic(topic, {"idempotency_window_ms": WINDOW_MS, **wanted})
-    elif wanted and state["config"]["durability"] != durability:
-        client.put_topic(topic, wanted)
-    state = client.state(topic)
-    if state is None:
-        raise RequestError(
-            topic, 404, "topic_not_found", "it was deleted at once after it was made"
-        )
-    refuse_queue(topic, state)
-    window_ms = state["config"]["idempotency_window_ms"]
-    if window_ms < HOUR_MS:
-        warn(
-            f'topic "{topic}" remembers idempotency keys for {window_ms / 1000:g} s only: a task or'
-            " job that is repeated later appends its records again. Set idempotency_window_ms to an"
-            f" hour or more (PUT /v0/topics/{topic})."
-        )
-    return state
 
 
 def run(

@@ -21,6 +21,8 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Callable, Iterator
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
@@ -29,11 +31,13 @@ import msgspec
 
 from topics.formats.api.surrogates import lone_surrogate
 from topics.spark.errors import BrokenLine, JobError, spark_errors
+from topics.spark.kinds import TEXT, kinds_of, type_of
+from topics.spark.local_csv import checked_names
 from topics.spark.rows import LINE_MARK, map_arrow, quoted
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 FORMATS = ("parquet", "csv", "json")
 SUFFIXES = {
@@ -64,29 +68,10 @@ CHECKED_OPTIONS = {
     "header",
     "inferschema",
 }  # the check of CSV lines goes with these
+LOCAL_OPTIONS = CHECKED_OPTIONS - {"header", "inferschema"}
 EXCERPT_CHARS = 80
 EXCERPT_BYTES = 1024  # of a broken line, for the message and to find it in the file
 FIELD_MAX_CHARS = 1 << 30  # csv's own bound is 128 KiB
-
-# How a value of a CSV column may be written; the first that fits. Numbers are written as in JSON,
-# so that 007 and +5 stay text. A double holds integers of 15 digits, and gives 17 digits back.
-_SHORT, _LONG, _HUGE, _FRACTION, _TRUTH, _TEXT = (1 << bit for bit in range(6))
-_FRACTION_PATTERN = r"-?(?=[0-9.]{1,18}([eE]|\z))(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]{1,2})?"
-_KINDS = (
-    (_SHORT, r"\A(0|-?[1-9][0-9]{0,14})\z"),
-    (_LONG, r"\A-?[1-9][0-9]{15,17}\z"),
-    (_HUGE, r"\A-?[1-9][0-9]{18,37}\z"),
-    (_FRACTION, rf"\A{_FRACTION_PATTERN}\z"),
-    (_TRUTH, r"\A(true|false)\z"),
-)
-# The first type that holds every kind that a column has.
-_TYPES = (
-    ("string", 0),  # nothing but nulls
-    ("bigint", _SHORT | _LONG),
-    ("decimal(38,0)", _SHORT | _LONG | _HUGE),
-    ("double", _SHORT | _FRACTION),
-    ("boolean", _TRUTH),
-)
 
 
 def read(spark: SparkSession, source: str, form: str | None, options: dict[str, str]) -> DataFrame:
@@ -118,7 +103,10 @@ def _read_csv(spark: SparkSession, source: str, options: dict[str, str]) -> Data
     defaults = {name: value for name, value in CSV_DEFAULTS.items() if name.lower() not in given}
     if not {"sep", "delimiter"} & given.keys():
         defaults["sep"] = separator
-    df = spark.read.format("csv").options(**defaults, **options).load(source)
+    reader = spark.read.format("csv").options(**defaults, **options)
+    if given.keys() <= LOCAL_OPTIONS and (names := checked_names(source, separator)):
+        return typed(reader.schema(", ".join(f"{name} string" for name in names)).load(source))
+    df = reader.load(source)
     if given.keys() <= CHECKED_OPTIONS and len(separator) == 1:
         width = len(df.columns)
         _check(spark, source, lambda: check_csv(width, separator))
@@ -143,32 +131,34 @@ def typed(df: DataFrame) -> DataFrame:
     """``df``, all text, with the columns as numbers or truth values that hold only those."""
     from pyspark.sql import functions as f
 
-    def kind(column: Column) -> Column:
-        first, pattern = _KINDS[0]
-        found = f.when(column.rlike(pattern), first)
-        for bit, pattern in _KINDS[1:]:
-            found = found.when(column.rlike(pattern), bit)
-        return f.when(column.isNotNull(), found.otherwise(_TEXT))
-
     if not df.columns:
         return df
-    columns = {name: f.col(quoted(name)) for name in df.columns}
-    kinds = df.agg(*(f.bit_or(kind(column)) for column in columns.values())).collect()[0]
-    typed = [
-        column.cast(type_of(kinds[i] or 0)).alias(name)
-        for i, (name, column) in enumerate(columns.items())
-    ]
-    return df.select(*typed)
+    ddl = ", ".join(f"_{index} int" for index in range(len(df.columns)))
+    found = map_arrow(df, all_kinds, ddl).collect()
+    types = [type_of(reduce(or_, kinds, 0)) for kinds in zip(*found, strict=True)]
+    columns = zip(df.columns, types or ["string"] * len(df.columns), strict=True)
+    return df.select(*(f.col(quoted(name)).cast(kind).alias(name) for name, kind in columns))
 
 
-def type_of(kinds: int) -> str:
-    """The type of a column that holds these kinds of values."""
-    return next((name for name, holds in _TYPES if not kinds & ~holds), "string")
+def all_kinds(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """One row: the kinds of the values of each column of a partition."""
+    import pyarrow as pa
+
+    kinds: list[int] = []
+    for batch in batches:
+        kinds = kinds or [0] * batch.num_columns
+        for index, column in enumerate(batch.columns):
+            if not kinds[index] & TEXT:  # text is text, whatever else comes
+                kinds[index] |= kinds_of(column)
+    if kinds:
+        columns = [pa.array([bits], pa.int32()) for bits in kinds]
+        yield pa.RecordBatch.from_arrays(columns, [f"_{index}" for index in range(len(kinds))])
 
 
 # The check of every line, in the executors
 
 Check = Callable[[bytes], str | None]  # what is wrong with a line, if anything
+SPACES = bytes(range(33))  # Spark's reader leaves out a line of nothing else
 NOT_UTF8 = "it is not UTF-8; --option encoding=... names another encoding"
 
 
@@ -186,7 +176,7 @@ def check_csv(width: int, separator: str) -> Check:
             return f"{error}{advice if 'end of data' in str(error) else ''}"
         if row and len(row) != width:
             return f"it has {len(row)} fields, the header has {width}"
-        if row and line.isspace():
+        if row and not line.strip(SPACES):
             return "it is a row of spaces, which Spark would leave out"
         return None
 
@@ -244,6 +234,13 @@ def _located(text: str) -> JobError:
         return JobError(text)
     file, line, reason = found.group(1), bytes.fromhex(found.group(2)), found.group(3)
     where = unquote(urlsplit(file).path) if file.startswith("file:") else file
+    return refuse_line(where, line, reason)
+
+
+def refuse_line(file: str | Path, line: bytes, reason: str) -> JobError:
+    """A broken line, by file and number if ``file`` is local; ``line`` is it, or its beginning."""
+    line = line[:EXCERPT_BYTES]
+    where = str(file)
     number = _line_number(Path(where), line)
     shown = line.decode(errors="replace")
     shown = repr(shown if len(shown) <= EXCERPT_CHARS else shown[:EXCERPT_CHARS] + "...")

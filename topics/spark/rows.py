@@ -23,6 +23,29 @@ TO_JSON = {
 }
 
 
+def records(df: DataFrame, *, key: str | None = None, topic: str | None = None) -> DataFrame:
+    """Rows of any columns as rows for ``format("topics")``: ``value`` is the whole row as a JSON
+    object, nulls kept, times in UTC with microseconds.
+
+    ``key`` names the column whose value is the tag, ``topic`` the one that says where the row goes;
+    both stay members of the value. Raises AnalysisException for a column that is not there.
+    """
+    from pyspark.sql import functions as f
+
+    columns = [row_json(df).alias("value")]
+    for name, source in (("key", key), ("topic", topic)):
+        if source is not None:
+            columns.append(f.col(quoted(source)).cast("string").alias(name))
+    return df.select(*columns)
+
+
+def row_json(df: DataFrame) -> Column:
+    """The whole row as a JSON object."""
+    from pyspark.sql import functions as f
+
+    return f.to_json(f.struct(*(f.col(quoted(name)) for name in df.columns)), TO_JSON)
+
+
 def record_column(df: DataFrame, tag_column: str | None) -> Column:
     """``{"data":{...},"tag":"..."},`` for each row: a record and a comma, as
     topics/client/chunks.py takes it.
@@ -30,11 +53,7 @@ def record_column(df: DataFrame, tag_column: str | None) -> Column:
     from pyspark.sql import functions as f
 
     lines = are_lines(df)
-    data = (
-        f.col("value")
-        if lines
-        else f.to_json(f.struct(*(f.col(quoted(name)) for name in df.columns)), TO_JSON)
-    )
+    data = f.col("value") if lines else row_json(df)
     plain = f.concat(f.lit('{"data":'), data, f.lit("},"))
     if tag_column is None:
         return plain

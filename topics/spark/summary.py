@@ -72,7 +72,7 @@ class Summary:
 def summarize(
     topic: str,
     job: str,
-    figures: Sequence[Row],
+    figures: Sequence[Row] | Sequence[dict[str, int]],
     before: dict[str, Any],
     after: dict[str, Any],
     seconds: float,

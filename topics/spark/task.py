@@ -59,9 +59,13 @@ class Figures:
         self.first_seq = min(self.first_seq or receipt.first_seq, receipt.first_seq)
         self.last_seq = max(self.last_seq, receipt.last_seq)
 
+    def numbers(self) -> dict[str, int]:
+        """All figures, by name."""
+        return {name: getattr(self, name) for name in FIGURES}
+
     def row(self) -> dict[str, list[int]]:
         """One row of ``FIGURES_DDL``, as columns."""
-        return {name: [getattr(self, name)] for name in FIGURES}
+        return {name: [value] for name, value in self.numbers().items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +109,9 @@ class SendTask:
         chunker = Chunker(self.batch_records, self.batch_bytes, self.node)
         for batch in batches:
             yield from chunker.add(*string_block(batch.column(0)))
-        yield from chunker.rest()
+            # A stage below that fails ends this input between two batches, as if it were complete.
+            # No chunk reaches over that point, or the retry would make another one of its rows.
+            yield from chunker.rest()
 
 
 def string_block(column: pa.Array) -> tuple[memoryview, memoryview]:

@@ -1,0 +1,36 @@
+"""Offsets from the files of a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from topics.spark.errors import JobError
+from topics.spark.jobs.checkpoint import Position, committed, positions
+from topics.spark.jobs.files import LocalFiles
+
+OFFSETS = '{"a":{"t":{"seq":12,"epoch":3,"lost":1},"s":{"seq":0,"epoch":4,"lost":0}},"b":{}}'
+
+
+def test_the_last_batch_that_is_done_has_its_positions(tmp_path: Path) -> None:
+    files = LocalFiles(tmp_path)
+    assert committed(files, "c") is None
+    assert positions(files, "c", None) == {}
+    for batch in (9, 10):
+        files.write(f"c/commits/{batch}", "v1\n{}")
+        files.write(f"c/commits/.{batch}.crc", "")
+        files.write(f"c/offsets/{batch}", f'v1\n{{"batchWatermarkMs":0}}\n{OFFSETS}')
+    assert committed(files, "c") == 10
+    assert positions(files, "c", 10) == {
+        ("a", "t"): Position(12, 3, 1),
+        ("a", "s"): Position(0, 4, 0),
+    }
+
+
+@pytest.mark.parametrize("text", ["v1\n{}", "v1\n{}\n-", 'v1\n{}\n{"a":{"t":7}}'])
+def test_offsets_of_another_source_are_told(tmp_path: Path, text: str) -> None:
+    files = LocalFiles(tmp_path)
+    files.write("c/offsets/0", text)
+    with pytest.raises(JobError, match=r"c/offsets/0: these are no offsets of topics"):
+        positions(files, "c", 0)

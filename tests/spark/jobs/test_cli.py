@@ -1,0 +1,123 @@
+"""The command line of the jobs: its exit code and its one line."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from topics.client.errors import RequestError
+from topics.spark.errors import JobError
+from topics.spark.jobs import cli
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@dataclass
+class Done:
+    agrees: bool
+
+    def text(self) -> str:
+        return f"agrees: {self.agrees}"
+
+
+def with_job(monkeypatch: pytest.MonkeyPatch, result: Done | BaseException) -> None:
+    """Let the only job end with ``result``."""
+
+    def add(commands: Any) -> None:
+        commands.add_parser("backfill")
+
+    def run(_options: argparse.Namespace) -> Done:
+        if isinstance(result, Done):
+            return result
+        raise result
+
+    monkeypatch.setattr(cli, "JOBS", ("backfill",))
+    monkeypatch.setattr(cli, "job", lambda name: SimpleNamespace(add=add, run=run))
+
+
+@pytest.mark.parametrize(
+    ("result", "code", "out", "err"),
+    [
+        (Done(True), 0, "agrees: True\n", ""),
+        (Done(False), 1, "agrees: False\n", ""),
+        (JobError("a broken line"), 1, "", "error: a broken line\n"),
+        (
+            RequestError("t", 422, "topic_full", "full"),
+            1,
+            "",
+            'error: topic "t": 422 topic_full: full',
+        ),
+        (
+            ModuleNotFoundError("No module", name="pyarrow"),
+            1,
+            "",
+            "error: pyarrow is not installed: pip install 'topics[spark]'\n",
+        ),
+        (KeyboardInterrupt(), 130, "", "interrupted; run the job again"),
+    ],
+)
+def test_a_job_ends_with_its_exit_code_and_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    result: Done | BaseException,
+    code: int,
+    out: str,
+    err: str,
+) -> None:
+    with_job(monkeypatch, result)
+    assert cli.main(["backfill"]) == code
+    shown = capsys.readouterr()
+    assert shown.out == out
+    assert shown.err.startswith(err)
+    assert shown.err.count("\n") == (0 if out else 1)
+
+
+def test_a_module_of_ours_that_is_missing_is_not_advised_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with_job(monkeypatch, ModuleNotFoundError("No module", name="topics.nowhere"))
+    with pytest.raises(ModuleNotFoundError):
+        cli.main(["backfill"])
+
+
+def test_a_missing_package_is_told_before_the_arguments_are_read(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def absent(name: str) -> cli.Job:
+        raise ModuleNotFoundError("No module", name="urllib3")
+
+    monkeypatch.setattr(cli, "job", absent)
+    assert cli.main(["backfill"]) == 1
+    assert capsys.readouterr().err.startswith("error: urllib3 is not installed: pip install")
+
+
+@pytest.mark.parametrize("line", [[], ["nowhere"], ["backfill", "s"], ["backfill", "s", "\udcff"]])
+def test_wrong_arguments_are_usage(line: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(line)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("usage: topics-spark")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", [["-m", "workers.backfill"], ["-m", "workers.replay"]])
+def test_a_worker_shows_its_manual_and_loads_neither_pyspark_nor_pyarrow(line: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", *line, "--help"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"usage: topics-spark {line[1].removeprefix('workers.')} ")
+    loaded = {entry.rpartition("|")[2].strip() for entry in done.stderr.splitlines()}
+    assert not loaded & {"pyspark", "pyarrow", "py4j", "pandas", "numpy"}

@@ -1,0 +1,83 @@
+"""The last record of each key."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from tests.spark.source.live import Live
+from topics.errors import ExitCode
+from topics.spark.errors import JobError
+from topics.spark.jobs.cli import main
+from topics.spark.jobs.compact import CompactJob, compact
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(autouse=True)
+def _few_partitions(spark: SparkSession) -> None:
+    spark.conf.set("spark.sql.shuffle.partitions", "2")
+
+
+def write(live: Live, topic: str, *records: dict[str, Any]) -> None:
+    body = msgspec.json.encode({"records": records})
+    with live.client() as client:
+        client.append(topic, body, len(records), f"{topic}-{records}"[:200].encode().hex()[:200])
+
+
+def held(live: Live, topic: str) -> list[tuple[str | None, Any, str | None, bytes]]:
+    with live.client() as client:
+        page = client.diff(topic, from_seq=0, limit=1000)
+    return [
+        (record.tag, msgspec.json.decode(record.data), record.node, bytes(record.meta))
+        for record in page.records
+    ]
+
+
+def test_the_last_record_of_each_key_is_appended_once_and_in_order(
+    spark: SparkSession, live: Live
+) -> None:
+    live.make("prices")
+    write(
+        live,
+        "prices",
+        {"tag": "a", "data": 1},
+        {"tag": "b", "data": 2, "node": "n", "meta": {"é": 1}},
+        {"data": "no key"},
+        {"tag": "c", "data": 3},
+        {"tag": "a", "data": {"x": 4}},
+        {"tag": "c", "data": None},
+    )
+    job = CompactJob(source="prices", dest="last", options={"servers": live.url})
+    first = compact(spark, job)
+    assert (first.records, first.keyless, first.deleted, first.agrees) == (6, 1, 0, True)
+    b = ("b", 2, "n", '{"é":1}'.encode())
+    expected = [b, ("a", {"x": 4}, None, b""), ("c", None, None, b"")]
+    assert held(live, "last") == expected
+    second = compact(spark, job)
+    assert (second.appended.records, second.appended.repeated, second.agrees) == (3, 3, True)
+    assert held(live, "last") == expected
+    live_only = CompactJob(
+        source="prices", dest="living", options={"servers": live.url}, drop_null=True
+    )
+    third = compact(spark, live_only)
+    assert (third.deleted, third.appended.records) == (1, 2)
+    assert held(live, "living") == expected[:2]
+    assert "1 records without a key and 1 deleted keys left out" in third.text()
+
+
+def test_mistakes_are_one_line_without_a_jvm(
+    live: Live, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["compact", "--url", live.url]
+    assert main([*given, "nothing", "dest"]) == ExitCode.FAILED
+    assert 'topic "nothing": 404 topic_not_found' in capsys.readouterr().err
+    assert main([*given, "same", "same"]) == ExitCode.FAILED
+    assert capsys.readouterr().err == "error: source and destination are the same topic\n"
+    with pytest.raises(JobError, match="option topic is empty"):
+        CompactJob(source="a", dest="", options={"servers": live.url}).sink()

@@ -1,0 +1,159 @@
+"""An archive goes back into topics: in order, with all that a record has, once."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyarrow")
+
+from tests.client.stub_server import Fault, StubServer
+from tests.spark.jobs.archives import Row, write_archive
+from tests.support.server import Server
+from topics.client.http import Record, Target, TopicsClient
+from topics.client.ranges import read_range
+from topics.spark.jobs.cli import main
+
+DAYS = ("2026-01-01", "2026-01-02")
+ROWS = [
+    *(
+        Row(DAYS[n > 30], "a", n, f'{{"n": {n}}}', f"k{n % 5}", 0, "x", '{"h":1}')
+        for n in range(1, 61)
+    ),
+    *(Row(DAYS[1], "b", n, f'{{"n": {n}}}') for n in range(101, 121)),
+]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return write_archive(tmp_path / "archive", ROWS)
+
+
+def run(stub: StubServer, root: Path, *more: str) -> int:
+    return main(["replay", str(root), *more, "--url", stub.url, "--quiet", "--batch-records", "7"])
+
+
+def numbers(stub: StubServer, topic: str) -> list[Any]:
+    return [record["data"]["n"] for record in stub.topics[topic].records]
+
+
+def test_a_topic_is_replayed_in_its_order_once(
+    stub: StubServer, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for appended in (60, 0):
+        assert run(stub, root, "t", "--from-topic", "a") == 0
+        told = capsys.readouterr().out
+        assert f"{appended} appended, {60 - appended} already there" in told
+        assert "60 records to 1 topics: all of the 60 records of the archive." in told
+    assert numbers(stub, "t") == [*range(1, 61)]
+    first = {"data": {"n": 1}, "tag": "k1", "node": "x", "meta": {"h": 1}}
+    assert stub.topics["t"].records[0] == first
+
+
+def test_days_that_are_replayed_one_by_one_and_then_together_are_appended_once(
+    stub: StubServer, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(stub, root, "t", "--from-topic", "a", "--until", DAYS[1]) == 0
+    assert numbers(stub, "t") == [*range(1, 31)]
+    # Other files with the same records: the archive job merges small files.
+    for file in root.glob("*/*"):
+        file.unlink()
+    write_archive(root, ROWS, files=1, seed=2)
+    assert run(stub, root, "t", "--from-topic", "a") == 0
+    assert numbers(stub, "t") == [*range(1, 61)]
+    assert run(stub, root, "t", "--from-topic", "a", "--from", DAYS[1]) == 0
+    assert "0 appended, 30 already there" in capsys.readouterr().out
+    assert numbers(stub, "t") == [*range(1, 61)]
+
+
+def test_every_topic_gets_a_target_of_its_own(stub: StubServer, root: Path) -> None:
+    assert run(stub, root, "--into", "copy.{topic}") == 0
+    assert numbers(stub, "copy.a") == [*range(1, 61)]
+    assert numbers(stub, "copy.b") == [*range(101, 121)]
+
+
+def test_several_topics_go_into_one_only_when_they_are_named(
+    stub: StubServer, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(stub, root, "t") == 1
+    assert "it has records of 2 topics; choose with --from-topic" in capsys.readouterr().err
+    assert stub.topics == {}
+    assert run(stub, root, "t", "--from-topic", "b", "--from-topic", "a") == 0
+    assert numbers(stub, "t") == [*range(1, 61), *range(101, 121)]
+
+
+def test_a_replay_that_failed_half_way_goes_on_where_it_stopped(
+    stub: StubServer, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stub.faults.extend([None] * 6 + [Fault(status=422, code="topic_full")])
+    assert run(stub, root, "t", "--from-topic", "a") == 1
+    told = capsys.readouterr().err
+    assert told.startswith('error: topic "t": 422 topic_full')
+    assert "30 records were appended before that; the same job run again appends none" in told
+    assert run(stub, root, "t", "--from-topic", "a") == 0
+    assert numbers(stub, "t") == [*range(1, 61)]
+
+
+def test_the_day_that_may_still_grow_is_warned_of(
+    stub: StubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    today = datetime.now(UTC).date().isoformat()
+    root = write_archive(tmp_path / "archive", [Row(today, "a", 1, '{"n":1}')])
+    assert run(stub, root, "t") == 0
+    assert f"warning: the archive has records of {today}" in capsys.readouterr().err
+
+
+def test_other_archives_and_targets_are_other_jobs(
+    stub: StubServer, root: Path, tmp_path: Path
+) -> None:
+    other = write_archive(tmp_path / "other", ROWS)
+    for source in (root, other):
+        assert run(stub, source, "t", "--from-topic", "b") == 0
+    assert numbers(stub, "t") == 2 * [*range(101, 121)]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        [],
+        ["t", "--into", "{topic}"],
+        ["--into", "plain"],
+        ["t", "--from", "2026-13-01"],
+        ["t", "--until", "20260101"],
+        ["t", "--batch-records", "0"],
+    ],
+)
+def test_wrong_arguments_are_usage(stub: StubServer, root: Path, more: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run(stub, root, *more)
+    assert ended.value.code == 2
+
+
+def test_dates_without_records_are_told(
+    stub: StubServer, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(stub, root, "t", "--from", "2027-01-01") == 1
+    assert capsys.readouterr().err == f"error: {root}: it has no record of these dates\n"
+    with pytest.raises(SystemExit):
+        main(["replay", "s3://bucket/archive", "t"])
+
+
+@pytest.mark.slow
+def test_a_real_server_holds_what_the_archive_had(root: Path, tmp_path: Path) -> None:
+    with Server(tmp_path / "data", shards=1) as server:
+        url = f"http://{server.host}:{server.port}"
+        for _ in range(2):
+            assert main(["replay", str(root), "--into", "copy.{topic}", "--url", url]) == 0
+        found: list[Record] = []
+        with TopicsClient(Target(url=url)) as client:
+            for page in read_range(
+                client, "copy.a", 0, 60, on_loss=lambda lost: pytest.fail(repr(lost))
+            ):
+                found += page
+    assert [
+        (bytes(record.data).decode(), record.tag, record.node, bytes(record.meta).decode())
+        for record in found
+    ] == [(row.value, row.key, row.node, row.headers) for row in ROWS[:60]]

@@ -1,0 +1,140 @@
+"""Streams of jobs: options, patience, and how they end."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from tests.spark.source.live import Live
+from topics.client.servers import Servers
+from topics.spark.errors import JobError
+from topics.spark.jobs import streams
+from topics.spark.jobs.streams import (
+    NO_TIME,
+    LeftOut,
+    connection_of,
+    job_errors,
+    options_of,
+    read_stream,
+    run_batches,
+    seconds,
+)
+from topics.spark.source.plan import GO_ON
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("500ms", 0.5), ("10s", 10), ("5m", 300), ("1h", 3600)]
+)
+def test_an_interval_is_a_number_and_a_unit(text: str, value: float) -> None:
+    assert seconds(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "10", "0s", "-1s", "1.5s", "1 s", "s"])
+def test_other_intervals_are_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="must be like 500ms"):
+        seconds(text)
+
+
+@pytest.mark.parametrize("servers", ["http://a:1", "a=http://a:1,http://b:2", "a=http://a:1"])
+def test_servers_keep_their_names_on_the_way_to_the_source(servers: str) -> None:
+    given = argparse.Namespace(url=Servers.parse(servers), retries=3)
+    connection = connection_of(options_of(given))
+    assert connection.servers == Servers.parse(servers)
+    assert connection.retries == 3
+
+
+def test_options_that_cannot_be_meant_are_a_line() -> None:
+    with pytest.raises(JobError, match="is no address of a server"):
+        connection_of({"servers": "nowhere"})
+
+
+def test_advice_of_the_source_is_told_in_the_words_of_the_job() -> None:
+    with (
+        pytest.raises(JobError, match=r"lost; give --allow-loss to go on without them$"),
+        job_errors(),
+    ):
+        raise JobError(f"lost; {GO_ON}")
+    with pytest.raises(JobError, match=r"^other$"), job_errors():
+        raise JobError("other")
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_a_follower_goes_on_until_it_is_interrupted(
+    spark: SparkSession, live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live.make("followed", 3)
+    found: list[tuple[int, int]] = []
+
+    def land(batch: DataFrame, number: int, query: str) -> None:
+        assert query
+        found.append((number, batch.count()))
+
+    def wait(*_: object) -> None:
+        while not found:
+            time.sleep(0.05)
+        live.append("followed", range(4, 9))
+        while len(found) < 2:
+            time.sleep(0.05)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(streams, "_wait", wait)
+    source = read_stream(spark, {"servers": live.url, "subscribe": "followed"})
+    run_batches(source, land, str(tmp_path), 0.1)
+    assert found[:2] == [(0, 3), (1, 5)]
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_a_run_that_has_an_end_and_is_interrupted_says_so(
+    spark: SparkSession, live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live.make("interrupted", 1)
+
+    def wait(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(streams, "_wait", wait)
+    source = read_stream(spark, {"servers": live.url, "subscribe": "interrupted"})
+    with pytest.raises(KeyboardInterrupt):
+        run_batches(source, lambda batch, number, query: None, str(tmp_path), None)
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_what_the_sink_raises_is_raised(spark: SparkSession, live: Live, tmp_path: Path) -> None:
+    live.make("refused", 1)
+
+    def land(batch: DataFrame, number: int, query: str) -> None:
+        raise JobError("the sink says no")
+
+    source = read_stream(spark, {"servers": live.url, "subscribe": "refused"})
+    with pytest.raises(JobError, match=r"^the sink says no$"):
+        run_batches(source, land, str(tmp_path), None)
+
+
+def test_what_a_query_leaves_out_is_counted_once_and_idle_reports_hide_no_batch() -> None:
+    def report(batch: int, late: int, no_time: int, *, idle: bool = False) -> dict[str, object]:
+        return {
+            "batchId": batch,
+            "durationMs": {"triggerExecution": 1} | ({} if idle else {"addBatch": 1}),
+            "stateOperators": [{"numRowsDroppedByWatermark": late}],
+            "observedMetrics": {} if idle else {NO_TIME: {NO_TIME: no_time}},
+        }
+
+    query = SimpleNamespace(recentProgress=[report(0, 2, 1), report(1, 2, 0, idle=True)])
+    left_out = LeftOut()
+    for _ in range(2):
+        left_out.look(cast("Any", query))
+    assert (left_out.late, left_out.no_time) == (2, 1)
+    query.recentProgress.append(report(1, 5, 3))
+    left_out.look(cast("Any", query))
+    assert (left_out.late, left_out.no_time) == (7, 4)

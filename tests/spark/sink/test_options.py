@@ -1,0 +1,72 @@
+"""Options of the sink: what they mean, and every mistake in one line."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from topics.spark.opening import WINDOW_MS
+from topics.spark.sink.options import SinkOptions
+from topics.spark.source.connection import BadOption
+
+
+def test_the_defaults_append_json_to_a_topic_that_remembers_keys_for_a_week() -> None:
+    options = SinkOptions.parse({"servers": "http://h:1"})
+    assert (options.topic, options.job_id, options.node, options.text) == (None, None, None, False)
+    assert (options.batch_records, options.batch_bytes) == (5000, 4 * 1024 * 1024)
+    assert options.create
+    assert options.config() == {"idempotency_window_ms": WINDOW_MS}
+
+
+def test_names_are_matched_whatever_their_case_and_all_travel_to_executors() -> None:
+    options = SinkOptions.parse(
+        {
+            "SERVERS": "http://h:1",
+            "topic": "t",
+            "jobid": "j",
+            "NODE": "n",
+            "valueFormat": "TEXT",
+            "batchrecords": "7",
+            "batchBytes": "8",
+            "idempotencyWindowMs": "9",
+            "createTopic": "False",
+            "durability": "fsync",
+        }
+    )
+    assert (options.topic, options.job_id, options.node, options.text) == ("t", "j", "n", True)
+    assert (options.batch_records, options.batch_bytes, options.create) == (7, 8, False)
+    assert options.config() == {"idempotency_window_ms": 9, "durability": "fsync"}
+    assert pickle.loads(pickle.dumps(options)) == options
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("topci", "t", "there is no option topci; did you mean topic?"),
+        ("batchRecord", "1", "there is no option batchrecord; did you mean batchRecords?"),
+        ("topic", "", "option topic is empty"),
+        ("batchBytes", "0", "option batchBytes is 0"),
+        ("createTopic", "maybe", "option createTopic is 'maybe'"),
+        ("durability", "ram", "option durability is 'ram'"),
+        ("valueFormat", "avro", "option valueFormat is 'avro'"),
+        ("path", "events", "a topic is no path"),
+        ("kafka.bootstrap.servers", "h:1", "Kafka's"),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_it(name: str, value: str, told: str) -> None:
+    with pytest.raises(BadOption) as refusal:
+        SinkOptions.parse({"servers": "http://h:1", name: value})
+    assert told in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("name", ["checkpointLocation", "queryName", "startingOffsets", "header"])
+def test_options_of_others_are_left_alone(name: str) -> None:
+    assert SinkOptions.parse({"servers": "http://h:1", name: "x"}).topic is None
+
+
+def test_the_key_is_in_no_text_of_the_options() -> None:
+    options = SinkOptions.parse({"servers": "http://h:1", "apiKey": "hunter2"})
+    assert options.connection.api_key == "hunter2"
+    assert "hunter2" not in repr(options)

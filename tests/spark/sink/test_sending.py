@@ -1,0 +1,169 @@
+"""What a task sends: the same chunks under the same keys in every attempt, each to its server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from tests.client.stub_server import Fault, StubServer
+from topics.client.servers import Servers
+from topics.spark.errors import JobError
+
+pytest.importorskip("pyarrow")
+
+import pyarrow as pa
+
+from topics.spark.sink.columns import Columns
+from topics.spark.sink.options import SinkOptions
+from topics.spark.sink.sending import Clients, Sender, by_topic, open_topic
+from topics.spark.source.connection import ServerError
+
+BY_COLUMN = Columns(value=0, key=None, topic=1, headers=None, node=None)
+TO_ONE = Columns(value=0, key=None, topic=None, headers=None, node=None)
+
+
+@pytest.fixture
+def stub() -> Iterator[StubServer]:
+    with StubServer() as server:
+        yield server
+
+
+def options(stub: StubServer, **more: str) -> SinkOptions:
+    return SinkOptions.parse({"servers": stub.url, "numRetries": "2", **more})
+
+
+def rows(count: int, topics: list[str]) -> Any:
+    return pa.record_batch(
+        {
+            "value": pa.array([str(number) for number in range(count)]),
+            "topic": pa.array([topics[number % len(topics)] for number in range(count)]),
+        }
+    )
+
+
+def sliced(batch: Any, size: int) -> list[Any]:
+    return [batch.slice(first, size) for first in range(0, batch.num_rows, size)]
+
+
+def values(stub: StubServer, topic: str) -> list[int]:
+    return [record["data"] for record in stub.topics[topic].records]
+
+
+def test_rows_of_many_topics_keep_their_order_and_a_numbering_for_each(stub: StubServer) -> None:
+    names = ["a", "b", "c"]
+    figures = Sender(options(stub, batchRecords="7"), BY_COLUMN, "s", 0).send(
+        sliced(rows(100, names), 10)
+    )
+    for place, name in enumerate(names):
+        assert values(stub, name) == list(range(place, 100, 3))
+        assert figures.topics[name].records == len(range(place, 100, 3))
+        assert figures.topics[name].requests == 10
+    assert figures.warnings == []
+
+
+@pytest.mark.parametrize("names", [["a"], ["a", "b"]])
+def test_an_input_that_ends_early_between_two_batches_leaves_no_odd_chunk(
+    stub: StubServer, names: list[str]
+) -> None:
+    batches = sliced(rows(100, names), 10)
+    for count in (0, 1, 5, 10):
+        Sender(options(stub, batchRecords="7"), BY_COLUMN, "s", 0).send(batches[:count])
+    assert sorted(value for name in names for value in values(stub, name)) == list(range(100))
+
+
+def test_each_topic_goes_to_the_server_that_has_it() -> None:
+    with ExitStack() as stack:
+        stubs = {name: stack.enter_context(StubServer()) for name in ("one", "two")}
+        listed = ",".join(f"{name}={stub.url}" for name, stub in stubs.items())
+        names = [f"t{number}" for number in range(8)]
+        parsed = SinkOptions.parse({"servers": listed})
+        Sender(parsed, BY_COLUMN, "s", 0).send([rows(80, names)])
+        placed = {name: Servers.parse(listed).owner(name).name for name in names}
+        assert set(placed.values()) == {"one", "two"}
+        for name, stub in stubs.items():
+            assert set(stub.topics) == {topic for topic in names if placed[topic] == name}
+
+
+def test_an_attempt_after_a_failure_appends_only_what_is_missing(stub: StubServer) -> None:
+    stub.make("t", idempotency_window_ms=10**8)
+    stub.faults.extend([None, None, Fault(status=500, code="internal")])
+    wanted = options(stub, batchRecords="10", topic="t")
+    with pytest.raises(ServerError, match="internal"):
+        Sender(wanted, TO_ONE, "s", 3).send([rows(50, ["t"])])
+    assert len(values(stub, "t")) == 20
+    figures = Sender(wanted, TO_ONE, "s", 3).send([rows(50, ["t"])])
+    assert values(stub, "t") == list(range(50))
+    assert (figures.topics["t"].repeated, figures.topics["t"].requests) == (20, 5)
+
+
+@pytest.mark.parametrize(("scope", "partition"), [("other", 0), ("s", 1)])
+def test_another_write_or_partition_is_another_key(
+    stub: StubServer, scope: str, partition: int
+) -> None:
+    Sender(options(stub), BY_COLUMN, "s", 0).send([rows(5, ["t"])])
+    Sender(options(stub), BY_COLUMN, scope, partition).send([rows(5, ["t"])])
+    assert len(values(stub, "t")) == 10
+
+
+def test_a_busy_server_is_asked_again(stub: StubServer) -> None:
+    stub.make("t", idempotency_window_ms=10**8)
+    stub.faults.extend([Fault(status=429, code="throttled", retry_after="0")] * 2)
+    figures = Sender(options(stub, topic="t"), TO_ONE, "s", 0).send([rows(5, ["t"])])
+    assert (figures.retries, len(values(stub, "t"))) == (2, 5)
+
+
+def test_a_bad_row_is_told_with_topic_partition_and_value(stub: StubServer) -> None:
+    bad = pa.record_batch({"value": pa.array(["1", "{]"]), "topic": pa.array(["a", "b"])})
+    with pytest.raises(ValueError) as refusal:
+        Sender(options(stub), BY_COLUMN, "s", 7).send([bad])
+    assert str(refusal.value).startswith('topic "b", partition 7 of the rows: value is not JSON: ')
+    assert "'{]'" in str(refusal.value)
+    assert stub.topics == {}
+
+
+def test_a_topic_is_made_as_the_options_say_or_not_at_all(stub: StubServer) -> None:
+    wanted = options(stub, durability="fsync", idempotencyWindowMs="5000")
+    told: list[str] = []
+    with Clients(wanted) as clients:
+        assert open_topic(clients, wanted, "t", told.append) == 0
+    assert stub.topics["t"].config == {"idempotency_window_ms": 5000, "durability": "fsync"}
+    assert len(told) == 1
+    assert "for 5 s only" in told[0]
+
+
+def test_without_create_topic_an_absent_topic_a_queue_and_a_short_window_are_told(
+    stub: StubServer,
+) -> None:
+    stub.make("short", idempotency_window_ms=5000)
+    stub.make("queue", type="queue")
+    wanted = options(stub, createTopic="false")
+    told: list[str] = []
+    with Clients(wanted) as clients:
+        open_topic(clients, wanted, "short", told.append)
+        with pytest.raises(JobError, match='topic "absent": there is no such topic'):
+            open_topic(clients, wanted, "absent", told.append)
+        with pytest.raises(JobError, match="is a queue"):
+            open_topic(clients, wanted, "queue", told.append)
+    assert len(told) == 1
+    assert "absent" not in stub.topics
+
+
+def test_a_topic_that_goes_while_a_task_writes_is_not_made_again(stub: StubServer) -> None:
+    def two_blocks() -> Iterator[Any]:
+        yield rows(10, ["t"])
+        del stub.topics["t"]
+        yield rows(10, ["t"])
+
+    with pytest.raises(ServerError, match="topic_not_found"):
+        Sender(options(stub, batchRecords="10"), BY_COLUMN, "s", 0).send(two_blocks())
+    assert "t" not in stub.topics
+
+
+def test_records_are_split_by_topic_in_their_order() -> None:
+    topics = pa.array(["b", "a", "b", "c", "a"])
+    records = pa.array(list("12345"))
+    split = [(name, share.to_pylist()) for name, share in by_topic(topics, records)]
+    assert split == [("b", ["1", "3"]), ("a", ["2", "5"]), ("c", ["4"])]

@@ -1,0 +1,269 @@
+"""Writers as Spark drives them; what needs no task is tested without a JVM."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.client.stub_server import Fault, StubServer
+from tests.spark.reading import read_back
+from tests.support.server import Server
+from topics.spark.errors import JobError, last_line
+from topics.spark.source.connection import BadOption, Connection, ServerError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+pytest.importorskip("pyarrow")
+pytest.importorskip("pyspark")
+
+import pyarrow as pa
+from pyspark.sql.types import IntegerType, StringType, StructField, StructType
+
+from topics.spark.sink import batch_writer, stream_writer, writer
+from topics.spark.sink.writer import BatchWriter
+
+SCHEMA = StructType([StructField("value", StringType())])
+
+
+def options(stub: StubServer, **more: str) -> dict[str, str]:
+    return {"servers": stub.url, "topic": "t", "numRetries": "2", **more}
+
+
+def nowhere() -> Connection:
+    """A connection to a server that is not there."""
+    return Connection.parse({"servers": "http://127.0.0.1:1", "numRetries": "0"})
+
+
+def rows(count: int) -> Any:
+    return pa.record_batch({"value": pa.array([str(number) for number in range(count)])})
+
+
+@pytest.fixture
+def in_task(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The local properties of the task that the test is."""
+    properties: dict[str, str] = {}
+    task = SimpleNamespace(partitionId=lambda: 3, getLocalProperty=properties.get)
+    monkeypatch.setattr(writer, "_task", lambda: task)
+    return properties
+
+
+@pytest.mark.usefixtures("in_task")
+def test_a_batch_is_appended_and_told_in_one_line(
+    stub: StubServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    made = batch_writer(options(stub, jobId="j"), SCHEMA, False)
+    sent = pickle.loads(pickle.dumps(made))
+    messages = [sent.write(iter([rows(10)])), None]
+    made.commit([pickle.loads(pickle.dumps(message)) for message in messages])
+    told = capfd.readouterr().err
+    assert told.startswith('topics: 10 records to topic "t" in ')
+    assert told.endswith(" s, 1 requests, 0 retries, job j\n")
+    assert [record["data"] for record in stub.topics["t"].records] == list(range(10))
+
+
+@pytest.mark.usefixtures("in_task")
+def test_two_writes_without_a_job_id_are_two_and_with_one_they_are_one(stub: StubServer) -> None:
+    for name in ({}, {"jobId": "j"}):
+        for _ in range(2):
+            batch_writer(options(stub, **name), SCHEMA, False).write(iter([rows(10)]))
+    assert len(stub.topics["t"].records) == 30
+
+
+@pytest.mark.usefixtures("in_task")
+@pytest.mark.parametrize(
+    ("job", "name"),
+    [({"jobId": "j"}, "the same job again"), ({}, "the same job with the option jobId=")],
+)
+def test_a_failed_write_tells_what_stays_and_how_to_go_on(
+    stub: StubServer, capfd: pytest.CaptureFixture[str], job: dict[str, str], name: str
+) -> None:
+    made = batch_writer(options(stub, batchRecords="10", **job), SCHEMA, False)
+    stub.faults.extend([None, Fault(status=500, code="internal")])
+    with pytest.raises(ServerError):
+        made.write(iter([rows(20)]))
+    made.abort([None])
+    told = capfd.readouterr().err
+    assert "topics: the write failed; about 10 records that it appended stay; " + name in told
+    assert told.endswith("appends none of them twice\n")
+
+
+def test_a_write_that_appended_nothing_tells_so_also_when_the_server_is_gone(
+    stub: StubServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    made = BatchWriter(options(stub), SCHEMA, overwrite=False)
+    made.abort([None])
+    assert capfd.readouterr().err == "topics: the write failed; nothing was appended\n"
+    made.options = replace(made.options, connection=nowhere())
+    made.abort([None])
+    assert "the 0 records of its finished tasks stay" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("make", [batch_writer, stream_writer])
+def test_what_cannot_be_written_is_refused_when_the_write_is_planned(
+    stub: StubServer, make: Any
+) -> None:
+    stub.make("queue", type="queue")
+    number = StructType([StructField("value", IntegerType())])
+    for wanted, schema, overwrite, error in (
+        (options(stub), SCHEMA, True, BadOption),
+        (options(stub, topci="x"), SCHEMA, False, BadOption),
+        (options(stub), number, False, ValueError),
+        (options(stub, topic="queue"), SCHEMA, False, JobError),
+        (options(stub, topic="absent", createTopic="false"), SCHEMA, False, JobError),
+    ):
+        with pytest.raises(error) as refusal:
+            make(wanted, schema, overwrite)
+        assert "\n" not in str(refusal.value)
+    assert list(stub.topics) == ["queue"]
+
+
+def test_a_server_that_is_not_there_is_told_when_a_batch_is_planned() -> None:
+    for topic in ({"topic": "t"}, {}):
+        wanted = {"servers": "http://127.0.0.1:1", **topic}
+        schema = StructType([*SCHEMA.fields, StructField("topic", StringType())])
+        with pytest.raises(ServerError, match=r"server http://127.0.0.1:1: .*unreachable"):
+            batch_writer(wanted, schema, False)
+
+
+def test_a_stream_has_no_job_id(stub: StubServer) -> None:
+    with pytest.raises(BadOption, match="option jobId is for"):
+        stream_writer(options(stub, jobId="j"), SCHEMA, False)
+
+
+def test_a_micro_batch_is_known_by_its_query_and_number(
+    stub: StubServer, in_task: dict[str, str]
+) -> None:
+    made = stream_writer(options(stub), SCHEMA, False)
+    for query, batch in (("q", "0"), ("q", "0"), ("q", "1"), ("r", "0")):
+        in_task |= {"sql.streaming.queryId": query, "streaming.sql.batchId": batch}
+        made.write(iter([rows(10)]))
+    assert len(stub.topics["t"].records) == 30
+
+
+@pytest.mark.usefixtures("in_task")
+def test_a_task_without_query_and_batch_appends_nothing(stub: StubServer) -> None:
+    with pytest.raises(JobError, match="does not tell a task its query"):
+        stream_writer(options(stub), SCHEMA, False).write(iter([rows(10)]))
+    assert stub.topics["t"].records == []
+
+
+def test_a_stream_tells_its_warnings_once_and_what_stays_of_a_failed_batch(
+    stub: StubServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stub.make("t", idempotency_window_ms=5000)
+    made = stream_writer(options(stub), SCHEMA, False)
+    made.commit([], 0)
+    made.commit([], 1)
+    assert capfd.readouterr().err.count("for 5 s only") == 1
+    made.abort([None], 7)
+    assert (
+        "micro-batch 7 failed; the 0 records of its finished tasks stay" in capfd.readouterr().err
+    )
+
+
+# With Spark, against the real server.
+
+
+def run(stream: DataStreamWriter) -> None:
+    """Run the stream over all that is there. Raises what the query fails with."""
+    query = stream.trigger(availableNow=True).start()
+    try:
+        query.awaitTermination(60)
+    finally:
+        query.stop()
+
+
+def write(df: DataFrame, url: str, **more: str) -> None:
+    df.write.format("topics").mode("append").options(**{"servers": url, **more}).save()
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_rows_of_all_columns_come_back_as_they_were_written(
+    sink: SparkSession, server: Server, url: str
+) -> None:
+    df = sink.range(0, 3000, 1, 3).selectExpr(
+        "to_json(struct(id, 'é\"' as text)) as value",
+        "if(id % 2 = 0, concat('k\"', id), null) as key",
+        "concat('t', id % 3) as topic",
+        "if(id % 5 = 0, '{\"h\": 1}', null) as headers",
+        "if(id % 7 = 0, 'n', null) as node",
+        "id as offset",
+    )
+    write(df, url, batchRecords="300", node="all")
+    for number in range(3):
+        records = read_back(url, f"t{number}")
+        assert sorted(record["data"]["id"] for record in records) == list(range(number, 3000, 3))
+        for record in records:
+            place = record["data"]["id"]
+            assert record["data"]["text"] == 'é"'
+            assert record.get("$tag") == (f'k"{place}' if place % 2 == 0 else None)
+            assert record.get("meta") == ({"h": 1} if place % 5 == 0 else None)
+            assert record["$node"] == ("n" if place % 7 == 0 else "all")
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_binary_values_and_texts_are_written(sink: SparkSession, server: Server, url: str) -> None:
+    df = sink.range(0, 10, 1, 1).selectExpr("cast(concat('line \"', id) as binary) as value")
+    write(df, url, topic="t", valueFormat="text")
+    assert [record["data"] for record in read_back(url, "t")] == [f'line "{n}' for n in range(10)]
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_errors_of_a_write_are_one_line_in_spark_too(
+    sink: SparkSession, server: Server, url: str
+) -> None:
+    df = sink.range(0, 10, 1, 2).selectExpr("cast(id as string) as value")
+    for frame, wanted, told in (
+        (df.selectExpr("named_struct('a', value) as value"), {}, "to_json(value)"),
+        (df.selectExpr("concat(value, '}') as value"), {}, 'topic "t", partition '),
+        (df, {"jobI": "x"}, "there is no option jobi; did you mean jobId?"),
+    ):
+        with pytest.raises(Exception) as failure:
+            write(frame, url, topic="t", **wanted)
+        assert told in last_line(failure.value)
+    assert read_back(url, "t") == []
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("mode", ["complete", "update"])
+def test_a_stream_is_appended_in_mode_append_only(
+    sink: SparkSession, server: Server, url: str, tmp_path: Path, mode: str
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "rows.txt").write_text("1\n")
+    counted = sink.readStream.text(str(tmp_path / "in")).groupBy("value").count()
+    build = counted.writeStream.format("topics").outputMode(mode)
+    build = build.options(servers=url, topic="t", checkpointLocation=str(tmp_path / "point"))
+    with pytest.raises(Exception) as failure:
+        run(build)
+    assert "append" in last_line(failure.value) or "Update" in last_line(failure.value)
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_a_batch_of_a_stream_is_written_in_foreach_batch_under_a_job_id(
+    sink: SparkSession, server: Server, url: str, tmp_path: Path
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "rows.txt").write_text("".join(f"{n}\n" for n in range(5)))
+
+    def twice(df: DataFrame, batch: int) -> None:
+        for _ in range(2):
+            write(df, url, topic="t", jobId=f"q:{batch}")
+
+    stream = sink.readStream.text(str(tmp_path / "in")).writeStream.foreachBatch(twice)
+    stream = stream.option("checkpointLocation", str(tmp_path / "point"))
+    run(stream)
+    assert sorted(json.dumps(record["data"]) for record in read_back(url, "t")) == list("01234")

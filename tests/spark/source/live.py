@@ -1,0 +1,53 @@
+"""A running server as tests of the source use it: topics of numbered records."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+from uuid import uuid4
+
+from tests.support.api import Api
+from tests.support.server import Server
+from topics.client.http import Target, TopicsClient
+
+
+class Live:
+    """Writes to a server."""
+
+    def __init__(self, server: Server, api_key: str | None = None) -> None:
+        self.server, self._api_key = server, api_key
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.server.host}:{self.server.port}"
+
+    def client(self) -> TopicsClient:
+        return TopicsClient(Target(url=self.url, api_key=self._api_key, backoff_max_s=1.0))
+
+    def make(self, topic: str, count: int = 0, **config: Any) -> str:
+        """A topic with records 1 to ``count``, as many as its seqs."""
+        with self.client() as client:
+            client.put_topic(topic, config)
+        if count:
+            self.append(topic, range(1, count + 1))
+        return topic
+
+    def append(self, topic: str, numbers: Iterable[int], **fields: Any) -> int:
+        """One request; returns the last seq."""
+        records = [{"data": {"id": number}, **fields} for number in numbers]
+        body = json.dumps({"records": records}).encode()
+        with self.client() as client:
+            return client.append(topic, body, len(records), uuid4().hex).last_seq
+
+    def delete(self, topic: str) -> None:
+        """The topic, with all its records."""
+        with Api((self.server.host, self.server.port)) as api:
+            answer = api.delete(topic)
+        assert answer.status == 200, answer
+
+    def remove(self, topic: str, before: int) -> None:
+        """The records with a seq below ``before``, silently."""
+        with Api((self.server.host, self.server.port)) as api:
+            answer = api.call("POST", f"/v0/topics/{topic}/delete", {"before_seq": before})
+        assert answer.status == 200, answer

@@ -1,0 +1,155 @@
+"""Columns: records become exactly the Arrow batch that Spark expects."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Raw
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from tests.spark.source.ddl import struct_of
+from topics.client.http import Record
+from topics.spark.source.columns import SCHEMA, Columns, MisfitError
+from topics.spark.source.connection import BadOption
+
+TS = 1_748_450_000_123
+PLAIN = Record(seq=7, ts=TS, data=Raw(b'{"id": 1}'))
+FULL = Record(seq=8, ts=TS, data=Raw(b"null"), node="n", tag="k\u00e4", meta=Raw(b'{"a":1}'))
+
+NUMBERS = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+JSON = st.recursive(
+    st.none() | st.booleans() | NUMBERS | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+
+
+def rows(ddl: str, *records: Record, mode: str = "FAILFAST") -> list[dict[str, Any]]:
+    batch = Columns(struct_of(ddl), mode=mode).batch(records, "orders", 3)
+    batch.validate(full=True)
+    assert batch.schema == to_arrow_schema(struct_of(ddl), timezone="UTC")
+    found: list[dict[str, Any]] = batch.to_pylist()
+    return found
+
+
+def test_all_columns_of_a_record() -> None:
+    plain, full = rows(SCHEMA, PLAIN, FULL)
+    assert full.pop("timestamp") == plain.pop("timestamp")
+    assert plain == {
+        "key": None,
+        "value": '{"id": 1}',
+        "topic": "orders",
+        "partition": 3,
+        "offset": 7,
+        "node": None,
+        "headers": None,
+    }
+    assert full == {
+        "key": "k\u00e4",
+        "value": "null",
+        "topic": "orders",
+        "partition": 3,
+        "offset": 8,
+        "node": "n",
+        "headers": '{"a":1}',
+    }
+
+
+def test_a_timestamp_is_utc_with_its_milliseconds() -> None:
+    batch = Columns(struct_of("timestamp TIMESTAMP")).batch([PLAIN], "orders", 0)
+    assert batch.column(0).type == pa.timestamp("us", "UTC")
+    assert batch.column(0)[0].value == TS * 1000
+
+
+def test_columns_come_in_the_order_of_the_schema() -> None:
+    assert [*rows("offset BIGINT, value STRING", PLAIN)[0].items()] == [
+        ("offset", 7),
+        ("value", '{"id": 1}'),
+    ]
+
+
+def test_a_page_of_no_records_is_a_batch_of_no_rows() -> None:
+    assert rows(f"{SCHEMA}, data STRUCT<id: INT>") == []
+
+
+@pytest.mark.parametrize(
+    ("ddl", "tags", "meta"),
+    [
+        (SCHEMA, True, True),
+        ("offset BIGINT", False, False),
+        ("key STRING", True, False),
+        ("headers STRING", False, True),
+    ],
+)
+def test_tags_and_meta_are_needed_for_their_columns_alone(ddl: str, tags: bool, meta: bool) -> None:
+    columns = Columns(struct_of(ddl))
+    assert (columns.needs_tags, columns.needs_meta) == (tags, meta)
+
+
+def test_columns_travel_to_executors() -> None:
+    made = Columns(struct_of("offset BIGINT, data STRUCT<id: BIGINT>"), mode="permissive")
+    columns = pickle.loads(pickle.dumps(made))
+    assert columns.batch([PLAIN, FULL], "orders", 0).to_pylist() == [
+        {"offset": 7, "data": {"id": 1}},
+        {"offset": 8, "data": None},
+    ]
+    assert columns.mode == "PERMISSIVE"
+
+
+@given(st.lists(JSON, min_size=1), st.booleans())
+def test_values_are_the_data_as_it_was_written(values: list[Any], ascii_only: bool) -> None:
+    texts = [json.dumps(value, ensure_ascii=ascii_only, indent=1) for value in values]
+    records = [
+        Record(seq=seq, ts=seq, data=Raw(text.encode())) for seq, text in enumerate(texts, 1)
+    ]
+    assert [row["value"] for row in rows("value STRING", *records)] == texts
+
+
+@pytest.mark.parametrize(
+    ("ddl", "says"),
+    [
+        ("offst BIGINT", "there is no column offst; the columns are key, value"),
+        ("offset INT", "the column offset is BIGINT, not INT"),
+        ("value STRING, value STRING", "the column value is wanted twice"),
+        ("key STRING NOT NULL", "the column key may be null"),
+        ("data STRUCT<a: VARIANT>", "data.a is VARIANT, which no JSON value is read as"),
+    ],
+)
+def test_a_schema_that_cannot_be_read_is_refused(ddl: str, says: str) -> None:
+    with pytest.raises(BadOption, match=says):
+        Columns(struct_of(ddl))
+
+
+def test_a_schema_without_columns_and_an_unknown_mode_are_refused() -> None:
+    with pytest.raises(BadOption, match="no column is wanted"):
+        Columns(StructType([]))
+    with pytest.raises(BadOption, match="mode is 'DROPMALFORMED'; it is one of FAILFAST"):
+        Columns(struct_of("offset BIGINT"), mode="DROPMALFORMED")
+
+
+def test_failfast_names_topic_offset_member_and_what_to_do() -> None:
+    misfit = Record(seq=9, ts=TS, data=Raw(b'{"id":"x"}'))
+    with pytest.raises(MisfitError) as refused:
+        rows("data STRUCT<id: BIGINT>", PLAIN, misfit)
+    assert str(refused.value) == (
+        'topic "orders" offset 9: data is not of the declared type: Expected `int | null`, got'
+        " `str` - at `$.id` (declare it STRING, read the column value, or set mode to PERMISSIVE"
+        " to get null)"
+    )
+
+
+def test_permissive_makes_a_misfit_null_and_keeps_the_other_columns() -> None:
+    misfit = Record(seq=9, ts=TS, data=Raw(b'{"id":"x"}'))
+    ddl = "offset BIGINT, value STRING, data STRUCT<id: BIGINT>"
+    assert rows(ddl, PLAIN, misfit, FULL, mode="PERMISSIVE") == [
+        {"offset": 7, "value": '{"id": 1}', "data": {"id": 1}},
+        {"offset": 9, "value": '{"id":"x"}', "data": None},
+        {"offset": 8, "value": "null", "data": None},
+    ]

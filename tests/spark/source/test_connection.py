@@ -1,0 +1,140 @@
+"""Connection: servers, key and patience from options."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from tests.client.stub_server import StubServer
+from topics.client.servers import Server
+from topics.spark.source.connection import (
+    BadOption,
+    Connection,
+    ServerError,
+    choice,
+    errors_of,
+    flag,
+    label,
+    number,
+)
+
+URL = "http://127.0.0.1:4000"
+
+
+@pytest.fixture(autouse=True)
+def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TOPICS_URL", raising=False)
+    monkeypatch.delenv("TOPICS_API_KEY", raising=False)
+
+
+def test_without_options_it_is_the_local_server_without_a_key() -> None:
+    connection = Connection.parse({})
+    (server,) = connection.servers.members
+    target = connection.target(server)
+    assert (target.url, target.api_key, target.retries) == (URL, None, 12)
+    assert (target.connect_s, target.read_s) == (5, 120)
+
+
+def test_the_environment_gives_what_options_leave_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOPICS_URL", "http://host:1")
+    monkeypatch.setenv("TOPICS_API_KEY", "from-environment")
+    connection = Connection.parse({})
+    assert connection.servers.members == (Server("http://host:1", "http://host:1"),)
+    assert connection.api_key == "from-environment"
+    named = Connection.parse({"servers": "a=http://h:2", "apiKey": "k"})
+    assert (named.servers.members, named.api_key) == ((Server("a", "http://h:2"),), "k")
+
+
+def test_names_of_options_have_no_case() -> None:
+    given = {"SERVERS": URL, "NumRetries": "3", "connecttimeoutms": "250", "READTIMEOUTMS": "1_500"}
+    connection = Connection.parse(given)
+    target = connection.target(connection.servers.members[0])
+    assert (target.retries, target.connect_s, target.read_s) == (3, 0.25, 1.5)
+    assert connection.target(connection.servers.members[0], retries=1).retries == 1
+
+
+def test_a_key_is_read_from_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text("secret\n")
+    assert Connection.parse({"apiKeyFile": str(file)}).api_key == "secret"
+
+
+def test_the_key_travels_and_is_never_shown() -> None:
+    connection = Connection.parse({"apiKey": "secret-key"})
+    assert "secret" not in repr(connection)
+    assert "secret" not in str(connection.target(connection.servers.members[0]))
+    assert pickle.loads(pickle.dumps(connection)) == connection
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"kafka.bootstrap.servers": "h:9092"}, "option servers, for example http://127.0.0.1:"),
+        ({"servers": "host:4000"}, "'host:4000' is no address of a server"),
+        ({"servers": " , "}, "servers names no server"),
+        ({"servers": "http://h:1?x=1"}, "is no address of a server"),
+        ({"servers": URL, "url": URL}, "the same; give one of them"),
+        ({"apiKey": "k", "apiKeyFile": "f"}, "give one of them"),
+        ({"apiKeyFile": "/nowhere/key"}, "/nowhere/key cannot be read: No such file"),
+        ({"apiKey": "clé"}, "holds a character that no key has"),
+        ({"numRetries": "many"}, "option numRetries is 'many', which is no whole number"),
+        ({"numRetries": "-1"}, "option numRetries is -1; it is at least 0"),
+        ({"readTimeoutMs": "0"}, "option readTimeoutMs is 0; it is at least 1"),
+    ],
+)
+def test_a_mistake_is_one_clear_line(options: dict[str, str], said: str) -> None:
+    with pytest.raises(BadOption) as caught:
+        Connection.parse(options)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert "clé" not in str(caught.value)
+
+
+def test_an_empty_key_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text(" \n")
+    with pytest.raises(BadOption, match="is empty"):
+        Connection.parse({"apiKeyFile": str(tmp_path / "key")})
+
+
+def test_numbers_flags_and_choices() -> None:
+    options = {"n": "7", "f": "TRUE", "c": "failfast", "bad": "maybe"}
+    assert (number(options, "n", 1), number(options, "absent", 1)) == (7, 1)
+    assert flag(options, "f", default=False)
+    assert flag(options, "absent", default=True)
+    assert choice(options, "c", ("FAILFAST", "PERMISSIVE"), default="") == "FAILFAST"
+    with pytest.raises(BadOption, match="option bad is 'maybe'; it is one of: true, false"):
+        flag(options, "bad", default=True)
+
+
+def test_a_server_is_found_by_its_name() -> None:
+    connection = Connection.parse({"servers": "a=http://h:1,b=http://h:2"})
+    assert connection.server("b").url == "http://h:2"
+    with pytest.raises(BadOption, match='no server "c"; there are: a, b'):
+        connection.server("c")
+    assert label(Server("a", URL)) == f"a ({URL})"
+    assert label(Server(URL, URL)) == URL
+
+
+def test_a_refusal_names_the_server(stub: StubServer) -> None:
+    server = Server("a", stub.url)
+    connection = Connection.parse({"servers": f"a={stub.url}"})
+    with (
+        pytest.raises(ServerError, match=rf'^server a \({stub.url}\): topic "t": 404') as caught,
+        errors_of(server),
+        connection.client(server) as client,
+    ):
+        client.append("t", b'{"create":false,"records":[{"data":1}]}', 1, "k")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_quick_client_gives_up_on_a_dead_address_in_seconds() -> None:
+    connection = Connection.parse({"servers": "http://127.0.0.1:9"})
+    (server,) = connection.servers.members
+    with (
+        pytest.raises(ServerError, match=r"unreachable.*is the server running"),
+        errors_of(server),
+        connection.client(server, quick=True) as client,
+    ):
+        client.state("t")

@@ -1,0 +1,89 @@
+"""Offsets: users' offsets become seqs, and a checkpoint is read as it was written."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from topics.spark.source.connection import BadOption
+from topics.spark.source.offsets import (
+    EARLIEST,
+    LATEST,
+    BadOffset,
+    Bounds,
+    Position,
+    after_of,
+    decode,
+    encode,
+    last_of,
+    offset_after,
+)
+
+NAMES = st.text(min_size=1, max_size=5)
+POSITIONS = st.builds(Position, st.integers(0), st.integers(0), st.integers(0))
+
+
+def test_a_start_is_inclusive_and_an_end_is_exclusive() -> None:
+    # Offsets 5 to 9 of a user are the range (4, 9] of seqs: 5, 6, 7, 8, 9.
+    assert (after_of(5), last_of(10)) == (4, 9)
+    assert (after_of(0), last_of(0)) == (0, 0)
+    assert after_of(offset_after(7)) == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "orders", "others"),
+    [
+        ("earliest", EARLIEST, EARLIEST),
+        (" LATEST ", LATEST, LATEST),
+        ('{"orders": 42}', 42, LATEST),
+        ('{"orders": {"1": 42}}', 42, LATEST),
+        ('{"orders": {"0": 1, "1": -2}}', EARLIEST, LATEST),
+        ('{"orders": {"0": 7}}', LATEST, LATEST),
+    ],
+)
+def test_bounds_are_words_or_json(text: str, orders: int, others: int) -> None:
+    bounds = Bounds.parse("startingOffsets", text, LATEST)
+    assert (bounds.of("orders", 1), bounds.of("others", 1)) == (orders, others)
+
+
+def test_words_are_those_that_somebody_asks_for() -> None:
+    assert Bounds("o", EARLIEST).words() == {EARLIEST}
+    assert Bounds.parse("o", '{"a": -1, "b": 3}', EARLIEST).words() == {EARLIEST, LATEST}
+
+
+@pytest.mark.parametrize(
+    "text", ["first", "", "{}", "[1]", '{"a": "1"}', '{"a": -3}', '{"a": {"x": 1}}', '{"a": true}']
+)
+def test_what_is_neither_is_refused_in_one_line(text: str) -> None:
+    with pytest.raises(BadOption, match=r"option startingOffsets is .* earliest, latest or JSON"):
+        Bounds.parse("startingOffsets", text, LATEST)
+
+
+@given(st.dictionaries(NAMES, st.dictionaries(NAMES, POSITIONS)))
+def test_a_checkpoint_is_read_as_it_was_written(offsets: dict[str, dict[str, Position]]) -> None:
+    assert decode(json.loads(json.dumps(encode(offsets)))) == offsets
+
+
+def test_equal_offsets_are_equal_texts() -> None:
+    one, two = Position(1, 1), Position(2, 2)
+    sorted_one = json.dumps(encode({"a": {"x": one, "y": two}, "b": {}}))
+    assert json.dumps(encode({"b": {}, "a": {"y": two, "x": one}})) == sorted_one
+    assert encode({"a": {"x": two}}) == {"a": {"x": {"seq": 2, "epoch": 2, "lost": 0}}}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"orders": {"0": 42}},
+        {"logOffset": 3},
+        {"a": {"t": {"seq": 1}}},
+        {"a": {"t": {"seq": "1", "epoch": 1}}},
+        {"a": {"t": {"seq": -1, "epoch": 1}}},
+    ],
+)
+def test_an_offset_of_another_source_is_refused(value: dict[str, object]) -> None:
+    with pytest.raises(BadOffset, match="use another checkpointLocation"):
+        decode(value)

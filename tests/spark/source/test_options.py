@@ -1,0 +1,127 @@
+"""Read options: what they mean, and what is refused."""
+
+from __future__ import annotations
+
+import pickle
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from topics.spark.source.connection import BadOption
+from topics.spark.source.offsets import EARLIEST, LATEST
+from topics.spark.source.options import ReadOptions, literal_prefix
+
+
+def parse(kind: str = "batch", **options: str) -> ReadOptions:
+    return ReadOptions.parse({"servers": "http://h:1", **options}, kind)  # type: ignore[arg-type]
+
+
+def test_a_batch_reads_all_and_a_stream_what_comes() -> None:
+    batch, stream = parse(subscribe="a, b,a"), parse("stream", topic="a")
+    assert (batch.topics, stream.topics) == (("a", "b"), ("a",))
+    assert (batch.starting.default, batch.ending.default) == (EARLIEST, LATEST)
+    assert stream.starting.default == LATEST
+    assert (batch.fail_on_data_loss, batch.pushdown, batch.mode) == (True, False, "FAILFAST")
+    assert (batch.max_records_per_partition, batch.max_offsets) == (500_000, None)
+    assert (stream.min_offsets, stream.max_delay_s) == (0, 900)
+    assert pickle.loads(pickle.dumps(batch)) == batch
+
+
+def test_names_and_words_have_no_case() -> None:
+    options = parse(SUBSCRIBE="a", FailOnDataLoss="FALSE", mode="permissive", columns="offset, key")
+    assert (options.fail_on_data_loss, options.mode) == (False, "PERMISSIVE")
+    assert options.columns == ("offset", "key")
+
+
+def test_a_pattern_matches_whole_names() -> None:
+    options = parse(subscribePattern=r"orders\..*")
+    assert options.wants("orders.eu")
+    assert not options.wants("my.orders.eu")
+    assert not options.wants("orders")
+    assert options.prefix == "orders."
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("500ms", 0.5), ("10s", 10), ("2 m", 120), ("1h", 3600), ("250", 0.25)]
+)
+def test_a_delay_has_a_unit(text: str, seconds: float) -> None:
+    assert parse("stream", subscribe="a", maxTriggerDelay=text).max_delay_s == seconds
+
+
+@pytest.mark.parametrize(
+    ("pattern", "prefix"),
+    [
+        ("orders", "orders"),
+        ("orders.*", "orders"),
+        (r"a\.b-c:d_\d", "a.b-c:d_"),
+        ("ab?c", "a"),
+        ("ab*", "a"),
+        ("ab{0,2}", "a"),
+        ("ab+", "ab"),
+        ("abc|abd", ""),
+        ("(?i)abc", ""),
+        ("[ab]c", ""),
+        (".*", ""),
+    ],
+)
+def test_the_prefix_is_what_every_match_begins_with(pattern: str, prefix: str) -> None:
+    assert literal_prefix(pattern) == prefix
+
+
+@given(st.from_regex(r"[ab.?*+\\|()]{0,6}", fullmatch=True), st.text("ab.", max_size=5))
+def test_no_match_is_lost_by_the_prefix(pattern: str, name: str) -> None:
+    try:
+        matched = re.fullmatch(pattern, name)
+    except re.error:
+        return
+    assert matched is None or name.startswith(literal_prefix(pattern))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "said"),
+    [
+        ("batch", {}, "no topic is named"),
+        ("batch", {"subscribe": "a", "topic": "a"}, "subscribe and topic are both given"),
+        ("batch", {"subscribe": " , "}, "names no topic"),
+        ("batch", {"subscribe": "a b"}, "'a b' is no name of a topic"),
+        ("batch", {"subscribePattern": "("}, "option subscribePattern is '('"),
+        ("batch", {"subscribe": "a", "startingOffsets": "latest"}, "cannot be latest"),
+        ("batch", {"subscribe": "a", "startingOffsets": '{"a":-1}'}, "cannot be latest"),
+        ("batch", {"subscribe": "a", "endingOffsets": "earliest"}, "cannot be earliest"),
+        ("batch", {"subscribe": "a", "startingOffsets": '{"b":1}'}, 'names topic "b"'),
+        ("stream", {"subscribe": "a", "endingOffsets": '{"a":9}'}, "a stream has no end"),
+        ("stream", {"subscribe": "a", "endingTimestamp": "9"}, "a stream has no end"),
+        ("batch", {"subscribe": "a", "startingTimestamp": "soon"}, "no whole number"),
+        (
+            "batch",
+            {"subscribe": "a", "startingTimestamp": "1", "startingOffsets": "earliest"},
+            "options startingTimestamp and startingOffsets are both given",
+        ),
+        (
+            "stream",
+            {"subscribe": "a", "minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "5"},
+            "minOffsetsPerTrigger is above",
+        ),
+        ("stream", {"subscribe": "a", "maxOffsetsPerTrigger": "0"}, "it is at least 1"),
+        ("stream", {"subscribe": "a", "maxTriggerDelay": "soon"}, "a time as 500ms"),
+        ("batch", {"subscribe": "a", "mode": "DROPMALFORMED"}, "one of: FAILFAST, PERMISSIVE"),
+        ("batch", {"subscribe": "a", "pushdown": "yes"}, "one of: true, false"),
+        ("batch", {"subscibe": "a"}, "there is no option subscibe; is it subscribe?"),
+        ("batch", {"subscribe": "a", "startingOffset": "1"}, "is it startingOffsets?"),
+        ("batch", {"subscribe": "a", "maxOffsetPerTrigger": "1"}, "is it maxOffsetsPerTrigger?"),
+        ("batch", {"subscribe": "a", "assign": "{}"}, "name topics with subscribe"),
+        ("batch", {"subscribe": "a", "kafka.group.id": "g"}, "leave it out"),
+        ("batch", {"path": "a"}, "name the topic with subscribe"),
+    ],
+)
+def test_a_mistake_is_one_clear_line(kind: str, options: dict[str, str], said: str) -> None:
+    with pytest.raises(BadOption) as caught:
+        parse(kind, **options)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_other_names_are_left_to_spark() -> None:
+    parse(subscribe="a", includeHeaders="true", mergeSchema="true", header="true")

@@ -1,0 +1,207 @@
+"""Plan: every record that is there is read once, in pieces and batches of the sizes asked for."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from topics.client.ranges import RECREATED, Lost
+from topics.spark.source.offsets import EARLIEST, LATEST, Bounds, Offsets, Position
+from topics.spark.source.plan import (
+    GONE,
+    DataLost,
+    Head,
+    Heads,
+    Range,
+    Restriction,
+    Step,
+    advance,
+    between,
+    loss_text,
+    positions,
+    range_end,
+    range_start,
+    shares,
+    skip,
+    split,
+    steps,
+    total_lag,
+)
+
+HEAD = Head(earliest=11, head=50, epoch=7)
+
+
+def quiet(server: str, topic: str, lost: Lost) -> None:
+    """Heard and forgotten."""
+
+
+@pytest.mark.parametrize(
+    ("text", "after", "last"),
+    [("earliest", 10, 50), ("latest", 50, 50), ('{"t": 20}', 19, 19), ('{"t": 51}', 50, 50)],
+)
+def test_a_user_offset_is_the_first_that_is_read_or_the_first_that_is_not(
+    text: str, after: int, last: int
+) -> None:
+    assert range_start(Bounds.parse("startingOffsets", text, EARLIEST), "t", 0, HEAD) == after
+    if text != "earliest":
+        assert range_end(Bounds.parse("endingOffsets", text, LATEST), "t", 0, HEAD) == last
+
+
+def test_an_offset_before_the_earliest_is_kept_so_that_its_loss_is_noticed() -> None:
+    assert range_start(Bounds.parse("o", '{"t": 3}', EARLIEST), "t", 0, HEAD) == 2
+
+
+def test_an_offset_beyond_the_end_is_refused() -> None:
+    bounds = Bounds.parse("startingOffsets", '{"t": 52}', EARLIEST)
+    said = 'startingOffsets has offset 52 for topic "t", which ends at 51'
+    for place in (range_start, range_end):
+        with pytest.raises(DataLost, match=said):
+            place(bounds, "t", 0, HEAD)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.integers(0, 400)), max_size=6),
+    st.integers(1, 100),
+    st.integers(1, 30),
+)
+def test_pieces_are_the_ranges_and_as_many_and_as_small_as_asked(
+    spans: list[tuple[int, int]], largest: int, fewest: int
+) -> None:
+    ranges = [Range("s", str(i), after, after + size, 7) for i, (after, size) in enumerate(spans)]
+    pieces = split(ranges, largest, fewest)
+    seqs = [(piece.topic, seq) for piece in pieces for seq in range(piece.after, piece.last)]
+    assert seqs == [(one.topic, seq) for one in ranges for seq in range(one.after, one.last)]
+    sizes = [piece.last - piece.after for piece in pieces]
+    assert all(0 < size <= largest for size in sizes)
+    assert len(sizes) >= min(fewest, len(seqs))
+
+
+def test_few_pieces_are_made_when_few_are_asked() -> None:
+    assert len(split([Range("s", "t", 0, 1000, 7)], 500, 1)) == 2
+    assert len(split([Range("s", "t", 0, 1000, 7)], 5000, 6)) == 6
+    assert split([Range("s", "t", 5, 5, 7)], 10, 4) == []
+
+
+@given(st.lists(st.integers(0, 1000), max_size=8), st.integers(1, 500))
+def test_a_limit_is_shared_and_nobody_starves(lags: list[int], limit: int) -> None:
+    taken = shares(lags, limit)
+    lagging = sum(lag > 0 for lag in lags)
+    assert all(0 <= count <= lag for count, lag in zip(taken, lags, strict=True))
+    assert all(count for count, lag in zip(taken, lags, strict=True) if lag)
+    assert sum(taken) <= max(limit, lagging)
+    assert sum(taken) >= min(limit, sum(lags))
+
+
+def test_a_limit_is_shared_in_proportion() -> None:
+    assert shares([900, 100, 0], 100) == [90, 10, 0]
+    assert shares([5, 5], None) == [5, 5]
+    assert shares([5, 5], 20) == [5, 5]
+    assert shares([1, 1, 4], 3) == [1, 1, 1]
+
+
+def test_a_batch_is_what_lies_between_its_offsets() -> None:
+    start: Offsets = {"s": {"a": Position(3, 7), "b": Position(5, 7), "made again": Position(9, 7)}}
+    end: Offsets = {
+        "s": {
+            "a": Position(8, 7),
+            "b": Position(5, 7),
+            "made again": Position(12, 8),
+            "new": Position(4, 7),
+        },
+        "another": {"a": Position(4, 7)},
+    }
+    assert between(start, end) == [Range("s", "a", 3, 8, 7)]
+
+
+def test_a_new_topic_enters_with_its_earliest_record_ahead() -> None:
+    heads: Heads = {"s": {"new": HEAD}}
+    entered = advance({}, steps({}, heads, {}, quiet), None)
+    assert entered == {"s": {"new": Position(10, 7)}}
+    assert between({}, entered) == []
+    read = advance(entered, steps(entered, heads, heads, quiet), None)
+    assert between(entered, read) == [Range("s", "new", 10, 50, 7)]
+
+
+def test_a_topic_that_was_made_again_begins_anew_and_its_loss_is_counted() -> None:
+    heard: list[object] = []
+    start: Offsets = {"s": {"t": Position(30, 6, lost=2)}}
+    before: Heads = {"s": {"t": Head(1, 40, 6)}}
+    found = steps(start, {"s": {"t": HEAD}}, before, lambda *told: heard.append(told))
+    assert heard == [("s", "t", Lost(31, 40, RECREATED, 10))]
+    assert advance(start, found, None) == {"s": {"t": Position(10, 7, lost=12)}}
+
+
+def test_a_topic_that_is_gone_keeps_its_position() -> None:
+    heard: list[object] = []
+    start: Offsets = {"s": {"t": Position(30, 6)}}
+    found = steps(start, {"s": {}}, {}, lambda *told: heard.append(told))
+    assert heard == [("s", "t", Lost(31, 30, GONE, 0))]
+    assert advance(start, found, None) == start
+
+
+def test_a_server_that_was_not_heard_keeps_its_positions() -> None:
+    start: Offsets = {"silent": {"t": Position(30, 6)}, "s": {"t": Position(10, 7)}}
+    end = advance(start, steps(start, {"s": {"t": HEAD}}, {}, quiet), None)
+    assert end == {"silent": {"t": Position(30, 6)}, "s": {"t": Position(50, 7)}}
+
+
+def test_a_head_that_is_behind_moves_nothing() -> None:
+    start: Offsets = {"s": {"t": Position(60, 7)}}
+    found = steps(start, {"s": {"t": HEAD}}, {}, quiet)
+    assert total_lag(found) == 0
+    assert advance(start, found, None) == start
+
+
+def test_what_is_lost_is_skipped_and_counted() -> None:
+    step = skip(Step("s", "t", Position(4, 7, lost=1), 50), Lost(5, 10, "cap", 6))
+    assert step == Step("s", "t", Position(10, 7, lost=7), 50)
+    assert step.lag == 40
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 30)), max_size=20),
+    st.integers(1, 40),
+)
+def test_a_stream_reads_every_record_once(appends: list[tuple[str, int]], limit: int) -> None:
+    heads: Heads = {"s": {"a": Head(1, 0, 7)}}
+    at: Offsets = {"s": {"a": Position(0, 7)}}
+    read: list[tuple[str, int]] = []
+    waiting = deque(appends)
+    while waiting or at != positions(heads):
+        if waiting:
+            topic, count = waiting.popleft()
+            old = heads["s"].get(topic, Head(1, 0, 7))
+            heads["s"][topic] = old._replace(head=old.head + count)
+        end = advance(at, steps(at, heads, heads, quiet), limit)
+        for found in between(at, end):
+            read += [(found.topic, seq) for seq in range(found.after + 1, found.last + 1)]
+        at = end
+    held = [(topic, seq) for topic, head in heads["s"].items() for seq in range(1, head.head + 1)]
+    assert sorted(read) == sorted(held)
+
+
+def test_a_filter_leaves_a_part_of_a_range() -> None:
+    whole = Range("s", "t", 10, 50, 7)
+    assert Restriction().apply(whole) == whole
+    assert Restriction(20, 30).apply(whole) == Range("s", "t", 20, 30, 7)
+    assert split([Restriction(60).apply(whole)], 10, 1) == []
+    assert split([Restriction(topics=frozenset({"x"})).apply(whole)], 10, 1) == []
+
+
+@pytest.mark.parametrize(
+    ("lost", "said"),
+    [
+        (Lost(5, 10, "cap", 6), "offsets 5 to 10 are gone, about 6 records: evicted, to keep"),
+        (Lost(5, 10, "strange", 6), "about 6 records: strange"),
+        (Lost(5, 10, RECREATED, 6), "was deleted and made again; offsets from 5 are gone"),
+        (Lost(5, 4, GONE, 0), "no longer subscribed to on this server; offsets from 5 are gone"),
+    ],
+)
+def test_a_loss_names_topic_server_range_and_reason(lost: Lost, said: str) -> None:
+    text = loss_text("s", "t", lost)
+    assert 'topic "t" on server s' in text
+    assert said in text
+    assert "\n" not in text

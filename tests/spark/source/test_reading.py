@@ -1,0 +1,109 @@
+"""Reading: one range of a real topic as Arrow batches; losses are raised or told."""
+
+from __future__ import annotations
+
+import pickle
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.datasource import InputPartition
+
+from tests.spark.source.live import Live
+from topics.spark.source.columns import Columns
+from topics.spark.source.connection import ServerError
+from topics.spark.source.options import ReadOptions
+from topics.spark.source.plan import DataLost, Range
+from topics.spark.source.reading import RangePartition, read_partition
+from topics.spark.source.sample import schema_of
+
+
+def options(live: Live, topic: str, **given: str) -> ReadOptions:
+    return ReadOptions.parse({"servers": f"one={live.url}", "topic": topic, **given}, "batch")
+
+
+def epoch(live: Live, topic: str) -> int:
+    with live.client() as client:
+        state = client.state(topic)
+    assert state is not None
+    return int(state["epoch"])
+
+
+def read(read_options: ReadOptions, wanted: Range) -> pa.Table:
+    columns = Columns(schema_of(read_options))
+    partition, given, found = pickle.loads(
+        pickle.dumps((RangePartition(wanted), read_options, columns))
+    )
+    batches = list(read_partition(partition, given, found))
+    return pa.Table.from_batches(batches) if batches else None
+
+
+def test_a_range_is_read_with_everything_that_a_record_has(live: Live) -> None:
+    live.make("reading.all", 2)
+    live.append("reading.all", [3, 4], tag="k", node="n", meta={"a": 1})
+    given = options(live, "reading.all")
+    table = read(given, Range("one", "reading.all", 1, 3, epoch(live, "reading.all")))
+    rows = table.drop_columns(["timestamp"]).to_pylist()
+    common = {"topic": "reading.all", "partition": 0}
+    assert rows == [
+        {"key": None, "value": '{"id": 2}', "offset": 2, "node": None, "headers": None, **common},
+        {"key": "k", "value": '{"id": 3}', "offset": 3, "node": "n", "headers": '{"a": 1}'}
+        | common,
+    ]
+
+
+def test_records_of_a_node_are_left_out(live: Live) -> None:
+    live.make("reading.node", 2)
+    live.append("reading.node", [3], node="mine")
+    live.append("reading.node", [4], node="other")
+    given = options(live, "reading.node", node="mine", columns="offset")
+    table = read(given, Range("one", "reading.node", 0, 4, epoch(live, "reading.node")))
+    assert table["offset"].to_pylist() == [1, 2, 4]
+
+
+def test_a_partition_of_nothing_is_empty(live: Live) -> None:
+    given = options(live, "reading.absent")
+    assert list(read_partition(InputPartition(None), given, Columns(schema_of(given)))) == []
+
+
+def test_a_loss_fails_the_task_in_one_line_that_says_all(live: Live) -> None:
+    live.make("reading.loss", 10, cap_records=4)
+    wanted = Range("one", "reading.loss", 2, 8, epoch(live, "reading.loss"))
+    with pytest.raises(DataLost) as caught:
+        read(options(live, "reading.loss"), wanted)
+    assert str(caught.value) == (
+        'topic "reading.loss" on server one: offsets 3 to 6 are gone, about 4 records: evicted, to'
+        " keep the topic within its caps (give failOnDataLoss=false to go on without them)"
+    )
+
+
+def test_a_loss_is_told_on_stderr_when_the_query_goes_on(
+    live: Live, capfd: pytest.CaptureFixture[str]
+) -> None:
+    live.make("reading.on", 10, cap_records=4)
+    wanted = Range("one", "reading.on", 2, 8, epoch(live, "reading.on"))
+    table = read(options(live, "reading.on", failOnDataLoss="false", columns="offset"), wanted)
+    assert table["offset"].to_pylist() == [7, 8]
+    told = capfd.readouterr().err
+    assert told.startswith('topics: warning: topic "reading.on" on server one: offsets 3 to 6')
+    assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize("go_on", [False, True])
+def test_nothing_of_a_topic_that_was_made_again_is_taken_for_the_old(
+    live: Live, go_on: bool
+) -> None:
+    topic = live.make("reading.again", 5)
+    wanted = Range("one", topic, 0, 5, epoch(live, topic))
+    live.delete(topic)
+    live.make(topic, 5)
+    if go_on:
+        assert read(options(live, topic, failOnDataLoss="false"), wanted) is None
+    else:
+        with pytest.raises(DataLost, match="deleted and made again"):
+            read(options(live, topic), wanted)
+    live.delete(topic)
+
+
+def test_a_refusal_names_the_server(live: Live) -> None:
+    with pytest.raises(ServerError, match=r'server one \(http.*"reading.gone": 404 topic_not_fo'):
+        read(options(live, "reading.gone"), Range("one", "reading.gone", 0, 5, 1))

@@ -1,0 +1,325 @@
+"""Stream read without Spark: the reader is called as Spark calls it, against real servers."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
+
+from tests.spark.source.live import Live
+from topics.spark.source.columns import Columns
+from topics.spark.source.connection import ServerError
+from topics.spark.source.offsets import BadOffset
+from topics.spark.source.options import ReadOptions
+from topics.spark.source.plan import DataLost
+from topics.spark.source.reading import RangePartition
+from topics.spark.source.sample import schema_of
+from topics.spark.source.stream import StreamReader
+
+ALL = ReadAllAvailable()
+Row = tuple[str, str, int]
+
+
+class Query:
+    """What Spark does with a stream reader: one batch after another, offsets through JSON."""
+
+    def __init__(self, reader: StreamReader, at: dict[str, Any] | None = None) -> None:
+        self.reader = reader
+        self.at = self.through_json(reader.initialOffset()) if at is None else at
+        self.time = 0.0
+        self.pauses: list[float] = []
+        reader._clock = lambda: self.time
+        reader._sleep = self.pauses.append
+        reader._moved_at = 0.0
+
+    @staticmethod
+    def through_json(offset: dict[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(json.dumps(offset))
+        return found
+
+    def plan(self, limit: ReadLimit | None = None) -> dict[str, Any]:
+        limit = self.reader.getDefaultReadLimit() if limit is None else limit
+        return self.through_json(self.reader.latestOffset(self.at, limit))
+
+    def rows(self, end: dict[str, Any]) -> list[Row]:
+        """Server, topic and offset of every record of a batch."""
+        found: list[Row] = []
+        executor = pickle.loads(pickle.dumps(self.reader))
+        for part in self.reader.partitions(self.at, end):
+            assert isinstance(part, RangePartition)
+            for batch in executor.read(part):
+                columns = zip(batch[0].to_pylist(), batch[1].to_pylist(), strict=True)
+                found += [(part.range.server, topic, offset) for topic, offset in columns]
+        return found
+
+    def batch(self, limit: ReadLimit | None = None) -> list[Row]:
+        """One batch, committed."""
+        end = self.plan(limit)
+        rows = self.rows(end)
+        self.reader.commit(end)
+        self.at = end
+        return rows
+
+    def seqs(self, limit: ReadLimit | None = None) -> list[int]:
+        return [seq for _, _, seq in self.batch(limit)]
+
+
+@contextmanager
+def query(live: Live, at: dict[str, Any] | None = None, /, **given: str) -> Iterator[Query]:
+    given = {
+        "servers": f"one={live.url}",
+        "columns": "topic,offset",
+        "startingOffsets": "earliest",
+    } | given
+    options = ReadOptions.parse(given, "stream")
+    reader = StreamReader(options, Columns(schema_of(options)))
+    try:
+        yield Query(reader, at)
+    finally:
+        reader.stop()
+
+
+def test_a_stream_reads_what_is_there_and_then_what_comes(live: Live) -> None:
+    live.make("stream.plain", 5)
+    with query(live, subscribe="stream.plain") as running:
+        assert running.seqs() == [1, 2, 3, 4, 5]
+        assert running.seqs() == []
+        live.append("stream.plain", [6, 7])
+        assert running.seqs() == [6, 7]
+        assert (running.at["one"]["stream.plain"]["seq"], running.pauses) == (7, [0.05])
+
+
+@pytest.mark.parametrize(
+    ("starting", "read"),
+    [("earliest", [1, 2, 3]), ("latest", []), ('{"stream.start":{"0":3}}', [3])],
+)
+def test_a_stream_begins_where_it_is_told(live: Live, starting: str, read: list[int]) -> None:
+    with live.client() as client:
+        if client.state("stream.start") is None:
+            live.make("stream.start", 3)
+    with query(live, subscribe="stream.start", startingOffsets=starting) as running:
+        assert running.seqs() == read
+
+
+def test_nothing_new_is_the_same_offset_and_a_short_pause(live: Live) -> None:
+    live.make("stream.idle", 2)
+    with query(live, subscribe="stream.idle") as running:
+        running.batch()
+        assert running.plan() == running.at
+        assert running.pauses == [0.05]
+
+
+def test_a_limit_is_shared_by_lag_and_nobody_starves(live: Live) -> None:
+    live.make("stream.l.big", 90)
+    live.make("stream.l.small", 9)
+    live.make("stream.l.tiny", 1)
+    limits = {"maxOffsetsPerTrigger": "20"}
+    with query(live, subscribePattern=r"stream\.l\..*", **limits) as running:
+        assert running.reader.getDefaultReadLimit() == ReadMaxRows(20)
+        topics = [topic for _, topic, _ in running.batch()]
+        assert [topics.count(f"stream.l.{name}") for name in ("big", "small", "tiny")] == [17, 2, 1]
+        rest = running.batch(ALL)
+        assert len(rest) == 80
+
+
+def test_a_small_batch_waits_for_more_or_for_its_time(live: Live) -> None:
+    live.make("stream.min", 3)
+    given = {"minOffsetsPerTrigger": "5", "maxTriggerDelay": "10s"}
+    with query(live, subscribe="stream.min", **given) as running:
+        running.time = 9.0
+        assert running.plan() == running.at
+        live.append("stream.min", [4, 5])
+        assert running.seqs() == [1, 2, 3, 4, 5]
+        live.append("stream.min", [6])
+        running.time = 18.0
+        assert running.plan() == running.at
+        running.time = 19.0
+        assert running.seqs() == [6]
+
+
+def test_available_now_ends_with_what_was_there(live: Live) -> None:
+    live.make("stream.now", 10)
+    given = {"maxOffsetsPerTrigger": "4", "minOffsetsPerTrigger": "4"}
+    with query(live, subscribe="stream.now", **given) as running:
+        running.reader.prepareForTriggerAvailableNow()
+        live.append("stream.now", [11])
+        assert [running.seqs() for _ in range(4)] == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10], []]
+        assert running.pauses == []
+
+
+def test_a_query_goes_on_from_its_checkpoint_and_a_batch_is_repeated_as_it_was(live: Live) -> None:
+    live.make("stream.again", 5)
+    with query(live, subscribe="stream.again") as running:
+        running.batch()
+        live.append("stream.again", [6, 7])
+        start, end = running.at, running.plan()
+    live.append("stream.again", [8])
+    with query(live, start, subscribe="stream.again") as restarted:
+        assert [seq for _, _, seq in restarted.rows(end)] == [6, 7]
+        restarted.at = end
+        assert restarted.seqs() == [8]
+
+
+def test_new_topics_of_a_pattern_are_read_from_their_earliest_record(live: Live) -> None:
+    live.make("stream.p.a", 1)
+    pattern = {"subscribePattern": r"stream\.p\..*", "startingOffsets": "latest"}
+    with query(live, **pattern) as running:
+        assert running.batch() == []
+        live.make("stream.p.b", 6, cap_records=2)
+        assert running.batch() == []  # enters the offsets
+        assert running.batch() == [("one", "stream.p.b", 5), ("one", "stream.p.b", 6)]
+        assert running.at["one"]["stream.p.b"]["lost"] == 0
+
+
+def test_what_was_evicted_fails_the_query_or_is_counted(live: Live) -> None:
+    live.make("stream.loss", 2, cap_records=4)
+    with query(live, subscribe="stream.loss") as running:
+        running.batch()
+        live.append("stream.loss", range(3, 13))
+        said = r'topic "stream.loss" on server one: offsets 3 to 8 are gone, about 6 records: evict'
+        with pytest.raises(DataLost, match=said):
+            running.plan()
+        at = running.at
+    with query(live, at, subscribe="stream.loss", failOnDataLoss="false") as going_on:
+        limited = going_on.seqs(ReadMaxRows(3))
+        assert limited == [9, 10, 11]
+        assert going_on.at["one"]["stream.loss"]["lost"] == 6
+        assert going_on.seqs() == [12]
+        assert going_on.at["one"]["stream.loss"]["lost"] == 6
+
+
+def test_deleted_records_are_no_loss(live: Live) -> None:
+    live.make("stream.deleted", 6)
+    with query(live, subscribe="stream.deleted") as running:
+        live.remove("stream.deleted", 5)
+        assert running.seqs() == [5, 6]
+        assert running.at["one"]["stream.deleted"]["lost"] == 0
+
+
+def test_a_topic_that_was_made_again_is_noticed(
+    live: Live, capfd: pytest.CaptureFixture[str]
+) -> None:
+    live.make("stream.made", 5)
+    with query(live, subscribe="stream.made", failOnDataLoss="false") as running:
+        running.batch()
+        live.append("stream.made", [6, 7])
+        running.plan()  # hears of 6 and 7, and is not committed
+        live.delete("stream.made")
+        assert running.batch() == running.batch() == []
+        assert capfd.readouterr().err.count("no longer subscribed") == 1
+        live.make("stream.made", 2)
+        with (
+            query(live, running.at, subscribe="stream.made") as strict,
+            pytest.raises(DataLost, match="deleted and made again; offsets from 6 are gone"),
+        ):
+            strict.plan()
+        assert running.batch() == []
+        assert running.seqs() == [1, 2]
+        assert running.at["one"]["stream.made"]["lost"] == 2
+        epoch = running.at["one"]["stream.made"]["epoch"]
+    with live.client() as client:
+        assert (client.state("stream.made") or {})["epoch"] == epoch
+
+
+def test_the_ends_of_topics_are_reported_for_progress(live: Live) -> None:
+    live.make("stream.report", 9)
+    with query(live, subscribe="stream.report", maxOffsetsPerTrigger="4") as running:
+        assert running.reader.reportLatestOffset() is None
+        running.batch()
+        report = running.reader.reportLatestOffset()
+        assert report is not None
+        assert report["one"]["stream.report"]["seq"] == 9
+        assert running.at["one"]["stream.report"]["seq"] == 4
+
+
+def test_a_topic_that_is_absent_or_a_dead_server_is_told_at_the_start(live: Live) -> None:
+    with (
+        pytest.raises(ServerError, match=r'topic "stream.absent": topic_not_found'),
+        query(live, subscribe="stream.absent"),
+    ):
+        pass
+    with (
+        pytest.raises(ServerError, match="unreachable"),
+        query(live, subscribe="a", servers="http://127.0.0.1:9"),
+    ):
+        pass
+
+
+def test_an_offset_beyond_the_end_is_refused_at_the_start(live: Live) -> None:
+    live.make("stream.beyond", 2)
+    given = {"subscribe": "stream.beyond", "startingOffsets": '{"stream.beyond": 9}'}
+    with pytest.raises(DataLost, match="which ends at 3"), query(live, **given):
+        pass
+    with query(live, **given, failOnDataLoss="false") as running:
+        assert running.seqs() == []
+
+
+def test_a_server_that_lost_its_name_is_noticed(
+    live: Live, capfd: pytest.CaptureFixture[str]
+) -> None:
+    live.make("stream.name", 3)
+    with query(live, subscribe="stream.name") as running:
+        running.batch()
+        at = running.at
+    renamed = {"subscribe": "stream.name", "servers": f"two={live.url}"}
+    with (
+        query(live, at, **renamed) as running,
+        pytest.raises(DataLost, match='offsets of server "one", and servers names only two;'),
+    ):
+        running.plan()
+    with query(live, at, **renamed, failOnDataLoss="false") as running:
+        assert running.batch() == []
+        assert running.seqs() == [1, 2, 3]
+    assert capfd.readouterr().err.count('offsets of server "one"') == 1
+
+
+def test_a_checkpoint_of_another_source_is_refused(live: Live) -> None:
+    live.make("stream.foreign")
+    with (
+        query(live, {"logOffset": 3}, subscribe="stream.foreign") as running,
+        pytest.raises(BadOffset, match="use another checkpointLocation"),
+    ):
+        running.plan()
+
+
+def test_one_server_is_down_and_the_other_goes_on(
+    live: Live, mortal: Live, capfd: pytest.CaptureFixture[str]
+) -> None:
+    servers = f"a={live.url},b={mortal.url}"
+    for server in (live, mortal):
+        server.make("stream.two", 2)
+    with query(live, servers=servers, subscribePattern=r"stream\.two") as running:
+        assert running.batch() == [
+            ("a", "stream.two", 1),
+            ("a", "stream.two", 2),
+            ("b", "stream.two", 1),
+            ("b", "stream.two", 2),
+        ]
+        mortal.append("stream.two", [3])
+        mortal.server.kill()
+        live.append("stream.two", [3, 4])
+        assert running.batch() == [("a", "stream.two", 3), ("a", "stream.two", 4)]
+        assert running.batch() == []
+        assert capfd.readouterr().err.count("server b (http") == 1
+        mortal.server.start()
+        assert running.batch() == [("b", "stream.two", 3)]
+
+
+def test_the_only_server_is_awaited(mortal: Live) -> None:
+    mortal.make("stream.only", 2)
+    with query(mortal, subscribe="stream.only") as running:
+        running.batch()
+        mortal.append("stream.only", [3])
+        mortal.server.kill()
+        again = threading.Timer(1.0, mortal.server.start)
+        again.start()
+        try:
+            assert running.seqs() == [3]
+        finally:
+            again.join()

@@ -1,0 +1,142 @@
+"""Survey: what real servers hold, and how long one is asked that does not answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import pytest
+
+from tests.spark.source.live import Live
+from topics.client.ranges import Lost
+from topics.spark.source.connection import ServerError
+from topics.spark.source.offsets import Position
+from topics.spark.source.options import ReadOptions
+from topics.spark.source.plan import Head, Step
+from topics.spark.source.survey import Patience, Survey
+
+NOWHERE = "http://127.0.0.1:9"
+
+
+@contextmanager
+def survey(live: Live, **options: str) -> Iterator[Survey]:
+    read = ReadOptions.parse({"servers": f"one={live.url}", **options}, "batch")
+    with closing(Survey(read)) as made:
+        yield made
+
+
+def test_a_head_is_what_a_topic_holds(live: Live) -> None:
+    live.make("survey.head", 10, cap_records=4)
+    with survey(live, subscribe="survey.head") as asked:
+        found = asked.heads(Patience.FULL)["one"]["survey.head"]
+    assert (found.earliest, found.head) == (7, 10)
+    assert found.epoch > 0
+
+
+def test_a_pattern_finds_whole_names(live: Live) -> None:
+    for name in ("survey.p.a", "survey.p.b", "survey.p.b.c", "other.survey.p.a"):
+        live.make(name)
+    with survey(live, subscribePattern=r"survey\.p\.[ab]") as asked:
+        assert sorted(asked.heads(Patience.FULL)["one"]) == ["survey.p.a", "survey.p.b"]
+
+
+def test_a_pattern_asks_again_only_for_topics_that_have_moved(live: Live) -> None:
+    live.make("survey.m.a", 3)
+    live.make("survey.m.b", 3)
+    with survey(live, subscribePattern=r"survey\.m\..*") as asked:
+        first = asked.heads(Patience.FULL)["one"]
+        client = asked._client(asked.servers[0], Patience.FULL)
+        before = client.requests
+        assert asked.heads(Patience.FULL)["one"] == first
+        assert client.requests == before + 1
+        live.append("survey.m.b", [4])
+        live.make("survey.m.c")
+        moved = asked.heads(Patience.FULL)["one"]
+        assert client.requests == before + 4
+    assert {topic: head.head for topic, head in moved.items()} == {
+        "survey.m.a": 3,
+        "survey.m.b": 4,
+        "survey.m.c": 0,
+    }
+
+
+def test_a_named_topic_that_is_absent_is_told_with_its_server(live: Live) -> None:
+    with survey(live, subscribe="survey.absent") as asked:
+        heads = asked.heads(Patience.PLANNING)
+        assert heads == {"one": {}}
+        with pytest.raises(ServerError, match=r'one \(http.*"survey.absent": topic_not_found'):
+            asked.require(heads)
+
+
+def test_only_owners_of_named_topics_are_asked(live: Live) -> None:
+    servers = f"a={live.url},b={NOWHERE}"
+    connection = ReadOptions.parse({"servers": servers, "topic": "x"}, "batch").connection
+    mine = next(
+        name
+        for name in (f"survey.own.{number}" for number in range(100))
+        if connection.servers.owner(name).name == "a"
+    )
+    live.make(mine, 3)
+    with survey(live, servers=servers, subscribe=mine) as asked:
+        assert [server.name for server in asked.servers] == ["a"]
+        assert asked.heads(Patience.PLANNING)["a"][mine].head == 3
+    with survey(live, servers=servers, subscribePattern=mine) as asked:
+        assert [server.name for server in asked.servers] == ["a", "b"]
+
+
+@pytest.mark.parametrize(("patience", "seconds"), [(Patience.QUICK, 8), (Patience.PLANNING, 12)])
+def test_a_dead_server_is_told_in_seconds(live: Live, patience: Patience, seconds: float) -> None:
+    with survey(live, servers=NOWHERE, subscribe="t") as asked:
+        began = time.monotonic()
+        with pytest.raises(ServerError, match=rf'{NOWHERE}: topic "t": no answer unreachable'):
+            asked.heads(patience)
+        assert time.monotonic() - began < seconds
+
+
+def test_losses_right_behind_a_position_are_told(live: Live) -> None:
+    live.make("survey.loss", 10, cap_records=4)
+    live.make("survey.deleted", 10)
+    live.remove("survey.deleted", 5)
+    with survey(live, subscribe="survey.loss,survey.deleted") as asked:
+        heads = asked.heads(Patience.FULL)["one"]
+
+        def loss(topic: str, seq: int) -> Lost | None:
+            return asked.loss(
+                Step("one", topic, Position(seq, heads[topic].epoch), 10), Patience.FULL
+            )
+
+        assert loss("survey.loss", 2) == Lost(3, 6, "cap", 4)
+        assert loss("survey.loss", 6) is None
+        assert heads["survey.deleted"].earliest == 5
+        assert loss("survey.deleted", 0) is None
+        # Another incarnation is noticed by its epoch, not here.
+        assert asked.loss(Step("one", "survey.loss", Position(2, 1), 10), Patience.FULL) is None
+
+
+def test_a_time_is_found_between_its_records(live: Live) -> None:
+    live.make("survey.time")
+    for number in range(1, 8):
+        live.append("survey.time", [number])
+        time.sleep(0.003)
+    live.remove("survey.time", 3)
+    with live.client() as client:
+        stamps = {r.seq: r.ts for r in client.diff("survey.time", from_seq=0, limit=10).records}
+    assert sorted(stamps) == [3, 4, 5, 6, 7]
+    with survey(live, subscribe="survey.time") as asked:
+        (server,) = asked.servers
+        head = asked.heads(Patience.FULL)["one"]["survey.time"]
+        for seq, ts in stamps.items():
+            assert asked.seq_before(server, "survey.time", head, ts) == seq - 1
+            assert asked.seq_before(server, "survey.time", head, ts + 1) == seq
+        assert asked.seq_before(server, "survey.time", head, 0) == 2
+        empty = Head(1, 0, head.epoch)
+        assert asked.seq_before(server, "survey.time", empty, 0) == 0
+
+
+def test_the_latest_records_are_a_sample(live: Live) -> None:
+    live.make("survey.sample", 10)
+    with survey(live, subscribe="survey.sample") as asked:
+        (server,) = asked.servers
+        head = asked.heads(Patience.FULL)["one"]["survey.sample"]
+        assert [r.seq for r in asked.latest(server, "survey.sample", head, 3)] == [8, 9, 10]

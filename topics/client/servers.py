@@ -1,0 +1,94 @@
+"""Servers: several servers as one, each topic on one of them by its name.
+
+A list of servers is written as addresses with optional names, separated by commas:
+
+    http://10.0.0.1:4000                              one server
+    a=http://10.0.0.1:4000,b=http://10.0.0.2:4000     two servers, named a and b
+
+A server's name is its identity: it places topics and stands in the offsets of queries, so a server
+that keeps its name may move to another address. Without a name, the address is the name.
+
+Placement is rendezvous hashing: every server scores the topic by a hash of both names, and the
+highest score has the topic. All clients compute the same owner, whatever the order of the list, and
+a server that is added takes only topics of its own share from the others. Placement moves no
+records: it says where a topic is made and written. Reads by pattern look at all servers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import blake2b
+from urllib.parse import urlsplit
+
+NAME_MAX_CHARS = 128
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Server:
+    """One of the servers: its name and its address."""
+
+    name: str
+    url: str
+
+
+class BadServers(ValueError):
+    """A list of servers that cannot be meant. The text is a line for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """Some servers, in the order of their names; never empty."""
+
+    members: tuple[Server, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Servers:
+        """The servers of a list. Raises `BadServers`."""
+        members = sorted(_server(part.strip()) for part in text.split(",") if part.strip())
+        if not members:
+            raise BadServers("servers names no server; it looks like http://HOST:PORT,...")
+        for what, values in (
+            ("name", [member.name for member in members]),
+            ("address", [member.url for member in members]),
+        ):
+            if twice := sorted({value for value in values if values.count(value) > 1}):
+                raise BadServers(f"servers has the {what} {twice[0]} twice")
+        return cls(tuple(members))
+
+    def owner(self, topic: str) -> Server:
+        """The server that has the topic."""
+        return max(self.members, key=lambda member: (_score(member.name, topic), member.name))
+
+    def named(self, name: str) -> Server | None:
+        """The server of that name."""
+        return next((member for member in self.members if member.name == name), None)
+
+    def index(self, name: str) -> int:
+        """The place of that name among the names, from 0. Raises KeyError."""
+        for index, member in enumerate(self.members):
+            if member.name == name:
+                return index
+        raise KeyError(name)
+
+
+def _server(text: str) -> Server:
+    name, equals, url = text.partition("=")
+    if not equals or "://" in name:  # an address may hold =, and is refused later
+        name, url = "", text
+    url = url.rstrip("/")
+    try:
+        parts = urlsplit(url)
+        fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        fits = False
+    if not fits or not url.isascii():
+        raise BadServers(f"{text!r} is no address of a server; it looks like http://HOST:PORT")
+    if equals and name and not (name.isascii() and name.isprintable() and " " not in name):
+        raise BadServers(f"the server name {name!r} is not visible ASCII")
+    if len(name) > NAME_MAX_CHARS:
+        raise BadServers(f"the server name {name!r} is longer than {NAME_MAX_CHARS} characters")
+    return Server(name or url, url)
+
+
+def _score(server: str, topic: str) -> bytes:
+    return blake2b(repr((server, topic)).encode(), digest_size=16).digest()

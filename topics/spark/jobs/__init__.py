@@ -1,0 +1,24 @@
+"""Jobs: what users run between files and topics, each as a function and as a subcommand.
+
+    cli.py        the command line ``topics-spark JOB ...``
+    arguments.py  what the subcommands share: servers, types of arguments, the result of a job
+    backfill.py   Parquet, CSV or JSON files into a topic, by Spark or without a JVM
+    replay.py     an archive back into topics, in order
+    archive.py    a topic, or all that match a pattern, into Parquet or Delta by date
+    compact.py    the last record of each key into another topic
+    aggregate.py  windowed counts, sums and averages back into a topic
+    offline.py    a data directory without its server, to Parquet or counted; no JVM
+
+Below them:
+
+    archive_state.py  what an archive's last batch did, and what a crash left unfinished
+    archive_files.py  batches as Parquet files; merges of small files
+    archive_delta.py  batches as commits of a Delta table
+    archive_check.py  the archive against the server's own counts
+    files.py          local files, or files through Hadoop
+    dated_parquet.py  records as Parquet files by date, as an archive has them
+
+The module of a job has the name of its subcommand. It has two functions: ``add(commands)`` makes
+the subcommand's parser, ``run(options)`` does the job and returns an ``Outcome``. It imports
+PySpark and pyarrow only within functions, so that ``topics-spark --help`` loads neither.
+"""

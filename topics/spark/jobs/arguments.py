@@ -1,0 +1,73 @@
+"""What subcommands share: the servers, the types of arguments, and the result of a job."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Protocol
+
+from topics.client.http import DEFAULT_URL, Target
+from topics.client.servers import BadServers, Servers
+from topics.spark.main import positive
+
+RETRIES = 12
+
+
+class Outcome(Protocol):
+    """The result of a job."""
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the server's own counts agree with what the job did."""
+        ...
+
+    def text(self) -> str:
+        """For a terminal."""
+        ...
+
+
+class Commands(Protocol):
+    """Where ``add`` puts a subcommand: the part of argparse's class that it needs."""
+
+    def add_parser(
+        self, name: str, *, help: str, description: str, epilog: str
+    ) -> argparse.ArgumentParser:
+        """A parser for the subcommand ``name``."""
+        ...
+
+
+def add_servers(parser: argparse.ArgumentParser) -> None:
+    """``--url``, ``--retries`` and ``--quiet``; for ``target_of``."""
+    parser.add_argument(
+        "--url",
+        type=servers,
+        default=os.environ.get("TOPICS_URL", DEFAULT_URL),
+        metavar="URL[,URL...]",
+        help="of the server, or of several as NAME=URL,NAME=URL: each topic is on one of them, by"
+        " its name (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--retries",
+        type=positive,
+        default=RETRIES,
+        help="tries after the first for a busy or absent server (default: %(default)s)",
+    )
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def servers(text: str) -> Servers:
+    """The servers of a list."""
+    try:
+        return Servers.parse(text)
+    except BadServers as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def target_of(options: argparse.Namespace, topic: str) -> Target:
+    """The server that has the topic, with the API key of the environment."""
+    servers: Servers = options.url
+    return Target(
+        url=servers.owner(topic).url,
+        api_key=os.environ.get("TOPICS_API_KEY"),
+        retries=options.retries,
+    )

@@ -1,0 +1,99 @@
+"""The command line ``topics-spark JOB ...``: one subcommand for each job.
+
+Imports are local: ``topics-spark --help`` loads neither PySpark nor pyarrow. Every job ends with an
+`ExitCode`; a mistake of the caller is one line on stderr, never a traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Protocol, cast
+
+from topics.client.errors import RequestError
+from topics.errors import ExitCode
+from topics.formats.api.surrogates import has_surrogate
+from topics.spark.errors import JobError
+
+if TYPE_CHECKING:
+    from topics.spark.jobs.arguments import Commands, Outcome
+
+# Each is a module of this package with `add` and `run`.
+JOBS = (
+    "aggregate",
+    "archive",
+    "backfill",
+    "compact",
+    "offline",
+    "replay",
+)
+
+
+class Job(Protocol):
+    """A module of a job."""
+
+    def add(self, commands: Commands) -> None:
+        """Make the subcommand."""
+        ...
+
+    def run(self, options: argparse.Namespace) -> Outcome:
+        """Do the job. Raises ``JobError`` or ``RequestError``."""
+        ...
+
+
+def main(arguments: Sequence[str] | None = None) -> ExitCode:
+    """Run one job from the command line."""
+    given = [*(sys.argv[1:] if arguments is None else arguments)]
+    try:
+        build = parser()
+    except ModuleNotFoundError as missing:
+        return _fail(_not_installed(missing))
+    options = build.parse_args(given)
+    if broken := next(filter(has_surrogate, given), None):
+        build.error(f"the argument {broken!r} is not UTF-8")
+    try:
+        outcome = job(options.job).run(options)
+    except RequestError as error:
+        return _fail(str(error))
+    except JobError as error:
+        return _fail(str(error), error.code)
+    except ModuleNotFoundError as missing:
+        return _fail(_not_installed(missing))
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted; run the job again, it goes on where it stopped\n")
+        return ExitCode.INTERRUPTED
+    sys.stdout.write(outcome.text() + "\n")
+    return ExitCode.DONE if outcome.agrees else ExitCode.FAILED
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line; ``--help`` of each job is its manual."""
+    build = argparse.ArgumentParser(
+        prog="topics-spark",
+        description="Jobs between files and topics. 'topics-spark JOB --help' is the manual of a"
+        " job.",
+        epilog=f"Environment: TOPICS_URL, TOPICS_API_KEY. {ExitCode.sentence()} A job whose count"
+        " differs from the server's has failed.",
+    )
+    commands = build.add_subparsers(dest="job", metavar="JOB", required=True)
+    for name in JOBS:
+        job(name).add(cast("Commands", commands))
+    return build
+
+
+def job(name: str) -> Job:
+    """The module of a job."""
+    return cast("Job", import_module(f"topics.spark.jobs.{name}"))
+
+
+def _not_installed(missing: ModuleNotFoundError) -> str:
+    if missing.name is None or missing.name.startswith("topics"):
+        raise missing
+    return f"{missing.name} is not installed: pip install 'topics[spark]'"
+
+
+def _fail(line: str, code: ExitCode = ExitCode.FAILED) -> ExitCode:
+    sys.stderr.write(f"error: {line}\n")
+    return code

@@ -1,0 +1,200 @@
+"""Streams: what jobs with streaming queries share: the session, the source, a run to its end."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from topics.spark import register
+from topics.spark.errors import JobError, spark_errors
+from topics.spark.main import positive, quiet_pyspark
+from topics.spark.preflight import check_spark
+from topics.spark.producer import session
+from topics.spark.source.connection import BadOption, Connection
+from topics.spark.source.plan import GO_ON
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+POLL_S = 0.2
+LOOK_S = 5.0  # between looks at the progress of a query
+NO_TIME = "no_time"  # of an observation, and of its one column
+SHUFFLES = 8  # partitions behind a shuffle; a checkpoint keeps the number that it began with
+UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def add_stream(parser: argparse.ArgumentParser) -> None:
+    """``--follow``, ``--cores``; for `local_session` and `run_stream`."""
+    parser.add_argument(
+        "--follow",
+        type=seconds,
+        metavar="INTERVAL",
+        help="do not end: look for new records that often, such as 10s, until Ctrl-C",
+    )
+    parser.add_argument(
+        "--cores", type=positive, default=2, help="tasks at a time (default: %(default)s)"
+    )
+
+
+def options_of(options: argparse.Namespace) -> dict[str, str]:
+    """The connection options of ``format("topics")``; the key stays in the environment."""
+    servers = ",".join(
+        server.url if server.name == server.url else f"{server.name}={server.url}"
+        for server in options.url.members
+    )
+    return {"servers": servers, "numRetries": str(options.retries)}
+
+
+def connection_of(options: Mapping[str, str]) -> Connection:
+    """The connection of these options. Raises `JobError`."""
+    try:
+        return Connection.parse(options)
+    except BadOption as error:
+        raise JobError(str(error)) from None
+
+
+def seconds(text: str) -> float:
+    """``500ms``, ``10s``, ``5m`` or ``1h``."""
+    found = re.fullmatch(r"([0-9]+)(ms|s|m|h)", text)
+    if found is None or int(found.group(1)) == 0:
+        raise argparse.ArgumentTypeError("must be like 500ms, 10s, 5m or 1h")
+    return int(found.group(1)) * UNITS_S[found.group(2)]
+
+
+def local_session(cores: int, name: str) -> SparkSession:
+    """A local session for one job. Raises `JobError` without a Java that Spark can run on."""
+    check_spark()
+    quiet_pyspark()
+    # An operator stops a service by SIGTERM; a job that follows ends then as by Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    spark = session(cores=cores, name=name)
+    spark.conf.set("spark.sql.shuffle.partitions", str(SHUFFLES))
+    return spark
+
+
+@contextmanager
+def job_errors() -> Iterator[None]:
+    """Whatever Spark or the source reports, as a `JobError` of one line in the job's own words."""
+    try:
+        with spark_errors():
+            yield
+    except JobError as error:
+        if GO_ON not in str(error):
+            raise
+        raise JobError(
+            str(error).replace(GO_ON, "give --allow-loss to go on without them")
+        ) from error
+
+
+def read_stream(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
+    """A stream of ``format("topics")``, from the earliest record on."""
+    register(spark)
+    reader = spark.readStream.format("topics").option("startingOffsets", "earliest")
+    return reader.options(**options).load()
+
+
+def read_batch(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
+    """The records of ``format("topics")`` that are there now."""
+    register(spark)
+    return spark.read.format("topics").options(**options).load()
+
+
+def run_batches(
+    df: DataFrame,
+    land: Callable[[DataFrame, int, str], None],
+    checkpoint: str,
+    follow_s: float | None,
+    *,
+    mode: str = "append",
+) -> LeftOut:
+    """Give each batch of a stream, its number and the id of the query to ``land``, until all is
+    done or, with an interval to follow, until the process is interrupted. The rows that the query
+    itself left out are counted.
+
+    What ``land`` raises is raised here.
+    """
+    failures: list[BaseException] = []
+
+    def sink(batch: DataFrame, number: int) -> None:
+        try:
+            query = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+            assert query, "Spark names the query in its threads"
+            land(batch, number, query)
+        except BaseException as failure:
+            failures.append(failure)  # Spark would give its text only
+            raise
+
+    writer = df.writeStream.outputMode(mode).foreachBatch(sink)
+    return run(writer, checkpoint, follow_s, failures)
+
+
+@dataclass(slots=True)
+class LeftOut:
+    """What a query left out, from the progress of its batches: ``late`` rows behind the watermark,
+    as Spark counts them (rows of one group and task in a batch are one); and records whose column
+    was null, of a DataFrame that observes `NO_TIME`.
+    """
+
+    late: int = 0
+    no_time: int = 0
+    _last: int = -1  # batch
+
+    def look(self, query: StreamingQuery) -> None:
+        """Count the batches since the last look. Spark keeps the progress of 100 batches."""
+        for progress in query.recentProgress:
+            # An idle query reports too, with the number of the batch that is to come.
+            if progress["batchId"] <= self._last or "addBatch" not in progress["durationMs"]:
+                continue
+            self._last = progress["batchId"]
+            for operator in progress["stateOperators"]:
+                self.late += operator["numRowsDroppedByWatermark"]
+            observed = progress["observedMetrics"].get(NO_TIME)
+            self.no_time += 0 if observed is None else observed[NO_TIME]
+
+
+def run(
+    writer: DataStreamWriter,
+    checkpoint: str,
+    follow_s: float | None,
+    failures: list[BaseException] | None = None,
+) -> LeftOut:
+    """Run a query until all is done or, with an interval to follow, until it is interrupted."""
+    left_out = LeftOut()
+    trigger: dict[str, Any] = {"availableNow": True}
+    if follow_s is not None:
+        trigger = {"processingTime": f"{round(follow_s * 1000)} milliseconds"}
+    query = writer.option("checkpointLocation", checkpoint).trigger(**trigger).start()
+    try:
+        _wait(query, left_out)
+    except KeyboardInterrupt:
+        if follow_s is None:
+            raise
+    except Exception as failure:
+        if failures:
+            raise failures[0] from failure
+        raise
+    finally:
+        query.stop()
+    left_out.look(query)
+    return left_out
+
+
+def _wait(query: StreamingQuery, left_out: LeftOut) -> None:
+    """Wait for the end. Almost all of it is Python's own sleep, so Ctrl-C leaves no call to the JVM
+    half done, of which Py4J would log the stacks.
+    """
+    look_at = time.monotonic() + LOOK_S
+    while query.isActive:
+        time.sleep(POLL_S)
+        if time.monotonic() >= look_at:
+            left_out.look(query)
+            look_at += LOOK_S
+    query.awaitTermination()  # raises what ended it

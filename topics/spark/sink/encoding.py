@@ -1,0 +1,148 @@
+"""Encoding: Arrow batches of rows to JSON records, by the batch.
+
+A row becomes a record and a comma, as topics/client/chunks.py takes them:
+
+    {"data":VALUE,"tag":"KEY","node":"NODE","meta":HEADERS},
+
+Values and headers are sent verbatim, so each is parsed by itself first: a value such as
+``1},{"data":2`` would become two records. Keys, nodes and texts are escaped; those that need no
+escape are found by one search over the batch.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from topics.formats.api.surrogates import lone_surrogate
+
+if TYPE_CHECKING:
+    from topics.spark.sink.columns import Columns
+
+EXCERPT_CHARS = 80
+TEXT = pa.large_string()  # 64-bit offsets: a batch of records may be larger than 2 GiB
+MUST_ESCAPE = r'[\x00-\x1f"\\]'
+HALF_PAIR = r"\\u[dD][89a-fA-F]"
+OBJECT = r"^[ \t\r\n]*\{"
+_decode = msgspec.json.Decoder(msgspec.Raw).decode
+
+
+class BadRow(ValueError):
+    """A row that makes no record. ``row`` is its place in the batch."""
+
+    def __init__(self, row: int, reason: str) -> None:
+        self.row = row
+        self.reason = reason
+        super().__init__(reason)
+
+
+def encode(batch: pa.RecordBatch, columns: Columns, *, text: bool) -> pa.Array:
+    """One record and comma for each row, as a string column without nulls. Raises `BadRow`.
+
+    ``text``: the values are texts, else JSON.
+    """
+    values = checked_text("value", batch.column(columns.value))
+    if text:
+        values = quoted(values)
+    else:
+        check_json("value", values, advice="; for plain text set valueFormat=text")
+    parts = [_literal('{"data":'), pc.fill_null(values, _literal("null"))]
+    for place, name, member in (
+        (columns.key, "key", ',"tag":'),
+        (columns.node, "node", ',"node":'),
+    ):
+        if place is not None and batch.column(place).null_count < batch.num_rows:
+            parts.append(_member(member, quoted(checked_text(name, batch.column(place)))))
+    if columns.headers is not None and batch.column(columns.headers).null_count < batch.num_rows:
+        headers = checked_text("headers", batch.column(columns.headers))
+        check_json("headers", headers)
+        _check_objects(headers)
+        parts.append(_member(',"meta":', headers))
+    return pc.binary_join_element_wise(
+        *parts, _literal("},"), _literal(""), null_handling="replace", null_replacement=""
+    )
+
+
+def topics_of(batch: pa.RecordBatch, place: int) -> pa.Array:
+    """The topic of each row. Raises `BadRow` for a null."""
+    topics = checked_text("topic", batch.column(place))
+    if topics.null_count:
+        raise BadRow(pc.index(topics.is_null(), value=True).as_py(), "the column topic is null")
+    return topics
+
+
+def checked_text(name: str, column: pa.Array) -> pa.Array:
+    """The column as strings of valid UTF-8. Raises `BadRow`."""
+    binary = column.cast(pa.large_binary())
+    try:
+        return binary.cast(TEXT)
+    except pa.ArrowInvalid:
+        _refuse_first(name, binary, bytes.decode, "is not UTF-8")
+        raise  # no value was found that fails
+
+
+def quoted(texts: pa.Array) -> pa.Array:
+    """The texts as JSON strings; null stays null."""
+    plain = pc.binary_join_element_wise(_literal('"'), texts, _literal('"'), _literal(""))
+    escape = pc.fill_null(pc.match_substring_regex(texts, MUST_ESCAPE), fill_value=False)
+    if not pc.any(escape).as_py():
+        return plain
+    lines = msgspec.json.Encoder().encode_lines(texts.filter(escape).to_pylist())
+    escaped = pa.array(lines.split(b"\n")[:-1], pa.large_binary()).cast(TEXT)
+    return pc.replace_with_mask(plain, escape, escaped)
+
+
+def check_json(name: str, texts: pa.Array, *, advice: str = "") -> None:
+    """Raise `BadRow` unless each text is one JSON value."""
+    try:
+        deque(map(_decode, texts.drop_null().to_pylist()), maxlen=0)
+    except (msgspec.DecodeError, RecursionError):
+        _refuse_first(name, texts, _check_value, "is not JSON", advice)
+        raise  # no text was found that fails
+    suspects = pc.fill_null(pc.match_substring_regex(texts, HALF_PAIR), fill_value=False)
+    if pc.any(suspects).as_py():
+        _refuse_first(name, texts, _check_value, "is not JSON")
+
+
+def _check_objects(headers: pa.Array) -> None:
+    objects = pc.fill_null(pc.match_substring_regex(headers, OBJECT), fill_value=True)
+    if not pc.all(objects).as_py():
+        row = pc.index(objects, value=False).as_py()
+        raise BadRow(row, f"headers is not a JSON object: {_excerpt(headers[row].as_py())}")
+
+
+def _check_value(text: str) -> None:
+    if lone_surrogate(text.encode()) is not None:
+        raise ValueError("it holds half of a surrogate pair, which is no character")
+    _decode(text)
+
+
+def _refuse_first(
+    name: str, column: pa.Array, check: Callable[..., object], wrong: str, advice: str = ""
+) -> None:
+    """Raise `BadRow` for the first row that fails the check."""
+    for row, value in enumerate(column.to_pylist()):
+        try:
+            if value is not None:
+                check(value)
+        except (ValueError, RecursionError) as error:
+            told = f"{name} {wrong}: {_excerpt(value)} ({error}){advice}"
+            raise BadRow(row, told) from None
+
+
+def _member(start: str, values: pa.Array) -> pa.Array:
+    return pc.binary_join_element_wise(_literal(start), values, _literal(""))
+
+
+def _literal(text: str) -> pa.Scalar:
+    return pa.scalar(text, TEXT)
+
+
+def _excerpt(value: str | bytes) -> str:
+    cut = value[:EXCERPT_CHARS]
+    return repr(cut) + ("..." if len(value) > len(cut) else "")

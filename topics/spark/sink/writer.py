@@ -1,0 +1,172 @@
+"""Writers: a batch or a stream of rows into topics, as Spark drives them.
+
+Spark makes a writer on the driver when a write is planned, sends it to the executors, calls
+``write`` there once for each attempt at a partition, and ``commit`` or ``abort`` on the driver.
+Whatever can be refused is refused when the writer is made. ``write`` appends; ``commit`` and
+``abort`` only tell of it: a topic takes nothing back.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+
+from topics.client.errors import RequestError
+from topics.spark.errors import JobError
+from topics.spark.producer import say
+from topics.spark.sink.columns import Columns
+from topics.spark.sink.options import SinkOptions
+from topics.spark.sink.report import left_behind, summary_line, warnings_of
+from topics.spark.sink.sending import Clients, Sender, TaskFigures, open_topic
+from topics.spark.source.connection import BadOption, errors_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+APPEND_ONLY = 'a topic is only appended to: write .mode("append")'
+PROBE = "topics-spark-probe"  # a prefix that is listed to see whether a server takes the key
+
+
+@dataclass(frozen=True)
+class Written(WriterCommitMessage):
+    """What a task did; the driver gets it in ``commit`` and ``abort``."""
+
+    figures: TaskFigures
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """One ``df.write``. The keys are made of ``jobId``, or of a name made here, on the driver,
+    once.
+    """
+
+    def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
+        if overwrite:
+            raise BadOption(f'{APPEND_ONLY}, not .mode("overwrite")')
+        self.options = SinkOptions.parse(options)
+        self.columns = Columns.of(schema, topic=self.options.topic)
+        self.job = self.options.job_id or uuid.uuid4().hex
+        self.warnings: list[str] = []
+        self.heads = _open(self.options, self.warnings.append, quick=True)
+        self.started = time.time()
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Append the rows of one partition."""
+        scope = f"batch:{self.job}"
+        return Written(
+            Sender(self.options, self.columns, scope, _task().partitionId()).send(iterator)
+        )
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Tell what was appended, in one line."""
+        figures = _figures(messages)
+        _warn(self.warnings, figures)
+        told = summary_line(figures, seconds=time.time() - self.started)
+        say(f"topics: {told}, job {self.job}")
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Tell what stays of a job that failed."""
+        stays = left_behind(_figures(messages), self._appended())
+        name = "" if self.options.job_id else f" with the option jobId={self.job}"
+        again = f"; the same job{name} again appends none of them twice" if stays else ""
+        say(f"topics: the write failed; {stays or 'nothing was appended'}{again}")
+
+    def _appended(self) -> int | None:
+        """By how much the heads moved since the write was planned; None when it is not known."""
+        try:
+            with Clients(self.options, quick=True) as clients:
+                moved = 0
+                for topic, head in self.heads.items():
+                    client = clients.of(self.options.connection.servers.owner(topic))
+                    moved += (client.state(topic) or {"head_seq": head})["head_seq"] - head
+        except RequestError:
+            return None
+        return moved if self.heads else None
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """One micro-batch of ``df.writeStream``. The keys are made of the query's id, which its
+    checkpoint holds, and of the batch's.
+    """
+
+    def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
+        if overwrite:
+            raise BadOption('a topic is only appended to: write .outputMode("append")')
+        self.options = SinkOptions.parse(options)
+        if self.options.job_id is not None:
+            raise BadOption(
+                "option jobId is for df.write; a stream is known by its checkpointLocation"
+            )
+        self.columns = Columns.of(schema, topic=self.options.topic)
+        # Made twice for every micro-batch, once to commit it, so it waits for a server that
+        # restarts.
+        self.warnings: list[str] = []
+        _open(self.options, self.warnings.append, quick=False)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Append the rows of one partition of one micro-batch."""
+        task = _task()
+        query = task.getLocalProperty("sql.streaming.queryId")
+        batch = task.getLocalProperty("streaming.sql.batchId")
+        if query is None or batch is None:
+            raise JobError("this Spark does not tell a task its query and batch; use PySpark 4.2")
+        scope = f"stream:{query}:{batch}"
+        return Written(Sender(self.options, self.columns, scope, task.partitionId()).send(iterator))
+
+    def commit(self, messages: list[WriterCommitMessage | None], batch_id: int) -> None:
+        """Tell the warnings once, with the first micro-batch."""
+        if batch_id == 0:
+            _warn(self.warnings, _figures(messages))
+
+    def abort(self, messages: list[WriterCommitMessage | None], batch_id: int) -> None:
+        """Tell what stays of a micro-batch that failed."""
+        say(
+            f"topics: micro-batch {batch_id} failed; {left_behind(_figures(messages), None)}; the"
+            " query, started again from its checkpoint, appends none of them twice"
+        )
+
+
+def _task() -> TaskContext:
+    context = TaskContext.get()
+    assert context is not None, "runs in a task only"
+    return context
+
+
+def _figures(messages: list[WriterCommitMessage | None]) -> list[TaskFigures]:
+    return [message.figures for message in messages if isinstance(message, Written)]
+
+
+def _warn(planned: list[str], figures: list[TaskFigures]) -> None:
+    for warning in warnings_of(planned, figures):
+        say(f"topics: warning: {warning}")
+
+
+def _open(options: SinkOptions, warn: Callable[[str], None], *, quick: bool) -> dict[str, int]:
+    """Open the topic that the options name and return its head; without one, only see whether the
+    servers take this key. Raises ``ServerError`` or ``JobError``.
+
+    ``quick``: give up soon when a server cannot be reached, and ask for the right to append.
+    """
+    servers = options.connection.servers
+    with Clients(options, quick=quick) as clients:
+        if options.topic is None:
+            for server in servers.members:
+                with errors_of(server):
+                    next(clients.of(server).names(PROBE), None)
+            return {}
+        head = open_topic(clients, options, options.topic, warn)
+        if quick:
+            server = servers.owner(options.topic)
+            with errors_of(server):
+                clients.of(server).check_access(options.topic, configure=False)
+        return {options.topic: head}

@@ -1,0 +1,172 @@
+"""Columns: the records of a page as an Arrow batch of the wanted columns.
+
+    key        STRING     the tag, null without one
+    value      STRING     the data's JSON, as it was written
+    topic      STRING
+    partition  INT        the server's place among the names of the servers
+    offset     BIGINT     the seq
+    timestamp  TIMESTAMP  when the server took it, UTC
+    node       STRING     the origin node, null without one
+    headers    STRING     the meta's JSON, as it was written, null without one
+    data       any type   the data, parsed (`topics.spark.source.typed`)
+
+A schema names any of them in any order. The work for each record is done in C.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any, Final
+
+import pyarrow as pa
+from msgspec import Raw
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from topics.client.http import Record
+from topics.spark.source.connection import BadOption
+from topics.spark.source.typed import TypedParser
+
+SCHEMA: Final = (
+    "key STRING, value STRING, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP,"
+    " node STRING, headers STRING"
+)
+DATA: Final = "data"
+TYPES: Final[dict[str, DataType]] = {
+    "key": StringType(),
+    "value": StringType(),
+    "topic": StringType(),
+    "partition": IntegerType(),
+    "offset": LongType(),
+    "timestamp": TimestampType(),
+    "node": StringType(),
+    "headers": StringType(),
+}
+NULLABLE: Final = ("key", "node", "headers", DATA)
+FAILFAST, PERMISSIVE = "FAILFAST", "PERMISSIVE"
+MODES: Final = (FAILFAST, PERMISSIVE)
+
+
+class MisfitError(ValueError):
+    """Data that is not of the declared type, with ``mode=FAILFAST``. The text is a line for
+    people.
+    """
+
+
+class Columns:
+    """The wanted columns of a read. Picklable: each process makes its own parser.
+
+    ``mode`` says what happens to data that its declared type does not fit: FAILFAST raises
+    ``MisfitError``, PERMISSIVE makes it null. Raises ``BadOption`` for a column that there is not,
+    or that has another type.
+    """
+
+    def __init__(self, schema: StructType, *, mode: str = FAILFAST) -> None:
+        if mode.upper() not in MODES:
+            raise BadOption(f"mode is {mode!r}; it is one of {', '.join(MODES)}")
+        _check(schema)
+        self.schema = schema
+        self.mode = mode.upper()
+        self._arrow = to_arrow_schema(schema, timezone="UTC")
+        names = schema.fieldNames()
+        self.needs_tags = "key" in names
+        self.needs_meta = "headers" in names
+        self._typed = (
+            TypedParser(DATA, schema[DATA].dataType, self._arrow.field(DATA).type)
+            if DATA in names
+            else None
+        )
+
+    def __getstate__(self) -> tuple[StructType, str]:
+        return self.schema, self.mode
+
+    def __setstate__(self, state: tuple[StructType, str]) -> None:
+        self.__init__(state[0], mode=state[1])  # type: ignore[misc]
+
+    def batch(self, records: Sequence[Record], topic: str, partition: int) -> pa.RecordBatch:
+        """Records of one page of ``topic``, one row for each."""
+        columns = [
+            self._data(records, topic)
+            if name == DATA
+            else _constant(topic if name == "topic" else partition, field.type, len(records))
+            if name in ("topic", "partition")
+            else EXTRACT[name](records)
+            for name, field in zip(self._arrow.names, self._arrow, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=self._arrow)
+
+    def _data(self, records: Sequence[Record], topic: str) -> pa.Array:
+        def refuse(index: int, reason: str) -> None:
+            if self.mode == FAILFAST:
+                raise MisfitError(
+                    f'topic "{topic}" offset {records[index].seq}: data is not of the declared'
+                    f" type: {reason} (declare it STRING, read the column value, or set mode to"
+                    f" {PERMISSIVE} to get null)"
+                )
+
+        assert self._typed is not None, "data is among the columns"
+        return self._typed.parse([record.data for record in records], refuse)
+
+
+def _check(schema: StructType) -> None:
+    names = schema.fieldNames()
+    if not names:  # Arrow has no rows without columns
+        raise BadOption("no column is wanted; read the offset at least")
+    for field in schema:
+        if field.name not in (*TYPES, DATA):
+            known = ", ".join((*TYPES, DATA))
+            raise BadOption(f"there is no column {field.name}; the columns are {known}")
+        if names.count(field.name) > 1:
+            raise BadOption(f"the column {field.name} is wanted twice")
+        _check_type(field)
+
+
+def _check_type(field: StructField) -> None:
+    wanted = TYPES.get(field.name, field.dataType)
+    if field.dataType != wanted:
+        given = field.dataType.simpleString().upper()
+        raise BadOption(
+            f"the column {field.name} is {wanted.simpleString().upper()}, not {given}; read it as"
+            " it is and cast it"
+        )
+    if not field.nullable and field.name in NULLABLE:
+        raise BadOption(f"the column {field.name} may be null; leave NOT NULL out")
+
+
+def _constant(value: str | int, kind: pa.DataType, count: int) -> pa.Array:
+    return pa.repeat(pa.scalar(value, kind), count)
+
+
+def _joined(raw: Sequence[Raw]) -> pa.Array:
+    """JSON texts as one buffer and offsets into it: no Python object is made for any of them."""
+    ends = array("i", accumulate(map(len, raw), initial=0))
+    text = b"".join(raw)
+    return pa.StringArray.from_buffers(len(raw), pa.py_buffer(ends), pa.py_buffer(text))
+
+
+def _timestamps(records: Sequence[Record]) -> pa.Array:
+    return pa.array([record.ts * 1000 for record in records], pa.timestamp("us", "UTC"))
+
+
+def _headers(records: Sequence[Record]) -> pa.Array:
+    return pa.array([bytes(record.meta) or None for record in records], pa.string())
+
+
+EXTRACT: Final[dict[str, Callable[[Sequence[Record]], Any]]] = {
+    "key": lambda records: pa.array([record.tag for record in records], pa.string()),
+    "value": lambda records: _joined([record.data for record in records]),
+    "offset": lambda records: pa.array([record.seq for record in records], pa.int64()),
+    "timestamp": _timestamps,
+    "node": lambda records: pa.array([record.node for record in records], pa.string()),
+    "headers": _headers,
+}

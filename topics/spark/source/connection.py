@@ -1,0 +1,179 @@
+"""Connection: the servers of a read or a write, the key, and how long to be patient.
+
+It is made on the driver when a query is planned and travels to the executors, the key inside. No
+text of it shows the key.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from topics.client.errors import RequestError
+from topics.client.http import DEFAULT_URL, Target, TopicsClient, mistake_in
+from topics.client.servers import BadServers, Server, Servers
+
+CONNECTION_OPTIONS = (
+    "servers",
+    "url",
+    "apiKey",
+    "apiKeyFile",
+    "numRetries",
+    "connectTimeoutMs",
+    "readTimeoutMs",
+)
+RETRIES = 12
+CONNECT_TIMEOUT_MS = 5_000
+READ_TIMEOUT_MS = 120_000
+QUICK_CONNECTS = 2  # more tries, when a query is planned: a wrong address is told in seconds
+
+
+class BadOption(ValueError):
+    """An option of a read or a write that cannot be meant. The text is one line for people."""
+
+
+class ServerError(Exception):
+    """A server refused or did not answer. One line: server, topic, code and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """Servers, key and patience. Picklable."""
+
+    servers: Servers
+    api_key: str | None = field(default=None, repr=False)  # a secret: never in a log or a plan
+    retries: int = RETRIES
+    connect_s: float = CONNECT_TIMEOUT_MS / 1000
+    read_s: float = READ_TIMEOUT_MS / 1000
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> Connection:
+        """The connection of these options, with lower-case or camel-case names; the environment
+        gives what they leave out. Reads the key's file. Raises `BadOption`.
+        """
+        given = lowered(options)
+        _refuse_kafka(given)
+        connection = cls(
+            servers=_servers(given),
+            api_key=_api_key(given),
+            retries=number(given, "numRetries", RETRIES, least=0),
+            connect_s=number(given, "connectTimeoutMs", CONNECT_TIMEOUT_MS) / 1000,
+            read_s=number(given, "readTimeoutMs", READ_TIMEOUT_MS) / 1000,
+        )
+        for server in connection.servers.members:
+            if mistake := mistake_in(connection.target(server)):
+                raise BadOption(mistake)
+        return connection
+
+    def target(self, server: Server, *, retries: int | None = None) -> Target:
+        """How to reach that server, with so many more tries."""
+        return Target(
+            url=server.url,
+            api_key=self.api_key,
+            retries=self.retries if retries is None else retries,
+            connect_s=self.connect_s,
+            read_s=self.read_s,
+        )
+
+    def client(
+        self, server: Server, *, retries: int | None = None, quick: bool = False
+    ) -> TopicsClient:
+        """A client of that server; to be closed. ``quick``: give up in seconds when the server
+        cannot be reached at all, and be as patient as ever with one that is busy.
+        """
+        target = self.target(server, retries=retries)
+        if quick:
+            target = replace(target, connect_retries=min(QUICK_CONNECTS, target.retries))
+        return TopicsClient(target)
+
+    def server(self, name: str) -> Server:
+        """The server of that name. Raises `BadOption` when there is none."""
+        found = self.servers.named(name)
+        if found is None:
+            names = ", ".join(member.name for member in self.servers.members)
+            raise BadOption(f'servers has no server "{name}"; there are: {names}')
+        return found
+
+
+@contextmanager
+def errors_of(server: Server) -> Iterator[None]:
+    """Refusals of that server as a `ServerError` that names it."""
+    try:
+        yield
+    except RequestError as error:
+        raise ServerError(f"server {label(server)}: {error}") from error
+
+
+def label(server: Server) -> str:
+    """Name and address for people, once when they are the same."""
+    return server.url if server.name == server.url else f"{server.name} ({server.url})"
+
+
+def lowered(options: Mapping[str, str]) -> dict[str, str]:
+    """The options by their names in lower case, as Spark gives them to a source."""
+    return {name.lower(): value for name, value in options.items()}
+
+
+def number(options: Mapping[str, str], name: str, default: int, *, least: int = 1) -> int:
+    """A whole number. Raises `BadOption`."""
+    text = options.get(name.lower())
+    if text is None:
+        return default
+    try:
+        value = int(text.strip().replace("_", ""))
+    except ValueError:
+        raise BadOption(f"option {name} is {text!r}, which is no whole number") from None
+    if value < least:
+        raise BadOption(f"option {name} is {value}; it is at least {least}")
+    return value
+
+
+def flag(options: Mapping[str, str], name: str, *, default: bool) -> bool:
+    """True or false. Raises `BadOption`."""
+    return choice(options, name, ("true", "false"), default=str(default).lower()) == "true"
+
+
+def choice(options: Mapping[str, str], name: str, values: tuple[str, ...], *, default: str) -> str:
+    """One of some values, whatever the case. Raises `BadOption`."""
+    text = options.get(name.lower(), default).strip()
+    for value in values:
+        if text.lower() == value.lower():
+            return value
+    raise BadOption(f"option {name} is {text!r}; it is one of: {', '.join(values)}")
+
+
+def _servers(given: Mapping[str, str]) -> Servers:
+    if "servers" in given and "url" in given:
+        raise BadOption("options servers and url are the same; give one of them")
+    text = given.get("servers") or given.get("url") or os.environ.get("TOPICS_URL") or DEFAULT_URL
+    try:
+        return Servers.parse(text)
+    except BadServers as error:
+        raise BadOption(str(error)) from None
+
+
+def _api_key(given: Mapping[str, str]) -> str | None:
+    path = given.get("apikeyfile")
+    if path is None:
+        return given.get("apikey") or os.environ.get("TOPICS_API_KEY") or None
+    if "apikey" in given:
+        raise BadOption("options apiKey and apiKeyFile are both given; give one of them")
+    try:
+        key = Path(path).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise BadOption(f"option apiKeyFile: {path} cannot be read: {reason}") from None
+    if not key:
+        raise BadOption(f"option apiKeyFile: {path} is empty")
+    return key
+
+
+def _refuse_kafka(given: Mapping[str, str]) -> None:
+    if "kafka.bootstrap.servers" in given:
+        raise BadOption(
+            "option kafka.bootstrap.servers is Kafka's; name a topics server with the option"
+            f" servers, for example {DEFAULT_URL}"
+        )

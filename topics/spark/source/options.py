@@ -1,0 +1,230 @@
+"""Read options: what is read, from where to where, in which pieces. Every mistake is one line.
+
+The names are Kafka's where the meaning is. A name that is nearly one of ours, or one of Kafka's
+that has no meaning here, is refused: Spark itself would silently ignore it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Literal
+
+from topics.spark.source.connection import (
+    CONNECTION_OPTIONS,
+    BadOption,
+    Connection,
+    choice,
+    flag,
+    lowered,
+    number,
+)
+from topics.spark.source.offsets import EARLIEST, LATEST, Bounds
+
+READ_OPTIONS = (
+    "subscribe",
+    "topic",
+    "subscribePattern",
+    "columns",
+    "inferSchema",
+    "mode",
+    "startingOffsets",
+    "endingOffsets",
+    "startingTimestamp",
+    "endingTimestamp",
+    "failOnDataLoss",
+    "minPartitions",
+    "maxRecordsPerPartition",
+    "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "node",
+    "pushdown",
+)
+KAFKA_ADVICE = {
+    "assign": "name topics with subscribe; a topic is one partition on one server",
+    "startingoffsetsbytimestamp": "use startingTimestamp",
+    "endingoffsetsbytimestamp": "use endingTimestamp",
+    "groupidprefix": "offsets are in the checkpoint; there are no groups",
+    "path": "name the topic with subscribe",
+}
+IGNORED = {"includeheaders"}  # the column is always there
+NEAR = 0.8
+MAX_RECORDS_PER_PARTITION = 500_000
+MAX_TRIGGER_DELAY_MS = 15 * 60 * 1000  # Kafka's
+UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
+TOPIC = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}")
+_LITERAL = re.compile(r"(?:\\[.:-]|[A-Za-z0-9_:-])")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """What a read is asked for. Picklable. Exactly one of ``topics`` and ``pattern`` is set."""
+
+    connection: Connection
+    topics: tuple[str, ...]
+    pattern: str | None
+    starting: Bounds
+    ending: Bounds
+    starting_ts: int | None
+    ending_ts: int | None
+    fail_on_data_loss: bool
+    min_partitions: int
+    max_records_per_partition: int
+    max_offsets: int | None
+    min_offsets: int
+    max_delay_s: float
+    node: str | None
+    pushdown: bool
+    columns: tuple[str, ...]
+    infer_schema: bool
+    mode: str
+
+    @classmethod
+    def parse(
+        cls, options: Mapping[str, str], kind: Literal["batch", "stream", "either"]
+    ) -> ReadOptions:
+        """The options of a batch read, of a stream, or of what will turn out to be one of them.
+        Raises `BadOption`.
+        """
+        given = lowered(options)
+        connection = Connection.parse(given)
+        refuse_unknown(given)
+        topics, pattern = _subscription(given)
+        start = EARLIEST if kind != "stream" else LATEST
+        read = cls(
+            connection=connection,
+            topics=topics,
+            pattern=pattern,
+            starting=_bounds(given, "startingOffsets", start),
+            ending=_bounds(given, "endingOffsets", LATEST),
+            starting_ts=_timestamp(given, "starting"),
+            ending_ts=_timestamp(given, "ending"),
+            fail_on_data_loss=flag(given, "failOnDataLoss", default=True),
+            min_partitions=number(given, "minPartitions", 1),
+            max_records_per_partition=number(
+                given, "maxRecordsPerPartition", MAX_RECORDS_PER_PARTITION
+            ),
+            max_offsets=number(given, "maxOffsetsPerTrigger", 0, least=1) or None,
+            min_offsets=number(given, "minOffsetsPerTrigger", 0),
+            max_delay_s=_duration_ms(given, "maxTriggerDelay", MAX_TRIGGER_DELAY_MS) / 1000,
+            node=given.get("node") or None,
+            pushdown=flag(given, "pushdown", default=False),
+            columns=_list(given.get("columns", "")),
+            infer_schema=flag(given, "inferSchema", default=False),
+            mode=choice(given, "mode", ("FAILFAST", "PERMISSIVE"), default="FAILFAST"),
+        )
+        read.check(kind)
+        return read
+
+    def check(self, kind: Literal["batch", "stream", "either"]) -> None:
+        """Raise `BadOption` for offsets that this kind of read cannot have."""
+        if kind == "batch" and LATEST in self.starting.words():
+            raise BadOption("startingOffsets of a batch read cannot be latest: it reads nothing")
+        if EARLIEST in self.ending.words():
+            raise BadOption("endingOffsets cannot be earliest: nothing is before it")
+        if kind == "stream" and (self.ending.named or self.ending_ts is not None):
+            raise BadOption("a stream has no end: leave out endingOffsets and endingTimestamp")
+        if self.max_offsets is not None and self.min_offsets > self.max_offsets:
+            raise BadOption("minOffsetsPerTrigger is above maxOffsetsPerTrigger")
+        for bounds in (self.starting, self.ending):
+            for topic in bounds.named:
+                if not self.wants(topic):
+                    raise BadOption(
+                        f'option {bounds.option} names topic "{topic}", which is not read'
+                    )
+
+    def wants(self, topic: str) -> bool:
+        """Whether the topic is subscribed to."""
+        if self.pattern is None:
+            return topic in self.topics
+        return re.fullmatch(self.pattern, topic) is not None
+
+    @property
+    def prefix(self) -> str:
+        """What the names of all wanted topics begin with, as far as the pattern tells."""
+        return literal_prefix(self.pattern or "")
+
+
+def refuse_unknown(given: Mapping[str, str]) -> None:
+    """Raise `BadOption` for a name that looks misspelt, or is Kafka's and means nothing here."""
+    known = {name.lower(): name for name in (*CONNECTION_OPTIONS, *READ_OPTIONS)}
+    for name in given:
+        if advice := KAFKA_ADVICE.get(name):
+            raise BadOption(f"option {name} is not one of topics: {advice}")
+        if name.startswith(("kafka.", "kafkaconsumer.", "fetchoffset.")):
+            raise BadOption(f"option {name} is Kafka's and has no meaning for topics; leave it out")
+        if name in known or name in IGNORED:
+            continue
+        if near := get_close_matches(name, known, n=1, cutoff=NEAR):
+            raise BadOption(f"there is no option {name}; is it {known[near[0]]}?")
+
+
+def literal_prefix(pattern: str) -> str:
+    """The longest text that everything the pattern matches surely begins with."""
+    if "|" in pattern:
+        return ""
+    at, literals = 0, []
+    while found := _LITERAL.match(pattern, at):
+        literals.append(found.group()[-1])
+        at = found.end()
+    if literals and pattern[at : at + 1] in ("?", "*", "{"):
+        literals.pop()
+    return "".join(literals)
+
+
+def _subscription(given: Mapping[str, str]) -> tuple[tuple[str, ...], str | None]:
+    names = [name for name in ("subscribe", "topic", "subscribepattern") if name in given]
+    if not names:
+        raise BadOption("no topic is named: give the option subscribe, or subscribePattern")
+    if len(names) > 1:
+        raise BadOption(f"options {' and '.join(names)} are both given; give one of them")
+    if names != ["subscribepattern"]:
+        return _topics(names[0], given[names[0]]), None
+    pattern = given["subscribepattern"]
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise BadOption(f"option subscribePattern is {pattern!r}: {error}") from None
+    return (), pattern
+
+
+def _topics(option: str, text: str) -> tuple[str, ...]:
+    topics = tuple(dict.fromkeys(_list(text)))
+    if not topics:
+        raise BadOption(f"option {option} names no topic")
+    for topic in topics:
+        if not TOPIC.fullmatch(topic):
+            raise BadOption(f"option {option}: {topic!r} is no name of a topic")
+    return topics
+
+
+def _list(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _bounds(given: Mapping[str, str], option: str, default: int) -> Bounds:
+    # A topic that the JSON leaves out begins with its earliest record and ends with its latest.
+    text, rest = given.get(option.lower()), EARLIEST if option == "startingOffsets" else LATEST
+    return Bounds(option, default) if text is None else Bounds.parse(option, text, rest)
+
+
+def _timestamp(given: Mapping[str, str], side: str) -> int | None:
+    option = f"{side}Timestamp"
+    if option.lower() not in given:
+        return None
+    if f"{side}offsets" in given:
+        raise BadOption(f"options {option} and {side}Offsets are both given; give one of them")
+    return number(given, option, 0, least=0)
+
+
+def _duration_ms(given: Mapping[str, str], option: str, default: int) -> int:
+    text = given.get(option.lower())
+    if text is None:
+        return default
+    found = re.fullmatch(r"(\d+)\s*(ms|s|m|h)?", text.strip())
+    if found is None:
+        raise BadOption(f"option {option} is {text!r}; it is a time as 500ms, 10s, 15m or 1h")
+    return int(found.group(1)) * UNITS_MS[found.group(2) or "ms"]

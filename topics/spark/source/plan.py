@@ -1,0 +1,253 @@
+"""Plan: which ranges of seqs are read. Pure: what the servers hold comes in as `Heads`.
+
+A batch read is ranges that are fixed when it is planned, each with the topic's epoch. A stream's
+batch is the ranges between two offsets, and so is its repetition after a crash: nothing else is
+looked at. That is why a topic that is new, or was made again, enters a stream's offsets with a
+batch that reads nothing of it: the next one begins at a position that the checkpoint has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from topics.client.ranges import RECREATED, UNSYNCED, Lost
+from topics.spark.source.offsets import (
+    EARLIEST,
+    LATEST,
+    Bounds,
+    Offsets,
+    Position,
+    after_of,
+    last_of,
+    offset_after,
+)
+
+GONE = "gone"
+REASONS = {
+    "cap": "evicted, to keep the topic within its caps",
+    "ttl": "expired, older than the topic's ttl_ms",
+    "mixed": "evicted or expired",
+    "source_trim": "gone from the source of a router before it could forward them",
+    RECREATED: "the topic was deleted and made again",
+    GONE: "it was deleted, or is no longer subscribed to on this server",
+    UNSYNCED: "a crash took them before they were durable",
+}
+GO_ON = "give failOnDataLoss=false to go on without them"
+
+
+class DataLost(Exception):
+    """Records that should be read are gone. One line: topic, server, offsets, reason."""
+
+
+class Head(NamedTuple):
+    """What a topic holds: seqs ``earliest`` to ``head`` of the incarnation ``epoch``."""
+
+    earliest: int
+    head: int
+    epoch: int
+
+
+# By the server's name, then by topic.
+Heads = dict[str, dict[str, Head]]
+
+
+class Range(NamedTuple):
+    """(after, last] of a topic's incarnation on a server."""
+
+    server: str
+    topic: str
+    after: int
+    last: int
+    epoch: int
+
+
+class Restriction(NamedTuple):
+    """What a query's filters leave of every topic: (after, last], of these topics."""
+
+    after: int = 0
+    last: int | None = None
+    topics: frozenset[str] | None = None
+
+    def apply(self, found: Range) -> Range:
+        """The part of a range that is wanted; it may be empty."""
+        last = found.last if self.last is None else min(found.last, self.last)
+        if self.topics is not None and found.topic not in self.topics:
+            last = found.after
+        return found._replace(after=max(found.after, self.after), last=last)
+
+
+class Step(NamedTuple):
+    """What a stream can do in one topic: go from ``at`` up to ``head``."""
+
+    server: str
+    topic: str
+    at: Position
+    head: int
+
+    @property
+    def lag(self) -> int:
+        """How many seqs lie ahead."""
+        return max(0, self.head - self.at.seq)
+
+
+def range_start(bounds: Bounds, topic: str, partition: int, head: Head) -> int:
+    """The exclusive start of a read. Raises `DataLost` beyond the end."""
+    start = bounds.of(topic, partition)
+    if start == LATEST:
+        return head.head
+    if start == EARLIEST:
+        return head.earliest - 1
+    _check_end(bounds.option, topic, start, head)
+    return after_of(start)
+
+
+def range_end(bounds: Bounds, topic: str, partition: int, head: Head) -> int:
+    """The inclusive end of a read. Raises `DataLost` beyond the end."""
+    end = bounds.of(topic, partition)
+    if end in (LATEST, EARLIEST):
+        return head.head
+    _check_end(bounds.option, topic, end, head)
+    return last_of(end)
+
+
+def _check_end(option: str, topic: str, offset: int, head: Head) -> None:
+    end = offset_after(head.head)
+    if offset > end:
+        raise DataLost(
+            f'option {option} has offset {offset} for topic "{topic}", which ends at {end}: was it'
+            " deleted and made again? Give failOnDataLoss=false to read what is there"
+        )
+
+
+def split(ranges: Iterable[Range], max_records: int, min_partitions: int) -> list[Range]:
+    """The ranges in pieces of about equal size: of at most ``max_records`` seqs, and at least
+    ``min_partitions`` of them where there are as many seqs. Empty ranges are left out.
+    """
+    wanted = [found for found in ranges if found.last > found.after]
+    total = sum(found.last - found.after for found in wanted)
+    pieces: list[Range] = []
+    for found in wanted:
+        size = found.last - found.after
+        count = max(_ceil(size, max_records), _ceil(size * min_partitions, total))
+        count = min(count, size)
+        cuts = [found.after + size * number // count for number in range(count + 1)]
+        pieces += [found._replace(after=after, last=last) for after, last in pairwise(cuts)]
+    return pieces
+
+
+def steps(
+    start: Offsets, heads: Heads, before: Heads, on_loss: Callable[[str, str, Lost], None]
+) -> list[Step]:
+    """What a stream at ``start`` can do, by server and topic. ``on_loss`` hears of topics that are
+    gone or were made again, and may raise; ``before``, what was held earlier, tells how much that
+    was.
+
+    A topic that is gone keeps its position, so that its next incarnation is noticed.
+    """
+    found: list[Step] = []
+    for server, topics in heads.items():
+        for topic, at in start.get(server, {}).items():
+            earlier = before.get(server, {}).get(topic)
+            unread = max(0, earlier.head - at.seq) if earlier and earlier.epoch == at.epoch else 0
+            now = topics.get(topic)
+            if now is not None and now.epoch == at.epoch:
+                found.append(Step(server, topic, at, now.head))
+                continue
+            reason = GONE if now is None else RECREATED
+            on_loss(server, topic, Lost(at.seq + 1, at.seq + unread, reason, unread))
+            found.append(
+                Step(server, topic, at, at.seq)
+                if now is None
+                else _beginning(server, topic, now, at.lost + unread)
+            )
+        new = topics.keys() - start.get(server, {}).keys()
+        found += [_beginning(server, topic, topics[topic], 0) for topic in sorted(new)]
+    return found
+
+
+def _beginning(server: str, topic: str, head: Head, lost: int) -> Step:
+    """A topic enters with its earliest record ahead, of which this batch reads nothing."""
+    at = Position(head.earliest - 1, head.epoch, lost)
+    return Step(server, topic, at, at.seq)
+
+
+def skip(step: Step, lost: Lost) -> Step:
+    """The step beyond seqs that are gone, with their count."""
+    at = step.at
+    return step._replace(
+        at=Position(max(at.seq, lost.last), at.epoch, at.lost + max(0, lost.estimate))
+    )
+
+
+def advance(start: Offsets, found: Sequence[Step], limit: int | None) -> Offsets:
+    """The offsets after a batch of at most ``limit`` seqs, at least one of every topic with any.
+
+    Servers that are not among the steps keep their positions.
+    """
+    taken = shares([step.lag for step in found], limit)
+    end = {server: dict(topics) for server, topics in start.items()}
+    for step, count in zip(found, taken, strict=True):
+        topics = end.setdefault(step.server, {})
+        topics[step.topic] = step.at._replace(seq=step.at.seq + count)
+    return end
+
+
+def shares(lags: Sequence[int], limit: int | None) -> list[int]:
+    """Parts of ``limit`` in proportion to the lags: none above its lag, none below 1 where there
+    is any lag.
+    """
+    total = sum(lags)
+    if limit is None or total <= limit:
+        return list(lags)
+    ones = [min(1, lag) for lag in lags]
+    above, rest = total - sum(ones), max(0, limit - sum(ones))
+    taken = [one + (lag - one) * rest // max(1, above) for one, lag in zip(ones, lags, strict=True)]
+    spare = limit - sum(taken)
+    for index, lag in enumerate(lags):
+        more = max(0, min(spare, lag - taken[index], 1))
+        taken[index] += more
+        spare -= more
+    return taken
+
+
+def between(start: Offsets, end: Offsets) -> list[Range]:
+    """The ranges that a batch reads: the same whenever it is asked for."""
+    return [
+        Range(server, topic, at.seq, until.seq, until.epoch)
+        for server, topics in sorted(end.items())
+        for topic, until in sorted(topics.items())
+        if (at := start.get(server, {}).get(topic)) is not None
+        and at.epoch == until.epoch
+        and until.seq > at.seq
+    ]
+
+
+def loss_text(server: str, topic: str, lost: Lost) -> str:
+    """What is gone, for people, in one line."""
+    where = f'topic "{topic}" on server {server}'
+    reason = REASONS.get(lost.reason, lost.reason)
+    if lost.reason in (GONE, RECREATED):
+        return f"{where}: {reason}; offsets from {lost.first} are gone"
+    return (
+        f"{where}: offsets {lost.first} to {lost.last} are gone, about {lost.estimate} records:"
+        f" {reason}"
+    )
+
+
+def _ceil(number: int, divisor: int) -> int:
+    return -(-number // divisor)
+
+
+def total_lag(found: Iterable[Step]) -> int:
+    """How many seqs lie ahead in all topics."""
+    return sum(step.lag for step in found)
+
+
+def positions(heads: Heads) -> Offsets:
+    """The ends of all topics, as offsets."""
+    return {
+        server: {topic: Position(head.head, head.epoch) for topic, head in topics.items()}
+        for server, topics in heads.items()
+    }

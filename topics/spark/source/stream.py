@@ -1,0 +1,235 @@
+"""Stream read: batches between two offsets, planned in one process on the driver.
+
+    initialOffset   where a new query begins
+    latestOffset    asks the servers, and says how far the next batch goes
+    partitions      the ranges between two offsets; asks nobody, so a batch that is repeated after a
+                    crash reads the same
+    read            an executor's part
+
+A server that does not answer keeps its offsets for this batch and the others go on. Where there are
+no others, and for what a query must know at its start, all retries are awaited.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from topics.client.ranges import Lost
+from topics.spark.source.batch import start_of
+from topics.spark.source.columns import Columns
+from topics.spark.source.connection import ServerError
+from topics.spark.source.offsets import Offsets, Position, decode, encode
+from topics.spark.source.options import ReadOptions
+from topics.spark.source.plan import (
+    GO_ON,
+    DataLost,
+    Heads,
+    Step,
+    advance,
+    between,
+    positions,
+    skip,
+    split,
+    steps,
+    total_lag,
+)
+from topics.spark.source.reading import RangePartition, read_partition, report, warn
+from topics.spark.source.survey import Patience, Survey
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+IDLE_S = 0.05  # between two looks at topics where nothing comes
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans the batches of one query. Pickled for the executors, without its connections."""
+
+    def __init__(
+        self,
+        options: ReadOptions,
+        columns: Columns,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.options = options
+        self.columns = columns
+        self._clock, self._sleep = clock, sleep
+        self._survey: Survey | None = None
+        self._heads: Heads = {}  # as last heard of each server
+        self._target: Heads | None = None  # of a query that ends with what is there now
+        self._moved_at = clock()
+        self._silent: set[str] = set()
+        self._told: dict[tuple[str, str], Lost] = {}  # the last loss of each topic
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"options": self.options, "columns": self.columns}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["options"], state["columns"])  # type: ignore[misc]
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's names
+        """Where a query without a checkpoint begins."""
+        options, survey = self.options, self._surveyor()
+        heads = survey.heads(Patience.PLANNING)
+        survey.require(heads)
+        found: Offsets = {
+            server.name: {
+                topic: Position(start_of(options, survey, server, topic, head), head.epoch)
+                for topic, head in heads[server.name].items()
+            }
+            for server in survey.servers
+        }
+        return encode(found)
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """The limit of each batch."""
+        limit = self.options.max_offsets
+        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """How far the next batch goes; ``start`` again when there is nothing to read, or not yet
+        enough.
+        """
+        begin = decode(start)
+        before = self._heads
+        self._check_servers(begin)
+        heads = self._look() if self._target is None else self._target
+        self._heads = before | {
+            server: before.get(server, {}) | topics for server, topics in heads.items()
+        }
+        found = [self._past_losses(step) for step in steps(begin, heads, before, self._report)]
+        if self._waits(found):
+            return self._idle(start)
+        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        end = encode(advance(begin, found, rows))
+        if end == start:
+            return self._idle(start)
+        self._moved_at = self._clock()
+        return end
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        """The ends of all topics as last heard of: progress shows them beside the batch's end."""
+        return encode(positions(self._heads)) or None
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Fix the end of the query: what is there now."""
+        survey = self._surveyor()
+        self._target = survey.heads(Patience.FULL)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """The ranges of a batch."""
+        options = self.options
+        ranges = between(decode(start), decode(end))
+        pieces = split(ranges, options.max_records_per_partition, options.min_partitions)
+        return [RangePartition(piece) for piece in pieces]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The records of one range."""
+        return read_partition(partition, self.options, self.columns)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing: offsets are in the checkpoint."""
+
+    def stop(self) -> None:
+        """Close the connections."""
+        if self._survey is not None:
+            self._survey.close()
+            self._survey = None
+
+    def _surveyor(self) -> Survey:
+        if self._survey is None:
+            self._survey = Survey(self.options)
+        return self._survey
+
+    @property
+    def _patience(self) -> Patience:
+        """Others go on without a server that does not answer, if there are any."""
+        alone = len(self._surveyor().servers) == 1 or self._target is not None
+        return Patience.FULL if alone else Patience.QUICK
+
+    def _look(self) -> Heads:
+        """What the servers hold that answer."""
+        survey, patience = self._surveyor(), self._patience
+        found: Heads = {}
+        for server in survey.servers:
+            try:
+                found[server.name] = survey.heads_of(server, patience)
+            except ServerError as error:
+                if patience is Patience.FULL:
+                    raise
+                self._note_silence(server.name, error)
+            else:
+                self._silent.discard(server.name)
+        return found
+
+    def _note_silence(self, server: str, error: ServerError) -> None:
+        """Warn once for each time that a server stops answering."""
+        if server not in self._silent:
+            warn(f"{error}; the other servers go on, it keeps its offsets until it answers")
+        self._silent.add(server)
+
+    def _past_losses(self, step: Step) -> Step:
+        """The step beyond what was evicted or expired before it could be read."""
+        head = self._heads[step.server].get(step.topic)
+        if head is None or head.earliest <= step.at.seq + 1 or step.lag == 0:
+            return step
+        patience = self._patience
+        try:
+            lost = self._surveyor().loss(step, patience)
+        except ServerError as error:
+            if patience is Patience.FULL:
+                raise
+            self._note_silence(step.server, error)
+            return step._replace(head=step.at.seq)
+        if lost is None:
+            return step
+        self._report(step.server, step.topic, lost)
+        return skip(step, lost)
+
+    def _check_servers(self, begin: Offsets) -> None:
+        """A server's name is its identity: under another name, all its topics would be read again
+        from their beginning.
+        """
+        names = [server.name for server in self.options.connection.servers.members]
+        for server in begin:
+            if server not in names:
+                text = (
+                    f'the checkpoint has offsets of server "{server}", and servers names only'
+                    f" {', '.join(names)}; a server that moved keeps its name: {server}=URL"
+                )
+                if self.options.fail_on_data_loss:
+                    raise DataLost(f"{text} ({GO_ON})")
+                if server not in self._silent:
+                    warn(text)
+                self._silent.add(server)
+
+    def _idle(self, start: dict[str, Any]) -> dict[str, Any]:
+        """Nothing for now. Spark asks again at once, so a short pause spares the servers."""
+        if self._target is None:
+            self._sleep(IDLE_S)
+        return start
+
+    def _waits(self, found: list[Step]) -> bool:
+        """Whether there is too little to read for now."""
+        if self._target is not None or self.options.min_offsets == 0:
+            return False
+        late = self._clock() - self._moved_at >= self.options.max_delay_s
+        return total_lag(found) < self.options.min_offsets and not late
+
+    def _report(self, server: str, topic: str, lost: Lost) -> None:
+        """Raise, or warn once for each loss."""
+        if self.options.fail_on_data_loss or self._told.get((server, topic)) != lost:
+            report(server, topic, lost, self.options)
+        self._told[server, topic] = lost

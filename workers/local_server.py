@@ -1,0 +1,94 @@
+"""A topics server of its own process group on this machine: started, killed, started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from topics.client.http import Target, TopicsClient
+
+START_S = 60.0
+STOP_S = 15.0
+POLL_S = 0.05
+LOG_LINES = 10
+
+
+def tell(line: str) -> None:
+    """One line for people."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+class LocalServer:
+    """A server with its data and its log in ``folder``. It keeps its port when it starts again."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name = name
+        self.folder = folder
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port: int = free.getsockname()[1]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """Its address."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Start it and wait until it is ready."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        settings = {
+            "TOPICS_HOST": "127.0.0.1",
+            "TOPICS_PORT": str(self.port),
+            "TOPICS_DATA_DIR": str(self.folder / "data"),
+        }
+        others = {name: text for name, text in os.environ.items() if not name.startswith("TOPICS_")}
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "topics", "serve"],
+                env=others | settings,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # so that all its processes can be killed at once
+            )
+        deadline = time.monotonic() + START_S
+        with TopicsClient(Target(url=self.url, retries=0, connect_s=1.0)) as client:
+            while not client.ready():
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    self.kill()
+                    raise SystemExit(
+                        f"error: the server {self.name} did not start:\n{self.last_lines()}"
+                    )
+                time.sleep(POLL_S)
+
+    def last_lines(self) -> str:
+        """The end of its log, for an error."""
+        return "\n".join((self.folder / "log").read_text().splitlines()[-LOG_LINES:])
+
+    def kill(self) -> None:
+        """SIGKILL to all its processes."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """Let it finish what it has taken."""
+        if self._process is not None:
+            self._process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(STOP_S)
+            self._end(signal.SIGKILL)
+
+    def _end(self, number: int) -> None:
+        if self._process is None:
+            return
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+        self._process.wait()
+        self._process = None
