@@ -199,10 +199,21 @@ async def test_a_hanging_disk_ends_the_writes_that_wait_for_it_and_no_reads(
     await trio.sleep(0.6)
     assert (read, hanging) == ([], ["disk_stalled"])
     assert desk.shards.readiness().unwell == ((0, "disk_stalled"),)
+    await wait_all_tasks_blocked()
+    asked = len(desk.shard.asked)
+    refused = desk.ask(APPEND)
+    await wait_all_tasks_blocked()
+    assert (refused, len(desk.shard.asked)) == (["disk_stalled"], asked), (
+        "it never reaches the ring"
+    )
     desk.shard.words.disk_silent_ms = 0
     await desk.shard.answer()
     assert (read, hanging) == ([OK], ["disk_stalled"])
     assert desk.shards.readiness().ready
+    again = desk.ask(APPEND)
+    await wait_all_tasks_blocked()
+    await desk.shard.answer()
+    assert again == [OK], "at once, not at the next look"
 
 
 async def test_what_is_asked_in_a_batch_travels_at_its_end(

@@ -7,7 +7,8 @@
                                                 a heartbeat
 
 A stalled shard is asked nothing. Its pending calls fail, but not those that wait by their nature,
-such as long polls and waiting claims; they go on when the shard does.
+such as long polls and waiting claims; they go on when the shard does. One that waits for its disk
+is asked for no writes.
 """
 
 from __future__ import annotations
@@ -128,6 +129,7 @@ class ShardLink:
         self.session: LinkSession | None = None
         self.answering: LinkSession | None = None  # the session, unless the shard is stalled
         self.listener: Listener = NoListener()
+        self._waits_for_disk = False
         self.batch = Batch([link])
         self._router = router
         self._pulse = Pulse()
@@ -157,7 +159,7 @@ class ShardLink:
 
     def _opened(self) -> None:
         self.session = self.answering = self._router.open_session(self.peer_id, self.link)
-        self._pulse = Pulse()
+        self._pulse, self._waits_for_disk = Pulse(), False
         self.listener.opened(self.number)
 
     def _arrived(self, messages: list[Message]) -> None:
@@ -180,7 +182,8 @@ class ShardLink:
         session = self.session
         if session is None:
             return
-        if waits_for_disk(self.words):  # the shard itself refuses new writes
+        self._waits_for_disk = waits_for_disk(self.words)
+        if self._waits_for_disk:
             session.fail_calls(lambda call: call.method in WRITES)
         stalled = self._pulse.look(self.words.heartbeat_ms, now) >= STALLED_S
         if stalled and not self.is_stalled:
@@ -243,13 +246,17 @@ class ShardLink:
 
     def _call_soon(self, call: Call[P, R], params: P, body: Attachment) -> PendingCall:
         session = self.answering
-        if session is None:
+        if session is None or (self._waits_for_disk and self._refuses(call.method)):
             discard(body)
             raise not_ready(self)
         pending = typed_calls.call_soon(session, call, params, body)
         if (call is DIFF or call is CLAIM) and isinstance(body, IN_MEMORY) and b"wait_ms" in body:
             pending.is_patient = True
         return pending
+
+    def _refuses(self, method: str) -> bool:
+        """A write, while the disk hangs: a loop that hangs with it would take the write later."""
+        return method in WRITES and waits_for_disk(self.words)
 
     def notify(self, event: Event[P], params: P, *, quiet: bool = False) -> None:
         """Tell the shard; nobody answers. A shard that is down hears nothing. ``quiet``: it need
