@@ -16,7 +16,6 @@ from tests.bench.preload.hop_stamps import FOLDER, Stamps, install
 from tests.support.server import ROOT, Server
 
 PRELOAD = ROOT / "tests/bench/preload"
-PAUSE_S = 0.002  # before a publish: nothing of the last one is under way
 BARE_BORDERS = ("recv", "bell", "awake", "bare write", "bare written", "synced")
 Ask = Callable[[int], list[Span]]
 
@@ -67,14 +66,18 @@ def stamped_of(roles: Mapping[str, int], folder: Path) -> dict[str, list[Stamped
 
 
 @contextlib.contextmanager
-def appender(address: tuple[str, int], durability: str, _server: bool) -> Iterator[Ask]:
-    """Sends appends, one after the other."""
+def appender(
+    address: tuple[str, int], durability: str, pause_s: float, _server: bool
+) -> Iterator[Ask]:
+    """Sends appends, one after the other, with a pause before each."""
     client, request = Client(address), append("hops", 1)
     client.ask(append("hops", 1, b'{"durability":"%b"}' % durability.encode()))
 
     def ask(count: int) -> list[Span]:
         spans = []
         for _ in range(count):
+            if pause_s:
+                time.sleep(pause_s)
             began = time.monotonic_ns()
             client.ask(request)
             spans.append((began, time.monotonic_ns()))
@@ -87,8 +90,10 @@ def appender(address: tuple[str, int], durability: str, _server: bool) -> Iterat
 
 
 @contextlib.contextmanager
-def publisher(address: tuple[str, int], durability: str, server: bool) -> Iterator[Ask]:
-    """Publishes to one subscriber, one after the other."""
+def publisher(
+    address: tuple[str, int], durability: str, pause_s: float, server: bool
+) -> Iterator[Ask]:
+    """Publishes to one subscriber, one after the other, with a pause before each."""
     client, request = Client(address), append("hops", 1)
     client.ask(append("hops", 1, b'{"durability":"%b"}' % durability.encode()))
     sock = stream(address, client, "hops") if server else opened(address, "/")
@@ -96,7 +101,7 @@ def publisher(address: tuple[str, int], durability: str, server: bool) -> Iterat
     def ask(count: int) -> list[Span]:
         spans = []
         for _ in range(count):
-            time.sleep(PAUSE_S)
+            time.sleep(pause_s)
             began = time.monotonic_ns()
             client.send(request)
             until(sock, b"\n\n")

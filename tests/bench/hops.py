@@ -2,8 +2,12 @@
 
 One client at a time; medians in microseconds of every hop between two borders of the path.
 
-    append   an append of one record of 200 bytes, class ``--durability`` (default fsync)
-    live     a publish, class disk, to its one subscriber
+    append   an append of one record of 200 bytes, class fsync
+    seldom   the same, with a pause of 10 ms before each
+    live     a publish, class disk, to its one subscriber, with the same pause
+
+While all processes sleep, their code leaves the caches, so the same steps take longer afterwards:
+``append`` and ``seldom`` differ by that.
 
 The columns: the checkout BEFORE, this one, and ``bare``, the same path with nothing on it
 (`tests.bench.bare`). They take turns, each with a fresh server. Time stamps are taken at run time
@@ -43,6 +47,7 @@ from tests.bench.hop_servers import (
     stamped_of,
 )
 from tests.bench.live_clients import uncollected
+from tests.bench.peers.load import PUBLISH_HZ
 from tests.bench.processes import exit_when_told
 from tests.bench.versions import stolen_s
 from tests.support.server import ROOT, Server
@@ -58,10 +63,12 @@ class Case(NamedTuple):
     steps: tuple[Step, ...]
     bare_steps: tuple[Step, ...]
     durability: str
+    pause_s: float = 1 / PUBLISH_HZ
 
 
 CASES = {
-    "append": (appender, Case("append", APPEND, BARE_APPEND, "fsync")),
+    "append": (appender, Case("append", APPEND, BARE_APPEND, "fsync", 0.0)),
+    "seldom": (appender, Case("seldom", APPEND, BARE_APPEND, "fsync")),
     "live": (publisher, Case("live", LIVE, BARE_LIVE, "disk")),
 }
 
@@ -105,7 +112,8 @@ class Bench:
         return place
 
     def _spans(self, address: tuple[str, int], *, server: bool) -> list[Span]:
-        with self._client(address, self._durability, server) as ask, uncollected():
+        client = self._client(address, self._durability, self.case.pause_s, server)
+        with client as ask, uncollected():
             ask(WARM_UP)
             return ask(self._count)
 
@@ -176,7 +184,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     options.add_argument("before", type=Path, nargs="?", help="another checkout")
-    options.add_argument("--only", default="append,live")
+    options.add_argument("--only", default=",".join(CASES))
     options.add_argument("--durability", default="", help="of all cases")
     options.add_argument("--shards", type=int, default=0, help="default: the server's")
     options.add_argument("--count", type=int, default=1000, help="of requests in one turn")

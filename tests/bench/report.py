@@ -186,5 +186,8 @@ HOPS = {
     "append": """One client, one record a request, class `fsync`: medians in us of what lies
 between two borders of the path. `bare` is the same path with nothing on it: the same sockets,
 wake-ups and sync. `unstamped` is measured without time stamps.""",
-    "live": """A publish of class `disk` to its one subscriber, with nothing else going on.""",
+    "seldom": """The same, with a pause of 10 ms before each. While all processes sleep, their code
+and data leave the caches, so every step takes longer, those of `bare` too.""",
+    "live": """A publish of class `disk` to its one subscriber, with the same pause, as in the table
+of rates.""",
 }
