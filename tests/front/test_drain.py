@@ -51,11 +51,14 @@ async def test_a_long_poll_that_outlives_the_drain_is_told_so(fast: bool) -> Non
 
 
 @pytest.mark.slow
-async def test_a_long_poll_whose_body_arrives_after_the_others_ended_ends_too() -> None:
+@pytest.mark.parametrize("operation", ["diff", "claim"])
+async def test_a_call_whose_body_arrives_after_the_waiting_ones_ended_ends_too(
+    operation: str,
+) -> None:
     backend = FakeBackend(topics={"slow": []}, gate=trio.Event())
     async with running(backend=backend, settings=Settings(drain_ms=20_000)) as run:
         client = await run.connect()
-        poll = request("POST", "/v0/topics/slow/diff", b'{"wait_ms":30000}')
+        poll = request("POST", f"/v0/topics/slow/{operation}", b'{"wait_ms":30000}')
         await client.say(poll[:-2])
         await run.until(lambda: any(c.body_deadline < 1e18 for c in run.server.connections))
         run.stop.set()

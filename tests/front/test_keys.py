@@ -102,6 +102,23 @@ async def test_a_waiting_call_ends_unless_its_key_may_still_make_it(
         assert (await client.ask("GET", "/v0/health")).status == 200
 
 
+@LANES
+@pytest.mark.parametrize(("key", "status"), [("gone", 401), ("changed", 403), ("kept", 0)])
+async def test_a_waiting_claim_ends_unless_its_key_may_still_make_it(
+    fast: bool, key: str, status: int
+) -> None:
+    async with running(keys=KEYS, fast=fast, backend=shards(trio.Event())) as run:
+        client = await run.connect()
+        path = "/v0/topics/slow/claim"
+        await client.say(request("POST", path, POLL, authorization=bearer(key)))
+        await run.until(lambda: run.backend.waiting == 1)
+        await run.replace_keys(AFTER)
+        assert run.backend.waiting == int(status == 0)
+        if status:
+            assert (await client.hear()).status == status
+            assert (await client.ask("GET", "/v0/health")).status == 200
+
+
 @pytest.mark.parametrize("framing", ["declared", "chunked"])
 @pytest.mark.parametrize(("key", "status"), [("gone", 401), ("changed", 403), ("kept", 200)])
 async def test_the_key_is_checked_again_when_a_body_was_waited_for(

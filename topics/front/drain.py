@@ -8,16 +8,19 @@ Waiting calls also end when their key is gone.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from typing import Final, TypeVar
 
 import trio
 
+from topics.actors.rpc.stepping import NOW, Driver, in_task
 from topics.errors import ShuttingDown, TopicsError
 from topics.front.errors import RETRY_AFTER_MS
 from topics.front.request import Request
 
-LATE_READ_S = 0.5  # for a call that begins after the waiting calls have ended
+T = TypeVar("T")
+LATE_READ_S: Final = 0.5  # for a call that begins after the waiting calls have ended
 
 
 class Drain:
@@ -25,6 +28,7 @@ class Drain:
 
     def __init__(self) -> None:
         self.is_draining = False
+        self._stepped: dict[Driver, Request] = {}
         self._waiting: dict[trio.CancelScope, Request] = {}
         self._refused: dict[trio.CancelScope, TopicsError] = {}
         self._may_wait = True
@@ -32,6 +36,19 @@ class Drain:
     def begin(self) -> None:
         """From now on new requests are refused."""
         self.is_draining = True
+
+    async def wait(self, request: Request, call: Awaitable[T]) -> T:
+        """As `waiting`, for one call of a shard: it needs no task."""
+        driver = NOW.driver
+        if driver is None or not self._may_wait:
+            await in_task()
+            with self.waiting(request):
+                return await call
+        self._stepped[driver] = request
+        try:
+            return await call
+        finally:
+            del self._stepped[driver]
 
     @contextmanager
     def waiting(self, request: Request) -> Iterator[None]:
@@ -53,6 +70,11 @@ class Drain:
 
     def end_refused(self, check: Callable[[Request], None]) -> None:
         """End the waiting calls whose requests ``check`` refuses, with its failure."""
+        for driver, request in [*self._stepped.items()]:
+            try:
+                check(request)
+            except TopicsError as failure:
+                driver.failed(failure)
         for scope, request in self._waiting.items():
             try:
                 check(request)
@@ -63,6 +85,8 @@ class Drain:
     def stop_waiting(self) -> None:
         """End all waiting calls with `ShuttingDown`, and soon those that still begin."""
         self._may_wait = False
+        for driver in [*self._stepped]:
+            driver.failed(shutting_down())
         for scope in self._waiting:
             scope.cancel()
 

@@ -45,9 +45,8 @@ CURSOR = Parameter("cursor", paging.SEQS.decode, default=0)
 async def claim(context: RouteContext, request: Request, body: Body, at: int) -> Answer:
     """§10.2. May wait for as long as the ``wait_ms`` of the body says."""
     backend, shard = context.backend, request.shard
-    with context.drain.waiting(request):
-        params = calls.ClaimParams(request.topic, at)
-        reply = await backend.call(shard, calls.CLAIM, params, body)
+    params = calls.ClaimParams(request.topic, at)
+    reply = await context.drain.wait(request, backend.call(shard, calls.CLAIM, params, body))
     answer = shard_answer(reply)
     if reply.result.grant:
         answer.on_unsent = partial(_give_back, backend, shard, reply.result.grant)
@@ -138,7 +137,6 @@ async def redrive(context: RouteContext, request: Request, body: Body, at: int) 
 
 
 def _worker_call(name: str, scope: Scope, *, waits: bool = False) -> Route:
-    # What may wait has a task, which its drain cancels.
     return Route(
         ("POST",),
         f"/v0/topics/:topic/{name}",
@@ -147,7 +145,7 @@ def _worker_call(name: str, scope: Scope, *, waits: bool = False) -> Route:
         lane=Lane.HOT,
         body=BodyRule.REQUIRED,
         waits=waits,
-        is_stepped=not waits,
+        is_stepped=True,
     )
 
 
