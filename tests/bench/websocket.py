@@ -19,7 +19,7 @@ from wsproto.connection import Connection, ConnectionType
 from wsproto.events import TextMessage
 
 from topics.formats.api.websocket_decoder import WebSocketDecoder
-from topics.formats.api.websocket_frames import text_frame, text_header
+from topics.formats.api.websocket_frames import text_frame
 from topics.formats.api.websocket_messages import Text
 
 READ_BYTES = 64 * 1024
@@ -158,13 +158,8 @@ def encoding(seconds: float) -> None:
         for _ in range(1000):
             text_frame(payload)
 
-    def headers() -> None:
-        for _ in range(1000):
-            text_header(120)
-
-    frames_took, headers_took, peer_took = seconds_of(seconds, frames, headers, peer)
+    frames_took, peer_took = seconds_of(seconds, frames, peer)
     line("text_frame of 120 bytes", 1000, 122_000, frames_took, peer_took)
-    line("text_header alone", 1000, 122_000, headers_took, peer_took)
 
 
 def main() -> None:

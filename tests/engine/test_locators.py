@@ -17,7 +17,6 @@ from topics.engine.locators import (
     is_in_memory,
     kind_of,
     lsn_of,
-    segment_of,
     split_locator,
 )
 
@@ -48,7 +47,6 @@ def test_an_extent_locator_gives_back_its_segment_and_its_index() -> None:
     for segment, index in [(0, 0), (1, 2**24 - 1), (2**38 - 1, 0)]:
         locator = in_extent(segment, index)
         assert split_locator(locator) == (segment, index)
-        assert segment_of(locator) == segment
 
 
 def test_a_log_locator_is_the_lsn_of_its_frame() -> None:

@@ -73,11 +73,6 @@ def lsn_of(locator: int) -> int:
     return locator
 
 
-def segment_of(locator: int) -> int:
-    """Number of the segment that an EXTENT locator points into."""
-    return (locator & ~FIRST_EXTENT) >> EXTENT_INDEX_BITS
-
-
 def split_locator(locator: int) -> tuple[int, int]:
     """``(segment, index of the extent)`` of an EXTENT locator."""
     return (locator & ~FIRST_EXTENT) >> EXTENT_INDEX_BITS, locator & _EXTENT_INDEX_MASK

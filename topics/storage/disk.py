@@ -11,7 +11,7 @@ import ctypes
 import errno
 import mmap
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,28 +108,6 @@ def allocate(fd: int, folder: Path, size: int) -> None:
     os.posix_fallocate(fd, 0, size)
 
 
-def write_aside(path: Path, pieces: Sequence[Buffer], room: Path | None = None) -> None:
-    """Make ``path`` hold exactly these bytes, or leave it as it was. Raises OSError.
-
-    Written beside it, synced, renamed, the name synced. ``room``: a file whose blocks are used for
-    that; it is gone afterwards.
-    """
-    aside = path.with_name(path.name + ".tmp")
-    try:
-        if room is not None:
-            room.replace(aside)
-        with _opened(aside, os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if room is None else 0)) as fd:
-            write_all(fd, pieces, 0)
-            if room is not None:
-                os.ftruncate(fd, sum(map(len, pieces)))
-            os.fdatasync(fd)
-        aside.replace(path)
-    except OSError:
-        aside.unlink(missing_ok=True)  # a full disk needs its room
-        raise
-    sync_directory(path.parent)
-
-
 def write_all(fd: int, pieces: Sequence[Buffer], offset: int) -> None:
     """Write every byte of the pieces, one after the other, from ``offset`` on."""
     for start in range(0, len(pieces), IOV_MAX):
@@ -205,11 +183,14 @@ def write_back(fd: int, offset: int, length: int) -> None:
 
 def will_need(path: Path, offset: int, length: int) -> None:
     """Ask the kernel to read this range ahead, without waiting for it. Raises OSError."""
-    with _opened(path, os.O_RDONLY) as fd:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
         for start in range(offset, offset + length, ADVICE_BYTES):
             os.posix_fadvise(
                 fd, start, min(ADVICE_BYTES, offset + length - start), os.POSIX_FADV_WILLNEED
             )
+    finally:
+        os.close(fd)
 
 
 def _find(name: str, *arguments: Any) -> Callable[[int, int, int, int], int] | None:
@@ -225,12 +206,3 @@ def _find(name: str, *arguments: Any) -> Callable[[int, int, int, int], int] | N
 _INT, _INT64, _UINT = ctypes.c_int, ctypes.c_int64, ctypes.c_uint
 _sync_file_range = _find("sync_file_range", _INT, _INT64, _INT64, _UINT)
 _fallocate = _find("fallocate", _INT, _INT, _INT64, _INT64)
-
-
-@contextlib.contextmanager
-def _opened(path: Path, flags: int) -> Iterator[int]:
-    fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
-    try:
-        yield fd
-    finally:
-        os.close(fd)

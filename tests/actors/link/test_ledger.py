@@ -49,7 +49,8 @@ def test_every_limit_and_every_key_is_counted_apart() -> None:
 
 
 def test_more_than_one_is_taken_whole_or_not_at_all() -> None:
-    count = LimitsLedger.of_one_front().of_server(Limit.SSE_CONNECTIONS)
+    _, (ledger,) = ledgers(1)
+    count = ledger.of_server(Limit.SSE_CONNECTIONS)
     assert count.take(10, amount=7)
     assert not count.take(10, amount=4)
     assert count.take(10, amount=3)
@@ -58,7 +59,8 @@ def test_more_than_one_is_taken_whole_or_not_at_all() -> None:
 
 
 def test_what_was_not_taken_cannot_be_given_back() -> None:
-    count = LimitsLedger.of_one_front().of_key(KeyLimit.SSE_CONNECTIONS, 0)
+    _, (ledger,) = ledgers(1)
+    count = ledger.of_key(KeyLimit.SSE_CONNECTIONS, 0)
     with pytest.raises(AssertionError):
         count.give_back()
 

@@ -8,7 +8,7 @@ from wsproto import events as peer
 from wsproto.connection import Connection, ConnectionState, ConnectionType
 
 from tests.support.websocket_streams import STREAMS, parse
-from topics.formats.api.websocket_frames import ping_frame, pong_frame, text_frame, text_header
+from topics.formats.api.websocket_frames import ping_frame, pong_frame, text_frame
 from topics.formats.api.websocket_messages import (
     Binary,
     Close,
@@ -86,7 +86,7 @@ def test_encoded_frames_are_decoded_by_another_implementation(
     client = Connection(ConnectionType.CLIENT)
     for text in texts:
         client.receive_data(text_frame(text.encode()))
-    client.receive_data(text_header(70_000) + b"x" * 70_000)
+    client.receive_data(text_frame(b"x" * 70_000))
     client.receive_data(ping_frame(payload) + pong_frame(payload) + close_frame(code, reason))
     *told, ping, pong, close = client.events()
     assert (

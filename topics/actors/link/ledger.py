@@ -25,7 +25,7 @@ from typing import Final
 
 from topics.actors.link.board import KEY_LIMITS, LIMITS, Board
 from topics.actors.link.fences import load_fences
-from topics.actors.link.process_id import ProcessId, ProcessKind, front_id
+from topics.actors.link.process_id import ProcessId, ProcessKind
 from topics.engine.access import Access
 
 ATTEMPTS: Final = 8  # of one that others get in the way of
@@ -106,11 +106,6 @@ class LimitsLedger:
         is_front = own.kind is ProcessKind.FRONT
         self._own_keys = board.key_counts(own.index) if is_front else memoryview(b"")
         self._key_rows = [board.key_counts(process.index) for process in kin] if is_front else []
-
-    @classmethod
-    def of_one_front(cls) -> LimitsLedger:
-        """The ledger of a front that shares with nobody."""
-        return cls(Board.create(shards=0, fronts=1), front_id(0))
 
     def of_server(self, limit: Limit) -> Allowance:
         """The count of a limit that the whole server shares; to be kept by the caller."""

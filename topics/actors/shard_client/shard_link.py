@@ -96,28 +96,6 @@ class Listener(Protocol):
         """A work stream has ended in the shard."""
 
 
-class NoListener:
-    """Ignores everything."""
-
-    def opened(self, shard: int) -> None:
-        """As `Listener.opened`."""
-
-    def closed(self, shard: int) -> None:
-        """As `Listener.closed`."""
-
-    def page(self, shard: int, params: FeedPageParams, records: Buffer) -> None:
-        """As `Listener.page`."""
-
-    def feed_ended(self, shard: int, params: FeedEndedParams) -> None:
-        """As `Listener.feed_ended`."""
-
-    def jobs(self, shard: int, params: WorkJobsParams, jobs: Buffer) -> None:
-        """As `Listener.jobs`."""
-
-    def work_ended(self, shard: int, params: WorkEndedParams) -> None:
-        """As `Listener.work_ended`."""
-
-
 class ShardLink:
     """One link and the link session that is open on it, if any. `run` carries its messages.
     ``batch``: of all links of the front.
@@ -128,7 +106,7 @@ class ShardLink:
         self.peer_id = link.peer.session_name
         self.session: LinkSession | None = None
         self.answering: LinkSession | None = None  # the session, unless the shard is stalled
-        self.listener: Listener = NoListener()
+        self.listener: Listener | None = None
         self._waits_for_disk = False
         self.batch = Batch([link])
         self._router = router
@@ -160,7 +138,8 @@ class ShardLink:
     def _opened(self) -> None:
         self.session = self.answering = self._router.open_session(self.peer_id, self.link)
         self._pulse, self._waits_for_disk = Pulse(), False
-        self.listener.opened(self.number)
+        if self.listener is not None:
+            self.listener.opened(self.number)
 
     def _arrived(self, messages: list[Message]) -> None:
         session = self.session
@@ -175,7 +154,8 @@ class ShardLink:
             session, self.session, self.answering = self.session, None, None
             session.close()
             fail_holders(self.link, not_ready(self))
-            self.listener.closed(self.number)
+            if self.listener is not None:
+                self.listener.closed(self.number)
 
     def check(self, now: float) -> None:
         """See the shard's words on the board, twice a second, and fail the calls that hang."""

@@ -18,7 +18,6 @@ from typing import NamedTuple
 from topics.engine.queue.timetable import Timetable
 
 _PREFIX = "lease_"
-TOKEN_DIGITS_MAX = 16
 
 
 class Holder:

@@ -41,13 +41,6 @@ class Opcode(IntEnum):
 OPCODES: Final = frozenset(map(int, Opcode))
 
 
-def text_header(length: int) -> bytes:
-    """What stands before ``length`` bytes of UTF-8 to make them a text frame, so that a shared
-    payload is not copied.
-    """
-    return _header(Opcode.TEXT, length)
-
-
 def text_frame(payload: bytes) -> bytes:
     """A text message in one frame. That ``payload`` is UTF-8 is the caller's promise."""
     return _header(Opcode.TEXT, len(payload)) + payload

@@ -8,12 +8,13 @@ process that reads the same directory.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from topics.engine.topic import Topic
+from topics.formats.grouping import grouped
 from topics.storage.offline.shard import OfflineShard
 
 PIECE_RECORDS = 500_000
@@ -70,21 +71,8 @@ def pieces_of(
     piece.
     """
     spans = _spans(shard, topic, max(first_seq, topic.start_seq), last_seq, max_records)
-    for group in _grouped(spans, max_records):
+    for group in grouped(spans, lambda span: span.live, max_records):
         yield Piece(shard.data_dir, shard.shard, topic.name, topic.id, tuple(group))
-
-
-def _grouped(spans: Iterable[Span], max_records: int) -> Iterator[list[Span]]:
-    group: list[Span] = []
-    count = 0
-    for span in spans:
-        if group and count + span.live > max_records:
-            yield group
-            group, count = [], 0
-        group.append(span)
-        count += span.live
-    if group:
-        yield group
 
 
 def _spans(

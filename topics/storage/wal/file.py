@@ -160,13 +160,6 @@ class WalFile:
                 self._map.madvise(_POPULATE_READ, start, min(READ_AHEAD_BYTES, self.size - start))
                 beat()
 
-    def unmap(self) -> None:
-        """Release the map; the next `view` makes another."""
-        if self._view is not None and self._map is not None:
-            self._view.release()
-            self._map.close()
-            self._view = self._map = None
-
     def cut(self, lsn: int) -> None:
         """Turn everything from ``lsn`` on into zeros.
 

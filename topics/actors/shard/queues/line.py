@@ -17,6 +17,7 @@ from topics.actors.shard.deadlines import Deadline
 from topics.actors.shard.queues.claimers import Claimer
 from topics.engine.queue.leases import Holder
 from topics.engine.topic import Topic
+from topics.formats.grouping import grouped
 
 
 class Share(NamedTuple):
@@ -98,7 +99,7 @@ class Line:
             return
         evened = even_shares([share.max_jobs for share in shares], ready)
         shares = [Share(share.claimer, most) for share, most in zip(shares, evened, strict=True)]
-        self.slices = deque(_sliced(shares, jobs_max))
+        self.slices = deque(grouped(shares, lambda share: share.max_jobs, jobs_max))
 
 
 def even_shares(rooms: Sequence[int], jobs: int) -> list[int]:
@@ -119,16 +120,3 @@ def even_shares(rooms: Sequence[int], jobs: int) -> list[int]:
             shares[at] += 1
             jobs -= 1
     return shares
-
-
-def _sliced(shares: Iterable[Share], jobs_max: int) -> Iterable[Sequence[Share]]:
-    part: list[Share] = []
-    jobs = 0
-    for share in shares:
-        if part and jobs + share.max_jobs > jobs_max:
-            yield part
-            part, jobs = [], 0
-        part.append(share)
-        jobs += share.max_jobs
-    if part:
-        yield part

@@ -1,0 +1,21 @@
+"""Groups of bounded weight."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from topics.formats.grouping import grouped
+
+
+@given(st.lists(st.integers(0, 9), max_size=30), st.integers(1, 20))
+def test_groups_hold_all_items_in_order_and_each_is_as_heavy_as_it_may_be(
+    items: list[int], most: int
+) -> None:
+    groups = list(grouped(items, lambda item: item, most))
+    assert [item for group in groups for item in group] == items
+    assert all(group for group in groups)
+    assert all(sum(group) <= most or len(group) == 1 for group in groups)
+    assert all(sum(group) + following[0] > most for group, following in pairwise(groups))
