@@ -8,6 +8,7 @@ import json
 import os
 import pty
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -341,3 +342,71 @@ def test_on_a_terminal_the_secret_is_asked_for_and_not_shown() -> None:
         shown += os.read(ours, 1024)
     os.close(ours)
     assert SECRET.encode() not in shown
+
+
+# Ctrl-C
+
+
+def interrupted(running: subprocess.Popen[str]) -> tuple[int, str]:
+    """The status and what stderr says."""
+    running.send_signal(signal.SIGINT)
+    said = running.communicate(timeout=60)[1]
+    return running.returncode, said
+
+
+def test_an_interrupted_command_is_status_130_and_one_line(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "file")
+    command = [*MODULE, "inspect", str(tmp_path / "file")]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as running:
+        writer = (tmp_path / "file").open("wb")  # returns when the command has opened it, too
+        assert interrupted(running) == (130, "topics: interrupted\n")
+        writer.close()
+
+
+def test_whoever_waits_for_a_server_is_interrupted_without_a_traceback() -> None:
+    pytest.importorskip("urllib3")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        command = [sys.executable, "-m", "topics.client", "ready", "--url", url]
+        with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as running:
+            asked, _ = silent.accept()
+            assert interrupted(running) == (130, "")
+            asked.close()
+
+
+def test_deploy_run_is_interrupted_quietly_while_it_waits_for_its_server(tmp_path: Path) -> None:
+    """A Python that is interrupted while it starts shows a traceback, whatever its program does."""
+    checkout, asked = tmp_path / "checkout", tmp_path / "asked"
+    shutil.copytree(ROOT / "deploy", checkout / "deploy")
+    shutil.copy(ROOT / "pyproject.toml", checkout)
+    os.mkfifo(asked)
+    waiting = "import sys, time; open(sys.argv[1], chr(119)).close(); time.sleep(60)"
+    for file, script in {
+        tmp_path / "bin/java": "echo 'openjdk version \"17.0.1\"' >&2",
+        checkout / ".venv/bin/topics": "exec sleep 60",
+        checkout / ".venv/bin/python": f"""
+            case "$*" in
+                *--wait-s*) exec {sys.executable} -c '{waiting}' {asked} ;;
+                *topics.client*) exit 1 ;;
+                *) echo hash ;;
+            esac""",
+    }.items():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"#!/bin/bash\n{script}\n")
+        file.chmod(0o755)
+    (checkout / ".venv/.installed-run").write_text("hash\n")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with subprocess.Popen(
+        [checkout / "deploy/run"],
+        env={"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "TOPICS_PORT": str(port)},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as running:
+        asked.read_bytes()  # returns when the server is asked for
+        os.killpg(running.pid, signal.SIGINT)
+        _, said = running.communicate(timeout=60)
+        assert (running.returncode, "Traceback" in said) == (130, False), said
+        with pytest.raises(ProcessLookupError):  # nothing goes on
+            os.killpg(running.pid, signal.SIGKILL)

@@ -43,6 +43,9 @@ def main(argv: Sequence[str] | None = None) -> ExitCode:
         exit_code = run(arguments)
         sys.stdout.flush()
         return exit_code
+    except KeyboardInterrupt:
+        sys.stderr.write("topics: interrupted\n")
+        return ExitCode.INTERRUPTED
     except BrokenPipeError:  # the reader of the output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.FAILED

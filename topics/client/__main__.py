@@ -35,7 +35,13 @@ def main(arguments: list[str] | None = None) -> ExitCode:
     target = Target(url=options.url, api_key=key, connect_s=1.0, read_s=2.0)
     if mistake := mistake_in(target):
         parser.error(mistake)
-    deadline = time.monotonic() + options.wait_s
+    try:
+        return _ask(target, time.monotonic() + options.wait_s)
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+
+
+def _ask(target: Target, deadline: float) -> ExitCode:
     with TopicsClient(target) as client:
         while not client.ready():
             if time.monotonic() >= deadline:
