@@ -37,6 +37,13 @@ async def open_socket(context: RouteContext, request: Request, _body: Body, _at:
 
 ROUTES = {
     Route(
-        ("GET",), "/v0/ws", "ws", None, lane=Lane.HOT, streams=True, no_preflight=True
+        ("GET",),
+        "/v0/ws",
+        "ws",
+        None,
+        lane=Lane.HOT,
+        streams=True,
+        is_audited=True,
+        no_preflight=True,
     ): open_socket,
 }
