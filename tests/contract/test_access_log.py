@@ -12,6 +12,7 @@ import pytest
 from tests.support.api import Api, ok
 from tests.support.server import Server
 from tests.support.sse import CAUGHT_UP, Stream, session
+from tests.support.ws import Socket
 
 KEYS = "log-secret,reader-secret:read"
 
@@ -100,11 +101,16 @@ def test_the_audit_log_tells_of_changes_and_refusals_alone(tmp_path: Path) -> No
         with Api(server.address, token="log-secret") as api:
             ok(api.put("a"), 201)
             ok(api.append("a", 1))
+            ok(api.append("b", 1), 201)
             ok(api.diff("a"))
             ok(api.call("POST", "/v0/topics/a/delete", {"before_seq": 9}))
         with Api(server.address, token="reader-secret") as api:
             ok(api.get("a"))
             assert api.append("a", 2).status == 403
+        with Socket(server.address, token="reader-secret") as socket:
+            publish = socket.ask("publish", "1", topic="a", records=[{"data": 2}])
+            assert publish["code"] == "forbidden"
+        line(server, lambda one: one["route"] == "ws")
         with Api(server.address) as api:
             assert api.get("a").status == 401
             assert api.call("GET", "/v0/health").status == 200
@@ -115,11 +121,14 @@ def test_the_audit_log_tells_of_changes_and_refusals_alone(tmp_path: Path) -> No
         keys = [one.get("key") for one in lines(server)]
     assert told == [
         ("topic.put", 201),
+        ("append", 201),
         ("topic.delete_records", 200),
         ("append", 403),
+        ("ws", 101),
         ("topic.get", 401),
         ("topic.delete", 200),
     ]
-    assert keys[0] == keys[1] == keys[4]
-    assert keys[2] not in (None, keys[0])
-    assert keys[3] is None
+    assert keys[0] == keys[1] == keys[2] == keys[6]
+    assert keys[3] == keys[4] != keys[0]
+    assert keys[3] is not None
+    assert keys[5] is None

@@ -24,9 +24,9 @@ def told(level: Level, subject: Subject, finished: Finished = FINISHED) -> list[
     return lines
 
 
-def test_audited_routes_are_all_that_put_or_delete_and_those_that_move_records() -> None:
+def test_audited_routes_are_all_that_put_or_delete_move_records_or_take_commands() -> None:
     changing = {route.name for route in ROUTES if {"PUT", "DELETE"} & set(route.methods)}
-    assert changing | {"topic.delete_records", "queue.redrive"} == AUDITED
+    assert changing | {"topic.delete_records", "queue.redrive", "ws"} == AUDITED
 
 
 @pytest.mark.parametrize("name", sorted(AUDITED))
@@ -35,13 +35,15 @@ def test_changes_are_audited(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["append", "diff", "topic.get", "queue.ack", "watch.open"])
-def test_other_requests_are_audited_only_when_the_key_was_refused(name: str) -> None:
+def test_other_requests_are_audited_when_they_made_a_topic_or_the_key_was_refused(
+    name: str,
+) -> None:
     subject = Subject("X", BY_NAME[name])
     assert [
         status
         for status in (200, 201, 400, 401, 403, 404, 429, 503)
         if told("audit", subject, FINISHED._replace(status=status))
-    ] == [401, 403]
+    ] == [201, 401, 403]
     assert told("all", subject)
 
 

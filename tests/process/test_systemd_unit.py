@@ -67,6 +67,29 @@ def test_a_reload_of_the_unit_is_a_hang_up_after_the_credential_was_copied_anew(
     assert unit()["LoadCredential"].startswith(f"{CREDENTIAL}:")
 
 
+def test_the_unit_has_no_privileges_and_sees_its_own_data_only() -> None:
+    wanted = {
+        "DynamicUser": "yes",
+        "NoNewPrivileges": "yes",
+        "CapabilityBoundingSet": "",
+        "AmbientCapabilities": "",
+        "PrivateUsers": "yes",
+        "ProtectSystem": "strict",
+        "ProtectHome": "yes",
+        "PrivateTmp": "yes",
+        "PrivateDevices": "yes",
+        "ProtectProc": "invisible",
+        "StateDirectory": "topics",
+        "StateDirectoryMode": "0700",
+        "UMask": "0077",
+        "LimitCORE": "0",
+        "IPAddressDeny": "any",
+        "IPAddressAllow": "localhost",
+    }
+    assert {name: unit().get(name) for name in wanted} == wanted
+    assert not {"ReadWritePaths", "BindPaths", "User", "SupplementaryGroups"} & unit().keys()
+
+
 def test_systemd_gives_a_stop_the_time_that_it_takes() -> None:
     needed_ms = Settings().drain_ms + drain.STOP_EXTENSION_MS
     assert int(unit()["TimeoutStopSec"]) * 1000 >= needed_ms

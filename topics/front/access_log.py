@@ -1,8 +1,11 @@
 """Access log: one line for each request, written when its answer has been sent (TOPICS_ACCESS_LOG).
 
     off      nothing
-    audit    changes of topics, routers and records (`Route.is_audited`), and refusals 401 and 403
-    all      every request; that of a stream when it ends
+    audit    changes of topics, routers and records (`Route.is_audited`), topics that an append
+             makes (201), refusals 401 and 403, and WebSockets
+    all      every request
+
+A stream or WebSocket has one line, when it ends; commands on a WebSocket have none.
 
     event        request
     request_id   as in the answer; trace: the request's traceparent, where it had one
@@ -27,7 +30,7 @@ from topics.engine.access import ANYONE, Principal
 from topics.formats.names import valid_router_name, valid_topic_name
 from topics.front.route import Route
 
-REFUSED = (401, 403)
+ALWAYS_AUDITED = (201, 401, 403)
 METHOD_MAX_CHARS = 32  # of one that is none of ours
 
 Write = Callable[[Mapping[str, Any]], None]
@@ -65,7 +68,7 @@ class AccessLog:
 
     def wants(self, route: Route | None, status: int) -> bool:
         """Whether such a request is logged."""
-        return self._has_all or status in REFUSED or (route is not None and route.is_audited)
+        return self._has_all or status in ALWAYS_AUDITED or (route is not None and route.is_audited)
 
     def tell(self, subject: Subject, finished: Finished) -> None:
         """Write the line."""

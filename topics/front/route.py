@@ -52,7 +52,7 @@ class Route:
     query_token: bool = False  # ``?token=`` counts, for an EventSource, which sends no header
     negotiates: bool = False  # the operation reads the Accept field
     answers_in_drain: bool = False  # as long as the server has connections
-    is_audited: bool = False  # it changes topics, routers or records that are there
+    is_audited: bool = False  # it may change topics, routers or records that are there
     is_stepped: bool = False  # needs no task: the operation waits for shards, or calls `in_task`
     no_preflight: bool = False  # browsers let pages of any site open it, which does more than show
 

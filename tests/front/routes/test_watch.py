@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import trio
 
 from tests.support.fake_backend import FakeBackend
-from tests.support.front import Running, running
+from tests.support.front import HANDSHAKE, Running, running
 from tests.support.live_desk import calm, refuse_next
-from tests.support.raw_client import request
+from tests.support.raw_client import RawClient, request
+from topics.actors.rpc.stepping import in_task
 from topics.engine.access import ANYONE
 from topics.errors import Throttled
 from topics.formats.api.fields import HeadFields
 from topics.formats.wire import calls
 from topics.formats.wire.contract import Call, P, R
+from topics.front.http.connection import Connection
+from topics.front.limits import Cap
 from topics.front.live.event_stream import HEADERS, RETRY
+from topics.front.live.watches import SESSION_TTL_S
 from topics.front.routes import watch
 
 
@@ -76,6 +82,100 @@ async def test_a_stream_begins_with_its_headers_and_the_time_of_a_retry() -> Non
         run.stop.set()
 
 
+async def shake_of(run: Running) -> bytes:
+    return request("GET", "/v0/ws", b"", **HANDSHAKE)
+
+
+async def watch_of(run: Running) -> bytes:
+    _, session = await created(run)
+    return request("GET", session["stream_url"])
+
+
+@pytest.mark.parametrize("asked_by", [watch_of, shake_of])
+async def test_a_stream_whose_client_has_not_taken_its_head_yet_has_its_slot(
+    asked_by: Callable[[Running], Awaitable[bytes]],
+) -> None:
+    async with running(backend=Heads(topics={"a": [], "gone": []})) as run:
+        streams = run.server.slots.streams
+        streams.in_all = Cap("max_streams", 1)
+        asked, client = await asked_by(run), await run.connect()
+        slow = await slow_client(run, client)
+        await client.say(asked)
+        await slow.asked.wait()
+        assert streams.used == 1
+        other = await run.connect()
+        await other.say(request("GET", "/v0/ws", b"", **HANDSHAKE))
+        assert (await other.hear()).status == 429
+        slow.takes.set()
+        await run.until(lambda: len(run.server.live.streams) == 1)
+        assert streams.used == 1
+        client.stream.socket.close()
+        await run.until(lambda: streams.used == 0)
+
+
+@pytest.mark.parametrize("asked_by", [watch_of, shake_of])
+async def test_a_stream_whose_head_is_never_taken_gives_its_slot_back(
+    asked_by: Callable[[Running], Awaitable[bytes]],
+) -> None:
+    async with running(backend=Heads(topics={"a": [], "gone": []})) as run:
+        streams = run.server.slots.streams
+        asked, client = await asked_by(run), await run.connect()
+        slow = await slow_client(run, client)
+        slow.failure = ConnectionResetError()
+        await client.say(asked)
+        await slow.asked.wait()
+        assert streams.used == 1
+        slow.takes.set()
+        await run.until(lambda: streams.used == 0)
+        assert run.server.live.streams == set()
+
+
+async def test_a_session_is_not_collected_while_its_stream_begins() -> None:
+    async with running(backend=Heads(topics={"a": [], "gone": []})) as run:
+        asked, client = await watch_of(run), await run.connect()
+        (session,) = run.server._context.watches._sessions.values()
+        session.left_at -= SESSION_TTL_S - 10
+        slow = await slow_client(run, client)
+        await client.say(asked)
+        await slow.asked.wait()
+        session.left_at -= 20
+        assert (await created(run))[0] == 200
+        assert run.server.slots.watch_sessions.used == 2
+        slow.takes.set()
+        await run.until(lambda: session.stream is not None)
+
+
+class SlowClient:
+    """A client that takes nothing before ``takes``, or goes then with a ``failure``."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.asked, self.takes = trio.Event(), trio.Event()
+        self.failure: OSError | None = None
+        self._send = connection.send
+
+    async def send(self, data: bytes | memoryview) -> None:
+        """As `Connection.send`."""
+        self.asked.set()
+        await in_task()
+        await self.takes.wait()
+        if self.failure is not None:
+            raise self.failure
+        await self._send(data)
+
+
+async def slow_client(run: Running, client: RawClient) -> SlowClient:
+    """Let the client be slow from now on."""
+    name = client.stream.socket.getsockname()
+
+    def its() -> list[Connection]:
+        return [one for one in run.server.connections if one.sock.getpeername() == name]
+
+    await run.until(lambda: len(its()) == 1)
+    slow = SlowClient(its()[0])
+    its()[0].send = slow.send  # type: ignore[method-assign]
+    return slow
+
+
 async def test_a_stream_continues_after_the_id_that_the_client_saw_last() -> None:
     asked: list[tuple[Any, ...]] = []
 
@@ -89,9 +189,10 @@ async def test_a_stream_continues_after_the_id_that_the_client_saw_last() -> Non
 
     fields = HeadFields([(b"accept", b"a"), (b"accept", b"b"), (b"last-event-id", b" 17 ")])
     head = SimpleNamespace(head=fields, wid="wid_1", principal=ANYONE)
-    session = SimpleNamespace(cursors={"t": (0, 1)})
+    session = SimpleNamespace(cursors={"t": (0, 1)}, principal=ANYONE)
     pressure = calm()
-    context = cast("Any", SimpleNamespace(watches=Watches(), pressure=pressure))
+    live = SimpleNamespace(hold_slot=lambda _: lambda: None)
+    context = cast("Any", SimpleNamespace(watches=Watches(), pressure=pressure, live=live))
     answer = await watch.stream(context, cast("Any", head), b"", 0)
     assert asked == [("wid_1", ANYONE, b"a,b")], "refused before the head of the answer is sent"
     assert (answer.status, answer.headers) == (200, HEADERS)

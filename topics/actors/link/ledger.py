@@ -135,7 +135,10 @@ class KeySlots:
         free = sorted({*range(self._board.key_slots)} - {*slots.values()})
         if len(new) > len(free):
             most = self._board.key_slots
-            raise ValueError(f"too many keys: this server has {most} slots for them")
+            raise ValueError(
+                f"too many keys: {len(new)} are new and {len(free)} of {most} slots are free;"
+                " removed keys free theirs later"
+            )
         slots |= zip(new, free, strict=False)
         return Access(one.at(slots[one.digest]) for one in access.principals)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from enum import IntEnum
+from functools import partial
 from typing import Protocol
 
 import trio
@@ -107,11 +108,18 @@ class Live:
                 self.feeds.tick(now)
 
     def check_room(self, principal: Principal, leaving: LiveStream | None = None) -> None:
-        """Check the limits for one more stream, which must begin before its task waits for
-        anything; ``leaving`` is a stream that it replaces. Raises `Throttled` (§11).
+        """Check the limits for one more stream; `hold_slot` follows before its task waits for
+        anything. ``leaving`` is a stream that it replaces. Raises `Throttled` (§11).
         """
         replaced = 0 if leaving is None or leaving.ended else 1
         self.slots.streams.check(principal, leaving=replaced)
+
+    def hold_slot(self, principal: Principal) -> Callable[[], None]:
+        """Take the slot that `check_room` has found: a slow client may take the head of its stream
+        late. What is returned gives it back; call it when the stream begins, or if it never will.
+        """
+        self.slots.streams.add(principal)
+        return partial(self.slots.streams.release, principal)
 
     def add(self, stream: LiveStream) -> None:
         """A stream begins. One that begins during the drain, or whose key has changed since its

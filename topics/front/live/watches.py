@@ -84,6 +84,7 @@ class Watches:
         if not accepts_events(accept):
             raise NotAcceptable("the answer is text/event-stream")
         self.live.check_room(principal, leaving=session.stream)
+        session.left_at = time.monotonic()  # the client may take the head of its stream late
         return session
 
     async def stream(

@@ -42,11 +42,15 @@ async def stream(context: RouteContext, request: Request, _body: Body, _at: int)
     session = watches.open(request.wid, request.principal, fields.joined(b"accept"))
     context.pressure.check_stream(request.principal.digest, request.wid, [*session.cursors], None)
     last_event_id = fields.joined(b"last-event-id").strip()
+    let_go = context.live.hold_slot(session.principal)
 
     async def run(connection: Connection) -> None:
+        let_go()
         await watches.stream(session, connection, last_event_id)
 
-    return Answer(200, headers=HEADERS, stream=run)
+    answer = Answer(200, headers=HEADERS, stream=run)
+    answer.on_unsent = let_go
+    return answer
 
 
 ROUTES = {

@@ -23,16 +23,27 @@ async def open_socket(context: RouteContext, request: Request, _body: Body, _at:
     headers = upgrade(request.head)
     context.live.check_room(request.principal)
     context.pressure.check_stream(request.principal.digest, "ws", [], None)
+    let_go = context.live.hold_slot(request.principal)
 
     async def run(connection: Connection) -> None:
+        let_go()
         principal, settings, limits = request.principal, context.settings, context.limits
         await WebSocket(context.live, connection, principal, settings, limits).run()
 
-    return Answer(101, headers=headers, stream=run)
+    answer = Answer(101, headers=headers, stream=run)
+    answer.on_unsent = let_go
+    return answer
 
 
 ROUTES = {
     Route(
-        ("GET",), "/v0/ws", "ws", None, lane=Lane.HOT, streams=True, no_preflight=True
+        ("GET",),
+        "/v0/ws",
+        "ws",
+        None,
+        lane=Lane.HOT,
+        streams=True,
+        is_audited=True,
+        no_preflight=True,
     ): open_socket,
 }

@@ -1,0 +1,45 @@
+"""Names of topics and routers never become paths (§12): whatever a client calls them, files in the
+data directory have names of the server's own, and nothing is written beside it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import quote
+
+from tests.support.api import Api, ok, refused
+from tests.support.routers import put
+from tests.support.server import Server
+
+NAME = "Zebra"  # no file of the server has it
+TOPICS = (f"{NAME}", f"{NAME}..", f"{NAME}:C:", f"{NAME}.wal", "A" * 250 + NAME)
+SLASHES = (f"../{NAME}", f"/tmp/{NAME}", f"{NAME}/../x")
+HOSTILE = (*SLASHES, "..", f"{NAME}\0", f"..\\{NAME}", f"~{NAME}")
+
+
+def test_no_name_of_a_client_becomes_a_name_of_a_file(tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+    with Server(data_dir, shards=2, wal_file_bytes=1 << 16) as server, Api(server.address) as api:
+        for topic in TOPICS:
+            ok(api.put(topic, {"durability": "fsync"}), 201)
+            for _ in range(4):  # full log files are sealed: there are segments, too
+                ok(api.append(topic, "x" * 30_000))
+            ok(api.append(topic, *["x" * 900_000] * 5))  # a streamed append, with a file of its own
+        ok(put(api, f"{NAME}>r", TOPICS[0], TOPICS[1]), 201)
+        for hostile in HOSTILE:
+            path = f"/v0/topics/{quote(hostile, safe='')}"
+            refused(api.call("PUT", path, {}), *refusal(hostile))
+            path = f"/v0/routers/{quote(hostile, safe='')}"
+            ends = {"source": TOPICS[0], "dest": TOPICS[1]}
+            refused(api.call("PUT", path, ends), *refusal(hostile))
+            refused(put(api, "r", hostile, TOPICS[1]), 400, "invalid_request")
+            refused(api.put(TOPICS[0], {"dead_letter": hostile}), 400, "invalid_request")
+    names = [found.name for found in tmp_path.rglob("*")]
+    assert len(names) > 10
+    assert [name for name in names if NAME.lower() in name.lower()] == []
+    assert [found.name for found in tmp_path.iterdir()] == ["data"]
+
+
+def refusal(name: str) -> tuple[int, str]:
+    """A slash is a slash, also an encoded one: the path has a part more."""
+    return (404, "not_found") if name in SLASHES else (400, "invalid_request")
