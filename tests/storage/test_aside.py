@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
+import pytest
+
+from tests.support.log import failing
 from topics.storage.aside import FileAside
 
 
@@ -22,5 +26,16 @@ def test_a_published_file_takes_the_place_of_the_one_before(tmp_path: Path) -> N
 def test_an_abandoned_file_leaves_nothing_and_may_be_abandoned_again(tmp_path: Path) -> None:
     file = FileAside(tmp_path / "name.kind", ".tmp")
     file.abandon()
+    file.abandon()
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_file_whose_name_cannot_be_synced_is_abandoned_under_that_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = FileAside(tmp_path / "name.kind", ".tmp")
+    monkeypatch.setattr("topics.storage.aside.sync_directory", failing(errno.EIO))
+    with pytest.raises(OSError):
+        file.publish()
     file.abandon()
     assert [*tmp_path.iterdir()] == []

@@ -12,25 +12,27 @@ from topics.storage.disk import sync_directory
 
 
 class FileAside:
-    """Opened to write: ``fd``. Either `publish` or `abandon` ends it."""
+    """Opened to write: ``fd``. Either `publish` or `abandon` ends it; `abandon` also after a
+    `publish` that came to nothing.
+    """
 
     def __init__(self, path: Path, suffix: str) -> None:
         """Raises OSError."""
-        self.path, self._aside = path, path.with_suffix(suffix)
+        self.path, self._named = path, path.with_suffix(suffix)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-        self.fd = os.open(self._aside, flags, 0o600)
+        self.fd = os.open(self._named, flags, 0o600)
 
     def publish(self) -> None:
         """Make the file durable under its own name. Raises OSError."""
         os.fdatasync(self.fd)
         self._close()
-        self._aside.replace(self.path)
+        self._named = self._named.replace(self.path)
         sync_directory(self.path.parent)
 
     def abandon(self) -> None:
-        """Remove the file."""
+        """Remove the file, whatever its name is by now."""
         self._close()
-        self._aside.unlink(missing_ok=True)
+        self._named.unlink(missing_ok=True)
 
     def _close(self) -> None:
         if self.fd >= 0:

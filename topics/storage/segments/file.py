@@ -86,13 +86,15 @@ class Segment:
         return damage
 
     def check_tables(self) -> None:
-        """Check all tables now, so that the first delete of a tag need not. May run in a thread;
-        whoever reads a damaged table finds it again.
+        """Check all tables now, so that the first delete of a tag need not. May run in a thread.
+        Raises `Damaged`.
         """
         with self.path.open("rb") as file:
             for extent, entry in enumerate(self.entries()):
                 tables = os.pread(file.fileno(), entry.tables_len, entry.tables_at)
-                self.checked[extent] = crc32c.crc32c(tables) == entry.tables_crc
+                if crc32c.crc32c(tables) != entry.tables_crc:
+                    raise self.damaged(entry.tables_at, "the tables of the extent are damaged")
+                self.checked[extent] = 1
 
     # The directory
 

@@ -151,11 +151,15 @@ class SegmentStore:
     def _flags_in_file(self, number: int, extent: int) -> memoryview:
         return self._maps.of(number).flags(extent)
 
-    def flag_deleted(self, locator: int, indexes: Iterable[int], lsn: int) -> None:
+    def flag_deleted(
+        self, locator: int, indexes: Iterable[int], lsn: int, mapped: MappedSegment | None = None
+    ) -> None:
         """Flag these records as deleted. Readers see it at once; the file has it after the log is
-        synced to ``lsn``, which never falls.
+        synced to ``lsn``, which never falls. ``mapped``: as for `delete_flags`; then no file is
+        opened.
         """
-        self._flags.add(Locator(locator), indexes, lsn)
+        in_file = None if mapped is None else mapped.flags(split_locator(locator)[1])
+        self._flags.add(Locator(locator), indexes, lsn, in_file)
 
     def has_due_flags(self, synced: int) -> bool:
         """Whether `write_due_flags` has something to do."""

@@ -34,7 +34,9 @@ class SegmentWriter:
         write_back(self._file.fd, begin, length)
 
     def finish(self) -> Segment:
-        """Make the file durable under its name, and open it. Raises OSError."""
+        """Make the file durable under its name, and open it: what it says is read again. Raises
+        OSError or `Damaged`: then `abandon`.
+        """
         self._file.publish()
         segment = Segment(self._file.path, self.header.shard, self.header.number)
         segment.check_tables()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from topics.actors.shard.sealing import sealing
 from topics.engine.locators import split_locator
 from topics.formats.api.delete_body import TagMatch
 from topics.storage.checkpoints import CheckpointWriter
+from topics.storage.disk import Damaged
 from topics.storage.segments.store import SegmentStore
 from topics.storage.segments.writer import SegmentWriter
 from topics.storage.wal.log import Wal
@@ -80,6 +82,24 @@ def test_an_error_leaves_everything_as_it_was_and_a_later_round_succeeds(
     )
     assert len(os.listdir("/proc/self/fd")) <= fds  # noqa: PTH208
     assert findings(client.path) == []
+    survives_a_kill(client, before)
+
+
+def test_a_segment_that_reads_back_differently_is_written_anew(
+    client: Sealer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(client, "a", "b", rounds=6)
+    before = seen(client)
+    with monkeypatch.context() as patch:
+        patch.setattr("topics.storage.segments.file.crc32c", SimpleNamespace(crc32c=hash))
+        with pytest.raises(Damaged, match="tables"):
+            client.seal()
+    assert not extents(client)
+    assert not files(client.path, "segment")
+    assert seen(client) == before
+    client.seal()
+    assert extents(client)
+    assert seen(client) == before
     survives_a_kill(client, before)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +27,35 @@ from tests.actors.shard.sealing.sealing_support import (
     spoil,
     survives_a_kill,
 )
+from tests.support.log import failing
+from topics.actors.shard.sealing import merging
 from topics.actors.shard.sealing.merging import Merging
 from topics.engine.changes.change import Change
 from topics.engine.locators import split_locator
 from topics.formats.api.delete_body import TagMatch
+from topics.storage import aside
 from topics.storage.disk import Damaged
 from topics.storage.offline.files import Findings
 from topics.storage.offline.pieces import PIECE_RECORDS, pieces_of
 from topics.storage.offline.shard import OfflineShard
+from topics.storage.segments import writer
 from topics.storage.segments.file import Segment
+from topics.storage.segments.merge_reader import MergeReader
+from topics.storage.segments.store import SegmentStore
+from topics.storage.segments.writer import SegmentWriter
 
+BUILDING: list[tuple[Any, str]] = [
+    (MergeReader, "open"),
+    (MergeReader, "read_ahead"),
+    (MergeReader, "view"),
+    (SegmentStore, "begin"),
+    (SegmentWriter, "write"),
+    (aside, "sync_directory"),
+    (writer, "Segment"),
+    (Segment, "check_tables"),
+    (merging, "MappedSegment"),
+    (Segment, "entries"),
+]
 SLOW = [f"slow{number}" for number in range(60)]
 
 
@@ -259,16 +278,15 @@ def _change(client: Sealer, number: int) -> None:
 
 
 @pytest.mark.usefixtures("eager")
-@pytest.mark.parametrize("step", ["_build", "finish"])
+@pytest.mark.parametrize("step", ["_build", "_finish"])
 def test_nothing_is_left_when_all_records_go_while_they_are_merged(
     aged: Sealer, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = getattr(Merging, step)
 
     async def after_all_went(merging: Merging, *arguments: Any) -> Any:
-        if step == "_build" or merging._built is not None:
-            for name in aged.engine.topics:
-                delete(aged, name, before_seq=1 << 40)
+        for name in aged.engine.topics:
+            delete(aged, name, before_seq=1 << 40)
         return await original(merging, *arguments)
 
     with monkeypatch.context() as patch:
@@ -300,39 +318,101 @@ def test_a_delete_of_a_topic_that_is_undone_meanwhile_keeps_its_records(aged: Se
 
 
 @pytest.mark.usefixtures("eager")
-@pytest.mark.parametrize("what", ["_build", "_install_topic"])
-@pytest.mark.parametrize("at", [1, 3])
-def test_an_error_leaves_everything_as_it_was_and_a_later_round_merges(
-    aged: Sealer, what: str, at: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("error", [OSError(errno.EMFILE, "no files"), Damaged(Path(), 0, "bad")])
+@pytest.mark.parametrize(("where", "what"), BUILDING, ids=[what for _, what in BUILDING])
+def test_a_merge_that_fails_leaves_nothing_and_a_later_round_merges(
+    aged: Sealer, where: Any, what: str, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, calls = seen(aged), 0
-    original = getattr(Merging, what)
-
-    def fails(*arguments: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == at or what == "_build":
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return original(*arguments)
-
+    before, standing = seen(aged), files(aged.path, "segment")
     with monkeypatch.context() as patch:
-        patch.setattr(Merging, what, fails)
+        failures = _fail(patch, where, what, error)
         aged.seal()
+        assert failures
         assert not aged.sealing.merging.merged
-        checkpoints = aged.sealing.checkpoints.written
+        assert files(aged.path, "segment") == standing
         assert seen(aged) == before
-    copied = copy(aged.path, aged.path.with_name("copy"))
-    again = Sealer(copied, now=aged.now, file_bytes=aged.wal.file_bytes)
-    assert seen(again) == before
-    again.kill()
-    aged.sealing.merging.is_due = True
-    aged.seal()
-    assert aged.sealing.merging.merged
-    assert aged.sealing.checkpoints.written >= checkpoints
+        _goes_on_sealing(aged)
+    before = seen(aged)
+    assert aged.sealing.reclaim.installing is None
+    _merge_again(aged)
     free_all(aged)
     assert findings(aged.path) == []
     assert seen(aged) == before
     survives_a_kill(aged, before)
+
+
+def _fail(patch: pytest.MonkeyPatch, where: Any, what: str, error: Exception) -> list[None]:
+    """Let this call of a merge fail, and no other task's; grows when it does."""
+    failures: list[None] = []
+    build = Merging._build
+
+    async def building(*arguments: Any) -> Any:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(where, what, fails)
+            return await build(*arguments)
+
+    def fails(*_: Any) -> None:
+        failures.append(None)
+        raise error
+
+    patch.setattr(Merging, "_build", building)
+    return failures
+
+
+def _goes_on_sealing(client: Sealer) -> None:
+    sealed, written = client.sealing.sealed, client.sealing.checkpoints.written
+    age(client, 3)
+    client.checkpoint()
+    assert client.sealing.sealed > sealed
+    assert client.sealing.checkpoints.written > written
+
+
+def _merge_again(client: Sealer) -> None:
+    client.sealing.merging.again_at = 0.0
+    client.sealing.merging.is_due = True
+    client.seal()
+    assert client.sealing.merging.merged
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_once_the_copy_is_built_no_error_of_the_disk_keeps_it_from_the_index(
+    aged: Sealer, is_stopped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build, install = Merging._build, Merging._install
+
+    async def deletes_late(*arguments: Any) -> Any:
+        built = await build(*arguments)
+        delete(aged, "mixed", match=TagMatch("Eq", "odd"))
+        aged.shard.segments.close()  # what is read again is opened again
+        return built
+
+    def without_files(merging: Merging) -> Iterator[None]:
+        steps, is_done = install(merging), False
+        while not is_done:
+            with pytest.MonkeyPatch.context() as inner:
+                for opening in ("os.open", "io.open"):
+                    inner.setattr(opening, failing(errno.EMFILE))
+                is_done = next(steps, steps) is steps
+            yield
+
+    monkeypatch.setattr(Merging, "_build", deletes_late)
+    monkeypatch.setattr(Merging, "_install", without_files)
+    while aged.sealing.reclaim.installing is None:
+        assert aged.step()
+    if not is_stopped:
+        aged.seal()
+        assert aged.sealing.merging.merged
+        free_all(aged)
+    before = seen(aged)
+    assert not [record for record in before["mixed"]["records"] if record["$tag"] == "odd"]
+    if is_stopped:
+        aged.stop()
+        assert aged.sealing.merging.merged
+    else:
+        aged.kill()
+    assert findings(aged.path) == []
+    comes_back(aged, before)
 
 
 @pytest.mark.usefixtures("eager")
@@ -342,26 +422,6 @@ def test_a_stop_in_the_middle_of_an_install_finishes_it(aged: Sealer) -> None:
         assert aged.step()
     aged.stop()
     assert aged.sealing.merging.merged
-    comes_back(aged, before)
-
-
-@pytest.mark.usefixtures("eager")
-def test_a_stop_in_the_middle_of_an_install_that_cannot_be_finished_writes_no_checkpoint(
-    aged: Sealer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = seen(aged)
-    while aged.sealing.reclaim.installing is None:
-        assert aged.step()
-    standing = files(aged.path, "checkpoint")
-
-    def damaged(*_: object) -> None:
-        raise Damaged(aged.path, 0, "cannot be read")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Merging, "_install_topic", damaged)
-        with pytest.raises(OSError, match="cannot be read"):
-            aged.stop()
-    assert files(aged.path, "checkpoint") == standing
     comes_back(aged, before)
 
 

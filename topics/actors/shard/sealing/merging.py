@@ -1,7 +1,8 @@
 """Merging: copies the live records of many segments into one (decision 0044).
 
     choose      neighbours in the log whose live records are few (``choice.py``)
-    build       their live records by topic, written aside and synced (``merge_contents.py``)
+    build       their live records by topic, written aside, synced and opened
+                (``merge_contents.py``)
     install     the index names the new extents, topic after topic; no checkpoint meanwhile
     checkpoint  names the new segment and not the old ones (``checkpointing.py``)
     reclaim     old files go when neither checkpoint on disk names them (``reclaim.py``)
@@ -12,6 +13,8 @@ flagged in the new segment at the install; one that goes later is flagged there 
 
 Records are copied only where their checksums hold. A segment with damage stays as it is, for its
 readers are told of it, and divides what is merged.
+
+An error of the disk can only end a build, which leaves nothing: the install asks it for nothing.
 """
 
 from __future__ import annotations
@@ -54,6 +57,7 @@ from topics.storage.segments.maps import MappedSegment
 from topics.storage.segments.merge_reader import MergeReader, Wanted
 
 READ_AHEAD_EXTENTS: Final = 256  # read by one call of a thread
+RETRY_S: Final = 60.0  # after an error: a merge that fails at its end has written a file's worth
 _LATE: Final = re.compile(rb"\x01+")
 log = structlog.get_logger()
 
@@ -93,26 +97,36 @@ class Merging:
         self._damaged: set[int] = set()  # segments that stay as they are
         self._built: _Built | None = None
         self.is_due = True  # segments may have come or lost records since the last look
+        self.again_at = 0.0  # after an error, by the monotonic clock
         self.merged = 0  # segments that became part of others, since the start of the process
         self.written_bytes = 0  # of merged segments, likewise
 
     async def merge(self, next_number: Callable[[], int]) -> None:
-        """Merge the segments of one run, if there is one. Raises OSError: then all is as it was, or
-        `finish` goes on.
+        """Merge the segments of one run, if there is one. Raises OSError or `Damaged`: then all is
+        as it was, and the next merge comes later.
         """
+        if time.monotonic() < self.again_at:
+            return
         self.is_due = False
         run = await self._choose()
         if not run:
             return
         try:
             self._built = await self._build(run, next_number())
-        except Damaged as damage:
-            segments = self._segments.segments
-            found = {number for number in run if segments[number].path == damage.path}
-            self._damaged |= found or {*run}
+        except (OSError, Damaged) as error:
+            if not self._leave_out(run, error):
+                self.again_at = time.monotonic() + RETRY_S
+                raise
         else:
-            await self.finish()
+            await self._finish()
         self.is_due = True
+
+    def _leave_out(self, run: list[int], error: Exception) -> bool:
+        """Whether the error is damage of some segments, which stay as they are from now on."""
+        segments, path = self._segments.segments, getattr(error, "path", None)
+        found = {number for number in run if segments[number].path == path}
+        self._damaged |= found
+        return bool(found)
 
     # Which segments
 
@@ -194,21 +208,24 @@ class Merging:
 
     # The index
 
-    async def finish(self) -> None:
-        """Install the segment that is built, if there is one. Raises OSError or `Damaged`: then no
-        checkpoint may be written before a call has succeeded.
-        """
+    @property
+    def is_installing(self) -> bool:
+        """Whether some topics may name the new extents, and others the old ones."""
+        return self._built is not None
+
+    async def _finish(self) -> None:
+        """Install the segment that is built. No checkpoint may be written meanwhile."""
         for _ in self._install():
             await trio.lowlevel.checkpoint()
 
     def finish_now(self) -> None:
-        """As `finish`, in one step: at a stop."""
+        """Install what is left of a segment, in one step, if a stop has come in between."""
         for _ in self._install():
             pass
 
     def _install(self) -> Iterator[None]:
         """Let the index name the new extents instead of the old ones, topic after topic. Each that
-        is done leaves ``topics``, so a later call continues after an error.
+        is done leaves ``topics``, so another call goes on.
         """
         if self._built is None:
             return
@@ -261,7 +278,8 @@ class Merging:
             return MergedExtent(entry, gone)
         late, view = [*_late_runs(now, deleted)], built.mapped.view(number)
         indexes = chain.from_iterable(starmap(range, late))
-        self._segments.flag_deleted(entry.locator, indexes, self._commits.store.committed_to)
+        committed_to = self._commits.store.committed_to
+        self._segments.flag_deleted(entry.locator, indexes, committed_to, built.mapped)
         size = entry.size - sum(view.size(start, stop) for start, stop in late)
         return MergedExtent(entry._replace(size=size), gone)
 
@@ -306,12 +324,14 @@ def _merged_topic(
 def _copies(
     segment: Segment, mapped: MappedSegment
 ) -> Generator[int, None, dict[int, list[_Copy]]]:
-    """What was written, by topic."""
+    """What was written, by topic. All that an install reads is looked at here. Raises OSError or
+    `Damaged`.
+    """
     found: defaultdict[int, list[_Copy]] = defaultdict(list)
     for extent, entry in enumerate(segment.entries()):
-        deleted, size = bytes(mapped.flags(extent)), entry.blob_bytes
+        deleted, view, size = bytes(mapped.flags(extent)), mapped.view(extent), entry.blob_bytes
         if 1 in deleted:
-            size = yield from _live_bytes(mapped.view(extent), deleted)
+            size = yield from _live_bytes(view, deleted)
         locator = in_extent(segment.number, extent)
         at = IndexEntry(entry.first_seq, entry.record_count, locator, size, entry.first_ts)
         found[entry.topic_id].append(_Copy(at, extent, deleted))

@@ -17,7 +17,6 @@ and the names may belong to other files.
 from __future__ import annotations
 
 import contextlib
-import errno
 import time
 from collections.abc import Iterator
 from itertools import groupby, islice, starmap
@@ -86,7 +85,6 @@ class Sealing(Service):
         """Write delete flags that are due, seal full log files, write a checkpoint if it helps,
         merge segments.
         """
-        await self.merging.finish()  # one that an error has interrupted
         self._burst.observe(self.wal.next_lsn)
         waits = self._burst.is_burst(self.backlog_files)
         if self.segments.has_due_flags(self.wal.synced_lsn):
@@ -114,17 +112,14 @@ class Sealing(Service):
 
     async def checkpoint(self) -> None:
         """Write a checkpoint, then free what is not needed any more. Raises OSError."""
-        await self.merging.finish()
+        assert not self.merging.is_installing, "all topics name the segments that it will name"
         await self.checkpoints.write()
         self.merging.is_due = True
         await self.reclaim.free()
 
     def write_last(self) -> None:
         """Write the checkpoint of an orderly stop, after the log is closed. Raises OSError."""
-        try:
-            self.merging.finish_now()
-        except Damaged as damage:
-            raise OSError(errno.EIO, str(damage)) from damage
+        self.merging.finish_now()
         self.checkpoints.write_last()
 
     def _take_number(self) -> int:
