@@ -3,7 +3,7 @@
 A range is (after, last]: exclusive at its start as ``from_seq`` is (§3), inclusive at its end. Its
 records come in ascending order; deleted seqs are passed over silently, as §3.2 says. What was
 evicted, expired or taken with an earlier incarnation of the topic is told as `Lost`, clipped to the
-range, before the records behind it.
+range, before the records behind it. Of a topic that is deleted, all of the range is lost.
 """
 
 from __future__ import annotations
@@ -11,16 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from topics.client.errors import RequestError
 from topics.client.http import Record, TopicsClient
 
 PAGE_RECORDS = 10_000  # asked for; the server clamps it to its own maximum
 RECREATED = "recreated"
+GONE = "gone"  # there is no such topic
 UNSYNCED = "unsynced"  # a crash took them before they were durable
 
 
 class Lost(NamedTuple):
     """Seqs ``first`` to ``last``, both inclusive, are gone for ``reason`` (§3.2): cap, ttl, mixed,
-    source_trim, recreated or `UNSYNCED`. ``estimate``: about how many records that were.
+    source_trim, recreated, `GONE` or `UNSYNCED`. ``estimate``: about how many records that were.
     """
 
     first: int
@@ -49,15 +51,21 @@ def read_range(
     """
     at = after
     while at < last:
-        page = client.diff(
-            topic,
-            from_seq=at,
-            limit=min(PAGE_RECORDS, last - at),
-            epoch=epoch,
-            tags=tags,
-            meta=meta,
-            node=node,
-        )
+        try:
+            page = client.diff(
+                topic,
+                from_seq=at,
+                limit=min(PAGE_RECORDS, last - at),
+                epoch=epoch,
+                tags=tags,
+                meta=meta,
+                node=node,
+            )
+        except RequestError as error:
+            if error.code != "topic_not_found":
+                raise
+            on_loss(Lost(at + 1, last, GONE, last - at))
+            return
         gone = page.tombstone
         if (epoch is not None and page.epoch != epoch) or (
             gone is not None and gone.reason == RECREATED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -121,3 +122,10 @@ def test_a_worker_shows_its_manual_and_loads_neither_pyspark_nor_pyarrow(line: l
     assert done.stdout.startswith(f"usage: topics-spark {line[1].removeprefix('workers.')} ")
     loaded = {entry.rpartition("|")[2].strip() for entry in done.stderr.splitlines()}
     assert not loaded & {"pyspark", "pyarrow", "py4j", "pandas", "numpy"}
+
+
+def test_the_commands_in_the_readme_are_ones_that_the_command_line_takes() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    commands = [line for line in lines if line.startswith("    topics-spark ")]
+    parsed = [cli.parser().parse_args(shlex.split(line, comments=True)[1:]) for line in commands]
+    assert sorted(options.job for options in parsed) == sorted(cli.JOBS)

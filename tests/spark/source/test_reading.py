@@ -104,6 +104,19 @@ def test_nothing_of_a_topic_that_was_made_again_is_taken_for_the_old(
     live.delete(topic)
 
 
-def test_a_refusal_names_the_server(live: Live) -> None:
-    with pytest.raises(ServerError, match=r'server one \(http.*"reading.gone": 404 topic_not_fo'):
-        read(options(live, "reading.gone"), Range("one", "reading.gone", 0, 5, 1))
+@pytest.mark.parametrize("go_on", [False, True])
+def test_a_topic_that_is_deleted_after_the_plan_is_lost(live: Live, go_on: bool) -> None:
+    topic = live.make("reading.gone", 5)
+    wanted = Range("one", topic, 0, 5, epoch(live, topic))
+    live.delete(topic)
+    if go_on:
+        assert read(options(live, topic, failOnDataLoss="false"), wanted) is None
+    else:
+        with pytest.raises(DataLost, match=r"was deleted.*offsets from 1 are gone.*failOnDataLoss"):
+            read(options(live, topic), wanted)
+
+
+def test_a_refusal_names_the_server(locked: Live) -> None:
+    given = options(locked, "spark.locked", apiKey="another-key")
+    with pytest.raises(ServerError, match=r'server one \(http.*"spark.locked": 401 unauthorized'):
+        read(given, Range("one", "spark.locked", 0, 3, 1))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from topics.client.ranges import RECREATED, UNSYNCED, Lost
+from topics.client.ranges import GONE, RECREATED, UNSYNCED, Lost
 from topics.spark.source.offsets import (
     EARLIEST,
     LATEST,
@@ -24,7 +24,6 @@ from topics.spark.source.offsets import (
     offset_after,
 )
 
-GONE = "gone"
 REASONS = {
     "cap": "evicted, to keep the topic within its caps",
     "ttl": "expired, older than the topic's ttl_ms",
