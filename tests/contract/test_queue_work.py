@@ -5,7 +5,6 @@ connection ends.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import pytest
 
@@ -215,30 +214,3 @@ def test_a_reader_that_stalls_holds_no_more_than_max(queue: Queue) -> None:
         assert queue.counters()["in_flight"] <= 30
         assert len(queue.claim("quick", 10, lease_ms=HOUR_MS)) == 10
     queue.becomes(ready=30, in_flight=10)
-
-
-# --- heartbeats
-
-
-@pytest.mark.slow
-def test_a_stream_beats_every_15_s_unless_a_job_went_out(
-    queue: Queue, new_name: Callable[[], str]
-) -> None:
-    busy = Queue.create(queue.api, new_name())
-    with Work(queue) as idle, Work(busy) as stream:
-        time.sleep(0.5)
-        begun = time.monotonic()
-        while time.monotonic() - begun < 18:
-            busy.push("x")
-            busy.ack(stream.jobs(1))
-            time.sleep(2)
-        assert beats(idle) == 2, "one at open, one after 15 s"
-        assert beats(stream) == 1, "one at open"
-
-
-def beats(stream: Work) -> int:
-    """How many heartbeats came until now."""
-    stream.quiet(0.1)
-    found = [comment for block in stream.blocks for comment in block.comments]
-    assert {*found} <= {HEARTBEAT}
-    return len(found)

@@ -306,29 +306,3 @@ def test_a_cap_bounds_what_a_stalled_reader_is_owed(api: Api, topic: str) -> Non
                 assert body["gap_from"] == at + 1
                 at = body["gap_to"]
     assert seen >= set(range(BLOCKS - 19, BLOCKS + 1))
-
-
-@pytest.mark.slow
-def test_a_reader_that_stalls_for_30_s_is_ended_and_may_resume(api: Api, topic: str) -> None:
-    ok(api.put(topic), 201)
-    url = session(api, [topic])["stream_url"]
-    seen: list[int] = []
-    with Stream(api.address, url, receive_bytes=16 * KIB) as stream:
-        last_id = stream.told([topic]).last_id
-        for number in range(BLOCKS):
-            ok(api.append(topic, [number, BLOCK]))
-        time.sleep(36)
-        # What was on its way may still be read; the end may come in the middle of an event, for the
-        # socket took no more.
-        try:
-            while True:
-                event = stream.event()
-                if event.event == RECORD:
-                    seen += [record["data"][0] for record in event.json()["records"]]
-                    last_id = event.id or last_id
-        except (EOFError, AssertionError, ConnectionError):
-            pass
-    assert len(seen) < BLOCKS
-    with Stream(api.address, url, last_event_id=last_id) as stream:
-        seen += [data[0] for data in stream.told([topic]).data()]
-    assert seen == list(range(BLOCKS))

@@ -19,7 +19,7 @@ from tests.campaigns.mounts import (
 )
 from tests.crash.reading import data_of
 from tests.support.api import Answer, Api, ok, refused
-from tests.support.server import Server
+from tests.support.server import HastyServer, Server
 from topics.storage.wal.writer import AT_ONCE_MAX_BYTES
 
 pytestmark = pytest.mark.slow
@@ -171,7 +171,7 @@ def test_a_disk_that_hangs_ends_the_writes_and_is_told(
     reason = "disk_stalled"
     with (
         freezable_disk(tmp_path / "disk") as freeze,
-        Server(tmp_path / "disk" / "data", shards=1, wal_file_bytes=1 * MIB) as server,
+        HastyServer(tmp_path / "disk" / "data", shards=1, wal_file_bytes=1 * MIB) as server,
         Api(server.address) as api,
     ):
         ok(api.put("t", {"durability": durability}), 201)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from hypothesis.stateful import precondition, rule
 
 from tests.engine.queue_model import Job, QueueModel
-from tests.engine.world import World
+from tests.engine.shard_machine import ShardMachine
 from topics.engine.changes.change import Change
 from topics.engine.changes.finish_jobs import FinishJobs
-from topics.engine.changes.floor import FloorMoved
 from topics.engine.changes.lease_jobs import ClaimJobs, ExtendLeases, LeaseChange
 from topics.engine.now import Now
 from topics.engine.queue.jobs import Jobs
@@ -47,21 +46,16 @@ class Granted(NamedTuple):
     token: str
 
 
-class QueueMachine(RuleBasedStateMachine):
+class QueueMachine(ShardMachine):
     """``models`` holds what records are committed and what leases are decided, by topic id;
     ``names`` what topics are decided.
     """
 
+    models: Models
+
     def start(self) -> None:
         """Before all else."""
-        self.world = World()
-        self.now = Now(1_000_000, 5_000)
-        self.models: Models = {}
-        self.names: dict[str, int] = {}
-        self.checkpoint: dict[str, Any] | None = None
-        self.checkpointing: dict[str, Any] | None = None
-        self.kept_in_memory: set[int] = set()
-        self.untold: set[int] = set()  # topics with a floor that was shown and that the log lacks
+        super().start()
         self.take_backs: dict[int, Callable[[], None]] = {}  # by id of the change that has failed
         self.streams: dict[int, Stream] = {}
         self.stream_count = 0
@@ -131,39 +125,19 @@ class QueueMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.world.pending)
     @rule()
-    def commit_one(self) -> None:
-        self.world.commit_next(self.now)
-
-    @rule()
-    def commit_all(self) -> None:
-        while self.world.pending:
-            self.world.commit_next(self.now)
-
-    @precondition(lambda self: self.world.pending)
-    @rule()
     def fail(self) -> None:
         """The log could not be written: nothing that waits has happened, but what was shown as
         gone.
         """
-        world = self.world
-        waiting = world.pending
-        self.untold |= {
-            pending.change.topic.id for pending in waiting if isinstance(pending.change, FloorMoved)
-        }
-        frames = waiting[0].change.frames
-        world.cut(waiting[0].end - sum(frame.length for frame in frames))
+        waiting = self.world.pending
         for pending in reversed(waiting):
-            world.engine.undo(pending.change)
             self.take_backs.pop(id(pending.change), _nothing)()
-        world.pending = []
-        self.names = {topic.name: topic.id for topic in world.engine.topics.values()}
-        self.models = {topic_id: self.models[topic_id] for topic_id in world.engine.by_id}
+        super().fail()
         for model in self.models.values():
             model.decided = model.config
         for pending in waiting:
             if pending.change.topic.id in self.models:
                 self._adopt(pending.change)
-        self.checkpointing = None
 
     def _adopt(self, change: Change) -> None:
         """Where a failure has put jobs in the line is not promised; nor whether deliveries count
@@ -187,18 +161,6 @@ class QueueMachine(RuleBasedStateMachine):
                 model.release_anywhere(job.seq)
             if job.state == "free" and job.seq in jobs.dead:
                 model.die([job.seq])
-
-    @rule()
-    def next_file(self) -> None:
-        self.commit_all()
-        self.world.next_file()
-
-    @precondition(lambda self: self.world.sealed < self.world.base or self.world.log)
-    @rule(now=st.booleans())
-    def seal(self, now: bool) -> None:
-        if now or self.world.sealed == self.world.base:
-            self.next_file()
-        self.world.seal_next()
 
 
 def _nothing() -> None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from hypothesis import strategies as st
-from hypothesis.stateful import invariant, precondition, rule
+from hypothesis.stateful import invariant, rule
 
 from tests.engine.queue_machine import NAMES, Models
 from tests.engine.queue_machine_moves import QueueMoves
 from tests.engine.queue_states import check_lists, check_nothing_is_left
 from topics.engine.now import Now
-from topics.engine.snapshot import jobs_to_keep, snapshot_shard, snapshot_topic, topics_to_keep
+from topics.engine.snapshot import jobs_to_keep, snapshot_topic, topics_to_keep
 from topics.engine.topic import Topic
+from topics.formats.disk.frames import Frame
 
 
 class Queues(QueueMoves):
@@ -42,96 +44,33 @@ class Queues(QueueMoves):
 
     # Checkpoints and restarts
 
-    @precondition(lambda self: self.checkpointing is None)
-    @rule()
-    def begin_checkpoint(self) -> None:
-        world = self.world
-        self.checkpointing = {
-            "replay_from": world.sealed,
-            "extents": set(world.extents) - world.released,
-            "topics": [],
-            "rows": {},
-            "of_jobs": None,
-            "steps": topics_to_keep(world.engine.table),
-        }
-
-    @precondition(lambda self: self.checkpointing is not None)
-    @rule()
-    def step_of_checkpoint(self) -> None:
-        world, made = self.world, self.checkpointing
-        assert made is not None
-        if made["of_jobs"] is not None:
-            topic, kept = made["of_jobs"]
-            made["of_jobs"] = None
-            kept["queue"]["parts"] += self._parts(topic)
-            return
-        topic = next(made["steps"], None)
-        if topic is not None:
-            kept = snapshot_topic(topic, world.settled_position(topic))
+    def keep_topics(self, made: dict[str, Any]) -> Iterator[Topic]:
+        made["rows"] = {}
+        for topic in topics_to_keep(self.world.engine.table):
+            kept = snapshot_topic(topic, self.world.settled_position(topic))
             made["topics"].append(kept)
-            made["of_jobs"] = topic, kept
-            made["rows"][topic.id] = {}, self.models[topic.id].dead_lettered
-            return
-        del made["steps"]
-        self.commit_all()  # the log is synced up to here, so nothing of it can fail any more
-        world.synced = world.position
-        self.checkpoint = made | {
-            "position": world.position,
-            "engine": snapshot_shard(world.engine.table),
-        }
-        self.checkpointing = None
+            rows: dict[int, Any] = {}
+            made["rows"][topic.id] = rows, self.models[topic.id].dead_lettered
+            yield topic
+            kept["queue"]["parts"] += self._parts(topic, rows)
+            yield topic
 
-    def _parts(self, topic: Topic) -> list[dict[str, Any]]:
+    def _parts(self, topic: Topic, rows: dict[int, Any]) -> list[dict[str, Any]]:
         """What a checkpoint keeps of the jobs: things may have happened since it kept the topic."""
-        assert self.checkpointing is not None
         model = self.models.get(topic.id)
         if model is None:
             return []
         self.jobs(topic).advance(self.now.ms)
         model.advance(self.now.ms)
-        rows, _ = self.checkpointing["rows"][topic.id]
         rows |= model.kept_rows(self.now, [jobs for at, jobs in self.aside if at == topic.id])
         return list(jobs_to_keep(topic, self.now))
 
-    @rule()
-    def whole_checkpoint(self) -> None:
-        if self.checkpointing is None:
-            self.begin_checkpoint()
-        while self.checkpointing is not None:
-            self.step_of_checkpoint()
-
-    @rule(
-        power=st.booleans(),
-        share=st.integers(0, 10),
-        is_wanted=st.sampled_from([True, False, False]),
-        old=st.sampled_from([True] + [False] * 4),
-    )
-    def restart(self, power: bool, share: int, is_wanted: bool, old: bool) -> None:
-        """``share`` of what nobody was promised is still there. Without the ``checkpoint``, all of
-        the log is replayed: ``old``.
-        """
-        if not is_wanted:
-            return
-        world = self.world
-        written = (
-            world.pending[0].end - sum(f.length for f in world.pending[0].change.frames)
-            if world.pending
-            else world.position
-        )
-        least = world.synced if power else max(world.synced, written)
-        ends = [least, *(logged.header.end for logged in world.log if logged.header.end > least)]
-        world.cut(ends[len(ends) * share // 11])
-        if old:
-            self.checkpoint = None
+    def begin_again(self, power: bool) -> list[Frame]:
         self.now = Now(self.now.ts, 77 + self.now.ms // 3)  # another monotonic clock
-        frames = world.restart(self.now, self.checkpoint, power=power)
-        self.checkpointing = None
+        frames = self.world.restart(self.now, self.checkpoint, power=power)
         self._models_again()
         self.begin_process()
-        for frame in frames:
-            topic = world.engine.by_id[frame.topic_id]
-            world.write(frame, self.told(topic, topic.config))
-        world.synced = world.position
+        return frames
 
     def _models_again(self) -> None:
         models: Models = {}

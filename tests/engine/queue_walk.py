@@ -1,32 +1,32 @@
 """The queue machine, walked at random with weights: ``python -m tests.engine.queue_walk
 [--walks 1000] [--seed 0]``.
-
-Hypothesis finds the shortest way to a mistake; this finds mistakes that are far away. A walk that
-fails names its seed.
 """
 
 from __future__ import annotations
 
-import argparse
-import random
 from collections.abc import Callable
 from typing import Any
 
 from tests.engine.queue_machine import STEPS_MS
 from tests.engine.queue_machine_records import CONFIGS, TAGS
 from tests.engine.queue_machine_restarts import Queues
+from tests.engine.shard_walk import ShardWalk
 
-STEPS = 150
 MOVING = {"max_deliveries": 1, "dead_letter": "dead"}
 
 
-class Walk:
-    """One run."""
+class QueueWalk(ShardWalk):
+    """The queue machine, walked at random."""
+
+    length = 150
+    machine: Queues
 
     def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
+        super().__init__(seed)
         self.machine = machine = Queues()
         machine.start()
+        for name in "qr":
+            machine.put(name, self._patch() | self._one([{}, MOVING]))
         self.steps: list[tuple[int, Callable[[], None]]] = [
             (25, self.append),
             (3, self.put),
@@ -58,17 +58,9 @@ class Walk:
             (3, self.restart),
         ]
 
-    def run(self, steps: int) -> None:
-        weights = [weight for weight, _ in self.steps]
-        machine = self.machine
-        for name in "qr":
-            machine.put(name, self._patch() | self._one([{}, MOVING]))
-        for _ in range(steps):
-            _, step = self.random.choices(self.steps, weights)[0]
-            step()
-            machine.the_engine_is_the_model()
-            machine.streams_that_hold_fewer_are_named()
-        machine.teardown()
+    def check(self) -> None:
+        self.machine.the_engine_is_the_model()
+        self.machine.streams_that_hold_fewer_are_named()
 
     def _one(self, options: Any) -> Any:
         return self.random.choice(options)
@@ -160,51 +152,6 @@ class Walk:
     def look(self) -> None:
         self.machine.look(self._name(), self._one([None, "n"]), self.random.randint(0, 9))
 
-    def commit_one(self) -> None:
-        if self.machine.world.pending:
-            self.machine.commit_one()
-
-    def fail(self) -> None:
-        if self.machine.world.pending:
-            self.machine.fail()
-
-    def seal(self) -> None:
-        self.machine.seal(self._one([True, False]))
-
-    def begin_checkpoint(self) -> None:
-        if self.machine.checkpointing is None:
-            self.machine.begin_checkpoint()
-
-    def step_of_checkpoint(self) -> None:
-        if self.machine.checkpointing is not None:
-            self.machine.step_of_checkpoint()
-
-    def restart(self) -> None:
-        power, share = self.random.random() < 0.3, self.random.randint(0, 10)
-        self.machine.restart(power, share, True, self.random.random() < 0.3)
-
-
-def walk(seed: int, steps: int = STEPS) -> None:
-    """Raises what went wrong, with the seed."""
-    try:
-        Walk(seed).run(steps)
-    except Exception as error:
-        error.add_note(f"walk of seed {seed}, {steps} steps")
-        raise
-
-
-def main() -> None:
-    options = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    options.add_argument("--walks", type=int, default=1000)
-    options.add_argument("--seed", type=int, default=0)
-    options.add_argument("--steps", type=int, default=STEPS)
-    chosen = options.parse_args()
-    for seed in range(chosen.seed, chosen.seed + chosen.walks):
-        walk(seed, chosen.steps)
-    print(f"{chosen.walks} walks of {chosen.steps} steps: no difference")
-
 
 if __name__ == "__main__":
-    main()
+    QueueWalk.main()

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import settings
 
 from tests.engine.queue_machine_restarts import Queues
-from tests.engine.queue_walk import walk
+from tests.engine.queue_walk import QueueWalk
 
 EXAMPLES = int(os.environ.get("QUEUE_MACHINE_EXAMPLES", "60"))
 
@@ -23,4 +23,4 @@ TestQueues.settings = settings(max_examples=EXAMPLES, stateful_step_count=50)
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_queue_that_is_used_at_random_is_what_its_model_says(seed: int) -> None:
-    walk(seed)
+    QueueWalk.walk(seed)

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import invariant, precondition, rule
+from hypothesis.stateful import invariant, rule
 
 from tests.engine.topic_machine import (
     NAMES,
@@ -22,10 +22,9 @@ from tests.engine.topic_machine import (
 )
 from tests.engine.topic_machine_picks import TopicPicks
 from topics.engine.reading import read
-from topics.engine.snapshot import snapshot_shard, snapshot_topic, topics_to_keep
 from topics.engine.topic import Topic
 from topics.formats.api.diff_body import Diff
-from topics.formats.disk.frames import FrameKind
+from topics.formats.disk.frames import Frame, FrameKind
 
 EXAMPLES = int(os.environ.get("TOPIC_MACHINE_EXAMPLES", "60"))
 
@@ -122,75 +121,14 @@ class Retention(TopicPicks):
             else (found and found[:2]) == (expected.tombstone and expected.tombstone[:2])
         )
 
-    # Checkpoints and restarts
+    # Restarts
 
-    @precondition(lambda self: self.checkpointing is None)
-    @rule()
-    def begin_checkpoint(self) -> None:
-        world = self.world
-        self.checkpointing = {
-            "replay_from": world.sealed,
-            "extents": set(world.extents) - world.released,
-            "topics": [],
-            "steps": topics_to_keep(world.engine.table),
-        }
-
-    @precondition(lambda self: self.checkpointing is not None)
-    @rule()
-    def step_of_checkpoint(self) -> None:
-        world, made = self.world, self.checkpointing
-        assert made is not None
-        topic = next(made["steps"], None)
-        if topic is not None:
-            made["topics"].append(snapshot_topic(topic, world.settled_position(topic)))
-            return
-        del made["steps"]
-        self.commit_all()  # the log is synced up to here, so nothing of it can fail any more
-        world.synced = world.position
-        self.checkpoint = made | {
-            "position": world.position,
-            "engine": snapshot_shard(world.engine.table),
-        }
-        self.checkpointing = None
-
-    @rule()
-    def whole_checkpoint(self) -> None:
-        if self.checkpointing is None:
-            self.begin_checkpoint()
-        while self.checkpointing is not None:
-            self.step_of_checkpoint()
-
-    @rule(
-        power=st.booleans(),
-        share=st.integers(0, 10),
-        often=st.sampled_from([True, False, False]),
-        old=st.sampled_from([True] + [False] * 4),
-    )
-    def restart(self, power: bool, share: int, often: bool, old: bool) -> None:
-        """``share`` of what nobody was promised is still there. Without the ``checkpoint``, all of
-        the log is replayed: ``old``.
-        """
-        if not often:
-            return
-        world = self.world
-        written = (
-            world.pending[0].end - sum(f.length for f in world.pending[0].change.frames)
-            if world.pending
-            else world.position
-        )
-        least = world.synced if power else max(world.synced, written)
-        ends = [least, *(logged.header.end for logged in world.log if logged.header.end > least)]
-        world.cut(ends[len(ends) * share // 11])
-        if old:
-            self.checkpoint = None
-        frames = world.restart(self.now, self.checkpoint, power=power)
-        self.checkpointing = self.held = None
+    def begin_again(self, power: bool) -> list[Frame]:
+        frames = self.world.restart(self.now, self.checkpoint, power=power)
+        self.held = None
         self._models_again(power)
         self._check_everything()
-        for frame in frames:
-            topic = world.engine.by_id[frame.topic_id]
-            world.write(frame, self._told(topic, topic.config))
-        world.synced = world.position
+        return frames
 
     def _check_everything(self) -> None:
         engine = self.world.engine

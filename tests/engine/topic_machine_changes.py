@@ -188,11 +188,11 @@ class TopicChanges(TopicMachine):
         assert config == merge(name, old, decode_config(json_bytes(patch)))
         self._submit(
             change,
-            {FrameKind.TOPIC: self._told(topic, config)},
+            {FrameKind.TOPIC: self.told(topic, config)},
             lambda: self.models[topic_id].configure(config),
         )
 
-    def _told(self, topic: Topic, config: TopicConfig) -> Callable[[Models], None]:
+    def told(self, topic: Topic, config: TopicConfig) -> Callable[[Models], None]:
         """What a replay makes of a TOPIC frame that is written now."""
         model = self.models[topic.id].copy()
         head, losses = topic.next_seq - 1, model.losses_at_restart

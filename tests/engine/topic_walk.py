@@ -1,28 +1,25 @@
 """The machine of `test_topic_machine`, walked at random with weights: ``python -m
 tests.engine.topic_walk [--walks 1000] [--seed 0]``.
-
-Hypothesis finds the shortest way to a mistake; this finds mistakes that are far away. A walk that
-fails names its seed.
 """
 
 from __future__ import annotations
 
-import argparse
-import random
 from collections.abc import Callable
 from typing import Any
 
+from tests.engine.shard_walk import ShardWalk
 from tests.engine.test_topic_machine import Retention
 from tests.engine.topic_machine import TAGS
 
-STEPS = 200
 
+class TopicWalk(ShardWalk):
+    """The topic machine, walked at random."""
 
-class Walk:
-    """One run."""
+    length = 200
+    machine: Retention
 
     def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
+        super().__init__(seed)
         self.machine = Retention()
         self.machine.begin()
         self.steps: list[tuple[int, Callable[[], None]]] = [
@@ -49,12 +46,8 @@ class Walk:
             (3, self.restart),
         ]
 
-    def run(self, steps: int) -> None:
-        weights = [weight for weight, _ in self.steps]
-        for _ in range(steps):
-            _, step = self.random.choices(self.steps, weights)[0]
-            step()
-            self.machine.the_engine_is_the_model()
+    def check(self) -> None:
+        self.machine.the_engine_is_the_model()
 
     def _name(self) -> str:
         return self.random.choice("aaab")
@@ -150,55 +143,6 @@ class Walk:
     def time(self) -> None:
         self.machine.time_passes(self.random.choice([1, 4, 6, 15, 51, -3, -60]))
 
-    def commit_one(self) -> None:
-        if self.machine.world.pending:
-            self.machine.commit_one()
-
-    def fail(self) -> None:
-        if self.machine.world.pending:
-            self.machine.fail()
-
-    def seal(self) -> None:
-        self.machine.seal(self.random.choice([True, False]))
-
-    def begin_checkpoint(self) -> None:
-        if self.machine.checkpointing is None:
-            self.machine.begin_checkpoint()
-
-    def step_of_checkpoint(self) -> None:
-        if self.machine.checkpointing is not None:
-            self.machine.step_of_checkpoint()
-
-    def restart(self) -> None:
-        power, share, old = (
-            self.random.random() < 0.3,
-            self.random.randint(0, 10),
-            self.random.random() < 0.2,
-        )
-        self.machine.restart(power, share, True, old)
-
-
-def walk(seed: int, steps: int = STEPS) -> None:
-    """Raises what went wrong, with the seed."""
-    try:
-        Walk(seed).run(steps)
-    except Exception as error:
-        error.add_note(f"walk of seed {seed}, {steps} steps")
-        raise
-
-
-def main() -> None:
-    options = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    options.add_argument("--walks", type=int, default=1000)
-    options.add_argument("--seed", type=int, default=0)
-    options.add_argument("--steps", type=int, default=STEPS)
-    chosen = options.parse_args()
-    for seed in range(chosen.seed, chosen.seed + chosen.walks):
-        walk(seed, chosen.steps)
-    print(f"{chosen.walks} walks of {chosen.steps} steps: no difference")
-
 
 if __name__ == "__main__":
-    main()
+    TopicWalk.main()

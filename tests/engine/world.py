@@ -204,6 +204,14 @@ class World:
         waiting.commit()
         return change
 
+    @property
+    def written(self) -> int:
+        """The end of the log, without the frames of what waits to be committed."""
+        if not self.pending:
+            return self.position
+        first = self.pending[0]
+        return first.end - sum(frame.length for frame in first.change.frames)
+
     def base_of(self, locator: int) -> int:
         return max((base for base in self.bases if base <= locator), default=0)
 

@@ -287,6 +287,12 @@ class ColdServer(Server):
     module = "tests.support.cold_lane"
 
 
+class HastyServer(Server):
+    """A server whose long waits take seconds (`tests.support.hasty`)."""
+
+    module = "tests.support.hasty"
+
+
 def kill_one(pid: int) -> None:
     """SIGKILL; a process that has just gone is fine."""
     try:

@@ -1,0 +1,88 @@
+"""What takes 15 to 30 seconds (§3, §7.2, §10.2, §10.8), on a server that does it sooner."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.api import SLACK_S, Api, ok
+from tests.support.hasty import HEARTBEAT_S, WAIT_MAX_S
+from tests.support.metrics import scrape
+from tests.support.queues import Queue, Work, claiming, jobs_of, until
+from tests.support.server import HastyServer, Server
+from tests.support.sse import RECORD, Stream, session
+
+pytestmark = pytest.mark.slow
+
+BLOCK = "x" * 100_000
+BLOCKS = 200  # 20 MB: more than what sockets hold
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with HastyServer(tmp_path_factory.mktemp("waits") / "data", shards=1) as server:
+        yield server
+
+
+def test_the_wait_of_a_diff_is_clamped(api: Api, topic: str) -> None:
+    ok(api.put(topic), 201)
+    sent = time.monotonic()
+    ok(api.diff(topic, wait_ms=2**32 - 1))
+    assert WAIT_MAX_S - 0.1 <= time.monotonic() - sent <= WAIT_MAX_S + SLACK_S
+
+
+def test_the_wait_of_a_claim_is_clamped(queue: Queue) -> None:
+    with claiming(queue) as claims:
+        begun = time.monotonic()
+        assert jobs_of(claims.start("w", wait_ms=2**32 - 1)) == []
+        assert WAIT_MAX_S - 0.1 <= time.monotonic() - begun <= WAIT_MAX_S + SLACK_S
+
+
+def test_a_reader_that_stalls_is_ended_and_may_resume(api: Api, topic: str) -> None:
+    def streams() -> float:
+        return scrape(api).value("topics_sse_connections")
+
+    ok(api.put(topic), 201)
+    url = session(api, [topic])["stream_url"]
+    seen: list[int] = []
+    with Stream(api.address, url, receive_bytes=16 << 10) as stream:
+        last_id = stream.told([topic]).last_id
+        assert streams() == 1
+        for number in range(BLOCKS):
+            ok(api.append(topic, [number, BLOCK]))
+        until(streams, lambda count: count == 0)
+        # What was on its way may still be read; the end may come in the middle of an event, for the
+        # socket took no more.
+        try:
+            while True:
+                event = stream.event()
+                if event.event == RECORD:
+                    seen += [record["data"][0] for record in event.json()["records"]]
+                    last_id = event.id or last_id
+        except (EOFError, AssertionError, ConnectionError):
+            pass
+    assert len(seen) < BLOCKS
+    with Stream(api.address, url, last_event_id=last_id) as stream:
+        seen += [data[0] for data in stream.told([topic]).data()]
+    assert seen == list(range(BLOCKS))
+
+
+def test_a_work_stream_beats_unless_a_job_went_out(api: Api, topic: str) -> None:
+    queue, busy = Queue.create(api, topic), Queue.create(api, f"{topic}.busy")
+    begun = time.monotonic()
+    with Work(queue) as idle, Work(busy) as stream:
+        while beats(idle) < 2:
+            busy.push("x")
+            busy.ack(stream.jobs(1))
+        assert time.monotonic() - begun >= HEARTBEAT_S
+        assert beats(stream) == 1, "one at open"
+
+
+def beats(stream: Work) -> int:
+    """How many heartbeats came until now."""
+    stream.quiet(0.1)
+    found = [comment for block in stream.blocks for comment in block.comments]
+    assert {*found} <= {"hb"}
+    return len(found)

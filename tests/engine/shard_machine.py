@@ -1,0 +1,148 @@
+"""Base of the machines of topics and of queues: a world, its log, checkpoints and restarts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+
+from tests.engine.world import World
+from topics.engine.changes.floor import FloorMoved
+from topics.engine.now import Now
+from topics.engine.snapshot import snapshot_shard, snapshot_topic, topics_to_keep
+from topics.engine.topic import Topic
+from topics.formats.api.topic_config import TopicConfig
+from topics.formats.disk.frames import Frame
+
+
+class ShardMachine(RuleBasedStateMachine):
+    """``models`` holds what is committed, by topic id; ``names`` what topics are decided."""
+
+    models: dict[int, Any]
+
+    def start(self) -> None:
+        """Before all else."""
+        self.world = World()
+        self.now = Now(1_000_000, 5_000)
+        self.models = {}
+        self.names: dict[str, int] = {}
+        self.checkpoint: dict[str, Any] | None = None
+        self.checkpointing: dict[str, Any] | None = None
+        self.kept_in_memory: set[int] = set()
+        self.untold: set[int] = set()  # topics with a floor that was shown and that the log lacks
+
+    def told(self, topic: Topic, config: TopicConfig) -> Callable[[Any], None]:
+        """What a replay makes of a TOPIC frame that is written now."""
+        raise NotImplementedError
+
+    def begin_again(self, power: bool) -> list[Frame]:
+        """Restart the world, and the models as its log tells them; what the start has to write."""
+        raise NotImplementedError
+
+    # The log
+
+    @precondition(lambda self: self.world.pending)
+    @rule()
+    def commit_one(self) -> None:
+        self.world.commit_next(self.now)
+
+    @rule()
+    def commit_all(self) -> None:
+        while self.world.pending:
+            self.world.commit_next(self.now)
+
+    @precondition(lambda self: self.world.pending)
+    @rule()
+    def fail(self) -> None:
+        """The log could not be written: nothing that waits has happened, but what was shown as
+        gone.
+        """
+        world, waiting = self.world, self.world.pending
+        self.untold |= {
+            pending.change.topic.id for pending in waiting if isinstance(pending.change, FloorMoved)
+        }
+        world.cut(world.written)
+        for pending in reversed(waiting):
+            world.engine.undo(pending.change)
+        world.pending = []
+        self.names = {topic.name: topic.id for topic in world.engine.topics.values()}
+        self.models = {topic_id: self.models[topic_id] for topic_id in world.engine.by_id}
+        self.checkpointing = None
+
+    @rule()
+    def next_file(self) -> None:
+        self.commit_all()
+        self.world.next_file()
+
+    @precondition(lambda self: self.world.sealed < self.world.base or self.world.log)
+    @rule(now=st.booleans())
+    def seal(self, now: bool) -> None:
+        if now or self.world.sealed == self.world.base:
+            self.next_file()
+        self.world.seal_next()
+
+    # Checkpoints and restarts
+
+    @precondition(lambda self: self.checkpointing is None)
+    @rule()
+    def begin_checkpoint(self) -> None:
+        world = self.world
+        extents = set(world.extents) - world.released
+        made: dict[str, Any] = {"replay_from": world.sealed, "extents": extents, "topics": []}
+        made["steps"] = self.keep_topics(made)
+        self.checkpointing = made
+
+    def keep_topics(self, made: dict[str, Any]) -> Iterator[Topic]:
+        """The steps of a checkpoint: anything may happen between two of them."""
+        for topic in topics_to_keep(self.world.engine.table):
+            made["topics"].append(snapshot_topic(topic, self.world.settled_position(topic)))
+            yield topic
+
+    @precondition(lambda self: self.checkpointing is not None)
+    @rule()
+    def step_of_checkpoint(self) -> None:
+        world, made = self.world, self.checkpointing
+        assert made is not None
+        if next(made["steps"], None) is not None:
+            return
+        del made["steps"]
+        self.commit_all()  # the log is synced up to here, so nothing of it can fail any more
+        world.synced = world.position
+        self.checkpoint = made | {
+            "position": world.position,
+            "engine": snapshot_shard(world.engine.table),
+        }
+        self.checkpointing = None
+
+    @rule()
+    def whole_checkpoint(self) -> None:
+        if self.checkpointing is None:
+            self.begin_checkpoint()
+        while self.checkpointing is not None:
+            self.step_of_checkpoint()
+
+    @rule(
+        power=st.booleans(),
+        share=st.integers(0, 10),
+        is_wanted=st.sampled_from([True, False, False]),
+        old=st.sampled_from([True] + [False] * 4),
+    )
+    def restart(self, power: bool, share: int, is_wanted: bool, old: bool) -> None:
+        """``share`` of what nobody was promised is still there. Without the ``checkpoint``, all of
+        the log is replayed: ``old``.
+        """
+        if not is_wanted:
+            return
+        world = self.world
+        least = world.synced if power else max(world.synced, world.written)
+        ends = [least, *(logged.header.end for logged in world.log if logged.header.end > least)]
+        world.cut(ends[len(ends) * share // 11])
+        if old:
+            self.checkpoint = None
+        self.checkpointing = None
+        for frame in self.begin_again(power):
+            topic = world.engine.by_id[frame.topic_id]
+            world.write(frame, self.told(topic, topic.config))
+        world.synced = world.position
