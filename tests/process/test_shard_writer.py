@@ -19,8 +19,8 @@ from topics.config import Settings
 from topics.errors import ExitCode
 from topics.process import shard_writer
 from topics.storage.disk import Damaged
-from topics.storage.pulse import Pulse
 from topics.storage.recovery.steps import open_folders, read_checkpoints
+from topics.storage.start_progress import StartProgress
 
 
 @pytest.fixture(autouse=True)
@@ -87,6 +87,6 @@ def test_a_sigterm_ends_a_shard_in_order_with_a_last_checkpoint(
         shard_writer.main(Settings(shards=1, data_dir=tmp_path), board, [], 0)
     assert [line["event"] for line in logged] == ["recovered"]
     assert board.shard(0).state is ShardState.STOPPED
-    pulse = Pulse(lambda _share: None)
-    newest, *_ = read_checkpoints(open_folders(tmp_path, 0, pulse).checkpoint, pulse)
+    progress = StartProgress(lambda _share: None)
+    newest, *_ = read_checkpoints(open_folders(tmp_path, 0, progress).checkpoint, progress)
     assert newest.clean

@@ -13,7 +13,7 @@ from tests.support.fake_backend import FakeBackend, FakeBlock
 from topics.engine.access import ANYONE
 from topics.formats.api.fields import HeadFields
 from topics.front.backend import Body
-from topics.front.http.cold_bridge import ColdStack, ask_hypercorn
+from topics.front.http.cold_bridge import ColdStack
 from topics.front.http.cold_call import CALL, ColdCall
 from topics.front.http.cold_lane import hypercorn_config
 from topics.front.queries import EMPTY
@@ -67,7 +67,7 @@ async def test_hypercorn_gets_a_head_of_the_servers_own_and_no_byte_of_the_clien
         call.has_answered = True
         assert call.take_body() == b"secret"
 
-    wire = await ask_hypercorn(lane(handle), call)
+    wire = await lane(handle).ask(call)
     assert wire.startswith(b"HTTP/1.1 200 ")
     assert wire.endswith(b"\r\n\r\ndone")
     assert b"content-length: 4\r\n" in wire
@@ -82,7 +82,7 @@ async def test_a_body_that_the_application_did_not_take_is_freed() -> None:
     def handle(_: dict[str, Any], call: ColdCall) -> None:
         call.has_answered = True
 
-    await ask_hypercorn(lane(handle), call_of(b"/v0/topics/a", FakeBlock(9, backend)))
+    await lane(handle).ask(call_of(b"/v0/topics/a", FakeBlock(9, backend)))
     assert backend.blocks_out == 0
 
 
@@ -96,10 +96,10 @@ async def test_a_body_that_was_taken_belongs_to_the_application() -> None:
         with pytest.raises(AssertionError):
             call.take_body()
 
-    await ask_hypercorn(lane(handle), call_of(b"/v0/topics/a", block))
+    await lane(handle).ask(call_of(b"/v0/topics/a", block))
     assert not block.freed
 
 
 async def test_an_answer_of_hypercorns_own_is_never_sent() -> None:
     with pytest.raises(AssertionError, match="without asking the application"):
-        await ask_hypercorn(lane(lambda *_: None), call_of(b"/v0/topics/a", b""))
+        await lane(lambda *_: None).ask(call_of(b"/v0/topics/a", b""))

@@ -13,8 +13,8 @@ from topics.client.http import TopicsClient
 from topics.client.servers import Servers
 from topics.spark.jobs.archive_check import Checked, Hole, check, fault_of, heads, holes_in, passed
 from topics.spark.jobs.archive_state import Figure
-from topics.spark.jobs.checkpoint import Position
 from topics.spark.source.connection import Connection
+from topics.spark.source.offsets import Position
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from topics.spark.errors import JobError
-from topics.spark.jobs.checkpoint import Position, committed, positions
+from topics.spark.jobs.checkpoint import committed, positions
 from topics.spark.jobs.files import LocalFiles
+from topics.spark.source.offsets import Position
 
 OFFSETS = '{"a":{"t":{"seq":12,"epoch":3,"lost":1},"s":{"seq":0,"epoch":4,"lost":0}},"b":{}}'
 

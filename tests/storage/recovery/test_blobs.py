@@ -157,7 +157,7 @@ def test_a_start_shows_life_in_each_of_its_long_steps(
         (process_start, "decide"),
     ):
         monkeypatch.setattr(where, step, _noting(steps, step, getattr(where, step)))
-    monkeypatch.setattr("topics.storage.pulse.ITEMS", 1)
+    monkeypatch.setattr("topics.storage.start_progress.ITEMS", 1)
     told: list[float] = []
 
     def report(share: float) -> None:

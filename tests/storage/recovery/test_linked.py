@@ -10,8 +10,8 @@ from tests.support.forwarding import RECORDS, forward, write_payload
 from tests.support.linked import ShardLog
 from tests.support.log import Client, ForgetfulDisk
 from topics.storage.disk import Damaged
-from topics.storage.pulse import Pulse
 from topics.storage.recovery.linked import verify_linked
+from topics.storage.start_progress import StartProgress
 
 
 def linked_pair(path: Path) -> tuple[ShardLog, ShardLog]:
@@ -31,7 +31,7 @@ def test_payloads_that_are_there_are_taken(tmp_path: Path, is_clean: bool) -> No
     for each in (source, dest):
         each.stop()
     again = ShardLog(tmp_path, 1)
-    verify_linked(again.linked, payloads, Pulse(lambda _: None), is_clean=is_clean)
+    verify_linked(again.linked, payloads, StartProgress(lambda _: None), is_clean=is_clean)
     again.stop()
 
 
@@ -39,7 +39,7 @@ def test_payloads_that_are_there_are_taken(tmp_path: Path, is_clean: bool) -> No
 def test_a_missing_payload_is_damage(tmp_path: Path, is_clean: bool) -> None:
     source, dest = linked_pair(tmp_path)
     with pytest.raises(Damaged) as damage:
-        verify_linked(dest.linked, {(3, 0)}, Pulse(lambda _: None), is_clean=is_clean)
+        verify_linked(dest.linked, {(3, 0)}, StartProgress(lambda _: None), is_clean=is_clean)
     assert damage.value.path == dest.linked.folder / f"03-{0:016x}.wal"
     for each in (source, dest):
         each.stop()
@@ -51,10 +51,10 @@ def test_hurt_records_are_damage_unless_the_stop_was_orderly(tmp_path: Path) -> 
     with path.open("r+b") as file:
         file.seek(4096 + 100)
         file.write(b"\x7f")
-    pulse = Pulse(lambda _: None)
-    verify_linked(dest.linked, {(2, 0)}, pulse, is_clean=True)
+    progress = StartProgress(lambda _: None)
+    verify_linked(dest.linked, {(2, 0)}, progress, is_clean=True)
     with pytest.raises(Damaged) as damage:
-        verify_linked(dest.linked, {(2, 0)}, pulse, is_clean=False)
+        verify_linked(dest.linked, {(2, 0)}, progress, is_clean=False)
     assert (damage.value.path, damage.value.offset) == (path, 4096)
     for each in (source, dest):
         each.stop()

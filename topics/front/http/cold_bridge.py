@@ -40,7 +40,31 @@ class ColdStack:
 
     async def ask(self, call: ColdCall) -> bytes:
         """The answer, head and body. Nothing here waits for the client."""
-        return await ask_hypercorn(self, call)
+        sent: list[bytes] = []
+
+        async def take(event: Event) -> None:
+            if isinstance(event, RawData):
+                sent.append(event.data)
+
+        try:
+            async with TaskGroup() as group:
+                protocol = H11Protocol(
+                    self.app,
+                    self.config,
+                    self.context,
+                    group,
+                    connection_state=ConnectionState({CALL: call}),
+                    ssl=False,
+                    client=None,
+                    server=None,
+                    send=take,
+                )
+                await protocol.initiate()
+                await protocol.handle(RawData(_head_of(call.request)))
+        finally:
+            call.drop_body()
+        assert call.has_answered, "Hypercorn answered without asking the application"
+        return b"".join(sent)
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
@@ -52,35 +76,6 @@ class ColdStack:
             yield
             await lifespan.wait_for_shutdown()
             nursery.cancel_scope.cancel()
-
-
-async def ask_hypercorn(stack: ColdStack, call: ColdCall) -> bytes:
-    """The answer, head and body. Nothing here waits for the client."""
-    sent: list[bytes] = []
-
-    async def take(event: Event) -> None:
-        if isinstance(event, RawData):
-            sent.append(event.data)
-
-    try:
-        async with TaskGroup() as group:
-            protocol = H11Protocol(
-                stack.app,
-                stack.config,
-                stack.context,
-                group,
-                connection_state=ConnectionState({CALL: call}),
-                ssl=False,
-                client=None,
-                server=None,
-                send=take,
-            )
-            await protocol.initiate()
-            await protocol.handle(RawData(_head_of(call.request)))
-    finally:
-        call.drop_body()
-    assert call.has_answered, "Hypercorn answered without asking the application"
-    return b"".join(sent)
 
 
 def _head_of(request: Request) -> bytes:

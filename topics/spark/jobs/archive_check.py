@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from topics.client.http import TopicsClient
 from topics.client.servers import Servers
 from topics.spark.jobs.archive_state import Figure
-from topics.spark.jobs.checkpoint import Position, Positions
+from topics.spark.jobs.checkpoint import Positions
 from topics.spark.source.connection import Connection
+from topics.spark.source.offsets import Position
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -6,35 +6,13 @@ commits/N    batch N is done
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import msgspec
 
 from topics.spark.errors import JobError
 from topics.spark.jobs.files import Files
+from topics.spark.source.offsets import BadOffset, Position, decode
 
 SOURCE_LINE = 2  # of the only source
-
-
-class Position(NamedTuple):
-    """Where a query is in a topic: the last seq it read, the incarnation, the records known lost
-    (§3.2).
-    """
-
-    seq: int
-    epoch: int = 0
-    lost: int = 0
-
-
-class _Position(msgspec.Struct):
-    """Its JSON; fields that are not listed are ignored."""
-
-    seq: int
-    epoch: int = 0
-    lost: int = 0
-
-
-_offsets = msgspec.json.Decoder(dict[str, dict[str, _Position]])
 Positions = dict[tuple[str, str], Position]  # by server and topic
 
 
@@ -51,11 +29,7 @@ def positions(files: Files, checkpoint: str, batch: int | None) -> Positions:
     path = f"{checkpoint}/offsets/{batch}"
     lines = files.read(path).split("\n")
     try:
-        found = _offsets.decode(lines[SOURCE_LINE])
-    except (IndexError, msgspec.DecodeError) as error:
+        found = decode(msgspec.json.decode(lines[SOURCE_LINE]))
+    except (IndexError, msgspec.DecodeError, BadOffset) as error:
         raise JobError(f"{files.uri(path)}: these are no offsets of topics: {error}") from error
-    return {
-        (server, topic): Position(at.seq, at.epoch, at.lost)
-        for server, topics in found.items()
-        for topic, at in topics.items()
-    }
+    return {(server, topic): at for server, topics in found.items() for topic, at in topics.items()}

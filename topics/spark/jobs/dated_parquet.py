@@ -16,7 +16,6 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 import pyarrow as pa
@@ -72,12 +71,7 @@ class DatedParquet:
         self._pending.mkdir(parents=True)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_failure: object) -> None:
         if kind is not None:
             shutil.rmtree(self._pending, ignore_errors=True)
             return

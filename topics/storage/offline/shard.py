@@ -29,12 +29,12 @@ from topics.formats.buffers import Buffer
 from topics.storage.checkpoints import Checkpoint
 from topics.storage.disk import Damaged
 from topics.storage.offline.files import Findings, OfflineLog, open_segments, shard_folders
-from topics.storage.pulse import Pulse
 from topics.storage.recovery.replay import LogReplay
 from topics.storage.recovery.restore import restore_topics
 from topics.storage.recovery.steps import read_checkpoints
 from topics.storage.recovery.store import ReplayStore
 from topics.storage.segments.store import SegmentStore
+from topics.storage.start_progress import StartProgress
 
 
 class OfflineShard:
@@ -46,8 +46,8 @@ class OfflineShard:
         self, data_dir: Path, shard: int, shards: int, now: Now, findings: Findings
     ) -> None:
         self.shard, self.data_dir = shard, data_dir
-        folders, pulse = shard_folders(data_dir, shard), Pulse(lambda _: None)
-        checkpoint = next(iter(read_checkpoints(folders.checkpoint, pulse)), None)
+        folders, progress = shard_folders(data_dir, shard), StartProgress(lambda _: None)
+        checkpoint = next(iter(read_checkpoints(folders.checkpoint, progress)), None)
         self._engine = ShardEngine(shard, shards)
         self._segments = SegmentStore(folders.segment, shard)
         for segment in open_segments(
@@ -62,7 +62,7 @@ class OfflineShard:
             data_dir, shard, findings, checkpoint.replay_from if checkpoint else 0
         )
         try:
-            self._replay(folders.wal, checkpoint, pulse, now, findings)
+            self._replay(folders.wal, checkpoint, progress, now, findings)
         except BaseException:
             self.close()
             raise
@@ -71,7 +71,7 @@ class OfflineShard:
         self,
         wal: Path,
         checkpoint: Checkpoint | None,
-        pulse: Pulse,
+        progress: StartProgress,
         now: Now,
         findings: Findings,
     ) -> None:
@@ -79,8 +79,8 @@ class OfflineShard:
         store = ReplayStore(self._engine, self._segments, log.blobs, log.files, log.copies)
         self._engine.store = store
         try:
-            restore_topics(replay, self._segments, store, checkpoint, log.files, pulse)
-            LogReplay(replay, log.blobs, log.linked, checkpoint, pulse).run(wal, log.files)
+            restore_topics(replay, self._segments, store, checkpoint, log.files, progress)
+            LogReplay(replay, log.blobs, log.linked, checkpoint, progress).run(wal, log.files)
         except Damaged as damage:
             findings.add(damage)
         start.decide(replay, now, clean=True, tail_may_be_lost=False)

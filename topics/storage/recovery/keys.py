@@ -16,9 +16,9 @@ from topics.engine.snapshot import restore_key
 from topics.engine.topic_table import TopicTable
 from topics.formats.disk.segment import ExtentKey
 from topics.storage.disk import Damaged
-from topics.storage.pulse import Pulse
 from topics.storage.recovery.restore import EXTENTS_PER_BEAT, Extents
 from topics.storage.segments.store import SegmentStore
+from topics.storage.start_progress import StartProgress
 
 
 def restore_keys(
@@ -28,23 +28,23 @@ def restore_keys(
     kept: Mapping[int, Sequence[ExtentKey]],
     logged: Mapping[int, Sequence[ExtentKey]],
     now: Now,
-    pulse: Pulse,
+    progress: StartProgress,
 ) -> None:
     """Afterwards every topic holds the idempotency keys that still live.
 
     ``kept``: the keys of the checkpoint, by topic; ``logged``: those of the log.
     """
-    for topic_id in pulse.over({*kept, *extents, *logged}):  # most topics have none
+    for topic_id in progress.over({*kept, *extents, *logged}):  # most topics have none
         topic = table.by_id.get(topic_id)
         if topic is None:
             continue
         alive_ts = now.ts - topic.config.idempotency_window_ms + 1
-        locators = pulse.over(extents.get(topic_id, ()), EXTENTS_PER_BEAT)
+        locators = progress.over(extents.get(topic_id, ()), EXTENTS_PER_BEAT)
         sealed = chain.from_iterable(
             _young_keys(segments, locator, alive_ts) for locator in locators
         )
         sources = kept.get(topic_id, ()), sealed, logged.get(topic_id, ())
-        for key in pulse.over(merge(*sources, key=_first_seq)):
+        for key in progress.over(merge(*sources, key=_first_seq)):
             # A key that was used again belongs to the later write: the earlier one was too old by
             # the monotonic clock.
             if key.ts_ms >= alive_ts and key.first_seq >= max(

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from topics.storage.linked_logs import LinkedLogs, Payload
-from topics.storage.pulse import Pulse
+from topics.storage.start_progress import StartProgress
 
 
 def verify_linked(
-    linked: LinkedLogs, payloads: Iterable[Payload], pulse: Pulse, *, is_clean: bool
+    linked: LinkedLogs, payloads: Iterable[Payload], progress: StartProgress, *, is_clean: bool
 ) -> None:
     """Afterwards every payload is there, and whole. Raises `Damaged`.
 
     After an orderly stop only headers are read, as of blobs.
     """
-    for shard, lsn in pulse.over(sorted(payloads)):
+    for shard, lsn in progress.over(sorted(payloads)):
         if is_clean:
             linked.payload(shard, lsn)
         else:
             for _ in linked.checking(shard, lsn):
-                pulse.beat()
+                progress.beat()

@@ -24,8 +24,8 @@ from topics.formats.disk.segment import ExtentKey
 from topics.storage.checkpoints import Checkpoint
 from topics.storage.disk import Damaged, will_need
 from topics.storage.linked_logs import LinkedLogs, Payload
-from topics.storage.pulse import Pulse
 from topics.storage.recovery.tail import LogEnd, check_nothing_promised, rest_behind
+from topics.storage.start_progress import StartProgress
 from topics.storage.wal.blobs import BlobStore
 from topics.storage.wal.file import READ_AHEAD_BYTES, WalFile
 
@@ -49,9 +49,9 @@ class LogReplay:
         blobs: BlobStore,
         linked: LinkedLogs,
         checkpoint: Checkpoint | None,
-        pulse: Pulse,
+        progress: StartProgress,
     ) -> None:
-        self._replay, self._blobs, self._linked, self._pulse = replay, blobs, linked, pulse
+        self._replay, self._blobs, self._linked, self._progress = replay, blobs, linked, progress
         self.boot = checkpoint.boot if checkpoint else ""
         # By the checkpoint: the log was synced up to here; replay begins at this LSN.
         self._promised_lsn, self._from_lsn = (
@@ -93,11 +93,11 @@ class LogReplay:
             for start in range(0, file.size, READ_AHEAD_BYTES):
                 with contextlib.suppress(OSError):  # the replay reads it all the same
                     will_need(file.path, start, min(READ_AHEAD_BYTES, file.size - start))
-                self._pulse.beat()
+                self._progress.beat()
 
     def _replay_file(self, file: WalFile) -> int:
         """LSN at which its frames end."""
-        file.read_ahead(self._pulse.beat)
+        file.read_ahead(self._progress.beat)
         view, base, shift = file.view(), file.base, file.offset(0)
         replay, replay_append, promised = self._replay, append.replay, self._promised_lsn
         report_at = base + REPORT_BYTES
@@ -114,7 +114,7 @@ class LogReplay:
                     self._note_key(header, view, lsn + shift)
                 if lsn > report_at:
                     report_at = lsn + REPORT_BYTES
-                    self._pulse.tell((self._done_bytes + lsn + shift) / self._total_bytes)
+                    self._progress.tell((self._done_bytes + lsn + shift) / self._total_bytes)
         except Misfit as error:
             assert header is not None, "a frame was looked at"
             what = f"frame of kind {header.kind} about topic {header.topic_id}"
@@ -123,7 +123,7 @@ class LogReplay:
         # It never falls from frame to frame.
         self.durable_lsn = max(self.durable_lsn, base, header.durable_lsn if header else 0)
         self._done_bytes += file.size
-        self._pulse.tell(self._done_bytes / self._total_bytes)
+        self._progress.tell(self._done_bytes / self._total_bytes)
         return header.end if header else base
 
     def _replay_frame(self, header: FrameHeader, view: memoryview, offset: int, base: int) -> None:

@@ -29,9 +29,9 @@ from topics.formats.disk.segment import ExtentEntry, ExtentKey
 from topics.formats.ranges import SeqRun
 from topics.storage.checkpoints import Checkpoint
 from topics.storage.disk import Damaged
-from topics.storage.pulse import Pulse
 from topics.storage.recovery.store import ReplayStore
 from topics.storage.segments.store import SegmentStore
+from topics.storage.start_progress import StartProgress
 from topics.storage.wal.file import WalFile
 
 EXTENTS_PER_BEAT, FRAMES_PER_BEAT = 64, 4096
@@ -55,7 +55,7 @@ def restore_topics(
     store: ReplayStore,
     checkpoint: Checkpoint | None,
     files: Sequence[WalFile],
-    pulse: Pulse,
+    progress: StartProgress,
 ) -> Restored:
     """Afterwards the table holds the topics of the checkpoint, and what segments hold of them.
 
@@ -64,12 +64,12 @@ def restore_topics(
     if checkpoint is None:
         return Restored({}, {})
     restore_shard(replay.table, checkpoint.shard)
-    keys = _restore_items(replay, pulse.over(checkpoint.items()))
+    keys = _restore_items(replay, progress.over(checkpoint.items()))
     has_deleted = any(1 in segment.has_deleted for segment in segments.segments.values())
-    ahead = deletes_ahead(replay, checkpoint.replay_from, files, pulse) if has_deleted else {}
+    ahead = deletes_ahead(replay, checkpoint.replay_from, files, progress) if has_deleted else {}
     found: defaultdict[int, list[Locator]] = defaultdict(list)
     for number in checkpoint.segments:
-        for number_of_extent, entry in pulse.over(segments.entries(number), EXTENTS_PER_BEAT):
+        for number_of_extent, entry in progress.over(segments.entries(number), EXTENTS_PER_BEAT):
             if entry.topic_id in replay.table.by_id:
                 locator = Locator(number_of_extent)
                 store.take_back(locator, entry, ahead.get(entry.topic_id, ()))
@@ -92,7 +92,7 @@ def _restore_items(replay: Replay, items: Iterable[Item]) -> Keys:
 
 
 def deletes_ahead(
-    replay: Replay, replay_from: int, files: Sequence[WalFile], pulse: Pulse
+    replay: Replay, replay_from: int, files: Sequence[WalFile], progress: StartProgress
 ) -> dict[int, list[SeqRun]]:
     """By topic, the runs that were deleted after the LSN as of which the checkpoint holds it.
 
@@ -104,7 +104,7 @@ def deletes_ahead(
             continue
         view = file.view()
         frames = scan_frames(view, file.offset(file.base), file.base, file.seed)
-        for header in pulse.over(frames, FRAMES_PER_BEAT):
+        for header in progress.over(frames, FRAMES_PER_BEAT):
             if header.kind == FrameKind.DELETE and header.record_count and replay.is_ahead(header):
                 start = file.offset(header.lsn) + FRAME_HEADER_BYTES
                 found[header.topic_id] += decode_runs(view[start : start + header.body_len])

@@ -37,7 +37,6 @@ from topics.storage.checkpoints import Checkpoint, Kept
 from topics.storage.copy_reader import CopyReader
 from topics.storage.disk import Damaged, boot_id, make_directory, sync_directory
 from topics.storage.linked_logs import LinkedLogs, ReplayedLog
-from topics.storage.pulse import Pulse
 from topics.storage.recovery.keys import restore_keys
 from topics.storage.recovery.linked import verify_linked
 from topics.storage.recovery.replay import LogReplay
@@ -45,6 +44,7 @@ from topics.storage.recovery.restore import restore_topics
 from topics.storage.recovery.store import ReplayStore
 from topics.storage.recovery.tail import end_log
 from topics.storage.segments.store import SegmentStore
+from topics.storage.start_progress import StartProgress
 from topics.storage.wal.blobs import BlobStore
 from topics.storage.wal.file import NEW, NoRoom, WalFile, log_paths
 from topics.storage.wal.log import Wal
@@ -111,14 +111,14 @@ def recover(
     Raises `Damaged` when acknowledged data was hurt, or a file is of an unknown version; OSError
     when the log cannot be written.
     """
-    boot, pulse = boot_id() if boot is None else boot, Pulse(report)
-    folders = open_folders(data_dir, shard, pulse)
-    standing = read_checkpoints(folders.checkpoint, pulse)
+    boot, progress = boot_id() if boot is None else boot, StartProgress(report)
+    folders = open_folders(data_dir, shard, progress)
+    standing = read_checkpoints(folders.checkpoint, progress)
     checkpoint = standing[0] if standing else None
     kept = [Kept(each.replay_from, frozenset(each.segments)) for each in reversed(standing)]
-    segments = open_segments(folders.segment, shard, checkpoint, kept, pulse)
+    segments = open_segments(folders.segment, shard, checkpoint, kept, progress)
     blobs = BlobStore(folders.blob)
-    blobs.beat = pulse.beat
+    blobs.beat = progress.beat
     files = open_log(folders.wal, shard)
     engine = ShardEngine(shard, shards)
     linked = LinkedLogs(
@@ -128,18 +128,18 @@ def recover(
     copies = CopyReader(linked, linked.damaged)
     engine.store = store = ReplayStore(engine, segments, blobs, files, copies)
     topics = Replay(engine.table)
-    extents, kept_keys = restore_topics(topics, segments, store, checkpoint, files, pulse)
-    replay = LogReplay(topics, blobs, linked, checkpoint, pulse)
+    extents, kept_keys = restore_topics(topics, segments, store, checkpoint, files, progress)
+    replay = LogReplay(topics, blobs, linked, checkpoint, progress)
     end = replay.run(folders.wal, files)
-    restore_keys(engine.table, segments, extents, kept_keys, replay.keys, now, pulse)
+    restore_keys(engine.table, segments, extents, kept_keys, replay.keys, now, progress)
     is_clean = checkpoint is not None and checkpoint.clean and checkpoint.lsn == end.lsn
-    verify_blobs(blobs, pulse, is_clean=is_clean)
-    verify_linked(linked, replay.payloads, pulse, is_clean=is_clean)
+    verify_blobs(blobs, progress, is_clean=is_clean)
+    verify_linked(linked, replay.payloads, progress, is_clean=is_clean)
     cut_bytes = end_log(files, end, replay.durable_lsn, is_clean=is_clean)
     if not is_clean and replay.boot == boot:
         segments.rewrite_flags()
     frames = start.decide(
-        topics, now, pulse.over, clean=is_clean, tail_may_be_lost=not boot or replay.boot != boot
+        topics, now, progress.over, clean=is_clean, tail_may_be_lost=not boot or replay.boot != boot
     )
     absorbed = blobs.sweep({topic.id: topic.head_seq for topic in engine.by_id.values()})
     wal = Wal(
@@ -154,14 +154,14 @@ def recover(
         sync_ms=wal_sync_ms,
     )
     frames.append(start_frame(boot, now.ts))
-    unwritten = begin_log(wal, folders.checkpoint, frames, pulse)
-    pulse.tell(1.0)
+    unwritten = begin_log(wal, folders.checkpoint, frames, progress)
+    progress.tell(1.0)
     return Shard(
         engine, wal, segments, folders.checkpoint, kept, absorbed, boot, cut_bytes, unwritten
     )
 
 
-def open_folders(data_dir: Path, shard: int, pulse: Pulse) -> Folders:
+def open_folders(data_dir: Path, shard: int, progress: StartProgress) -> Folders:
     """Afterwards the shard's folders are there, and the disk knows all names in them.
 
     A process that was killed may have left names that the disk does not know, and recovery builds
@@ -169,25 +169,29 @@ def open_folders(data_dir: Path, shard: int, pulse: Pulse) -> Folders:
     """
     name = f"{shard:02d}"
     folders = Folders(*(data_dir / part / name for part in Folders._fields))
-    for folder in pulse.over(folders, 1):  # each may wait for a busy disk
+    for folder in progress.over(folders, 1):  # each may wait for a busy disk
         make_directory(folder)
-    for folder in pulse.over((data_dir, *(folder.parent for folder in folders), *folders), 1):
+    for folder in progress.over((data_dir, *(folder.parent for folder in folders), *folders), 1):
         sync_directory(folder)
     for unfinished in folders.wal.glob(f"*{NEW}"):
         unfinished.unlink()
     return folders
 
 
-def read_checkpoints(folder: Path, pulse: Pulse) -> list[Checkpoint]:
+def read_checkpoints(folder: Path, progress: StartProgress) -> list[Checkpoint]:
     """All whole checkpoints, the newest first. Raises `Damaged` at one of an unknown version."""
     try:
-        return checkpoints.whole(folder, pulse.beat)
+        return checkpoints.whole(folder, progress.beat)
     except checkpoints.UnreadableVersion as error:
         raise Damaged(error.path, 8, str(error)) from error
 
 
 def open_segments(
-    folder: Path, shard: int, checkpoint: Checkpoint | None, kept: list[Kept], pulse: Pulse
+    folder: Path,
+    shard: int,
+    checkpoint: Checkpoint | None,
+    kept: list[Kept],
+    progress: StartProgress,
 ) -> SegmentStore:
     """Afterwards every segment that the checkpoint names is open.
 
@@ -198,7 +202,7 @@ def open_segments(
         shard,
         checkpoint.segments if checkpoint else (),
         kept=frozenset().union(*(each.segments for each in kept)),
-        beat=pulse.beat,
+        beat=progress.beat,
     )
 
 
@@ -214,30 +218,32 @@ def open_log(folder: Path, shard: int) -> list[WalFile]:
     return files
 
 
-def verify_blobs(blobs: BlobStore, pulse: Pulse, *, is_clean: bool) -> None:
+def verify_blobs(blobs: BlobStore, progress: StartProgress, *, is_clean: bool) -> None:
     """Afterwards every blob that the log names is there, and whole. Raises `Damaged`.
 
     After an orderly stop only headers are read: the first reader of the records reads all of it.
     """
-    for blob_id in pulse.over(blobs.added()):
+    for blob_id in progress.over(blobs.added()):
         blobs.verify(*blob_id, whole=not is_clean)
 
 
-def begin_log(wal: Wal, checkpoint_folder: Path, frames: list[Frame], pulse: Pulse) -> list[Frame]:
+def begin_log(
+    wal: Wal, checkpoint_folder: Path, frames: list[Frame], progress: StartProgress
+) -> list[Frame]:
     """Afterwards the frames of this start are on the disk, or returned when there is no room.
 
     Records of `ephemeral` topics are acknowledged without the log, but not before that. The
     reserves are there, too, unless the disk is full: then the loop goes on looking for room.
     """
     with contextlib.suppress(OSError):
-        pulse.beat()
+        progress.beat()
         wal.writer.spares.fill_reserve()
-        pulse.beat()
+        progress.beat()
         checkpoints.keep_room(checkpoint_folder)
-    pulse.beat()
+    progress.beat()
     wal.begin(frames)
     try:
-        wal.wait_synced(pulse.beat)
+        wal.wait_synced(progress.beat)
         unwritten = []
     except NoRoom:
         unwritten = frames

@@ -1,7 +1,7 @@
 """Progress of a long start: how far it is, several times a second.
 
 The supervisor kills a process that shows no sign of life, so every loop of a start that may take
-longer than 0.1 s runs over `Pulse.over` or calls `Pulse.beat`.
+longer than 0.1 s runs over `StartProgress.over` or calls `StartProgress.beat`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ ITEMS = 512  # small steps between two reports: well below 0.1 s
 Item = TypeVar("Item")
 
 
-class Pulse:
+class StartProgress:
     """Calls ``report`` with the share done, 0.0 to 1.0, also while it does not grow."""
 
     def __init__(self, report: Callable[[float], None]) -> None:
