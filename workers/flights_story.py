@@ -30,7 +30,7 @@ from topics.spark.jobs.cli import main as topics_spark
 from topics.spark.main import positive
 from workers.flights import TABLES, table
 from workers.live_watch import LiveWatch
-from workers.local_server import LocalServer, tell
+from workers.local_server import LocalServer, interruptible, tell
 
 DELAYS, COPY = "delays", "flights.copy"
 SHOWN = 5
@@ -55,16 +55,19 @@ def main() -> int:
     )
     parser.add_argument("--rows", type=positive, help="load only so many flights")
     options = parser.parse_args()
+    return interruptible(lambda: show(options.rows))
+
+
+def show(rows: int | None) -> int:
+    """Start the server, tell, and stop it at the end."""
     with tempfile.TemporaryDirectory() as folder:
         server = LocalServer("topics", Path(folder) / "server")
         try:
             server.start()
-            return Story(server, Path(folder), options.rows).run()
+            return Story(server, Path(folder), rows).run()
         except (Failed, RequestError, OSError) as error:
             sys.stderr.write(f"{server.last_lines()}\nerror: {error}\n")
             return ExitCode.FAILED
-        except KeyboardInterrupt:
-            return ExitCode.INTERRUPTED
         finally:
             server.stop()
 
@@ -102,7 +105,10 @@ class Story:
         """One job of topics-spark, shown as a shell would have it."""
         short = [text.replace(str(self._folder), "$DIR") for text in arguments]
         tell(f"\n$ topics-spark {name} " + " ".join(f"'{s}'" if " " in s else s for s in short))
-        if topics_spark([name, *arguments, "--url", self._server.url, "--quiet"]) != ExitCode.DONE:
+        ended = topics_spark([name, *arguments, "--url", self._server.url, "--quiet"])
+        if ended == ExitCode.INTERRUPTED:
+            raise KeyboardInterrupt
+        if ended != ExitCode.DONE:
             raise Failed(f"topics-spark {name} has failed")
 
     def load(self, name: str, file: Path) -> None:

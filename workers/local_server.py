@@ -8,10 +8,12 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from topics.client.http import Target, TopicsClient
+from topics.errors import ExitCode
 
 START_S = 60.0
 STOP_S = 15.0
@@ -23,6 +25,15 @@ def tell(line: str) -> None:
     """One line for people."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
+
+
+def interruptible(run: Callable[[], int]) -> int:
+    """Run a program that starts servers. Ctrl-C and SIGTERM end it, with all that it cleans up."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return run()
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
 
 
 class LocalServer:

@@ -26,7 +26,7 @@ from topics.spark.main import positive, quiet_pyspark
 from topics.spark.producer import session
 from topics.spark.reading import read
 from workers.flights import table
-from workers.local_server import LocalServer, tell
+from workers.local_server import LocalServer, interruptible, tell
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -52,16 +52,21 @@ def main() -> int:
     )
     parser.add_argument("--rows", type=positive, help="load only so many flights")
     options = parser.parse_args()
+    return interruptible(lambda: show(options.data_dir, options.rows))
+
+
+def show(data_dir: Path | None, rows: int | None) -> int:
+    """Start the servers and Spark, and stop them at the end."""
     quiet_pyspark()
     with contextlib.ExitStack() as stack:
-        folder = options.data_dir or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder = data_dir or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder.mkdir(parents=True, exist_ok=True)
         fleet = stack.enter_context(started(folder))
         with spark_errors():
             spark = session(name="three-servers", brief=True)
         stack.callback(spark.stop)
         register(spark)
-        return run(spark, fleet, folder, options.rows)
+        return run(spark, fleet, folder, rows)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,13 +15,16 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def environment() -> dict[str, str]:
+    return {name: text for name, text in os.environ.items() if not name.startswith("TOPICS_")}
+
+
 def shown(module: str, rows: int) -> str:
     """What the show prints; its exit code is 0."""
-    env = {name: text for name, text in os.environ.items() if not name.startswith("TOPICS_")}
     done = subprocess.run(
         [sys.executable, "-m", module, "--rows", str(rows)],
         cwd=ROOT,
-        env=env,
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=280,
@@ -41,3 +46,32 @@ def test_totals_over_three_servers_are_those_of_the_source_though_one_dies() -> 
     assert "killed (SIGKILL)" in text
     assert "is back, with what it had" in text
     assert text.endswith("equal to the source\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [("workers.three_servers", "server cedar runs"), ("workers.flights_story", "\\$ topics-spark")],
+)
+def test_a_show_that_is_interrupted_leaves_no_server_and_no_folder(
+    module: str, line: str, number: signal.Signals, tmp_path: Path
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", module, "--rows", "5000"],
+        cwd=ROOT,
+        env=environment() | {"TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as running:
+        assert running.stdout is not None
+        assert any(re.match(line, shown) for shown in running.stdout)
+        servers = [int(lock.read_text()) for lock in tmp_path.glob("*/*/data/LOCK")]
+        running.send_signal(number)
+        said = running.communicate(timeout=60)[1]
+    assert (running.returncode, "Traceback" in said) == (130, False), said
+    assert servers
+    for server in servers:
+        with pytest.raises(ProcessLookupError):
+            os.kill(server, 0)
+    assert list(tmp_path.glob("tmp*")) == []
