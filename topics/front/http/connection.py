@@ -172,14 +172,11 @@ class Connection:
         except BlockingIOError:
             sent = 0
         self.sent_bytes += sent
-        if sent < len(head):
-            await self._send_slowly(memoryview(head)[sent:])
-            sent = len(head)
-        unsent = memoryview(body)[sent - len(head) :]
-        if unsent:
+        if sent < len(head) + len(body):
             await in_task()
             with self.connections.answers.holding(self, len(body)):
-                await self._send_slowly(unsent)
+                await self._send_slowly(memoryview(head)[sent:])
+                await self._send_slowly(memoryview(body)[max(0, sent - len(head)) :])
 
     async def _send_slowly(self, unsent: memoryview) -> None:
         """Send as fast as the client takes it."""
