@@ -45,6 +45,19 @@ async def test_a_half_closed_client_still_gets_its_answers(fast: bool) -> None:
 
 @pytest.mark.slow
 @LANES
+async def test_input_behind_the_last_request_does_not_take_its_answer_back(fast: bool) -> None:
+    backend = FakeBackend(topics={"a": []}, answer_bytes=20_000_000)
+    async with running(fast=fast, backend=backend) as run:
+        client = await run.connect()
+        diff = request("POST", "/v0/topics/a/diff", b"{}", connection="close")
+        await client.say(diff + APPEND * 1000)
+        assert (await client.hear()).status == 200
+        await client.stream.send_eof()
+        assert await client.is_closed()
+
+
+@pytest.mark.slow
+@LANES
 async def test_a_fast_body_that_stalls_has_the_grace_and_no_more(fast: bool) -> None:
     settings = Settings(inline_bytes=4096, max_body_bytes=64 * 1024 * 1024)
     async with running(fast=fast, settings=settings) as run:

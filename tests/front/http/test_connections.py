@@ -10,6 +10,7 @@ from typing import NamedTuple
 import pytest
 import trio
 
+from tests.support.driven import echo, scenes
 from tests.support.fake_backend import FakeBackend
 from tests.support.front import APPEND, LANES, RECORD, running
 from tests.support.raw_client import request
@@ -187,3 +188,17 @@ async def test_the_drain_ends_idle_connections_without_input_and_waits_for_the_o
     connections.remove(connection)
     with trio.fail_after(1):
         await connections.wait_empty()
+
+
+async def test_a_request_that_comes_before_its_idle_connection_is_closed_is_answered() -> None:
+    """Also when the process did not run in between, and nobody has read it."""
+    async with scenes() as make:
+        asks, says_nothing = make(), make()
+        for scene in (asks, says_nothing):
+            scene.serve(echo)
+            scene.connection.deadline = 75.0
+        asks.client.sendall(b"abc")
+        asks.connections.sweep(600.0)
+        assert says_nothing.client.recv(9) == b""
+        asks.poller.turn()
+        assert asks.client.recv(9) == b"3"

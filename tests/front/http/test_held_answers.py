@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import socket
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import pytest
 import trio
+import trio.testing
 
 from tests.support.fake_backend import FakeBackend
 from tests.support.front import running
@@ -66,3 +67,20 @@ async def test_answers_of_both_lanes_count_while_their_clients_do_not_take_them(
         await run.until(lambda: run.server.connections.answers.held_bytes > 200_000)
         client.stream.socket.close()
         await run.until(lambda: run.server.connections.answers.held_bytes == 0)
+
+
+async def test_an_answer_is_held_from_when_its_head_finds_no_room() -> None:
+    connections = Connections(Timings(), 0.0)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        connection = Connection(ours, connections)
+        with suppress(BlockingIOError):
+            while True:
+                ours.send(bytes(65536))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(connection.send_both, b"head", bytes(40_000))
+            await trio.testing.wait_all_tasks_blocked()
+            assert connections.answers.held_bytes == 40_000
+            nursery.cancel_scope.cancel()
+        assert connections.answers.held_bytes == 0

@@ -43,7 +43,7 @@ class Timings:
     idle_s: float = 75.0  # between two requests; longer than the 60 s of common proxies
     late_s: float = 1.0  # to the first byte from a client that connects during the drain
     send_s: float = 30.0  # without the client taking a single byte
-    linger_s: float = 2.0  # for the client to read a refusal while it still sends
+    linger_s: float = 2.0  # for the client to read the last answer while it still sends
 
 
 class Registry(Protocol):
@@ -172,14 +172,11 @@ class Connection:
         except BlockingIOError:
             sent = 0
         self.sent_bytes += sent
-        if sent < len(head):
-            await self._send_slowly(memoryview(head)[sent:])
-            sent = len(head)
-        unsent = memoryview(body)[sent - len(head) :]
-        if unsent:
+        if sent < len(head) + len(body):
             await in_task()
             with self.connections.answers.holding(self, len(body)):
-                await self._send_slowly(unsent)
+                await self._send_slowly(memoryview(head)[sent:])
+                await self._send_slowly(memoryview(body)[max(0, sent - len(head)) :])
 
     async def _send_slowly(self, unsent: memoryview) -> None:
         """Send as fast as the client takes it."""
@@ -222,10 +219,10 @@ class Connection:
         self.sock.close()
 
     async def linger(self) -> None:
-        """After a refusal that left input unread: wait until the client has read it. Closing at
-        once would send a reset, which takes the answer back.
+        """After an answer that leaves input unread: wait until the client has read it. Closing at
+        once would send a reset, which takes the answer back, and those before it.
         """
-        if not self.unread_body or self.is_ended:
+        if self.is_ended or not (self.unread_body or (self.closing and self._has_unread())):
             return
         await in_task()
         self.deadline = NEVER
@@ -233,6 +230,15 @@ class Connection:
         with trio.move_on_after(self.timings.linger_s, shield=True):
             while await self.receive_into(SCRATCH):
                 pass
+
+    def _has_unread(self) -> bool:
+        """Whether there are requests behind the last one. Raises OSError."""
+        if self.pos < len(self.buffer):
+            return True
+        try:
+            return bool(self.sock.recv(1, socket.MSG_PEEK))
+        except BlockingIOError:
+            return False
 
 
 def hung_up(descriptors: Iterable[int]) -> set[int]:

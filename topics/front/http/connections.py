@@ -1,13 +1,13 @@
 """All connections of a front: the sweep that keeps their deadlines, and their drain.
 
-every tick    past its deadline --idle--> closed, --else--> cut
+every tick    past its deadline --idle, no input--> closed, --else--> cut
               waiting for a call whose client has hung up --> cut
 """
 
 from __future__ import annotations
 
 import select
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import trio
 
@@ -62,12 +62,14 @@ class Connections:
     def sweep(self, now: float) -> None:
         """End connections past their deadline, and calls whose client has hung up."""
         self.now = now
-        waiting = {}
+        idle, waiting = [], {}
         for connection in [*self._open]:  # one that ends may leave at once
             if connection.deadline <= now:
-                connection.end_idle() if connection.idle else connection.cut()
+                idle.append(connection) if connection.idle else connection.cut()
             elif now - connection.waits_since >= self.timings.tick_s:
                 waiting[connection.fd] = connection
+        if idle:
+            _end_idle(idle)
         if waiting:
             for fd in hung_up(waiting):
                 waiting[fd].cut()
@@ -81,11 +83,7 @@ class Connections:
         """
         self.draining = True
         self._leaving, self._empty = set(self._open), trio.Event()
-        idle = {connection.fd: connection for connection in self._open if connection.idle}
-        busy = ready_descriptors(idle, select.POLLIN, select.POLLIN)
-        for fd, connection in idle.items():
-            if fd not in busy:
-                connection.end_idle()
+        _end_idle([connection for connection in self._open if connection.idle])
         if not self._leaving:
             self._empty.set()
 
@@ -97,3 +95,12 @@ class Connections:
         """End all connections now."""
         for connection in [*self._open]:
             connection.cut()
+
+
+def _end_idle(connections: Sequence[Connection]) -> None:
+    """Close idle connections, but for those with input that nobody has read yet."""
+    by_fd = {connection.fd: connection for connection in connections}
+    busy = ready_descriptors(by_fd, select.POLLIN, select.POLLIN)
+    for fd, connection in by_fd.items():
+        if fd not in busy:
+            connection.end_idle()
