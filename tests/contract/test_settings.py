@@ -159,6 +159,18 @@ def test_every_bad_setting_is_named_at_once(tmp_path: Path) -> None:
         assert name in server.logged
 
 
+@pytest.mark.parametrize(("cap", "is_told"), [(100, False), (16_385, True), (0, False)])
+def test_a_cap_of_streams_that_no_process_reaches_is_told(
+    tmp_path: Path, cap: int, is_told: bool
+) -> None:
+    with Server(tmp_path / "data", shards=1, max_sse_connections=cap) as server:
+        assert server.log is not None
+        told = [line for line in server.log.events() if "max_sse_connections" in line]
+        assert [line["max_sse_connections"] for line in told] == [cap] * is_told
+        assert all(line["level"] == "warning" for line in told)
+        assert all(line["connections_max"] <= 16_384 for line in told)
+
+
 # --- keys (§0.2)
 
 KEYS = ",".join(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,6 +42,26 @@ def test_the_keys_of_the_environment_are_taken_out_of_it() -> None:
     assert bytes(take_fixed(environ)) == b"one,two"
     assert environ == {"OTHER": "x"}
     assert not take_fixed(environ)
+
+
+ONE_BYTE = """
+import os
+from topics.process.keys import take_fixed
+print(bytes(take_fixed(os.environ)), bytes([ord("k")]), "TOPICS_API_KEYS" in os.environ)
+"""
+
+
+def test_a_key_of_one_character_leaves_that_character_to_others() -> None:
+    """CPython has one object for each byte."""
+    done = subprocess.run(
+        [sys.executable, "-c", ONE_BYTE],
+        cwd=Path(__file__).parents[2],
+        env={"TOPICS_API_KEYS": "k"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("b'k' b'k' False\n", "")
 
 
 def test_a_file_is_read_again_wherever_its_path_leads_now(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Sequence
 
+import structlog
 import trio
 
 from topics.actors.link.board import Board, FrontState
@@ -21,12 +22,15 @@ from topics.actors.link.link_memory import LinkMemory
 from topics.actors.link.process_id import front_id
 from topics.actors.shard_client.shards import Shards
 from topics.config import Settings
+from topics.front.http.accepting import connections_max
 from topics.front.server import Server
 from topics.process import logs
 from topics.process.children import note_sigterm
 from topics.process.measure import measure
 
 HEARTBEAT_S = 0.5
+
+log = structlog.get_logger()
 
 
 def main(
@@ -38,6 +42,7 @@ def main(
     listener: socket.socket,
 ) -> None:
     """Run front ``index``; returns after SIGTERM, when the requests in flight are answered."""
+    _tell_unreachable_cap(settings, connections_max())
     gc.freeze()  # what was imported stays: the collector need not look at it again
     own = [Link(memory, board, front_id(index)) for memory in links]
     trio.run(_serve, settings, keys, listener, board, index, own)
@@ -78,6 +83,13 @@ async def _serve(
             await shards.wait_linked()
             await server.run(listener, stop)
             nursery.cancel_scope.cancel()
+
+
+def _tell_unreachable_cap(settings: Settings, most: int) -> None:
+    cap = settings.max_sse_connections
+    if cap > most:
+        reason = "the cap of streams is above that of connections"
+        log.warning(reason, max_sse_connections=cap, connections_max=most)
 
 
 async def _beat(board: Board, index: int) -> None:

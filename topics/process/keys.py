@@ -107,7 +107,8 @@ def take_fixed(environ: MutableMapping[str, str]) -> bytearray:
     if address := libc.getenv(name):
         ctypes.memset(address, 0, libc.strlen(address))
     del os.environb[name]
-    if sys.implementation.name == "cpython":  # the bytes object that only os.environ held
+    # The bytes object that only os.environ held; those of one byte are the interpreter's.
+    if sys.implementation.name == "cpython" and len(value) > 1:
         ctypes.memset(id(value) + bytes.__basicsize__ - 1, 0, len(value))
     return text
 
