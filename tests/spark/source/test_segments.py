@@ -113,9 +113,11 @@ def test_a_wrong_option_is_one_line(options: dict[str, str], line: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_topic_is_named(scene: Scene) -> None:
+def test_a_missing_topic_or_partition_is_named(scene: Scene) -> None:
     with pytest.raises(BadOption, match='there is no topic "gone"'):
         offsets(path=str(scene.path), subscribe="gone")
+    with pytest.raises(BadOption, match="names partition 1 of"):
+        offsets(path=str(scene.path), subscribe="plain", startingOffsets='{"plain": {"1": 2}}')
     with pytest.raises(BadOption, match="columns names 'nothing'"):
         SegmentsDataSource(
             {"path": str(scene.path), "subscribe": "plain", "columns": "nothing"}

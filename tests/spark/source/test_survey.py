@@ -10,7 +10,7 @@ import pytest
 
 from tests.spark.source.live import Live
 from topics.client.ranges import Lost
-from topics.spark.source.connection import ServerError
+from topics.spark.source.connection import BadOption, ServerError
 from topics.spark.source.offsets import Position
 from topics.spark.source.options import ReadOptions
 from topics.spark.source.plan import Head, Step
@@ -67,6 +67,21 @@ def test_a_named_topic_that_is_absent_is_told_with_its_server(live: Live) -> Non
         assert heads == {"one": {}}
         with pytest.raises(ServerError, match=r'one \(http.*"survey.absent": topic_not_found'):
             asked.require(heads)
+
+
+@pytest.mark.parametrize("option", ["startingOffsets", "endingOffsets"])
+def test_offsets_of_a_partition_that_the_topic_does_not_have_are_refused(
+    live: Live, option: str
+) -> None:
+    live.make("survey.place", 3)
+    there, elsewhere = ({option: f'{{"survey.place": {{"{place}": 2}}}}'} for place in (0, 1))
+    with survey(live, subscribe="survey.place", **there) as asked:
+        asked.require(asked.heads(Patience.FULL))
+    with (
+        survey(live, subscribePattern="survey.p.*", **elsewhere) as asked,
+        pytest.raises(BadOption, match=r'partition 1 of topic "survey\.place", which is part'),
+    ):
+        asked.require(asked.heads(Patience.FULL))
 
 
 def test_only_owners_of_named_topics_are_asked(live: Live) -> None:

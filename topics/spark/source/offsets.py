@@ -11,7 +11,7 @@ column ``partition``. A checkpoint has the server's name: numbers change when a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -69,6 +69,16 @@ class Bounds:
         """The user's offset, or `EARLIEST` or `LATEST`."""
         found = self.named.get(topic, {})
         return found.get(partition, found.get(None, self.default))
+
+    def check(self, topic: str, places: Collection[int]) -> None:
+        """Raise `BadOption` for a partition that the topic, which lies at these, does not have."""
+        for partition in self.named.get(topic, {}):
+            if partition is not None and partition not in places:
+                held = " and ".join(map(str, sorted(places)))
+                raise BadOption(
+                    f'option {self.option} names partition {partition} of topic "{topic}", which is'
+                    f' partition {held} of these servers: write that, or {{"{topic}": OFFSET}}'
+                )
 
     def words(self) -> set[int]:
         """Which of `EARLIEST` and `LATEST` somebody asks for."""

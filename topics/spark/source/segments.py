@@ -81,6 +81,9 @@ class SegmentOptions:
         for name in self.read.topics:
             if name not in directory.topics:
                 raise BadOption(f'there is no topic "{name}" in {self.path}')
+        for bounds in (self.read.starting, self.read.ending):
+            for name in bounds.named:
+                bounds.check(name, [0])
         return [topic for name, topic in sorted(directory.topics.items()) if self.read.wants(name)]
 
     def pieces(self, topic: OfflineTopic, max_records: int) -> Iterator[Piece]:

@@ -72,7 +72,9 @@ class Survey:
         return {topic: head for topic, head in found.items() if head is not None}
 
     def require(self, heads: Heads) -> None:
-        """Raise `ServerError` for a topic that is named and absent."""
+        """Raise `ServerError` for a topic that is named and absent, `BadOption` for offsets of a
+        partition that a topic does not have.
+        """
         for topic in self._options.topics:
             server = self._connection.servers.owner(topic)
             if topic not in heads[server.name]:
@@ -80,6 +82,11 @@ class Survey:
                     f'server {label(server)}: topic "{topic}": topic_not_found: there is no such'
                     " topic; make it first, or correct the option subscribe"
                 )
+        index = self._connection.servers.index
+        for bounds in (self._options.starting, self._options.ending):
+            for topic in bounds.named:
+                if places := [index(server) for server, found in heads.items() if topic in found]:
+                    bounds.check(topic, places)
 
     def loss(self, step: Step, patience: Patience) -> Lost | None:
         """What was evicted or expired right behind a position; None without any."""
