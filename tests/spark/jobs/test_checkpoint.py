@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from topics.spark.errors import JobError
-from topics.spark.jobs.checkpoint import committed, positions
+from topics.spark.jobs.checkpoint import check_job, claim, committed, positions
 from topics.spark.jobs.files import LocalFiles
 from topics.spark.source.offsets import Position
 
@@ -35,3 +35,19 @@ def test_offsets_of_another_source_are_told(tmp_path: Path, text: str) -> None:
     files.write("c/offsets/0", text)
     with pytest.raises(JobError, match=r"c/offsets/0: these are no offsets of topics"):
         positions(files, "c", 0)
+
+
+def test_a_query_that_has_begun_is_of_one_job(tmp_path: Path) -> None:
+    files, hourly = LocalFiles(tmp_path / "c"), {"window": "1 hour", "by": ""}
+    claim(files, {"window": "1 day", "by": "data.a"})  # and nothing was read
+    claim(files, hourly)
+    files.write("offsets/0", "v1")
+    claim(files, hourly)
+    for other, told in [
+        (hourly | {"window": "1 day"}, "its window is '1 hour', not '1 day'"),
+        (hourly | {"by": "data.a"}, "its by is '', not 'data.a'"),
+        (hourly | {"sum": "data.a"}, "its sum is '', not 'data.a'"),
+    ]:
+        with pytest.raises(JobError, match=told):
+            check_job(files, other)
+    check_job(files, hourly | {"sum": ""})

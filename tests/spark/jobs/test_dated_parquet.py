@@ -79,9 +79,31 @@ def test_no_folder_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     with pytest.raises(JobError, match="is there already"):
         DatedParquet(tmp_path / "out")
-    (tmp_path / "other.pending").mkdir()
-    with pytest.raises(JobError, match=r"other\.pending is there already"):
-        DatedParquet(tmp_path / "other")
+    (tmp_path / "other.pending" / "mine").mkdir(parents=True)
+    with (
+        pytest.raises(JobError, match=r"other\.pending/mine is there already"),
+        DatedParquet(tmp_path / "other"),
+    ):
+        pass
+    assert (tmp_path / "other.pending" / "mine").exists()
+
+
+def test_what_a_killed_process_left_is_written_anew(tmp_path: Path) -> None:
+    left = tmp_path / "out.pending" / f"date={date_of(19_000)}" / "part-00007.parquet"
+    left.parent.mkdir(parents=True)
+    left.touch()
+    with DatedParquet(tmp_path / "out") as files:
+        files.write([record(1, NOON)], "a")
+    assert files_of(tmp_path / "out") == {f"date={date_of(20_000)}/part-00000.parquet": [1]}
+    assert [*tmp_path.iterdir()] == [tmp_path / "out"]
+
+
+def test_two_jobs_do_not_write_one_folder(tmp_path: Path) -> None:
+    with DatedParquet(tmp_path / "out") as files:
+        files.write([record(1, NOON)], "a")
+        with pytest.raises(JobError, match="another job writes it"), DatedParquet(tmp_path / "out"):
+            pass
+    assert len(files_of(tmp_path / "out")) == 1
 
 
 def test_nothing_to_write_is_an_empty_folder(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ SCALARS: dict[str, t.DataType] = {
     "TINYINT": t.ByteType(),
     "INT": t.IntegerType(),
     "BIGINT": t.LongType(),
+    "FLOAT": t.FloatType(),
     "DOUBLE": t.DoubleType(),
     "STRING": t.StringType(),
     "BINARY": t.BinaryType(),

@@ -77,9 +77,11 @@ def test_offsets_of_a_partition_that_the_topic_does_not_have_are_refused(
     there, elsewhere = ({option: f'{{"survey.place": {{"{place}": 2}}}}'} for place in (0, 1))
     with survey(live, subscribe="survey.place", **there) as asked:
         asked.require(asked.heads(Patience.FULL))
-    with survey(live, subscribePattern="survey.p.*", **elsewhere) as asked:
-        with pytest.raises(BadOption, match='partition 1 of topic "survey.place", which is part'):
-            asked.require(asked.heads(Patience.FULL))
+    with (
+        survey(live, subscribePattern="survey.p.*", **elsewhere) as asked,
+        pytest.raises(BadOption, match=r'partition 1 of topic "survey\.place", which is part'),
+    ):
+        asked.require(asked.heads(Patience.FULL))
 
 
 def test_only_owners_of_named_topics_are_asked(live: Live) -> None:

@@ -29,7 +29,9 @@ from topics.errors import ExitCode
 from topics.spark.errors import JobError, spark_errors
 from topics.spark.jobs.appending import Appended, append_rows
 from topics.spark.jobs.arguments import Commands, add_servers
+from topics.spark.jobs.checkpoint import check_job, claim
 from topics.spark.jobs.compact import open_sink, planned
+from topics.spark.jobs.files import LocalFiles, files_at, local_path
 from topics.spark.jobs.streams import (
     NO_TIME,
     LeftOut,
@@ -94,6 +96,22 @@ class AggregateJob:
             return SinkOptions.parse({**self.options, "topic": self.dest})
         except BadOption as error:
             raise JobError(str(error)) from None
+
+    def arguments(self) -> dict[str, str]:
+        """What the results depend on, by name."""
+        figures = {
+            name: " ".join(path for function, path in self.figures if function == name)
+            for name in FUNCTIONS
+        }
+        return figures | {
+            "source": self.source,
+            "dest": self.dest,
+            "window": self.window,
+            "by": " ".join(self.by),
+            "time": self.time,
+            "watermark": self.watermark,
+            "mode": self.mode,
+        }
 
     def read(self) -> dict[str, str]:
         """The options of ``format("topics")``."""
@@ -232,6 +250,7 @@ def aggregate(
     started = time.monotonic()
     sink = job.sink()
     planned(sink.connection, job.source)
+    claim(files_at(spark, job.checkpoint), job.arguments())
     open_sink(sink)
     done: list[Appended] = []
 
@@ -270,13 +289,14 @@ def add(commands: Commands) -> None:
         " results to another topic, what is new with each run. A field is data.MEMBER, or one of"
         f" {', '.join(COLUMNS)}. A result is JSON with window_start, window_end, the fields, count"
         " and the figures; its tag names window and group.",
-        epilog=f"CHECKPOINT belongs to the destination: delete both to begin again."
+        epilog=f"CHECKPOINT belongs to the destination and to the arguments that say what is"
+        " counted: delete both to begin again."
         f" {ExitCode.sentence()}",
     )
     add_arg = parser.add_argument
     add_arg("source")
     add_arg("dest", help="is made when it is absent")
-    add_arg("checkpoint", help="folder that says how far the job has come")
+    add_arg("checkpoint", help="folder of this job, which says how far it has come")
     add_arg("--window", required=True, metavar="INTERVAL", help="such as '1 hour'")
     add_arg("--by", action="append", default=[], metavar="FIELD", help="group also by this")
     for function in FUNCTIONS:
@@ -338,6 +358,9 @@ def run(options: argparse.Namespace) -> AggregateSummary:
         allow_loss=options.allow_loss,
     )
     planned(job.sink().connection, job.source)  # a mistake is told before a JVM starts
+    path = local_path(job.checkpoint)
+    if path is not None:
+        check_job(LocalFiles(path), job.arguments())
     with spark_errors():
         spark = local_session(options.cores, "topics-aggregate")
     try:

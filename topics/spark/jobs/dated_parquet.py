@@ -4,12 +4,13 @@ one process without a JVM.
     OUT/date=2026-11-23/part-00000.parquet
 
 The date is that of the timestamp in UTC. A file holds records of one topic, by their offsets.
-Everything is written beside OUT and renamed when it is whole and on the disk: OUT is there with all
-records, or not at all.
+Everything is written to OUT.pending and renamed when it is whole and on the disk: OUT is there with
+all records, or not at all. What a killed process left in OUT.pending is written anew.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 from bisect import bisect_right
@@ -28,6 +29,7 @@ from topics.spark.source.columns import TYPES, Columns
 from topics.storage.disk import sync_directory
 
 PENDING: Final = ".pending"
+DATE: Final = "date="
 FILE_RECORDS: Final = 5_000_000
 ROW_GROUP_RECORDS: Final = 100_000
 CODEC: Final = "zstd"
@@ -35,13 +37,15 @@ DAY_MS: Final = 24 * 60 * 60 * 1000
 
 
 class DatedParquet:
-    """Writes a new folder ``out``. Raises `JobError` when it is there, and OSError."""
+    """Writes a new folder ``out``. Raises `JobError` when it is there or being written, and
+    OSError.
+    """
 
     def __init__(self, out: Path) -> None:
         self._out, self._pending = out, out.with_name(out.name + PENDING)
-        for path in (out, self._pending):
-            if path.exists():
-                raise JobError(f"{path} is there already; name a new folder")
+        self._lock = -1  # of the pending folder: it ends with the process
+        if out.exists():
+            raise JobError(f"{out} is there already; name a new folder")
         self._columns = Columns(StructType([StructField(*each) for each in TYPES.items()]))
         self._file: _File | None = None
         self._number = 0
@@ -56,7 +60,7 @@ class DatedParquet:
 
     def _next_file(self, topic: str, day: int) -> _File:
         self._close_file()
-        folder = self._pending / f"date={date_of(day)}"
+        folder = self._pending / f"{DATE}{date_of(day)}"
         folder.mkdir(parents=True, exist_ok=True)
         self._file = _File(folder / f"part-{self._number:05d}.parquet", topic, day)
         self._number += 1
@@ -68,11 +72,35 @@ class DatedParquet:
             self._file = None
 
     def __enter__(self) -> Self:
-        self._pending.mkdir(parents=True)
+        self._pending.mkdir(parents=True, exist_ok=True)
+        self._lock = os.open(self._pending, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            self._take_over()
+        except BaseException:
+            os.close(self._lock)
+            raise
         return self
 
+    def _take_over(self) -> None:
+        """Lock the pending folder, and remove what a killed process left there."""
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise JobError(f"{self._pending}: another job writes it") from None
+        left = [*self._pending.iterdir()]
+        if strange := [path for path in left if not path.name.startswith(DATE)]:
+            raise JobError(f"{strange[0]} is there already; name a new folder")
+        for path in left:
+            shutil.rmtree(path)
+
     def __exit__(self, kind: type[BaseException] | None, *_failure: object) -> None:
-        if kind is not None:
+        try:
+            self._finish(failed=kind is not None)
+        finally:
+            os.close(self._lock)
+
+    def _finish(self, *, failed: bool) -> None:
+        if failed:
             shutil.rmtree(self._pending, ignore_errors=True)
             return
         self._close_file()

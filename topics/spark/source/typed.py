@@ -8,7 +8,8 @@ BIGINT, "1" is none either.
 
     BOOLEAN                         true, false
     BYTE, SHORT, INT, BIGINT        numbers without a dot or exponent, within the type's bounds
-    FLOAT, DOUBLE, DECIMAL          numbers; a DECIMAL, from a string too, is never rounded
+    FLOAT, DOUBLE, DECIMAL          numbers within the type's bounds; a DECIMAL, from a string too,
+                                    is never rounded
     STRING                          anything
     BINARY                          strings in base64
     DATE                            "2024-12-31"
@@ -28,6 +29,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import types as t
 
 from topics.spark.source.connection import BadOption
@@ -46,8 +48,8 @@ SCALARS: Final[dict[type[t.DataType], Any]] = {
     t.TimestampType: Annotated[datetime.datetime, msgspec.Meta(tz=True)],
     t.TimestampNTZType: Annotated[datetime.datetime, msgspec.Meta(tz=False)],
 }
-# Arrow refuses what is out of a type's bounds, msgspec everything else. OverflowError: an integer
-# above 64 bits; UnicodeDecodeError: a half of a surrogate pair.
+# Arrow refuses what is out of a type's bounds, but for FLOAT, msgspec everything else.
+# OverflowError: an integer above 64 bits; UnicodeDecodeError: a half of a surrogate pair.
 MISFITS: Final = (
     msgspec.MsgspecError,
     pa.ArrowException,
@@ -171,7 +173,11 @@ def _array(rows: list[Any], field: pa.Field) -> pa.Array:
         return pa.MapArray.from_arrays(_offsets(rows), keys, items, type=kind, mask=_mask(rows))
     if pa.types.is_string(kind):
         rows = [_text(row, field) if type(row) is msgspec.Raw else row for row in rows]
-    return pa.array(rows, kind)
+    found = pa.array(rows, kind)
+    # Arrow makes an infinity of what a FLOAT cannot hold; JSON has none.
+    if pa.types.is_float32(kind) and pc.any(pc.is_inf(found)).as_py():
+        raise msgspec.ValidationError("Number out of range of a FLOAT")
+    return found
 
 
 def _struct_array(rows: list[Any], kind: pa.DataType) -> pa.Array:
