@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.api import Answer, Api, Wire, ok, refused, request
+from tests.support.caps import capped
 from tests.support.queues import HOUR_MS, Queue, Work, counters, data, until, work_path
 from tests.support.server import Server
 
@@ -187,12 +188,6 @@ def test_keys_are_never_logged(guarded: Server) -> None:
 
 
 # --- how many
-
-
-def capped(answer: Answer, limit: str, maximum: int) -> None:
-    detail = refused(answer, 429, "throttled")["detail"]
-    assert (detail["limit"], detail["max"]) == (limit, maximum)
-    assert int(answer.headers["retry-after"]) >= 1
 
 
 @pytest.mark.slow

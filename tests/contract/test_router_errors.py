@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.api import Answer, Api, ok, refused
+from tests.support.caps import capped
 from tests.support.queues import names_on
 from tests.support.routers import (
     DEFAULTS,
@@ -300,12 +301,6 @@ def test_parallel_routers_and_shared_sources_are_no_cycle(api: Api, topic: str) 
 # --- 429
 
 
-def capped(answer: Answer, maximum: int) -> None:
-    detail = refused(answer, 429, "throttled")["detail"]
-    assert (detail["limit"], detail["max"]) == ("max_routers", maximum)
-    assert int(answer.headers["retry-after"]) >= 1
-
-
 @pytest.mark.slow
 def test_the_number_of_routers_is_capped(tmp_path: Path) -> None:
     with (
@@ -315,7 +310,7 @@ def test_the_number_of_routers_is_capped(tmp_path: Path) -> None:
         ok(put(api, "r1", "a", "b"), 201)
         ok(put(api, "r2", "b", "c"), 201)
         for _ in range(2):
-            capped(put(api, "r3", "x", "y"), 2)
+            capped(put(api, "r3", "x", "y"), "max_routers", 2)
             absent(api, "x", "y")
         refused(get(api, "r3"), 404, "router_not_found")
         again: list[dict[str, Any]] = [{}, {"filter": "t"}, {"guarantee": "exactly_once"}]
@@ -328,7 +323,7 @@ def test_the_number_of_routers_is_capped(tmp_path: Path) -> None:
         absent(api, "x", "y")
         assert ok(delete(api, "r1"))["deleted"] is True
         ok(put(api, "r3", "x", "y"), 201)
-        capped(put(api, "r4", "x", "z"), 2)
+        capped(put(api, "r4", "x", "z"), "max_routers", 2)
         assert ok(api.delete("x"))["routers_removed"] == ["r3"]
         ok(put(api, "r4", "x", "z"), 201)
 
@@ -343,7 +338,7 @@ def test_the_cap_counts_what_a_restart_has_found(tmp_path: Path, end: str) -> No
         server.stop() if end == "stop" else server.kill()
         server.start()
         with Api(server.address) as api:
-            capped(put(api, "r3", "x", "y"), 2)
+            capped(put(api, "r3", "x", "y"), "max_routers", 2)
             absent(api, "x", "y")
             ok(put(api, "r2", "b", "c"))
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.contract.test_topic_put import DEFAULTS as TOPIC_DEFAULTS
 from tests.support.api import Api, data, ok, refused
 from tests.support.queues import names_on
 from tests.support.routers import DEFAULTS, OTHERS, config_of, get, names, path_of, put
 from tests.support.server import Server
+from tests.support.topic_configs import DEFAULTS as TOPIC_DEFAULTS
 
 
 @pytest.fixture(params=["same shard", "another shard"])

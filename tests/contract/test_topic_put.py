@@ -7,26 +7,8 @@ from typing import Any
 import pytest
 
 from tests.support.api import Api, ok, refused
+from tests.support.topic_configs import DEFAULTS
 
-DEFAULTS: dict[str, Any] = {
-    "type": "log",
-    "ttl_ms": 0,
-    "cap_records": 0,
-    "cap_bytes": 0,
-    "discard": "old",
-    "durable": False,
-    "durability": "disk",
-    "priority": None,
-    "auto_priority": True,
-    "auto_create": True,
-    "idempotency_window_ms": 120_000,
-    "dedupe_node": True,
-    "lease_ms": 30_000,
-    "claim_jitter_ms": 0,
-    "max_deliveries": 0,
-    "dead_letter": None,
-    "leases_durable": False,
-}
 U64_FIELDS = [
     "ttl_ms",
     "cap_records",

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.api import Answer, Api, Wire, ok, refused
+from tests.support.caps import capped
 from tests.support.queues import BOUND_S
 from tests.support.server import Server
 from tests.support.sse import ERROR, Stream, session, turned_away, watch
@@ -155,12 +156,6 @@ def test_keys_of_streams_are_never_logged(guarded: Server, full: Api) -> None:
 
 
 # --- caps
-
-
-def capped(answer: Answer, limit: str, maximum: int) -> None:
-    detail = refused(answer, 429, "throttled")["detail"]
-    assert (detail["limit"], detail["max"]) == (limit, maximum)
-    assert int(answer.headers["retry-after"]) >= 1
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.campaigns.churn import campaign
+from tests.crash.repeating import repeated_by
 
 pytestmark = pytest.mark.slow
 
@@ -19,11 +20,8 @@ SEED = int(os.environ.get("TEST_SEED", "1"))
 
 @pytest.mark.timeout(600)
 def test_what_was_taken_away_stays_away_and_the_rest_is_there(tmp_path: Path) -> None:
-    try:
+    with repeated_by("churn", kills=KILLS, seed=SEED):
         summary = campaign(tmp_path / "data", seed=SEED, kills=KILLS)
-    except BaseException:
-        print(f"repeat with: python -m tests.campaigns.churn --kills {KILLS} --seed {SEED}")
-        raise
-    assert not summary.problems, str(summary)
-    assert summary.log_files > 0
-    assert sum(report.checks for report in summary.reports) > KILLS
+        assert not summary.problems, str(summary)
+        assert summary.log_files > 0
+        assert sum(report.checks for report in summary.reports) > KILLS

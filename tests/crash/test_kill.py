@@ -15,6 +15,7 @@ import pytest
 
 from tests.campaigns.kills import Campaign
 from tests.campaigns.writers import Writer, finish, verify
+from tests.crash.repeating import repeated_by
 from tests.support.api import Answer, Api, Wire, ok, refused, request
 from tests.support.server import Server, kill_one
 
@@ -28,13 +29,10 @@ CLASSES = ("memory", "disk", "fsync")
 
 @pytest.mark.timeout(600)
 def test_a_kill_campaign_loses_and_doubles_nothing(tmp_path: Path) -> None:
-    try:
+    with repeated_by("kills", kills=KILLS, seed=SEED):
         summary = Campaign(tmp_path / "data", seed=SEED, kills=KILLS).run()
-    except BaseException:
-        print(f"repeat with: python -m tests.campaigns.kills --kills {KILLS} --seed {SEED}")
-        raise
-    assert not summary.problems, str(summary)
-    assert summary.writes > 10 * KILLS, str(summary)
+        assert not summary.problems, str(summary)
+        assert summary.writes > 10 * KILLS, str(summary)
 
 
 def topics_of(shard: int, shards: int, count: int = 1) -> list[str]:

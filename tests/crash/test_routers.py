@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.campaigns.routers import campaign
+from tests.crash.repeating import repeated_by
 
 pytestmark = pytest.mark.slow
 
@@ -17,12 +18,9 @@ SEED = int(os.environ.get("TEST_SEED", "1"))
 
 @pytest.mark.timeout(600)
 def test_every_copy_comes_over_once_in_order_and_stays(tmp_path: Path) -> None:
-    try:
+    with repeated_by("routers", seconds=SECONDS, seed=SEED):
         summary = campaign(tmp_path / "data", seed=SEED, seconds=SECONDS)
-    except BaseException:
-        print(f"repeat with: python -m tests.campaigns.routers --seconds {SECONDS} --seed {SEED}")
-        raise
-    assert not summary.problems, str(summary)
-    assert summary.counts["copies"] > 100, str(summary)
-    for what in ("source_trim told", "cap told", "read again"):
-        assert summary.counts[what], str(summary)
+        assert not summary.problems, str(summary)
+        assert summary.counts["copies"] > 100, str(summary)
+        for what in ("source_trim told", "cap told", "read again"):
+            assert summary.counts[what], str(summary)

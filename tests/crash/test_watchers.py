@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.campaigns.watchers import campaign
+from tests.crash.repeating import repeated_by
 
 pytestmark = pytest.mark.slow
 
@@ -18,14 +19,8 @@ WATCHERS = 20
 
 @pytest.mark.timeout(600)
 def test_watchers_see_every_record_once_or_are_told_of_the_gap(tmp_path: Path) -> None:
-    try:
+    with repeated_by("watchers", seconds=SECONDS, watchers=WATCHERS, seed=SEED):
         summary = campaign(tmp_path / "data", seed=SEED, seconds=SECONDS, watchers=WATCHERS)
-    except BaseException:
-        print(
-            f"repeat with: python -m tests.campaigns.watchers --seconds {SECONDS} --watchers"
-            f" {WATCHERS} --seed {SEED}"
-        )
-        raise
-    assert not summary.problems, str(summary)
-    assert summary.counts["records"] > 100, str(summary)
-    assert summary.counts["resumes"] > 0, str(summary)
+        assert not summary.problems, str(summary)
+        assert summary.counts["records"] > 100, str(summary)
+        assert summary.counts["resumes"] > 0, str(summary)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.campaigns.workers import campaign
+from tests.crash.repeating import repeated_by
 
 pytestmark = pytest.mark.slow
 
@@ -18,15 +19,15 @@ CREWS = 4
 
 @pytest.mark.timeout(600)
 def test_every_job_is_done_by_one_worker_at_a_time(tmp_path: Path) -> None:
-    try:
+    with repeated_by("workers", seconds=SECONDS, crews=CREWS, seed=SEED):
         summary = campaign(tmp_path / "data", seed=SEED, seconds=SECONDS, crews=CREWS)
-    except BaseException:
-        print(
-            f"repeat with: python -m tests.campaigns.workers --seconds {SECONDS} --crews {CREWS}"
-            f" --seed {SEED}"
-        )
-        raise
-    assert not summary.problems, str(summary)
-    assert summary.counts["jobs"] > 50, str(summary)
-    for what in ("deliveries again", "live", "stale: expired", "stale: released", "dead-lettered"):
-        assert summary.counts[what], str(summary)
+        assert not summary.problems, str(summary)
+        assert summary.counts["jobs"] > 50, str(summary)
+        for what in (
+            "deliveries again",
+            "live",
+            "stale: expired",
+            "stale: released",
+            "dead-lettered",
+        ):
+            assert summary.counts[what], str(summary)

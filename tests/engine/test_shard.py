@@ -46,7 +46,7 @@ class Model:
         return self.records[-1][0] if self.records else 0
 
 
-@settings(max_examples=600, stateful_step_count=60)
+@settings(max_examples=200, stateful_step_count=60)
 class Shard(RuleBasedStateMachine):
     """``models`` holds what is committed, by topic id; ``names``, ``windows`` and ``next_seqs``
     what is decided.

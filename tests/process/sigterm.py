@@ -1,7 +1,8 @@
-"""One child of the supervisor that gets a SIGTERM in a certain gap of its life.
+"""Children of the supervisor that get a SIGTERM, each in a certain gap of its life.
 
-``python -m tests.process.sigterm KIND GAP DATA_DIR`` prints how the child ended: its exit code, or
-the negative number of a signal. Run by tests/process/test_sigterm.py.
+``python -m tests.process.sigterm FOLDER "KIND GAP"...`` prints how each child ended: its exit code,
+or the negative number of a signal. What it logged is in FOLDER, by the number of the case. Run by
+tests/process/test_sigterm.py.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def end_of(pid: int, state: Callable[[], str], *, interrupted: bool) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def main(kind: str, gap: str, data_dir: Path) -> None:
+def end_of_case(kind: str, gap: str, data_dir: Path) -> int:
     """One child, one signal, one end."""
     logs.configure("supervisor")
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGCHLD})
@@ -102,8 +103,20 @@ def main(kind: str, gap: str, data_dir: Path) -> None:
     words = board.shard(0) if kind == "shard" else board.front(0)
     pid = process.fork(f"{kind} 0", run)
     waits = gap in ("at work", "before last checkpoint")
-    sys.stdout.write(f"{end_of(pid, lambda: words.state.name, interrupted=not waits)}\n")
+    return end_of(pid, lambda: words.state.name, interrupted=not waits)
+
+
+def main(folder: Path, cases: list[str]) -> None:
+    """Each case in a fork of its own, which has all imports."""
+    for number, case in enumerate(cases):
+        supervisor = os.fork()
+        if not supervisor:
+            os.dup2(os.open(folder / f"{number}.log", os.O_CREAT | os.O_WRONLY), 2)
+            kind, _, gap = case.partition(" ")
+            print(end_of_case(kind, gap, folder / str(number)), flush=True)
+            os._exit(0)
+        assert os.waitpid(supervisor, 0)[1] == 0, (folder / f"{number}.log").read_text()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -166,17 +166,10 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
     return ours, theirs
 
 
-class Client:
-    """A watch stream of topic ``t`` and the other end of its socket."""
+class Listener:
+    """The client's end of a stream's socket."""
 
-    def __init__(self, live: Live, seq: int = 0, epoch: int = 1, topic: str = "t") -> None:
-        ours, self.sock = socket_pair()
-        self.session = WatchSession("wid", ANYONE, View(), 15.0, {topic: (seq, epoch)})
-        connection: Any = Socket(ours)
-        self.stream = self.session.stream = WatchStream(live, self.session, connection)
-        self.stream.begin()
-        self.stream.add(topic, View(), Start(seq, epoch=epoch))
-        self.stream.catch_up()
+    sock: socket.socket
 
     def hear(self) -> bytes:
         """What has come since the last call."""
@@ -193,6 +186,19 @@ class Client:
             told += piece
             await wait_all_tasks_blocked()
         return told
+
+
+class Client(Listener):
+    """A watch stream of topic ``t`` and the other end of its socket."""
+
+    def __init__(self, live: Live, seq: int = 0, epoch: int = 1, topic: str = "t") -> None:
+        ours, self.sock = socket_pair()
+        self.session = WatchSession("wid", ANYONE, View(), 15.0, {topic: (seq, epoch)})
+        connection: Any = Socket(ours)
+        self.stream = self.session.stream = WatchStream(live, self.session, connection)
+        self.stream.begin()
+        self.stream.add(topic, View(), Start(seq, epoch=epoch))
+        self.stream.catch_up()
 
     async def follow(self, topic: str) -> None:
         """One topic more, from its beginning."""

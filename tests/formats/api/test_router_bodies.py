@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support import routers
+from tests.support.routers import OTHERS
 from tests.support.wrong_types import FLAG, GUARANTEE, MATCH, TOPIC_NAMES
 from topics.errors import InvalidRequest
 from topics.formats.api.delete_body import TagMatch
@@ -18,21 +20,7 @@ from topics.formats.json_text import json_bytes
 
 ENDS = {"source": "orders", "dest": "audit"}
 # The object of §6, in its order.
-DEFAULTS: dict[str, Any] = {
-    **ENDS,
-    "preserve_node": True,
-    "preserve_tag": True,
-    "filter": None,
-    "allow_cycle": False,
-    "guarantee": "at_least_once",
-}
-OTHERS: dict[str, Any] = {
-    "preserve_node": False,
-    "preserve_tag": False,
-    "filter": ["tag", "Glob", "public:*"],
-    "allow_cycle": True,
-    "guarantee": "exactly_once",
-}
+DEFAULTS = ENDS | routers.DEFAULTS
 
 
 def merged(base: RouterConfig | None = None, /, **fields: Any) -> RouterConfig:

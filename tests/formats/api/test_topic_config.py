@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.topic_configs import DEFAULTS
 from topics.errors import InvalidRequest, TopicExistsIncompatible
 from topics.formats.api.decoding import decode_config
 from topics.formats.api.limits import U64_MAX
@@ -22,26 +23,6 @@ from topics.formats.api.topic_config import (
 )
 from topics.formats.json_text import json_bytes
 
-# The object of §0.10, in its order.
-DEFAULTS = {
-    "type": "log",
-    "ttl_ms": 0,
-    "cap_records": 0,
-    "cap_bytes": 0,
-    "discard": "old",
-    "durable": False,
-    "durability": "disk",
-    "priority": None,
-    "auto_priority": True,
-    "auto_create": True,
-    "idempotency_window_ms": 120_000,
-    "dedupe_node": True,
-    "lease_ms": 30_000,
-    "claim_jitter_ms": 0,
-    "max_deliveries": 0,
-    "dead_letter": None,
-    "leases_durable": False,
-}
 OTHERS: dict[str, Any] = {
     "type": "queue",
     "ttl_ms": 1,

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import socket
-from contextlib import suppress
 from typing import Any
 
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from tests.support.live_desk import Desk, Socket, socket_pair
+from tests.support.live_desk import Desk, Listener, Socket, socket_pair
 from topics.engine.access import ANYONE, Principal
 from topics.errors import TopicsError
 from topics.front.live.work_stream import WorkStream
@@ -72,7 +71,7 @@ async def opened(front: Desk, principal: Principal = ANYONE) -> WorkSubscription
     return subscription
 
 
-class Worker:
+class Worker(Listener):
     """A stream of a subscription, which runs, and the other end of its socket."""
 
     def __init__(self, front: Desk, subscription: WorkSubscription) -> None:
@@ -82,22 +81,6 @@ class Worker:
         connection: Any = Socket(ours)
         self.stream = WorkStream(front.live, subscription, connection)
         front.live.nursery.start_soon(self.stream.run)
-
-    def hear(self) -> bytes:
-        """What has come since the last call."""
-        told = b""
-        with suppress(BlockingIOError):
-            while piece := self.sock.recv(1 << 20):
-                told += piece
-        return told
-
-    async def hear_all(self) -> bytes:
-        """What comes as long as it is read."""
-        told = b""
-        while piece := self.hear():
-            told += piece
-            await wait_all_tasks_blocked()
-        return told
 
     def hang_up(self, *, half: bool = False) -> None:
         """Close the client's end, or only say that nothing more comes."""

@@ -104,10 +104,10 @@ def test_changes_between_any_two_steps_have_the_same_result(event: str, tmp_path
     first.kill()
     origin = first.path
     expected, _, _ = run(0)
-    # Every second step: the events take turns with the odd and the even ones.
-    steps, going_on = -([*EVENTS].index(event) % 2), True
+    # Every fourth step: the events take turns with the steps in between.
+    steps, going_on = -([*EVENTS].index(event) % 4), True
     while going_on:
-        steps += 2
+        steps += 4
         shown, found, going_on = run(steps)
         assert shown == expected, f"after {steps} steps"
         assert found == expected, f"after {steps} steps and a restart"
