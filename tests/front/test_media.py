@@ -85,7 +85,5 @@ def test_json_has_to_be_named_and_not_to_stand_below_text(accept: bytes, preferr
         (b"text/*;q=0.0, text/event-stream", True),
     ],
 )
-def test_the_most_specific_range_counts_for_events(
-    accept: bytes, allowed: bool
-) -> None:
+def test_the_most_specific_range_counts_for_events(accept: bytes, allowed: bool) -> None:
     assert accepts_events(accept) is allowed
