@@ -20,7 +20,7 @@ from msgspec import Raw
 from topics.engine.locators import in_extent
 from topics.formats.api.append_body import AppendBody, RecordIn
 from topics.formats.buffers import Buffer
-from topics.formats.disk.records import RecordsView, View
+from topics.formats.disk.records import RecordsView, View, live_runs
 from topics.formats.disk.rendering import encode
 from topics.formats.disk.segment_build import EXTENT_RECORDS, Source, build
 from topics.storage.segments.file import Segment
@@ -95,7 +95,7 @@ def reads(view: View, start: int, flags: Buffer | None) -> list[float]:
     stop = start + PAGE
     return [
         cost(lambda: view.slice(start, stop)),
-        cost(lambda: view.slices(start, stop, flags)),
+        cost(lambda: [view.slice(*run) for run in live_runs(flags, start, stop)]),
         cost(lambda: view.select(start, stop, NOBODY, False, True), 20),
         cost(lambda: view.select(start, stop, NOBODY, False, True, flags), 20),
     ]

@@ -8,7 +8,7 @@ import pytest
 
 from topics.errors import UnsupportedMediaType
 from topics.formats.api.fields import HeadFields
-from topics.front.media import accepts_gzip, check_body_media, prefers_json
+from topics.front.media import accepts_events, accepts_gzip, check_body_media, prefers_json
 
 
 @pytest.mark.parametrize(
@@ -71,3 +71,19 @@ def test_blanks_in_an_accept_encoding_are_not_tried_in_every_split() -> None:
 )
 def test_json_has_to_be_named_and_not_to_stand_below_text(accept: bytes, preferred: bool) -> None:
     assert prefers_json(accept) is preferred
+
+
+@pytest.mark.parametrize(
+    ("accept", "allowed"),
+    [
+        (b"", True),
+        (b"*/*", True),
+        (b"text/*", True),
+        (b"text/event-stream;q=0.5", True),
+        (b"application/json", False),
+        (b"text/event-stream;q=0, */*", False),
+        (b"text/*;q=0.0, text/event-stream", True),
+    ],
+)
+def test_the_most_specific_range_counts_for_events(accept: bytes, allowed: bool) -> None:
+    assert accepts_events(accept) is allowed

@@ -11,7 +11,6 @@ The kinds are ranges of numbers, so one comparison tells them apart. Locators ar
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import NewType
 
 Locator = NewType("Locator", int)
@@ -20,14 +19,6 @@ FIRST_EXTENT = 1 << 62
 FIRST_MEMORY = 1 << 63
 EXTENT_INDEX_BITS = 24
 _EXTENT_INDEX_MASK = (1 << EXTENT_INDEX_BITS) - 1
-
-
-class LocatorKind(Enum):
-    """What a locator locates."""
-
-    LOG = "log"
-    EXTENT = "extent"
-    MEMORY = "memory"
 
 
 def in_log(lsn: int) -> Locator:
@@ -58,13 +49,6 @@ def is_extent(locator: int) -> bool:
 def is_in_memory(locator: int) -> bool:
     """Whether it locates records in memory."""
     return locator >= FIRST_MEMORY
-
-
-def kind_of(locator: int) -> LocatorKind:
-    """What it locates."""
-    if locator < FIRST_EXTENT:
-        return LocatorKind.LOG
-    return LocatorKind.EXTENT if locator < FIRST_MEMORY else LocatorKind.MEMORY
 
 
 def lsn_of(locator: int) -> int:

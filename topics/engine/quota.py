@@ -77,9 +77,9 @@ class SharedCap:
         if not self._count.take(self._most, amount):
             raise Throttled(self._message, limit=self._name, max=self._most)
 
-    def take_reserved(self, amount: int = 1) -> None:
-        """Take what another shard keeps for it until this is done."""
-        self._count.take(0, amount)
+    def take_reserved(self) -> None:
+        """Take one that another shard keeps for it until this is done."""
+        self._count.take(0)
 
     def give_back(self, amount: int = 1) -> None:
         """Give back what was taken."""

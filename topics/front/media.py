@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from topics.errors import UnsupportedMediaType
 from topics.formats.api.fields import HeadFields, list_members
@@ -13,6 +14,7 @@ JSON_MEDIA = re.compile(
 )
 ACCEPT_PARAMETERS_MAX = 16  # of one range of an Accept field
 _PLAIN_TEXT = (b"text/plain", b"text/*", b"*/*")
+_EVENT_STREAM = (b"text/event-stream", b"text/*", b"*/*")
 GZIP_NAMES = ([b"gzip"], [b"x-gzip"])
 
 # Possessive: two neighbouring runs of blanks would otherwise be tried in every split between them.
@@ -57,10 +59,23 @@ def _weight(text: bytes | None) -> float:
 
 def prefers_json(accept: bytes) -> bool:
     """Whether an Accept value names JSON and ranks nothing that allows plain text above it."""
-    weights: dict[bytes, float] = {}
-    for part in list_members(accept):
-        media, *parameters = [piece.strip() for piece in part.split(b";", ACCEPT_PARAMETERS_MAX)]
-        given = [piece[2:].strip() for piece in parameters if piece.startswith(b"q=")]
-        weights[media] = _weight(given[0] if given else None)
+    weights = {media: _weight(q) for media, q in _ranges(accept)}
     text = next((weights[media] for media in _PLAIN_TEXT if media in weights), 0.0)
     return weights.get(JSON, 0.0) > 0 and weights[JSON] >= text
+
+
+def accepts_events(accept: bytes) -> bool:
+    """Whether an Accept value allows an event stream; an absent one allows everything. The most
+    specific range counts.
+    """
+    allowed = {media: q is None or q.strip(b"0.") != b"" for media, q in _ranges(accept)}
+    return not accept.strip() or next(
+        (allowed[media] for media in _EVENT_STREAM if media in allowed), False
+    )
+
+
+def _ranges(accept: bytes) -> Iterator[tuple[bytes, bytes | None]]:
+    """Each range of an Accept value, and what stands behind its ``q=``."""
+    for part in list_members(accept):
+        media, *parameters = [piece.strip() for piece in part.split(b";", ACCEPT_PARAMETERS_MAX)]
+        yield media, next((piece[2:] for piece in parameters if piece.startswith(b"q=")), None)

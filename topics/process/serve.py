@@ -135,7 +135,6 @@ def _announce(settings: Settings, access: Access, listeners: Sequence[socket.soc
 def _make_board(settings: Settings, keys: int) -> Board:
     """The board, with room for all keys to be replaced."""
     board = Board.create(settings.shards, settings.fronts, max(KEY_SLOTS, 2 * keys))
-    board.started_ms = time.time_ns() // 1_000_000
     board.started_monotonic_ms = time.monotonic_ns() // 1_000_000
     return board
 

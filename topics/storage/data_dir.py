@@ -74,7 +74,6 @@ class DataDirectory:
 
         Raises ``DataDirectoryInUse``, ``DataDirectoryDamaged`` or ``OSError``.
         """
-        self.path = path
         _make(path)
         _refuse_strangers(path)  # before LOCK: a foreign directory stays as it is
         self._lock = _lock(path)

@@ -120,7 +120,7 @@ class LinkedLogs:
     """
 
     def __init__(self, folder: Path, data_dir: Path, shard: int, kept_from: int = 0) -> None:
-        self.folder, self.shard, self._data_dir = folder, shard, data_dir
+        self.folder, self.shard = folder, shard
         self._own: OwnLog | None = None
         self._lock = threading.Lock()  # held while links are made or removed
         self._tables = threading.Lock()  # held while `_logs` and `_blobs` change: never for long

@@ -53,15 +53,15 @@ def test_no_two_words_are_the_same_word() -> None:
         [10_000 * (index + 1) + number for number in range(COUNTERS)] for index in range(2)
     ]
     assert [board.session(*pair) for pair in pairs(board)] == [1] * 6
-    assert board.started_ms == 0
+    assert board.started_monotonic_ms == 0
 
 
 def test_states_and_global_words_read_back() -> None:
     board = Board.create(shards=1, fronts=1)
-    board.draining, board.started_ms = True, 1_700_000_000_000
+    board.draining, board.started_monotonic_ms = True, 1_700_000_000_000
     board.keys_reload_failed += 3
     board.shard(0).state, board.front(0).state = ShardState.READ_ONLY, FrontState.DRAINING
-    assert (board.draining, board.started_ms) == (True, 1_700_000_000_000)
+    assert (board.draining, board.started_monotonic_ms) == (True, 1_700_000_000_000)
     assert board.keys_reload_failed == 3
     assert board.shard(0).state is ShardState.READ_ONLY
     assert board.front(0).state is FrontState.DRAINING

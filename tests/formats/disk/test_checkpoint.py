@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from io import BytesIO
 from typing import Any
 
@@ -29,7 +29,6 @@ from topics.formats.disk.checkpoint import (
     UnknownVersion,
     check_piece,
     decode_header,
-    encode,
     is_sealed,
     is_whole_body,
     items_of_body,
@@ -46,6 +45,14 @@ def topic(number: int, **config: Any) -> Item:
         **snapshot_topic(Topic(number, f"t-{number}", 9, TopicConfig(**config)), 77),
         "head": number,
     }
+
+
+def encode(lsn: int, replay_from: int, items: Iterable[Item], *, clean: bool) -> bytes:
+    """A whole file, for one that is small."""
+    builder = PieceBuilder()
+    pieces = [piece for item in items if (piece := builder.add(item)) is not None]
+    pieces.append(builder.take() or b"")
+    return b"".join((builder.header(lsn, replay_from, clean=clean), *pieces))
 
 
 def pieces(data: bytes) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""Watch sessions without a stream; and which Accept fields allow one."""
+"""Watch sessions without a stream."""
 
 from __future__ import annotations
 
@@ -15,23 +15,7 @@ from topics.errors import NotFound, Throttled
 from topics.formats.api.watch import decode_watch
 from topics.front.limits import make_slots
 from topics.front.live import watches
-from topics.front.live.watches import SESSION_TTL_S, Watches, accepts_events
-
-
-@pytest.mark.parametrize(
-    ("accept", "allowed"),
-    [
-        (b"", True),
-        (b"*/*", True),
-        (b"text/*", True),
-        (b"text/event-stream;q=0.5", True),
-        (b"application/json", False),
-        (b"text/event-stream;q=0, */*", False),
-        (b"text/*;q=0.0, text/event-stream", True),
-    ],
-)
-def test_the_most_specific_range_counts(accept: bytes, allowed: bool) -> None:
-    assert accepts_events(accept) is allowed
+from topics.front.live.watches import SESSION_TTL_S, Watches
 
 
 async def test_a_session_that_no_stream_uses_gives_its_slot_back_after_its_time(

@@ -12,7 +12,8 @@ from msgspec import Raw
 from topics.client.http import Record
 from topics.spark.errors import JobError
 from topics.spark.jobs import dated_parquet
-from topics.spark.jobs.dated_parquet import DAY_MS, DatedParquet, by_day, date_of
+from topics.spark.jobs.archive_files import DAY_MS
+from topics.spark.jobs.dated_parquet import DatedParquet, by_day, date_of
 
 NOON = 20_000 * DAY_MS + DAY_MS // 2
 

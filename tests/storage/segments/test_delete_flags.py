@@ -32,7 +32,6 @@ def test_flags_are_seen_at_once_and_after_a_start(store: SegmentStore) -> None:
             2,
             4,
         ]
-        assert [len(piece) > 0 for piece in view.slices(0, 300, flags)] == [True, True]
     store.flag_deleted(locator, [7], 0)
     flags = store.delete_flags(locator)
     assert flags is not None

@@ -84,7 +84,8 @@ def test_an_unknown_flag_is_a_finding_and_its_record_lives(store: SegmentStore) 
         file.seek(entry.flags_at + 3)
         file.write(b"\x07\x01")
     held = reopened(store)
-    assert held.findings == [f"{segment.path}, offset {entry.flags_at + 3}: delete flag 7"]
+    findings = held.segments[1].findings
+    assert findings == [f"{segment.path}, offset {entry.flags_at + 3}: delete flag 7"]
     found = held.records(locator).select(2, 6, frozenset(), True, True, held.delete_flags(locator))
     assert [index for index, _ in found] == [2, 3, 5]
 

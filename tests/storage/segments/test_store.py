@@ -32,7 +32,7 @@ def test_records_are_read_as_they_were_written_at_once_and_after_a_start(
             assert held.delete_flags(locator) is None
         assert held.segments[1].header.base == 100
         assert held.segments[1].header.end == 200
-        assert held.findings == []
+        assert held.segments[1].findings == []
 
 
 def test_only_the_named_segments_stay(store: SegmentStore, folder: Path) -> None:

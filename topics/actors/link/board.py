@@ -6,9 +6,8 @@ store changes it. The sections follow one another in this order, each from a lin
 
     section              word  meaning
     server               0     draining: 1 once the server is going down [supervisor]
-                         1     started_ms: wall clock of the start [supervisor]
-                         2     keys_reload_failed: how often new keys were refused [supervisor]
-                         3     started_monotonic_ms: CLOCK_MONOTONIC of the start [supervisor]
+                         1     keys_reload_failed: how often new keys were refused [supervisor]
+                         2     started_monotonic_ms: CLOCK_MONOTONIC of the start [supervisor]
     sessions             n     session number of pair n of processes, from 1 [supervisor]
     process p            0     state: FrontState or ShardState [p; the supervisor once it has
     (258 lines each,           reaped p]
@@ -268,31 +267,22 @@ class Board:
         self._words[0] = int(value)
 
     @property
-    def started_ms(self) -> int:
-        """Wall clock of the start, in ms."""
-        return int(self._words[1])
-
-    @started_ms.setter
-    def started_ms(self, value: int) -> None:
-        self._words[1] = value
-
-    @property
     def keys_reload_failed(self) -> int:
         """How often a reload of the keys was refused since the start."""
-        return int(self._words[2])
+        return int(self._words[1])
 
     @keys_reload_failed.setter
     def keys_reload_failed(self, value: int) -> None:
-        self._words[2] = value
+        self._words[1] = value
 
     @property
     def started_monotonic_ms(self) -> int:
         """CLOCK_MONOTONIC of the start, in ms."""
-        return int(self._words[3])
+        return int(self._words[2])
 
     @started_monotonic_ms.setter
     def started_monotonic_ms(self, value: int) -> None:
-        self._words[3] = value
+        self._words[2] = value
 
 
 def _whole_lines(words: int) -> int:

@@ -54,7 +54,6 @@ OnMessages: TypeAlias = Callable[[list[Message]], None]
 class LinkStatistics:
     """What a link has done since its process started, and what it holds now."""
 
-    sleeps: int  # times it waited for its doorbell
     bells: int  # times it had to wake the peer
     late_bells: int  # data found by the guard timer: wake-ups that were lost. Ought to be 0
     backlog_bytes: int  # queued here, not yet in the ring
@@ -87,7 +86,7 @@ class Link:
         self._open = False
         self._message_id = 0
         self._asleep = False
-        self._sleeps = self._late = 0
+        self._late = 0
 
     @property
     def _name(self) -> str:
@@ -312,7 +311,6 @@ class Link:
                 await trio.lowlevel.checkpoint()
             else:
                 self._asleep = True
-                self._sleeps += 1
                 await trio.lowlevel.wait_readable(self._bell)
                 os.eventfd_read(self._bell)
         finally:
@@ -337,7 +335,6 @@ class Link:
     def statistics(self) -> LinkStatistics:
         """For the metrics."""
         return LinkStatistics(
-            sleeps=self._sleeps,
             bells=self._consumer.bells + self._producer.bells,
             late_bells=self._late,
             backlog_bytes=self.backlog_bytes,

@@ -42,7 +42,7 @@ other: topics with their config and all keys, the parts of jobs in ``queue``.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from io import BytesIO
 from typing import Any, NamedTuple
 
@@ -146,14 +146,6 @@ class PieceBuilder:
         """The file's header, once all pieces are made."""
         rest = _BODY_HEAD.pack(lsn, replay_from, clean, self.body_bytes)
         return _HEAD.pack(MAGIC, VERSION, crc32c.crc32c(rest, self.crc)) + rest
-
-
-def encode(lsn: int, replay_from: int, items: Iterable[Item], *, clean: bool) -> bytes:
-    """A whole file, for one that is small."""
-    builder = PieceBuilder()
-    pieces = [piece for item in items if (piece := builder.add(item)) is not None]
-    pieces.append(builder.take() or b"")
-    return b"".join((builder.header(lsn, replay_from, clean=clean), *pieces))
 
 
 # Reading

@@ -190,12 +190,6 @@ class View:
         ]
         return (found[0], found[-1]) if found else None
 
-    def slices(self, start: int, stop: int, dead: Buffer | None) -> list[memoryview]:
-        """As `slice`, in one piece for each run of records that are not ``dead``; to be joined by
-        commas.
-        """
-        return [self.slice(*run) for run in live_runs(dead, start, stop)]
-
     def select(
         self,
         start: int,

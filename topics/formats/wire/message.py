@@ -97,13 +97,13 @@ def encode(
         return encode_head(message_id, subject, payload, view.nbytes, flags) + view.cast("B")
 
 
-def announced_length(buffer: bytes, start: int = 0) -> int:
-    """``total_len`` of the message at ``start``; 0 while its header is incomplete, DAMAGED when it
-    cannot be true.
+def announced_length(buffer: bytes) -> int:
+    """``total_len`` of the first message; 0 while its header is incomplete, DAMAGED when it cannot
+    be true.
     """
-    if len(buffer) - start < 24:
+    if len(buffer) < 24:
         return 0
-    total, payload_len, _, subject_len, flags, reserved = HEADER.unpack_from(buffer, start)
+    total, payload_len, _, subject_len, flags, reserved = HEADER.unpack_from(buffer)
     if (
         total > MAX_MESSAGE_BYTES
         or 24 + subject_len + payload_len > total

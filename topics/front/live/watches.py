@@ -20,7 +20,6 @@ from topics.errors import (
     TopicNotFound,
     Unauthorized,
 )
-from topics.formats.api.fields import list_members
 from topics.formats.api.watch import Start, WatchRequest
 from topics.front.authorization import authorize
 from topics.front.http.connection import Connection
@@ -29,11 +28,10 @@ from topics.front.live.live import Live
 from topics.front.live.sse import TAKEN_OVER, WatchStream
 from topics.front.live.starts import begin_at, heads_of
 from topics.front.live.watch_sessions import WatchSession
+from topics.front.media import accepts_events
 
 SESSION_TTL_S = 300.0
 WID_BYTES = 16
-ACCEPT_PARAMETERS_MAX = 16  # of one range of an Accept field
-_EVENT_STREAM = (b"text/event-stream", b"text/*", b"*/*")
 
 
 class Watches:
@@ -129,18 +127,3 @@ class Watches:
     def _forget(self, session: WatchSession) -> None:
         del self._sessions[session.wid]
         self.live.slots.watch_sessions.release()
-
-
-def accepts_events(accept: bytes) -> bool:
-    """Whether an Accept value allows an event stream; an absent one allows everything. The most
-    specific range counts.
-    """
-    weights = {}
-    for part in list_members(accept):
-        media, *parameters = [piece.strip() for piece in part.split(b";", ACCEPT_PARAMETERS_MAX)]
-        weights[media] = next(
-            (piece[2:].strip(b"0.") != b"" for piece in parameters if piece.startswith(b"q=")), True
-        )
-    return not accept.strip() or next(
-        (weights[media] for media in _EVENT_STREAM if media in weights), False
-    )

@@ -28,8 +28,8 @@ from topics.front.answers import Answer, elapsed_ms, shard_answer
 from topics.front.backend import Backend, Body, listed
 from topics.front.http.connection import Connection
 from topics.front.live.event_stream import HEADERS
-from topics.front.live.watches import accepts_events
 from topics.front.live.work_stream import WorkStream
+from topics.front.media import accepts_events
 from topics.front.queries import Parameter, integer, text
 from topics.front.request import Request
 from topics.front.route import BodyRule, Lane, Route

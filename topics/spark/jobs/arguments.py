@@ -9,8 +9,7 @@ from typing import Protocol
 from topics.client.http import DEFAULT_URL, Target
 from topics.client.servers import BadServers, Servers
 from topics.spark.main import positive
-
-RETRIES = 12
+from topics.spark.source.connection import RETRIES
 
 
 class Outcome(Protocol):

@@ -25,15 +25,14 @@ from pyspark.sql.types import StructField, StructType
 
 from topics.client.http import Record
 from topics.spark.errors import JobError
+from topics.spark.jobs.archive_files import CODEC, DAY_MS
+from topics.spark.jobs.files import PENDING
 from topics.spark.source.columns import TYPES, Columns
 from topics.storage.disk import sync_directory
 
-PENDING: Final = ".pending"
 DATE: Final = "date="
 FILE_RECORDS: Final = 5_000_000
 ROW_GROUP_RECORDS: Final = 100_000
-CODEC: Final = "zstd"
-DAY_MS: Final = 24 * 60 * 60 * 1000
 
 
 class DatedParquet:

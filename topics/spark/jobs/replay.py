@@ -30,13 +30,14 @@ from topics.client.servers import Servers
 from topics.errors import ExitCode
 from topics.spark.errors import JobError
 from topics.spark.jobs.archive_parts import Archive, Part
-from topics.spark.jobs.arguments import RETRIES, Commands, add_servers
+from topics.spark.jobs.arguments import Commands, add_servers
 from topics.spark.main import byte_count, positive
 from topics.spark.opening import open_topic
 from topics.spark.plain.send import append, chunks_of
 from topics.spark.preflight import check_server
 from topics.spark.producer import FIRST_CONNECTS, MIB, left_behind, say
 from topics.spark.progress import Progress
+from topics.spark.source.connection import RETRIES
 from topics.spark.summary import Summary, summarize
 from topics.spark.task import Figures
 

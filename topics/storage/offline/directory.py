@@ -35,7 +35,6 @@ class OfflineTopic:
         self.name, self.epoch = topic.name, topic.epoch
         self.config: TopicConfig = topic.committed
         self.earliest_seq, self.head_seq = topic.earliest_seq, topic.head_seq
-        self.evict_floor = topic.evict_floor
         self.sealed_seq = topic.sealed_seq  # above it, records stand in the log alone
         self.count = topic.count
 

@@ -92,11 +92,6 @@ class SegmentStore:
         self._maps.release_all()
 
     @property
-    def findings(self) -> list[str]:
-        """What was strange, and not bad enough to stop."""
-        return [finding for segment in self.segments.values() for finding in segment.findings]
-
-    @property
     def mapped_count(self) -> int:
         """How many segments are mapped."""
         return len(self._maps)

@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
-import structlog
 import trio
 
 from topics.actors.shard.context import ShardContext
@@ -73,14 +72,12 @@ SCAN_RECORDS: Final = 16_384
 LOG_SEEN_S: Final = 1.0  # how often a cursor that only passed over records goes into a log
 KEEPS_RECORDS: Final = (LogPayload, Reservation, LeaseChange)  # other changes may remove some
 
-log: Final = structlog.get_logger()
-
 
 class Workers(Service):
     """The routers that have their source in this shard."""
 
     def __init__(self, context: ShardContext) -> None:
-        self._context, self._engine = context, context.engine
+        self._context = context
         self._sources: dict[int, Source] = {}  # by topic id
         self._by_router: dict[int, tuple[Source, Worker]] = {}
         self._due: dict[int, None] = {}  # sources, by topic id
