@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import pty
+import re
 import shutil
 import signal
 import socket
@@ -243,6 +244,17 @@ def test_the_scripts_help_and_do_nothing_for_an_argument_that_they_do_not_know(s
     done = run([str(ROOT / "deploy" / script)], "quikc")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"error: unknown argument quikc; deploy/{script} --help\n"
+
+
+def test_the_lock_is_not_made_of_what_is_not_installed(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "deploy", tmp_path / "deploy")
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    for setup in ([], [sys.executable, "-m", "venv", "--without-pip", str(tmp_path / ".venv")]):
+        if setup:
+            subprocess.run(setup, check=True)
+        done = run([str(tmp_path / "deploy/lock")])
+        assert (done.returncode, done.stdout) == (1, "")
+        assert re.fullmatch(r"error: .*; run deploy/test first\n", done.stderr), done.stderr
 
 
 @pytest.mark.parametrize("url", ["localhost:4000", "http://x y", "http://[::1", b"http://\xff"])

@@ -1,5 +1,5 @@
-"""From the time stamps of processes (`tests.bench.preload.hop_stamps`) to hops: how long a request
-was between two borders of its path.
+"""Hops: how long a request took from one border of its path to the next, out of the time stamps of
+the processes (`tests.bench.preload.hop_stamps`).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What the programs beside it load a real server with: clients that cost little, requests made
-ready before they are sent.
+"""Load for the benchmarks of real servers: clients that take little processor time, with requests
+that are prepared before they are sent.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ ADVICE = {
         "the key needs read and write, admin to create the topic, and a prefix that covers its name"
     ),
     "not_found": "the URL of a server has no path: http://HOST:PORT",
-    "topic_not_found": "the topic was deleted while the job ran; run the job again",
+    "topic_not_found": "check its name; if it was deleted while the job ran, run the job again",
     "topic_full": (
         'the topic is full and its discard is "reject"; raise its cap or delete records, then run'
         " the job again"

@@ -11,6 +11,6 @@ def hold_hang_ups() -> None:
     """Keep a hang-up for later, also where it was ignored (``nohup``): it does not end this
     process.
     """
-    # Blocked first: from then on the default, to end, is not acted upon.
+    # Blocked first: a blocked hang-up does not end the process, which is the default action.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     signal.signal(signal.SIGHUP, signal.SIG_DFL)

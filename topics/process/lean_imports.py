@@ -1,11 +1,11 @@
-"""Lean imports: what libraries import, run and never use here is spared at the start of a server.
+"""Lean imports: the start of a server leaves out what libraries import and run but never use here.
 
     crc32c      reads its own version through importlib.metadata, and with it email and zipfile
     structlog   imports asyncio for methods that nobody calls
     trio        runs ldconfig in a process of its own, to find libpthread
 
-Each library comes to the same state as without, but for ``crc32c.__version__``, which is empty. A
-library that changes its ways is imported as it is.
+Each library ends in the same state as otherwise, but for ``crc32c.__version__``, which is empty.
+When a new version of a library does these things no more, only the saving is lost.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def lean_imports() -> Iterator[None]:
 
 
 class _Later(ModuleType):
-    """A package that is loaded with the first look for one of its names, or of its modules.
+    """A package that is loaded when one of its names or submodules is first looked up.
 
-    Not `importlib.util.LazyLoader`: with it, in Python 3.11, a second ``import`` is such a look.
+    Not `importlib.util.LazyLoader`: in Python 3.11 it loads at a second ``import``, too.
     """
 
     def __getattr__(self, name: str) -> object:
@@ -73,7 +73,7 @@ _find_library_slowly = ctypes.util.find_library
 
 
 def _find_library(name: str) -> str | None:
-    """As `ctypes.util.find_library`, which starts programs."""
+    """As `ctypes.util.find_library`, without the programs that it starts."""
     if name == "pthread":
         try:
             ctypes.CDLL(LIBPTHREAD)

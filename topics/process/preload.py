@@ -5,10 +5,10 @@ each import them.
     front                                └─ imports its own ─ serves
     shards                                                                       └─ recover, serve
 
-So on two cores a front and the shards' modules are imported side by side. The parent imports
-modules only: it starts no thread and no event loop, and runs nothing of them. A front's modules
-stay out of it, and with them whatever reads bytes of clients. No shared module may read a clock or
-draw a number when it is imported: all children would have the same.
+So on two cores the front's modules and those of the shards are imported side by side. The parent
+imports modules only: it starts no thread and no event loop, and runs nothing of them. A front's
+modules stay out of it, and with them whatever reads bytes of clients. No shared module may read a
+clock or draw a number when it is imported: all children would have the same.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def load_shard() -> None:
 
 @contextmanager
 def _frozen() -> Iterator[None]:
-    """Without the collector; what was imported is out of its sight, so that a collection in a child
-    touches, and thereby copies, none of the shared pages.
+    """Import without the collector, and exempt the modules from later collections: one in a child
+    would touch, and thereby copy, the shared pages.
     """
     collects = gc.isenabled()
     gc.disable()

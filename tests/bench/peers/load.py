@@ -76,7 +76,7 @@ def repeated(request: bytes, reply: Reply, done: int) -> Script:
 
 
 class Loaded(NamedTuple):
-    """What a load has come to."""
+    """The result of a load."""
 
     done: int
     took_s: float

@@ -55,7 +55,7 @@ class System:
         raise NotImplementedError
 
     def reply(self, records: int) -> Reply:
-        """To such an append."""
+        """The reply to an append of so many records."""
         return Http()
 
     def appender(self, records: int) -> Client:
@@ -77,7 +77,7 @@ class System:
         raise NotImplementedError
 
     def subscriber(self) -> Subscriber:
-        """One who gets what is published from now on."""
+        """A subscriber to what is published from now on."""
         raise NotImplementedError
 
     def worker(self, number: int, batch: int) -> Client:
@@ -85,7 +85,7 @@ class System:
         raise NotImplementedError
 
     def ask(self, request: bytes, reply: Reply) -> bytes:
-        """On a connection of its own."""
+        """The reply to a request on a connection of its own."""
         connection = self.connect()
         try:
             return connection.ask(request, reply)
@@ -94,7 +94,7 @@ class System:
 
 
 class Peer(System):
-    """A server of others, on a fresh folder each time."""
+    """A server under comparison that is not topics, on a fresh folder each time."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("pyarrow")
 
 from tests.spark.jobs.archives import Row, write_archive
-from topics.spark.errors import JobError
+from topics.spark.errors import JobError, WrongPath
 from topics.spark.jobs import archive_parts
 from topics.spark.jobs.archive_parts import Archive, Part
 
@@ -91,7 +91,7 @@ def test_what_cannot_be_replayed_is_told_with_its_place(
 
 
 def test_a_folder_that_is_no_archive_is_told_as_such(tmp_path: Path) -> None:
-    with pytest.raises(JobError, match="no such folder"):
+    with pytest.raises(WrongPath, match="no such folder"):
         Archive(tmp_path / "absent")
     with pytest.raises(JobError, match="no folder date="):
         Archive(tmp_path)

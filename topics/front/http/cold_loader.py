@@ -3,9 +3,9 @@
     waiting --first cold request, or LOAD_AFTER_S--> loading --> serving --> ended
 
 Cold requests that come earlier wait; none is refused. The import is all Python, so the thread and
-the loop take turns in the interpreter: for that time the switch interval is SWITCH_S, which bounds
-what the loop waits after each of its own waits. The collector rests meanwhile: imports make no
-garbage, and a full collection would hold the loop for as long as it looks at all modules.
+the loop take turns in the interpreter. Meanwhile the switch interval is SWITCH_S, which bounds how
+long the loop waits for the interpreter whenever it wakes up, and the collector is off: imports make
+no garbage, and a full collection, which looks at all modules, would hold up the loop.
 
 A thread that is still importing when the front ends is abandoned; it dies with the process.
 """

@@ -13,8 +13,8 @@
            STEPPING            the same after this step
            IN_TASK             the task is cancelled
 
-A step never waits and never raises. A coroutine that waits for anything else while it is stepped
-is told that it must not, which ends its request and nothing else.
+A step never waits and never raises. A coroutine that waits for trio while it is stepped gets a
+RuntimeError, which ends its request and nothing else.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class State(Enum):
 
 
 class Watcher(Protocol):
-    """Who tells drivers of input (`topics.front.http.poller`)."""
+    """Tells drivers that their sockets have input (`topics.front.http.poller`)."""
 
     def watch(self, driver: Driver) -> None:
-        """From now on call `Driver.readable`. Raises OSError."""
+        """Call `Driver.readable` when the socket has input, from now on. Raises OSError."""
 
     def leave(self, driver: Driver) -> None:
-        """Call it no more."""
+        """Stop calling `Driver.readable`."""
 
     def start(self, driver: Driver) -> bool:
         """Start a task that runs `Driver.run_in_task`; False when the server is over."""
@@ -90,8 +90,8 @@ class Driver:
         self._step(None)
 
     def readable(self) -> None:
-        """There is input, or the end of it. While nobody reads, the watcher is left: what is ready
-        and not taken would be told again and again.
+        """The socket has input, or the peer has closed it. While the coroutine does not wait for
+        input, the watcher is left: it would report the unread input again and again.
         """
         if self._state is State.READING:
             self._step(None)
@@ -109,14 +109,14 @@ class Driver:
         self._throw(error)
 
     def end(self) -> None:
-        """As that of the connection's protocol; `Connection.is_ended` is set."""
+        """As `topics.front.http.connection.Driver.end`; `Connection.is_ended` is set."""
         if self._state is State.IN_TASK:
             self._scope.cancel()
         elif self._state in (State.READING, State.CALLING):
             self._close()
 
     def leave(self) -> None:
-        """The socket is about to be closed: its descriptor may come again at once."""
+        """The socket is about to be closed: the next one may get its descriptor at once."""
         if self.is_watched:
             self._watcher.leave(self)
 
@@ -148,7 +148,7 @@ class Driver:
     def _watch(self) -> None:
         try:
             self._watcher.watch(self)
-        except OSError:  # no memory for it: the client is let go
+        except OSError:  # no memory for it: the connection is closed
             self._close()
 
     def _leave_steps(self, asked: object) -> None:

@@ -3,8 +3,8 @@
     young --full--> old --full again--> forgotten
       ^--- found -----'
 
-Two generations: what comes again stays, however many heads come once (topics that are made, clients
-of a hundred thousand topics), and nothing is sorted or searched for the oldest entry.
+Two generations: a head that comes again stays, however many others come only once (topics that are
+made, appends to a hundred thousand topics). No entries are sorted, or searched for the oldest one.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class HeadMemory(Generic[T]):
         return {**self._old, **self._young}
 
     def get(self, digest: bytes) -> T | None:
-        """What is known under the digest; it stays for longer."""
+        """What is known under the digest, which counts as young again."""
         found = self._young.get(digest)
         if found is None and (found := self._old.get(digest)) is not None:
             self.put(digest, found)
         return found
 
     def put(self, digest: bytes, value: T) -> None:
-        """Keep it. What has not been asked for since long goes."""
+        """Keep it. When the young generation is full, the old one is forgotten."""
         young = self._young
         if len(young) >= self._young_max:
             self._old, self._young = young, (young := {})

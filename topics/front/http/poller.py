@@ -2,11 +2,11 @@
 
     epoll is readable --> poll once --> step the driver of each socket --> send their calls together
 
-Sockets stay in the epoll, level-triggered: a request costs no system call for being waited for. A
-socket whose input nobody reads now leaves it until it is read again.
+Sockets stay in the epoll, level-triggered: waiting for a request costs no system call. A socket
+whose input nobody reads now leaves it until it is read again.
 
-A turn takes all that is ready, as a pass of trio does: the pressure measures passes
-(`topics.front.pressure.lag`), and what waited in the kernel for a later turn would not be seen.
+A turn takes all sockets that are ready, as a pass of trio does. Pressure is measured over passes
+(`topics.front.pressure.lag`): it would not see input that waits in the kernel for a later turn.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ READY_MAX = 4096  # sockets of one turn
 
 
 class Poller:
-    """Tells drivers of input, and starts the tasks that they need in ``nursery``. ``batch``:
-    `Backend.batch`. ``connections``: all that are driven, which end when `run` does.
+    """Tells drivers that their sockets have input, and starts the tasks that they need in
+    ``nursery``. ``batch``: `Backend.batch`. ``connections``: all that are driven; they end when
+    `run` does.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class Poller:
                 connection.end_idle()
 
     def turn(self) -> None:
-        """Resume what has input."""
+        """Resume the drivers whose sockets have input."""
         watched = self._watched
         with self._batch:
             for fd, _ in self._epoll.poll(0, READY_MAX):

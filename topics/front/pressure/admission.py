@@ -24,7 +24,7 @@ REFUSABLE_MAX_BYTES = 4 << 20
 
 
 async def check_append(pressure: Pressure, request: Request, body: Body) -> None:
-    """Raises `Throttled`; then the body is given back."""
+    """Raises `Throttled`, after it has freed the body."""
     view = body if isinstance(body, Buffer) else body.view
     key = request.principal.digest
     try:
@@ -43,7 +43,7 @@ def may_not_be_refused(body: Buffer) -> bool:
 
 
 async def park_append(pressure: Pressure, band: int, body: Body) -> float:
-    """Let appends of higher bands go first; for how many milliseconds it was."""
+    """Wait while appends of higher bands go first. Returns the milliseconds of the wait."""
     try:
         return await pressure.turns.park(band)
     except BaseException:  # the client is gone

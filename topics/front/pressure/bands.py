@@ -1,7 +1,7 @@
 """Bands: what a front knows of the priorities of topics (`topics.engine.priority`).
 
-Shards tell a topic's band with each append. Most topics stand in that of a new one, where nobody
-has read them lately: only the others are kept, the latest `KEPT_MAX` of them.
+Shards tell a topic's band with each append. A topic that nobody has read lately is in the band of
+new topics, as most are: only the others are kept, the latest `KEPT_MAX` of them.
 """
 
 from __future__ import annotations

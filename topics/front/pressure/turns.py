@@ -58,7 +58,7 @@ class Turns:
         return began - max(self._seen[band + 1 :]) > ACTIVE_S
 
     async def park(self, band: int) -> float:
-        """Wait for a turn; for how many milliseconds it was."""
+        """Wait for a turn. Returns the milliseconds of the wait."""
         await in_task()
         parked = Parked(trio.lowlevel.current_task(), self._clock())
         self._lines[band].append(parked)
@@ -74,7 +74,7 @@ class Turns:
         return (self._clock() - parked.since) * 1000
 
     def oldest_ms(self) -> float:
-        """For how long the append has waited that has waited longest."""
+        """How long the append that came first has waited; 0 when none waits."""
         since = [line[0].since for line in self._lines if line]
         return (self._clock() - min(since)) * 1000 if since else 0.0
 

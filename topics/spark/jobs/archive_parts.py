@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from topics.spark.errors import JobError
+from topics.spark.errors import JobError, WrongPath
 from topics.spark.plain.rows import Block, block_of
 from topics.spark.plain.to_json import join, or_text, string_text
 
@@ -52,7 +52,7 @@ class Archive:
 
     def __init__(self, root: Path) -> None:
         if not root.is_dir():
-            raise JobError(f"{root}: no such folder")
+            raise WrongPath(f"{root}: no such folder")
         if (root / "_delta_log").exists():
             raise JobError(f"{root}: it is a Delta table; only archives of Parquet are replayed")
         self.root = root

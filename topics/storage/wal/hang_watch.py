@@ -15,8 +15,8 @@ LOOK_S: Final = 0.5
 
 
 class HangWatch:
-    """``on_hang`` is called by the watch's own thread, every `LOOK_S` from the first or second look
-    on that finds the loop in the same call; with the number of that call.
+    """``on_hang`` is called by the watch's own thread with the number of a call, at each look that
+    finds the loop in the same call as the look before.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class HangWatch:
                 self.on_hang(number)
             else:
                 self._is_asleep = True
-                # Again, because a call that began before that line did not see it.
+                # Compared again: a call that began before the line above did not wake this thread.
                 self._is_asleep = self._number == number
             self._wake.wait(None if self._is_asleep else LOOK_S)
             self._wake.clear()

@@ -6,8 +6,7 @@ worth of live records, stand for long, however long the history is.
 
 A run is merged if that pays, one way or the other:
 
-    twice the live bytes <= length of the files   each byte that is written follows a dead one that
-                                                  goes
+    twice the live bytes <= length of the files   for each byte that is written, a dead one goes
     twice the largest <= live bytes               each record moves to a segment twice as large, a
                                                   few times in its life
 
@@ -71,8 +70,8 @@ class LiveRoom:
         self.bytes: dict[int, int] = {}  # by segment
 
     def count(self, topic: Topic) -> Iterator[int]:
-        """Add a topic. Yields how many entries a step has looked at, about; the topic may change
-        there.
+        """Add a topic. Yields about how many entries each step has looked at; the topic may change
+        between two steps.
         """
         seq, index = 0, topic.index
         while True:

@@ -183,7 +183,7 @@ class Merging:
         return _Built(segment, run, reader, contents, topics, mapped, copies, began)
 
     async def _read_ahead(self, reader: MergeReader, contents: MergeContents) -> None:
-        """Records that the disk has to bring first would hold up the loop."""
+        """Read the records in a thread: the loop must not wait for the disk."""
         some: list[Wanted] = []
         for wanted in contents.wanted():
             some.append(wanted)
@@ -193,8 +193,8 @@ class Merging:
         await trio.to_thread.run_sync(reader.read_ahead, some)
 
     async def _in_steps(self, steps: Generator[int, None, Result]) -> Result:
-        """What the steps come to, with a pause after some. A step yields how much it has looked
-        at.
+        """Run the steps, with a pause after some, and return their result. A step yields how many
+        entries it has looked at.
         """
         looked, step_began = 0, time.monotonic()
         while True:
