@@ -1,11 +1,11 @@
 """Every write, link and sync fails once: ``python -m tests.campaigns.fault_walk``.
 
 One fixed workload runs on a shard of its own: appends of every class, bursts, a streamed append,
-rotation, sealing, checkpoints, deletes of records and of a topic, changes of class, routers within
-the shard, an orderly stop. Its calls that write, link or sync are counted, 1 to N; then it runs
-anew for each of them with exactly that call failing (ENOSPC for writes and links, EIO for syncs),
-or that and all later ones of its kind, and ends in order or by a kill. The log's thread makes the
-syncs, or the shard's loop those that it may. Afterwards:
+rotation, sealing, checkpoints, merges, deletes of records and of a topic, changes of class, routers
+within the shard, an orderly stop. Its calls that write, link or sync are counted, 1 to N; then it
+runs anew for each of them with exactly that call failing (ENOSPC for writes and links, EIO for
+syncs), or that and all later ones of its kind, and ends in order or by a kill. The log's thread
+makes the syncs, or the shard's loop those that it may. Afterwards:
 
     the power goes at once              everything that a synced class promised is there
     the process starts again            every acknowledged record is there once, with its seq;
@@ -34,16 +34,20 @@ import pytest
 import structlog
 import trio
 
+from tests.actors.shard.sealing.sealing_support import eager_merges
 from tests.campaigns.fault_disk import FaultDisk
 from tests.campaigns.fault_judge import judge
 from tests.campaigns.fault_workload import Journal, Walker
 from tests.support.wal import sync_by
 from topics.actors.shard import appends
+from topics.actors.shard.sealing import merging
+from topics.actors.shard.sealing.choice import choose_run
 from topics.storage.data_dir import DataDirectory
 from topics.storage.wal import writer as wal_writer
 
 STREAMED_MIN_BYTES = 8 << 10
 SYNC_BYTES = 4 << 10
+MERGED_MAX_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,8 @@ def run_case(case: Case, folder: Path) -> tuple[list[str], list[str]]:
     with pytest.MonkeyPatch.context() as patch, FaultDisk(path, folder / "graveyard") as disk:
         patch.setattr(appends, "STREAMED_MIN_BYTES", STREAMED_MIN_BYTES)
         patch.setattr(wal_writer, "SYNC_BYTES", SYNC_BYTES)
+        eager_merges(patch)
+        patch.setattr(merging, "choose_run", lambda some, _: choose_run(some, MERGED_MAX_BYTES))
         sync_by(patch, loop=case.loop)
         disk.fail_at, disk.goes_on = case.index, case.goes_on
         started = False
