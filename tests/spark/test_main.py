@@ -63,7 +63,7 @@ def test_the_command_line_runs_a_job_and_tells_by_its_exit_status(
     shown = capsys.readouterr()
     assert "50 appended, 0 already there from an earlier run of job j" in shown.out
     assert "50 of 50 records, 100 %" in shown.err
-    assert main([str(tmp_path / "absent.csv"), *line[1:]]) == 1
+    assert main([str(tmp_path / "absent.csv"), *line[1:]]) == 2
     assert "absent.csv: no such file or directory" in capsys.readouterr().err
 
 
@@ -99,8 +99,8 @@ def test_an_interrupted_job_says_so_in_one_line_and_goes_on_when_run_again(
 def test_the_command_asks_for_file_server_and_java_before_it_loads_pyspark(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def told(*arguments: str) -> str:
-        assert command.main([*arguments]) == 1
+    def told(*arguments: str, code: int = 1) -> str:
+        assert command.main([*arguments]) == code
         return capsys.readouterr().err
 
     monkeypatch.setattr(command, "session", pytest.fail)
@@ -108,7 +108,7 @@ def test_the_command_asks_for_file_server_and_java_before_it_loads_pyspark(
     (tmp_path / "rows.csv").write_text("a\n1\n")
     with StubServer() as stub:
         assert "absent.csv: no such file or directory" in told(
-            str(tmp_path / "absent.csv"), "t", "--url", stub.url
+            str(tmp_path / "absent.csv"), "t", "--url", stub.url, code=2
         )
         assert stub.seen == []
         said = told(str(tmp_path / "rows.csv"), "t", "--url", stub.url)

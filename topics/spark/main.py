@@ -135,9 +135,12 @@ def main(arguments: Sequence[str] | None = None) -> ExitCode:
         parser().error(f"the argument {broken!r} is not UTF-8")
     try:
         summary = run_job(options)
-    except (RequestError, JobError) as error:
+    except RequestError as error:
         say(f"error: {error}")
         return ExitCode.FAILED
+    except JobError as error:
+        say(f"error: {error}")
+        return error.code
     except KeyboardInterrupt:
         say("interrupted; run the job again, it goes on where it stopped")
         return ExitCode.INTERRUPTED

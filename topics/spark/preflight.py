@@ -13,7 +13,7 @@ from typing import Any
 
 from topics.client.errors import RequestError
 from topics.client.http import RETRIED_STATUS, Target, TopicsClient, mistake_in
-from topics.spark.errors import JobError
+from topics.spark.errors import JobError, WrongPath
 from topics.spark.local_csv import GLOB
 
 CONNECT_S = 0.8
@@ -24,9 +24,9 @@ INSTALL_JAVA = "Install it (apt install openjdk-17-jre-headless) or let JAVA_HOM
 
 
 def check_source(source: str) -> None:
-    """Raise ``JobError`` when a plain local path is not there; others are left to Spark."""
+    """Raise ``WrongPath`` when a plain local path is not there; others are left to Spark."""
     if "://" not in source and not GLOB.search(source) and not Path(source).exists():
-        raise JobError(f"{source}: no such file or directory")
+        raise WrongPath(f"{source}: no such file or directory")
 
 
 def check_server(target: Target, topic: str, durability: str | None) -> None:

@@ -50,7 +50,7 @@ def test_a_source_that_is_absent_is_told_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = tmp_path / "absent.csv"
-    assert main(["backfill", str(source), "t"]) == 1
+    assert main(["backfill", str(source), "t"]) == 2
     assert capsys.readouterr().err == f"error: {source}: no such file or directory\n"
 
 
