@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
+
 import pytest
 
 from topics.client.errors import ADVICE, RequestError
+from topics.config import Settings
 
 
 @pytest.mark.parametrize(("code", "advice"), ADVICE.items())
@@ -26,3 +30,10 @@ def test_a_request_without_an_answer_says_so_and_keeps_its_parts() -> None:
     error = RequestError("t", 0, "unreachable", "refused")
     assert str(error).startswith('topic "t": no answer unreachable: refused (is the server running')
     assert (error.topic, error.status, error.code) == ("t", 0, "unreachable")
+
+
+def test_every_limit_in_an_advice_is_a_setting() -> None:
+    named = set(re.findall(r"TOPICS_MAX_\w+", " ".join(ADVICE.values())))
+    assert named == {"TOPICS_MAX_RECORD_BYTES", "TOPICS_MAX_META_BYTES"}
+    fields = {f"TOPICS_{field.name.upper()}" for field in dataclasses.fields(Settings)}
+    assert named <= fields

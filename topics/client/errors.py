@@ -17,7 +17,8 @@ ADVICE = {
     "batch_too_large": "lower --batch-records",
     "payload_too_large": "lower --batch-bytes",
     "record_too_large": (
-        "one row is larger than the server's TOPICS_MAX_RECORD_BYTES; leave columns out or raise it"
+        "one row is larger than the server's TOPICS_MAX_RECORD_BYTES, or its headers than"
+        " TOPICS_MAX_META_BYTES; leave something out or raise the limit"
     ),
     "throttled": f"the server was still busy after every retry; {_AGAIN}",
     "not_ready": (

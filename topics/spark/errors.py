@@ -36,6 +36,12 @@ class JobError(Exception):
     code = ExitCode.FAILED
 
 
+class WrongUse(JobError):
+    """The arguments cannot be meant."""
+
+    code = ExitCode.USAGE
+
+
 class WrongPath(JobError):
     """What the job is to read is not there, or something else."""
 

@@ -117,7 +117,7 @@ def test_an_update_tells_a_window_again_and_the_last_record_of_a_tag_counts(
     (one, first), (other, last) = held(live, "per-hour")
     assert one == other == '["1970-01-01T00:00:00Z","a"]'
     assert (first["count"], last["count"]) == (3, 5)
-    write(live, "clicks", {"at": 1, "page": "a"})
+    write(live, "clicks", {"data": {"at": 1, "page": "a"}})
     assert main([*given, "--window", "1 day"]) == ExitCode.FAILED
     assert "another job: its window is '1 hour', not '1 day'; give" in capsys.readouterr().err
     assert len(held(live, "per-hour")) == 2

@@ -77,7 +77,7 @@ def test_mistakes_are_one_line_without_a_jvm(
     given = ["compact", "--url", live.url]
     assert main([*given, "nothing", "dest"]) == ExitCode.FAILED
     assert 'topic "nothing": 404 topic_not_found' in capsys.readouterr().err
-    assert main([*given, "same", "same"]) == ExitCode.FAILED
+    assert main([*given, "same", "same"]) == ExitCode.USAGE
     assert capsys.readouterr().err == "error: source and destination are the same topic\n"
     with pytest.raises(JobError, match="option topic is empty"):
         CompactJob(source="a", dest="", options={"servers": live.url}).sink()

@@ -70,7 +70,7 @@ def test_mistakes_are_one_line_with_their_exit_code(
         ((tmp_path / "there", "t", "--count"), 2, "is no data directory"),
         ((scene.path, "gone", "--count"), 1, 'there is no topic "gone"'),
         ((scene.path, "gone*", "--count"), 1, 'there is no topic that begins with "gone"'),
-        ((scene.path, "plain"), 1, "a folder OUT for the files or --count"),
+        ((scene.path, "plain"), 2, "a folder OUT for the files or --count"),
         ((scene.path, "plain", tmp_path / "there"), 1, "is there already"),
     ]:
         assert job(*arguments) == code, arguments

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TextIO
 
 from topics.errors import ExitCode
-from topics.spark.errors import JobError, spark_errors
+from topics.spark.errors import WrongUse, spark_errors
 from topics.spark.jobs.appending import Appended, append_rows
 from topics.spark.jobs.arguments import Commands, add_servers
 from topics.spark.jobs.checkpoint import check_job, claim
@@ -81,21 +81,21 @@ class AggregateJob:
     allow_loss: bool = False
 
     def sink(self) -> SinkOptions:
-        """Where the results go. Raises `JobError` for what cannot be meant."""
+        """Where the results go. Raises `WrongUse` for what cannot be meant."""
         if self.source == self.dest:
-            raise JobError("source and destination are the same topic")
+            raise WrongUse("source and destination are the same topic")
         for name, text in (("window", self.window), ("watermark", self.watermark)):
             if not INTERVAL.fullmatch(text):
-                raise JobError(f"the {name} {text!r} is no interval; it looks like '1 hour'")
+                raise WrongUse(f"the {name} {text!r} is no interval; it looks like '1 hour'")
         names = [name_of(each) for each in self.by]
         names += [f"{function}_{name_of(each)}" for function, each in self.figures]
         if twice := [name for name in names if names.count(name) > 1 or name in _OWN]:
-            raise JobError(f"two members of the result would be called {twice[0]}")
+            raise WrongUse(f"two members of the result would be called {twice[0]}")
         name_of(self.time)
         try:
             return SinkOptions.parse({**self.options, "topic": self.dest})
         except BadOption as error:
-            raise JobError(str(error)) from None
+            raise WrongUse(str(error)) from None
 
     def arguments(self) -> dict[str, str]:
         """What the results depend on, by name."""
@@ -163,12 +163,12 @@ class AggregateSummary:
 
 
 def name_of(path: str) -> str:
-    """The name of a field in the result: its last member. Raises `JobError`."""
+    """The name of a field in the result: its last member. Raises `WrongUse`."""
     if path in COLUMNS:
         return path
     members = path.removeprefix("data.").split(".")
     if not path.startswith("data.") or not all(members) or "'" in path:
-        raise JobError(f"{path!r} is no field; name data.MEMBER, or one of: {', '.join(COLUMNS)}")
+        raise WrongUse(f"{path!r} is no field; name data.MEMBER, or one of: {', '.join(COLUMNS)}")
     return members[-1]
 
 

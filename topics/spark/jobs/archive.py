@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from topics.client.errors import RequestError
 from topics.errors import ExitCode
-from topics.spark.errors import JobError, spark_errors
+from topics.spark.errors import WrongPath, WrongUse, spark_errors
 from topics.spark.jobs.archive_check import Checked, Heads, check, heads, passed
 from topics.spark.jobs.archive_delta import ArchiveDelta, check_installed
 from topics.spark.jobs.archive_files import SCHEMA, ArchiveFiles
@@ -75,7 +75,7 @@ class ArchiveJob:
             try:
                 re.compile(self.subscribe)
             except re.error as error:
-                raise JobError(f"the pattern {self.subscribe!r} is no regex: {error}") from None
+                raise WrongUse(f"the pattern {self.subscribe!r} is no regex: {error}") from None
         if self.format == "delta":
             check_installed()
         local_path(self.directory)
@@ -313,7 +313,7 @@ def preflight(job: ArchiveJob) -> None:
     path = local_path(job.directory)
     if path is not None and path.exists():
         if not path.is_dir():
-            raise JobError(f"{path}: it is no folder")
+            raise WrongPath(f"{path}: it is no folder")
         state = State(LocalFiles(path))
         state.check_folder(job.identity(connection))
         state.check_checkpoint()

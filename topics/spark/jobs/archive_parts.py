@@ -48,19 +48,19 @@ class Part:
 
 
 class Archive:
-    """The archive in the local folder ``root``. Raises ``JobError`` when it is none."""
+    """The archive in the local folder ``root``. Raises ``WrongPath`` when it is none."""
 
     def __init__(self, root: Path) -> None:
         if not root.is_dir():
             raise WrongPath(f"{root}: no such folder")
         if (root / "_delta_log").exists():
-            raise JobError(f"{root}: it is a Delta table; only archives of Parquet are replayed")
+            raise WrongPath(f"{root}: it is a Delta table; only archives of Parquet are replayed")
         self.root = root
         self.dates = sorted(
             found.group(1) for path in root.iterdir() if (found := _FOLDER.fullmatch(path.name))
         )
         if not self.dates:
-            raise JobError(f"{root}: it is no archive, it has no folder date=YYYY-MM-DD")
+            raise WrongPath(f"{root}: it is no archive, it has no folder date=YYYY-MM-DD")
 
     def parts(self, topics: Sequence[str], since: str | None, until: str | None) -> list[Part]:
         """All parts in the order of a replay, of these topics (none: all), from the date ``since``

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from topics.client.errors import RequestError
 from topics.errors import ExitCode
-from topics.spark.errors import JobError, spark_errors
+from topics.spark.errors import WrongUse, spark_errors
 from topics.spark.jobs.appending import Appended, append_rows, open_dest
 from topics.spark.jobs.arguments import Commands, add_servers
 from topics.spark.jobs.streams import (
@@ -48,13 +48,13 @@ class CompactJob:
     allow_loss: bool = False
 
     def sink(self) -> SinkOptions:
-        """Where the results go. Raises `JobError` for what cannot be meant."""
+        """Where the results go. Raises `WrongUse` for what cannot be meant."""
         if self.source == self.dest:
-            raise JobError("source and destination are the same topic")
+            raise WrongUse("source and destination are the same topic")
         try:
             return SinkOptions.parse({**self.options, "topic": self.dest})
         except BadOption as error:
-            raise JobError(str(error)) from None
+            raise WrongUse(str(error)) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from topics.errors import ExitCode
-from topics.spark.errors import DamagedData, JobError, WrongPath
+from topics.spark.errors import DamagedData, JobError, WrongPath, WrongUse
 from topics.spark.jobs.arguments import Commands
 from topics.spark.progress import Progress
 
@@ -50,7 +50,7 @@ def add(commands: Commands) -> None:
 def run(options: argparse.Namespace) -> Summary:
     """Do the job."""
     if options.count == (options.out is not None):
-        raise JobError("give either a folder OUT for the files or --count")
+        raise WrongUse("give either a folder OUT for the files or --count")
     return offline(
         options.data_dir,
         options.topic,

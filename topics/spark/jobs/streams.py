@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from topics.spark import register
-from topics.spark.errors import JobError, spark_errors
+from topics.spark.errors import JobError, WrongUse, spark_errors
 from topics.spark.main import positive, quiet_pyspark
 from topics.spark.preflight import check_spark
 from topics.spark.producer import session
@@ -54,11 +54,11 @@ def options_of(options: argparse.Namespace) -> dict[str, str]:
 
 
 def connection_of(options: Mapping[str, str]) -> Connection:
-    """The connection of these options. Raises `JobError`."""
+    """The connection of these options. Raises `WrongUse`."""
     try:
         return Connection.parse(options)
     except BadOption as error:
-        raise JobError(str(error)) from None
+        raise WrongUse(str(error)) from None
 
 
 def seconds(text: str) -> float:
