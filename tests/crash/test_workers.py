@@ -12,7 +12,7 @@ from tests.crash.repeating import repeated_by
 
 pytestmark = pytest.mark.slow
 
-SECONDS = float(os.environ.get("TEST_WORK_SECONDS", "15"))
+SECONDS = float(os.environ.get("TEST_WORK_SECONDS", "10"))
 SEED = int(os.environ.get("TEST_SEED", "1"))
 CREWS = 4
 

@@ -12,6 +12,13 @@ from topics.actors.shard.routing.worker import WorkerState
 from topics.formats.wire.calls import CATCH_UP, FORWARD, NO_RESULT, ROUTER_SYNC, CatchUpParams
 
 SILENT = pytest.mark.usefixtures("impatient")
+PROMPT_S = 10.0
+
+
+@pytest.fixture
+def long_barrier(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ends within ``PROMPT_S`` has not waited for the end of the barrier."""
+    monkeypatch.setattr(barriers_module, "BARRIER_S", 2 * PROMPT_S)
 
 
 @pytest.fixture
@@ -60,6 +67,7 @@ async def test_a_read_waits_for_a_forward_that_is_held_up(
     assert found == [[1]]
 
 
+@pytest.mark.usefixtures("long_barrier")
 async def test_a_read_waits_only_for_what_was_there_when_it_came(
     routed: RoutedShards, nursery: trio.Nursery
 ) -> None:
@@ -79,7 +87,7 @@ async def test_a_read_waits_only_for_what_was_there_when_it_came(
     await trio.sleep(0.02)
     await routed.append("a", 2)
     routed.let_go()  # the first; the next is held
-    with trio.fail_after(0.7):
+    with trio.fail_after(PROMPT_S):
         await routed.until(lambda: found)
     assert found == [[1]]
     routed.go_on()
@@ -124,16 +132,17 @@ async def test_a_level_router_behind_one_that_is_not_is_waited_for(
     assert found == [[1]]
 
 
+@pytest.mark.usefixtures("long_barrier")
 async def test_a_read_waits_over_a_cycle_but_not_for_itself(routed: RoutedShards) -> None:
     await routed.route("a>b")
     await routed.route("b>a", allow_cycle=True)
     await routed.append("a", 1)
-    with trio.fail_after(0.8):
+    with trio.fail_after(PROMPT_S):
         assert 1 in await routed.diff("b")
         assert len(await routed.diff("a")) > 1
     await routed.route("d>d2", "d2>d", allow_cycle=True)
     await routed.append("d", 1)
-    with trio.fail_after(0.8):
+    with trio.fail_after(PROMPT_S):
         assert 1 in await routed.diff("d2")
 
 
@@ -236,7 +245,8 @@ async def test_an_owner_that_tells_late_is_not_silent(routed: RoutedShards) -> N
     assert await routed.diff("b") == [1, 2]
 
 
+@pytest.mark.usefixtures("long_barrier")
 async def test_catching_up_of_routers_that_are_not_there(routed: RoutedShards) -> None:
-    with trio.fail_after(0.8):
+    with trio.fail_after(PROMPT_S):
         found = await routed.call(CATCH_UP, CatchUpParams([5, 6], []), shard=0)
     assert found == NO_RESULT
