@@ -386,6 +386,21 @@ def test_whoever_waits_for_a_server_is_interrupted_without_a_traceback() -> None
             asked.close()
 
 
+@pytest.mark.parametrize("package", ["topics.spark", "topics.client"])
+def test_a_program_that_is_interrupted_while_it_is_loaded_ends_quietly(package: str) -> None:
+    code = (
+        "import runpy, sys\n"
+        "class Interrupted:\n"
+        "    def find_spec(name, *_):\n"
+        "        if name == 'urllib3':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupted)\n"
+        f"runpy.run_module('{package}', run_name='__main__')"
+    )
+    done = run([sys.executable, "-c", code])
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_deploy_run_is_interrupted_quietly_while_it_waits_for_its_server(tmp_path: Path) -> None:
     """A Python that is interrupted while it starts shows a traceback, whatever its program does."""
     checkout, asked = tmp_path / "checkout", tmp_path / "asked"

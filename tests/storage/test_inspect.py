@@ -20,6 +20,7 @@ from topics.formats.disk.frame_bodies import (
     lease_frame,
     router_set_frame,
     routers_gone_frame,
+    seqs_reserved_frame,
 )
 from topics.formats.disk.frames import Frame, FrameKind, encode_frame
 from topics.formats.disk.wal import FileHeader, encode_file_header
@@ -89,6 +90,11 @@ def test_frames_about_jobs_are_shown_with_their_op(tmp_path: Path) -> None:
         "LEASE, topic 1, op 9, 2 jobs",
         "DELETE, topic 1, 2 runs of seqs, dead-lettered",
     ]
+
+
+def test_a_frame_without_a_time_shows_none(tmp_path: Path) -> None:
+    lines = [*describe(log_of(tmp_path, [seqs_reserved_frame(3, 1024)]))]
+    assert lines[1] == "offset 4096: SEQS_RESERVED, topic 3, seqs up to 1024, 0 bytes"
 
 
 def log_of(folder: Path, frames: list[Frame]) -> Path:

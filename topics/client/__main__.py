@@ -18,6 +18,8 @@ try:
 except ModuleNotFoundError as missing:
     sys.stderr.write(f"error: {missing.name} is not installed: pip install 'topics[spark]'\n")
     raise SystemExit(ExitCode.USAGE) from None
+except KeyboardInterrupt:
+    raise SystemExit(ExitCode.INTERRUPTED) from None
 
 POLL_S = 0.1
 

@@ -9,6 +9,8 @@ try:
 except ModuleNotFoundError as missing:
     sys.stderr.write(f"error: {missing.name} is not installed: pip install 'topics[spark]'\n")
     raise SystemExit(ExitCode.FAILED) from None
+except KeyboardInterrupt:
+    raise SystemExit(ExitCode.INTERRUPTED) from None
 
 __all__ = ["main"]
 

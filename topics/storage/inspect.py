@@ -107,10 +107,8 @@ def describe_log(path: Path) -> Iterator[str]:
         shape = f", {_flags(frame.flags)}" if frame.kind in _WITH_RECORDS else ""
         body = data[offset + FRAME_HEADER_BYTES :][: frame.body_len]
         said = f"{_seqs(frame)}{_lease(frame, body)}{_router(frame, body)}"
-        yield (
-            f"offset {offset}: {kind},{about}{said} {frame.body_len} bytes, "
-            f"{_time(frame.ts_ms)}{shape}"
-        )
+        when = f", {_time(frame.ts_ms)}" if frame.ts_ms else ""
+        yield f"offset {offset}: {kind},{about}{said} {frame.body_len} bytes{when}{shape}"
         yield from _rows(frame, body)
         offset = FILE_HEADER_BYTES + frame.end - header.base
     left = len(bytes(data[offset:]).rstrip(b"\0"))
@@ -129,6 +127,8 @@ def _seqs(frame: FrameHeader) -> str:
             if frame.record_count
             else f" seqs below {frame.first_seq},"
         )
+    if frame.kind == FrameKind.SEQS_RESERVED:
+        return f" seqs up to {frame.first_seq},"
     return ""
 
 
