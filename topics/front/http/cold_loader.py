@@ -64,10 +64,15 @@ class ColdLoader:
         with self._loading:
             with trio.move_on_after(LOAD_AFTER_S):
                 await self._wanted.wait()
-            with trio.fail_after(LOAD_MAX_S):
-                self._stack = await trio.to_thread.run_sync(
-                    _undisturbed, self._load, abandon_on_cancel=True
-                )
+            with trio.CancelScope() as patience:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(_end_late, patience)
+                    self._stack = await trio.to_thread.run_sync(
+                        _undisturbed, self._load, abandon_on_cancel=True
+                    )
+                    nursery.cancel_scope.cancel()
+            if patience.cancelled_caught:
+                raise trio.TooSlowError
         if self._stack is None:
             return
         async with self._stack.serving():
@@ -78,6 +83,13 @@ class ColdLoader:
         """No request is left: let `run` return, also if nothing was loaded yet."""
         self._ended.set()
         self._loading.cancel()
+
+
+async def _end_late(patience: trio.CancelScope) -> None:
+    """Cancel after LOAD_MAX_S, in steps: a pause of the process is no slow import."""
+    for _ in range(round(LOAD_MAX_S)):
+        await trio.sleep(1)
+    patience.cancel()
 
 
 def _undisturbed(load: Callable[[], Stack]) -> Stack:
