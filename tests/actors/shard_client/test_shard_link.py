@@ -216,6 +216,24 @@ async def test_a_hanging_disk_ends_the_writes_that_wait_for_it_and_no_reads(
     assert again == [OK], "at once, not at the next look"
 
 
+async def test_a_shard_begins_with_eight_calls_of_a_batch_before_its_end(
+    desk: Desk, autojump_clock: trio.testing.MockClock
+) -> None:
+    link = desk.shards._links[0].link
+    calls = [desk.shards.call(0, APPEND, NOTHING, b"{}") for _ in range(9)]
+    with desk.shards.batch:
+        is_kept = []
+        for call in calls:
+            NOW.driver = Hand()
+            assert call.send(None) is Command.ANSWER
+            NOW.driver = None
+            is_kept.append(link.backlog_bytes > 0)
+        assert is_kept == [*[True] * 7, False, True]
+    assert link.backlog_bytes == 0
+    for call in calls:
+        call.close()
+
+
 async def test_what_is_asked_in_a_batch_travels_at_its_end(
     desk: Desk, autojump_clock: trio.testing.MockClock
 ) -> None:

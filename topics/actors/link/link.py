@@ -189,6 +189,11 @@ class Link:
         if self._outbox.is_due and self._cell[0] == self._session:
             self._outbox.flush()
 
+    def flush_many(self) -> None:
+        """As `flush`, once there are many messages: within a turn that sends more of them."""
+        if self._outbox.has_many:
+            self.flush()
+
     # --- attachments of the peer ---
 
     def on_lost(self, view: memoryview, release: Callable[[], object]) -> None:

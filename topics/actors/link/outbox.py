@@ -20,6 +20,7 @@ from topics.formats.wire.message import encode_head
 
 JOIN_BYTES: Final = 1 << 20  # a longer queue is written in pieces: joining would copy it once more
 QUIET_MAX: Final = 64  # quiet messages that wait for others
+MANY: Final = 16  # pieces in a queue: eight messages with an attachment each
 
 
 class Outbox:
@@ -58,6 +59,11 @@ class Outbox:
     def is_due(self) -> bool:
         """There is something to flush that does not wait for others."""
         return len(self.queue) > self._quiet
+
+    @property
+    def has_many(self) -> bool:
+        """The peer should begin with what was put, though more will follow."""
+        return len(self.queue) >= MANY
 
     def put(
         self, message_id: int, subject: str, payload: bytes, attachment: bytes, flags: int = 0

@@ -1,5 +1,5 @@
-"""A batch of calls: what one turn of a front asks its shards travels together, one write to each
-ring and at most one wake-up of each shard.
+"""A batch of calls: what one turn of a front asks its shards travels together, eight calls or more
+in one write to a ring: a shard begins while the front still reads.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ class Sender(Protocol):
 
 
 class Batch:
-    """While it is open, nobody flushes; its end does. ``links``: all of a front. What is inside
-    never waits.
+    """While it is open, few calls are not flushed; its end does that. ``links``: all of a front.
+    What is inside never waits.
     """
 
     __slots__ = ("_links", "is_open")

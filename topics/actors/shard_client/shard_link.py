@@ -192,7 +192,9 @@ class ShardLink:
         """
         try:
             pending = self._call_soon(call, params, body)
-            if not self.batch.is_open:
+            if self.batch.is_open:
+                self.link.flush_many()
+            else:
                 self.link.flush()
             return ShardReply(call, await pending.wait(), self.link)
         except RemoteError as error:
