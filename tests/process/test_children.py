@@ -15,7 +15,7 @@ from topics.process import children
 
 ROOT = Path(__file__).parents[2]
 ENDS = """
-import os, sys
+import os, sys, threading, time
 from topics.process import children, logs
 
 def end_of(main):
@@ -24,8 +24,13 @@ def end_of(main):
 def fail():
     raise RuntimeError("told to fail")
 
+def lose_a_thread():
+    threading.Thread(target=fail, name="a thread").start()
+    time.sleep(60)
+
 logs.configure("parent")
-print(end_of(lambda: None), end_of(lambda: sys.exit(7)), end_of(sys.exit), end_of(fail))
+mains = (lambda: None), (lambda: sys.exit(7)), sys.exit, fail, lose_a_thread
+print(*map(end_of, mains))
 """
 NAME_AND_SIGNALS = """
 import os, signal
@@ -77,9 +82,10 @@ def run(program: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_child_ends_with_the_code_of_its_main_and_logs_what_it_did_not_catch() -> None:
     done = run(ENDS)
-    assert done.stdout.split() == ["0", "7", "0", "1"]
+    assert done.stdout.split() == ["0", "7", "0", "1", "1"]
     assert done.stderr.count('"process failed"') == 1
-    assert "RuntimeError: told to fail" in done.stderr
+    assert done.stderr.count('"thread failed"') == 1
+    assert done.stderr.count("RuntimeError: told to fail") == 2
 
 
 def test_a_child_has_its_name_and_takes_no_signal_handler_from_its_parent() -> None:

@@ -11,7 +11,9 @@ import os
 import resource
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import NoReturn
 
 import structlog
@@ -35,8 +37,8 @@ def fork(name: str, main: Callable[[], None], *, log_level: str = "info") -> int
     threads.
 
     The child exits with DONE when ``main`` returns, with the code of a ``SystemExit``, and with
-    FAILED after logging any other exception. ``OSError`` when the system has no room for another
-    process.
+    FAILED after logging any other exception, that of a thread too. ``OSError`` when the system has
+    no room for another process.
     """
     parent = os.getpid()
     for stream in (sys.stdout, sys.stderr):  # or the child would write their buffers once more
@@ -53,6 +55,7 @@ def _be_child(name: str, main: Callable[[], None], parent: int, log_level: str) 
     try:
         die_with(parent)
         logs.configure(name, log_level)
+        threading.excepthook = partial(_end_with_thread, threading.excepthook)
         setproctitle(f"topics: {name}")
         faulthandler.enable(file=logs.crash_descriptor())
         keep_memory()
@@ -70,6 +73,14 @@ def _be_child(name: str, main: Callable[[], None], parent: int, log_level: str) 
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
         os._exit(exit_code)
+
+
+def _end_with_thread(
+    tell: Callable[[threading.ExceptHookArgs], object], failure: threading.ExceptHookArgs
+) -> NoReturn:
+    """Without its thread the process would wait for ever for what the thread does."""
+    tell(failure)
+    os._exit(ExitCode.FAILED)
 
 
 def keep_memory() -> None:
