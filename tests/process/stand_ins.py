@@ -151,6 +151,7 @@ def make_workers(_settings: Settings, shared: Shared) -> Workers:
 
 if __name__ == "__main__":
     health.STALLED_S = float(os.environ.get("STALLED_S", "3"))
+    health.FIRST_SIGN_S = float(os.environ.get("FIRST_SIGN_S", "15"))
     health.KILL_AFTER_S = float(os.environ.get("KILL_AFTER_S", "30"))
     hold_hang_ups()
     start = boot.read(os.environ)

@@ -14,6 +14,7 @@ import pytest
 from tests.process.family_support import Family, Systemd
 from topics.actors.link.board import Board
 from topics.actors.link.key_table import KeyTable
+from topics.actors.link.pulse import LOOK_MAX_S
 from topics.process import family as family_module
 from topics.process import health as health_module
 from topics.process.family import Family as ForkedFamily
@@ -62,7 +63,8 @@ def test_a_child_without_a_sign_of_life_is_told_of_killed_and_replaced_and_syste
             NOTIFY_SOCKET=systemd.name,
             WATCHDOG_USEC="300000",
             STALLED_S="0.5",
-            KILL_AFTER_S="1.0",
+            FIRST_SIGN_S="0.5",
+            KILL_AFTER_S=str(0.5 + LOOK_MAX_S + 0.5),  # or a late look would not tell before
         ) as family,
         systemd.socket,
     ):
