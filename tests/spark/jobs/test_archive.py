@@ -142,13 +142,13 @@ def test_records_that_were_evicted_unread_fail_the_job_unless_allowed(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "status", "told"),
     [
-        (["nothing", "DIR"], 'topic "nothing": 404 topic_not_found'),
-        (["--pattern", "(", "DIR"], "the pattern '(' is no regex"),
-        (["mine", "DIR/file"], "it is no folder"),
-        (["mine", "DIR/*"], "Spark reads * in a path as a pattern"),
-        (["mine", "DIR"], "the folder is not empty (file)"),
+        (["nothing", "DIR"], ExitCode.FAILED, 'topic "nothing": 404 topic_not_found'),
+        (["--pattern", "(", "DIR"], ExitCode.USAGE, "the pattern '(' is no regex"),
+        (["mine", "DIR/file"], ExitCode.USAGE, "it is no folder"),
+        (["mine", "DIR/*"], ExitCode.USAGE, "Spark reads * in a path as a pattern"),
+        (["mine", "DIR"], ExitCode.FAILED, "the folder is not empty (file)"),
     ],
 )
 def test_mistakes_are_one_line_without_a_jvm(
@@ -156,12 +156,13 @@ def test_mistakes_are_one_line_without_a_jvm(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     arguments: list[str],
+    status: ExitCode,
     told: str,
 ) -> None:
     live.make("mine", 1)
     (tmp_path / "file").write_text("")
     given = [each.replace("DIR", str(tmp_path)) for each in arguments]
-    assert main(["archive", "--url", live.url, *given]) == ExitCode.FAILED
+    assert main(["archive", "--url", live.url, *given]) == status
     error = capsys.readouterr().err
     assert told in error
     assert error.count("\n") == 1

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from topics.spark.errors import JobError
+from topics.spark.errors import JobError, WrongPath
 from topics.spark.local_csv import GLOB
 
 if TYPE_CHECKING:
@@ -87,11 +87,11 @@ class Files(Protocol):
 
 
 def local_path(directory: str) -> Path | None:
-    """The local path that a directory means; None for another file system. Raises `JobError` for
+    """The local path that a directory means; None for another file system. Raises `WrongPath` for
     one that Spark would read as a pattern.
     """
     if found := GLOB.search(directory):
-        raise JobError(f"{directory}: Spark reads {found.group()} in a path as a pattern")
+        raise WrongPath(f"{directory}: Spark reads {found.group()} in a path as a pattern")
     if directory.startswith("file:"):
         return Path("/", *directory.removeprefix("file:").split("/"))
     return None if "://" in directory else Path(directory).resolve()
