@@ -27,7 +27,7 @@ AGAIN_S = 40.0  # two checkpoints, five seconds apart, and what comes before and
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    with small_disk(tmp_path / "disk", 8 * MIB) as disk:
+    with small_disk(tmp_path / "disk", 16 * MIB) as disk:
         yield disk
 
 
@@ -41,7 +41,7 @@ def fill_up(api: Api, topic: str, disk: Path) -> int:
     """
     for number in range(8000):
         found = os.statvfs(disk)
-        last = found.f_bavail * found.f_frsize < 4 * FILE_BYTES
+        last = found.f_bavail * found.f_frsize < 8 * FILE_BYTES
         answer = api.append(topic, [number, "x" * (300 if last else 8_000)])
         if answer.status != 200:
             refused(answer, 503, "not_ready")
