@@ -1,5 +1,5 @@
-"""What goes on beside the small appends of `tests.bench.tails`, in a process of its own: the client
-that measures has no other work. It counts what it has done.
+"""The load beside the small appends of `tests.bench.tails`, in a process of its own: the client
+that measures has no other work. The load counts what it has done.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def nothing(_address: Address, done: Done) -> None:
 
 
 class Beside(NamedTuple):
-    """What goes on, in which server, and what its count means."""
+    """A load, the unit of its count, and the settings of the server."""
 
     work: Callable[[Address, Done], None]
     unit: str

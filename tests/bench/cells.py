@@ -39,7 +39,7 @@ class Scale(NamedTuple):
 
 
 class Figure(NamedTuple):
-    """One run: the value, CPU microseconds a record of each process, and what is wrong."""
+    """One run: the value, CPU microseconds a record of each process, and counts that differ."""
 
     value: float
     cpu_us: dict[str, float]

@@ -1,9 +1,9 @@
 """One table of ours beside all peers: ``python -m tests.bench.table [--quick] [--write]``.
 
 Cells are described in `tests.bench.cells`; the peers are Redis, webdis, NATS, beanstalkd and
-Durable Streams. Those found on PATH or under ``PEERS_HOME`` (`tests.bench.peers.programs` says
-where) take part, the others are named and left out. The servers take turns, each run on a fresh
-one. ``--write`` writes ``topics/BENCHMARKS.md``, with the hops of `tests.bench.hops`.
+Durable Streams. Those that `tests.bench.peers.programs` finds take part, the others are named and
+left out. The servers take turns, each run on a fresh one. ``--write`` writes
+``topics/BENCHMARKS.md``, with the hops of `tests.bench.hops`.
 
 All cells with all peers take half an hour. ``--json FILE`` keeps what was measured; with ``--only``
 a part is measured anew and the rest taken from there, ``--only none`` renders it.

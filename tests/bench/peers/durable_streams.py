@@ -31,7 +31,9 @@ class DurableStreams(Peer):
     def version(cls) -> str:
         find("node")
         if not PACKAGE.exists():
-            raise NotFound(f"@durable-streams/server is not in {NPM}")
+            raise NotFound(
+                f"@durable-streams/server is not in {NPM}; DURABLE_STREAMS names its folder"
+            )
         return str(json.loads(PACKAGE.read_text())["version"])
 
     def launch(self, durability: str) -> None:

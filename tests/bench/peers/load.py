@@ -38,7 +38,7 @@ class Connection:
         self.sock.sendall(request)
 
     def take(self) -> bool:
-        """Read what has come; whether the reply is whole."""
+        """Read the input that is there; whether the reply is complete."""
         data = self.sock.recv(RECV_BYTES)
         assert data, "the server hung up"
         return self.reply.feed(data)
@@ -152,7 +152,7 @@ class Stream:
 
 
 class Room:
-    """A publisher, its subscribers, and what has come to them."""
+    """A publisher and its subscribers; counts the deliveries."""
 
     def __init__(self, publisher: Connection, subscribers: Sequence[Subscriber]) -> None:
         self.delivered, self.published = 0, 0
@@ -174,7 +174,7 @@ class Room:
         self._publisher.send(request)
 
     def turn(self) -> None:
-        """Take what comes next."""
+        """Wait for input and take it."""
         ready = self._poll.poll(IDLE_S)
         assert ready, f"nothing comes for {IDLE_S} s"
         for fd, _ in ready:

@@ -1,8 +1,7 @@
 """Programs of others, found and run for as long as a measurement takes.
 
-They are looked for on PATH and under ``PEERS_HOME``, where nothing has to be installed in the
-system: ``bin``, ``venv/bin`` (what pip put there), ``debs/root/usr/bin`` (unpacked Debian packages,
-with their libraries beside them) and ``npm`` (``npm install --prefix``).
+They are looked for on PATH. Durable Streams is a package for Node: ``DURABLE_STREAMS`` names the
+folder in which ``npm install @durable-streams/server`` ran.
 """
 
 from __future__ import annotations
@@ -16,10 +15,7 @@ import subprocess
 import time
 from pathlib import Path
 
-HOME = Path(os.environ.get("PEERS_HOME") or Path.home() / ".cache/topics-peers").absolute()
-FOLDERS = ("bin", "venv/bin", "debs/root/usr/bin", "debs/root/usr/sbin")
-LIBRARIES = ("debs/root/usr/lib", "debs/root/lib")
-NPM = HOME / "npm"
+NPM = Path(os.environ.get("DURABLE_STREAMS", ".")).absolute()
 START_S = 30.0
 
 
@@ -33,32 +29,21 @@ class NotStarted(Exception):
 
 def find(program: str) -> str:
     """Its path. Raises `NotFound`."""
-    folders = [*(str(HOME / folder) for folder in FOLDERS), os.environ.get("PATH", ""), "/usr/sbin"]
-    path = shutil.which(program, path=os.pathsep.join(folders))
+    path = shutil.which(program)
     if path is None:
-        raise NotFound(f"{program} is neither on PATH nor in PEERS_HOME ({HOME})")
+        raise NotFound(f"{program} is not on PATH")
     return path
-
-
-def environment() -> dict[str, str]:
-    """Ours, and the libraries of unpacked packages."""
-    found = [path for name in LIBRARIES for path in (HOME / name).glob("*-linux-*")]
-    known = os.environ.get("LD_LIBRARY_PATH")
-    paths = [*map(str, found), *([known] if known else [])]
-    return os.environ | ({"LD_LIBRARY_PATH": os.pathsep.join(paths)} if paths else {})
 
 
 def version_of(program: str, option: str) -> str:
     """The first number with dots that it prints."""
-    ran = subprocess.run(
-        [find(program), option], capture_output=True, text=True, timeout=20, env=environment()
-    )
+    ran = subprocess.run([find(program), option], capture_output=True, text=True, timeout=20)
     found = re.search(r"\d+(\.\d+)+", ran.stdout + ran.stderr)
     return found.group() if found else "?"
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
+    """A free port."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port: int = probe.getsockname()[1]
         return port
@@ -77,7 +62,6 @@ class Programs:
             process = subprocess.Popen(
                 command,
                 cwd=cwd,
-                env=environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

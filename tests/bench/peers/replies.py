@@ -13,7 +13,7 @@ HEAD_END = b"\r\n\r\n"
 
 
 class BadReply(Exception):
-    """The server says that it did not do what was asked."""
+    """The server refused the request."""
 
 
 class Reply(Protocol):
