@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.api import Answer, Api, listed, ok, refused
-from tests.support.caps import TOPICS, at_once, capped, clear, counts_agree, statuses
+from tests.support.caps import TOPICS, at_once, capped, capped_server, clear, statuses
 from tests.support.queues import Queue, until
 from tests.support.routers import names, put
 from tests.support.server import Server
@@ -21,13 +21,8 @@ MOST, MAX_BYTES = 6, 1 << 20
 
 @pytest.fixture(scope="module")
 def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Two shards. At the end nothing is held that is not there."""
-    path = tmp_path_factory.mktemp("limits") / "data"
-    with Server(path, shards=2, max_topics=MOST, max_total_bytes=MAX_BYTES) as server:
+    with capped_server(tmp_path_factory.mktemp("limits"), MOST, MAX_BYTES) as server:
         yield server
-        with Api(server.address) as api:
-            clear(api)
-            counts_agree(api, MOST, MAX_BYTES)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.spark.killed_server import kill_and_restart, waits_half_way
 from tests.spark.reading import read_back
 from tests.support.server import Server
 from topics.client.http import Target, TopicsClient
@@ -19,7 +20,6 @@ from topics.spark.producer import produce
 from topics.spark.rows import map_arrow
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
@@ -100,25 +100,13 @@ def test_a_job_outlives_a_kill_of_the_server_and_every_row_stands_once(
 ) -> None:
     killed = tmp_path / "killed"
 
-    def wait_half_way(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for number, batch in enumerate(batches):
-            while number == 20 and not killed.exists():
-                time.sleep(0.01)
-            yield batch
-
-    def kill_and_restart() -> None:
-        try:
-            wait_for_records(server, "rows")
-            server.kill()
-        finally:
-            killed.touch()  # whatever happens, nobody waits for ever
-        server.start()
-
     # Two partitions of 40 blocks. The server dies while the first half is being appended, the
     # second meets it dead, then back.
-    df = map_arrow(spark.range(0, 40_000, 1, 2), wait_half_way, "id long")
+    df = map_arrow(spark.range(0, 40_000, 1, 2), waits_half_way(killed), "id long")
     with ThreadPoolExecutor(1) as pool:
-        killer = pool.submit(kill_and_restart)
+        killer = pool.submit(
+            kill_and_restart, server, killed, lambda: wait_for_records(server, "rows")
+        )
         summary = produce(
             df, "rows", target=target(server), batch_records=100, job_id="j", durability=durability
         )

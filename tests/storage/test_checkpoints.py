@@ -28,11 +28,8 @@ def many(count: int = 5_000) -> Iterator[Item]:
         yield {"id": number, "keys": [[f"{number:060}", 1, 1, 1]]}
 
 
-def test_a_checkpoint_is_written_into_the_room_that_was_kept_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    checkpoints.keep_room(tmp_path)
-    inode = (tmp_path / checkpoints.RESERVE_NAME).stat().st_ino
+def fill_once(patch: pytest.MonkeyPatch) -> list[int]:
+    """The disk is full for one write; what is returned is empty after it."""
     real, left = os.pwritev, [1]
 
     def full_once(fd: int, pieces: list[bytes], offset: int) -> int:
@@ -41,9 +38,18 @@ def test_a_checkpoint_is_written_into_the_room_that_was_kept_for_it(
             raise OSError(errno.ENOSPC, "full")
         return real(fd, pieces, offset)
 
+    patch.setattr(os, "pwritev", full_once)
+    leave_room(patch, 0)
+    return left
+
+
+def test_a_checkpoint_is_written_into_the_room_that_was_kept_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints.keep_room(tmp_path)
+    inode = (tmp_path / checkpoints.RESERVE_NAME).stat().st_ino
     with monkeypatch.context() as patch:
-        patch.setattr(os, "pwritev", full_once)
-        leave_room(patch, 0)
+        fill_once(patch)
         checkpoints.write(tmp_path, 8, 0, items())
     (path,) = tmp_path.glob("*.ckpt")
     assert path.stat().st_ino == inode
@@ -89,17 +95,8 @@ def test_a_checkpoint_that_is_given_up_leaves_the_room_for_the_next_one(
 ) -> None:
     checkpoints.keep_room(tmp_path)
     before = {path.name: path.stat().st_ino for path in tmp_path.iterdir()}
-    real, left = os.pwritev, [1]
-
-    def full_once(fd: int, pieces: list[bytes], offset: int) -> int:
-        if left:
-            left.pop()
-            raise OSError(errno.ENOSPC, "full")
-        return real(fd, pieces, offset)
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, "pwritev", full_once)
-        leave_room(patch, 0)
+        left = fill_once(patch)
         writer = checkpoints.CheckpointWriter(tmp_path)
         writer.write(b"a piece")
         assert not left

@@ -4,16 +4,31 @@ them as counting says, and proofs that the server counts the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from tests.support.api import Answer, Api, listed, ok, refused
 from tests.support.routers import delete as delete_router
 from tests.support.routers import names as router_names
+from tests.support.server import Server
 
 TOPICS, TOTAL_BYTES = "max_topics", "max_total_bytes"
 PIECE = 900_000  # bytes of a record that helps to fill the server
+
+
+@contextmanager
+def capped_server(folder: Path, topics: int, total_bytes: int) -> Iterator[Server]:
+    """Two shards. At the end nothing is held that is not there."""
+    with Server(
+        folder / "data", shards=2, max_topics=topics, max_total_bytes=total_bytes
+    ) as server:
+        yield server
+        with Api(server.address) as api:
+            clear(api)
+            counts_agree(api, topics, total_bytes)
 
 
 def capped(answer: Answer, limit: str, most: int) -> None:

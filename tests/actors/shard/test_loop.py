@@ -122,7 +122,7 @@ async def test_more_messages_than_a_turn_takes_are_decided_in_later_turns(
 async def test_a_flood_of_one_band_leaves_the_others_their_share(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What comes last and is most urgent is answered in the first turn, and all are answered."""
+    """The request of the highest band comes last and is answered in the first turn."""
     monkeypatch.setattr(inbox, "TURN_S", 0.0)  # a turn takes one chunk
     for topic, priority in (("low", -1), ("usual", 0), ("high", 800)):
         desk.make(topic, priority=priority, durability="ephemeral")

@@ -18,6 +18,7 @@ from topics.actors.shard import quota
 from topics.actors.shard.routing import forwards
 from topics.engine.now import Now
 from topics.errors import NotReady, Throttled
+from topics.formats.disk.rendering import EncodedRecords
 
 MAX_TOPICS, MAX_BYTES = 4, 1200
 LONG = "x" * 300
@@ -231,7 +232,16 @@ async def test_a_router_is_held_when_another_shard_was_faster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The copies had room when it was counted, and none when they were to be appended."""
-    monkeypatch.setattr(forwards, "fitting", lambda _table, _topic, encoded: encoded.record_count)
+    tries, tried_again = 0, trio.Event()
+
+    def fits(_table: object, _topic: object, encoded: EncodedRecords) -> int:
+        nonlocal tries
+        tries += 1
+        if tries > 1:  # so the first one was refused
+            tried_again.set()
+        return encoded.record_count
+
+    monkeypatch.setattr(forwards, "fitting", fits)
     async with opened(tmp_path, forwards=True) as shards:
         source, dest, other = name_in(shards, 1), name_in(shards, 2), name_in(shards, 0)
         await shards.put("r", source, dest)
@@ -241,7 +251,8 @@ async def test_a_router_is_held_when_another_shard_was_faster(
 
         await append(shards, other, LONG, LONG)
         await append(shards, source, LONG)
-        await trio.sleep(0.1)
+        with trio.fail_after(10):
+            await tried_again.wait()
         assert not copied()
         assert isinstance(await append(shards, source, LONG), Throttled)
         await shards.delete_topic(other)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.client.stub_server import Fault, StubServer
+from tests.spark.killed_server import kill_and_restart, waits_half_way
 from tests.spark.reading import read_back
 from tests.spark.sink import killed_driver
 from tests.support.server import ROOT, Server
@@ -215,30 +216,15 @@ def test_a_write_outlives_a_kill_of_the_server(
 ) -> None:
     killed = tmp_path / "killed"
 
-    def wait_half_way(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for number, batch in enumerate(batches):
-            while number == 20 and not killed.exists():
-                time.sleep(0.01)
-            yield batch
-
-    def kill_and_restart() -> None:
-        try:
-            wait_for_records(url)
-            server.kill()
-        finally:
-            killed.touch()  # whatever happens, nobody waits for ever
-        server.start()
-
     with ThreadPoolExecutor(1) as pool:
-        killer = pool.submit(kill_and_restart)
+        killer = pool.submit(kill_and_restart, server, killed, lambda: wait_for_records(url))
         if streaming:
             df = sink.readStream.text(str(lines(tmp_path / "in")))
-            halted = map_arrow(df, wait_half_way, "value string")
+            halted = map_arrow(df, waits_half_way(killed), "value string")
             stream(halted, url, tmp_path / "point", durability=durability)
         else:
-            write(
-                map_arrow(numbers(sink), wait_half_way, "value string"), url, durability=durability
-            )
+            halted = map_arrow(numbers(sink), waits_half_way(killed), "value string")
+            write(halted, url, durability=durability)
         killer.result()
     assert values(url) == list(range(ROWS))
 

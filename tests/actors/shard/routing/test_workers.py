@@ -148,7 +148,7 @@ async def test_a_full_dest_holds_its_router_and_no_other(
     pauses.clear()
     await routed.make("b", cap_records=3, discard="reject")
     await routed.until(lambda: routed.datas("b") == [1, 2, 3])
-    await routed.until(lambda: 0.02 in pauses)  # it took something: the pauses begin anew
+    await routed.until(lambda: 0.02 in pauses)  # after a forward the first pause is short
     await routed.make("b", cap_records=9, discard="reject")
     await routed.settle()
     assert routed.datas("b") == [1, 2, 3, 4]

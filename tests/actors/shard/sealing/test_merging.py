@@ -1,4 +1,4 @@
-"""Merging: segments of which little lives become one, and nobody notices."""
+"""Merging: segments with few live records become one, and readers get the same records."""
 
 from __future__ import annotations
 
@@ -384,7 +384,7 @@ def test_once_the_copy_is_built_no_error_of_the_disk_keeps_it_from_the_index(
     async def deletes_late(*arguments: Any) -> Any:
         built = await build(*arguments)
         delete(aged, "mixed", match=TagMatch("Eq", "odd"))
-        aged.shard.segments.close()  # what is read again is opened again
+        aged.shard.segments.close()  # the next read opens a segment anew
         return built
 
     def without_files(merging: Merging) -> Iterator[None]:
@@ -465,7 +465,7 @@ def test_a_segment_with_damage_is_left_out_and_its_readers_are_told(
     assert number in segments_of(aged)
     assert segment.path.exists()
     assert aged.sealing.merging.merged >= 2
-    if where != "directory":  # its readers see what was read at the start
+    if where != "directory":  # the directory was read at the start
         _, gaps = walk(aged, aged.engine.topic("mixed"))
         assert lost(gaps)
 
