@@ -75,7 +75,7 @@ class Desk:
     def delete_flags(self, locator: int) -> Buffer | None:
         return self.engine.delete_flags.of(locator)
 
-    def flag_deleted(self, locator: int, runs: Sequence[IndexRun]) -> None:
+    def flag_deleted(self, locator: int, runs: Sequence[IndexRun], _size: int) -> None:
         self.engine.delete_flags.flag(locator, self.records(locator).count, runs)
 
     def release(self, locators: Sequence[int]) -> None:

@@ -236,5 +236,5 @@ def _delete_in_entry(topic: Topic, at: int, pieces: list[IndexRun], store: Store
         size = sum([ends[stop - 1] for _, stop in live])
         size -= sum([ends[start - 1] for start, _ in live if start])
     if count:
-        store.flag_deleted(locator, live)
+        store.flag_deleted(locator, live, size)
         _take(topic, at, count, size)

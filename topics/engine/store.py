@@ -32,8 +32,8 @@ class Store(Protocol):
     def delete_flags(self, locator: Locator) -> Buffer | None:
         """A byte for each record, 1: deleted; None when none is. May raise `Unreadable`."""
 
-    def flag_deleted(self, locator: Locator, runs: Sequence[IndexRun]) -> None:
-        """Flag these records as deleted."""
+    def flag_deleted(self, locator: Locator, runs: Sequence[IndexRun], size: int) -> None:
+        """Flag these records, of ``size`` bytes, as deleted."""
 
     def release(self, locators: Sequence[Locator]) -> None:
         """Free what these locators find: the topic has no record there any more."""

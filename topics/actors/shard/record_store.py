@@ -45,6 +45,7 @@ class RecordStore:
         self._engine, self._wal, self._segments = engine, wal, segments
         engine.store = self
         self.committed_to = wal.next_lsn  # no frame of a committed change ends after this LSN
+        self.flagged_bytes = 0  # of records in segments, since the start of the process
         self.on_release: Callable[[int], None] = lambda _: None  # told of each released extent
         self._prefetch = Prefetch(segments)
         self._in_memory: dict[int, RecordsView] = {}
@@ -72,11 +73,12 @@ class RecordStore:
             return self._segments.delete_flags(locator)
         return self._engine.delete_flags.of(locator)
 
-    def flag_deleted(self, locator: int, runs: Sequence[IndexRun]) -> None:
+    def flag_deleted(self, locator: int, runs: Sequence[IndexRun], size: int) -> None:
         """As `Store.flag_deleted`. A segment writes the flags once the log is synced up to
         `committed_to`.
         """
         if is_extent(locator):
+            self.flagged_bytes += size
             indexes = chain.from_iterable(starmap(range, runs))
             self._segments.flag_deleted(locator, indexes, self.committed_to)
             return

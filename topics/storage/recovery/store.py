@@ -84,7 +84,7 @@ class ReplayStore:
             return self._engine.delete_flags.of(locator)
         return self._flags.get(locator) or self._segments.delete_flags(locator)
 
-    def flag_deleted(self, locator: Locator, runs: Sequence[IndexRun]) -> None:
+    def flag_deleted(self, locator: Locator, runs: Sequence[IndexRun], _size: int) -> None:
         """As `Store.flag_deleted`."""
         if not is_extent(locator):
             self._engine.delete_flags.flag(locator, self.records(locator).count, runs)

@@ -104,6 +104,7 @@ class Sealing(Service):
             await self.checkpoint()
         if failure is not None:
             raise failure
+        self.merging.look_for_deletes()
         if self.merging.is_due and self._built is None and not waits:
             try:
                 await self.merging.merge(self._take_number)
