@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from topics.engine import retention
 from topics.engine.changes import (
     append,
     delete_records,
@@ -214,6 +215,10 @@ class ShardEngine:
             return floor.decide(self.table, topic, now)
         finally:
             self.recharge(topic)
+
+    def next_expiry(self, topic: Topic) -> int | None:
+        """When `expire` has something to remove next (wall ms); None: never, as the topic is."""
+        return retention.next_expiry(topic, self.store)
 
     # Routers
 

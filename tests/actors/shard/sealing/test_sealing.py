@@ -19,6 +19,8 @@ from tests.actors.shard.sealing.sealing_support import (
     seen,
     survives_a_kill,
 )
+from topics.engine.locators import is_extent
+from topics.engine.now import Now
 from topics.formats.api.delete_body import TagMatch
 
 
@@ -42,6 +44,28 @@ def test_topics_look_the_same_before_and_after_sealing_and_a_restart(client: Sea
     assert after == before
     assert findings(client.path) == []
     again.kill()
+
+
+def test_the_next_expiry_is_that_of_the_first_live_record_within_an_extent_too(
+    client: Sealer,
+) -> None:
+    client.put("old", ttl_ms=100_000)
+    for _ in range(6):
+        client.append("old", 1, 2)
+        client.later(10)
+    fill(client, "a")
+    client.seal()
+    topic = client.engine.topic("old")
+    assert all(map(is_extent, topic.index.locators()))
+    assert topic.index.entry(0)[1] > 2
+    for left in range(10, -2, -2):
+        due = client.engine.next_expiry(topic)
+        assert due is not None
+        client.engine.expire(topic, Now(due - 1, 0))
+        assert topic.count == left + 2
+        client.engine.expire(topic, Now(due, 0))
+        assert topic.count == left
+    assert client.engine.next_expiry(topic) is None
 
 
 @pytest.mark.slow
