@@ -81,6 +81,8 @@ class Desk:
     def release(self, locators: Sequence[int]) -> None:
         self.engine.delete_flags.forget(locators)
 
+    release_later = release
+
     def append(
         self, name: str, *datas: Any, key: str | None = None, **body: Any
     ) -> Append | InFlightDuplicate | DedupeEntry:

@@ -138,6 +138,8 @@ class World:
         self.released.update(locators)
         self.engine.delete_flags.forget(locators)
 
+    release_later = release
+
     @staticmethod
     def _view(logged: Logged) -> RecordsView:
         header = logged.header

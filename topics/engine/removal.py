@@ -31,16 +31,25 @@ def cut_to(topic: Topic, seq: int, store: Store) -> int:
     last = _cut_entry(topic, stop, seq, store) if stop < len(index) else 0
     if stop:
         last = last or _last_live_seq(topic, stop, store)
-        count, size = index.totals(0, stop)
-        topic.count -= count
-        topic.bytes -= size
-        store.release(index.locators(0, stop))
+        topic.count, topic.bytes = _totals_from(topic, stop)
+        sealed = min(index.find(topic.sealed_seq + 1), stop)
+        store.release(index.locators(0, sealed))
+        store.release_later(index.locators(sealed, stop))
         index.drop(stop)
     topic.start_seq = seq
     settle(topic, store)
     if topic.jobs is not None:
         topic.jobs.cut(topic.start_seq)
     return last
+
+
+def _totals_from(topic: Topic, stop: int) -> tuple[int, int]:
+    """Count and bytes of the live records from the entry ``stop`` on."""
+    index = topic.index
+    if 2 * stop > len(index):  # the shorter part is added up
+        return index.totals(stop, len(index))
+    count, size = index.totals(0, stop)
+    return topic.count - count, topic.bytes - size
 
 
 def _cut_entry(topic: Topic, at: int, seq: int, store: Store) -> int:

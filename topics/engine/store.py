@@ -38,6 +38,11 @@ class Store(Protocol):
     def release(self, locators: Sequence[Locator]) -> None:
         """Free what these locators find: the topic has no record there any more."""
 
+    def release_later(self, locators: Sequence[Locator]) -> None:
+        """As `release`, of records that are in no segment, when there is time: millions may go at
+        once.
+        """
+
 
 class DeleteFlags:
     """Delete flags that are kept in memory, by locator."""

@@ -286,6 +286,8 @@ class Hurt:
     def release(self, locators: Sequence[int]) -> None:
         raise NotImplementedError
 
+    release_later = release
+
 
 class _HurtView(RecordsView):
     __slots__ = ("_bad_indexes",)

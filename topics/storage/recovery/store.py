@@ -98,3 +98,5 @@ class ReplayStore:
     def release(self, locators: Sequence[Locator]) -> None:
         """As `Store.release`: an extent that is not named after the replay is found then."""
         self._engine.delete_flags.forget(locators)
+
+    release_later = release

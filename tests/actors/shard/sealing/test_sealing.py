@@ -19,6 +19,7 @@ from tests.actors.shard.sealing.sealing_support import (
     seen,
     survives_a_kill,
 )
+from topics.actors.shard import record_store
 from topics.engine.locators import is_extent
 from topics.engine.now import Now
 from topics.formats.api.delete_body import TagMatch
@@ -66,6 +67,22 @@ def test_the_next_expiry_is_that_of_the_first_live_record_within_an_extent_too(
         client.engine.expire(topic, Now(due, 0))
         assert topic.count == left
     assert client.engine.next_expiry(topic) is None
+
+
+def test_a_round_frees_what_went_in_large_numbers(
+    client: Sealer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record_store, "RELEASE_STEP", 2)
+    client.put("memory", durability="ephemeral")
+    fill(client, "memory", "a", rounds=6)
+    client.put("memory", cap_records=1)
+    delete(client, "a", before_seq=9)
+    store, before = client.commits.store, seen(client)
+    assert len(store._in_memory) == 6
+    client.seal()
+    assert len(store._in_memory) == 1
+    assert not store.release_some()
+    assert seen(client) == before
 
 
 @pytest.mark.slow
