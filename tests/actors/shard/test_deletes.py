@@ -65,7 +65,13 @@ async def test_a_delete_that_met_a_full_disk_among_appends_is_done_once_more_by_
 
 # Deletes of many records
 
-SLICES = {"SLICE_RECORDS": 2, "SLICE_ENTRIES": 1, "WINDOW_MIN_SEQS": 2, "WINDOW_MAX_SEQS": 2}
+SLICES = {
+    "SLICE_RECORDS": 2,
+    "SLICE_ENTRIES": 1,
+    "RUN_SHARE": 1,
+    "WINDOW_MIN_SEQS": 2,
+    "WINDOW_MAX_SEQS": 2,
+}
 
 
 @pytest.fixture

@@ -36,7 +36,8 @@ from topics.formats.json_text import json_string
 from topics.formats.ranges import SeqRun, runs_of_seqs
 
 # Of one slice, which takes a few milliseconds to decide and to commit.
-SLICE_RECORDS: Final = 2048  # that match, a few more at most
+SLICE_RECORDS: Final = 2048  # that match
+RUN_SHARE: Final = 8  # so many count as one, where a whole window of them matches
 SLICE_ENTRIES: Final = 4096  # of the index, when all records below a seq go
 SLICE_JOBS: Final = 4096  # seqs of a queue, likewise
 SLICE_LOOKS: Final = 16_384  # tags and deleted records that are looked at, about
@@ -165,15 +166,20 @@ def matching_slice(
 ) -> tuple[list[int], int]:
     """As `matching_seqs`, from ``first`` on and of one slice; and the seq where the next begins."""
     seqs: list[int] = []
-    at, window, looked = max(first, topic.start_seq), WINDOW_MIN_SEQS, 0
-    while at < bound and len(seqs) < SLICE_RECORDS and looked < SLICE_LOOKS:
+    at, window, room, looked = max(first, topic.start_seq), WINDOW_MIN_SEQS, SLICE_RECORDS, 0
+    while at < bound and room > 0 and looked < SLICE_LOOKS:
         found, stop, looks = _matching(topic, match, at, min(at + window, bound), store)
-        room = SLICE_RECORDS - len(seqs)
-        if len(found) > room:
-            stop = found[room]
-            del found[room:]
+        if len(found) == stop - at:
+            room -= -(-len(found) // RUN_SHARE)
+            window = WINDOW_MIN_SEQS
+        else:
+            if len(found) > room:
+                stop = found[room]
+                del found[room:]
+            room -= len(found)
+            window = min(2 * window, WINDOW_MAX_SEQS)
         seqs += found
-        at, window, looked = stop, min(2 * window, WINDOW_MAX_SEQS), looked + looks
+        at, looked = stop, looked + looks
     return seqs, at
 
 
