@@ -40,6 +40,7 @@ SMALL_SLICES: dict[str, Any] = {
     "SLICE_RECORDS": 3,
     "SLICE_ENTRIES": 2,
     "SLICE_LOOKS": 70,
+    "SLICE_JOBS": 3,
     "RUN_SHARE": 2,
     "WINDOW_MIN_SEQS": 4,
     "WINDOW_MAX_SEQS": 8,
