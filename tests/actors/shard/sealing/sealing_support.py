@@ -75,8 +75,7 @@ def by_hand(patch: pytest.MonkeyPatch) -> None:
 
 def eager_merges(patch: pytest.MonkeyPatch, segments: int = 2) -> None:
     """Let segments of a few small extents be merged, as many larger ones would be."""
-    for module in (choice, merging):
-        patch.setattr(module, "RUN_MIN_SEGMENTS", segments)
+    patch.setattr(choice, "RUN_MIN_SEGMENTS", segments)
     patch.setattr(choice, "EXTENT_COST_BYTES", 64)
     patch.setattr(merge_contents, "GAP_BYTES", 200)
 

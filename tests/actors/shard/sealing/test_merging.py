@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -28,7 +29,7 @@ from tests.actors.shard.sealing.sealing_support import (
     survives_a_kill,
 )
 from tests.support.log import failing
-from topics.actors.shard.sealing import merging
+from topics.actors.shard.sealing import choice, merging, pacing
 from topics.actors.shard.sealing.merging import Merging
 from topics.engine.changes.change import Change
 from topics.engine.locators import split_locator
@@ -143,6 +144,32 @@ def test_a_merge_changes_nothing_that_readers_or_writers_notice(aged: Sealer) ->
     assert len(files(aged.path, "segment")) == len(segments_of(aged))
     assert findings(aged.path) == []
     survives_a_kill(aged, before)
+
+
+def test_a_quiet_shard_whose_records_are_deleted_shrinks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Sealer(tmp_path / "data", file_bytes=64 << 10)
+    for number in range(90):
+        tag = "even" if number % 9 else "kept"
+        client.append("a", records=[{"data": "x" * 900, "tag": tag}] * 8)
+    free_all(client)
+    client.seal()
+    assert len(segments_of(client)) > 8
+    assert not client.sealing.merging.is_due
+    before = sum(path.stat().st_size for path in files(client.path, "segment"))
+    with monkeypatch.context() as patch:
+        patch.setattr(pacing, "RETRY_INTERVAL_S", math.inf)  # no checkpoint of itself
+        patch.setattr(choice, "EXTENT_COST_BYTES", 64)
+        delete(client, "a", match=TagMatch("Eq", "even"))
+        client.seal()
+        assert not client.sealing.merging.merged, "more may be deleted at once"
+        client.seal()
+        assert client.sealing.merging.merged > 8
+    free_all(client)
+    assert sum(path.stat().st_size for path in files(client.path, "segment")) < before / 3
+    assert len(client.shown("a")) == 80
+    survives_a_kill(client, seen(client))
 
 
 @pytest.mark.usefixtures("eager")

@@ -31,13 +31,7 @@ import trio
 
 from topics.actors.shard.group_commit import GroupCommit
 from topics.actors.shard.sealing.building import Pause, write_segment
-from topics.actors.shard.sealing.choice import (
-    RUN_MIN_SEGMENTS,
-    STEP_ENTRIES,
-    Candidate,
-    LiveRoom,
-    choose_run,
-)
+from topics.actors.shard.sealing.choice import STEP_ENTRIES, Candidate, LiveRoom, choose_run
 from topics.actors.shard.sealing.contents import current_flags
 from topics.actors.shard.sealing.merge_contents import STEP_RECORDS, MergeContents, MergedTopic
 from topics.actors.shard.sealing.reclaim import Reclaim
@@ -57,6 +51,7 @@ from topics.storage.segments.maps import MappedSegment
 from topics.storage.segments.merge_reader import MergeReader, Wanted
 
 READ_AHEAD_EXTENTS: Final = 256  # read by one call of a thread
+DEAD_SHARE: Final = 4  # of a log file's bytes that died in segments, until merges are looked for
 RETRY_S: Final = 60.0  # after an error: a merge that fails at its end has written a file's worth
 _LATE: Final = re.compile(rb"\x01+")
 log = structlog.get_logger()
@@ -96,10 +91,21 @@ class Merging:
         self._commits, self._reclaim, self._pause = commits, reclaim, pause
         self._damaged: set[int] = set()  # segments that stay as they are
         self._built: _Built | None = None
-        self.is_due = True  # segments may have come or lost records since the last look
+        self.is_due = True  # a checkpoint was written since the last look, or a merge done
+        self._flagged_bytes = self._seen_flagged_bytes = 0  # by the last look, and of late
         self.again_at = 0.0  # after an error, by the monotonic clock
         self.merged = 0  # segments that became part of others, since the start of the process
         self.written_bytes = 0  # of merged segments, likewise
+
+    def look_for_deletes(self) -> None:
+        """Records of segments may have been deleted: look again once enough of them are dead, when
+        no more have gone since the last call. So one delete is followed by one merge.
+        """
+        flagged = self._commits.store.flagged_bytes
+        dead = flagged - self._flagged_bytes
+        if flagged == self._seen_flagged_bytes and dead * DEAD_SHARE >= self._wal.file_bytes:
+            self.is_due = True
+        self._seen_flagged_bytes = flagged
 
     async def merge(self, next_number: Callable[[], int]) -> None:
         """Merge the segments of one run, if there is one. Raises OSError or `Damaged`: then all is
@@ -107,7 +113,7 @@ class Merging:
         """
         if time.monotonic() < self.again_at:
             return
-        self.is_due = False
+        self.is_due, self._flagged_bytes = False, self._commits.store.flagged_bytes
         run = await self._choose()
         if not run:
             return
@@ -132,7 +138,7 @@ class Merging:
 
     async def _choose(self) -> list[int]:
         named = self._reclaim.named_segments
-        if len(named) < RUN_MIN_SEGMENTS or not TUNING.merging:
+        if not TUNING.merging:
             return []
         room = LiveRoom()
         await self._in_steps(_count_all(room, self._topics()))
@@ -154,7 +160,7 @@ class Merging:
         segment = self._segments.segments[number]
         stays = number in self._damaged or segment.findings
         live = None if stays else room.bytes.get(number, 0)
-        return Candidate(number, live, segment.size)
+        return Candidate(number, live, segment.size, room.dead.get(number, 0))
 
     # The copy
 

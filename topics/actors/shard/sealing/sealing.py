@@ -85,6 +85,7 @@ class Sealing(Service):
         """Write delete flags that are due, seal full log files, write a checkpoint if it helps,
         merge segments.
         """
+        await self._release()
         self._burst.observe(self.wal.next_lsn)
         waits = self._burst.is_burst(self.backlog_files)
         if self.segments.has_due_flags(self.wal.synced_lsn):
@@ -104,11 +105,19 @@ class Sealing(Service):
             await self.checkpoint()
         if failure is not None:
             raise failure
+        self.merging.look_for_deletes()
         if self.merging.is_due and self._built is None and not waits:
             try:
                 await self.merging.merge(self._take_number)
             except (OSError, Damaged) as error:  # sealing does not wait for it
                 log.warning("merging failed", error=str(error))
+
+    async def _release(self) -> None:
+        """Free what went from memory and from the log, many records at once, step by step."""
+        step_began = time.monotonic()
+        while self.store.release_some():
+            await self._pause(step_began)
+            step_began = time.monotonic()
 
     async def checkpoint(self) -> None:
         """Write a checkpoint, then free what is not needed any more. Raises OSError."""
