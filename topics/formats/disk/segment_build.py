@@ -75,15 +75,19 @@ def build(
             extent = ExtentBuilder(seq, extent_bytes, extent_records)
             entry = yield from _extent(extent, pieces, source.topic_id, at)
             entries.append(entry)
-            at += entry.length + padding(entry.length)
+            pad = padding(entry.length, header.extent_alignment)
+            yield bytes(pad)
+            at += entry.length + pad
             seq += entry.record_count
+    yield bytes(padding(at))
+    at += padding(at)
     yield from _ending(entries, at, delete_flags)
 
 
 def _extent(
     extent: ExtentBuilder, pieces: Pieces, topic_id: int, at: int
 ) -> Generator[bytes, None, ExtentEntry]:
-    """The bytes of an extent at offset ``at``, padding included; its entry without flags."""
+    """The bytes of an extent at offset ``at``; its entry without flags."""
     while pieces.head is not None and not extent.full:
         yield extent.take(pieces)
     yield bytes(padding(extent.size, 8))
@@ -93,7 +97,6 @@ def _extent(
         crc = crc32c.crc32c(part, crc)
         yield part
     length = extent.size + padding(extent.size, 8) + tables_len
-    yield bytes(padding(length))
     return ExtentEntry(
         topic_id=topic_id,
         first_seq=extent.first_seq,
@@ -107,6 +110,7 @@ def _extent(
         tables_len=tables_len,
         tables_crc=crc,
         flags=extent.flags,
+        keys_len=extent.keys_len,
     )
 
 
