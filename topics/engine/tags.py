@@ -10,6 +10,7 @@ in each of them: a million tags are 250 portions, which take about a millisecond
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 
 from topics.formats.api.delete_body import TagMatch
@@ -24,9 +25,10 @@ Portion = dict[bytes, "int | array[int]"]
 class TagIndex:
     """Tags of the records of one topic in one log file. Seqs come in rising order."""
 
-    __slots__ = ("_full", "_open", "last_seq")
+    __slots__ = ("_full", "_open", "first_seq", "last_seq")
 
     def __init__(self) -> None:
+        self.first_seq = 0  # tags of earlier records are found in extents
         self.last_seq = 0
         self._open: Portion = {}
         # Each with its tags in order, of which some may have been forgotten since.
@@ -51,12 +53,16 @@ class TagIndex:
 
     def find(self, match: TagMatch) -> Iterator[int]:
         """Seqs of the records that match."""
+        first_seq = self.first_seq
         for portion, tag in self._matching(match):
             found = portion[tag]
             if isinstance(found, int):
-                yield found
-            else:
+                if found >= first_seq:
+                    yield found
+            elif found[0] >= first_seq:
                 yield from found
+            else:
+                yield from found[bisect_left(found, first_seq) :]
 
     def forget(self, match: TagMatch, bound: int) -> None:
         """Forget the records below ``bound`` that match: they are deleted."""

@@ -33,6 +33,7 @@ from topics.formats.disk.segment import (
 EXTENT_BYTES = 64 << 20
 EXTENT_RECORDS = 1 << 16
 STEP_EXTENTS = 256
+STEP_FLAGS = 1024  # of one extent that ends a step
 
 
 class Source(NamedTuple):
@@ -119,16 +120,17 @@ def _ending(
 ) -> Iterator[bytes]:
     """Delete flags, directory and trailer."""
     record_count = 0
-    for start in range(0, len(entries), STEP_EXTENTS):
-        flags: list[Buffer] = []
-        for index, entry in enumerate(entries[start : start + STEP_EXTENTS], start):
-            count = entry.record_count
-            flags.append(delete_flags(entry.topic_id, entry.first_seq, count) or bytes(count))
-            assert len(flags[-1]) == count, "one flag for each record"
-            entries[index] = entry._replace(flags_at=flags_at + record_count)
-            record_count += count
-        yield b"".join(flags)
-    yield bytes(padding(record_count))
+    flags: list[Buffer] = []
+    for index, entry in enumerate(entries):
+        count = entry.record_count
+        flags.append(delete_flags(entry.topic_id, entry.first_seq, count) or bytes(count))
+        assert len(flags[-1]) == count, "one flag for each record"
+        entries[index] = entry._replace(flags_at=flags_at + record_count)
+        record_count += count
+        if len(flags) == STEP_EXTENTS or count > STEP_FLAGS:
+            yield b"".join(flags)
+            flags = []
+    yield b"".join((*flags, bytes(padding(record_count))))
     crc = 0
     for start in range(0, len(entries), STEP_EXTENTS):
         part = b"".join(map(encode_entry, entries[start : start + STEP_EXTENTS]))

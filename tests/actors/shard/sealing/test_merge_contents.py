@@ -42,7 +42,7 @@ def test_a_large_dead_record_is_left_out() -> None:
 
 def test_runs_reach_over_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(merge_contents, "STEP_RECORDS", 7)
-    found = view(60, 200)
+    found = view(60, 400)
     length = -(-GAP_BYTES // found.size(0, 1)) + 1
     dead = {5, 6, 7, 20, *range(30, 30 + length)}
     assert runs(found, dead) == [(0, 30), (30 + length, 60)]
