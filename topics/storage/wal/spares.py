@@ -161,6 +161,7 @@ class SpareFiles:
         with contextlib.suppress(OSError):
             check_room(self.folder, 2 * size)
             self._put_reserve(prepare(self.folder, RESERVE_NAME, size))
+            sync_directory(self.folder)  # before a file of the log is as large
             while spare := self.take():
                 spare.unlink()
             self.file_bytes = size
