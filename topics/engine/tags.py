@@ -25,9 +25,10 @@ Portion = dict[bytes, "int | array[int]"]
 class TagIndex:
     """Tags of the records of one topic in one log file. Seqs come in rising order."""
 
-    __slots__ = ("_ends", "_full", "_open", "last_seq")
+    __slots__ = ("_ends", "_full", "_open", "first_seq", "last_seq")
 
     def __init__(self) -> None:
+        self.first_seq = 0  # tags of earlier records are found in extents
         self.last_seq = 0
         self._open: Portion = {}
         # Each with its tags in order, of which some may have been forgotten since.
@@ -57,7 +58,7 @@ class TagIndex:
         were looked at.
         """
         seqs: list[int] = []
-        looked = 1
+        first, looked = max(first, self.first_seq), 1
         for portion, tag in self._matching(match, first, stop):
             found, looked = portion[tag], looked + 1
             if not isinstance(found, int):

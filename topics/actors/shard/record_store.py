@@ -93,6 +93,8 @@ class RecordStore:
     def release(self, locators: Sequence[int]) -> None:
         """As `Store.release`."""
         self._engine.delete_flags.forget(locators)
+        if max(locators, default=0) < FIRST_EXTENT:
+            return  # of the log: nothing else to do, however many they are
         for locator in locators:
             if is_in_memory(locator):
                 self._in_memory.pop(locator, None)

@@ -176,6 +176,11 @@ class ExtentView(View):
         )
 
     @property
+    def keys_len(self) -> int:
+        """Bytes of the idempotency keys."""
+        return len(self._keys)
+
+    @property
     def has_texts(self) -> bool:
         """Whether there is a key, a node or a tag."""
         return len(self._keys) > 0 or len(self.nodes) > 0 or len(self.tags) > 0

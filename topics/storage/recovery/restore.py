@@ -37,8 +37,6 @@ from topics.storage.wal.file import WalFile
 
 EXTENTS_PER_BEAT, FRAMES_PER_BEAT = 64, 4096
 
-Extents = dict[int, list[Locator]]
-"""Locators of the extents of each topic, by its id, in the order of seqs."""
 Keys = dict[int, list[ExtentKey]]
 """Idempotency keys of each topic that outlive their records, by its id."""
 
@@ -69,10 +67,18 @@ class DeletesAhead:
         return range(first >> self.PART_BITS, (first + count - 1 >> self.PART_BITS) + 1)
 
 
-class Restored(NamedTuple):
-    """What later steps of a start need."""
+class KeyedExtent(NamedTuple):
+    """An extent whose tables may have idempotency keys. ``last_ts``: `$ts` of its last record."""
 
-    extents: Extents
+    topic_id: int
+    locator: Locator
+    last_ts: int
+
+
+class Restored(NamedTuple):
+    """What later steps of a start need. ``keyed``: in the order of the log."""
+
+    keyed: list[KeyedExtent]
     keys: Keys
 
 
@@ -89,23 +95,25 @@ def restore_topics(
     Raises `Damaged` when an extent does not follow on the one before it.
     """
     if checkpoint is None:
-        return Restored({}, {})
+        return Restored([], {})
     restore_shard(replay.table, checkpoint.shard)
     keys = _restore_items(replay, progress.over(checkpoint.items()))
     has_deleted = any(1 in segment.has_deleted for segment in segments.segments.values())
     ahead = DeletesAhead()
     if has_deleted:
         find_deletes_ahead(ahead, replay, checkpoint.replay_from, files, progress)
-    found: defaultdict[int, list[Locator]] = defaultdict(list)
+    keyed: list[KeyedExtent] = []
     for number in checkpoint.segments:
+        header = segments.segments[number].header
         for number_of_extent, entry in progress.over(segments.entries(number), EXTENTS_PER_BEAT):
             if entry.topic_id in replay.table.by_id:
                 locator = Locator(number_of_extent)
                 runs = ahead.of(entry.topic_id, entry.first_seq, entry.record_count)
                 store.take_back(locator, entry, runs)
                 _restore_extent(replay, segments, store.delete_flags(locator), locator, entry)
-                found[entry.topic_id].append(locator)
-    return Restored(found, keys)
+                if header.may_have_keys(entry):
+                    keyed.append(KeyedExtent(entry.topic_id, locator, entry.last_ts))
+    return Restored(keyed, keys)
 
 
 def _restore_items(replay: Replay, items: Iterable[Item]) -> Keys:

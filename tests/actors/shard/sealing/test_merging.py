@@ -25,6 +25,7 @@ from tests.actors.shard.sealing.sealing_support import (
     findings,
     free_all,
     seen,
+    small_extents,
     spoil,
     survives_a_kill,
 )
@@ -33,6 +34,8 @@ from topics.actors.shard.sealing import choice, merging, pacing
 from topics.actors.shard.sealing.merging import Merging
 from topics.engine.changes.change import Change
 from topics.engine.locators import split_locator
+from topics.engine.merged import MergedExtent, replace_merged
+from topics.engine.topic import Topic
 from topics.formats.api.delete_body import TagMatch
 from topics.storage import aside
 from topics.storage.disk import Damaged
@@ -229,6 +232,40 @@ def test_an_offline_reader_finds_what_was_merged(aged: Sealer) -> None:
     assert found == {
         name: [record["$seq"] for record in records] for name, records in expected.items()
     }
+
+
+@pytest.mark.usefixtures("eager")
+def test_an_install_takes_some_extents_of_a_topic_at_a_time_and_a_stop_finishes_it(
+    client: Sealer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts: list[int] = []
+    small_extents(monkeypatch, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(Merging, "merge", _no_merge)
+        fill(client, "mixed", rounds=16, size=200)
+        age(client, 4)
+        delete(client, "mixed", match=TagMatch("Eq", "even"))
+        free_all(client)
+    client.sealing.merging.is_due = True
+
+    def noting(topic: Topic, found: list[MergedExtent], *rest: Any) -> None:
+        if topic.name == "mixed":
+            parts.append(len(found))
+        replace_merged(topic, found, *rest)
+
+    monkeypatch.setattr(merging, "replace_merged", noting)
+    before = seen(client)
+    while len(parts) < 3:
+        assert client.step()
+        if parts:
+            assert seen(client) == before
+    fill(client, "mixed", rounds=1)
+    delete(client, "mixed", match=TagMatch("Eq", "o3"))
+    before = seen(client)
+    client.stop()
+    assert len(parts) > 4
+    assert max(parts) <= 3
+    comes_back(client, before)
 
 
 # Crashes

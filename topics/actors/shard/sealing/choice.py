@@ -24,7 +24,7 @@ from topics.engine.topic import Topic
 
 RUN_MIN_SEGMENTS: Final = 8
 RUN_MAX_SEGMENTS: Final = 64  # open at once
-EXTENT_COST_BYTES: Final = 4096  # of an extent beyond its records: it begins at a multiple of that
+EXTENT_COST_BYTES: Final = 256  # of an extent beyond its records: directory, tables, padding
 STEP_ENTRIES: Final = 512
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import re
 import time
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator
 from itertools import chain, starmap
@@ -50,6 +51,7 @@ from topics.storage.segments.file import Segment
 from topics.storage.segments.maps import MappedSegment
 from topics.storage.segments.merge_reader import MergeReader, Wanted
 
+STEP_EXTENTS: Final = 256  # installed in one step
 READ_AHEAD_EXTENTS: Final = 256  # read by one call of a thread
 DEAD_SHARE: Final = 4  # of a log file's bytes that died in segments, until merges are looked for
 RETRY_S: Final = 60.0  # after an error: a merge that fails at its end has written a file's worth
@@ -230,39 +232,43 @@ class Merging:
             pass
 
     def _install(self) -> Iterator[None]:
-        """Let the index name the new extents instead of the old ones, topic after topic. Each that
-        is done leaves ``topics``, so another call goes on.
+        """Let the index name the new extents instead of the old ones, topic after topic, some
+        extents at a time. ``topics`` has what is left of each, so another call goes on.
         """
         if self._built is None:
             return
         built = self._built
-        segment, merged, topics = built.segment, built.merged, built.topics
+        segment, topics = built.segment, built.topics
         self._reclaim.begin_install(segment.number)
         self._segments.add(segment)
         for topic_id in [*topics]:
-            self._install_topic(built, topics[topic_id])
+            while (merged := topics[topic_id]).first_seq <= merged.last_seq:
+                end = self._install_part(built, merged)
+                topics[topic_id] = merged._replace(first_seq=end)
+                yield
             del topics[topic_id]
-            yield
-        assert self._reclaim.are_unused(merged), "the index names none of the old extents"
+        assert self._reclaim.are_unused(built.merged), "the index names none of the old extents"
         self._built = None
         self._reclaim.end_install()
-        self.merged += len(merged)
+        self.merged += len(built.merged)
         self.written_bytes += segment.size
         log.info(
             "segments merged",
             segment=segment.number,
-            segments=len(merged),
+            segments=len(built.merged),
             extents=segment.trailer.entry_count,
             records=segment.trailer.record_count,
             bytes=segment.size,
             seconds=round(time.monotonic() - built.began, 3),
         )
 
-    def _install_topic(self, built: _Built, merged: MergedTopic) -> None:
-        topic, first_seq, last_seq = merged
+    def _install_part(self, built: _Built, merged: MergedTopic) -> int:
+        """Install some extents of a topic. The seq from which on the others begin."""
+        topic, first_seq, _ = merged
+        copies, end = _part(built.copies.get(topic.id, []), merged)
         used: list[MergedExtent] = []
         unused: list[Locator] = []
-        for copy in built.copies.get(topic.id, ()):
+        for copy in copies:
             extent = self._flag_late_deletes(built, topic, copy)
             if extent.gone < copy.entry.record_count:
                 used.append(extent)
@@ -270,10 +276,11 @@ class Merging:
                 unused.append(copy.entry.locator)
         before = topic.bytes
         contents, store = built.contents, self._commits.store
-        replace_merged(topic, used, first_seq, last_seq, contents.is_merged, store)
+        replace_merged(topic, used, first_seq, end - 1, contents.is_merged, store)
         if topic.bytes != before:
             self._engine.recharge(topic)
         self._reclaim.add_extents(built.segment.number, len(used), unused)
+        return end
 
     def _flag_late_deletes(self, built: _Built, topic: Topic, copy: _Copy) -> MergedExtent:
         """Set the delete flags of what went after the copy was made; the extent as it is now."""
@@ -288,6 +295,21 @@ class Merging:
         self._segments.flag_deleted(entry.locator, indexes, committed_to, built.mapped)
         size = entry.size - sum(view.size(start, stop) for start, stop in late)
         return MergedExtent(entry._replace(size=size), gone)
+
+
+def _part(copies: list[_Copy], merged: MergedTopic) -> tuple[list[_Copy], int]:
+    """The next copies to be installed, and the seq at which the entry begins that the others
+    replace: no entry has records of both.
+    """
+    index, first_seq, last_seq = merged.topic.index, merged.first_seq, merged.last_seq
+    start = bisect_left(copies, first_seq, key=lambda copy: copy.entry.first_seq)
+    for stop in range(start + STEP_EXTENTS, len(copies)):
+        seq = copies[stop].entry.first_seq
+        at = index.find(seq)
+        begin = min(seq, index.entry(at)[0]) if at < len(index) else seq
+        if begin > copies[stop - 1].entry.last_seq:
+            return copies[start:stop], begin
+    return copies[start:], last_seq + 1
 
 
 def _count_all(room: LiveRoom, topics: list[Topic]) -> Generator[int, None, None]:
