@@ -87,7 +87,7 @@ async def test_each_copy_is_an_append_with_a_key_and_is_sent_to_the_shard_of_its
     (asked,) = peers.take()
     assert (asked.shard, asked.params.topic, asked.params.prefixes) == (7, "dead7", None)
     assert [request["idempotency_key"] for request in asked.requests] == [
-        copies.copy_key("dead_letter", queue.epoch, seq) for seq in (1, 2)
+        copies.copy_key("dead_letter", queue, seq) for seq in (1, 2)
     ]
     assert [request["create"] for request in asked.requests] == [create, create]
 
@@ -431,7 +431,7 @@ async def test_a_queue_that_is_deleted_meanwhile_is_left_alone(
     wake(desk, again)
     await run_log(desk)
     (asked,) = peers.take()
-    assert asked.requests[0]["idempotency_key"] == copies.copy_key("dead_letter", again.epoch, 1)
+    assert asked.requests[0]["idempotency_key"] == copies.copy_key("dead_letter", again, 1)
     assert again.epoch != queue.epoch
 
 

@@ -100,7 +100,7 @@ async def test_each_copy_has_a_key_and_makes_no_topic(desk: Desk) -> None:
     (asked,) = peers.take()
     assert (asked.shard, asked.params.topic) == (7, "a7")
     assert [request["idempotency_key"] for request in asked.requests] == [
-        copy_key("redrive", dead.epoch, seq) for seq in (1, 2)
+        copy_key("redrive", dead, seq) for seq in (1, 2)
     ]
     assert [request["create"] for request in asked.requests] == [False, False]
 

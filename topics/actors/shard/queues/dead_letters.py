@@ -160,7 +160,7 @@ class DeadLetters(Service):
         # A restart may know no count.
         deliveries = jobs_of(topic).deliveries(seq) or config.max_deliveries
         parts = parts._replace(meta=stamped(parts.meta, topic.name, deliveries, seq))
-        key = copy_key("dead_letter", topic.epoch, seq)
+        key = copy_key("dead_letter", topic, seq)
         return Copy(seq, append_request(parts, key, None if config.auto_create else False))
 
     def _copied(self, move: Move, sent: Sent) -> None:

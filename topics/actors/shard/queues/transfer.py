@@ -124,7 +124,7 @@ class Transfer:
             self.skip(seq, code or NO_SOURCE, now)
             return
         parts = parts._replace(meta=unstamped(parts.meta))
-        key = copy_key("redrive", self.topic.epoch, seq)
+        key = copy_key("redrive", self.topic, seq)
         copy = Copy(seq, append_request(parts, key, create=False))
         found.setdefault(target, []).append(copy)
 
