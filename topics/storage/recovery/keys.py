@@ -1,31 +1,35 @@
 """Restores idempotency keys, after all frames: only then is it known how long each topic keeps its.
 
 Keys come from three sources, each in the order of seqs: the checkpoint (keys whose records are
-gone), the tables of extents, and the frames of the log.
+gone), the tables of extents, and the frames of the log. Keys of copies are in the checkpoint as
+well, however old; what the log has of them follows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from heapq import merge
 from itertools import chain
+from operator import itemgetter
 
+from topics.engine.dedupe import digest_of
 from topics.engine.locators import Locator
+from topics.engine.moved_keys import is_copy_key
 from topics.engine.now import Now
-from topics.engine.snapshot import restore_key
 from topics.engine.topic_table import TopicTable
 from topics.formats.disk.segment import ExtentKey
 from topics.storage.disk import Damaged
-from topics.storage.recovery.restore import EXTENTS_PER_BEAT, Extents
+from topics.storage.recovery.restore import EXTENTS_PER_BEAT, Extents, KeptKey
 from topics.storage.segments.store import SegmentStore
 from topics.storage.start_progress import StartProgress
+
+_FIRST_SEQ = itemgetter(1)
 
 
 def restore_keys(
     table: TopicTable,
     segments: SegmentStore,
     extents: Extents,
-    kept: Mapping[int, Sequence[ExtentKey]],
+    kept: Mapping[int, Sequence[KeptKey]],
     logged: Mapping[int, Sequence[ExtentKey]],
     now: Now,
     progress: StartProgress,
@@ -38,19 +42,22 @@ def restore_keys(
         topic = table.by_id.get(topic_id)
         if topic is None:
             continue
-        alive_ts = now.ts - topic.config.idempotency_window_ms + 1
+        window_ms, dedupe = topic.config.idempotency_window_ms, topic.dedupe
+        alive_ts = now.ts - window_ms + 1
         locators = progress.over(extents.get(topic_id, ()), EXTENTS_PER_BEAT)
         sealed = chain.from_iterable(
             _young_keys(segments, locator, alive_ts) for locator in locators
         )
-        sources = kept.get(topic_id, ()), sealed, logged.get(topic_id, ())
-        for key in progress.over(merge(*sources, key=_first_seq)):
-            # A key that was used again belongs to the later write: the earlier one was too old by
-            # the monotonic clock.
-            if key.ts_ms >= alive_ts and key.first_seq >= max(
-                topic.keys_from_seq, topic.dedupe.first_seq(key.key) + 1
-            ):
-                restore_key(topic, key, now)
+        found = [*kept.get(topic_id, ()), *sealed, *logged.get(topic_id, ())]
+        found.sort(key=_FIRST_SEQ)  # each source is in order
+        from_seq = topic.keys_from_seq
+        for key, first_seq, count, ts in progress.over(found):
+            if isinstance(key, str) and is_copy_key(key):
+                dedupe.note_copy(key, first_seq)
+            # Two sources may have the same key. One that was used again belongs to the later write.
+            if ts >= alive_ts and first_seq >= from_seq and first_seq > dedupe.last_seq:
+                digest = digest_of(key) if isinstance(key, str) else int.from_bytes(key, "little")
+                dedupe.add(digest, first_seq, count, now.ms - max(0, now.ts - ts), window_ms)
 
 
 def _young_keys(segments: SegmentStore, locator: Locator, alive_ts: int) -> Iterator[ExtentKey]:
@@ -63,7 +70,3 @@ def _young_keys(segments: SegmentStore, locator: Locator, alive_ts: int) -> Iter
         return segments.records(locator).idempotency_keys()
     except Damaged:  # its readers are told
         return iter(())
-
-
-def _first_seq(key: ExtentKey) -> int:
-    return key.first_seq

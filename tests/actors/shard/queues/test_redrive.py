@@ -24,7 +24,7 @@ from tests.support.shard import Desk
 from topics.actors.shard.context import clock
 from topics.actors.shard.queues import redrive as redrives
 from topics.actors.shard.queues import transfer
-from topics.actors.shard.queues.copies import copy_key
+from topics.engine.moved_keys import copy_key
 from topics.engine.queue.claims import jobs_of
 from topics.engine.topic import Topic
 from topics.errors import NotReady, TopicFull, TopicNotFound
@@ -100,7 +100,7 @@ async def test_each_copy_has_a_key_and_makes_no_topic(desk: Desk) -> None:
     (asked,) = peers.take()
     assert (asked.shard, asked.params.topic) == (7, "a7")
     assert [request["idempotency_key"] for request in asked.requests] == [
-        copy_key("redrive", dead, seq) for seq in (1, 2)
+        copy_key("redrive", "dead", dead.epoch, seq) for seq in (1, 2)
     ]
     assert [request["create"] for request in asked.requests] == [False, False]
 

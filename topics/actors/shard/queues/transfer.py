@@ -15,7 +15,8 @@ import trio
 
 from topics.actors.rpc.typed_calls import InboundCall
 from topics.actors.shard.deadlines import Deadline
-from topics.actors.shard.queues.copies import COPIES_BYTES, Copy, copy_key
+from topics.actors.shard.queues.copies import COPIES_BYTES, Copy
+from topics.engine.moved_keys import WINDOW_RECORDS, copy_key
 from topics.engine.now import Now
 from topics.engine.shard import ShardEngine
 from topics.engine.topic import Topic
@@ -27,7 +28,6 @@ from topics.formats.wire.calls import NoResult, RedriveParams
 
 RedriveCall: TypeAlias = InboundCall[RedriveParams, NoResult]
 
-WINDOW_RECORDS: Final = 256
 READ_RECORDS: Final = 16  # read at once, before their bytes are counted
 NO_SOURCE: Final = "no_source"
 
@@ -124,7 +124,7 @@ class Transfer:
             self.skip(seq, code or NO_SOURCE, now)
             return
         parts = parts._replace(meta=unstamped(parts.meta))
-        key = copy_key("redrive", self.topic, seq)
+        key = copy_key("redrive", self.topic.name, self.topic.epoch, seq)
         copy = Copy(seq, append_request(parts, key, create=False))
         found.setdefault(target, []).append(copy)
 
