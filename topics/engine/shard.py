@@ -358,6 +358,10 @@ class ShardEngine:
         jobs = topic.jobs
         return [seq for seq in seqs if jobs is None or jobs.set_aside(seq)]
 
+    def busy(self, topic: Topic) -> list[int]:
+        """The records that `set_aside` leaves out, rising."""
+        return topic.jobs.busy() if topic.jobs is not None else []
+
     def put_back(self, topic: Topic, seqs: Iterable[int], now: Now) -> None:
         """These records were set aside, and stay."""
         if topic.jobs is not None:

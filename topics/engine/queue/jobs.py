@@ -295,6 +295,10 @@ class Jobs:
 
     # Jobs on their way to another topic
 
+    def busy(self) -> list[int]:
+        """Jobs that cannot be set aside, rising."""
+        return sorted(chain(self.leases, self.acking, self.dying, self.aside))
+
     def set_aside(self, seq: int) -> bool:
         """Nobody may claim this job until `put_back`; False when it is held or on its way."""
         if seq in self.leases or any(seq in on for on in (self.acking, self.dying, self.aside)):
@@ -330,11 +334,17 @@ class Jobs:
         elif state is Apart.DUE:  # also by a clock that has been set back
             self._due_ts[seq] = time
             heapq.heappush(self._due, (time, seq))
+            if len(self._due) > 2 * len(self._due_ts) + HEAP_STALE_MIN:
+                self._due = sorted({due for due in self._due if self._due_ts.get(due[1]) == due[0]})
         elif state is Apart.DEAD:
             self.dead[seq] = None
         elif state is not None:
             self._deliveries.setdefault(seq, 0)
             self.free(seq)
+            if len(self._in_line) > 2 * len(self._free) + HEAP_STALE_MIN:
+                self._in_line = deque(sorted(self._free, key=self._free.__getitem__))
+                self._first_in_line = 0
+                self._free = {seq: place for place, seq in enumerate(self._in_line)}
 
     # What a restart knows
 

@@ -29,6 +29,9 @@ from topics.formats.wire.calls import NoResult, RedriveParams
 RedriveCall: TypeAlias = InboundCall[RedriveParams, NoResult]
 
 READ_RECORDS: Final = 16  # read at once, before their bytes are counted
+# A redrive ends when it has come by so many records that cannot be moved.
+SKIPPED_MIN: Final = 10_000
+SKIPPED_PER_RECORD: Final = 1_000  # of its limit
 NO_SOURCE: Final = "no_source"
 
 
@@ -69,6 +72,8 @@ class Transfer:
             or self.topic.deleted
             or self.request.session.closed
             or self.moved >= self.asked.limit
+            or self.skipped + len(self._passed_over)
+            >= max(SKIPPED_MIN, SKIPPED_PER_RECORD * self.asked.limit)
         )
 
     @property
@@ -104,11 +109,12 @@ class Transfer:
         return found
 
     def _take(self, count: int) -> list[int]:
-        code = self._refused.get(self.asked.to or "")
-        if code is None or self.topic.jobs is not None:
+        if (self.asked.to or "") not in self._refused:
             return self._selection.take(count)
-        # The only target takes no more, and none of these records is leased.
-        self.skipped += self._selection.drop()
+        # The only target takes no more.
+        busy = self._selection.left_of(self._engine.busy(self.topic))
+        self._passed_over += busy
+        self.skipped += self._selection.drop() - self._engine.count_live(self.topic, busy)
         return []
 
     def _choose_one(
