@@ -410,12 +410,14 @@ class ShardEngine:
 
     def sweep_keys(self, now: Now) -> list[Topic]:
         """Drop keys that are over, of the next `SWEEP_TOPICS` topics and not many more than
-        `SWEEP_KEYS`; the topics that have lost some. Beat by beat it comes to all topics.
+        `SWEEP_KEYS`; the topics that have lost some. Call by call it comes to all topics.
         """
         swept, left = list[Topic](), SWEEP_KEYS
         if not self._unswept:
             self._unswept = [*self.by_id]
-        for _ in range(min(SWEEP_TOPICS, len(self._unswept))):
+        for _ in range(SWEEP_TOPICS):
+            if not self._unswept or left <= 0:
+                break
             topic = self.by_id.get(self._unswept[-1])
             count = topic.dedupe.expire(now.ms, topic.config.idempotency_window_ms) if topic else 0
             if not count or topic is None:
@@ -423,8 +425,6 @@ class ShardEngine:
                 continue
             swept.append(topic)
             left -= count
-            if left <= 0:
-                break
         return swept
 
     # What became of them
