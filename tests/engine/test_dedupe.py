@@ -54,7 +54,6 @@ def test_a_replay_whose_clock_had_stepped_keeps_the_order_of_seqs() -> None:
     window = DedupeWindow()
     for seq, (key, at_ms) in enumerate([("a", 5), ("b", 3), ("a", 4)], 1):
         window.add(digest_of(key), seq, 1, at_ms, WINDOW_MS)
-    assert window.last_seq == 3
     assert [window.find(key, 14, WINDOW_MS) for key in "ab"] == [(3, 1), (2, 1)]
     assert [window.find(key, 15, WINDOW_MS) for key in "ab"] == [None, None]
 

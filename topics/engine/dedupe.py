@@ -67,11 +67,6 @@ class DedupeWindow:
         """Keys in memory, with those that are over and not dropped yet."""
         return sum(len(generation.rows) for generation in self._generations)
 
-    @property
-    def last_seq(self) -> int:
-        """First seq of the newest write with a key, 0 for none."""
-        return self._generations[-1].seqs[-1] if self._generations else 0
-
     def find(self, key: str, now_ms: int, window_ms: int, from_seq: int = 0) -> DedupeEntry | None:
         """The write that a key stands for: one that is younger than ``window_ms``, from
         ``from_seq`` on, or a copy.

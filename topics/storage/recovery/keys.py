@@ -30,7 +30,7 @@ def restore_keys(
     segments: SegmentStore,
     extents: Extents,
     kept: Mapping[int, Sequence[KeptKey]],
-    logged: Mapping[int, Sequence[ExtentKey]],
+    logged: Mapping[int, Sequence[KeptKey]],
     now: Now,
     progress: StartProgress,
 ) -> None:
@@ -55,7 +55,8 @@ def restore_keys(
             if isinstance(key, str) and is_copy_key(key):
                 dedupe.note_copy(key, first_seq)
             # Two sources may have the same key. One that was used again belongs to the later write.
-            if ts >= alive_ts and first_seq >= from_seq and first_seq > dedupe.last_seq:
+            if ts >= alive_ts and first_seq >= from_seq:
+                from_seq = first_seq + 1
                 digest = digest_of(key) if isinstance(key, str) else int.from_bytes(key, "little")
                 dedupe.add(digest, first_seq, count, now.ms - max(0, now.ts - ts), window_ms)
 
