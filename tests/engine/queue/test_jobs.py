@@ -8,7 +8,7 @@ import pytest
 
 from tests.engine.queue.job_desk import JobDesk
 from topics.engine.now import Now
-from topics.engine.queue.jobs import LEDGER_STEP, Counters, Jobs
+from topics.engine.queue.jobs import HEAP_STALE_MIN, LEDGER_STEP, Counters, Jobs
 from topics.engine.queue.ledger import JobState
 from topics.engine.queue.timetable import STALE_MIN
 from topics.formats.ranges import SeqRun
@@ -244,3 +244,16 @@ def test_delayed_jobs_that_are_deleted_leave_the_timetable() -> None:
         jobs.forget_runs([SeqRun(seq, 1)])
     assert jobs.counters(0).delayed == 0
     assert len(jobs._delayed_times) <= STALE_MIN + 1
+
+
+def test_redrives_that_fail_leave_nothing_behind() -> None:
+    desk = JobDesk(4)
+    desk.claim(2)
+    desk.nack(1, 2)
+    desk.add("due", delay_ms=100)
+    desk.later(100)
+    for _ in range(HEAP_STALE_MIN + 10):
+        assert desk.engine.set_aside(desk.topic, [1, 2, 5]) == [1, 2, 5]
+        desk.engine.put_back(desk.topic, [1, 2, 5], desk.now)
+    assert max(len(desk.jobs._in_line), len(desk.jobs._due)) <= HEAP_STALE_MIN + 8
+    assert [desk.claim() for _ in range(6)] == [[1], [2], [3], [4], [5], []]

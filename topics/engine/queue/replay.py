@@ -101,7 +101,7 @@ def begin(topic: Topic, store: Store, now: Now) -> None:
         return config.dead_letter is not None and 0 < config.max_deliveries <= row.deliveries
 
     ledger.revive(is_exhausted)
-    jobs.begin(now)
+    jobs.begin(now, config.dead_letter)
 
 
 def _gone(topic: Topic, seqs: Iterable[int], store: Store) -> Iterator[int]:
