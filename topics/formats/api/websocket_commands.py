@@ -34,7 +34,6 @@ class CommandHead(msgspec.Struct):
     op: str
     topic: str | None = None
     return_seqs: bool = True
-    config: Raw = Raw(b"")
     request_id: Raw = Raw(b"null")
 
 

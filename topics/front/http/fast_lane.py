@@ -141,6 +141,8 @@ class FastLane:
         finally:
             guard.leave(request)
         if stream is not None:
+            if request.head is not None:
+                request.head.forget()
             await self._send_stream(stream)
 
     async def _answer_entered(self, head: AdmittedHead) -> Answer | None:

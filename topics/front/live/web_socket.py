@@ -260,7 +260,7 @@ class WebSocket(WebSocketStream):
     def _publish(self, head: CommandHead, request_id: bytes, message: bytes) -> None:
         if self._draining:
             raise shutting_down()
-        topic = self._topic(head, Scope.WRITE | Scope.ADMIN if head.config else Scope.WRITE)
+        topic = self._topic(head, Scope.WRITE)
         if not self.live.pressure.is_calm:
             self._check_pressure(topic, message)
         self._publishes.add(topic, head.return_seqs, request_id, message)

@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 from topics.actors.rpc.failures import failures_of
 from topics.config import Settings
+from topics.engine.access import Scope
 from topics.errors import TopicsError
 from topics.formats.api.websocket_frames import text_frame
 from topics.formats.wire.calls import (
@@ -63,6 +64,7 @@ class Publishes:
         self._live, self._settings, self._stream = live, settings, stream
         self._on_answers = on_answers
         self._prefixes = listed(stream.principal.prefixes)
+        self._may_configure = stream.principal.allows(Scope.ADMIN)
         self._batch_max_bytes = min(settings.inline_bytes, RECV_BYTES)
         self._batches: dict[str, PublishBatch] = {}  # not sent; empty whenever the socket waits
         self._unflushed: set[int] = set()  # shards
@@ -113,7 +115,10 @@ class Publishes:
     def _send(self, batch: PublishBatch) -> None:
         bodies = batch.bodies
         lengths = [len(body) for body in bodies] if len(bodies) > 1 else None
-        params = AppendParams(batch.topic, None, batch.seqs, self._prefixes, batch.at, lengths)
+        params = AppendParams(
+            *(batch.topic, None, batch.seqs, self._prefixes, batch.at, lengths),
+            may_configure=self._may_configure,
+        )
         shard = self._live.backend.shard_of(batch.topic)
         self._unflushed.add(shard)
 
