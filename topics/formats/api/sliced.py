@@ -75,16 +75,13 @@ def slices(body: Buffer, records_max: int = sys.maxsize) -> Iterator[AppendBody 
     yield request
 
 
-def without_records(body: Buffer) -> Iterator[bytes | None]:
+def without_records(body: bytes) -> Iterator[bytes | None]:
     """Yields None after each step, at last the body without most of its records: it can be decoded
     if, and only if, the whole body can. One whose records cannot be told apart stays as it is.
     """
     view = memoryview(body)
     start = first = _first_record(view)
-    if start is None:
-        yield bytes(body)
-        return
-    while len(view) - start > 2 * SLICE_BYTES:
+    while start is not None and len(view) - start > 2 * SLICE_BYTES:
         comma = None
         for guess in _guess(view, start, _skip):
             comma = guess
@@ -92,7 +89,7 @@ def without_records(body: Buffer) -> Iterator[bytes | None]:
         if comma is None:
             break
         start = comma + 1
-    yield b"".join((view[:first], view[start:]))
+    yield body if start == first else b"".join((view[:first], view[start:]))
 
 
 def _skip(records: bytes) -> None:
