@@ -141,7 +141,7 @@ async def test_a_long_publish_leaves_turns_to_others_while_it_is_decoded(
 ) -> None:
     turns, asked = 0, list[tuple[bool, int]]()
 
-    def add(_: Publishes, topic: str, seqs: bool, request_id: bytes, message: bytes) -> None:
+    async def add(_: Publishes, topic: str, seqs: bool, request_id: bytes, message: bytes) -> None:
         assert (topic, request_id) == ("a", b"7")
         asked.append((seqs, len(message)))
 
@@ -151,7 +151,7 @@ async def test_a_long_publish_leaves_turns_to_others_while_it_is_decoded(
             turns += 1
             await trio.lowlevel.checkpoint()
 
-    monkeypatch.setattr(Publishes, "add", add)
+    monkeypatch.setattr(Publishes, "add_long", add)
     async with running() as run, trio.open_nursery() as nursery:
         await run.connect()
         await run.until(lambda: len(run.server.connections) == 1)

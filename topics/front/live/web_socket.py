@@ -49,7 +49,7 @@ from topics.front.drain import shutting_down
 from topics.front.http.connection import RECV_BYTES, Connection
 from topics.front.live.live import Live
 from topics.front.live.message_clock import MessageClock
-from topics.front.live.web_socket_publish import Publishes
+from topics.front.live.web_socket_publish import COPY_BYTES, Publishes
 from topics.front.live.web_socket_replies import pong, refusal
 from topics.front.live.web_socket_stream import WebSocketStream
 from topics.front.pressure.admission import may_not_be_refused
@@ -229,7 +229,8 @@ class WebSocket(WebSocketStream):
             await trio.lowlevel.checkpoint()
             if envelope is not None and not self.ended:
                 waiting = self._decided(envelope, message)
-                assert waiting is None, "only a publish may be long"
+                if waiting is not None:
+                    await waiting
 
     def _decided(self, envelope: bytes, message: bytes) -> Coroutine[Any, Any, None] | None:
         """As `_command`. ``envelope``: the message, perhaps without its records."""
@@ -241,12 +242,12 @@ class WebSocket(WebSocketStream):
         request_id = bytes(head.request_id)
         try:
             if head.op == "publish":
-                self._publish(head, request_id, message)
-            elif len(message) > (most := self._short_max_bytes):
+                return self._publish(head, request_id, message)
+            if len(message) > (most := self._short_max_bytes):
                 raise too_large(most)
-            elif head.op == "subscribe":
+            if head.op == "subscribe":
                 return self._subscribe(request_id, message)
-            elif head.op == "unsubscribe":
+            if head.op == "unsubscribe":
                 topic = self._topic(head, Scope.READ)
                 self._replies.append(self.unsubscribe(request_id, topic))
             elif head.op == "ping":
@@ -257,13 +258,18 @@ class WebSocket(WebSocketStream):
             self._replies.append(refusal(request_id, failure))
         return None
 
-    def _publish(self, head: CommandHead, request_id: bytes, message: bytes) -> None:
+    def _publish(
+        self, head: CommandHead, request_id: bytes, message: bytes
+    ) -> Coroutine[Any, Any, None] | None:
         if self._draining:
             raise shutting_down()
         topic = self._topic(head, Scope.WRITE)
         if not self.live.pressure.is_calm:
             self._check_pressure(topic, message)
+        if len(message) > COPY_BYTES:
+            return self._publishes.add_long(topic, head.return_seqs, request_id, message)
         self._publishes.add(topic, head.return_seqs, request_id, message)
+        return None
 
     def _check_pressure(self, topic: str, message: bytes) -> None:
         """Raises `Throttled`."""
