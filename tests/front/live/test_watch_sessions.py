@@ -134,7 +134,7 @@ def test_unsent_cursors_of_the_old_topic_lead_back_to_the_old_topic() -> None:
         (id_of(7), 7),
         (b"", 3),
         (b"garbage", 3),
-        *[(encode_id({"u": 1}, 0), 3), (encode_id({"t": -1}, 0), 3)],
+        *[(encode_id({"u": 1}), 3), (encode_id({"t": -1}), 3)],
         # Ids that this session has not sent
         *[(id_of(4), 3), (id_of(6), 3), (id_of(8), 3), (id_of(2**64), 3)],
         *[(base64.urlsafe_b64encode(digits).rstrip(b"="), 3) for digits in (b"0", b"1", b"9" * 19)],
@@ -216,4 +216,4 @@ def test_a_checkpoint_with_a_whole_map_leads_back_to_the_old_topic_too() -> None
     walk(session, 2 * MOVES_KEPT)
     session.move("t0", 0, 2)
     session.rewind(id_)
-    assert session.cursors["t0"] == (0, 1)
+    assert session.cursors["t0"] == (1, 1)

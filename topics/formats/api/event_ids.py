@@ -11,31 +11,27 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Collection
 
 import msgspec
 
 MAP_MAX_TOPICS = 64
 ID_MAX_BYTES = 4096
 CHECKPOINT_MAX_DIGITS = 19
-MEMBER_BYTES = 24  # of a map, besides the topic: two quotes, colon, comma, 20 digits
 
 _map = msgspec.json.Decoder(dict[str, int])
 
 
-def always_maps(topics: Collection[str]) -> bool:
-    """Whether the cursors of these topics fit an id whatever they are."""
-    size = sum([len(topic) + MEMBER_BYTES for topic in topics])
-    return len(topics) <= MAP_MAX_TOPICS and size * 4 // 3 < ID_MAX_BYTES
+def encode_id(cursors: dict[str, int]) -> bytes | None:
+    """The id that is a map; None when it must be a number."""
+    if len(cursors) > MAP_MAX_TOPICS:
+        return None
+    packed = _base64(msgspec.json.encode(cursors))
+    return packed if len(packed) <= ID_MAX_BYTES else None
 
 
-def encode_id(cursors: dict[str, int], checkpoint: int) -> bytes:
-    """The id of cursors that stand so at this checkpoint."""
-    if len(cursors) <= MAP_MAX_TOPICS:
-        packed = _base64(msgspec.json.encode(cursors))
-        if len(packed) <= ID_MAX_BYTES:
-            return packed
-    return _base64(b"%d" % checkpoint)
+def encode_checkpoint(number: int) -> bytes:
+    """The id that is the number of a checkpoint."""
+    return _base64(b"%d" % number)
 
 
 def decode_id(text: bytes) -> dict[str, int] | int:

@@ -19,7 +19,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from topics.engine.access import Principal
-from topics.formats.api.event_ids import always_maps, decode_id, encode_id
+from topics.formats.api.event_ids import decode_id, encode_checkpoint, encode_id
 from topics.formats.api.watch import View
 from topics.front.live.topic_streams import TopicStream
 
@@ -58,15 +58,16 @@ class WatchSession:
     earlier: dict[str, Earlier] = field(default_factory=dict)
     # Cursors before the moves that the last stream's socket did not take whole.
     unsent: dict[str, list[Cursor]] = field(default_factory=dict)
-    has_checkpoints: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        """The topics are known from the start."""
-        self.has_checkpoints = not always_maps(self.cursors)
+    has_checkpoints: bool = False  # from the first id on that is one
 
     def id(self) -> bytes:
         """The event id of now: all cursors."""
-        return encode_id({topic: seq for topic, (seq, _) in self.cursors.items()}, self.checkpoint)
+        if not self.has_checkpoints:
+            packed = encode_id({topic: seq for topic, (seq, _) in self.cursors.items()})
+            if packed is not None:
+                return packed
+            self.has_checkpoints = True
+        return encode_checkpoint(self.checkpoint)
 
     def move(self, topic: str, seq: int, epoch: int) -> None:
         """The reader of a topic stands at ``seq`` now."""
