@@ -306,6 +306,18 @@ def test_jobs_of_a_claim_that_was_refused_for_a_stalled_shard_stay_with_the_queu
         assert queue.claim()[0]["deliveries"] == 1
 
 
+def test_jobs_of_an_answer_that_was_sent_in_part_stay_with_the_queue(own_server: Server) -> None:
+    with Api(own_server.address) as api:
+        queue = Queue.create(api, "part", *["x" * 900_000] * 30)
+        wire = Wire(own_server.address)
+        wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        wire.send(asking(queue, max=30))
+        assert wire.socket.recv(1) == b"H"
+        reset(wire)
+        queue.becomes(ready=30)
+        assert queue.claim()[0]["deliveries"] == 1
+
+
 def test_a_client_that_only_ends_its_side_gets_its_jobs(own_server: Server) -> None:
     with Api(own_server.address) as api:
         queue = Queue.create(api, "half", "there")
