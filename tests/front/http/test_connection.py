@@ -8,6 +8,7 @@ import socket
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from tests.support.fake_backend import FakeBackend
 from tests.support.front import APPEND, LANES, RECORD, running
@@ -145,7 +146,9 @@ async def test_a_client_that_is_gone_gets_no_answer_that_matters(end: str) -> No
             assert connection.sent_bytes == 21
 
 
-async def test_a_client_that_is_half_closed_and_takes_nothing_is_not_taken_for_gone() -> None:
+async def test_a_client_that_is_half_closed_and_takes_nothing_is_not_taken_for_gone(
+    autojump_clock: MockClock,
+) -> None:
     """Its socket is full of the answers before: it cannot be probed."""
     ours, theirs = tcp_pair()
     with ours, theirs:

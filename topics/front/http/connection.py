@@ -136,17 +136,16 @@ class Connection:
 
     async def _is_there(self) -> bool:
         """Whether a client that is half closed may still read."""
-        if _unconfirmed_bytes(self.sock) > self._probe_bytes:
-            return True  # it has not read the answers before: nothing can be told
+        is_behind = _unconfirmed_bytes(self.sock) > self._probe_bytes  # with the answers before
         self.probe()
         await in_task()
         for pause_s in PROBE_PAUSES_S:
             if self._hang_up & GONE:
-                break
+                return False
             if not _unconfirmed_bytes(self.sock):
                 return True
             await trio.sleep(pause_s)
-        return False
+        return is_behind
 
     @property
     def _hang_up(self) -> int:
