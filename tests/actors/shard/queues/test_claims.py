@@ -66,7 +66,10 @@ async def test_only_queues_are_claimed_from(workers: QueueDesk) -> None:
     ]
 
 
-async def test_an_answer_has_about_32_mib_of_jobs_at_most(workers: QueueDesk) -> None:
+async def test_an_answer_has_about_32_mib_of_jobs_at_most(
+    workers: QueueDesk, autojump_clock: MockClock
+) -> None:
+    """No time passes: appends would wait for the log to reserve later times."""
     workers.queue()
     for _ in range(400):
         workers.append("q", "x" * (1 << 17))
