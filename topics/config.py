@@ -98,6 +98,7 @@ class Settings:
     max_topics: Cap = 100_000
     max_routers: Cap = 10_000
     max_watch_sessions: Cap = 10_000
+    max_watch_sessions_per_key: Cap = 5000
     max_sse_connections: Cap = 10_000
     max_sse_connections_per_key: Cap = 1000
     max_inflight_per_key: Cap = 1000

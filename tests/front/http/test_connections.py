@@ -163,20 +163,6 @@ def test_past_its_deadline_an_idle_connection_is_closed_and_a_busy_one_cut(
     assert (ended(connection), connections.now) == (end, 10.0)
 
 
-def test_a_call_is_cut_when_its_client_has_hung_up_for_a_tick(
-    pair: Pair,
-) -> None:
-    connections, connection, client = pair
-    connection.idle, connection.waits_since = False, 5.0
-    connections.sweep(7.0)
-    assert ended(connection) == "open"
-    client.close()
-    connections.sweep(5.5)
-    assert ended(connection) == "open", "it may be answered within the tick"
-    connections.sweep(6.0)
-    assert ended(connection) == "cut"
-
-
 @pytest.mark.parametrize(("said", "end"), [(b"", "closed"), (b"GET", "open")])
 async def test_the_drain_ends_idle_connections_without_input_and_waits_for_the_others(
     pair: Pair, said: bytes, end: str

@@ -19,7 +19,7 @@ from topics.front.live.live import TICK_S
 from topics.front.live.streams import STALL_MAX_S
 from topics.front.live.work_stream import job_events
 
-TAKEN, CLOSED = ("work.taken", {"work": 1}), ("work.close", {"work": 1})
+TAKEN, CLOSED = ("work.taken", {"work": 1}), ("work.close", {"work": 1, "pages": 0})
 LONG = b'"%b"' % (b"x" * 40 * SEND_BYTES)
 
 
@@ -106,7 +106,7 @@ async def test_a_client_that_stalls_is_told_so_and_loses_its_leases(
     client.stream.outbox.moved_at = time.monotonic() - STALL_MAX_S
     await trio.sleep(TICK_S * 1.5)
     assert client.stream.ended
-    assert front.shards.told[-1] == CLOSED
+    assert front.shards.told[-1] == ("work.close", {"work": 1, "pages": 1})
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """All connections of a front: the sweep that keeps their deadlines, and their drain.
 
 every tick    past its deadline --idle, no input--> closed, --else--> cut
-              waiting for a call whose client has hung up --> cut
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import trio
 
-from topics.front.http.connection import Connection, Timings, hung_up, ready_descriptors
+from topics.front.http.connection import Connection, Timings, ready_descriptors
 from topics.front.http.held_answers import HELD_MAX_BYTES, HeldAnswers
 
 
@@ -60,19 +59,14 @@ class Connections:
             self.sweep(now)
 
     def sweep(self, now: float) -> None:
-        """End connections past their deadline, and calls whose client has hung up."""
+        """End connections past their deadline."""
         self.now = now
-        idle, waiting = [], {}
+        idle = []
         for connection in [*self._open]:  # one that ends may leave at once
             if connection.deadline <= now:
                 idle.append(connection) if connection.idle else connection.cut()
-            elif now - connection.waits_since >= self.timings.tick_s:
-                waiting[connection.fd] = connection
         if idle:
             _end_idle(idle)
-        if waiting:
-            for fd in hung_up(waiting):
-                waiting[fd].cut()
         self.answers.shed()
 
     def drain(self) -> None:

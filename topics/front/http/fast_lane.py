@@ -141,6 +141,8 @@ class FastLane:
         finally:
             guard.leave(request)
         if stream is not None:
+            if request.head is not None:
+                request.head.forget()
             await self._send_stream(stream)
 
     async def _answer_entered(self, head: AdmittedHead) -> Answer | None:
@@ -155,14 +157,14 @@ class FastLane:
         request = lanes.guard.renewed(request)
         self.exchange.at = at = time.monotonic_ns()
         if request.route.waits:
-            connection.waits_since = connection.connections.now
+            connection.begin_waiting()
         if not (head.is_hot and request.route.is_stepped):
             await in_task()
         if not head.is_hot:
             await self._answer_cold(ColdCall(request, body, at, head.close))
             return None
         answer = await lanes.dispatcher.run(request, body, at)
-        connection.waits_since = NEVER
+        connection.waits = False
         if answer.stream is not None:
             return answer
         await self._send(answer, close=head.close)
@@ -172,11 +174,11 @@ class FastLane:
         connection = self.connection
         try:
             answer = await self.lanes.cold.ask(call)
-            connection.waits_since = NEVER
+            connection.waits = False
             self._has_answered = True
             connection.closing = connection.closing or call.close
             if call.on_unsent is not None:
-                connection.check_client()
+                await connection.check_client()
             await connection.send_both(*with_lines(answer, self.exchange.fields(call.status)))
             self.exchange.end()
         except BaseException:
@@ -243,7 +245,7 @@ class FastLane:
             if close or self.lanes.connections.draining:
                 connection.closing = close = True
             if answer.on_unsent is not None:
-                connection.check_client()
+                await connection.check_client()
             body = answer.body
             head = self.lanes.responses.render(
                 answer.status,

@@ -196,8 +196,9 @@ class HeadReader:
         except TopicsError as failure:
             return RefusedHead(head, lines, _index_of(self._guard.route_of(head)), failure)
         admitted = self._admitted(head, lines, request)
-        # A key belongs to one request: its head does not come again.
-        if admitted.is_hot and not request.route.streams and request.key is None:
+        # A key belongs to one request: its head does not come again. What keeps its fields is as
+        # long as they are.
+        if admitted.is_hot and request.head is None and request.key is None:
             self.remembered.put(digest, admitted)
             if nameless is not None:
                 self.of_topics.put(nameless, admitted)

@@ -43,7 +43,8 @@ class WatchStream(TopicStream):
         super().__init__(live, connection.sock, session.principal, session.heartbeat_s)
         self.session = session
         self._shares_ids = len(session.cursors) == 1
-        self._before: dict[str, Cursor] = {}  # cursors before what the socket has not taken whole
+        # Cursors before the moves that the socket has not taken whole.
+        self._before: dict[str, list[Cursor]] = {}
 
     def page_event(self, reader: Reader, page: FeedPage) -> bytes:  # noqa: ARG002 - the session stands where the reader does
         """``event: record``."""
@@ -108,7 +109,7 @@ class WatchStream(TopicStream):
     def moved(self, reader: Reader) -> None:
         """Move the session's cursor, unless another stream has taken the session over."""
         if self.session.stream is self:
-            self._before.setdefault(reader.topic, self.session.cursors[reader.topic])
+            self._before.setdefault(reader.topic, []).append(self.session.cursors[reader.topic])
             self.session.move(reader.topic, reader.seq, reader.epoch or 0)
 
     def sent_whole(self) -> None:

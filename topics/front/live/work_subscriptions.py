@@ -54,6 +54,7 @@ class WorkSubscription:
     def __init__(self, number: int, shard: int, topic: str, principal: Principal) -> None:
         self.number, self.shard, self.topic, self.principal = number, shard, topic, principal
         self.is_closed = False
+        self.pages = 0  # of jobs that were shown to the client
         self._worker: Worker | None = None
         self._early: list[Callable[[Worker], None]] = []
 
@@ -141,7 +142,7 @@ class WorkSubscriptions:
         subscription.is_closed = True
         self._slots.release(subscription.principal)
         if self.by_number.pop(subscription.number, None) is not None:
-            params = WorkCloseParams(subscription.number)
+            params = WorkCloseParams(subscription.number, subscription.pages)
             self._backend.notify(subscription.shard, WORK_CLOSE, params)
             self._backend.flush(subscription.shard)
 
