@@ -119,11 +119,13 @@ class Page(msgspec.Struct, frozen=True):
 
 
 class Listed(msgspec.Struct, frozen=True):
-    """A topic in a list (§1)."""
+    """A topic in a list (§1.3). A server of an earlier version gives no epoch and no time."""
 
     topic: str
     head_seq: int
     earliest_seq: int
+    epoch: int | None = None
+    last_write_ts: int | None = None
 
 
 class _List(msgspec.Struct):

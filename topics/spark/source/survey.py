@@ -1,9 +1,7 @@
 """Survey: what the servers hold now. The driver's side of reads; executors have none.
 
-It asks each topic for its state. A pattern lists the topics first, a thousand in a request, and
-then asks only those whose seqs have moved since they were asked last. A topic that was deleted and
-made again with the same seqs is therefore noticed late, but before any record of it is read: every
-range has an epoch. Connections are kept, so that a stream asks again at the cost of a round trip.
+It asks each named topic for its state, and lists those of a pattern, a thousand in a request.
+Connections are kept, so that a stream asks again at the cost of a round trip.
 """
 
 from __future__ import annotations
@@ -39,7 +37,6 @@ class Survey:
         self._options = options
         self._connection = options.connection
         self._clients: dict[tuple[str, Patience], TopicsClient] = {}
-        self._known: dict[str, dict[str, Head]] = {}  # by server, of patterns
 
     def close(self) -> None:
         """Close all connections."""
@@ -65,7 +62,7 @@ class Survey:
         client = self._client(server, patience)
         with errors_of(server):
             if self._options.pattern is not None:
-                return self._matching(client, server)
+                return self._matching(client)
             owner = self._connection.servers.owner
             mine = [topic for topic in self._options.topics if owner(topic) == server]
             found = {topic: _head(client, topic) for topic in mine}
@@ -128,18 +125,17 @@ class Survey:
                     low = max(middle + 1, min(record.seq, high))
         return low
 
-    def _matching(self, client: TopicsClient, server: Server) -> dict[str, Head]:
-        options, known = self._options, self._known.get(server.name, {})
+    def _matching(self, client: TopicsClient) -> dict[str, Head]:
         found: dict[str, Head] = {}
-        for one in client.listing(options.prefix):
-            if not options.wants(one.topic):
+        for one in client.listing(self._options.prefix):
+            if not self._options.wants(one.topic):
                 continue
-            head = known.get(one.topic)
-            if head is None or (head.earliest, head.head) != (one.earliest_seq, one.head_seq):
+            if one.epoch is None:  # a server of an earlier version
                 head = _head(client, one.topic)
+            else:
+                head = Head(one.earliest_seq, one.head_seq, one.epoch)
             if head is not None:
                 found[one.topic] = head
-        self._known[server.name] = found
         return found
 
     def _client(self, server: Server, patience: Patience) -> TopicsClient:
