@@ -152,7 +152,8 @@ class TopicsClient:
     """One keep-alive connection to one server. Not for use by several threads; not picklable, send
     the ``Target``.
 
-    ``requests`` counts the answered requests, ``retries`` the tries that had to be repeated.
+    ``requests`` counts the answered requests, ``retries`` the tries that had to be repeated,
+    ``connections`` how often it was connected: each start of a server needs another connection.
     """
 
     def __init__(self, target: Target) -> None:
@@ -167,12 +168,24 @@ class TopicsClient:
         self._url = target.url.rstrip("/")
         self.requests = 0
         self.retries = 0
+        self.connections = 0
+        pool = self._pool.connection_from_url(self._url)
+        pool.ConnectionCls = self._counting(pool.ConnectionCls)
 
     def __enter__(self) -> TopicsClient:
         return self
 
     def __exit__(self, *_failure: object) -> None:
         self.close()
+
+    def _counting(self, kind: Any) -> Any:
+        """The class of connections, which counts how often one of them is opened."""
+
+        def connect(connection: Any) -> None:
+            self.connections += 1
+            kind.connect(connection)
+
+        return type(kind.__name__, (kind,), {"connect": connect})
 
     def close(self) -> None:
         """Close the connection."""

@@ -18,7 +18,7 @@ from topics.client.errors import RequestError
 from topics.errors import ExitCode
 from topics.spark.errors import WrongUse, spark_errors
 from topics.spark.jobs.appending import Appended, append_rows, open_dest
-from topics.spark.jobs.arguments import Commands, add_servers
+from topics.spark.jobs.arguments import Commands, add_servers, located
 from topics.spark.jobs.streams import (
     connection_of,
     job_errors,
@@ -29,7 +29,7 @@ from topics.spark.jobs.streams import (
 from topics.spark.main import positive
 from topics.spark.producer import say
 from topics.spark.sink.options import SinkOptions
-from topics.spark.source.connection import BadOption, Connection
+from topics.spark.source.connection import BadOption, Connection, Patience
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -113,9 +113,11 @@ def compact(spark: SparkSession, job: CompactJob) -> CompactSummary:
 
 
 def planned(connection: Connection, source: str) -> tuple[str, int]:
-    """The name of the job, and the head up to which it reads. Raises `RequestError`."""
-    server = connection.servers.owner(source)
-    with connection.client(server, quick=True) as client:
+    """The name of the job, and the head up to which it reads. Raises `RequestError`, or `JobError`
+    for a server that does not answer.
+    """
+    server = located(connection, source)
+    with connection.client(server, Patience.PLANNING) as client:
         state = client.state(source)
     if state is None:
         raise RequestError(source, 404, "topic_not_found", "there is no such topic")
