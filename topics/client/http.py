@@ -22,7 +22,18 @@ from topics.client.errors import RequestError
 DEFAULT_URL = "http://127.0.0.1:4000"
 RETRIED_STATUS = (429, 502, 503, 504)
 LIST_SIZE = 1000  # names in a page of a list; no server gives more
+EXCERPT_CHARS = 80  # of a value in a message
 PAGE_BYTES = 8 << 20  # of records in a page; no server gives more (§11)
+
+
+class _Patient(Retry):
+    """A server that is not ready names the same short time again and again: the pause is that time
+    or the one that grows with each try, whichever is longer.
+    """
+
+    def get_retry_after(self, response: urllib3.BaseHTTPResponse) -> float | None:
+        named = super().get_retry_after(response)
+        return named and max(named, self.get_backoff_time())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +52,7 @@ class Target:
 
     def policy(self) -> Retry:
         """urllib3's retry rule: no answer in the list is final before ``retries`` more tries."""
-        return Retry(
+        return _Patient(
             total=self.retries,
             connect=self.connect_retries,
             redirect=0,
@@ -133,9 +144,15 @@ class _List(msgspec.Struct):
     next_cursor: str | None = None
 
 
+class _Detail(msgspec.Struct):
+    field: str | None = None
+    max: int | None = None
+
+
 class _Refusal(msgspec.Struct):
     code: str
     message: str = ""
+    detail: _Detail | None = None
 
 
 class _ErrorBody(msgspec.Struct):
@@ -213,6 +230,10 @@ class TopicsClient:
         status, answer = self._send(
             "POST", topic, "?return_seqs=false", body, {"Idempotency-Key": key}
         )
+        if status == 400:
+            refusal = _error_of(answer)
+            message = refusal.message + _too_long(body, refusal.detail)
+            raise RequestError(topic, status, refusal.code, message)
         try:
             receipt = _receipts.decode(_success(topic, status, answer))
         except msgspec.DecodeError as error:
@@ -346,6 +367,19 @@ def _error_of(body: bytes) -> _Refusal:
         return _errors.decode(body).error
     except msgspec.DecodeError:
         return _Refusal("bad_answer", body[:200].decode("utf-8", "replace"))
+
+
+def _too_long(body: bytes, detail: _Detail | None) -> str:
+    """Which record of an append has a tag or node that is too long; empty for another mistake."""
+    if detail is None or detail.field not in ("tag", "node") or detail.max is None:
+        return ""
+    records = msgspec.json.decode(body)["records"]
+    for number, record in enumerate(records, 1):
+        value = record.get(detail.field) or ""
+        if len(value.encode()) > detail.max:
+            shown = value if len(value) <= EXCERPT_CHARS else value[:EXCERPT_CHARS] + "..."
+            return f": record {number:,} of the {len(records):,} of its request has {shown!r}"
+    return ""
 
 
 def _json_object(topic: str, body: bytes) -> dict[str, Any]:

@@ -27,11 +27,11 @@ def read_lines(path: Path, content: bytes, digest: str, tag_column: str | None) 
         if line.strip():
             lines.append(line)
     tags = None if tag_column is None else tags_of(lines, tag_column)
-    return Rows(len(lines), digest, lambda: _blocks(lines, tags))
+    return Rows(len(lines), digest, lambda first: _blocks(lines, tags, first), lines)
 
 
-def _blocks(lines: list[bytes], tags: list[str | None] | None) -> Iterator[Block]:
-    for start in range(0, len(lines), BLOCK_LINES):
+def _blocks(lines: list[bytes], tags: list[str | None] | None, first: int) -> Iterator[Block]:
+    for start in range(first, len(lines), BLOCK_LINES):
         some = lines[start : start + BLOCK_LINES]
         if tags is None:
             yield _block([b'{"data":%b},' % line for line in some])

@@ -53,7 +53,7 @@ def read_table(
     table = _parse(path, content, first.end() if dialect.header else 0, len(names), dialect)
     types = [_type_of(column) for column in table.columns]
     tag = None if tag_column is None else names.index(tag_column)
-    return Rows(table.num_rows, digest, lambda: _blocks(table, names, types, tag))
+    return Rows(table.num_rows, digest, lambda _first: _blocks(table, names, types, tag))
 
 
 def _names(path: Path, line: bytes, dialect: Dialect) -> list[str]:
