@@ -11,6 +11,7 @@ from tests.client.stub_server import StubServer
 from topics.client.errors import RequestError
 from topics.client.servers import Server
 from topics.spark.source.connection import (
+    RETRIES,
     BadOption,
     Connection,
     Patience,
@@ -35,7 +36,7 @@ def test_without_options_it_is_the_local_server_without_a_key() -> None:
     connection = Connection.parse({})
     (server,) = connection.servers.members
     target = connection.target(server)
-    assert (target.url, target.api_key, target.retries) == (URL, None, 12)
+    assert (target.url, target.api_key, target.retries) == (URL, None, RETRIES)
     assert (target.connect_s, target.read_s) == (5, 120)
 
 
@@ -162,3 +163,12 @@ def test_a_topic_is_located_wherever_it_is_and_made_where_its_name_says(stub: St
         connection.locate("t10")
     lone = Connection.parse({"servers": "http://127.0.0.1:9"})
     assert lone.locate("t") == lone.servers.members[0]
+
+
+def test_a_restart_of_some_minutes_is_awaited() -> None:
+    connection = Connection.parse({"servers": URL})
+    policy, pauses = connection.target(connection.servers.members[0]).policy(), 0.0
+    for _ in range(RETRIES):
+        policy = policy.increment("GET", "/", error=ConnectionRefusedError())
+        pauses += policy.get_backoff_time()
+    assert pauses > 9 * 60

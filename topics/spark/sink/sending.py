@@ -14,7 +14,7 @@ An executor's part: nothing here needs a session.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -70,7 +70,7 @@ class Clients:
         self._connection = options.connection
         self._patience = patience
         self.places = dict(places or {})
-        self._open: dict[str, TopicsClient] = {}
+        self._open: dict[tuple[Server, Patience], TopicsClient] = {}
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -81,15 +81,20 @@ class Clients:
 
     def of(self, server: Server) -> TopicsClient:
         """The client of that server."""
-        if server.name not in self._open:
-            client = self._connection.client(server, self._patience)
-            self._open[server.name] = self._stack.enter_context(client)
-        return self._open[server.name]
+        return self._client(server, self._patience)
+
+    def _client(self, server: Server, patience: Patience) -> TopicsClient:
+        if (server, patience) not in self._open:
+            client = self._connection.client(server, patience)
+            self._open[server, patience] = self._stack.enter_context(client)
+        return self._open[server, patience]
 
     def server_of(self, topic: str) -> Server:
         """Where the topic is, or is to be made. Raises as `Connection.locate`."""
         if topic not in self.places:
-            self.places[topic] = self._connection.locate(topic, self._patience)
+            self.places[topic] = self._connection.locate(
+                topic, self._patience, lambda *asked: nullcontext(self._client(*asked))
+            )
         return self.places[topic]
 
     @property

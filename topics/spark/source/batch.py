@@ -105,5 +105,8 @@ def _end_of(options: ReadOptions, survey: Survey, server: Server, topic: str, he
 
 def _go_on(options: ReadOptions, error: DataLost) -> None:
     if options.fail_on_data_loss:
-        raise error
+        raise DataLost(
+            f"{error}: was it deleted and made again? Give failOnDataLoss=false to read what is"
+            " there"
+        ) from error
     warn(str(error))

@@ -7,8 +7,8 @@ text of it shows the key.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
@@ -26,7 +26,7 @@ CONNECTION_OPTIONS = (
     "connectTimeoutMs",
     "readTimeoutMs",
 )
-RETRIES = 12
+RETRIES = 60  # nearly ten minutes, with pauses of 10 s: a server that restarts reads its log
 CONNECT_TIMEOUT_MS = 5_000
 READ_TIMEOUT_MS = 120_000
 PLANNING_CONNECTS = 2  # more tries, when a query is planned: a wrong address is told in seconds
@@ -49,6 +49,9 @@ class Patience(Enum):
     QUICK = "a try or two: others go on without it"
     PLANNING = "seconds, when it cannot be reached at all; as FULL when it is busy"
     FULL = "every retry that the options give"
+
+
+Asker = Callable[[Server, Patience], AbstractContextManager[TopicsClient]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,32 +108,31 @@ class Connection:
             )
         return TopicsClient(target)
 
-    def locate(self, topic: str, patience: Patience = Patience.PLANNING) -> Server:
+    def locate(
+        self, topic: str, patience: Patience = Patience.PLANNING, client: Asker | None = None
+    ) -> Server:
         """The server that has the topic; of one that no server has, the server that it is made on.
 
         All servers are asked. One that does not answer is passed over when another has the topic,
         else it is awaited with ``patience``, and is a `ServerError`. Raises `RequestError` for a
-        topic on two servers.
+        topic on two servers. ``client`` gives the clients; by default, each is made and closed.
         """
+        ask = client or self.client
         members = self.servers.members
         if len(members) == 1:
             return members[0]
         found, silent = [], []
         for server in members:
             try:
-                if self._has(server, topic, Patience.QUICK):
+                if _has(ask, server, topic, Patience.QUICK):
                     found.append(server)
             except ServerError:
                 silent.append(server)
         if not found:
-            found = [server for server in silent if self._has(server, topic, patience)]
+            found = [server for server in silent if _has(ask, server, topic, patience)]
         if len(found) > 1:
             raise on_two_servers(topic, found[0], found[1])
         return found[0] if found else self.servers.owner(topic)
-
-    def _has(self, server: Server, topic: str, patience: Patience) -> bool:
-        with errors_of(server), self.client(server, patience) as client:
-            return client.state(topic) is not None
 
     def server(self, name: str) -> Server:
         """The server of that name. Raises `BadOption` when there is none."""
@@ -148,6 +150,11 @@ def errors_of(server: Server) -> Iterator[None]:
         yield
     except RequestError as error:
         raise ServerError(f"server {label(server)}: {error}") from error
+
+
+def _has(ask: Asker, server: Server, topic: str, patience: Patience) -> bool:
+    with errors_of(server), ask(server, patience) as client:
+        return client.state(topic) is not None
 
 
 def on_two_servers(topic: str, one: Server, other: Server) -> RequestError:
@@ -226,3 +233,6 @@ def _refuse_kafka(given: Mapping[str, str]) -> None:
             "option kafka.bootstrap.servers is Kafka's; name a topics server with the option"
             f" servers, for example {DEFAULT_URL}"
         )
+    for name in given:
+        if name.startswith(("kafka.", "kafkaconsumer.", "fetchoffset.")):
+            raise BadOption(f"option {name} is Kafka's and has no meaning for topics; leave it out")

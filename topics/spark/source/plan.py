@@ -121,8 +121,7 @@ def _check_end(option: str, topic: str, offset: int, head: Head) -> None:
     end = offset_after(head.head)
     if offset > end:
         raise DataLost(
-            f'option {option} has offset {offset} for topic "{topic}", which ends at {end}: was it'
-            " deleted and made again? Give failOnDataLoss=false to read what is there"
+            f'option {option} has offset {offset} for topic "{topic}", which ends at {end}'
         )
 
 
