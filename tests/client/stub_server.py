@@ -161,7 +161,7 @@ class _Handler(BaseHTTPRequestHandler):
         with self.stub.lock:
             topic, after = self.stub.topics[name], asked["from_seq"]
             records = [
-                {"$seq": seq, "$ts": seq, "data": record["data"]}
+                {"$seq": seq, "$ts": seq, "data": record["data"], "$tag": record.get("tag")}
                 for seq, record in enumerate(topic.records, 1)
                 if after < seq <= after + asked["limit"]
             ]

@@ -19,7 +19,7 @@ from topics.spark.summary import Summary
 
 def load(stub: StubServer, path: Path, **given: Any) -> Summary:
     target = Target(url=stub.url, retries=4, backoff_s=0.01, backoff_max_s=0.05)
-    rows = read_plain(str(path), None, {}, None)
+    rows = read_plain(str(path), None, {}, given.pop("tag_column", None))
     return send(rows, "t", target=target, source=str(path), batch_records=20, **given)
 
 
@@ -66,6 +66,12 @@ def test_lines_in_a_topic_of_something_else_are_all_appended(
     summary = load(stub, fifty_rows)
     assert (summary.appended, len(ids(stub))) == (50, 50 + other.count("\n"))
     assert load(stub, fifty_rows, job_id="j").appended == 50
+    stub.make("t")
+    load(stub, fifty_rows)
+    assert load(stub, fifty_rows, tag_column="id").appended == 50
+    stub.make("t")
+    load(stub, fifty_rows, tag_column="id")
+    assert load(stub, fifty_rows, tag_column="id").requests == 0
 
 
 def test_a_job_that_failed_half_way_goes_on_where_it_stopped(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, repeat
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,8 @@ def read_lines(path: Path, content: bytes, digest: str, tag_column: str | None) 
         if line.strip():
             lines.append(line)
     tags = None if tag_column is None else tags_of(lines, tag_column)
-    return Rows(len(lines), digest, lambda first: _blocks(lines, tags, first), lines)
+    pairs = [*zip(lines, tags or repeat(None), strict=False)]
+    return Rows(len(lines), digest, lambda first: _blocks(lines, tags, first), pairs)
 
 
 def _blocks(lines: list[bytes], tags: list[str | None] | None, first: int) -> Iterator[Block]:

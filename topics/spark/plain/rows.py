@@ -23,13 +23,13 @@ class NotPlain(Exception):
 class Rows:
     """``count`` rows that can be encoded and sent. ``digest`` is made of all that they depend on.
     ``blocks(n)`` encodes those behind the first n; it may be called several times. ``lines`` are
-    the values of JSON lines, empty for other files.
+    the values and tags of JSON lines, empty for other files.
     """
 
     count: int
     digest: str
     blocks: Callable[[int], Iterator[Block]]
-    lines: Sequence[bytes] = ()
+    lines: Sequence[tuple[bytes, str | None]] = ()
 
 
 def block_of(records: pa.Array) -> Block:

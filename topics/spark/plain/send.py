@@ -48,7 +48,7 @@ def send(
     started = time.monotonic()
     with TopicsClient(replace(target, connect_retries=FIRST_CONNECTS)) as client:
         before = open_topic(client, topic, durability, warn)
-        there = 0 if job_id else lines_there(client, topic, before, rows.lines)
+        there = 0 if job_id else lines_there(client, topic, before, rows.lines, node)
     job = job_id or blake2b(repr((source, rows.digest)).encode(), digest_size=8).hexdigest()
     figures = Figures(0, before["head_seq"])
     figures.records = figures.deduped = figures.last_seq = there
@@ -70,23 +70,25 @@ def send(
 
 
 def lines_there(
-    client: TopicsClient, topic: str, state: Mapping[str, Any], lines: Sequence[bytes]
+    client: TopicsClient,
+    topic: str,
+    state: Mapping[str, Any],
+    lines: Sequence[tuple[bytes, str | None]],
+    node: str | None,
 ) -> int:
-    """How many of the first lines are all that the topic ever had, in their order; 0 when it had
-    anything else. Raises ``RequestError``.
+    """How many of the first lines are all that the topic ever had, in their order and with their
+    tags and node; 0 when it had anything else. Raises ``RequestError``.
     """
     head, there = state["head_seq"], 0
     if not 0 < head <= len(lines):
         return 0
     lost: list[Lost] = []
     epoch = state.get("epoch")
-    for page in read_range(
-        client, topic, 0, head, epoch=epoch, tags=False, meta=False, on_loss=lost.append
-    ):
-        wanted = lines[there : there + len(page)]
+    for page in read_range(client, topic, 0, head, epoch=epoch, meta=False, on_loss=lost.append):
+        wanted = [(line.strip(), tag, node) for line, tag in lines[there : there + len(page)]]
         there += len(page)
-        found = [bytes(record.data) for record in page]
-        if lost or page[-1].seq != there or found != [line.strip() for line in wanted]:
+        found = [(bytes(record.data), record.tag, record.node) for record in page]
+        if lost or page[-1].seq != there or found != wanted:
             return 0
     return there if there == head else 0
 
