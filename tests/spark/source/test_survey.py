@@ -83,6 +83,16 @@ def test_offsets_of_a_partition_that_the_topic_does_not_have_are_refused(
         asked.require(asked.heads(Patience.FULL))
 
 
+def test_offsets_of_a_topic_that_is_not_there_are_refused(live: Live) -> None:
+    live.make("survey.there")
+    given = {"startingOffsets": '{"survey.thera": 2}'}
+    with (
+        survey(live, subscribePattern=r"survey\.ther.", **given) as asked,
+        pytest.raises(BadOption, match=r'names topic "survey\.thera": there is none'),
+    ):
+        asked.require(asked.heads(Patience.FULL))
+
+
 def test_a_named_topic_is_found_on_any_server_and_refused_on_two(live: Live, mortal: Live) -> None:
     servers = f"a={live.url},b={mortal.url}"
     connection = ReadOptions.parse({"servers": servers, "topic": "x"}, "batch").connection

@@ -12,6 +12,7 @@ from topics.client.http import Page, Record, TopicsClient
 from topics.client.ranges import Lost
 from topics.client.servers import Server
 from topics.spark.source.connection import (
+    BadOption,
     Patience,
     ServerError,
     errors_of,
@@ -74,7 +75,7 @@ class Survey:
 
     def require(self, heads: Heads) -> None:
         """Raise `ServerError` for a topic that is named and absent, `BadOption` for offsets of a
-        partition that a topic does not have.
+        topic that is not there, or of a partition that it does not have.
         """
         for topic in self._options.topics:
             if not any(topic in found for found in heads.values()):
@@ -86,8 +87,10 @@ class Survey:
         index = self._connection.servers.index
         for bounds in (self._options.starting, self._options.ending):
             for topic in bounds.named:
-                if places := [index(server) for server, found in heads.items() if topic in found]:
-                    bounds.check(topic, places)
+                places = [index(server) for server, found in heads.items() if topic in found]
+                if not places:
+                    raise BadOption(f'option {bounds.option} names topic "{topic}": there is none')
+                bounds.check(topic, places)
 
     def loss(self, step: Step, patience: Patience) -> Lost | None:
         """What was evicted or expired right behind a position; None without any."""
