@@ -7,12 +7,14 @@ import random
 import select
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.campaigns.hostile import (
     MIB,
     beside,
+    bother,
     pile_up_answers,
     send_large_bodies,
     send_malformed,
@@ -164,6 +166,16 @@ def test_answers_that_nobody_reads_do_not_pile_up(server: Server) -> None:
     assert max(memory.rise.values()) < MOST, str(memory)
     assert bystander.trouble == []
     assert bystander.percentile(50) < LOOSE_MS, str(bystander)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", ["answers", "streams", "churning", "works", "sockets"])
+def test_what_clients_do_not_take_costs_bounded_memory(tmp_path: Path, kind: str) -> None:
+    """40 clients with 8 MiB each; `tests.campaigns.hostile` has 1,000."""
+    cost = bother(tmp_path, kind, 40, 5.0, max_held_bytes=32 * MIB)
+    assert cost.memory.rise["front 0"] < 130 * MIB, str(cost)
+    assert cost.others.trouble == []
+    assert cost.others.percentile(50) < LOOSE_MS, str(cost)
 
 
 @pytest.mark.timeout(300)

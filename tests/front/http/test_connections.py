@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import struct
+import weakref
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -12,7 +14,7 @@ import trio
 
 from tests.support.driven import echo, scenes
 from tests.support.fake_backend import FakeBackend
-from tests.support.front import APPEND, LANES, RECORD, running
+from tests.support.front import APPEND, LANES, RECORD, bearer, running
 from tests.support.raw_client import request
 from topics.front.http.connection import Connection, Timings
 from topics.front.http.connections import Connections
@@ -202,3 +204,19 @@ async def test_a_request_that_comes_before_its_idle_connection_is_closed_is_answ
         assert says_nothing.client.recv(9) == b""
         asks.poller.turn()
         assert asks.client.recv(9) == b"3"
+
+
+async def test_a_client_that_was_refused_leaves_nothing_to_the_garbage_collector() -> None:
+    async with running(keys="key") as run:
+        client = await run.connect()
+        wrong = request("POST", "/v0/topics/a", RECORD, authorization=bearer("no"))
+        await client.say(wrong + wrong[:-1])
+        assert (await client.hear()).status == 401
+        connection = weakref.ref(next(iter(run.server.connections)))
+        gc.disable()
+        try:
+            client.stream.socket.close()
+            await run.until(lambda: len(run.server.connections) == 0)
+            await run.until(lambda: connection() is None)
+        finally:
+            gc.enable()

@@ -11,18 +11,20 @@ from collections.abc import Callable, Iterator, Sequence
 
 import trio
 
+from topics.front.held_memory import HeldMemory
 from topics.front.http.connection import Connection, Timings, hung_up, ready_descriptors
-from topics.front.http.held_answers import HELD_MAX_BYTES, HeldAnswers
+
+SHED_PER_PASS = 16
 
 
 class Connections:
     """All open connections. ``now`` is the time of the last sweep, in seconds."""
 
-    def __init__(self, timings: Timings, now: float, held_max_bytes: int = HELD_MAX_BYTES) -> None:
+    def __init__(self, timings: Timings, now: float, held: HeldMemory | None = None) -> None:
         self.timings = timings
         self.now = now
         self.draining = False
-        self.answers = HeldAnswers(held_max_bytes)
+        self.held = HeldMemory() if held is None else held
         self.request_count = 0  # since the start
         self._open: set[Connection] = set()
         self._leaving: set[Connection] = set()  # the part of `_open` that the drain waits for
@@ -73,7 +75,18 @@ class Connections:
         if waiting:
             for fd in hung_up(waiting):
                 waiting[fd].cut()
-        self.answers.shed()
+        self.held.on_excess()  # who was fast a second ago may be slow now
+
+    async def shed(self) -> None:
+        """End clients whose memory is needed, until cancelled; a few in a pass of the loop."""
+        while True:
+            excess = trio.Event()
+            self.held.on_excess = excess.set
+            await excess.wait()
+            for number, client in enumerate(self.held.excess(trio.current_time())):
+                if number % SHED_PER_PASS == 0:
+                    await trio.lowlevel.checkpoint()
+                client.shed()
 
     def drain(self) -> None:
         """From now on connections end after their request; those without input end at once.
