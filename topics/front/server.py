@@ -96,6 +96,7 @@ class Server:
             self.exchanges.lines_of_unread,
             self.slots.connections,
             lambda: self.connections.request_count,
+            self.connections.make_room,
         )
         self.pressure = Pressure(backend.shards, backend.delay_ms)
         self.live = Live(backend, settings, self.slots, self.pressure, self.keys, held)
