@@ -29,9 +29,9 @@ from typing import Protocol
 import trio
 
 from topics.actors.rpc.stepping import in_task, wait_readable
+from topics.engine.access import ANYONE, Principal
 from topics.formats.api.trace_fields import TraceFields
-from topics.front.http.held_answers import HeldAnswers
-from topics.front.http.transfer_rate import TransferRate
+from topics.front.held_memory import HeldMemory
 
 RECV_BYTES = 64 * 1024
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER: on, 0 s
@@ -54,7 +54,6 @@ class Timings:
     body_bytes_per_s: int = 64 * 1024  # ... of this rate; being ahead counts for nothing later
     idle_s: float = 75.0  # between two requests; longer than the 60 s of common proxies
     late_s: float = 1.0  # to the first byte from a client that connects during the drain
-    send_s: float = 30.0  # without the client taking a single byte
     linger_s: float = 2.0  # for the client to read the last answer while it still sends
 
 
@@ -64,7 +63,7 @@ class Registry(Protocol):
     timings: Timings
     now: float  # time of the last sweep, in seconds
     draining: bool
-    answers: HeldAnswers
+    held: HeldMemory
 
 
 class Driver(Protocol):
@@ -85,6 +84,8 @@ class Connection:
 
     ``buffer[pos:]`` is unread input. ``deadline`` is when the sweep ends this connection. ``idle``:
     nothing of a request has been read. ``waits``: for a call that must end if the client hangs up.
+    ``quiet_since``: when it began to have no request under way, `NEVER` while it has one.
+    ``principal``: of its last request with a known key.
     """
 
     def __init__(self, sock: socket.socket, connections: Registry, said: bytes = b"") -> None:
@@ -102,10 +103,11 @@ class Connection:
         self.is_late = False  # the client connected during the drain
         self.waits = False
         self._probe_bytes = 0  # of the answer to come, that were sent
+        self.quiet_since = connections.now
+        self.principal: Principal = ANYONE
         self.closing = False
         self.unread_body = False  # the client may still be sending bytes that are never read
         self.body_deadline = NEVER
-        self.rate = TransferRate()  # at which the client takes answers
         self.trace: TraceFields | None = None  # of the request
         self.sent_bytes = 0  # of the answer, heads included
         self.received_bytes = len(said)  # of the request, and of those behind it in the buffer
@@ -203,8 +205,8 @@ class Connection:
             left -= count
 
     async def send(self, data: bytes | memoryview) -> None:
-        """Send all of it. Raises OSError; the sweep cuts off a client that takes nothing for
-        ``send_s``.
+        """Send all of it. Raises OSError; the sweep cuts off a client that is too slow
+        (`topics.front.held_memory`).
         """
         if self._probe_bytes:
             data = self._rest(data)
@@ -214,7 +216,7 @@ class Connection:
             sent = 0
         self.sent_bytes += sent
         if sent != len(data):
-            await self._send_slowly(memoryview(data)[sent:])
+            await self._send_slowly(len(data), memoryview(data)[sent:])
 
     async def send_both(self, head: bytes, body: bytes | memoryview) -> None:
         """Send two buffers in one write, without copying the second. Raises as `send`."""
@@ -225,11 +227,10 @@ class Connection:
         except BlockingIOError:
             sent = 0
         self.sent_bytes += sent
-        if sent < len(head) + len(body):
-            await in_task()
-            with self.connections.answers.holding(self, len(body)):
-                await self._send_slowly(memoryview(head)[sent:])
-                await self._send_slowly(memoryview(body)[max(0, sent - len(head)) :])
+        length = len(head) + len(body)
+        if sent < length:
+            body_sent = max(0, sent - len(head))
+            await self._send_slowly(length, memoryview(head)[sent:], memoryview(body)[body_sent:])
 
     def _rest(self, answer: bytes | memoryview) -> bytes:
         """The answer without what was sent of it to probe the client."""
@@ -238,21 +239,31 @@ class Connection:
         assert bytes(answer[:sent]) == PROBE[:sent], "every answer begins alike"
         return bytes(answer[sent:])
 
-    async def _send_slowly(self, unsent: memoryview) -> None:
-        """Send as fast as the client takes it."""
+    async def _send_slowly(self, length: int, *unsent: memoryview) -> None:
+        """Send as fast as the client takes it; so many bytes stay in memory until then."""
         await in_task()
-        before = self.deadline
-        while unsent:
-            self.deadline = self.connections.now + self.timings.send_s
-            await trio.lowlevel.wait_writable(self.fd)
-            try:
-                sent = self.sock.send(unsent)
-            except BlockingIOError:
-                continue
-            self.sent_bytes += sent
-            self.rate.count(sent, trio.current_time())
-            unsent = unsent[sent:]
-        self.deadline = before
+        held, before = self.connections.held, self.deadline
+        holding = held.hold(self, self.principal.digest, trio.current_time())
+        held.add(holding, unsent, length + len(self.buffer), trio.current_time())
+        try:
+            for part in unsent:
+                while part:
+                    self.deadline = holding.due
+                    await trio.lowlevel.wait_writable(self.fd)
+                    try:
+                        sent = self.sock.send(part)
+                    except BlockingIOError:
+                        continue
+                    self.sent_bytes += sent
+                    holding.took(sent, trio.current_time())
+                    part = part[sent:]
+            self.deadline = before
+        finally:
+            held.release(holding)
+
+    def shed(self) -> None:
+        """As `topics.front.held_memory.Client.shed`."""
+        self.cut()
 
     def cut(self) -> None:
         """End the connection now, whatever it waits for: a reset for the client, cancellation for
@@ -272,7 +283,8 @@ class Connection:
             self.driver.end()
 
     def close(self) -> None:
-        """Close the socket; nobody watches it any more."""
+        """Close the socket; nobody watches it any more. Unread input is given back."""
+        self.buffer, self.pos = b"", 0
         driver, self.driver = self.driver, None  # no circle: memory is given back at once
         if driver is not None:
             driver.leave()

@@ -61,7 +61,8 @@ class WorkSubscription:
     def tell(self, call: Callable[[Worker], None]) -> None:
         """Call it with the worker, now or when there is one."""
         if self._worker is None:
-            self._early.append(call)
+            if not self.is_closed:
+                self._early.append(call)
         else:
             self._worker.attempt(call, self._worker)
 
@@ -71,6 +72,10 @@ class WorkSubscription:
         early, self._early = self._early, []
         for call in early:
             self.tell(call)
+
+    def forget(self) -> None:
+        """The client has gone, and with it what it was not told."""
+        self._worker, self._early = None, []
 
 
 class WorkSubscriptions:
@@ -140,6 +145,7 @@ class WorkSubscriptions:
         if subscription.is_closed:
             return
         subscription.is_closed = True
+        subscription.forget()
         self._slots.release(subscription.principal)
         if self.by_number.pop(subscription.number, None) is not None:
             params = WorkCloseParams(subscription.number, subscription.pages)
