@@ -54,10 +54,10 @@ class LinkedFile:
         return self._view
 
     def body(self, fields: PayloadFields) -> memoryview:
-        """Body of the blob. Raises `Damaged`."""
+        """Body of the blob, whose first reader compares all of it. Raises `Damaged`."""
         if self._view is None:
-            self._view = blob_data(self.path, fields)
-        return blob.body_of(self._view)
+            self._view = checked_blob(self.path, fields)
+        return self._view
 
     def offset(self, lsn: int) -> int:
         """Offset in the log file of the frame at ``lsn``."""
@@ -102,6 +102,15 @@ def blob_data(path: Path, fields: PayloadFields) -> memoryview:
     except BadBlob as error:
         raise Damaged(path, error.offset, f"blob {error}") from error
     return data
+
+
+def checked_blob(path: Path, fields: PayloadFields) -> memoryview:
+    """Body of a blob, every byte of which is as it was written. Raises `Damaged`."""
+    data = blob_data(path, fields)
+    try:
+        return blob.check(data, fields.topic_id, fields.first_seq)
+    except BadBlob as error:
+        raise Damaged(path, error.offset, f"blob {error}") from error
 
 
 def _mapped(path: Path) -> memoryview:

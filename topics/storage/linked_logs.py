@@ -34,7 +34,13 @@ from topics.formats.disk.blob import BadBlob
 from topics.formats.disk.frames import FRAME_HEADER_BYTES
 from topics.formats.disk.records import RecordFlags, RecordsView
 from topics.storage.disk import Damaged, sync_directory
-from topics.storage.linked_file import LinkedFile, Place, blob_data, check_payload
+from topics.storage.linked_file import (
+    LinkedFile,
+    Place,
+    blob_data,
+    check_payload,
+    checked_blob,
+)
 from topics.storage.payload_sources import (
     PayloadFields,
     PayloadSources,
@@ -159,20 +165,30 @@ class LinkedLogs:
     # Read
 
     def payload(self, shard: int, lsn: int) -> RecordsView:
-        """Records of the payload frame. Raises `Damaged`."""
+        """Records of the payload frame, compared with its checksum. Raises `Damaged`."""
+        place = self._found(shard, lsn)
+        fields = check_payload(place, lsn)
+        _, _, body_len, count, ext_len, flags = fields
+        if flags & _EXTERNAL:
+            return RecordsView(flags, count, ext_len, self._blob_body(shard, lsn, fields))
+        start = place.offset + FRAME_HEADER_BYTES
+        return RecordsView(flags, count, ext_len, place.view[start : start + body_len])
+
+    def look_for(self, shard: int, lsn: int) -> None:
+        """Raises `Damaged` when there is no payload frame; its body is not compared."""
+        path, view, offset, _ = self._found(shard, lsn)
+        fields = payload_fields(view, offset, lsn)
+        if fields is None:
+            raise Damaged(path, offset, f"no payload frame of shard {shard} at {lsn:#x}")
+        if fields.flags & _EXTERNAL:
+            blob_data(self._blob_path(shard, lsn, fields), fields)
+
+    def _found(self, shard: int, lsn: int) -> Place:
         place = self._place(shard, lsn)
         if place is None:
             path = self.folder / log_link_name(shard, lsn)
             raise Damaged(path, 0, f"no log file with the payload of shard {shard} at {lsn:#x}")
-        path, view, offset, _ = place
-        fields = payload_fields(view, offset, lsn)
-        if fields is None:
-            raise Damaged(path, offset, f"no payload frame of shard {shard} at {lsn:#x}")
-        _, _, body_len, count, ext_len, flags = fields
-        if flags & _EXTERNAL:
-            return RecordsView(flags, count, ext_len, self._blob_body(shard, lsn, fields))
-        start = offset + FRAME_HEADER_BYTES
-        return RecordsView(flags, count, ext_len, view[start : start + body_len])
+        return place
 
     def _place(self, shard: int, lsn: int) -> Place | None:
         if shard == self.shard and self._own is not None:
@@ -188,7 +204,7 @@ class LinkedLogs:
         linked = self._blobs.get((shard, lsn))
         if linked is not None:
             return linked.body(fields)
-        return blob.body_of(blob_data(self._blob_path(shard, lsn, fields), fields))
+        return checked_blob(self._blob_path(shard, lsn, fields), fields)
 
     def _blob_path(self, shard: int, lsn: int, fields: PayloadFields) -> Path:
         """The blob of a frame of the own log need not be linked."""
@@ -200,10 +216,7 @@ class LinkedLogs:
         """Compare the payload with its checksums; yields the bytes of each step, in a blob about
         ``step_bytes``. Raises `Damaged`.
         """
-        self.payload(shard, lsn)
-        place = self._place(shard, lsn)
-        assert place is not None, "the payload is there"
-        fields = check_payload(place, lsn)
+        fields = check_payload(self._found(shard, lsn), lsn)
         yield FRAME_HEADER_BYTES + fields.body_len
         if fields.flags & _EXTERNAL:
             path = self._blob_path(shard, lsn, fields)
@@ -255,7 +268,7 @@ class LinkedLogs:
     def _peek_blob(self, shard: int, lsn: int, fields: PayloadFields) -> memoryview:
         for path in self._sources.blobs(shard, lsn, fields):
             try:
-                return blob.body_of(blob_data(path, fields))
+                return checked_blob(path, fields)
             except Damaged:
                 continue
         raise _gone(shard, lsn)

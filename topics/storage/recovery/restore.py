@@ -99,8 +99,8 @@ def deletes_ahead(
     ``replay_from``: LSN of the first frame to replay.
     """
     found: defaultdict[int, list[SeqRun]] = defaultdict(list)
-    for file, end in zip(files, [*(file.base for file in files[1:]), None], strict=True):
-        if end is not None and end <= replay_from:
+    for index, file in enumerate(files):
+        if index + 1 < len(files) and files[index + 1].base <= replay_from:
             continue
         view = file.view()
         frames = scan_frames(view, file.offset(file.base), file.base, file.seed)

@@ -94,7 +94,6 @@ class BlobStore:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        make_directory(folder)
         # Called every few milliseconds by what takes long.
         self.beat: Callable[[], None] = lambda: None
         self._held: dict[int, dict[int, _Blob]] = defaultdict(dict)
@@ -106,6 +105,7 @@ class BlobStore:
 
     def begin(self, topic_id: int, first_seq: int, body_len: int) -> BlobWriter:
         """Raises OSError when there is no room."""
+        make_directory(self.folder)
         return BlobWriter(self, topic_id, first_seq, body_len)
 
     def written(self, topic_id: int, first_seq: int) -> None:

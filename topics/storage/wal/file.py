@@ -62,14 +62,10 @@ class WalFile:
     def __init__(self, folder: Path, header: FileHeader, size: int) -> None:
         self.folder, self.header, self.size = folder, header, size
         self.base, self.seed = header.base, header.seed
+        self.path = folder / log_name(header.base)
         self._fd = -1
         self._map: mmap.mmap | None = None
         self._view: memoryview | None = None
-
-    @property
-    def path(self) -> Path:
-        """See `log_name`."""
-        return self.folder / log_name(self.base)
 
     def offset(self, lsn: int) -> int:
         """Offset in the file of the frame at ``lsn``."""
@@ -133,8 +129,15 @@ class WalFile:
             os.close(fd)
             raise Damaged(path, size, f"the file is cut: it was made with {header.size} bytes")
         file = cls(path.parent, header, size)
-        file._fd = fd
+        file.path, file._fd = path, fd
         return file
+
+    def take_name(self) -> None:
+        """Give a file that lost its name (see `log_paths`) its own, durably. Raises OSError."""
+        named = self.folder / log_name(self.base)
+        if self.path != named:
+            self.path = self.path.replace(named)
+            sync_directory(self.folder)
 
     @property
     def fd(self) -> int:
