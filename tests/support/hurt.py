@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 
 from tests.actors.shard.sealing.sealing_support import Sealer, by_hand, delete, fill, no_syncs
@@ -89,9 +90,10 @@ def seen(client: Client) -> Seen:
             if page.tombstone is not None:
                 lost = range(page.tombstone.gap_from, page.tombstone.gap_to + 1)
                 told[name] |= {*lost[:10_000]}
-            elif page.count:
-                shown[name][page.next_from_seq] = b"".join(map(bytes, page.pieces))
-            if page.caught_up and page.next_from_seq <= cursor:
+            if page.count:
+                record = b"".join(map(bytes, page.pieces))
+                shown[name][msgspec.json.decode(record)["$seq"]] = record
+            if page.caught_up:
                 break
             cursor = page.next_from_seq
     return Seen(shown, told)

@@ -223,7 +223,11 @@ def _delete_in_entry(topic: Topic, at: int, pieces: list[IndexRun], store: Store
     if pieces == [(0, whole)] and first_seq not in topic.index.gone:
         live, count, size = pieces, whole, left
     else:
-        deleted, view = store.delete_flags(locator), sized_view(topic, at, store)
+        view = sized_view(topic, at, store)
+        try:
+            deleted = store.delete_flags(locator)
+        except Unreadable:  # nobody reads what is in there
+            deleted = None
         live = [run for piece in pieces for run in live_runs(deleted, *piece)]
         count = sum(stop - start for start, stop in live)
         size = sum(view.size(start, stop) for start, stop in live)

@@ -22,7 +22,7 @@ from topics.formats.disk.records import RecordFlags
 from topics.formats.disk.segment import BadSegment, ExtentEntry
 from topics.formats.disk.wal import FILE_HEADER_BYTES, BadHeader
 from topics.storage import checkpoints, data_dir
-from topics.storage.disk import mapped
+from topics.storage.mapped_file import MappedFile
 from topics.storage.verify.log import frames
 from topics.storage.verify.segments import is_punched
 from topics.storage.wal.file import RESERVE, SPARE
@@ -57,7 +57,7 @@ def describe(path: Path) -> Iterator[str]:
 
 def describe_segment(path: Path) -> Iterator[str]:
     """Its header, then a line for each extent."""
-    data = mapped(path)
+    data, _ = MappedFile.of(path).salvage()
     try:
         header = segment.decode_header(data[: segment.HEADER_BYTES])
         log = f"log {header.base:#x} to {header.end:#x}"
@@ -93,7 +93,7 @@ def _extent(entry: ExtentEntry, data: memoryview) -> str:
 
 def describe_log(path: Path) -> Iterator[str]:
     """Its header, then a line for each frame."""
-    data = mapped(path)
+    data, _ = MappedFile.of(path).salvage()
     try:
         header = wal.decode_file_header(data[:FILE_HEADER_BYTES])
     except BadHeader as error:

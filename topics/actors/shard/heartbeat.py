@@ -29,4 +29,5 @@ class Heartbeat(Service):
         words.heartbeat_ms = time.monotonic_ns() // 1_000_000
         words.topics = len(self._context.engine.topics)
         self._context.disk.look(trio.current_time())
+        self._context.store.forget_asked()
         logs.tell_dropped()

@@ -121,6 +121,11 @@ class RecordStore:
             skip = max(seq - topic.index.entry(index)[0], 0)
             self._prefetch.read_on(locator, skip, _live_extent(topic.index, index + 1))
 
+    def forget_asked(self) -> None:
+        """Time has gone: mapped pages may have left memory, and are asked for again."""
+        self._wal.forget_asked()
+        self._segments.forget_asked()
+
     def report(self, damage: Damaged) -> None:
         """Log damage, once for each place: whoever comes across it will do so again."""
         if (damage.path, damage.offset) not in self._reported:

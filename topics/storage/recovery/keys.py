@@ -54,12 +54,12 @@ def restore_keys(
 
 
 def _young_keys(segments: SegmentStore, locator: Locator, alive_ts: int) -> Iterator[ExtentKey]:
-    if segments.entry(locator).last_ts < alive_ts:
-        return iter(())
-    if segments.is_all_deleted(locator) and not segments.has_tables(locator):
-        # Its room was given back, and the checkpoint has its keys. That is no damage.
-        return iter(())
     try:
+        if segments.entry(locator).last_ts < alive_ts:
+            return iter(())
+        if segments.is_all_deleted(locator) and not segments.has_tables(locator):
+            # Its room was given back, and the checkpoint has its keys. That is no damage.
+            return iter(())
         return segments.records(locator).idempotency_keys()
     except Damaged:  # its readers are told
         return iter(())

@@ -24,10 +24,11 @@ from topics.formats.disk.segment import ExtentKey
 from topics.storage.checkpoints import Checkpoint
 from topics.storage.disk import Damaged, will_need
 from topics.storage.linked_logs import LinkedLogs, Payload
+from topics.storage.mapped_file import STEP_BYTES
 from topics.storage.recovery.tail import LogEnd, check_nothing_promised, rest_behind
 from topics.storage.start_progress import StartProgress
 from topics.storage.wal.blobs import BlobStore
-from topics.storage.wal.file import READ_AHEAD_BYTES, WalFile
+from topics.storage.wal.file import WalFile
 
 REPORT_BYTES = 1 << 20  # progress is told after so much of the log
 # Looked up once, not for each of millions of frames.
@@ -90,14 +91,14 @@ class LogReplay:
     def _ask_for(self, files: Sequence[WalFile]) -> None:
         """Let the disk read these files while the one before them is replayed."""
         for file in files:
-            for start in range(0, file.size, READ_AHEAD_BYTES):
+            for start in range(0, file.size, STEP_BYTES):
                 with contextlib.suppress(OSError):  # the replay reads it all the same
-                    will_need(file.path, start, min(READ_AHEAD_BYTES, file.size - start))
+                    will_need(file.path, start, min(STEP_BYTES, file.size - start))
                 self._progress.beat()
 
     def _replay_file(self, file: WalFile) -> int:
         """LSN at which its frames end."""
-        file.read_ahead(self._progress.beat)
+        file.read_all(self._progress.beat)
         view, base, shift = file.view(), file.base, file.offset(0)
         replay, replay_append, promised = self._replay, append.replay, self._promised_lsn
         report_at = base + REPORT_BYTES

@@ -102,6 +102,7 @@ def deletes_ahead(
     for index, file in enumerate(files):
         if index + 1 < len(files) and files[index + 1].base <= replay_from:
             continue
+        file.read_all(progress.beat)
         view = file.view()
         frames = scan_frames(view, file.offset(file.base), file.base, file.seed)
         for header in progress.over(frames, FRAMES_PER_BEAT):

@@ -90,6 +90,10 @@ class SegmentStore:
         self._maps.release(number)
         self._flags.forget_segment(number)
 
+    def forget_asked(self) -> None:
+        """As `SegmentMaps.forget_asked`."""
+        self._maps.forget_asked()
+
     def close(self) -> None:
         """Release all maps."""
         self._maps.release_all()
@@ -156,8 +160,12 @@ class SegmentStore:
         synced to ``lsn``, which never falls. ``mapped``: as for `delete_flags`; then no file is
         opened.
         """
-        in_file = None if mapped is None else mapped.flags(split_locator(locator)[1])
-        self._flags.add(Locator(locator), indexes, lsn, in_file)
+        number, extent = split_locator(locator)
+        try:
+            in_file = None if mapped is None else mapped.flags(extent)
+            self._flags.add(Locator(locator), indexes, lsn, in_file)
+        except Damaged:  # readers come to the same damage
+            self.segments[number].has_deleted[extent] = 1
 
     def has_due_flags(self, synced: int) -> bool:
         """Whether `write_due_flags` has something to do."""
