@@ -15,10 +15,12 @@ import pytest
 from tests.actors.shard.sealing.sealing_support import Sealer, by_hand, delete, fill, no_syncs
 from tests.support.forwarding import RECORDS, forward, write_payload
 from tests.support.linked import ShardLog
-from tests.support.log import Client, append_streamed
+from tests.support.log import Client, append_streamed, log_files
+from tests.support.recovery import frames_of
 from topics.engine.reading import read
 from topics.formats.api.delete_body import TagMatch
 from topics.formats.api.diff_body import Diff
+from topics.formats.disk.frames import FrameHeader, FrameKind
 from topics.storage.data_dir import DataDirectory
 
 FILE_BYTES = 12 << 10
@@ -62,6 +64,30 @@ def busy(path: Path, rounds: int = 6) -> Sealer:
     fill(client, "a", "b", rounds=3, size=300)
     source.stop()
     return client
+
+
+def small(path: Path, end: str = "stop") -> Seen:
+    """Topics of all kinds in one log file."""
+    DataDirectory(path, shards=1).close()
+    client = Client(path)
+    client.put("a", durability="fsync")
+    client.put("q", type="queue")
+    for number in range(5):
+        client.append("a", number, -number, key=f"k{number}")
+        client.append("b", f"b{number}")
+        client.append("q", number)
+    client.delete_records("b", before_seq=3)
+    client.put("a", cap_records=100)
+    before = seen(client)
+    getattr(client, end)()
+    if end == "kill":
+        Client(path).kill()  # its frame says that all before it was synced
+    return before
+
+
+def frames(path: Path, kind: FrameKind) -> list[tuple[int, FrameHeader]]:
+    """``(offset, header)`` of the frames of the first log file that are of this kind."""
+    return [found for found in frames_of(log_files(path)[0]) if found[1].kind == kind]
 
 
 def tree(path: Path) -> Tree:

@@ -52,6 +52,13 @@ class MappedFile:
         finally:
             os.close(fd)
 
+    @classmethod
+    def of_bytes(cls, path: Path, data: memoryview) -> MappedFile:
+        """These bytes in the place of the file's."""
+        mapped = cls(path, -1, 0)
+        mapped.data = data
+        return mapped
+
     def can_read(self, begin: int, end: int) -> bool:
         """Bring these bytes into memory; whether all of them can be touched now."""
         if self._map is None or begin >= end:

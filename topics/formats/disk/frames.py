@@ -65,6 +65,7 @@ class FrameKind(IntEnum):
     PAYLOAD = 11
     ROUTER_SET = 12
     ROUTERS_GONE = 13
+    LOST = 14
 
 
 class FrameHeader(NamedTuple):

@@ -47,7 +47,7 @@ from topics.storage.recovery.linked import verify_linked
 from topics.storage.recovery.replay import LogReplay
 from topics.storage.recovery.restore import restore_topics
 from topics.storage.recovery.store import ReplayStore
-from topics.storage.recovery.tail import end_log
+from topics.storage.recovery.tail import LogEnd, end_log
 from topics.storage.segments.file import SUFFIX as SEGMENT
 from topics.storage.segments.store import SegmentStore
 from topics.storage.start_progress import StartProgress
@@ -96,6 +96,56 @@ def without_collector() -> Iterator[None]:
             gc.enable()
 
 
+class ShardReader:
+    """The part of a start that only reads. After a refusal it holds what was read before."""
+
+    def __init__(
+        self, data_dir: Path, shard: int, shards: int, progress: StartProgress, *, age: int = 0
+    ) -> None:
+        """``age``: 1 for the checkpoint before the newest, which a start uses when that is damaged.
+        Raises `Damaged`.
+        """
+        self._progress = progress
+        self.folders = folders = open_folders(data_dir, shard, progress)
+        standing = read_checkpoints(folders.checkpoint, progress)
+        self.checkpoint = checkpoint = standing[age] if standing else None
+        self.kept = [
+            Kept(each.replay_from, frozenset(each.segments)) for each in reversed(standing)
+        ]
+        self.segments = open_segments(folders.segment, shard, checkpoint, progress)
+        self.blobs = BlobStore(folders.blob)
+        self.blobs.beat = progress.beat
+        self.engine = ShardEngine(shard, shards)
+        self.linked = LinkedLogs(
+            folders.linked, data_dir, shard, checkpoint.replay_from if checkpoint else 0
+        )
+        self.copies = CopyReader(self.linked, self.linked.damaged)
+        self.topics = Replay(self.engine.table)
+        self.replay = LogReplay(self.topics, self.blobs, self.linked, checkpoint, progress)
+
+    def read(
+        self, files: list[WalFile], now: Now, *, trusts_stop: bool = True
+    ) -> tuple[LogEnd, bool]:
+        """Where the log ends, and whether the process before stopped in order. ``trusts_stop``:
+        then not all that frames name is compared. Raises `Damaged`.
+        """
+        checkpoint, engine, progress = self.checkpoint, self.engine, self._progress
+        if checkpoint is None:
+            check_founded(self.folders, files)
+        self.linked.attach(ReplayedLog(files))
+        store = ReplayStore(engine, self.segments, self.blobs, files, self.copies)
+        engine.store = store
+        restored = restore_topics(self.topics, self.segments, store, checkpoint, files, progress)
+        end = self.replay.run(self.folders.wal, files)
+        check_sealed(self.folders.segment, self.segments, end.lsn)
+        restore_keys(engine.table, self.segments, *restored, self.replay.keys, now, progress)
+        is_clean = checkpoint is not None and checkpoint.clean and checkpoint.lsn == end.lsn
+        is_believed = is_clean and trusts_stop
+        verify_blobs(self.blobs, progress, is_clean=is_believed)
+        verify_linked(self.linked, self.replay.payloads, progress, is_clean=is_believed)
+        return end, is_clean
+
+
 @without_collector()
 def recover(
     data_dir: Path,
@@ -118,34 +168,17 @@ def recover(
     when the log cannot be written.
     """
     boot, progress = boot_id() if boot is None else boot, StartProgress(report)
-    folders = open_folders(data_dir, shard, progress)
-    standing = read_checkpoints(folders.checkpoint, progress)
-    checkpoint = standing[0] if standing else None
-    kept = [Kept(each.replay_from, frozenset(each.segments)) for each in reversed(standing)]
-    segments = open_segments(folders.segment, shard, checkpoint, progress)
-    blobs = BlobStore(folders.blob)
-    blobs.beat = progress.beat
+    reader = ShardReader(data_dir, shard, shards, progress)
+    folders, segments, engine = reader.folders, reader.segments, reader.engine
     files = open_log(folders.wal, shard)
-    if checkpoint is None:
-        check_founded(folders, files)
-    engine = ShardEngine(shard, shards)
-    linked = LinkedLogs(
-        folders.linked, data_dir, shard, checkpoint.replay_from if checkpoint else 0
-    )
-    linked.attach(ReplayedLog(files))
-    copies = CopyReader(linked, linked.damaged)
-    engine.store = store = ReplayStore(engine, segments, blobs, files, copies)
-    topics = Replay(engine.table)
-    extents, kept_keys = restore_topics(topics, segments, store, checkpoint, files, progress)
-    replay = LogReplay(topics, blobs, linked, checkpoint, progress)
-    end = replay.run(folders.wal, files)
-    check_sealed(folders.segment, segments, end.lsn)
-    restore_keys(engine.table, segments, extents, kept_keys, replay.keys, now, progress)
-    is_clean = checkpoint is not None and checkpoint.clean and checkpoint.lsn == end.lsn
-    verify_blobs(blobs, progress, is_clean=is_clean)
-    verify_linked(linked, replay.payloads, progress, is_clean=is_clean)
+    end, is_clean = reader.read(files, now)
+    replay, blobs, kept = reader.replay, reader.blobs, reader.kept
     frames = start.decide(
-        topics, now, progress.over, clean=is_clean, tail_may_be_lost=not boot or replay.boot != boot
+        reader.topics,
+        now,
+        progress.over,
+        clean=is_clean,
+        tail_may_be_lost=not boot or replay.boot != boot,
     )
     # Nothing refuses the start any more: only from here on files change.
     make_folders(folders, progress)
@@ -164,8 +197,8 @@ def recover(
         files,
         end.lsn,
         blobs=blobs,
-        linked=linked,
-        copies=copies,
+        linked=reader.linked,
+        copies=reader.copies,
         file_bytes=wal_file_bytes,
         sync_ms=wal_sync_ms,
     )

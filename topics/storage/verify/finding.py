@@ -8,7 +8,6 @@ from typing import NamedTuple
 from topics.formats.buffers import Buffer
 from topics.storage.mapped_file import CANNOT_READ, MappedFile
 
-KEPT = "kept aside; readers are told of what was in it"
 _ZEROS = bytes(1 << 20)
 
 

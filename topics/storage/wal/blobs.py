@@ -144,6 +144,10 @@ class BlobStore:
         self._written.discard((topic_id, first_seq))
         self._held[topic_id][first_seq] = _Blob(lsn, self.length(topic_id, first_seq), is_checked)
 
+    def lsn(self, topic_id: int, first_seq: int) -> int:
+        """Of the frame that names an added blob."""
+        return self._held[topic_id][first_seq].lsn
+
     def length(self, topic_id: int, first_seq: int) -> int:
         """Bytes of its file; 0 when the file is missing."""
         try:

@@ -146,6 +146,13 @@ class WalFile:
             self.path = self.path.replace(named)
             sync_directory(self.folder)
 
+    @classmethod
+    def of_image(cls, path: Path, header: FileHeader, data: bytearray) -> WalFile:
+        """A file as it would be with these bytes, which is only read."""
+        file = cls(path.parent, header, len(data))
+        file.path, file._mapped = path, MappedFile.of_bytes(path, memoryview(data))
+        return file
+
     @property
     def fd(self) -> int:
         """Open for reading, and for writing unless it was opened without."""

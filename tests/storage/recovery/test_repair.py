@@ -1,0 +1,302 @@
+"""A shard that refuses to start, and starts after a repair: what is lost is told, exactly, and all
+the rest stands.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.hurt import (
+    FILE_BYTES,
+    WAYS,
+    Seen,
+    all_missing,
+    busy,
+    flip,
+    frames,
+    kinds,
+    opened,
+    seen,
+    seen_once,
+    small,
+    stepped,
+    tree,
+)
+from tests.support.log import START, Client, append_streamed, log_files, state
+from tests.support.recovery import frames_of
+from topics.formats.disk.frames import FRAME_HEADER_BYTES, FrameKind
+from topics.storage.disk import Damaged
+from topics.storage.recovery.repair import CannotRepair, ShardRepair
+from topics.storage.verify.directory import verify_directory
+from topics.storage.verify.finding import Finding
+
+
+@pytest.fixture(autouse=True)
+def _by_hand() -> Iterator[None]:
+    with stepped():
+        yield
+
+
+def repaired(path: Path) -> list[str]:
+    """Plan, and do it; what is lost."""
+    before = tree(path)
+    repair = ShardRepair(path, 0, 1, START)
+    repair.plan()
+    assert tree(path) == before, "a plan changes nothing"
+    assert repair.is_needed
+    repair.apply()
+    again = ShardRepair(path, 0, 1, START)
+    again.plan()
+    assert not again.is_needed, "a repair twice is a repair once"
+    return repair.lines
+
+
+def findings(path: Path) -> list[str]:
+    return [str(found) for found in verify_directory(path, 1) if isinstance(found, Finding)]
+
+
+def without(before: Seen, name: str, *lost: int) -> dict[str, dict[int, bytes]]:
+    return {
+        topic: {seq: data for seq, data in records.items() if topic != name or seq not in lost}
+        for topic, records in before.shown.items()
+    }
+
+
+@pytest.mark.parametrize("where", ["header", "body", "length"])
+def test_a_flipped_bit_costs_the_write_and_nothing_else(tmp_path: Path, where: str) -> None:
+    before = small(tmp_path)
+    offset, header = frames(tmp_path, FrameKind.APPEND)[6]
+    assert header.first_seq == 5, "of topic a"
+    flip(log_files(tmp_path)[0], offset + {"header": 24, "length": 48, "body": 100}[where])
+    hurt = log_files(tmp_path)[0].read_bytes()
+    with pytest.raises(Damaged):
+        opened(tmp_path)
+    lines = repaired(tmp_path)
+    assert 'topic "a": seqs 5 to 6 are lost' in lines
+    assert any("idempotency key 'k2'" in line for line in lines)
+    assert not findings(tmp_path)
+    (kept,) = (tmp_path / "wal" / "00").glob("*.damaged")
+    assert kept.read_bytes() == hurt
+    after = seen_once(tmp_path)
+    assert after == Seen(without(before, "a", 5, 6), {**before.told, "a": {5, 6}})
+
+
+def test_the_last_write_of_a_topic_is_told_and_its_seqs_are_not_given_again(
+    tmp_path: Path,
+) -> None:
+    before = small(tmp_path)
+    file, (offset, _) = log_files(tmp_path)[0], frames(tmp_path, FrameKind.APPEND)[-1]
+    flip(file, offset + FRAME_HEADER_BYTES + 20)
+    assert 'topic "q": seqs 5 to 5 are lost' in repaired(tmp_path)
+    client = opened(tmp_path)
+    assert seen(client).shown == without(before, "q", 5)
+    assert client.append("q", "next") == (6, False)
+    client.kill()
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_where_nothing_says_whose_seqs_are_lost_none_is_given_again(
+    tmp_path: Path, end: str
+) -> None:
+    before = small(tmp_path, end)
+    offset, _ = frames(tmp_path, FrameKind.APPEND)[-1]
+    for at in (24, 40):  # the topic, and more
+        flip(log_files(tmp_path)[0], offset + at, 5)
+    lines = repaired(tmp_path)
+    if end == "kill":
+        begins = 'topic "q": may have lost records behind seq 4; it goes on behind 1000'
+        assert any(line.startswith(begins) for line in lines)
+    else:
+        assert 'topic "q": seqs 5 to 5 are lost' in lines, "the checkpoint knows the head"
+    client = opened(tmp_path)
+    assert seen(client).shown == without(before, "q", 5)
+    seq, _ = client.append("q", "next")
+    assert seq > 5
+    client.kill()
+    client = opened(tmp_path)
+    assert client.append("q", "later") == (seq + 1, False)
+    client.kill()
+
+
+@pytest.mark.parametrize("kind", [FrameKind.DELETE, FrameKind.TOPIC, FrameKind.START])
+def test_what_a_lost_change_did_is_not_done_and_said(tmp_path: Path, kind: FrameKind) -> None:
+    before = small(tmp_path, "kill")
+    offset, header = frames(tmp_path, kind)[-1 if kind == FrameKind.TOPIC else 0]
+    flip(log_files(tmp_path)[0], offset + (64 + header.body_len // 2 if header.body_len else 40))
+    (line, *_) = repaired(tmp_path)
+    assert f"a {kind.name} frame" in line
+    assert not findings(tmp_path)
+    client = opened(tmp_path)
+    shown = seen(client).shown
+    assert all(shown[name].items() >= records.items() for name, records in before.shown.items())
+    assert (1 in shown["b"]) == (kind == FrameKind.DELETE)
+    assert (client.engine.topic("a").config.cap_records == 0) == (kind == FrameKind.TOPIC)
+    client.kill()
+
+
+def test_a_topic_whose_making_is_lost_is_gone_and_its_id_is_not_used_again(tmp_path: Path) -> None:
+    before = small(tmp_path, "kill")
+    offset, header = frames(tmp_path, FrameKind.TOPIC)[2]
+    flip(log_files(tmp_path)[0], offset + FRAME_HEADER_BYTES + 9)
+    lines = repaired(tmp_path)
+    told = [line for line in lines if f"topic {header.topic_id}, of unknown name" in line]
+    assert len(told) == 5, "each of its writes"
+    client = opened(tmp_path)
+    assert seen(client).shown == {name: before.shown[name] for name in ("a", "q")}
+    client.append("b", "again")
+    assert client.engine.topic("b").id > header.topic_id
+    client.kill()
+
+
+def test_a_topic_that_is_configured_again_comes_back_and_tells_its_loss(tmp_path: Path) -> None:
+    client = Client(tmp_path)
+    client.append("b", 1, 2)
+    client.put("b", cap_records=5)
+    client.append("b", 3)
+    client.kill()
+    Client(tmp_path).kill()
+    offset, _ = frames(tmp_path, FrameKind.TOPIC)[0]
+    flip(log_files(tmp_path)[0], offset + FRAME_HEADER_BYTES + 9)
+    repaired(tmp_path)
+    after = seen_once(tmp_path)
+    assert [*after.shown["b"]] == [3]
+    assert after.told["b"] == {1, 2}
+
+
+def test_a_topic_of_a_name_that_was_made_again_does_not_come_back(tmp_path: Path) -> None:
+    client = Client(tmp_path)
+    client.append("b", 1, 2)
+    client.delete("b")
+    client.append("b", 3)
+    before = state(client)
+    client.kill()
+    Client(tmp_path).kill()
+    offset, _ = frames(tmp_path, FrameKind.TOPIC_DELETED)[0]
+    flip(log_files(tmp_path)[0], offset + 40)
+    repaired(tmp_path)
+    client = opened(tmp_path)
+    assert client.records("b") == before["b"]["records"]
+    assert len(client.engine.by_id) == 1
+    client.kill()
+
+
+@pytest.mark.parametrize("is_missing", [False, True])
+def test_a_hurt_blob_costs_its_write(tmp_path: Path, is_missing: bool) -> None:
+    client = Client(tmp_path)
+    client.append("a", 1)
+    path = append_streamed(client, "a", *("y" * 100 for _ in range(9)))
+    client.append("a", 2)
+    before = seen(client)
+    client.kill()
+    if is_missing:
+        path.unlink()
+    else:
+        flip(path, 500)
+    assert 'topic "a": seqs 2 to 10 are lost' in repaired(tmp_path)
+    assert not findings(tmp_path)
+    assert path.with_name(path.name + ".damaged").exists() != is_missing
+    after = seen_once(tmp_path)
+    assert after.shown == without(before, "a", *range(2, 11))
+    assert after.told["a"] == {*range(2, 11)}
+
+
+class Scene:
+    path: Path
+    before: Seen
+
+
+@pytest.fixture(scope="module", params=["stop", "kill"])
+def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Scene:
+    found = Scene()
+    with stepped():
+        client = busy(tmp_path_factory.mktemp("repair") / "data")
+        found.path, found.before = client.path, seen(client)
+        getattr(client, request.param)()
+    (found.path / "checkpoint" / "00" / "next.reserve").unlink()
+    return found
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way is not all_missing])
+@pytest.mark.parametrize("kind", ["wal .wal", "blob .blob", "linked .wal", "checkpoint .ckpt"])
+def test_whatever_is_hurt_a_repair_that_succeeds_loses_nothing_silently(
+    scene: Scene, tmp_path: Path, kind: str, way: Callable[[list[Path], random.Random], None]
+) -> None:
+    for number in range(3):
+        what = f"{way.__name__} {kind} {number}"
+        path = Path(shutil.copytree(scene.path, tmp_path / "copy"))
+        way(kinds(path)[kind], random.Random(what))
+        hurt = tree(path)
+        try:
+            seen_once(Path(shutil.copytree(path, tmp_path / "started")))
+        except Damaged:
+            repair = ShardRepair(path, 0, 1, START)
+            try:
+                repair.plan()
+            except CannotRepair:
+                assert tree(path) == hurt, what
+            else:
+                repair.apply()
+                assert not findings(path), what
+                after = seen_once(path)
+                for name, records in scene.before.shown.items():
+                    shown, told = after.shown.get(name, {}), after.told.get(name, set())
+                    lost = {seq for seq in records if shown.get(seq) != records[seq]}
+                    assert lost <= told, (what, name, repair.lines)
+        shutil.rmtree(path)
+        shutil.rmtree(tmp_path / "started")
+
+
+def test_without_a_whole_checkpoint_a_repair_refuses(scene: Scene, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(scene.path, tmp_path / "copy"))
+    for checkpoint in kinds(path)["checkpoint .ckpt"]:
+        flip(checkpoint, 100)
+    hurt = tree(path)
+    with pytest.raises(CannotRepair, match="restore a backup"):
+        ShardRepair(path, 0, 1, START).plan()
+    assert tree(path) == hurt
+
+
+def test_a_repair_that_is_killed_between_two_steps_is_done_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Client(tmp_path / "data", file_bytes=FILE_BYTES)
+    for number in range(60):
+        client.append("a", "x" * 500, number)
+    before = seen(client)
+    client.kill()
+    files = log_files(tmp_path / "data")
+    for file in files[:2]:
+        flip(file, frames_of(file)[4][0] + 100)
+    killed = 0
+    for step in ("link", "fdatasync", "rename", "replace", "unlink", "fsync"):
+        for at in range(8):
+            path = Path(shutil.copytree(tmp_path / "data", tmp_path / "copy"))
+            calls = 0
+
+            def dying(*_: object, at: int = at, **__: object) -> None:
+                nonlocal calls
+                calls += 1
+                if calls > at:
+                    raise KeyboardInterrupt
+
+            repair = ShardRepair(path, 0, 1, START)
+            repair.plan()
+            with monkeypatch.context() as patch:
+                patch.setattr(f"os.{step}", dying)
+                try:
+                    repair.apply()
+                except KeyboardInterrupt:
+                    killed += 1
+            again = ShardRepair(path, 0, 1, START)
+            again.plan()
+            again.apply()
+            after = seen_once(path)
+            assert len(before.shown["a"]) - len(after.shown["a"]) == 4
+            assert not findings(path)
+            shutil.rmtree(path)
+    assert killed
