@@ -127,6 +127,9 @@ def _seqs(frame: FrameHeader) -> str:
             if frame.record_count
             else f" seqs below {frame.first_seq},"
         )
+    if frame.kind == FrameKind.LOST:
+        which = f"from {frame.first_seq} on" if frame.topic_id else "of any topic at most"
+        return f" {frame.record_count} seqs {which},"
     if frame.kind == FrameKind.SEQS_RESERVED:
         return f" seqs up to {frame.first_seq},"
     return ""

@@ -5,6 +5,7 @@ it loses nothing silently.
 from __future__ import annotations
 
 import contextlib
+import errno
 import random
 import shutil
 from collections.abc import Callable, Iterator
@@ -27,11 +28,13 @@ from tests.support.hurt import (
     stepped,
     tree,
 )
+from tests.support.log import failing
 from tests.support.recovery import frames_of
 from topics.formats.disk.wal import FILE_HEADER_BYTES
 from topics.storage.disk import Damaged
+from topics.storage.recovery import steps
 
-TRIES = 3  # of each way, kind and end
+TRIES = 2  # of each way, kind and end
 
 
 class Scene(NamedTuple):
@@ -133,6 +136,23 @@ def test_segments_without_a_whole_checkpoint_are_refused_in_one_sentence(
     with pytest.raises(Damaged, match="no checkpoint is whole, and the log no longer has every"):
         opened(path)
     assert tree(path) == hurt
+
+
+def test_a_start_without_room_for_a_folder_changes_nothing(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = Path(shutil.copytree(scene.path, tmp_path / "copy"))
+    (path / "segment" / "00" / "00000000ff.tmp").write_bytes(b"half")
+    spare = kinds(path)["wal .spare"][0]
+    spare.rename(spare.with_suffix(".new"))
+    hurt = tree(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(steps, "make_directory", failing(errno.ENOSPC))
+        with pytest.raises(OSError, match="No space left"):
+            opened(path)
+    assert tree(path) == hurt
+    assert seen_once(path) == scene.before
+    assert tree(path) != hurt
 
 
 def just_sealed(path: Path) -> tuple[Path, Seen]:

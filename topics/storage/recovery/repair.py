@@ -55,7 +55,7 @@ from topics.formats.disk.wal import (
 from topics.storage import checkpoints
 from topics.storage.aside import FileAside
 from topics.storage.disk import DAMAGED, Damaged, sync_directory, write_all
-from topics.storage.mapped_file import MappedFile
+from topics.storage.mapped_file import CANNOT_READ, MappedFile
 from topics.storage.recovery.steps import ShardReader
 from topics.storage.recovery.tail import HurtLog
 from topics.storage.start_progress import StartProgress
@@ -112,7 +112,7 @@ class ShardRepair:
         while self._find_damage(0):
             pass
         if len(whole) > 1:
-            self._plan_older(min(whole))
+            self._plan_older(sorted(whole)[-2])
         blobs = self._data_dir / "blob" / f"{self._shard:02d}"
         for path in sorted(blobs.glob(f"*{BLOB}")):  # also those that only a backup could need
             if path not in self._aside and _is_hurt(path):
@@ -164,12 +164,13 @@ class ShardRepair:
 
     def _open_log(self, reader: ShardReader) -> list[WalFile]:
         folder, files = reader.folders.wal, []
+        known_to = reader.checkpoint.lsn if reader.checkpoint else 0
         for path in log_paths(folder, self._shard):
             if path not in self._images:
                 try:
                     file = WalFile.open(path, self._shard, writable=False)
                 except Damaged as damage:
-                    if not self._salvage(damage):
+                    if not self._salvage(damage, known_to):
                         continue
                 else:
                     at = file.mapped().first_unreadable(0, file.size)
@@ -177,7 +178,7 @@ class ShardRepair:
                         files.append(file)
                         continue
                     file.close()
-                    self._salvage(Damaged(path, at, "the disk cannot read it"))
+                    self._salvage(Damaged(path, at, CANNOT_READ), known_to)
             files.append(self._image_file(path))
         missing = self._images.keys() - {file.path for file in files}
         return sorted([*files, *map(self._image_file, missing)], key=lambda file: file.base)
@@ -185,7 +186,7 @@ class ShardRepair:
     def _image_file(self, path: Path) -> WalFile:
         return WalFile.of_image(path, *self._images[path])
 
-    def _salvage(self, damage: Damaged) -> bool:
+    def _salvage(self, damage: Damaged, known_to: int) -> bool:
         """Take the bytes of a log file whose header is hurt, that is cut, or cannot be read; False
         when its frames cannot be read without its header.
         """
@@ -197,12 +198,27 @@ class ShardRepair:
         self._salvaged.add(path)
         if header is None:
             self._aside += [] if path in self._aside else [path]
-            return False
+            if path.suffix != LOG or path != max(log_paths(path.parent, self._shard)):
+                return False  # the next file tells how many of its frames are missing
+            header, data = self._unknown(path, len(data), known_to)
         data.extend(bytes(max(header.size - len(data), 0)))
         data[:FILE_HEADER_BYTES] = encode_file_header(header._replace(size=len(data)))
         self._images[path] = header, data
         self._changed.add(path)
         return True
+
+    def _unknown(self, path: Path, size: int, known_to: int) -> tuple[FileHeader, bytearray]:
+        """In the place of the newest log file: behind ``known_to``, the LSN of the checkpoint, any
+        topic may have lost what it has room for. The next pass fills what is before that.
+        """
+        base = int(path.stem, 16)
+        lsn = max(base, known_to)
+        size = max(size, 2 * FILE_HEADER_BYTES + lsn - base)
+        header = FileHeader(self._shard, base, int.from_bytes(os.urandom(8), "little"), size)
+        seqs = min(size // FRAME_HEADER_BYTES * RECORDS_PER_WRITE, RECORDS_MAX)
+        pieces = encode_frame(lost_frame(0, 0, seqs, FRAME_HEADER_BYTES), lsn, 0, header.seed)
+        data = bytearray(encode_file_header(header)).ljust(FILE_HEADER_BYTES + lsn - base, b"\0")
+        return header, (data + b"".join(map(bytes, pieces))).ljust(size, b"\0")
 
     # What a pass finds
 
