@@ -50,7 +50,7 @@ class RecordStore:
         self._in_memory: dict[int, RecordsView] = {}
         self._numbered = 0
         self._reported: set[tuple[Path, int]] = set()
-        segments.on_damage = self.report
+        segments.on_damage = wal.blobs.on_damage = self.report
         for damage in segments.damage:
             self.report(damage)
 

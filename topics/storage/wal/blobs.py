@@ -84,13 +84,28 @@ class BlobWriter:
 class BlobView(RecordsView):
     """The records of a blob, which are asked for before they are touched (`MappedFile.ask`)."""
 
-    __slots__ = ("_ask", "_tables_end")
+    __slots__ = ("_file", "_on_damage", "_tables_end")
 
-    def __init__(self, flags: int, count: int, ext_len: int, file: MappedFile) -> None:
-        """Raises `Damaged`, and so does each read of the view."""
+    def __init__(
+        self,
+        flags: int,
+        count: int,
+        ext_len: int,
+        file: MappedFile,
+        on_damage: Callable[[Damaged], None],
+    ) -> None:
+        """Raises `Damaged`, and so does each read of the view; ``on_damage`` is told first."""
         super().__init__(flags, count, ext_len, blob.body_of(file.data))
-        self._ask, self._tables_end = file.ask, len(file.data) - len(super().blob)
-        file.ask(0, self._tables_end)
+        self._file, self._on_damage = file, on_damage
+        self._tables_end = len(file.data) - len(super().blob)
+        self._ask(0, self._tables_end)
+
+    def _ask(self, begin: int, end: int) -> None:
+        try:
+            self._file.ask(begin, end)
+        except Damaged as damage:
+            self._on_damage(damage)
+            raise
 
     @property
     def blob(self) -> memoryview:
@@ -122,6 +137,7 @@ class BlobStore:
         self.folder = folder
         # Called every few milliseconds by what takes long.
         self.beat: Callable[[], None] = lambda: None
+        self.on_damage: Callable[[Damaged], None] = lambda _: None  # what a reader meets
         self._held: dict[int, dict[int, _Blob]] = defaultdict(dict)
         self._written: set[tuple[int, int]] = set()  # by this process, and not yet added
 

@@ -97,7 +97,8 @@ def frame_records(file: WalFile, locator: int, blobs: BlobStore, copies: Copies)
     if kind == _ROUTER:
         return copies.records(locator, *frame_in(file, locator))
     if flags & _EXTERNAL:
-        return BlobView(flags, count, ext_len, blobs.file(topic_id, first_seq))
+        held = blobs.file(topic_id, first_seq)
+        return BlobView(flags, count, ext_len, held, blobs.on_damage)
     if body_len > BODY_BYTES:
         file.ask(offset)
     start = offset + FRAME_HEADER_BYTES
