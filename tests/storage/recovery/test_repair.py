@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.actors.shard.sealing.sealing_support import Sealer, fill
 from tests.support.hurt import (
     FILE_BYTES,
     WAYS,
@@ -240,6 +241,33 @@ def test_a_hurt_blob_costs_its_write(tmp_path: Path, is_missing: bool) -> None:
     after = seen_once(tmp_path)
     assert after.shown == without(before, "a", *range(2, 11))
     assert after.told["a"] == {*range(2, 11)}
+
+
+def test_what_a_repair_told_is_told_when_its_log_file_is_sealed_and_gone(tmp_path: Path) -> None:
+    client = Sealer(tmp_path, file_bytes=FILE_BYTES)
+    fill(client, "a", "b", rounds=6, size=300)
+    fill(client, "c", rounds=1)
+    before = seen(client)
+    client.kill()
+    Client(tmp_path, file_bytes=FILE_BYTES).kill()
+    offsets = [offset for offset, _ in frames(tmp_path, FrameKind.APPEND)]
+    for at in (4, -1):
+        flip(log_files(tmp_path)[0], offsets[at] + 100)
+    repaired(tmp_path)
+    client = Sealer(tmp_path, file_bytes=FILE_BYTES)
+    after = seen(client)
+    assert (after.told["a"], after.told["c"]) == ({5, 6}, {1, 2})
+    for _ in range(3):
+        fill(client, "other", rounds=20, size=300)
+        client.checkpoint()
+        client.checkpoint()
+        client.kill()
+        client = Sealer(tmp_path, file_bytes=FILE_BYTES)
+        found = seen(client)
+        assert all(found.shown[name] == after.shown[name] for name in before.shown)
+        assert all(found.told[name] == after.told[name] for name in before.shown)
+    assert not any("00000000.wal" in path.name for path in log_files(tmp_path)), "it is gone"
+    client.kill()
 
 
 class Scene:
