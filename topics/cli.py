@@ -220,7 +220,8 @@ def _look_for_damage(directory: Path) -> ExitCode:
 
 def _make_whole(directory: Path, *, is_dry: bool) -> ExitCode:
     from topics.storage.data_dir import held_for_repair
-    from topics.storage.recovery.repair import CannotRepair, repairs
+    from topics.storage.recovery.mending import CannotRepair
+    from topics.storage.recovery.repair import repairs
 
     with held_for_repair(directory) as shards:
         try:

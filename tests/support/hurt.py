@@ -15,13 +15,16 @@ import pytest
 from tests.actors.shard.sealing.sealing_support import Sealer, by_hand, delete, fill, no_syncs
 from tests.support.forwarding import RECORDS, forward, write_payload
 from tests.support.linked import ShardLog
-from tests.support.log import Client, append_streamed, log_files
+from tests.support.log import START, Client, append_streamed, log_files
 from tests.support.recovery import frames_of
 from topics.engine.reading import read
 from topics.formats.api.delete_body import TagMatch
 from topics.formats.api.diff_body import Diff
 from topics.formats.disk.frames import FrameHeader, FrameKind
 from topics.storage.data_dir import DataDirectory
+from topics.storage.recovery.repair import ShardRepair
+from topics.storage.verify.directory import verify_directory
+from topics.storage.verify.finding import Finding
 
 FILE_BYTES = 12 << 10
 Tree = dict[str, bytes | None]
@@ -132,6 +135,33 @@ def seen_once(path: Path) -> Seen:
         return seen(client)
     finally:
         client.kill()
+
+
+def repaired(path: Path) -> list[str]:
+    """Plan, and do it; what is lost."""
+    before = tree(path)
+    repair = ShardRepair(path, 0, 1, START)
+    repair.plan()
+    assert tree(path) == before, "a plan changes nothing"
+    assert repair.is_needed
+    repair.apply()
+    again = ShardRepair(path, 0, 1, START)
+    again.plan()
+    assert not again.is_needed, "a repair twice is a repair once"
+    return repair.lines
+
+
+def findings(path: Path) -> list[str]:
+    """What `verify` finds."""
+    return [str(found) for found in verify_directory(path, 1) if isinstance(found, Finding)]
+
+
+def without(before: Seen, name: str, *lost: int) -> Shown:
+    """The records that were shown, but for these."""
+    return {
+        topic: {seq: data for seq, data in records.items() if topic != name or seq not in lost}
+        for topic, records in before.shown.items()
+    }
 
 
 # Ways to hurt. Each gets the files of one kind, and changes some.

@@ -18,110 +18,31 @@ from tests.support.hurt import (
     Seen,
     all_missing,
     busy,
+    findings,
     flip,
     frames,
     kinds,
     opened,
+    repaired,
     seen,
     seen_once,
     small,
     stepped,
     tree,
+    without,
 )
-from tests.support.log import START, Client, append_streamed, log_files, state
+from tests.support.log import START, Client, append_streamed, log_files
 from tests.support.recovery import frames_of
-from topics.formats.disk.frames import FRAME_HEADER_BYTES, FrameKind
+from topics.formats.disk.frames import FrameKind
 from topics.storage.disk import Damaged
-from topics.storage.recovery.repair import CannotRepair, ShardRepair
-from topics.storage.verify.directory import verify_directory
-from topics.storage.verify.finding import Finding
+from topics.storage.recovery.mending import CannotRepair
+from topics.storage.recovery.repair import ShardRepair
 
 
 @pytest.fixture(autouse=True)
 def _by_hand() -> Iterator[None]:
     with stepped():
         yield
-
-
-def repaired(path: Path) -> list[str]:
-    """Plan, and do it; what is lost."""
-    before = tree(path)
-    repair = ShardRepair(path, 0, 1, START)
-    repair.plan()
-    assert tree(path) == before, "a plan changes nothing"
-    assert repair.is_needed
-    repair.apply()
-    again = ShardRepair(path, 0, 1, START)
-    again.plan()
-    assert not again.is_needed, "a repair twice is a repair once"
-    return repair.lines
-
-
-def findings(path: Path) -> list[str]:
-    return [str(found) for found in verify_directory(path, 1) if isinstance(found, Finding)]
-
-
-def without(before: Seen, name: str, *lost: int) -> dict[str, dict[int, bytes]]:
-    return {
-        topic: {seq: data for seq, data in records.items() if topic != name or seq not in lost}
-        for topic, records in before.shown.items()
-    }
-
-
-@pytest.mark.parametrize("where", ["header", "body", "length"])
-def test_a_flipped_bit_costs_the_write_and_nothing_else(tmp_path: Path, where: str) -> None:
-    before = small(tmp_path)
-    offset, header = frames(tmp_path, FrameKind.APPEND)[6]
-    assert header.first_seq == 5, "of topic a"
-    flip(log_files(tmp_path)[0], offset + {"header": 24, "length": 48, "body": 100}[where])
-    hurt = log_files(tmp_path)[0].read_bytes()
-    with pytest.raises(Damaged):
-        opened(tmp_path)
-    lines = repaired(tmp_path)
-    assert 'topic "a": seqs 5 to 6 are lost' in lines
-    assert any("idempotency key 'k2'" in line for line in lines)
-    assert not findings(tmp_path)
-    (kept,) = (tmp_path / "wal" / "00").glob("*.damaged")
-    assert kept.read_bytes() == hurt
-    after = seen_once(tmp_path)
-    assert after == Seen(without(before, "a", 5, 6), {**before.told, "a": {5, 6}})
-
-
-def test_the_last_write_of_a_topic_is_told_and_its_seqs_are_not_given_again(
-    tmp_path: Path,
-) -> None:
-    before = small(tmp_path)
-    file, (offset, _) = log_files(tmp_path)[0], frames(tmp_path, FrameKind.APPEND)[-1]
-    flip(file, offset + FRAME_HEADER_BYTES + 20)
-    assert 'topic "q": seqs 5 to 5 are lost' in repaired(tmp_path)
-    client = opened(tmp_path)
-    assert seen(client).shown == without(before, "q", 5)
-    assert client.append("q", "next") == (6, False)
-    client.kill()
-
-
-@pytest.mark.parametrize("end", ["stop", "kill"])
-def test_where_nothing_says_whose_seqs_are_lost_none_is_given_again(
-    tmp_path: Path, end: str
-) -> None:
-    before = small(tmp_path, end)
-    offset, _ = frames(tmp_path, FrameKind.APPEND)[-1]
-    for at in (24, 40):  # the topic, and more
-        flip(log_files(tmp_path)[0], offset + at, 5)
-    lines = repaired(tmp_path)
-    if end == "kill":
-        begins = 'topic "q": may have lost records behind seq 4; it goes on behind 1000'
-        assert any(line.startswith(begins) for line in lines)
-    else:
-        assert 'topic "q": seqs 5 to 5 are lost' in lines, "the checkpoint knows the head"
-    client = opened(tmp_path)
-    assert seen(client).shown == without(before, "q", 5)
-    seq, _ = client.append("q", "next")
-    assert seq > 5
-    client.kill()
-    client = opened(tmp_path)
-    assert client.append("q", "later") == (seq + 1, False)
-    client.kill()
 
 
 @pytest.mark.parametrize("is_emptied", [False, True])
@@ -159,68 +80,6 @@ def test_a_log_file_whose_header_is_hurt_is_known_by_its_name_and_first_frame(
     assert line.startswith(str(log_files(tmp_path)[0]))
     assert not findings(tmp_path)
     assert seen_once(tmp_path) == before, "no frame is lost"
-
-
-@pytest.mark.parametrize("kind", [FrameKind.DELETE, FrameKind.TOPIC, FrameKind.START])
-def test_what_a_lost_change_did_is_not_done_and_said(tmp_path: Path, kind: FrameKind) -> None:
-    before = small(tmp_path, "kill")
-    offset, header = frames(tmp_path, kind)[-1 if kind == FrameKind.TOPIC else 0]
-    flip(log_files(tmp_path)[0], offset + (64 + header.body_len // 2 if header.body_len else 40))
-    (line, *_) = repaired(tmp_path)
-    assert f"a {kind.name} frame" in line
-    assert not findings(tmp_path)
-    client = opened(tmp_path)
-    shown = seen(client).shown
-    assert all(shown[name].items() >= records.items() for name, records in before.shown.items())
-    assert (1 in shown["b"]) == (kind == FrameKind.DELETE)
-    assert (client.engine.topic("a").config.cap_records == 0) == (kind == FrameKind.TOPIC)
-    client.kill()
-
-
-def test_a_topic_whose_making_is_lost_is_gone_and_its_id_is_not_used_again(tmp_path: Path) -> None:
-    before = small(tmp_path, "kill")
-    offset, header = frames(tmp_path, FrameKind.TOPIC)[2]
-    flip(log_files(tmp_path)[0], offset + FRAME_HEADER_BYTES + 9)
-    lines = repaired(tmp_path)
-    told = [line for line in lines if f"topic {header.topic_id}, of unknown name" in line]
-    assert len(told) == 5, "each of its writes"
-    client = opened(tmp_path)
-    assert seen(client).shown == {name: before.shown[name] for name in ("a", "q")}
-    client.append("b", "again")
-    assert client.engine.topic("b").id > header.topic_id
-    client.kill()
-
-
-def test_a_topic_that_is_configured_again_comes_back_and_tells_its_loss(tmp_path: Path) -> None:
-    client = Client(tmp_path)
-    client.append("b", 1, 2)
-    client.put("b", cap_records=5)
-    client.append("b", 3)
-    client.kill()
-    Client(tmp_path).kill()
-    offset, _ = frames(tmp_path, FrameKind.TOPIC)[0]
-    flip(log_files(tmp_path)[0], offset + FRAME_HEADER_BYTES + 9)
-    repaired(tmp_path)
-    after = seen_once(tmp_path)
-    assert [*after.shown["b"]] == [3]
-    assert after.told["b"] == {1, 2}
-
-
-def test_a_topic_of_a_name_that_was_made_again_does_not_come_back(tmp_path: Path) -> None:
-    client = Client(tmp_path)
-    client.append("b", 1, 2)
-    client.delete("b")
-    client.append("b", 3)
-    before = state(client)
-    client.kill()
-    Client(tmp_path).kill()
-    offset, _ = frames(tmp_path, FrameKind.TOPIC_DELETED)[0]
-    flip(log_files(tmp_path)[0], offset + 40)
-    repaired(tmp_path)
-    client = opened(tmp_path)
-    assert client.records("b") == before["b"]["records"]
-    assert len(client.engine.by_id) == 1
-    client.kill()
 
 
 @pytest.mark.parametrize("is_missing", [False, True])
