@@ -50,7 +50,7 @@ def log_paths(folder: Path, shard: int) -> list[Path]:
     paths = {path.name: path for path in sorted(folder.glob(f"*{LOG}"))}
     oldest = next(iter(paths), None)
     for spare in (*folder.glob(f"*{SPARE}"), *folder.glob(f"*{RESERVE}")):
-        with contextlib.suppress(BadHeader), spare.open("rb") as file:
+        with contextlib.suppress(BadHeader, Damaged), spare.open("rb") as file:
             header = decode_file_header(read_at(spare, file.fileno(), FILE_HEADER_BYTES, 0))
             if oldest is not None and header.shard == shard and log_name(header.base) > oldest:
                 paths.setdefault(log_name(header.base), spare)

@@ -23,8 +23,9 @@ from tests.support.hurt import FILE_BYTES, Seen, busy, kinds, seen, stepped
 from topics.formats.api.delete_body import TagMatch
 from topics.storage.disk import Damaged
 from topics.storage.inspect import describe
-from topics.storage.mapped_file import PAGE_BYTES
+from topics.storage.mapped_file import CANNOT_READ, PAGE_BYTES
 from topics.storage.verify.directory import verify_directory
+from topics.storage.verify.finding import Finding
 
 
 @pytest.fixture(scope="module")
@@ -150,5 +151,7 @@ def test_a_sector_that_cannot_be_read_costs_what_was_in_it_and_is_told(
             after = seen(client)
             assert not lost_silently(before, after)
             assert any(after.told[name] - before.told[name] for name in after.told)
+            found = [each for each in verify_directory(path, 1) if isinstance(each, Finding)]
+            assert any(each.reason == CANNOT_READ for each in found)
 
         in_a_process(break_and_read)
