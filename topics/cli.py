@@ -220,13 +220,13 @@ def _look_for_damage(directory: Path) -> ExitCode:
 
 def _make_whole(directory: Path, *, is_dry: bool) -> ExitCode:
     from topics.storage.data_dir import held_for_repair
-    from topics.storage.recovery.mending import CannotRepair
+    from topics.storage.disk import Damaged
     from topics.storage.recovery.repair import repairs
 
     with held_for_repair(directory) as shards:
         try:
             needed = repairs(directory, shards)
-        except CannotRepair as error:
+        except Damaged as error:
             said = "no repair is possible; restore a backup. Nothing was changed"
             sys.stderr.write(f"topics: {error}\ntopics: {said}\n")
             return ExitCode.DAMAGED

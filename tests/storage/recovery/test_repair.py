@@ -175,6 +175,14 @@ def test_whatever_is_hurt_a_repair_that_succeeds_loses_nothing_silently(
         shutil.rmtree(tmp_path / "started")
 
 
+def test_a_checkpoint_of_another_version_is_no_damage_to_repair(tmp_path: Path) -> None:
+    small(tmp_path)
+    (checkpoint,) = kinds(tmp_path)["checkpoint .ckpt"]
+    flip(checkpoint, 8, 6)
+    with pytest.raises(CannotRepair, match="offset 8: has format version"):
+        ShardRepair(tmp_path, 0, 1, START).plan()
+
+
 def test_without_a_whole_checkpoint_a_repair_refuses(scene: Scene, tmp_path: Path) -> None:
     path = Path(shutil.copytree(scene.path, tmp_path / "copy"))
     for checkpoint in kinds(path)["checkpoint .ckpt"]:

@@ -70,7 +70,10 @@ class ShardRepair(RepairPlan):
     def plan(self) -> None:
         """Find all that is to be done; no file changes. Raises `CannotRepair`."""
         folder = self._data_dir / "checkpoint" / f"{self.shard:02d}"
-        whole = {each.path for each in checkpoints.whole(folder)}
+        try:
+            whole = {each.path for each in checkpoints.whole(folder)}
+        except checkpoints.UnreadableVersion as error:
+            raise CannotRepair(error.path, 8, str(error)) from error
         hurt = [path for path in sorted(folder.glob(f"*{checkpoints.SUFFIX}")) if path not in whole]
         if whole:
             self.aside += hurt
