@@ -17,9 +17,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.hurt import flip, frames, small, tree
+from tests.support.log import log_files
 from topics import __version__
 from topics.errors import ExitCode
+from topics.formats.disk.frames import FrameKind
 from topics.process.keys import KeyFile
+from topics.storage.data_dir import held_for_reading
 
 ROOT = Path(__file__).parent.parent
 MODULE = [sys.executable, "-m", "topics"]
@@ -200,6 +204,8 @@ def test_a_data_directory_that_is_none_is_status_2_and_stays_as_it_is(tmp_path: 
         (["verify", "nowhere"], "topics: nowhere: no such directory\n"),
         (["verify", "pyproject.toml"], "topics: pyproject.toml: not a directory\n"),
         (["verify", "deploy"], "topics: deploy is no data directory: it has no file meta\n"),
+        (["repair", "nowhere"], "topics: nowhere: no such directory\n"),
+        (["repair", "deploy"], "topics: deploy is no data directory: it has no file meta\n"),
         (["inspect", "nowhere"], "topics: nowhere: No such file or directory\n"),
         (["inspect", "deploy"], "topics: deploy: Is a directory\n"),
         (["inspect", "deploy/run/x"], "topics: deploy/run/x: Not a directory\n"),
@@ -219,7 +225,7 @@ def test_a_mistyped_path_is_status_2_and_no_damage(arguments: list[str | bytes],
     assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
 
 
-@pytest.mark.parametrize("arguments", [["verify", ""], ["inspect", ""]])
+@pytest.mark.parametrize("arguments", [["verify", ""], ["inspect", ""], ["repair", ""]])
 def test_an_empty_path_is_a_wrong_argument(arguments: list[str]) -> None:
     done = run(MODULE, *arguments)
     assert done.returncode == 2
@@ -287,9 +293,50 @@ def test_supervisor_takes_the_python_of_its_own_venv_where_there_is_one(
 def test_the_help_of_every_command_names_every_exit_code() -> None:
     for code in ExitCode:
         assert f"{int(code)} " in ExitCode.sentence()
-    for arguments in ([], ["serve"], ["verify"], ["inspect"]):
+    for arguments in ([], ["serve"], ["verify"], ["inspect"], ["repair"]):
         shown = run(MODULE, *arguments, "--help", COLUMNS="500").stdout
         assert ExitCode.sentence() in shown
+
+
+# repair
+
+
+def test_a_repair_says_what_is_lost_then_does_it_and_finds_nothing_more(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    small(path)
+    offset = frames(path, FrameKind.APPEND)[6][0]
+    flip(log_files(path)[0], offset + 100)
+    hurt = tree(path)
+    assert run(MODULE, "verify", str(path)).returncode == ExitCode.DAMAGED
+    dry = run(MODULE, "repair", "--dry-run", str(path))
+    assert (dry.returncode, tree(path)) == (ExitCode.DAMAGED, hurt)
+    lost = f"{log_files(path)[0]}, offset {offset}: 152 bytes of frames cannot be read"
+    told = f"{lost}, idempotency key 'k2'\ntopic \"a\": seqs 5 to 6 are lost\n"
+    assert dry.stdout == f"{told}nothing was changed: a repair without --dry-run does it\n"
+    with held_for_reading(path):
+        done = run(MODULE, "repair", str(path))
+    assert (done.returncode, tree(path)) == (ExitCode.FAILED, hurt)
+    done = run(MODULE, "repair", str(path))
+    assert (done.returncode, done.stdout) == (ExitCode.DONE, f"{told}repaired\n")
+    done = run(MODULE, "repair", str(path))
+    assert (done.returncode, done.stdout) == (ExitCode.DONE, "nothing to repair\n")
+    done = run(MODULE, "verify", str(path))
+    assert done.returncode == ExitCode.DONE
+    assert done.stdout.endswith(", no damage, 1 damaged files kept as *.damaged\n")
+
+
+def test_a_repair_refuses_what_only_a_backup_makes_good(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    small(path)
+    checkpoint = next((path / "checkpoint" / "00").glob("*.ckpt"))
+    flip(checkpoint, 100)
+    (log,) = log_files(path)
+    log.unlink()
+    hurt = tree(path)
+    done = run(MODULE, "repair", str(path))
+    assert (done.returncode, done.stdout, tree(path)) == (ExitCode.DAMAGED, "", hurt)
+    assert f"topics: {checkpoint}, offset 0: no checkpoint is whole" in done.stderr
+    assert "restore a backup. Nothing was changed" in done.stderr
 
 
 # keys hash

@@ -1,4 +1,4 @@
-"""The command ``topics``: serve, verify, inspect, keys.
+"""The command ``topics``: serve, verify, inspect, repair, keys.
 
 Imports are local: ``topics --help`` answers before a server could have been loaded. Every command
 ends with an `ExitCode`; a mistake of the caller is one line on stderr, never a traceback.
@@ -76,6 +76,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     inspect.add_argument("file", metavar="FILE", type=_path)
     inspect.set_defaults(run=_inspect)
+    repair = commands.add_parser(
+        "repair",
+        help="let a data directory start again whose log is damaged",
+        description="Let a data directory that no server uses start again: what cannot be read is"
+        " told to readers as lost (reason damaged), the damaged file is kept as NAME.damaged, and"
+        " all that is lost is printed. Nothing else changes.",
+        epilog=ExitCode.sentence(),
+    )
+    repair.add_argument("directory", metavar="DIR", type=_path)
+    repair.add_argument(
+        "--dry-run", action="store_true", help="print what would be lost, and change nothing"
+    )
+    repair.set_defaults(run=_repair)
     _add_keys(commands)
     return parser
 
@@ -155,12 +168,24 @@ def _serve(arguments: argparse.Namespace, environ: MutableMapping[str, str]) -> 
 
 
 def _verify(arguments: argparse.Namespace) -> ExitCode:
+    return _on_directory(lambda: _look_for_damage(arguments.directory), "verify")
+
+
+def _repair(arguments: argparse.Namespace) -> ExitCode:
+    def repair() -> ExitCode:
+        return _make_whole(arguments.directory, is_dry=arguments.dry_run)
+
+    return _on_directory(repair, "repair")
+
+
+def _on_directory(run: Callable[[], ExitCode], name: str) -> ExitCode:
+    """Run a command on a data directory without a server."""
     from topics.storage.data_dir import DataDirectoryDamaged, DataDirectoryInUse, NotADataDirectory
 
     try:
-        return _look_for_damage(arguments.directory)
+        return run()
     except DataDirectoryInUse as error:
-        sys.stderr.write(f"topics: {error}; stop it first, or verify a copy\n")
+        sys.stderr.write(f"topics: {error}; stop it first, or {name} a copy\n")
         return ExitCode.FAILED
     except NotADataDirectory as error:
         return _wrong(str(error))
@@ -173,6 +198,7 @@ def _verify(arguments: argparse.Namespace) -> ExitCode:
 
 def _look_for_damage(directory: Path) -> ExitCode:
     from topics.storage.data_dir import held_for_reading
+    from topics.storage.disk import DAMAGED
     from topics.storage.verify.directory import verify_directory
     from topics.storage.verify.finding import Finding
 
@@ -184,8 +210,35 @@ def _look_for_damage(directory: Path) -> ExitCode:
                 sys.stdout.write(f"{found}\n")
             else:
                 files += 1
-    sys.stdout.write(f"{files} files, " + (f"{findings} findings\n" if findings else "no damage\n"))
+    kept = sum(1 for _ in directory.rglob(f"*{DAMAGED}"))
+    sys.stdout.write(
+        f"{files} files, {f'{findings} findings' if findings else 'no damage'}"
+        f"{f', {kept} damaged files kept as *{DAMAGED}' if kept else ''}\n"
+    )
     return ExitCode.DAMAGED if findings else ExitCode.DONE
+
+
+def _make_whole(directory: Path, *, is_dry: bool) -> ExitCode:
+    from topics.storage.data_dir import held_for_repair
+    from topics.storage.disk import Damaged
+    from topics.storage.recovery.repair import repairs
+
+    with held_for_repair(directory) as shards:
+        try:
+            needed = repairs(directory, shards)
+        except Damaged as error:
+            said = "no repair is possible; restore a backup. Nothing was changed"
+            sys.stderr.write(f"topics: {error}\ntopics: {said}\n")
+            return ExitCode.DAMAGED
+        for repair in needed:
+            sys.stdout.write("".join(f"{line}\n" for line in repair.lines))
+        if is_dry and needed:
+            sys.stdout.write("nothing was changed: a repair without --dry-run does it\n")
+            return ExitCode.DAMAGED
+        for repair in needed:
+            repair.apply()
+    sys.stdout.write("repaired\n" if needed else "nothing to repair\n")
+    return ExitCode.DONE
 
 
 def _inspect(arguments: argparse.Namespace) -> ExitCode:

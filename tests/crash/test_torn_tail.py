@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.api import Api, ok
+from tests.support.data_directory import topics
 from tests.support.server import Server
 
 pytestmark = pytest.mark.slow
@@ -134,5 +135,19 @@ def test_a_damaged_frame_below_acknowledged_ones_stops_the_server(
         server.kill()
     assert path.name in server.logged
     assert "offset" in server.logged
+    assert f"topics repair --dry-run {data_dir}" in server.logged
     assert path.read_bytes() == log, "a refused log must stay as it is"
+    lost = [*range(write * BATCH + 1, (write + 1) * BATCH + 1)]
+    repaired = topics("repair", str(data_dir))
+    assert repaired.returncode == 0, repaired.stderr
+    assert f'topic "t": seqs {lost[0]} to {lost[-1]} are lost' in repaired.stdout
+    verified = topics("verify", str(data_dir))
+    assert (verified.returncode, verified.stderr) == (0, ""), verified.stdout
+    with Server(data_dir) as server, Api(server.address) as api:
+        page = ok(api.diff("t", from_seq=write * BATCH))
+        assert page["tombstone"]["reason"] == "damaged"
+        assert (page["tombstone"]["gap_from"], page["tombstone"]["gap_to"]) == (lost[0], lost[-1])
+        kept = [record["$seq"] for record in api.read("t")]
+        assert kept == [seq for seq in range(1, WRITES * BATCH + 1) if seq not in lost]
+        assert ok(api.append("t", "after"))["seqs"] == [WRITES * BATCH + 1]
     shutil.rmtree(data_dir)

@@ -51,6 +51,7 @@ def test_data_that_cannot_be_read_or_trusted_ends_the_process_with_its_code(
         shard_writer.main(Settings(shards=1), board, [], 0)
     assert ended.value.code == code
     assert [(line["event"], line["log_level"]) for line in logged] == [(event, "critical")]
+    assert ("topics repair --dry-run" in logged[0].get("repair", "")) == (code == ExitCode.DAMAGED)
     assert board.shard(0).state is ShardState.RECOVERING
 
 

@@ -110,6 +110,7 @@ def test_a_shard_with_damaged_data_stays_down_while_the_others_serve(server: Ser
     damage = started.event("data damaged", 20)
     assert damage["path"] == str(log)
     assert isinstance(damage["offset"], int)
+    assert f"topics repair --dry-run {server.data_dir}" in damage["repair"]
     assert started.event("ready", 20)["damaged"] == [1]
     with Api(server.address) as api:
         unready(api.append(TOPICS[1], 2), "damaged")

@@ -13,7 +13,7 @@ import pytest
 from tests.support.wal import leave_room
 from topics.formats.disk.wal import FileHeader
 from topics.storage import checkpoints, disk
-from topics.storage.disk import MARGIN_BYTES, allocate, check_room, mapped, write_back
+from topics.storage.disk import MARGIN_BYTES, allocate, check_room, write_back
 from topics.storage.wal.blobs import BlobStore
 from topics.storage.wal.file import WalFile
 from topics.storage.wal.spares import prepare
@@ -74,8 +74,3 @@ def test_zeros_are_written_where_the_disk_has_no_call_for_it(
         monkeypatch.setattr(disk, "_fallocate", None)
         disk.zero(file.fileno(), 100, 9_000)
     assert path.read_bytes() == b"x" * 100 + bytes(9_000) + b"x" * 900
-
-
-def test_an_empty_file_can_be_mapped(tmp_path: Path) -> None:
-    (tmp_path / "empty").touch()
-    assert len(mapped(tmp_path / "empty")) == 0

@@ -18,6 +18,7 @@ from topics.formats.disk.frame_bodies import (
     delete_runs_frame,
     encode_router,
     lease_frame,
+    lost_frame,
     router_set_frame,
     routers_gone_frame,
     seqs_reserved_frame,
@@ -120,6 +121,14 @@ def test_damage_is_shown_in_its_line(data: Path) -> None:
     shown = [*describe(path)]
     assert shown[2].endswith("; its room was given back")
     assert shown[3].endswith(f"; offset {entry.tables_at}: the tables of the extent are damaged")
+
+
+def test_a_frame_of_a_repair_says_what_is_lost(tmp_path: Path) -> None:
+    lines = [*describe(log_of(tmp_path, [lost_frame(5, 7, 3, 80), lost_frame(0, 0, 9, 64)]))]
+    assert lines[1:3] == [
+        "offset 4096: LOST, topic 5, 3 seqs from 7 on, 16 bytes",
+        "offset 4176: LOST, 9 seqs of any topic at most, 0 bytes",
+    ]
 
 
 def test_frames_of_routers_are_shown_with_what_they_name(tmp_path: Path) -> None:

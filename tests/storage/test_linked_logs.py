@@ -409,6 +409,9 @@ def test_damage_of_a_payload_is_found_with_the_path_of_its_link(shard: Open) -> 
         with pytest.raises(Damaged) as damage:
             list(dest.linked.checking(2, payload))
         assert damage.value.path == path
+        dest.linked.look_for(2, payload)  # after an orderly stop, which compares no body
+    with pytest.raises(Damaged, match="damaged payload frame"):
+        dest.linked.payload(2, lsn)
 
 
 # How many

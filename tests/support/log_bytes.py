@@ -7,7 +7,7 @@ from pathlib import Path
 from topics.formats.disk import wal
 from topics.formats.disk.frames import FrameKind
 from topics.formats.disk.wal import FILE_HEADER_BYTES
-from topics.storage.disk import mapped
+from topics.storage.mapped_file import MappedFile
 from topics.storage.verify.log import frames
 
 
@@ -17,7 +17,7 @@ def log_ends(data_dir: Path) -> dict[int, int]:
     """
     ends: dict[int, int] = {}
     for path in sorted((data_dir / "wal").rglob("*.wal")):
-        data = mapped(path)
+        data = MappedFile.of(path).data
         header = wal.decode_file_header(data[:FILE_HEADER_BYTES])
         for frame in frames(data, header):
             ends[header.shard] = max(ends.get(header.shard, 0), frame.end)
@@ -33,7 +33,7 @@ def frames_of(data_dir: Path, kind: FrameKind) -> int:
     """Frames of a kind in the log files that stand."""
     found = 0
     for path in (data_dir / "wal").rglob("*.wal"):
-        data = mapped(path)
+        data = MappedFile.of(path).data
         header = wal.decode_file_header(data[:FILE_HEADER_BYTES])
         found += sum(frame.kind == kind for frame in frames(data, header))
     return found

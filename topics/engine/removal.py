@@ -238,7 +238,10 @@ def _delete_in_entry(topic: Topic, at: int, pieces: list[IndexRun], store: Store
         live, count, size = pieces, whole, left
     else:
         live, ends = pieces, sized_view(topic, at, store).ends
-        deleted = store.delete_flags(locator)
+        try:
+            deleted = store.delete_flags(locator)
+        except Unreadable:  # nobody reads what is in there
+            deleted = None
         if deleted is not None and 1 in bytes(deleted[pieces[0][0] : pieces[-1][1]]):
             live = [run for piece in pieces for run in live_runs(deleted, *piece)]
         count = sum([stop - start for start, stop in live])

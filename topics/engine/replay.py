@@ -14,7 +14,7 @@ other frame must follow on what came before it: `Misfit`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -24,6 +24,7 @@ from topics.engine.topic_table import TopicTable
 from topics.formats.api.topic_config import TopicConfig
 from topics.formats.disk.frame_bodies import Floors
 from topics.formats.disk.frames import FrameHeader
+from topics.formats.ranges import SeqRange
 
 
 class Misfit(Exception):
@@ -32,13 +33,23 @@ class Misfit(Exception):
     """
 
 
+class Doubt(NamedTuple):
+    """A topic may have had up to ``seqs`` seqs behind its head, if that has not moved since."""
+
+    head_seq: int
+    seqs: int
+
+
 class Replay:
     """A replay under way, over the topics of one table."""
 
-    __slots__ = ("_configs", "_heads", "_lsn", "_lsns", "table")
+    __slots__ = ("_configs", "_heads", "_lsn", "_lsns", "doubts", "orphans", "table")
 
     def __init__(self, table: TopicTable) -> None:
         self.table = table
+        self.doubts: dict[int, Doubt] = {}  # by topic
+        # Seqs that are lost, by a topic that is not known: the frame that made it is lost, too.
+        self.orphans: dict[int, list[SeqRange]] = {}
         # Of topics that came from the checkpoint, by id: their head, and the LSN below which their
         # frames are applied, where that is not ``_lsn``. An orderly stop has one for all.
         self._heads: dict[int, int] = {}
@@ -72,6 +83,16 @@ class Replay:
         again.
         """
         return self._lsns.get(topic.id, self._lsn) if topic.id in self._heads else 0
+
+    def doubt_heads(self, lsn: int, count: int) -> None:
+        """Frames at this LSN cannot be read: each topic may have had up to ``count`` seqs there."""
+        for topic in self.table.by_id.values():
+            if lsn < self.news_from(topic):
+                continue
+            head_seq = max(topic.head_seq, self.restored_head(topic))
+            before = self.doubts.get(topic.id)
+            more = before.seqs if before is not None and before.head_seq == head_seq else 0
+            self.doubts[topic.id] = Doubt(head_seq, more + count)
 
     def is_ahead(self, header: FrameHeader) -> bool:
         """Whether a frame is about a topic of the checkpoint and is not below that LSN."""

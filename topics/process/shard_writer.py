@@ -68,7 +68,13 @@ def _recover(settings: Settings, words: ShardWords, index: int) -> Shard:
             report=report,
         )
     except Damaged as error:
-        log.critical("data damaged", path=str(error.path), offset=error.offset, reason=error.reason)
+        log.critical(
+            "data damaged",
+            path=str(error.path),
+            offset=error.offset,
+            reason=error.reason,
+            repair=f"stop the server, then: topics repair --dry-run {settings.data_dir}",
+        )
         sys.exit(ExitCode.DAMAGED)
     except OSError as error:  # the supervisor tries again
         log.critical("start failed", path=error.filename, error=str(error))

@@ -34,6 +34,7 @@ from topics.formats.disk.checkpoint import (
     piece_length,
 )
 from topics.storage.disk import FULL, Damaged, check_room, make_directory, sync_directory, write_all
+from topics.storage.mapped_file import FILE_ERRORS
 
 KEEP = 2
 SUFFIX, ASIDE = ".ckpt", ".tmp"
@@ -312,8 +313,18 @@ def _pieces(file: BinaryIO, header: Header) -> Iterator[tuple[bytes, int | None]
 
 def whole(folder: Path, beat: Beat = _nothing) -> list[Checkpoint]:
     """All whole checkpoints, the newest first. Raises `UnreadableVersion`."""
-    found = [read(path, beat) for path in _paths(folder)]
+    found = [_read_if_possible(path, beat) for path in _paths(folder)]
     return [checkpoint for checkpoint in found if checkpoint is not None]
+
+
+def _read_if_possible(path: Path, beat: Beat) -> Checkpoint | None:
+    """As `read`; one that the disk cannot read is not whole."""
+    try:
+        return read(path, beat)
+    except OSError as error:
+        if error.errno not in FILE_ERRORS:
+            raise
+        return None
 
 
 def _paths(folder: Path) -> list[Path]:

@@ -93,8 +93,13 @@ class DataDirectory:
         os.close(self._lock)
 
 
+def held_for_repair(path: Path) -> contextlib.AbstractContextManager[int]:
+    """As `held_for_reading`; no other command may read it meanwhile."""
+    return held_for_reading(path, fcntl.LOCK_EX)
+
+
 @contextlib.contextmanager
-def held_for_reading(path: Path) -> Iterator[int]:
+def held_for_reading(path: Path, lock_kind: int = fcntl.LOCK_SH) -> Iterator[int]:
     """The shard count of a directory that no server has, nor can take meanwhile.
 
     Nothing in it is changed.
@@ -116,7 +121,7 @@ def held_for_reading(path: Path) -> Iterator[int]:
     lock = os.open(path / "LOCK" if (path / "LOCK").exists() else path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(lock, lock_kind | fcntl.LOCK_NB)
         except BlockingIOError:
             raise _in_use(path, lock) from None
         shards = _read_meta(path)

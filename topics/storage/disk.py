@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import mmap
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -80,14 +79,6 @@ def make_directory(folder: Path, *, mode: int = 0o700) -> None:
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=mode)
         sync_directory(path.parent)
-
-
-def mapped(path: Path) -> memoryview:
-    """The whole file, read in place; an empty one too."""
-    with path.open("rb") as file:
-        if not os.fstat(file.fileno()).st_size:
-            return memoryview(b"")
-        return memoryview(mmap.mmap(file.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ))
 
 
 def check_room(folder: Path, size: int) -> None:

@@ -22,7 +22,7 @@ from topics.formats.disk.records import RecordFlags
 from topics.formats.disk.segment import BadSegment, ExtentEntry, SegmentHeader
 from topics.formats.disk.wal import FILE_HEADER_BYTES, BadHeader
 from topics.storage import checkpoints, data_dir
-from topics.storage.disk import mapped
+from topics.storage.mapped_file import MappedFile
 from topics.storage.verify.log import frames
 from topics.storage.verify.segments import is_punched
 from topics.storage.wal.file import RESERVE, SPARE
@@ -57,7 +57,7 @@ def describe(path: Path) -> Iterator[str]:
 
 def describe_segment(path: Path) -> Iterator[str]:
     """Its header, then a line for each extent."""
-    data = mapped(path)
+    data, _ = MappedFile.of(path).salvage()
     try:
         header = segment.decode_header(data[: segment.HEADER_BYTES])
         log = f"log {header.base:#x} to {header.end:#x}"
@@ -93,7 +93,7 @@ def _extent(header: SegmentHeader, entry: ExtentEntry, data: memoryview) -> str:
 
 def describe_log(path: Path) -> Iterator[str]:
     """Its header, then a line for each frame."""
-    data = mapped(path)
+    data, _ = MappedFile.of(path).salvage()
     try:
         header = wal.decode_file_header(data[:FILE_HEADER_BYTES])
     except BadHeader as error:
@@ -127,6 +127,9 @@ def _seqs(frame: FrameHeader) -> str:
             if frame.record_count
             else f" seqs below {frame.first_seq},"
         )
+    if frame.kind == FrameKind.LOST:
+        which = f"from {frame.first_seq} on" if frame.topic_id else "of any topic at most"
+        return f" {frame.record_count} seqs {which},"
     if frame.kind == FrameKind.SEQS_RESERVED:
         return f" seqs up to {frame.first_seq},"
     return ""

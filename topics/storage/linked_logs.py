@@ -34,13 +34,19 @@ from topics.formats.disk.blob import BadBlob
 from topics.formats.disk.frames import FRAME_HEADER_BYTES
 from topics.formats.disk.records import RecordFlags, RecordsView
 from topics.storage.disk import Damaged, sync_directory
-from topics.storage.linked_file import LinkedFile, Place, blob_data, check_payload
+from topics.storage.linked_file import (
+    LinkedFile,
+    Place,
+    blob_file,
+    check_payload,
+    checked_blob,
+    header_of,
+)
 from topics.storage.payload_sources import (
     PayloadFields,
     PayloadSources,
     blob_link_name,
     log_link_name,
-    payload_fields,
     read_payload,
 )
 from topics.storage.wal.file import WalFile
@@ -159,36 +165,48 @@ class LinkedLogs:
     # Read
 
     def payload(self, shard: int, lsn: int) -> RecordsView:
-        """Records of the payload frame. Raises `Damaged`."""
+        """Records of the payload frame, compared with its checksum. Raises `Damaged`."""
+        place = self._found(shard, lsn)
+        fields = check_payload(place, lsn)
+        _, _, body_len, count, ext_len, flags = fields
+        if flags & _EXTERNAL:
+            return RecordsView(flags, count, ext_len, self._blob_body(shard, lsn, fields))
+        start = place.offset + FRAME_HEADER_BYTES
+        return RecordsView(flags, count, ext_len, place.file.data[start : start + body_len])
+
+    def look_for(self, shard: int, lsn: int) -> None:
+        """Raises `Damaged` when there is no payload frame; its body is not compared."""
+        place = self._found(shard, lsn)
+        fields = header_of(place, lsn)
+        if fields is None:
+            reason = f"no payload frame of shard {shard} at {lsn:#x}"
+            raise Damaged(place.file.path, place.offset, reason)
+        if fields.flags & _EXTERNAL:
+            blob_file(self._blob_path(shard, lsn, fields), fields)
+
+    def _found(self, shard: int, lsn: int) -> Place:
         place = self._place(shard, lsn)
         if place is None:
             path = self.folder / log_link_name(shard, lsn)
             raise Damaged(path, 0, f"no log file with the payload of shard {shard} at {lsn:#x}")
-        path, view, offset, _ = place
-        fields = payload_fields(view, offset, lsn)
-        if fields is None:
-            raise Damaged(path, offset, f"no payload frame of shard {shard} at {lsn:#x}")
-        _, _, body_len, count, ext_len, flags = fields
-        if flags & _EXTERNAL:
-            return RecordsView(flags, count, ext_len, self._blob_body(shard, lsn, fields))
-        start = offset + FRAME_HEADER_BYTES
-        return RecordsView(flags, count, ext_len, view[start : start + body_len])
+        return place
 
     def _place(self, shard: int, lsn: int) -> Place | None:
         if shard == self.shard and self._own is not None:
             file = self._own.standing_file(lsn)
             if file is not None:
-                return Place(file.path, file.view(), file.offset(lsn), file.seed)
+                return Place(file.mapped(), file.offset(lsn), file.seed)
         linked = self._linked_log(shard, lsn)
         if linked is None:
             return None
-        return Place(linked.path, linked.view(), linked.offset(lsn), linked.seed)
+        mapped = linked.mapped()  # it learns the seed
+        return Place(mapped, linked.offset(lsn), linked.seed)
 
     def _blob_body(self, shard: int, lsn: int, fields: PayloadFields) -> memoryview:
         linked = self._blobs.get((shard, lsn))
         if linked is not None:
             return linked.body(fields)
-        return blob.body_of(blob_data(self._blob_path(shard, lsn, fields), fields))
+        return blob.body_of(checked_blob(self._blob_path(shard, lsn, fields), fields).data)
 
     def _blob_path(self, shard: int, lsn: int, fields: PayloadFields) -> Path:
         """The blob of a frame of the own log need not be linked."""
@@ -200,16 +218,13 @@ class LinkedLogs:
         """Compare the payload with its checksums; yields the bytes of each step, in a blob about
         ``step_bytes``. Raises `Damaged`.
         """
-        self.payload(shard, lsn)
-        place = self._place(shard, lsn)
-        assert place is not None, "the payload is there"
-        fields = check_payload(place, lsn)
+        fields = check_payload(self._found(shard, lsn), lsn)
         yield FRAME_HEADER_BYTES + fields.body_len
         if fields.flags & _EXTERNAL:
             path = self._blob_path(shard, lsn, fields)
-            data = blob_data(path, fields)
+            mapped, names = blob_file(path, fields), (fields.topic_id, fields.first_seq)
             try:
-                for _ in blob.checking(data, fields.topic_id, fields.first_seq, step_bytes):
+                for _ in blob.checking(mapped.data, *names, step_bytes, mapped.can_read):
                     yield step_bytes
             except BadBlob as error:
                 raise Damaged(path, error.offset, f"blob {error}") from error
@@ -234,9 +249,9 @@ class LinkedLogs:
     def _fields(self, shard: int, lsn: int) -> PayloadFields | None:
         try:
             place = self._place(shard, lsn)
+            return place and header_of(place, lsn)
         except Damaged:
             return None
-        return place and payload_fields(place.view, place.offset, lsn)
 
     def peek(self, shard: int, lsn: int) -> RecordsView:
         """Records of a payload that is not linked, as a copy. Raises `Gone`."""
@@ -255,7 +270,7 @@ class LinkedLogs:
     def _peek_blob(self, shard: int, lsn: int, fields: PayloadFields) -> memoryview:
         for path in self._sources.blobs(shard, lsn, fields):
             try:
-                return blob.body_of(blob_data(path, fields))
+                return blob.body_of(checked_blob(path, fields).data)
             except Damaged:
                 continue
         raise _gone(shard, lsn)

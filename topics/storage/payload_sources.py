@@ -11,7 +11,7 @@ moment between a look and the next. So what is found here is only where it is wo
 
 from __future__ import annotations
 
-import struct
+import os
 from bisect import bisect_right
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,21 +19,19 @@ from typing import NamedTuple
 
 from topics.formats.buffers import Buffer
 from topics.formats.disk.frames import (
+    APPEND_FIELDS,
     FRAME_HEADER_BYTES,
     FRAME_MAGIC,
     FrameHeader,
     FrameKind,
     check_frame,
+    header_at,
 )
 from topics.formats.disk.wal import FILE_HEADER_BYTES, BadHeader, decode_file_header
-from topics.storage.disk import mapped
 from topics.storage.wal.blobs import SUFFIX as BLOB
 from topics.storage.wal.blobs import blob_name
 from topics.storage.wal.file import LOG, log_name
 
-# magic, lsn, topic_id, first_seq, body_len, record_count, ext_len, kind, flags
-_FIELDS = struct.Struct("<4s4xQ8xQQ8xIIIBB2x")
-assert _FIELDS.size == FRAME_HEADER_BYTES
 _KINDS = frozenset({int(FrameKind.APPEND), int(FrameKind.PAYLOAD)})
 
 
@@ -66,7 +64,7 @@ def payload_fields(data: Buffer, offset: int, lsn: int) -> PayloadFields | None:
     if offset > len(data) - FRAME_HEADER_BYTES:
         return None
     magic, held_lsn, topic_id, first_seq, body_len, count, ext_len, kind, flags = (
-        _FIELDS.unpack_from(data, offset)
+        APPEND_FIELDS.unpack_from(data, offset)
     )
     if magic != FRAME_MAGIC or held_lsn != lsn or kind not in _KINDS:
         return None
@@ -124,19 +122,22 @@ def read_payload(path: Path, shard: int, lsn: int) -> tuple[PayloadFields, memor
 
     The file may be used again meanwhile: then the checksum shows it. Raises OSError.
     """
-    data = mapped(path)
-    try:
-        header = decode_file_header(bytes(data[:FILE_HEADER_BYTES]))
-    except BadHeader:
-        return None
-    offset = FILE_HEADER_BYTES + lsn - header.base
-    if header.shard != shard or offset < FILE_HEADER_BYTES:
-        return None
-    fields = payload_fields(data, offset, lsn)
+    with path.open("rb", buffering=0) as file:
+        fd = file.fileno()
+        try:
+            header = decode_file_header(os.pread(fd, FILE_HEADER_BYTES, 0))
+        except BadHeader:
+            return None
+        offset = FILE_HEADER_BYTES + lsn - header.base
+        if header.shard != shard or offset < FILE_HEADER_BYTES:
+            return None
+        head = os.pread(fd, FRAME_HEADER_BYTES, offset)
+        body_len = header_at(head, 0).body_len if len(head) == FRAME_HEADER_BYTES else 0
+        if offset + body_len > os.fstat(fd).st_size:
+            return None
+        frame = memoryview(os.pread(fd, FRAME_HEADER_BYTES + body_len, offset))
+    fields = payload_fields(frame, 0, lsn)
     if fields is None:
-        return None
-    frame = memoryview(bytes(data[offset : offset + FRAME_HEADER_BYTES + fields.body_len]))
-    if fields != payload_fields(frame, 0, lsn):
         return None
     if not isinstance(check_frame(frame, 0, lsn, header.seed), FrameHeader):
         return None

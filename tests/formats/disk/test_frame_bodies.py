@@ -43,6 +43,7 @@ from topics.formats.disk.frame_bodies import (
     external_append_frame,
     floor_frame,
     lease_frame,
+    lost_frame,
     router_set_frame,
     routers_gone_frame,
     seqs_reserved_frame,
@@ -132,6 +133,7 @@ FRAMES: list[Frame] = [
     payload_of_a_write(),
     MADE,
     GONE,
+    lost_frame(5, 7, 3, 80),
 ]
 HEADER_FIELDS = ("topic_id", "first_seq", "ts_ms", "record_count", "ext_len", "flags")
 UNUSED: set[str] = set()
@@ -182,6 +184,7 @@ def test_the_table_says_what_kind_of_body_a_frame_has(frame: Frame) -> None:
         "map": lambda: isinstance(cbor2.loads(body), dict) and frame.ext_len == len(body),
         "array": lambda: isinstance(cbor2.loads(body), list) and frame.ext_len == len(body),
         "none": lambda: body == b"" and frame.ext_len == 0,
+        "zeros": lambda: not any(body) and frame.length == 80,
     }[said]()
 
 

@@ -157,6 +157,14 @@ GOLDEN: list[tuple[Frame, list[str]]] = [
             "8203040000000000",
         ],
     ),
+    (
+        Frame(FrameKind.LOST, 5, 7, record_count=2, parts=(bytes(8),)),
+        [
+            "57463031f3e53a03080000000000000010000000000000000500000000000000",
+            "070000000000000000000000000000000800000002000000000000000e000000",
+            "0000000000000000",
+        ],
+    ),
 ]
 
 
@@ -172,7 +180,10 @@ def test_a_frame_is_the_documented_bytes(frame: Frame, expected: list[str]) -> N
 def test_the_fields_of_an_append_frame_are_those_of_its_header() -> None:
     data = encoded(GOLDEN[0][0])
     header = FrameHeader._make(FRAME.unpack_from(data))
-    names = ("topic_id", "first_seq", "body_len", "record_count", "ext_len", "kind", "flags")
+    names = (
+        *("magic", "lsn", "topic_id", "first_seq"),
+        *("body_len", "record_count", "ext_len", "kind", "flags"),
+    )
     assert APPEND_FIELDS.unpack_from(data) == tuple(getattr(header, name) for name in names)
 
 
@@ -199,6 +210,7 @@ def test_numbers_of_kinds_never_change() -> None:
         "PAYLOAD": 11,
         "ROUTER_SET": 12,
         "ROUTERS_GONE": 13,
+        "LOST": 14,
     }
     assert {frame.kind for frame, _ in GOLDEN} == set(FrameKind)
 

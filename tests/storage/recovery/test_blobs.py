@@ -112,7 +112,7 @@ def _start_and_read(path: Path) -> None:
             client = Client(path)
             try:
                 for blob_id in client.wal.blobs.added():
-                    client.wal.blobs.body(*blob_id)
+                    client.wal.blobs.file(*blob_id)
             finally:
                 client.kill()
         finally:

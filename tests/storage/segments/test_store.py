@@ -10,7 +10,6 @@ from tests.formats.disk.segment_support import source
 from tests.storage.segments.segments_support import TOPICS, add, reopened
 from topics.engine.locators import in_extent, split_locator
 from topics.storage.disk import Damaged
-from topics.storage.segments.file import segment_path
 from topics.storage.segments.store import SegmentStore
 
 
@@ -35,25 +34,25 @@ def test_records_are_read_as_they_were_written_at_once_and_after_a_start(
         assert held.segments[1].findings == []
 
 
-def test_only_the_named_segments_stay(store: SegmentStore, folder: Path) -> None:
-    for number in (1, 2, 300):
+def test_a_sweep_leaves_the_open_segments_those_that_are_kept_and_what_is_for_people(
+    store: SegmentStore, folder: Path
+) -> None:
+    for number in (1, 2, 3, 300):
         add(store, number)
     store.begin(4, 0, 1).write([b"half"])
+    (folder / "0000000005.seg.damaged").write_bytes(b"for people")
+    before = sorted(folder.iterdir())
     held = SegmentStore.open(folder, 3, [1, 300])
-    assert sorted(path.name for path in folder.iterdir()) == ["0000000001.seg", "000000012c.seg"]
+    assert sorted(folder.iterdir()) == before
+    held.sweep(frozenset({3}))
+    names = ["0000000001.seg", "0000000003.seg", "0000000005.seg.damaged", "000000012c.seg"]
+    assert sorted(path.name for path in folder.iterdir()) == names
     assert sorted(held.segments) == [1, 300]
 
 
 def test_a_missing_segment_is_refused(store: SegmentStore, folder: Path) -> None:
     with pytest.raises(Damaged, match="is missing"):
         SegmentStore.open(folder, 3, [1])
-
-
-def test_nothing_is_removed_when_a_segment_is_refused(store: SegmentStore, folder: Path) -> None:
-    add(store, 1)
-    with pytest.raises(Damaged):
-        SegmentStore.open(folder, 3, [2])
-    assert segment_path(folder, 1).exists()
 
 
 def test_an_unlinked_segment_is_gone(store: SegmentStore, folder: Path) -> None:

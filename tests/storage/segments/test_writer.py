@@ -31,6 +31,7 @@ def test_a_segment_has_its_name_only_when_it_is_whole_on_disk(
             (Path(f"/proc/self/fd/{fd}").readlink().name, [path.name for path in folder.iterdir()])
         )
 
+    folder.mkdir(parents=True)
     monkeypatch.setattr(os, "fdatasync", note)
     monkeypatch.setattr(os, "fsync", note)
     add(store, 1)

@@ -7,11 +7,9 @@ from pathlib import Path
 
 from tests.support.data_directory import findings
 from tests.support.log import log_files
-from tests.support.recovery import frames_of
-from topics.formats.disk.frames import FRAME_HEADER_BYTES
 from topics.storage.disk import DAMAGED
-from topics.storage.verify.finding import KEPT, Finding
-from topics.storage.verify.log import LogCheck, verify_kept_log
+from topics.storage.verify.finding import Finding
+from topics.storage.verify.log import LogCheck
 
 
 def test_a_torn_tail_is_no_damage_and_a_hurt_frame_is(data: Path) -> None:
@@ -41,15 +39,10 @@ def test_a_missing_log_file_is_damage(data: Path) -> None:
     assert "a file between is missing or cut" in found
 
 
-def test_a_log_file_that_was_kept_aside_tells_where_its_damage_begins(data: Path) -> None:
+def test_a_log_file_that_was_kept_aside_is_no_finding(data: Path) -> None:
     path = log_files(data)[0]
-    (offset, _), *_ = frames_of(path)[-1:]
-    hurt = bytearray(path.read_bytes())
-    hurt[offset + FRAME_HEADER_BYTES] ^= 1
-    kept = path.with_name(path.name + DAMAGED)
-    kept.write_bytes(hurt)
-    assert [*verify_kept_log(kept)] == [Finding(kept, offset, f"damaged frame, {KEPT}")]
-    assert findings(data) == [f"{kept.name}: damaged frame, {KEPT}"]
+    path.with_name(path.name + DAMAGED).write_bytes(b"hurt")
+    assert findings(data) == []
 
 
 def test_a_file_that_is_cut_or_of_another_shard_is_found(data: Path) -> None:

@@ -33,4 +33,5 @@ class Heartbeat(Service):
         self._context.disk.look(trio.current_time())
         for topic in self._context.engine.sweep_keys(self._context.now):
             self._context.note_changed(topic)
+        self._context.store.forget_asked()
         logs.tell_dropped()

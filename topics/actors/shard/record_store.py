@@ -55,7 +55,7 @@ class RecordStore:
         self._numbered = 0
         self._released: list[array[int]] = []  # of records in the log and in memory
         self._reported: set[tuple[Path, int]] = set()
-        segments.on_damage = self.report
+        segments.on_damage = wal.blobs.on_damage = self.report
         for damage in segments.damage:
             self.report(damage)
 
@@ -148,6 +148,11 @@ class RecordStore:
         if locator is not None:
             skip = max(seq - topic.index.entry(index)[0], 0)
             self._prefetch.read_on(locator, skip, _live_extent(topic.index, index + 1))
+
+    def forget_asked(self) -> None:
+        """Time has gone: mapped pages may have left memory, and are asked for again."""
+        self._wal.forget_asked()
+        self._segments.forget_asked()
 
     def report(self, damage: Damaged) -> None:
         """Log damage, once for each place: whoever comes across it will do so again."""

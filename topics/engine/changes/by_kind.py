@@ -9,6 +9,7 @@ from topics.engine.changes import (
     delete_topic,
     floor,
     forward,
+    lost,
     put_topic,
     reservation,
     routers,
@@ -32,6 +33,7 @@ REPLAYS: dict[int, Callable[[Replay, FrameHeader, Buffer, bool], None]] = {
     FrameKind.PAYLOAD: forward.replay_payload,
     FrameKind.ROUTER_SET: routers.replay_set,
     FrameKind.ROUTERS_GONE: routers.replay_gone,
+    FrameKind.LOST: lost.replay,
 }
 
 

@@ -161,6 +161,7 @@ def replay(replay: Replay, header: FrameHeader, body: Buffer, _checkpointed: boo
         topic = Topic(header.topic_id, held.name, held.epoch, config, header.first_seq)
         open_ledger(topic)
         table.add_older(topic)
+        topic.damaged = united((), replay.orphans.pop(topic.id, ()))
     topic.config = config
     topic.settle_config(config)
     follow_config(topic)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from topics.engine.changes import put_topic
+from topics.engine.changes import lost, put_topic
 from topics.engine.losses import lose, lose_damaged
 from topics.engine.now import Now
 from topics.engine.queue.replay import begin
@@ -39,8 +39,12 @@ def decide(
     """
     frames: list[Frame] = []
     table = replay.table
+    topics = table.by_id.values()
+    for topic in [each for each in topics if table.by_name.get(each.name) is not each]:
+        table.remove(topic)  # the frame that deleted it is lost, and a later topic has its name
     for topic in watched(table.by_name.values()):
         topic.head_seq = max(topic.head_seq, replay.restored_head(topic))
+        is_doubtful = lost.settle(replay, topic)
         durability = topic.config.durability
         # The frame that made a topic `fsync` was synced with every write before it, and holds the
         # head.
@@ -52,7 +56,7 @@ def decide(
         _lose_damaged_again(topic, table.store)
         settle(topic, table.store)
         begin(topic, table.store, now)
-        if is_skipping:
+        if is_skipping or is_doubtful:
             # The log knows every seq that was given in another class, and with it the last `$ts`.
             if durability == "ephemeral":
                 topic.last_ts = max(topic.last_ts, table.reserved_ts)

@@ -19,7 +19,7 @@ written after the whole blob is on the disk.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import crc32c
 
@@ -65,18 +65,36 @@ def check_header(header: bytes, file_length: int, topic_id: int, first_seq: int)
     return crc32c.crc32c(header[_HEAD.size : HEADER_BYTES]), crc
 
 
-def check(data: memoryview, topic_id: int, first_seq: int) -> memoryview:
+def check(
+    data: memoryview,
+    topic_id: int,
+    first_seq: int,
+    can_read: Callable[[int, int], bool] = lambda *_: True,
+) -> memoryview:
     """The body, every byte of which is as it was written. Raises `BadBlob` with the reason."""
-    for _ in checking(data, topic_id, first_seq, len(data)):
+    for _ in checking(data, topic_id, first_seq, max(len(data), 1), can_read):
         pass
     return data[HEADER_BYTES:]
 
 
-def checking(data: memoryview, topic_id: int, first_seq: int, step_bytes: int) -> Iterator[None]:
-    """As `check`, ``step_bytes`` at a time."""
+def checking(
+    data: memoryview,
+    topic_id: int,
+    first_seq: int,
+    step_bytes: int,
+    can_read: Callable[[int, int], bool] = lambda *_: True,
+) -> Iterator[None]:
+    """As `check`, ``step_bytes`` at a time. ``can_read`` says whether bytes from one offset to
+    another may be touched.
+    """
+    if not can_read(0, min(HEADER_BYTES, len(data))):
+        raise BadBlob("cannot be read")
     crc, wanted = check_header(bytes(data[:HEADER_BYTES]), len(data), topic_id, first_seq)
     for start in range(HEADER_BYTES, len(data), step_bytes):
-        crc = crc32c.crc32c(data[start : start + step_bytes], crc)
+        stop = min(start + step_bytes, len(data))
+        if not can_read(start, stop):
+            raise BadBlob("cannot be read", start)
+        crc = crc32c.crc32c(data[start:stop], crc)
         yield
     if crc != wanted:
         raise BadBlob("is damaged", HEADER_BYTES)

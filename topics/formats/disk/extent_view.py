@@ -73,16 +73,23 @@ def _bad_segment(offset: int, reason: str) -> Exception:
     return BadSegment(offset, reason)
 
 
+def _can_read_all(_begin: int, _end: int) -> bool:
+    return True
+
+
 class ExtentView(View):
     """The records of an extent.
 
     ``data`` is the whole file; ``checked`` says that the tables have been found whole before.
-    ``fail`` makes the exception for damage, from an offset in the file and a reason.
+    ``fail`` makes the exception for damage, from an offset in the file and a reason. ``can_read``
+    says whether bytes of the file, from one offset to another, may be touched: it is asked once,
+    and again after `renew`.
     """
 
     __slots__ = (
-        *("_bad", "_checked", "_chunk_crcs", "_data", "_ends", "_fail", "_keys", "_meta_lens"),
-        *("_node_refs", "_posting_ends", "_postings", "_tag_refs", "entry", "nodes", "tags"),
+        *("_bad", "_can_read", "_checked", "_chunk_crcs", "_data", "_ends", "_fail", "_keys"),
+        *("_meta_lens", "_node_refs", "_posting_ends", "_postings", "_tag_refs"),
+        *("entry", "nodes", "tags"),
     )
 
     def __init__(
@@ -90,21 +97,32 @@ class ExtentView(View):
         entry: ExtentEntry,
         data: memoryview,
         fail: Callable[[int, str], Exception] = _bad_segment,
+        can_read: Callable[[int, int], bool] = _can_read_all,
         *,
         checked: bool = False,
     ) -> None:
         super().__init__(entry.flags, entry.record_count)
-        self.entry, self._fail = entry, fail
+        self.entry, self._fail, self._can_read = entry, fail, can_read
         start, room = entry.tables_at, len(data) - entry.offset
         if not TABLES_HEAD_BYTES <= entry.tables_len <= entry.length <= room:
             raise fail(entry.offset, "the extent is cut")
+        if not can_read(start, start + entry.tables_len):
+            raise fail(start, "the tables of the extent cannot be read")
         tables = data[start : start + entry.tables_len]
         if not checked and crc32c.crc32c(tables) != entry.tables_crc:
             raise fail(start, "the tables of the extent are damaged")
         self._read_tables(tables)
         self._data = data[entry.offset : entry.offset + entry.blob_bytes]
+        # 0: nothing is known of the chunk, 1: it is whole and can be read, 2: it was found whole
         self._checked = bytearray(len(self._chunk_crcs))
         self._bad: set[int] = set()  # chunks that are known to be damaged
+
+    def renew(self) -> None:
+        """Time has gone: pages may have left memory. Raises as for damaged tables."""
+        start = self.entry.tables_at
+        if not self._can_read(start, start + self.entry.tables_len):
+            raise self._fail(start, "the tables of the extent cannot be read")
+        self._checked = self._checked.replace(b"\1", b"\2")
 
     def _read_tables(self, tables: memoryview) -> None:
         entry, count, head = self.entry, self.entry.record_count, decode_tables_head(tables, 0)
@@ -205,7 +223,7 @@ class ExtentView(View):
     def part(self, begin: int, end: int) -> memoryview:
         """Part of the blob, checked."""
         first, last = begin // CHUNK_BYTES, -(-end // CHUNK_BYTES)
-        if self._checked.find(0, first, last) >= 0:
+        if self._checked.count(1, first, last) < last - first:
             self._check(first, last)
         return self._data[begin:end]
 
@@ -215,9 +233,12 @@ class ExtentView(View):
                 raise self._fail(self.entry.offset + chunk * CHUNK_BYTES, "records are damaged")
 
     def _is_whole(self, chunk: int) -> bool:
-        if not self._checked[chunk] and chunk not in self._bad:
-            start = chunk * CHUNK_BYTES
-            if crc32c.crc32c(self._data[start : start + CHUNK_BYTES]) == self._chunk_crcs[chunk]:
+        if self._checked[chunk] != 1 and chunk not in self._bad:
+            start, at = chunk * CHUNK_BYTES, self.entry.offset
+            data = self._data[start : start + CHUNK_BYTES]
+            if self._can_read(at + start, at + start + len(data)) and (
+                self._checked[chunk] == 2 or crc32c.crc32c(data) == self._chunk_crcs[chunk]
+            ):
                 self._checked[chunk] = 1
             else:
                 self._bad.add(chunk)

@@ -14,6 +14,7 @@
     11      PAYLOAD        topic_id first_seq ts_ms record_count ext_len flags  records
     12      ROUTER_SET     ts_ms ext_len                                        map
     13      ROUTERS_GONE   ts_ms ext_len                                        array
+    14      LOST           topic_id first_seq record_count                      zeros
 
 Every other header field is 0. Only an APPEND frame may have bit EXTERNAL of `RecordFlags`: writers
 of the log look for it in frames of any kind. Integers are little-endian; maps and arrays are CBOR,
@@ -109,6 +110,10 @@ an earlier life of its name. Body:
     total      int    records that were forwarded in earlier lives of the name
 
 ROUTERS_GONE: routers removed. Body: an array of their ids.
+
+LOST: a repair has put it where frames could not be read. ``record_count`` seqs of the topic, from
+``first_seq`` on, are lost. With ``topic_id`` 0 any topic may have lost up to ``record_count`` seqs
+behind its head. The body has no meaning, and fills the room.
 """
 
 from __future__ import annotations
@@ -122,7 +127,7 @@ from typing import Any, NamedTuple
 import cbor2
 
 from topics.formats.buffers import Buffer
-from topics.formats.disk.frames import Frame, FrameHeader, FrameKind
+from topics.formats.disk.frames import FRAME_HEADER_BYTES, Frame, FrameHeader, FrameKind
 from topics.formats.disk.records import RecordFlags
 from topics.formats.ranges import SeqRange, SeqRun, seq_ranges
 
@@ -385,6 +390,12 @@ def decode_router(body: Buffer) -> RouterBody:
 def router_set_frame(packed: bytes, ts_ms: int) -> Frame:
     """A ROUTER_SET frame with a body of `encode_router`."""
     return Frame(FrameKind.ROUTER_SET, ts_ms=ts_ms, ext_len=len(packed), parts=(packed,))
+
+
+def lost_frame(topic_id: int, first_seq: int, count: int, length: int) -> Frame:
+    """A LOST frame, which takes ``length`` bytes."""
+    filling = bytes(length - FRAME_HEADER_BYTES)
+    return Frame(FrameKind.LOST, topic_id, first_seq, record_count=count, parts=(filling,))
 
 
 def routers_gone_frame(router_ids: Sequence[int], ts_ms: int) -> Frame:

@@ -41,9 +41,9 @@ assert FRAME.size == FRAME_HEADER_BYTES
 _HEAD = struct.Struct("<4sI")
 _TAIL = struct.Struct("<QQQQqIIIBBH")  # the part of the header that the checksum covers
 assert _HEAD.size + _TAIL.size == FRAME_HEADER_BYTES
-# What a read needs of a frame with records: topic_id, first_seq, body_len, record_count, ext_len,
-# kind, flags.
-APPEND_FIELDS = struct.Struct("<24xQQ8xIIIBB2x")
+# What a read needs of a frame with records: magic, lsn, topic_id, first_seq, body_len,
+# record_count, ext_len, kind, flags.
+APPEND_FIELDS = struct.Struct("<4s4xQ8xQQ8xIIIBB2x")
 assert APPEND_FIELDS.size == FRAME_HEADER_BYTES
 ALIGNMENT = 8
 _PADS = [bytes(-length % ALIGNMENT) for length in range(ALIGNMENT)]
@@ -65,6 +65,7 @@ class FrameKind(IntEnum):
     PAYLOAD = 11
     ROUTER_SET = 12
     ROUTERS_GONE = 13
+    LOST = 14
 
 
 class FrameHeader(NamedTuple):

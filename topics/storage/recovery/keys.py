@@ -69,10 +69,10 @@ def _alive_ts(topic: Topic, now: Now) -> int:
 
 
 def _extent_keys(segments: SegmentStore, locator: Locator) -> Iterator[ExtentKey]:
-    if segments.is_all_deleted(locator) and not segments.has_tables(locator):
-        # Its room was given back, and the checkpoint has its keys. That is no damage.
-        return iter(())
     try:
+        if segments.is_all_deleted(locator) and not segments.has_tables(locator):
+            # Its room was given back, and the checkpoint has its keys. That is no damage.
+            return iter(())
         return segments.records(locator).idempotency_keys()
     except Damaged:  # its readers are told
         return iter(())

@@ -17,7 +17,7 @@ def verify_linked(
     """
     for shard, lsn in progress.over(sorted(payloads)):
         if is_clean:
-            linked.payload(shard, lsn)
+            linked.look_for(shard, lsn)
         else:
             for _ in linked.checking(shard, lsn):
                 progress.beat()

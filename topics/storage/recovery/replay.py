@@ -23,11 +23,12 @@ from topics.formats.disk.records import RecordFlags, blob_bytes
 from topics.storage.checkpoints import Checkpoint
 from topics.storage.disk import Damaged, will_need
 from topics.storage.linked_logs import LinkedLogs, Payload
+from topics.storage.mapped_file import STEP_BYTES
 from topics.storage.recovery.restore import Keys
-from topics.storage.recovery.tail import LogEnd, check_nothing_promised, rest_behind
+from topics.storage.recovery.tail import HurtLog, LogEnd, check_nothing_promised, rest_behind
 from topics.storage.start_progress import StartProgress
 from topics.storage.wal.blobs import BlobStore
-from topics.storage.wal.file import READ_AHEAD_BYTES, WalFile
+from topics.storage.wal.file import WalFile
 
 REPORT_BYTES = 1 << 20  # progress is told after so much of the log
 # Looked up once, not for each of millions of frames.
@@ -74,7 +75,7 @@ class LogReplay:
         for index, file in enumerate(files[first:], first):
             if file.base != lsn:
                 reason = f"the log before it ends at {lsn:#x}: a file between is missing or cut"
-                raise Damaged(file.path, 0, reason)
+                raise HurtLog(file.path, 0, reason, lsn, file.base)
             self._ask_for(files[index + 1 : index + 2])
             lsn = self._replay_file(file)
             if index + 1 < len(files) and lsn == bases[index + 1]:
@@ -84,20 +85,21 @@ class LogReplay:
                 check_nothing_promised(file, lsn, self._promised_lsn, is_last=file is files[-1])
         if lsn < self._promised_lsn:
             reason = f"the log ends at {lsn:#x}, before the checkpoint at {self._promised_lsn:#x}"
-            raise Damaged(files[-1].path if files else folder, 0, reason)
+            path = files[-1].path if files else folder
+            raise HurtLog(path, 0, reason, lsn, self._promised_lsn)
         return LogEnd(lsn, rest_bytes)
 
     def _ask_for(self, files: Sequence[WalFile]) -> None:
         """Let the disk read these files while the one before them is replayed."""
         for file in files:
-            for start in range(0, file.size, READ_AHEAD_BYTES):
+            for start in range(0, file.size, STEP_BYTES):
                 with contextlib.suppress(OSError):  # the replay reads it all the same
-                    will_need(file.path, start, min(READ_AHEAD_BYTES, file.size - start))
+                    will_need(file.path, start, min(STEP_BYTES, file.size - start))
                 self._progress.beat()
 
     def _replay_file(self, file: WalFile) -> int:
         """LSN at which its frames end."""
-        file.read_ahead(self._progress.beat)
+        file.read_all(self._progress.beat)
         view, base, shift = file.view(), file.base, file.offset(0)
         replay, replay_append, promised = self._replay, append.replay, self._promised_lsn
         report_at = base + REPORT_BYTES
@@ -119,7 +121,8 @@ class LogReplay:
             assert header is not None, "a frame was looked at"
             what = f"frame of kind {header.kind} about topic {header.topic_id}"
             reason = f"{what} does not follow on the log before it: {error}"
-            raise Damaged(file.path, file.offset(header.lsn), reason) from error
+            offset = file.offset(header.lsn)
+            raise HurtLog(file.path, offset, reason, header.lsn, header.end) from error
         # It never falls from frame to frame.
         self.durable_lsn = max(self.durable_lsn, base, header.durable_lsn if header else 0)
         self._done_bytes += file.size

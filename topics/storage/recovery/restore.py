@@ -147,9 +147,10 @@ def find_deletes_ahead(
 
     ``replay_from``: LSN of the first frame to replay.
     """
-    for file, end in zip(files, [*(file.base for file in files[1:]), None], strict=True):
-        if end is not None and end <= replay_from:
+    for index, file in enumerate(files):
+        if index + 1 < len(files) and files[index + 1].base <= replay_from:
             continue
+        file.read_all(progress.beat)
         view = file.view()
         frames = scan_frames(view, file.offset(file.base), file.base, file.seed)
         for header in progress.over(frames, FRAMES_PER_BEAT):

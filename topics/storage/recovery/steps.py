@@ -1,20 +1,24 @@
 """Recovery: opens a shard's data and leaves it ready for the first write.
 
-    open_folders       the folders are there, and their names on the disk
+    open_folders       the disk has the names in the folders
     read_checkpoints   the newest whole checkpoint                          checkpoints.py
     open_segments      the segments that it names
     open_log           the files of the log
+    check_founded      without a checkpoint the log has to have everything
     restore_topics     topics and extents as the checkpoint knows them      restore.py
     LogReplay.run      all frames from where the checkpoint says            replay.py
+    check_sealed       the log is as long as it was when segments were made
     restore_keys       idempotency keys that still live                     keys.py
     verify_blobs       the blobs that the log names are there
     verify_linked      the payloads that the log names are there            linked.py
+    decide             no seq and no `$ts` is given twice
+    ------------------ up to here a start reads, from here on files change
     end_log            what follows the last frame is gone                  tail.py
-    settle             no seq and no `$ts` is given twice
+    sweep              files that nothing names are gone
     begin_log          the log holds the frames of this start
 
-No step repairs damage: `Damaged` (path, offset, reason) stops the process, and the bytes stay as
-they are. Nothing is written into the log before its end is on the disk (``decisions/0014``).
+No step repairs damage: `Damaged` (path, offset, reason) stops the process, and every file stays as
+it is. Nothing is written into the log before its end is on the disk (``decisions/0014``).
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ from topics.engine.replay import Replay
 from topics.engine.shard import ShardEngine
 from topics.formats.disk.frame_bodies import start_frame
 from topics.formats.disk.frames import Frame
+from topics.formats.disk.segment import HEADER_BYTES, BadSegment, decode_header
 from topics.storage import checkpoints
 from topics.storage.checkpoints import Checkpoint, Kept
 from topics.storage.copy_reader import CopyReader
@@ -42,7 +47,8 @@ from topics.storage.recovery.linked import verify_linked
 from topics.storage.recovery.replay import LogReplay
 from topics.storage.recovery.restore import restore_topics
 from topics.storage.recovery.store import ReplayStore
-from topics.storage.recovery.tail import end_log
+from topics.storage.recovery.tail import LogEnd, end_log
+from topics.storage.segments.file import SUFFIX as SEGMENT
 from topics.storage.segments.store import SegmentStore
 from topics.storage.start_progress import StartProgress
 from topics.storage.wal.blobs import BlobStore
@@ -90,6 +96,56 @@ def without_collector() -> Iterator[None]:
             gc.enable()
 
 
+class ShardReader:
+    """The part of a start that only reads. After a refusal it holds what was read before."""
+
+    def __init__(
+        self, data_dir: Path, shard: int, shards: int, progress: StartProgress, *, age: int = 0
+    ) -> None:
+        """``age``: 1 for the checkpoint before the newest, which a start uses when that is damaged.
+        Raises `Damaged`.
+        """
+        self._progress = progress
+        self.folders = folders = open_folders(data_dir, shard, progress)
+        standing = read_checkpoints(folders.checkpoint, progress)
+        self.checkpoint = checkpoint = standing[age] if standing else None
+        self.kept = [
+            Kept(each.replay_from, frozenset(each.segments)) for each in reversed(standing)
+        ]
+        self.segments = open_segments(folders.segment, shard, checkpoint, progress)
+        self.blobs = BlobStore(folders.blob)
+        self.blobs.beat = progress.beat
+        self.engine = ShardEngine(shard, shards)
+        self.linked = LinkedLogs(
+            folders.linked, data_dir, shard, checkpoint.replay_from if checkpoint else 0
+        )
+        self.copies = CopyReader(self.linked, self.linked.damaged)
+        self.topics = Replay(self.engine.table)
+        self.replay = LogReplay(self.topics, self.blobs, self.linked, checkpoint, progress)
+
+    def read(
+        self, files: list[WalFile], now: Now, *, trusts_stop: bool = True
+    ) -> tuple[LogEnd, bool]:
+        """Where the log ends, and whether the process before stopped in order. ``trusts_stop``:
+        then not all that frames name is compared. Raises `Damaged`.
+        """
+        checkpoint, engine, progress = self.checkpoint, self.engine, self._progress
+        if checkpoint is None:
+            check_founded(self.folders, files)
+        self.linked.attach(ReplayedLog(files))
+        store = ReplayStore(engine, self.segments, self.blobs, files, self.copies)
+        engine.store = store
+        restored = restore_topics(self.topics, self.segments, store, checkpoint, files, progress)
+        end = self.replay.run(self.folders.wal, files)
+        check_sealed(self.folders.segment, self.segments, end.lsn)
+        restore_keys(engine.table, self.segments, *restored, self.replay.keys, now, progress)
+        is_clean = checkpoint is not None and checkpoint.clean and checkpoint.lsn == end.lsn
+        is_believed = is_clean and trusts_stop
+        verify_blobs(self.blobs, progress, is_clean=is_believed)
+        verify_linked(self.linked, self.replay.payloads, progress, is_clean=is_believed)
+        return end, is_clean
+
+
 @without_collector()
 def recover(
     data_dir: Path,
@@ -112,35 +168,28 @@ def recover(
     when the log cannot be written.
     """
     boot, progress = boot_id() if boot is None else boot, StartProgress(report)
-    folders = open_folders(data_dir, shard, progress)
-    standing = read_checkpoints(folders.checkpoint, progress)
-    checkpoint = standing[0] if standing else None
-    kept = [Kept(each.replay_from, frozenset(each.segments)) for each in reversed(standing)]
-    segments = open_segments(folders.segment, shard, checkpoint, kept, progress)
-    blobs = BlobStore(folders.blob)
-    blobs.beat = progress.beat
+    reader = ShardReader(data_dir, shard, shards, progress)
+    folders, segments, engine = reader.folders, reader.segments, reader.engine
     files = open_log(folders.wal, shard)
-    engine = ShardEngine(shard, shards)
-    linked = LinkedLogs(
-        folders.linked, data_dir, shard, checkpoint.replay_from if checkpoint else 0
+    end, is_clean = reader.read(files, now)
+    replay, blobs, kept = reader.replay, reader.blobs, reader.kept
+    frames = start.decide(
+        reader.topics,
+        now,
+        progress.over,
+        clean=is_clean,
+        tail_may_be_lost=not boot or replay.boot != boot,
     )
-    linked.attach(ReplayedLog(files))
-    copies = CopyReader(linked, linked.damaged)
-    engine.store = store = ReplayStore(engine, segments, blobs, files, copies)
-    topics = Replay(engine.table)
-    keyed, kept_keys = restore_topics(topics, segments, store, checkpoint, files, progress)
-    replay = LogReplay(topics, blobs, linked, checkpoint, progress)
-    end = replay.run(folders.wal, files)
-    restore_keys(engine.table, segments, keyed, kept_keys, replay.keys, now, progress)
-    is_clean = checkpoint is not None and checkpoint.clean and checkpoint.lsn == end.lsn
-    verify_blobs(blobs, progress, is_clean=is_clean)
-    verify_linked(linked, replay.payloads, progress, is_clean=is_clean)
+    # Nothing refuses the start any more: only from here on files change.
+    make_folders(folders, progress)
+    for file in files:
+        file.take_name()
     cut_bytes = end_log(files, end, replay.durable_lsn, is_clean=is_clean)
     if not is_clean and replay.boot == boot:
         segments.rewrite_flags()
-    frames = start.decide(
-        topics, now, progress.over, clean=is_clean, tail_may_be_lost=not boot or replay.boot != boot
-    )
+    segments.sweep(frozenset().union(*(each.segments for each in kept)), progress.beat)
+    for unfinished in folders.wal.glob(f"*{NEW}"):
+        unfinished.unlink()
     absorbed = blobs.sweep({topic.id: topic.head_seq for topic in engine.by_id.values()})
     wal = Wal(
         folders.wal,
@@ -148,8 +197,8 @@ def recover(
         files,
         end.lsn,
         blobs=blobs,
-        linked=linked,
-        copies=copies,
+        linked=reader.linked,
+        copies=reader.copies,
         file_bytes=wal_file_bytes,
         sync_ms=wal_sync_ms,
     )
@@ -162,20 +211,23 @@ def recover(
 
 
 def open_folders(data_dir: Path, shard: int, progress: StartProgress) -> Folders:
-    """Afterwards the shard's folders are there, and the disk knows all names in them.
+    """The shard's folders; those that are there, and all names in them, are on the disk.
 
     A process that was killed may have left names that the disk does not know, and recovery builds
-    on them. Log files that were never finished are removed.
+    on them.
     """
     name = f"{shard:02d}"
     folders = Folders(*(data_dir / part / name for part in Folders._fields))
-    for folder in progress.over(folders, 1):  # each may wait for a busy disk
-        make_directory(folder)
     for folder in progress.over((data_dir, *(folder.parent for folder in folders), *folders), 1):
-        sync_directory(folder)
-    for unfinished in folders.wal.glob(f"*{NEW}"):
-        unfinished.unlink()
+        with contextlib.suppress(FileNotFoundError):  # of a new shard
+            sync_directory(folder)  # may wait for a busy disk
     return folders
+
+
+def make_folders(folders: Folders, progress: StartProgress) -> None:
+    """Make the folders that are missing, durably. Raises OSError."""
+    for folder in progress.over(folders, 1):
+        make_directory(folder)
 
 
 def read_checkpoints(folder: Path, progress: StartProgress) -> list[Checkpoint]:
@@ -190,32 +242,45 @@ def open_segments(
     folder: Path,
     shard: int,
     checkpoint: Checkpoint | None,
-    kept: list[Kept],
     progress: StartProgress,
 ) -> SegmentStore:
-    """Afterwards every segment that the checkpoint names is open.
-
-    Segments that no checkpoint of ``kept`` names are removed. Raises `Damaged`.
-    """
-    return SegmentStore.open(
-        folder,
-        shard,
-        checkpoint.segments if checkpoint else (),
-        kept=frozenset().union(*(each.segments for each in kept)),
-        beat=progress.beat,
-    )
+    """Afterwards every segment that the checkpoint names is open. Raises `Damaged`."""
+    numbers = checkpoint.segments if checkpoint else ()
+    return SegmentStore.open(folder, shard, numbers, beat=progress.beat)
 
 
 def open_log(folder: Path, shard: int) -> list[WalFile]:
-    """Afterwards every file of the log is open, under its own name. Raises `Damaged`."""
-    files = []
-    for path in log_paths(folder, shard):
-        file = WalFile.open(path, shard)
-        if path != file.path:
-            path.replace(file.path)
-            sync_directory(folder)
-        files.append(file)
-    return files
+    """Afterwards every file of the log is open. Raises `Damaged`."""
+    return [WalFile.open(path, shard) for path in log_paths(folder, shard)]
+
+
+def check_founded(folders: Folders, files: list[WalFile]) -> None:
+    """Raises `Damaged` when no checkpoint is whole, and the log alone does not have everything.
+
+    It has while its first file stands: none is given up before two checkpoints are written.
+    """
+    held = [
+        path
+        for folder, suffix in ((folders.checkpoint, checkpoints.SUFFIX), (folders.segment, SEGMENT))
+        for path in sorted(folder.glob(f"*{suffix}"), reverse=True)
+    ]
+    if held and not (files and files[0].base == 0):
+        reason = "no checkpoint is whole, and the log no longer has everything; restore a backup"
+        raise Damaged(held[0], 0, reason)
+
+
+def check_sealed(folder: Path, segments: SegmentStore, end: int) -> None:
+    """Raises `Damaged` when a segment that no checkpoint names says that the log went on.
+
+    The log had been synced before its records were sealed.
+    """
+    named = {segment.path for segment in segments.segments.values()}
+    for path in sorted({*folder.glob(f"*{SEGMENT}")} - named):
+        with contextlib.suppress(BadSegment), path.open("rb") as file:
+            sealed_to = decode_header(file.read(HEADER_BYTES)).end
+            if sealed_to > end:
+                reason = f"has records of the log up to {sealed_to:#x}, and it ends at {end:#x}"
+                raise Damaged(path, 0, reason)
 
 
 def verify_blobs(blobs: BlobStore, progress: StartProgress, *, is_clean: bool) -> None:

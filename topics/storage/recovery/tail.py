@@ -14,6 +14,7 @@ tell then.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 from topics.formats.disk.frames import (
@@ -28,6 +29,18 @@ from topics.storage.disk import Damaged
 from topics.storage.wal.file import WalFile
 
 _ZEROS = bytes(1 << 16)
+
+
+class HurtLog(Damaged):
+    """Frames of the log from LSN ``first`` to ``end`` are missing or do not follow on what came
+    before; ``end`` is None where that is not known.
+    """
+
+    def __init__(
+        self, path: Path, offset: int, reason: str, first: int, end: int | None = None
+    ) -> None:
+        super().__init__(path, offset, reason)
+        self.first, self.end = first, end
 
 
 class LogEnd(NamedTuple):
@@ -62,9 +75,8 @@ def check_nothing_promised(file: WalFile, lsn: int, promised_lsn: int, *, is_las
         witness = f"the frame at offset {offset}"
     else:
         return
-    raise Damaged(
-        file.path, file.offset(lsn), f"damaged frame; {witness} says that it had been synced"
-    )
+    reason = f"damaged frame; {witness} says that it had been synced"
+    raise HurtLog(file.path, file.offset(lsn), reason, lsn)
 
 
 def synced_beyond(data: memoryview, base: int, seed: int, lsn: int) -> int | None:

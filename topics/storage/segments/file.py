@@ -30,6 +30,7 @@ from topics.formats.disk.segment import (
     decode_trailer,
 )
 from topics.storage.disk import Damaged, punch_hole, write_all
+from topics.storage.mapped_file import read_at
 
 SUFFIX = ".seg"
 FINDINGS_MAX = 100
@@ -50,7 +51,7 @@ class Segment:
         self.findings: list[str] = []  # flags that are neither 0 nor 1; their records are live
         try:
             with path.open("rb") as file:
-                self.header, self.trailer, directory, flags = _read_ends(file.fileno())
+                self.header, self.trailer, directory, flags = _read_ends(path, file.fileno())
         except FileNotFoundError as error:
             raise Damaged(path, 0, "segment named by the checkpoint is missing") from error
         except BadSegment as error:
@@ -90,7 +91,7 @@ class Segment:
         """
         with self.path.open("rb") as file:
             for extent, entry in enumerate(self.entries()):
-                tables = os.pread(file.fileno(), entry.tables_len, entry.tables_at)
+                tables = read_at(self.path, file.fileno(), entry.tables_len, entry.tables_at)
                 if crc32c.crc32c(tables) != entry.tables_crc:
                     raise self.damaged(entry.tables_at, "the tables of the extent are damaged")
                 self.checked[extent] = 1
@@ -101,7 +102,8 @@ class Segment:
         """All extents, read from the file."""
         length = ENTRY_BYTES * self.trailer.entry_count
         with self.path.open("rb") as file:
-            return decode_directory(os.pread(file.fileno(), length, self.trailer.directory_at))
+            at = self.trailer.directory_at
+            return decode_directory(read_at(self.path, file.fileno(), length, at))
 
     def entry_offset(self, extent: int) -> int:
         """Where the extent's entry stands in the file."""
@@ -109,7 +111,11 @@ class Segment:
 
     def entry(self, fd: int, extent: int) -> ExtentEntry:
         """One extent's entry, read from the open file."""
-        return decode_entry(os.pread(fd, ENTRY_BYTES, self.entry_offset(extent)))
+        at = self.entry_offset(extent)
+        data = read_at(self.path, fd, ENTRY_BYTES, at)
+        if len(data) < ENTRY_BYTES:
+            raise self.damaged(at, "the segment is cut")
+        return decode_entry(data)
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[int]:
@@ -152,13 +158,14 @@ class Segment:
             punch_hole(fd, pages.start, len(pages))
 
 
-def _read_ends(fd: int) -> tuple[SegmentHeader, Trailer, bytes, bytes]:
+def _read_ends(path: Path, fd: int) -> tuple[SegmentHeader, Trailer, bytes, bytes]:
     size = os.fstat(fd).st_size
-    header = decode_header(os.pread(fd, HEADER_BYTES, 0))
-    trailer = decode_trailer(os.pread(fd, TRAILER_BYTES, max(size - TRAILER_BYTES, 0)), size)
-    directory = os.pread(fd, ENTRY_BYTES * trailer.entry_count, trailer.directory_at)
+    header = decode_header(read_at(path, fd, HEADER_BYTES, 0))
+    end = read_at(path, fd, TRAILER_BYTES, max(size - TRAILER_BYTES, 0))
+    trailer = decode_trailer(end, size)
+    directory = read_at(path, fd, ENTRY_BYTES * trailer.entry_count, trailer.directory_at)
     check_directory(directory, trailer)
-    return header, trailer, directory, os.pread(fd, trailer.record_count, trailer.flags_at)
+    return header, trailer, directory, read_at(path, fd, trailer.record_count, trailer.flags_at)
 
 
 def _is_hole(fd: int, pages: range) -> bool:

@@ -6,21 +6,18 @@ leaves memory as it was. What a reader still holds keeps its map alive.
 
 from __future__ import annotations
 
-import errno
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 
 import crc32c
 
 from topics.formats.disk.extent_view import ExtentView
-from topics.formats.disk.segment import ExtentEntry, decode_entry
-from topics.storage.disk import mapped
+from topics.formats.disk.segment import ENTRY_BYTES, ExtentEntry, decode_entry
+from topics.storage.mapped_file import CANNOT_READ, FILE_ERRORS, MappedFile
 from topics.storage.segments.file import Segment
 
 MAPPED_MAX = 4
 VIEWS_MAX = 1024  # of one map; further ones replace them all
-# The file itself is damaged or gone; other errors come from the state of this process.
-_FILE_ERRORS = {errno.ENOENT, errno.EIO, errno.EBADMSG, errno.EUCLEAN}
 
 
 class MappedSegment:
@@ -30,18 +27,25 @@ class MappedSegment:
         """Raises `Damaged`, and OSError when it may be readable later."""
         self._segment = segment
         try:
-            self.data = mapped(segment.path)
+            mapped = MappedFile.of(segment.path)
         except OSError as error:
-            if error.errno not in _FILE_ERRORS:
+            if error.errno not in FILE_ERRORS:
                 raise
             raise segment.damaged(0, error.strerror or "cannot be read") from error
+        self.data, self.can_read = mapped.data, mapped.can_read
         if len(self.data) != segment.size:
             raise segment.damaged(len(self.data), "the segment is cut")
         self.views: dict[int, ExtentView] = {}
+        self.old: set[int] = set()  # extents whose views are to be renewed
+
+    def _read(self, begin: int, length: int) -> memoryview:
+        if not self.can_read(begin, begin + length):
+            raise self._segment.damaged(begin, CANNOT_READ)
+        return self.data[begin : begin + length]
 
     def entry(self, extent: int) -> ExtentEntry:
         """The extent's entry in the directory."""
-        return decode_entry(self.data, self._segment.entry_offset(extent))
+        return decode_entry(self._read(self._segment.entry_offset(extent), ENTRY_BYTES))
 
     def view(self, extent: int) -> ExtentView:
         """The extent's records. Raises `Damaged`."""
@@ -49,21 +53,28 @@ class MappedSegment:
         if view is None:
             if len(self.views) >= VIEWS_MAX:
                 self.views.clear()
-            segment, checked = self._segment, self._segment.checked
-            is_checked = checked[extent] == 1
-            view = ExtentView(self.entry(extent), self.data, segment.damaged, checked=is_checked)
+            checked = self._segment.checked
+            view = self.new_view(self.entry(extent), checked=checked[extent] == 1)
             self.views[extent], checked[extent] = view, 1
+            self.old.discard(extent)
+        elif extent in self.old:
+            view.renew()
+            self.old.discard(extent)
         return view
+
+    def new_view(self, entry: ExtentEntry, *, checked: bool = False) -> ExtentView:
+        """A view of its own. Raises `Damaged`."""
+        return ExtentView(entry, self.data, self._segment.damaged, self.can_read, checked=checked)
 
     def flags(self, extent: int) -> memoryview:
         """The extent's delete flags, as the file has them."""
         entry = self.entry(extent)
-        return self.data[entry.flags_at : entry.flags_at + entry.record_count]
+        return self._read(entry.flags_at, entry.record_count)
 
     def has_tables(self, extent: int) -> bool:
         """Whether the extent's tables are whole."""
         entry = self.entry(extent)
-        tables = self.data[entry.tables_at : entry.tables_at + entry.tables_len]
+        tables = self._read(entry.tables_at, entry.tables_len)
         return bool(crc32c.crc32c(tables) == entry.tables_crc)
 
 
@@ -94,6 +105,11 @@ class SegmentMaps:
         if held is not None:
             for extent in extents:
                 held.views.pop(extent, None)
+
+    def forget_asked(self) -> None:
+        """Time has gone: pages may have left memory."""
+        for held in self._mapped.values():
+            held.old = {*held.views}
 
     def release(self, number: int) -> None:
         """Release the segment's map."""

@@ -107,8 +107,7 @@ class MergeReader:
     def view(self, locator: Locator) -> ExtentView:
         """The records of an extent, whose tables are checked now. Raises `Damaged`."""
         number, _ = split_locator(locator)
-        fail = self._segments[number].damaged
-        return ExtentView(self._entry(locator), self._maps[number].data, fail)
+        return self._maps[number].new_view(self._entry(locator))
 
     def delete_flags(self, locator: Locator) -> Buffer | None:
         """The extent's delete flags as they are now; None while none is set."""

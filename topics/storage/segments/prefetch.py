@@ -15,11 +15,10 @@ to find.
 from __future__ import annotations
 
 import contextlib
-import os
 
 from topics.config import TUNING
 from topics.engine.locators import split_locator
-from topics.formats.disk.segment import ENTRY_BYTES, ExtentEntry, decode_entry
+from topics.formats.disk.segment import ENTRY_BYTES, ExtentEntry
 from topics.storage.disk import Damaged, will_need
 from topics.storage.segments.file import Segment
 from topics.storage.segments.store import SegmentStore
@@ -69,7 +68,7 @@ class Prefetch:
             will_need(segment.path, entry_at, ENTRY_BYTES)
             return
         with segment.path.open("rb", buffering=0) as file:
-            entry = decode_entry(os.pread(file.fileno(), ENTRY_BYTES, entry_at))
+            entry = segment.entry(file.fileno(), extent)
         will_need(segment.path, entry.tables_at, entry.tables_len)
         self._ask(segment, locator, entry, 0)
 

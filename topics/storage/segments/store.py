@@ -17,7 +17,7 @@ from pathlib import Path
 from topics.engine.locators import Locator, in_extent, split_locator
 from topics.formats.disk.extent_view import ExtentView
 from topics.formats.disk.segment import ExtentEntry, SegmentHeader
-from topics.storage.disk import Damaged, make_directory
+from topics.storage.disk import DAMAGED, Damaged, make_directory
 from topics.storage.segments.delete_flags import PendingFlags
 from topics.storage.segments.file import FINDINGS_MAX, Segment, segment_path
 from topics.storage.segments.maps import MAPPED_MAX, MappedSegment, SegmentMaps
@@ -36,7 +36,6 @@ class SegmentStore:
         self.on_damage: Callable[[Damaged], None] = self._note_damage
         self._maps = SegmentMaps(self.segments, mapped_max)
         self._flags = PendingFlags(self.segments, self._flags_in_file)
-        make_directory(folder)
 
     @classmethod
     def open(
@@ -45,12 +44,10 @@ class SegmentStore:
         shard: int,
         numbers: Iterable[int],
         *,
-        kept: Set[int] = frozenset(),
         mapped_max: int = MAPPED_MAX,
         beat: Callable[[], None] = lambda: None,
     ) -> SegmentStore:
-        """Exactly the segments with these numbers; other files are removed unless their number is
-        one of ``kept``. Raises `Damaged`.
+        """The segments with these numbers; no file changes. Raises `Damaged`.
 
         ``beat`` is called after each file.
         """
@@ -61,15 +58,21 @@ class SegmentStore:
             if 1 in segment.has_deleted:
                 store._flags.add_unsynced(number)
             beat()
-        wanted = {segment_path(folder, number) for number in {*store.segments, *kept}}
-        for path in folder.iterdir():
-            beat()
-            if path not in wanted:
-                path.unlink()
         return store
+
+    def sweep(self, kept: Set[int], beat: Callable[[], None] = lambda: None) -> None:
+        """Remove all files but the open segments, those whose number is one of ``kept``, and what
+        is kept for people. Raises OSError. ``beat`` is called after each file.
+        """
+        wanted = {segment_path(self.folder, number) for number in {*self.segments, *kept}}
+        for path in self.folder.iterdir():
+            beat()
+            if path not in wanted and path.suffix != DAMAGED:
+                path.unlink()
 
     def begin(self, number: int, base: int, end: int) -> SegmentWriter:
         """A new segment for the log from ``base`` to ``end``. Raises OSError."""
+        make_directory(self.folder)
         return SegmentWriter(self.folder, SegmentHeader(self.shard, number, base, end))
 
     def add(self, segment: Segment) -> None:
@@ -86,6 +89,10 @@ class SegmentStore:
         self.segments.pop(number, None)
         self._maps.release(number)
         self._flags.forget_segment(number)
+
+    def forget_asked(self) -> None:
+        """As `SegmentMaps.forget_asked`."""
+        self._maps.forget_asked()
 
     def close(self) -> None:
         """Release all maps."""
@@ -148,8 +155,12 @@ class SegmentStore:
         synced to ``lsn``, which never falls. ``mapped``: as for `delete_flags`; then no file is
         opened.
         """
-        in_file = None if mapped is None else mapped.flags(split_locator(locator)[1])
-        self._flags.add(Locator(locator), indexes, lsn, in_file)
+        number, extent = split_locator(locator)
+        try:
+            in_file = None if mapped is None else mapped.flags(extent)
+            self._flags.add(Locator(locator), indexes, lsn, in_file)
+        except Damaged:  # readers come to the same damage
+            self.segments[number].has_deleted[extent] = 1
 
     def has_due_flags(self, synced: int) -> bool:
         """Whether `write_due_flags` has something to do."""

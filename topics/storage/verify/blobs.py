@@ -7,14 +7,17 @@ from pathlib import Path
 
 from topics.formats.disk import blob
 from topics.formats.disk.blob import BadBlob
-from topics.storage.disk import mapped
-from topics.storage.verify.finding import Finding
+from topics.storage.verify.finding import Finding, read_file
 
 
 def verify_blob(path: Path) -> Iterator[Finding]:
     """A blob file, which must be that of the write in its name."""
+    data, unreadable = read_file(path)
+    if unreadable:
+        yield from unreadable
+        return
     try:
         topic_id, first_seq = (int(part, 16) for part in path.stem.split("-"))
-        blob.check(mapped(path), topic_id, first_seq)
+        blob.check(data, topic_id, first_seq)
     except (BadBlob, ValueError) as error:
         yield Finding(path, 0, f"blob {error}")

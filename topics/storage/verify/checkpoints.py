@@ -9,6 +9,7 @@ from pathlib import Path
 from topics.formats.disk.checkpoint import HEADER_BYTES
 from topics.storage import checkpoints
 from topics.storage.checkpoints import Checkpoint
+from topics.storage.mapped_file import CANNOT_READ, FILE_ERRORS
 from topics.storage.segments.file import segment_path
 from topics.storage.verify.finding import Finding
 
@@ -19,6 +20,11 @@ def verify_checkpoint(path: Path) -> Iterator[Finding]:
         checkpoint = checkpoints.read(path)
     except checkpoints.UnreadableVersion as error:
         yield Finding(path, 8, str(error))
+        return
+    except OSError as error:
+        if error.errno not in FILE_ERRORS:
+            raise
+        yield Finding(path, 0, CANNOT_READ)
         return
     if checkpoint is None:
         yield Finding(path, 0, "is not a whole checkpoint")
@@ -31,7 +37,7 @@ def standing_checkpoints(folder: Path) -> dict[Path, Checkpoint]:
     """
     found = {}
     for path in sorted(folder.glob(f"*{checkpoints.SUFFIX}"))[-checkpoints.KEEP :]:
-        with contextlib.suppress(checkpoints.UnreadableVersion):
+        with contextlib.suppress(checkpoints.UnreadableVersion, OSError):
             checkpoint = checkpoints.read(path)
             if checkpoint is not None:
                 found[path] = checkpoint

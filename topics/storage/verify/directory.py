@@ -1,7 +1,7 @@
 """Verifies a data directory: every byte of every file, without a server and without a change.
 
 Bytes that a crash may leave are no finding: a torn tail of the newest log file, files that were
-being written.
+being written. Neither are files that were kept as damaged: readers are told of what was in them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from pathlib import Path
 
 from topics.storage.checkpoints import SUFFIX as CHECKPOINT_SUFFIX
 from topics.storage.checkpoints import Checkpoint
-from topics.storage.disk import DAMAGED
 from topics.storage.linked_logs import Payload
 from topics.storage.segments.file import SUFFIX as SEGMENT_SUFFIX
 from topics.storage.verify.blobs import verify_blob
@@ -20,9 +19,9 @@ from topics.storage.verify.checkpoints import (
     unfounded,
     verify_checkpoint,
 )
-from topics.storage.verify.finding import KEPT, Finding
+from topics.storage.verify.finding import Finding
 from topics.storage.verify.linked import verify_linked
-from topics.storage.verify.log import LogCheck, verify_kept_log
+from topics.storage.verify.log import LogCheck
 from topics.storage.verify.segments import verify_segment
 from topics.storage.wal.blobs import SUFFIX as BLOB_SUFFIX
 from topics.storage.wal.file import log_paths
@@ -80,9 +79,6 @@ class ShardCheck:
             end = log.end
             yield path
         self._log_end = end or 0
-        for path in sorted(self._wal.glob(f"*{DAMAGED}")):
-            yield from verify_kept_log(path)
-            yield path
 
     def _verify_checkpoints(self, standing: Mapping[Path, Checkpoint]) -> Iterator[Finding | Path]:
         for path in sorted(self._checkpoint.glob(f"*{CHECKPOINT_SUFFIX}")):
@@ -94,9 +90,6 @@ class ShardCheck:
     def _verify_blobs(self) -> Iterator[Finding | Path]:
         for path in sorted(self._blob.glob(f"*{BLOB_SUFFIX}")):
             yield from verify_blob(path)
-            yield path
-        for path in sorted(self._blob.glob(f"*{DAMAGED}")):
-            yield Finding(path, 0, f"damaged blob, {KEPT}")
             yield path
         for topic_id, first_seq in sorted(self._blobs_wanted):
             path = self._blob / f"{topic_id:x}-{first_seq:x}{BLOB_SUFFIX}"

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from topics.formats.buffers import Buffer
+from topics.storage.mapped_file import CANNOT_READ, MappedFile
 
-KEPT = "kept aside; readers are told of what was in it"
 _ZEROS = bytes(1 << 20)
 
 
@@ -20,6 +20,15 @@ class Finding(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.path}, offset {self.offset}: {self.reason}"
+
+
+def read_file(path: Path) -> tuple[memoryview, list[Finding]]:
+    """All bytes of a file, with zeros for what cannot be read, which is a finding for each page.
+
+    Raises OSError.
+    """
+    data, bad = MappedFile.of(path).salvage()
+    return data, [Finding(path, at, CANNOT_READ) for at in bad]
 
 
 def is_zero(data: Buffer) -> bool:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
-from topics.storage.disk import DAMAGED, Damaged
+from topics.storage.disk import Damaged
 from topics.storage.linked_logs import LinkedLogs, Payload
-from topics.storage.verify.finding import KEPT, Finding
+from topics.storage.verify.finding import Finding
 
 
 def verify_linked(
@@ -30,8 +30,6 @@ def verify_linked(
         found.update(_damage(partial(_check, linked, payload)))
     yield from sorted(found)
     for path in linked.paths():
-        if path.suffix == DAMAGED:
-            yield Finding(path, 0, f"damaged file with payloads, {KEPT}")
         yield path
 
 

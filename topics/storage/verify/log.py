@@ -14,10 +14,9 @@ from topics.formats.disk.wal import (
     FileHeader,
     decode_file_header,
 )
-from topics.storage.disk import mapped
 from topics.storage.linked_logs import Payload
 from topics.storage.recovery.tail import synced_beyond
-from topics.storage.verify.finding import KEPT, Finding
+from topics.storage.verify.finding import Finding, read_file
 from topics.storage.wal.file import RESERVE, SPARE, log_name
 
 
@@ -40,7 +39,8 @@ class LogCheck:
         """Findings. ``begins_at``: where the log before it ends. The ``last`` file may have a torn
         tail.
         """
-        data = mapped(self.path)
+        data, unreadable = read_file(self.path)
+        yield from unreadable
         try:
             header = decode_file_header(data[:FILE_HEADER_BYTES])
         except BadHeader as error:
@@ -97,18 +97,6 @@ class LogCheck:
             yield Finding(self.path, offset, str(error))
             return
         self.payloads.update((row.shard, row.lsn) for row in rows)
-
-
-def verify_kept_log(path: Path) -> Iterator[Finding]:
-    """A log file that was kept aside as damaged: where its damage begins."""
-    data = mapped(path)
-    try:
-        header = decode_file_header(data[:FILE_HEADER_BYTES])
-    except BadHeader as error:
-        yield Finding(path, 0, f"{error}, {KEPT}")
-        return
-    end = max((frame.end for frame in frames(data, header)), default=header.base)
-    yield Finding(path, FILE_HEADER_BYTES + end - header.base, f"damaged frame, {KEPT}")
 
 
 def frames(data: memoryview, header: FileHeader) -> Iterator[FrameHeader]:

@@ -21,16 +21,16 @@ from topics.formats.disk.segment import (
     padding,
 )
 from topics.formats.disk.segment_check import check_extent
-from topics.storage.disk import mapped
 from topics.storage.segments.file import segment_path
-from topics.storage.verify.finding import Finding, is_zero
+from topics.storage.verify.finding import Finding, is_zero, read_file
 
 STRANGE_FLAGS_MAX = 10  # told one by one for each extent
 
 
 def verify_segment(path: Path, shard: int | None = None) -> Iterator[Finding]:
     """Every checksum and everything that must hold. ``shard``: of which it should be."""
-    data = mapped(path)
+    data, unreadable = read_file(path)
+    yield from unreadable
     try:
         header = decode_header(data[:HEADER_BYTES])
         trailer = decode_trailer(data[-TRAILER_BYTES:], len(data))

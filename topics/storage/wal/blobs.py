@@ -24,8 +24,10 @@ import crc32c
 from topics.formats.buffers import Buffer
 from topics.formats.disk import blob
 from topics.formats.disk.blob import BadBlob
+from topics.formats.disk.records import RecordsView
 from topics.storage.aside import FileAside
-from topics.storage.disk import Damaged, allocate, make_directory, mapped, write_all
+from topics.storage.disk import Damaged, allocate, make_directory, write_all
+from topics.storage.mapped_file import MappedFile
 
 SUFFIX, NEW = ".blob", ".new"
 PIECE_BYTES = 1 << 20  # read at once
@@ -79,14 +81,53 @@ class BlobWriter:
         self._file.abandon()
 
 
+class BlobView(RecordsView):
+    """The records of a blob, which are asked for before they are touched (`MappedFile.ask`)."""
+
+    __slots__ = ("_file", "_on_damage", "_tables_end")
+
+    def __init__(
+        self,
+        flags: int,
+        count: int,
+        ext_len: int,
+        file: MappedFile,
+        on_damage: Callable[[Damaged], None],
+    ) -> None:
+        """Raises `Damaged`, and so does each read of the view; ``on_damage`` is told first."""
+        super().__init__(flags, count, ext_len, blob.body_of(file.data))
+        self._file, self._on_damage = file, on_damage
+        self._tables_end = len(file.data) - len(super().blob)
+        self._ask(0, self._tables_end)
+
+    def _ask(self, begin: int, end: int) -> None:
+        try:
+            self._file.ask(begin, end)
+        except Damaged as damage:
+            self._on_damage(damage)
+            raise
+
+    @property
+    def blob(self) -> memoryview:
+        """As `RecordsView.blob`."""
+        found = super().blob
+        self._ask(self._tables_end, self._tables_end + len(found))
+        return found
+
+    def part(self, begin: int, end: int) -> memoryview:
+        """As `RecordsView.part`."""
+        self._ask(self._tables_end + begin, self._tables_end + end)
+        return super().blob[begin:end]
+
+
 class _Blob:
     """A blob that the frame at ``lsn`` names. ``is_checked``: it is as it was written."""
 
-    __slots__ = ("is_checked", "length", "lsn", "view")
+    __slots__ = ("is_checked", "length", "lsn", "mapped")
 
     def __init__(self, lsn: int, length: int, is_checked: bool) -> None:
         self.lsn, self.length, self.is_checked = lsn, length, is_checked
-        self.view: memoryview | None = None
+        self.mapped: MappedFile | None = None
 
 
 class BlobStore:
@@ -94,9 +135,9 @@ class BlobStore:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        make_directory(folder)
         # Called every few milliseconds by what takes long.
         self.beat: Callable[[], None] = lambda: None
+        self.on_damage: Callable[[Damaged], None] = lambda _: None  # what a reader meets
         self._held: dict[int, dict[int, _Blob]] = defaultdict(dict)
         self._written: set[tuple[int, int]] = set()  # by this process, and not yet added
 
@@ -106,6 +147,7 @@ class BlobStore:
 
     def begin(self, topic_id: int, first_seq: int, body_len: int) -> BlobWriter:
         """Raises OSError when there is no room."""
+        make_directory(self.folder)
         return BlobWriter(self, topic_id, first_seq, body_len)
 
     def written(self, topic_id: int, first_seq: int) -> None:
@@ -117,6 +159,10 @@ class BlobStore:
         is_checked = (topic_id, first_seq) in self._written
         self._written.discard((topic_id, first_seq))
         self._held[topic_id][first_seq] = _Blob(lsn, self.length(topic_id, first_seq), is_checked)
+
+    def lsn(self, topic_id: int, first_seq: int) -> int:
+        """Of the frame that names an added blob."""
+        return self._held[topic_id][first_seq].lsn
 
     def length(self, topic_id: int, first_seq: int) -> int:
         """Bytes of its file; 0 when the file is missing."""
@@ -131,16 +177,16 @@ class BlobStore:
             held.length for seqs in self._held.values() for held in seqs.values() if held.lsn >= lsn
         )
 
-    def body(self, topic_id: int, first_seq: int) -> memoryview:
-        """Body of an added blob. Raises `Damaged`.
+    def file(self, topic_id: int, first_seq: int) -> MappedFile:
+        """An added blob. Raises `Damaged`.
 
         The first call reads all of a blob that this process has not written.
         """
         held = self._held[topic_id][first_seq]
-        if held.view is None:
+        if held.mapped is None:
             self.verify(topic_id, first_seq)
-            held.view = mapped(self.path(topic_id, first_seq))
-        return blob.body_of(held.view)
+            held.mapped = MappedFile.of(self.path(topic_id, first_seq))
+        return held.mapped
 
     def verify(self, topic_id: int, first_seq: int, *, whole: bool = True) -> None:
         """Check an added blob, unless that was done; without ``whole`` only its header.

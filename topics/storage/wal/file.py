@@ -11,11 +11,11 @@ A file keeps its length for its whole life: a shorter one was cut at rest, and i
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 from collections.abc import Callable
 from pathlib import Path
 
+from topics.formats.disk.frames import FRAME_HEADER_BYTES, header_at
 from topics.formats.disk.wal import (
     FILE_HEADER_BYTES,
     BadHeader,
@@ -24,9 +24,10 @@ from topics.formats.disk.wal import (
     encode_file_header,
 )
 from topics.storage.disk import Damaged, allocate, sync_directory, write_again, write_zeros, zero
+from topics.storage.mapped_file import CANNOT_READ, MappedFile, read_at
 
-READ_AHEAD_BYTES = 8 << 20  # a slow disk gives so much in less than 0.1 s
-_POPULATE_READ = 22  # MADV_POPULATE_READ
+ASKED_BYTES = 256 << 10  # asked for at once
+BODY_BYTES = 32 << 10
 LOG, NEW, SPARE, RESERVE = ".wal", ".new", ".spare", ".reserve"
 
 
@@ -49,8 +50,8 @@ def log_paths(folder: Path, shard: int) -> list[Path]:
     paths = {path.name: path for path in sorted(folder.glob(f"*{LOG}"))}
     oldest = next(iter(paths), None)
     for spare in (*folder.glob(f"*{SPARE}"), *folder.glob(f"*{RESERVE}")):
-        with contextlib.suppress(BadHeader), spare.open("rb") as file:
-            header = decode_file_header(file.read(FILE_HEADER_BYTES))
+        with contextlib.suppress(BadHeader, Damaged), spare.open("rb") as file:
+            header = decode_file_header(read_at(spare, file.fileno(), FILE_HEADER_BYTES, 0))
             if oldest is not None and header.shard == shard and log_name(header.base) > oldest:
                 paths.setdefault(log_name(header.base), spare)
     return [paths[name] for name in sorted(paths)]
@@ -62,14 +63,13 @@ class WalFile:
     def __init__(self, folder: Path, header: FileHeader, size: int) -> None:
         self.folder, self.header, self.size = folder, header, size
         self.base, self.seed = header.base, header.seed
+        self.path = folder / log_name(header.base)
         self._fd = -1
-        self._map: mmap.mmap | None = None
+        self._mapped: MappedFile | None = None
         self._view: memoryview | None = None
-
-    @property
-    def path(self) -> Path:
-        """See `log_name`."""
-        return self.folder / log_name(self.base)
+        # Offsets of frames that could be read a moment ago, but for what of a body is above
+        # `BODY_BYTES`.
+        self.asked_from = self.asked_to = 0
 
     def offset(self, lsn: int) -> int:
         """Offset in the file of the frame at ``lsn``."""
@@ -121,19 +121,36 @@ class WalFile:
         """An existing file. Raises `Damaged` when it is not what its name says."""
         fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
         try:
-            header = decode_file_header(os.pread(fd, FILE_HEADER_BYTES, 0))
+            header = decode_file_header(read_at(path, fd, FILE_HEADER_BYTES, 0))
             named = log_name(header.base) == path.name or path.suffix in (SPARE, RESERVE)
             if header.shard != shard or not named:
                 raise BadHeader(f"belongs to shard {header.shard}, LSN {header.base:#x}")
         except BadHeader as error:
             os.close(fd)
             raise Damaged(path, 0, str(error)) from error
+        except BaseException:
+            os.close(fd)
+            raise
         size = os.fstat(fd).st_size
         if size < header.size:
             os.close(fd)
             raise Damaged(path, size, f"the file is cut: it was made with {header.size} bytes")
         file = cls(path.parent, header, size)
-        file._fd = fd
+        file.path, file._fd = path, fd
+        return file
+
+    def take_name(self) -> None:
+        """Give a file that lost its name (see `log_paths`) its own, durably. Raises OSError."""
+        named = self.folder / log_name(self.base)
+        if self.path != named:
+            self.path = self.path.replace(named)
+            sync_directory(self.folder)
+
+    @classmethod
+    def of_image(cls, path: Path, header: FileHeader, data: bytearray) -> WalFile:
+        """A file as it would be with these bytes, which is only read."""
+        file = cls(path.parent, header, len(data))
+        file.path, file._mapped = path, MappedFile.of_bytes(path, memoryview(data))
         return file
 
     @property
@@ -141,24 +158,46 @@ class WalFile:
         """Open for reading, and for writing unless it was opened without."""
         return self._fd
 
+    def mapped(self) -> MappedFile:
+        """The whole file; what is written later shows in it."""
+        if self._mapped is None:
+            self._mapped = MappedFile(self.path, self._fd, self.size)
+        return self._mapped
+
     def view(self) -> memoryview:
-        """The whole file, read in place; what is written later shows in it."""
+        """The whole file, read in place: what `ask` has let pass."""
         if self._view is None:
-            self._map = mmap.mmap(self._fd, self.size, mmap.MAP_SHARED, mmap.PROT_READ)
-            self._view = memoryview(self._map)
+            self._view = self.mapped().data
         return self._view
 
-    def read_ahead(self, beat: Callable[[], None]) -> None:
+    def read_all(self, beat: Callable[[], None]) -> None:
         """Read the whole file into memory, for a scan: it would take a fault for every few pages.
 
-        ``beat``: called between two steps.
+        ``beat``: called between two steps. Raises `Damaged` where it cannot be read.
         """
-        self.view()
-        assert self._map is not None, "a view has a map"
-        with contextlib.suppress(OSError):  # a kernel before 5.14
-            for start in range(0, self.size, READ_AHEAD_BYTES):
-                self._map.madvise(_POPULATE_READ, start, min(READ_AHEAD_BYTES, self.size - start))
-                beat()
+        at = self.mapped().first_unreadable(0, self.size, beat)
+        if at is not None:
+            raise Damaged(self.path, at, CANNOT_READ)
+
+    def ask(self, offset: int) -> None:
+        """Raises `Damaged` unless the frame at ``offset`` can be read. Those that follow are asked
+        for, too.
+        """
+        mapped, stop = self.mapped(), min(offset + ASKED_BYTES, self.size)
+        start = offset + FRAME_HEADER_BYTES
+        if mapped.can_read(offset, stop):
+            is_last = stop == self.size
+            self.asked_from, self.asked_to = offset, stop if is_last else stop - BODY_BYTES
+        else:
+            self.forget_asked()
+            mapped.ask(offset, start)
+        end = start + header_at(self.view(), offset).body_len
+        if end > stop or not self.asked_to:
+            mapped.ask(offset, min(end, self.size))
+
+    def forget_asked(self) -> None:
+        """Time has gone: pages may have left memory."""
+        self.asked_from = self.asked_to = 0
 
     def cut(self, lsn: int) -> None:
         """Turn everything from ``lsn`` on into zeros.
@@ -192,7 +231,7 @@ class WalFile:
 
     def close(self) -> None:
         """Close the file. What a reader still holds keeps its map."""
-        self._view = self._map = None
+        self._mapped = self._view = None
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -33,6 +33,7 @@ from topics.formats.buffers import Buffer
 from topics.formats.disk.frames import (
     APPEND_FIELDS,
     FRAME_HEADER_BYTES,
+    FRAME_MAGIC,
     Frame,
     FrameHeader,
     FrameKind,
@@ -41,9 +42,10 @@ from topics.formats.disk.frames import (
 )
 from topics.formats.disk.records import RecordFlags, RecordsView
 from topics.formats.disk.wal import FILE_HEADER_BYTES, FileHeader
+from topics.storage.disk import Damaged
 from topics.storage.linked_logs import LinkedLogs
-from topics.storage.wal.blobs import BlobStore
-from topics.storage.wal.file import NoRoom, WalFile
+from topics.storage.wal.blobs import BlobStore, BlobView
+from topics.storage.wal.file import BODY_BYTES, NoRoom, WalFile
 from topics.storage.wal.groups import WalGroup
 from topics.storage.wal.progress import Progress, WalCounters
 from topics.storage.wal.writer import WalWriter
@@ -81,22 +83,34 @@ class Copies(Protocol):
 
 
 def frame_records(file: WalFile, locator: int, blobs: BlobStore, copies: Copies) -> RecordsView:
-    """Records of the APPEND or ROUTER frame that ``locator`` locates in ``file``."""
+    """Records of the APPEND or ROUTER frame that ``locator`` locates in ``file``. Raises
+    `Damaged` where they cannot be read.
+    """
     view, offset = file.view(), file.offset(locator)
-    topic_id, first_seq, body_len, count, ext_len, kind, flags = APPEND_FIELDS.unpack_from(
-        view, offset
+    if not file.asked_from <= offset < file.asked_to:
+        file.ask(offset)
+    magic, lsn, topic_id, first_seq, body_len, count, ext_len, kind, flags = (
+        APPEND_FIELDS.unpack_from(view, offset)
     )
+    if lsn != locator or magic != FRAME_MAGIC:  # as in a file that was cut, and written on
+        raise Damaged(file.path, offset, "the frame is not there any more")
     if kind == _ROUTER:
         return copies.records(locator, *frame_in(file, locator))
     if flags & _EXTERNAL:
-        return RecordsView(flags, count, ext_len, blobs.body(topic_id, first_seq))
+        held = blobs.file(topic_id, first_seq)
+        return BlobView(flags, count, ext_len, held, blobs.on_damage)
+    if body_len > BODY_BYTES:
+        file.ask(offset)
     start = offset + FRAME_HEADER_BYTES
     return RecordsView(flags, count, ext_len, view[start : start + body_len])
 
 
 def frame_in(file: WalFile, lsn: int) -> tuple[FrameHeader, memoryview]:
-    """Header and body of the frame at ``lsn``, unchecked."""
+    """Header and body of the frame at ``lsn``, unchecked. Raises `Damaged` where they cannot be
+    read.
+    """
     view, offset = file.view(), file.offset(lsn)
+    file.ask(offset)
     header = header_at(view, offset)
     start = offset + FRAME_HEADER_BYTES
     return header, view[start : start + header.body_len]
@@ -297,7 +311,14 @@ class Wal:
     def count(self, locator: int) -> int:
         """How many records an APPEND or ROUTER frame has."""
         file = self.file(locator)
-        return header_at(file.view(), file.offset(locator)).record_count
+        offset = file.offset(locator)
+        file.ask(offset)
+        return header_at(file.view(), offset).record_count
+
+    def forget_asked(self) -> None:
+        """As `WalFile.forget_asked`, for all files."""
+        for file in self._files:
+            file.forget_asked()
 
     def file(self, locator: int) -> WalFile:
         """The file that holds a frame."""

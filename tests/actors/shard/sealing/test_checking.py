@@ -84,9 +84,8 @@ def test_a_damaged_frame_is_never_sealed_and_its_loss_is_reported_for_good(
             assert gaps == expected.get(topic.id, []), life
             assert seqs == sorted({*range(1, head + 1)} - lost(gaps)), life
             assert topic.count == len(seqs)
-        assert [(str(first) + ".damaged", offset)] == [
-            (str(found.path), found.offset) for found in findings(small.path)
-        ]
+        assert findings(small.path) == []
+        assert Path(f"{first}.damaged").exists()
         if life == 0:
             assert (str(first), offset) in [
                 (log["path"], log["offset"]) for log in stepping if log["event"] == "data damaged"
@@ -239,7 +238,8 @@ def test_a_damaged_blob_is_never_sealed_and_its_file_is_kept(small: Sealer) -> N
         seqs, gaps = walk(small, topic)
         assert gaps == [(2, 11)]
         assert seqs == [1, *range(12, topic.head_seq + 1)]
-        assert [found.path.name for found in findings(small.path)] == [f"{blob.name}.damaged"]
+        assert findings(small.path) == []
+        assert Path(f"{blob}.damaged").exists()
         small.kill()
         small = small.again()
         two_topics(small)

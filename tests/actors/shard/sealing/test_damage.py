@@ -163,11 +163,11 @@ def test_a_segment_that_cannot_be_opened_for_lack_of_descriptors_is_not_damaged(
     fill(client)
     client.shard.segments.close()
 
-    def fail(_path: Path) -> memoryview:
+    def fail(_path: Path) -> None:
         raise OSError(24, "Too many open files")
 
     with monkeypatch.context() as patch:
-        patch.setattr("topics.storage.segments.maps.mapped", fail)
+        patch.setattr("topics.storage.segments.maps.MappedFile.of", fail)
         with pytest.raises(OSError, match="Too many"):
             walk(client, client.engine.topic("a"))
     assert walk(client, client.engine.topic("a"))[1] == []

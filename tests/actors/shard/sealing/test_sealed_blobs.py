@@ -161,7 +161,7 @@ def test_a_read_reports_a_damaged_blob_as_a_gap_and_continues(damaged: Sealer) -
         assert gap(read(damaged, 1)) == ("damaged", 2, 31)
     assert read(damaged, 31).count == 1
     with pytest.raises(Damaged, match=r"\.blob, offset 64"):
-        damaged.wal.blobs.body(damaged.engine.topic("a").id, 2)
+        damaged.wal.blobs.file(damaged.engine.topic("a").id, 2)
 
 
 def test_a_delete_may_cut_a_damaged_blob(damaged: Sealer) -> None:

@@ -56,7 +56,7 @@ def test_without_a_checkpoint_a_log_that_does_not_begin_at_0_is_damaged(client: 
     for path in files(client.path, "checkpoint"):
         path.unlink()
     assert findings(client.path)
-    with pytest.raises(Damaged, match="missing or cut"):
+    with pytest.raises(Damaged, match="no checkpoint is whole"):
         client.again()
 
 

@@ -20,8 +20,9 @@ from topics.formats.disk.blob import BadBlob, checking
 from topics.formats.disk.copies import BadCopies, rows_of_frame
 from topics.formats.disk.frames import FrameHeader, FrameKind, check_frame, scan_frames
 from topics.formats.disk.records import RecordFlags
-from topics.storage.disk import Damaged, mapped
+from topics.storage.disk import Damaged
 from topics.storage.linked_logs import LinkedLogs, Payload
+from topics.storage.mapped_file import MappedFile
 from topics.storage.wal.blobs import BlobStore
 from topics.storage.wal.file import WalFile
 from topics.storage.wal.log import frame_in
@@ -80,7 +81,16 @@ class SealingCheck:
     def _scan(self) -> Generator[None, None, int]:
         """The LSN up to which all frames are whole."""
         file, count = self._file, 1
-        frames = scan_frames(file.view(), file.offset(file.base), file.base, file.seed)
+        readable = file.size
+        for start in range(0, file.size, STEP_BYTES):
+            stop = min(start + STEP_BYTES, file.size)
+            at = file.mapped().first_unreadable(start, stop)
+            yield
+            if at is not None:
+                readable = at
+                break
+        view = file.view()[:readable]
+        frames = scan_frames(view, file.offset(file.base), file.base, file.seed)
         begin = file.base
         while begin < self._end and (some := [*islice(frames, count)]):
             for header in some:
@@ -103,8 +113,8 @@ class SealingCheck:
         for count, entry in enumerate(self._writes_of(topic)):
             if entry.locator < lsn:
                 continue
-            found = check_frame(file.view(), file.offset(entry.locator), entry.locator, file.seed)
-            if not isinstance(found, FrameHeader):
+            found = _checked(file, entry.locator)
+            if found is None:
                 self.writes.append(DamagedWrite(topic, entry))
             else:
                 self._note(found)
@@ -118,7 +128,8 @@ class SealingCheck:
             return
         path = self._blobs.path(header.topic_id, header.first_seq)
         try:
-            yield from checking(mapped(path), header.topic_id, header.first_seq, STEP_BYTES)
+            mapped, names = MappedFile.of(path), (header.topic_id, header.first_seq)
+            yield from checking(mapped.data, *names, STEP_BYTES, mapped.can_read)
         except FileNotFoundError:
             damage = Damaged(path, 0, "blob named by the log is missing")
         except BadBlob as error:
@@ -165,6 +176,16 @@ class SealingCheck:
             if checked >= STEP_BYTES or count >= STEP_FRAMES:
                 yield
                 checked = count = 0
+
+
+def _checked(file: WalFile, lsn: int) -> FrameHeader | None:
+    """The frame at ``lsn`` if it is whole."""
+    try:
+        frame_in(file, lsn)
+    except Damaged:
+        return None
+    found = check_frame(file.view(), file.offset(lsn), lsn, file.seed)
+    return found if isinstance(found, FrameHeader) else None
 
 
 def _live_entry(topic: Topic, header: FrameHeader) -> IndexEntry | None:

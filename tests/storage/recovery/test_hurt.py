@@ -1,0 +1,216 @@
+"""A directory that is hurt in any way: a start that refuses it changes no byte, and one that takes
+it loses nothing silently.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.actors.shard.sealing.sealing_support import Sealer, fill
+from tests.support.hurt import (
+    FILE_BYTES,
+    WAYS,
+    Seen,
+    busy,
+    flip,
+    kinds,
+    opened,
+    seen,
+    seen_once,
+    stepped,
+    tree,
+)
+from tests.support.log import failing
+from tests.support.recovery import frames_of
+from topics.formats.disk.wal import FILE_HEADER_BYTES
+from topics.storage.disk import Damaged
+from topics.storage.recovery import steps
+
+TRIES = 2  # of each way, kind and end
+
+
+class Scene(NamedTuple):
+    path: Path
+    before: Seen
+    # By topic, seqs whose frames nothing says to be synced: they may go with a torn tail.
+    unpromised: dict[str, set[int]]
+
+
+@pytest.fixture(scope="module", params=["stop", "kill"])
+def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Scene:
+    path = tmp_path_factory.mktemp("hurt") / "data"
+    with stepped():
+        client = busy(path)
+        before = seen(client)
+        getattr(client, request.param)()
+        names = {topic.id: name for name, topic in client.engine.topics.items()}
+        last = kinds(path)["wal .wal"][-1]
+        headers = [header for _, header in frames_of(last)]
+        promised = max(header.durable_lsn for header in headers)
+        unpromised: dict[str, set[int]] = {}
+        for header in headers if request.param == "kill" else ():
+            if header.lsn >= promised and header.record_count:
+                seqs = range(header.first_seq, header.first_seq + header.record_count)
+                unpromised.setdefault(names[header.topic_id], set()).update(seqs)
+    assert {"wal .wal", "wal .spare", "segment .seg", "checkpoint .ckpt", "blob .blob"} <= {
+        *kinds(path)
+    }
+    assert len(kinds(path)["checkpoint .ckpt"]) == 2
+    (path / "checkpoint" / "00" / "next.reserve").unlink()  # a MiB in each copy
+    return Scene(path, before, unpromised)
+
+
+@pytest.fixture(autouse=True)
+def _by_hand() -> Iterator[None]:
+    with stepped():
+        yield
+
+
+def lost_silently(scene: Scene, after: Seen) -> dict[str, set[int]]:
+    found = {}
+    for name, records in scene.before.shown.items():
+        shown, told = after.shown.get(name, {}), after.told.get(name, set())
+        lost = {seq for seq in records if seq not in told and shown.get(seq) != records[seq]}
+        if lost:
+            found[name] = lost
+    return found
+
+
+def check(scene: Scene, path: Path, kind: str, what: str) -> bool:
+    """Start; whether it was refused."""
+    hurt, files = tree(path), kinds(path).get(kind, [])
+    try:
+        after = seen_once(path)
+    except Damaged as damage:
+        refusal = str(damage)
+    else:
+        refusal = ""
+    if refusal:
+        assert str(path) in refusal, what
+        assert tree(path) == hurt, f"{what}: a start that is refused changes nothing"
+        return True
+    lost = lost_silently(scene, after)
+    if kind == "segment .seg":  # a flipped delete flag, which is under no checksum
+        assert sum(map(len, lost.values())) <= len(files), what
+    elif kind == "wal .wal":  # the tail looks torn
+        assert all(seqs <= scene.unpromised.get(name, set()) for name, seqs in lost.items()), what
+    else:
+        assert not lost, what
+    return False
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_a_hurt_directory_is_refused_untouched_or_loses_nothing_silently(
+    scene: Scene, tmp_path: Path, way: Callable[[list[Path], random.Random], None]
+) -> None:
+    refused = []
+    for kind in kinds(scene.path):
+        for number in range(TRIES):
+            what = f"{way.__name__} {kind} {number}"
+            path = Path(shutil.copytree(scene.path, tmp_path / "copy"))
+            way(kinds(path)[kind], random.Random(what))
+            refused.append(check(scene, path, kind, what))
+            shutil.rmtree(path)
+    assert not all(refused)
+
+
+@pytest.mark.parametrize("files", ["flipped", "missing"])
+def test_segments_without_a_whole_checkpoint_are_refused_in_one_sentence(
+    scene: Scene, tmp_path: Path, files: str
+) -> None:
+    path = Path(shutil.copytree(scene.path, tmp_path / "copy"))
+    for checkpoint in kinds(path)["checkpoint .ckpt"]:
+        if files == "flipped":
+            flip(checkpoint, 100)
+        else:
+            checkpoint.unlink()
+    hurt = tree(path)
+    with pytest.raises(Damaged, match="no checkpoint is whole, and the log no longer has every"):
+        opened(path)
+    assert tree(path) == hurt
+
+
+def test_a_start_without_room_for_a_folder_changes_nothing(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = Path(shutil.copytree(scene.path, tmp_path / "copy"))
+    (path / "segment" / "00" / "00000000ff.tmp").write_bytes(b"half")
+    spare = kinds(path)["wal .spare"][0]
+    spare.rename(spare.with_suffix(".new"))
+    hurt = tree(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(steps, "make_directory", failing(errno.ENOSPC))
+        with pytest.raises(OSError, match="No space left"):
+            opened(path)
+    assert tree(path) == hurt
+    assert seen_once(path) == scene.before
+    assert tree(path) != hurt
+
+
+def just_sealed(path: Path) -> tuple[Path, Seen]:
+    """A shard that was killed between its first segment and its first checkpoint."""
+    client = Sealer(path.with_name("running"), file_bytes=FILE_BYTES)
+    fill(client, "a", "b", rounds=20, size=300)
+    while not kinds(client.path).get("segment .seg"):
+        assert client.step()
+    before = seen(client)
+    shutil.copytree(client.path, path)
+    client.kill()
+    assert {"segment .seg", "wal .wal"} <= kinds(path).keys()
+    assert not kinds(path).get("checkpoint .ckpt")
+    return path, before
+
+
+def test_a_kill_between_the_first_segment_and_the_first_checkpoint_costs_nothing(
+    tmp_path: Path,
+) -> None:
+    path, before = just_sealed(tmp_path / "data")
+    assert seen_once(path) == before
+    assert not kinds(path).get("segment .seg"), "what nothing names is gone"
+
+
+def test_a_segment_shows_that_a_log_without_checkpoints_has_lost_its_end(tmp_path: Path) -> None:
+    path, _ = just_sealed(tmp_path / "data")
+    first, *later = kinds(path)["wal .wal"]
+    for file in later:
+        file.unlink()
+    data, (_, frame) = first.read_bytes(), frames_of(first)[0]
+    first.write_bytes(data[: FILE_HEADER_BYTES + frame.end].ljust(len(data), b"\0"))
+    hurt = tree(path)
+    with pytest.raises(Damaged, match=r"has records of the log up to 0x\w+, and it ends at 0x"):
+        opened(path)
+    assert tree(path) == hurt
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_copy_of_a_running_directory_is_refused_untouched_or_complete(
+    tmp_path: Path, seed: int
+) -> None:
+    """A file is copied now and then, while the shard goes on."""
+    dice, client, copied = random.Random(seed), busy(tmp_path / "data"), tmp_path / "copy"
+    before, folders = seen(client), sorted(client.path.glob("*/00"))
+    dice.shuffle(folders)
+    for folder in folders:
+        (copied / folder.relative_to(client.path)).mkdir(parents=True)
+        for path in sorted(folder.iterdir()):
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copyfile(path, copied / path.relative_to(client.path))
+            for _ in range(dice.randrange(3)):
+                fill(client, "a", "b", rounds=4, size=300)
+                client.seal()
+    client.kill()
+    hurt = tree(copied)
+    try:
+        after = seen_once(copied)
+    except Damaged:
+        assert tree(copied) == hurt
+    else:
+        assert not lost_silently(Scene(copied, before, {}), after)

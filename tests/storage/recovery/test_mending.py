@@ -1,0 +1,149 @@
+"""What is lost with a frame that cannot be read is told, exactly, and all the rest stands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.hurt import (
+    Seen,
+    findings,
+    flip,
+    frames,
+    opened,
+    repaired,
+    seen,
+    seen_once,
+    small,
+    stepped,
+    without,
+)
+from tests.support.log import Client, log_files, state
+from topics.formats.disk.frames import FRAME_HEADER_BYTES, FrameKind
+from topics.storage.disk import Damaged
+
+
+@pytest.fixture(autouse=True)
+def _by_hand() -> Iterator[None]:
+    with stepped():
+        yield
+
+
+@pytest.mark.parametrize("where", ["header", "body", "length"])
+def test_a_flipped_bit_costs_the_write_and_nothing_else(tmp_path: Path, where: str) -> None:
+    before = small(tmp_path)
+    offset, header = frames(tmp_path, FrameKind.APPEND)[6]
+    assert header.first_seq == 5, "of topic a"
+    flip(log_files(tmp_path)[0], offset + {"header": 24, "length": 48, "body": 100}[where])
+    hurt = log_files(tmp_path)[0].read_bytes()
+    with pytest.raises(Damaged):
+        opened(tmp_path)
+    lines = repaired(tmp_path)
+    assert 'topic "a": seqs 5 to 6 are lost' in lines
+    assert any("idempotency key 'k2'" in line for line in lines)
+    assert not findings(tmp_path)
+    (kept,) = (tmp_path / "wal" / "00").glob("*.damaged")
+    assert kept.read_bytes() == hurt
+    after = seen_once(tmp_path)
+    assert after == Seen(without(before, "a", 5, 6), {**before.told, "a": {5, 6}})
+
+
+def test_the_last_write_of_a_topic_is_told_and_its_seqs_are_not_given_again(
+    tmp_path: Path,
+) -> None:
+    before = small(tmp_path)
+    file, (offset, _) = log_files(tmp_path)[0], frames(tmp_path, FrameKind.APPEND)[-1]
+    flip(file, offset + FRAME_HEADER_BYTES + 20)
+    assert 'topic "q": seqs 5 to 5 are lost' in repaired(tmp_path)
+    client = opened(tmp_path)
+    assert seen(client).shown == without(before, "q", 5)
+    assert client.append("q", "next") == (6, False)
+    client.kill()
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_where_nothing_says_whose_seqs_are_lost_none_is_given_again(
+    tmp_path: Path, end: str
+) -> None:
+    before = small(tmp_path, end)
+    offset, _ = frames(tmp_path, FrameKind.APPEND)[-1]
+    for at in (24, 40):  # the topic, and more
+        flip(log_files(tmp_path)[0], offset + at, 5)
+    lines = repaired(tmp_path)
+    if end == "kill":
+        begins = 'topic "q": may have lost records behind seq 4; it goes on behind 1000'
+        assert any(line.startswith(begins) for line in lines)
+    else:
+        assert 'topic "q": seqs 5 to 5 are lost' in lines, "the checkpoint knows the head"
+    client = opened(tmp_path)
+    assert seen(client).shown == without(before, "q", 5)
+    seq, _ = client.append("q", "next")
+    assert seq > 5
+    client.kill()
+    client = opened(tmp_path)
+    assert client.append("q", "later") == (seq + 1, False)
+    client.kill()
+
+
+@pytest.mark.parametrize("kind", [FrameKind.DELETE, FrameKind.TOPIC, FrameKind.START])
+def test_what_a_lost_change_did_is_not_done_and_said(tmp_path: Path, kind: FrameKind) -> None:
+    before = small(tmp_path, "kill")
+    offset, header = frames(tmp_path, kind)[-1 if kind == FrameKind.TOPIC else 0]
+    flip(log_files(tmp_path)[0], offset + (64 + header.body_len // 2 if header.body_len else 40))
+    (line, *_) = repaired(tmp_path)
+    assert f"a {kind.name} frame" in line
+    assert not findings(tmp_path)
+    client = opened(tmp_path)
+    shown = seen(client).shown
+    assert all(shown[name].items() >= records.items() for name, records in before.shown.items())
+    assert (1 in shown["b"]) == (kind == FrameKind.DELETE)
+    assert (client.engine.topic("a").config.cap_records == 0) == (kind == FrameKind.TOPIC)
+    client.kill()
+
+
+def test_a_topic_whose_making_is_lost_is_gone_and_its_id_is_not_used_again(tmp_path: Path) -> None:
+    before = small(tmp_path, "kill")
+    offset, header = frames(tmp_path, FrameKind.TOPIC)[2]
+    flip(log_files(tmp_path)[0], offset + FRAME_HEADER_BYTES + 9)
+    lines = repaired(tmp_path)
+    told = [line for line in lines if f"topic {header.topic_id}, of unknown name" in line]
+    assert len(told) == 5, "each of its writes"
+    client = opened(tmp_path)
+    assert seen(client).shown == {name: before.shown[name] for name in ("a", "q")}
+    client.append("b", "again")
+    assert client.engine.topic("b").id > header.topic_id
+    client.kill()
+
+
+def test_a_topic_that_is_configured_again_comes_back_and_tells_its_loss(tmp_path: Path) -> None:
+    client = Client(tmp_path)
+    client.append("b", 1, 2)
+    client.put("b", cap_records=5)
+    client.append("b", 3)
+    client.kill()
+    Client(tmp_path).kill()
+    offset, _ = frames(tmp_path, FrameKind.TOPIC)[0]
+    flip(log_files(tmp_path)[0], offset + FRAME_HEADER_BYTES + 9)
+    repaired(tmp_path)
+    after = seen_once(tmp_path)
+    assert [*after.shown["b"]] == [3]
+    assert after.told["b"] == {1, 2}
+
+
+def test_a_topic_of_a_name_that_was_made_again_does_not_come_back(tmp_path: Path) -> None:
+    client = Client(tmp_path)
+    client.append("b", 1, 2)
+    client.delete("b")
+    client.append("b", 3)
+    before = state(client)
+    client.kill()
+    Client(tmp_path).kill()
+    offset, _ = frames(tmp_path, FrameKind.TOPIC_DELETED)[0]
+    flip(log_files(tmp_path)[0], offset + 40)
+    repaired(tmp_path)
+    client = opened(tmp_path)
+    assert client.records("b") == before["b"]["records"]
+    assert len(client.engine.by_id) == 1
+    client.kill()

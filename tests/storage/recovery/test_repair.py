@@ -1,0 +1,234 @@
+"""A shard that refuses to start, and starts after a repair: what is lost is told, exactly, and all
+the rest stands.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.actors.shard.sealing.sealing_support import Sealer, fill
+from tests.support.hurt import (
+    FILE_BYTES,
+    WAYS,
+    Seen,
+    all_missing,
+    busy,
+    findings,
+    flip,
+    frames,
+    kinds,
+    opened,
+    repaired,
+    seen,
+    seen_once,
+    small,
+    stepped,
+    tree,
+    without,
+)
+from tests.support.log import START, Client, append_streamed, log_files
+from tests.support.recovery import frames_of
+from topics.formats.disk.frames import FrameKind
+from topics.storage.disk import Damaged
+from topics.storage.recovery.mending import CannotRepair
+from topics.storage.recovery.repair import ShardRepair
+
+
+@pytest.fixture(autouse=True)
+def _by_hand() -> Iterator[None]:
+    with stepped():
+        yield
+
+
+@pytest.mark.parametrize("is_emptied", [False, True])
+def test_the_newest_log_file_without_a_header_may_have_held_any_seqs(
+    tmp_path: Path, is_emptied: bool
+) -> None:
+    client = Client(tmp_path, file_bytes=FILE_BYTES)
+    for number in range(30):
+        client.append("a", "x" * 500, number)
+    before = seen(client)
+    client.kill()
+    newest = log_files(tmp_path)[-1]
+    first = min(header.first_seq for _, header in frames_of(newest))
+    data = bytearray(newest.read_bytes())
+    data[:4200] = b"?" * 4200  # no salt, and no first frame
+    newest.write_bytes(b"" if is_emptied else data)
+    lines = repaired(tmp_path)
+    assert f'topic "a": may have lost records behind seq {first - 1};' in lines[-1]
+    assert not findings(tmp_path)
+    client = opened(tmp_path)
+    assert seen(client).shown == without(before, "a", *range(first, 61))
+    assert client.append("a", "next")[0] > 60
+    client.kill()
+
+
+@pytest.mark.parametrize("part", ["magic", "size", "checksum", "salt"])
+def test_a_log_file_whose_header_is_hurt_is_known_by_its_name_and_first_frame(
+    tmp_path: Path, part: str
+) -> None:
+    before = small(tmp_path)
+    flip(log_files(tmp_path)[0], {"magic": 3, "salt": 26, "size": 33, "checksum": 41}[part])
+    with pytest.raises(Damaged):
+        opened(tmp_path)
+    (line,) = repaired(tmp_path)
+    assert line.startswith(str(log_files(tmp_path)[0]))
+    assert not findings(tmp_path)
+    assert seen_once(tmp_path) == before, "no frame is lost"
+
+
+@pytest.mark.parametrize("is_missing", [False, True])
+def test_a_hurt_blob_costs_its_write(tmp_path: Path, is_missing: bool) -> None:
+    client = Client(tmp_path)
+    client.append("a", 1)
+    path = append_streamed(client, "a", *("y" * 100 for _ in range(9)))
+    client.append("a", 2)
+    before = seen(client)
+    client.kill()
+    if is_missing:
+        path.unlink()
+    else:
+        flip(path, 500)
+    assert 'topic "a": seqs 2 to 10 are lost' in repaired(tmp_path)
+    assert not findings(tmp_path)
+    assert path.with_name(path.name + ".damaged").exists() != is_missing
+    after = seen_once(tmp_path)
+    assert after.shown == without(before, "a", *range(2, 11))
+    assert after.told["a"] == {*range(2, 11)}
+
+
+def test_what_a_repair_told_is_told_when_its_log_file_is_sealed_and_gone(tmp_path: Path) -> None:
+    client = Sealer(tmp_path, file_bytes=FILE_BYTES)
+    fill(client, "a", "b", rounds=6, size=300)
+    fill(client, "c", rounds=1)
+    before = seen(client)
+    client.kill()
+    Client(tmp_path, file_bytes=FILE_BYTES).kill()
+    offsets = [offset for offset, _ in frames(tmp_path, FrameKind.APPEND)]
+    for at in (4, -1):
+        flip(log_files(tmp_path)[0], offsets[at] + 100)
+    repaired(tmp_path)
+    client = Sealer(tmp_path, file_bytes=FILE_BYTES)
+    after = seen(client)
+    assert (after.told["a"], after.told["c"]) == ({5, 6}, {1, 2})
+    for _ in range(3):
+        fill(client, "other", rounds=20, size=300)
+        client.checkpoint()
+        client.checkpoint()
+        client.kill()
+        client = Sealer(tmp_path, file_bytes=FILE_BYTES)
+        found = seen(client)
+        assert all(found.shown[name] == after.shown[name] for name in before.shown)
+        assert all(found.told[name] == after.told[name] for name in before.shown)
+    assert not any("00000000.wal" in path.name for path in log_files(tmp_path)), "it is gone"
+    client.kill()
+
+
+class Scene:
+    path: Path
+    before: Seen
+
+
+@pytest.fixture(scope="module", params=["stop", "kill"])
+def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Scene:
+    found = Scene()
+    with stepped():
+        client = busy(tmp_path_factory.mktemp("repair") / "data")
+        found.path, found.before = client.path, seen(client)
+        getattr(client, request.param)()
+    (found.path / "checkpoint" / "00" / "next.reserve").unlink()
+    return found
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way is not all_missing])
+@pytest.mark.parametrize("kind", ["wal .wal", "blob .blob", "linked .wal", "checkpoint .ckpt"])
+def test_whatever_is_hurt_a_repair_that_succeeds_loses_nothing_silently(
+    scene: Scene, tmp_path: Path, kind: str, way: Callable[[list[Path], random.Random], None]
+) -> None:
+    for number in range(2):
+        what = f"{way.__name__} {kind} {number}"
+        path = Path(shutil.copytree(scene.path, tmp_path / "copy"))
+        way(kinds(path)[kind], random.Random(what))
+        hurt = tree(path)
+        try:
+            seen_once(Path(shutil.copytree(path, tmp_path / "started")))
+        except Damaged:
+            repair = ShardRepair(path, 0, 1, START)
+            try:
+                repair.plan()
+            except CannotRepair:
+                assert tree(path) == hurt, what
+            else:
+                repair.apply()
+                assert not findings(path), what
+                after = seen_once(path)
+                for name, records in scene.before.shown.items():
+                    shown, told = after.shown.get(name, {}), after.told.get(name, set())
+                    lost = {seq for seq in records if shown.get(seq) != records[seq]}
+                    assert lost <= told, (what, name, repair.lines)
+        shutil.rmtree(path)
+        shutil.rmtree(tmp_path / "started")
+
+
+def test_a_checkpoint_of_another_version_is_no_damage_to_repair(tmp_path: Path) -> None:
+    small(tmp_path)
+    (checkpoint,) = kinds(tmp_path)["checkpoint .ckpt"]
+    flip(checkpoint, 8, 6)
+    with pytest.raises(CannotRepair, match="offset 8: has format version"):
+        ShardRepair(tmp_path, 0, 1, START).plan()
+
+
+def test_without_a_whole_checkpoint_a_repair_refuses(scene: Scene, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(scene.path, tmp_path / "copy"))
+    for checkpoint in kinds(path)["checkpoint .ckpt"]:
+        flip(checkpoint, 100)
+    hurt = tree(path)
+    with pytest.raises(CannotRepair, match="restore a backup"):
+        ShardRepair(path, 0, 1, START).plan()
+    assert tree(path) == hurt
+
+
+def test_a_repair_that_is_killed_between_two_steps_is_done_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Client(tmp_path / "data", file_bytes=FILE_BYTES)
+    for number in range(60):
+        client.append("a", "x" * 500, number)
+    before = seen(client)
+    client.kill()
+    files = log_files(tmp_path / "data")
+    for file in files[:2]:
+        flip(file, frames_of(file)[4][0] + 100)
+    killed = 0
+    for step in ("link", "fdatasync", "rename", "replace", "unlink", "fsync"):
+        for at in range(8):
+            path = Path(shutil.copytree(tmp_path / "data", tmp_path / "copy"))
+            calls = 0
+
+            def dying(*_: object, at: int = at, **__: object) -> None:
+                nonlocal calls
+                calls += 1
+                if calls > at:
+                    raise KeyboardInterrupt
+
+            repair = ShardRepair(path, 0, 1, START)
+            repair.plan()
+            with monkeypatch.context() as patch:
+                patch.setattr(f"os.{step}", dying)
+                try:
+                    repair.apply()
+                except KeyboardInterrupt:
+                    killed += 1
+            again = ShardRepair(path, 0, 1, START)
+            again.plan()
+            again.apply()
+            after = seen_once(path)
+            assert len(before.shown["a"]) - len(after.shown["a"]) == 4
+            assert not findings(path)
+            shutil.rmtree(path)
+    assert killed

@@ -1,0 +1,397 @@
+"""Mending: what takes the place of frames that recovery refuses, in images of log files.
+
+    a hole              LOST frames: seqs that are known to be lost, by topic
+    frames that need    LOST frames in their place: they name what is lost, or are about a topic
+    a lost one          that is not known
+
+What is lost is told by the neighbours of a hole: by the head of a topic before it, and the next seq
+behind it. The header of a damaged frame is believed only where all that it says fits them, or where
+its checksum says which bit has flipped. Where nothing tells, all topics without a later frame go on
+above the seqs that may have been given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+from topics.formats.disk.copies import BadCopies, decode_copies, rows_of_frame
+from topics.formats.disk.frame_bodies import decode_idempotency_key, decode_topic, lost_frame
+from topics.formats.disk.frames import (
+    FRAME_HEADER_BYTES,
+    FRAME_MAGIC,
+    FrameHeader,
+    FrameKind,
+    check_frame,
+    encode_frame,
+    header_at,
+    scan_frames,
+)
+from topics.formats.disk.records import RecordFlags, RecordsView
+from topics.formats.disk.wal import (
+    FILE_HEADER_BYTES,
+    FileHeader,
+    encode_file_header,
+)
+from topics.storage.disk import Damaged
+from topics.storage.recovery.steps import ShardReader
+from topics.storage.recovery.tail import HurtLog
+from topics.storage.wal.file import WalFile, log_name
+
+RECORDS_PER_WRITE = 10_000  # of a client, where TOPICS_MAX_BATCH_RECORDS is as it comes
+RECORDS_MAX = (1 << 32) - 1
+CORRECTED_MAX_BYTES = 1 << 20
+_WITH_SEQS = frozenset({FrameKind.APPEND, FrameKind.ROUTER, FrameKind.LOST})
+
+
+class CannotRepair(Damaged):
+    """Damage that only a backup makes good."""
+
+
+class Lost(NamedTuple):
+    """Seqs of a topic; ``topic_id`` 0: of any topic, up to ``seqs``."""
+
+    topic_id: int
+    first_seq: int
+    seqs: int
+
+
+class RepairPlan:
+    """What is to be done in the folders of one shard. ``lines`` say what is lost, for people."""
+
+    def __init__(self, shard: int) -> None:
+        self.shard = shard
+        self.images: dict[Path, tuple[FileHeader, bytearray]] = {}  # of log files
+        self.changed: set[Path] = set()  # the images that are to be written
+        self.aside: list[Path] = []  # hurt files that nothing needs any more
+        self.kept: list[Path] = []  # hurt files that others may need
+        self.lines: list[str] = []
+
+    def image_of(self, file: WalFile) -> bytearray:
+        """The bytes of a log file, to be changed."""
+        if file.path not in self.images:
+            self.images[file.path] = file.header, bytearray(file.view())
+        self.changed.add(file.path)
+        return self.images[file.path][1]
+
+    def make_missing(self, folder: Path, base: int, end: int) -> None:
+        """A log file for frames from ``base`` to ``end``."""
+        size = FILE_HEADER_BYTES + end - base
+        header = FileHeader(self.shard, base, int.from_bytes(os.urandom(8), "little"), size)
+        path = folder / log_name(base)
+        self.images[path] = header, bytearray(encode_file_header(header)).ljust(size, b"\0")
+        self.changed.add(path)
+
+    def set_aside(self, path: Path, *, is_kept: bool) -> None:
+        """A hurt file that is not of the log; with ``is_kept`` others may need it."""
+        found = self.kept if is_kept else self.aside
+        if path.exists() and path not in found:
+            found.append(path)
+
+
+EFFECTS = {
+    FrameKind.DELETE: "what it deleted is back",
+    FrameKind.TOPIC: "its settings are as they were before; if it made the topic, that is gone",
+    FrameKind.TOPIC_DELETED: "the topic is back, unless one of its name was made later",
+    FrameKind.LEASE: "jobs that it leased are free",
+    FrameKind.ROUTER: "its router may copy again",
+    FrameKind.ROUTER_SET: "a router is as it was before",
+    FrameKind.ROUTERS_GONE: "routers that it removed are back",
+    FrameKind.FLOOR: "caps and age are applied anew",
+}
+
+
+class Mending:
+    """One refusal: what stands around the damage, and what takes its place."""
+
+    def __init__(self, reader: ShardReader, files: Sequence[WalFile], plan: RepairPlan) -> None:
+        self._reader, self._files, self._plan = reader, files, plan
+        self._topics, self._by_id = reader.topics, reader.engine.by_id
+
+    # Frames that are missing or do not follow
+
+    def mend(self, hurt: HurtLog) -> None:
+        """Put LOST frames where recovery stopped. Raises `CannotRepair`."""
+        if hurt.end is not None and hurt.end < hurt.first:
+            raise CannotRepair(hurt.path, hurt.offset, hurt.reason)  # a file too many
+        file = self._file(hurt.first)
+        if file is None:
+            self._fill_gap(hurt)
+            return
+        header = self._whole(file, hurt.first)
+        if header is not None:
+            self._drop(self._misfits(header), hurt.path, hurt.reason)
+            return
+        end = self._end_of_damage(file, hurt)
+        losses, said = self._losses(file, hurt.first, end)
+        self._plan.lines.append(
+            f"{file.path}, offset {file.offset(hurt.first)}: {end - hurt.first} bytes of frames"
+            f" cannot be read{said}"
+        )
+        self._write(file, hurt.first, end, losses)
+
+    def _fill_gap(self, hurt: HurtLog) -> None:
+        """A file of the log is missing."""
+        if hurt.end is None or hurt.end < hurt.first + FRAME_HEADER_BYTES:
+            raise CannotRepair(hurt.path, hurt.offset, hurt.reason)
+        folder = self._reader.folders.wal
+        self._plan.lines.append(
+            f"{folder / log_name(hurt.first)}: the log from {hurt.first:#x} to {hurt.end:#x} is"
+            " missing"
+        )
+        self._plan.make_missing(folder, hurt.first, hurt.end)
+        # The next pass finds zeros in it.
+
+    def _file(self, lsn: int) -> WalFile | None:
+        """The file with room for a frame at ``lsn``."""
+        at = bisect_right(self._files, lsn, key=lambda file: file.base)
+        file = self._files[at - 1] if at else None
+        return file if file is not None and file.holds(lsn, FRAME_HEADER_BYTES) else None
+
+    def _whole(self, file: WalFile, lsn: int) -> FrameHeader | None:
+        found = check_frame(file.view(), file.offset(lsn), lsn, file.seed)
+        return found if isinstance(found, FrameHeader) else None
+
+    def _end_of_damage(self, file: WalFile, hurt: HurtLog) -> int:
+        """LSN up to which no whole frame follows."""
+        ends = [each.base for each in self._files if each.base > hurt.first]
+        ends += [hurt.end] if hurt.end is not None and hurt.end > hurt.first else []
+        checkpoint = self._reader.checkpoint
+        if not ends and checkpoint is not None and checkpoint.lsn > hurt.first:
+            ends.append(checkpoint.lsn)
+        limit = min([file.base + file.size - FILE_HEADER_BYTES, *ends])
+        found = self._next_whole(file, hurt.first)
+        if found is not None and found <= limit:
+            return found
+        if not ends:
+            raise CannotRepair(hurt.path, hurt.offset, hurt.reason)
+        return limit
+
+    def _next_whole(self, file: WalFile, lsn: int) -> int | None:
+        """LSN of the first whole frame behind ``lsn`` in the file."""
+        data, start = file.view(), file.offset(lsn)
+        rest = bytes(data[start:])
+        at = rest.find(FRAME_MAGIC, 1)
+        while at >= 0:
+            if at % 8 == 0 and self._whole(file, lsn + at) is not None:
+                return lsn + at
+            at = rest.find(FRAME_MAGIC, at + 1)
+        return None
+
+    def _frames(self, lsn: int) -> Iterator[tuple[WalFile, FrameHeader]]:
+        """All whole frames from ``lsn`` on, also behind further damage."""
+        for file in self._files:
+            at: int | None = max(lsn, file.base)
+            while at is not None and file.holds(at, FRAME_HEADER_BYTES):
+                for header in scan_frames(file.view(), file.offset(at), at, file.seed):
+                    yield file, header
+                    at = header.end
+                assert at is not None
+                at = self._next_whole(file, at) if file.holds(at, FRAME_HEADER_BYTES) else None
+
+    # What is lost
+
+    def _losses(self, file: WalFile, first: int, end: int) -> tuple[list[Lost], str]:
+        """What frames from LSN ``first`` to ``end``, which cannot be read, have said; and what is
+        known of them besides.
+        """
+        following = self._following(end)
+        losses = []
+        for topic_id, topic in self._by_id.items():
+            head_seq, next_seq = self._head(topic_id, first), following.get(topic_id, 0)
+            if not next_seq and first < self._topics.news_from(topic):
+                next_seq = self._topics.restored_head(topic) + 1
+            if next_seq > head_seq + 1 and topic.config.durability != "ephemeral":
+                losses.append(Lost(topic_id, head_seq + 1, next_seq - head_seq - 1))
+        header = self._corrected(file, first, end) or (
+            self._believed(file, first, end, losses, following)
+        )
+        if header is None:
+            frames = (end - first) // FRAME_HEADER_BYTES
+            if frames == 1 and losses:  # that one
+                return losses, ""
+            losses.append(Lost(0, 0, min(frames * RECORDS_PER_WRITE, RECORDS_MAX)))
+            return losses, ""
+        if header.kind in _WITH_SEQS and header.record_count:
+            losses = [Lost(header.topic_id, header.first_seq, header.record_count)]
+            return losses, self._key(file, header)
+        about = self._by_id.get(header.topic_id)
+        name = f' about topic "{about.name}"' if about is not None else ""
+        effect = EFFECTS.get(FrameKind(header.kind), "nothing else is lost")
+        return losses, f", a {FrameKind(header.kind).name} frame{name}: {effect}"
+
+    def _head(self, topic_id: int, lsn: int) -> int:
+        """Head of the topic before the frame at ``lsn``, where the replay has stopped."""
+        topic = self._by_id[topic_id]
+        is_newer = lsn >= self._topics.news_from(topic)
+        restored = self._topics.restored_head(topic) if is_newer else 0
+        return max(topic.head_seq, topic.start_seq - 1, restored)
+
+    def _following(self, lsn: int) -> dict[int, int]:
+        """By topic, the first seq of the next frame from ``lsn`` on that gives some."""
+        found: dict[int, int] = {}
+        for file, header in self._frames(lsn):
+            if header.kind in _WITH_SEQS and header.first_seq:
+                found.setdefault(header.topic_id, header.first_seq)
+            elif header.kind == FrameKind.TOPIC:
+                found.setdefault(header.topic_id, decode_topic(_body(file, header)).head_seq + 1)
+        return found
+
+    def _corrected(self, file: WalFile, first: int, end: int) -> FrameHeader | None:
+        """The header of the one frame that stood there, if one of its bits has flipped: then its
+        checksum tells.
+        """
+        offset = file.offset(first)
+        data = bytearray(file.view()[offset : offset + end - first])
+        for bit in range(8 * FRAME_HEADER_BYTES if len(data) <= CORRECTED_MAX_BYTES else 0):
+            data[bit // 8] ^= 1 << bit % 8
+            found = check_frame(memoryview(data), 0, first, file.seed)
+            if isinstance(found, FrameHeader) and found.end == end:
+                return found
+            data[bit // 8] ^= 1 << bit % 8
+        return None
+
+    def _believed(
+        self,
+        file: WalFile,
+        first: int,
+        end: int,
+        losses: Sequence[Lost],
+        following: dict[int, int],
+    ) -> FrameHeader | None:
+        """The header of the one frame that stood there, if it fits all that stands around it."""
+        header = header_at(file.view(), file.offset(first))
+        if (
+            (header.magic, header.lsn, header.end, header.zero) != (FRAME_MAGIC, first, end, 0)
+            or header.kind not in {*FrameKind}
+            or header.ext_len > header.body_len
+        ):
+            return None
+        if header.kind != FrameKind.APPEND:
+            has_seqs = header.record_count and header.first_seq
+            return None if has_seqs or losses else header
+        known = header.topic_id in self._by_id
+        if not known or header.first_seq != self._head(header.topic_id, first) + 1:
+            return None
+        said = Lost(header.topic_id, header.first_seq, header.record_count)
+        if losses:
+            return header if [said] == losses else None
+        # Else the frame that follows would have told.
+        is_last = header.topic_id not in following
+        return header if is_last and _counts_agree(header, _body(file, header)) else None
+
+    def _key(self, file: WalFile, header: FrameHeader) -> str:
+        with contextlib.suppress(Exception):  # any bytes
+            key = decode_idempotency_key(_body(file, header)[: header.ext_len])
+            return f", idempotency key {key!r}" if key is not None else ""
+        return ""
+
+    # Whole frames that have lost what they need
+
+    def _misfits(self, header: FrameHeader) -> list[tuple[WalFile, FrameHeader]]:
+        """A frame that does not follow; with all others of a topic that is not known."""
+        if header.topic_id in self._by_id or not header.topic_id:
+            found = next(self._frames(header.lsn), None)
+            return [found] if found is not None else []
+        orphans = []
+        for file, each in self._frames(header.lsn):
+            if each.topic_id == header.topic_id:
+                if each.kind == FrameKind.TOPIC:
+                    break
+                orphans.append((file, each))
+        return orphans
+
+    def leave_out(self, damage: Damaged) -> None:
+        """Leave out the frames that need what is damaged. Raises `CannotRepair`."""
+        blobs = self._reader.blobs
+        hurt = {blobs.lsn(*each) for each in blobs.added() if blobs.path(*each) == damage.path}
+        payloads = set() if hurt else self._hurt_payloads()
+        frames = [
+            (file, header)
+            for file, header in self._frames(0)
+            if header.lsn in hurt
+            or (header.kind == FrameKind.ROUTER and _names(payloads, file, header))
+            or (file.path, file.offset(header.lsn)) == (damage.path, damage.offset)
+        ]
+        if not frames:
+            raise CannotRepair(damage.path, damage.offset, damage.reason)
+        self._drop(frames, damage.path, damage.reason)
+        if damage.path not in {file.path for file in self._files}:
+            self._plan.set_aside(damage.path, is_kept=not hurt)
+
+    def _hurt_payloads(self) -> set[tuple[int, int]]:
+        found = set()
+        for payload in self._reader.replay.payloads:
+            try:
+                for _ in self._reader.linked.checking(*payload):
+                    pass
+            except Damaged:
+                found.add(payload)
+        return found
+
+    def _drop(self, frames: Iterable[tuple[WalFile, FrameHeader]], path: Path, reason: str) -> None:
+        self._plan.lines.append(f"{path}: {reason}")
+        for file, header in frames:
+            seqs = header.record_count if header.kind in _WITH_SEQS else 0
+            if header.kind == FrameKind.ROUTER and not seqs and header.first_seq:
+                seqs = decode_copies(header, _body(file, header)).trimmed
+            lost = Lost(header.topic_id, header.first_seq, seqs) if seqs else None
+            key = self._key(file, header) if header.kind == FrameKind.APPEND else ""
+            if key:
+                self._plan.lines.append(f"{file.path}, offset {file.offset(header.lsn)}{key}")
+            self._write(file, header.lsn, header.end, [lost or Lost(header.topic_id, 0, 0)])
+
+    # Written
+
+    def _write(self, file: WalFile, first: int, end: int, losses: Sequence[Lost]) -> None:
+        """LOST frames from one LSN to another."""
+        if FRAME_HEADER_BYTES * max(len(losses), 1) > end - first:
+            raise CannotRepair(file.path, file.offset(first), "more is lost than frames have room")
+        image, pieces = self._plan.image_of(file), [*losses] or [Lost(0, 0, 0)]
+        starts = [*range(first, first + FRAME_HEADER_BYTES * len(pieces), FRAME_HEADER_BYTES), end]
+        for lost, (lsn, stop) in zip(pieces, pairwise(starts), strict=True):
+            frame = lost_frame(*lost, stop - lsn)
+            offset = file.offset(lsn)
+            image[offset : offset + stop - lsn] = b"".join(
+                map(bytes, encode_frame(frame, lsn, 0, file.seed))
+            )
+            self._tell(lost)
+
+    def _tell(self, lost: Lost) -> None:
+        if lost.topic_id and lost.seqs:
+            topic = self._by_id.get(lost.topic_id)
+            name = f'topic "{topic.name}"' if topic else f"topic {lost.topic_id}, of unknown name"
+            last = lost.first_seq + lost.seqs - 1
+            self._plan.lines.append(f"{name}: seqs {lost.first_seq} to {last} are lost")
+
+
+def _body(file: WalFile, header: FrameHeader) -> memoryview:
+    start = file.offset(header.lsn) + FRAME_HEADER_BYTES
+    return file.view()[start : start + header.body_len]
+
+
+def _names(payloads: set[tuple[int, int]], file: WalFile, header: FrameHeader) -> bool:
+    if not payloads:
+        return False
+    try:
+        rows = rows_of_frame(header, _body(file, header))
+    except BadCopies:
+        return False
+    return any((row.shard, row.lsn) in payloads for row in rows)
+
+
+def _counts_agree(header: FrameHeader, body: memoryview) -> bool:
+    """Whether the table of ends in a damaged body is one of so many records."""
+    if not header.record_count or header.flags & RecordFlags.EXTERNAL:
+        return False
+    view = RecordsView(header.flags, header.record_count, header.ext_len, body)
+    try:
+        ends = view.ends
+        return len(ends) == header.record_count and ends[-1] == len(view.blob)
+    except (IndexError, TypeError, ValueError):
+        return False

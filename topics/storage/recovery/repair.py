@@ -1,0 +1,285 @@
+"""Repair: makes a shard that refuses to start able to start again (decision 0016).
+
+A repair starts the shard as recovery does, but only reads. What recovery refuses is replaced in an
+image of the hurt log file, in memory, until nothing is refused any more (``mending.py``). So
+recovery alone decides what is damage, and what a repair writes is read as any log is. Then each
+image takes the name of its file, one after the other, whole and durable; the hurt file is kept as
+NAME.damaged. A repair that is interrupted leaves the rest of the damage to the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import time
+from itertools import count
+from pathlib import Path
+
+from topics.engine.changes.lost import settle
+from topics.engine.now import Now
+from topics.formats.disk import blob
+from topics.formats.disk.blob import BadBlob
+from topics.formats.disk.frame_bodies import lost_frame
+from topics.formats.disk.frames import (
+    FRAME_HEADER_BYTES,
+    FrameHeader,
+    check_frame,
+    encode_frame,
+)
+from topics.formats.disk.wal import (
+    FILE_HEADER_BYTES,
+    BadHeader,
+    FileHeader,
+    decode_file_header,
+    encode_file_header,
+)
+from topics.storage import checkpoints
+from topics.storage.aside import FileAside
+from topics.storage.disk import DAMAGED, Damaged, sync_directory, write_all
+from topics.storage.mapped_file import CANNOT_READ, MappedFile
+from topics.storage.recovery.mending import (
+    RECORDS_MAX,
+    RECORDS_PER_WRITE,
+    CannotRepair,
+    Mending,
+    RepairPlan,
+)
+from topics.storage.recovery.steps import ShardReader
+from topics.storage.recovery.tail import HurtLog
+from topics.storage.start_progress import StartProgress
+from topics.storage.wal.blobs import SUFFIX as BLOB
+from topics.storage.wal.file import LOG, NEW, WalFile, log_name, log_paths
+
+
+class ShardRepair(RepairPlan):
+    """A repair of one shard. `plan` finds out what is to be done, `apply` does it.
+
+    Afterwards ``lines`` say what is lost, for people.
+    """
+
+    def __init__(self, data_dir: Path, shard: int, shards: int, now: Now) -> None:
+        super().__init__(shard)
+        self._data_dir, self._shards, self._now = data_dir, shards, now
+        self._progress = StartProgress(lambda _: None)
+        self._salvaged: set[Path] = set()
+        self._seen: set[str] = set()  # what was refused
+
+    # The plan
+
+    def plan(self) -> None:
+        """Find all that is to be done; no file changes. Raises `CannotRepair`."""
+        folder = self._data_dir / "checkpoint" / f"{self.shard:02d}"
+        try:
+            whole = {each.path for each in checkpoints.whole(folder)}
+        except checkpoints.UnreadableVersion as error:
+            raise CannotRepair(error.path, 8, str(error)) from error
+        hurt = [path for path in sorted(folder.glob(f"*{checkpoints.SUFFIX}")) if path not in whole]
+        if whole:
+            self.aside += hurt
+            self.lines += [
+                f"{path}: not a whole checkpoint; another is, and nothing is lost" for path in hurt
+            ]
+        while self._find_damage(0):
+            pass
+        if len(whole) > 1:
+            self._plan_older(sorted(whole)[-2])
+        blobs = self._data_dir / "blob" / f"{self.shard:02d}"
+        for path in sorted(blobs.glob(f"*{BLOB}")):  # also those that only a backup could need
+            if path not in self.aside and _is_hurt(path):
+                self.aside.append(path)
+
+    def _plan_older(self, checkpoint: Path) -> None:
+        """Let the older checkpoint stand on a whole log, too. What is lost there is in segments."""
+        lines = [*self.lines]
+        try:
+            while self._find_damage(1):
+                pass
+        except CannotRepair:
+            self.aside.append(checkpoint)
+        self.lines = lines
+
+    def _find_damage(self, age: int) -> bool:
+        """Read as a start does, and replace what is refused; False when nothing was.
+
+        ``age``: of the checkpoint.
+        """
+        try:
+            reader = ShardReader(self._data_dir, self.shard, self._shards, self._progress, age=age)
+        except Damaged as damage:
+            raise CannotRepair(damage.path, damage.offset, damage.reason) from damage
+        files = self._open_log(reader)
+        repair = Mending(reader, files, self)
+        try:
+            reader.read(files, self._now, trusts_stop=False)
+        except HurtLog as hurt:
+            self._refuse_twice(hurt)
+            repair.mend(hurt)
+        except Damaged as damage:
+            self._refuse_twice(damage)
+            repair.leave_out(damage)
+        else:
+            self._tell_doubts(reader)
+            return False
+        finally:
+            for file in files:
+                file.close()
+            reader.segments.close()
+        return True
+
+    def _refuse_twice(self, damage: Damaged) -> None:
+        """Each pass must find something else. Raises `CannotRepair`."""
+        if str(damage) in self._seen:
+            raise CannotRepair(damage.path, damage.offset, damage.reason)
+        self._seen.add(str(damage))
+
+    def _open_log(self, reader: ShardReader) -> list[WalFile]:
+        folder, files = reader.folders.wal, []
+        known_to = reader.checkpoint.lsn if reader.checkpoint else 0
+        for path in log_paths(folder, self.shard):
+            if path not in self.images:
+                try:
+                    file = WalFile.open(path, self.shard, writable=False)
+                except Damaged as damage:
+                    if not self._salvage(damage, known_to):
+                        continue
+                else:
+                    at = file.mapped().first_unreadable(0, file.size)
+                    if at is None:
+                        files.append(file)
+                        continue
+                    file.close()
+                    self._salvage(Damaged(path, at, CANNOT_READ), known_to)
+            files.append(self._image_file(path))
+        missing = self.images.keys() - {file.path for file in files}
+        return sorted([*files, *map(self._image_file, missing)], key=lambda file: file.base)
+
+    def _image_file(self, path: Path) -> WalFile:
+        return WalFile.of_image(path, *self.images[path])
+
+    def _salvage(self, damage: Damaged, known_to: int) -> bool:
+        """Take the bytes of a log file whose header is hurt, that is cut, or cannot be read; False
+        when its frames cannot be read without its header.
+        """
+        path = damage.path
+        data = bytearray(MappedFile.of(path).salvage()[0])
+        header = _header_of(path, data, self.shard)
+        if path not in self._salvaged:
+            self.lines.append(f"{path}, offset {damage.offset}: {damage.reason}")
+        self._salvaged.add(path)
+        if header is None:
+            self.aside += [] if path in self.aside else [path]
+            if path.suffix != LOG or path != max(log_paths(path.parent, self.shard)):
+                return False  # the next file tells how many of its frames are missing
+            header, data = self._unknown(path, len(data), known_to)
+        data.extend(bytes(max(header.size - len(data), 0)))
+        data[:FILE_HEADER_BYTES] = encode_file_header(header._replace(size=len(data)))
+        self.images[path] = header, data
+        self.changed.add(path)
+        return True
+
+    def _unknown(self, path: Path, size: int, known_to: int) -> tuple[FileHeader, bytearray]:
+        """In the place of the newest log file: behind ``known_to``, the LSN of the checkpoint, any
+        topic may have lost what it has room for. The next pass fills what is before that.
+        """
+        base = int(path.stem, 16)
+        lsn = max(base, known_to)
+        size = max(size, 2 * FILE_HEADER_BYTES + lsn - base)
+        header = FileHeader(self.shard, base, int.from_bytes(os.urandom(8), "little"), size)
+        seqs = min(size // FRAME_HEADER_BYTES * RECORDS_PER_WRITE, RECORDS_MAX)
+        pieces = encode_frame(lost_frame(0, 0, seqs, FRAME_HEADER_BYTES), lsn, 0, header.seed)
+        data = bytearray(encode_file_header(header)).ljust(FILE_HEADER_BYTES + lsn - base, b"\0")
+        return header, (data + b"".join(map(bytes, pieces))).ljust(size, b"\0")
+
+    def _tell_doubts(self, reader: ShardReader) -> None:
+        """Topics that may have lost more than is known."""
+        for topic in reader.engine.by_id.values():
+            head_seq, doubt = topic.head_seq, reader.topics.doubts.get(topic.id)
+            if doubt is not None and self.changed and settle(reader.topics, topic):
+                self.lines.append(
+                    f'topic "{topic.name}": may have lost records behind seq {head_seq};'
+                    f" it goes on behind {topic.head_seq}"
+                )
+
+    # Done
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether there is something to do."""
+        return bool(self.changed or self.aside)
+
+    def apply(self) -> None:
+        """Do what was planned. Raises OSError: then a later repair does the rest."""
+        for path in sorted(self.changed):
+            _, data = self.images[path]
+            if path.exists():
+                _keep(path)
+            file = FileAside(path, NEW)
+            try:
+                write_all(file.fd, [data], 0)
+            except BaseException:
+                file.abandon()
+                raise
+            file.publish()  # not abandoned: it may have the name by then
+        for path in self.kept:
+            _keep(path)
+        for path in self.aside:
+            if path in self.changed:  # replaced
+                continue
+            _keep(path)
+            path.unlink()
+            sync_directory(path.parent)
+
+
+def repairs(data_dir: Path, shards: int) -> list[ShardRepair]:
+    """Planned repairs of the shards that need one. No file changes. Raises `CannotRepair`, and
+    OSError.
+    """
+    now = Now(time.time_ns() // 1_000_000, time.monotonic_ns() // 1_000_000)
+    planned = [ShardRepair(data_dir, shard, shards, now) for shard in range(shards)]
+    for repair in planned:
+        repair.plan()
+    return [repair for repair in planned if repair.is_needed]
+
+
+def _keep(path: Path) -> None:
+    """As `disk.keep_aside`, also where an earlier file was kept. Raises OSError."""
+    for number in count():
+        name = path.with_name(f"{path.name}{f'.{number}' if number else ''}{DAMAGED}")
+        with contextlib.suppress(FileExistsError):
+            name.hardlink_to(path)
+            break
+        if name.samefile(path):
+            break
+    sync_directory(path.parent)
+
+
+SALT = struct.Struct("<24xQ")  # of the header of a log file
+
+
+def _is_hurt(path: Path) -> bool:
+    """Whether a blob is not that of the write in its name."""
+    file = MappedFile.of(path)
+    try:
+        topic_id, first_seq = (int(part, 16) for part in path.stem.split("-"))
+        blob.check(file.data, topic_id, first_seq, file.can_read)
+    except (BadBlob, ValueError):
+        return True
+    return False
+
+
+def _header_of(path: Path, data: bytearray, shard: int) -> FileHeader | None:
+    """The header of a log file; of a damaged one what its name and its first frame confirm."""
+    with contextlib.suppress(BadHeader):
+        header = decode_file_header(data[:FILE_HEADER_BYTES])
+        if header.shard == shard and (path.suffix != LOG or path.name == log_name(header.base)):
+            return header
+    if path.suffix != LOG or len(data) < FILE_HEADER_BYTES + FRAME_HEADER_BYTES:
+        return None
+    base, (salt,) = int(path.stem, 16), SALT.unpack_from(data)
+    for flipped in (0, *(1 << bit for bit in range(64))):
+        header = FileHeader(shard, base, salt ^ flipped, len(data))
+        found = check_frame(memoryview(data), FILE_HEADER_BYTES, base, header.seed)
+        if isinstance(found, FrameHeader):
+            return header
+    return None
