@@ -11,6 +11,7 @@ it is over.
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -168,11 +169,12 @@ class LeaseTable:
         self._deadlines, self._numbers = array("q"), array("Q")
         self._holders, self._free_slots = [], []
 
-    def take_over(self, now_ms: int) -> list[tuple[int, int]]:
-        """End the leases that are over; (time, seq) of each, in this order."""
-        if (self._expiry.next_at or 0) > now_ms:
-            return []
-        over = [due for due in self._expiry.take_due(now_ms) if self.drop(due[1]) is not None]
+    def take_over(self, now_ms: int, limit: int = sys.maxsize) -> list[tuple[int, int]]:
+        """End the leases that are over; (time, seq) of each, in this order. ``limit``: as
+        `Timetable.take_due`.
+        """
+        due = self._expiry.take_due(now_ms, limit)
+        over = [each for each in due if self.drop(each[1]) is not None]
         self._trim()
         return over
 

@@ -11,6 +11,7 @@ Times are monotonic milliseconds.
 from __future__ import annotations
 
 import heapq
+import sys
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 
@@ -38,9 +39,11 @@ class Timetable:
     @property
     def next_at(self) -> int | None:
         """Nothing is due before it; None when nothing ever is."""
-        if self._near:
-            return self._near[0][0]
-        return self._order[0] * BUCKET_MS if self._order else None
+        near_at = self._near[0][0] if self._near else None
+        if not self._order:
+            return near_at
+        far_at = self._order[0] * BUCKET_MS
+        return far_at if near_at is None else min(near_at, far_at)
 
     def add(self, at: int, seqs: Sequence[int]) -> None:
         """These seqs are due at ``at``."""
@@ -55,33 +58,48 @@ class Timetable:
             heapq.heappush(self._order, at // BUCKET_MS)
         bucket.extend(seqs)
 
-    def take_due(self, now_ms: int) -> list[tuple[int, int]]:
-        """(time, seq) of what is due by now, in this order. One may stand there twice."""
+    def take_due(self, now_ms: int, limit: int = sys.maxsize) -> list[tuple[int, int]]:
+        """(time, seq) of what is due by now, in this order. One may stand there twice.
+
+        ``limit``: how many entries are looked at, once when their bucket comes near and once when
+        they are due. `next_at` tells whether that was all. What comes later may have an earlier
+        time if one bucket has more entries than that.
+        """
         due: list[tuple[int, int]] = []
-        while self._order and self._order[0] * BUCKET_MS <= now_ms:
-            self._open_bucket(heapq.heappop(self._order), now_ms, due)
+        left = limit
+        while self._order and self._order[0] * BUCKET_MS <= now_ms and left > 0:
+            left -= self._open_bucket(self._order[0], now_ms, due, left)
         near, time_of = self._near, self._time_of
-        while near and near[0][0] <= now_ms:
+        for _ in range(min(len(near), limit - len(due))):
+            if near[0][0] > now_ms:
+                break
             at, seq = heapq.heappop(near)
             self._count -= 1
             if time_of(seq) == at:
                 due.append((at, seq))
         return due
 
-    def _open_bucket(self, bucket: int, now_ms: int, due: list[tuple[int, int]]) -> None:
-        seqs, start, end = self._far.pop(bucket), bucket * BUCKET_MS, (bucket + 1) * BUCKET_MS
+    def _open_bucket(self, bucket: int, now_ms: int, due: list[tuple[int, int]], limit: int) -> int:
+        """Look at up to ``limit`` entries of the bucket; how many."""
+        start, end = bucket * BUCKET_MS, (bucket + 1) * BUCKET_MS
+        seqs = self._far[bucket][:limit]
+        del self._far[bucket][:limit]
+        if not self._far[bucket]:
+            del self._far[bucket]
+            heapq.heappop(self._order)
+            self._near_until = max(self._near_until, end)
         # One whose time has changed stands where it is due now, too.
         times = ((self._time_of(seq), seq) for seq in seqs)
         timed = [(at, seq) for at, seq in times if at is not None and start <= at < end]
-        self._near_until = max(self._near_until, end)
         if end <= now_ms and not self._near:
             timed.sort()
             due += timed
             self._count -= len(seqs)
-            return
+            return len(seqs)
         self._count -= len(seqs) - len(timed)
-        self._near += timed
-        heapq.heapify(self._near)
+        for entry in timed:
+            heapq.heappush(self._near, entry)
+        return len(seqs)
 
     def trim(self, live: int, rows: Callable[[], Iterable[tuple[int, int]]]) -> None:
         """Start anew from ``rows``, of (time, seq), when most entries are dropped ones. ``live``:

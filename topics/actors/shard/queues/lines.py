@@ -193,11 +193,16 @@ class Lines(Service):
         self._set_alarm(line, RETRY_S)
 
     def _serve_in_order(self, line: Line) -> None:
-        for claimer in tuple(line.waiting):
+        while line.waiting:
             if self._budget <= 0:
                 self._due[line] = None
                 return
-            if not self._claim(line, [Share(claimer, claimer.room)], evenly=False):
+            claimer = next(iter(line.waiting))
+            if not claimer.room:  # an ack that made room was taken back
+                line.leave(claimer)
+            elif not self._claim(line, [Share(claimer, claimer.room)], evenly=False) and (
+                self._budget > 0
+            ):
                 break
         line.unheard.clear()
         self._answer_impatient(line, tuple(line.impatient))
@@ -214,6 +219,8 @@ class Lines(Service):
         while line.slices and self._budget > 0:
             shares = [share for share in line.slices.popleft() if share.claimer in line.waiting]
             has_more = bool(shares) and self._claim(line, shares, evenly=True) > 0
+            if shares and jobs_of(line.topic).is_unfinished:
+                line.slices.appendleft(shares)
         if line.slices:
             self._due[line] = None
             return
@@ -223,7 +230,7 @@ class Lines(Service):
             self._due[line] = None  # a window may open
 
     def _claim(self, line: Line, shares: Sequence[Share], *, evenly: bool) -> int:
-        """Lease jobs to these claimers; how many. 0: there are no more."""
+        """Lease jobs to these claimers; how many. 0: there are no more, or the turn is over."""
         asks = [share.claimer.ask(share.max_jobs) for share in shares]
         bounds = [share.claimer.max_bytes for share in shares]
         max_bytes = min(max(TURN_BYTES_MAX, *bounds), sum(bounds))
@@ -237,6 +244,8 @@ class Lines(Service):
         for share, change in zip(shares, changes, strict=True):
             if change.jobs:
                 self._hand_over(line, share.claimer, change)
+        if jobs_of(line.topic).is_unfinished:
+            self._budget = 0
         if jobs_of(line.topic).dead:
             self._on_dead(line.topic)
         return sum(len(change.jobs) for change in changes)
