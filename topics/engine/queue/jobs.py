@@ -39,7 +39,7 @@ from topics.formats.api.topic_config import TopicConfig
 from topics.formats.ranges import SeqRun
 
 LEDGER_STEP = 512  # jobs that are told at once: half a millisecond
-ADVANCE_MAX, ADVANCE_PAUSE_MS = 4096, 10
+ADVANCE_MAX, ADVANCE_PAUSE_MS = 2048, 10
 PASS_STEPS = 4096  # of a pass, each without a job that it may take: a few milliseconds
 
 
