@@ -20,6 +20,7 @@ the one cause whose floor lies above the cursor; ``mixed`` for several, and for 
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from bisect import bisect_left
 
@@ -115,6 +116,18 @@ def expire(topic: Topic, now_ts: int, store: Store) -> None:
     last = cut_to(topic, _first_not_before(topic, now_ts - ttl_ms, store), store)
     topic.ttl_floor = max(topic.ttl_floor, last + 1)
     topic.floor_due |= last > 0 and is_logged
+
+
+def expires_at(topic: Topic, store: Store) -> int | None:
+    """When `expire` will take something (wall ms); None: never, as it is."""
+    ttl_ms = topic.committed.ttl_ms
+    if not ttl_ms or not topic.count:
+        return None
+    first_seq, _, locator, _, ts = topic.index.whole_entry(0)
+    if is_extent(locator):
+        with contextlib.suppress(Unreadable):
+            ts = _ts(store.records(locator), topic.start_seq - first_seq)
+    return ts + ttl_ms + 1
 
 
 def _first_not_before(topic: Topic, ts: int, store: Store) -> int:

@@ -43,6 +43,7 @@ from topics.engine.queue.claims import Ask, Taken, jobs_of, records_of
 from topics.engine.queue.lease_list import LeaseView
 from topics.engine.queue.leases import Holder
 from topics.engine.quota import ByteQuota, SharedCap
+from topics.engine.retention import expires_at
 from topics.engine.routing.derivations import Derivation
 from topics.engine.routing.graph import Router, RouterGraph
 from topics.engine.selection import Selection, count_live
@@ -204,6 +205,10 @@ class ShardEngine:
             return floor.decide(self.table, topic, now)
         finally:
             self.recharge(topic)
+
+    def expires_at(self, topic: Topic) -> int | None:
+        """When `expire` will have something to do, as the topic is (wall ms)."""
+        return expires_at(topic, self.table.store)
 
     # Routers
 

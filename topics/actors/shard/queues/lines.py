@@ -2,8 +2,9 @@
 
 What makes a line due: a claimer that joins, a commit that makes jobs claimable or gives a stream
 room, jobs that are released, a window that is over, and the time at which jobs become claimable by
-themselves. A turn serves the lines that are due, ``JOBS_PER_TURN`` jobs over all of them, each line
-in its turn. A line without claimers is forgotten.
+themselves, or full streams lose jobs by age. A turn serves the lines that are due,
+``JOBS_PER_TURN`` jobs over all of them, each line in its turn. A line without claimers is
+forgotten.
 """
 
 from __future__ import annotations
@@ -282,13 +283,20 @@ class Lines(Service):
     # Time, and the end of a line
 
     def _await_jobs(self, line: Line) -> None:
-        """Set the alarm to the time at which jobs become claimable, unless something comes before.
+        """Set the alarm to the time at which jobs become claimable, or age may give a full stream
+        room for one that is, unless something comes before.
 
         An earlier alarm stays: when it goes off, the line is visited and it is set anew.
         """
-        next_at = jobs_of(line.topic).next_at
-        if next_at is not None and line not in self._due and line.window is None:
-            self._set_alarm(line, max(ALARM_MIN_S, (next_at - self._commits.now().ms) / 1000))
+        if line in self._due or line.window is not None:
+            return
+        now, next_at = self._commits.now(), jobs_of(line.topic).next_at
+        if next_at is not None:
+            self._set_alarm(line, max(ALARM_MIN_S, (next_at - now.ms) / 1000))
+        if not line.waiting and self._ready(line.topic):
+            expires_at = self._engine.expires_at(line.topic)
+            if expires_at is not None:
+                self._set_alarm(line, max(ALARM_MIN_S, (expires_at - now.ts) / 1000))
 
     def _set_alarm(self, line: Line, seconds: float) -> None:
         at = trio.current_time() + seconds
