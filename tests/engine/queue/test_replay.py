@@ -170,7 +170,7 @@ def test_a_move_goes_on_while_the_job_is_exhausted(
     queue.begin()
     jobs = jobs_of(queue.topic)
     assert ([*jobs.dead], jobs.deliveries(1)) == ([1] if state is DYING else [], 3)
-    assert jobs.counters(1).ready == 1
+    assert jobs.counters(1).ready == (state is not DYING), "what a claim can get"
 
 
 def test_jobs_begin_with_the_start_of_the_process(desk: Desk) -> None:

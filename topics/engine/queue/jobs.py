@@ -44,7 +44,10 @@ PASS_STEPS = 4096  # of a pass, each without a job that it may take: a few milli
 
 
 class Counters(NamedTuple):
-    """The ``queue`` object of a topic's state (§10.7)."""
+    """The ``queue`` object of a topic's state (§10.7). ``ready``: jobs that the next pass may
+    deliver: live, not held, not waiting for a time, and not on their way to another topic. A job
+    that has used up its deliveries is on its way once a pass has found it.
+    """
 
     ready: int
     in_flight: int
@@ -110,7 +113,8 @@ class Jobs:
         """The counters as of the last `advance`, when so many records of the topic live."""
         in_flight = len(self.leases) + len(self.acking)
         hidden, delayed = len(self._hidden), self._delays.waiting
-        ready = live_count - in_flight - hidden - delayed
+        moving = len(self.dead) + len(self.dying) + len(self.aside)
+        ready = live_count - in_flight - hidden - delayed - moving
         return Counters(ready, in_flight, self.dead_lettered, delayed)
 
     def deliveries(self, seq: int) -> int:
