@@ -39,10 +39,10 @@ def test_a_million_seqs_are_passed_over_at_once_and_take_little_memory() -> None
     ours = SeqSet()
     for seq in range(1, 1_000_001):
         ours.add(seq)
-    assert len(ours._blocks) == 1 + 1_000_000 // BLOCK
-    assert len({id(bits) for bits in ours._blocks.values()}) <= 3, "full blocks are one integer"
+    assert len(ours.blocks) == 1 + 1_000_000 // BLOCK
+    assert len({id(bits) for bits in ours.blocks.values()}) <= 3, "full blocks are one integer"
     began = time.process_time()
     assert ours.next_out(1) == 1_000_001
     assert time.process_time() - began < 0.02
     ours.discard_below(999_999_999)
-    assert not ours
+    assert not ours.blocks

@@ -47,7 +47,7 @@ def test_what_has_no_time_any_more_is_dropped_and_gives_its_place_back() -> None
     timetable = filled(times)
     times.clear()
     assert timetable.take_due(1000) == []
-    assert (len(timetable), timetable.next_at) == (0, None)
+    assert (timetable.count, timetable.next_at) == (0, None)
 
 
 def test_next_at_is_never_late_and_never_in_the_past() -> None:
@@ -64,7 +64,7 @@ def test_a_table_of_which_most_entries_are_dropped_is_built_anew() -> None:
     for step in range(STALE_MIN + 10):
         timetable.add(60_000_000 + step, (1,))
         timetable.trim(1, lambda: [(50_000_000, 1)])
-    assert len(timetable) < STALE_MIN
+    assert timetable.count < STALE_MIN
     assert timetable.take_due(50_000_000) == [(50_000_000, 1)]
 
 

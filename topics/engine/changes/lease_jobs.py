@@ -282,4 +282,6 @@ def held_by(
     for seq, token in zip(seqs, tokens or repeat(None), strict=tokens is not None):
         if jobs.leases.is_held(seq, node, token, now.ms):
             held[seq] = None
+    if len(held) == len(seqs):
+        return list(held), []
     return list(held), [seq for seq in dict.fromkeys(seqs) if seq not in held]

@@ -159,7 +159,7 @@ class _FreshRuns:
             start = stop = count
             if size and at < count:
                 start, stop = next(live_runs(self._deleted(), at, count), (count, count))
-            seq = jobs.skip(first_seq + start)
+            seq = first_seq + start if start == at else jobs.skip(first_seq + start)
             if seq < first_seq + stop:
                 return seq, first_seq + stop
             if seq >= first_seq + count:

@@ -124,8 +124,12 @@ class Jobs:
     @property
     def next_at(self) -> int | None:
         """No job becomes claimable by time before it (monotonic ms); None: none ever does."""
-        times = (self.leases.next_over_at, self._hidden_times.next_at, self._delay_times.next_at)
-        return min([at for at in times if at is not None], default=None)
+        at = self.leases.next_over_at
+        for timetable in (self._hidden_times, self._delay_times):
+            if timetable.count:
+                also_at = timetable.next_at
+                at = also_at if at is None or (also_at is not None and also_at < at) else at
+        return at
 
     def is_exhausted(self, seq: int, config: TopicConfig) -> bool:
         """Whether the job is to be moved and not to be delivered again (§10.6)."""
@@ -242,14 +246,14 @@ class Jobs:
     def skip(self, seq: int) -> int:
         """Move the cursor over all that is known not to be fresh, up from ``seq``. Its place."""
         self.cursor = max(self.cursor, seq)
-        if self._apart:
+        if self._apart.blocks:
             self.cursor = self._apart.next_out(self.cursor)
             self._apart.discard_below(self.cursor)
         return self.cursor
 
     def fresh_until(self, first: int, stop: int) -> int:
         """Up to where all live seqs from ``first`` on are fresh; at most ``stop``."""
-        return self._apart.next_in(first, stop)
+        return self._apart.next_in(first, stop) if self._apart.blocks else stop
 
     def take_fresh(self, first: int, stop: int) -> Sequence[int]:
         """Take the fresh jobs ``first`` to ``stop`` (exclusive): the next from the cursor on."""

@@ -20,9 +20,11 @@ STALE_MIN = 4096  # a shorter timetable is not rebuilt
 
 
 class Timetable:
-    """``time_of`` tells when a seq is due, None when it is not."""
+    """``time_of`` tells when a seq is due, None when it is not. ``count``: of entries, dropped ones
+    included.
+    """
 
-    __slots__ = ("_count", "_far", "_near", "_near_until", "_order", "_time_of")
+    __slots__ = ("_far", "_near", "_near_until", "_order", "_time_of", "count")
 
     def __init__(self, time_of: Callable[[int], int | None]) -> None:
         self._time_of = time_of
@@ -30,24 +32,19 @@ class Timetable:
         self._order: list[int] = []  # heap of the buckets in ``_far``
         self._near: list[tuple[int, int]] = []  # heap of (time, seq)
         self._near_until = 0  # what is due before it is in ``_near``
-        self._count = 0
-
-    def __len__(self) -> int:
-        """How many entries there are, dropped ones included."""
-        return self._count
+        self.count = 0
 
     @property
     def next_at(self) -> int | None:
         """Nothing is due before it; None when nothing ever is."""
-        near_at = self._near[0][0] if self._near else None
-        if not self._order:
-            return near_at
-        far_at = self._order[0] * BUCKET_MS
-        return far_at if near_at is None else min(near_at, far_at)
+        near, order = self._near, self._order
+        if not near:
+            return order[0] * BUCKET_MS if order else None
+        return min(near[0][0], order[0] * BUCKET_MS) if order else near[0][0]
 
     def add(self, at: int, seqs: Sequence[int]) -> None:
         """These seqs are due at ``at``."""
-        self._count += len(seqs)
+        self.count += len(seqs)
         if at < self._near_until:
             for seq in seqs:
                 heapq.heappush(self._near, (at, seq))
@@ -74,7 +71,7 @@ class Timetable:
             if near[0][0] > now_ms:
                 break
             at, seq = heapq.heappop(near)
-            self._count -= 1
+            self.count -= 1
             if time_of(seq) == at:
                 due.append((at, seq))
         return due
@@ -94,9 +91,9 @@ class Timetable:
         if end <= now_ms and not self._near:
             timed.sort()
             due += timed
-            self._count -= len(seqs)
+            self.count -= len(seqs)
             return len(seqs)
-        self._count -= len(seqs) - len(timed)
+        self.count -= len(seqs) - len(timed)
         for entry in timed:
             heapq.heappush(self._near, entry)
         return len(seqs)
@@ -105,7 +102,7 @@ class Timetable:
         """Start anew from ``rows``, of (time, seq), when most entries are dropped ones. ``live``:
         how many seqs have a time.
         """
-        if self._count > 2 * live + STALE_MIN:
-            self._far, self._order, self._near, self._count = {}, [], [], 0
+        if self.count > 2 * live + STALE_MIN:
+            self._far, self._order, self._near, self.count = {}, [], [], 0
             for at, seq in rows():
                 self.add(at, (seq,))
