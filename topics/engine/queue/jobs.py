@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from enum import Enum
 from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
@@ -416,7 +416,7 @@ class Jobs:
             for last, due_ts in delays:
                 ledger.delays.put(last, due_ts, 0)
             yield ledger
-        seqs = [*dict.fromkeys(chain(*self._lists(), aside))]
+        seqs = [*chain(*self._lists(), aside)]  # some may stand there twice
         for start in range(0, len(seqs), LEDGER_STEP):
             ledger = Ledger()
             for seq in seqs[start : start + LEDGER_STEP]:
@@ -472,8 +472,7 @@ class Jobs:
         if lists or self._delays:
             runs = tuple(runs)
             self._delays.drop_runs(runs)
-            for seq in those_in(runs, sum(map(len, lists)), chain(*lists)):
-                self._forget(seq)
+            self._forget(those_in(runs, sum(map(len, lists)), chain(*lists)))
 
     def _lists(self) -> tuple[LeaseTable | dict[int, Any], ...]:
         return (
@@ -495,12 +494,14 @@ class Jobs:
             deliveries.pop(seq, None)
             doomed.discard(seq)
 
-    def _forget(self, seq: int) -> None:
-        self.leases.drop(seq)
+    def _forget(self, seqs: Collection[int]) -> None:
+        for seq in seqs if self.leases else ():
+            self.leases.drop(seq)
         named: tuple[dict[int, Any], ...] = (
             *(self.acking, self._free, self._hidden),
             *(self.dead, self.dying, self.aside, self._deliveries),
         )
         for each in named:
-            each.pop(seq, None)
-        self.doomed.discard(seq)
+            for seq in seqs if each else ():
+                each.pop(seq, None)
+        self.doomed.difference_update(seqs if self.doomed else ())

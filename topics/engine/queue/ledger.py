@@ -44,7 +44,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import IntEnum
 from itertools import chain
 from typing import Any, Literal, NamedTuple
@@ -208,12 +208,15 @@ def _unpacked(typecode: _Column, packed: bytes) -> Sequence[int]:
     return array(typecode, packed)
 
 
-def those_in(runs: Sequence[SeqRun], count: int, known: Iterable[int]) -> Iterable[int]:
+def those_in(runs: Sequence[SeqRun], count: int, known: Iterable[int]) -> Collection[int]:
     """The seqs of these runs, in rising order, or those of ``known`` that are in them, where
     these ``count`` are fewer.
     """
     if sum(run.length for run in runs) <= count:
-        return chain.from_iterable(range(first, first + length) for first, length in runs)
+        return [*chain.from_iterable(range(first, first + length) for first, length in runs)]
+    if len(runs) == 1:
+        first, end = runs[0].first, runs[0].first + runs[0].length
+        return [seq for seq in known if first <= seq < end]
     firsts = [run.first for run in runs]
 
     def is_in(seq: int) -> bool:
