@@ -248,7 +248,7 @@ def test_delayed_jobs_that_are_deleted_leave_the_timetable() -> None:
         jobs.delay(seq, 10**9, Now(ts=0, ms=0))
         jobs.forget_runs([SeqRun(seq, 1)])
     assert jobs.counters(0).delayed == 0
-    assert jobs._delay_times.count <= STALE_MIN + 1
+    assert jobs._delay_times.count <= STALE_MIN * 1.2
 
 
 # Very many jobs

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from topics.engine.queue import timetable as module
 from topics.engine.queue.timetable import BUCKET_MS, STALE_MIN, Timetable
 
 
@@ -58,13 +60,13 @@ def test_next_at_is_never_late_and_never_in_the_past() -> None:
     assert timetable.next_at == 1000
 
 
-def test_a_table_of_which_most_entries_are_dropped_is_built_anew() -> None:
+def test_entries_that_are_not_true_any_more_are_dropped_when_they_are_most_of_all() -> None:
     times = {1: 50_000_000}
     timetable = filled(times)
-    for step in range(STALE_MIN + 10):
+    for step in range(2 * STALE_MIN):
         timetable.add(60_000_000 + step, (1,))
-        timetable.trim(1, lambda: [(50_000_000, 1)])
-    assert timetable.count < STALE_MIN
+        timetable.trim(1, 1)
+        assert timetable.count < STALE_MIN * 1.2
     assert timetable.take_due(50_000_000) == [(50_000_000, 1)]
 
 
@@ -76,11 +78,18 @@ def test_a_table_of_which_most_entries_are_dropped_is_built_anew() -> None:
     )
 )
 def test_it_gives_what_a_dict_would(steps: list[tuple[int, int, int]]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "SWEEP_STEP", 1)
+        give_what_a_dict_would(steps)
+
+
+def give_what_a_dict_would(steps: list[tuple[int, int, int]]) -> None:
     times: dict[int, int] = {}
     timetable, now_ms = Timetable(times.get), 0
     for seq, after_ms, pause_ms in steps:
         times[seq] = now_ms + after_ms
         timetable.add(times[seq], (seq,))
+        timetable.trim(-STALE_MIN, 1)
         now_ms += pause_ms
         due = timetable.take_due(now_ms)
         assert due == sorted(due)

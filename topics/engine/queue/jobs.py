@@ -174,9 +174,7 @@ class Jobs:
         """The job is claimable again from then on."""
         self._hidden[seq] = until_ms
         self._hidden_times.add(until_ms, (seq,))
-        self._hidden_times.trim(
-            len(self._hidden), lambda: ((at, seq) for seq, at in self._hidden.items())
-        )
+        self._hidden_times.trim(len(self._hidden), 1)
 
     def delay(self, seq: int, due_ts: int, now: Now) -> None:
         """The job is delivered at ``due_ts`` (wall ms) at the earliest."""
@@ -188,7 +186,7 @@ class Jobs:
         until_ms = now.ms + min(due_ts - now.ts, DELAY_MS_MAX)
         self._delays.put(seq, due_ts, until_ms)
         self._delay_times.add(until_ms, (seq,))
-        self._delay_times.trim(self._delays.waiting, self._delays.times)
+        self._delay_times.trim(self._delays.waiting, 1)
 
     def begin_pass(self) -> None:
         """Jobs are taken: `PASS_STEPS` begins anew."""

@@ -155,7 +155,7 @@ class LeaseTable:
         holder.held += count
         if holder.seqs is not None:
             holder.seqs.update(dict.fromkeys(seqs))
-        self._trim()
+        self._expiry.trim(len(self._slots), count)
 
     def _take_slots(self, count: int) -> Sequence[int]:
         free = self._free_slots
@@ -174,7 +174,7 @@ class LeaseTable:
         for seq in seqs:
             self._deadlines[self._slots[seq]] = deadline_ms
         self._expiry.add(deadline_ms + 1, seqs)
-        self._trim()
+        self._expiry.trim(len(self._slots), len(seqs))
 
     def drop(self, seq: int) -> Lease | None:
         """End a lease; what it was, None when nobody holds the job."""
@@ -209,15 +209,7 @@ class LeaseTable:
         `Timetable.take_due`.
         """
         due = self._expiry.take_due(now_ms, limit)
-        over = [each for each in due if self.drop(each[1]) is not None]
-        self._trim()
-        return over
-
-    def _trim(self) -> None:
-        self._expiry.trim(
-            len(self._slots),
-            lambda: ((self._deadlines[slot] + 1, seq) for seq, slot in self._slots.items()),
-        )
+        return [each for each in due if self.drop(each[1]) is not None]
 
     def _over_at(self, seq: int) -> int | None:
         slot = self._slots.get(seq)

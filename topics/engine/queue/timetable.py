@@ -13,10 +13,12 @@ from __future__ import annotations
 import heapq
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 BUCKET_MS = 256
-STALE_MIN = 4096  # a shorter timetable is not rebuilt
+STALE_MIN = 4096  # a shorter timetable is not swept
+SWEEP_STEP = 16  # entries that are looked at for each that is added: more than are added
+NO_SEQS = array("Q")
 
 
 class Timetable:
@@ -24,14 +26,15 @@ class Timetable:
     included.
     """
 
-    __slots__ = ("_far", "_near", "_near_until", "_order", "_time_of", "count")
+    __slots__ = ("_far", "_near", "_near_until", "_order", "_sweep", "_time_of", "count")
 
     def __init__(self, time_of: Callable[[int], int | None]) -> None:
         self._time_of = time_of
         self._far: dict[int, array[int]] = {}  # by bucket
-        self._order: list[int] = []  # heap of the buckets in ``_far``
+        self._order: list[int] = []  # heap of the buckets in ``_far``, and some that were swept
         self._near: list[tuple[int, int]] = []  # heap of (time, seq)
         self._near_until = 0  # what is due before it is in ``_near``
+        self._sweep: Iterator[bool] | None = None
         self.count = 0
 
     @property
@@ -79,10 +82,10 @@ class Timetable:
     def _open_bucket(self, bucket: int, now_ms: int, due: list[tuple[int, int]], limit: int) -> int:
         """Look at up to ``limit`` entries of the bucket; how many."""
         start, end = bucket * BUCKET_MS, (bucket + 1) * BUCKET_MS
-        seqs = self._far[bucket][:limit]
-        del self._far[bucket][:limit]
-        if not self._far[bucket]:
-            del self._far[bucket]
+        seqs = self._far.pop(bucket, NO_SEQS)
+        if len(seqs) > limit:  # a copy: a sweep must not go on in it
+            self._far[bucket], seqs = seqs[limit:], seqs[:limit]
+        else:
             heapq.heappop(self._order)
             self._near_until = max(self._near_until, end)
         # One whose time has changed stands where it is due now, too.
@@ -98,11 +101,34 @@ class Timetable:
             heapq.heappush(self._near, entry)
         return len(seqs)
 
-    def trim(self, live: int, rows: Callable[[], Iterable[tuple[int, int]]]) -> None:
-        """Start anew from ``rows``, of (time, seq), when most entries are dropped ones. ``live``:
-        how many seqs have a time.
+    def trim(self, live: int, added: int) -> None:
+        """Drop some entries that are no longer true, while they are most of all. ``live``: how many
+        seqs have a time. ``added``: entries since the last call; the work is in proportion to it.
         """
-        if self.count > 2 * live + STALE_MIN:
-            self._far, self._order, self._near, self.count = {}, [], [], 0
-            for at, seq in rows():
-                self.add(at, (seq,))
+        if self._sweep is None:
+            if self.count <= 2 * live + STALE_MIN:
+                return
+            self._sweep = self._swept()
+        for _ in range(added):
+            if next(self._sweep, True):
+                self._sweep = None
+                return
+
+    def _swept(self) -> Iterator[bool]:
+        """Look at the far entries, `SWEEP_STEP` at a time; False after each step."""
+        for bucket, seqs in tuple(self._far.items()):
+            read, kept, end = 0, 0, len(seqs)
+            while read < end and self._far.get(bucket) is seqs:
+                for seq in seqs[read : min(read + SWEEP_STEP, end)]:
+                    read += 1
+                    if (self._time_of(seq) or 0) // BUCKET_MS == bucket:
+                        seqs[kept] = seq
+                        kept += 1
+                yield False
+            if self._far.get(bucket) is seqs:
+                self.count -= end - kept
+                del seqs[kept:end]
+                if not seqs:
+                    del self._far[bucket]
+        self._order = [*self._far]
+        heapq.heapify(self._order)
