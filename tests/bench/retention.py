@@ -1,5 +1,5 @@
 """Much data and many topics, against a real server over HTTP: ``python -m tests.bench.retention
-[--only abcd] [--gb 1]``.
+[--only abcde] [--gb 1]``.
 
     a  a topic of so many GB (records of 200 bytes), written 1,000 a request and read from its start
        by 1,000, while the server lives under a memory limit of a third of it: >= 1,000,000
@@ -10,6 +10,8 @@
     c  start after a clean stop with 10 M records in segments: <= 3 s until it is ready
     d  delete of one tag among a million in one topic: <= 5 ms, Eq and Glob, in the log and in
        segments
+    e  one delete of 1.5 M records by their tag: no append to another topic of the shard waits for
+       50 ms
 
 The limit is a memory cgroup (v1, or v2 where it is mounted alone) when this may make one, and it
 counts the page cache of the server's files, too; without, memory is only sampled. Beside a: reading
@@ -42,7 +44,7 @@ from tests.bench.http_load import (
     verdict,
 )
 from tests.bench.processes import quiet, rss_mb
-from tests.bench.retention_large import BATCH, large_topic
+from tests.bench.retention_large import BATCH, large_delete, large_topic
 from tests.support.server import Server
 
 TAGS = 1_000_000
@@ -183,11 +185,19 @@ def deletes(folder: Path, *, sealed: bool, rounds: int) -> None:
             )
 
 
+# e
+
+
+def delete_many(folder: Path) -> None:
+    with Server(folder / "data", shards=1) as server:
+        large_delete(server)
+
+
 def main() -> None:
     options = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    options.add_argument("--only", default="abcd")
+    options.add_argument("--only", default="abcde")
     options.add_argument("--gb", type=float, default=1.0)
     options.add_argument("--topics", type=int, default=10_000)
     options.add_argument("--records", type=int, default=10_000_000, help="of c")
@@ -211,6 +221,7 @@ def main() -> None:
             lambda folder: deletes(folder, sealed=False, rounds=chosen.rounds),
             lambda folder: deletes(folder, sealed=True, rounds=chosen.rounds),
         ],
+        "e": [delete_many],
     }
     for name in chosen.only:
         for part in parts[name]:

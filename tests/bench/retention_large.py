@@ -1,10 +1,13 @@
-"""Part a of `tests.bench.retention`: one topic larger than the memory that the server may use."""
+"""Parts a and e of `tests.bench.retention`: one topic larger than the memory that the server may
+use, and one delete that takes half of a large topic.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import socket
+import threading
 import time
 from array import array
 from itertools import pairwise
@@ -176,6 +179,60 @@ def bare_answers(count: int, size: int) -> float:
     listener.close()
     os.waitpid(child, 0)
     return count / took
+
+
+# One delete that takes half of a topic
+
+DELETED_RECORDS = 1_500_000
+LARGE_BATCH = 10_000
+
+
+def large_delete(server: Server) -> None:
+    """Delete 1.5 M of 3 M records by tag while another topic of the shard is appended to. Prints
+    what the delete took, and the longest wait of the appends.
+    """
+    records = 2 * DELETED_RECORDS
+    rows = b'{"data":%b,"tag":"old"},{"data":%b,"tag":"new"}' % ((b'"%b"' % (b"x" * 60),) * 2)
+    body = b'{"records":[%b]}' % b",".join([rows] * (LARGE_BATCH // 2))
+    request = post("/v0/topics/halved?return_seqs=false", body)
+    drive(server.address, [Load("write", 2, several(request, records // LARGE_BATCH))])
+    beside = append("beside", 1)
+    Client(server.address).ask(beside)
+    waits = array("d")
+    refused: list[str] = []
+    over = threading.Event()
+
+    def append_beside() -> None:
+        while not over.is_set():
+            with contextlib.suppress(AssertionError, OSError):  # refused, and hung up
+                client = Client(server.address)
+                while not over.is_set():
+                    began = time.perf_counter()
+                    refused.append("append")
+                    client.ask(beside)
+                    refused.pop()
+                    waits.append(time.perf_counter() - began)
+                    time.sleep(0.001)
+
+    thread = threading.Thread(target=append_beside)
+    thread.start()
+    time.sleep(0.5)
+    before, began, deleted = cpu_s(server.roles()["shard 0"]), time.perf_counter(), 0
+    try:
+        request = post("/v0/topics/halved/delete", b'{"match":"old"}')
+        deleted = Client(server.address).ask_json(request)["deleted"]
+    except AssertionError:
+        refused.append("delete")
+    took, used = time.perf_counter() - began, cpu_s(server.roles()["shard 0"]) - before
+    time.sleep(0.5)
+    over.set()
+    thread.join()
+    print(
+        f"e  deleted {deleted:,} of {records:,} records in {took:.2f} s, shard CPU"
+        f" {used:.2f} s; {len(waits):,} appends beside it, longest wait {max(waits) * 1000:.0f} ms"
+        f" {verdict(max(waits) < 0.05)}, refused {len(refused)} {verdict(not refused)}",
+        flush=True,
+    )
 
 
 def _state(client: Client, topic: str) -> dict[str, int]:

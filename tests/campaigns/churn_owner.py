@@ -25,7 +25,8 @@ MATCHES = (
     ["tag", "Glob", "b:*"],
     ["tag", "Glob", "*"],
 )
-KINDS = ("deletes", "caps", "bytes", "ttl", "recreated", "everything")
+# "bulk": deletes that take several slices.
+KINDS = ("deletes", "bulk", "caps", "bytes", "ttl", "recreated", "everything")
 CAP_BYTES = 60_000
 SHORT_TTL_MS, LONG_TTL_MS = 800, 3000
 
@@ -106,7 +107,9 @@ class Owner(threading.Thread):
     def _step(self) -> None:
         step = self._random.random()
         kind = self._kind
-        if step < 0.78:
+        if kind == "bulk" and step > 0.6:
+            self._take_away()
+        elif step < 0.78:
             self._append()
         elif step < 0.9 and kind in ("deletes", "caps", "everything"):
             self._take_away()
@@ -144,9 +147,9 @@ class Owner(threading.Thread):
 
     def _append(self) -> None:
         self._written += 1
-        records = []
-        for number in range(self._random.choice((1, 1, 2, 5, 30))):
-            padding = "x" * self._random.choice((0, 50, 800, 4000))
+        records, is_bulk = [], self._kind == "bulk"
+        for number in range(self._random.choice((1, 3000, 8000) if is_bulk else (1, 1, 2, 5, 30))):
+            padding = "x" * (0 if is_bulk else self._random.choice((0, 50, 800, 4000)))
             records.append(
                 Kept([self._lives, self._written, number, padding], self._random.choice(TAGS))
             )
@@ -176,8 +179,9 @@ class Owner(threading.Thread):
         if self._random.random() < 0.7:
             body["match"] = self._random.choice(MATCHES)
         if not body or self._random.random() < 0.5:
+            back = 8000 if self._kind == "bulk" else 200
             body["before_seq"] = self._random.randint(
-                max(0, self._model.head_seq - 200), self._model.head_seq + 5
+                max(0, self._model.head_seq - back), self._model.head_seq + 5
             )
         outages = self.report.outages
         answer = self._line.call("POST", "/delete", body).json()
@@ -214,7 +218,7 @@ class Owner(threading.Thread):
         if page["head_seq"] != model.head_seq:
             raise Wrong(f"the head is {page['head_seq']}, {model.head_seq} is acknowledged")
         self._check_records(cursor, records, self._age.bounds(sent, answered))
-        if self._kind in ("deletes", "caps", "recreated", "everything"):
+        if self._kind in ("deletes", "bulk", "caps", "recreated", "everything"):
             expected = model.gap(cursor)
             if gaps != ([] if expected is None else [expected]):
                 raise Wrong(f"from {cursor} the gaps {gaps} are told, {expected} belongs there")

@@ -128,9 +128,8 @@ def test_counts_are_what_counting_says_whoever_dies(tmp_path: Path) -> None:
 
 def replaced(server: Server, role: str) -> None:
     """Kill this process; another one is there and ready."""
-    old = server.wait_roles(3)[role]
-    kill_one(old)
-    until(lambda: server.roles().get(role, old) != old)
+    server.wait_roles(3)
+    server.replace(role)
     settled(server)
 
 

@@ -13,7 +13,7 @@ import pytest
 from tests.support.api import SLACK_S, Api, ok
 from tests.support.metrics import Page, SampleKey, scrape
 from tests.support.queues import names_on, until
-from tests.support.server import Server, kill_one
+from tests.support.server import Server
 
 pytestmark = pytest.mark.slow
 
@@ -44,9 +44,7 @@ def test_counters_go_on_and_the_restart_is_counted(server: Server, role: str) ->
             ok(api.append(name, 1, config={"durability": "fsync"}), 201)
         before = counted(api, 2)
         assert before.value("topics_process_restarts_total", process=role) == 0
-        kill_one(server.roles()[role])
-        until(lambda: role in server.roles())
-        server.wait_ready()
+        server.replace(role)
         for name in names_on("a"):
             ok(api.append(name, 2))
         after = counted(api, before.value("topics_wal_fsyncs_total"))

@@ -99,6 +99,18 @@ def test_on_a_full_disk_deletes_and_drops_work_and_make_room(disk: Path) -> None
         server.stop()
 
 
+def test_a_disk_full_of_what_is_too_old_makes_room_though_nobody_asks_for_it(disk: Path) -> None:
+    with serving(disk) as server, Api(server.address) as api:
+        ok(api.put("other"), 201)
+        ok(api.put("old", {"ttl_ms": 20_000}), 201)
+        fill_up(api, "old", disk)
+        deadline = time.monotonic() + AGAIN_S
+        while (found := os.statvfs(disk)).f_bavail < found.f_blocks // 2:
+            assert time.monotonic() < deadline, "what is too old takes room"
+            time.sleep(0.1)
+        until(api, "other")
+
+
 def test_a_shard_starts_on_a_full_disk_reads_and_deletes(disk: Path) -> None:
     with serving(disk) as server:
         with Api(server.address) as api:

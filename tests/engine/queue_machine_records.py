@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
@@ -11,8 +12,11 @@ from hypothesis.stateful import initialize, rule
 from tests.engine.queue_machine import NAMES, Effect, Models, QueueMachine
 from tests.engine.queue_model import Job, QueueModel
 from tests.engine.shard_support import decide_long
+from tests.engine.topic_machine_changes import SMALL_SLICES
 from tests.support.limits import LIMITS
+from topics.engine.changes import delete_records
 from topics.engine.changes.append import Append
+from topics.engine.changes.delete_records import Rest
 from topics.engine.topic import Topic
 from topics.errors import TopicFull, TopicNotEmpty
 from topics.formats.api.append_body import decode_append
@@ -202,16 +206,26 @@ class QueueRecords(QueueMachine):
         asked = decode_delete(json_bytes({"before_seq": before, "match": match}))
         if asked.match is not None and self.world.engine.delete_must_wait(name):
             self.commit_all()
-        topic_id, head = topic.id, topic.head_seq
-        bound = head + 1 if before is None else min(before, head + 1)
-        seqs = self.models[topic_id].matching(bound, asked.match)
-        change = self.world.engine.delete_records(name, asked.before_seq, asked.match, self.now)
+        rest: Rest | None = self.world.engine.delete_asked(name, asked.before_seq, asked.match)
+        while rest is not None:
+            rest = self._delete(rest)
+            if rest is not None:
+                self.commit_all()
+
+    def _delete(self, rest: Rest) -> Rest | None:
+        """One slice; what is left."""
+        topic_id = rest.topic.id
+        with patch.multiple(delete_records, **SMALL_SLICES):
+            change = self.world.engine.delete_more(rest, self.now)
+        found = self.models[topic_id].matching(change.bound, rest.match)
+        seqs = {seq for seq in found if seq >= rest.first}
 
         def effect(models: Models) -> None:
             model = models[topic_id]
-            model.delete(seqs if match is not None else model.matching(bound, None))
+            model.delete(seqs if rest.match is not None else model.matching(change.bound, None))
 
         self.submit(change, {FrameKind.DELETE: effect}, lambda: self.models[topic_id].delete(seqs))
+        return change.rest
 
 
 def _shown(seq: int, ts: int, record: Record) -> Record:

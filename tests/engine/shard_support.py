@@ -75,11 +75,13 @@ class Desk:
     def delete_flags(self, locator: int) -> Buffer | None:
         return self.engine.delete_flags.of(locator)
 
-    def flag_deleted(self, locator: int, runs: Sequence[IndexRun]) -> None:
+    def flag_deleted(self, locator: int, runs: Sequence[IndexRun], _size: int) -> None:
         self.engine.delete_flags.flag(locator, self.records(locator).count, runs)
 
     def release(self, locators: Sequence[int]) -> None:
         self.engine.delete_flags.forget(locators)
+
+    release_later = release
 
     def append(
         self, name: str, *datas: Any, key: str | None = None, **body: Any

@@ -129,26 +129,6 @@ def test_a_record_is_gone_when_it_is_older_than_its_ttl(desk: Desk) -> None:
     assert told(page) == (1, 2, "ttl")
 
 
-def test_the_next_record_to_expire_is_known(desk: Desk) -> None:
-    fill(desk, 2)
-    assert desk.engine.expires_at(desk.engine.topic("a")) is None
-    desk.put("a", ttl_ms=100)
-    desk.commit()
-    desk.later(60)
-    fill(desk, 1)
-    topic = desk.engine.topic("a")
-    for count in (3, 1):
-        at = desk.engine.expires_at(topic)
-        assert at is not None
-        desk.later(at - 1 - desk.now.ts)
-        expire(desk)
-        assert topic.count == count
-        desk.later(1)
-        expire(desk)
-        assert topic.count < count
-    assert desk.engine.expires_at(topic) is None
-
-
 def test_cap_and_age_together_are_mixed(desk: Desk) -> None:
     fill(desk, 1, 1, 1, 1, cap_records=3, ttl_ms=10)
     desk.later(11)

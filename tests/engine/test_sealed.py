@@ -6,7 +6,7 @@ from tests.engine.shard_support import Desk, fill
 from topics.engine.locators import in_extent
 from topics.engine.record_index import IndexEntry
 from topics.engine.removal import cut_to, delete_runs
-from topics.engine.sealed import seal
+from topics.engine.sealed import parts, seal
 from topics.engine.topic import Topic
 from topics.formats.ranges import SeqRun
 
@@ -35,6 +35,22 @@ def test_extents_cut_writes_anew_and_leave_counts_and_bytes(desk: Desk) -> None:
     assert topic.index.totals(0, 2) == before[1:]
     assert [*topic.index.locators()] == [in_extent(1, 0), in_extent(1, 1)]
     assert topic.sealed_seq == 9
+
+
+def test_extents_are_put_in_part_by_part_and_no_write_reaches_over_two(desk: Desk) -> None:
+    fill(desk, 2, 3, 4, 1, 2)
+    topic = desk.engine.topic("a")
+    before = state(topic)
+    extents = [extent(1, 2, 0), extent(3, 1, 1), extent(4, 3, 2), extent(7, 3, 3), extent(10, 3, 4)]
+    found = []
+    for part in parts(topic, extents):
+        found.append([entry.first_seq for entry in part])
+        seal(topic, part, desk)
+        assert state(topic) == before
+        assert topic.index.totals(0, len(topic.index)) == before[1:]
+    assert found == [[1], [3, 4, 7], [10]]
+    assert [first_seq for first_seq, _, _ in layout(topic)] == [1, 3, 4, 7, 10]
+    assert [*parts(topic, extents)] == []
 
 
 def test_what_went_meanwhile_is_gone_from_the_extents_too(desk: Desk) -> None:

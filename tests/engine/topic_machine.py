@@ -12,6 +12,7 @@ from tests.engine.shard_machine import ShardMachine
 from tests.engine.topic_model import TopicModel
 from topics.engine.changes.append import Append
 from topics.engine.changes.change import Change
+from topics.engine.changes.delete_records import Rest
 from topics.engine.now import Now
 from topics.engine.topic import Topic
 from topics.formats.disk.frames import FrameKind
@@ -65,6 +66,7 @@ class TopicMachine(ShardMachine):
         self.held: tuple[Append, Callable[[], None]] | None = (
             None  # a streamed append that is decided, and how it is submitted
         )
+        self.rests: list[Rest] = []  # of deletes that are under way
         self.number = 0
 
     # Ways in

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
@@ -22,8 +23,9 @@ from tests.engine.topic_machine import (
 )
 from tests.engine.topic_model import Record, TopicModel, joined
 from tests.support.limits import LIMITS
-from topics.engine.changes import forward
+from topics.engine.changes import delete_records, forward
 from topics.engine.changes.append import Append
+from topics.engine.changes.delete_records import Rest
 from topics.engine.routing.derivations import Derivation
 from topics.engine.topic import Topic
 from topics.errors import TopicFull, TopicNotEmpty
@@ -33,6 +35,16 @@ from topics.formats.api.delete_body import decode_delete
 from topics.formats.api.topic_config import TopicConfig, merge
 from topics.formats.disk.frames import FrameKind
 from topics.formats.json_text import json_bytes
+
+SMALL_SLICES: dict[str, Any] = {
+    "SLICE_RECORDS": 3,
+    "SLICE_ENTRIES": 2,
+    "SLICE_LOOKS": 70,
+    "SLICE_JOBS": 3,
+    "RUN_SHARE": 2,
+    "WINDOW_MIN_SEQS": 4,
+    "WINDOW_MAX_SEQS": 8,
+}
 
 
 class TopicChanges(TopicMachine):
@@ -255,18 +267,36 @@ class TopicChanges(TopicMachine):
         asked = decode_delete(json_bytes({"before_seq": before, "match": match}))
         if asked.match is not None and self.world.engine.delete_must_wait(name):
             self.commit_all()
-        topic_id, head = topic.id, topic.head_seq
-        bound = head + 1 if before is None else min(before, head + 1)
-        seqs = self.models[topic_id].matching(bound, asked.match)
-        change = self.world.engine.delete_records(name, asked.before_seq, asked.match, self.now)
+        self._delete(self.world.engine.delete_asked(name, asked.before_seq, asked.match))
+
+    @precondition(lambda self: self.rests)
+    @rule()
+    def delete_more(self) -> None:
+        """A delete that is under way goes on, if its topic still stands."""
+        topic, *_ = rest = self.rests.pop(0)
+        if self.world.engine.by_id.get(topic.id) is not topic or self._is_taken(topic.name):
+            return
+        if rest.match is not None and self.world.engine.delete_must_wait(topic.name):
+            self.commit_all()
+        self._delete(rest)
+
+    def _delete(self, rest: Rest) -> None:
+        """A slice; in the log and in segments it may take less than is left."""
+        topic_id, model = rest.topic.id, self.models[rest.topic.id]
+        with patch.multiple(delete_records, **SMALL_SLICES):
+            change = self.world.engine.delete_more(rest, self.now)
+        assert change.rest is None or change.bound > rest.first, "each slice comes further"
+        seqs = {seq for seq in model.matching(change.bound, rest.match) if seq >= rest.first}
+        assert rest.match is None or len(seqs) <= 4 * SMALL_SLICES["SLICE_RECORDS"]
 
         def effect(models: Models) -> None:
-            models[topic_id].delete(
-                seqs if match is not None else models[topic_id].matching(bound, None)
-            )
+            found = models[topic_id].matching(change.bound, None)
+            models[topic_id].delete(found if rest.match is None else seqs)
 
         def commit() -> None:
             assert change.deleted == self.models[topic_id].delete(seqs)
+            if change.rest is not None:
+                self.rests.append(change.rest)
 
         self._submit(change, {FrameKind.DELETE: effect}, commit)
 

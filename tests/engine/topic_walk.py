@@ -32,6 +32,7 @@ class TopicWalk(ShardWalk):
             (1, self.delete),
             (3, self.trim),
             (12, self.delete_records),
+            (20, self.delete_more),
             (12, self.read),
             (8, self.pick),
             (10, self.time),
@@ -111,6 +112,10 @@ class TopicWalk(ShardWalk):
         match = choice([None, tag, ["tag", "Eq", tag], ["tag", "Glob", f"{tag}*"]])
         back = choice([None, self.random.randint(-3, 40)])
         self.machine.delete_records(self._name(), back, match)
+
+    def delete_more(self) -> None:
+        if self.machine.rests:
+            self.machine.delete_more()
 
     def read(self) -> None:
         choice = self.random.choice

@@ -125,7 +125,7 @@ class World:
             return memoryview(flags) if any(flags) else None
         return self.engine.delete_flags.of(locator)
 
-    def flag_deleted(self, locator: int, runs: Sequence[IndexRun]) -> None:
+    def flag_deleted(self, locator: int, runs: Sequence[IndexRun], _size: int) -> None:
         if is_extent(locator):
             extent = self.extents[locator]
             for start, stop in runs:
@@ -137,6 +137,8 @@ class World:
     def release(self, locators: Sequence[int]) -> None:
         self.released.update(locators)
         self.engine.delete_flags.forget(locators)
+
+    release_later = release
 
     @staticmethod
     def _view(logged: Logged) -> RecordsView:

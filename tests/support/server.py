@@ -280,6 +280,16 @@ class Server:
             time.sleep(0.01)
         return roles
 
+    def replace(self, role: str) -> None:
+        """SIGKILL one child; return when another process has its role and the server is ready."""
+        old = self.roles()[role]
+        kill_one(old)
+        deadline = time.monotonic() + START_S
+        while self.roles().get(role, old) == old:
+            assert time.monotonic() < deadline, f"{role} is not started again:\n{self.log_tail}"
+            time.sleep(0.01)
+        self.wait_ready()
+
 
 class ColdServer(Server):
     """A server that answers every request through its cold lane (`tests.support.cold_lane`)."""

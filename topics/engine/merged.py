@@ -33,7 +33,7 @@ def replace_merged(
     is_merged: Callable[[Locator], bool],
     store: Store,
 ) -> None:
-    """Put ``extents`` where the entries with `is_merged` locators are, which lie between these
+    """Put ``extents`` where the entries with `is_merged` locators are that begin between these
     seqs. What lives is the same before and after.
     """
     index, at, taken = topic.index, topic.index.find(first_seq), 0
@@ -41,7 +41,7 @@ def replace_merged(
         if not is_merged(index.entry(at)[2]):
             at += 1
             continue
-        stop = _run_end(topic, at, is_merged)
+        stop = _run_end(topic, at, last_seq, is_merged)
         end = index.whole_entry(stop - 1).last_seq + 1
         begin = taken
         while taken < len(extents) and extents[taken].entry.first_seq < end:
@@ -51,9 +51,12 @@ def replace_merged(
     assert taken == len(extents), "every extent takes the place of entries"
 
 
-def _run_end(topic: Topic, at: int, is_merged: Callable[[Locator], bool]) -> int:
-    stop = at + 1
-    while stop < len(topic.index) and is_merged(topic.index.entry(stop)[2]):
+def _run_end(topic: Topic, at: int, last_seq: int, is_merged: Callable[[Locator], bool]) -> int:
+    index, stop = topic.index, at + 1
+    while stop < len(index):
+        first_seq, _, locator, _ = index.entry(stop)
+        if first_seq > last_seq or not is_merged(locator):
+            break
         stop += 1
     return stop
 

@@ -107,6 +107,11 @@ class RecordIndex:
             return index - self._front
         return index + 1 - self._front
 
+    def is_within_entry(self, seq: int) -> bool:
+        """Whether an entry holds ``seq`` and the seq before it."""
+        index = self.find(seq)
+        return index < len(self) and self.entry(index)[0] < seq
+
     def find_ts(self, ts: int) -> int:
         """Index of the first entry whose first record is of ``ts`` or later."""
         return bisect_left(self._ts, ts, self._front) - self._front
@@ -173,6 +178,8 @@ class RecordIndex:
         """
         start, gone, expected = self.find(begin) + self._front, self.gone, begin
         stop = bisect_left(self._first_seqs, end, start)
+        if not (gone or self.dead_entries) and self._is_without_holes(start, stop, begin, end):
+            return
         for index, (first_seq, count, size) in enumerate(
             zip(
                 self._first_seqs[start:stop],
@@ -191,6 +198,14 @@ class RecordIndex:
             expected = first_seq + count
         if expected < end:
             yield expected, end - expected, None
+
+    def _is_without_holes(self, start: int, stop: int, begin: int, end: int) -> bool:
+        """Whether the entries at ``start`` to ``stop`` hold all seqs from ``begin`` to ``end``."""
+        if start == stop:
+            return begin == end
+        first, last = self._first_seqs[start], stop - 1
+        behind = self._first_seqs[last] + self._counts[last]
+        return first <= begin and behind >= end and sum(self._counts[start:stop]) == behind - first
 
     # Removing
 

@@ -31,16 +31,25 @@ def cut_to(topic: Topic, seq: int, store: Store) -> int:
     last = _cut_entry(topic, stop, seq, store) if stop < len(index) else 0
     if stop:
         last = last or _last_live_seq(topic, stop, store)
-        count, size = index.totals(0, stop)
-        topic.count -= count
-        topic.bytes -= size
-        store.release(index.locators(0, stop))
+        topic.count, topic.bytes = _totals_from(topic, stop)
+        sealed = min(index.find(topic.sealed_seq + 1), stop)
+        store.release(index.locators(0, sealed))
+        store.release_later(index.locators(sealed, stop))
         index.drop(stop)
     topic.start_seq = seq
     settle(topic, store)
     if topic.jobs is not None:
         topic.jobs.cut(topic.start_seq)
     return last
+
+
+def _totals_from(topic: Topic, stop: int) -> tuple[int, int]:
+    """Count and bytes of the live records from the entry ``stop`` on."""
+    index = topic.index
+    if 2 * stop > len(index):  # the shorter part is added up
+        return index.totals(stop, len(index))
+    count, size = index.totals(0, stop)
+    return topic.count - count, topic.bytes - size
 
 
 def _cut_entry(topic: Topic, at: int, seq: int, store: Store) -> int:
@@ -197,18 +206,23 @@ def delete_runs(
     if topic.jobs is not None and not are_finished:
         runs = tuple(runs)
         topic.jobs.forget_runs(runs)
-    index, of_entry = topic.index, -1
+    index, start_seq, of_entry = topic.index, topic.start_seq, -1
     pieces: list[IndexRun] = []
+    entry_first = entry_end = 0
     for first, length in runs:
-        seq, end = max(first, topic.start_seq), first + length
+        seq, end = max(first, start_seq), first + length
+        if entry_first <= seq < end <= entry_end:  # most are in the entry of the run before
+            pieces.append((seq - entry_first, end - entry_first))
+            continue
         at = index.find(seq)
-        while at < len(index):
+        while at < len(index) and seq < end:
             first_seq, count, _, size = index.entry(at)
             if first_seq >= end:
                 break
             if at != of_entry:
                 _delete_in_entry(topic, of_entry, pieces, store)
                 of_entry, pieces = at, []
+                entry_first, entry_end = first_seq, first_seq + count if size else 0
             if size:
                 pieces.append((max(seq - first_seq, 0), min(end - first_seq, count)))
             at += 1
@@ -223,10 +237,13 @@ def _delete_in_entry(topic: Topic, at: int, pieces: list[IndexRun], store: Store
     if pieces == [(0, whole)] and first_seq not in topic.index.gone:
         live, count, size = pieces, whole, left
     else:
-        deleted, view = store.delete_flags(locator), sized_view(topic, at, store)
-        live = [run for piece in pieces for run in live_runs(deleted, *piece)]
-        count = sum(stop - start for start, stop in live)
-        size = sum(view.size(start, stop) for start, stop in live)
+        live, ends = pieces, sized_view(topic, at, store).ends
+        deleted = store.delete_flags(locator)
+        if deleted is not None and 1 in bytes(deleted[pieces[0][0] : pieces[-1][1]]):
+            live = [run for piece in pieces for run in live_runs(deleted, *piece)]
+        count = sum([stop - start for start, stop in live])
+        size = sum([ends[stop - 1] for _, stop in live])
+        size -= sum([ends[start - 1] for start, _ in live if start])
     if count:
-        store.flag_deleted(locator, live)
+        store.flag_deleted(locator, live, size)
         _take(topic, at, count, size)

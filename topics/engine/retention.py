@@ -12,15 +12,15 @@ A cursor with ``from_seq + 1 < evict_floor`` gets a tombstone up to ``start_seq 
 the one cause whose floor lies above the cursor; ``mixed`` for several, and for a loss.
 
 - A replay applies the same caps in the same order as the first time, so no eviction is logged.
-- Age is taken by the clock. A floor that an answer has shown goes into the log (FLOOR frame, no
-  sync awaited), so a clock that steps back finds it there.
+- Age is taken by the clock: before an answer, and by a sweep at the time that `next_expiry` tells.
+  A floor that an answer has shown goes into the log (FLOOR frame, no sync awaited), so a clock that
+  steps back finds it there.
 - A PUT logs the floors with the config: a relaxed cap brings nothing back.
 - A DELETE frame holds runs of seqs, not a predicate: it cannot reach later records.
 """
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from bisect import bisect_left
 
@@ -118,15 +118,22 @@ def expire(topic: Topic, now_ts: int, store: Store) -> None:
     topic.floor_due |= last > 0 and is_logged
 
 
-def expires_at(topic: Topic, store: Store) -> int | None:
-    """When `expire` will take something (wall ms); None: never, as it is."""
-    ttl_ms = topic.committed.ttl_ms
+def next_expiry(topic: Topic, store: Store) -> int | None:
+    """When `expire` has something to remove (wall ms), by the committed TTL; None: never. Records
+    that cannot be read go with what follows them.
+    """
+    ttl_ms, index = topic.committed.ttl_ms, topic.index
     if not ttl_ms or not topic.count:
         return None
-    first_seq, _, locator, _, ts = topic.index.whole_entry(0)
-    if is_extent(locator):
-        with contextlib.suppress(Unreadable):
-            ts = _ts(store.records(locator), topic.start_seq - first_seq)
+    first_seq, _, locator, _, ts = index.whole_entry(0)
+    start = topic.start_seq - first_seq
+    if start > 0 and is_extent(locator):
+        try:
+            ts = _ts(store.records(locator), start)
+        except Unreadable:
+            ts = sys.maxsize
+        if ts == sys.maxsize:
+            return index.whole_entry(1).ts + ttl_ms + 1 if len(index) > 1 else None
     return ts + ttl_ms + 1
 
 

@@ -6,13 +6,29 @@ where they are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from topics.engine.locators import Locator
 from topics.engine.record_index import IndexEntry, RecordIndex
 from topics.engine.removal import live_of
 from topics.engine.store import Store
 from topics.engine.topic import Topic
+
+
+def parts(topic: Topic, extents: Iterable[IndexEntry]) -> Iterator[list[IndexEntry]]:
+    """The extents that `seal` has not put into the index, a few at a time: no write reaches from
+    one part into the next. The topic may change between two parts.
+    """
+    part: list[IndexEntry] = []
+    for extent in extents:
+        if extent.first_seq <= topic.sealed_seq:
+            continue
+        if part and not topic.index.is_within_entry(extent.first_seq):
+            yield part
+            part = []
+        part.append(extent)
+    if part:
+        yield part
 
 
 def seal(topic: Topic, extents: Sequence[IndexEntry], store: Store) -> list[Locator]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from topics.engine import retention
 from topics.engine.changes import (
     append,
     delete_records,
@@ -26,7 +27,7 @@ from topics.engine.changes import (
 )
 from topics.engine.changes.append import Append, InFlightDuplicate
 from topics.engine.changes.change import Change
-from topics.engine.changes.delete_records import DeleteRecords
+from topics.engine.changes.delete_records import DeleteRecords, Rest
 from topics.engine.changes.delete_topic import DeleteTopic
 from topics.engine.changes.finish_jobs import FinishJobs
 from topics.engine.changes.floor import FloorMoved
@@ -43,7 +44,6 @@ from topics.engine.queue.claims import Ask, Taken, jobs_of, records_of
 from topics.engine.queue.lease_list import LeaseView
 from topics.engine.queue.leases import Holder
 from topics.engine.quota import ByteQuota, SharedCap
-from topics.engine.retention import expires_at
 from topics.engine.routing.derivations import Derivation
 from topics.engine.routing.graph import Router, RouterGraph
 from topics.engine.selection import Selection, count_live
@@ -180,13 +180,23 @@ class ShardEngine:
         """Raises `TopicNotEmpty` when `delete` would."""
         delete_topic.check(self.table, name, if_empty)
 
+    def delete_asked(self, name: str, before_seq: int | None, match: TagMatch | None) -> Rest:
+        """What a delete of now is about: the records below ``before_seq`` that match, of those that
+        are there (§5). Raises `TopicNotFound`.
+        """
+        return delete_records.asked(self.table, name, before_seq, match)
+
+    def delete_more(self, rest: Rest, now: Now) -> DeleteRecords:
+        """Delete the first slice of ``rest``; ``rest`` of the change is what is left then.
+        The topic still stands, and the slice before this one is committed.
+        """
+        return delete_records.decide(self.table, rest, now)
+
     def delete_records(
         self, name: str, before_seq: int | None, match: TagMatch | None, now: Now
     ) -> DeleteRecords:
-        """Delete the records below ``before_seq`` that match, of those that are there now (§5).
-        Raises `TopicNotFound`.
-        """
-        return delete_records.decide(self.table, name, before_seq, match, now)
+        """The first slice of a delete, which is all of it when it takes few records."""
+        return self.delete_more(self.delete_asked(name, before_seq, match), now)
 
     def delete_must_wait(self, name: str) -> bool:
         """Whether a delete of matching records is decided only when its topic has no other change
@@ -206,9 +216,9 @@ class ShardEngine:
         finally:
             self.recharge(topic)
 
-    def expires_at(self, topic: Topic) -> int | None:
-        """When `expire` will have something to do, as the topic is (wall ms)."""
-        return expires_at(topic, self.table.store)
+    def next_expiry(self, topic: Topic) -> int | None:
+        """When `expire` has something to remove next (wall ms); None: never, as the topic is."""
+        return retention.next_expiry(topic, self.store)
 
     # Routers
 

@@ -32,11 +32,16 @@ class Store(Protocol):
     def delete_flags(self, locator: Locator) -> Buffer | None:
         """A byte for each record, 1: deleted; None when none is. May raise `Unreadable`."""
 
-    def flag_deleted(self, locator: Locator, runs: Sequence[IndexRun]) -> None:
-        """Flag these records as deleted."""
+    def flag_deleted(self, locator: Locator, runs: Sequence[IndexRun], size: int) -> None:
+        """Flag these records, of ``size`` bytes, as deleted."""
 
     def release(self, locators: Sequence[Locator]) -> None:
         """Free what these locators find: the topic has no record there any more."""
+
+    def release_later(self, locators: Sequence[Locator]) -> None:
+        """As `release`, of records that are in no segment, when there is time: millions may go at
+        once.
+        """
 
 
 class DeleteFlags:

@@ -10,6 +10,7 @@ in each of them: a million tags are 250 portions, which take about a millisecond
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 
 from topics.formats.api.delete_body import TagMatch
@@ -24,13 +25,15 @@ Portion = dict[bytes, "int | array[int]"]
 class TagIndex:
     """Tags of the records of one topic in one log file. Seqs come in rising order."""
 
-    __slots__ = ("_full", "_open", "last_seq")
+    __slots__ = ("_ends", "_full", "_open", "first_seq", "last_seq")
 
     def __init__(self) -> None:
+        self.first_seq = 0  # tags of earlier records are found in extents
         self.last_seq = 0
         self._open: Portion = {}
         # Each with its tags in order, of which some may have been forgotten since.
         self._full: list[tuple[Portion, PackedTexts]] = []
+        self._ends = array("Q")  # last seq of each full portion
 
     def add(self, tagged: Iterable[tuple[int, bytes]], first_seq: int) -> None:
         """Note ``(index, tag)`` of the records of a write."""
@@ -42,6 +45,7 @@ class TagIndex:
                 seqs[tag] = seq
                 if len(seqs) == PORTION_TAGS:
                     self._full.append((seqs, PackedTexts(sorted(seqs))))
+                    self._ends.append(seq)
                     seqs = self._open = {}
             elif isinstance(known, int):
                 seqs[tag] = array("Q", (known, seq))
@@ -49,23 +53,29 @@ class TagIndex:
                 known.append(seq)
             self.last_seq = seq
 
-    def find(self, match: TagMatch) -> Iterator[int]:
-        """Seqs of the records that match."""
-        for portion, tag in self._matching(match):
-            found = portion[tag]
-            if isinstance(found, int):
-                yield found
-            else:
-                yield from found
+    def find(self, match: TagMatch, first: int, stop: int) -> tuple[list[int], int]:
+        """Seqs from ``first`` to ``stop`` (exclusive) of the records that match, and how many tags
+        were looked at.
+        """
+        seqs: list[int] = []
+        first, looked = max(first, self.first_seq), 1
+        for portion, tag in self._matching(match, first, stop):
+            found, looked = portion[tag], looked + 1
+            if not isinstance(found, int):
+                seqs += found[bisect_left(found, first) : bisect_left(found, stop)]
+            elif first <= found < stop:
+                seqs.append(found)
+        return seqs, looked
 
-    def forget(self, match: TagMatch, bound: int) -> None:
-        """Forget the records below ``bound`` that match: they are deleted."""
-        for portion, tag in list(self._matching(match)):
+    def forget(self, match: TagMatch, first: int, stop: int) -> None:
+        """Forget the records from ``first`` to ``stop`` (exclusive) that match: deleted ones."""
+        for portion, tag in list(self._matching(match, first, stop)):
             found = portion[tag]
-            rest = [seq for seq in ((found,) if isinstance(found, int) else found) if seq >= bound]
-            if rest:
-                portion[tag] = array("Q", rest)
-            else:
+            if not isinstance(found, int):
+                del found[bisect_left(found, first) : bisect_left(found, stop)]
+                if not found:
+                    del portion[tag]
+            elif first <= found < stop:
                 del portion[tag]
 
     def free_some(self) -> bool:
@@ -76,21 +86,31 @@ class TagIndex:
         del self._full[-PORTIONS_FREED_AT_ONCE:]
         return bool(self._full)
 
-    def _matching(self, match: TagMatch) -> Iterator[tuple[Portion, bytes]]:
+    def _matching(self, match: TagMatch, first: int, stop: int) -> Iterator[tuple[Portion, bytes]]:
+        """Matching tags of the portions that have seqs from ``first`` to ``stop`` (exclusive)."""
+        portions = self._portions(first, stop)
         if match.op == "Eq":
             text = json_string(match.text)
-            for portion, _ in (*self._full, (self._open, None)):
+            for portion, _ in portions:
                 if text in portion:
                     yield portion, text
             return
         prefix = json_prefix(match.text)
-        for portion, tags in self._full:
-            for tag in tags.starting_with(prefix):
-                if tag in portion:
+        for portion, tags in portions:
+            for tag in portion if tags is None else tags.starting_with(prefix):
+                if tag.startswith(prefix) and tag in portion:
                     yield portion, tag
-        for tag in self._open:
-            if tag.startswith(prefix):
-                yield self._open, tag
+
+    def _portions(self, first: int, stop: int) -> list[tuple[Portion, PackedTexts | None]]:
+        """The portions that have seqs in this range."""
+        ends = self._ends
+        at = bisect_left(ends, first)
+        found: list[tuple[Portion, PackedTexts | None]] = []
+        if first <= self.last_seq:
+            found += self._full[at : bisect_left(ends, stop - 1, at) + 1]
+            if not ends or ends[-1] + 1 < stop:
+                found.append((self._open, None))
+        return found
 
 
 def json_prefix(text: str) -> bytes:

@@ -186,6 +186,11 @@ class Topic:
             tags = self.tags[generation] = TagIndex()
         tags.add(tagged, first_seq)
 
+    def begin_tags(self, generation: int, first_seq: int) -> None:
+        """Find no tags of a log file before ``first_seq`` any more: a segment holds them now."""
+        if self.tags is not None and generation in self.tags:
+            self.tags[generation].first_seq = first_seq
+
     def drop_tags(self, generation: int) -> TagIndex | None:
         """Forget the tags of a log file: a segment holds them now. The index, if there was one, for
         the caller to free.

@@ -4,7 +4,6 @@ SIGTERM.
 
 from __future__ import annotations
 
-import gc
 import secrets
 import signal
 import sys
@@ -26,6 +25,7 @@ from topics.errors import ExitCode
 from topics.formats.api.limits import limits_of
 from topics.process import interpreter
 from topics.process.children import note_sigterm
+from topics.process.collector import freeze_survivors
 from topics.process.measure import measure
 from topics.storage.disk import BOOT_ID, Damaged
 from topics.storage.recovery.steps import Shard, recover
@@ -44,7 +44,7 @@ def main(settings: Settings, board: Board, links: Sequence[LinkMemory], index: i
     shard = _recover(settings, words, index)
     # Not those of an earlier process: no token of its leases may hold.
     shard.engine.table.next_lease_number = 1 + secrets.randbits(LEASE_NUMBER_BITS)
-    gc.freeze()  # what recovery built stays: the collector need not look at it again
+    freeze_survivors()
     trio.run(_serve, settings, board, links, index, shard)
     words.state = ShardState.STOPPED
 

@@ -19,7 +19,7 @@ from topics.formats.disk.frame_bodies import (
 )
 from topics.formats.disk.frames import FRAME_HEADER_BYTES, FrameHeader, FrameKind
 from topics.formats.disk.records import RecordFlags
-from topics.formats.disk.segment import BadSegment, ExtentEntry
+from topics.formats.disk.segment import BadSegment, ExtentEntry, SegmentHeader
 from topics.formats.disk.wal import FILE_HEADER_BYTES, BadHeader
 from topics.storage import checkpoints, data_dir
 from topics.storage.disk import mapped
@@ -70,10 +70,10 @@ def describe_segment(path: Path) -> Iterator[str]:
         return
     yield f"{trailer.entry_count} extents, {trailer.record_count} records"
     for index, entry in enumerate(segment.decode_directory(directory)):
-        yield f"extent {index} at {entry.offset}: {_extent(entry, data)}"
+        yield f"extent {index} at {entry.offset}: {_extent(header, entry, data)}"
 
 
-def _extent(entry: ExtentEntry, data: memoryview) -> str:
+def _extent(header: SegmentHeader, entry: ExtentEntry, data: memoryview) -> str:
     deleted = bytes(data[entry.flags_at : entry.flags_at + entry.record_count]).count(1)
     last_seq = entry.first_seq + entry.record_count - 1
     text = (
@@ -81,7 +81,7 @@ def _extent(entry: ExtentEntry, data: memoryview) -> str:
         f"{entry.blob_bytes} bytes, {_time(entry.first_ts)} to {_time(entry.last_ts)}, "
         f"{_flags(entry.flags)}"
     )
-    if is_punched(entry, data):
+    if is_punched(header, entry, data):
         return f"{text}; its room was given back"
     try:
         view = ExtentView(entry, data)

@@ -1,4 +1,4 @@
-"""Deletes: what becomes of them when the log has no room."""
+"""Deletes: without room in the log, of many records, and of topics with routers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from trio.testing import wait_all_tasks_blocked
 from tests.engine.routing.test_graph import router
 from tests.support.shard import Desk
 from tests.support.shards import FakeRegistry, Shards
+from topics.engine.changes import delete_records
 from topics.errors import NotReady, TopicNotEmpty
-from topics.formats.disk.frames import FrameKind
+from topics.formats.disk.frames import Frame, FrameKind
+from topics.formats.json_text import json_bytes
 from topics.formats.wire.calls import ROUTER_CASCADE, ROUTER_OWNER
 from topics.storage.wal.file import NoRoom
 
@@ -59,6 +61,169 @@ async def test_a_delete_that_met_a_full_disk_among_appends_is_done_once_more_by_
     desk.synced()
     assert desk.answers() == [(some, 200), (whole, 200)]
     assert desk.seqs("a") == [2]
+
+
+# Deletes of many records
+
+SLICES = {
+    "SLICE_RECORDS": 2,
+    "SLICE_ENTRIES": 1,
+    "RUN_SHARE": 1,
+    "WINDOW_MIN_SEQS": 2,
+    "WINDOW_MAX_SEQS": 2,
+}
+
+
+@pytest.fixture
+def sliced(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Desk:
+    """A shard of which a slice deletes two records; its topic "a" has seven, and "b" one."""
+    for name, value in SLICES.items():
+        monkeypatch.setattr(delete_records, name, value)
+    desk.make("a", durability="fsync")
+    desk.make("b")
+    for _ in range(7):
+        tagged(desk)
+    desk.append("b", 1)
+    desk.synced()
+    desk.answers()
+    return desk
+
+
+def tagged(desk: Desk, tag: str = "t") -> int:
+    return desk.append_raw("a", json_bytes({"records": [{"data": 1, "tag": tag}]}))
+
+
+def delete_frames(desk: Desk) -> list[Frame]:
+    return [frame for frame in desk.log.frames.values() if frame.kind is FrameKind.DELETE]
+
+
+async def finish(desk: Desk, *numbers: int) -> dict[int, dict[str, Any]]:
+    """The answers to these requests, by number; the log syncs whatever it gets meanwhile."""
+    found: dict[int, dict[str, Any]] = {}
+    with trio.fail_after(10):
+        while not found.keys() >= {*numbers}:
+            await wait_all_tasks_blocked()
+            desk.synced()
+            found |= dict(desk.bodies())
+    return found
+
+
+@pytest.mark.parametrize(("asked", "slices"), [({"match": "t"}, 4), ({"before_seq": 8}, 7)])
+async def test_a_large_delete_is_answered_once_when_its_last_slice_is_durable(
+    sliced: Desk, asked: dict[str, Any], slices: int
+) -> None:
+    number = sliced.delete_records("a", **asked)
+    for done in range(slices - 1):
+        assert len(delete_frames(sliced)) == done + 1
+        sliced.synced()
+        await wait_all_tasks_blocked()
+        assert sliced.answers() == []
+    sliced.written()
+    await wait_all_tasks_blocked()
+    assert sliced.answers() == [], "the topic is of a class that is synced"
+    sliced.synced()
+    await wait_all_tasks_blocked()
+    ((answered, body),) = sliced.bodies()
+    assert (answered, body["deleted"], body["count"], body["earliest_seq"]) == (number, 7, 0, 8)
+
+
+async def test_what_comes_between_two_slices_is_done_and_stays(sliced: Desk) -> None:
+    number = sliced.delete_records("a", match="t")
+    sliced.synced()
+    assert sliced.seqs("a") == [3, 4, 5, 6, 7]
+    later, other = tagged(sliced), sliced.append("b", 1)
+    sliced.synced()
+    assert sorted(sliced.answers()) == [(later, 200), (other, 200)]
+    body = (await finish(sliced, number))[number]
+    assert (body["deleted"], body["count"], body["head_seq"]) == (7, 1, 8)
+    assert sliced.seqs("a") == [8]
+
+
+async def test_two_large_deletes_of_the_same_count_each_record_once(sliced: Desk) -> None:
+    numbers = [sliced.delete_records("a", match=match) for match in ("t", ["tag", "Glob", "*"])]
+    answers = await finish(sliced, *numbers)
+    assert sum(answers[number]["deleted"] for number in numbers) == 7
+    assert sliced.seqs("a") == []
+
+
+async def test_a_small_delete_does_not_wait_for_a_large_one(sliced: Desk) -> None:
+    number = sliced.delete_records("a", match="t")
+    sliced.synced()
+    await wait_all_tasks_blocked()
+    small = sliced.delete_records("b", before_seq=2)
+    sliced.synced()
+    assert sliced.answers() == [(small, 200)]
+    assert (await finish(sliced, number))[number]["deleted"] == 7
+
+
+async def test_a_topic_that_goes_under_a_large_delete_ends_it(sliced: Desk) -> None:
+    number = sliced.delete_records("a", match="t")
+    sliced.synced()
+    gone = sliced.delete("a")
+    assert (await finish(sliced, number, gone))[number]["code"] == "topic_not_found"
+
+
+async def test_a_large_delete_outlives_the_delete_of_its_topic_that_failed(sliced: Desk) -> None:
+    number = sliced.delete_records("a", match="t")
+    sliced.synced()
+    gone, other = sliced.delete("a"), sliced.append("b", 1)
+    sliced.failed(FULL)
+    await wait_all_tasks_blocked()
+    sliced.failed(FULL)  # alone it could have had the reserve
+    answers = await finish(sliced, number)
+    assert answers[gone]["code"] == answers[other]["code"] == "not_ready"
+    assert (answers[number]["deleted"], sliced.seqs("a")) == (7, [])
+
+
+async def test_a_slice_that_met_a_full_disk_is_tried_once_more(sliced: Desk) -> None:
+    number = sliced.delete_records("a", match="t")
+    sliced.synced()
+    await wait_all_tasks_blocked()
+    sliced.failed(FULL)
+    assert (await finish(sliced, number))[number]["deleted"] == 7
+    tagged(sliced)
+    for _ in range(2):
+        tagged(sliced)
+    sliced.synced()
+    number = sliced.delete_records("a", match="t")
+    sliced.synced()
+    for _ in range(2):
+        await wait_all_tasks_blocked()
+        sliced.failed(FULL)
+    await wait_all_tasks_blocked()
+    assert sliced.answers()[-1] == (number, "not_ready")
+    assert sliced.seqs("a") == [10], "the first slice stands"
+
+
+async def test_a_large_delete_of_a_capped_topic_decides_each_slice_while_no_change_is_under_way(
+    sliced: Desk,
+) -> None:
+    """Otherwise a replay would evict more, or less, than there was evicted."""
+    sliced.put("a", cap_records=6)
+    sliced.synced()
+    sliced.answers()
+    number = sliced.delete_records("a", match="t")
+    sliced.synced()
+    assert sliced.seqs("a") == [4, 5, 6, 7]
+    tagged(sliced)
+    sliced.flush()
+    await wait_all_tasks_blocked()
+    late = tagged(sliced)
+    await wait_all_tasks_blocked()
+    assert len(delete_frames(sliced)) == 1, "the append is under way"
+    answers = await finish(sliced, number, late)
+    assert (answers[number]["deleted"], sliced.seqs("a")) == (6, [8, 9])
+
+
+async def test_a_large_delete_waits_for_a_topic_that_is_held(sliced: Desk) -> None:
+    number = sliced.delete_records("a", match="t")
+    sliced.loop.context.held.take("a")  # as a streamed append does
+    sliced.synced()
+    await wait_all_tasks_blocked()
+    sliced.synced()
+    assert sliced.seqs("a") == [3, 4, 5, 6, 7]
+    sliced.loop.context.give_back("a")
+    assert (await finish(sliced, number))[number]["deleted"] == 7
 
 
 # Topics with routers

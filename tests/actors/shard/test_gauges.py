@@ -56,7 +56,8 @@ class GaugeDesk(QueueDesk):
             await self.loop.follow_log()
 
     async def settled(self) -> None:
-        """All is committed."""
+        """All that is due is done, and committed."""
+        await wait_all_tasks_blocked()
         self.turn()
         while len(self.commits):
             await trio.lowlevel.checkpoint()

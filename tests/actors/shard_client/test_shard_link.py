@@ -300,3 +300,11 @@ async def test_a_shard_that_is_asked_nothing_delays_nobody(
     desk.shard.words.delay_ms = 700
     await desk.stall()
     assert desk.shards.delay_ms(0) == 0
+
+
+async def test_a_successor_is_not_ready_before_a_link_session_with_it_is_open(
+    desk: Desk, autojump_clock: trio.testing.MockClock
+) -> None:
+    desk.board.bump_session(*desk.memory.ends)  # it died; nobody has rung the doorbell yet
+    desk.shard.words.state = ShardState.READY
+    assert desk.shards.readiness().unwell == ((0, "connecting"),)

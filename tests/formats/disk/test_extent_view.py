@@ -106,6 +106,11 @@ def test_tags_are_found_by_text_and_by_prefix(
         assert sorted(found) == [
             index for index, tag in enumerate(tags) if tag is not None and tag.startswith(text)
         ]
+        middle = len(tags) // 2
+        for begin, end in ((0, len(tags)), (0, middle), (middle, len(tags)), (middle, middle)):
+            assert [*view.with_prefix(json_string(text)[:-1], begin, end)] == sorted(
+                index for index in found if begin <= index < end
+            )
 
 
 @given(st.text(), st.text())

@@ -60,15 +60,15 @@ def test_header_entry_and_trailer_to_the_byte() -> None:
     head = encode_header(HEADER)
     assert len(head) == HEADER_BYTES
     assert (
-        head[:44].hex() == "545053454730303101000000030000000700000000000000"
+        head[:44].hex() == "545053454730303102000000030000000700000000000000"
         "0010000000000000"
         "0020000000000000"
-        "5371805c"
+        "0e006b1a"
     )
     assert not any(head[44:])
     assert decode_header(head) == HEADER
-    entry = ExtentEntry(1, 2, 3, 4, 5, -6, 7, 8, 9, 10, 11, 12)
-    assert encode_entry(entry) == struct.pack("<QQQQQqqIIIIII", *entry, 0)
+    entry = ExtentEntry(1, 2, 3, 4, 5, -6, 7, 8, 9, 10, 11, 12, 13)
+    assert encode_entry(entry) == struct.pack("<QQQQQqqIIIIII", *entry)
     trailer = Trailer(8192, 4096, 5, 8192 + 80 + 64, 1, 6)
     end = encode_trailer(trailer)
     assert end[:60] == b"TPSEGEND" + struct.pack("<QQQQII12x", *trailer)
@@ -78,8 +78,8 @@ def test_header_entry_and_trailer_to_the_byte() -> None:
 
 def test_another_version_is_refused_and_named() -> None:
     head = bytearray(WHOLE[:HEADER_BYTES])
-    head[8] = 2
-    with pytest.raises(BadSegment, match="format version 2; this program reads version 1"):
+    head[8] = 3
+    with pytest.raises(BadSegment, match="format version 3; this program reads versions 1 to 2"):
         decode_header(head)
 
 

@@ -25,7 +25,7 @@ from tests.formats.disk.segment_support import (
 from topics.formats.disk import extent_build
 from topics.formats.disk.records import RecordFlags
 from topics.formats.disk.segment import (
-    ALIGNMENT,
+    PAGE_BYTES,
     ExtentEntry,
     Trailer,
     encode_entry,
@@ -71,8 +71,10 @@ def test_an_extent_to_the_byte() -> None:
     tables = array("I", numbers).tobytes() + b'"a""b"' + b'"s""t"' + keys
     extent = blob + bytes(-len(blob) % 8) + tables
     flags = RecordFlags.NODES | RecordFlags.TAGS | RecordFlags.METAS
+    crc = crc32c.crc32c(tables)
     entry = ExtentEntry(
-        9, 7, 4096, len(extent), 8192, 5, 5, 4, len(blob), len(tables), crc32c.crc32c(tables), flags
+        *(9, 7, 4096, len(extent), 8192, 5, 5, 4),
+        *(len(blob), len(tables), crc, flags, len(keys)),
     )
     directory = encode_entry(entry)
     end = encode_trailer(Trailer(12288, 8192, 4, 12288 + 80 + 64, 1, crc32c.crc32c(directory)))
@@ -109,7 +111,7 @@ def test_however_extents_are_cut_they_hold_every_record_once(
         assert [found for view in mine for found in check_extent(view)] == []
         wanted = {write.key for write in batch} - {None}
         assert {key.key for view in mine for key in view.idempotency_keys()} == wanted
-    assert all(view.entry.offset % ALIGNMENT == 0 for view in extents(data))
+    assert all(view.entry.offset % 8 == 0 for view in extents(data))
 
 
 def test_a_build_runs_in_small_steps() -> None:
@@ -132,4 +134,4 @@ def test_delete_flags_are_asked_for_at_the_end_and_are_contiguous() -> None:
     assert asked == [(1, 5, 3), (2, 9, 2)]
     assert data[trailer.flags_at : trailer.flags_at + 5] == b"\0\0\0\0\1"
     assert [entry.flags_at - trailer.flags_at for entry in entries] == [0, 3]
-    assert (trailer.flags_at % ALIGNMENT, trailer.directory_at % ALIGNMENT) == (0, 0)
+    assert (trailer.flags_at % PAGE_BYTES, trailer.directory_at % PAGE_BYTES) == (0, 0)

@@ -12,6 +12,8 @@ import pytest
 
 from tests.support.log import Client, state
 from topics.engine.now import Now
+from topics.formats.ranges import SeqRun
+from topics.storage.recovery.restore import DeletesAhead
 
 
 def seqs(client: Client, name: str = "a") -> list[int]:
@@ -147,3 +149,15 @@ def test_an_eviction_that_only_records_in_memory_explain_is_kept(tmp_path: Path)
     client = Client(tmp_path)
     assert seqs(client) == [3]
     client.kill()
+
+
+def test_an_extent_finds_the_deletes_that_reach_into_it_and_not_those_far_away() -> None:
+    ahead, far = DeletesAhead(), SeqRun(1 << 40, 1)
+    near = [SeqRun(65_530, 100), SeqRun(65_536, 1), SeqRun(131_071, 1), SeqRun(1, 1 << 20)]
+    ahead.add(1, [*near, far])
+    ahead.add(2, [SeqRun(70_000, 5)])
+    found = [*ahead.of(1, 65_500, 65_536)]
+    assert {*near} == {*found}
+    assert [*ahead.of(1, far.first, 1)] == [far]
+    assert [*ahead.of(1, 1 << 50, 1)] == []
+    assert [*ahead.of(3, 65_500, 65_536)] == []

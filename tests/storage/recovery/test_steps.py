@@ -28,6 +28,7 @@ from topics.storage import disk as disk_functions
 from topics.storage.disk import boot_id, make_directory
 from topics.storage.recovery.steps import recover
 from topics.storage.wal import file as wal_file
+from topics.storage.wal import spares
 from topics.storage.wal.file import WalFile
 
 # What comes back
@@ -46,6 +47,33 @@ def test_everything_comes_back_as_it_was(end: str, tmp_path: Path) -> None:
     before = state(client)
     getattr(client, end)()
     assert recovered_state(tmp_path / "data") == before
+
+
+def test_a_shard_without_records_takes_little_of_the_disk(tmp_path: Path) -> None:
+    for _ in range(3):  # a restart takes no more
+        client = Client(tmp_path, file_bytes=64 << 20)
+        client.kill()
+        blocks = sum(path.stat().st_blocks for path in tmp_path.rglob("*"))
+        assert blocks * 512 < 10 << 20
+
+
+def test_log_files_grow_with_the_log_and_after_a_kill_go_on_as_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spares, "FIRST_FILE_BYTES", 8 << 10)
+    client = Client(tmp_path, file_bytes=64 << 10)
+    for number in range(300):
+        client.append("a", "x" * 1000)
+        if number % 60 == 59:
+            client.kill()
+            client = Client(tmp_path, file_bytes=64 << 10)
+    assert client.engine.topic("a").head_seq == 300
+    client.kill()
+    lengths = [path.stat().st_size >> 10 for path in log_files(tmp_path)]
+    assert lengths == sorted(lengths)
+    assert lengths[0] == 8
+    assert {16, 32, 64} >= {*lengths[-3:]}
+    assert lengths[-1] == 64
 
 
 def test_recovering_twice_is_recovering_once(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from topics.storage.segments.store import SegmentStore
 def test_flags_are_seen_at_once_and_after_a_start(store: SegmentStore) -> None:
     add(store, 1)
     locator, other = in_extent(1, 0), in_extent(1, 1)
-    store.flag_deleted(locator, [3, 299, 0, 3], 0)
+    store.flag_deleted(locator, [0, 3, 3, 299], 0)
     store.sync(0)
     for held in (store, reopened(store)):
         flags = held.delete_flags(locator)

@@ -8,13 +8,15 @@ import os
 
 import pytest
 
+from tests.formats.disk.segment_support import plain, version_1
 from tests.storage.segments.segments_support import add, reopened
 from topics.engine.locators import in_extent
-from topics.formats.disk.segment import HEADER_BYTES, TRAILER_BYTES
+from topics.formats.disk.segment import HEADER_BYTES, PAGE_BYTES, TRAILER_BYTES
 from topics.storage import disk
 from topics.storage.disk import Damaged
 from topics.storage.segments.file import segment_path
 from topics.storage.segments.store import SegmentStore
+from topics.storage.verify.segments import verify_segment
 
 
 @pytest.mark.parametrize(
@@ -43,7 +45,7 @@ def test_another_version_is_refused_and_named(store: SegmentStore) -> None:
     whole[8] = 9
     segment.path.write_bytes(whole)
     with pytest.raises(
-        Damaged, match="offset 8: segment has format version 9; this program reads version 1"
+        Damaged, match="offset 8: segment has format version 9; this program reads versions 1 to 2"
     ):
         reopened(store)
 
@@ -105,6 +107,43 @@ def test_a_punched_extent_gives_its_room_back_and_leaves_the_others(store: Segme
         assert [held.delete_flags(locator) is None for locator in locators] == [False, True, True]
         with pytest.raises(Damaged):
             held.records(locators[0])
+
+
+def test_pages_that_a_dead_extent_shares_with_others_stay(store: SegmentStore) -> None:
+    topics = [(topic, 1, [plain(40, 150)]) for topic in range(1, 9)]  # about two pages each
+    segment = add(store, 1, topics)
+    locators = [locator for locator, _ in store.entries(1)]
+    kept = [store.records(locator).blob.tobytes() for locator in locators[1::2]]
+    before = segment.path.stat().st_blocks
+    store.punch(locators[::2])
+    assert segment.path.stat().st_blocks < before
+    held = reopened(store)
+    assert [held.records(locator).blob.tobytes() for locator in locators[1::2]] == kept
+    assert held.unpunched(1, {1, 3, 5, 7}) == []
+    assert [*verify_segment(segment.path)] == []
+
+
+def test_small_extents_take_no_page_each(store: SegmentStore) -> None:
+    segment = add(store, 1, [(topic, 1, [plain(1)]) for topic in range(1, 501)])
+    assert segment.size < 500 * 250
+    store.punch([in_extent(1, extent) for extent in range(400)])  # no page is all of one
+    assert reopened(store).records(in_extent(1, 499)).slice(0, 1)
+    assert [*verify_segment(segment.path)] == []
+
+
+def test_an_extent_of_version_1_gives_all_its_pages_back(store: SegmentStore) -> None:
+    path = add(store, 1, [(topic, 1, [plain(1)]) for topic in range(1, 9)]).path
+    path.write_bytes(version_1(path.read_bytes()))
+    held = reopened(store)
+    assert [*verify_segment(path)] == []
+    assert held.segments[1].header.version == 1
+    assert len(held.unpunched(1, {*range(4)})) == 4
+    before = path.stat().st_blocks
+    held.punch([in_extent(1, extent) for extent in range(4)])
+    assert path.stat().st_blocks == before - 4 * PAGE_BYTES // 512
+    assert [*verify_segment(path)] == []
+    assert held.records(in_extent(1, 4)).slice(0, 1)
+    assert held.unpunched(1, {*range(4, 8)}) == []
 
 
 @pytest.mark.parametrize(("code", "raises"), [(errno.EOPNOTSUPP, False), (errno.EIO, True)])

@@ -71,7 +71,7 @@ def test_everything_before_a_reader_is_asked_for_once(store: SegmentStore, asked
         of_segment, extent = split_locator(locator)
         segment, entry, ends = (
             store.segments[of_segment],
-            store.entry(locator),
+            store.records(locator).entry,
             store.records(locator).ends,
         )
         for index in range(0, RECORDS, 5):
@@ -103,7 +103,7 @@ def test_what_follows_is_asked_for_when_the_reader_comes_near(
 ) -> None:
     first, second, _ = LOCATORS
     ends, after = store.records(first).ends, store.segments[2].path
-    size = store.entry(first).blob_bytes
+    size = store.records(first).entry.blob_bytes
     seen = []
     for index in range(1, RECORDS):
         Prefetch(store).read_on(first, index, second)
@@ -121,7 +121,7 @@ def test_a_second_reader_behind_the_first_is_served_like_the_first(
     ahead = Prefetch(store)
     for index in (0, 50, 0, 50):
         ahead.read_on(LOCATORS[0], index, None)
-        entry, ends = store.entry(LOCATORS[0]), store.records(LOCATORS[0]).ends
+        entry, ends = store.records(LOCATORS[0]).entry, store.records(LOCATORS[0]).ends
         at = ends[index - 1] if index else 0
         assert asked.taken() == [
             (store.segments[1].path, entry.offset + at, min(AHEAD, entry.blob_bytes - at))

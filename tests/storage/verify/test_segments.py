@@ -61,10 +61,10 @@ def test_a_flipped_delete_flag_that_is_0_or_1_cannot_be_told(store: SegmentStore
 
 
 def test_an_extent_of_zeros_is_damage_where_a_record_lives(store: SegmentStore) -> None:
-    segment = add(store, 1, MIXED)
-    store.punch([in_extent(1, 1)])
+    segment = add(store, 1)
+    store.punch([in_extent(1, 0)])
     with segment.path.open("r+b") as file:
-        file.seek([*segment.entries()][1].flags_at)
+        file.seek(next(segment.entries()).flags_at)
         file.write(b"\0")
     assert reasons(segment.path) == ["the tables of the extent are damaged"]
 
@@ -94,6 +94,7 @@ def test_another_segments_file_is_found(store: SegmentStore) -> None:
         ({"first_seq": 6}, "seq 6 is not that of the tables"),
         ({"first_ts": 1}, "other times"),
         ({"last_ts": 1}, "other times"),
+        ({"keys_len": 1}, "another length of the keys"),
     ],
 )
 def test_a_directory_that_contradicts_the_rest_is_found(

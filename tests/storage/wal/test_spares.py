@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,8 +13,9 @@ from tests.support.log import failing
 from tests.support.wal import leave_room
 from topics.formats.disk.frames import FrameKind
 from topics.formats.disk.wal import FileHeader
+from topics.storage.disk import MARGIN_BYTES
 from topics.storage.wal import spares as wal_spares
-from topics.storage.wal.file import WalFile
+from topics.storage.wal.file import WalFile, log_name
 from topics.storage.wal.log import MAKE_ROOM
 from topics.storage.wal.spares import SPARES_MAX, SpareFiles
 
@@ -32,7 +35,7 @@ def names(folder: Path) -> list[str]:
 def test_files_that_are_needed_no_more_fill_the_reserve_first_then_the_spares(
     tmp_path: Path,
 ) -> None:
-    stock = SpareFiles(tmp_path, SIZE)
+    stock = SpareFiles(tmp_path, 0, SIZE)
     stock.add([log_file(tmp_path, base) for base in range(2 + SPARES_MAX)])
     assert (stock.has_reserve, len(stock)) == (True, SPARES_MAX)
     assert names(tmp_path) == [f"{base:016x}.spare" for base in range(1, 1 + SPARES_MAX)] + [
@@ -40,9 +43,9 @@ def test_files_that_are_needed_no_more_fill_the_reserve_first_then_the_spares(
     ]
     stock.add([log_file(tmp_path, 77, 2 * SIZE)])
     assert len(names(tmp_path)) == 1 + SPARES_MAX
-    again = SpareFiles(tmp_path, SIZE)
+    again = SpareFiles(tmp_path, 0, SIZE)
     assert (again.has_reserve, len(again)) == (True, SPARES_MAX)
-    other = SpareFiles(tmp_path, 2 * SIZE)
+    other = SpareFiles(tmp_path, 0, 2 * SIZE)
     assert (other.has_reserve, len(other)) == (False, 0)
     assert names(tmp_path) == [], "a full disk may want the room of what does not fit"
 
@@ -50,7 +53,7 @@ def test_files_that_are_needed_no_more_fill_the_reserve_first_then_the_spares(
 def test_a_file_whose_end_the_disk_did_not_learn_of_is_kept_by_the_next_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stock, files = SpareFiles(tmp_path, SIZE), [log_file(tmp_path, base) for base in range(2)]
+    stock, files = SpareFiles(tmp_path, 0, SIZE), [log_file(tmp_path, base) for base in range(2)]
     with monkeypatch.context() as patch:
         patch.setattr(wal_spares, "sync_directory", failing(errno.EIO))
         with pytest.raises(OSError, match="Input/output error"):
@@ -61,7 +64,7 @@ def test_a_file_whose_end_the_disk_did_not_learn_of_is_kept_by_the_next_attempt(
 
 
 def test_room_is_found_when_there_is_a_spare_and_the_reserve(tmp_path: Path) -> None:
-    stock = SpareFiles(tmp_path, SIZE)
+    stock = SpareFiles(tmp_path, 0, SIZE)
     with pytest.MonkeyPatch.context() as patch:
         leave_room(patch, SIZE)
         assert not stock.fill("a")
@@ -84,11 +87,79 @@ def test_room_is_found_when_there_is_a_spare_and_the_reserve(tmp_path: Path) -> 
 def test_a_spare_that_was_wanted_is_not_made_when_others_have_come_meanwhile(
     tmp_path: Path,
 ) -> None:
-    stock = SpareFiles(tmp_path, SIZE)
+    stock = SpareFiles(tmp_path, 0, SIZE)
     stock.add([log_file(tmp_path, base) for base in range(1 + SPARES_MAX)])
-    stock.prepare_next(99)
+    stock.prepare_next(log_file(tmp_path, 99))
+    tmp_path.joinpath(log_name(99)).unlink()
     assert len(stock) == SPARES_MAX
     assert len(names(tmp_path)) == 1 + SPARES_MAX
+
+
+def sizes(folder: Path) -> dict[str, int]:
+    return {path.suffix: path.stat().st_size for path in folder.iterdir() if path.suffix != ".wal"}
+
+
+def half_full(stock: SpareFiles, base: int) -> None:
+    """As much has been written in a file of the log with this base."""
+    file = WalFile(stock.folder, FileHeader(0, base, base), stock.file_bytes)
+    assert not stock.is_next_due(file, file.base)
+    if stock.is_next_due(file, file.base + file.size // 2):
+        stock.ordered_behind = base
+        stock.prepare_next(file)
+
+
+def test_files_grow_behind_one_another_up_to_the_bound_and_the_reserve_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wal_spares, "FIRST_FILE_BYTES", SIZE)
+    stock = SpareFiles(tmp_path, 0, 3 * SIZE)
+    stock.fill_reserve()
+    assert (stock.file_bytes, sizes(tmp_path)) == (SIZE, {".reserve": SIZE})
+    with monkeypatch.context() as patch:
+        room = SimpleNamespace(f_blocks=1 << 30, f_bavail=3 * SIZE + MARGIN_BYTES, f_frsize=1)
+        patch.setattr(os, "statvfs", lambda _: room)  # not for a reserve and a file twice as large
+        half_full(stock, 0)
+    assert (stock.file_bytes, sizes(tmp_path)) == (SIZE, {".reserve": SIZE, ".spare": SIZE})
+    half_full(stock, 1)
+    twice = {".reserve": 2 * SIZE, ".spare": 2 * SIZE}
+    assert (stock.file_bytes, sizes(tmp_path)) == (2 * SIZE, twice)
+    asked_before = WalFile(tmp_path, FileHeader(0, 2, 2), SIZE)
+    stock.begin_file(asked_before, may_use_reserve=False)
+    assert asked_before.path.stat().st_size == 2 * SIZE, "a larger file serves as well"
+    assert WalFile.open(asked_before.path, 0).size == 2 * SIZE
+    half_full(stock, 3)
+    for base in (4, 5):
+        half_full(stock, base)
+        assert (stock.file_bytes, sizes(tmp_path)) == (
+            3 * SIZE,
+            dict.fromkeys((".reserve", ".spare"), 3 * SIZE),
+        )
+    again = SpareFiles(tmp_path, SIZE, 3 * SIZE)
+    assert (again.file_bytes, again.has_reserve, len(again)) == (3 * SIZE, True, 1)
+    again.take_reserve()
+    assert SpareFiles(tmp_path, 2 * SIZE, 3 * SIZE).file_bytes == 2 * SIZE
+
+
+def test_a_kill_while_files_grow_leaves_nothing_that_does_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wal_spares, "FIRST_FILE_BYTES", SIZE)
+    for call, wanted in (("prepare", SIZE), ("_put_reserve", SIZE), ("take", 2 * SIZE)):
+        folder = tmp_path / call
+        folder.mkdir()
+        stock = SpareFiles(folder, 0, 2 * SIZE)
+        assert stock.fill("a")
+        with monkeypatch.context() as patch:
+            patch.setattr(wal_spares if call == "prepare" else SpareFiles, call, killed)
+            with pytest.raises(KeyboardInterrupt):
+                half_full(stock, 0)
+        again = SpareFiles(folder, SIZE, 2 * SIZE)
+        assert (again.file_bytes, again.has_reserve) == (wanted, True)
+        assert {*sizes(folder).values()} == {wanted}
+
+
+def killed(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_only_what_frees_room_and_what_tells_of_a_start_may_have_the_reserve() -> None:
@@ -108,7 +179,7 @@ def test_a_file_that_is_linked_while_it_is_given_up_is_not_used_again(
     """Another process finds it by its name, and links it just before it loses that."""
     folder = tmp_path / "wal"
     folder.mkdir()
-    stock = SpareFiles(folder, SIZE)
+    stock = SpareFiles(folder, 0, SIZE)
     stock.add([log_file(folder, base) for base in range(kept)])
     file, real = log_file(folder, 7), Path.replace
 
@@ -126,8 +197,8 @@ def test_a_file_that_is_linked_while_it_is_given_up_is_not_used_again(
 def test_a_spare_that_was_linked_before_a_crash_is_not_used_again(tmp_path: Path) -> None:
     folder = tmp_path / "wal"
     folder.mkdir()
-    SpareFiles(folder, SIZE).add([log_file(folder, base) for base in range(2)])
+    SpareFiles(folder, 0, SIZE).add([log_file(folder, base) for base in range(2)])
     for name in names(folder):
         (tmp_path / name).hardlink_to(folder / name)
-    again = SpareFiles(folder, SIZE)
+    again = SpareFiles(folder, 0, SIZE)
     assert (again.has_reserve, len(again), names(folder)) == (False, 0, [])

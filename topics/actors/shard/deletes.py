@@ -4,6 +4,12 @@
 A delete may use the log's reserve when all frames of its group make room. One that had no room
 beside an append is handled once more (`retries.py`).
 
+A delete of many records is done slice by slice, and answered when the last slice is committed. One
+slice of all such deletes of the shard is under way at a time, and what else the shard has to do
+goes on between two of them: so none of its turns is long. Their topic may lose records, grow, be
+configured or deleted meanwhile. What an error or a kill interrupts has deleted a part, the oldest
+records first, and its caller has not been told that it stands.
+
 A topic that routers name goes in two steps: it is held while the owner of the routers removes them,
 and then deleted. When the owner is away, it stays.
 """
@@ -14,6 +20,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TypeAlias
 
+import trio
+
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.replies import answer_error, reply_json
 from topics.actors.rpc.typed_calls import InboundCall, serve
@@ -21,9 +29,11 @@ from topics.actors.shard.context import ShardContext
 from topics.actors.shard.held_topics import Request
 from topics.actors.shard.peers import PeerReply
 from topics.actors.shard.retries import Retries
+from topics.actors.shard.room import unwritable
 from topics.actors.shard.service import Service
+from topics.engine.changes.delete_records import DeleteRecords, Rest
 from topics.engine.topic import Topic
-from topics.errors import TopicsError
+from topics.errors import TopicNotFound, TopicsError
 from topics.formats.api import answers
 from topics.formats.api.delete_body import decode_delete
 from topics.formats.names import covered
@@ -39,9 +49,11 @@ from topics.formats.wire.calls import (
     NoResult,
     TopicDeleteParams,
 )
+from topics.storage.wal.file import NoRoom
 from topics.storage.wal.progress import Progress
 
 DeleteCall: TypeAlias = InboundCall[TopicDeleteParams, NoResult]
+RecordsCall: TypeAlias = InboundCall[DeleteRecordsParams, NoResult]
 
 
 class Deletes(Service):
@@ -50,6 +62,8 @@ class Deletes(Service):
     def __init__(self, context: ShardContext, retries: Retries) -> None:
         self._context, self._commits, self._engine = context, context.commits, context.engine
         self._retries = retries
+        self._slices = trio.Lock()
+        self._has_first_slice = False  # of a large delete, under way outside of the lock
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
@@ -116,9 +130,7 @@ class Deletes(Service):
 
         return self._commits.submit(change, settle)
 
-    def _delete_records(
-        self, request: InboundCall[DeleteRecordsParams, NoResult], *, again: bool = False
-    ) -> None:
+    def _delete_records(self, request: RecordsCall, *, again: bool = False) -> None:
         params = request.params
         self._context.check_writable()
         if self._context.held.defer_if_held(params.topic, self._delete_records, request):
@@ -129,26 +141,76 @@ class Deletes(Service):
             self._context.held.take(topic.name)
             self._context.start(self._delete_when_idle, topic, request)
             return
-        change = self._engine.delete_records(
-            topic.name, asked.before_seq, asked.match, self._context.now
-        )
+        whole = self._engine.delete_asked(topic.name, asked.before_seq, asked.match)
         request.outlast()
+        if self._has_first_slice:  # many of them would make this turn long
+            self._context.start(self._delete_rest, request, whole, 0)
+            return
+        change = self._engine.delete_more(whole, self._context.now)
+        self._has_first_slice = change.rest is not None
 
         def settle(result: Progress | OSError) -> None:
+            if change.rest is not None:
+                self._has_first_slice = False
             if isinstance(result, OSError):
-                return self._retries.refuse(self._delete_records, request, result, again=again)
-            body = answers.records_deleted(
-                topic.name,
-                change.deleted,
-                earliest_seq=topic.start_seq,
-                head_seq=topic.head_seq,
-                count=topic.count,
-                size=topic.bytes,
-            )
-            return reply_json(request, NO_RESULT, body, params.at)
+                self._retries.refuse(self._delete_records, request, result, again=again)
+            elif change.rest is None:
+                self._answer(request, topic, change.deleted)
+            else:
+                self._context.start(self._delete_rest, request, change.rest, change.deleted)
 
         self._commits.submit(change, settle)
 
     async def _delete_when_idle(self, topic: Topic, request: Request) -> None:
         await self._commits.wait_idle(topic)
         self._context.give_back(topic.name, (self._delete_records, request))
+
+    async def _delete_rest(self, request: RecordsCall, rest: Rest, deleted: int) -> None:
+        """Go on slice by slice, and answer when the last one is committed. ``deleted``: so far."""
+        left: Rest | None = rest
+        again = False
+        try:
+            while left is not None:
+                async with self._slices:
+                    change, result = await self._delete_slice(left)
+                if not isinstance(result, OSError):
+                    left, deleted, again = change.rest, deleted + change.deleted, False
+                elif isinstance(result, NoRoom) and not again:
+                    again = True  # now it has a group of its own
+                else:
+                    raise unwritable(result)
+        except Exception as error:
+            answer_error(request, error)
+        else:
+            self._answer(request, rest.topic, deleted)
+
+    async def _delete_slice(self, rest: Rest) -> tuple[DeleteRecords, Progress | OSError]:
+        """The next slice, and what became of it. Raises `TopicNotFound` when the topic is gone."""
+        topic, held = rest.topic, self._context.held
+        await held.wait_free(topic.name)
+        if topic.deleted:  # that may be undone
+            await self._commits.wait_idle(topic)
+        if topic.deleted:
+            raise TopicNotFound(topic.name)
+        holds = rest.match is not None and self._engine.delete_must_wait(topic.name)
+        if holds:
+            held.take(topic.name)
+            await self._commits.wait_idle(topic)
+        try:
+            self._context.begin_turn()
+            change = self._engine.delete_more(rest, self._context.now)
+            return change, await self._commits.submit_and_wait(change)
+        finally:
+            if holds:
+                self._context.give_back(topic.name)
+
+    def _answer(self, request: RecordsCall, topic: Topic, deleted: int) -> None:
+        body = answers.records_deleted(
+            topic.name,
+            deleted,
+            earliest_seq=topic.start_seq,
+            head_seq=topic.head_seq,
+            count=topic.count,
+            size=topic.bytes,
+        )
+        reply_json(request, NO_RESULT, body, request.params.at)

@@ -3,7 +3,7 @@
     free --take--> held: requests are deferred --give_back--> free: deferred requests are handled
 
 A streamed append holds its topic, and so does a delete by match until its topic has no change under
-way. Reads of a held topic go on.
+way, for each of its slices. Reads of a held topic go on.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeAlias
+
+import trio
 
 from topics.actors.rpc.replies import answer_error
 from topics.actors.rpc.typed_calls import InboundCall
@@ -40,6 +42,13 @@ class HeldTopics:
             return False
         waiting.append(call)
         return True
+
+    async def wait_free(self, topic: str) -> None:
+        """Wait until ``topic`` is free. The caller goes on before anyone else can hold it."""
+        while self.is_held(topic):
+            freed = trio.Event()
+            self._waiting[topic].append(freed.set)
+            await freed.wait()
 
     def is_held(self, topic: str) -> bool:
         """Whether ``topic`` is held."""

@@ -10,9 +10,11 @@ This is the engine's `Store`. Damage that a reader meets is logged once for each
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from itertools import chain, starmap
 from pathlib import Path
+from typing import Final
 
 import structlog
 
@@ -35,6 +37,7 @@ from topics.storage.segments.prefetch import Prefetch
 from topics.storage.segments.store import SegmentStore
 from topics.storage.wal.log import Wal
 
+RELEASE_STEP: Final = 4096  # less than a millisecond
 log = structlog.get_logger()
 
 
@@ -45,10 +48,12 @@ class RecordStore:
         self._engine, self._wal, self._segments = engine, wal, segments
         engine.store = self
         self.committed_to = wal.next_lsn  # no frame of a committed change ends after this LSN
+        self.flagged_bytes = 0  # of records in segments, since the start of the process
         self.on_release: Callable[[int], None] = lambda _: None  # told of each released extent
         self._prefetch = Prefetch(segments)
         self._in_memory: dict[int, RecordsView] = {}
         self._numbered = 0
+        self._released: list[array[int]] = []  # of records in the log and in memory
         self._reported: set[tuple[Path, int]] = set()
         segments.on_damage = self.report
         for damage in segments.damage:
@@ -72,11 +77,12 @@ class RecordStore:
             return self._segments.delete_flags(locator)
         return self._engine.delete_flags.of(locator)
 
-    def flag_deleted(self, locator: int, runs: Sequence[IndexRun]) -> None:
+    def flag_deleted(self, locator: int, runs: Sequence[IndexRun], size: int) -> None:
         """As `Store.flag_deleted`. A segment writes the flags once the log is synced up to
         `committed_to`.
         """
         if is_extent(locator):
+            self.flagged_bytes += size
             indexes = chain.from_iterable(starmap(range, runs))
             self._segments.flag_deleted(locator, indexes, self.committed_to)
             return
@@ -87,11 +93,30 @@ class RecordStore:
     def release(self, locators: Sequence[int]) -> None:
         """As `Store.release`."""
         self._engine.delete_flags.forget(locators)
+        if max(locators, default=0) < FIRST_EXTENT:
+            return  # of the log: nothing else to do, however many they are
         for locator in locators:
             if is_in_memory(locator):
                 self._in_memory.pop(locator, None)
             elif is_extent(locator):
                 self.on_release(locator)
+
+    def release_later(self, locators: Sequence[int]) -> None:
+        """As `Store.release_later`: few at once, many by `release_some`."""
+        if len(locators) <= RELEASE_STEP:
+            self.release(locators)
+        else:
+            self._released.append(array("Q", locators))
+
+    def release_some(self) -> bool:
+        """Free some of what waits for it; whether there is more. For whoever has time."""
+        if self._released:
+            locators = self._released[-1]
+            self.release(locators[-RELEASE_STEP:])
+            del locators[-RELEASE_STEP:]
+            if not locators:
+                self._released.pop()
+        return bool(self._released)
 
     def keep(self, view: RecordsView) -> Locator:
         """Keep records in memory; their locator."""
@@ -108,8 +133,11 @@ class RecordStore:
         """Free the memory and the blobs of a topic that is gone. Whoever still holds it finds it
         empty.
         """
-        self.release(topic.index.locators())
-        topic.index.drop(len(topic.index))
+        index = topic.index
+        sealed = index.find(topic.sealed_seq + 1)
+        self.release(index.locators(0, sealed))
+        self.release_later(index.locators(sealed))
+        index.drop(len(index))
         for path in self._wal.blobs.forget(topic.id):
             path.unlink(missing_ok=True)
 

@@ -12,6 +12,7 @@ that the log has no room to note is NO_ROOM, too, and refuses both.
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 
 import structlog
 import trio
@@ -43,6 +44,7 @@ class Room(Service):
             shard.unwritten_frames
         )  # frames of this start that the log had no room for
         self.broken: OSError | None = None
+        self.on_short: Callable[[], None] = lambda: None  # called now and then in NO_ROOM
 
     def refusal(self, *, grows: bool) -> OSError | None:
         """Why a change may not be done; None when it may. ``grows``: it makes no room."""
@@ -89,6 +91,8 @@ class Room(Service):
             await trio.sleep(pause_s)
             self.show()
             is_short = self._words.state == ShardState.NO_ROOM
+            if is_short:
+                self.on_short()
             failed = is_short and not await self.find_room()
             pause_s = min(2 * pause_s, RETRY_MAX_S) if failed else RETRY_MIN_S
 

@@ -10,6 +10,7 @@ from topics.actors.shard.appends import Appends
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.delay import Delay
 from topics.actors.shard.deletes import Deletes
+from topics.actors.shard.expiry import Expiry
 from topics.actors.shard.feed_reads import FeedReads
 from topics.actors.shard.feeds import Feeds
 from topics.actors.shard.gauges import Gauges
@@ -69,6 +70,7 @@ class ShardServices(NamedTuple):
     metrics: MetricsReads
     room: Room
     quotas: Quotas
+    expiry: Expiry
     sealing: Sealing
     heartbeat: Heartbeat
     delay: Delay
@@ -81,7 +83,8 @@ def build_services(
     """All services of one shard. ``heads``: its words for pages that are read ahead; ``ledger``:
     what the shards hold of the caps of the server.
     """
-    quotas = Quotas(context, ledger)
+    expiry = Expiry(context)
+    quotas = Quotas(context, ledger, expiry)
     streamed_appends, long_polls = StreamedAppends(context), LongPolls(context)
     retries = Retries(context.commits)
     # Each is told by the other: of dead jobs, and of those that are claimable again.
@@ -120,6 +123,7 @@ def build_services(
         MetricsReads(context, workers, gauges.beat),
         context.room,
         quotas,
+        expiry,
         sealing,
         Heartbeat(context),
         Delay(context),

@@ -114,8 +114,10 @@ class ShardLink:
 
     @property
     def is_connected(self) -> bool:
-        """As `ShardView.is_connected`."""
-        return self.session is not None
+        """A link session is open, and the board has not ended it: a process that has died and is
+        replaced is not taken for its successor.
+        """
+        return self.link.connected
 
     @property
     def is_stalled(self) -> bool:

@@ -56,7 +56,7 @@ class ExtentBuilder:
         self.first_seq, self._bytes_max, self._records_max = first_seq, bytes_max, records_max
         self.full = False
         self.count = self.size = 0  # records and bytes of the blob so far
-        self.flags = 0
+        self.flags = self.keys_len = 0
         self.first_ts = self.last_ts = 0
         self._ends = array("I")
         self._nodes, self._tags, self._meta_lens = TextTable(), TextTable(), array("I")
@@ -181,7 +181,8 @@ class ExtentBuilder:
             yield b""
         self._set_flags()
         keys = b"\x9f%b\xff" % b"".join(self._keys) if self._keys else b""
-        yield self._tables_head(len(postings) // 4, len(keys))
+        self.keys_len = len(keys)
+        yield self._tables_head(len(postings) // 4)
         yield from self._columns()
         chunk_crcs, node_ends, tag_ends = self._chunk_crcs, nodes.ends, tags.ends
         ends = (chunk_crcs.tobytes(), node_ends.tobytes(), tag_ends.tobytes(), posting_ends)
@@ -200,7 +201,7 @@ class ExtentBuilder:
         if nodes.ends:
             self.flags |= _ONE_NODE if len(nodes.ends) == 1 and 0 not in nodes.refs else _NODES
 
-    def _tables_head(self, posting_count: int, keys_len: int) -> bytes:
+    def _tables_head(self, posting_count: int) -> bytes:
         node_ends, tag_ends = self._nodes.ends, self._tags.ends
         head = TablesHead(
             node_count=len(node_ends),
@@ -209,7 +210,7 @@ class ExtentBuilder:
             tag_bytes=tag_ends[-1] if tag_ends else 0,
             posting_count=posting_count,
             chunk_count=len(self._chunk_crcs),
-            keys_len=keys_len,
+            keys_len=self.keys_len,
         )
         return encode_tables_head(head)
 

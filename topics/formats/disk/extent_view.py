@@ -24,6 +24,7 @@ from topics.formats.disk.segment import (
     decode_tables_head,
 )
 
+SORT_COST = 4  # of an index, in refs that are looked at
 _NODES, _TAGS, _METAS = map(int, (RecordFlags.NODES, RecordFlags.TAGS, RecordFlags.METAS))
 
 
@@ -157,6 +158,15 @@ class ExtentView(View):
         start, stop = self.tags.span(prefix)
         return self._records(start, stop) if start < stop else ()
 
+    def with_prefix(self, prefix: bytes, begin: int, end: int) -> Sequence[int]:
+        """As `find_prefix`, of the records from ``begin`` to ``end`` (exclusive); ascending."""
+        start, stop = self.tags.span(prefix)
+        found = self._records(start, stop) if start < stop else ()
+        if len(found) <= (end - begin) // SORT_COST:
+            return [index for index in sorted(found) if begin <= index < end]
+        refs = self._tag_refs[begin:end]
+        return [index for index, ref in enumerate(refs, begin) if start < ref <= stop]
+
     def tagged(self, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
         """``(index, tag as a JSON string)`` of each record in the range that has a tag."""
         return (
@@ -164,6 +174,11 @@ class ExtentView(View):
             for index, ref in enumerate(self._tag_refs[start:stop], start)
             if ref
         )
+
+    @property
+    def keys_len(self) -> int:
+        """Bytes of the idempotency keys."""
+        return len(self._keys)
 
     @property
     def has_texts(self) -> bool:

@@ -2,7 +2,7 @@
 
     part        starts at                  size          meaning
     header      0                          4096
-    extents     each at a multiple of 4096
+    extents     each at a multiple of 8
     flags       a multiple of 4096         record_count  delete flags: a byte for each record, in
                                                          the order of the extents; 1: deleted
     directory   a multiple of 4096         80 an extent
@@ -15,7 +15,7 @@ Header:
 
     offset  size  field         meaning
     0       8     magic         "TPSEG001"
-    8       4     version       1
+    8       4     version       2
     12      4     shard         the shard that writes it
     16      8     number        of the segment: the file's name
     24      8     base          LSN from which on the records come
@@ -51,7 +51,10 @@ Entry of the directory, one for each extent:
     64      4     tables_len
     68      4     tables_crc    crc32c of the tables
     72      4     flags         RecordFlags: NODES, TAGS, METAS, ONE_NODE as in records.py
-    76      4     zero
+    76      4     keys_len      of the tables
+
+Version 1, which is still read: each extent begins at a multiple of 4096, and ``keys_len`` of the
+directory is zero whatever the tables have.
 
 Extent: the blob (rendered records as in ``records.py``, each followed by a comma), zeros up to a
 multiple of 8, the tables. Their head:
@@ -99,8 +102,9 @@ from topics.formats.buffers import Buffer
 
 MAGIC = b"TPSEG001"
 END_MAGIC = b"TPSEGEND"
-VERSION = 1
-ALIGNMENT = 4096
+VERSION = 2
+PAGE_BYTES = 4096  # of a file system; room is given back by whole ones
+_EXTENT_ALIGNMENTS = {1: PAGE_BYTES, VERSION: 8}
 HEADER_BYTES = 4096
 TRAILER_BYTES = 64
 ENTRY_BYTES = 80
@@ -108,7 +112,7 @@ TABLES_HEAD_BYTES = 32
 CHUNK_BYTES = 64 << 10
 _HEADER = struct.Struct("<8sIIQQQ")
 _TRAILER = struct.Struct("<8sQQQQII12x")
-_ENTRY = struct.Struct("<QQQQQqqIIIII4x")
+_ENTRY = struct.Struct("<QQQQQqqIIIIII")
 _TABLES_HEAD = struct.Struct("<IIIIIII4x")
 _CRC = struct.Struct("<I")
 assert _HEADER.size == 40
@@ -132,6 +136,21 @@ class SegmentHeader(NamedTuple):
     number: int
     base: int
     end: int
+    version: int = VERSION
+
+    @property
+    def extent_alignment(self) -> int:
+        """Each extent begins at a multiple of so many bytes."""
+        return _EXTENT_ALIGNMENTS[self.version]
+
+    def pages(self, entry: ExtentEntry) -> range:
+        """Offsets of the whole pages that hold nothing but this extent."""
+        end = entry.offset + entry.length + padding(entry.length, self.extent_alignment)
+        return range(entry.offset + padding(entry.offset), end - end % PAGE_BYTES)
+
+    def may_have_keys(self, entry: ExtentEntry) -> bool:
+        """Whether its tables must be read to know."""
+        return self.version == 1 or entry.keys_len > 0
 
 
 class Trailer(NamedTuple):
@@ -160,6 +179,7 @@ class ExtentEntry(NamedTuple):
     tables_len: int
     tables_crc: int
     flags: int
+    keys_len: int
 
     @property
     def tables_at(self) -> int:
@@ -188,14 +208,14 @@ class ExtentKey(NamedTuple):
     ts_ms: int
 
 
-def padding(length: int, alignment: int = ALIGNMENT) -> int:
+def padding(length: int, alignment: int = PAGE_BYTES) -> int:
     """How many zeros follow ``length`` bytes."""
     return -length % alignment
 
 
 def encode_header(header: SegmentHeader) -> bytes:
     """The 4096 bytes at the start."""
-    head = _HEADER.pack(MAGIC, VERSION, *header)
+    head = _HEADER.pack(MAGIC, header.version, *header[:-1])
     return (head + _CRC.pack(crc32c.crc32c(head))).ljust(HEADER_BYTES, b"\0")
 
 
@@ -203,14 +223,16 @@ def decode_header(data: Buffer) -> SegmentHeader:
     """Raises `BadSegment`."""
     if len(data) < HEADER_BYTES:
         raise BadSegment(0, "shorter than its header")
-    magic, version, *fields = _HEADER.unpack_from(data)
+    magic, version, shard, number, base, end = _HEADER.unpack_from(data)
     if magic != MAGIC:
         raise BadSegment(0, "is not a segment file")
-    if version != VERSION:
-        raise BadSegment(8, f"has format version {version}; this program reads version {VERSION}")
+    if version not in _EXTENT_ALIGNMENTS:
+        raise BadSegment(
+            8, f"has format version {version}; this program reads versions 1 to {VERSION}"
+        )
     if _CRC.unpack_from(data, _HEADER.size)[0] != crc32c.crc32c(bytes(data[: _HEADER.size])):
         raise BadSegment(_HEADER.size, "has a damaged header")
-    return SegmentHeader._make(fields)
+    return SegmentHeader(shard, number, base, end, version)
 
 
 def encode_trailer(trailer: Trailer) -> bytes:

@@ -33,6 +33,7 @@ from topics.formats.disk.segment import (
 EXTENT_BYTES = 64 << 20
 EXTENT_RECORDS = 1 << 16
 STEP_EXTENTS = 256
+STEP_FLAGS = 1024  # of one extent that ends a step
 
 
 class Source(NamedTuple):
@@ -75,15 +76,19 @@ def build(
             extent = ExtentBuilder(seq, extent_bytes, extent_records)
             entry = yield from _extent(extent, pieces, source.topic_id, at)
             entries.append(entry)
-            at += entry.length + padding(entry.length)
+            pad = padding(entry.length, header.extent_alignment)
+            yield bytes(pad)
+            at += entry.length + pad
             seq += entry.record_count
+    yield bytes(padding(at))
+    at += padding(at)
     yield from _ending(entries, at, delete_flags)
 
 
 def _extent(
     extent: ExtentBuilder, pieces: Pieces, topic_id: int, at: int
 ) -> Generator[bytes, None, ExtentEntry]:
-    """The bytes of an extent at offset ``at``, padding included; its entry without flags."""
+    """The bytes of an extent at offset ``at``; its entry without flags."""
     while pieces.head is not None and not extent.full:
         yield extent.take(pieces)
     yield bytes(padding(extent.size, 8))
@@ -93,7 +98,6 @@ def _extent(
         crc = crc32c.crc32c(part, crc)
         yield part
     length = extent.size + padding(extent.size, 8) + tables_len
-    yield bytes(padding(length))
     return ExtentEntry(
         topic_id=topic_id,
         first_seq=extent.first_seq,
@@ -107,6 +111,7 @@ def _extent(
         tables_len=tables_len,
         tables_crc=crc,
         flags=extent.flags,
+        keys_len=extent.keys_len,
     )
 
 
@@ -115,16 +120,17 @@ def _ending(
 ) -> Iterator[bytes]:
     """Delete flags, directory and trailer."""
     record_count = 0
-    for start in range(0, len(entries), STEP_EXTENTS):
-        flags: list[Buffer] = []
-        for index, entry in enumerate(entries[start : start + STEP_EXTENTS], start):
-            count = entry.record_count
-            flags.append(delete_flags(entry.topic_id, entry.first_seq, count) or bytes(count))
-            assert len(flags[-1]) == count, "one flag for each record"
-            entries[index] = entry._replace(flags_at=flags_at + record_count)
-            record_count += count
-        yield b"".join(flags)
-    yield bytes(padding(record_count))
+    flags: list[Buffer] = []
+    for index, entry in enumerate(entries):
+        count = entry.record_count
+        flags.append(delete_flags(entry.topic_id, entry.first_seq, count) or bytes(count))
+        assert len(flags[-1]) == count, "one flag for each record"
+        entries[index] = entry._replace(flags_at=flags_at + record_count)
+        record_count += count
+        if len(flags) == STEP_EXTENTS or count > STEP_FLAGS:
+            yield b"".join(flags)
+            flags = []
+    yield b"".join((*flags, bytes(padding(record_count))))
     crc = 0
     for start in range(0, len(entries), STEP_EXTENTS):
         part = b"".join(map(encode_entry, entries[start : start + STEP_EXTENTS]))

@@ -6,17 +6,18 @@ gone), the tables of extents, and the frames of the log.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import merge
-from itertools import chain
 
 from topics.engine.locators import Locator
 from topics.engine.now import Now
 from topics.engine.snapshot import restore_key
+from topics.engine.topic import Topic
 from topics.engine.topic_table import TopicTable
 from topics.formats.disk.segment import ExtentKey
 from topics.storage.disk import Damaged
-from topics.storage.recovery.restore import EXTENTS_PER_BEAT, Extents
+from topics.storage.recovery.restore import EXTENTS_PER_BEAT, KeyedExtent
 from topics.storage.segments.store import SegmentStore
 from topics.storage.start_progress import StartProgress
 
@@ -24,7 +25,7 @@ from topics.storage.start_progress import StartProgress
 def restore_keys(
     table: TopicTable,
     segments: SegmentStore,
-    extents: Extents,
+    keyed: Iterable[KeyedExtent],
     kept: Mapping[int, Sequence[ExtentKey]],
     logged: Mapping[int, Sequence[ExtentKey]],
     now: Now,
@@ -34,16 +35,19 @@ def restore_keys(
 
     ``kept``: the keys of the checkpoint, by topic; ``logged``: those of the log.
     """
-    for topic_id in progress.over({*kept, *extents, *logged}):  # most topics have none
+    sealed: defaultdict[int, list[ExtentKey]] = defaultdict(list)
+    # In the order of the log, so that each segment is mapped once.
+    for topic_id, locator, last_ts in progress.over(keyed, EXTENTS_PER_BEAT):
+        topic = table.by_id.get(topic_id)
+        if topic is not None and last_ts >= (alive_ts := _alive_ts(topic, now)):
+            keys = _extent_keys(segments, locator)
+            sealed[topic_id] += (key for key in keys if key.ts_ms >= alive_ts)
+    for topic_id in progress.over({*kept, *sealed, *logged}):  # most topics have none
         topic = table.by_id.get(topic_id)
         if topic is None:
             continue
-        alive_ts = now.ts - topic.config.idempotency_window_ms + 1
-        locators = progress.over(extents.get(topic_id, ()), EXTENTS_PER_BEAT)
-        sealed = chain.from_iterable(
-            _young_keys(segments, locator, alive_ts) for locator in locators
-        )
-        sources = kept.get(topic_id, ()), sealed, logged.get(topic_id, ())
+        alive_ts = _alive_ts(topic, now)
+        sources = kept.get(topic_id, ()), sealed.get(topic_id, ()), logged.get(topic_id, ())
         for key in progress.over(merge(*sources, key=_first_seq)):
             # A key that was used again belongs to the later write: the earlier one was too old by
             # the monotonic clock.
@@ -53,9 +57,12 @@ def restore_keys(
                 restore_key(topic, key, now)
 
 
-def _young_keys(segments: SegmentStore, locator: Locator, alive_ts: int) -> Iterator[ExtentKey]:
-    if segments.entry(locator).last_ts < alive_ts:
-        return iter(())
+def _alive_ts(topic: Topic, now: Now) -> int:
+    """`$ts` of the oldest write whose key lives."""
+    return now.ts - topic.config.idempotency_window_ms + 1
+
+
+def _extent_keys(segments: SegmentStore, locator: Locator) -> Iterator[ExtentKey]:
     if segments.is_all_deleted(locator) and not segments.has_tables(locator):
         # Its room was given back, and the checkpoint has its keys. That is no damage.
         return iter(())

@@ -1,14 +1,15 @@
 """Restores topics and their extents as the newest checkpoint knows them, before any frame.
 
 A checkpoint holds each topic as of an LSN of its own. The delete flags of segments may be ahead of
-that: they know of deletes that the replay has not come to yet. `deletes_ahead` finds these in the
-log, and `ReplayStore.take_back` lets their records live until then.
+that: they know of deletes that the replay has not come to yet. `find_deletes_ahead` finds these in
+the log, and `ReplayStore.take_back` lets their records live until then.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from topics.engine.locators import Locator, split_locator
@@ -36,16 +37,48 @@ from topics.storage.wal.file import WalFile
 
 EXTENTS_PER_BEAT, FRAMES_PER_BEAT = 64, 4096
 
-Extents = dict[int, list[Locator]]
-"""Locators of the extents of each topic, by its id, in the order of seqs."""
 Keys = dict[int, list[ExtentKey]]
 """Idempotency keys of each topic that outlive their records, by its id."""
 
 
-class Restored(NamedTuple):
-    """What later steps of a start need."""
+class DeletesAhead:
+    """Runs that were deleted after the LSN as of which the checkpoint holds their topic. There may
+    be millions, and each extent asks for its own: 16 bytes for each, by parts of the seqs.
+    """
 
-    extents: Extents
+    PART_BITS = 16  # an extent reaches over two parts at most
+
+    def __init__(self) -> None:
+        self._parts: defaultdict[tuple[int, int], array[int]] = defaultdict(lambda: array("Q"))
+
+    def add(self, topic_id: int, runs: Iterable[SeqRun]) -> None:
+        """Note what a DELETE frame deletes."""
+        for first, length in runs:
+            for part in self._parts_of(first, length):
+                self._parts[topic_id, part].extend((first, length))
+
+    def of(self, topic_id: int, first_seq: int, count: int) -> Iterator[SeqRun]:
+        """The runs that may have some of these seqs."""
+        for part in self._parts_of(first_seq, count):
+            rows = self._parts.get((topic_id, part), ())
+            yield from map(SeqRun, rows[::2], rows[1::2])
+
+    def _parts_of(self, first: int, count: int) -> range:
+        return range(first >> self.PART_BITS, (first + count - 1 >> self.PART_BITS) + 1)
+
+
+class KeyedExtent(NamedTuple):
+    """An extent whose tables may have idempotency keys. ``last_ts``: `$ts` of its last record."""
+
+    topic_id: int
+    locator: Locator
+    last_ts: int
+
+
+class Restored(NamedTuple):
+    """What later steps of a start need. ``keyed``: in the order of the log."""
+
+    keyed: list[KeyedExtent]
     keys: Keys
 
 
@@ -62,20 +95,25 @@ def restore_topics(
     Raises `Damaged` when an extent does not follow on the one before it.
     """
     if checkpoint is None:
-        return Restored({}, {})
+        return Restored([], {})
     restore_shard(replay.table, checkpoint.shard)
     keys = _restore_items(replay, progress.over(checkpoint.items()))
     has_deleted = any(1 in segment.has_deleted for segment in segments.segments.values())
-    ahead = deletes_ahead(replay, checkpoint.replay_from, files, progress) if has_deleted else {}
-    found: defaultdict[int, list[Locator]] = defaultdict(list)
+    ahead = DeletesAhead()
+    if has_deleted:
+        find_deletes_ahead(ahead, replay, checkpoint.replay_from, files, progress)
+    keyed: list[KeyedExtent] = []
     for number in checkpoint.segments:
+        header = segments.segments[number].header
         for number_of_extent, entry in progress.over(segments.entries(number), EXTENTS_PER_BEAT):
             if entry.topic_id in replay.table.by_id:
                 locator = Locator(number_of_extent)
-                store.take_back(locator, entry, ahead.get(entry.topic_id, ()))
+                runs = ahead.of(entry.topic_id, entry.first_seq, entry.record_count)
+                store.take_back(locator, entry, runs)
                 _restore_extent(replay, segments, store.delete_flags(locator), locator, entry)
-                found[entry.topic_id].append(locator)
-    return Restored(found, keys)
+                if header.may_have_keys(entry):
+                    keyed.append(KeyedExtent(entry.topic_id, locator, entry.last_ts))
+    return Restored(keyed, keys)
 
 
 def _restore_items(replay: Replay, items: Iterable[Item]) -> Keys:
@@ -91,14 +129,17 @@ def _restore_items(replay: Replay, items: Iterable[Item]) -> Keys:
     return keys
 
 
-def deletes_ahead(
-    replay: Replay, replay_from: int, files: Sequence[WalFile], progress: StartProgress
-) -> dict[int, list[SeqRun]]:
-    """By topic, the runs that were deleted after the LSN as of which the checkpoint holds it.
+def find_deletes_ahead(
+    ahead: DeletesAhead,
+    replay: Replay,
+    replay_from: int,
+    files: Sequence[WalFile],
+    progress: StartProgress,
+) -> None:
+    """Find what was deleted after the LSN as of which the checkpoint holds each topic.
 
     ``replay_from``: LSN of the first frame to replay.
     """
-    found: defaultdict[int, list[SeqRun]] = defaultdict(list)
     for file, end in zip(files, [*(file.base for file in files[1:]), None], strict=True):
         if end is not None and end <= replay_from:
             continue
@@ -107,8 +148,7 @@ def deletes_ahead(
         for header in progress.over(frames, FRAMES_PER_BEAT):
             if header.kind == FrameKind.DELETE and header.record_count and replay.is_ahead(header):
                 start = file.offset(header.lsn) + FRAME_HEADER_BYTES
-                found[header.topic_id] += decode_runs(view[start : start + header.body_len])
-    return found
+                ahead.add(header.topic_id, decode_runs(view[start : start + header.body_len]))
 
 
 def _restore_extent(

@@ -128,10 +128,10 @@ def recover(
     copies = CopyReader(linked, linked.damaged)
     engine.store = store = ReplayStore(engine, segments, blobs, files, copies)
     topics = Replay(engine.table)
-    extents, kept_keys = restore_topics(topics, segments, store, checkpoint, files, progress)
+    keyed, kept_keys = restore_topics(topics, segments, store, checkpoint, files, progress)
     replay = LogReplay(topics, blobs, linked, checkpoint, progress)
     end = replay.run(folders.wal, files)
-    restore_keys(engine.table, segments, extents, kept_keys, replay.keys, now, progress)
+    restore_keys(engine.table, segments, keyed, kept_keys, replay.keys, now, progress)
     is_clean = checkpoint is not None and checkpoint.clean and checkpoint.lsn == end.lsn
     verify_blobs(blobs, progress, is_clean=is_clean)
     verify_linked(linked, replay.payloads, progress, is_clean=is_clean)

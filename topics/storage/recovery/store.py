@@ -84,7 +84,7 @@ class ReplayStore:
             return self._engine.delete_flags.of(locator)
         return self._flags.get(locator) or self._segments.delete_flags(locator)
 
-    def flag_deleted(self, locator: Locator, runs: Sequence[IndexRun]) -> None:
+    def flag_deleted(self, locator: Locator, runs: Sequence[IndexRun], _size: int) -> None:
         """As `Store.flag_deleted`."""
         if not is_extent(locator):
             self._engine.delete_flags.flag(locator, self.records(locator).count, runs)
@@ -98,3 +98,5 @@ class ReplayStore:
     def release(self, locators: Sequence[Locator]) -> None:
         """As `Store.release`: an extent that is not named after the replay is found then."""
         self._engine.delete_flags.forget(locators)
+
+    release_later = release

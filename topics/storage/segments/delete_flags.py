@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import threading
 from array import array
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -72,8 +73,8 @@ class PendingFlags:
     def add(
         self, locator: Locator, indexes: Iterable[int], lsn: int, in_file: Buffer | None = None
     ) -> None:
-        """Flag these records. Their delete is durable when the log is synced to ``lsn``, which
-        never falls. ``in_file``: the flags in the file, if the caller has them.
+        """Flag these records, in rising order. Their delete is durable when the log is synced to
+        ``lsn``, which never falls. ``in_file``: the flags in the file, if the caller has them.
         """
         added = array("I", indexes)
         if not added:
@@ -188,20 +189,21 @@ def _extents_with_flags(segment: Segment) -> list[int]:
 
 
 def _write_flags(segment: Segment, extent: int, indexes: Sequence[int]) -> None:
-    blocks: dict[int, list[int]] = {}
+    """``indexes`` are in rising order."""
     with segment.opened() as fd:
-        entry = segment.entry(fd, extent)
-        for index in indexes:
-            assert 0 <= index < entry.record_count, "a delete flag belongs to one of the records"
-            blocks.setdefault(index // BLOCK_BYTES, []).append(index)
-        for block, inside in blocks.items():
-            _write_block(fd, entry, block * BLOCK_BYTES, inside)
+        entry, at = segment.entry(fd, extent), 0
+        assert indexes[-1] < entry.record_count, "a delete flag belongs to one of the records"
+        while at < len(indexes):
+            start = indexes[at] // BLOCK_BYTES * BLOCK_BYTES
+            stop = bisect_left(indexes, start + BLOCK_BYTES, at)
+            _write_block(fd, entry, start, indexes[at:stop])
+            at = stop
 
 
-def _write_block(fd: int, entry: ExtentEntry, start: int, indexes: list[int]) -> None:
+def _write_block(fd: int, entry: ExtentEntry, start: int, indexes: Sequence[int]) -> None:
     length = min(BLOCK_BYTES, entry.record_count - start)
     flags = bytearray(os.pread(fd, length, entry.flags_at + start))
     for index in indexes:
         flags[index - start] = 1
-    low, high = min(indexes) - start, max(indexes) - start + 1
+    low, high = indexes[0] - start, indexes[-1] - start + 1
     write_all(fd, [flags[low:high]], entry.flags_at + start + low)

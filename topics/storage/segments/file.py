@@ -28,7 +28,6 @@ from topics.formats.disk.segment import (
     decode_entry,
     decode_header,
     decode_trailer,
-    padding,
 )
 from topics.storage.disk import Damaged, punch_hole, write_all
 
@@ -124,28 +123,33 @@ class Segment:
     # Room
 
     def unpunched(self, used: Set[int]) -> list[int]:
-        """Extents that are not ``used`` and still take up room."""
+        """Extents that are not ``used`` and whose room can be given back."""
         if len(used) == self.trailer.entry_count:
             return []
         with self.path.open("rb") as file:
             return [
                 extent
                 for extent, entry in enumerate(self.entries())
-                if extent not in used and not _is_hole(file.fileno(), entry.offset, entry.length)
+                if extent not in used and not _is_hole(file.fileno(), self.header.pages(entry))
             ]
 
-    def flag_all(self, fd: int, extents: Sequence[int], entries: Sequence[ExtentEntry]) -> None:
-        """Set all delete flags of these extents, durably. Raises OSError."""
-        for extent, entry in zip(extents, entries, strict=True):
-            write_all(fd, [b"\1" * entry.record_count], entry.flags_at)
-            self.has_deleted[extent] = 1
-            self.checked[extent] = 0
-        os.fdatasync(fd)
+    def punch(self, fd: int, extents: Sequence[int]) -> None:
+        """Set all delete flags of these extents, durably, and give their room back. Raises OSError.
 
-
-def punch(fd: int, entry: ExtentEntry) -> None:
-    """Give the extent's room back. Raises OSError."""
-    punch_hole(fd, entry.offset, entry.length + padding(entry.length))
+        Not that of pages that they share with others: a merge gives it back.
+        """
+        holes: list[range] = []
+        for extent in extents:
+            entry = self.entry(fd, extent)
+            if pages := self.header.pages(entry):
+                write_all(fd, [b"\1" * entry.record_count], entry.flags_at)
+                self.has_deleted[extent] = 1
+                self.checked[extent] = 0
+                holes.append(pages)
+        if holes:
+            os.fdatasync(fd)
+        for pages in holes:
+            punch_hole(fd, pages.start, len(pages))
 
 
 def _read_ends(fd: int) -> tuple[SegmentHeader, Trailer, bytes, bytes]:
@@ -157,8 +161,8 @@ def _read_ends(fd: int) -> tuple[SegmentHeader, Trailer, bytes, bytes]:
     return header, trailer, directory, os.pread(fd, trailer.record_count, trailer.flags_at)
 
 
-def _is_hole(fd: int, offset: int, length: int) -> bool:
+def _is_hole(fd: int, pages: range) -> bool:
     try:
-        return os.lseek(fd, offset, os.SEEK_DATA) >= offset + length
+        return not pages or os.lseek(fd, pages.start, os.SEEK_DATA) >= pages.stop
     except OSError as error:
         return error.errno == errno.ENXIO  # no data up to the end of the file

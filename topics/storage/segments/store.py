@@ -19,7 +19,7 @@ from topics.formats.disk.extent_view import ExtentView
 from topics.formats.disk.segment import ExtentEntry, SegmentHeader
 from topics.storage.disk import Damaged, make_directory
 from topics.storage.segments.delete_flags import PendingFlags
-from topics.storage.segments.file import FINDINGS_MAX, Segment, punch, segment_path
+from topics.storage.segments.file import FINDINGS_MAX, Segment, segment_path
 from topics.storage.segments.maps import MAPPED_MAX, MappedSegment, SegmentMaps
 from topics.storage.segments.writer import SegmentWriter
 
@@ -114,11 +114,6 @@ class SegmentStore:
         number, extent = split_locator(locator)
         return self._maps.of(number).view(extent)
 
-    def entry(self, locator: int) -> ExtentEntry:
-        """The extent's entry in the directory."""
-        number, extent = split_locator(locator)
-        return self._maps.of(number).entry(extent)
-
     def has_tables(self, locator: int) -> bool:
         """Whether the extent's tables are whole; they are gone once it is punched."""
         number, extent = split_locator(locator)
@@ -175,7 +170,7 @@ class SegmentStore:
     # Room
 
     def unpunched(self, number: int, used: Set[int]) -> list[Locator]:
-        """Extents that are not ``used`` and still take up room."""
+        """As `Segment.unpunched`."""
         return [in_extent(number, extent) for extent in self.segments[number].unpunched(used)]
 
     def punch(self, locators: Iterable[int]) -> None:
@@ -192,9 +187,6 @@ class SegmentStore:
 
     def _punch(self, segment: Segment, extents: list[int]) -> None:
         with segment.opened() as fd:
-            entries = [segment.entry(fd, extent) for extent in extents]
             self._flags.forget(segment.number, extents)
-            segment.flag_all(fd, extents, entries)
             self._maps.forget_views(segment.number, extents)
-            for entry in entries:
-                punch(fd, entry)
+            segment.punch(fd, extents)

@@ -9,8 +9,8 @@ writes and syncs them.
      '--(a write or sync fails)--> failed, until the process starts anew
 
 Rotation: a file is full when the next frame has no room in it, or when the blobs of its frames are
-as long as a file. So blobs are sealed and their room is given back, however short their frames are
-(``decisions/0013``).
+as long as ``file_bytes``, the most that a file grows to (`spares`). So blobs are sealed and their
+room is given back, however short their frames are (``decisions/0013``).
 
 After `NoRoom` nothing is in doubt: the loop undoes what waited and calls `resume`. While the log is
 short of room, only groups of frames that make room may be written; such a group may begin the
@@ -202,7 +202,7 @@ class Wal:
 
     def _begin_file(self, lsn: int, length: int) -> WalFile:
         self.flush(sync=True, at_once=False)  # a file is whole on disk before the next one begins
-        size = max(self.file_bytes, FILE_HEADER_BYTES + length)
+        size = max(self.writer.spares.file_bytes, FILE_HEADER_BYTES + length)
         self._tail = WalFile(
             self.folder, FileHeader(self.shard, lsn, secrets.randbits(64), size), size
         )

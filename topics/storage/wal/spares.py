@@ -11,6 +11,11 @@
 
 The reserve is filled up first. Both kinds are found again after a restart. A file that cannot be
 made leaves nothing.
+
+Files begin small and grow with the log, so that a shard without traffic takes little of the disk
+(``decisions/0053``). When a file is half full, the next one is to be twice as large, up to a bound:
+a reserve of that size takes the place of the one before, and then a spare is made. So the reserve
+holds as much as any file of the log, and what is left of a disk decides how far they grow.
 """
 
 from __future__ import annotations
@@ -22,12 +27,13 @@ import threading
 from collections import deque
 from pathlib import Path
 
-from topics.storage.disk import allocate, sync_directory
+from topics.storage.disk import allocate, check_room, sync_directory
 from topics.storage.wal.file import RESERVE, SPARE, NoRoom, WalFile
 
 # Files kept for their room and their pages: a checkpoint frees two, and the next one comes when
 # these are used up.
 SPARES_MAX = 3
+FIRST_FILE_BYTES = 4 << 20  # an empty shard takes a file and a reserve of that size
 RESERVE_NAME = "log"
 
 
@@ -52,18 +58,23 @@ def prepare(folder: Path, name: str, size: int) -> Path:
 
 
 class SpareFiles:
-    """The spare files of one folder, all of ``file_bytes``.
+    """The spare files of one folder, all of ``file_bytes``: the size of the log's next file.
 
     Any thread may take one; only one at a time adds some.
     """
 
-    def __init__(self, folder: Path, file_bytes: int) -> None:
-        """Finds what an earlier process left."""
-        self.folder, self.file_bytes = folder, file_bytes
+    def __init__(self, folder: Path, last_bytes: int, file_bytes_max: int) -> None:
+        """Finds what an earlier process left. ``last_bytes``: size of the log's last file, 0: there
+        is none.
+        """
+        self.folder, self._bytes_max = folder, file_bytes_max
         self.ordered_behind = -1  # base of the file behind which a spare was asked for
         self._path = folder / f"{RESERVE_NAME}{RESERVE}"
         self._adding = threading.Lock()
+        self._reserve_lock = threading.Lock()  # of its name and `has_reserve`
         self._spares: deque[Path] = deque()
+        held = self._path.stat().st_size if self._path.exists() else last_bytes
+        self.file_bytes = min(max(held, FIRST_FILE_BYTES), file_bytes_max)
         self.has_reserve = self._fits(self._path)
         if not self.has_reserve:
             # Made for files of another size: the next one may want its room.
@@ -91,7 +102,7 @@ class SpareFiles:
 
         Raises as `WalFile.create`.
         """
-        is_usual = file.size == self.file_bytes
+        is_usual = file.size <= self.file_bytes  # they may have grown since it was asked for
         try:
             file.create(self.take() if is_usual else None)
         except NoRoom:
@@ -108,31 +119,52 @@ class SpareFiles:
 
     def take_reserve(self) -> Path | None:
         """The reserve, if it is there: for a caller that may have it."""
-        if not self.has_reserve:
-            return None
         taken = self.folder / f"{RESERVE_NAME}.{secrets.token_hex(4)}{SPARE}"
-        try:
-            self._path.replace(taken)  # before its name is free for another
-        except OSError:
-            return None
-        self.has_reserve = False
+        with self._reserve_lock:
+            if not self.has_reserve:
+                return None
+            try:
+                self._path.replace(taken)  # before its name is free for another
+            except OSError:
+                return None
+            self.has_reserve = False
         return taken
 
     # Made
 
     def is_next_due(self, file: WalFile, lsn: int) -> bool:
-        """Whether a spare should be made: ``file`` is half full at ``lsn``, and none waits."""
-        is_half_full = 2 * file.offset(lsn) > self.file_bytes
-        return is_half_full and file.base != self.ordered_behind and not self._spares
+        """Whether a spare should be made: ``file`` is half full at ``lsn``, and none waits or they
+        are to grow.
+        """
+        if 2 * file.offset(lsn) <= file.size or file.base == self.ordered_behind:
+            return False
+        return not self._spares or self._grows_behind(file)
 
-    def prepare_next(self, base: int) -> None:
-        """Make a spare, if there still is none: files may have come since it was asked for.
+    def _grows_behind(self, file: WalFile) -> bool:
+        return file.size >= self.file_bytes < self._bytes_max
 
-        ``base``: of the file before it. Without room there will be none: the writer finds out.
+    def prepare_next(self, file: WalFile) -> None:
+        """Make a spare for the file that follows, if there still is none: files may have come since
+        it was asked for.
+
+        Without room there will be none: the writer finds out.
         """
         with contextlib.suppress(OSError), self._adding:
+            if self._grows_behind(file):
+                self._grow()
             if not self._spares:
-                self._spares.append(prepare(self.folder, f"{base:016x}.fresh", self.file_bytes))
+                name = f"{file.base:016x}.fresh"
+                self._spares.append(prepare(self.folder, name, self.file_bytes))
+
+    def _grow(self) -> None:
+        size = min(2 * self.file_bytes, self._bytes_max)
+        with contextlib.suppress(OSError):
+            check_room(self.folder, 2 * size)
+            self._put_reserve(prepare(self.folder, RESERVE_NAME, size))
+            sync_directory(self.folder)  # before a file of the log is as large
+            while spare := self.take():
+                spare.unlink()
+            self.file_bytes = size
 
     def fill(self, name: str) -> bool:
         """Make the reserve and a spare, where they are missing; False without room for both.
@@ -156,8 +188,12 @@ class SpareFiles:
                 self._fill_reserve()
 
     def _fill_reserve(self) -> None:
-        spare = self.take() or prepare(self.folder, RESERVE_NAME, self.file_bytes)
-        self._keep([spare.replace(self._path)])
+        self._put_reserve(self.take() or prepare(self.folder, RESERVE_NAME, self.file_bytes))
+
+    def _put_reserve(self, spare: Path) -> None:
+        with self._reserve_lock:
+            spare.replace(self._path)
+            self.has_reserve = True
 
     # Used again
 

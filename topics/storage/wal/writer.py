@@ -63,7 +63,7 @@ class WalWriter:
     ) -> None:
         self._on_new_file, self._sync_s = on_new_file, sync_ms / 1000
         self.counters = WalCounters()
-        self.spares = SpareFiles(folder, file_bytes)
+        self.spares = SpareFiles(folder, file.size if file else 0, file_bytes)
         self.state = WriteState(file, lsn, self.counters)
         self.syncer = Syncer(self.state)
         self.hang_watch = HangWatch()
@@ -251,7 +251,7 @@ class WalWriter:
         assert self._file is not None, "a group was handed over"
         if self.spares.is_next_due(self._file, self.state.written):
             self.spares.ordered_behind = self._file.base
-            self.syncer.run_later(partial(self.spares.prepare_next, self._file.base))
+            self.syncer.run_later(partial(self.spares.prepare_next, self._file))
 
     def _sync(self, lsn: int) -> bool:
         assert self._file is not None, "a group was handed over"

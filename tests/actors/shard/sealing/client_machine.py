@@ -15,7 +15,13 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from tests.actors.shard.sealing.sealing_support import Sealer, by_hand, eager_merges, no_syncs
+from tests.actors.shard.sealing.sealing_support import (
+    Sealer,
+    by_hand,
+    eager_merges,
+    no_syncs,
+    small_extents,
+)
 from topics.engine.changes.append import Append
 from topics.engine.topic import Topic
 from topics.formats.api.decoding import decode_config
@@ -75,6 +81,7 @@ class ClientMachine(RuleBasedStateMachine):
         by_hand(self.patch)
         no_syncs(self.patch)
         eager_merges(self.patch)
+        small_extents(self.patch, 5)
         self.folder = Path(tempfile.mkdtemp(prefix="sealing-"))
         self.models: dict[int, Model] = {}
         self.names: dict[str, int] = {}

@@ -36,6 +36,7 @@ from topics.engine.page import Page
 from topics.engine.reading import read
 from topics.formats.api.delete_body import TagMatch
 from topics.formats.api.diff_body import Diff
+from topics.formats.disk import segment_build
 from topics.storage.verify.directory import verify_directory
 from topics.storage.verify.finding import Finding
 from topics.storage.wal.file import NoRoom
@@ -75,10 +76,17 @@ def by_hand(patch: pytest.MonkeyPatch) -> None:
 
 def eager_merges(patch: pytest.MonkeyPatch, segments: int = 2) -> None:
     """Let segments of a few small extents be merged, as many larger ones would be."""
-    for module in (choice, merging):
-        patch.setattr(module, "RUN_MIN_SEGMENTS", segments)
+    patch.setattr(choice, "RUN_MIN_SEGMENTS", segments)
     patch.setattr(choice, "EXTENT_COST_BYTES", 64)
     patch.setattr(merge_contents, "GAP_BYTES", 200)
+    patch.setattr(merging, "STEP_EXTENTS", 1)
+
+
+def small_extents(patch: pytest.MonkeyPatch, records: int) -> None:
+    """Let a topic have several extents in each segment."""
+    defaults = segment_build.build.__kwdefaults__
+    assert defaults is not None, "it has keyword arguments"
+    patch.setitem(defaults, "extent_records", records)
 
 
 def run(task: Coroutine[Any, Any, None]) -> None:

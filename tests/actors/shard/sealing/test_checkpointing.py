@@ -114,14 +114,14 @@ def test_a_checkpoint_during_an_install_does_not_name_the_segment(
     client.append("a", 1)
     client.put("b", cap_records=20)
     fill(client, "a", "b", rounds=3)
-    real = sealing.Sealing._install_topic
+    real = sealing.Sealing._install_extents
 
     def weak(self: Any, topic: Any, *arguments: Any) -> Any:
         if topic.name == "b":
             raise OSError(errno.EIO, "a moment's weakness")
         return real(self, topic, *arguments)
 
-    monkeypatch.setattr(sealing.Sealing, "_install_topic", weak)
+    monkeypatch.setattr(sealing.Sealing, "_install_extents", weak)
     with pytest.raises(OSError, match="weakness"):
         client.seal()
     client.under_way = client.sealing.checkpoint()
@@ -129,7 +129,7 @@ def test_a_checkpoint_during_an_install_does_not_name_the_segment(
         pass
     fill(client, "b", rounds=8)
     before = seen(client)
-    monkeypatch.setattr(sealing.Sealing, "_install_topic", real)
+    monkeypatch.setattr(sealing.Sealing, "_install_extents", real)
 
     async def no_checkpoint(_: Sealing) -> None:
         """The segment is installed, and nothing names it."""

@@ -22,13 +22,20 @@ from topics.engine.record_index import RecordIndex
 FILE = 1 << 20  # of a segment, and the most that a merged one holds
 
 
-def candidates(*live: int | None, file_bytes: int = FILE) -> list[Candidate]:
-    return [Candidate(number, each, file_bytes) for number, each in enumerate(live, 1)]
+def candidates(*live: int | None, file_bytes: int = FILE, dead_bytes: int = 0) -> list[Candidate]:
+    return [Candidate(number, each, file_bytes, dead_bytes) for number, each in enumerate(live, 1)]
 
 
 def test_a_few_segments_stay_as_they_are() -> None:
     assert choose_run(candidates(*[1] * (RUN_MIN_SEGMENTS - 1)), FILE) == []
     assert choose_run(candidates(*[1] * RUN_MIN_SEGMENTS), FILE) == [*range(1, 9)]
+
+
+def test_a_few_segments_are_merged_when_their_dead_records_would_fill_one() -> None:
+    assert choose_run(candidates(FILE // 9, FILE // 9, dead_bytes=FILE // 2 - 1), FILE) == []
+    assert choose_run(candidates(FILE // 9, FILE // 9, dead_bytes=FILE // 2), FILE) == [1, 2]
+    assert choose_run(candidates(FILE // 9, dead_bytes=FILE), FILE) == [1]
+    assert choose_run(candidates(FILE // 2 + 1, dead_bytes=FILE), FILE) == [], "it does not pay"
 
 
 def test_live_records_that_do_not_fit_one_segment_stay() -> None:
@@ -46,11 +53,11 @@ def test_a_run_has_a_bound() -> None:
 
 
 def test_a_large_segment_without_dead_records_is_not_written_again_for_a_few_small_ones() -> None:
-    large = Candidate(1, FILE // 2, FILE // 2)
-    small = [Candidate(number, 100, 100) for number in range(2, 9)]
+    large = Candidate(1, FILE // 2, FILE // 2, 0)
+    small = [Candidate(number, 100, 100, 0) for number in range(2, 9)]
     assert choose_run([large, *small], FILE) == []
     # Together they become larger first.
-    assert choose_run([large, *small, Candidate(9, 100, 100)], FILE) == [*range(2, 10)]
+    assert choose_run([large, *small, Candidate(9, 100, 100, 0)], FILE) == [*range(2, 10)]
     # Where as much has died as is written, it is.
     aged = [each._replace(file_bytes=FILE // 4) for each in small]
     assert len(choose_run([large, *aged], FILE)) == 8
@@ -64,13 +71,13 @@ def test_what_is_left_follows_what_lives_and_what_is_written_what_was_sealed(
     standing: list[Candidate] = []
     written = 0
     for number, each in enumerate(live):
-        standing.append(Candidate(number, each, FILE))
+        standing.append(Candidate(number, each, FILE, 0))
         while run := choose_run(standing, FILE):
             merged = [found for found in standing if found.number in run]
             at = standing.index(merged[0])
             size = sum(found.live_bytes or 0 for found in merged)
             written += size
-            standing[at : at + len(merged)] = [Candidate(1000 + number, size, size)]
+            standing[at : at + len(merged)] = [Candidate(1000 + number, size, size, 0)]
     assert written <= len(live) * FILE / 2
     total = sum(live)
     assert len(standing) <= RUN_MIN_SEGMENTS * (1 + total / FILE) * 4
@@ -93,6 +100,7 @@ def test_room_is_counted_by_what_is_live_in_segments() -> None:
         5: 600 + EXTENT_COST_BYTES,
         6: 700 + 4 * EXTENT_COST_BYTES + 500 + EXTENT_COST_BYTES,
     }
+    assert room.dead == {5: 400, 6: 300}
 
 
 def test_a_topic_may_change_while_it_is_counted() -> None:

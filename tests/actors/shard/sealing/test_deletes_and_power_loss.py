@@ -22,6 +22,8 @@ from tests.actors.shard.sealing.sealing_support import (
     spoil,
 )
 from tests.support.log import ForgetfulDisk
+from topics.engine.changes import delete_records
+from topics.engine.changes.delete_records import Rest
 from topics.formats.api.delete_body import TagMatch
 from topics.storage.recovery import steps
 
@@ -67,9 +69,16 @@ def append(client: Sealer, count: int) -> None:
         )
 
 
-def delete(client: Sealer, match: TagMatch = ODD, before_seq: int | None = None) -> None:
-    client.submit(client.engine.delete_records("a", before_seq, match, client.now))
+def delete(client: Sealer, match: TagMatch = ODD, before_seq: int | None = None) -> Rest | None:
+    """What is left for other slices."""
+    return delete_more(client, client.engine.delete_asked("a", before_seq, match))
+
+
+def delete_more(client: Sealer, rest: Rest) -> Rest | None:
+    change = client.engine.delete_more(rest, client.now)
+    client.submit(change)
     client.wait()
+    return change.rest
 
 
 def sync(client: Sealer) -> None:
@@ -173,30 +182,44 @@ def test_a_delete_counts_at_once_and_its_flags_are_written_when_the_log_is_synce
     assert seen_after_power_loss(client, disk, tmp_path / "after", after["head"]) == after
 
 
+@pytest.mark.parametrize("slice_records", [1000, 2])
 @pytest.mark.parametrize("kept", ["newest", "older"])
-def test_at_any_step_of_a_checkpoint_a_delete_is_lost_whole_or_not_at_all(
-    kept: str, client: Sealer, disk: ForgetfulDisk, tmp_path: Path
+def test_at_any_step_of_a_checkpoint_a_slice_of_a_delete_is_lost_whole_or_not_at_all(
+    kept: str,
+    slice_records: int,
+    client: Sealer,
+    disk: ForgetfulDisk,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A checkpoint syncs the log, then delete flags: a delete between the two is not durable."""
-    going_on, steps = True, 0
+    monkeypatch.setattr(delete_records, "SLICE_RECORDS", slice_records)
+    going_on, steps, slices = True, 0, 0
     while going_on:
         append(client, 3)
         sync(client)
         client.under_way = client.sealing.checkpoint()
         going_on = all(client.step() for _ in range(steps))
         moments = [seen(client)]
-        delete(client, ODD if steps % 2 else EVEN, before_seq=client.engine.topic("a").head_seq - 2)
+        before_seq = client.engine.topic("a").head_seq - 2
+        rest = delete(client, ODD if steps % 2 else EVEN, before_seq)
         moments.append(seen(client))
         while True:
             left = lose_power(client, disk, tmp_path / "after")
             if kept == "older" and len(finished(left)) > 1:
                 spoil(left)
             assert seen_after_start(left, moments[0]["head"]) in moments, steps
-            if client.under_way is None or not client.step():
+            if rest is not None:
+                rest, slices = delete_more(client, rest), slices + 1
+                moments.append(seen(client))
+            elif client.under_way is None:
                 break
+            if client.under_way is not None:
+                client.step()
         client.checkpoint()
         steps += 1
     assert steps > 4
+    assert slices > 4 or slice_records > 2
 
 
 def test_a_start_writes_no_flags_before_it_has_synced_the_log(

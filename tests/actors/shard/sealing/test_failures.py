@@ -20,6 +20,7 @@ from tests.actors.shard.sealing.sealing_support import (
     findings,
     free_all,
     seen,
+    small_extents,
     survives_a_kill,
 )
 from tests.support.log import failing
@@ -106,9 +107,10 @@ def test_a_segment_that_reads_back_differently_is_written_anew(
 def test_an_interrupted_install_seals_nothing_twice(
     client: Sealer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    small_extents(monkeypatch, 4)
     fill(client, "a", "b", "c", rounds=6)
     before = seen(client)
-    real, calls = sealing.Sealing._install_topic, 0
+    real, calls = sealing.Sealing._install_extents, 0
 
     def once(self: Any, *arguments: Any) -> None:
         nonlocal calls
@@ -117,7 +119,7 @@ def test_an_interrupted_install_seals_nothing_twice(
             raise OSError(errno.EIO, "a moment's weakness")
         real(self, *arguments)
 
-    monkeypatch.setattr(sealing.Sealing, "_install_topic", once)
+    monkeypatch.setattr(sealing.Sealing, "_install_extents", once)
     with pytest.raises(OSError, match="weakness"):
         client.seal()
     assert seen(client) == before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -24,14 +25,17 @@ from tests.actors.shard.sealing.sealing_support import (
     findings,
     free_all,
     seen,
+    small_extents,
     spoil,
     survives_a_kill,
 )
 from tests.support.log import failing
-from topics.actors.shard.sealing import merging
+from topics.actors.shard.sealing import choice, merging, pacing
 from topics.actors.shard.sealing.merging import Merging
 from topics.engine.changes.change import Change
 from topics.engine.locators import split_locator
+from topics.engine.merged import MergedExtent, replace_merged
+from topics.engine.topic import Topic
 from topics.formats.api.delete_body import TagMatch
 from topics.storage import aside
 from topics.storage.disk import Damaged
@@ -145,6 +149,32 @@ def test_a_merge_changes_nothing_that_readers_or_writers_notice(aged: Sealer) ->
     survives_a_kill(aged, before)
 
 
+def test_a_quiet_shard_whose_records_are_deleted_shrinks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Sealer(tmp_path / "data", file_bytes=64 << 10)
+    for number in range(90):
+        tag = "even" if number % 9 else "kept"
+        client.append("a", records=[{"data": "x" * 900, "tag": tag}] * 8)
+    free_all(client)
+    client.seal()
+    assert len(segments_of(client)) > 8
+    assert not client.sealing.merging.is_due
+    before = sum(path.stat().st_size for path in files(client.path, "segment"))
+    with monkeypatch.context() as patch:
+        patch.setattr(pacing, "RETRY_INTERVAL_S", math.inf)  # no checkpoint of itself
+        patch.setattr(choice, "EXTENT_COST_BYTES", 64)
+        delete(client, "a", match=TagMatch("Eq", "even"))
+        client.seal()
+        assert not client.sealing.merging.merged, "more may be deleted at once"
+        client.seal()
+        assert client.sealing.merging.merged > 8
+    free_all(client)
+    assert sum(path.stat().st_size for path in files(client.path, "segment")) < before / 3
+    assert len(client.shown("a")) == 80
+    survives_a_kill(client, seen(client))
+
+
 @pytest.mark.usefixtures("eager")
 def test_what_was_merged_is_merged_again_with_what_follows(client: Sealer) -> None:
     age(client, 120)
@@ -202,6 +232,40 @@ def test_an_offline_reader_finds_what_was_merged(aged: Sealer) -> None:
     assert found == {
         name: [record["$seq"] for record in records] for name, records in expected.items()
     }
+
+
+@pytest.mark.usefixtures("eager")
+def test_an_install_takes_some_extents_of_a_topic_at_a_time_and_a_stop_finishes_it(
+    client: Sealer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts: list[int] = []
+    small_extents(monkeypatch, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(Merging, "merge", _no_merge)
+        fill(client, "mixed", rounds=16, size=200)
+        age(client, 4)
+        delete(client, "mixed", match=TagMatch("Eq", "even"))
+        free_all(client)
+    client.sealing.merging.is_due = True
+
+    def noting(topic: Topic, found: list[MergedExtent], *rest: Any) -> None:
+        if topic.name == "mixed":
+            parts.append(len(found))
+        replace_merged(topic, found, *rest)
+
+    monkeypatch.setattr(merging, "replace_merged", noting)
+    before = seen(client)
+    while len(parts) < 3:
+        assert client.step()
+        if parts:
+            assert seen(client) == before
+    fill(client, "mixed", rounds=1)
+    delete(client, "mixed", match=TagMatch("Eq", "o3"))
+    before = seen(client)
+    client.stop()
+    assert len(parts) > 4
+    assert max(parts) <= 3
+    comes_back(client, before)
 
 
 # Crashes

@@ -17,8 +17,12 @@ from tests.actors.shard.sealing.sealing_support import (
     findings,
     sealed,
     seen,
+    small_extents,
     survives_a_kill,
 )
+from topics.actors.shard import record_store
+from topics.engine.locators import is_extent
+from topics.engine.now import Now
 from topics.formats.api.delete_body import TagMatch
 
 
@@ -42,6 +46,44 @@ def test_topics_look_the_same_before_and_after_sealing_and_a_restart(client: Sea
     assert after == before
     assert findings(client.path) == []
     again.kill()
+
+
+def test_the_next_expiry_is_that_of_the_first_live_record_within_an_extent_too(
+    client: Sealer,
+) -> None:
+    client.put("old", ttl_ms=100_000)
+    for _ in range(6):
+        client.append("old", 1, 2)
+        client.later(10)
+    fill(client, "a")
+    client.seal()
+    topic = client.engine.topic("old")
+    assert all(map(is_extent, topic.index.locators()))
+    assert topic.index.entry(0)[1] > 2
+    for left in range(10, -2, -2):
+        due = client.engine.next_expiry(topic)
+        assert due is not None
+        client.engine.expire(topic, Now(due - 1, 0))
+        assert topic.count == left + 2
+        client.engine.expire(topic, Now(due, 0))
+        assert topic.count == left
+    assert client.engine.next_expiry(topic) is None
+
+
+def test_a_round_frees_what_went_in_large_numbers(
+    client: Sealer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record_store, "RELEASE_STEP", 2)
+    client.put("memory", durability="ephemeral")
+    fill(client, "memory", "a", rounds=6)
+    client.put("memory", cap_records=1)
+    delete(client, "a", before_seq=9)
+    store, before = client.commits.store, seen(client)
+    assert len(store._in_memory) == 6
+    client.seal()
+    assert len(store._in_memory) == 1
+    assert not store.release_some()
+    assert seen(client) == before
 
 
 @pytest.mark.slow
@@ -85,7 +127,11 @@ EVENTS: dict[str, Callable[[Sealer], None]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("event", EVENTS)
-def test_changes_between_any_two_steps_have_the_same_result(event: str, tmp_path: Path) -> None:
+def test_changes_between_any_two_steps_have_the_same_result(
+    event: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_extents(monkeypatch, 3)  # some of them cut a write
+
     def run(steps: int) -> tuple[Seen, Seen, bool]:
         client = Sealer(copy(origin, tmp_path / "data"))
         going_on = all(client.step() for _ in range(steps))

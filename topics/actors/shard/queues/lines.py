@@ -33,7 +33,7 @@ JOBS_PER_TURN = 4096  # to all lines, about
 JOB_BYTES = 4096  # a job with more bytes counts as several
 TURN_BYTES_MAX = JOBS_PER_TURN * JOB_BYTES
 LINE_COST = 4  # in jobs: what it costs to find that a line gets nothing
-RETRY_S = 1.0  # after the log has refused leases
+RETRY_S = 1.0  # after the log has refused leases, or age has found damage
 ALARM_MIN_S = 0.005  # an alarm may be early; it is never set for a time that has passed
 
 log = structlog.get_logger()
@@ -294,9 +294,10 @@ class Lines(Service):
         if next_at is not None:
             self._set_alarm(line, max(ALARM_MIN_S, (next_at - now.ms) / 1000))
         if not line.waiting and self._ready(line.topic):
-            expires_at = self._engine.expires_at(line.topic)
-            if expires_at is not None:
-                self._set_alarm(line, max(ALARM_MIN_S, (expires_at - now.ts) / 1000))
+            expires_at = self._engine.next_expiry(line.topic)
+            if expires_at is not None:  # what is due and still there is damaged
+                left_ms = expires_at - now.ts
+                self._set_alarm(line, left_ms / 1000 if left_ms > 0 else RETRY_S)
 
     def _set_alarm(self, line: Line, seconds: float) -> None:
         at = trio.current_time() + seconds

@@ -28,7 +28,7 @@ async def write_segment(
     pause: Pause,
 ) -> Segment:
     """Write a segment, whole and synced; an error leaves nothing of it."""
-    writer = await trio.to_thread.run_sync(segments.begin, *header[1:])
+    writer = await trio.to_thread.run_sync(segments.begin, header.number, header.base, header.end)
     try:
         pieces: list[Buffer] = []
         size = 0

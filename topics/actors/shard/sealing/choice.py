@@ -1,14 +1,15 @@
 """Merge choice: which segments are merged into one (decision 0044).
 
-A candidate run is RUN_MIN_SEGMENTS segments or more that are neighbours in the log and whose live
-records fit one segment. So at most RUN_MIN_SEGMENTS segments, and as many again for each segment's
-worth of live records, stand for long, however long the history is.
+A candidate run is segments that are neighbours in the log and whose live records fit one segment:
+RUN_MIN_SEGMENTS or more, or fewer when their dead records would fill a segment. So at most
+RUN_MIN_SEGMENTS segments, and as many again for each segment's worth of live records, stand for
+long, however long the history is; and where little lives, a segment's worth of dead records.
 
 A run is merged if that pays, one way or the other:
 
     twice the live bytes <= length of the files   for each byte that is written, a dead one goes
     twice the largest <= live bytes               each record moves to a segment twice as large, a
-                                                  few times in its life
+                                                  few times in its life; not in a short run
 
 The choice decides from numbers alone; it knows nothing of files or tasks.
 """
@@ -23,18 +24,19 @@ from topics.engine.topic import Topic
 
 RUN_MIN_SEGMENTS: Final = 8
 RUN_MAX_SEGMENTS: Final = 64  # open at once
-EXTENT_COST_BYTES: Final = 4096  # of an extent beyond its records: it begins at a multiple of that
+EXTENT_COST_BYTES: Final = 256  # of an extent beyond its records: directory, tables, padding
 STEP_ENTRIES: Final = 512
 
 
 class Candidate(NamedTuple):
     """A segment. ``live_bytes``: room that its live records take in another one, at most; None: it
-    must stay as it is.
+    must stay as it is. ``dead_bytes``: about what its dead records take beside live ones.
     """
 
     number: int
     live_bytes: int | None
     file_bytes: int
+    dead_bytes: int
 
 
 def choose_run(candidates: Sequence[Candidate], bytes_max: int) -> list[int]:
@@ -53,21 +55,28 @@ def choose_run(candidates: Sequence[Candidate], bytes_max: int) -> list[int]:
 
 def _run_at(candidates: Sequence[Candidate], bytes_max: int) -> Sequence[Candidate]:
     """The longest run that begins with the first candidate and pays."""
-    live = largest = files = best = 0
-    for count, (_, live_bytes, file_bytes) in enumerate(candidates, 1):
+    live = largest = files = dead = best = 0
+    for count, (_, live_bytes, file_bytes, dead_bytes) in enumerate(candidates, 1):
         if live_bytes is None or live + live_bytes > bytes_max:
             break
         live, largest, files = live + live_bytes, max(largest, live_bytes), files + file_bytes
-        if count >= RUN_MIN_SEGMENTS and (2 * live <= files or 2 * largest <= live):
+        dead += dead_bytes
+        is_long = count >= RUN_MIN_SEGMENTS
+        if (2 * live <= files and (is_long or dead >= bytes_max)) or (
+            is_long and 2 * largest <= live
+        ):
             best = count
     return candidates[:best]
 
 
 class LiveRoom:
-    """Counts, for each segment, the room that its live records take in another one at most."""
+    """Counts, for each segment, the room that its live records take in another one at most, and
+    about the bytes of the dead ones in their extents.
+    """
 
     def __init__(self) -> None:
         self.bytes: dict[int, int] = {}  # by segment
+        self.dead: dict[int, int] = {}
 
     def count(self, topic: Topic) -> Iterator[int]:
         """Add a topic. Yields about how many entries each step has looked at; the topic may change
@@ -96,3 +105,5 @@ class LiveRoom:
         number, _ = split_locator(locator)
         room = size + EXTENT_COST_BYTES * (1 + min(inner, count - gone))
         self.bytes[number] = self.bytes.get(number, 0) + room
+        if gone:
+            self.dead[number] = self.dead.get(number, 0) + size * gone // (count - gone)

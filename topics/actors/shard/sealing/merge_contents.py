@@ -25,7 +25,7 @@ from topics.formats.disk.segment_build import Source
 from topics.formats.ranges import IndexRun
 from topics.storage.segments.merge_reader import MergeReader, Wanted
 
-GAP_BYTES: Final = 4096  # an extent of its own costs as much
+GAP_BYTES: Final = 4096  # fewer dead bytes are not worth another extent, and entry of the index
 STEP_RECORDS: Final = 4096
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import re
 import time
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator
 from itertools import chain, starmap
@@ -31,13 +32,7 @@ import trio
 
 from topics.actors.shard.group_commit import GroupCommit
 from topics.actors.shard.sealing.building import Pause, write_segment
-from topics.actors.shard.sealing.choice import (
-    RUN_MIN_SEGMENTS,
-    STEP_ENTRIES,
-    Candidate,
-    LiveRoom,
-    choose_run,
-)
+from topics.actors.shard.sealing.choice import STEP_ENTRIES, Candidate, LiveRoom, choose_run
 from topics.actors.shard.sealing.contents import current_flags
 from topics.actors.shard.sealing.merge_contents import STEP_RECORDS, MergeContents, MergedTopic
 from topics.actors.shard.sealing.reclaim import Reclaim
@@ -56,7 +51,9 @@ from topics.storage.segments.file import Segment
 from topics.storage.segments.maps import MappedSegment
 from topics.storage.segments.merge_reader import MergeReader, Wanted
 
+STEP_EXTENTS: Final = 256  # installed in one step
 READ_AHEAD_EXTENTS: Final = 256  # read by one call of a thread
+DEAD_SHARE: Final = 4  # of a log file's bytes that died in segments, until merges are looked for
 RETRY_S: Final = 60.0  # after an error: a merge that fails at its end has written a file's worth
 _LATE: Final = re.compile(rb"\x01+")
 log = structlog.get_logger()
@@ -96,10 +93,21 @@ class Merging:
         self._commits, self._reclaim, self._pause = commits, reclaim, pause
         self._damaged: set[int] = set()  # segments that stay as they are
         self._built: _Built | None = None
-        self.is_due = True  # segments may have come or lost records since the last look
+        self.is_due = True  # a checkpoint was written since the last look, or a merge done
+        self._flagged_bytes = self._seen_flagged_bytes = 0  # by the last look, and of late
         self.again_at = 0.0  # after an error, by the monotonic clock
         self.merged = 0  # segments that became part of others, since the start of the process
         self.written_bytes = 0  # of merged segments, likewise
+
+    def look_for_deletes(self) -> None:
+        """Records of segments may have been deleted: look again once enough of them are dead, when
+        no more have gone since the last call. So one delete is followed by one merge.
+        """
+        flagged = self._commits.store.flagged_bytes
+        dead = flagged - self._flagged_bytes
+        if flagged == self._seen_flagged_bytes and dead * DEAD_SHARE >= self._wal.file_bytes:
+            self.is_due = True
+        self._seen_flagged_bytes = flagged
 
     async def merge(self, next_number: Callable[[], int]) -> None:
         """Merge the segments of one run, if there is one. Raises OSError or `Damaged`: then all is
@@ -107,7 +115,7 @@ class Merging:
         """
         if time.monotonic() < self.again_at:
             return
-        self.is_due = False
+        self.is_due, self._flagged_bytes = False, self._commits.store.flagged_bytes
         run = await self._choose()
         if not run:
             return
@@ -132,7 +140,7 @@ class Merging:
 
     async def _choose(self) -> list[int]:
         named = self._reclaim.named_segments
-        if len(named) < RUN_MIN_SEGMENTS or not TUNING.merging:
+        if not TUNING.merging:
             return []
         room = LiveRoom()
         await self._in_steps(_count_all(room, self._topics()))
@@ -154,7 +162,7 @@ class Merging:
         segment = self._segments.segments[number]
         stays = number in self._damaged or segment.findings
         live = None if stays else room.bytes.get(number, 0)
-        return Candidate(number, live, segment.size)
+        return Candidate(number, live, segment.size, room.dead.get(number, 0))
 
     # The copy
 
@@ -224,39 +232,43 @@ class Merging:
             pass
 
     def _install(self) -> Iterator[None]:
-        """Let the index name the new extents instead of the old ones, topic after topic. Each that
-        is done leaves ``topics``, so another call goes on.
+        """Let the index name the new extents instead of the old ones, topic after topic, some
+        extents at a time. ``topics`` has what is left of each, so another call goes on.
         """
         if self._built is None:
             return
         built = self._built
-        segment, merged, topics = built.segment, built.merged, built.topics
+        segment, topics = built.segment, built.topics
         self._reclaim.begin_install(segment.number)
         self._segments.add(segment)
         for topic_id in [*topics]:
-            self._install_topic(built, topics[topic_id])
+            while (merged := topics[topic_id]).first_seq <= merged.last_seq:
+                end = self._install_part(built, merged)
+                topics[topic_id] = merged._replace(first_seq=end)
+                yield
             del topics[topic_id]
-            yield
-        assert self._reclaim.are_unused(merged), "the index names none of the old extents"
+        assert self._reclaim.are_unused(built.merged), "the index names none of the old extents"
         self._built = None
         self._reclaim.end_install()
-        self.merged += len(merged)
+        self.merged += len(built.merged)
         self.written_bytes += segment.size
         log.info(
             "segments merged",
             segment=segment.number,
-            segments=len(merged),
+            segments=len(built.merged),
             extents=segment.trailer.entry_count,
             records=segment.trailer.record_count,
             bytes=segment.size,
             seconds=round(time.monotonic() - built.began, 3),
         )
 
-    def _install_topic(self, built: _Built, merged: MergedTopic) -> None:
-        topic, first_seq, last_seq = merged
+    def _install_part(self, built: _Built, merged: MergedTopic) -> int:
+        """Install some extents of a topic. The seq from which on the others begin."""
+        topic, first_seq, _ = merged
+        copies, end = _part(built.copies.get(topic.id, []), merged)
         used: list[MergedExtent] = []
         unused: list[Locator] = []
-        for copy in built.copies.get(topic.id, ()):
+        for copy in copies:
             extent = self._flag_late_deletes(built, topic, copy)
             if extent.gone < copy.entry.record_count:
                 used.append(extent)
@@ -264,10 +276,11 @@ class Merging:
                 unused.append(copy.entry.locator)
         before = topic.bytes
         contents, store = built.contents, self._commits.store
-        replace_merged(topic, used, first_seq, last_seq, contents.is_merged, store)
+        replace_merged(topic, used, first_seq, end - 1, contents.is_merged, store)
         if topic.bytes != before:
             self._engine.recharge(topic)
         self._reclaim.add_extents(built.segment.number, len(used), unused)
+        return end
 
     def _flag_late_deletes(self, built: _Built, topic: Topic, copy: _Copy) -> MergedExtent:
         """Set the delete flags of what went after the copy was made; the extent as it is now."""
@@ -282,6 +295,21 @@ class Merging:
         self._segments.flag_deleted(entry.locator, indexes, committed_to, built.mapped)
         size = entry.size - sum(view.size(start, stop) for start, stop in late)
         return MergedExtent(entry._replace(size=size), gone)
+
+
+def _part(copies: list[_Copy], merged: MergedTopic) -> tuple[list[_Copy], int]:
+    """The next copies to be installed, and the seq at which the entry begins that the others
+    replace: no entry has records of both.
+    """
+    index, first_seq, last_seq = merged.topic.index, merged.first_seq, merged.last_seq
+    start = bisect_left(copies, first_seq, key=lambda copy: copy.entry.first_seq)
+    for stop in range(start + STEP_EXTENTS, len(copies)):
+        seq = copies[stop].entry.first_seq
+        at = index.find(seq)
+        begin = min(seq, index.entry(at)[0]) if at < len(index) else seq
+        if begin > copies[stop - 1].entry.last_seq:
+            return copies[start:stop], begin
+    return copies[start:], last_seq + 1
 
 
 def _count_all(room: LiveRoom, topics: list[Topic]) -> Generator[int, None, None]:

@@ -37,7 +37,7 @@ from topics.engine.changes.floor import FloorMoved
 from topics.engine.locators import Locator
 from topics.engine.losses import lose_damaged
 from topics.engine.record_index import IndexEntry
-from topics.engine.sealed import seal
+from topics.engine.sealed import parts, seal
 from topics.engine.tags import TagIndex
 from topics.engine.topic import Topic
 from topics.formats.disk.segment import ExtentEntry, SegmentHeader
@@ -85,6 +85,7 @@ class Sealing(Service):
         """Write delete flags that are due, seal full log files, write a checkpoint if it helps,
         merge segments.
         """
+        await self._release()
         self._burst.observe(self.wal.next_lsn)
         waits = self._burst.is_burst(self.backlog_files)
         if self.segments.has_due_flags(self.wal.synced_lsn):
@@ -104,11 +105,19 @@ class Sealing(Service):
             await self.checkpoint()
         if failure is not None:
             raise failure
+        self.merging.look_for_deletes()
         if self.merging.is_due and self._built is None and not waits:
             try:
                 await self.merging.merge(self._take_number)
             except (OSError, Damaged) as error:  # sealing does not wait for it
                 log.warning("merging failed", error=str(error))
+
+    async def _release(self) -> None:
+        """Free what went from memory and from the log, many records at once, step by step."""
+        step_began = time.monotonic()
+        while self.store.release_some():
+            await self._pause(step_began)
+            step_began = time.monotonic()
 
     async def checkpoint(self) -> None:
         """Write a checkpoint, then free what is not needed any more. Raises OSError."""
@@ -238,31 +247,29 @@ class Sealing(Service):
     # The index
 
     async def _install(self, segment: Segment, topics: dict[int, Topic]) -> None:
-        """Let the index name the extents instead of the writes, topic after topic.
+        """Let the index name the extents instead of the writes: topic after topic, part after part.
 
         Each topic that is done leaves ``topics``, so a later call continues after an error.
         """
         self.reclaim.begin_install(segment.number)
         self.segments.add(segment)
-        entries = [*self.segments.entries(segment.number)]
+        entries, base = self.segments.entries(segment.number), segment.header.base
         for topic_id, group in groupby(entries, key=lambda found: found[1].topic_id):
             topic = topics.get(topic_id)
             if topic is not None:
-                tags = self._install_topic(topic, [*starmap(_index_entry, group)], segment)
+                for extents in parts(topic, starmap(_index_entry, group)):
+                    self._install_extents(topic, extents, segment)
+                    await trio.lowlevel.checkpoint()
                 del topics[topic_id]
-                await trio.lowlevel.checkpoint()
-                await _free_tags(tags)
+                await _free_tags(topic.drop_tags(base))
 
-    def _install_topic(
-        self, topic: Topic, extents: list[IndexEntry], segment: Segment
-    ) -> TagIndex | None:
-        """The topic's tags of this part of the log, which the caller frees."""
+    def _install_extents(self, topic: Topic, extents: list[IndexEntry], segment: Segment) -> None:
         for entry in extents:
             self._flag_late_deletes(topic, entry)
         unused = set(seal(topic, extents, self.store))
-        tags = topic.drop_tags(segment.header.base)  # from here on the extents are searched
+        # From here on the extents are searched for tags.
+        topic.begin_tags(segment.header.base, extents[-1].last_seq + 1)
         self.reclaim.add_extents(segment.number, len(extents) - len(unused), unused)
-        return tags
 
     def _flag_late_deletes(self, topic: Topic, entry: IndexEntry) -> None:
         """Set the delete flags of what went after the segment was written."""

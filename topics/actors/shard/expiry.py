@@ -1,0 +1,133 @@
+"""Expiry: takes what is too old from topics that nobody asks for (§0.7).
+
+Age is applied before every answer. What nobody asks for would stay on the disk for ever, so each
+topic with a TTL stands in a timetable by the time at which its first record is too old:
+
+    commit --> planned, in the bucket of that time --its end--> swept --records are left--> planned
+
+A bucket is SWEEP_MS long: so long after its age may a record stand, SWEEP_MS more while it shares
+an extent of a segment with later ones. Room on the disk follows two checkpoints later. While there
+is no room, in the log or under the cap of all bytes, buckets are opened before their end (`hurry`).
+
+A turn sweeps a bounded number of topics. What is not due costs nothing: there is no scan, and a
+shard without records that age does not wake.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from array import array
+from collections.abc import Iterator
+from itertools import islice
+from typing import Final
+
+import trio
+
+from topics.actors.shard.context import ShardContext
+from topics.actors.shard.deadlines import Deadline
+from topics.actors.shard.service import Service
+from topics.engine.changes.change import Change
+from topics.engine.changes.put_topic import PutTopic
+from topics.engine.topic import Topic
+
+SWEEP_MS: Final = 5000
+SWEEP_TOPICS: Final = 100  # of one turn: some milliseconds
+BEGIN_TOPICS: Final = 2000  # planned in one turn, at the start
+WAKE_MAX_S: Final = 60.0  # the wall clock may have been set
+
+
+class Expiry(Service):
+    """Sweeps the topics of one shard."""
+
+    def __init__(self, context: ShardContext) -> None:
+        self._context, self._commits, self._engine = context, context.commits, context.engine
+        self._buckets: dict[int, array[int]] = {}  # ids of topics
+        self._order: list[int] = []  # heap of the buckets
+        self._planned: dict[int, int] = {}  # the bucket that counts, by id of a topic
+        self._due: list[int] = []  # ids of the buckets that are open
+        self._next: Deadline | None = None
+        self._is_hurried = False
+        self._begins: Iterator[Topic] = iter(())
+        context.room.on_short = self.hurry
+
+    def on_commit(self, change: Change) -> None:
+        """Records of the topic may have begun to age, or may age sooner."""
+        topic = change.topic
+        if topic.committed.ttl_ms and (
+            topic.id not in self._planned or isinstance(change, PutTopic)
+        ):
+            self._plan(topic)
+
+    async def run(self) -> None:
+        """Plan what the start has found."""
+        self._begins = iter([*self._engine.by_id.values()])
+        self._context.deadlines.call_at(-math.inf, self._begin)
+
+    def _begin(self) -> None:
+        some = [*islice(self._begins, BEGIN_TOPICS)]
+        for topic in some:
+            if topic.committed.ttl_ms and not topic.deleted:
+                self._plan(topic)
+        if some:
+            self._context.deadlines.call_at(-math.inf, self._begin)
+
+    def hurry(self) -> None:
+        """There is no room: take what is too old by now, in a turn soon."""
+        if not self._is_hurried:
+            self._is_hurried = True
+            self._context.deadlines.call_at(-math.inf, self.sweep)
+
+    # The timetable
+
+    def _plan(self, topic: Topic) -> None:
+        due_ts = self._engine.next_expiry(topic)
+        if due_ts is None:
+            return
+        # Never the bucket that is opened now: a damaged record may be due and stay.
+        bucket = max(due_ts, self._context.now.ts) // SWEEP_MS
+        if bucket >= self._planned.get(topic.id, bucket + 1):
+            return
+        self._planned[topic.id] = bucket
+        ids = self._buckets.get(bucket)
+        if ids is None:
+            ids = self._buckets[bucket] = array("Q")
+            heapq.heappush(self._order, bucket)
+            self._wake()
+        ids.append(topic.id)
+
+    def _wake(self) -> None:
+        """Sweep when the first bucket ends."""
+        if self._next is not None:
+            self._next.cancel()
+        if not self._order:
+            return
+        left_ms = (self._order[0] + 1) * SWEEP_MS - self._context.now.ts
+        at = trio.current_time() + min(max(left_ms / 1000, 0.0), WAKE_MAX_S)
+        self._next = self._context.deadlines.call_at(at, self.sweep)
+
+    # The sweep
+
+    def sweep(self) -> None:
+        """Take what is too old from the next topics. Only inside of a turn."""
+        now, opens = self._context.now.ts, -1 if self._is_hurried else 0
+        self._is_hurried = False
+        while self._order and self._order[0] + 1 + opens <= now // SWEEP_MS:
+            bucket = heapq.heappop(self._order)
+            for topic_id in self._buckets.pop(bucket):
+                if self._planned.get(topic_id) == bucket:
+                    del self._planned[topic_id]
+                    self._due.append(topic_id)
+        for topic_id in self._due[-SWEEP_TOPICS:]:
+            topic = self._engine.by_id.get(topic_id)
+            if topic is not None:
+                self._context.freshen(topic)
+            else:  # its delete may be undone
+                topic = next((it for it in self._commits.leaving() if it.id == topic_id), None)
+            if topic is not None:
+                self._plan(topic)
+        del self._due[-SWEEP_TOPICS:]
+        if self._due:
+            self._context.deadlines.call_at(-math.inf, self.sweep)
+        else:
+            self._wake()
