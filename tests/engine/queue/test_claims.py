@@ -266,10 +266,10 @@ def exhausted() -> JobDesk:
 
 
 def left() -> JobDesk:
-    """The places of deleted jobs in the line."""
+    """The places in the line of jobs that a cap has taken."""
     desk = JobDesk(ASIDE)
     desk.nack(*desk.claim(ASIDE))
-    desk.delete_records("q", before_seq=ASIDE + 1)
+    desk.put("q", cap_records=1)
     desk.add("behind")
     return desk
 
