@@ -35,6 +35,7 @@ def test_an_empty_environment_gives_the_documented_defaults() -> None:
         "max_topics": 100_000,
         "max_routers": 10_000,
         "max_watch_sessions": 10_000,
+        "max_watch_sessions_per_key": 5000,
         "max_sse_connections": 10_000,
         "max_sse_connections_per_key": 1000,
         "max_inflight_per_key": 1000,

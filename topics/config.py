@@ -98,10 +98,13 @@ class Settings:
     max_topics: Cap = 100_000
     max_routers: Cap = 10_000
     max_watch_sessions: Cap = 10_000
+    max_watch_sessions_per_key: Cap = 5000
     max_sse_connections: Cap = 10_000
     max_sse_connections_per_key: Cap = 1000
     max_inflight_per_key: Cap = 1000
     max_total_bytes: Cap = 0
+    # Of answers and streams in a front, until clients take them; `front/held_memory.py`.
+    max_held_bytes: Cap = 96 * MIB
 
     # Internal bounds. Ring and arena: one direction between a front and a shard; pages are taken
     # only when touched. A body or answer above inline_bytes goes through the arena.
@@ -219,18 +222,23 @@ def _shown(value: Any) -> str:
 
 def _largest_message(settings: Settings) -> int:
     """The longest body or answer that one arena block must hold."""
-    return max(settings.max_body_bytes, MAX_BATCH_BYTES + settings.max_record_bytes)
+    return max(settings.max_body_bytes, _largest_answer(settings))
+
+
+def _largest_answer(settings: Settings) -> int:
+    return MAX_BATCH_BYTES + settings.max_record_bytes
 
 
 def _derived(settings: Settings) -> dict[str, int]:
     """Defaults that follow from the machine and from the other values.
 
     An arena has room for four of the longest messages: one never stops the others, and one that
-    moves takes room twice.
+    moves takes room twice. A key has room for two of the longest answers.
     """
     return {
         "shards": min(64, usable_cores()),
         "inline_bytes": min(INLINE_BYTES, settings.ring_bytes // 4),
+        "max_held_bytes": max(96 * MIB, 4 * _largest_answer(settings)),
         "arena_bytes": max(ARENA_BYTES, 1 << (4 * _largest_message(settings) - 1).bit_length()),
     }
 

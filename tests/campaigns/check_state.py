@@ -41,6 +41,7 @@ from tests.campaigns.check_jobs import JobsModel, badly_moved, jobs_differ
 from tests.campaigns.check_routers import CopyHistory, FoundCopies, copies_differ, copy_histories
 from tests.campaigns.opened import Found, Opened
 from tests.support.model import Kept, TopicModel
+from topics.engine.dedupe import DIGEST_BYTES, digest_of
 from topics.storage.data_dir import decode_meta
 from topics.storage.verify.directory import verify_directory
 from topics.storage.verify.finding import Finding
@@ -64,7 +65,7 @@ class Moment:
 
     model: TopicModel
     removed: bool = False
-    keys: dict[str, int] = field(default_factory=dict)  # with the first seq of its write
+    keys: dict[bytes, int] = field(default_factory=dict)  # digests, with the first seqs
     jobs: JobsModel = field(default_factory=JobsModel)
 
 
@@ -101,7 +102,7 @@ class History:
         else:
             self._apply(model, note)
             if "key" in note:
-                keys[note["key"]] = note["first_seq"]
+                keys[digest_of(note["key"]).to_bytes(DIGEST_BYTES, "little")] = note["first_seq"]
             jobs = last.jobs.copy()
             jobs.apply(note)
             self.moments.append(Moment(model, keys=keys, jobs=jobs))
@@ -213,13 +214,10 @@ def _untold(found: Found, model: TopicModel) -> str | None:
 
 
 def _keys_differ(found: Found, moment: Moment) -> str | None:
-    """Keys are as durable as their records (§0.8), also when these were deleted since. Those of
-    dead letters are the server's own.
-    """
-    keys = {key: seq for key, seq in found.keys.items() if key.startswith("k")}
-    if keys == moment.keys:
+    """Keys are as durable as their records (§0.8), also when these were deleted since."""
+    if found.keys == moment.keys:
         return None
-    differ = sorted({*keys.items()} ^ {*moment.keys.items()})
+    differ = sorted({*found.keys.items()} ^ {*moment.keys.items()})
     return f"{len(differ)} keys differ, the first is {differ[0]}"
 
 

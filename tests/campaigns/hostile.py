@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import multiprocessing
 import random
@@ -16,10 +17,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.campaigns.hostile_crowd import KEYS, KINDS, OTHER, crowd, fill
 from tests.support.api import Answer, Api, Wire, ok, request
 from tests.support.server import Server, rss_bytes
 
 MIB = 2**20
+FILES_RESERVED = 128  # of a front
+UNKNOWN = ("idle", "heads", "refused")  # kinds that have no key, and take all connections
 SAMPLE_S = 0.01
 
 
@@ -60,6 +64,8 @@ def watched(server: Server) -> Iterator[Memory]:
 class Bystander(threading.Thread):
     """A well-behaved client with small requests; ``took_ms`` is what each cost it."""
 
+    token: str | None = None
+
     def __init__(self, server: Server) -> None:
         super().__init__(daemon=True)
         self._server = server
@@ -68,13 +74,17 @@ class Bystander(threading.Thread):
         self.trouble: list[str] = []
 
     def run(self) -> None:
-        with Api(self._server.address) as api:
+        with Api(self._server.address, token=self.token) as api:
             while not self._done.wait(0.005):
                 sent = time.perf_counter()
-                answer = self.ask(api)
+                try:
+                    answer = self.ask(api)
+                    told = "" if answer.status in (200, 201) else str(answer)
+                except OSError as failure:
+                    told = repr(failure)
                 self.took_ms.append((time.perf_counter() - sent) * 1000)
-                if answer.status not in (200, 201):
-                    self.trouble.append(str(answer))
+                if told:
+                    self.trouble.append(told)
 
     def ask(self, api: Api) -> Answer:
         """One small request."""
@@ -86,7 +96,8 @@ class Bystander(threading.Thread):
         assert not self.is_alive(), "the bystander hangs"
 
     def percentile(self, percent: int) -> float:
-        return statistics.quantiles(self.took_ms, n=100)[percent - 1]
+        """Milliseconds; a single request is all percentiles."""
+        return statistics.quantiles(self.took_ms * 2, n=100)[percent - 1]
 
     def __str__(self) -> str:
         costs = (
@@ -94,6 +105,27 @@ class Bystander(threading.Thread):
             f" {max(self.took_ms):.1f} ms"
         )
         return f"{len(self.took_ms)} small requests: {costs}"
+
+
+class Neighbour(Bystander):
+    """A bystander with a key of its own, that appends and reads in turn."""
+
+    token = OTHER
+
+    def ask(self, api: Api) -> Answer:
+        """One small request."""
+        if len(self.took_ms) % 2:
+            return api.diff("bystander", from_seq=0, limit=10)
+        return api.append("bystander", 1)
+
+
+class Visitor(Neighbour):
+    """The same on a new connection each time."""
+
+    def ask(self, api: Api) -> Answer:
+        """One small request."""
+        api.close()
+        return super().ask(api)
 
 
 class Probe(Bystander):
@@ -200,7 +232,62 @@ def pile_up_answers(server: Server, requests: int, hold_s: float = 2.0) -> int:
     return requests
 
 
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a crowd of one kind did to a server, and to its other clients."""
+
+    kind: str
+    made: int
+    ended: int
+    memory: Memory
+    others: Bystander
+
+    def __str__(self) -> str:
+        trouble = self.others.trouble
+        told = f", {len(trouble)} of them refused: {trouble[0]}" if trouble else ""
+        return (
+            f"{self.kind}: {self.made} clients came, the server ended {self.ended};"
+            f" {self.memory}; others {self.others}{told}"
+        )
+
+
+def bother(directory: Path, kind: str, clients: int, seconds: float, **settings: object) -> Cost:
+    """Let a crowd of one kind loose on a server of its own."""
+    server = Server(directory / kind, shards=1, api_keys=KEYS, **settings)
+    if kind in UNKNOWN:  # there is room for three quarters of them
+        most = f"ulimit -n {FILES_RESERVED + clients * 3 // 4}"
+        server.zygote = None
+        server.command = ["sh", "-c", f'{most} && exec "$@"', "sh", *server.command]
+    with server:
+        with Api(server.address, token=OTHER) as api:
+            fill(api)
+        visitor = Visitor if kind in UNKNOWN else Neighbour
+        with (
+            crowd(server.address, kind, clients, seconds) as told,
+            watched(server) as memory,
+            beside(server, visitor) as others,
+        ):
+            made, ended = told.recv()
+        assert "Traceback" not in server.logged, server.log_tail
+    return Cost(kind, made, ended, memory, others)
+
+
 def main() -> int:
+    parser = argparse.ArgumentParser(description="Hostile clients, and what they cost.")
+    parser.add_argument("kinds", nargs="*", help=f"of crowds: {', '.join(KINDS)}")
+    parser.add_argument("--clients", type=int, default=1000)
+    parser.add_argument("--seconds", type=float, default=40)
+    asked = parser.parse_args()
+    if not asked.kinds:
+        single()
+    with tempfile.TemporaryDirectory(prefix="topics-hostile-") as directory:
+        for kind in asked.kinds or KINDS:
+            print(bother(Path(directory), kind, asked.clients, asked.seconds), flush=True)
+    return 0
+
+
+def single() -> None:
+    """One hostile client at a time."""
     with (
         tempfile.TemporaryDirectory(prefix="topics-hostile-") as directory,
         Server(Path(directory) / "data", shards=1) as server,
@@ -219,7 +306,6 @@ def main() -> int:
         with watched(server) as memory, beside(server) as bystander:
             send_malformed(server, source, 2000)
         print(f"2,000 malformed requests: {memory}; beside them {bystander}")
-    return 0
 
 
 if __name__ == "__main__":

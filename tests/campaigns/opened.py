@@ -37,7 +37,7 @@ class Found:
     gaps: list[tuple[int, int]]  # told as lost
     damaged: list[tuple[int, int]]  # told as damaged, which no crash explains
     next_seq: int
-    keys: dict[str, int] = field(
+    keys: dict[bytes, int] = field(
         default_factory=dict
     )  # idempotency keys, with the first seq that each stands for
     jobs: FoundJobs | None = field(default=None, compare=False)  # of a queue
@@ -126,7 +126,13 @@ class Opened:
             )
             cursor = page.next_from_seq
             if page.caught_up:
-                keys = {key: write.first_seq for key, write in topic.dedupe.items()}
+                moved = topic.dedupe.moved
+                copies = {at for *_, seqs in moved.parts() for at in seqs} if moved else set()
+                keys = {
+                    row.digest: row.first_seq
+                    for row in topic.dedupe.rows(0, 1 << 62)
+                    if row.first_seq not in copies
+                }
                 return Found(
                     topic.epoch,
                     topic.head_seq,

@@ -19,6 +19,7 @@ from typing import Any
 
 from tests.campaigns.crew import Crew, tell_address
 from tests.campaigns.killer import BACK_S, Killer, verdict_of
+from tests.campaigns.movers import Mover, judged, movers
 from tests.campaigns.worker import REJECTED
 from tests.campaigns.worker_end import Ending
 from tests.campaigns.worker_history import Death, History, Job, Rules
@@ -48,6 +49,8 @@ WANTED = (
     "stale: no token",
     "acked",
     "dead-lettered",
+    "jobs of twins",
+    "redriven",
 )
 
 QUEUES: dict[str, dict[str, Any]] = {
@@ -150,8 +153,9 @@ def campaign(data_dir: Path, *, seed: int, seconds: float, crews: int = CREWS) -
         with Api(server.address) as api:
             for name, config in QUEUES.items():
                 ok(api.put(name, config), 201)
-        killer = Killer(server, SHARDS, dice)
-        _load(server, killer, journals, history, summary, seconds, crews)
+        killer, moving = Killer(server, SHARDS, dice), movers(server, seed)
+        _load(server, killer, journals, history, summary, seconds, crews, moving)
+        summary.problems += judged(moving, server)
         history.deaths = [Death(*death) for death in killer.deaths]
         tell_address(journals, server.address)
         ending = Ending(server, journals, history)
@@ -175,19 +179,25 @@ def _load(
     summary: Summary,
     seconds: float,
     count: int,
+    moving: list[Mover],
 ) -> None:
-    """Producers and workers at work, and what kills them."""
+    """Producers, workers and movers at work, and what kills them."""
     backlog: dict[str, int] = {}
     producers = [Producer(number, server, summary.seed, backlog) for number in range(PRODUCERS)]
     crews = [Crew(journals, number, CREW, summary.seed, [*QUEUES]) for number in range(count)]
     try:
         for crew in crews:
             crew.start()
-        for producer in producers:
-            producer.start()
+        for thread in (*producers, *moving):
+            thread.start()
         summary.problems += _harm(server, killer, crews, journals, backlog, seconds)
     finally:
+        for mover in moving:
+            mover.stop.set()
         ledgers = finish(producers)
+        for mover in moving:
+            mover.join()
+            summary.counts += mover.counts + Counter({"jobs of twins": len(mover.acked)})
         for crew in crews:
             crew.stop()
     for crew in crews:

@@ -31,6 +31,7 @@ class Fault:
     cut: bool = False
     drop: bool = False
     commit: bool = False
+    detail: dict[str, Any] | None = None
 
 
 @dataclass
@@ -155,8 +156,25 @@ class _Handler(BaseHTTPRequestHandler):
             {"topic": self._name(), "created": created, "config": topic.config},
         )
 
+    def _diff(self, asked: dict[str, Any]) -> None:
+        name = self._name().removesuffix("/diff")
+        with self.stub.lock:
+            topic, after = self.stub.topics[name], asked["from_seq"]
+            records = [
+                {"$seq": seq, "$ts": seq, "data": record["data"], "$tag": record.get("tag")}
+                for seq, record in enumerate(topic.records, 1)
+                if after < seq <= after + asked["limit"]
+            ]
+            end, head = after + len(records), len(topic.records)
+            page = {"records": records, "next_from_seq": end, "head_seq": head, "earliest_seq": 1}
+            page |= {"caught_up": end >= head, "epoch": topic.epoch, "tombstone": None}
+        self._answer(200, page)
+
     def do_POST(self) -> None:
         body = self._body()
+        if self.path.endswith("/diff"):
+            self._diff(body)
+            return
         with self.stub.lock:
             fault = self.stub.faults.popleft() if self.stub.faults else None
             topic = self.stub.topics.get(self._name())
@@ -169,7 +187,7 @@ class _Handler(BaseHTTPRequestHandler):
         if fault is not None and (fault.cut or fault.drop):
             self._break(answer or {}, send_half=fault.cut)
         elif fault is not None and fault.status:
-            self._refuse(fault.status, fault.code, fault.retry_after)
+            self._refuse(fault.status, fault.code, fault.retry_after, fault.detail)
         elif empty:
             self._refuse(400, "invalid_request")
         elif answer is None:
@@ -191,10 +209,15 @@ class _Handler(BaseHTTPRequestHandler):
 
         return json.loads(raw.decode("utf-8"), parse_constant=refuse)
 
-    def _refuse(self, status: int, code: str, retry_after: str | None = None) -> None:
-        self._answer(
-            status, {"error": {"code": code, "message": f"refused with\n{code}"}}, retry_after
-        )
+    def _refuse(
+        self,
+        status: int,
+        code: str,
+        retry_after: str | None = None,
+        detail: dict[str, Any] | None = None,
+    ) -> None:
+        error = {"code": code, "message": f"refused with\n{code}", "detail": detail}
+        self._answer(status, {"error": error}, retry_after)
 
     def _answer(self, status: int, value: dict[str, Any], retry_after: str | None = None) -> None:
         body = json.dumps(value).encode()

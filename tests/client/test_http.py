@@ -63,6 +63,26 @@ def test_retry_after_is_obeyed(stub: StubServer, pauses: list[float]) -> None:
     assert stub.statuses("POST") == [429, 429, 200]
 
 
+def test_a_short_retry_after_that_comes_again_is_waited_for_longer(
+    stub: StubServer, pauses: list[float]
+) -> None:
+    stub.make("t")
+    stub.faults.extend([replace(THROTTLED, status=503, retry_after="1")] * 5)
+    with TopicsClient(target(stub)) as client:
+        client.append("t", BODY, 2, "k")
+    assert (pauses[0], pauses[-1], pauses == sorted(pauses)) == (1, 2, True)
+
+
+def test_a_tag_that_is_too_long_is_told_with_its_record(stub: StubServer) -> None:
+    stub.make("t")
+    told = {"field": "tag", "max": 256}
+    stub.faults.append(Fault(status=400, code="invalid_request", detail=told))
+    body = b'{"records":[{"data":1,"tag":"a"},{"data":2,"tag":"%b"}]}' % (b"x" * 300)
+    said = f"invalid_request: .*: record 2 of the 2 of its request has '{'x' * 80}...'"
+    with TopicsClient(target(stub)) as client, pytest.raises(RequestError, match=said):
+        client.append("t", body, 2, "k")
+
+
 def test_an_endless_retry_after_is_cut(stub: StubServer, pauses: list[float]) -> None:
     stub.make("t")
     stub.faults.append(replace(THROTTLED, retry_after="86400"))

@@ -157,8 +157,14 @@ HTTP = (
     # write
     _row("append", WRITE, f"POST {_LOG}", f"{{{_RECORD}}}"),
     _row(
+        "append with a config",
+        "write+admin",
+        f"POST {_LOG}",
+        f'{{{_RECORD},"config":{{}}}}',
+    ),
+    _row(
         "append with a config that makes a topic",
-        WRITE,
+        "write+admin",
         "POST /v0/topics/<0>fresh-<n>",
         f'{{{_RECORD},"config":{{"type":"queue","dead_letter":"<1>dead"}}}}',
         fine=201,

@@ -192,3 +192,39 @@ def test_a_cap_of_zero_is_no_cap(tmp_path: Path) -> None:
                 stack.enter_context(Socket(server.address, token="left"))
             stack.enter_context(polls(server, 10, "left"))
             ok(api.get("t"))
+
+
+MIB = 1 << 20
+ASKED = b'{"from_seq":0,"max_batch_bytes":8388608}'
+
+
+@pytest.mark.parametrize(
+    ("keys", "most", "limit"),
+    [
+        ("left,right", 30_000_000, ("max_held_bytes_per_key", 15_000_000)),
+        ("", 15_000_000, ("max_held_bytes", 15_000_000)),
+    ],
+)
+def test_a_long_read_is_refused_while_clients_have_not_taken_what_they_asked_for(
+    tmp_path: Path, keys: str, most: int, limit: tuple[str, int]
+) -> None:
+    """The one that is slow holds less than half of the bound: it may be as slow as it likes."""
+    given = {"api_keys": keys, "max_held_bytes": most} if keys else {"max_held_bytes": most}
+    token = "left" if keys else None
+    field = [f"Authorization: Bearer {token}"] if token else []
+    with ExitStack() as stack:
+        server = stack.enter_context(Server(tmp_path / "data", shards=1, **given))
+        api = stack.enter_context(Api(server.address, token=token))
+        ok(api.append("long", *["x" * (MIB - 256)] * 9), 201)
+        slow = stack.enter_context(Wire(server.address, receive_bytes=4096))
+        asked = ASKED.replace(b"8388608", b"7340032")
+        slow.send(request("POST", "/v0/topics/long/diff", asked, *field))
+        assert slow.socket.recv(12) == b"HTTP/1.1 200"
+        capped(api.call("POST", "/v0/topics/long/diff", ASKED), *limit)
+        ok(api.diff("long", from_seq=8, max_batch_bytes=1))
+        ok(api.append("long", 1))
+        if keys:
+            other = stack.enter_context(Api(server.address, token="right"))
+            ok(other.call("POST", "/v0/topics/long/diff", ASKED))
+        slow.socket.close()
+        until(lambda: api.call("POST", "/v0/topics/long/diff", ASKED).status == 200)

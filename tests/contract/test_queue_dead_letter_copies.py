@@ -11,7 +11,16 @@ import msgspec
 import pytest
 
 from tests.support.api import Api, ok, raw_records
-from tests.support.queues import Queue, claiming, counters, data, jobs_of, numbers, until
+from tests.support.queues import (
+    Queue,
+    claiming,
+    counters,
+    data,
+    jobs_of,
+    numbers,
+    twins,
+    until,
+)
 from tests.support.server import Server
 
 pytestmark = pytest.mark.slow
@@ -195,6 +204,33 @@ def test_large_jobs_are_moved_and_come_back(pair: tuple[Queue, str]) -> None:
     until(lambda: dead.redrive()["remaining"], lambda left: left == 0)
     assert sorted(len(job["data"]) for job in queue.claim_all(25)) == sizes
     assert dead.live() == []
+
+
+# --- many queues, one topic
+
+
+def test_queues_of_one_epoch_share_a_dead_letter_topic_and_each_letter_comes_back(
+    server: Server, api: Api, topic: str
+) -> None:
+    """Epochs are unique within a shard only."""
+    dead = Queue(api, f"{topic}.dead")
+    pairs = twins(server.address, topic, max_deliveries=1, dead_letter=dead.name)
+    assert pairs, "no two queues were made in one millisecond"
+    queues = [Queue(api, name) for name in pairs[0]]
+    for queue in queues:
+        queue.push(*range(10))
+        queue.nack(queue.claim_all(10))
+        queue.bury(10)
+    letters = api.read(dead.name)
+    assert len(letters) == 20
+    assert {(letter["meta"][FROM], letter["data"]) for letter in letters} == {
+        (queue.name, number) for queue in queues for number in range(10)
+    }
+    # Two topics of one epoch and one target: the letters of both go into one queue.
+    sources = [queue for queue in queues if queue.push(*range(10))]
+    for queue in sources:
+        assert queue.redrive(to=dead.name)["moved"] == 10
+    assert len(api.read(dead.name)) == 40
 
 
 # --- how durably

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,7 @@ from tests.support.queues import (
     data,
     jobs_of,
     parked,
+    until,
 )
 from tests.support.server import Server
 
@@ -251,6 +255,100 @@ def test_the_next_waiter_gets_what_one_that_hung_up_did_not(
         queue.push("a")
         assert data(jobs_of(future)) == ["a"]
     assert queue.counters() == counters(in_flight=1)
+
+
+@pytest.fixture(scope="module")
+def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Its processes may be stopped."""
+    with Server(tmp_path_factory.mktemp("waiting") / "data", shards=1) as server:
+        yield server
+
+
+@contextmanager
+def standing_still(server: Server, role: str) -> Iterator[None]:
+    pid = server.roles()[role]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("durable", [False, True], ids=["leases in memory", "durable"])
+@pytest.mark.parametrize("role", ["front 0", "shard 0"])
+@pytest.mark.parametrize("end", [close, reset], ids=["FIN", "RST"])
+@pytest.mark.parametrize("wait_ms", [0, LONG_MS])
+def test_jobs_that_are_there_stay_with_the_queue_when_the_client_hangs_up(
+    own_server: Server, wait_ms: int, end: Callable[[Wire], None], role: str, durable: bool
+) -> None:
+    with Api(own_server.address) as api:
+        name = f"{wait_ms}-{end.__name__}-{role[:5]}-{durable}"
+        queue = Queue.create(api, name, *range(10), leases_durable=durable)
+        wires = [Wire(own_server.address) for _ in range(10)]
+        with standing_still(own_server, role):
+            for wire in wires:
+                wire.send(asking(queue, wait_ms=wait_ms))
+                end(wire)
+        parked(queue)
+        queue.becomes(ready=10)
+        assert [job["deliveries"] for job in queue.claim("w", 10)] == [1] * 10
+
+
+def test_jobs_of_a_claim_that_was_refused_for_a_stalled_shard_stay_with_the_queue(
+    own_server: Server,
+) -> None:
+    with Api(own_server.address) as api:
+        queue = Queue.create(api, "stalled", "there")
+        with standing_still(own_server, "shard 0"):
+            refused(api.call("POST", "/v0/topics/stalled/claim", {"node": "w"}), 503, "not_ready")
+        own_server.wait_ready()
+        queue.becomes(ready=1)
+        assert queue.claim()[0]["deliveries"] == 1
+
+
+def test_jobs_of_an_answer_that_was_sent_in_part_stay_with_the_queue(own_server: Server) -> None:
+    with Api(own_server.address) as api:
+        queue = Queue.create(api, "part", *["x" * 900_000] * 30)
+        wire = Wire(own_server.address)
+        wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        wire.send(asking(queue, max=30))
+        assert wire.socket.recv(1) == b"H"
+        reset(wire)
+        queue.becomes(ready=30)
+        assert queue.claim()[0]["deliveries"] == 1
+
+
+def test_a_client_that_only_ends_its_side_gets_its_jobs(own_server: Server) -> None:
+    with Api(own_server.address) as api:
+        queue = Queue.create(api, "half", "there")
+        for wait_ms in (0, LONG_MS):
+            with Wire(own_server.address) as wire:
+                wire.send(asking(queue, wait_ms=wait_ms))
+                wire.socket.shutdown(socket.SHUT_WR)
+                if wait_ms:
+                    parked(queue)
+                    queue.push("later")
+                assert data(claim_body(wire.answer(), queue.name, 1)["claimed"])
+        assert queue.counters() == counters(in_flight=2)
+
+
+@pytest.mark.parametrize("path", ["claim", "diff"])
+def test_the_slot_of_a_key_is_free_as_soon_as_its_client_hangs_up(
+    tmp_path: Path, path: str
+) -> None:
+    server = Server(tmp_path / "data", api_keys="key", max_inflight_per_key=2)
+    with server, Api(server.address, token="key") as api:
+        queue = Queue.create(api, "q")
+        key = b"Authorization: Bearer key\r\nHost:"
+        ask = asking(queue, wait_ms=LONG_MS).replace(b"Host:", key)
+        ask = ask.replace(b"/claim ", b"/%b " % path.encode())
+        begun = time.monotonic()
+        for end in (close, reset) * 10:
+            wire = Wire(server.address)
+            wire.send(ask)
+            until(lambda: api.get("q").status, lambda status: status == 200)
+            end(wire)
+        assert time.monotonic() - begun < SLACK_S
 
 
 def test_requests_behind_a_waiting_claim_are_answered_in_order(wire: Wire, queue: Queue) -> None:

@@ -155,6 +155,8 @@ def test_a_list_shows_summaries(api: Api, topic: str) -> None:
             "earliest_seq",
             "count",
             "bytes",
+            "epoch",
+            "last_write_ts",
             "durable",
             "effective_priority",
         )
@@ -164,6 +166,8 @@ def test_a_list_shows_summaries(api: Api, topic: str) -> None:
         "earliest_seq": 1,
         "count": 2,
         "bytes": state["bytes"],
+        "epoch": state["epoch"],
+        "last_write_ts": state["last_write_ts"],
         "durable": True,
         "effective_priority": 9,
     }

@@ -169,6 +169,18 @@ def test_the_number_of_sessions_is_capped(tmp_path: Path) -> None:
         capped(posted(server, None, "t"), "max_watch_sessions", 3)
 
 
+@pytest.mark.slow
+def test_the_number_of_sessions_of_a_key_is_capped(tmp_path: Path) -> None:
+    server = Server(tmp_path / "data", api_keys="one,two", max_watch_sessions_per_key=2)
+    with server, Api(server.address, token="one") as api:
+        ok(api.append("t", 1), 201)
+        urls = [session(api, ["t"])["stream_url"] for _ in range(2)]
+        capped(posted(server, "one", "t"), "max_watch_sessions_per_key", 2)
+        ok(posted(server, "two", "t"))
+        with Stream(server.address, urls[0], token="one") as stream:
+            assert stream.told(["t"]).data() == [1]
+
+
 def free_again(server: Server, url: str, token: str | None = None) -> None:
     """A slot of a connection that has gone is free as soon as the server has noticed."""
     deadline = time.monotonic() + BOUND_S

@@ -70,6 +70,11 @@ def test_a_plain_get_is_refused(api: Api) -> None:
     assert api.call("GET", "/v0/ws").status in (400, 426)
 
 
+def test_http_1_0_knows_no_upgrade(server: Server) -> None:
+    answer = shake(server, handshake().replace(b" HTTP/1.1\r\n", b" HTTP/1.0\r\n"))
+    assert refused(answer, 426, "upgrade_required")
+
+
 def test_a_websocket_is_opened_with_get_only(api: Api) -> None:
     refused(api.call("POST", "/v0/ws", {}), 405, "method_not_allowed")
 

@@ -7,12 +7,14 @@ import random
 import select
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.campaigns.hostile import (
     MIB,
     beside,
+    bother,
     pile_up_answers,
     send_large_bodies,
     send_malformed,
@@ -164,6 +166,26 @@ def test_answers_that_nobody_reads_do_not_pile_up(server: Server) -> None:
     assert max(memory.rise.values()) < MOST, str(memory)
     assert bystander.trouble == []
     assert bystander.percentile(50) < LOOSE_MS, str(bystander)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", ["answers", "streams", "churning", "sockets"])
+def test_what_clients_do_not_take_costs_bounded_memory(tmp_path: Path, kind: str) -> None:
+    """100 clients with 8 MiB each; `tests.campaigns.hostile` has 1,000. What is being read, and the
+    shared memory that it comes through, comes on top of the bound.
+    """
+    cost = bother(tmp_path, kind, 100, 5.0, max_held_bytes=32 * MIB)
+    assert cost.memory.rise["front 0"] < 240 * MIB, str(cost)
+    assert cost.others.trouble == []
+    assert cost.others.percentile(50) < LOOSE_MS, str(cost)
+
+
+@pytest.mark.parametrize("kind", ["idle", "heads", "refused"])
+def test_who_only_connects_keeps_nobody_out(tmp_path: Path, kind: str) -> None:
+    """80 clients take all of 60 connections, again and again; others need a new one each time."""
+    cost = bother(tmp_path, kind, 80, 3.0)
+    assert cost.others.trouble == [], str(cost)
+    assert cost.ended >= 20, str(cost)
 
 
 @pytest.mark.timeout(300)

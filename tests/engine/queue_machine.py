@@ -64,6 +64,7 @@ class QueueMachine(ShardMachine):
         self.numbers: set[int] = set()
         self.aside: list[tuple[int, dict[int, Job]]] = []  # by topic id
         self.moving: list[tuple[int, list[int]]] = []  # dead letters that are being appended
+        self.busy: set[int] = set()  # ids of queues with a batch under way
         self.begin_process()
 
     def begin_process(self) -> None:
@@ -73,6 +74,7 @@ class QueueMachine(ShardMachine):
         self.held_by_streams.clear()
         self.aside.clear()
         self.moving.clear()
+        self.busy.clear()
         self.world.engine.table.next_lease_number = 1 + max(self.numbers, default=0)
 
     # Ways in

@@ -22,15 +22,21 @@ class QueueMoves(QueueLeases):
     @rule(name=NAMES, count=st.integers(1, 3))
     def begin_move(self, name: str, count: int) -> None:
         topic = self.topic(name)
-        if topic is None:
+        if topic is None or topic.id in self.busy:
             return
         model, jobs = self.models[topic.id], self.jobs(topic)
-        expected = list(jobs.dead)[:count]
+        is_known = bool(jobs.dying)  # a batch goes on
+        expected = list(jobs.dying or jobs.dead)[:count]
         change = self.world.engine.dying(topic, count, self.now)
         seqs = list(change.seqs)
         assert seqs == expected
         if not seqs:
             assert not change.frames
+            return
+        self.busy.add(topic.id)
+        if is_known:
+            assert not change.frames
+            self.moving.append((topic.id, seqs))
             return
 
         def begin() -> None:
@@ -52,11 +58,16 @@ class QueueMoves(QueueLeases):
                 model.told([seq], state="dying", doomed=True, deliveries=deliveries)
 
         effect: Effect = lambda models: told(models[topic.id])  # noqa: E731
+
+        def undone() -> None:
+            take_back()
+            self.busy.discard(topic.id)
+
         self.submit(
             change,
             {FrameKind.LEASE: effect},
             lambda: self.moving.append((topic.id, seqs)),
-            take_back,
+            undone,
         )
 
     @precondition(lambda self: self.moving)
@@ -71,6 +82,7 @@ class QueueMoves(QueueLeases):
         model = self.models[topic_id]
         there = sorted(seq for seq in seqs if seq in model.jobs)
         if is_refused:
+            self.busy.discard(topic_id)
             self.world.engine.keep_dead(topic, seqs)
             model.keep_dead(seqs)
             return
@@ -80,13 +92,12 @@ class QueueMoves(QueueLeases):
 
         def committed() -> None:
             self.models[topic_id].dead_lettered += len(there)
+            self.busy.discard(topic_id)
 
         def told(model: QueueModel) -> None:
             model.dead_lettered += len(there)
 
-        self.finish(
-            topic, change, there, committed, told, lambda: self.models[topic_id].keep_dead(there)
-        )
+        self.finish(topic, change, there, committed, told, lambda: self.busy.discard(topic_id))
         assert is_logged or not there or not model.jobs[there[0]].logged
 
     # Redrive

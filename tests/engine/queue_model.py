@@ -346,7 +346,7 @@ class QueueModel:
             if job.state == "waiting":
                 job.at_ms = now.ms + max(job.due_ts - now.ts, 0)
             elif job.doomed:
-                job.state = "dead"
+                job.state = "dying"
             elif (job.state == "held" and left_ms >= 0) or (job.state == "hidden" and left_ms > 0):
                 job.at_ms = now.ms + min(left_ms, LEASE_MS_BOUNDS[1])
             else:

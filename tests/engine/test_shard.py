@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.engine.shard_support import Desk
+from topics.engine import shard
 from topics.engine.changes.append import Append, InFlightDuplicate
 from topics.engine.changes.change import Change
 from topics.engine.changes.delete_topic import DeleteTopic
@@ -371,3 +372,24 @@ class Shard(RuleBasedStateMachine):
 
 
 TestShard = pytest.mark.slow(Shard.TestCase)
+
+
+def test_keys_of_idle_topics_are_swept_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard, "SWEEP_TOPICS", 4)
+    monkeypatch.setattr(shard, "SWEEP_KEYS", 2)
+    desk, names = Desk(), [f"t{number}" for number in range(10)]
+    for name in names:
+        desk.append(name, 1, key="a")
+        desk.later(DEFAULT_WINDOW_MS // 2)
+        desk.append(name, 2, key="b")
+    desk.commit()
+    assert desk.engine.sweep_keys(desk.now._replace(ms=0)) == []
+    desk.later(2 * DEFAULT_WINDOW_MS)
+    topics = [desk.engine.topic(name) for name in names]
+    swept: list[Topic] = []
+    while any(len(topic.dedupe) for topic in topics):
+        some = desk.engine.sweep_keys(desk.now)
+        assert len(some) <= 4
+        swept += some
+    assert {topic.name for topic in swept} == {*names}
+    assert desk.engine.sweep_keys(desk.now) == []

@@ -8,16 +8,18 @@ import cbor2
 import pytest
 
 from tests.engine.shard_support import Desk, fill
-from topics.engine.dedupe import DedupeEntry
+from topics.engine.dedupe import DIGEST_BYTES, digest_of
 from topics.engine.locators import in_extent
 from topics.engine.losses import trim_to
+from topics.engine.moved_keys import copy_key
 from topics.engine.now import Now
 from topics.engine.record_index import IndexEntry
 from topics.engine.replay import Misfit, Replay
 from topics.engine.snapshot import (
     keys_to_keep,
+    moved_to_keep,
     restore_extent,
-    restore_key,
+    restore_moved,
     restore_shard,
     restore_topic,
     snapshot_shard,
@@ -26,7 +28,7 @@ from topics.engine.snapshot import (
 )
 from topics.engine.topic import Topic
 from topics.engine.topic_table import TopicTable
-from topics.formats.disk.segment import ExtentKey
+from topics.formats.disk.checkpoint import KEY_ROW
 from topics.formats.ranges import SeqRange
 
 
@@ -120,22 +122,31 @@ def test_an_extent_counts_what_lives_in_it_and_is_not_used_when_nothing_does(des
         restore_extent(replay, topic.id, extent(9, 1), 0, 0)
 
 
-def test_only_keys_of_writes_without_a_record_are_kept_beside_the_segments(desk: Desk) -> None:
+def test_only_living_keys_of_writes_without_a_record_are_kept_beside_the_segments(
+    desk: Desk,
+) -> None:
+    desk.append("a", 0, key="over", config={"idempotency_window_ms": 1000})
+    desk.commit()
+    desk.later(600)
     desk.append("a", 1, key="gone")
     desk.append("a", 2, key="here")
     desk.commit()
-    desk.delete_records("a", before_seq=2)
+    desk.delete_records("a", before_seq=3)
     desk.commit()
     topic, now = desk.engine.topic("a"), Now(desk.now.ts + 500, desk.now.ms + 500)
-    assert [*keys_to_keep(topic, now)] == [("gone", 1, 1, desk.now.ts), None]
+    digest = digest_of("gone").to_bytes(DIGEST_BYTES, "little")
+    assert [*keys_to_keep(topic, now)] == [KEY_ROW.pack(digest, 2, 1, desk.now.ts), None]
 
 
-def test_a_key_comes_back_with_its_age_also_on_another_clock(desk: Desk) -> None:
-    fill(desk, 1)
+@pytest.mark.parametrize("durability", ["disk", "ephemeral"])
+def test_keys_of_copies_are_kept_but_for_copies_that_a_restart_takes(
+    desk: Desk, durability: str
+) -> None:
+    fill(desk, 1, durability=durability, idempotency_window_ms=0)
     topic = desk.engine.topic("a")
-    restore_key(topic, ExtentKey("k", 1, 1, 9_000), Now(ts=9_300, ms=1_000))
-    restore_key(topic, ExtentKey("from the future", 1, 1, 10_000), Now(ts=9_300, ms=1_000))
-    assert dict(topic.dedupe.items()) == {
-        "k": DedupeEntry(1, 1, 700),
-        "from the future": DedupeEntry(1, 1, 1_000),
-    }
+    key = copy_key("dead_letter", "q", 7, 3)
+    topic.dedupe.remember(key, 1, 1, desk.now.ms, 0)
+    replay, again = restored(desk)
+    restore_moved(replay, again.id, cbor2.loads(cbor2.dumps([*moved_to_keep(topic)])))
+    found = again.dedupe.find(key, desk.now.ms + (1 << 40), 0)
+    assert found == (None if durability == "ephemeral" else (1, 1))

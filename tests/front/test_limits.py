@@ -74,7 +74,12 @@ def test_without_caps_there_is_always_a_slot() -> None:
 
 
 def test_fronts_with_one_ledger_share_the_caps() -> None:
-    settings = Settings(max_sse_connections=3, max_sse_connections_per_key=2, max_watch_sessions=1)
+    settings = Settings(
+        max_sse_connections=3,
+        max_sse_connections_per_key=2,
+        max_watch_sessions=3,
+        max_watch_sessions_per_key=1,
+    )
     board = Board.create(shards=0, fronts=2)
     fronts = [make_slots(settings, 9, LimitsLedger(board, front_id(index))) for index in (0, 1)]
     one, two = ONE, TWO
@@ -91,11 +96,18 @@ def test_fronts_with_one_ledger_share_the_caps() -> None:
     with pytest.raises(Throttled) as raised:
         fronts[1].streams.check(two)
     assert raised.value.detail["limit"] == "max_sse_connections"
-    fronts[1].watch_sessions.acquire()
-    with pytest.raises(Throttled):
-        fronts[0].watch_sessions.acquire()
+    for key in (one, two, ANYONE):
+        fronts[1].watch_sessions.acquire(key)
+    for key, most in ((ANYONE, 3), (one, 3)):
+        with pytest.raises(Throttled) as raised:
+            fronts[0].watch_sessions.acquire(key)
+        assert raised.value.detail["max"] == most
     fronts[1].watch_sessions.release()
-    fronts[0].watch_sessions.acquire()
+    with pytest.raises(Throttled) as raised:
+        fronts[0].watch_sessions.acquire(one)
+    assert raised.value.detail["limit"] == "max_watch_sessions_per_key"
+    fronts[1].watch_sessions.release(one)
+    fronts[0].watch_sessions.acquire(one)
 
 
 @LANES

@@ -10,6 +10,7 @@ import io
 import json
 import re
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,7 +103,7 @@ def same(text: str, value: object) -> bool:
         return value == text
     if re.fullmatch(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?", text) is None:
         return False
-    return (int(text) if text.lstrip("-").isdigit() else float(text)) == value
+    return Decimal(text) == Decimal(repr(value))
 
 
 def as_csv(rows: list[list[str]]) -> bytes:
@@ -178,6 +179,8 @@ def test_what_pythons_json_module_reads_is_what_arrives(
         (["1", "1.5", "12345678901234567890"], None),
         (["1.5", "1234567890123456"], None),
         (["0.123456789012345678"], None),
+        (["900719925474099.37"], None),
+        (["366379464625067e2"], None),
         (["1", "true"], None),
         (["1e400"], None),
         (["TRUE"], None),
@@ -283,6 +286,15 @@ def test_a_broken_line_refuses_the_job_with_file_and_line_and_nothing_is_appende
     assert repr(lines[broken - 1].decode(errors="replace")) in text
     assert "\n" not in text
     assert stub.topics == {}
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_fractions_of_a_document_keep_their_digits(spark: SparkSession, tmp_path: Path) -> None:
+    source = tmp_path / "a.json"
+    source.write_text('[{"a":900719925474099.37},\n {"a":0.5}]')
+    df = read(spark, str(source), None, {"multiLine": "true"})
+    assert [str(row["a"]) for row in df.collect()] == ["900719925474099.37", "0.50"]
 
 
 @pytest.mark.spark

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,8 +31,9 @@ def test_the_examples_run_one_after_the_other(
     with Server(tmp_path / "data", shards=2) as server, Api(server.address) as api:
         url = f"http://{server.host}:{server.port}"
         # Spark's processes have the environment of the JVM, which other tests share.
-        code = EXAMPLE.code.replace(
-            '.format("topics")', f'.format("topics").option("url", "{url}")'
+        code = EXAMPLE.code.replace("http://127.0.0.1:4000", url)
+        code = re.sub(
+            r'(read\w*)\.format\("topics"\)', rf'\1.format("topics").option("url", "{url}")', code
         )
         ok(api.append("orders", {"sku": "A1", "qty": 2}, {"sku": "B2"}), 201)
         for _ in range(2):  # the option jobId: the second run appends nothing
@@ -52,3 +54,25 @@ def test_the_examples_run_one_after_the_other(
             warnings.simplefilter("ignore")
             exec(READERS.code.replace("DIR", str(tmp_path / "DIR")), {})
         assert capsys.readouterr().out.count("orders") == 2
+
+
+def test_sql_names_the_server_of_a_table_in_each_statement(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    register(spark)
+    with Server(tmp_path / "data", shards=1) as server, Api(server.address) as api:
+        given = f"servers = 'http://{server.host}:{server.port}', topic = 'sql'"
+        view = given.replace(" =", "")
+        spark.sql(f"CREATE TEMPORARY VIEW sql_view USING topics OPTIONS ({view})")
+        spark.sql("CREATE TABLE sql_table (value STRING) USING topics")
+        try:
+            spark.sql("INSERT INTO sql_table WITH (" + given + ") SELECT '1' AS value")
+            with pytest.raises(Exception, match="INSERT INTO table WITH"):
+                spark.sql("INSERT INTO sql_table SELECT '2' AS value")
+            found = spark.sql(f"SELECT value FROM sql_table WITH ({given})").collect()
+            assert [row["value"] for row in found] == ["1"]
+            assert [row["value"] for row in spark.table("sql_view").collect()] == ["1"]
+        finally:
+            spark.sql("DROP TABLE sql_table")
+            spark.sql("DROP VIEW sql_view")
+        assert [record["data"] for record in api.read("sql")] == [1]

@@ -148,7 +148,7 @@ class FakeBackend:
     gate: trio.Event | None = None  # calls of topic "slow" wait for it
     answer_bytes: int = 0  # size of a diff's filler
     listener: Listener | None = None
-    grant: int = 0  # of claims
+    leased: list[int] = field(default_factory=list)  # by claims, under numbers from 7 on
     leases: int = 0  # of every topic: so many, from 1 on
     silent: set[int] = field(default_factory=set)  # shards that do not answer
     batch: AbstractContextManager[None] = field(default_factory=nullcontext)
@@ -266,7 +266,7 @@ class FakeBackend:
         elif call is calls.LEASES:
             return self._leases(params)
         elif call is calls.CLAIM:
-            result = calls.ClaimResult(self.grant)
+            result = calls.ClaimResult(7, self.leased)
             answer |= {"claimed": rows}
         elif call is calls.DIFF:
             result = calls.DiffResult(None)

@@ -89,8 +89,10 @@ class QueueDesk(Desk):
     def state(self, topic: str = "q") -> int:
         return self.ask(calls.TOPIC_GET, calls.TopicGetParams(topic, False, time.monotonic_ns()))
 
-    def unclaimed(self, grant: int) -> None:
-        self.tell(calls.UNCLAIMED, calls.UnclaimedParams(grant))
+    def unclaimed(self, told: Told) -> None:
+        """The answer to a claim has reached nobody."""
+        params = calls.UnclaimedParams(told["topic"], told["number"], told["seqs"])
+        self.tell(calls.UNCLAIMED, params)
 
     # Work streams
 
@@ -108,8 +110,8 @@ class QueueDesk(Desk):
     def taken(self, work: int = 1) -> None:
         self.tell(calls.WORK_TAKEN, calls.WorkTakenParams(work))
 
-    def close(self, work: int = 1) -> None:
-        self.tell(calls.WORK_CLOSE, calls.WorkCloseParams(work))
+    def close(self, work: int = 1, *, pages: int = 1) -> None:
+        self.tell(calls.WORK_CLOSE, calls.WorkCloseParams(work, pages))
 
     # Turns
 

@@ -26,6 +26,7 @@ HOUR_MS = 3_600_000
 DAY_MS = 86_400_000
 SHORT_MS = 100  # the shortest lease there is
 BOUND_S = 20.0  # for what comes by itself, on a loaded machine
+TWINS_TRIED = 300
 JOB_FIELDS = {"$seq", "lease_id", "deadline", "$ts", "deliveries", "data"}
 OPTIONAL_FIELDS = {"$tag", "$node", "meta"}
 LEASE_ID = re.compile(r"lease_[0-9a-f]+")
@@ -321,3 +322,28 @@ def names_on(base: str, shards: int = 2) -> tuple[str, str]:
     candidates = [f"{base}.{number}" for number in range(50)]
     same = next(name for name in candidates if shard_of(name, shards) == home)
     return same, next(name for name in candidates if shard_of(name, shards) != home)
+
+
+def twins(address: tuple[str, int], base: str, shards: int = 2, **config: Any) -> list[list[str]]:
+    """Queues with the epoch of a queue of another shard, in groups of one epoch; others go.
+
+    Clients make them at the same time, each those of one shard.
+    """
+    names = [f"{base}.{number}" for number in range(TWINS_TRIED)]
+
+    def make(shard: int) -> list[tuple[int, str]]:
+        with Api(address) as api:
+            own = [name for name in names if shard_of(name, shards) == shard]
+            made = [(ok(api.put(name, {"type": "queue", **config}), 201), name) for name in own]
+        return [(answer["epoch"], name) for answer, name in made]
+
+    by_epoch: dict[int, list[str]] = {}
+    with ThreadPoolExecutor(shards) as pool:
+        for made in pool.map(make, range(shards)):
+            for epoch, name in made:
+                by_epoch.setdefault(epoch, []).append(name)
+    found = [group for group in by_epoch.values() if len(group) > 1]
+    with Api(address) as api:
+        for name in {*names}.difference(*found):
+            ok(api.delete(name))
+    return found

@@ -46,6 +46,10 @@ class RawClient:
     async def say(self, data: bytes) -> None:
         await self.stream.send_all(data)
 
+    def put_back(self, data: bytes) -> None:
+        """What was read of the next answer."""
+        self._buffer = data + self._buffer
+
     async def hear(self, *, method: str = "POST") -> Answered:
         """The next final answer. Fails when the connection ends before it does."""
         while b"\r\n\r\n" not in self._buffer:

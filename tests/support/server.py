@@ -106,6 +106,7 @@ class Server:
     def __init__(self, data_dir: Path, **env: object) -> None:
         self.data_dir, self.root = data_dir, ROOT
         self.env = {f"TOPICS_{name.upper()}": str(value) for name, value in env.items()}
+        self.command = [sys.executable, "-m", self.module, "serve"]
         self.host = ""
         self.port = 0
         self.process: subprocess.Popen[bytes] | Forked | None = None
@@ -153,7 +154,7 @@ class Server:
             self.process = self.zygote.start(self.module, ROOT, env)
         else:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", self.module, "serve"],
+                self.command,
                 cwd=self.root,
                 env=env,
                 stdin=subprocess.DEVNULL,

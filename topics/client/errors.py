@@ -10,6 +10,10 @@ ADVICE = {
     ),
     "not_found": "the URL of a server has no path: http://HOST:PORT",
     "topic_not_found": "check its name; if it was deleted while the job ran, run the job again",
+    "topic_on_two_servers": (
+        "a pattern reads both; to have one again, append the records of one to the other"
+        " (topics-spark archive, then replay) and delete it"
+    ),
     "topic_full": (
         'the topic is full and its discard is "reject"; raise its cap or delete records, then run'
         " the job again"

@@ -22,7 +22,18 @@ from topics.client.errors import RequestError
 DEFAULT_URL = "http://127.0.0.1:4000"
 RETRIED_STATUS = (429, 502, 503, 504)
 LIST_SIZE = 1000  # names in a page of a list; no server gives more
+EXCERPT_CHARS = 80  # of a value in a message
 PAGE_BYTES = 8 << 20  # of records in a page; no server gives more (§11)
+
+
+class _Patient(Retry):
+    """A server that is not ready names the same short time again and again: the pause is that time
+    or the one that grows with each try, whichever is longer.
+    """
+
+    def get_retry_after(self, response: urllib3.BaseHTTPResponse) -> float | None:
+        named = super().get_retry_after(response)
+        return named and max(named, self.get_backoff_time())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +52,7 @@ class Target:
 
     def policy(self) -> Retry:
         """urllib3's retry rule: no answer in the list is final before ``retries`` more tries."""
-        return Retry(
+        return _Patient(
             total=self.retries,
             connect=self.connect_retries,
             redirect=0,
@@ -119,11 +130,13 @@ class Page(msgspec.Struct, frozen=True):
 
 
 class Listed(msgspec.Struct, frozen=True):
-    """A topic in a list (§1)."""
+    """A topic in a list (§1.3). A server of an earlier version gives no epoch and no time."""
 
     topic: str
     head_seq: int
     earliest_seq: int
+    epoch: int | None = None
+    last_write_ts: int | None = None
 
 
 class _List(msgspec.Struct):
@@ -131,9 +144,15 @@ class _List(msgspec.Struct):
     next_cursor: str | None = None
 
 
+class _Detail(msgspec.Struct):
+    field: str | None = None
+    max: int | None = None
+
+
 class _Refusal(msgspec.Struct):
     code: str
     message: str = ""
+    detail: _Detail | None = None
 
 
 class _ErrorBody(msgspec.Struct):
@@ -150,7 +169,8 @@ class TopicsClient:
     """One keep-alive connection to one server. Not for use by several threads; not picklable, send
     the ``Target``.
 
-    ``requests`` counts the answered requests, ``retries`` the tries that had to be repeated.
+    ``requests`` counts the answered requests, ``retries`` the tries that had to be repeated,
+    ``connections`` how often it was connected: each start of a server needs another connection.
     """
 
     def __init__(self, target: Target) -> None:
@@ -165,12 +185,24 @@ class TopicsClient:
         self._url = target.url.rstrip("/")
         self.requests = 0
         self.retries = 0
+        self.connections = 0
+        pool = self._pool.connection_from_url(self._url)
+        pool.ConnectionCls = self._counting(pool.ConnectionCls)
 
     def __enter__(self) -> TopicsClient:
         return self
 
     def __exit__(self, *_failure: object) -> None:
         self.close()
+
+    def _counting(self, kind: Any) -> Any:
+        """The class of connections, which counts how often one of them is opened."""
+
+        def connect(connection: Any) -> None:
+            self.connections += 1
+            kind.connect(connection)
+
+        return type(kind.__name__, (kind,), {"connect": connect})
 
     def close(self) -> None:
         """Close the connection."""
@@ -198,6 +230,10 @@ class TopicsClient:
         status, answer = self._send(
             "POST", topic, "?return_seqs=false", body, {"Idempotency-Key": key}
         )
+        if status == 400:
+            refusal = _error_of(answer)
+            message = refusal.message + _too_long(body, refusal.detail)
+            raise RequestError(topic, status, refusal.code, message)
         try:
             receipt = _receipts.decode(_success(topic, status, answer))
         except msgspec.DecodeError as error:
@@ -331,6 +367,19 @@ def _error_of(body: bytes) -> _Refusal:
         return _errors.decode(body).error
     except msgspec.DecodeError:
         return _Refusal("bad_answer", body[:200].decode("utf-8", "replace"))
+
+
+def _too_long(body: bytes, detail: _Detail | None) -> str:
+    """Which record of an append has a tag or node that is too long; empty for another mistake."""
+    if detail is None or detail.field not in ("tag", "node") or detail.max is None:
+        return ""
+    records = msgspec.json.decode(body)["records"]
+    for number, record in enumerate(records, 1):
+        value = record.get(detail.field) or ""
+        if len(value.encode()) > detail.max:
+            shown = value if len(value) <= EXCERPT_CHARS else value[:EXCERPT_CHARS] + "..."
+            return f": record {number:,} of the {len(records):,} of its request has {shown!r}"
+    return ""
 
 
 def _json_object(topic: str, body: bytes) -> dict[str, Any]:

@@ -9,9 +9,8 @@ A server's name is its identity: it places topics and stands in the offsets of q
 that keeps its name may move to another address. Without a name, the address is the name.
 
 Placement is rendezvous hashing: every server scores the topic by a hash of both names, and the
-highest score has the topic. All clients compute the same owner, whatever the order of the list, and
-a server that is added takes only topics of its own share from the others. Placement moves no
-records: it says where a topic is made and written. Reads by pattern look at all servers.
+highest score is to have the topic. All clients compute the same owner, whatever the order of the
+list. It says where a topic is made that no server has; one that is there stays where it is.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class Servers:
         return cls(tuple(members))
 
     def owner(self, topic: str) -> Server:
-        """The server that has the topic."""
+        """The server that the topic is made on, when no server has it."""
         return max(self.members, key=lambda member: (_score(member.name, topic), member.name))
 
     def named(self, name: str) -> Server | None:

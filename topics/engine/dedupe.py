@@ -1,84 +1,161 @@
 """Dedupe window: the idempotency keys of one topic (§0.8). A key stands for the seqs of the write
-that used it, for the length of the topic's window.
+that used it, for the length of the topic's window; that of a copy for longer (``moved_keys.py``).
+
+    key --BLAKE2b, 128 bits--> digest --newest generation first--> row --> first seq, count, time
+
+The window is a list of generations, each a dict of digests with columns of what they stand for, in
+the order of time. A new one begins after a quarter of the window, or `GENERATION_KEYS` keys; the
+oldest is dropped whole when the last of its keys is over. So an expiry costs the same however many
+keys end at once, at most a generation a step, and a key takes 100 to 140 bytes, none of which the
+collector looks at.
+
+Two keys with one digest would be taken for one: of 128 bits that is as likely as a wrong bit that
+every checksum of this server misses, and no client can look for such a pair.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from array import array
+from bisect import bisect_right
 from collections.abc import Iterator
+from hashlib import blake2b
 from typing import NamedTuple
 
-_NO_ORDER: deque[str] = deque()  # shared by all empty windows: a deque of its own takes 760 bytes
+from topics.engine.moved_keys import MovedKeys, is_copy_key
+
+GENERATION_KEYS = 1 << 17  # dropped in a few milliseconds
+DIGEST_BYTES = 16
 
 
 class DedupeEntry(NamedTuple):
-    """The write that a key stands for. ``at_ms``: on the monotonic clock, which never steps."""
+    """The write that a key stands for."""
 
+    first_seq: int
+    record_count: int
+
+
+class KeyRow(NamedTuple):
+    """A key of the window. ``at_ms``: on the monotonic clock, which never steps."""
+
+    digest: bytes
     first_seq: int
     record_count: int
     at_ms: int
 
 
-_NO_KEYS: dict[str, DedupeEntry] = {}  # likewise
+class _Generation:
+    """Keys of neighbouring writes. ``rows``: by digest, the row of the columns that counts."""
+
+    __slots__ = ("at", "counts", "rows", "seqs")
+
+    def __init__(self) -> None:
+        self.rows: dict[int, int] = {}
+        self.at, self.seqs, self.counts = array("q"), array("Q"), array("I")
 
 
 class DedupeWindow:
-    """Committed keys, oldest first."""
+    """Committed keys, oldest first. ``moved``: keys of copies, if there ever were any."""
 
-    __slots__ = ("_keys", "_order")
+    __slots__ = ("_generations", "moved")
 
     def __init__(self) -> None:
-        self._reset()
-
-    def _reset(self) -> None:
-        self._keys: dict[str, DedupeEntry] = _NO_KEYS
-        # The dict alone would do, but its first entry is found behind all that were deleted.
-        self._order = _NO_ORDER
+        # A tuple, as most topics have none, or few.
+        self._generations: tuple[_Generation, ...] = ()
+        self.moved: MovedKeys | None = None
 
     def __len__(self) -> int:
-        return len(self._keys)
+        """Keys in memory, with those that are over and not dropped yet."""
+        return sum(len(generation.rows) for generation in self._generations)
 
-    def __contains__(self, key: str) -> bool:
-        return key in self._keys
-
-    def items(self) -> Iterator[tuple[str, DedupeEntry]]:
-        """All keys with their writes, the oldest first. The window may change between two steps."""
-        for key in tuple(self._order):
-            write = self._keys.get(key)
-            if write is not None:
-                yield key, write
-
-    def oldest_seq(self, otherwise: int) -> int:
-        """First seq of the oldest write in the window, ``otherwise`` when it is empty."""
-        return self._keys[self._order[0]].first_seq if self._order else otherwise
-
-    def first_seq(self, key: str) -> int:
-        """First seq of the write that a key stands for, 0 for none."""
-        return self._keys[key].first_seq if key in self._keys else 0
-
-    def find(self, key: str, now_ms: int, window_ms: int) -> DedupeEntry | None:
-        """The write that a key stands for, if that is younger than ``window_ms``."""
-        found = self._keys.get(key)
-        return found if found and now_ms - found.at_ms < window_ms else None
-
-    def remember(self, key: str, write: DedupeEntry, window_ms: int) -> None:
-        """Keep a key from now on, and drop those that are too old."""
-        self.expire(write.at_ms, window_ms)
-        if self._keys.pop(key, None):
-            # Rare, for an entry of this key was too old: it must not keep its early rank.
-            self._order.remove(key)
-        if window_ms:
-            if self._order is _NO_ORDER:
-                self._keys, self._order = {}, deque()
-            self._keys[key] = write
-            self._order.append(key)
-
-    def expire(self, now_ms: int, window_ms: int) -> None:
-        """Drop keys that are ``window_ms`` old or older. They are in order of time: no other key is
-        looked at.
+    def find(self, key: str, now_ms: int, window_ms: int, from_seq: int = 0) -> DedupeEntry | None:
+        """The write that a key stands for: one that is younger than ``window_ms``, from
+        ``from_seq`` on, or a copy.
         """
-        keys, order = self._keys, self._order
-        while order and now_ms - keys[order[0]].at_ms >= window_ms:
-            del keys[order.popleft()]
-        if not order and order is not _NO_ORDER:
-            self._reset()
+        if self._generations:
+            digest = digest_of(key)
+            for generation in reversed(self._generations):
+                row = generation.rows.get(digest)
+                if row is not None:
+                    first_seq = generation.seqs[row]
+                    if now_ms - generation.at[row] < window_ms and first_seq >= from_seq:
+                        return DedupeEntry(first_seq, generation.counts[row])
+                    break
+        if self.moved is not None and is_copy_key(key):
+            first_seq = self.moved.find(key)
+            return DedupeEntry(first_seq, 1) if first_seq else None
+        return None
+
+    def note_copy(self, key: str, seq: int) -> None:
+        """Keep the key of a copy beside the window."""
+        if self.moved is None:
+            self.moved = MovedKeys()
+        self.moved.note(key, seq)
+
+    def remember(
+        self, key: str, first_seq: int, record_count: int, now_ms: int, window_ms: int
+    ) -> None:
+        """Keep the key of a write, which comes behind all others."""
+        if is_copy_key(key):
+            self.note_copy(key, first_seq)
+        if window_ms:
+            self.add(digest_of(key), first_seq, record_count, now_ms, window_ms)
+        self.expire(now_ms, window_ms)
+
+    def add(
+        self, digest: int, first_seq: int, record_count: int, at_ms: int, window_ms: int
+    ) -> None:
+        """Take a key into the window, of a write at ``at_ms``, or with the one before if a replay
+        has them the other way round.
+        """
+        newest = self._generations[-1] if self._generations else None
+        if newest is not None:
+            at_ms = max(at_ms, newest.at[-1])
+        if (
+            newest is None
+            or len(newest.at) >= GENERATION_KEYS
+            or at_ms - newest.at[0] > window_ms // 4
+        ):
+            newest = _Generation()
+            self._generations += (newest,)
+        newest.rows[digest] = len(newest.at)
+        newest.at.append(at_ms)
+        newest.seqs.append(first_seq)
+        newest.counts.append(record_count)
+
+    def expire(self, now_ms: int, window_ms: int) -> int:
+        """Drop the oldest generation, if all of its keys are ``window_ms`` old or older; how many
+        they were. There is no more to drop when it is 0.
+        """
+        generations = self._generations
+        if not generations or now_ms - generations[0].at[-1] < window_ms:
+            return 0
+        self._generations = generations[1:]
+        return len(generations[0].at)
+
+    def oldest_seq(self, now_ms: int, window_ms: int, otherwise: int) -> int:
+        """First seq of the oldest write that is younger than ``window_ms``, ``otherwise`` when
+        there is none.
+        """
+        for generation in self._generations:
+            row = bisect_right(generation.at, now_ms - window_ms)
+            if row < len(generation.at):
+                return generation.seqs[row]
+        return otherwise
+
+    def rows(self, now_ms: int, window_ms: int) -> Iterator[KeyRow]:
+        """The keys that are younger than ``window_ms``, oldest first. The window may change between
+        two steps.
+        """
+        for generation in self._generations:
+            if now_ms - generation.at[-1] < window_ms:
+                at, seqs, counts = generation.at, generation.seqs, generation.counts
+                for digest, row in tuple(generation.rows.items()):
+                    if now_ms - at[row] < window_ms:
+                        packed = digest.to_bytes(DIGEST_BYTES, "little")
+                        yield KeyRow(packed, seqs[row], counts[row], at[row])
+
+
+def digest_of(key: str) -> int:
+    """What stands for the key, in memory and in checkpoints."""
+    packed = blake2b(key.encode(), digest_size=DIGEST_BYTES).digest()
+    return int.from_bytes(packed, "little")

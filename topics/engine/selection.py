@@ -38,6 +38,11 @@ class Selection:
         self.at = taken[-1] + 1 if taken else self._bound
         return taken
 
+    def left_of(self, seqs: Sequence[int]) -> list[int]:
+        """Those of these seqs, rising, that may be left to be taken."""
+        found = seqs[bisect_left(seqs, self.at) : bisect_left(seqs, self._bound)]
+        return [*found] if self._seqs is None else sorted({*found}.intersection(self._seqs_left()))
+
     def drop(self) -> int:
         """Take all that are left; how many they are."""
         count, self.at = self.count_left(), self._bound

@@ -58,6 +58,9 @@ from topics.formats.api.topic_config import TopicConfigPatch
 from topics.formats.disk.copies import CopyRow, Stamp
 from topics.formats.disk.rendering import EncodedRecords, Rendering
 
+SWEEP_TOPICS = 1024  # half a millisecond
+SWEEP_KEYS = 1 << 17  # some milliseconds
+
 
 class ShardEngine:
     """Decisions about the topics of one shard; ``table`` holds the topics."""
@@ -65,6 +68,7 @@ class ShardEngine:
     def __init__(self, shard: int = 0, shards: int = 1) -> None:
         self.table = TopicTable(shard, shards)
         self.topics, self.by_id = self.table.by_name, self.table.by_id
+        self._unswept: list[int] = []
 
     # The table
 
@@ -336,16 +340,17 @@ class ShardEngine:
         return lease_jobs.unclaim(topic, jobs, now)
 
     def dead(self, topic: Topic, max_jobs: int, max_bytes: int, now: Now) -> list[Taken]:
-        """The exhausted jobs that `dying` begins with, and their rendered records: at most
-        ``max_jobs``, and no more once these have ``max_bytes``.
+        """The exhausted jobs that are to be moved next, and their rendered records: the rest of the
+        batch that is dying, else those that `dying` begins with. At most ``max_jobs``, and no more
+        once these have ``max_bytes``.
 
         Jobs whose record cannot be read are hidden for a while.
         """
         return dead.dead(topic, self.store, max_jobs, max_bytes, now)
 
     def dying(self, topic: Topic, max_jobs: int, now: Now) -> LeaseChange:
-        """Begin to move exhausted jobs to the dead-letter topic (§10.6). Go on when it is
-        committed: append them there, then `bury` or `keep_dead`.
+        """Begin to move exhausted jobs to the dead-letter topic (§10.6), or go on with the batch
+        that is dying. When it is committed, append them there, then `bury` or `keep_dead`.
         """
         return lease_jobs.dying(topic, max_jobs, now)
 
@@ -354,7 +359,7 @@ class ShardEngine:
         return finish_jobs.bury(topic, seqs, now)
 
     def keep_dead(self, topic: Topic, seqs: Iterable[int]) -> None:
-        """The dead-letter topic cannot take these jobs: they stay."""
+        """The dead-letter topic has refused these jobs: they stay."""
         lease_jobs.keep_dead(topic, seqs)
 
     def revive_dead(self, topic: Topic) -> None:
@@ -367,6 +372,10 @@ class ShardEngine:
         """
         jobs = topic.jobs
         return [seq for seq in seqs if jobs is None or jobs.set_aside(seq)]
+
+    def busy(self, topic: Topic) -> list[int]:
+        """The records that `set_aside` leaves out, rising."""
+        return topic.jobs.busy() if topic.jobs is not None else []
 
     def put_back(self, topic: Topic, seqs: Iterable[int], now: Now) -> None:
         """These records were set aside, and stay."""
@@ -411,6 +420,27 @@ class ShardEngine:
     def remove_routers(self, router_ids: Sequence[int], now: Now) -> RemoveRouters:
         """Remove those of these routers that are there. No other change of routers is under way."""
         return routers.remove(self.table, router_ids, now)
+
+    # Idempotency keys
+
+    def sweep_keys(self, now: Now) -> list[Topic]:
+        """Drop keys that are over, of the next `SWEEP_TOPICS` topics and not many more than
+        `SWEEP_KEYS`; the topics that have lost some. Call by call it comes to all topics.
+        """
+        swept, left = list[Topic](), SWEEP_KEYS
+        if not self._unswept:
+            self._unswept = [*self.by_id]
+        for _ in range(SWEEP_TOPICS):
+            if not self._unswept or left <= 0:
+                break
+            topic = self.by_id.get(self._unswept[-1])
+            count = topic.dedupe.expire(now.ms, topic.config.idempotency_window_ms) if topic else 0
+            if not count or topic is None:
+                self._unswept.pop()
+                continue
+            swept.append(topic)
+            left -= count
+        return swept
 
     # What became of them
 

@@ -7,12 +7,13 @@ where there were no leases yet.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
 
-from topics.engine.dedupe import DedupeEntry
+from topics.engine.moved_keys import MovedKeys, Part
 from topics.engine.now import Now
 from topics.engine.queue.ledger import keeps_leases
 from topics.engine.queue.replay import ledger_of, open_ledger
@@ -23,11 +24,9 @@ from topics.engine.routing.derivations import Derivation, note_derivation
 from topics.engine.routing.graph import Router
 from topics.engine.topic import Topic
 from topics.engine.topic_table import TopicTable
+from topics.formats.disk.checkpoint import KEY_ROW
 from topics.formats.disk.frame_bodies import floors_from
-from topics.formats.disk.segment import ExtentKey
 from topics.formats.ranges import seq_ranges
-
-NEVER_EXPIRES_MS = 1 << 62
 
 # What is kept
 
@@ -99,23 +98,40 @@ def jobs_to_keep(topic: Topic, now: Now) -> Iterator[dict[str, Any]]:
         yield from (ledger.pack() for ledger in ledgers)
 
 
-def keys_to_keep(topic: Topic, now: Now) -> Iterator[tuple[str, int, int, int] | None]:
-    """Idempotency keys that no segment holds, because no record of their write is left: key, first
-    seq, count, $ts.
+def keys_to_keep(topic: Topic, now: Now) -> Iterator[bytes | None]:
+    """Idempotency keys that live and that no segment holds, because no record of their write is
+    left: each as a `KEY_ROW`.
 
     None for a key that need not be kept. The topic may change between two steps.
     """
-    for key, write in topic.dedupe.items():
-        at = topic.index.find(write.first_seq)
+    for digest, first_seq, count, at_ms in topic.dedupe.rows(
+        now.ms, topic.config.idempotency_window_ms
+    ):
+        at = topic.index.find(first_seq)
         is_gone = (
-            write.first_seq < topic.start_seq
+            first_seq < topic.start_seq
             or at == len(topic.index)
-            or topic.index.entry(at)[0] > write.first_seq
+            or topic.index.entry(at)[0] > first_seq
         )
         if is_gone:
-            yield key, write.first_seq, write.record_count, now.ts - (now.ms - write.at_ms)
+            yield KEY_ROW.pack(digest, first_seq, count, now.ts - (now.ms - at_ms))
         else:
             yield None
+
+
+def moved_to_keep(topic: Topic) -> Iterator[Part]:
+    """Keys of copies, source by source, but for those whose copies a restart takes. The topic may
+    change between two steps.
+    """
+    for source, seqs, copies in topic.dedupe.moved.parts() if topic.dedupe.moved else ():
+        if topic.resident:
+            kept = [
+                (seq, copy)
+                for seq, copy in zip(seqs, copies, strict=True)
+                if not any(first <= copy <= last for first, last in topic.resident)
+            ]
+            seqs, copies = array("Q", [seq for seq, _ in kept]), array("Q", [at for _, at in kept])
+        yield source, seqs.tobytes(), copies.tobytes()
 
 
 # How it comes back
@@ -170,6 +186,14 @@ def restore_jobs(replay: Replay, topic_id: int, part: Mapping[str, Any]) -> None
         ledger.unpack(part)
 
 
+def restore_moved(replay: Replay, topic_id: int, parts: Iterable[Part]) -> None:
+    """Take over keys of copies that `moved_to_keep` gave, after their topic."""
+    dedupe = replay.table.by_id[topic_id].dedupe
+    dedupe.moved = dedupe.moved or MovedKeys()
+    for part in parts:
+        dedupe.moved.restore(part)
+
+
 def restore_extent(
     replay: Replay, topic_id: int, extent: IndexEntry, dead_count: int, dead_bytes: int
 ) -> bool:
@@ -199,10 +223,3 @@ def restore_extent(
         topic.bytes -= dead_bytes
     trim(topic, len(index) - 1, replay.table.store)
     return index.entry(len(index) - 1)[3] > 0
-
-
-def restore_key(topic: Topic, key: ExtentKey, now: Now) -> None:
-    """An idempotency key of an earlier write. The oldest comes first."""
-    age_ms = max(0, now.ts - key.ts_ms)
-    entry = DedupeEntry(key.first_seq, key.record_count, now.ms - age_ms)
-    topic.dedupe.remember(key.key, entry, NEVER_EXPIRES_MS)

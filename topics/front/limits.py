@@ -3,7 +3,7 @@
     what          cap in all                    cap for each key                    taken by
     requests      -                             TOPICS_MAX_INFLIGHT_PER_KEY         the guard
     streams       TOPICS_MAX_SSE_CONNECTIONS    TOPICS_MAX_SSE_CONNECTIONS_PER_KEY  live
-    sessions      TOPICS_MAX_WATCH_SESSIONS     -                                   watches
+    sessions      TOPICS_MAX_WATCH_SESSIONS     TOPICS_MAX_WATCH_SESSIONS_PER_KEY   watches
     connections   descriptors of this process   -                                   the acceptor
 
 All of them take and release slots through one interface, `Slots`. The numbers are `Count`s.
@@ -195,6 +195,8 @@ def make_slots(
             "there are too many watch sessions",
             in_all=Cap("max_watch_sessions", settings.max_watch_sessions),
             count=in_all(Limit.WATCH_SESSIONS),
+            per_key=Cap("max_watch_sessions_per_key", settings.max_watch_sessions_per_key),
+            count_of_key=of_key(KeyLimit.WATCH_SESSIONS),
         ),
         connections=Slots(
             "there are too many connections", in_all=Cap("max_connections", connections_max)

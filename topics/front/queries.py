@@ -7,6 +7,7 @@ in longer queries too, because a client without a key must hear 401 before anyth
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -17,6 +18,8 @@ from topics.errors import InvalidRequest
 QUERY_MAX_BYTES = 8 * 1024  # several times the longest prefix, cursor and key together
 PARAMETERS_MAX = 64
 DIGITS_MAX = 20
+# Any letter of the name may be escaped.
+TOKEN = re.compile(rb"(?:^|&)(?:t|%74)(?:o|%6[Ff])(?:k|%6[Bb])(?:e|%65)(?:n|%6[Ee])=([^&]*)")
 
 T = TypeVar("T")
 
@@ -69,8 +72,8 @@ def _values(raw: bytes) -> dict[str, str]:
 
 def find_token(raw: bytes) -> bytes | None:
     """The first ``token`` of a query, found without parsing the rest; None when there is none."""
-    _, found, rest = (b"&" + raw).partition(b"&token=")
-    return unquote_to_bytes(rest.partition(b"&")[0].replace(b"+", b" ")) if found else None
+    found = TOKEN.search(raw)
+    return unquote_to_bytes(found[1].replace(b"+", b" ")) if found else None
 
 
 def text(_name: str, value: str) -> str:

@@ -25,6 +25,7 @@ from topics.front.access_log import AccessLog, Write
 from topics.front.backend import Backend
 from topics.front.dispatch import Dispatcher
 from topics.front.guard import Guard
+from topics.front.held_memory import HeldMemory
 from topics.front.http.accepting import Acceptor, connections_max
 from topics.front.http.body_reader import BodyReader
 from topics.front.http.cold_loader import ColdLoader, Stack
@@ -73,9 +74,8 @@ class Server:
         self._poll_grace_s = min(POLL_GRACE_S, self._drain_s / 2)
         self._responses = ResponseHeads()
         self.slots = make_slots(settings, connections_max(), ledger)
-        self.connections = Connections(
-            timings or Timings(), trio.current_time(), settings.arena_bytes
-        )
+        held = HeldMemory(settings.max_held_bytes)
+        self.connections = Connections(timings or Timings(), trio.current_time(), held)
         self._key_source, self._backend = key_source, backend
         self.keys = Keys(key_source.access)
         self.guard = Guard(
@@ -96,9 +96,10 @@ class Server:
             self.exchanges.lines_of_unread,
             self.slots.connections,
             lambda: self.connections.request_count,
+            self.connections.make_room,
         )
         self.pressure = Pressure(backend.shards, backend.delay_ms)
-        self.live = Live(backend, settings, self.slots, self.pressure, self.keys)
+        self.live = Live(backend, settings, self.slots, self.pressure, self.keys, held)
         self._context = context = RouteContext.of(
             backend,
             settings,
@@ -137,7 +138,7 @@ class Server:
             "topics_connections_open": len(self.connections),
             "topics_connections_refused_total": self.acceptor.refusals.count,
             "topics_streams": self.live.stream_counts,
-            "topics_held_answer_bytes": self.connections.answers.held_bytes,
+            "topics_held_answer_bytes": self.connections.held.size,
         }
 
     async def run(self, listener: socket.socket, stop: trio.Event) -> None:
@@ -148,6 +149,7 @@ class Server:
             cold.start_soon(self._cold.run)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.connections.run, self._tick)
+                nursery.start_soon(self.connections.shed)
                 nursery.start_soon(self.live.run)
                 nursery.start_soon(self._look_for_keys)
                 nursery.start_soon(self.pressure.run)

@@ -9,8 +9,8 @@ guesses nothing:
   and reason.
 - JSON lines are sent unchanged.
 - A CSV column holds numbers, or true and false, when each of its values is written as in JSON and
-  one type holds them all exactly; else it holds text. Times and dates are text. An empty field is
-  null.
+  one type holds them all exactly (integers of 38 digits, fractions of 15); else it holds text.
+  Times and dates are text. An empty field is null.
 
 The caller's options go to Spark's reader and override these. An option that changes what a line or
 a field is switches the check off; Spark's own ``FAILFAST`` mode remains.
@@ -60,6 +60,7 @@ JSON_DEFAULTS = {
     "mode": "FAILFAST",
     "allowSingleQuotes": "false",
     "allowNonNumericNumbers": "false",
+    "prefersDecimal": "true",  # a double would change digits
 }
 CHECKED_OPTIONS = {
     "sep",

@@ -194,6 +194,29 @@ async def test_a_late_answer_wakes_nobody_and_disturbs_no_other_call(
     assert (await kept.wait()).result == "mine"
 
 
+@pytest.mark.parametrize("how", ["abandoned", "failed", "answered before"])
+@pytest.mark.parametrize("is_wanted", [True, False])
+async def test_an_answer_that_nobody_waits_for_goes_once_to_who_wants_it(
+    pair: Pair, how: str, is_wanted: bool
+) -> None:
+    call = pair.caller.call_soon("diff", None)
+    late: list[object] = []
+    if is_wanted:
+        call.on_late = lambda reply: late.append(reply.result)
+    if how == "abandoned":
+        call.abandon()
+    elif how == "failed":
+        pair.caller.fail_calls(lambda _: True)
+    answer = encode_success(call.cid, "late")
+    for _ in range(2):
+        pair.front.dispatch(pair.caller, Message(9, ARENA, "rpc/diff", answer, memoryview(b"")))
+    if how == "answered before":
+        call.abandon()
+    assert late == (["late"] if is_wanted else [])
+    assert pair.to_shard.released == [9, 9]
+    assert pair.caller._given_up == {}
+
+
 async def test_a_cancelled_call_whose_peer_is_gone_is_just_cancelled(pair: Pair) -> None:
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:

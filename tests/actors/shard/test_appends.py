@@ -72,7 +72,8 @@ async def test_a_key_lives_from_its_commit_on(desk: Desk) -> None:
     desk.append("a", 1, key="k")
     desk.commits.now = lambda: desk.loop.context.now._replace(ms=desk.loop.context.now.ms + 777)
     desk.written()
-    assert desk.engine.topics["a"].dedupe._keys["k"].at_ms == desk.loop.context.now.ms + 777
+    (row,) = desk.engine.topics["a"].dedupe.rows(0, 1 << 62)
+    assert row.at_ms == desk.loop.context.now.ms + 777
 
 
 # Streamed or not

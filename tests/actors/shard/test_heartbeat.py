@@ -10,6 +10,7 @@ import trio.testing
 
 from tests.support.shard import Desk
 from topics.actors.shard.heartbeat import HEARTBEAT_S
+from topics.engine.topic import Topic
 from topics.process import logs
 
 
@@ -32,6 +33,17 @@ async def test_the_shard_beats_from_its_start_on_twice_a_second(
     await desk.loop.services.heartbeat.run()
     await trio.sleep(2.1 * HEARTBEAT_S)
     assert [at - start for at in beats] == pytest.approx([0, HEARTBEAT_S, 2 * HEARTBEAT_S])
+
+
+async def test_a_beat_sweeps_keys_that_are_over(desk: Desk) -> None:
+    desk.make("a", idempotency_window_ms=1000)
+    topic, now = desk.engine.topic("a"), desk.loop.context.now
+    for number, age_ms in enumerate((5000, 4000, 500), 1):
+        topic.dedupe.add(number, number, 1, now.ms - age_ms, 1000)
+    changed: list[Topic] = []
+    desk.loop.context.note_changed = changed.append
+    desk.loop.services.heartbeat.beat()
+    assert (len(topic.dedupe), changed) == (1, [topic, topic])
 
 
 async def test_a_disk_that_hangs_is_seen_by_the_beat(

@@ -26,6 +26,7 @@ from topics.actors.shard import appends
 from topics.actors.shard.loop import RPC_TIMEOUT_MS
 from topics.engine.now import Now
 from topics.formats.disk.frames import FrameKind
+from topics.formats.wire.calls import AppendParams
 from topics.formats.wire.envelope import ErrorCode, decode
 
 pytestmark = pytest.mark.usefixtures("small_pieces")
@@ -186,9 +187,8 @@ async def test_one_that_is_cancelled_midway_leaves_no_file(
     desk.make("a")
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as mine:
-            mine.start_soon(
-                desk.loop.services.streamed_appends.append, "a", body(PADDING), None, None
-            )
+            params = AppendParams("a", None, True, None, 0)
+            mine.start_soon(desk.loop.services.streamed_appends.append, params, body(PADDING))
             await held_up(desk, held)
             assert len(files(desk)) == 1
             held.open()

@@ -17,12 +17,20 @@ from topics.actors.link.process_id import front_id, shard_id
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.session import LinkSession
 from topics.actors.rpc.stepping import NOW, Command
-from topics.actors.rpc.typed_calls import InboundCall, serve
+from topics.actors.rpc.typed_calls import InboundCall, serve, subscribe
 from topics.actors.shard_client.shard_link import RING_BYTES_PER_MS, ShardReply
 from topics.actors.shard_client.shards import Shards
 from topics.config import Settings
 from topics.errors import NotReady, TopicsError
-from topics.formats.wire.calls import APPEND, CLAIM, DIFF, FEED_READ
+from topics.formats.wire.calls import (
+    APPEND,
+    CLAIM,
+    DIFF,
+    FEED_READ,
+    UNCLAIMED,
+    ClaimParams,
+    UnclaimedParams,
+)
 from topics.formats.wire.contract import Call
 from topics.formats.wire.message import Message
 
@@ -59,6 +67,8 @@ class Shard:
         self.router = MessageRouter()
         for call in (APPEND, CLAIM, DIFF, FEED_READ):
             serve(self.router, call, self.asked.append)
+        self.given_back: list[UnclaimedParams] = []
+        subscribe(self.router, UNCLAIMED, lambda _, params: self.given_back.append(params))
         self.words.state = ShardState.READY
 
     async def beat(self) -> None:
@@ -84,9 +94,9 @@ class Shard:
 
         await self.link.run(opened, arrived, closed)
 
-    async def answer(self) -> None:
+    async def answer(self, *result: Any) -> None:
         for request in self.asked:
-            request.reply((OK,))
+            request.reply(result or (OK,))
         self.asked.clear()
         self.link.flush()
         await wait_all_tasks_blocked()
@@ -100,13 +110,13 @@ class Desk:
         self.shards = Shards([Link(self.memory, self.board, front_id(0))], self.board)
         self.nursery: trio.Nursery
 
-    def ask(self, call: Call[Any, Any], body: bytes = b"{}") -> list[Any]:
+    def ask(self, call: Call[Any, Any], body: bytes = b"{}", params: Any = NOTHING) -> list[Any]:
         """In a task; the list gets the answer."""
         answers: list[Any] = []
 
         async def ask() -> None:
             try:
-                answers.append((await self.shards.call(0, call, NOTHING, body)).result[0])
+                answers.append((await self.shards.call(0, call, params, body)).result[0])
             except NotReady as failure:
                 answers.append(failure.detail.get("reason"))
 
@@ -168,13 +178,16 @@ async def test_a_long_poll_outlasts_the_stall_and_late_answers_are_dropped(
 async def test_a_waiting_claim_outlasts_the_stall_and_another_claim_does_not(
     desk: Desk, autojump_clock: trio.testing.MockClock
 ) -> None:
-    waiting, claim = desk.ask(CLAIM, WAITING), desk.ask(CLAIM, b'{"node":"n"}')
+    params = ClaimParams("q", 0)
+    waiting = desk.ask(CLAIM, WAITING, params)
+    claim = desk.ask(CLAIM, b'{"node":"n"}', params)
     await desk.stall()
     assert (waiting, claim) == ([], ["stalled"])
     desk.shard.awake = True
     await trio.sleep(1.6)
-    await desk.shard.answer()
-    assert waiting == [OK]
+    await desk.shard.answer(5, [1, 2])
+    assert waiting == [5]
+    assert desk.shard.given_back == [UnclaimedParams("q", 5, [1, 2])], "those of the other claim"
 
 
 async def test_a_long_poll_ends_when_the_stalled_shard_is_killed(

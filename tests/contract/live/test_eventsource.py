@@ -94,7 +94,15 @@ def test_eventsource_watches(server: Server, api: Api, topic: str, url: str) -> 
 
 
 @pytest.mark.slow
-def test_eventsource_comes_back_by_itself(api: Api, topic: str, url: str, relay: Relay) -> None:
+@pytest.mark.parametrize("others", [0, 63], ids=["map", "number"])
+def test_eventsource_comes_back_by_itself(
+    api: Api, topic: str, url: str, relay: Relay, others: int
+) -> None:
+    names = [f"{topic}.{number}.".ljust(255, "n") for number in range(others)]
+    for name in names:
+        ok(api.put(name), 201)
+    if others:
+        url = session(api, [topic, *names])["stream_url"]
     with NodeSource(at(relay.address, url)) as source:
         comes_back_by_itself(source, api, topic, relay)
     assert relay.connections == 3

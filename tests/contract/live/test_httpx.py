@@ -81,6 +81,26 @@ def test_httpx_resumes_from_the_last_id(server: Server, api: Api, topic: str, ur
         assert records(source.wait(lambda events: len(records(events)) >= 2)) == ["a", "b"]
 
 
+def test_httpx_resumes_from_the_last_id_of_topics_with_long_names(
+    server: Server, api: Api, topic: str
+) -> None:
+    names = [f"{topic}.{number}.".ljust(255, "n") for number in range(64)]
+    for name in names:
+        ok(api.append(name, 0), 201)
+    path = session(api, names)["stream_url"]
+    with HttpxSource(at(server.address, path)) as source:
+        events = source.wait(lambda events: len(records(events)) == 64)
+        last = events[-1]["id"]
+        ok(api.append(names[7], "a", "b"))
+        ok(api.append(names[9], "c"))
+        source.wait(lambda events: len(records(events)) == 67)
+        assert max(len(event["id"]) for event in events) <= 4096
+    with HttpxSource(at(server.address, path), **{"Last-Event-ID": last}) as source:
+        assert {"a", "b", "c"} <= {
+            *records(source.wait(lambda events: {"a", "b", "c"} <= {*records(events)}))
+        }
+
+
 def test_httpx_watches_with_a_key(guarded: Server, guarded_api: Api, topic: str) -> None:
     ok(guarded_api.append(topic, "old"), 201)
     url = session(guarded_api, [topic])["stream_url"]

@@ -94,6 +94,20 @@ def test_a_pass_ends_when_its_records_have_enough_bytes() -> None:
     assert desk.counters.in_flight == 1 + len(change.jobs)
 
 
+def test_a_pass_counts_the_bytes_of_large_jobs_among_many_small_ones() -> None:
+    """Their mean says nothing of those that come next."""
+    desk = JobDesk()
+    desk.add(*["x" * 100_000] * 21, *range(2000))
+    taken: list[int] = []
+    while len(taken) < 21:
+        (change,) = desk.claims(Ask(desk.poll(), STEP, 1000), max_bytes=250_000)
+        assert len(change.jobs) == 3, "two, and the one with which it is enough"
+        taken += change.seqs
+    assert taken == [*range(1, 22)]
+    assert [job.deliveries for job in change.jobs] == [1, 1, 1]
+    assert desk.counters == (2000, 21, 0, 0)
+
+
 def test_the_first_of_several_takes_what_it_may_and_a_cohort_is_dealt_in_turn() -> None:
     greedy, even = JobDesk(5), JobDesk(5)
     asks = [("a", 3), ("b", 9)]

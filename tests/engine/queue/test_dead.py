@@ -69,3 +69,12 @@ def test_a_job_whose_record_cannot_be_read_is_hidden_and_stops_no_other(
     desk.later(UNREADABLE_MS)
     jobs.advance(desk.now.ms)
     assert jobs.counters(topic.count).ready == 1, "tried again by a later pass"
+
+
+def test_the_rest_of_a_batch_that_is_dying_comes_first(desk: Desk) -> None:
+    topic = exhausted(desk, "x", "y", "z")
+    desk.engine.dying(topic, 2, desk.now)
+    desk.engine.keep_dead(topic, [1])
+    assert [seq for seq, _ in desk.engine.dead(topic, 9, PLENTY, desk.now)] == [2]
+    desk.engine.keep_dead(topic, [2])
+    assert [seq for seq, _ in desk.engine.dead(topic, 9, PLENTY, desk.now)] == [3, 1, 2]

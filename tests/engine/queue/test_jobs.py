@@ -12,7 +12,7 @@ import pytest
 from tests.engine.queue.job_desk import JobDesk
 from topics.engine.now import Now
 from topics.engine.queue import jobs as module
-from topics.engine.queue.jobs import LEDGER_STEP, Counters, Jobs
+from topics.engine.queue.jobs import HEAP_STALE_MIN, LEDGER_STEP, Counters, Jobs
 from topics.engine.queue.ledger import JobState, Ledger
 from topics.engine.queue.timetable import STALE_MIN
 from topics.formats.disk.frame_bodies import LeaseOp, LeaseRows
@@ -295,3 +295,16 @@ def test_a_cut_of_very_many_jobs_that_wait_takes_no_time_for_each() -> None:
     jobs.cut(count)
     assert time.process_time() - began < 0.05, "2 us for each of them are 0.4 s"
     assert (jobs.counters(1).delayed, jobs.is_listed(count)) == (1, True)
+
+
+def test_redrives_that_fail_leave_nothing_behind() -> None:
+    desk = JobDesk(4)
+    desk.claim(2)
+    desk.nack(1, 2)
+    desk.add("due", delay_ms=100)
+    desk.later(100)
+    for _ in range(HEAP_STALE_MIN + 10):
+        assert desk.engine.set_aside(desk.topic, [1, 2, 5]) == [1, 2, 5]
+        desk.engine.put_back(desk.topic, [1, 2, 5], desk.now)
+    assert max(len(desk.jobs._in_line), len(desk.jobs._due)) <= HEAP_STALE_MIN + 8
+    assert [desk.claim() for _ in range(6)] == [[1], [2], [3], [4], [5], []]

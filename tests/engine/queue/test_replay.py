@@ -169,7 +169,7 @@ def test_a_move_goes_on_while_the_job_is_exhausted(
     queue.ledger.rows[1] = JobRow(DYING, 0, 0, 3, "")
     queue.begin()
     jobs = jobs_of(queue.topic)
-    assert ([*jobs.dead], jobs.deliveries(1)) == ([1] if state is DYING else [], 3)
+    assert ([*jobs.dying], jobs.deliveries(1)) == ([1] if state is DYING else [], 3)
     assert jobs.counters(1).ready == (state is not DYING), "what a claim can get"
 
 
@@ -204,7 +204,7 @@ ROWS = {
     1: JobRow(HELD, 1_500_000, 70, 2, "w"),
     2: JobRow(FREE, 1_400_000, 0, 1, ""),
     3: JobRow(FREE, 0, 0, 5, ""),
-    4: JobRow(DYING, 0, 0, 3, ""),
+    4: JobRow(DYING, 0, 0, 3, "another"),
 }
 
 

@@ -42,7 +42,7 @@ DECODERS: dict[str, Callable[[bytes], object]] = {
     "nack": lambda body: decode_nack(body, LIMITS),
     "extend": lambda body: decode_extend(body, LIMITS),
     "redrive": decode_redrive,
-    "router": decode_router,
+    "router": lambda body: decode_router(body, LIMITS),
 }
 
 

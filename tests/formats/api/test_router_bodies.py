@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.formats.api.body_support import LIMITS
 from tests.support import routers
 from tests.support.routers import OTHERS
 from tests.support.wrong_types import FLAG, GUARANTEE, MATCH, TOPIC_NAMES
@@ -24,7 +25,7 @@ DEFAULTS = ENDS | routers.DEFAULTS
 
 
 def merged(base: RouterConfig | None = None, /, **fields: Any) -> RouterConfig:
-    return merge(base, decode_router(json_bytes(ENDS | fields)))
+    return merge(base, decode_router(json_bytes(ENDS | fields), LIMITS))
 
 
 def test_a_new_router_has_the_defaults_in_the_documents_order() -> None:
@@ -79,8 +80,8 @@ def test_what_is_written_to_disk_is_read_as_it_was(fields: dict[str, Any]) -> No
 
 
 def test_create_dest_is_about_the_request_alone() -> None:
-    assert decode_router(json_bytes(ENDS)).create_dest is True
-    assert decode_router(json_bytes(ENDS | {"create_dest": False})).create_dest is False
+    assert decode_router(json_bytes(ENDS), LIMITS).create_dest is True
+    assert decode_router(json_bytes(ENDS | {"create_dest": False}), LIMITS).create_dest is False
     assert merged(create_dest=False) == merged()
 
 
@@ -96,7 +97,7 @@ def test_both_ends_are_topics_and_stand_in_every_body(field: str) -> None:
     bodies += [b'%b,"%b":%b}' % (bodies[0][:-1], field.encode(), v.encode()) for v in values]
     for body in bodies:
         with pytest.raises(InvalidRequest) as raised:
-            decode_router(body)
+            decode_router(body, LIMITS)
         assert raised.value.detail == {"field": field}, body
 
 
@@ -120,7 +121,7 @@ WRONG = [
 @pytest.mark.parametrize(("field", "text"), WRONG, ids=lambda value: f"6 {value}")
 def test_a_wrong_value_is_refused_with_its_field(field: str, text: str) -> None:
     with pytest.raises(InvalidRequest) as raised:
-        decode_router(f'{{"source":"a","dest":"b","{field}":{text}}}'.encode())
+        decode_router(f'{{"source":"a","dest":"b","{field}":{text}}}'.encode(), LIMITS)
     assert raised.value.detail["field"] == field
 
 
@@ -137,10 +138,10 @@ def test_a_wrong_value_is_refused_with_its_field(field: str, text: str) -> None:
 )
 def test_any_other_body_is_refused(body: bytes) -> None:
     with pytest.raises(InvalidRequest):
-        decode_router(body)
+        decode_router(body, LIMITS)
 
 
 @given(st.binary() | st.text().map(json_bytes))
 def test_any_bytes_give_an_answer(body: bytes) -> None:
     with pytest.raises(InvalidRequest):
-        decode_router(body)
+        decode_router(body, LIMITS)

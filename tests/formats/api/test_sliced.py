@@ -199,6 +199,33 @@ def _decodes(body: bytes) -> bool:
     return True
 
 
+@pytest.mark.parametrize("cut", ["", "\x01", "]", "}"])
+@pytest.mark.usefixtures("small_slices")
+def test_without_most_of_its_records_a_body_decodes_as_the_whole_does(cut: str) -> None:
+    good = json.dumps({"op": "a", "records": [{"data": {"n": n}} for n in range(100)], "node": "n"})
+    for at in range(20, len(good), 97):
+        body = (good[:at] + cut + good[at:]).encode()
+        try:
+            *steps, rest = sliced.without_records(body)
+            found = msgspec.json.decode(rest or b"")
+        except msgspec.MsgspecError:
+            found = None
+        try:
+            whole = msgspec.json.decode(body)
+        except msgspec.MsgspecError:
+            assert found is None
+            continue
+        if "records" not in whole:
+            assert found == whole
+            continue
+        assert not any(steps)
+        assert len(steps) > 10
+        assert len(rest or b"") < 300
+        assert found["records"][-1] == whole["records"][-1]
+        del found["records"], whole["records"]
+        assert found == whole
+
+
 @pytest.mark.usefixtures("small_slices")
 def test_too_many_records_are_refused_before_all_are_decoded() -> None:
     body = b'{"records":[' + b'{"data":1},' * 10_000 + b'{"data":1}]}'

@@ -112,7 +112,8 @@ COPIES = CopiesBody(
 )
 CLAIMED = LeaseRows(LeaseOp.CLAIMED, (7, 2**64 - 1), (1, 2**32 - 1), "w1", 31_000, (0x7F3A9C, 5))
 RELEASED = LeaseRows(LeaseOp.RELEASED, (7, 9), (1, 2), until_ts=2000)
-DYING = LeaseRows(LeaseOp.DYING, (7, 9, 10), (3, 3, 4))
+DYING = LeaseRows(LeaseOp.DYING, (7, 9), (3, 4), "d")
+OF_BEFORE = LeaseRows(LeaseOp.DYING, (7, 9, 10), (3, 3, 4))
 
 
 # A frame of each kind whose fields are all set that its row in the table names.
@@ -272,8 +273,9 @@ def test_a_topic_frame_without_its_later_keys_is_read() -> None:
             ),
         ),
         (RELEASED, "a161751907d0070000000000000009000000000000000100000002000000"),
+        (DYING, "a1616e6164070000000000000009000000000000000300000004000000"),
         (
-            DYING,
+            OF_BEFORE,
             "070000000000000009000000000000000a00000000000000030000000300000004000000",
         ),
     ],

@@ -8,6 +8,7 @@ import socket
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from tests.support.fake_backend import FakeBackend
 from tests.support.front import APPEND, LANES, RECORD, running
@@ -115,18 +116,45 @@ async def test_a_slow_reader_gets_everything(fast: bool) -> None:
         assert (await client.hear()).json()["status"] == "ok"
 
 
-@pytest.mark.parametrize("end", ["close", "half", "cut", ""])
+def tcp_pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        theirs = socket.create_connection(listener.getsockname())
+        ours, _ = listener.accept()
+    ours.setblocking(False)
+    return ours, theirs
+
+
+@pytest.mark.parametrize("end", ["close", "cut", "half", ""])
 async def test_a_client_that_is_gone_gets_no_answer_that_matters(end: str) -> None:
-    ours, theirs = socket.socketpair()
+    ours, theirs = tcp_pair()
     with ours, theirs:
         connection = Connection(ours, Connections(Timings(), 0.0))
         theirs.send(b"the next request")
-        connection.check_client()
+        await connection.check_client()
         if end == "close":
             theirs.close()
         elif end == "half":
             theirs.shutdown(socket.SHUT_WR)
         elif end == "cut":
             connection.cut()
-        with pytest.raises(ConnectionResetError) if end else contextlib.nullcontext():
-            connection.check_client()
+        is_gone = end in ("close", "cut")
+        with pytest.raises(ConnectionResetError) if is_gone else contextlib.nullcontext():
+            await connection.check_client()
+        if not is_gone:
+            await connection.send_both(b"HTTP/1.1 200 OK\r\n\r\n", b"{}")
+            assert theirs.recv(99) == b"HTTP/1.1 200 OK\r\n\r\n{}"
+            assert connection.sent_bytes == 21
+
+
+async def test_a_client_that_is_half_closed_and_takes_nothing_is_not_taken_for_gone(
+    autojump_clock: MockClock,
+) -> None:
+    """Its socket is full of the answers before: it cannot be probed."""
+    ours, theirs = tcp_pair()
+    with ours, theirs:
+        connection = Connection(ours, Connections(Timings(), 0.0))
+        with contextlib.suppress(BlockingIOError):
+            while ours.send(b"x" * 65536):
+                pass
+        theirs.shutdown(socket.SHUT_WR)
+        await connection.check_client()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import struct
+import weakref
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -12,10 +14,11 @@ import trio
 
 from tests.support.driven import echo, scenes
 from tests.support.fake_backend import FakeBackend
-from tests.support.front import APPEND, LANES, RECORD, running
-from tests.support.raw_client import request
+from tests.support.front import APPEND, LANES, RECORD, Running, bearer, running
+from tests.support.raw_client import RawClient, request
 from topics.front.http.connection import Connection, Timings
 from topics.front.http.connections import Connections
+from topics.front.limits import Cap
 
 
 @pytest.mark.slow
@@ -163,20 +166,6 @@ def test_past_its_deadline_an_idle_connection_is_closed_and_a_busy_one_cut(
     assert (ended(connection), connections.now) == (end, 10.0)
 
 
-def test_a_call_is_cut_when_its_client_has_hung_up_for_a_tick(
-    pair: Pair,
-) -> None:
-    connections, connection, client = pair
-    connection.idle, connection.waits_since = False, 5.0
-    connections.sweep(7.0)
-    assert ended(connection) == "open"
-    client.close()
-    connections.sweep(5.5)
-    assert ended(connection) == "open", "it may be answered within the tick"
-    connections.sweep(6.0)
-    assert ended(connection) == "cut"
-
-
 @pytest.mark.parametrize(("said", "end"), [(b"", "closed"), (b"GET", "open")])
 async def test_the_drain_ends_idle_connections_without_input_and_waits_for_the_others(
     pair: Pair, said: bytes, end: str
@@ -202,3 +191,61 @@ async def test_a_request_that_comes_before_its_idle_connection_is_closed_is_answ
         assert says_nothing.client.recv(9) == b""
         asks.poller.turn()
         assert asks.client.recv(9) == b"3"
+
+
+def ports_of(run: Running) -> set[int]:
+    """Those of the clients whose connections are open."""
+    return {one.sock.getpeername()[1] for one in run.server.connections}
+
+
+@pytest.mark.slow
+async def test_when_full_who_has_been_quiet_for_longest_goes_and_nobody_with_a_request() -> None:
+    async with running(keys="key", timings=Timings(tick_s=1000.0)) as run:
+
+        async def ask(client: RawClient) -> None:
+            answer = await client.ask("GET", "/v0/topics", authorization=bearer("key"))
+            assert answer.status == 200
+
+        early, late, silent, part, refused, busy = [await run.connect() for _ in range(6)]
+        port = {client: client.stream.socket.getsockname()[1] for client in run.clients}
+        await ask(early)
+        append = request("POST", "/v0/topics/a", RECORD, authorization=bearer("key"))
+        await busy.say(append[:-1])
+        run.sweep_in(1)
+        await ask(late)
+        for client, said in (
+            (silent, b"\r\n\r\n"),
+            (part, b"GET /v0/he"),
+            (refused, append.replace(b"key", b"no")[:-1]),
+        ):
+            await client.say(said)
+        await run.until(lambda: sum(not one.idle for one in run.server.connections) == 3)
+        run.server.slots.connections.in_all = Cap("max_connections", 6)
+        without_key = {port[silent], port[part], port[refused]}
+        for left in (2, 1, 0):
+            await ask(await run.connect())
+            ports = ports_of(run)
+            assert len(ports & without_key) == left
+            assert {port[early], port[late], port[busy]} <= ports
+        run.sweep_in(2)
+        await ask(await run.connect())
+        assert port[early] not in ports_of(run), "of those with a key, the one quiet for longest"
+        assert {port[late], port[busy]} <= ports_of(run)
+        await busy.say(RECORD[-1:])
+        assert (await busy.hear()).status == 201
+
+
+async def test_a_client_that_was_refused_leaves_nothing_to_the_garbage_collector() -> None:
+    async with running(keys="key") as run:
+        client = await run.connect()
+        wrong = request("POST", "/v0/topics/a", RECORD, authorization=bearer("no"))
+        await client.say(wrong + wrong[:-1])
+        assert (await client.hear()).status == 401
+        connection = weakref.ref(next(iter(run.server.connections)))
+        gc.disable()
+        try:
+            client.stream.socket.close()
+            await run.until(lambda: len(run.server.connections) == 0)
+            await run.until(lambda: connection() is None)
+        finally:
+            gc.enable()

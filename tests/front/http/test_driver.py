@@ -250,7 +250,9 @@ async def test_input_during_a_call_is_left_to_the_kernel_until_it_is_read() -> N
         assert scene.client.recv(9) == b"9"
 
 
-async def test_a_hang_up_during_a_call_is_seen_once_the_coroutine_reads() -> None:
+async def test_a_hang_up_during_a_call_that_does_not_wait_is_seen_once_the_coroutine_reads() -> (
+    None
+):
     async with scenes() as make:
         scene = make()
 

@@ -12,6 +12,7 @@ from tests.support.fake_backend import FakeBackend
 from tests.support.front import HANDSHAKE, LANES, RECORD, Running, running
 from tests.support.raw_client import RawClient, request
 from topics.formats.api.fields import HeadFields
+from topics.front.request import Request
 from topics.front.route import NAMES
 from topics.front.routes.table import ROUTES
 
@@ -69,6 +70,33 @@ async def test_a_stream_does_not_keep_the_token_that_opened_it() -> None:
         await client.say(request("GET", "/v0/ws", b"", **auth, **HANDSHAKE))
         assert (await client.hear(method="HEAD")).status == 101
         assert kept(run, b"sesame") == []
+
+
+@pytest.mark.parametrize("path", ["/v0/metrics", "/v0/ws"])
+async def test_a_long_head_is_kept_neither_for_the_next_one_nor_by_a_stream(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There may be thousands of both."""
+    async with running() as run:
+        guard, entered = run.server.lanes.guard, list[Request]()
+        enter = guard.enter
+
+        def note(asked: Request) -> None:
+            entered.append(asked)
+            enter(asked)
+
+        monkeypatch.setattr(guard, "enter", note)
+        client = await run.connect()
+        fields = HANDSHAKE if path == "/v0/ws" else {}
+        long = {f"x_{number}": "x" * 9000 for number in range(6)}
+        await client.say(request("GET", path, b"", **fields, **long))
+        assert (await client.hear(method="HEAD")).status in (200, 101)
+        assert len(run.server.lanes.heads.remembered) == 0
+        [asked] = entered
+        assert asked.head is not None
+        if path == "/v0/ws":
+            await run.until(lambda: len(run.server.live.streams) == 1)
+            assert len(asked.head) == 0
 
 
 async def test_the_answer_to_a_remembered_head_depends_on_the_body() -> None:

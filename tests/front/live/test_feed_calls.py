@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -11,7 +12,7 @@ from trio.testing import wait_all_tasks_blocked
 from tests.support.live_desk import Shards, page, records
 from topics.errors import NotReady
 from topics.formats.api.watch import Start, View
-from topics.front.live.feed_calls import FeedCalls
+from topics.front.live.feed_calls import READING_MAX_BYTES, FeedCalls
 from topics.front.live.pages import FeedPage
 from topics.front.live.subscriptions import FeedSubscription, Reader
 
@@ -19,7 +20,8 @@ PAGE = {**page(0, 2), "epoch": 1}
 
 
 def reader(seq: int = 0, view: View | None = None) -> Reader:
-    return Reader(cast("Any", None), "t", 0, view or View(), Start(seq, epoch=1))
+    stream = SimpleNamespace(is_following=lambda _: True)
+    return Reader(cast("Any", stream), "t", 0, view or View(), Start(seq, epoch=1))
 
 
 class Asking:
@@ -62,6 +64,29 @@ async def test_questions_that_differ_in_anything_are_asked_each(nursery: trio.Nu
     await wait_all_tasks_blocked()
     assert len(asking.shards.asked) == 4
     nursery.cancel_scope.cancel()
+
+
+async def test_a_shard_reads_a_bounded_part_of_what_streams_ask_for(nursery: trio.Nursery) -> None:
+    """The next page is asked for when one was shown, and one that nobody follows never is."""
+    asking, view = Asking(), View(bytes=READING_MAX_BYTES // 2)
+    readers = [reader(seq, view) for seq in range(4)]
+    for each in readers:
+        nursery.start_soon(asking.read, each)
+        await wait_all_tasks_blocked()
+    assert [params["from_seq"] for _, params, _ in asking.shards.asked] == [0, 1]
+    cast("Any", readers[2].stream).is_following = lambda _: False
+    asking.shards.answer("feed.read", records(0, 2), **PAGE)
+    await wait_all_tasks_blocked()
+    assert [params["from_seq"] for _, params, _ in asking.shards.asked] == [1, 3]
+    assert [type(each) for each in asking.heard] == [FeedPage, NotReady]
+    nursery.start_soon(asking.read, reader(9, View(bytes=8 * READING_MAX_BYTES)))
+    for _ in range(2):
+        asking.shards.refuse("feed.read", NotReady("the shard is down"))
+        await wait_all_tasks_blocked()
+    assert asking.shards.asked, "one page, however long it may be"
+    asking.shards.answer("feed.read", records(0, 2), **PAGE)
+    await wait_all_tasks_blocked()
+    assert len(asking.heard) == 5
 
 
 async def test_a_failure_is_for_all_that_wait_and_the_next_question_is_asked_anew(

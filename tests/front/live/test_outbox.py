@@ -2,11 +2,48 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
+import weakref
+from collections.abc import Iterator
+
+import pytest
 from trio.testing import wait_all_tasks_blocked
 
 from tests.front.live.streams_support import LONG, live, long_page
 from tests.support.live_desk import Desk, gap, page
 from topics.formats.api.watch import Start, View
+
+
+@pytest.fixture
+def without_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    tracemalloc.start()
+    yield
+    tracemalloc.stop()
+    gc.enable()
+
+
+async def test_a_stalled_stream_that_ends_gives_its_memory_back_at_once(
+    front: Desk, without_collector: None
+) -> None:
+    size = 0
+    for number in range(20):
+        client = await live(front)
+        for part in (b"first", b"second", b"third"):
+            client.stream.outbox.write(b"%b %d %b" % (part, number, LONG))
+        await wait_all_tasks_blocked()
+        assert front.live.held.size > 2 * len(LONG)
+        stream = weakref.ref(client.stream)
+        client.close()
+        client.session.stream = None
+        front.clients.remove(client)
+        del client
+        await wait_all_tasks_blocked()
+        assert (front.live.held.size, stream()) == (0, None)
+        size = size or tracemalloc.get_traced_memory()[0]
+    assert tracemalloc.get_traced_memory()[0] - size < len(LONG)
 
 
 async def test_the_unsent_part_is_sent_when_the_client_reads(front: Desk) -> None:

@@ -111,6 +111,6 @@ async def test_sessions_of_several_topics_have_ids_of_their_own(front: Desk) -> 
         with socket.socket() as sock:
             stream = WatchStream(front.live, session, Connection(sock, CONNECTIONS))
             reader = Reader(stream, "t", 0, View(), Start(1))
-            events.append(stream.page_event(reader, shown))
+            events.append(b"".join(stream.page_event(reader, shown)))
             assert events[-1].startswith(b"id: %b\n" % session.id())
     assert events[0] != events[1]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+
 import pytest
 
 from topics.engine.access import ANYONE
-from topics.formats.api.event_ids import MAP_MAX_TOPICS, decode_id
+from topics.formats.api.event_ids import ID_MAX_BYTES, MAP_MAX_TOPICS, decode_id, encode_id
 from topics.formats.api.watch import View
 from topics.front.live.watch_sessions import MAPS_KEPT, MOVES_KEPT, WatchSession
 
@@ -116,7 +118,7 @@ def test_an_id_from_two_incarnations_ago_does_not_lead_into_the_current_one() ->
 
 def test_unsent_cursors_of_the_old_topic_lead_back_to_the_old_topic() -> None:
     session = made_again()
-    session.unsent = {"t": (3, 1)}
+    session.unsent = {"t": [(3, 1), (0, 2), (2, 2)]}
     session.resume(b"")
     assert session.cursors == {"t": (3, 1)}
     session.resume(id_of(2))
@@ -126,23 +128,71 @@ def test_unsent_cursors_of_the_old_topic_lead_back_to_the_old_topic() -> None:
 @pytest.mark.parametrize(
     ("id_", "seq"),
     [
-        (id_of(4), 4),
-        (id_of(9), 5),
+        (id_of(2), 2),
+        (id_of(3), 3),
+        (id_of(5), 5),
+        (id_of(7), 7),
         (b"", 3),
         (b"garbage", 3),
-        (WatchSession("wid", ANYONE, View(), 15.0, {"u": (1, 1)}).id(), 3),
+        *[(encode_id({"u": 1}), 3), (encode_id({"t": -1}), 3)],
+        # Ids that this session has not sent
+        *[(id_of(4), 3), (id_of(6), 3), (id_of(8), 3), (id_of(2**64), 3)],
+        *[(base64.urlsafe_b64encode(digits).rstrip(b"="), 3) for digits in (b"0", b"1", b"9" * 19)],
     ],
 )
-def test_what_was_not_sent_whole_is_taken_back_unless_the_id_names_the_topic(
+def test_what_was_not_sent_whole_is_taken_back_unless_an_id_says_that_it_was_seen(
     id_: bytes, seq: int
 ) -> None:
     session = WatchSession("wid", ANYONE, View(), 15.0, {"t": (0, 1)})
-    session.move("t", 5, 1)
-    session.unsent = {"t": (3, 1)}
+    for at in (3, 5, 7):
+        session.move("t", at, 1)
+    session.unsent = {"t": [(3, 1), (5, 1)]}
     session.resume(id_)
     assert session.cursors == {"t": (seq, 1)}
     session.resume(b"")
     assert session.cursors == {"t": (seq, 1)}, "once"
+
+
+def test_an_id_of_the_old_topic_hides_nothing_of_what_was_not_sent_whole() -> None:
+    for last, unsent, id_, cursor in (
+        (9, [(3, 1), (0, 2), (2, 2)], id_of(1), (1, 1)),
+        (9, [(3, 1), (0, 2), (2, 2)], id_of(2), (2, 2)),
+        (9, [(3, 1), (0, 2), (2, 2)], id_of(4), (3, 1)),
+        (5, [(0, 2), (2, 2)], id_of(3), (3, 1)),
+        (5, [(0, 2), (2, 2)], id_of(4), (0, 2)),
+        (5, [(0, 2), (2, 2)], id_of(5), (5, 2)),
+    ):
+        session = made_again()
+        if last == 9:
+            session.move("t", 9, 2)
+        session.unsent = {"t": unsent}
+        session.resume(id_)
+        assert session.cursors["t"] == cursor
+
+
+def test_a_checkpoint_to_come_hides_nothing_of_what_was_not_sent_whole() -> None:
+    session = many()
+    for id_, seq in ((b"MTAw", 1), (session.id(), 0)):
+        for at in (1, 2):
+            session.move("t0", at, 1)
+        session.unsent = {"t0": [(1, 1)]}
+        session.resume(id_)
+        assert session.cursors["t0"] == (seq, 1)
+
+
+def test_an_id_is_a_map_while_it_is_short_and_a_number_when_it_would_be_long() -> None:
+    names = [f"{number:02}".ljust(35, "n") for number in range(MAP_MAX_TOPICS)]
+    session = WatchSession("wid", ANYONE, View(), 15.0, dict.fromkeys(names, (0, 1)))
+    told = []
+    for digits in range(1, 20):
+        for name in names:
+            session.move(name, 10**digits, 1)
+        told.append((session.id(), seqs(session)))
+    assert max(len(id_) for id_, _ in told) <= ID_MAX_BYTES
+    assert {type(decode_id(id_)) for id_, _ in told} == {dict, int}
+    for id_, known in reversed(told):
+        session.resume(id_)
+        assert seqs(session) == known
 
 
 def test_a_checkpoint_from_before_a_topic_was_recreated_leads_back_to_the_old_one() -> None:
@@ -166,4 +216,4 @@ def test_a_checkpoint_with_a_whole_map_leads_back_to_the_old_topic_too() -> None
     walk(session, 2 * MOVES_KEPT)
     session.move("t0", 0, 2)
     session.rewind(id_)
-    assert session.cursors["t0"] == (0, 1)
+    assert session.cursors["t0"] == (1, 1)

@@ -12,18 +12,24 @@ from tests.support.fake_backend import FakeReply
 from tests.support.front import Running, running
 from tests.support.raw_client import RawClient
 from tests.support.ws import BINARY, PING, TEXT, frame_bytes, handshake
+from tests.support.ws import KEY as KEY_FIELD
+from topics.config import Settings
+from topics.engine.access import ANYONE
+from topics.formats.api.limits import limits_of
+from topics.formats.api.websocket_messages import Text
 from topics.formats.wire.calls import AppendOutcome, AppendResult
 from topics.front.live import web_socket_publish
 from topics.front.live.outbox import Outbox
 from topics.front.live.web_socket import EVENTS_PER_TURN, WebSocket
+from topics.front.live.web_socket_publish import Publishes
 
 APPENDED = AppendResult(bytes((AppendOutcome.APPENDED,)))
 KEY = bytes(4)
 
 
-async def open_socket(run: Running) -> RawClient:
+async def open_socket(run: Running, *headers: str) -> RawClient:
     client = await run.connect()
-    await client.say(handshake())
+    await client.say(handshake(KEY_FIELD, *headers))
     while b"\r\n\r\n" not in client._buffer:
         await client._more()
     client._buffer = b""
@@ -122,6 +128,52 @@ async def test_above_the_shared_bound_every_socket_may_have_one_publish_in_fligh
             then(FakeReply(APPENDED, b'{"topic":"a"}', run.backend))
         await run.until(lambda: len(held) == 3)
         held[2][-1](FakeReply(APPENDED, b'{"topic":"a"}', run.backend))
+
+
+def long_publish(*, shape: bytes = b'{"data":1}', size: int = 20 << 20) -> bytes:
+    records = b",".join([shape] * (size // len(shape)))
+    said = b'{"op":"publish","topic":"a","request_id":7,"records":[%b],"return_seqs":false}'
+    return said % records
+
+
+async def test_a_long_publish_leaves_turns_to_others_while_it_is_decoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    turns, asked = 0, list[tuple[bool, int]]()
+
+    async def add(_: Publishes, topic: str, seqs: bool, request_id: bytes, message: bytes) -> None:
+        assert (topic, request_id) == ("a", b"7")
+        asked.append((seqs, len(message)))
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await trio.lowlevel.checkpoint()
+
+    monkeypatch.setattr(Publishes, "add_long", add)
+    async with running() as run, trio.open_nursery() as nursery:
+        await run.connect()
+        await run.until(lambda: len(run.server.connections) == 1)
+        [connection] = run.server.connections
+        socket = WebSocket(run.server.live, connection, ANYONE, Settings(), limits_of(Settings()))
+        nursery.start_soon(count_turns)
+        await trio.lowlevel.checkpoint()
+        before, message = turns, long_publish()
+        await socket._take([Text(message)])
+        assert asked == [(False, len(message))]
+        assert turns - before > 15, "one for about each MiB"
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_key_that_may_not_write_sends_short_messages_only() -> None:
+    async with running(keys="key:read") as run:
+        client = await open_socket(run, "Authorization: Bearer key")
+        await client.say(frame_bytes(TEXT, b'{"op":"publish","topic":"a"}', mask=KEY))
+        assert b'"code":"forbidden"' in await client.stream.receive_some(4096)
+        await client.say(frame_bytes(TEXT, long_publish(), mask=KEY)[:4096])
+        heard = await client.stream.receive_some(4096)
+        assert (heard[0], int.from_bytes(heard[2:4])) == (0x88, 1009), "before the rest has come"
 
 
 async def test_a_long_message_that_publishes_nothing_is_refused_before_it_is_read() -> None:

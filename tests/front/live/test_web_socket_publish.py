@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
+import trio
 
 from tests.support.live_desk import calm, refuse_next
 from topics.config import Settings
@@ -31,6 +32,7 @@ from topics.front.limits import make_slots
 from topics.front.live import web_socket
 from topics.front.live.live import Live
 from topics.front.live.web_socket import WebSocket
+from topics.front.live.web_socket_publish import COPY_BYTES
 
 APPENDED, _, FAILED = AppendOutcome
 LONG = 2000
@@ -56,6 +58,14 @@ class Asked(NamedTuple):
         self.then(SimpleNamespace(result=result, body=b"".join(bodies), release=lambda: None))
 
 
+class Block:
+    def __init__(self, view: memoryview) -> None:
+        self.view, self.is_free = view, False
+
+    def free(self) -> None:
+        self.is_free = True
+
+
 class Shards:
     """Two of them; a topic whose name ends in 1 belongs to the second. What is asked waits until
     the test answers it.
@@ -64,6 +74,7 @@ class Shards:
     def __init__(self) -> None:
         self.asked: list[Asked] = []
         self.flushed: list[int] = []
+        self.blocks: list[tuple[Block, Any]] = []  # with their holders
         self.is_full = False
 
     def listen(self, listener: Any) -> None:
@@ -85,8 +96,12 @@ class Shards:
             Asked(params, body if isinstance(body, bytes) else bytes(body.view), then)
         )
 
-    def reserve(self, shard: int, length: int, holder: object) -> Any:
-        return None if self.is_full else SimpleNamespace(view=memoryview(bytearray(length)))
+    def reserve(self, shard: int, length: int, holder: Any) -> Any:
+        if self.is_full:
+            return None
+        block = Block(memoryview(bytearray(length)))
+        self.blocks.append((block, holder))
+        return block
 
     def flush(self, shard: int) -> None:
         self.flushed.append(shard)
@@ -173,28 +188,57 @@ async def test_a_single_publish_travels_alone(desk: Desk) -> None:
     assert desk.sent() == [[publish("1")], [publish("2")]]
 
 
-async def test_a_long_publish_travels_alone_in_its_turn(desk: Desk) -> None:
+@pytest.mark.parametrize("size", [LONG, COPY_BYTES])
+async def test_a_long_publish_travels_alone_in_its_turn(desk: Desk, size: int) -> None:
     said = [
         publish("1"),
         publish("2"),
-        publish("3", size=LONG),
+        publish("3", size=size),
         publish("4"),
         publish("5"),
-        publish("6", size=LONG),
+        publish("6", size=size),
         publish("7"),
     ]
     await desk.say(*said)
     assert desk.sent() == [said[:2], [said[2]], said[3:5], [said[5]], [said[6]]]
 
 
+@pytest.mark.parametrize("size", [LONG, COPY_BYTES])
 async def test_a_long_publish_without_shared_memory_is_refused_and_the_others_go_on(
-    desk: Desk,
+    desk: Desk, size: int
 ) -> None:
     desk.shards.is_full = True
-    await desk.say(publish("1"), publish("2", size=LONG), publish("3"))
+    await desk.say(publish("1"), publish("2", size=size), publish("3"))
     assert desk.sent() == [[publish("1")], [publish("3")]]
     assert desk.heard() == [("error", "2")]
     assert desk.live.messages.asked == len(publish("1")) + len(publish("3"))
+
+
+@pytest.mark.parametrize("end", ["the shard goes", "the client goes"])
+async def test_a_long_publish_that_is_copied_in_steps_may_end_midway(desk: Desk, end: str) -> None:
+    message = publish("2", size=5 * COPY_BYTES)
+    copied = list[int]()
+
+    async def end_it() -> None:
+        while not desk.shards.blocks:
+            await trio.lowlevel.checkpoint()
+        [(block, holder)] = desk.shards.blocks
+        copied.append(bytes(block.view).count(b"x"))
+        if end == "the shard goes":
+            holder.give_up(NotReady("gone"))
+        else:
+            nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(end_it)
+        await desk.say(publish("1"), message, publish("3"))
+    assert 0 < copied[0] < 3 * COPY_BYTES
+    [(block, _)] = desk.shards.blocks
+    assert block.is_free
+    others = [publish("1"), publish("3")] if end == "the shard goes" else [publish("1")]
+    assert desk.sent() == [[one] for one in others]
+    assert desk.live.messages.asked == sum(map(len, others))
+    assert desk.heard() == ([("error", "2")] if end == "the shard goes" else [])
 
 
 async def test_a_batch_is_at_most_as_long_as_an_inline_body(desk: Desk) -> None:

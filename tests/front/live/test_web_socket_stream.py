@@ -105,8 +105,8 @@ async def test_all_sockets_are_sent_the_same_frame_of_a_page(front: Desk) -> Non
         await stream.subscribe(b"1", asked(t=Start(0)), 1)
         reader = stream.readers["t"]
         shown = FeedPage("t", FeedReadResult(**page(0, 2), epoch=1), records(0, 2))
-        frame = stream.page_event(reader, shown)
-        assert frame is stream.page_event(reader, shown)
+        (frame,) = stream.page_event(reader, shown)
+        assert frame is stream.page_event(reader, shown)[0]
         assert json.loads(frame[2:]) == {
             "op": "record",
             "topic": "t",

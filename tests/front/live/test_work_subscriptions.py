@@ -17,7 +17,7 @@ from topics.front.limits import make_slots
 from topics.front.live.work_subscriptions import WorkSubscriptions
 from topics.front.pressure.governor import COALESCE_S
 
-CLOSED = ("work.close", {"work": 1})
+CLOSED = ("work.close", {"work": 1, "pages": 0})
 
 
 def slots_used(front: Desk) -> int:
@@ -173,4 +173,4 @@ async def test_a_client_that_has_gone_takes_nothing_late(
     await jobs(front, 1)
     client.stream.end()
     await trio.sleep(2.0)
-    assert front.shards.told == [CLOSED]
+    assert front.shards.told == [("work.close", {"work": 1, "pages": 1})]

@@ -10,5 +10,5 @@ from tests.support.fake_backend import FakeBackend
 
 @pytest.fixture
 def slow() -> FakeBackend:
-    """Calls of topic ``slow`` wait; a claim that has waited names its leases by grant 7."""
-    return FakeBackend(topics={"slow": []}, gate=trio.Event(), grant=7)
+    """Calls of topic ``slow`` wait; a claim of it gets jobs 1 and 2."""
+    return FakeBackend(topics={"slow": []}, gate=trio.Event(), leased=[1, 2])

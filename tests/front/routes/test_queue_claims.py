@@ -3,50 +3,81 @@
 from __future__ import annotations
 
 import socket
+from functools import partial
 
 import pytest
-import trio
-import trio.testing
 
-from tests.front.routes.queues_support import HOW, granted, hang_up
+from tests.front.routes.queues_support import granted, hang_up
 from tests.support.fake_backend import FakeBackend
 from tests.support.front import LANES, bearer, running
 from tests.support.raw_client import request
 from topics.config import Settings
 from topics.formats.wire import calls
+from topics.front.http.connection import Connection
 
 CLAIM = b'{"node":"n","wait_ms":30000}'
-LONG_POLL = request("POST", "/v0/topics/slow/claim", CLAIM)
-UNCLAIMED = ("queue.unclaimed", calls.UnclaimedParams(7), b"")
+POLL = request("POST", "/v0/topics/slow/claim", CLAIM)
+UNCLAIMED = ("queue.unclaimed", calls.UnclaimedParams("slow", 7, [1, 2]), b"")
 
 
 @LANES
-async def test_a_waiting_claim_ends_when_its_client_hangs_up(fast: bool, slow: FakeBackend) -> None:
+@pytest.mark.parametrize("path", ["claim", "diff"])
+@pytest.mark.parametrize("how", ["closed", "reset"])
+@pytest.mark.parametrize("behind", [b"", POLL], ids=["alone", "pipelined"])
+async def test_a_call_that_waits_ends_when_its_client_hangs_up(
+    fast: bool, slow: FakeBackend, path: str, how: str, behind: bytes
+) -> None:
+    """At once: no sweep has to come."""
     async with running(fast=fast, backend=slow) as run:
         client = await run.connect()
-        await client.say(LONG_POLL)
+        await client.say(POLL.replace(b"/claim", b"/%b" % path.encode()) + behind)
         await run.until(lambda: slow.waiting == 1)
-        await client.stream.aclose()
-        await trio.testing.wait_all_tasks_blocked(0.01)
-        run.sweep_in(60)
+        await hang_up(client, how)
         await run.until(lambda: slow.cancelled == 1)
+        await run.until(lambda: len(run.server.connections) == 0)
         assert UNCLAIMED not in slow.calls, "the shard hears that the call is cancelled"
 
 
 @LANES
-@pytest.mark.parametrize("how", HOW)
-async def test_jobs_for_a_client_that_has_hung_up_are_given_back(
-    fast: bool, slow: FakeBackend, how: str
+@pytest.mark.parametrize("path", ["claim", "diff"])
+@pytest.mark.parametrize("behind", [b"", POLL], ids=["alone", "pipelined"])
+async def test_a_client_that_only_ends_its_side_is_answered(
+    fast: bool, slow: FakeBackend, path: str, behind: bytes
 ) -> None:
-    """The sweep has not seen it yet."""
     async with running(fast=fast, backend=slow) as run:
         client = await run.connect()
-        await client.say(LONG_POLL)
+        await client.say(POLL.replace(b"/claim", b"/%b" % path.encode()) + behind)
+        await run.until(lambda: slow.waiting == 1)
+        await hang_up(client, "half closed")
+        assert await client.stream.receive_some() == b"H", "if it were gone, it would reset this"
+        client.put_back(b"H")
+        with granted(slow):
+            pass
+        for _ in range(2 if behind else 1):
+            assert (await client.hear()).status == 200
+        assert await client.is_closed()
+        assert UNCLAIMED not in slow.calls
+
+
+@LANES
+@pytest.mark.parametrize("how", ["closed", "reset"])
+async def test_jobs_for_a_client_that_has_hung_up_are_given_back(
+    fast: bool, slow: FakeBackend, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The front has not seen it when the answer comes."""
+    monkeypatch.setattr(Connection, "begin_waiting", lambda self: None)
+    async with running(fast=fast, backend=slow) as run:
+        client = await run.connect()
+        await client.say(POLL)
         await run.until(lambda: slow.waiting == 1)
         with granted(slow):
             await hang_up(client, how)
         await run.until(lambda: UNCLAIMED in slow.calls)
         await run.until(lambda: len(run.server.connections) == 0)
+
+
+async def cut_later(connection: Connection) -> None:
+    connection.cut()
 
 
 @LANES
@@ -56,10 +87,10 @@ async def test_jobs_that_cannot_be_sent_are_given_back(
     """The client goes between the last look at its socket and the write."""
     async with running(fast=fast, backend=slow) as run:
         client = await run.connect()
-        await client.say(LONG_POLL)
+        await client.say(POLL)
         await run.until(lambda: slow.waiting == 1)
         [connection] = run.server.connections
-        monkeypatch.setattr(connection, "check_client", connection.cut)
+        monkeypatch.setattr(connection, "check_client", partial(cut_later, connection))
         connection.sock.shutdown(socket.SHUT_WR)
         with granted(slow):
             pass
@@ -83,7 +114,7 @@ async def test_jobs_that_were_sent_are_not_given_back(
         assert UNCLAIMED not in slow.calls
 
 
-async def test_only_an_answer_that_waited_costs_a_look_at_the_socket(
+async def test_only_an_answer_with_jobs_costs_a_look_at_the_socket(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with running(backend=FakeBackend(topics={"a": []})) as run:
@@ -97,7 +128,7 @@ async def test_only_an_answer_that_waited_costs_a_look_at_the_socket(
 async def test_the_drain_ends_a_waiting_claim(slow: FakeBackend) -> None:
     async with running(backend=slow, settings=Settings(drain_ms=300)) as run:
         client = await run.connect()
-        await client.say(LONG_POLL)
+        await client.say(POLL)
         await run.until(lambda: slow.waiting == 1)
         run.stop.set()
         assert (await client.hear()).code == "shutting_down"

@@ -14,7 +14,7 @@ from topics.config import Settings
 from topics.formats.wire import calls
 from topics.front.live.event_stream import HEADERS, HEARTBEAT, RETRY
 
-WORK_CLOSE = ("work.close", calls.WorkCloseParams(1), b"")
+WORK_CLOSE = ("work.close", calls.WorkCloseParams(1, 0), b"")
 
 
 @pytest.mark.parametrize(

@@ -20,4 +20,4 @@ async def test_parameters_reach_the_shard(fast: bool) -> None:
         method, params, body = run.backend.calls[-1]
         assert (method, body) == ("append", RECORD)
         assert params.at > 0
-        assert params == AppendParams("t.x", "klé", False, ["t."], params.at)
+        assert params == AppendParams("t.x", "klé", False, ["t."], params.at, may_configure=False)

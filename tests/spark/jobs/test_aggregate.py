@@ -36,7 +36,7 @@ def job(live: Live, directory: Path, source: str, dest: str, **how: Any) -> Aggr
     )
 
 
-def flight(at: str | int | None, carrier: str | None, delay: float) -> dict[str, Any]:
+def flight(at: str | int | None, carrier: str | None, delay: Any) -> dict[str, Any]:
     return {"data": {"at": at, "carrier": carrier, "delay": delay}}
 
 
@@ -101,6 +101,21 @@ def test_windows_are_appended_once_when_they_are_over(
     late = aggregate(spark, hourly)
     assert (late.appended.records, late.left_out.late, late.left_out.no_time) == (0, 1, 0)
     assert "\n1 rows or more came later than the watermark" in late.text()
+
+
+def test_figures_are_exact_and_values_that_are_none_are_told(
+    spark: SparkSession, live: Live, tmp_path: Path
+) -> None:
+    live.make("exact")
+    values: list[Any] = [0.1, 0.2, 9_007_199_254_740_993, "NaN", {"x": 1}, "1e30", None]
+    rows = [flight("2013-01-01T10:05:00Z", "UA", value) for value in values]
+    write(live, "exact", *rows, flight("2013-01-01T12:30:00Z", "UA", 1))
+    found = aggregate(spark, job(live, tmp_path, "exact", "sums"))
+    assert (found.left_out.no_number, found.left_out.no_time) == (3, 0)
+    assert "\n3 values are no numbers of 20 digits and are in no figure" in found.text()
+    with live.client() as client:
+        (record,) = client.diff("sums", from_seq=0, limit=10).records
+    assert b'"sum_delay":9007199254740993.3,"max_delay":9007199254740993}' in bytes(record.data)
 
 
 def test_an_update_tells_a_window_again_and_the_last_record_of_a_tag_counts(

@@ -56,7 +56,7 @@ def test_a_destination_that_cannot_be_written_is_one_line(live: Live) -> None:
     with pytest.raises(JobError, match='topic "jobs" is a queue'):
         open_dest(sink(live, "jobs"), [])
     with pytest.raises(RequestError, match="topic_not_found"):
-        head_of(sink(live, "nothing"))
+        head_of(sink(live, "nothing"), sink(live, "nothing").connection.servers.members[0])
     away = SinkOptions.parse({"servers": "http://127.0.0.1:9", "topic": "t", "numRetries": "0"})
     with pytest.raises(JobError, match="unreachable"):
         open_dest(away, [])

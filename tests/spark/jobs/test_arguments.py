@@ -6,6 +6,8 @@ import argparse
 
 import pytest
 
+from tests.client.stub_server import StubServer
+from topics.spark.errors import JobError
 from topics.spark.jobs.arguments import add_servers, target_of
 
 
@@ -15,14 +17,24 @@ def parsed(*line: str) -> argparse.Namespace:
     return parser.parse_args(line)
 
 
-def test_a_topic_goes_to_the_server_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_topic_goes_to_the_server_that_has_it(
+    stub: StubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TOPICS_API_KEY", "secret")
-    options = parsed("--url", "a=http://x:1,b=http://x:2", "--retries", "3")
-    targets = [target_of(options, f"topic-{number}") for number in range(20)]
-    assert {target.url for target in targets} == {"http://x:1", "http://x:2"}
-    assert all(target == target_of(options, f"topic-{n}") for n, target in enumerate(targets))
-    assert (targets[0].api_key, targets[0].retries) == ("secret", 3)
-    assert "secret" not in repr(targets[0])
+    with StubServer() as other:
+        options = parsed("--url", f"a={stub.url},b={other.url}", "--retries", "3")
+        assert {target_of(options, f"t{number}").url for number in range(9)} == {
+            stub.url,
+            other.url,
+        }
+        other.make("t0")
+        target = target_of(options, "t0")
+        assert (target.url, target.api_key, target.retries) == (other.url, "secret", 3)
+        assert "secret" not in repr(target)
+    with pytest.raises(JobError, match=r"server b .*unreachable"):
+        target_of(options, "absent")
+    with pytest.raises(JobError, match="is no address of a server"):
+        target_of(parsed("--url", "http://x/?y"), "t")
 
 
 def test_the_environment_names_the_servers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,6 +69,12 @@ def test_the_last_record_of_each_key_is_appended_once_and_in_order(
     assert (third.deleted, third.appended.records) == (1, 2)
     assert held(live, "living") == expected[:2]
     assert "1 records without a key and 1 deleted keys left out" in third.text()
+    # A value that the destination has is ended by the null, once.
+    write(live, "prices", {"tag": "b", "data": None})
+    fourth, fifth = compact(spark, live_only), compact(spark, live_only)
+    assert (fourth.deleted, fourth.appended.repeated, fifth.appended.repeated) == (1, 0, 2)
+    a, null = ("a", {"x": 4}, None, b""), ("b", None, None, b"")
+    assert held(live, "living") == [*expected[:2], a, null]
 
 
 def test_mistakes_are_one_line_without_a_jvm(

@@ -15,6 +15,8 @@ from topics.client.servers import Servers
 from topics.spark.errors import JobError
 from topics.spark.jobs import streams
 from topics.spark.jobs.streams import (
+    LEFT_OUT,
+    NO_NUMBER,
     NO_TIME,
     LeftOut,
     connection_of,
@@ -127,7 +129,7 @@ def test_what_a_query_leaves_out_is_counted_once_and_idle_reports_hide_no_batch(
             "batchId": batch,
             "durationMs": {"triggerExecution": 1} | ({} if idle else {"addBatch": 1}),
             "stateOperators": [{"numRowsDroppedByWatermark": late}],
-            "observedMetrics": {} if idle else {NO_TIME: {NO_TIME: no_time}},
+            "observedMetrics": {} if idle else {LEFT_OUT: {NO_TIME: no_time, NO_NUMBER: None}},
         }
 
     query = SimpleNamespace(recentProgress=[report(0, 2, 1), report(1, 2, 0, idle=True)])

@@ -26,7 +26,7 @@ def by_python(
         return str(error)
     found = [
         bytes(data[offsets[index] : offsets[index + 1]])
-        for offsets, data in rows.blocks()
+        for offsets, data in rows.blocks(0)
         for index in range(len(offsets) - 1)
     ]
     assert len(found) == rows.count

@@ -19,7 +19,7 @@ from topics.spark.summary import Summary
 
 def load(stub: StubServer, path: Path, **given: Any) -> Summary:
     target = Target(url=stub.url, retries=4, backoff_s=0.01, backoff_max_s=0.05)
-    rows = read_plain(str(path), None, {}, None)
+    rows = read_plain(str(path), None, {}, given.pop("tag_column", None))
     return send(rows, "t", target=target, source=str(path), batch_records=20, **given)
 
 
@@ -31,16 +31,47 @@ def test_a_job_that_is_run_again_appends_nothing(stub: StubServer, fifty_rows: P
     first, again = load(stub, fifty_rows), load(stub, fifty_rows)
     assert ids(stub) == [*range(50)]
     assert (first.records, first.appended, first.deduped, first.requests) == (50, 50, 0, 3)
-    assert (again.appended, again.deduped, again.repeated) == (0, 50, 3)
+    assert (again.appended, again.deduped, again.requests) == (0, 50, 0)
+    stub.make("t").records.append({"data": 0})  # not of this job alone: the keys tell
+    one, two = load(stub, fifty_rows), load(stub, fifty_rows)
+    assert (one.appended, two.appended, two.deduped, two.repeated) == (50, 0, 50, 3)
     assert first.agrees
     assert again.agrees
     assert first.job_id == again.job_id
 
 
-def test_other_content_is_another_job(stub: StubServer, fifty_rows: Path) -> None:
-    first = load(stub, fifty_rows)
-    fifty_rows.write_text(fifty_rows.read_text() + '{"id":50}\n')
-    assert load(stub, fifty_rows).job_id != first.job_id
+@pytest.mark.parametrize("first", [20, 37, 50])
+def test_lines_that_have_grown_append_the_new_ones(
+    stub: StubServer, fifty_rows: Path, first: int
+) -> None:
+    whole = fifty_rows.read_text()
+    fifty_rows.write_text("".join(whole.splitlines(keepends=True)[:first]))
+    before = load(stub, fifty_rows)
+    fifty_rows.write_text(whole + '{"id": 50}\n')
+    grown, again = load(stub, fifty_rows), load(stub, fifty_rows)
+    assert ids(stub) == [*range(51)]
+    assert (grown.records, grown.appended, grown.deduped) == (51, 51 - first, first)
+    assert (again.appended, again.deduped, again.first_seq, again.last_seq) == (0, 51, 1, 51)
+    assert grown.agrees
+    assert again.agrees
+    assert before.job_id != grown.job_id
+
+
+@pytest.mark.parametrize("other", ['{"id":7}\n', ' {"id": 0} \n{"id":9}\n'])
+def test_lines_in_a_topic_of_something_else_are_all_appended(
+    stub: StubServer, fifty_rows: Path, tmp_path: Path, other: str
+) -> None:
+    (tmp_path / "other.ndjson").write_text(other)
+    load(stub, tmp_path / "other.ndjson")
+    summary = load(stub, fifty_rows)
+    assert (summary.appended, len(ids(stub))) == (50, 50 + other.count("\n"))
+    assert load(stub, fifty_rows, job_id="j").appended == 50
+    stub.make("t")
+    load(stub, fifty_rows)
+    assert load(stub, fifty_rows, tag_column="id").appended == 50
+    stub.make("t")
+    load(stub, fifty_rows, tag_column="id")
+    assert load(stub, fifty_rows, tag_column="id").requests == 0
 
 
 def test_a_job_that_failed_half_way_goes_on_where_it_stopped(

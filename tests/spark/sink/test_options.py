@@ -51,7 +51,8 @@ def test_names_are_matched_whatever_their_case_and_all_travel_to_executors() -> 
         ("durability", "ram", "option durability is 'ram'"),
         ("valueFormat", "avro", "option valueFormat is 'avro'"),
         ("path", "events", "a topic is no path"),
-        ("kafka.bootstrap.servers", "h:1", "Kafka's"),
+        ("kafka.bootstrap.servers", "h:1", "name a topics server with the option servers"),
+        ("kafka.acks", "all", "option kafka.acks is Kafka's and has no meaning for topics"),
     ],
 )
 def test_a_mistake_is_one_line_that_names_it(name: str, value: str, told: str) -> None:
@@ -59,6 +60,16 @@ def test_a_mistake_is_one_line_that_names_it(name: str, value: str, told: str) -
         SinkOptions.parse({"servers": "http://h:1", name: value})
     assert told in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+def test_a_write_has_no_default_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TOPICS_URL", raising=False)
+    with pytest.raises(BadOption, match="no server is named: give the option servers"):
+        SinkOptions.parse({"topic": "t"})
+    monkeypatch.setenv("TOPICS_URL", "http://h:2")
+    assert SinkOptions.parse({"topic": "t"}).connection.servers.members[0].url == "http://h:2"
+    with pytest.raises(BadOption, match="INSERT INTO table WITH"):
+        SinkOptions.parse({})  # of a table, whose own options Spark keeps to itself
 
 
 @pytest.mark.parametrize("name", ["checkpointLocation", "queryName", "startingOffsets", "header"])

@@ -101,7 +101,7 @@ def test_a_write_that_appended_nothing_tells_so_also_when_the_server_is_gone(
     made = BatchWriter(options(stub), SCHEMA, overwrite=False)
     made.abort([None])
     assert capfd.readouterr().err == "topics: the write failed; nothing was appended\n"
-    made.options = replace(made.options, connection=nowhere())
+    made.options, made.places = replace(made.options, connection=nowhere()), {}
     made.abort([None])
     assert "the 0 records of its finished tasks stay" in capfd.readouterr().err
 

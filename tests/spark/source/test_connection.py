@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.client.stub_server import StubServer
+from topics.client.errors import RequestError
 from topics.client.servers import Server
 from topics.spark.source.connection import (
+    RETRIES,
     BadOption,
     Connection,
+    Patience,
     ServerError,
     choice,
     errors_of,
@@ -33,7 +36,7 @@ def test_without_options_it_is_the_local_server_without_a_key() -> None:
     connection = Connection.parse({})
     (server,) = connection.servers.members
     target = connection.target(server)
-    assert (target.url, target.api_key, target.retries) == (URL, None, 12)
+    assert (target.url, target.api_key, target.retries) == (URL, None, RETRIES)
     assert (target.connect_s, target.read_s) == (5, 120)
 
 
@@ -52,7 +55,6 @@ def test_names_of_options_have_no_case() -> None:
     connection = Connection.parse(given)
     target = connection.target(connection.servers.members[0])
     assert (target.retries, target.connect_s, target.read_s) == (3, 0.25, 1.5)
-    assert connection.target(connection.servers.members[0], retries=1).retries == 1
 
 
 def test_a_key_is_read_from_its_file(tmp_path: Path) -> None:
@@ -135,6 +137,38 @@ def test_a_quick_client_gives_up_on_a_dead_address_in_seconds() -> None:
     with (
         pytest.raises(ServerError, match=r"unreachable.*is the server running"),
         errors_of(server),
-        connection.client(server, quick=True) as client,
+        connection.client(server, Patience.PLANNING) as client,
     ):
         client.state("t")
+
+
+def test_a_topic_is_located_wherever_it_is_and_made_where_its_name_says(stub: StubServer) -> None:
+    with StubServer() as other:
+        text = f"a={stub.url},b={other.url}"
+        connection = Connection.parse({"servers": text, "numRetries": "0"})
+        owners = {name: connection.servers.owner(name).name for name in ("t1", "t2", "t3", "t4")}
+        assert {connection.locate(name).name for name in owners} == {"a", "b"}
+        assert {name: connection.locate(name).name for name in owners} == owners
+        for name, owner in owners.items():
+            (stub if owner == "b" else other).make(name)
+        assert all(connection.locate(name).name != owner for name, owner in owners.items())
+        stub.make("t1")
+        other.make("t1")
+        with pytest.raises(RequestError, match=r'"t1": 409 topic_on_two_servers: .* a .* b '):
+            connection.locate("t1")
+    # b is gone now: what a has goes on, and nothing new is made.
+    stub.make("t9")
+    assert connection.locate("t9").name == "a"
+    with pytest.raises(ServerError, match=r"server b .*unreachable"):
+        connection.locate("t10")
+    lone = Connection.parse({"servers": "http://127.0.0.1:9"})
+    assert lone.locate("t") == lone.servers.members[0]
+
+
+def test_a_restart_of_some_minutes_is_awaited() -> None:
+    connection = Connection.parse({"servers": URL})
+    policy, pauses = connection.target(connection.servers.members[0]).policy(), 0.0
+    for _ in range(RETRIES):
+        policy = policy.increment("GET", "/", error=ConnectionRefusedError())
+        pauses += policy.get_backoff_time()
+    assert pauses > 9 * 60

@@ -23,7 +23,11 @@ from topics.spark.source.offsets import (
 )
 
 NAMES = st.text(min_size=1, max_size=5)
-POSITIONS = st.builds(Position, st.integers(0), st.integers(0), st.integers(0))
+NUMBER = st.integers(0)
+HEADS = st.just((0, 0)) | st.tuples(st.integers(1), NUMBER)
+POSITIONS = st.tuples(NUMBER, NUMBER, NUMBER, HEADS).map(
+    lambda found: Position(*found[:3], *found[3])
+)
 
 
 def test_a_start_is_inclusive_and_an_end_is_exclusive() -> None:

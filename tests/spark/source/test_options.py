@@ -113,6 +113,11 @@ def test_no_match_is_lost_by_the_prefix(pattern: str, name: str) -> None:
         ("batch", {"subscribe": "a", "maxOffsetPerTrigger": "1"}, "is it maxOffsetsPerTrigger?"),
         ("batch", {"subscribe": "a", "assign": "{}"}, "name topics with subscribe"),
         ("batch", {"subscribe": "a", "kafka.group.id": "g"}, "leave it out"),
+        (
+            "stream",
+            {"subscribe": "a", "startingOffsetsByTimestampStrategy": "latest"},
+            "begins at the end, as latest does",
+        ),
         ("batch", {"path": "a"}, "name the topic with subscribe"),
     ],
 )

@@ -23,6 +23,7 @@ from topics.spark.source.plan import (
     positions,
     range_end,
     range_start,
+    rewind,
     shares,
     skip,
     split,
@@ -31,6 +32,10 @@ from topics.spark.source.plan import (
 )
 
 HEAD = Head(earliest=11, head=50, epoch=7)
+
+
+def seqs(offsets: Offsets) -> dict[str, dict[str, int]]:
+    return {name: {t: at.seq for t, at in topics.items()} for name, topics in offsets.items()}
 
 
 def quiet(server: str, topic: str, lost: Lost) -> None:
@@ -118,7 +123,7 @@ def test_a_batch_is_what_lies_between_its_offsets() -> None:
 def test_a_new_topic_enters_with_its_earliest_record_ahead() -> None:
     heads: Heads = {"s": {"new": HEAD}}
     entered = advance({}, steps({}, heads, {}, quiet), None)
-    assert entered == {"s": {"new": Position(10, 7)}}
+    assert entered == {"s": {"new": Position(10, 7, head=10)}}
     assert between({}, entered) == []
     read = advance(entered, steps(entered, heads, heads, quiet), None)
     assert between(entered, read) == [Range("s", "new", 10, 50, 7)]
@@ -130,7 +135,7 @@ def test_a_topic_that_was_made_again_begins_anew_and_its_loss_is_counted() -> No
     before: Heads = {"s": {"t": Head(1, 40, 6)}}
     found = steps(start, {"s": {"t": HEAD}}, before, lambda *told: heard.append(told))
     assert heard == [("s", "t", Lost(31, 40, RECREATED, 10))]
-    assert advance(start, found, None) == {"s": {"t": Position(10, 7, lost=12)}}
+    assert advance(start, found, None) == {"s": {"t": Position(10, 7, lost=12, head=10)}}
 
 
 def test_a_topic_that_is_gone_keeps_its_position() -> None:
@@ -144,7 +149,7 @@ def test_a_topic_that_is_gone_keeps_its_position() -> None:
 def test_a_server_that_was_not_heard_keeps_its_positions() -> None:
     start: Offsets = {"silent": {"t": Position(30, 6)}, "s": {"t": Position(10, 7)}}
     end = advance(start, steps(start, {"s": {"t": HEAD}}, {}, quiet), None)
-    assert end == {"silent": {"t": Position(30, 6)}, "s": {"t": Position(50, 7)}}
+    assert end == {"silent": {"t": Position(30, 6)}, "s": {"t": Position(50, 7, head=50)}}
 
 
 def test_a_head_that_is_behind_moves_nothing() -> None:
@@ -152,6 +157,24 @@ def test_a_head_that_is_behind_moves_nothing() -> None:
     found = steps(start, {"s": {"t": HEAD}}, {}, quiet)
     assert total_lag(found) == 0
     assert advance(start, found, None) == start
+
+
+def test_an_offset_has_the_head_of_the_time_when_it_moved_last() -> None:
+    heads: Heads = {"s": {"t": HEAD._replace(ts=99)}}
+    start: Offsets = {"s": {"t": Position(20, 7)}}
+    moved = advance(start, steps(start, heads, heads, quiet), 5)
+    assert moved == {"s": {"t": Position(25, 7, 0, head=50, head_ts=99)}}
+    later: Heads = {"s": {"t": HEAD._replace(head=25, ts=77)}}
+    assert advance(moved, steps(moved, later, later, quiet), None) == moved
+
+
+@pytest.mark.parametrize(("left", "at"), [(20, Position(20, 7, 4)), (26, Position(25, 7, 3))])
+def test_a_log_that_was_rewound_is_read_again_from_there(left: int, at: Position) -> None:
+    start: Offsets = {"s": {"t": Position(25, 7, 1, head=28, head_ts=9)}}
+    step = rewind(Step("s", "t", start["s"]["t"], 40, 9), left)
+    end = advance(start, [step], None)
+    assert (step.lag, end["s"]["t"]) == (0, at._replace(head=at.seq))
+    assert between(start, end) == []
 
 
 def test_what_is_lost_is_skipped_and_counted() -> None:
@@ -169,7 +192,7 @@ def test_a_stream_reads_every_record_once(appends: list[tuple[str, int]], limit:
     at: Offsets = {"s": {"a": Position(0, 7)}}
     read: list[tuple[str, int]] = []
     waiting = deque(appends)
-    while waiting or at != positions(heads):
+    while waiting or seqs(at) != seqs(positions(heads)):
         if waiting:
             topic, count = waiting.popleft()
             old = heads["s"].get(topic, Head(1, 0, 7))

@@ -13,6 +13,7 @@ from tests.spark.source.ddl import struct_of
 from tests.support.offline_scenes import Scene, write_scene
 from topics.spark.source.columns import SCHEMA, Columns
 from topics.spark.source.connection import BadOption
+from topics.spark.source.plan import DataLost
 from topics.spark.source.segments import (
     SegmentOptions,
     SegmentsDataSource,
@@ -118,6 +119,9 @@ def test_a_missing_topic_or_partition_is_named(scene: Scene) -> None:
         offsets(path=str(scene.path), subscribe="gone")
     with pytest.raises(BadOption, match="names partition 1 of"):
         offsets(path=str(scene.path), subscribe="plain", startingOffsets='{"plain": {"1": 2}}')
+    for option in ("startingOffsets", "endingOffsets"):
+        with pytest.raises(DataLost, match=rf'{option} has offset 99999 .* "plain", which ends at'):
+            offsets(path=str(scene.path), subscribe="plain", **{option: '{"plain": 99999}'})
     with pytest.raises(BadOption, match="columns names 'nothing'"):
         SegmentsDataSource(
             {"path": str(scene.path), "subscribe": "plain", "columns": "nothing"}

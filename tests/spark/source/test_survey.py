@@ -9,12 +9,13 @@ from contextlib import closing, contextmanager
 import pytest
 
 from tests.spark.source.live import Live
+from topics.client.errors import RequestError
 from topics.client.ranges import Lost
-from topics.spark.source.connection import BadOption, ServerError
+from topics.spark.source.connection import BadOption, Patience, ServerError
 from topics.spark.source.offsets import Position
 from topics.spark.source.options import ReadOptions
 from topics.spark.source.plan import Head, Step
-from topics.spark.source.survey import Patience, Survey
+from topics.spark.source.survey import Survey
 
 NOWHERE = "http://127.0.0.1:9"
 
@@ -41,24 +42,22 @@ def test_a_pattern_finds_whole_names(live: Live) -> None:
         assert sorted(asked.heads(Patience.FULL)["one"]) == ["survey.p.a", "survey.p.b"]
 
 
-def test_a_pattern_asks_again_only_for_topics_that_have_moved(live: Live) -> None:
+def test_a_pattern_costs_one_request_and_sees_a_topic_that_was_made_again(live: Live) -> None:
     live.make("survey.m.a", 3)
     live.make("survey.m.b", 3)
     with survey(live, subscribePattern=r"survey\.m\..*") as asked:
         first = asked.heads(Patience.FULL)["one"]
         client = asked._client(asked.servers[0], Patience.FULL)
         before = client.requests
-        assert asked.heads(Patience.FULL)["one"] == first
+        live.delete("survey.m.a")
+        live.make("survey.m.a", 3)  # as many records as before
+        second = asked.heads(Patience.FULL)["one"]
         assert client.requests == before + 1
-        live.append("survey.m.b", [4])
-        live.make("survey.m.c")
-        moved = asked.heads(Patience.FULL)["one"]
-        assert client.requests == before + 4
-    assert {topic: head.head for topic, head in moved.items()} == {
-        "survey.m.a": 3,
-        "survey.m.b": 4,
-        "survey.m.c": 0,
-    }
+        with live.client() as other:
+            epochs = {name: (other.state(name) or {})["epoch"] for name in second}
+    assert {name: head.epoch for name, head in second.items()} == epochs
+    assert second["survey.m.b"] == first["survey.m.b"]
+    assert second["survey.m.a"].epoch > first["survey.m.a"].epoch
 
 
 def test_a_named_topic_that_is_absent_is_told_with_its_server(live: Live) -> None:
@@ -84,20 +83,56 @@ def test_offsets_of_a_partition_that_the_topic_does_not_have_are_refused(
         asked.require(asked.heads(Patience.FULL))
 
 
-def test_only_owners_of_named_topics_are_asked(live: Live) -> None:
-    servers = f"a={live.url},b={NOWHERE}"
+def test_offsets_of_a_topic_that_is_not_there_are_refused(live: Live) -> None:
+    live.make("survey.there")
+    given = {"startingOffsets": '{"survey.thera": 2}'}
+    with (
+        survey(live, subscribePattern=r"survey\.ther.", **given) as asked,
+        pytest.raises(BadOption, match=r'names topic "survey\.thera": there is none'),
+    ):
+        asked.require(asked.heads(Patience.FULL))
+
+
+def test_a_named_topic_is_found_on_any_server_and_refused_on_two(live: Live, mortal: Live) -> None:
+    servers = f"a={live.url},b={mortal.url}"
     connection = ReadOptions.parse({"servers": servers, "topic": "x"}, "batch").connection
-    mine = next(
+    other = next(
         name
         for name in (f"survey.own.{number}" for number in range(100))
-        if connection.servers.owner(name).name == "a"
+        if connection.servers.owner(name).name == "b"
     )
-    live.make(mine, 3)
-    with survey(live, servers=servers, subscribe=mine) as asked:
-        assert [server.name for server in asked.servers] == ["a"]
-        assert asked.heads(Patience.PLANNING)["a"][mine].head == 3
-    with survey(live, servers=servers, subscribePattern=mine) as asked:
-        assert [server.name for server in asked.servers] == ["a", "b"]
+    live.make(other, 3)  # before b was one of the servers
+    with survey(live, servers=servers, subscribe=other) as asked:
+        heads = asked.heads(Patience.PLANNING)
+        asked.require(heads)
+        assert (heads["a"][other].head, heads["b"]) == (3, {})
+        first, second = (asked._client(server, Patience.PLANNING) for server in asked.servers)
+        before = first.requests, second.requests
+        asked.heads(Patience.PLANNING)
+        assert (first.requests, second.requests) == (before[0] + 1, before[1])
+        # It is followed to the other server.
+        live.delete(other)
+        mortal.make(other, 1)
+        assert asked.heads(Patience.PLANNING) == {"a": {}, "b": asked.heads(Patience.QUICK)["b"]}
+        assert connection.locate(other).name == "b"
+    live.make(other, 2)
+    both = rf"409 topic_on_two_servers: it is on server a \({live.url}\) and on server b \(http"
+    with (
+        survey(live, servers=servers, subscribe=other) as asked,
+        pytest.raises(RequestError, match=both),
+    ):
+        asked.heads(Patience.PLANNING)
+    with pytest.raises(RequestError, match=both):
+        connection.locate(other)
+
+
+def test_a_read_by_name_asks_all_servers_first(live: Live) -> None:
+    live.make("survey.half", 1)
+    with (
+        survey(live, servers=f"a={live.url},b={NOWHERE}", subscribe="survey.half") as asked,
+        pytest.raises(ServerError, match=rf"server b \({NOWHERE}\): .*unreachable"),
+    ):
+        asked.heads(Patience.PLANNING)
 
 
 @pytest.mark.parametrize(("patience", "seconds"), [(Patience.QUICK, 8), (Patience.PLANNING, 12)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import json
+from math import inf, isnan
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +21,7 @@ from topics.spark.source.typed import TypedParser
 
 UTC = datetime.UTC
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
+DAY = datetime.date(2024, 12, 31)
 # A DDL type and what Python makes of values that fit it.
 SCALARS: dict[str, st.SearchStrategy[Any]] = {
     "BIGINT": INT64,
@@ -124,6 +126,10 @@ def test_every_misfit_is_told_once_in_order_and_is_null(fits: list[bool]) -> Non
         ("STRING", '{"a" : [1,\n2]}', '{"a" : [1,\n2]}'),
         ("ARRAY<STRING>", '["\\u00e4\\n", 1.50, null]', ["\u00e4\n", "1.50", None]),
         ("MAP<STRING, ARRAY<INT>>", '{"a":[1],"b":null}', {"a": [1], "b": None}),
+        ("MAP<INT, STRING>", '{"1":"a","-2":3}', {1: "a", -2: "3"}),
+        ("ARRAY<DOUBLE>", '[1,"Infinity",null,"-Infinity"]', [1, inf, None, -inf]),
+        ("STRUCT<a: FLOAT>", '{"a":"-Infinity"}', {"a": -inf}),
+        ("STRUCT<d: DATE, s: STRING>", '{"d":"2024-12-31","s":1}', {"d": DAY, "s": "1"}),
     ],
 )
 def test_a_value_that_fits(ddl: str, text: str, value: object) -> None:
@@ -144,7 +150,12 @@ def test_a_value_that_fits(ddl: str, text: str, value: object) -> None:
         ("STRUCT<a: ARRAY<FLOAT>>", '{"a":[1,null,-1e39]}', "Number out of range of a FLOAT"),
         ("DECIMAL(5,2)", "1.005", "Rescaling Decimal value would cause data loss"),
         ("TIMESTAMP", '"2024-12-31T23:59:59"', "Expected `datetime` with a timezone component"),
-        ("DATE", '"31.12.2024"', "Invalid RFC3339 encoded date - at `$`"),
+        ("DATE", '"31.12.2024"', "Invalid RFC3339 encoded date - at `data`"),
+        ("TIMESTAMP", '"+99999999-01-01T00:00:00Z"', "Invalid RFC3339 encoded datetime"),
+        ("DOUBLE", '"nan"', "Invalid enum value"),
+        ("ARRAY<FLOAT>", '[1e39,"Infinity"]', "Number out of range of a FLOAT"),
+        ("MAP<TINYINT, INT>", '{"300":1}', "Value 300 too large to fit in C integer type"),
+        ("MAP<INT, INT>", '{"x":1}', "Expected `int`, got `str`"),
         ("STRING", '"\\ud800"', "truncated"),
         ("STRING", b'"\xff"', "can't decode byte 0xff"),
         ("ARRAY<INT>", "[1,[" * 2000 + "]]" * 2000, "array"),
@@ -155,6 +166,26 @@ def test_a_misfit_has_its_reason(ddl: str, text: str | bytes, reason: str) -> No
     assert parse(ddl, "null", text, misfits=misfits) == [None, None]
     assert [index for index, _ in misfits] == [1]
     assert reason in misfits[0][1]
+
+
+def test_what_to_json_writes_for_no_number_comes_back() -> None:
+    (row,) = parse("STRUCT<a: DOUBLE, b: FLOAT, c: INT>", '{"a":"NaN","b":"NaN","c":1}')
+    assert (isnan(row["a"]), isnan(row["b"]), row["c"]) == (True, True, 1)
+
+
+@given(st.datetimes(timezones=st.just(UTC)), st.sampled_from([-400, 0, 400, 8000, 280_000]))
+def test_moments_of_any_year_come_back(moment: datetime.datetime, years: int) -> None:
+    year = moment.year + years
+    shown = f"{year:04d}" if 0 < year < 10_000 else f"{year:+05d}"
+    rest = moment.isoformat()[4:]
+    days = years // 400 * 146_097
+    values = [Raw(f'{{"t":"{shown}{rest}","d":"{shown}{rest[:6]}"}}'.encode())]
+    arrow = to_arrow_type(kind := type_of("STRUCT<t: TIMESTAMP, d: DATE>"), timezone="UTC")
+    found = TypedParser("data", kind, arrow).parse(values, lambda *misfit: pytest.fail(str(misfit)))
+    since = moment - datetime.datetime(1970, 1, 1, tzinfo=UTC)
+    micros = since // datetime.timedelta(microseconds=1) + days * 86_400_000_000
+    assert found.field("t").cast(pa.int64()).to_pylist() == [micros]
+    assert found.field("d").cast(pa.int32()).to_pylist() == [since.days + days]
 
 
 def test_members_that_may_not_be_null_stay_so() -> None:
@@ -175,7 +206,7 @@ def test_members_that_may_not_be_null_stay_so() -> None:
         ("STRUCT<>", "data is a STRUCT without fields"),
         ("STRUCT<a: INT, b: STRUCT<c: INT, c: INT>>", "data.b has the field c twice"),
         ("ARRAY<INTERVAL DAY>", r"data\[\] is INTERVAL DAY, which no JSON value is read as"),
-        ("MAP<INT, INT>", "data is MAP<INT,INT>, which no JSON value is read as"),
+        ("MAP<DOUBLE, INT>", "data is MAP<DOUBLE,INT>, which no JSON value is read as"),
     ],
 )
 def test_a_type_that_json_has_not_is_refused(ddl: str, says: str) -> None:

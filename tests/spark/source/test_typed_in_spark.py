@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.spark.source.live import Live
-from topics.spark import register
+from topics.spark import records, register
 from topics.spark.errors import JobError, spark_errors
 
 if TYPE_CHECKING:
@@ -100,3 +100,20 @@ def test_inferred_data_goes_to_parquet_and_back(
         {"id": 1.0, "a": [], "b": "{}", "c": None},
         {"id": 2.5, "a": [{"x": None}], "b": None, "c": {"d": True}},
     ]
+
+
+def test_what_records_writes_comes_back(spark: SparkSession, live: Live) -> None:
+    rows = spark.sql(
+        "SELECT double('NaN') AS a, float('-Infinity') AS b, map(1, 'x', -2, null) AS c,"
+        " timestamp'9999-12-31 23:59:59.5Z' + interval 1 second AS d, date'9999-12-31' + 1 AS e,"
+        " timestamp_ntz'9999-12-31 23:59:59' + interval 1 second AS f"
+    )
+    register(spark)
+    writer = records(rows).write.format("topics").options(servers=live.url, topic="typed.back")
+    writer.mode("append").save()
+    ddl = rows.schema.simpleString().removeprefix("struct<").removesuffix(">")
+    reader = spark.read.format("topics").schema(f"data STRUCT<{ddl}>")
+    back = reader.options(servers=live.url, subscribe="typed.back").load().select("data.*")
+    shown = "a", "b", "to_json(c)", "unix_micros(d)", "unix_date(e)", "cast(f as string)"
+    assert back.selectExpr(*shown).collect()[0][1:] == rows.selectExpr(*shown).collect()[0][1:]
+    assert back.where("isnan(a) and isnotnull(d) and isnotnull(e) and isnotnull(f)").count() == 1

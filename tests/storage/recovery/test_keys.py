@@ -67,7 +67,9 @@ def alive(client: Client, name: str, *keys: str) -> list[str]:
     return [
         key
         for key in keys
-        if topic.dedupe.find(key, client.now.ms, topic.config.idempotency_window_ms)
+        if topic.dedupe.find(
+            key, client.now.ms, topic.config.idempotency_window_ms, topic.keys_from_seq
+        )
     ]
 
 

@@ -177,7 +177,7 @@ def test_a_move_to_the_dead_letter_topic_goes_on_after_a_kill(
     assert claim(client, "q", 3) == []
     assert begin_move(client, "q", 2) == [1, 2]
     client = again(client)
-    assert of(client).rows[1] == of(client).rows[2] == (DYING, 0, 0, 1, "")
+    assert of(client).rows[1] == of(client).rows[2] == (DYING, 0, 0, 1, "d")
     assert 1 not in [job.seq for job in claim(client, "q", 9)]
     assert {1, 2} <= {*begin_move(client, "q")}
     end_move(client, "q", 1, 2)
@@ -198,7 +198,7 @@ def test_a_refused_move_is_known_as_long_as_the_log_knows_it(tmp_path: Path) -> 
     client.engine.keep_dead(client.engine.queue("q"), begin_move(client, "q"))
     for stop in (True, False):
         client = again(client, stop=stop)
-        assert of(client).rows == {1: (DYING, 0, 0, 1, "")}
+        assert of(client).rows == {1: (DYING, 0, 0, 1, "d")}
         assert claim(client, "q") == []
     client.kill()
 

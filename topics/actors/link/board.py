@@ -47,7 +47,7 @@ LIMITS: Final = 8
 PROCESS_WORDS: Final = LIMITS_AT + LIMITS
 HEADS_WORDS: Final = SLOTS * SLOT_WORDS
 KEY_SLOTS: Final = 1024  # where nobody asks for more
-KEY_LIMITS: Final = 2
+KEY_LIMITS: Final = 3
 assert PROCESS_WORDS == 258 * LINE_WORDS
 assert HEADS_WORDS == 16 * LINE_WORDS
 

@@ -225,7 +225,7 @@ _CONNECTIONS = (
     ),
     Metric(
         "topics_held_answer_bytes",
-        "Bytes of answers that wait for slow clients.",
+        "Bytes of answers and streams that wait for slow clients.",
         MetricKind.GAUGE,
     ),
 )

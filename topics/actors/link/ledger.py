@@ -45,6 +45,7 @@ class KeyLimit(IntEnum):
 
     SSE_CONNECTIONS = 0
     REQUESTS_IN_FLIGHT = 1
+    WATCH_SESSIONS = 2
 
 
 assert len(Limit) < LIMITS

@@ -5,8 +5,8 @@ WAITING --------------------------> OVER  the waiting task wakes, or the stepped
    |                                      on, or the next `wait` returns at once, or the listener
    |                                      of `then` is called
    |     abandon(), cancelled
-   +------------------------------> OVER  the session forgets the call and releases a late
-                                          answer
+   +------------------------------> OVER  the session forgets the call; a late answer is released,
+                                          or goes to `on_late`
 """
 
 from __future__ import annotations
@@ -75,11 +75,14 @@ class PendingCall:
         "cid",
         "is_patient",
         "method",
+        "on_late",
     )
 
     def __init__(self, cid: int, method: str, owner: CallOwner) -> None:
         self.cid, self.method = cid, method
         self.is_patient = False  # the answer may take long by its nature; the caller says so
+        # Called with an answer that nobody waits for any more, and that takes effect all the same.
+        self.on_late: Callable[[RpcReply], None] | None = None
         self._owner = owner
         self._task: Task | None = None  # the one that waits, or did
         self._answer: outcome.Outcome[RpcReply] | None = None  # came before anybody waited
@@ -153,8 +156,14 @@ class PendingCall:
             self._over = True
             self._owner.forget_call(self.cid)
         elif isinstance(self._answer, outcome.Value):
-            self._answer.value.release()
+            self.take_late(self._answer.value)
             self._answer = None
+
+    def take_late(self, reply: RpcReply) -> None:
+        """An answer that nobody waits for."""
+        if self.on_late is not None:
+            self.on_late(reply)
+        reply.release()
 
     def succeed(self, reply: RpcReply) -> None:
         """The answer has come."""

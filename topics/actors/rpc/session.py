@@ -60,6 +60,7 @@ class LinkSession:
         """Session-scoped registrations: they go when the session closes."""
         self._forget = forget
         self._calls: dict[int, PendingCall] = {}
+        self._given_up: dict[int, PendingCall] = {}  # of those with an `on_late`
         self._listeners: list[ClosedListener] = []
 
     # Sending
@@ -126,17 +127,20 @@ class LinkSession:
 
     def forget_call(self, cid: int) -> None:
         """Nobody waits any more. The peer is told, so that it can stop working on the answer."""
-        if self._calls.pop(cid, None) is not None:
+        call = self._calls.pop(cid, None)
+        if call is not None:
+            self._await_late(call)
             try:
                 self.notify(CALL_CANCELLED.method, CallCancelledParams(cid))
             except PeerGone:
                 log.debug("cancel not sent", peer_id=self.peer_id, cid=cid)
 
     def fail_calls(self, which: Callable[[PendingCall], bool]) -> None:
-        """Fail these calls with PeerGone, as if the session had closed. Drop late answers."""
+        """Fail these calls with PeerGone, as if the session had closed."""
         for call in [call for call in self._calls.values() if which(call)]:
             # A listener of an earlier one may have abandoned this one.
             if self._calls.pop(call.cid, None) is not None:
+                self._await_late(call)
                 call.fail(PeerGone(f"{self.peer_id} does not answer call {call.cid}"))
 
     def take_answer(self, message: Message, answer: Success | Failure) -> None:
@@ -145,6 +149,11 @@ class LinkSession:
         if call is not None and type(answer) is Success:
             call.succeed(RpcReply(answer.result, message, self))
             return
+        if call is None and self._given_up:
+            late = self._given_up.pop(answer.cid, None)
+            if late is not None and type(answer) is Success:
+                late.take_late(RpcReply(answer.result, message, self))
+                return
         self.release(message)
         if call is not None and type(answer) is Failure:
             call.fail(RemoteError(answer.code, answer.message, answer.data))
@@ -162,6 +171,11 @@ class LinkSession:
             )
         else:
             call.fail(RemoteError(error.code, error.message))
+
+    def _await_late(self, call: PendingCall) -> None:
+        """The peer answers the call all the same."""
+        if call.on_late is not None:
+            self._given_up[call.cid] = call
 
     def release(self, message: Message) -> None:
         """Give the attachment's memory back to the peer. Does nothing for an inline attachment, nor
@@ -195,6 +209,7 @@ class LinkSession:
         self.unanswered.clear()
         calls = list(self._calls.values())
         self._calls.clear()
+        self._given_up.clear()
         for call in calls:
             # A coroutine that an earlier one has resumed may have abandoned this one.
             if not call.is_over:

@@ -17,7 +17,7 @@ from topics.actors.shard.context import ShardContext
 from topics.actors.shard.service import Service
 from topics.actors.shard.streamed_appends import STREAMED_MIN_BYTES, StreamedAppends
 from topics.engine.changes.append import Append, InFlightDuplicate
-from topics.formats.api.append_body import decode_append
+from topics.formats.api.append_body import check_may_configure, decode_append
 from topics.formats.api.limits import MOVE_LIMITS, Limits
 from topics.formats.buffers import Buffer
 from topics.formats.wire.calls import APPEND
@@ -57,6 +57,7 @@ class Appends(Service):
     def _decide(self, batch: AppendBatch, index: int, content: Buffer, limits: Limits) -> None:
         params = batch.params
         body = decode_append(content, params.key, limits)
+        check_may_configure(body, params.may_configure)
         self._context.freshen(self._engine.topics.get(params.topic))
         outcome = self._engine.append(params.topic, body, self._context.now, params.prefixes)
         if isinstance(outcome, Append):

@@ -9,6 +9,7 @@ A strong view shows only what is synced; see `visible_head`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from topics.actors.rpc.message_router import MessageRouter
@@ -91,7 +92,7 @@ def diff_of(fields: Sequence[Any], limits: Limits, **cursor: Any) -> tuple[Diff,
     view = FeedView._make(fields)
     diff = Diff(
         limit=clamped_limit(view.limit, limits),
-        nodes=frozenset(view.nodes),
+        nodes=_node_set(tuple(view.nodes)),
         include_tags=view.tags,
         include_meta=view.meta,
         include_data=view.data,
@@ -99,6 +100,12 @@ def diff_of(fields: Sequence[Any], limits: Limits, **cursor: Any) -> tuple[Diff,
         **cursor,
     )
     return diff, view.strong
+
+
+@lru_cache(256)
+def _node_set(nodes: tuple[str, ...]) -> frozenset[str]:
+    """Feeds of one reader, and of readers alike, share it."""
+    return frozenset(nodes)
 
 
 def joined(pieces: list[Buffer]) -> Buffer:

@@ -14,7 +14,9 @@ HEARTBEAT_S = 0.5
 
 
 class Heartbeat(Service):
-    """Tells the board that the loop lives, how many topics there are and how the disk is."""
+    """Tells the board that the loop lives, how many topics there are and how the disk is. Each beat
+    sweeps idempotency keys that are over.
+    """
 
     def __init__(self, context: ShardContext) -> None:
         self._context = context
@@ -29,4 +31,6 @@ class Heartbeat(Service):
         words.heartbeat_ms = time.monotonic_ns() // 1_000_000
         words.topics = len(self._context.engine.topics)
         self._context.disk.look(trio.current_time())
+        for topic in self._context.engine.sweep_keys(self._context.now):
+            self._context.note_changed(topic)
         logs.tell_dropped()

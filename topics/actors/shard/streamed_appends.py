@@ -24,12 +24,13 @@ from topics.engine.changes.append import Append, due_times, keeps_key
 from topics.engine.changes.put_topic import check_inline_config
 from topics.engine.dedupe import DedupeEntry
 from topics.engine.topic import Topic
-from topics.formats.api.append_body import AppendBody, check_append
+from topics.formats.api.append_body import AppendBody, check_append, check_may_configure
 from topics.formats.api.decoding import refusing_bad_bodies
 from topics.formats.api.sliced import slices
 from topics.formats.buffers import Buffer
 from topics.formats.disk.records import RecordsView
 from topics.formats.disk.rendering import Rendering
+from topics.formats.wire.calls import AppendParams
 from topics.storage.wal.file import NoRoom
 from topics.storage.wal.progress import Progress
 
@@ -67,9 +68,7 @@ class StreamedAppends(Service):
         params = request.params
         batch = AppendBatch(request, self._context.band_of(params.topic))
         try:
-            outcome = await self.append(
-                params.topic, request.attachment, params.key, params.prefixes
-            )
+            outcome = await self.append(params, request.attachment)
         except Exception as error:
             batch.fail(0, error)
         else:
@@ -77,14 +76,13 @@ class StreamedAppends(Service):
         request.release()
         self._context.give_back(params.topic)
 
-    async def append(
-        self, name: str, body: Buffer, key: str | None, prefixes: list[str] | None
-    ) -> Outcome:
+    async def append(self, params: AppendParams, body: Buffer) -> Outcome:
         """Append ``body`` to a held topic. Raises as a short append does."""
         request = await self._decode(body)
-        check_append(request, len(body), key, self._limits)
-        check_inline_config(name, request)
-        found = await self._topic(name, request, prefixes)
+        check_append(request, len(body), params.key, self._limits)
+        check_may_configure(request, params.may_configure)
+        check_inline_config(params.topic, request)
+        found = await self._topic(params.topic, request, params.prefixes)
         if isinstance(found, OSError):
             return found
         topic, created = found

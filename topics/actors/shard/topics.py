@@ -104,6 +104,8 @@ def _summary(topic: Topic, now: Now) -> dict[str, Any]:
         "earliest_seq": topic.earliest_seq,
         "count": topic.count,
         "bytes": topic.bytes,
+        "epoch": topic.epoch,
+        "last_write_ts": topic.last_write_ts,
         "durable": topic.config.durable,
         "effective_priority": topic.effective_priority(now.ms),
     }

@@ -14,6 +14,7 @@ is asked for no writes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, Generic, Protocol
 
 import outcome
@@ -37,8 +38,10 @@ from topics.formats.wire.calls import (
     CALLS,
     CLAIM,
     DIFF,
+    UNCLAIMED,
     FeedEndedParams,
     FeedPageParams,
+    UnclaimedParams,
     WorkEndedParams,
     WorkJobsParams,
 )
@@ -236,7 +239,16 @@ class ShardLink:
         pending = typed_calls.call_soon(session, call, params, body)
         if (call is DIFF or call is CLAIM) and isinstance(body, IN_MEMORY) and b"wait_ms" in body:
             pending.is_patient = True
+        if call is CLAIM:
+            pending.on_late = partial(self._give_back, params)
         return pending
+
+    def _give_back(self, params: Any, late: RpcReply) -> None:
+        """Jobs have come for a claim that nobody waits for."""
+        result = CLAIM.result_of(late.result)
+        if result.seqs:
+            self.notify(UNCLAIMED, UnclaimedParams(params.topic, *result))
+            self.link.flush()
 
     def _refuses(self, method: str) -> bool:
         """A write, while the disk hangs: a loop that hangs with it would take the write later."""

@@ -18,6 +18,7 @@ from topics.engine.changes import put_topic
 from topics.engine.changes.change import Change
 from topics.engine.dedupe import DedupeEntry
 from topics.engine.locators import FIRST_MEMORY, Locator, in_log
+from topics.engine.moved_keys import is_copy_key
 from topics.engine.now import Now
 from topics.engine.queue.replay import note_delays
 from topics.engine.removal import trim
@@ -107,8 +108,8 @@ class Append(Change):
             _delay(topic, self.first_seq, self.due, now)
         if self.key is not None:
             topic.pending_keys.pop(self.key, None)
-            write = DedupeEntry(self.first_seq, self.count, now.ms)
-            topic.dedupe.remember(self.key, write, topic.config.idempotency_window_ms)
+            window_ms = topic.config.idempotency_window_ms
+            topic.dedupe.remember(self.key, self.first_seq, self.count, now.ms, window_ms)
         if locator >= FIRST_MEMORY:
             generation = -1 - self.first_seq // MEMORY_GENERATION_SEQS
         else:
@@ -220,12 +221,14 @@ def find_duplicate(topic: Topic, key: str, now: Now) -> InFlightDuplicate | Dedu
     if leader is not None:
         assert isinstance(leader, Append), "only appends have keys"
         return InFlightDuplicate(leader)
-    return topic.dedupe.find(key, now.ms, topic.config.idempotency_window_ms)
+    window_ms = topic.config.idempotency_window_ms
+    return topic.dedupe.find(key, now.ms, window_ms, topic.keys_from_seq)
 
 
 def keeps_key(topic: Topic, body: AppendBody) -> bool:
-    """Whether the write has a key that enters the dedupe window."""
-    return body.idempotency_key is not None and topic.config.idempotency_window_ms > 0
+    """Whether the write has a key that is kept: with a window of 0 that of a copy alone."""
+    key = body.idempotency_key
+    return key is not None and (topic.config.idempotency_window_ms > 0 or is_copy_key(key))
 
 
 def check_topic_room(topic: Topic, count: int, size: int) -> None:

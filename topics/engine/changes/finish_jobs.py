@@ -2,7 +2,7 @@
 
 decide   the jobs are nobody's from now on; a DELETE frame when the log holds any of them
 commit   their records are deleted
-undo     an acked job is held again; one that was moved waits for another attempt
+undo     an acked job is held again; one that was moved stays dying, for the topic has it
 replay   a DELETE frame (`delete_records.replay`); its flag DEAD_LETTERED counts its jobs
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from topics.engine.changes.change import Change
-from topics.engine.changes.lease_jobs import held_by, keep_dead
+from topics.engine.changes.lease_jobs import held_by
 from topics.engine.now import Now
 from topics.engine.queue.claims import jobs_of
 from topics.engine.queue.leases import Lease
@@ -91,11 +91,6 @@ class BuryJobs(FinishJobs):
         """As `Change.commit`."""
         jobs_of(self.topic).dead_lettered += len(self.seqs)  # whatever damage there is, as a replay
         super().commit(table)
-
-    def undo(self, table: TopicTable, /) -> None:
-        """As `Change.undo`."""
-        super().undo(table)
-        keep_dead(self.topic, self.seqs)
 
 
 # Deciding

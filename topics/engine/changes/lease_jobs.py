@@ -13,7 +13,7 @@ the class of the topic promises; a move is synced before it goes on.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import repeat
+from itertools import islice, repeat
 
 from topics.engine.changes.change import Change
 from topics.engine.now import Now
@@ -38,7 +38,7 @@ class LeaseChange(Change):
         self.seqs, self.skipped = seqs, skipped
         self.jobs: Sequence[Job] = ()
         self.until_ts = 0
-        self._doomed: set[int] | None = None  # jobs that the log called dying before
+        self._doomed: dict[int, str] | None = None  # what the log said of these before
 
     def log(self, frames: list[Frame], *, sync: bool) -> None:
         """The change is pending until these frames are durable; without any it is not."""
@@ -47,13 +47,13 @@ class LeaseChange(Change):
             self.sync = sync or self.topic.config.durable or self.topic.pending_sync > 0
             self.note_pending()
 
-    def doom(self, *, dying: bool) -> None:
-        """The log says now of these jobs that they are ``dying``, or that they are not."""
+    def doom(self, dead_letter: str | None = None) -> None:
+        """The log says now of these jobs that they go to ``dead_letter``, or that they do not."""
         doomed = jobs_of(self.topic).doomed
-        if doomed or dying:
-            self._doomed = doomed.intersection(self.seqs)
-            doomed.difference_update(self.seqs)
-            doomed.update(self.seqs if dying else ())
+        if doomed or dead_letter is not None:
+            self._doomed = {seq: doomed.pop(seq) for seq in self.seqs if seq in doomed}
+            if dead_letter is not None:
+                doomed.update(dict.fromkeys(self.seqs, dead_letter))
 
     def commit(self, _: TopicTable, /) -> None:
         """As `Change.commit`."""
@@ -65,8 +65,9 @@ class LeaseChange(Change):
         self.take_back()
         if self._doomed is not None:
             jobs = jobs_of(self.topic)
-            jobs.doomed.difference_update(self.seqs)
-            jobs.doomed.update(seq for seq in self._doomed if jobs.is_listed(seq))
+            for seq in self.seqs:
+                jobs.doomed.pop(seq, None)
+            jobs.doomed.update(item for item in self._doomed.items() if jobs.is_listed(item[0]))
 
     def take_back(self) -> None:
         """Undo what the change has done to the jobs."""
@@ -167,7 +168,7 @@ def _leased(table: TopicTable, topic: Topic, ask: Ask, taken: list[Taken], now: 
             range(number, number + len(seqs)),
         )
         change.log([lease_frame(topic.id, now.ts, rows)], sync=False)
-        change.doom(dying=False)
+        change.doom()
     return change
 
 
@@ -218,7 +219,7 @@ def _end(
         deliveries = [jobs.deliveries(seq) for seq in seqs]
         rows = LeaseRows(LeaseOp.RELEASED, seqs, deliveries, until_ts=now.ts + delay_ms)
         change.log([lease_frame(topic.id, now.ts, rows)], sync=False)
-        change.doom(dying=False)
+        change.doom()
     return change
 
 
@@ -249,15 +250,18 @@ def extend(
 def dying(topic: Topic, max_jobs: int, now: Now) -> LeaseChange:
     """As `ShardEngine.dying`."""
     jobs = jobs_of(topic)
-    seqs = [seq for seq, _ in zip(jobs.dead, range(max_jobs), strict=False)]
+    if jobs.dying:  # the log knows
+        return DyingJobs(topic, [*islice(jobs.dying, max_jobs)])
+    seqs = [*islice(jobs.dead, max_jobs)]
     for seq in seqs:
         del jobs.dead[seq]
         jobs.dying[seq] = None
     change = DyingJobs(topic, seqs)
     if seqs and topic.config.durability != "ephemeral":
-        rows = LeaseRows(LeaseOp.DYING, seqs, [jobs.deliveries(seq) for seq in seqs])
+        target = topic.config.dead_letter or ""
+        rows = LeaseRows(LeaseOp.DYING, seqs, [jobs.deliveries(seq) for seq in seqs], target)
         change.log([lease_frame(topic.id, now.ts, rows)], sync=True)
-        change.doom(dying=True)
+        change.doom(target)
     return change
 
 

@@ -78,8 +78,10 @@ def decide(
     before, topic.config = topic.config, config
     if config.idempotency_window_ms > before.idempotency_window_ms:
         # A key whose time was over does not come back.
-        topic.dedupe.expire(now.ms, before.idempotency_window_ms)
-        topic.keys_from_seq = topic.dedupe.oldest_seq(topic.head_seq + 1)
+        alive_seq = topic.dedupe.oldest_seq(
+            now.ms, before.idempotency_window_ms, topic.head_seq + 1
+        )
+        topic.keys_from_seq = max(topic.keys_from_seq, alive_seq)
     change = PutTopic(topic, [frame_of(topic, now)] if config != before else [], before)
     change.sync = bool(change.frames) or topic.pending_sync > 0
     if change.frames:

@@ -57,7 +57,6 @@ def decide(
             if durability == "ephemeral":
                 topic.last_ts = max(topic.last_ts, table.reserved_ts)
             frames.append(put_topic.frame_of(topic, now))
-        topic.dedupe.expire(now.ms, topic.config.idempotency_window_ms)
     # As the START frame says that follows.
     table.reserved_ts = table.reserving_ts = now.ts + TS_AHEAD_MS
     return frames

@@ -11,6 +11,7 @@ others.
 from __future__ import annotations
 
 import contextlib
+import sys
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import cycle
@@ -27,7 +28,7 @@ from topics.formats.buffers import Buffer
 from topics.formats.disk.records import View, live_runs
 
 UNREADABLE_MS = 60_000  # until a job with a damaged record is tried again
-STEP = 64  # records that are read before their bytes are counted
+STEP = 64  # jobs that are taken out of the line at once
 
 
 class Ask(NamedTuple):
@@ -58,7 +59,7 @@ def deal(
     """Take jobs for all askers; a list for each of them, in the order of seqs.
 
     ``evenly``: dealt round-robin. Otherwise the first takes what it may, and so on. No more are
-    taken once their records have ``max_bytes``: one record more, or `STEP` where they differ much.
+    taken once their records have ``max_bytes``.
     """
     jobs = jobs_of(topic)
     jobs.advance(now.ms)
@@ -103,9 +104,13 @@ def _take(topic: Topic, store: Store, count: int, max_bytes: int, now: Now) -> l
                 _take_new(topic, store, wanted, seqs)
             if not seqs:
                 break
-            read = records_of(topic, store, seqs)
+            read = records_of(topic, store, seqs, max_bytes - size)
             found += read
             size += sum(len(record) for _, record in read)
+            if size >= max_bytes:
+                looked_at = seqs.index(read[-1][0]) + 1
+                jobs.untake(seqs[looked_at:])
+                del seqs[looked_at:]
             if len(read) < len(seqs):
                 for seq in set(seqs).difference(seq for seq, _ in read):
                     jobs.park(seq, now.ms + UNREADABLE_MS)
@@ -202,8 +207,12 @@ class _FreshRuns:
 # Records
 
 
-def records_of(topic: Topic, store: Store, seqs: Sequence[int]) -> list[Taken]:
-    """The rendered records of these seqs, of those that live and can be read."""
+def records_of(
+    topic: Topic, store: Store, seqs: Sequence[int], max_bytes: int = sys.maxsize
+) -> list[Taken]:
+    """The rendered records of these seqs, of those that live and can be read, up to the one with
+    which they have ``max_bytes``.
+    """
     index, found = topic.index, list[Taken]()
     at = first_seq = end = 0
     view: View | None = None
@@ -222,6 +231,9 @@ def records_of(topic: Topic, store: Store, seqs: Sequence[int]) -> list[Taken]:
         if deleted is None or deleted[place] != 1:
             with contextlib.suppress(Unreadable):
                 found.append((seq, bytes(view.slice(place, place + 1))))
+                max_bytes -= len(found[-1][1])
+                if max_bytes <= 0:
+                    break
     return found
 
 

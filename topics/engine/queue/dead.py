@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 from topics.engine.now import Now
 from topics.engine.queue.claims import UNREADABLE_MS, Taken, jobs_of, records_of
 from topics.engine.store import Store
@@ -11,14 +13,15 @@ from topics.engine.topic import Topic
 def dead(topic: Topic, store: Store, max_jobs: int, max_bytes: int, now: Now) -> list[Taken]:
     """As `ShardEngine.dead`."""
     jobs, found, size = jobs_of(topic), list[Taken](), 0
-    for seq in tuple(jobs.dead):
-        if len(found) == max_jobs or size >= max_bytes:
+    waiting = jobs.dying or jobs.dead
+    for seq in [*islice(waiting, max_jobs)]:
+        if size >= max_bytes:
             break
         record = records_of(topic, store, (seq,))
         found += record
         if record:
             size += len(record[0][1])
         else:  # as for a claim: it must not stop the others
-            del jobs.dead[seq]
+            del waiting[seq]
             jobs.park(seq, now.ms + UNREADABLE_MS)
     return found

@@ -6,6 +6,7 @@
          hidden <--nack with a delay------------.         |                             v
             '--its time--> free <---------------'---------'-----------claim----------- free
                              '--a pass finds it exhausted--> dead --> dying --moved--> gone
+                                                              '-refused-'
 
 Every live record is in one state. Only the fresh are not listed: they are the live seqs from
 ``cursor`` on that ``_apart`` does not name. So the cost of a claim does not depend on how many jobs
@@ -22,12 +23,13 @@ age or a delete takes leaves every state at once (`cut`, `forget_runs`).
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from enum import Enum
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, NamedTuple, TypeAlias
 
+from topics.engine.moved_keys import BATCH_JOBS
 from topics.engine.now import Now
 from topics.engine.queue.delays import Delays
 from topics.engine.queue.leases import Holder, Lease, LeaseTable
@@ -38,6 +40,7 @@ from topics.formats.api.limits import DELAY_MS_MAX, LEASE_MS_BOUNDS
 from topics.formats.api.topic_config import TopicConfig
 from topics.formats.ranges import SeqRun
 
+HEAP_STALE_MIN = 4096
 LEDGER_STEP = 512  # jobs that are told at once: half a millisecond
 ADVANCE_MAX, ADVANCE_PAUSE_MS = 2048, 10
 PASS_STEPS = 4096  # of a pass, each without a job that it may take: a few milliseconds
@@ -98,9 +101,13 @@ class Jobs:
         # Of each job that has been delivered, but 1 of those that are held is left out.
         self._deliveries: dict[int, int] = {}
         self.acking: dict[int, Lease] = {}
-        self.dead: dict[int, None] = {}  # exhausted, and not on their way
-        self.dying: dict[int, None] = {}  # on their way to the dead-letter topic
-        self.doomed: set[int] = set()  # those of which the log says last that they are dying
+        self.dead: OrderedDict[int, None] = OrderedDict()  # exhausted, and not on their way
+        # On their way to the dead-letter topic, which may have them: one batch, until each is gone
+        # or refused (decision 0049).
+        self.dying: dict[int, None] = {}
+        # Those of which the log says last that they are dying: the topic that they go to, "" where
+        # a version wrote it whose keys of copies do not name the queue.
+        self.doomed: dict[int, str] = {}
         self.aside: dict[int, tuple[Apart, int]] = {}  # on their way to another topic
         self.dead_lettered = 0
         self._paused_until = 0  # monotonic ms: `advance` does nothing before
@@ -325,6 +332,10 @@ class Jobs:
 
     # Jobs on their way to another topic
 
+    def busy(self) -> list[int]:
+        """Jobs that cannot be set aside, rising."""
+        return sorted(chain(self.leases, self.acking, self.dying, self.aside))
+
     def set_aside(self, seq: int) -> bool:
         """Nobody may claim this job until `put_back`; False when it is held or on its way."""
         if seq in self.leases or any(seq in on for on in (self.acking, self.dying, self.aside)):
@@ -360,17 +371,29 @@ class Jobs:
         elif state is Apart.DUE:  # also by a clock that has been set back
             self._delays.put(seq, time, 0)
             heapq.heappush(self._due, (time, seq))
+            if len(self._due) > 2 * len(self._delays) + HEAP_STALE_MIN:
+                self._due = sorted({due for due in self._due if self._delays.get(due[1]) == due[0]})
         elif state is Apart.DEAD:
             self.dead[seq] = None
         elif state is not None:
             self._deliveries.setdefault(seq, 0)
             self.free(seq)
+            if len(self._in_line) > 2 * len(self._free) + HEAP_STALE_MIN:
+                self._in_line = deque(sorted(self._free, key=self._free.__getitem__))
+                self._first_in_line = 0
+                self._free = {seq: place for place, seq in enumerate(self._in_line)}
 
     # What a restart knows
 
-    def begin(self, now: Now, start_seq: int = 0, watched: Watched = iter) -> None:
+    def begin(
+        self,
+        now: Now,
+        start_seq: int = 0,
+        dead_letter: str | None = None,
+        watched: Watched = iter,
+    ) -> None:
         """The replay has ended: go on from what it has found. No record below ``start_seq`` lives.
-        ``watched`` passes jobs on, and sees the progress.
+        ``dead_letter``: of the queue. ``watched`` passes jobs on, and sees the progress.
         """
         ledger, self.ledger = self.ledger, None
         assert ledger is not None, "a replay ends once"
@@ -383,6 +406,11 @@ class Jobs:
         for seq, row in watched(rows):
             self._apart.add(seq)
             self._begin_row(seq, row, now)
+        # Of those that were dying only the last batch may be in the target.
+        for seq in [*islice(reversed(self.dead), BATCH_JOBS)][::-1]:
+            if self.doomed[seq] in ("", dead_letter):
+                del self.dead[seq]
+                self.dying[seq] = None
 
     def _begin_row(self, seq: int, row: JobRow, now: Now) -> None:
         left_ms = min(row.until_ts - now.ts, LEASE_MS_BOUNDS[1])
@@ -395,7 +423,7 @@ class Jobs:
         self._deliveries[seq] = row.deliveries
         if row.state is JobState.DYING:
             self.dead[seq] = None
-            self.doomed.add(seq)
+            self.doomed[seq] = row.node
         elif left_ms > 0:
             self.hide(seq, now.ms + left_ms)
         else:
@@ -430,7 +458,7 @@ class Jobs:
         deliveries = self.deliveries(seq)
         if seq in self.doomed:
             # The dead-letter topic may have it: it is not delivered again, whatever refused it.
-            return JobRow(JobState.DYING, 0, 0, deliveries, "")
+            return JobRow(JobState.DYING, 0, 0, deliveries, self.doomed[seq])
         lease = self.leases.lease(seq) if seq in self.leases else self.acking.get(seq)
         if lease is not None:
             until_ts = now.ts + lease.deadline_ms - now.ms
@@ -475,7 +503,7 @@ class Jobs:
     def _lists(self) -> tuple[LeaseTable | dict[int, Any], ...]:
         return (
             *(self.leases, self.acking, self._free, self._hidden),
-            *(self.dead, self.dying, self.aside),
+            *(self.dead, self.aside, self.dying),  # a restart finds the dying ones last
         )
 
     def is_listed(self, seq: int) -> bool:
@@ -490,7 +518,7 @@ class Jobs:
         for seq in seqs:
             acking.pop(seq, None)
             deliveries.pop(seq, None)
-            doomed.discard(seq)
+            doomed.pop(seq, None)
 
     def _forget(self, seqs: Collection[int]) -> None:
         for seq in seqs if self.leases else ():
@@ -502,4 +530,5 @@ class Jobs:
         for each in named:
             for seq in seqs if each else ():
                 each.pop(seq, None)
-        self.doomed.difference_update(seqs if self.doomed else ())
+        for seq in seqs if self.doomed else ():
+            self.doomed.pop(seq, None)

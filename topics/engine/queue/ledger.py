@@ -65,7 +65,8 @@ class JobState(IntEnum):
 
 class JobRow(NamedTuple):
     """One job. ``until_ts`` (wall ms): its deadline, or from when on it is claimable. ``number`` of
-    its lease and ``node``: 0 and empty while nobody holds it.
+    its lease and ``node``: 0 and empty while nobody holds it. ``node`` of a dying one: the topic
+    that it goes to, empty where an earlier version wrote the frame.
     """
 
     state: JobState
@@ -85,7 +86,7 @@ def keeps_leases(config: TopicConfig) -> bool:
 
 
 class Ledger:
-    """The jobs of one queue; free ones in the order in which they became so."""
+    """The jobs of one queue; free and dying ones in the order in which they became so."""
 
     __slots__ = ("_start_seq", "dead_lettered", "delays", "rows")
 
@@ -116,7 +117,7 @@ class Ledger:
         state = JobState.DYING if frame.op == LeaseOp.DYING else JobState.FREE
         for seq, deliveries in zip(frame.seqs, frame.deliveries, strict=True):
             self.rows.pop(seq, None)  # it goes to the end of the line
-            self.rows[seq] = JobRow(state, frame.until_ts, 0, deliveries, "")
+            self.rows[seq] = JobRow(state, frame.until_ts, 0, deliveries, frame.node)
 
     def delay(self, first_seq: int, due: Iterable[int]) -> None:
         """A write of records from ``first_seq`` on. ``due``: of each (wall ms), 0 for at once."""
@@ -138,7 +139,7 @@ class Ledger:
         """Jobs on their way elsewhere that are not exhausted by the config of now are claimable."""
         for seq, row in self.rows.items():
             if row.state is JobState.DYING and not is_exhausted(row):
-                self.rows[seq] = row._replace(state=JobState.FREE)
+                self.rows[seq] = row._replace(state=JobState.FREE, node="")
 
     def cut(self, start_seq: int) -> None:
         """No record below ``start_seq`` lives.

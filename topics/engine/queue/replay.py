@@ -105,7 +105,7 @@ def begin(topic: Topic, store: Store, now: Now, watched: Watched = iter) -> None
         return config.dead_letter is not None and 0 < config.max_deliveries <= row.deliveries
 
     ledger.revive(is_exhausted)
-    jobs.begin(now, topic.start_seq, watched)
+    jobs.begin(now, topic.start_seq, config.dead_letter, watched)
 
 
 def _gone(topic: Topic, seqs: Iterable[int], store: Store) -> Iterator[int]:

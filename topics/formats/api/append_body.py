@@ -8,7 +8,7 @@ from typing import ClassVar
 import msgspec
 from msgspec import Raw
 
-from topics.errors import BatchTooLarge, InvalidRequest, RecordTooLarge
+from topics.errors import BatchTooLarge, Forbidden, InvalidRequest, RecordTooLarge
 from topics.formats.api.decoding import decode
 from topics.formats.api.limits import (
     U64_MAX,
@@ -111,6 +111,12 @@ def check_append(
         _check_members(records, limits)
     if body_len > limits.record_bytes:  # otherwise no record can be over its limit
         _check_sizes(records, limits)
+
+
+def check_may_configure(request: AppendBody, may_configure: bool) -> None:
+    """Raises `Forbidden` for a ``config`` of a key that lacks the scope admin (§0.2)."""
+    if request.config is not None and not may_configure:
+        raise Forbidden("the key lacks the scope admin, which config needs", scope="admin")
 
 
 def has_delays(records: Sequence[RecordIn]) -> bool:

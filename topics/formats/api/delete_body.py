@@ -8,7 +8,7 @@ import msgspec
 
 from topics.errors import InvalidRequest
 from topics.formats.api.decoding import decode
-from topics.formats.api.limits import check_u64
+from topics.formats.api.limits import MATCH_MAX_BYTES, check_text, check_u64
 from topics.formats.buffers import Buffer
 
 
@@ -49,10 +49,16 @@ def decode_delete(body: Buffer) -> DeleteRequest:
     return DeleteRequest(asked.before_seq, match)
 
 
-def tag_match(given: Any, field: str = "match") -> TagMatch:
+def tag_match(given: Any, field: str = "match", max_bytes: int = MATCH_MAX_BYTES) -> TagMatch:
     """The tags that a ``match`` names, which is there; or another ``field`` of the same language.
     Raises `InvalidRequest`.
     """
+    match = _tag_match(given, field)
+    check_text(field, match.text, max_bytes)
+    return match
+
+
+def _tag_match(given: Any, field: str) -> TagMatch:
     if isinstance(given, str):
         return TagMatch("Eq", given)
     if (

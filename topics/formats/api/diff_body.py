@@ -9,8 +9,8 @@ from topics.formats.api.limits import (
     DEFAULT_BATCH_BYTES,
     DEFAULT_LIMIT,
     Limits,
-    check_node,
     check_u64,
+    checked_nodes,
     clamped_batch_bytes,
     clamped_limit,
     clamped_wait_ms,
@@ -60,13 +60,10 @@ def decode_diff(body: Buffer, limits: Limits) -> Diff:
         value = getattr(asked, field)
         if value is not None:
             check_u64(field, value)
-    nodes = [asked.node] if isinstance(asked.node, str) else asked.node or []
-    for node in nodes:
-        check_node(node, limits)
     return Diff(
         from_seq=asked.from_seq,
         limit=clamped_limit(asked.limit, limits),
-        nodes=frozenset(nodes),
+        nodes=frozenset(checked_nodes(asked.node, limits)),
         include_tags=asked.include_tags,
         include_meta=asked.include_meta,
         wait_ms=clamped_wait_ms(asked.wait_ms),

@@ -35,6 +35,10 @@ class HeadFields:
         """All other fields."""
         return HeadFields([field for field in self._fields if field[0] != name])
 
+    def forget(self) -> None:
+        """Keep none of them: they may be long, and a stream lasts for days."""
+        self._fields = ()
+
     def joined(self, name: bytes) -> bytes:
         """Repeated fields as one list (RFC 9110 §5.3); empty when the field is absent."""
         return b",".join(self.values(name))

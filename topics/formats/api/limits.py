@@ -1,10 +1,29 @@
 """Limits and clamps of requests (§2, §3, §10, §11): each is stated here, once.
 
 A limit refuses what is above it; a clamp takes its bound instead. A zero in a read stands for the
-default.
+default. The limits of lists and of texts that are kept or echoed, over HTTP and WebSockets alike
+(``max`` in the detail):
+
+    field                   of                          at most                    code
+    records                 append, publish             TOPICS_MAX_BATCH_RECORDS   batch_too_large
+    seqs                    ack, nack, extend           TOPICS_MAX_CLAIM           batch_too_large
+    lease_ids               ack, nack, extend           one for each of the seqs   invalid_request
+    topics                  watch, subscribe            TOPICS_MAX_WATCH_TOPICS    invalid_request
+    node, as a list         diff, watch, subscribe      NODES_MAX                  invalid_request
+    node                    all                         TOPICS_MAX_NODE_BYTES      invalid_request
+    tag, filter             append, publish, router     TOPICS_MAX_TAG_BYTES       invalid_request
+    match                   delete, redrive             MATCH_MAX_BYTES            invalid_request
+    idempotency_key         append, publish             KEY_MAX_CHARS              invalid_request
+    request_id              commands of a WebSocket     REQUEST_ID_MAX_BYTES       invalid_request
+
+Names of topics are checked by their pattern. A query has a limit as a whole
+(`topics.front.queries`).
 """
 
 from __future__ import annotations
+
+from collections.abc import Sized
+from sys import intern
 
 import msgspec
 
@@ -13,6 +32,9 @@ from topics.errors import InvalidRequest
 
 KEY_MAX_CHARS = 256  # §0.8
 META_MAX_KEYS = 64  # §2
+NODES_MAX = 64  # of one reader (§4.5)
+MATCH_MAX_BYTES = 65_535  # no tag on a disk is longer
+REQUEST_ID_MAX_BYTES = 256  # as it was sent, quotes and escapes included
 DEFAULT_LIMIT = 256  # §3
 WAIT_MS_MAX = 30_000  # §3
 DEFAULT_BATCH_BYTES = 1 << 20  # §11
@@ -84,6 +106,23 @@ def check_text(field: str, text: str | None, max_bytes: int) -> None:
 def check_node(node: str | None, limits: Limits) -> None:
     """Raises `InvalidRequest` for a node id that is too long."""
     check_text("node", node, limits.node_bytes)
+
+
+def checked_nodes(node: str | list[str] | None, limits: Limits) -> list[str]:
+    """The node ids of a reader (§4.5), each once, sorted; equal ones of many readers are one
+    object. Raises `InvalidRequest`.
+    """
+    nodes = [node] if isinstance(node, str) else node or []
+    check_count("node", nodes, NODES_MAX)
+    for each in nodes:
+        check_node(each, limits)
+    return [intern(each) for each in sorted({*nodes})]
+
+
+def check_count(field: str, items: Sized, most: int) -> None:
+    """Raises `InvalidRequest` for more than ``most`` items."""
+    if len(items) > most:
+        raise InvalidRequest(f"{len(items)} in {field}; at most {most}", field=field, max=most)
 
 
 def check_worker(node: str, limits: Limits) -> None:

@@ -68,6 +68,8 @@ def parse_head(raw: bytes) -> Head:
         [(name.lower(), value.strip(b" \t")) for name, value in FIELD.findall(found[4])]
     )
     is_1_1 = found[3] == b"1"
+    if not is_1_1:
+        fields = fields.without(b"upgrade")  # it means nothing there (RFC 9110 §7.8)
     _check_host(fields, is_1_1)
     expectations = [value.lower() for value in fields.values(b"expect")]
     return Head(

@@ -14,6 +14,7 @@ from msgspec import UNSET, UnsetType
 from topics.errors import InvalidRequest
 from topics.formats.api.decoding import decode
 from topics.formats.api.delete_body import TagMatch, tag_match
+from topics.formats.api.limits import Limits
 from topics.formats.buffers import Buffer
 from topics.formats.names import valid_topic_name
 
@@ -57,7 +58,7 @@ class RouterPatch(msgspec.Struct, kw_only=True):
 _router = msgspec.json.Decoder(RouterPatch)
 
 
-def decode_router(body: Buffer) -> RouterPatch:
+def decode_router(body: Buffer, limits: Limits) -> RouterPatch:
     """Body of a router PUT. Raises `InvalidRequest`."""
     asked = decode(_router.decode, body or b"{}")
     for field, name in (("source", asked.source), ("dest", asked.dest)):
@@ -66,7 +67,7 @@ def decode_router(body: Buffer) -> RouterPatch:
     if asked.source == asked.dest:
         raise InvalidRequest("dest must differ from source", field="dest")
     if asked.filter is not UNSET and asked.filter is not None:
-        asked.filter = tag_match(asked.filter, "filter")
+        asked.filter = tag_match(asked.filter, "filter", limits.tag_bytes)
     if asked.guarantee is not UNSET and asked.guarantee not in GUARANTEES:
         raise InvalidRequest(
             f"guarantee must be one of {', '.join(GUARANTEES)}",

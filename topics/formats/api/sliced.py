@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 
 import msgspec
@@ -23,8 +23,15 @@ GUESSES_MAX = 4  # commas to try before the slice gets longer
 HEAD_MAX_BYTES = 64 << 10
 _RECORDS = re.compile(rb'"records"\s*:\s*\[')
 _BETWEEN = re.compile(rb"""\}\s*(,)\s*\{\s*"(?:data|tag|node|meta|delay_ms|deliver_at)"\s*:""")
+
+
+class _Nothing(msgspec.Struct):
+    """Members are skipped, and only their grammar is checked."""
+
+
 _append = msgspec.json.Decoder(AppendBody)
 _records = msgspec.json.Decoder(list[RecordIn])
+_nothing = msgspec.json.Decoder(_Nothing)
 
 
 def slices(body: Buffer, records_max: int = sys.maxsize) -> Iterator[AppendBody | None]:
@@ -45,7 +52,7 @@ def slices(body: Buffer, records_max: int = sys.maxsize) -> Iterator[AppendBody 
     found: list[RecordIn] = []
     while len(view) - start > 2 * SLICE_BYTES:
         comma = None
-        for guess in _guess(view, start, found):
+        for guess in _guess(view, start, lambda text: found.extend(_records.decode(text))):
             comma = guess
             yield None
         if len(found) > records_max:  # early: a record takes far more memory than bytes
@@ -68,6 +75,27 @@ def slices(body: Buffer, records_max: int = sys.maxsize) -> Iterator[AppendBody 
     yield request
 
 
+def without_records(body: bytes) -> Iterator[bytes | None]:
+    """Yields None after each step, at last the body without most of its records: it can be decoded
+    if, and only if, the whole body can. One whose records cannot be told apart stays as it is.
+    """
+    view = memoryview(body)
+    start = first = _first_record(view)
+    while start is not None and len(view) - start > 2 * SLICE_BYTES:
+        comma = None
+        for guess in _guess(view, start, _skip):
+            comma = guess
+            yield None
+        if comma is None:
+            break
+        start = comma + 1
+    yield body if start == first else b"".join((view[:first], view[start:]))
+
+
+def _skip(records: bytes) -> None:
+    _nothing.decode(b'{"":%b}' % records)
+
+
 def _first_record(view: memoryview) -> int | None:
     """Where the records begin: behind a bracket that, closed at once, leaves a request without
     records.
@@ -82,9 +110,9 @@ def _first_record(view: memoryview) -> int | None:
     return match.end()
 
 
-def _guess(view: memoryview, start: int, found: list[RecordIn]) -> Iterator[int | None]:
-    """Decode about a slice of records from ``start``: None for each wrong guess, then the comma
-    after them, if there is one.
+def _guess(view: memoryview, start: int, take: Callable[[bytes], object]) -> Iterator[int | None]:
+    """``take`` about a slice of records from ``start``, a JSON array: None for each wrong guess,
+    at which it raises as msgspec does; then the comma after them, if there is one.
     """
     length = SLICE_BYTES
     while start + length < len(view):
@@ -92,7 +120,7 @@ def _guess(view: memoryview, start: int, found: list[RecordIn]) -> Iterator[int 
         for match in islice(_BETWEEN.finditer(window), GUESSES_MAX):
             comma = start + length + match.start(1)
             try:
-                found.extend(_records.decode(b"".join((b"[", view[start:comma], b"]"))))
+                take(b"".join((b"[", view[start:comma], b"]")))
             except (msgspec.MsgspecError, RecursionError):
                 yield None
             else:

@@ -16,8 +16,9 @@ from topics.formats.api.decoding import decode
 from topics.formats.api.limits import (
     DEFAULT_LIMIT,
     Limits,
-    check_node,
+    check_count,
     check_u64,
+    checked_nodes,
     clamped_batch_bytes,
     clamped_limit,
 )
@@ -93,10 +94,7 @@ def check_starts(starts: dict[str, Start], max_topics: int) -> None:
     """Names, cursors and how many there are. Raises `InvalidRequest`."""
     if not starts:
         raise InvalidRequest("topics must name at least one topic", field="topics")
-    if len(starts) > max_topics:
-        raise InvalidRequest(
-            f"{len(starts)} topics; at most {max_topics}", field="topics", max=max_topics
-        )
+    check_count("topics", starts, max_topics)
     for name, start in starts.items():
         if not valid_topic_name(name):
             raise InvalidRequest(
@@ -112,13 +110,10 @@ def view_of(asked: ViewOptions, limits: Limits) -> View:
     """The view that a request chooses, clamped to the limits. Raises `InvalidRequest`."""
     for field in ("limit", "max_batch_bytes"):
         check_u64(field, getattr(asked, field))
-    nodes = [asked.node] if isinstance(asked.node, str) else asked.node or []
-    for node in nodes:
-        check_node(node, limits)
     if asked.consistency not in ("eventual", "strong"):
         raise InvalidRequest("consistency is eventual or strong", field="consistency")
     return View(
-        nodes=tuple(sorted(set(nodes))),
+        nodes=tuple(checked_nodes(asked.node, limits)),
         tags=asked.include_tags,
         meta=asked.include_meta and asked.include_data,
         data=asked.include_data,

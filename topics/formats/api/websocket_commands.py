@@ -6,7 +6,8 @@
     unsubscribe   topic
     ping
 
-A command's head is decoded first, so that a refusal carries the ``request_id`` as it came.
+A command's head is decoded first, so that a refusal carries the ``request_id`` as it came. That of
+a long one is decoded without its records, in steps (`topics.formats.api.sliced`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from msgspec import Raw
 
 from topics.errors import InvalidRequest
 from topics.formats.api.decoding import decode
-from topics.formats.api.limits import Limits
+from topics.formats.api.limits import REQUEST_ID_MAX_BYTES, Limits
 from topics.formats.api.watch import (
     HEARTBEAT_MS,
     Start,
@@ -33,7 +34,6 @@ class CommandHead(msgspec.Struct):
     op: str
     topic: str | None = None
     return_seqs: bool = True
-    config: Raw = Raw(b"")
     request_id: Raw = Raw(b"null")
 
 
@@ -58,17 +58,25 @@ _subscribe = msgspec.json.Decoder(SubscribeBody)
 
 def decode_command(message: bytes) -> CommandHead:
     """The head of a command. Raises `InvalidRequest`."""
-    return decode(_head.decode, message)
+    head = decode(_head.decode, message)
+    if len(head.request_id) > REQUEST_ID_MAX_BYTES:
+        raise InvalidRequest(
+            f"request_id is longer than {REQUEST_ID_MAX_BYTES} bytes",
+            field="request_id",
+            max=REQUEST_ID_MAX_BYTES,
+        )
+    return head
 
 
 def request_id_of(message: bytes) -> bytes:
     """The ``request_id`` of a command, as it came, whatever else is wrong with it; ``null`` when it
-    has none.
+    has none, or one that is too long.
     """
     try:
-        return bytes(_request_id.decode(message).request_id)
+        request_id = bytes(_request_id.decode(message).request_id)
     except (msgspec.MsgspecError, RecursionError):
         return b"null"
+    return request_id if len(request_id) <= REQUEST_ID_MAX_BYTES else b"null"
 
 
 def decode_subscribe(message: bytes, limits: Limits, max_topics: int) -> WatchRequest:

@@ -46,6 +46,11 @@ def text_frame(payload: bytes) -> bytes:
     return _header(Opcode.TEXT, len(payload)) + payload
 
 
+def text_frame_of(*parts: bytes) -> bytes:
+    """As `text_frame`; long parts are copied once."""
+    return b"".join((_header(Opcode.TEXT, sum(map(len, parts))), *parts))
+
+
 def ping_frame(payload: bytes = b"") -> bytes:
     """Raises ValueError for more than 125 bytes."""
     return control_frame(Opcode.PING, payload)

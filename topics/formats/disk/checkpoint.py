@@ -2,7 +2,7 @@
 
     offset  size  field        meaning
     0       8     magic        "TPCKPT01"
-    8       4     version      3
+    8       4     version      4
     12      4     crc32c       of bytes 16 to 48, seeded with the checksum of the last piece
     16      8     lsn          the log was synced up to here
     24      8     replay_from  everything before it is in segments: replay begins here
@@ -29,14 +29,16 @@ strings, each as the body of a ROUTER_SET frame). Then come, for each topic:
     topic      as ``snapshot_topic`` makes it; ``position``: the LSN as of which it holds the topic
     jobs       ``id`` of its topic, ``jobs``: a part of the jobs of a queue
                (``engine/queue/ledger.py``), which may know of leases beyond that LSN
-    keys       ``id`` of its topic, ``keys``: idempotency keys that outlive their records, each as
-               key, first seq, count, `$ts`
+    keys       ``id`` of its topic, ``digests``: idempotency keys that outlive their records, as
+               rows of `KEY_ROW`: digest (``engine/dedupe.py``), first seq, count, time (wall ms)
+    moved      ``id`` of its topic, ``moved``: keys of copies (``engine/moved_keys.py``)
 
 In a topic ``config`` is an index into the configs of its piece, as most topics share theirs, and
 keys with a value of `USUAL` are left out.
 
-Version 2 has the CRC of bytes 16 to the end, and as its body the items as CBOR maps, one after the
-other: topics with their config and all keys, the parts of jobs in ``queue``.
+Version 3 has no ``moved``, and in place of ``digests`` a list ``keys`` of key, first seq, count and
+time. Version 2 has the CRC of bytes 16 to the end, and as its body the items as CBOR maps, one
+after the other: topics with their config and all keys, the parts of jobs in ``queue``.
 """
 
 from __future__ import annotations
@@ -53,8 +55,9 @@ import msgspec
 from topics.formats.buffers import Buffer
 
 MAGIC = b"TPCKPT01"
-VERSION = 3
+VERSION = 4
 WHOLE_VERSION = 2  # the body is one piece
+VERSIONS = range(WHOLE_VERSION, VERSION + 1)
 PIECE_BYTES = 128 << 10  # a piece ends with the item that makes it so long
 _HEAD = struct.Struct("<8sII")
 _BODY_HEAD = struct.Struct("<QQB7xQ")
@@ -62,6 +65,8 @@ HEADER_BYTES = _HEAD.size + _BODY_HEAD.size
 assert HEADER_BYTES == 48
 _PIECE, _LENGTH = struct.Struct("<II"), struct.Struct("<I")
 PIECE_HEADER_BYTES = _PIECE.size
+KEY_ROW = struct.Struct("<16sQIq")
+assert KEY_ROW.size == 36
 
 # Values on disk: never change them.
 USUAL: dict[str, Any] = {
@@ -158,7 +163,7 @@ def decode_header(data: bytes) -> Header | None:
     magic, version, crc = _HEAD.unpack_from(data)
     if magic != MAGIC:
         return None
-    if version not in (WHOLE_VERSION, VERSION):
+    if version not in VERSIONS:
         raise UnknownVersion(
             f"has format version {version}; this program reads versions up to {VERSION}"
         )

@@ -54,7 +54,8 @@ LEASE: what happened to ``record_count`` jobs of a queue (§10.1). ``flags`` is 
     op  name      keys of ext  what happened
     1   CLAIMED   n u          leased to node "n" until "u", also by an extension
     2   RELEASED  u            claimable from "u" on
-    3   DYING     -            no more deliveries; the move to the dead-letter topic begins
+    3   DYING     n            no more deliveries; the move to the dead-letter topic "n" begins;
+                               without "n" an earlier version, whose keys of copies lack the name
 
 "u" is in milliseconds since 1970. Body of a LEASE frame:
 
@@ -144,7 +145,9 @@ class LeaseOp(IntEnum):
 
 
 class LeaseRows(NamedTuple):
-    """What a LEASE frame says. What its op does not have is empty or 0."""
+    """What a LEASE frame says. What its op does not have is empty or 0. ``node``: of a move, the
+    dead-letter topic.
+    """
 
     op: LeaseOp
     seqs: Sequence[int]
@@ -243,9 +246,9 @@ def lease_frame(topic_id: int, ts_ms: int, rows: LeaseRows) -> Frame:
     op, count, numbers = rows.op, len(rows.seqs), rows.numbers
     assert len(rows.deliveries) == count, "each job has its deliveries"
     assert len(numbers) == (count if op is LeaseOp.CLAIMED else 0), "each lease has its number"
-    ext: dict[str, Any] = {} if op is LeaseOp.DYING else {"u": rows.until_ts}
-    if op is LeaseOp.CLAIMED:
-        ext = {"n": rows.node, "u": rows.until_ts}
+    ext: dict[str, Any] = {"n": rows.node} if rows.node else {}
+    if op is not LeaseOp.DYING:
+        ext["u"] = rows.until_ts
     packed = cbor2.dumps(ext) if ext else b""
     layout = f"<{count + len(numbers)}Q{count}I"
     body = struct.pack(layout, *rows.seqs, *numbers, *rows.deliveries)

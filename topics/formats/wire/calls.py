@@ -127,6 +127,7 @@ class AppendParams(NamedTuple):
     at: int
     lengths: Sequence[int] | None = None  # bytes of each body; None: n = 1
     parked_ms: float = 0.0  # for how long the front let it wait behind others
+    may_configure: bool = True  # the caller's API key
 
 
 class AppendResult(NamedTuple):
@@ -256,17 +257,18 @@ class ClaimParams(NamedTuple):
 
 
 class ClaimResult(NamedTuple):
-    """``grant``: names the leases of an answer that waited, 0 for any other. A front whose client
-    has hung up gives them back (`UnclaimedParams`).
-    """
+    """The jobs of the answer, leased under ``number`` and the numbers after it."""
 
-    grant: int
+    number: int
+    seqs: list[int]
 
 
 class UnclaimedParams(NamedTuple):
-    """The answer with this ``grant`` reached nobody."""
+    """An answer to a claim reached nobody: its leases, as `ClaimResult` has them, end."""
 
-    grant: int
+    topic: str
+    number: int
+    seqs: list[int]
 
 
 class LeasesParams(NamedTuple):
@@ -334,9 +336,12 @@ class WorkTakenParams(NamedTuple):
 
 
 class WorkCloseParams(NamedTuple):
-    """The client has gone: release the leases of the stream."""
+    """The client has gone: release the leases of the stream. ``pages``: how many `WorkJobsParams`
+    it was shown.
+    """
 
     work: int
+    pages: int
 
 
 # Routers. Their graph is owned by one shard (`ROUTER_OWNER`), which is asked by fronts and tells

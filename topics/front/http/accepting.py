@@ -2,12 +2,14 @@
 room.
 
     wait_readable --> accept, until the queue is empty or the turn is full --> a driver for each
-                         |-- connections_max are open ------> 429 throttled, close
-                         '-- no descriptor left: the spare -> 429 throttled, close
+                         |-- connections_max are open -.
+                         '-- no descriptor is left ----+-- one that is quiet is ended for it
+                                                       '-- none is: 429 throttled, close
 
-A client that is neither accepted nor refused would hang in the listen queue. A turn accepts as many
-clients as others sent requests in the last turn, within bounds: so established clients keep half of
-the loop, however many connect at once.
+So whoever connects and asks for nothing keeps nobody out (`Connections.make_room`). A client that
+is neither accepted nor refused would hang in the listen queue; a spare descriptor is kept for it. A
+turn accepts as many clients as others sent requests in the last turn, within bounds: so established
+clients keep half of the loop, however many connect at once.
 """
 
 from __future__ import annotations
@@ -73,7 +75,7 @@ class SpareFile:
 
 class Acceptor:
     """Accepts the clients of one listener. ``request_count``: requests since the start.
-    ``lines``: as that of `Refusals`.
+    ``lines``: as that of `Refusals`. ``make_room``: as `Connections.make_room`.
     """
 
     def __init__(
@@ -82,8 +84,9 @@ class Acceptor:
         lines: Callable[[], bytes],
         slots: Slots,
         request_count: Callable[[], int],
+        make_room: Callable[[], bool],
     ) -> None:
-        self.slots = slots
+        self.slots, self._make_room = slots, make_room
         self.refusals = Refusals(responses, lines)
         self._request_count = request_count
         self._spare = SpareFile()
@@ -138,17 +141,27 @@ class Acceptor:
             return False
         except OSError as failure:
             if failure.errno in OUT_OF_FILES and not again:
+                self._make_room()
                 await trio.lowlevel.checkpoint()  # clients that have left are seen, and make room
                 return await self._accept(listener, take, again=True)
             return await self._can_go_on(listener, failure)
         try:
-            self.slots.acquire()
+            self._acquire()
         except Throttled as failure:
             self.refusals.note(f"at most {failure.detail['max']} connections")
             self.refusals.refuse(sock, failure)
         else:
             take(sock, _prepare(sock))
         return True
+
+    def _acquire(self) -> None:
+        """Take a slot. Raises `Throttled` when there is none, and none could be had."""
+        try:
+            self.slots.acquire()
+        except Throttled:
+            if not self._make_room():
+                raise
+            self.slots.acquire()
 
     async def _can_go_on(self, listener: socket.socket, failure: OSError) -> bool:
         """After an accept that failed. Raises ``failure`` when the listener is broken."""

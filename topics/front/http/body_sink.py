@@ -16,7 +16,7 @@ import trio
 
 from topics.front.backend import Backend, Body, BodyBlock
 from topics.front.body_limits import no_room, too_large
-from topics.front.http.transfer_rate import TransferRate
+from topics.front.transfer_rate import TransferRate
 
 FIRST_BYTES = 64 * 1024  # memory that a body has at once, as far as its declared length goes
 GROW_WAIT_S = 5.0  # how long a body that has a block waits for a longer one ...

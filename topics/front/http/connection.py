@@ -3,6 +3,11 @@
     input      recv --> buffer[pos:] --> head reader, body reader
     output     send, or send_both: head and body in one write
     deadline   set here, checked once a second by the sweep of `topics.front.http.connections`
+    hang-up    reset: the client is gone. Half closed: it may still read, or have closed its socket
+
+A closed socket and one that only reads look alike until something is sent: then the kernel of the
+first one resets the connection. So a client that is half closed while it waits is sent the first
+byte of its answer.
 
 Nothing here costs a timer per request. A wait for input needs no task
 (`topics.actors.rpc.stepping`), one for a slow client does.
@@ -10,10 +15,13 @@ Nothing here costs a timer per request. A wait for input needs no task
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import math
 import select
 import socket
 import struct
+import termios
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
@@ -21,14 +29,18 @@ from typing import Protocol
 import trio
 
 from topics.actors.rpc.stepping import in_task, wait_readable
+from topics.engine.access import ANYONE, Principal
 from topics.formats.api.trace_fields import TraceFields
-from topics.front.http.held_answers import HeldAnswers
-from topics.front.http.transfer_rate import TransferRate
+from topics.front.held_memory import HeldMemory
 
 RECV_BYTES = 64 * 1024
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER: on, 0 s
-HANG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR
+GONE = select.POLLHUP | select.POLLERR  # the same bits as those of epoll
+HALF_CLOSED = select.POLLRDHUP
+PROBE = b"HTTP/1.1"  # every answer begins so
+PROBE_PAUSES_S = tuple(0.001 * 2**step for step in range(11))  # 2 s in all
 NEVER = math.inf
+INT = struct.Struct("i")
 SCRATCH = memoryview(bytearray(RECV_BYTES))  # for bytes that are dropped
 
 
@@ -42,7 +54,6 @@ class Timings:
     body_bytes_per_s: int = 64 * 1024  # ... of this rate; being ahead counts for nothing later
     idle_s: float = 75.0  # between two requests; longer than the 60 s of common proxies
     late_s: float = 1.0  # to the first byte from a client that connects during the drain
-    send_s: float = 30.0  # without the client taking a single byte
     linger_s: float = 2.0  # for the client to read the last answer while it still sends
 
 
@@ -52,7 +63,7 @@ class Registry(Protocol):
     timings: Timings
     now: float  # time of the last sweep, in seconds
     draining: bool
-    answers: HeldAnswers
+    held: HeldMemory
 
 
 class Driver(Protocol):
@@ -60,6 +71,9 @@ class Driver(Protocol):
 
     def end(self) -> None:
         """End the coroutine wherever it waits; its ``finally`` blocks run."""
+
+    def watch_hang_up(self) -> None:
+        """Cut the connection when its client has gone, while it ``waits``."""
 
     def leave(self) -> None:
         """Watch the socket no more."""
@@ -69,8 +83,9 @@ class Connection:
     """One client's socket, non-blocking, with its unread input.
 
     ``buffer[pos:]`` is unread input. ``deadline`` is when the sweep ends this connection. ``idle``:
-    nothing of a request has been read. ``waits_since``: when a call began that must end if the
-    client hangs up.
+    nothing of a request has been read. ``waits``: for a call that must end if the client hangs up.
+    ``quiet_since``: when it began to have no request under way, `NEVER` while it has one.
+    ``principal``: of its last request with a known key.
     """
 
     def __init__(self, sock: socket.socket, connections: Registry, said: bytes = b"") -> None:
@@ -86,11 +101,13 @@ class Connection:
         self.deadline = NEVER
         self.idle = not said
         self.is_late = False  # the client connected during the drain
-        self.waits_since = NEVER
+        self.waits = False
+        self._probe_bytes = 0  # of the answer to come, that were sent
+        self.quiet_since = connections.now
+        self.principal: Principal = ANYONE
         self.closing = False
         self.unread_body = False  # the client may still be sending bytes that are never read
         self.body_deadline = NEVER
-        self.rate = TransferRate()  # at which the client takes answers
         self.trace: TraceFields | None = None  # of the request
         self.sent_bytes = 0  # of the answer, heads included
         self.received_bytes = len(said)  # of the request, and of those behind it in the buffer
@@ -100,10 +117,44 @@ class Connection:
         """Whether there is input in the socket, or the client has closed its side."""
         return bool(ready_descriptors([self.fd], select.POLLIN, select.POLLIN))
 
-    def check_client(self) -> None:
+    def begin_waiting(self) -> None:
+        """A call begins that must end if the client hangs up."""
+        self.waits = True
+        if self.driver is not None:
+            self.driver.watch_hang_up()
+
+    def probe(self) -> None:
+        """Send another byte of the answer to come: a client that is gone resets the connection."""
+        with contextlib.suppress(OSError):
+            self._probe_bytes += self.sock.send(PROBE[self._probe_bytes :][:1])
+
+    async def check_client(self) -> None:
         """Raises `ConnectionResetError` when nobody would read an answer."""
-        if self.is_ended or hung_up([self.fd]):
-            raise ConnectionResetError("the client has hung up")
+        if not self.is_ended:
+            hang_up = self._hang_up
+            if not hang_up or (not hang_up & GONE and await self._is_there()):
+                return
+        raise ConnectionResetError("the client has hung up")
+
+    async def _is_there(self) -> bool:
+        """Whether a client that is half closed may still read."""
+        is_behind = _unconfirmed_bytes(self.sock) > self._probe_bytes  # with the answers before
+        self.probe()
+        await in_task()
+        for pause_s in PROBE_PAUSES_S:
+            if self._hang_up & GONE:
+                return False
+            if not _unconfirmed_bytes(self.sock):
+                return True
+            await trio.sleep(pause_s)
+        return is_behind
+
+    @property
+    def _hang_up(self) -> int:
+        poller = select.poll()
+        poller.register(self.fd, HALF_CLOSED)
+        events = poller.poll(0)
+        return events[0][1] if events else 0
 
     async def receive(self) -> bool:
         """Wait for more input. False when the client has closed its side. Raises OSError."""
@@ -154,45 +205,65 @@ class Connection:
             left -= count
 
     async def send(self, data: bytes | memoryview) -> None:
-        """Send all of it. Raises OSError; the sweep cuts off a client that takes nothing for
-        ``send_s``.
+        """Send all of it. Raises OSError; the sweep cuts off a client that is too slow
+        (`topics.front.held_memory`).
         """
+        if self._probe_bytes:
+            data = self._rest(data)
         try:
             sent = self.sock.send(data)
         except BlockingIOError:
             sent = 0
         self.sent_bytes += sent
         if sent != len(data):
-            await self._send_slowly(memoryview(data)[sent:])
+            await self._send_slowly(len(data), memoryview(data)[sent:])
 
     async def send_both(self, head: bytes, body: bytes | memoryview) -> None:
         """Send two buffers in one write, without copying the second. Raises as `send`."""
+        if self._probe_bytes:
+            head = self._rest(head)
         try:
             sent = self.sock.sendmsg([head, body])
         except BlockingIOError:
             sent = 0
         self.sent_bytes += sent
-        if sent < len(head) + len(body):
-            await in_task()
-            with self.connections.answers.holding(self, len(body)):
-                await self._send_slowly(memoryview(head)[sent:])
-                await self._send_slowly(memoryview(body)[max(0, sent - len(head)) :])
+        length = len(head) + len(body)
+        if sent < length:
+            body_sent = max(0, sent - len(head))
+            await self._send_slowly(length, memoryview(head)[sent:], memoryview(body)[body_sent:])
 
-    async def _send_slowly(self, unsent: memoryview) -> None:
-        """Send as fast as the client takes it."""
+    def _rest(self, answer: bytes | memoryview) -> bytes:
+        """The answer without what was sent of it to probe the client."""
+        sent, self._probe_bytes = self._probe_bytes, 0
+        self.sent_bytes += sent
+        assert bytes(answer[:sent]) == PROBE[:sent], "every answer begins alike"
+        return bytes(answer[sent:])
+
+    async def _send_slowly(self, length: int, *unsent: memoryview) -> None:
+        """Send as fast as the client takes it; so many bytes stay in memory until then."""
         await in_task()
-        before = self.deadline
-        while unsent:
-            self.deadline = self.connections.now + self.timings.send_s
-            await trio.lowlevel.wait_writable(self.fd)
-            try:
-                sent = self.sock.send(unsent)
-            except BlockingIOError:
-                continue
-            self.sent_bytes += sent
-            self.rate.count(sent, trio.current_time())
-            unsent = unsent[sent:]
-        self.deadline = before
+        held, before = self.connections.held, self.deadline
+        holding = held.hold(self, self.principal.digest, trio.current_time())
+        held.add(holding, unsent, length + len(self.buffer), trio.current_time())
+        try:
+            for part in unsent:
+                while part:
+                    self.deadline = holding.due
+                    await trio.lowlevel.wait_writable(self.fd)
+                    try:
+                        sent = self.sock.send(part)
+                    except BlockingIOError:
+                        continue
+                    self.sent_bytes += sent
+                    holding.took(sent, trio.current_time())
+                    part = part[sent:]
+            self.deadline = before
+        finally:
+            held.release(holding)
+
+    def shed(self) -> None:
+        """As `topics.front.held_memory.Client.shed`."""
+        self.cut()
 
     def cut(self) -> None:
         """End the connection now, whatever it waits for: a reset for the client, cancellation for
@@ -212,7 +283,8 @@ class Connection:
             self.driver.end()
 
     def close(self) -> None:
-        """Close the socket; nobody watches it any more."""
+        """Close the socket; nobody watches it any more. Unread input is given back."""
+        self.buffer, self.pos = b"", 0
         driver, self.driver = self.driver, None  # no circle: memory is given back at once
         if driver is not None:
             driver.leave()
@@ -241,9 +313,10 @@ class Connection:
             return False
 
 
-def hung_up(descriptors: Iterable[int]) -> set[int]:
-    """Those whose clients have closed their side, or are gone; one system call."""
-    return ready_descriptors(descriptors, select.POLLRDHUP, HANG_UP)
+def _unconfirmed_bytes(sock: socket.socket) -> int:
+    """Bytes that were sent and that the kernel of the client has not confirmed."""
+    count: int = INT.unpack(fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(INT.size)))[0]
+    return count
 
 
 def ready_descriptors(descriptors: Iterable[int], ask: int, want: int) -> set[int]:

@@ -9,6 +9,8 @@
       |  '-- its answer has come ----- CALLING     a link session has the call
       '-- it is over --> OVER
 
+    A client that hangs up while its connection ``waits`` is noticed in every state.
+
     end    READING, CALLING    the coroutine is closed at once: GeneratorExit
            STEPPING            the same after this step
            IN_TASK             the task is cancelled
@@ -20,6 +22,7 @@ RuntimeError, which ends its request and nothing else.
 from __future__ import annotations
 
 import logging
+import select
 import types
 from collections.abc import Callable, Coroutine, Generator
 from enum import Enum, auto
@@ -28,10 +31,11 @@ from typing import Any, Protocol
 import trio
 
 from topics.actors.rpc.stepping import NOW, Command
-from topics.front.http.connection import Connection
+from topics.front.http.connection import GONE, HALF_CLOSED, Connection
 
 LOG = logging.getLogger("topics.front")
 
+INPUT = select.EPOLLIN | HALF_CLOSED
 READ, ANSWER, TASK, STEPS = Command.READ, Command.ANSWER, Command.TASK, Command.STEPS
 
 
@@ -48,18 +52,22 @@ class State(Enum):
 class Watcher(Protocol):
     """Tells drivers that their sockets have input (`topics.front.http.poller`)."""
 
-    def watch(self, driver: Driver) -> None:
-        """Call `Driver.readable` when the socket has input, from now on. Raises OSError."""
+    def watch(self, driver: Driver, events: int) -> None:
+        """Call `Driver.ready` when one of the ``events`` of epoll happens, or the client is gone,
+        from now on. Raises OSError.
+        """
 
     def leave(self, driver: Driver) -> None:
-        """Stop calling `Driver.readable`."""
+        """Stop calling `Driver.ready`."""
 
     def start(self, driver: Driver) -> bool:
         """Start a task that runs `Driver.run_in_task`; False when the server is over."""
 
 
 class Driver:
-    """Drives the coroutine of one connection; ``is_watched`` is the watcher's."""
+    """Drives the coroutine of one connection; ``watched`` is the watcher's: the events that it
+    watches for, None while it does not.
+    """
 
     __slots__ = (
         "__weakref__",
@@ -70,13 +78,13 @@ class Driver:
         "_watcher",
         "connection",
         "fd",
-        "is_watched",
+        "watched",
     )
 
     def __init__(self, connection: Connection, watcher: Watcher) -> None:
         self.connection = connection
         self.fd = connection.fd
-        self.is_watched = False
+        self.watched: int | None = None
         self._watcher = watcher
         self._scope = trio.CancelScope()
         self._state = State.STEPPING
@@ -89,14 +97,28 @@ class Driver:
         self._coroutine, self._resume = coroutine, coroutine.send
         self._step(None)
 
-    def readable(self) -> None:
-        """The socket has input, or the peer has closed it. While the coroutine does not wait for
-        input, the watcher is left: it would report the unread input again and again.
+    def ready(self, events: int) -> None:
+        """The socket has input, or the client has hung up. What would be reported again and again
+        is not watched for any more.
         """
+        connection = self.connection
         if self._state is State.READING:
             self._step(None)
-        else:
+        elif not connection.waits:
             self._watcher.leave(self)
+        elif events & GONE:
+            self._watcher.leave(self)
+            connection.cut()
+        elif events & HALF_CLOSED:
+            self._watch(0)
+            connection.probe()
+        else:
+            self._watch(HALF_CLOSED)
+
+    def watch_hang_up(self) -> None:
+        """As `topics.front.http.connection.Driver.watch_hang_up`."""
+        if self.watched is None or not self.watched & HALF_CLOSED:
+            self._watch(HALF_CLOSED)
 
     def answered(self, answer: object) -> None:
         """As `topics.actors.rpc.stepping.Driver.answered`."""
@@ -117,7 +139,7 @@ class Driver:
 
     def leave(self) -> None:
         """The socket is about to be closed: the next one may get its descriptor at once."""
-        if self.is_watched:
+        if self.watched is not None:
             self._watcher.leave(self)
 
     def _step(self, value: object) -> None:
@@ -140,16 +162,16 @@ class Driver:
             self._state = State.CALLING
         elif asked is READ:
             self._state = State.READING
-            if not self.is_watched:
-                self._watch()
+            if self.watched != INPUT:
+                self._watch(INPUT)
         else:
             self._leave_steps(asked)
 
-    def _watch(self) -> None:
+    def _watch(self, events: int) -> None:
         try:
-            self._watcher.watch(self)
-        except OSError:  # no memory for it: the connection is closed
-            self._close()
+            self._watcher.watch(self, events)
+        except OSError:  # no memory for it
+            self.connection.end_idle()
 
     def _leave_steps(self, asked: object) -> None:
         if asked is not TASK:

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import trio
 
 from topics.actors.rpc.stepping import in_steps, in_task
+from topics.engine.access import Scope
 from topics.errors import Internal, InvalidRequest, TopicsError
 from topics.formats.api.response_heads import ResponseHeads, stream_head, with_lines
 from topics.front.answers import Answer
@@ -36,6 +37,7 @@ from topics.front.http.connection import NEVER, Connection
 from topics.front.http.connections import Connections
 from topics.front.http.exchange import Exchange, Exchanges
 from topics.front.http.head_reader import AdmittedHead, HeadReader, PreflightHead, RefusedHead
+from topics.front.request import Request
 
 LOG = logging.getLogger("topics.front")
 
@@ -104,6 +106,7 @@ class FastLane:
         while not connection.closing:
             self._has_answered = self._is_head = False
             lanes.connections.request_count += 1
+            connection.quiet_since = connection.connections.now
             answered += 1
             if answered % REQUESTS_PER_TURN == 0 and connection.pos < len(connection.buffer):
                 await in_task()
@@ -130,7 +133,8 @@ class FastLane:
             del head  # it may hold a token, and the client may be idle for long
 
     async def _answer(self, head: AdmittedHead) -> None:
-        guard, request = self.lanes.guard, head.request
+        guard, request, connection = self.lanes.guard, head.request, self.connection
+        connection.quiet_since, connection.principal = NEVER, request.principal
         try:
             guard.enter(request)
         except TopicsError as failure:
@@ -141,6 +145,8 @@ class FastLane:
         finally:
             guard.leave(request)
         if stream is not None:
+            if request.head is not None:
+                request.head.forget()
             await self._send_stream(stream)
 
     async def _answer_entered(self, head: AdmittedHead) -> Answer | None:
@@ -155,28 +161,42 @@ class FastLane:
         request = lanes.guard.renewed(request)
         self.exchange.at = at = time.monotonic_ns()
         if request.route.waits:
-            connection.waits_since = connection.connections.now
+            connection.begin_waiting()
         if not (head.is_hot and request.route.is_stepped):
             await in_task()
         if not head.is_hot:
             await self._answer_cold(ColdCall(request, body, at, head.close))
             return None
         answer = await lanes.dispatcher.run(request, body, at)
-        connection.waits_since = NEVER
+        connection.waits = False
         if answer.stream is not None:
             return answer
+        if len(answer.body) > COPY_MAX_BYTES and request.route.scope is Scope.READ:
+            answer = self._with_room(request, answer)
         await self._send(answer, close=head.close)
         return None
+
+    def _with_room(self, request: Request, answer: Answer) -> Answer:
+        """The long answer of a request that has changed nothing; a refusal if it might have to be
+        held, and there is no memory for that.
+        """
+        held = self.connection.connections.held
+        failure = held.refusal(request.principal.digest, len(answer.body))
+        if failure is None:
+            return answer
+        answer.unsent()
+        answer.done()
+        return self.lanes.dispatcher.failed(failure)
 
     async def _answer_cold(self, call: ColdCall) -> None:
         connection = self.connection
         try:
             answer = await self.lanes.cold.ask(call)
-            connection.waits_since = NEVER
+            connection.waits = False
             self._has_answered = True
             connection.closing = connection.closing or call.close
             if call.on_unsent is not None:
-                connection.check_client()
+                await connection.check_client()
             await connection.send_both(*with_lines(answer, self.exchange.fields(call.status)))
             self.exchange.end()
         except BaseException:
@@ -243,7 +263,7 @@ class FastLane:
             if close or self.lanes.connections.draining:
                 connection.closing = close = True
             if answer.on_unsent is not None:
-                connection.check_client()
+                await connection.check_client()
             body = answer.body
             head = self.lanes.responses.render(
                 answer.status,

@@ -194,10 +194,13 @@ class HeadReader:
                 return PreflightHead(head, lines, OTHER_ROUTE, cors.allowed(head.fields))
             request = self._guard.admit(head)
         except TopicsError as failure:
-            return RefusedHead(head, lines, _index_of(self._guard.route_of(head)), failure)
+            index = _index_of(self._guard.route_of(head))
+            # No circle through its frames: the head is given back with the connection.
+            return RefusedHead(head, lines, index, failure.with_traceback(None))
         admitted = self._admitted(head, lines, request)
-        # A key belongs to one request: its head does not come again.
-        if admitted.is_hot and not request.route.streams and request.key is None:
+        # A key belongs to one request: its head does not come again. What keeps its fields is as
+        # long as they are.
+        if admitted.is_hot and request.head is None and request.key is None:
             self.remembered.put(digest, admitted)
             if nameless is not None:
                 self.of_topics.put(nameless, admitted)

@@ -3,7 +3,8 @@
     epoll is readable --> poll once --> step the driver of each socket --> send their calls together
 
 Sockets stay in the epoll, level-triggered: waiting for a request costs no system call. A socket
-whose input nobody reads now leaves it until it is read again.
+whose input nobody reads now leaves it until it is read again; while its connection waits for a call
+it stays, and only a hang-up is watched for.
 
 A turn takes all sockets that are ready, as a pass of trio does. Pressure is measured over passes
 (`topics.front.pressure.lag`): it would not see input that waits in the kernel for a later turn.
@@ -51,17 +52,20 @@ class Poller:
         """Whether the descriptor is in the epoll."""
         return fd in self._watched
 
-    def watch(self, driver: Driver) -> None:
+    def watch(self, driver: Driver, events: int) -> None:
         """Part of `Watcher`."""
         if self._is_over:
             raise OSError(errno.ECANCELED, "the server is over")
-        self._epoll.register(driver.fd, select.EPOLLIN)
-        driver.is_watched = True
-        self._watched[driver.fd] = driver
+        if driver.watched is None:
+            self._epoll.register(driver.fd, events)
+            self._watched[driver.fd] = driver
+        else:
+            self._epoll.modify(driver.fd, events)
+        driver.watched = events
 
     def leave(self, driver: Driver) -> None:
         """Part of `Watcher`."""
-        driver.is_watched = False
+        driver.watched = None
         del self._watched[driver.fd]
         if not self._is_over:
             self._epoll.unregister(driver.fd)
@@ -88,7 +92,7 @@ class Poller:
         """Resume the drivers whose sockets have input."""
         watched = self._watched
         with self._batch:
-            for fd, _ in self._epoll.poll(0, READY_MAX):
+            for fd, events in self._epoll.poll(0, READY_MAX):
                 driver = watched.get(fd)
                 if driver is not None:  # it may have been closed in this turn
-                    driver.readable()
+                    driver.ready(events)

@@ -5,14 +5,15 @@
 
 A stream has one task for each shard that it must catch up with, so a slow shard delays its own
 topics only; within a task the readers take turns. A page that arrives while the stream is stalled
-is discarded and read again later: nothing waits in memory for a client that does not read.
+is discarded and read again later: nothing waits in memory for a client that does not read. While
+clients hold too much (`topics.front.held_memory`), pages are read later.
 """
 
 from __future__ import annotations
 
 import trio
 
-from topics.errors import NotReady, TopicNotFound, TopicsError
+from topics.errors import NotReady, Throttled, TopicNotFound, TopicsError
 from topics.front.live.live import Live
 from topics.front.live.pages import FeedPage
 from topics.front.live.subscriptions import FeedSubscription, Reader, ReaderStream
@@ -21,24 +22,23 @@ from topics.front.live.subscriptions import FeedSubscription, Reader, ReaderStre
 class CatchUp:
     """The tasks of one stream that read what it has not been shown."""
 
-    def __init__(self, live: Live, stream: ReaderStream) -> None:
-        self._live, self._stream = live, stream
+    def __init__(self, live: Live) -> None:
+        self._live = live
         self._busy_shards: set[int] = set()  # those with a task
 
-    def start(self) -> None:
+    def start(self, stream: ReaderStream) -> None:
         """Start a task for each shard with a reader to catch up, where none is running."""
-        if not self._stream.ended:
-            readers = self._stream.readers.values()
+        if not stream.ended:
+            readers = stream.readers.values()
             shards = {reader.shard for reader in readers if reader.needs_catch_up}
             for shard in shards - self._busy_shards:
                 self._busy_shards.add(shard)
-                self._live.nursery.start_soon(self._run, shard)
+                self._live.nursery.start_soon(self._run, stream, shard)
 
-    async def _run(self, shard: int) -> None:
-        stream = self._stream
+    async def _run(self, stream: ReaderStream, shard: int) -> None:
         try:
             while not stream.ended and not stream.is_stalled:
-                reader = self._next_reader(shard)
+                reader = _next_reader(stream, shard)
                 if reader is None:
                     return
                 stream.readers[reader.topic] = stream.readers.pop(reader.topic)  # to the end
@@ -48,15 +48,9 @@ class CatchUp:
         finally:
             self._busy_shards.discard(shard)
 
-    def _next_reader(self, shard: int) -> Reader | None:
-        for reader in self._stream.readers.values():
-            if reader.shard == shard and reader.needs_catch_up:
-                return reader
-        return None
-
     async def _advance(self, reader: Reader) -> None:
         """Show one page, or make the reader live."""
-        stream, feeds = self._stream, self._live.feeds
+        stream, feeds = reader.stream, self._live.feeds
         try:
             feed = await feeds.join(reader)
             if reader.feed is not feed or not feed.is_open:
@@ -68,7 +62,7 @@ class CatchUp:
             page, epoch = await self._next_page(reader, feed)
         except TopicNotFound:
             stream.tell_deleted(reader, reader.seq)
-        except NotReady:
+        except (NotReady, Throttled):
             feeds.wait_for_shard(reader)
         except TopicsError as failure:
             if stream.is_following(reader):
@@ -84,13 +78,22 @@ class CatchUp:
     async def _next_page(self, reader: Reader, feed: FeedSubscription) -> tuple[FeedPage, int]:
         """The page that continues the reader, and its epoch. Raises `TopicsError`."""
         if not _has_epoch_of(reader, feed):
-            return await self._live.feeds.calls.read(reader, None)
+            return await self._read(reader, None)
         page = None if reader.is_connecting else feed.kept.page_from(reader.seq)
         if page is not None:
             epoch = feed.epoch
             await trio.lowlevel.checkpoint()
             return page, epoch
         until_seq = feed.kept.next_edge(reader.seq, feed.seq) if reader.seq < feed.seq else None
+        return await self._read(reader, until_seq)
+
+    async def _read(self, reader: Reader, until_seq: int | None) -> tuple[FeedPage, int]:
+        """A page read for this stream. Raises `Throttled` while clients of its key hold too
+        much, or all of them.
+        """
+        refusal = self._live.held.refusal(reader.stream.key, reader.view.bytes)
+        if refusal is not None:
+            raise refusal
         return await self._live.feeds.calls.read(reader, until_seq)
 
     def _go_live(self, reader: Reader, feed: FeedSubscription) -> None:
@@ -100,7 +103,14 @@ class CatchUp:
         # A reader above the feed knows of a later head, and was told when it came there.
         if not reader.is_caught_up and reader.seq == feed.head_seq:
             reader.is_caught_up = True
-            self._stream.tell_caught_up(reader, feed.head_seq)
+            reader.stream.tell_caught_up(reader, feed.head_seq)
+
+
+def _next_reader(stream: ReaderStream, shard: int) -> Reader | None:
+    for reader in stream.readers.values():
+        if reader.shard == shard and reader.needs_catch_up:
+            return reader
+    return None
 
 
 def _has_epoch_of(reader: Reader, feed: FeedSubscription) -> bool:

@@ -29,14 +29,19 @@ _LINE_END = re.compile(rb"\r\n|\r|\n")
 
 
 def data_lines(json: bytes) -> bytes:
-    """JSON as the ``data`` of an event, without its end.
+    """JSON as the ``data`` of an event, without its end."""
+    return b"data: " + continued(json)
+
+
+def continued(json: bytes) -> bytes:
+    """JSON within a data line.
 
     Payloads are shown as they were sent: white space between their JSON tokens may hold line ends,
     which the client joins again.
     """
     if b"\n" in json or b"\r" in json:
-        json = _LINE_END.sub(b"\ndata: ", json)
-    return b"data: " + json
+        return _LINE_END.sub(b"\ndata: ", json)
+    return json
 
 
 def paced_event(retry_after_ms: int, topics: list[str]) -> bytes:

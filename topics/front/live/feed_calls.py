@@ -5,18 +5,21 @@
     feed.taken  a page has been received: the shard may send the next one; quiet unless it waits
     feed.close  unsubscribe
 
-Readers that ask the same question while it is in flight share one call and its answer.
+Readers that ask the same question while it is in flight share one call and its answer. A shard
+reads pages of `READING_MAX_BYTES` at once for a front; further ones are asked for in order, when
+those were shown.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Generic, TypeVar
 
 import trio
 
-from topics.errors import TopicsError
+from topics.errors import NotReady, TopicsError
 from topics.formats.wire.calls import (
     FEED_CLOSE,
     FEED_OPEN,
@@ -36,6 +39,9 @@ from topics.front.live.pages import FeedPage
 from topics.front.live.subscriptions import FeedSubscription, Reader
 
 K = TypeVar("K", bound=Hashable)
+READING_MAX_BYTES = 16 << 20
+LONG_BYTES = 32 * 1024
+LONG_PER_PASS = 16  # readers that are shown a long page in one pass of the loop
 
 
 class FeedCalls:
@@ -45,6 +51,8 @@ class FeedCalls:
         self._backend = backend
         self._opening: dict[int, SharedAnswer[FeedOpenResult]] = {}  # by the number of the feed
         self._reading: dict[FeedReadParams, SharedAnswer[FeedReadResult]] = {}
+        self._rooms: dict[int, ReadingRoom] = defaultdict(ReadingRoom)  # of the shards
+        self._long = trio.CapacityLimiter(LONG_PER_PASS)
 
     async def open(self, feed: FeedSubscription) -> None:
         """Subscribe. Raises `TopicsError`."""
@@ -58,8 +66,23 @@ class FeedCalls:
         """
         view = FeedView(*reader.view)
         params = FeedReadParams(reader.topic, view, reader.seq, until_seq, reader.epoch)
-        shared = self._share(self._reading, params, reader.shard, FEED_READ, params, _ignore)
-        result, body = await shared.wait()
+        shared = self._reading.get(params)
+        if shared is None:
+            shared = self._reading[params] = SharedAnswer()
+            shared.readers[reader] = None
+            ask = partial(self._ask_page, reader.shard, params, shared)
+            self._rooms[reader.shard].enter(view.bytes, ask)
+        else:
+            shared.readers[reader] = None
+        try:
+            result, body = await shared.wait()
+            if len(body) > LONG_BYTES:
+                async with self._long:
+                    pass
+        finally:
+            del shared.readers[reader]
+            if not shared.readers:
+                shared.over()
         if shared.page is None:
             shared.page = FeedPage(reader.topic, result, body)
         return shared.page, result.epoch
@@ -108,12 +131,63 @@ class FeedCalls:
             self._backend.flush(shard)
         return shared
 
+    def _ask_page(
+        self, shard: int, params: FeedReadParams, shared: SharedAnswer[FeedReadResult]
+    ) -> bool:
+        """Ask for a page; False when nobody waits for it any more."""
+
+        def then(answer: Reply[FeedReadResult] | TopicsError) -> None:
+            del self._reading[params]
+            shared.settle(answer)
+
+        if not any(reader.stream.is_following(reader) for reader in shared.readers):
+            del self._reading[params]
+            shared.settle(NotReady("nobody waits for this page"))
+            return False
+        shared.over = partial(self._rooms[shard].leave, FeedView(*params.view).bytes)
+        self._backend.ask(shard, FEED_READ, params, b"", then)
+        self._backend.flush(shard)
+        return True
+
+
+class ReadingRoom:
+    """What a shard reads, and streams were not shown yet: one page, or all that have room."""
+
+    def __init__(self) -> None:
+        self._used = 0
+        self._is_busy = False
+        self._waiting: deque[tuple[int, Callable[[], bool]]] = deque()
+
+    def enter(self, size: int, ask: Callable[[], bool]) -> None:
+        """Call ``ask`` when there is room; if that is true, `leave` follows."""
+        self._waiting.append((size, ask))
+        self._let_in()
+
+    def leave(self, size: int) -> None:
+        """A page of this size has been read."""
+        self._used -= size
+        self._let_in()
+
+    def _let_in(self) -> None:
+        waiting = self._waiting
+        if self._is_busy:  # a shard that is away answers at once
+            return
+        self._is_busy = True
+        while waiting and (not self._used or self._used + waiting[0][0] <= READING_MAX_BYTES):
+            size, ask = waiting.popleft()
+            self._used += size
+            if not ask():
+                self._used -= size
+        self._is_busy = False
+
 
 class SharedAnswer(Generic[R]):
     """The answer to one question, for all readers that wait for it."""
 
     def __init__(self) -> None:
         self.page: FeedPage | None = None
+        self.readers: dict[Reader, None] = {}  # that wait for a page, or for a turn to be shown it
+        self.over: Callable[[], None] = _nothing  # called when there are no more of them
         self._done = trio.Event()
         self._answer: tuple[R, bytes] | TopicsError
 
@@ -140,5 +214,5 @@ def _note_open(feed: FeedSubscription, result: FeedOpenResult) -> None:
     feed.epoch = result.epoch
 
 
-def _ignore(_: object) -> None:
+def _nothing() -> None:
     pass

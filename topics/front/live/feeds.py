@@ -77,9 +77,12 @@ class Feeds:
                 self.calls.close(feed)
 
     def wait_for_shard(self, reader: Reader) -> None:
-        """The shard cannot serve the reader now: try again when it is back, or soon."""
-        reader.is_waiting = True
-        self._waiting[reader] = self._now + RETRY_S
+        """The shard cannot serve the reader now, or there is no memory for what it would be shown:
+        try again when the shard is back, or soon.
+        """
+        if reader.stream.is_following(reader):
+            reader.is_waiting = True
+            self._waiting[reader] = self._now + RETRY_S
 
     def pace(self, reader: Reader) -> None:
         """A reader that catches up has been shown a page: the next one waits for its band."""

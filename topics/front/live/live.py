@@ -31,6 +31,7 @@ from topics.formats.wire.calls import (
 )
 from topics.front.backend import Backend
 from topics.front.errors import status_of
+from topics.front.held_memory import HeldMemory
 from topics.front.keys import Keys
 from topics.front.limits import FrontSlots
 from topics.front.live.feeds import Feeds
@@ -41,6 +42,7 @@ from topics.front.live.work_subscriptions import WorkSubscriptions
 from topics.front.pressure.pressure import Pressure
 
 LARGEST_MESSAGES_MAX = 2  # held for all WebSockets together, counted in the longest allowed
+TURNS_MAX = 16  # long writes and ends of streams in a pass of the loop: some milliseconds
 TICK_S = 0.25  # the grain of heartbeats and timeouts
 
 
@@ -79,7 +81,9 @@ class Live:
         slots: FrontSlots,
         pressure: Pressure,
         keys: Keys | None = None,
+        held: HeldMemory | None = None,
     ) -> None:
+        self.held = HeldMemory() if held is None else held
         self.backend, self.slots, self.pressure = backend, slots, pressure
         self.keys = Keys() if keys is None else keys
         self.now = time.monotonic()  # of the last tick
@@ -93,6 +97,7 @@ class Live:
         self.nursery: trio.Nursery
         self._deferred: list[tuple[LiveStream, Callable[[], None]]] = []
         self._has_deferred = trio.Event()
+        self._turns = trio.CapacityLimiter(TURNS_MAX)
         backend.listen(self)
 
     async def run(self) -> None:
@@ -153,6 +158,11 @@ class Live:
         for stream in list(self.streams):
             if (failure := self.keys.refusal(stream.principal)) is not None:
                 stream.attempt(stream.fail, status_of(failure), failure.message)
+
+    async def turn(self) -> None:
+        """Wait for a pass of the loop in which few streams do what takes long."""
+        async with self._turns:
+            pass
 
     def defer(self, stream: LiveStream, call: Callable[[], None]) -> None:
         """Call it when the loop has handled what it is handling: one write for one batch."""

@@ -21,7 +21,7 @@ from topics.front.http.connection import Connection
 from topics.front.live.event_stream import (
     HEARTBEAT,
     NEVER_AGAIN,
-    data_lines,
+    continued,
     error_event,
     paced_event,
 )
@@ -43,19 +43,18 @@ class WatchStream(TopicStream):
         super().__init__(live, connection.sock, session.principal, session.heartbeat_s)
         self.session = session
         self._shares_ids = len(session.cursors) == 1
-        self._before: dict[str, Cursor] = {}  # cursors before what the socket has not taken whole
+        # Cursors before the moves that the socket has not taken whole.
+        self._before: dict[str, list[Cursor]] = {}
 
-    def page_event(self, reader: Reader, page: FeedPage) -> bytes:  # noqa: ARG002 - the session stands where the reader does
+    def page_event(self, reader: Reader, page: FeedPage) -> tuple[bytes, ...]:  # noqa: ARG002 - the session stands where the reader does
         """``event: record``."""
-        if self._shares_ids:
-            event = page.renderings.get(WatchStream)
-            if event is None:
-                event = page.renderings[WatchStream] = self._record_event(page)
-            return event
-        return self._record_event(page)
-
-    def _record_event(self, page: FeedPage) -> bytes:
-        return b"".join((b"id: ", self.session.id(), b"\n", _record_event(page)))
+        if not self._shares_ids:
+            return b"id: %b\n" % self.session.id(), _record_event(page)
+        event = page.renderings.get(WatchStream)
+        if event is None:
+            event = _record_event(page, b"id: %b\n" % self.session.id())
+            page.renderings[WatchStream] = event
+        return (event,)
 
     def tombstone_event(self, reader: Reader, tombstone: dict[str, Any]) -> bytes:
         """``event: tombstone``."""
@@ -108,7 +107,7 @@ class WatchStream(TopicStream):
     def moved(self, reader: Reader) -> None:
         """Move the session's cursor, unless another stream has taken the session over."""
         if self.session.stream is self:
-            self._before.setdefault(reader.topic, self.session.cursors[reader.topic])
+            self._before.setdefault(reader.topic, []).append(self.session.cursors[reader.topic])
             self.session.move(reader.topic, reader.seq, reader.epoch or 0)
 
     def sent_whole(self) -> None:
@@ -123,16 +122,19 @@ class WatchStream(TopicStream):
         super().end()
 
 
-def _record_event(page: FeedPage) -> bytes:
-    """A record event without its id line."""
-    event = page.renderings.get("record")
+def _record_event(page: FeedPage, line: bytes = b"") -> bytes:
+    """A record event behind its id line, or without it: then it is made once."""
+    event = None if line else page.renderings.get("record")
     if event is None:
-        data = b'{"topic":"%b","records":[%b],"from_seq":%d,"to_seq":%d,"head_seq":%d}' % (
-            page.topic.encode(),
-            page.body,
-            page.from_seq,
-            page.to_seq,
-            page.head_seq,
+        event = b"".join(
+            (
+                line,
+                b'event: record\ndata: {"topic":"%b","records":[' % page.topic.encode(),
+                continued(page.body),
+                b'],"from_seq":%d,"to_seq":%d,"head_seq":%d}\n\n'
+                % (page.from_seq, page.to_seq, page.head_seq),
+            )
         )
-        event = page.renderings["record"] = b"event: record\n%b\n\n" % data_lines(data)
+        if not line:
+            page.renderings["record"] = event
     return event

@@ -1,6 +1,6 @@
 """Streams: clients that are told of what happens, as it happens, until either side ends it.
 
-    begin --> told, with a heartbeat in between --client gone, STALL_MAX_S, drain, `fail`--> end
+    begin --> told, with a heartbeat in between --client gone or slow, drain, `fail`--> end
 
 Subclasses say what is told: records of topics (topic_streams.py), leased jobs (work_stream.py). A
 stream has no task besides its connection's: events are written to its socket from the loop that
@@ -28,7 +28,6 @@ from topics.front.live.subscriptions import TOLD_EVERY_S
 LOG = logging.getLogger("topics.front")
 
 UNCONFIRMED_MAX_S = 60.0  # sent bytes without a confirmation by the client's kernel
-STALL_MAX_S = 30.0  # without the client taking a single byte
 RECEIVE_BYTES = 4096
 
 Args = TypeVarTuple("Args")
@@ -44,6 +43,7 @@ class Stream(ABC):
         self, live: Live, sock: socket.socket, principal: Principal, heartbeat_s: float
     ) -> None:
         self.live, self.sock, self.principal, self.heartbeat_s = live, sock, principal, heartbeat_s
+        self.key = principal.digest
         self.ended = False
         self.told_at = -math.inf  # when it was last told that it is paced
         self.scope = trio.CancelScope()  # of `until_ended`
@@ -76,23 +76,29 @@ class Stream(ABC):
 
     async def until_ended(self) -> None:
         """Wait for the end of the stream; received bytes are discarded, a hang-up is an end."""
-        with self.scope, contextlib.suppress(OSError):
-            while not self.ended:
-                await trio.lowlevel.wait_readable(self.sock)
-                try:
-                    if not self.sock.recv(RECEIVE_BYTES):
-                        break
-                except BlockingIOError:
-                    continue
+        with self.scope:
+            with contextlib.suppress(OSError):
+                while not self.ended:
+                    await trio.lowlevel.wait_readable(self.sock)
+                    try:
+                        if not self.sock.recv(RECEIVE_BYTES):
+                            break
+                    except BlockingIOError:
+                        continue
+            await self.live.turn()
 
     def tick(self, now: float) -> None:
         """Send a heartbeat, or end a stream whose client is too slow."""
         outbox = self.outbox
         if outbox.unsent is not None:
-            if now - outbox.moved_at >= STALL_MAX_S:
-                self.fail(408, "the client reads too slowly")
+            if outbox.is_late:
+                self.shed()
         elif now - outbox.last_sent >= self.heartbeat_s:
             outbox.write(self.heartbeat())
+
+    def shed(self) -> None:
+        """As `topics.front.held_memory.Client.shed`, and for a client that is too slow."""
+        self.attempt(self.fail, 408, "the client reads too slowly")
 
     def drain(self) -> None:
         """The server shuts down."""

@@ -37,6 +37,7 @@ class ReaderStream(Isolated, Protocol):
 
     readers: dict[str, Reader]
     told_at: float  # when it was last told that it is paced
+    key: bytes  # of the client, in the ledger of held memory
 
     @property
     def is_stalled(self) -> bool:

@@ -34,13 +34,13 @@ class TopicStream(Stream):
     ) -> None:
         super().__init__(live, sock, principal, heartbeat_s)
         self.readers: dict[str, Reader] = {}
-        self._catching_up = CatchUp(live, self)
+        self._catching_up = CatchUp(live)
 
     # What subclasses say: events as bytes
 
     @abstractmethod
-    def page_event(self, reader: Reader, page: FeedPage) -> bytes:
-        """The records of a page; the reader already stands behind it."""
+    def page_event(self, reader: Reader, page: FeedPage) -> tuple[bytes, ...]:
+        """The records of a page, in parts; the reader already stands behind it."""
 
     @abstractmethod
     def tombstone_event(self, reader: Reader, tombstone: dict[str, Any]) -> bytes:
@@ -67,7 +67,8 @@ class TopicStream(Stream):
         """As any stream, and leave all feeds."""
         if not self.ended:
             super().end()
-            for reader in self.readers.values():
+            readers, self.readers = self.readers, {}
+            for reader in readers.values():
                 self.live.feeds.leave(reader)
 
     def resumed(self) -> None:
@@ -93,7 +94,7 @@ class TopicStream(Stream):
 
     def catch_up(self) -> None:
         """Start to show what the readers of this stream have not been shown."""
-        self._catching_up.start()
+        self._catching_up.start(self)
 
     def show(self, reader: Reader, page: FeedPage) -> None:
         """Show a page to the reader that stands where the page begins."""
@@ -105,14 +106,14 @@ class TopicStream(Stream):
             reader.seq = page.to_seq
             self.moved(reader)
         if page.count:
-            parts.append(self.page_event(reader, page))
+            parts += self.page_event(reader, page)
         if page.to_seq < page.head_seq:
             reader.is_caught_up = False
         elif not reader.is_caught_up:
             reader.is_caught_up = True
             parts.append(self.caught_up_event(reader, page.head_seq))
         if parts:
-            self.outbox.write(parts[0] if len(parts) == 1 else b"".join(parts))
+            self.outbox.write(*parts)
 
     def _pass_gap(self, reader: Reader, page: FeedPage, tombstone: dict[str, Any]) -> bytes:
         """Move the reader behind the gap that comes before the records of a page."""

@@ -3,13 +3,14 @@
 A session keeps a cursor for each topic. Every event carries an id that says where all cursors stood
 behind it; a client that comes back with an id is taken back to there, never forward.
 
-    topics            an id holds                    taken back with
-    1 to MAP_TOPICS   the map from topic to cursor   the id itself
-    more              the number of a checkpoint     the moves since then, or an older whole map
+    an id holds                    taken back with
+    the map from topic to cursor   the id itself
+    the number of a checkpoint     the moves since then, or an older whole map
 
-Without an id, the session takes back what the last stream's socket did not take whole. A map does
-not say which incarnation of a topic it means, so `Earlier` remembers what ids have said of the new
-one. Going back too far shows records twice; it must never hide one.
+Without an id, the session takes back what the last stream's socket did not take whole. An id that
+this session cannot have sent is none: it must not hide that. A map does not say which incarnation
+of a topic it means, so `Earlier` remembers what ids have said of the new one. Going back too far
+shows records twice; it must never hide one.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from topics.engine.access import Principal
-from topics.formats.api.event_ids import MAP_MAX_TOPICS, decode_id, encode_checkpoint, encode_id
+from topics.formats.api.event_ids import decode_id, encode_checkpoint, encode_id
 from topics.formats.api.watch import View
 from topics.front.live.topic_streams import TopicStream
 
@@ -55,14 +56,18 @@ class WatchSession:
     moves: deque[tuple[int, str, Cursor]] = field(default_factory=lambda: deque(maxlen=MOVES_KEPT))
     maps: list[tuple[int, dict[str, Cursor]]] = field(default_factory=list)  # by rising checkpoint
     earlier: dict[str, Earlier] = field(default_factory=dict)
-    # Cursors before what the last stream's socket did not take whole.
-    unsent: dict[str, Cursor] = field(default_factory=dict)
+    # Cursors before the moves that the last stream's socket did not take whole.
+    unsent: dict[str, list[Cursor]] = field(default_factory=dict)
+    has_checkpoints: bool = False  # from the first id on that is one
 
     def id(self) -> bytes:
         """The event id of now: all cursors."""
-        if len(self.cursors) > MAP_MAX_TOPICS:
-            return encode_checkpoint(self.checkpoint)
-        return encode_id({topic: seq for topic, (seq, _) in self.cursors.items()})
+        if not self.has_checkpoints:
+            packed = encode_id({topic: seq for topic, (seq, _) in self.cursors.items()})
+            if packed is not None:
+                return packed
+            self.has_checkpoints = True
+        return encode_checkpoint(self.checkpoint)
 
     def move(self, topic: str, seq: int, epoch: int) -> None:
         """The reader of a topic stands at ``seq`` now."""
@@ -81,7 +86,7 @@ class WatchSession:
         """
         if last_event_id:
             self.rewind(last_event_id)
-        for topic, cursor in self.unsent.items():
+        for topic, (cursor, *_) in self.unsent.items():
             self._note_move(topic)
             if cursor[1] != self.cursors[topic][1]:
                 self.earlier.pop(topic, None)
@@ -91,26 +96,37 @@ class WatchSession:
     def rewind(self, last_event_id: bytes) -> None:
         """Go back to what a client says that it has seen; never forward."""
         known = decode_id(last_event_id)
-        back = (
-            self._cursors_of_map(known)
-            if isinstance(known, dict)
-            else self._cursors_at_checkpoint(known)
-        )
+        if isinstance(known, dict):
+            back = self._cursors_of_map(known)
+            seen = {topic for topic, _ in back}
+            self.unsent = {topic: one for topic, one in self.unsent.items() if topic not in seen}
+        elif self.has_checkpoints and known <= self.checkpoint:
+            back = self._cursors_at_checkpoint(known)
+            self.unsent = {}
+        else:
+            return
         for topic, (seq, epoch) in back:
             at, now = self.cursors[topic]
             self.cursors[topic] = (min(at, seq) if epoch == now else seq), epoch
-        self.unsent = {
-            topic: cursor
-            for topic, cursor in self.unsent.items()
-            if isinstance(known, dict) and topic not in known
-        }
 
     def _cursors_of_map(self, known: dict[str, int]) -> list[tuple[str, Cursor]]:
-        return [
-            (topic, self._cursor_at(topic, seq))
-            for topic, seq in known.items()
-            if topic in self.cursors and seq >= 0
-        ]
+        found = []
+        for topic, seq in known.items():
+            if topic in self.cursors and seq >= 0:
+                cursor = self._cursor_at(topic, seq)
+                if self._may_have_told(topic, cursor):
+                    found.append((topic, cursor))
+        return found
+
+    def _may_have_told(self, topic: str, cursor: Cursor) -> bool:
+        """Whether an id of this session may have held the cursor, so far as it matters: behind what
+        was surely sent, only those count that the reader stood at.
+        """
+        now, unsent = self.cursors[topic], self.unsent.get(topic)
+        if cursor == now or (unsent and cursor in unsent):
+            return True
+        first = unsent[0] if unsent else now
+        return cursor[0] < first[0] if cursor[1] == first[1] else first[1] == now[1]
 
     def _cursor_at(self, topic: str, seq: int) -> Cursor:
         """What an id means by a seq: the earlier topic's, if no id carried it for the new one."""
@@ -130,7 +146,7 @@ class WatchSession:
         ]
 
     def _note_move(self, topic: str) -> None:
-        if len(self.cursors) > MAP_MAX_TOPICS:
+        if self.has_checkpoints:
             if self.checkpoint % MOVES_KEPT == 0:
                 self._keep_map()
             self.checkpoint += 1

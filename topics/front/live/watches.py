@@ -11,6 +11,7 @@ from __future__ import annotations
 import secrets
 import time
 from base64 import urlsafe_b64encode
+from sys import intern
 from typing import Any
 
 from topics.engine.access import ANYONE, Principal
@@ -55,9 +56,10 @@ class Watches:
         unknown = asked.starts.keys() - heads.keys()
         if unknown and not lenient:
             raise TopicNotFound(min(unknown))
-        self.live.slots.watch_sessions.acquire()
+        self.live.slots.watch_sessions.acquire(principal)
         begun = {topic: begin_at(asked.starts[topic], head) for topic, head in heads.items()}
-        cursors = {topic: (start.from_seq, start.epoch) for topic, start in begun.items()}
+        # Names are long, and many sessions have the same.
+        cursors = {intern(name): (start.from_seq, start.epoch) for name, start in begun.items()}
         wid = "wid_" + urlsafe_b64encode(secrets.token_bytes(WID_BYTES)).rstrip(b"=").decode()
         session = WatchSession(wid, principal, asked.view, asked.heartbeat_ms / 1000, cursors)
         session.left_at = time.monotonic()
@@ -126,4 +128,4 @@ class Watches:
 
     def _forget(self, session: WatchSession) -> None:
         del self._sessions[session.wid]
-        self.live.slots.watch_sessions.release()
+        self.live.slots.watch_sessions.release(session.principal)

@@ -7,7 +7,8 @@
 The shards do what they do for HTTP, with the same bytes. In one turn of the loop a socket is heard
 for `EVENTS_PER_TURN`, however many have come, and answered in one write. Three things end a socket
 that takes more than its share: a message that does not come to its end in the time that a body of
-HTTP has, a message that finds no memory (message_budget.py), and a client that reads nothing.
+HTTP has, a message that finds no memory (message_budget.py), and a client that reads nothing. A
+key that may not write has no use for long messages: one of them is too big, and ends the socket.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from topics.config import Settings
 from topics.engine.access import Principal, Scope
 from topics.errors import InvalidRequest, TopicsError
 from topics.formats.api.limits import Limits
+from topics.formats.api.sliced import without_records
 from topics.formats.api.watch import HEARTBEAT_MS
 from topics.formats.api.websocket_commands import (
     CommandHead,
@@ -47,7 +49,7 @@ from topics.front.drain import shutting_down
 from topics.front.http.connection import RECV_BYTES, Connection
 from topics.front.live.live import Live
 from topics.front.live.message_clock import MessageClock
-from topics.front.live.web_socket_publish import Publishes
+from topics.front.live.web_socket_publish import COPY_BYTES, Publishes
 from topics.front.live.web_socket_replies import pong, refusal
 from topics.front.live.web_socket_stream import WebSocketStream
 from topics.front.pressure.admission import may_not_be_refused
@@ -75,6 +77,9 @@ class WebSocket(WebSocketStream):
         self._clock = MessageClock(connection)
         self._held_bytes = 0  # of a message that is not complete
         self._draining = False
+        self._short_max_bytes = short_body_max(settings)
+        may_write = principal.allows(Scope.WRITE)
+        self._message_max_bytes = settings.max_body_bytes if may_write else self._short_max_bytes
 
     # Receiving
 
@@ -86,7 +91,7 @@ class WebSocket(WebSocketStream):
             with self.scope:
                 data = connection.buffer[connection.pos :]
                 connection.buffer, connection.pos = b"", 0
-                await self._serve(WebSocketDecoder(self._settings.max_body_bytes), data)
+                await self._serve(WebSocketDecoder(self._message_max_bytes), data)
             if self.ended:  # what the client still sends must not keep it from hearing why
                 connection.unread_body = True
         finally:
@@ -210,20 +215,39 @@ class WebSocket(WebSocketStream):
 
     def _command(self, message: bytes) -> Coroutine[Any, Any, None] | None:
         """Do what a message asks for; what must wait is returned, to be awaited."""
+        if len(message) > self._short_max_bytes:
+            return self._long_command(message)
+        return self._decided(message, message)
+
+    async def _long_command(self, message: bytes) -> None:
+        """A command that takes long to decode: others have turns meanwhile, and everything said
+        before is sent first.
+        """
+        self._publishes.flush()
+        self._send_replies()
+        for envelope in without_records(message):
+            await trio.lowlevel.checkpoint()
+            if envelope is not None and not self.ended:
+                waiting = self._decided(envelope, message)
+                if waiting is not None:
+                    await waiting
+
+    def _decided(self, envelope: bytes, message: bytes) -> Coroutine[Any, Any, None] | None:
+        """As `_command`. ``envelope``: the message, perhaps without its records."""
         try:
-            head = decode_command(message)
+            head = decode_command(envelope)
         except TopicsError as failure:
-            self._replies.append(refusal(request_id_of(message), failure))
+            self._replies.append(refusal(request_id_of(envelope), failure))
             return None
         request_id = bytes(head.request_id)
         try:
             if head.op == "publish":
-                self._publish(head, request_id, message)
-            elif len(message) > (most := short_body_max(self._settings)):
+                return self._publish(head, request_id, message)
+            if len(message) > (most := self._short_max_bytes):
                 raise too_large(most)
-            elif head.op == "subscribe":
+            if head.op == "subscribe":
                 return self._subscribe(request_id, message)
-            elif head.op == "unsubscribe":
+            if head.op == "unsubscribe":
                 topic = self._topic(head, Scope.READ)
                 self._replies.append(self.unsubscribe(request_id, topic))
             elif head.op == "ping":
@@ -234,13 +258,18 @@ class WebSocket(WebSocketStream):
             self._replies.append(refusal(request_id, failure))
         return None
 
-    def _publish(self, head: CommandHead, request_id: bytes, message: bytes) -> None:
+    def _publish(
+        self, head: CommandHead, request_id: bytes, message: bytes
+    ) -> Coroutine[Any, Any, None] | None:
         if self._draining:
             raise shutting_down()
-        topic = self._topic(head, Scope.WRITE | Scope.ADMIN if head.config else Scope.WRITE)
+        topic = self._topic(head, Scope.WRITE)
         if not self.live.pressure.is_calm:
             self._check_pressure(topic, message)
+        if len(message) > COPY_BYTES:
+            return self._publishes.add_long(topic, head.return_seqs, request_id, message)
         self._publishes.add(topic, head.return_seqs, request_id, message)
+        return None
 
     def _check_pressure(self, topic: str, message: bytes) -> None:
         """Raises `Throttled`."""

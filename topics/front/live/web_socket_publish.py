@@ -4,7 +4,8 @@
 
 Publishes to one topic that arrive in one read travel as one batch, and so do their answers, which
 come in the order of each topic. The shard decides each publish for itself. A batch ends when it is
-as long as a message may be inline, and a longer publish travels alone, through shared memory.
+as long as a message may be inline, and a longer publish travels alone, through shared memory; a
+long one is copied there in steps (`add_long`).
 Publishes are sent without waiting for each other; what is unanswered is bounded for a socket and
 for all of them (`is_full`): above the bound the socket is not read.
 """
@@ -12,10 +13,13 @@ for all of them (`is_full`): above the bound the socket is not read.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+import trio
 
 from topics.actors.rpc.failures import failures_of
 from topics.config import Settings
+from topics.engine.access import Scope
 from topics.errors import TopicsError
 from topics.formats.api.websocket_frames import text_frame
 from topics.formats.wire.calls import (
@@ -34,6 +38,7 @@ from topics.front.live.web_socket_replies import refusal
 
 UNANSWERED_MAX = 1024  # publishes of one socket
 UNANSWERED_MAX_BYTES = 16 << 20
+COPY_BYTES = 1 << 20  # in a step
 
 
 class PublishBatch:
@@ -46,6 +51,20 @@ class PublishBatch:
         self.request_ids: list[bytes] = []
         self.bodies: list[bytes] = []
         self.length = 0  # of the bodies
+
+
+class Filling:
+    """As `topics.actors.link.arena.Holder`: fills a block within a few turns."""
+
+    failure: Exception | None = None
+
+    def turnover_s(self, _now: float) -> float:
+        """It is never slow."""
+        return 0.0
+
+    def give_up(self, failure: Exception) -> None:
+        """As `Holder.give_up`."""
+        self.failure = failure
 
 
 class Publishes:
@@ -63,6 +82,7 @@ class Publishes:
         self._live, self._settings, self._stream = live, settings, stream
         self._on_answers = on_answers
         self._prefixes = listed(stream.principal.prefixes)
+        self._may_configure = stream.principal.allows(Scope.ADMIN)
         self._batch_max_bytes = min(settings.inline_bytes, RECV_BYTES)
         self._batches: dict[str, PublishBatch] = {}  # not sent; empty whenever the socket waits
         self._unflushed: set[int] = set()  # shards
@@ -94,12 +114,54 @@ class Publishes:
             batch = None
         if batch is None:
             batch = self._batches[topic] = PublishBatch(topic, seqs)
-        batch.request_ids.append(request_id)
+        self._count_in(batch, request_id, length)
         batch.bodies.append(message)
+
+    async def add_long(self, topic: str, seqs: bool, request_id: bytes, message: bytes) -> None:
+        """Publish a message that takes long to copy, behind what was sent off before; `flush` sends
+        it off.
+        """
+        batch, shard = PublishBatch(topic, seqs), self._live.backend.shard_of(topic)
+        self._count_in(batch, request_id, len(message))
+        try:
+            body = await self._filled(shard, message)
+        except TopicsError as failure:
+            self._answered(batch, failure)
+        except BaseException:
+            self._count_out(batch)
+            raise
+        else:
+            self._ask(batch, shard, None, body)
+
+    async def _filled(self, shard: int, message: bytes) -> Body:
+        """The message in shared memory. Raises `Throttled`, `NotReady`."""
+        filling, view = Filling(), memoryview(message)
+        block = self._live.backend.reserve(shard, len(message), filling)
+        if block is None:
+            raise no_room()
+        try:
+            for start in range(0, len(message), COPY_BYTES):
+                end = start + COPY_BYTES
+                block.view[start:end] = view[start:end]
+                await trio.lowlevel.checkpoint()
+                if filling.failure is not None:
+                    raise filling.failure
+        except BaseException:
+            block.free()
+            raise
+        return block
+
+    def _count_in(self, batch: PublishBatch, request_id: bytes, length: int) -> None:
+        batch.request_ids.append(request_id)
         batch.length += length
         self._unanswered += 1
         self._unanswered_bytes += length
         self._live.messages.asked += length
+
+    def _count_out(self, batch: PublishBatch) -> None:
+        self._unanswered -= len(batch.request_ids)
+        self._unanswered_bytes -= batch.length
+        self._live.messages.asked -= batch.length
 
     def flush(self) -> None:
         """Send off what was published."""
@@ -113,20 +175,28 @@ class Publishes:
     def _send(self, batch: PublishBatch) -> None:
         bodies = batch.bodies
         lengths = [len(body) for body in bodies] if len(bodies) > 1 else None
-        params = AppendParams(batch.topic, None, batch.seqs, self._prefixes, batch.at, lengths)
         shard = self._live.backend.shard_of(batch.topic)
+        try:
+            body = b"".join(bodies) if lengths else self._attachment(shard, bodies[0])
+        except TopicsError as failure:
+            self._stream.attempt(self._answered, batch, failure)
+        else:
+            self._ask(batch, shard, lengths, body)
+        batch.bodies = []  # long ones are in shared memory now
+
+    def _ask(
+        self, batch: PublishBatch, shard: int, lengths: Sequence[int] | None, body: Body
+    ) -> None:
+        params = AppendParams(
+            *(batch.topic, None, batch.seqs, self._prefixes, batch.at, lengths),
+            may_configure=self._may_configure,
+        )
         self._unflushed.add(shard)
 
         def answered(answer: Reply[AppendResult] | TopicsError) -> None:
             self._stream.attempt(self._answered, batch, answer)
 
-        try:
-            body = b"".join(bodies) if lengths else self._attachment(shard, bodies[0])
-        except TopicsError as failure:
-            answered(failure)
-        else:
-            self._live.backend.ask(shard, APPEND, params, body, answered)
-        batch.bodies = []  # long ones are in shared memory now
+        self._live.backend.ask(shard, APPEND, params, body, answered)
 
     def _attachment(self, shard: int, body: bytes) -> Body:
         """The body as it travels: a long one in shared memory, for which it must not wait here.
@@ -141,9 +211,7 @@ class Publishes:
         return block
 
     def _answered(self, batch: PublishBatch, answer: Reply[AppendResult] | TopicsError) -> None:
-        self._unanswered -= len(batch.request_ids)
-        self._unanswered_bytes -= batch.length
-        self._live.messages.asked -= batch.length
+        self._count_out(batch)
         if not self._answers:
             self._live.defer(self._stream, self._deliver)
         if isinstance(answer, TopicsError):

@@ -25,7 +25,7 @@ from topics.errors import (
     Unauthorized,
 )
 from topics.formats.api.watch import Start, WatchRequest
-from topics.formats.api.websocket_frames import ping_frame, text_frame
+from topics.formats.api.websocket_frames import ping_frame, text_frame_of
 from topics.formats.api.websocket_messages import CloseCode, close_frame
 from topics.front.live.event_stream import PACED
 from topics.front.live.live import StreamKind
@@ -49,15 +49,17 @@ class WebSocketStream(TopicStream):
 
     kind = StreamKind.WEB_SOCKET
 
-    def page_event(self, reader: Reader, page: FeedPage) -> bytes:  # noqa: ARG002 - equal for all readers
+    def page_event(self, reader: Reader, page: FeedPage) -> tuple[bytes, ...]:  # noqa: ARG002 - equal for all readers
         """``op: record``."""
         event = page.renderings.get(WebSocketStream)
         if event is None:
-            event = page.renderings[WebSocketStream] = text_frame(
-                b'{"op":"record","topic":"%b","from_seq":%d,"to_seq":%d,"head_seq":%d,"records":[%b]}'
-                % (page.topic.encode(), page.from_seq, page.to_seq, page.head_seq, page.body)
+            event = page.renderings[WebSocketStream] = text_frame_of(
+                b'{"op":"record","topic":"%b","from_seq":%d,"to_seq":%d,"head_seq":%d,"records":['
+                % (page.topic.encode(), page.from_seq, page.to_seq, page.head_seq),
+                page.body,
+                b"]}",
             )
-        return event
+        return (event,)
 
     def tombstone_event(self, reader: Reader, tombstone: dict[str, Any]) -> bytes:
         """``op: tombstone``."""

@@ -48,6 +48,7 @@ class WorkStream(Stream):
         self._has_untaken = True
         subscription = self._subscription
         self.outbox.write(job_events(subscription.topic, params, jobs))
+        subscription.pages += 1  # not if the socket has failed: the stream has ended then
         if pause_s := self.live.work.pause_s(subscription):
             self.tell_paces(self.live.now, {subscription.topic: pause_s})
 

@@ -54,13 +54,15 @@ class WorkSubscription:
     def __init__(self, number: int, shard: int, topic: str, principal: Principal) -> None:
         self.number, self.shard, self.topic, self.principal = number, shard, topic, principal
         self.is_closed = False
+        self.pages = 0  # of jobs that were shown to the client
         self._worker: Worker | None = None
         self._early: list[Callable[[Worker], None]] = []
 
     def tell(self, call: Callable[[Worker], None]) -> None:
         """Call it with the worker, now or when there is one."""
         if self._worker is None:
-            self._early.append(call)
+            if not self.is_closed:
+                self._early.append(call)
         else:
             self._worker.attempt(call, self._worker)
 
@@ -70,6 +72,10 @@ class WorkSubscription:
         early, self._early = self._early, []
         for call in early:
             self.tell(call)
+
+    def forget(self) -> None:
+        """The client has gone, and with it what it was not told."""
+        self._worker, self._early = None, []
 
 
 class WorkSubscriptions:
@@ -139,9 +145,10 @@ class WorkSubscriptions:
         if subscription.is_closed:
             return
         subscription.is_closed = True
+        subscription.forget()
         self._slots.release(subscription.principal)
         if self.by_number.pop(subscription.number, None) is not None:
-            params = WorkCloseParams(subscription.number)
+            params = WorkCloseParams(subscription.number, subscription.pages)
             self._backend.notify(subscription.shard, WORK_CLOSE, params)
             self._backend.flush(subscription.shard)
 

@@ -10,8 +10,8 @@ GET    /v0/topics/:topic/leases   ?page_size ?cursor ?node   who holds which job
 POST   /v0/topics/:topic/redrive                             dead letters back to their queue
 
 The shard decodes all bodies. What it has leased to a client that does not hear of it is given back:
-by `call.cancelled` while the call waits, by `queue.unclaimed` when the answer cannot be sent, and
-by `work.close` when a stream ends.
+by `queue.unclaimed` when the answer cannot be sent, or comes when nobody waits for it any more, and
+by `work.close` when a stream ends. An answer that the client's kernel has taken counts as heard.
 """
 
 from __future__ import annotations
@@ -48,13 +48,14 @@ async def claim(context: RouteContext, request: Request, body: Body, at: int) ->
     params = calls.ClaimParams(request.topic, at)
     reply = await context.drain.wait(request, backend.call(shard, calls.CLAIM, params, body))
     answer = shard_answer(reply)
-    if reply.result.grant:
-        answer.on_unsent = partial(_give_back, backend, shard, reply.result.grant)
+    if reply.result.seqs:
+        leases = calls.UnclaimedParams(request.topic, *reply.result)
+        answer.on_unsent = partial(_give_back, backend, shard, leases)
     return answer
 
 
-def _give_back(backend: Backend, shard: int, grant: int) -> None:
-    backend.notify(shard, calls.UNCLAIMED, calls.UnclaimedParams(grant))
+def _give_back(backend: Backend, shard: int, leases: calls.UnclaimedParams) -> None:
+    backend.notify(shard, calls.UNCLAIMED, leases)
     backend.flush(shard)
 
 

@@ -38,8 +38,11 @@ async def append(context: RouteContext, request: Request, body: Body, at: int) -
     band, parked_ms = pressure.bands.of(request.topic), 0.0
     if not pressure.turns.may_go(band):
         parked_ms = await park_append(pressure, band, body)
-    prefixes, with_seqs = listed(request.principal.prefixes), request.query[RETURN_SEQS]
-    params = AppendParams(request.topic, request.key, with_seqs, prefixes, at, parked_ms=parked_ms)
+    principal, with_seqs = request.principal, request.query[RETURN_SEQS]
+    prefixes, may_configure = listed(principal.prefixes), principal.allows(Scope.ADMIN)
+    params = AppendParams(
+        request.topic, request.key, with_seqs, prefixes, at, None, parked_ms, may_configure
+    )
     reply = await context.backend.call(request.shard, APPEND, params, body)
     byte = reply.result.outcomes[0]
     pressure.bands.learn(request.topic, band_in(byte))

@@ -10,6 +10,9 @@ A result is one record: its data is ``{"window_start":...,"window_end":...,"carr
   watermark allows is left out, and told. The last windows wait for later records.
 - update: each batch tells every window that changed; the last record of a tag counts.
 
+Figures are DECIMAL(38,18): exact for 20 digits before the point and 18 behind it. A value that is
+no such number, also the string "NaN", is in no figure, and told.
+
 Each batch is appended under the id of the query in the checkpoint and its own number, with the rows
 in a fixed order. So a batch that is repeated after a crash appends nothing.
 """
@@ -33,6 +36,8 @@ from topics.spark.jobs.checkpoint import check_job, claim
 from topics.spark.jobs.compact import open_sink, planned
 from topics.spark.jobs.files import LocalFiles, files_at, local_path
 from topics.spark.jobs.streams import (
+    LEFT_OUT,
+    NO_NUMBER,
     NO_TIME,
     LeftOut,
     add_stream,
@@ -56,6 +61,7 @@ MODES = ("append", "update")
 COLUMNS = ("key", "node", "topic", "timestamp")
 BATCH_RECORDS = 1_000_000
 WATERMARK = "10 minutes"
+NUMBER = "decimal(38,18)"
 INTERVAL = re.compile(r"[1-9][0-9]* (second|minute|hour|day|week)s?")
 
 
@@ -111,6 +117,7 @@ class AggregateJob:
             "time": self.time,
             "watermark": self.watermark,
             "mode": self.mode,
+            "numbers": NUMBER,  # of the state in the checkpoint
         }
 
     def read(self) -> dict[str, str]:
@@ -159,6 +166,11 @@ class AggregateSummary:
             lines.append(
                 f"{self.left_out.no_time:,} records have no such time and are in no result"
             )
+        if self.left_out.no_number:
+            lines.append(
+                f"{self.left_out.no_number:,} values are no numbers of 20 digits and are in no"
+                " figure"
+            )
         return "\n".join([*lines, self.appended.text()])
 
 
@@ -197,20 +209,31 @@ def time_of(path: str) -> Column:
 
 def results(df: DataFrame, job: AggregateJob) -> DataFrame:
     """The results of a stream or a batch of records: window_start, window_end, the groups, count
-    and the figures. Records without a time are left out; a stream counts them.
+    and the figures. Records without a time are left out, and values that are no numbers; a stream
+    counts both.
     """
     from pyspark.sql import functions as f
 
     fields = [
         text_of(path).cast("string").alias(f"by_{number}") for number, path in enumerate(job.by)
     ]
+    texts = {path: text_of(path).cast("string") for _, path in job.figures}
     values = [
-        text_of(path).cast("string").try_cast("double").alias(f"value_{number}")
+        texts[path].try_cast(NUMBER).alias(f"value_{number}")
         for number, (_, path) in enumerate(job.figures)
     ]
-    rows = df.select(time_of(job.time).alias("at"), *fields, *values)
+    unread = [
+        (text.isNotNull() & text.try_cast(NUMBER).isNull()).cast("int") for text in texts.values()
+    ]
+    rows = df.select(
+        time_of(job.time).alias("at"), *fields, *values, sum(unread, f.lit(0)).alias(NO_NUMBER)
+    )
     if df.isStreaming:
-        rows = rows.observe(NO_TIME, f.count_if(f.col("at").isNull()).alias(NO_TIME))
+        rows = rows.observe(
+            LEFT_OUT,
+            f.count_if(f.col("at").isNull()).alias(NO_TIME),
+            f.sum(NO_NUMBER).alias(NO_NUMBER),
+        )
     grouped = rows.withWatermark("at", job.watermark).groupBy(
         f.window("at", job.window), *(f"by_{number}" for number in range(len(job.by)))
     )
@@ -231,10 +254,18 @@ def results(df: DataFrame, job: AggregateJob) -> DataFrame:
 def records(df: DataFrame, job: AggregateJob) -> DataFrame:
     """Results as records: ``value``, ``key``."""
     from pyspark.sql import functions as f
+    from pyspark.sql.types import DecimalType
 
     json = {**TO_JSON, "timestampFormat": "yyyy-MM-dd'T'HH:mm:ssXXX"}
     groups = ("window_start", *(name_of(path) for path in job.by))
-    value = f.to_json(f.struct(*(f.col(quoted(name)) for name in df.columns)), json)
+    members = [
+        # As a variant, a decimal is written without the zeros at its end.
+        f.parse_json(f.col(quoted(field.name)).cast("string")).alias(field.name)
+        if isinstance(field.dataType, DecimalType)
+        else f.col(quoted(field.name))
+        for field in df.schema.fields
+    ]
+    value = f.to_json(f.struct(*members), json)
     # An array of JSON: no value of a field can look like another group.
     texts = [f.col(quoted(name)) for name in groups[1:]]
     moment = f.to_json(f.struct(f.col("window_start")), json)

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from topics.client.errors import RequestError
+from topics.client.servers import Server
 from topics.spark.errors import JobError
 from topics.spark.rows import map_arrow
 from topics.spark.sink.options import SinkOptions
-from topics.spark.source.connection import ServerError
+from topics.spark.source.connection import Patience, ServerError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -76,6 +77,7 @@ class AppendTask:
     options: SinkOptions
     columns: Columns
     scope: str
+    place: Server
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Send everything and give one row of figures."""
@@ -84,7 +86,8 @@ class AppendTask:
         from topics.spark.sink.report import total
         from topics.spark.sink.sending import Sender
 
-        figures = Sender(self.options, self.columns, self.scope, 0).send(batches)
+        places = {self.options.topic or "": self.place}
+        figures = Sender(self.options, self.columns, self.scope, 0, places).send(batches)
         sent = total([figures]).values()
         row = {name: [sum(getattr(one, name) for one in sent)] for name in _SUMS}
         yield pa.RecordBatch.from_pydict({**row, "retries": [figures.retries]})
@@ -99,15 +102,17 @@ def append_rows(df: DataFrame, options: SinkOptions, scope: str, order: Sequence
     """
     from topics.spark.sink.columns import Columns
 
-    head = head_of(options)
+    assert options.topic is not None, "a job has one topic to write to"
+    place = options.connection.locate(options.topic)
+    head = head_of(options, place)
     names = [name for name in df.columns if name in _COLUMNS]
     rows = df.repartition(1).sortWithinPartitions(*order).select(*names)
-    task = AppendTask(options, Columns.of(rows.schema, topic=options.topic), scope)
+    task = AppendTask(options, Columns.of(rows.schema, topic=options.topic), scope, place)
     figures: Iterable[dict[str, int]] = [
         row.asDict() for row in map_arrow(rows, task, FIGURES_DDL).collect()
     ]
     sums = {name: sum(row[name] for row in figures) for name in (*_SUMS, "retries")}
-    return Appended(head_before=head, head_after=head_of(options), **sums)
+    return Appended(head_before=head, head_after=head_of(options, place), **sums)
 
 
 _COLUMNS = ("key", "value", "node", "headers")
@@ -121,20 +126,19 @@ def open_dest(options: SinkOptions, warnings: list[str]) -> int:
 
     assert options.topic is not None, "a job has one topic to write to"
     try:
-        with Clients(options, quick=True) as clients:
+        with Clients(options, Patience.PLANNING) as clients:
             head = open_topic(clients, options, options.topic, warnings.append)
-            owner = options.connection.servers.owner(options.topic)
-            clients.of(owner).check_access(options.topic, configure=False)
+            place = clients.server_of(options.topic)
+            clients.of(place).check_access(options.topic, configure=False)
     except ServerError as error:
         raise JobError(str(error)) from error
     return head
 
 
-def head_of(options: SinkOptions) -> int:
-    """The head of the topic. Raises ``RequestError``."""
+def head_of(options: SinkOptions, place: Server) -> int:
+    """The head of the topic, which that server has. Raises ``RequestError``."""
     assert options.topic is not None, "a job has one topic to write to"
-    owner = options.connection.servers.owner(options.topic)
-    with options.connection.client(owner) as client:
+    with options.connection.client(place) as client:
         state = client.state(options.topic)
     if state is None:
         raise RequestError(options.topic, 404, "topic_not_found", "there is no such topic")

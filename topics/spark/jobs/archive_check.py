@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from topics.client.http import TopicsClient
 from topics.client.servers import Servers
 from topics.spark.jobs.archive_state import Figure
+from topics.spark.jobs.arguments import located
 from topics.spark.jobs.checkpoint import Positions
-from topics.spark.source.connection import Connection
+from topics.spark.source.connection import Connection, Patience
 from topics.spark.source.offsets import Position
 
 if TYPE_CHECKING:
@@ -58,10 +59,9 @@ class Checked:
 def heads(connection: Connection, subscribe: str, *, is_pattern: bool) -> Heads:
     """The heads of the topics that a query is to reach. Raises `RequestError`."""
     found: Heads = {}
-    for server in connection.servers.members:
-        if not is_pattern and connection.servers.owner(subscribe) != server:
-            continue
-        with connection.client(server, quick=True) as client:
+    members = connection.servers.members if is_pattern else [located(connection, subscribe)]
+    for server in members:
+        with connection.client(server, Patience.PLANNING) as client:
             names = _matching(client, subscribe) if is_pattern else [subscribe]
             for name in names:
                 state = client.state(name)

@@ -6,10 +6,11 @@ import argparse
 import os
 from typing import Protocol
 
-from topics.client.http import DEFAULT_URL, Target
-from topics.client.servers import BadServers, Servers
+from topics.client.http import DEFAULT_URL, Target, mistake_in
+from topics.client.servers import BadServers, Server, Servers
+from topics.spark.errors import JobError
 from topics.spark.main import positive
-from topics.spark.source.connection import RETRIES
+from topics.spark.source.connection import RETRIES, Connection, ServerError
 
 
 class Outcome(Protocol):
@@ -63,10 +64,25 @@ def servers(text: str) -> Servers:
 
 
 def target_of(options: argparse.Namespace, topic: str) -> Target:
-    """The server that has the topic, with the API key of the environment."""
-    servers: Servers = options.url
-    return Target(
-        url=servers.owner(topic).url,
+    """The server that has the topic, or is to have it, with the API key of the environment. Raises
+    as `located`.
+    """
+    connection = Connection(
+        servers=options.url,
         api_key=os.environ.get("TOPICS_API_KEY"),
         retries=options.retries,
     )
+    return connection.target(located(connection, topic))
+
+
+def located(connection: Connection, topic: str) -> Server:
+    """The server that has the topic, or is to have it. Raises `RequestError`, or `JobError` for a
+    server that does not answer or an address that no server has.
+    """
+    for server in connection.servers.members:
+        if mistake := mistake_in(connection.target(server)):
+            raise JobError(mistake)
+    try:
+        return connection.locate(topic)
+    except ServerError as error:
+        raise JobError(str(error)) from error

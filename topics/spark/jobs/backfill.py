@@ -32,8 +32,10 @@ def add(commands: Commands) -> None:
         "backfill",
         help="files into a topic",
         description="Append the rows of Parquet, CSV or JSON files to a topic. The same job run"
-        " again appends nothing. JSON lines are sent as they are; a CSV column is numbers when all"
-        " its values are JSON numbers, else text. A broken line refuses the job before the first"
+        " again appends nothing; of JSON lines that have grown, in a topic of their own, the engine"
+        " python appends the new ones. Any other file that has changed is another job: all its rows"
+        " are appended. JSON lines are sent as they are; a CSV column is numbers when all its"
+        " values are JSON numbers, else text. A broken line refuses the job before the first"
         " record.",
         epilog=ExitCode.sentence(),
     )

@@ -18,7 +18,7 @@ from topics.client.errors import RequestError
 from topics.errors import ExitCode
 from topics.spark.errors import WrongUse, spark_errors
 from topics.spark.jobs.appending import Appended, append_rows, open_dest
-from topics.spark.jobs.arguments import Commands, add_servers
+from topics.spark.jobs.arguments import Commands, add_servers, located
 from topics.spark.jobs.streams import (
     connection_of,
     job_errors,
@@ -29,7 +29,7 @@ from topics.spark.jobs.streams import (
 from topics.spark.main import positive
 from topics.spark.producer import say
 from topics.spark.sink.options import SinkOptions
-from topics.spark.source.connection import BadOption, Connection
+from topics.spark.source.connection import BadOption, Connection, Patience
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactJob:
     """What is compacted into what. ``drop_null``: a key whose last value is the JSON null was
-    deleted, and is left out.
+    deleted, and is left out, unless the destination has records of it: then the null ends them.
     """
 
     source: str
@@ -92,11 +92,11 @@ def compact(spark: SparkSession, job: CompactJob) -> CompactSummary:
     started = time.monotonic()
     sink = job.sink()
     name, head = planned(sink.connection, job.source)
-    open_sink(sink)
+    dest_head = open_sink(sink)
     with job_errors():
         df = read_batch(spark, source_of(job, head))
         records, keyless, rows = last_of_keys(df)
-        live = rows.where("value is not null and trim(value) != 'null'") if job.drop_null else rows
+        live = without_deleted(rows, read_dest(spark, job, dest_head)) if job.drop_null else rows
         keys = rows.count() if job.drop_null else 0
         appended = append_rows(live, sink, f"batch:{name}", ["offset"])
     rows.unpersist()
@@ -112,10 +112,27 @@ def compact(spark: SparkSession, job: CompactJob) -> CompactSummary:
     )
 
 
+def read_dest(spark: SparkSession, job: CompactJob, head: int) -> DataFrame:
+    """The records of the destination, up to its head."""
+    given = {**job.options, "subscribe": job.dest, "failOnDataLoss": "false"}
+    return read_batch(spark, {**given, "endingOffsets": json.dumps({job.dest: head + 1})})
+
+
+def without_deleted(rows: DataFrame, dest: DataFrame) -> DataFrame:
+    """The last records without those that end a key of which ``dest`` has no record. The same when
+    some of them have been appended to ``dest``: a job that is repeated appends nothing.
+    """
+    deleted = "value is null or trim(value) = 'null'"
+    ends = rows.where(deleted).join(dest.select("key").distinct(), "key", "left_semi")
+    return rows.where(f"not ({deleted})").unionByName(ends)
+
+
 def planned(connection: Connection, source: str) -> tuple[str, int]:
-    """The name of the job, and the head up to which it reads. Raises `RequestError`."""
-    server = connection.servers.owner(source)
-    with connection.client(server, quick=True) as client:
+    """The name of the job, and the head up to which it reads. Raises `RequestError`, or `JobError`
+    for a server that does not answer.
+    """
+    server = located(connection, source)
+    with connection.client(server, Patience.PLANNING) as client:
         state = client.state(source)
     if state is None:
         raise RequestError(source, 404, "topic_not_found", "there is no such topic")
@@ -123,12 +140,13 @@ def planned(connection: Connection, source: str) -> tuple[str, int]:
     return f"compact:{server.name}:{source}:{state['epoch']}:{head}", head
 
 
-def open_sink(sink: SinkOptions) -> None:
-    """Open the destination and tell of its warnings."""
+def open_sink(sink: SinkOptions) -> int:
+    """Open the destination and tell of its warnings; its head."""
     warnings: list[str] = []
-    open_dest(sink, warnings)
+    head = open_dest(sink, warnings)
     for warning in warnings:
         say(f"warning: {warning}")
+    return head
 
 
 def source_of(job: CompactJob, head: int) -> dict[str, str]:
@@ -178,7 +196,8 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--drop-null",
         action="store_true",
-        help="leave out keys whose last value is null: they were deleted",
+        help="leave out keys whose last value is null: they were deleted. A key that DEST has gets"
+        " the null",
     )
     parser.add_argument(
         "--allow-loss", action="store_true", help="go on when records are evicted meanwhile"

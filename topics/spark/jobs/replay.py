@@ -30,14 +30,14 @@ from topics.client.servers import Servers
 from topics.errors import ExitCode
 from topics.spark.errors import JobError
 from topics.spark.jobs.archive_parts import Archive, Part
-from topics.spark.jobs.arguments import Commands, add_servers
+from topics.spark.jobs.arguments import Commands, add_servers, located
 from topics.spark.main import byte_count, positive
 from topics.spark.opening import open_topic
 from topics.spark.plain.send import append, chunks_of
 from topics.spark.preflight import check_server
 from topics.spark.producer import FIRST_CONNECTS, MIB, left_behind, say
 from topics.spark.progress import Progress
-from topics.spark.source.connection import RETRIES
+from topics.spark.source.connection import RETRIES, Connection
 from topics.spark.summary import Summary, summarize
 from topics.spark.task import Figures
 
@@ -104,10 +104,8 @@ def replay(
     targets = _targets(archive, parts, into, named=bool(topics))
     _warn_of_growth(parts, warn)
     servers = servers or Servers.parse(os.environ.get("TOPICS_URL", DEFAULT_URL))
-    ends = {
-        topic: Target(url=servers.owner(topic).url, api_key=api_key, retries=retries)
-        for topic in targets
-    }
+    connection = Connection(servers=servers, api_key=api_key, retries=retries)
+    ends = {topic: connection.target(located(connection, topic)) for topic in targets}
     for topic, target in ends.items():
         check_server(target, topic, durability)
     job = job_id or blake2b(str(archive.root).encode(), digest_size=8).hexdigest()

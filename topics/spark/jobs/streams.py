@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 POLL_S = 0.2
 LOOK_S = 5.0  # between looks at the progress of a query
-NO_TIME = "no_time"  # of an observation, and of its one column
+LEFT_OUT = "left_out"  # an observation, with these columns
+NO_TIME, NO_NUMBER = "no_time", "no_number"
 SHUFFLES = 8  # partitions behind a shuffle; a checkpoint keeps the number that it began with
 UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -139,12 +140,13 @@ def run_batches(
 @dataclass(slots=True)
 class LeftOut:
     """What a query left out, from the progress of its batches: ``late`` rows behind the watermark,
-    as Spark counts them (rows of one group and task in a batch are one); and records whose column
-    was null, of a DataFrame that observes `NO_TIME`.
+    as Spark counts them (rows of one group and task in a batch are one); of a DataFrame that
+    observes `LEFT_OUT`, records without a time and values that are no numbers.
     """
 
     late: int = 0
     no_time: int = 0
+    no_number: int = 0
     _last: int = -1  # batch
 
     def look(self, query: StreamingQuery) -> None:
@@ -156,8 +158,9 @@ class LeftOut:
             self._last = progress["batchId"]
             for operator in progress["stateOperators"]:
                 self.late += operator["numRowsDroppedByWatermark"]
-            observed = progress["observedMetrics"].get(NO_TIME)
-            self.no_time += 0 if observed is None else observed[NO_TIME]
+            if (observed := progress["observedMetrics"].get(LEFT_OUT)) is not None:
+                self.no_time += observed[NO_TIME]
+                self.no_number += observed[NO_NUMBER] or 0  # the sum of no rows is null
 
 
 def run(

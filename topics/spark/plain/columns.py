@@ -49,7 +49,7 @@ def read_columns(path: Path, digest: str, tag_column: str | None) -> Rows:
             count = file.metadata.num_rows
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
         raise NotPlain(f"pyarrow cannot read it ({error})") from None
-    return Rows(count, digest, lambda: _blocks(path, names, tag_column))
+    return Rows(count, digest, lambda _first: _blocks(path, names, tag_column))
 
 
 def _check_schema(file: ParquetFile, names: list[str], tag_column: str | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, repeat
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,12 @@ def read_lines(path: Path, content: bytes, digest: str, tag_column: str | None) 
         if line.strip():
             lines.append(line)
     tags = None if tag_column is None else tags_of(lines, tag_column)
-    return Rows(len(lines), digest, lambda: _blocks(lines, tags))
+    pairs = [*zip(lines, tags or repeat(None), strict=False)]
+    return Rows(len(lines), digest, lambda first: _blocks(lines, tags, first), pairs)
 
 
-def _blocks(lines: list[bytes], tags: list[str | None] | None) -> Iterator[Block]:
-    for start in range(0, len(lines), BLOCK_LINES):
+def _blocks(lines: list[bytes], tags: list[str | None] | None, first: int) -> Iterator[Block]:
+    for start in range(first, len(lines), BLOCK_LINES):
         some = lines[start : start + BLOCK_LINES]
         if tags is None:
             yield _block([b'{"data":%b},' % line for line in some])

@@ -22,12 +22,14 @@ class NotPlain(Exception):
 @dataclass(frozen=True, slots=True)
 class Rows:
     """``count`` rows that can be encoded and sent. ``digest`` is made of all that they depend on.
-    ``blocks()`` encodes them; it may be called several times.
+    ``blocks(n)`` encodes those behind the first n; it may be called several times. ``lines`` are
+    the values and tags of JSON lines, empty for other files.
     """
 
     count: int
     digest: str
-    blocks: Callable[[], Iterator[Block]]
+    blocks: Callable[[int], Iterator[Block]]
+    lines: Sequence[tuple[bytes, str | None]] = ()
 
 
 def block_of(records: pa.Array) -> Block:

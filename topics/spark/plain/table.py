@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from topics.spark.kinds import TEXT, kinds_of, type_of
-from topics.spark.plain.fractions import check_fractions, double_text
+from topics.spark.plain.fractions import double_text
 from topics.spark.plain.rows import Block, NotPlain, Rows, block_of
 from topics.spark.plain.to_json import records, string_text
 from topics.spark.reading import check_csv, refuse_line
@@ -52,9 +52,8 @@ def read_table(
     _check(path, content, len(names), dialect.separator)
     table = _parse(path, content, first.end() if dialect.header else 0, len(names), dialect)
     types = [_type_of(column) for column in table.columns]
-    _check_fractions(table, types)
     tag = None if tag_column is None else names.index(tag_column)
-    return Rows(table.num_rows, digest, lambda: _blocks(table, names, types, tag))
+    return Rows(table.num_rows, digest, lambda _first: _blocks(table, names, types, tag))
 
 
 def _names(path: Path, line: bytes, dialect: Dialect) -> list[str]:
@@ -118,14 +117,6 @@ def _parse(path: Path, content: bytes, start: int, width: int, dialect: Dialect)
             kept = pc.if_else(pc.equal(column, dialect.null), None, column)
             table = table.set_column(index, names[index], kept)
     return table
-
-
-def _check_fractions(table: pa.Table, types: list[str]) -> None:
-    import pyarrow as pa
-
-    for column, kind in zip(table.columns, types, strict=True):
-        for chunk in column.chunks if kind == "double" else ():
-            check_fractions(chunk.cast(pa.float64()))
 
 
 def _type_of(column: pa.ChunkedArray) -> str:

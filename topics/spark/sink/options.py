@@ -6,11 +6,13 @@ refused with the nearest one; names of others (Spark's own, a source's) are left
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
+from topics.client.http import DEFAULT_URL
 from topics.spark.opening import WINDOW_MS
 from topics.spark.source.connection import (
     CONNECTION_OPTIONS,
@@ -60,6 +62,7 @@ class SinkOptions:
         """The options of a write. Raises `BadOption`."""
         given = lowered(options)
         _refuse_others(given)
+        _check_servers(given)
         values = choice(given, "valueFormat", ("json", "text"), default="json")
         durable = choice(given, "durability", DURABILITIES, default="disk")
         return cls(
@@ -79,6 +82,20 @@ class SinkOptions:
         """The config of a topic that is made."""
         config: dict[str, Any] = {"idempotency_window_ms": self.window_ms}
         return config if self.durability is None else {**config, "durability": self.durability}
+
+
+def _check_servers(given: Mapping[str, str]) -> None:
+    """A write has no default server: the options of a table do not come here."""
+    if not given:
+        raise BadOption(
+            "a write without any option: Spark hands the OPTIONS of a table to no Python source;"
+            " write INSERT INTO table WITH (servers = ..., topic = ...), or into a temporary view"
+        )
+    if not ("servers" in given or "url" in given or os.environ.get("TOPICS_URL")):
+        raise BadOption(
+            f"no server is named: give the option servers, for example {DEFAULT_URL}, or set"
+            " TOPICS_URL"
+        )
 
 
 def _text(given: Mapping[str, str], name: str) -> str | None:

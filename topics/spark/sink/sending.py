@@ -13,8 +13,8 @@ An executor's part: nothing here needs a session.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -31,7 +31,7 @@ from topics.spark.preflight import refuse_queue
 from topics.spark.sink.columns import Columns
 from topics.spark.sink.encoding import BadRow, encode, topics_of
 from topics.spark.sink.options import SinkOptions
-from topics.spark.source.connection import errors_of
+from topics.spark.source.connection import Patience, errors_of
 from topics.spark.task import string_block
 
 
@@ -57,12 +57,20 @@ class TaskFigures:
 
 
 class Clients:
-    """One client for each server, opened when it is first needed."""
+    """One client for each server, opened when it is first needed. ``places``: the servers of topics
+    that were located before.
+    """
 
-    def __init__(self, options: SinkOptions, *, quick: bool = False) -> None:
+    def __init__(
+        self,
+        options: SinkOptions,
+        patience: Patience = Patience.FULL,
+        places: Mapping[str, Server] | None = None,
+    ) -> None:
         self._connection = options.connection
-        self._quick = quick
-        self._open: dict[str, TopicsClient] = {}
+        self._patience = patience
+        self.places = dict(places or {})
+        self._open: dict[tuple[Server, Patience], TopicsClient] = {}
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -73,10 +81,21 @@ class Clients:
 
     def of(self, server: Server) -> TopicsClient:
         """The client of that server."""
-        if server.name not in self._open:
-            client = self._connection.client(server, quick=self._quick)
-            self._open[server.name] = self._stack.enter_context(client)
-        return self._open[server.name]
+        return self._client(server, self._patience)
+
+    def _client(self, server: Server, patience: Patience) -> TopicsClient:
+        if (server, patience) not in self._open:
+            client = self._connection.client(server, patience)
+            self._open[server, patience] = self._stack.enter_context(client)
+        return self._open[server, patience]
+
+    def server_of(self, topic: str) -> Server:
+        """Where the topic is, or is to be made. Raises as `Connection.locate`."""
+        if topic not in self.places:
+            self.places[topic] = self._connection.locate(
+                topic, self._patience, lambda *asked: nullcontext(self._client(*asked))
+            )
+        return self.places[topic]
 
     @property
     def retries(self) -> int:
@@ -87,10 +106,10 @@ class Clients:
 def open_topic(
     clients: Clients, options: SinkOptions, topic: str, warn: Callable[[str], None]
 ) -> int:
-    """Make the topic if it is absent and may be made; its head seq. Raises `ServerError` or
-    ``JobError``.
+    """Make the topic if it is absent and may be made; its head seq. Raises `ServerError`,
+    `RequestError` or ``JobError``.
     """
-    server = options.connection.servers.owner(topic)
+    server = clients.server_of(topic)
     client = clients.of(server)
     with errors_of(server):
         if options.create:
@@ -115,7 +134,7 @@ class _Outlet:
         options = sender.options
         self._sender = sender
         self._topic = topic
-        self._server = options.connection.servers.owner(topic)
+        self._server = sender.clients.server_of(topic)
         self._client = sender.clients.of(self._server)
         self._chunker = Chunker(options.batch_records, options.batch_bytes, options.node)
         self.sent = Sent()
@@ -138,16 +157,25 @@ class _Outlet:
 
 
 class Sender:
-    """Sends the rows of one partition. ``scope`` is the write's name in the keys."""
+    """Sends the rows of one partition. ``scope`` is the write's name in the keys; ``places`` are
+    the servers of topics that are known.
+    """
 
-    def __init__(self, options: SinkOptions, columns: Columns, scope: str, partition: int) -> None:
+    def __init__(
+        self,
+        options: SinkOptions,
+        columns: Columns,
+        scope: str,
+        partition: int,
+        places: Mapping[str, Server] | None = None,
+    ) -> None:
         self.options = options
         self.scope = scope
         self.partition = partition
         self._columns = columns
         self._outlets: dict[str, _Outlet] = {}
         self._figures = TaskFigures()
-        self.clients = Clients(options)
+        self.clients = Clients(options, places=places)
 
     def send(self, batches: Iterable[pa.RecordBatch]) -> TaskFigures:
         """Append all rows and return the figures. Raises ``ServerError``, ``JobError`` or

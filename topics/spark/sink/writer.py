@@ -22,13 +22,14 @@ from pyspark.sql.datasource import (
 )
 
 from topics.client.errors import RequestError
+from topics.client.servers import Server
 from topics.spark.errors import JobError
 from topics.spark.producer import say
 from topics.spark.sink.columns import Columns
 from topics.spark.sink.options import SinkOptions
 from topics.spark.sink.report import left_behind, summary_line, warnings_of
 from topics.spark.sink.sending import Clients, Sender, TaskFigures, open_topic
-from topics.spark.source.connection import BadOption, errors_of
+from topics.spark.source.connection import BadOption, Patience, errors_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -57,15 +58,14 @@ class BatchWriter(DataSourceArrowWriter):
         self.columns = Columns.of(schema, topic=self.options.topic)
         self.job = self.options.job_id or uuid.uuid4().hex
         self.warnings: list[str] = []
-        self.heads = _open(self.options, self.warnings.append, quick=True)
+        self.heads, self.places = _open(self.options, self.warnings.append, Patience.PLANNING)
         self.started = time.time()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Append the rows of one partition."""
-        scope = f"batch:{self.job}"
-        return Written(
-            Sender(self.options, self.columns, scope, _task().partitionId()).send(iterator)
-        )
+        scope, partition = f"batch:{self.job}", _task().partitionId()
+        sender = Sender(self.options, self.columns, scope, partition, self.places)
+        return Written(sender.send(iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Tell what was appended, in one line."""
@@ -84,10 +84,10 @@ class BatchWriter(DataSourceArrowWriter):
     def _appended(self) -> int | None:
         """By how much the heads moved since the write was planned; None when it is not known."""
         try:
-            with Clients(self.options, quick=True) as clients:
+            with Clients(self.options, Patience.PLANNING, self.places) as clients:
                 moved = 0
                 for topic, head in self.heads.items():
-                    client = clients.of(self.options.connection.servers.owner(topic))
+                    client = clients.of(clients.server_of(topic))
                     moved += (client.state(topic) or {"head_seq": head})["head_seq"] - head
         except RequestError:
             return None
@@ -111,7 +111,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         # Made twice for every micro-batch, once to commit it, so it waits for a server that
         # restarts.
         self.warnings: list[str] = []
-        _open(self.options, self.warnings.append, quick=False)
+        _, self.places = _open(self.options, self.warnings.append, Patience.FULL)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Append the rows of one partition of one micro-batch."""
@@ -120,8 +120,9 @@ class StreamWriter(DataSourceStreamArrowWriter):
         batch = task.getLocalProperty("streaming.sql.batchId")
         if query is None or batch is None:
             raise JobError("this Spark does not tell a task its query and batch; use PySpark 4.2")
-        scope = f"stream:{query}:{batch}"
-        return Written(Sender(self.options, self.columns, scope, task.partitionId()).send(iterator))
+        scope, partition = f"stream:{query}:{batch}", task.partitionId()
+        sender = Sender(self.options, self.columns, scope, partition, self.places)
+        return Written(sender.send(iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None], batch_id: int) -> None:
         """Tell the warnings once, with the first micro-batch."""
@@ -151,22 +152,23 @@ def _warn(planned: list[str], figures: list[TaskFigures]) -> None:
         say(f"topics: warning: {warning}")
 
 
-def _open(options: SinkOptions, warn: Callable[[str], None], *, quick: bool) -> dict[str, int]:
-    """Open the topic that the options name and return its head; without one, only see whether the
-    servers take this key. Raises ``ServerError`` or ``JobError``.
+def _open(
+    options: SinkOptions, warn: Callable[[str], None], patience: Patience
+) -> tuple[dict[str, int], dict[str, Server]]:
+    """Open the topic that the options name; its head and its server, by topic. Without one, only
+    see whether the servers take this key. Raises ``ServerError``, ``RequestError`` or ``JobError``.
 
-    ``quick``: give up soon when a server cannot be reached, and ask for the right to append.
+    ``PLANNING``: ask also for the right to append.
     """
-    servers = options.connection.servers
-    with Clients(options, quick=quick) as clients:
+    with Clients(options, patience) as clients:
         if options.topic is None:
-            for server in servers.members:
+            for server in options.connection.servers.members:
                 with errors_of(server):
                     next(clients.of(server).names(PROBE), None)
-            return {}
+            return {}, {}
         head = open_topic(clients, options, options.topic, warn)
-        if quick:
-            server = servers.owner(options.topic)
+        if patience is Patience.PLANNING:
+            server = clients.server_of(options.topic)
             with errors_of(server):
                 clients.of(server).check_access(options.topic, configure=False)
-        return {options.topic: head}
+        return {options.topic: head}, clients.places

@@ -14,6 +14,7 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from topics.client.servers import Server
 from topics.spark.source.columns import Columns
+from topics.spark.source.connection import Patience
 from topics.spark.source.options import ReadOptions
 from topics.spark.source.plan import (
     DataLost,
@@ -26,7 +27,7 @@ from topics.spark.source.plan import (
 )
 from topics.spark.source.pushdown import restrict
 from topics.spark.source.reading import RangePartition, read_partition, warn
-from topics.spark.source.survey import Patience, Survey
+from topics.spark.source.survey import Survey
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -104,5 +105,8 @@ def _end_of(options: ReadOptions, survey: Survey, server: Server, topic: str, he
 
 def _go_on(options: ReadOptions, error: DataLost) -> None:
     if options.fail_on_data_loss:
-        raise error
+        raise DataLost(
+            f"{error}: was it deleted and made again? Give failOnDataLoss=false to read what is"
+            " there"
+        ) from error
     warn(str(error))

@@ -7,9 +7,10 @@ text of it shows the key.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from pathlib import Path
 
 from topics.client.errors import RequestError
@@ -25,10 +26,13 @@ CONNECTION_OPTIONS = (
     "connectTimeoutMs",
     "readTimeoutMs",
 )
-RETRIES = 12
+RETRIES = 60  # nearly ten minutes, with pauses of 10 s: a server that restarts reads its log
 CONNECT_TIMEOUT_MS = 5_000
 READ_TIMEOUT_MS = 120_000
-QUICK_CONNECTS = 2  # more tries, when a query is planned: a wrong address is told in seconds
+PLANNING_CONNECTS = 2  # more tries, when a query is planned: a wrong address is told in seconds
+QUICK_RETRIES = 1
+QUICK_CONNECT_S = 1.0
+QUICK_READ_S = 10.0
 
 
 class BadOption(ValueError):
@@ -37,6 +41,17 @@ class BadOption(ValueError):
 
 class ServerError(Exception):
     """A server refused or did not answer. One line: server, topic, code and what to do."""
+
+
+class Patience(Enum):
+    """How long to ask a server that does not answer."""
+
+    QUICK = "a try or two: others go on without it"
+    PLANNING = "seconds, when it cannot be reached at all; as FULL when it is busy"
+    FULL = "every retry that the options give"
+
+
+Asker = Callable[[Server, Patience], AbstractContextManager[TopicsClient]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,26 +83,56 @@ class Connection:
                 raise BadOption(mistake)
         return connection
 
-    def target(self, server: Server, *, retries: int | None = None) -> Target:
-        """How to reach that server, with so many more tries."""
+    def target(self, server: Server) -> Target:
+        """How to reach that server."""
         return Target(
             url=server.url,
             api_key=self.api_key,
-            retries=self.retries if retries is None else retries,
+            retries=self.retries,
             connect_s=self.connect_s,
             read_s=self.read_s,
         )
 
-    def client(
-        self, server: Server, *, retries: int | None = None, quick: bool = False
-    ) -> TopicsClient:
-        """A client of that server; to be closed. ``quick``: give up in seconds when the server
-        cannot be reached at all, and be as patient as ever with one that is busy.
-        """
-        target = self.target(server, retries=retries)
-        if quick:
-            target = replace(target, connect_retries=min(QUICK_CONNECTS, target.retries))
+    def client(self, server: Server, patience: Patience = Patience.FULL) -> TopicsClient:
+        """A client of that server; to be closed."""
+        target = self.target(server)
+        if patience is Patience.PLANNING:
+            target = replace(target, connect_retries=min(PLANNING_CONNECTS, target.retries))
+        elif patience is Patience.QUICK:
+            target = replace(
+                target,
+                retries=min(QUICK_RETRIES, target.retries),
+                connect_s=min(QUICK_CONNECT_S, target.connect_s),
+                read_s=min(QUICK_READ_S, target.read_s),
+                retry_after_max_s=1,
+            )
         return TopicsClient(target)
+
+    def locate(
+        self, topic: str, patience: Patience = Patience.PLANNING, client: Asker | None = None
+    ) -> Server:
+        """The server that has the topic; of one that no server has, the server that it is made on.
+
+        All servers are asked. One that does not answer is passed over when another has the topic,
+        else it is awaited with ``patience``, and is a `ServerError`. Raises `RequestError` for a
+        topic on two servers. ``client`` gives the clients; by default, each is made and closed.
+        """
+        ask = client or self.client
+        members = self.servers.members
+        if len(members) == 1:
+            return members[0]
+        found, silent = [], []
+        for server in members:
+            try:
+                if _has(ask, server, topic, Patience.QUICK):
+                    found.append(server)
+            except ServerError:
+                silent.append(server)
+        if not found:
+            found = [server for server in silent if _has(ask, server, topic, patience)]
+        if len(found) > 1:
+            raise on_two_servers(topic, found[0], found[1])
+        return found[0] if found else self.servers.owner(topic)
 
     def server(self, name: str) -> Server:
         """The server of that name. Raises `BadOption` when there is none."""
@@ -105,6 +150,17 @@ def errors_of(server: Server) -> Iterator[None]:
         yield
     except RequestError as error:
         raise ServerError(f"server {label(server)}: {error}") from error
+
+
+def _has(ask: Asker, server: Server, topic: str, patience: Patience) -> bool:
+    with errors_of(server), ask(server, patience) as client:
+        return client.state(topic) is not None
+
+
+def on_two_servers(topic: str, one: Server, other: Server) -> RequestError:
+    """The refusal of a topic that is on two servers: neither of them is the topic."""
+    where = f"it is on server {label(one)} and on server {label(other)}"
+    return RequestError(topic, 409, "topic_on_two_servers", where)
 
 
 def label(server: Server) -> str:
@@ -177,3 +233,6 @@ def _refuse_kafka(given: Mapping[str, str]) -> None:
             "option kafka.bootstrap.servers is Kafka's; name a topics server with the option"
             f" servers, for example {DEFAULT_URL}"
         )
+    for name in given:
+        if name.startswith(("kafka.", "kafkaconsumer.", "fetchoffset.")):
+            raise BadOption(f"option {name} is Kafka's and has no meaning for topics; leave it out")

@@ -2,8 +2,10 @@
 
     option          {"orders": 42} or {"orders": {"0": 42}}, -2 earliest, -1 latest; a start is the
                     first offset that is read, an end is the first that is not (as Kafka's are)
-    checkpoint      {"SERVER": {"TOPIC": {"seq": 41, "epoch": 7, "lost": 0}}}; seq is the last that
-                    was read, so the next range is (41, ...] as ``from_seq`` is (§3)
+    checkpoint      {"SERVER": {"TOPIC": {"seq": 41, "epoch": 7, "lost": 0, "head": 50,
+                    "head_ts": 1700000000000}}}; seq is the last that was read, so the next range is
+                    (41, ...] as ``from_seq`` is (§3); the head and its `$ts` are left out where
+                    they are not known
 
 The inner key of an option is the server's number among the names (`Servers.index`), which is the
 column ``partition``. A checkpoint has the server's name: numbers change when a server is added.
@@ -25,12 +27,16 @@ WORDS = {"earliest": EARLIEST, "latest": LATEST}
 
 class Position(NamedTuple):
     """Where a stream stands in a topic: ``seq`` is the last one read of the incarnation ``epoch``;
-    about ``lost`` records were gone before they could be read.
+    about ``lost`` records were gone before they could be read. ``head`` is the topic's last seq as
+    of the batch that ended here and ``head_ts`` its `$ts`, by which a log that was restored from a
+    backup is told from the one that was read; 0 where they are not known.
     """
 
     seq: int
     epoch: int
     lost: int = 0
+    head: int = 0
+    head_ts: int = 0
 
 
 # By the server's name, then by topic.
@@ -104,7 +110,7 @@ def offset_after(seq: int) -> int:
 def encode(offsets: Offsets) -> dict[str, Any]:
     """For the checkpoint: equal offsets are equal texts."""
     return {
-        server: {topic: topics[topic]._asdict() for topic in sorted(topics)}
+        server: {topic: _fields(topics[topic]) for topic in sorted(topics)}
         for server, topics in sorted(offsets.items())
     }
 
@@ -123,8 +129,17 @@ def decode(value: Mapping[str, Any]) -> Offsets:
         ) from None
 
 
+def _fields(at: Position) -> dict[str, int]:
+    found = at._asdict()
+    if not at.head:  # as it was before there was one: what does not move is the same offset
+        del found["head"], found["head_ts"]
+    return found
+
+
 def _position(at: Mapping[str, Any]) -> Position:
-    found = Position(at["seq"], at["epoch"], at.get("lost", 0))
+    found = Position(
+        at["seq"], at["epoch"], at.get("lost", 0), at.get("head", 0), at.get("head_ts", 0)
+    )
     if not all(type(number) is int and number >= 0 for number in found):
         raise ValueError(found)
     return found

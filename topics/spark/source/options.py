@@ -47,6 +47,9 @@ KAFKA_ADVICE = {
     "assign": "name topics with subscribe; a topic is one partition on one server",
     "startingoffsetsbytimestamp": "use startingTimestamp",
     "endingoffsetsbytimestamp": "use endingTimestamp",
+    "startingoffsetsbytimestampstrategy": (
+        "a startingTimestamp after the last record begins at the end, as latest does"
+    ),
     "groupidprefix": "offsets are in the checkpoint; there are no groups",
     "path": "name the topic with subscribe",
 }
@@ -154,8 +157,6 @@ def refuse_unknown(given: Mapping[str, str]) -> None:
     for name in given:
         if advice := KAFKA_ADVICE.get(name):
             raise BadOption(f"option {name} is not one of topics: {advice}")
-        if name.startswith(("kafka.", "kafkaconsumer.", "fetchoffset.")):
-            raise BadOption(f"option {name} is Kafka's and has no meaning for topics; leave it out")
         if name in known or name in IGNORED:
             continue
         if near := get_close_matches(name, known, n=1, cutoff=NEAR):

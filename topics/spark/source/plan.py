@@ -24,6 +24,7 @@ from topics.spark.source.offsets import (
     offset_after,
 )
 
+REWOUND = "rewound"  # the log ends before what was read of it, or goes on otherwise
 REASONS = {
     "cap": "evicted, to keep the topic within its caps",
     "ttl": "expired, older than the topic's ttl_ms",
@@ -32,6 +33,7 @@ REASONS = {
     RECREATED: "the topic was deleted and made again",
     GONE: "it was deleted, or is no longer subscribed to on this server",
     UNSYNCED: "a crash took them before they were durable",
+    REWOUND: "the server has an older state, as of a restored backup; others may have their place",
 }
 GO_ON = "give failOnDataLoss=false to go on without them"
 
@@ -41,11 +43,14 @@ class DataLost(Exception):
 
 
 class Head(NamedTuple):
-    """What a topic holds: seqs ``earliest`` to ``head`` of the incarnation ``epoch``."""
+    """What a topic holds: seqs ``earliest`` to ``head`` of the incarnation ``epoch``. ``ts`` is the
+    `$ts` of ``head``, 0 where it is not known.
+    """
 
     earliest: int
     head: int
     epoch: int
+    ts: int = 0
 
 
 # By the server's name, then by topic.
@@ -78,12 +83,13 @@ class Restriction(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What a stream can do in one topic: go from ``at`` up to ``head``."""
+    """What a stream can do in one topic: go from ``at`` up to ``head``, whose `$ts` is ``ts``."""
 
     server: str
     topic: str
     at: Position
     head: int
+    ts: int = 0
 
     @property
     def lag(self) -> int:
@@ -115,8 +121,7 @@ def _check_end(option: str, topic: str, offset: int, head: Head) -> None:
     end = offset_after(head.head)
     if offset > end:
         raise DataLost(
-            f'option {option} has offset {offset} for topic "{topic}", which ends at {end}: was it'
-            " deleted and made again? Give failOnDataLoss=false to read what is there"
+            f'option {option} has offset {offset} for topic "{topic}", which ends at {end}'
         )
 
 
@@ -152,7 +157,7 @@ def steps(
             unread = max(0, earlier.head - at.seq) if earlier and earlier.epoch == at.epoch else 0
             now = topics.get(topic)
             if now is not None and now.epoch == at.epoch:
-                found.append(Step(server, topic, at, now.head))
+                found.append(Step(server, topic, at, now.head, now.ts))
                 continue
             reason = GONE if now is None else RECREATED
             on_loss(server, topic, Lost(at.seq + 1, at.seq + unread, reason, unread))
@@ -180,6 +185,16 @@ def skip(step: Step, lost: Lost) -> Step:
     )
 
 
+def rewind(step: Step, seq: int) -> Step:
+    """The step when of the log that was read only what is up to ``seq`` is left: this batch reads
+    nothing, the next one goes on there. Records that were seen and not read are lost.
+    """
+    at = step.at
+    lost = max(0, at.head - max(at.seq, seq))
+    at = Position(min(at.seq, seq), at.epoch, at.lost + lost)
+    return step._replace(at=at, head=at.seq, ts=0)
+
+
 def advance(start: Offsets, found: Sequence[Step], limit: int | None) -> Offsets:
     """The offsets after a batch of at most ``limit`` seqs, at least one of every topic with any.
 
@@ -188,8 +203,10 @@ def advance(start: Offsets, found: Sequence[Step], limit: int | None) -> Offsets
     taken = shares([step.lag for step in found], limit)
     end = {server: dict(topics) for server, topics in start.items()}
     for step, count in zip(found, taken, strict=True):
-        topics = end.setdefault(step.server, {})
-        topics[step.topic] = step.at._replace(seq=step.at.seq + count)
+        at, topics = step.at, end.setdefault(step.server, {})
+        if count or at != topics.get(step.topic):
+            at = at._replace(seq=at.seq + count, head=step.head, head_ts=step.ts)
+        topics[step.topic] = at
     return end
 
 
@@ -227,7 +244,7 @@ def loss_text(server: str, topic: str, lost: Lost) -> str:
     """What is gone, for people, in one line."""
     where = f'topic "{topic}" on server {server}'
     reason = REASONS.get(lost.reason, lost.reason)
-    if lost.reason in (GONE, RECREATED):
+    if lost.reason in (GONE, RECREATED, REWOUND):
         return f"{where}: {reason}; offsets from {lost.first} are gone"
     return (
         f"{where}: offsets {lost.first} to {lost.last} are gone, about {lost.estimate} records:"

@@ -11,10 +11,10 @@ from pyspark.sql.types import StructField, StructType
 
 from topics.client.http import Record
 from topics.spark.source.columns import DATA, TYPES
-from topics.spark.source.connection import BadOption
+from topics.spark.source.connection import BadOption, Patience
 from topics.spark.source.inference import infer_data
 from topics.spark.source.options import ReadOptions
-from topics.spark.source.survey import Patience, Survey
+from topics.spark.source.survey import Survey
 
 SAMPLE_RECORDS = 1000  # of each topic, the latest
 

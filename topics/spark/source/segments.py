@@ -28,8 +28,8 @@ from topics.spark.source.connection import (
     flag,
     lowered,
 )
-from topics.spark.source.offsets import EARLIEST, LATEST, after_of, last_of
 from topics.spark.source.options import ReadOptions
+from topics.spark.source.plan import Head, range_end, range_start
 from topics.spark.source.sample import SAMPLE_RECORDS, columns_of
 from topics.storage.offline.directory import OfflineDirectory, OfflineTopic
 from topics.storage.offline.pieces import Piece
@@ -87,10 +87,10 @@ class SegmentOptions:
         return [topic for name, topic in sorted(directory.topics.items()) if self.read.wants(name)]
 
     def pieces(self, topic: OfflineTopic, max_records: int) -> Iterator[Piece]:
-        """The wanted records of a topic."""
-        start, end = self.read.starting.of(topic.name, 0), self.read.ending.of(topic.name, 0)
-        first = 1 if start == EARLIEST else after_of(start) + 1
-        last = None if end == LATEST else last_of(end)
+        """The wanted records of a topic. Raises `DataLost` for offsets beyond its end."""
+        head = Head(1, topic.head_seq, 0)
+        first = range_start(self.read.starting, topic.name, 0, head) + 1
+        last = range_end(self.read.ending, topic.name, 0, head)
         return topic.pieces(first, last, max_records=max_records)
 
 

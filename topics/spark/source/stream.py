@@ -27,24 +27,27 @@ from pyspark.sql.streaming.datasource import (
 from topics.client.ranges import Lost
 from topics.spark.source.batch import start_of
 from topics.spark.source.columns import Columns
-from topics.spark.source.connection import ServerError
+from topics.spark.source.connection import Patience, ServerError
 from topics.spark.source.offsets import Offsets, Position, decode, encode
 from topics.spark.source.options import ReadOptions
 from topics.spark.source.plan import (
     GO_ON,
+    REWOUND,
     DataLost,
+    Head,
     Heads,
     Step,
     advance,
     between,
     positions,
+    rewind,
     skip,
     split,
     steps,
     total_lag,
 )
 from topics.spark.source.reading import RangePartition, read_partition, report, warn
-from topics.spark.source.survey import Patience, Survey
+from topics.spark.source.survey import Survey
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -72,6 +75,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._moved_at = clock()
         self._silent: set[str] = set()
         self._told: dict[tuple[str, str], Lost] = {}  # the last loss of each topic
+        # By topic: on which connection the server's log had its position last.
+        self._found_on: dict[tuple[str, str], int] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {"options": self.options, "columns": self.columns}
@@ -86,7 +91,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         survey.require(heads)
         found: Offsets = {
             server.name: {
-                topic: Position(start_of(options, survey, server, topic, head), head.epoch)
+                topic: _start(start_of(options, survey, server, topic, head), head)
                 for topic, head in heads[server.name].items()
             }
             for server in survey.servers
@@ -109,7 +114,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._heads = before | {
             server: before.get(server, {}) | topics for server, topics in heads.items()
         }
-        found = [self._past_losses(step) for step in steps(begin, heads, before, self._report)]
+        found = [
+            self._past_losses(self._in_its_log(step, heads))
+            for step in steps(begin, heads, before, self._report)
+        ]
         if self._waits(found):
             return self._idle(start)
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
@@ -180,23 +188,52 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             warn(f"{error}; the other servers go on, it keeps its offsets until it answers")
         self._silent.add(server)
 
+    def _in_its_log(self, step: Step, heads: Heads) -> Step:
+        """The step, back where the log of a restored server leaves the one that was read.
+
+        The log is compared at the start, and whenever the server was connected to again: no server
+        is restored without that.
+        """
+        survey, patience, at = self._surveyor(), self._patience, step.at
+        last = max(at.seq, at.head)
+        if last == 0 or step.topic not in heads[step.server]:
+            return step
+        on = survey.connections(step.server, patience)
+        is_found = at.head_ts == 0 or self._found_on.get((step.server, step.topic)) == on
+        if is_found and step.head >= last:
+            return step
+        try:
+            seq = survey.rewound(step, patience)
+        except ServerError as error:
+            return self._without(step, error)
+        self._found_on[step.server, step.topic] = on
+        if seq is None:
+            return step._replace(head=max(step.head, at.seq))
+        step = rewind(step, seq)
+        lost = step.at.lost - at.lost
+        self._report(step.server, step.topic, Lost(seq + 1, last, REWOUND, lost))
+        return step
+
     def _past_losses(self, step: Step) -> Step:
         """The step beyond what was evicted or expired before it could be read."""
         head = self._heads[step.server].get(step.topic)
         if head is None or head.earliest <= step.at.seq + 1 or step.lag == 0:
             return step
-        patience = self._patience
         try:
-            lost = self._surveyor().loss(step, patience)
+            lost = self._surveyor().loss(step, self._patience)
         except ServerError as error:
-            if patience is Patience.FULL:
-                raise
-            self._note_silence(step.server, error)
-            return step._replace(head=step.at.seq)
+            return self._without(step, error)
         if lost is None:
             return step
         self._report(step.server, step.topic, lost)
         return skip(step, lost)
+
+    def _without(self, step: Step, error: ServerError) -> Step:
+        """The step when its server has stopped to answer: it waits, if others go on."""
+        if self._patience is Patience.FULL:
+            raise error
+        self._note_silence(step.server, error)
+        return step._replace(head=step.at.seq)
 
     def _check_servers(self, begin: Offsets) -> None:
         """A server's name is its identity: under another name, all its topics would be read again
@@ -233,3 +270,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self.options.fail_on_data_loss or self._told.get((server, topic)) != lost:
             report(server, topic, lost, self.options)
         self._told[server, topic] = lost
+
+
+def _start(seq: int, head: Head) -> Position:
+    return Position(seq, head.epoch, 0, head.head, head.ts)

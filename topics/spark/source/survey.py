@@ -1,35 +1,26 @@
 """Survey: what the servers hold now. The driver's side of reads; executors have none.
 
-It asks each topic for its state. A pattern lists the topics first, a thousand in a request, and
-then asks only those whose seqs have moved since they were asked last. A topic that was deleted and
-made again with the same seqs is therefore noticed late, but before any record of it is read: every
-range has an epoch. Connections are kept, so that a stream asks again at the cost of a round trip.
+It asks each named topic for its state, and lists those of a pattern, a thousand in a request. A
+named topic is looked for on all servers once, then on the server that has it; a topic on two
+servers is refused. Connections are kept, so that a stream asks again at the cost of a round trip.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from enum import Enum
-
 from topics.client.errors import RequestError
-from topics.client.http import Record, TopicsClient
+from topics.client.http import Page, Record, TopicsClient
 from topics.client.ranges import Lost
 from topics.client.servers import Server
-from topics.spark.source.connection import Connection, ServerError, errors_of, label
+from topics.spark.source.connection import (
+    BadOption,
+    Patience,
+    ServerError,
+    errors_of,
+    label,
+    on_two_servers,
+)
 from topics.spark.source.options import ReadOptions
 from topics.spark.source.plan import Head, Heads, Step
-
-QUICK_RETRIES = 1
-QUICK_CONNECT_S = 1.0
-QUICK_READ_S = 10.0
-
-
-class Patience(Enum):
-    """How long to ask a server that does not answer."""
-
-    QUICK = "a try or two: others go on without it"
-    PLANNING = "seconds, when it cannot be reached at all; as FULL when it is busy"
-    FULL = "every retry that the options give"
 
 
 class Survey:
@@ -39,7 +30,8 @@ class Survey:
         self._options = options
         self._connection = options.connection
         self._clients: dict[tuple[str, Patience], TopicsClient] = {}
-        self._known: dict[str, dict[str, Head]] = {}  # by server, of patterns
+        self._places: dict[str, Server] = {}  # of named topics
+        self._asked: set[Server] = set()  # for all named topics
 
     def close(self) -> None:
         """Close all connections."""
@@ -49,56 +41,112 @@ class Survey:
 
     @property
     def servers(self) -> tuple[Server, ...]:
-        """Those that may have a wanted topic."""
-        members = self._connection.servers.members
-        if self._options.pattern is not None:
-            return members
-        owners = {self._connection.servers.owner(topic) for topic in self._options.topics}
-        return tuple(member for member in members if member in owners)
+        """All of them: any may have a wanted topic."""
+        return self._connection.servers.members
 
     def heads(self, patience: Patience) -> Heads:
         """What all of them hold. Raises `ServerError` of the first that does not answer."""
         return {server.name: self.heads_of(server, patience) for server in self.servers}
 
     def heads_of(self, server: Server, patience: Patience) -> dict[str, Head]:
-        """What the server holds of the wanted topics; one that is absent is left out."""
+        """What the server holds of the wanted topics; one that is absent is left out. Raises
+        `ServerError`, or `RequestError` for a named topic that another server has, too.
+        """
         client = self._client(server, patience)
         with errors_of(server):
             if self._options.pattern is not None:
-                return self._matching(client, server)
-            owner = self._connection.servers.owner
-            mine = [topic for topic in self._options.topics if owner(topic) == server]
-            found = {topic: _head(client, topic) for topic in mine}
+                return self._matching(client)
+            found = {topic: _head(client, topic) for topic in self._sought(server)}
+        self._asked.add(server)
+        for topic, head in found.items():
+            if head is None:
+                if self._places.get(topic) == server:
+                    del self._places[topic]
+            elif (place := self._places.setdefault(topic, server)) != server:
+                raise on_two_servers(topic, place, server)
         return {topic: head for topic, head in found.items() if head is not None}
+
+    def _sought(self, server: Server) -> list[str]:
+        """The named topics that the server may have."""
+        topics, places = self._options.topics, self._places
+        if server not in self._asked:
+            return [*topics]
+        return [topic for topic in topics if places.get(topic, server) == server]
 
     def require(self, heads: Heads) -> None:
         """Raise `ServerError` for a topic that is named and absent, `BadOption` for offsets of a
-        partition that a topic does not have.
+        topic that is not there, or of a partition that it does not have.
         """
         for topic in self._options.topics:
-            server = self._connection.servers.owner(topic)
-            if topic not in heads[server.name]:
+            if not any(topic in found for found in heads.values()):
                 raise ServerError(
-                    f'server {label(server)}: topic "{topic}": topic_not_found: there is no such'
-                    " topic; make it first, or correct the option subscribe"
+                    f'server {", ".join(map(label, self.servers))}: topic "{topic}":'
+                    " topic_not_found: there is no such topic; make it first, or correct the option"
+                    " subscribe"
                 )
         index = self._connection.servers.index
         for bounds in (self._options.starting, self._options.ending):
             for topic in bounds.named:
-                if places := [index(server) for server, found in heads.items() if topic in found]:
-                    bounds.check(topic, places)
+                places = [index(server) for server, found in heads.items() if topic in found]
+                if not places:
+                    raise BadOption(f'option {bounds.option} names topic "{topic}": there is none')
+                bounds.check(topic, places)
 
     def loss(self, step: Step, patience: Patience) -> Lost | None:
         """What was evicted or expired right behind a position; None without any."""
-        server = self._connection.server(step.server)
-        client = self._client(server, patience)
-        at = step.at
-        with errors_of(server):
-            page = client.diff(step.topic, from_seq=at.seq, limit=1, epoch=at.epoch)
-        gone = page.tombstone
-        if gone is None or page.epoch != at.epoch:
+        page = self._page(step, step.at.seq, patience)
+        if page is None or (gone := page.tombstone) is None:
             return None
         return Lost(gone.gap_from, gone.gap_to, gone.reason, gone.missed_estimate)
+
+    def connections(self, server: str, patience: Patience) -> int:
+        """How often the server was connected to so far."""
+        return self._client(self._connection.server(server), patience).connections
+
+    def rewound(self, step: Step, patience: Patience) -> int | None:
+        """The seq up to which the log is the one that the position was made of; None when all of it
+        is, or when that cannot be told.
+
+        The position has the head of its time and the head's `$ts`, and `$ts` never goes back within
+        a log. So a record up to that head that is younger belongs to another log: the server was
+        restored from a backup and has grown since. A head that is lower tells the same.
+        """
+        at, server = step.at, self._connection.server(step.server)
+        last = max(at.seq, at.head)
+        page = self._page(step, last - 1, patience)
+        if page is None:
+            return None
+        if not at.head_ts:
+            return page.head_seq if page.head_seq < last else None
+        first = page.records[0] if page.records else None
+        if first is not None and (first.seq, first.ts) == (last, at.head_ts):
+            return None
+        head = Head(page.earliest_seq, page.head_seq, page.epoch)
+        seq = self.seq_before(server, step.topic, head, at.head_ts + 1)
+        if page.head_seq >= last and not self._is_record_in(step, seq, last, patience):
+            return None  # that record was deleted or evicted meanwhile
+        return min(seq, last - 1)
+
+    def _is_record_in(self, step: Step, after: int, last: int, patience: Patience) -> bool:
+        page = self._page(step, after, patience)
+        return page is not None and bool(page.records) and page.records[0].seq <= last
+
+    def _page(self, step: Step, after: int, patience: Patience) -> Page | None:
+        """One record behind a seq, or what is told of its loss; None when the topic is gone or was
+        made again.
+        """
+        server, epoch = self._connection.server(step.server), step.at.epoch
+        client = self._client(server, patience)
+        with errors_of(server):
+            try:
+                page = client.diff(
+                    step.topic, from_seq=after, limit=1, epoch=epoch, tags=False, meta=False
+                )
+            except RequestError as error:
+                if error.code != "topic_not_found":
+                    raise
+                return None
+        return page if page.epoch == epoch else None
 
     def latest(self, server: Server, topic: str, head: Head, count: int) -> list[Record]:
         """The last records, about so many."""
@@ -128,40 +176,26 @@ class Survey:
                     low = max(middle + 1, min(record.seq, high))
         return low
 
-    def _matching(self, client: TopicsClient, server: Server) -> dict[str, Head]:
-        options, known = self._options, self._known.get(server.name, {})
+    def _matching(self, client: TopicsClient) -> dict[str, Head]:
         found: dict[str, Head] = {}
-        for one in client.listing(options.prefix):
-            if not options.wants(one.topic):
+        for one in client.listing(self._options.prefix):
+            if not self._options.wants(one.topic):
                 continue
-            head = known.get(one.topic)
-            if head is None or (head.earliest, head.head) != (one.earliest_seq, one.head_seq):
+            if one.epoch is None:  # a server of an earlier version
                 head = _head(client, one.topic)
+            else:
+                ts = one.last_write_ts or 0
+                head = Head(one.earliest_seq, one.head_seq, one.epoch, ts)
             if head is not None:
                 found[one.topic] = head
-        self._known[server.name] = found
         return found
 
     def _client(self, server: Server, patience: Patience) -> TopicsClient:
         found = self._clients.get((server.name, patience))
         if found is None:
-            found = _client(self._connection, server, patience)
+            found = self._connection.client(server, patience)
             self._clients[server.name, patience] = found
         return found
-
-
-def _client(connection: Connection, server: Server, patience: Patience) -> TopicsClient:
-    if patience is not Patience.QUICK:
-        return connection.client(server, quick=patience is Patience.PLANNING)
-    target = connection.target(server, retries=min(QUICK_RETRIES, connection.retries))
-    return TopicsClient(
-        replace(
-            target,
-            connect_s=min(QUICK_CONNECT_S, target.connect_s),
-            read_s=min(QUICK_READ_S, target.read_s),
-            retry_after_max_s=1,
-        )
-    )
 
 
 def _head(client: TopicsClient, topic: str) -> Head | None:
@@ -169,6 +203,7 @@ def _head(client: TopicsClient, topic: str) -> Head | None:
     if state is None:
         return None
     try:
-        return Head(int(state["earliest_seq"]), int(state["head_seq"]), int(state["epoch"]))
+        ts = int(state.get("last_write_ts") or 0)
+        return Head(int(state["earliest_seq"]), int(state["head_seq"]), int(state["epoch"]), ts)
     except (KeyError, TypeError, ValueError):
         raise RequestError(topic, 200, "bad_answer", "its state has no epoch") from None

@@ -9,23 +9,26 @@ BIGINT, "1" is none either.
     BOOLEAN                         true, false
     BYTE, SHORT, INT, BIGINT        numbers without a dot or exponent, within the type's bounds
     FLOAT, DOUBLE, DECIMAL          numbers within the type's bounds; a DECIMAL, from a string too,
-                                    is never rounded
+                                    is never rounded; "NaN", "Infinity" and "-Infinity", as to_json
+                                    writes them, are a FLOAT or DOUBLE
     STRING                          anything
     BINARY                          strings in base64
-    DATE                            "2024-12-31"
+    DATE                            "2024-12-31", "+10000-01-01"
     TIMESTAMP, TIMESTAMP_NTZ        "2024-12-31T23:59:59.5Z", and the same without a zone
-    ARRAY, MAP<STRING, ...>, STRUCT arrays and objects
+    ARRAY, MAP, STRUCT              arrays and objects; the keys of a MAP are strings or integers
 """
 
 from __future__ import annotations
 
 import datetime
 import decimal
+import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
+from math import inf
 from operator import attrgetter
 from types import GenericAlias
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import pyarrow as pa
@@ -48,6 +51,14 @@ SCALARS: Final[dict[type[t.DataType], Any]] = {
     t.TimestampType: Annotated[datetime.datetime, msgspec.Meta(tz=True)],
     t.TimestampNTZType: Annotated[datetime.datetime, msgspec.Meta(tz=False)],
 }
+INTEGERS: Final = (t.ByteType, t.ShortType, t.IntegerType, t.LongType)
+MOMENTS: Final = (t.DateType, t.TimestampType, t.TimestampNTZType)
+NO_NUMBERS: Final = Literal["NaN", "Infinity", "-Infinity"]
+# Python's calendar ends with the year 9999; it repeats after 400 years.
+FAR_YEAR: Final = re.compile(rb'"([+-][0-9]{4,6})(?=-)')
+CYCLE_YEARS, CYCLE = 400, datetime.timedelta(days=146_097)
+MICROSECOND: Final = datetime.timedelta(microseconds=1)
+EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 # Arrow refuses what is out of a type's bounds, but for FLOAT, msgspec everything else.
 # OverflowError: an integer above 64 bits; UnicodeDecodeError: a half of a surrogate pair.
 MISFITS: Final = (
@@ -67,7 +78,8 @@ class TypedParser:
 
     def __init__(self, name: str, kind: t.DataType, arrow: pa.DataType) -> None:
         self._field = pa.field(name, arrow)
-        # Strings are nearly always strings: the second decoder takes pages that have others.
+        # Strings are nearly always strings, numbers are numbers and years have four digits: the
+        # second decoder takes pages that have others.
         self._plain, self._mixed = (
             msgspec.json.Decoder(_list_of(_or_null(_wire_type(name, kind, text))))
             for text in (str, msgspec.Raw)
@@ -111,17 +123,24 @@ def _reason(error: Exception) -> str:
 
 
 def _wire_type(name: str, kind: t.DataType, text: Any) -> Any:
-    """The Python type that msgspec decodes; ``text`` stands for a STRING."""
+    """The Python type that msgspec decodes; ``text`` stands for a STRING: str, or Raw in a type for
+    all values that Spark writes.
+    """
     if isinstance(kind, t.StringType):
         return text
+    if text is msgspec.Raw and isinstance(kind, MOMENTS):
+        return msgspec.Raw
+    if text is msgspec.Raw and isinstance(kind, (t.FloatType, t.DoubleType)):
+        return float | NO_NUMBERS
     if isinstance(kind, t.StructType):
         return _wire_struct(name, kind, text)
     if isinstance(kind, t.ArrayType):
         item = _wire_type(f"{name}[]", kind.elementType, text)
         return _list_of(_or_null(item) if kind.containsNull else item)
-    if isinstance(kind, t.MapType) and isinstance(kind.keyType, t.StringType):
+    if isinstance(kind, t.MapType) and isinstance(kind.keyType, (t.StringType, *INTEGERS)):
         item = _wire_type(f"{name}[]", kind.valueType, text)
-        return GenericAlias(dict, (str, _or_null(item) if kind.valueContainsNull else item))
+        key = int if isinstance(kind.keyType, INTEGERS) else str
+        return GenericAlias(dict, (key, _or_null(item) if kind.valueContainsNull else item))
     if type(kind) not in SCALARS:
         raise BadOption(
             f"{name} is {kind.simpleString().upper()}, which no JSON value is read as; declare it"
@@ -173,9 +192,21 @@ def _array(rows: list[Any], field: pa.Field) -> pa.Array:
         return pa.MapArray.from_arrays(_offsets(rows), keys, items, type=kind, mask=_mask(rows))
     if pa.types.is_string(kind):
         rows = [_text(row, field) if type(row) is msgspec.Raw else row for row in rows]
-    found = pa.array(rows, kind)
-    # Arrow makes an infinity of what a FLOAT cannot hold; JSON has none.
-    if pa.types.is_float32(kind) and pc.any(pc.is_inf(found)).as_py():
+    elif pa.types.is_date(kind) or pa.types.is_timestamp(kind):
+        rows = [_moment(row, field) if type(row) is msgspec.Raw else row for row in rows]
+    elif pa.types.is_floating(kind):
+        return _number_array(rows, kind)
+    return pa.array(rows, kind)
+
+
+def _number_array(rows: list[Any], kind: pa.DataType) -> pa.Array:
+    try:
+        found, told = pa.array(rows, kind), 0
+    except pa.ArrowException:
+        rows = [float(row) if type(row) is str else row for row in rows]
+        found, told = pa.array(rows, kind), sum(row in (inf, -inf) for row in rows)
+    # Arrow makes an infinity of what a FLOAT cannot hold.
+    if pa.types.is_float32(kind) and pc.is_inf(found).true_count > told:
         raise msgspec.ValidationError("Number out of range of a FLOAT")
     return found
 
@@ -200,11 +231,38 @@ def _mask(rows: list[Any]) -> pa.Array | None:
     return pa.array(nulls) if True in nulls else None
 
 
+def _moment(raw: msgspec.Raw, field: pa.Field) -> int | None:
+    """A DATE in days since 1970, a timestamp in microseconds, of any year that Spark has."""
+    if (value := _not_null(raw, field)) is None:
+        return None
+    cycles = 0
+    if far := FAR_YEAR.match(value):
+        cycles, year = divmod(int(far[1]) - 2000, CYCLE_YEARS)
+        value = b'"%d%b' % (2000 + year, value[far.end() :])
+    is_date = pa.types.is_date(field.type)
+    kind = t.DateType if is_date else t.TimestampType if field.type.tz else t.TimestampNTZType
+    try:
+        moment = msgspec.json.decode(value, type=SCALARS[kind])
+    except msgspec.ValidationError as error:
+        raise msgspec.ValidationError(f"{error} - at `{field.name}`") from None
+    if is_date:
+        return int(moment.toordinal() - EPOCH.toordinal() + cycles * CYCLE.days)
+    since = moment - (EPOCH if moment.tzinfo else EPOCH.replace(tzinfo=None))
+    micros = since // MICROSECOND
+    return int(micros + cycles * (CYCLE // MICROSECOND))
+
+
 def _text(raw: msgspec.Raw, field: pa.Field) -> str | None:
     """A JSON string's text, null, or any other value's JSON."""
-    value = bytes(raw)
-    if value == b"null":
-        if not field.nullable:
-            raise msgspec.ValidationError(f"Expected a value of {field.name}, got `null`")
+    if (value := _not_null(raw, field)) is None:
         return None
     return msgspec.json.decode(value, type=str) if value.startswith(b'"') else value.decode()
+
+
+def _not_null(raw: msgspec.Raw, field: pa.Field) -> bytes | None:
+    value = bytes(raw)
+    if value != b"null":
+        return value
+    if not field.nullable:
+        raise msgspec.ValidationError(f"Expected a value of {field.name}, got `null`")
+    return None

@@ -20,10 +20,10 @@ from topics.formats.disk.copies import BadCopies, rows_of_frame
 from topics.formats.disk.frame_bodies import decode_idempotency_key, decode_start
 from topics.formats.disk.frames import FRAME_HEADER_BYTES, FrameHeader, FrameKind, scan_frames
 from topics.formats.disk.records import RecordFlags, blob_bytes
-from topics.formats.disk.segment import ExtentKey
 from topics.storage.checkpoints import Checkpoint
 from topics.storage.disk import Damaged, will_need
 from topics.storage.linked_logs import LinkedLogs, Payload
+from topics.storage.recovery.restore import Keys
 from topics.storage.recovery.tail import LogEnd, check_nothing_promised, rest_behind
 from topics.storage.start_progress import StartProgress
 from topics.storage.wal.blobs import BlobStore
@@ -58,7 +58,7 @@ class LogReplay:
             (checkpoint.lsn, checkpoint.replay_from) if checkpoint else (0, 0)
         )
         self.durable_lsn = self._promised_lsn
-        self.keys: defaultdict[int, list[ExtentKey]] = defaultdict(list)
+        self.keys: Keys = defaultdict(list)
         self.payloads: set[Payload] = set()
         self._total_bytes = self._done_bytes = 0
 
@@ -180,6 +180,5 @@ class LogReplay:
         start = offset + FRAME_HEADER_BYTES
         key = decode_idempotency_key(view[start : start + header.ext_len])
         if key is not None:
-            self.keys[header.topic_id].append(
-                ExtentKey(key, header.first_seq, header.record_count, header.ts_ms)
-            )
+            told = key, header.first_seq, header.record_count, header.ts_ms
+            self.keys[header.topic_id].append(told)

@@ -18,15 +18,16 @@ from topics.engine.replay import Misfit, Replay
 from topics.engine.snapshot import (
     restore_extent,
     restore_jobs,
+    restore_moved,
     restore_shard,
     restore_topic,
 )
 from topics.formats.buffers import Buffer
-from topics.formats.disk.checkpoint import Item
+from topics.formats.disk.checkpoint import KEY_ROW, Item
 from topics.formats.disk.frame_bodies import decode_runs
 from topics.formats.disk.frames import FRAME_HEADER_BYTES, FrameKind, scan_frames
 from topics.formats.disk.records import live_runs
-from topics.formats.disk.segment import ExtentEntry, ExtentKey
+from topics.formats.disk.segment import ExtentEntry
 from topics.formats.ranges import SeqRun
 from topics.storage.checkpoints import Checkpoint
 from topics.storage.disk import Damaged
@@ -37,7 +38,9 @@ from topics.storage.wal.file import WalFile
 
 EXTENTS_PER_BEAT, FRAMES_PER_BEAT = 64, 4096
 
-Keys = dict[int, list[ExtentKey]]
+KeptKey = tuple[str | bytes, int, int, int]
+"""Key or its digest, first seq, count, time (wall ms)."""
+Keys = dict[int, list[KeptKey]]
 """Idempotency keys of each topic that outlive their records, by its id."""
 
 
@@ -120,8 +123,12 @@ def _restore_items(replay: Replay, items: Iterable[Item]) -> Keys:
     """Restore topics and jobs; the idempotency keys are for later."""
     keys: Keys = {}
     for item in items:
-        if "keys" in item:
-            keys.setdefault(item["id"], []).extend(map(ExtentKey._make, item["keys"]))
+        if "digests" in item:
+            keys.setdefault(item["id"], []).extend(KEY_ROW.iter_unpack(item["digests"]))
+        elif "keys" in item:  # of an earlier version
+            keys.setdefault(item["id"], []).extend(map(tuple, item["keys"]))
+        elif "moved" in item:
+            restore_moved(replay, item["id"], item["moved"])
         elif "jobs" in item:
             restore_jobs(replay, item["id"], item["jobs"])
         else:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import pytest
 from trio.testing import wait_all_tasks_blocked
 
-from tests.support.limits import LIMITS
 from tests.support.moves import datas, run_log, with_fake_peers
 from tests.support.shard import Desk
-from topics.actors.shard.queues.copies import Copy, Sent, copy_key, send
-from topics.errors import InvalidRequest, NotReady, TopicFull, TopicNotFound
-from topics.formats.api.limits import MOVE_LIMITS, check_key
+from topics.actors.shard.queues.copies import Copy, Sent, send
+from topics.errors import NotReady, TopicFull, TopicNotFound
 from topics.formats.json_text import json_bytes
 
 
@@ -61,14 +59,3 @@ async def test_a_message_that_fails_as_a_whole_refuses_all_of_its_copies(
     asked.fail(failure)
     await wait_all_tasks_blocked()
     assert sent == [Sent([], dict.fromkeys(range(count), failure))]
-
-
-def test_no_client_may_send_the_key_of_a_copy() -> None:
-    keys = {
-        copy_key(what, epoch, seq) for what in ("a", "b") for epoch in (1, 11) for seq in (1, 11)
-    }
-    assert len(keys) == 8
-    for key in keys:
-        with pytest.raises(InvalidRequest):
-            check_key(key, LIMITS)
-        check_key(key, MOVE_LIMITS)

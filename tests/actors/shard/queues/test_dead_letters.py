@@ -26,11 +26,15 @@ from tests.support.shard import Desk
 from topics.actors.shard.context import clock
 from topics.actors.shard.queues import copies, dead_letters, lanes
 from topics.actors.shard.queues.dead_letters import RETRY_MAX_S, RETRY_MIN_S
+from topics.engine.changes import lease_jobs
+from topics.engine.moved_keys import copy_key, earlier_copy_key
+from topics.engine.now import Now
 from topics.engine.queue.claims import jobs_of
 from topics.engine.removal import cut_to
 from topics.engine.topic import Topic
 from topics.errors import NotReady, TopicFull, TopicNotFound
-from topics.formats.disk.frames import FrameKind
+from topics.formats.disk.frame_bodies import LeaseRows, lease_frame
+from topics.formats.disk.frames import Frame, FrameKind
 
 FULL = TopicFull("full")
 
@@ -87,7 +91,7 @@ async def test_each_copy_is_an_append_with_a_key_and_is_sent_to_the_shard_of_its
     (asked,) = peers.take()
     assert (asked.shard, asked.params.topic, asked.params.prefixes) == (7, "dead7", None)
     assert [request["idempotency_key"] for request in asked.requests] == [
-        copies.copy_key("dead_letter", queue.epoch, seq) for seq in (1, 2)
+        copy_key("dead_letter", "q", queue.epoch, seq) for seq in (1, 2)
     ]
     assert [request["create"] for request in asked.requests] == [create, create]
 
@@ -210,9 +214,15 @@ def be_away(asked: Any) -> None:
     asked.fail(NotReady("away"))
 
 
-@pytest.mark.parametrize("refuse", [refuse_by_name, refuse_as_full, be_away])
+@pytest.mark.parametrize(
+    ("refuse", "stays"),
+    [(refuse_by_name, ([1], [])), (refuse_as_full, ([1], [])), (be_away, ([], [1]))],
+)
 async def test_a_job_that_is_refused_stays_and_is_tried_again_after_a_while(
-    desk: Desk, autojump_clock: MockClock, refuse: Callable[[Any], None]
+    desk: Desk,
+    autojump_clock: MockClock,
+    refuse: Callable[[Any], None],
+    stays: tuple[list[int], list[int]],
 ) -> None:
     peers = with_fake_peers(desk)
     queue = make_queue(desk, "q", "x")
@@ -223,7 +233,7 @@ async def test_a_job_that_is_refused_stays_and_is_tried_again_after_a_while(
         for wait_s in (RETRY_MIN_S, 2 * RETRY_MIN_S, 4 * RETRY_MIN_S):
             (asked,) = peers.take()
             refuse(asked)
-            assert (dead_and_dying(queue), desk.seqs("q")) == (([1], []), [1])
+            assert (dead_and_dying(queue), desk.seqs("q")) == (stays, [1])
             wake(desk, queue)
             await trio.sleep(wait_s - 0.01)
             await run_log(desk)
@@ -235,6 +245,67 @@ async def test_a_job_that_is_refused_stays_and_is_tried_again_after_a_while(
     asked.answer()
     await run_log(desk)
     assert moved(queue) == 1
+
+
+async def test_a_batch_whose_fate_is_unknown_is_tried_again_alone_and_first(
+    desk: Desk, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys of other copies would push its keys out of the target."""
+    monkeypatch.setattr(dead_letters, "BATCH_JOBS", 3)
+    monkeypatch.setattr(lanes, "LANE_MOVES", 1)
+    peers = with_fake_peers(desk)
+    queue, other = make_queue(desk, "q", *range(6)), make_queue(desk, "other", "x")
+    for topic in (queue, other):
+        exhaust(desk, topic)
+        wake(desk, topic)
+    await run_log(desk)
+    (asked,) = peers.take()
+    asked.answer(None, FULL, NotReady("away"))
+    await run_log(desk)
+    assert dead_and_dying(queue) == ([4, 5, 6, 2], [3])
+    frames = len(kinds(desk))
+    for _ in range(2):
+        await trio.sleep(RETRY_MAX_S + 0.01)
+        await run_log(desk)
+        (asked,) = peers.take()
+        assert keys_of(asked) == [copy_key("dead_letter", "q", queue.epoch, 3)]
+        asked.fail(NotReady("away"))
+    assert len(kinds(desk)) == frames, "the log knows of them"
+    await trio.sleep(RETRY_MAX_S + 0.01)
+    await run_log(desk)
+    (asked,) = peers.take()
+    asked.answer()
+    found = []
+    for _ in range(3):
+        await run_log(desk)
+        for asked in peers.take():
+            found += [key.rstrip(".").rpartition(":")[2] for key in keys_of(asked)]
+            asked.answer()
+    assert found == ["1", "4", "5", "6", "2"], "the other queue comes between"
+
+
+def keys_of(asked: Any) -> list[str]:
+    return [request["idempotency_key"] for request in asked.requests]
+
+
+@pytest.mark.parametrize("config", [{"ttl_ms": 10**9}, {"dead_letter": "dead2"}])
+async def test_a_batch_whose_fate_is_unknown_goes_on_unless_its_rule_changes(
+    desk: Desk, autojump_clock: MockClock, config: dict[str, Any]
+) -> None:
+    peers = with_fake_peers(desk)
+    queue = make_queue(desk, "q", "x", dead_letter="dead1")
+    exhaust(desk, queue)
+    wake(desk, queue)
+    await run_log(desk)
+    peers.take()[0].fail(NotReady("away"))
+    desk.put("q", **config)
+    await run_log(desk)
+    assert dead_and_dying(queue) == ([], [] if "dead_letter" in config else [1])
+    assert not claim(desk, queue)
+    wake(desk, queue)
+    await trio.sleep(RETRY_MIN_S + 0.01)
+    await run_log(desk)
+    assert [asked.shard for asked in peers.take()] == [2 if "dead_letter" in config else 1]
 
 
 async def test_attempts_are_never_far_apart(desk: Desk, autojump_clock: MockClock) -> None:
@@ -296,7 +367,7 @@ async def test_a_log_that_fails_before_the_copy_puts_the_jobs_back(
     assert not peers.asked, "the shard cannot write any more"
 
 
-async def test_a_log_that_fails_after_the_copy_puts_the_jobs_back(
+async def test_a_log_that_fails_after_the_copy_keeps_the_batch(
     desk: Desk, autojump_clock: MockClock
 ) -> None:
     peers = with_fake_peers(desk)
@@ -307,7 +378,7 @@ async def test_a_log_that_fails_after_the_copy_puts_the_jobs_back(
     (asked,) = peers.take()
     asked.answer()
     desk.failed(OSError(5, "broken"))
-    assert (dead_and_dying(queue), moved(queue), desk.seqs("q")) == (([1], []), 0, [1])
+    assert (dead_and_dying(queue), moved(queue), desk.seqs("q")) == (([], [1]), 0, [1])
     await trio.sleep(3 * RETRY_MAX_S)
 
 
@@ -370,22 +441,6 @@ async def test_a_config_that_changes_under_way_counts_when_the_jobs_are_refused(
     assert claim(desk, queue) == [1]
 
 
-async def test_another_dead_letter_topic_gets_the_jobs_that_wait_for_it(desk: Desk) -> None:
-    peers = with_fake_peers(desk)
-    queue = make_queue(desk, "q", "x", dead_letter="dead1")
-    exhaust(desk, queue)
-    wake(desk, queue)
-    await run_log(desk)
-    (asked,) = peers.take()
-    asked.fail(NotReady("away"))
-    desk.put("q", dead_letter="dead2")
-    await run_log(desk)
-    assert not claim(desk, queue)
-    wake(desk, queue)
-    await run_log(desk)
-    assert [asked.shard for asked in peers.take()] == [2]
-
-
 async def test_jobs_that_go_meanwhile_are_neither_copied_nor_counted(desk: Desk) -> None:
     peers = with_fake_peers(desk)
     queue = make_queue(desk, "q", *range(3))
@@ -431,7 +486,7 @@ async def test_a_queue_that_is_deleted_meanwhile_is_left_alone(
     wake(desk, again)
     await run_log(desk)
     (asked,) = peers.take()
-    assert asked.requests[0]["idempotency_key"] == copies.copy_key("dead_letter", again.epoch, 1)
+    assert asked.requests[0]["idempotency_key"] == copy_key("dead_letter", "q", again.epoch, 1)
     assert again.epoch != queue.epoch
 
 
@@ -471,9 +526,7 @@ async def test_a_copy_that_was_made_before_is_not_made_again(desk: Desk) -> None
     exhaust(desk, queue)
     sent: list[copies.Sent] = []
     record = desk.engine.records_of(queue, [1])[0][1]
-    letters = desk.loop.services.dead_letters
-    move = dead_letters.Move(queue, queue.config)
-    copy = letters._copy_of(move, 1, record)
+    copy = desk.loop.services.dead_letters._copy_of(queue, 1, record)
     copies.send(desk.loop.context.peers, "dead", [copy], sent.append)
     await run_log(desk)
     assert sent == [([1], {})]
@@ -506,36 +559,74 @@ async def test_dead_jobs_of_a_queue_without_a_dead_letter_topic_are_claimable(de
     await run_log(desk)
 
 
-@pytest.mark.parametrize("cut", ["_copy", "_bury"])
-async def test_a_crash_in_the_middle_of_a_move_neither_loses_nor_doubles_a_job(
-    tmp_path: Path, nursery: trio.Nursery, cut: str
-) -> None:
-    """The frame that tells of it is there; the copy is, or is not."""
-    first = OnDisk(tmp_path, nursery, now=clock())
-    first.put("q", type="queue", max_deliveries=1, dead_letter="dead")
-    first.put("dead")
-    await first.settled()
-    first.append("q", "x", "y")
-    await first.settled()
-    reached: list[object] = []
-    setattr(first.loop.services.dead_letters, cut, lambda *found: reached.append(found))
-    exhaust(first, first.engine.queue("q"))
-    wake(first, first.engine.queue("q"))
-    while not reached:
-        await trio.lowlevel.checkpoint()
-    await first.settled()
-    await first.end()
+def as_the_version_before(patched: pytest.MonkeyPatch) -> None:
+    """Keys do not name the queue, nor do frames name the target."""
 
-    second = OnDisk(tmp_path, nursery, now=clock())
-    assert len(second.seqs("dead")) == (2 if cut == "_bury" else 0)
+    def frame(topic_id: int, ts_ms: int, rows: LeaseRows) -> Frame:
+        return lease_frame(topic_id, ts_ms, rows._replace(node=""))
+
+    def key(what: str, _: str, epoch: int, seq: int) -> str:
+        return earlier_copy_key(what, epoch, seq)
+
+    doom = lease_jobs.LeaseChange.doom
+    patched.setattr(lease_jobs, "lease_frame", frame)
+    patched.setattr(lease_jobs.DyingJobs, "doom", lambda change, _: doom(change, ""))
+    patched.setattr(dead_letters, "copy_key", key)
+
+
+@pytest.mark.parametrize("cut", ["_copy", "_bury"])
+@pytest.mark.parametrize("is_stopped", [False, True])
+@pytest.mark.parametrize(
+    ("window_ms", "down_days", "is_upgrade"),
+    [
+        *((window_ms, days, False) for window_ms in (120_000, 0) for days in (0, 10)),
+        *((120_000, days, True) for days in (0, 10)),  # which kept no key in a window of 0
+    ],
+)
+async def test_a_crash_in_the_middle_of_a_move_neither_loses_nor_doubles_a_job(
+    tmp_path: Path,
+    nursery: trio.Nursery,
+    cut: str,
+    window_ms: int,
+    down_days: int,
+    is_stopped: bool,
+    is_upgrade: bool,
+) -> None:
+    """The frame that tells of it is there; the copies are, or are not. One is acked meanwhile."""
+    with pytest.MonkeyPatch.context() as patched:
+        if is_upgrade:
+            as_the_version_before(patched)
+        first = OnDisk(tmp_path, nursery, now=clock())
+        first.put("q", type="queue", max_deliveries=1, dead_letter="dead")
+        first.put("dead", idempotency_window_ms=window_ms)
+        await first.settled()
+        first.append("q", "x", "y")
+        await first.settled()
+        reached: list[object] = []
+        setattr(first.loop.services.dead_letters, cut, lambda *found: reached.append(found))
+        exhaust(first, first.engine.queue("q"))
+        wake(first, first.engine.queue("q"))
+        while not reached:
+            await trio.lowlevel.checkpoint()
+        await first.settled()
+        first.delete_records("dead", before_seq=2)
+        await first.settled()
+        await first.end()
+        if is_stopped:
+            first.loop.services.sealing.write_last()
+
+    now = clock()
+    second = OnDisk(tmp_path, nursery, now=Now(now.ts + down_days * 86_400_000, now.ms))
+    assert second.seqs("dead") == ([2] if cut == "_bury" else [])
     queue = second.engine.queue("q")
-    assert dead_and_dying(queue) == ([1, 2], [])
+    assert dead_and_dying(queue) == ([], [1, 2])
     await second.loop.services.dead_letters.run()
     while queue.count:
         await trio.lowlevel.checkpoint()
     await second.settled()
-    assert (datas(second, "dead"), moved(queue)) == (["x", "y"], 2)
-    (copy, _) = records(second, "dead")
+    assert datas(second, "dead") == (["y"] if cut == "_bury" else ["x", "y"])
+    assert moved(queue) == 2
+    copy = records(second, "dead")[-1]
     assert copy["meta"]["$dead_letter_deliveries"] == 1
     await second.end()
 

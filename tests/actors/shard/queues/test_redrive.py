@@ -24,7 +24,7 @@ from tests.support.shard import Desk
 from topics.actors.shard.context import clock
 from topics.actors.shard.queues import redrive as redrives
 from topics.actors.shard.queues import transfer
-from topics.actors.shard.queues.copies import copy_key
+from topics.engine.moved_keys import copy_key
 from topics.engine.queue.claims import jobs_of
 from topics.engine.topic import Topic
 from topics.errors import NotReady, TopicFull, TopicNotFound
@@ -100,7 +100,7 @@ async def test_each_copy_has_a_key_and_makes_no_topic(desk: Desk) -> None:
     (asked,) = peers.take()
     assert (asked.shard, asked.params.topic) == (7, "a7")
     assert [request["idempotency_key"] for request in asked.requests] == [
-        copy_key("redrive", dead.epoch, seq) for seq in (1, 2)
+        copy_key("redrive", "dead", dead.epoch, seq) for seq in (1, 2)
     ]
     assert [request["create"] for request in asked.requests] == [False, False]
 
@@ -264,18 +264,30 @@ async def test_a_target_that_has_refused_is_not_asked_again(
 async def test_when_the_only_target_refuses_all_others_are_skipped_too(
     desk: Desk, is_queue: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a log without a look at each record."""
+    """Without a look at each record; leased jobs are not meant."""
     monkeypatch.setattr(transfer, "WINDOW_RECORDS", 2)
     monkeypatch.setattr(transfer, "READ_RECORDS", 2)
-    peers = with_fake_peers(desk)
+    peers, looked = with_fake_peers(desk), list[int]()
     desk.make("dead", **({"type": "queue"} if is_queue else {}))
-    letters(desk, *[None] * 7)
+    dead = letters(desk, *[None] * 7)
+    set_aside = desk.engine.set_aside
+
+    def noted(topic: Topic, seqs: list[int]) -> list[int]:
+        looked.extend(seqs)
+        return set_aside(topic, seqs)
+
+    monkeypatch.setattr(desk.engine, "set_aside", noted)
+    if is_queue:
+        assert claim(desk, dead, 4) == [1, 2, 3, 4]
+        desk.engine.nack(dead, "worker", [1, 2, 4], None, 0, desk.loop.context.clock())
     redrive(desk, "dead", to="a")
     await run_log(desk)
     (asked,) = peers.take()
     asked.answer(None, TopicNotFound("a"))
-    assert counts(await answer(desk)) == (1, 0, 6, "topic_not_found")
+    others = (1, 5) if is_queue else (0, 6)
+    assert counts(await answer(desk)) == (1, *others, "topic_not_found")
     assert desk.seqs("dead") == [2, 3, 4, 5, 6, 7]
+    assert looked == [1, 2]
 
 
 async def test_jobs_that_are_refused_are_claimable_again_as_before(desk: Desk) -> None:

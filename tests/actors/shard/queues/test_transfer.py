@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.moves import claim, make_queue
 from tests.support.shard import Desk
+from topics.actors.shard.queues import transfer as redrives
 from topics.actors.shard.queues.transfer import NO_SOURCE, Transfer
 from topics.engine.queue.claims import jobs_of
 from topics.engine.removal import cut_to
@@ -80,6 +81,22 @@ async def test_leased_jobs_are_passed_over_and_remain(desk: Desk) -> None:
     assert list(jobs_of(queue).aside) == [2, 3]
     one.put_back_all(now)
     assert (list(jobs_of(queue).aside), one.under_way, one.has_put_back) == ([], set(), True)
+
+
+async def test_it_ends_when_it_has_come_by_too_many_that_cannot_be_moved(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More for each that it may move."""
+    monkeypatch.setattr(redrives, "WINDOW_RECORDS", 2)
+    monkeypatch.setattr(redrives, "READ_RECORDS", 2)
+    monkeypatch.setattr(redrives, "SKIPPED_MIN", 3)
+    monkeypatch.setattr(redrives, "SKIPPED_PER_RECORD", 1)
+    letters(desk, *[None] * 9)
+    for limit, skipped in ((1, 4), (5, 6)):
+        one, now = transfer(desk, "dead", limit=limit), desk.loop.context.now
+        while not one.is_over:
+            assert one.choose(now) == {}
+        assert (one.skipped, one.remaining, one.is_stopped) == (skipped, 9 - skipped, False)
 
 
 @pytest.mark.parametrize("why", ["answered", "deleted", "front has gone"])

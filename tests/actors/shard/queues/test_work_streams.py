@@ -224,6 +224,27 @@ async def test_closing_a_stream_releases_what_it_holds_and_nothing_else(
     assert len(workers.services.work_streams) == len(workers.services.lines) == 0
 
 
+@pytest.mark.parametrize(("pages", "deliveries"), [(0, [1, 1, 1]), (1, [2, 2, 1]), (2, [2, 2, 2])])
+async def test_a_page_that_the_client_was_not_shown_is_no_delivery(
+    workers: QueueDesk, pages: int, deliveries: list[int]
+) -> None:
+    workers.queue()
+    workers.jobs(2)
+    workers.open(3)
+    assert workers.pages() == [(1, [1, 2])]
+    if pages:
+        workers.taken()
+        workers.jobs(1)
+        assert workers.pages() == [(1, [3])]
+    else:
+        workers.jobs(1)
+    workers.told()
+    workers.close(pages=pages)
+    workers.claim(max=9)
+    workers.turn()
+    assert [job["deliveries"] for job in workers.answer()["claimed"]] == deliveries
+
+
 async def test_the_jobs_of_a_stream_that_ends_go_to_who_waits(workers: QueueDesk) -> None:
     workers.queue()
     workers.jobs(1)

@@ -286,7 +286,7 @@ def _seen(client: Sealer, name: str) -> dict[str, Any]:
         "bytes": topic.bytes,
         "earliest": topic.earliest_seq,
         "floors": (topic.cap_floor, topic.ttl_floor, topic.loss_floor),
-        "keys": [(key, write[:2]) for key, write in topic.dedupe.items()],
+        "keys": [row[:3] for row in topic.dedupe.rows(0, 1 << 62)],
         "records": client.shown(name),
         "tagged": [sorted(living(client, name, match)) for match in matches],
     }

@@ -256,7 +256,7 @@ def test_a_second_begin_of_a_move_that_is_undone_takes_nothing_from_the_first(
     client.checkpoint()
     client.kill()
     client = client.again()
-    assert of(client).rows == {1: (DYING, 0, 0, 1, "")}
+    assert of(client).rows == {1: (DYING, 0, 0, 1, "d")}
     client.kill()
 
 

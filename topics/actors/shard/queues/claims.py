@@ -1,16 +1,19 @@
 """Polled claims: jobs for a worker that asks for them, now or within its `wait_ms` (§10.2).
 
-    IN LINE --leased--> UNDER WAY --the log has it--> answered; remembered, if the caller waited
+    IN LINE --leased--> UNDER WAY --the log has it--> answered
        |                    '--cancelled, its front has gone--> its leases are given back
        |--time is over--> answered without jobs
        '--cancelled, its front has gone--> dropped
 
-A claim under way waits for the log only if the queue's leases are durable.
+A claim under way waits for the log only if the queue's leases are durable. A front whose client
+does not get the answer names its leases, which are given back then (`UnclaimedParams`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
+from itertools import count
 from typing import TypeAlias
 
 import trio
@@ -22,7 +25,6 @@ from topics.actors.rpc.typed_calls import InboundCall, serve, subscribe
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.deadlines import Deadline
 from topics.actors.shard.queues.claimers import Claimer, job_json
-from topics.actors.shard.queues.grants import Grant, Grants
 from topics.actors.shard.queues.lines import Lines
 from topics.actors.shard.room import unwritable
 from topics.actors.shard.routing.barriers import Barriers
@@ -52,7 +54,7 @@ ClaimCall: TypeAlias = InboundCall[ClaimParams, ClaimResult]
 class PolledClaim(Claimer):
     """A claim that is not answered yet. ``leased``: what it has got, once it has left the line."""
 
-    __slots__ = ("asked", "claims", "deadline", "leased", "request", "waited")
+    __slots__ = ("asked", "claims", "deadline", "leased", "request")
     is_stream = False
     max_bytes = CLAIM_BYTES_MAX
 
@@ -61,7 +63,6 @@ class PolledClaim(Claimer):
     ) -> None:
         super().__init__(topic, holder, asked.lease_ms)
         self.claims, self.request, self.asked = claims, request, asked
-        self.waited = False
         self.deadline: Deadline | None = None
         self.leased: LeaseChange | None = None
 
@@ -77,7 +78,6 @@ class PolledClaim(Claimer):
 
     def begin_waiting(self) -> None:
         """As `Claimer.begin_waiting`."""
-        self.waited = True
         if self.asked.wait_ms:
             self.deadline = self.claims.when_over(self)
 
@@ -118,7 +118,6 @@ class Claims(Service):
         self._context, self._commits, self._engine = context, context.commits, context.engine
         self._lines, self._barriers = lines, barriers
         self._polls: dict[tuple[PeerSession, int], PolledClaim] = {}
-        self._grants = Grants()
         # Claims that wait for their queue, the oldest first: they are not in line yet.
         self._deferred: dict[tuple[PeerSession, int], ClaimCall] = {}
 
@@ -133,7 +132,6 @@ class Claims(Service):
         for poll in tuple(self._polls.values()):
             if poll.request.session is session:
                 self._drop(poll)
-        self._grants.forget_session(session)
         self._deferred = {key: call for key, call in self._deferred.items() if key[0] != session}
         self._context.deadlines.wake()  # no turn is under way
 
@@ -182,14 +180,11 @@ class Claims(Service):
         jobs = jobs_of(topic)
         jobs.advance(self._commits.now().ms)
         ready = jobs.counters(topic.count).ready
-        items, grant = list[bytes](), 0
-        if change is not None:
-            items = [job_json(job) for job in change.jobs]
-            if poll.waited:
-                grant = self._grants.add(_grant(poll, change))
-        body = queue_answers.claimed(topic.name, items, ready)
+        leased = () if change is None else change.jobs
+        body = queue_answers.claimed(topic.name, [job_json(job) for job in leased], ready)
         body += answers.performance(total_ms(params.at), throttle_ms=poll.request.parked_ms)
-        poll.request.reply(ClaimResult(grant), body)
+        number = leased[0].number if leased else 0
+        poll.request.reply(ClaimResult(number, [job.seq for job in leased]), body)
 
     def forget(self, poll: PolledClaim) -> bool:
         """The claim is over; False when it was before."""
@@ -205,32 +200,29 @@ class Claims(Service):
             self._drop(poll)
         elif deferred is not None:
             _refuse(deferred)
-        else:
-            self._give_back(self._grants.take_call(*key))
+        # Of an answer that is on its way to the front, the front gives the leases back.
 
-    def _unclaimed(self, message: InboundMessage, params: UnclaimedParams) -> None:
-        self._give_back(self._grants.take(message.session, params.grant))
+    def _unclaimed(self, _: InboundMessage, params: UnclaimedParams) -> None:
+        topic = self._engine.topics.get(params.topic)
+        if topic is not None and topic.jobs is not None and not topic.deleted:
+            self._give_back(topic, zip(params.seqs, count(params.number)))
 
     def _drop(self, poll: PolledClaim) -> None:
         self.forget(poll)
         self._lines.leave(poll)
-        if poll.leased is not None:
-            self._give_back(_grant(poll, poll.leased))
+        if poll.leased is not None and not poll.topic.deleted:
+            self._give_back(poll.topic, [(job.seq, job.number) for job in poll.leased.jobs])
         _refuse(poll.request)
 
-    def _give_back(self, grant: Grant | None) -> None:
-        """End exactly these leases, those of them that are still as they were given."""
-        if grant is None or grant.topic.deleted:
-            return
-        change = self._engine.unclaim(grant.topic, grant.jobs, self._commits.now())
+    def _give_back(self, topic: Topic, leases: Iterable[tuple[int, int]]) -> None:
+        """End exactly these leases (seq, number), those of them that are still as they were
+        given.
+        """
+        change = self._engine.unclaim(topic, leases, self._commits.now())
         if change.frames:
             self._context.submit_or_undo(change, grows=True)
-        self._lines.note_claimable(grant.topic)
+        self._lines.note_claimable(topic)
 
 
 def _refuse(request: ClaimCall) -> None:
     request.error(ErrorCode.TIMEOUT, "nobody waits any more")
-
-
-def _grant(poll: PolledClaim, change: LeaseChange) -> Grant:
-    return Grant(*poll.key, poll.topic, [(job.seq, job.number) for job in change.jobs])

@@ -1,8 +1,8 @@
 """Copies: records of one topic are appended to another, of any shard.
 
-Each copy is an append of its own, with an idempotency key made of the epoch of the topic that it
-comes from and its seq there. So a copy that is made again, because a crash came between it and the
-delete of the record, is known in the target's idempotency window.
+Each copy is an append of its own, with an idempotency key made of the topic that it comes from and
+its seq there (``engine/moved_keys.py``). So a copy that is made again, because a crash came between
+it and the delete of the record, is known in the target.
 """
 
 from __future__ import annotations
@@ -14,18 +14,10 @@ from typing import Final, NamedTuple
 from topics.actors.rpc.failures import failures_of
 from topics.actors.shard.peers import PeerReply, Peers
 from topics.errors import TopicsError
-from topics.formats.api.limits import KEY_MAX_CHARS
 from topics.formats.wire.calls import APPEND, AppendOutcome, AppendParams, AppendResult, outcome_in
 
 COPIES_BYTES: Final = 1 << 20  # of records: no more are added to a message that has so many
 _FAILED: Final = int(AppendOutcome.FAILED)
-
-
-def copy_key(what: str, epoch: int, seq: int) -> str:
-    """The key of a copy. It is longer than a client's key may be: nobody can take it before the
-    copy comes, for which the record would then be deleted.
-    """
-    return f"${what}:{epoch}:{seq}".ljust(KEY_MAX_CHARS + 1, ".")
 
 
 class Copy(NamedTuple):

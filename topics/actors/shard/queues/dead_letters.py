@@ -1,13 +1,16 @@
 """Dead letters: exhausted jobs are moved to the dead-letter topic of their queue (§10.6).
 
     DEAD --a LEASE frame, synced--> DYING --appended there--> --a DELETE frame--> gone
-      ^   '-- the log cannot ---.       '-- refused --.         '-- the log cannot --.
-      '-------------------------'---------------------'-------------------------------'
+      ^   '-- the log cannot ---.     ^ '-- refused --.         |
+      '-------------------------'-----|---------------'         |
+                                      '-- no answer, or the log cannot: the batch again
                     tried again after a while, or claimable again by another config
 
 Append first, delete second: after a crash in between the DYING rows tell which jobs are to be
-moved, and the key of each copy that it is there. One batch of a queue is under way at a time. A job
-that a cap, its age or a delete takes meanwhile is not counted; its copy may be there.
+moved, and the key of each copy that it is there. One batch of a queue is under way at a time, until
+it is known of each job whether the target has it: only then comes another one, so the target needs
+to know no keys but those of the last batch (``decisions/0049``). A job that a cap, its age or a
+delete takes meanwhile is not counted; its copy may be there.
 """
 
 from __future__ import annotations
@@ -21,37 +24,42 @@ import trio
 
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.deadlines import Deadline
-from topics.actors.shard.queues.copies import COPIES_BYTES, Copy, Sent, copy_key, send
+from topics.actors.shard.queues.copies import COPIES_BYTES, Copy, Sent, send
 from topics.actors.shard.queues.lanes import Lanes
 from topics.actors.shard.room import unwritable
 from topics.actors.shard.service import Service
 from topics.engine.changes.change import Change
 from topics.engine.changes.delete_topic import DeleteTopic
 from topics.engine.changes.put_topic import PutTopic
+from topics.engine.moved_keys import BATCH_JOBS, copy_key, earlier_copy_key
 from topics.engine.queue.claims import Taken, jobs_of
 from topics.engine.topic import Topic
-from topics.errors import TopicsError
+from topics.errors import NotReady, TopicsError
 from topics.formats.api.dead_letters import append_request, record_parts, stamped
 from topics.formats.api.topic_config import TopicConfig
 from topics.storage.wal.progress import Progress
 
-BATCH_JOBS = 64
 RETRY_MIN_S, RETRY_MAX_S = 1.0, 4.0  # doubled as long as nothing can be moved
 
 log = structlog.get_logger()
+
+Rule = tuple[str | None, int]
+"""What a config says of dead jobs: the dead-letter topic, and the number of deliveries."""
 
 
 @dataclass(eq=False, slots=True)
 class Move:
     """A queue whose dead jobs are being moved, or wait for another attempt (``retry``). The
-    ``config`` is that of the batch under way; ``trouble``: code of what stopped the last one.
+    ``rule`` is that of the batch under way; ``trouble``: code of what stopped the last one;
+    ``lane``: the shard in whose lane it has a place.
     """
 
     topic: Topic
-    config: TopicConfig
+    rule: Rule
     retry_s: float = 0.0
     retry: Deadline | None = None
     trouble: str = ""
+    lane: int | None = None
 
 
 class DeadLetters(Service):
@@ -65,57 +73,78 @@ class DeadLetters(Service):
         self._moves: dict[int, Move] = {}  # by topic id
 
     async def run(self) -> None:
-        """Go on with what a restart has found."""
+        """Go on with what a restart has found: first with batches that were under way."""
         self._context.begin_turn()
-        for topic in tuple(self._engine.topics.values()):
-            if topic.jobs is not None and topic.jobs.dead:
-                self.wake(topic)
+        queues = [topic for topic in self._engine.topics.values() if topic.jobs is not None]
+        for topic in sorted(queues, key=lambda topic: not jobs_of(topic).dying):
+            self.wake(topic)
         self._context.end_turn()
 
     def wake(self, topic: Topic) -> None:
-        """The queue has dead jobs. Only inside of a turn."""
-        if topic.id not in self._moves:
-            move = self._moves[topic.id] = Move(topic, topic.config)
+        """The queue may have dead jobs. Only inside of a turn."""
+        if topic.id not in self._moves and _is_moving(topic):
+            move = self._moves[topic.id] = Move(topic, _rule(topic.config))
             self._begin(move)
 
     def on_commit(self, change: Change) -> None:
         """Look at the dead jobs of a queue anew when its config has changed."""
         topic, jobs = change.topic, change.topic.jobs
-        if jobs is None:
+        if jobs is None or not isinstance(change, (PutTopic, DeleteTopic)):
             return
         move = self._moves.get(topic.id)
-        if isinstance(change, PutTopic) and jobs.dead:
-            self._engine.revive_dead(topic)
-            self._note_claimable(topic)
-        elif not isinstance(change, DeleteTopic):
-            return
-        if move is not None and move.retry is not None:
-            self._forget(move)
+        waiting = move if move is not None and move.retry is not None else None
+        if isinstance(change, PutTopic):
+            is_outdated = waiting is not None and waiting.rule != _rule(topic.config)
+            self._revive(topic, with_batch=is_outdated)
+        if waiting is not None and (topic.deleted or not jobs.dying):
+            self._forget(waiting)
 
     def _forget(self, move: Move) -> None:
+        """The move is over, or begins anew later."""
         if move.retry is not None:
             move.retry.cancel()
+        self._leave_lane(move)
         del self._moves[move.topic.id]
+
+    def _leave_lane(self, move: Move) -> None:
+        if move.lane is not None:
+            self._lanes.leave(move.lane)
+            move.lane = None
+
+    def _revive(self, topic: Topic, *, with_batch: bool) -> None:
+        """The next pass looks at the dead jobs again, and at those that are on their way under a
+        rule that counts no more.
+        """
+        if with_batch:
+            self._engine.keep_dead(topic, tuple(jobs_of(topic).dying))
+        if jobs_of(topic).dead:
+            self._engine.revive_dead(topic)
+            self._note_claimable(topic)
 
     # One batch
 
     def _begin(self, move: Move) -> None:
         topic, move.retry = move.topic, None
-        move.config = config = topic.config
-        if topic.deleted or not jobs_of(topic).dead or self._context.is_stopping:
+        if not _is_moving(topic) or self._context.is_stopping:
             self._forget(move)
-        elif config.dead_letter is None or not config.max_deliveries:
+        elif topic.config.dead_letter is None or not topic.config.max_deliveries:
             self._forget(move)
-            self._engine.revive_dead(topic)
-            self._note_claimable(topic)
+            self._revive(topic, with_batch=True)
+        elif move.lane is not None:
+            self._mark(move)
         else:
-            shard = self._context.peers.shard_of(config.dead_letter)
-            self._lanes.enter(shard, partial(self._mark, move))
+            move.rule = _rule(topic.config)
+            lane = self._context.peers.shard_of(topic.config.dead_letter)
+            self._lanes.enter(lane, partial(self._enter, move, lane))
+
+    def _enter(self, move: Move, lane: int) -> None:
+        move.lane = lane
+        self._mark(move)
 
     def _mark(self, move: Move) -> None:
-        """Tell the log which jobs are moved now."""
+        """Tell the log which jobs are moved now, unless it knows of a batch that is under way."""
         topic, context = move.topic, self._context
-        if topic.deleted or topic.config is not move.config:
+        if topic.deleted or move.rule != _rule(topic.config):
             self._end(move)
             return
         if context.held.defer_call_if_held(topic.name, partial(self._mark, move)):
@@ -145,26 +174,32 @@ class DeadLetters(Service):
 
     def _copy(self, move: Move, jobs: Sequence[Taken]) -> None:
         """Append those jobs that are still there."""
-        topic, target = move.topic, move.config.dead_letter
+        topic, target = move.topic, move.rule[0]
         assert target is not None, "jobs are moved to a topic"
         dying = jobs_of(topic).dying
-        copies = [self._copy_of(move, seq, record) for seq, record in jobs if seq in dying]
+        copies = [self._copy_of(topic, seq, record) for seq, record in jobs if seq in dying]
         if topic.deleted or not copies:
-            self._engine.keep_dead(topic, [copy.seq for copy in copies])
             self._end(move)
         else:
             send(self._context.peers, target, copies, partial(self._copied, move))
 
-    def _copy_of(self, move: Move, seq: int, record: bytes) -> Copy:
-        topic, config, parts = move.topic, move.config, record_parts(record)
+    @staticmethod
+    def _copy_of(topic: Topic, seq: int, record: bytes) -> Copy:
+        config, parts = topic.config, record_parts(record)
         # A restart may know no count.
         deliveries = jobs_of(topic).deliveries(seq) or config.max_deliveries
         parts = parts._replace(meta=stamped(parts.meta, topic.name, deliveries, seq))
-        key = copy_key("dead_letter", topic.epoch, seq)
+        if jobs_of(topic).doomed.get(seq) == "":
+            # An earlier version has begun to move it: it goes on under the key of that version.
+            key = earlier_copy_key("dead_letter", topic.epoch, seq)
+        else:
+            key = copy_key("dead_letter", topic.name, topic.epoch, seq)
         return Copy(seq, append_request(parts, key, None if config.auto_create else False))
 
     def _copied(self, move: Move, sent: Sent) -> None:
-        self._engine.keep_dead(move.topic, sent.refused)
+        # After `NotReady` the target may have a copy: the job stays in the batch.
+        refused = [seq for seq, why in sent.refused.items() if not isinstance(why, NotReady)]
+        self._engine.keep_dead(move.topic, refused)
         trouble = next(iter(sent.refused.values()), None)
         if sent.appended:
             self._bury(move, sent.appended, trouble)
@@ -179,7 +214,6 @@ class DeadLetters(Service):
             return
         refusal = context.room.refusal(grows=False)
         if topic.deleted or refusal is not None:
-            self._engine.keep_dead(topic, seqs)
             self._end(move, unwritable(refusal) if refusal else None)
             return
 
@@ -193,15 +227,15 @@ class DeadLetters(Service):
         self._commits.submit(self._engine.bury(topic, seqs, context.now), settle)
 
     def _end(self, move: Move, trouble: TopicsError | None = None) -> None:
-        """The batch is over: go on with the next one, or after a while if there was trouble."""
-        topic = move.topic
-        assert move.config.dead_letter is not None, "jobs are moved to a topic"
-        self._lanes.leave(self._context.peers.shard_of(move.config.dead_letter))
-        if topic.config is not move.config and not topic.deleted:
-            # The config of this batch counts no more.
-            self._engine.revive_dead(topic)
-            self._note_claimable(topic)
-        if trouble is None or topic.deleted or not jobs_of(topic).dead:
+        """Go on with the next batch, or after a while if there was trouble. A batch whose fate is
+        not known keeps its place in the lane: no other may push its keys out of the target.
+        """
+        topic, is_outdated = move.topic, move.rule != _rule(move.topic.config)
+        if is_outdated and not topic.deleted:
+            self._revive(topic, with_batch=True)
+        if is_outdated or topic.deleted or not jobs_of(topic).dying:
+            self._leave_lane(move)
+        if trouble is None or not _is_moving(topic):
             move.trouble = ""
             self._begin(move)
             return
@@ -210,9 +244,18 @@ class DeadLetters(Service):
             log.warning(
                 "dead letters wait",
                 topic=topic.name,
-                dead_letter=move.config.dead_letter,
+                dead_letter=move.rule[0],
                 reason=trouble.message,
             )
         move.retry_s = min(max(2 * move.retry_s, RETRY_MIN_S), RETRY_MAX_S)
         until = trio.current_time() + move.retry_s
         move.retry = self._context.deadlines.call_at(until, partial(self._begin, move))
+
+
+def _rule(config: TopicConfig) -> Rule:
+    return config.dead_letter, config.max_deliveries
+
+
+def _is_moving(topic: Topic) -> bool:
+    """Whether jobs of the queue are to be moved."""
+    return not topic.deleted and bool(jobs_of(topic).dead or jobs_of(topic).dying)

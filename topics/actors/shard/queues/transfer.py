@@ -15,7 +15,8 @@ import trio
 
 from topics.actors.rpc.typed_calls import InboundCall
 from topics.actors.shard.deadlines import Deadline
-from topics.actors.shard.queues.copies import COPIES_BYTES, Copy, copy_key
+from topics.actors.shard.queues.copies import COPIES_BYTES, Copy
+from topics.engine.moved_keys import WINDOW_RECORDS, copy_key
 from topics.engine.now import Now
 from topics.engine.shard import ShardEngine
 from topics.engine.topic import Topic
@@ -27,8 +28,10 @@ from topics.formats.wire.calls import NoResult, RedriveParams
 
 RedriveCall: TypeAlias = InboundCall[RedriveParams, NoResult]
 
-WINDOW_RECORDS: Final = 256
 READ_RECORDS: Final = 16  # read at once, before their bytes are counted
+# A redrive ends when it has come by so many records that cannot be moved.
+SKIPPED_MIN: Final = 10_000
+SKIPPED_PER_RECORD: Final = 1_000  # of its limit
 NO_SOURCE: Final = "no_source"
 
 
@@ -69,6 +72,8 @@ class Transfer:
             or self.topic.deleted
             or self.request.session.closed
             or self.moved >= self.asked.limit
+            or self.skipped + len(self._passed_over)
+            >= max(SKIPPED_MIN, SKIPPED_PER_RECORD * self.asked.limit)
         )
 
     @property
@@ -104,11 +109,12 @@ class Transfer:
         return found
 
     def _take(self, count: int) -> list[int]:
-        code = self._refused.get(self.asked.to or "")
-        if code is None or self.topic.jobs is not None:
+        if (self.asked.to or "") not in self._refused:
             return self._selection.take(count)
-        # The only target takes no more, and none of these records is leased.
-        self.skipped += self._selection.drop()
+        # The only target takes no more.
+        busy = self._selection.left_of(self._engine.busy(self.topic))
+        self._passed_over += busy
+        self.skipped += self._selection.drop() - self._engine.count_live(self.topic, busy)
         return []
 
     def _choose_one(
@@ -124,7 +130,7 @@ class Transfer:
             self.skip(seq, code or NO_SOURCE, now)
             return
         parts = parts._replace(meta=unstamped(parts.meta))
-        key = copy_key("redrive", self.topic.epoch, seq)
+        key = copy_key("redrive", self.topic.name, self.topic.epoch, seq)
         copy = Copy(seq, append_request(parts, key, create=False))
         found.setdefault(target, []).append(copy)
 

@@ -7,10 +7,12 @@
     queue gone, records unreadable     the same, and work.ended
 
 A stream holds ``max_jobs`` leases at most. One page of jobs is under way at a time: what a slow
-client has not taken stays with the queue.
+client has not taken stays with the queue. A page that its front has not shown is no delivery.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from topics.actors.rpc.inbound import InboundMessage, PeerSession
 from topics.actors.rpc.message_router import MessageRouter
@@ -44,9 +46,11 @@ from topics.storage.wal.progress import Progress
 
 
 class WorkStream(Claimer):
-    """A stream that is open. ``has_page``: jobs are on their way to the front."""
+    """A stream that is open. ``page``: leases (seq, number) of jobs on their way to the client;
+    ``pages``: how many there were.
+    """
 
-    __slots__ = ("has_page", "max_jobs", "number", "session", "streams")
+    __slots__ = ("max_jobs", "number", "page", "pages", "session", "streams")
     is_stream = True
     max_bytes = DEFAULT_BATCH_BYTES
 
@@ -60,17 +64,19 @@ class WorkStream(Claimer):
     ) -> None:
         super().__init__(topic, Holder(params.node, is_stream=True), params.lease_ms)
         self.streams, self.session, self.number = streams, session, params.work
-        self.max_jobs, self.has_page = max_jobs, False
+        self.max_jobs, self.pages = max_jobs, 0
+        self.page: list[tuple[int, int]] | None = None
 
     @property
     def room(self) -> int:
         """As `Claimer.room`."""
         # It may hold more: an ack that made room may have been taken back.
-        return 0 if self.has_page else max(0, self.max_jobs - self.holder.held)
+        return 0 if self.page is not None else max(0, self.max_jobs - self.holder.held)
 
-    def served(self, _: LeaseChange) -> None:
+    def served(self, change: LeaseChange) -> None:
         """As `Claimer.served`."""
-        self.has_page = True
+        self.page = [(job.seq, job.number) for job in change.jobs]
+        self.pages += 1
 
     def settle(self, change: LeaseChange, result: Progress | OSError) -> None:
         """As `Claimer.settle`."""
@@ -115,7 +121,7 @@ class WorkStreams(Service):
         if self._find(stream.session, stream.number) is not stream:
             return
         if isinstance(result, OSError):
-            stream.has_page = False  # it holds less than before, and joins the line again
+            stream.page = None  # it holds less than before, and joins the line again
             return
         stream.topic.touch(*self._context.now)
         jobs = [job_json(job) for job in change.jobs]
@@ -139,8 +145,10 @@ class WorkStreams(Service):
         self._release(stream)
         self._send(stream, WORK_ENDED, WorkEndedParams(stream.number, code, message), b"")
 
-    def _release(self, stream: WorkStream) -> None:
-        """Forget the stream; others may claim what it holds. Nothing happens the second time."""
+    def _release(self, stream: WorkStream, unshown: Iterable[tuple[int, int]] = ()) -> None:
+        """Forget the stream; others may claim what it holds. ``unshown`` leases of it have reached
+        nobody. Nothing happens the second time.
+        """
         if self._find(stream.session, stream.number) is not stream:
             return
         of_session = self._by_session[stream.session]
@@ -149,9 +157,13 @@ class WorkStreams(Service):
             del self._by_session[stream.session]
         self._lines.unfollow(stream)
         if stream.holder.held and not stream.topic.deleted:
-            change = self._engine.release(stream.topic, stream.holder, self._commits.now())
-            if change.frames:
-                self._context.submit_or_undo(change, grows=True)
+            now = self._commits.now()
+            for change in (
+                self._engine.unclaim(stream.topic, unshown, now),
+                self._engine.release(stream.topic, stream.holder, now),
+            ):
+                if change.frames:
+                    self._context.submit_or_undo(change, grows=True)
             self._lines.note_claimable(stream.topic)
 
     def _find(self, session: PeerSession, number: int) -> WorkStream | None:
@@ -176,8 +188,8 @@ class WorkStreams(Service):
 
     def _taken(self, message: InboundMessage, params: WorkTakenParams) -> None:
         stream = self._find(message.session, params.work)
-        if stream is not None and stream.has_page:
-            stream.has_page = False
+        if stream is not None and stream.page is not None:
+            stream.page = None
             if stream.room:
                 self._lines.join(stream, is_patient=True)
 
@@ -185,4 +197,5 @@ class WorkStreams(Service):
         # It may have ended while the event was on its way.
         stream = self._find(message.session, params.work)
         if stream is not None:
-            self._release(stream)
+            is_shown = params.pages >= stream.pages
+            self._release(stream, () if is_shown else stream.page or ())

@@ -94,7 +94,7 @@ class Routers(Service):
 
     def _put(self, request: PutCall) -> None:
         check_owner(self._context)
-        asked = decode_router(request.attachment)
+        asked = decode_router(request.attachment, self._context.limits)
         request.release()
         self.mutations.add(partial(self._configure, request, asked), request)
 

@@ -37,6 +37,7 @@ from topics.actors.shard.sealing.reclaim import Reclaim
 from topics.engine.snapshot import (
     jobs_to_keep,
     keys_to_keep,
+    moved_to_keep,
     snapshot_shard,
     snapshot_topic,
     topics_to_keep,
@@ -48,6 +49,7 @@ from topics.storage.recovery.steps import Shard
 
 TOPICS_PER_STEP = 64
 KEYS_PER_STEP = 512
+SOURCES_PER_STEP = 64
 
 
 class Checkpointing:
@@ -111,8 +113,12 @@ class Checkpointing:
                 yield None
             found = keys_to_keep(topic, self._commits.now())
             while some := list(islice(found, KEYS_PER_STEP)):
-                if keys := [key for key in some if key is not None]:
-                    yield {"id": topic.id, "keys": keys}
+                if keys := b"".join(key for key in some if key is not None):
+                    yield {"id": topic.id, "digests": keys}
+                yield None
+            moved = moved_to_keep(topic)
+            while parts := list(islice(moved, SOURCES_PER_STEP)):
+                yield {"id": topic.id, "moved": parts}
                 yield None
             if count % TOPICS_PER_STEP == 0:
                 yield None

@@ -1,0 +1,239 @@
+"""Held memory: who holds too much, who is ended for it, and whose answers are refused."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import suppress
+
+import pytest
+import trio
+import trio.testing
+
+from tests.support.fake_backend import FakeBackend
+from tests.support.front import bearer, running
+from tests.support.raw_client import request
+from topics.config import Settings
+from topics.front.held_memory import (
+    BEHIND_MAX_BYTES,
+    STALL_MAX_S,
+    TAKE_MIN_BYTES_PER_S,
+    TURNOVER_MAX_S,
+    HeldMemory,
+    Holding,
+)
+from topics.front.http.connection import Connection, Timings
+from topics.front.http.connections import Connections
+
+
+class Client:
+    """A client that is told to end by whoever asks `HeldMemory.excess`."""
+
+    def shed(self) -> None:
+        """Nothing."""
+
+
+class Ledger:
+    """A ledger with a bound of 1,000 bytes, 500 of a key."""
+
+    def __init__(self, most: int = 1000) -> None:
+        self.held = HeldMemory(most)
+        self.alarms = 0
+        self.held.on_excess = self._alarm
+
+    def _alarm(self) -> None:
+        self.alarms += 1
+
+    def hold(
+        self, size: int, *, key: bytes = b"", now: float = 0.0, block: object = None
+    ) -> Holding:
+        holding = self.held.hold(Client(), key, now)
+        self.held.add(holding, block or holding, size, now)
+        return holding
+
+    def ended(self, now: float, *holdings: Holding) -> list[int]:
+        """Which of these must end."""
+        clients = [holding.client for holding in holdings]
+        return [clients.index(client) for client in self.held.excess(now)]
+
+
+def test_below_half_of_the_bound_a_client_may_be_as_slow_as_it_likes() -> None:
+    ledger = Ledger()
+    one = ledger.hold(500)
+    assert ledger.ended(1000.0, one) == []
+    assert (ledger.held.size, ledger.alarms) == (500, 0)
+
+
+def test_above_half_of_the_bound_the_slowest_end_until_it_holds() -> None:
+    ledger = Ledger()
+    slow, slower, fast = ledger.hold(300), ledger.hold(300), ledger.hold(300)
+    assert ledger.ended(1.0, slow, slower, fast) == [], "all have a credit of some seconds"
+    slow.took(1, 30.0)
+    fast.took(290, 30.0)
+    assert ledger.ended(30.0, slow, slower, fast) == [1, 0]
+    assert ledger.held.size == 300
+    ledger.held.release(slower)
+    assert ledger.held.size == 300, "it was released when it was told to end"
+
+
+def test_above_the_bound_fast_ones_end_as_well_and_at_once() -> None:
+    ledger = Ledger()
+    brisk = [ledger.hold(400), ledger.hold(400)]
+    assert ledger.alarms == 0
+    brisk.append(ledger.hold(400))
+    assert ledger.alarms == 1
+    assert all(one.rate.turnover_s(one.size, 0.0) < TURNOVER_MAX_S for one in brisk)
+    assert len(ledger.ended(0.0, *brisk)) == 1
+
+
+def test_a_block_that_many_wait_for_counts_once() -> None:
+    ledger = Ledger()
+    page = object()
+    many = [ledger.hold(400, block=page, key=b"k") for _ in range(100)]
+    assert (ledger.held.size, ledger.alarms) == (400, 0)
+    for one in many[1:]:
+        ledger.held.release(one)
+    assert ledger.held.size == 400
+    ledger.held.release(many[0])
+    assert ledger.held.size == 0
+
+
+def test_a_key_has_half_and_pays_for_itself() -> None:
+    ledger = Ledger()
+    other = ledger.hold(100, key=b"other")
+    greedy = [ledger.hold(180, key=b"greedy") for _ in range(3)]
+    assert ledger.alarms == 1
+    assert [*ledger.ended(0.0, other, *greedy)] != [0]
+    assert ledger.held.size == 100 + 2 * 180
+
+
+def test_a_long_answer_is_refused_by_the_bound_that_it_would_break() -> None:
+    ledger = Ledger()
+    assert ledger.held.refusal(b"a", 5000) is None, "a key that holds nothing is never refused"
+    ledger.hold(400, key=b"a")
+    assert ledger.held.refusal(b"a", 100) is None
+    failure = ledger.held.refusal(b"a", 101)
+    assert failure is not None
+    assert failure.detail == {"limit": "max_held_bytes_per_key", "max": 500}
+    ledger.hold(590)
+    failure = ledger.held.refusal(b"a", 11)
+    assert failure is not None
+    assert failure.detail == {"limit": "max_held_bytes", "max": 1000}
+
+
+def test_without_a_bound_nobody_ends() -> None:
+    ledger = Ledger(0)
+    one = ledger.hold(1 << 40, key=b"k")
+    assert (ledger.ended(99.0, one), ledger.held.refusal(b"k", 9)) == ([], None)
+
+
+def test_what_waits_behind_the_first_write_of_a_client_is_bounded() -> None:
+    ledger = Ledger(0)
+    one = ledger.hold(BEHIND_MAX_BYTES * 2)
+    ledger.held.add(one, object(), BEHIND_MAX_BYTES, 0.0)
+    assert (ledger.alarms, ledger.ended(0.0, one)) == (0, [])
+    ledger.held.add(one, object(), 1, 0.0)
+    assert (ledger.alarms, ledger.ended(0.0, one)) == (1, [0])
+
+
+def test_a_trickle_does_not_keep_bytes_for_ever() -> None:
+    """The age of the oldest unsent byte counts, and a rate below which nobody is waited for."""
+    taker, trickle = Ledger().hold(1 << 20), Ledger().hold(1 << 20)
+    now = 0.0
+    while now < 100:
+        now += 5.0
+        taker.took(5 * TAKE_MIN_BYTES_PER_S, now)
+        trickle.took(1, now)
+        assert (trickle.due <= now) == (now > STALL_MAX_S)
+    assert taker.due == now + STALL_MAX_S
+
+
+@pytest.mark.slow
+async def test_a_slow_reader_is_cut_when_its_shared_memory_is_needed() -> None:
+    backend = FakeBackend(topics={"a": []}, answer_bytes=20_000_000)
+    async with running(backend=backend) as run:
+        client = await run.connect()
+        await client.say(request("POST", "/v0/topics/a/diff", b"{}"))
+        await run.until(lambda: len(backend.releases) == 1)
+        backend.releases[0]()
+        await run.until(lambda: backend.replies_out == 0)
+        with pytest.raises((EOFError, trio.BrokenResourceError)):
+            await client.hear()
+
+
+@pytest.mark.slow
+async def test_answers_of_both_lanes_count_while_their_clients_do_not_take_them() -> None:
+    backend = FakeBackend(topics={f"t{number:05}{'x' * 200}": [] for number in range(1000)})
+    async with running(backend=backend) as run:
+        held = run.server.connections.held
+        client = await run.connect()
+        await client.say(request("GET", "/v0/topics?page_size=1000") * 40)
+        await run.until(lambda: held.size > 200_000)
+        client.stream.socket.close()
+        await run.until(lambda: held.size == 0)
+
+
+async def test_an_answer_is_held_from_when_its_head_finds_no_room() -> None:
+    connections = Connections(Timings(), 0.0)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        connection = Connection(ours, connections)
+        with suppress(BlockingIOError):
+            while True:
+                ours.send(bytes(65536))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(connection.send_both, b"head", bytes(40_000))
+            await trio.testing.wait_all_tasks_blocked()
+            assert connections.held.size == 40_004
+            nursery.cancel_scope.cancel()
+        assert connections.held.size == 0
+
+
+async def test_a_client_that_trickles_is_cut_and_one_that_takes_enough_is_not(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    connections = Connections(Timings(), trio.current_time())
+    ended = {}
+    for count in (1, TAKE_MIN_BYTES_PER_S):
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            ours.setblocking(False)
+            connection = Connection(ours, connections)
+            connections.add(connection)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(connection.send, bytes(1 << 24))
+                for _ in range(40):
+                    await trio.testing.wait_all_tasks_blocked()
+                    theirs.recv(count)
+                    await trio.sleep(1)
+                    connections.sweep(trio.current_time())
+                nursery.cancel_scope.cancel()
+            ended[count] = connection.is_ended
+    assert ended == {1: True, TAKE_MIN_BYTES_PER_S: False}
+
+
+@pytest.mark.slow
+async def test_beyond_the_bound_long_reads_are_refused_and_other_keys_are_not() -> None:
+    backend = FakeBackend(topics={"a": []}, answer_bytes=20_000_000)
+    settings = Settings(inline_bytes=4096, max_body_bytes=1 << 20, max_held_bytes=70_000_000)
+    async with running(backend=backend, settings=settings, keys="greedy,other") as run:
+
+        async def ask(key: str) -> tuple[int, object]:
+            client = await run.connect()
+            diff = request("POST", "/v0/topics/a/diff", b"{}", authorization=bearer(key))
+            await client.say(diff)
+            head = await client.stream.receive_some(12)
+            return int(head[9:]), client
+
+        assert (await ask("greedy"))[0] == 200
+        await run.until(lambda: run.server.connections.held.size > 20_000_000)
+        client = await run.connect()
+        answer = await client.ask(
+            "POST", "/v0/topics/a/diff", b"{}", authorization=bearer("greedy")
+        )
+        assert (answer.status, answer.code) == (429, "throttled")
+        detail = answer.json()["error"]["detail"]
+        assert detail == {"limit": "max_held_bytes_per_key", "max": 35_000_000}
+        assert answer.headers["retry-after"] == "1"
+        assert (await ask("other"))[0] == 200
+        assert (await client.ask("GET", "/v0/health")).status == 200

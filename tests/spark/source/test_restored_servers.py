@@ -1,0 +1,201 @@
+"""A server that was restored from a backup: a stream reads every record of its log, or says
+DataLost.
+
+The walks go through a model of one topic; the last test copies the directory of a server.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+import pytest
+from pyspark.sql.streaming.datasource import ReadMaxRows
+
+from tests.spark.source.live import Live
+from tests.spark.source.test_stream import query
+from topics.client.http import Listed, Page, Record
+from topics.spark.source.columns import Columns
+from topics.spark.source.connection import Connection
+from topics.spark.source.options import ReadOptions
+from topics.spark.source.plan import DataLost
+from topics.spark.source.sample import schema_of
+from topics.spark.source.stream import StreamReader
+
+TOPIC, EPOCH = "t", 7
+WALKS, STEPS = 200, 40
+
+
+class Log:
+    """One topic of a server. Its `$ts` are those of one clock, so seq and `$ts` are a record."""
+
+    def __init__(self) -> None:
+        self.clock = self.head = self.starts = 0
+        self.times: dict[int, int] = {}  # of every record that ever was
+        self.live: set[int] = set()
+
+    def append(self, count: int) -> None:
+        for _ in range(count):
+            self.clock += 1
+            self.head += 1
+            self.times[self.head] = self.clock
+            self.live.add(self.head)
+
+    def copy(self) -> tuple[int, dict[int, int], set[int]]:
+        return self.head, dict(self.times), set(self.live)
+
+    def restore(self, copy: tuple[int, dict[int, int], set[int]]) -> None:
+        self.head, self.times, self.live = copy[0], dict(copy[1]), set(copy[2])
+        self.starts += 1
+
+
+class LogClient:
+    """What the source asks of a ``TopicsClient``, answered by the log."""
+
+    def __init__(self, log: Log) -> None:
+        self._log, self.connections, self._start = log, 0, -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_failure: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _connect(self) -> int:
+        """Connect if need be; the earliest seq."""
+        if self._start != self._log.starts:
+            self._start = self._log.starts
+            self.connections += 1
+        return min(self._log.live, default=self._log.head + 1)
+
+    def listing(self, prefix: str) -> list[Listed]:
+        earliest, log = self._connect(), self._log
+        return [Listed(TOPIC, log.head, earliest, EPOCH, log.times.get(log.head))]
+
+    def diff(self, topic: str, *, from_seq: int, limit: int, **_asked: Any) -> Page:
+        earliest, log = self._connect(), self._log
+        found = sorted(seq for seq in log.live if seq > from_seq)
+        records = [Record(seq, log.times[seq], msgspec.Raw(b"{}")) for seq in found[:limit]]
+        end = records[-1].seq if len(found) > limit else max(log.head, from_seq)
+        return Page(records, end, log.head, earliest, end >= log.head, EPOCH, None)
+
+
+class Walk:
+    """A stream and its server, by chance. ``read``: the records that the stream gave."""
+
+    def __init__(self, log: Log, seed: int, *, strict: bool) -> None:
+        self.chance, self.log = random.Random(seed), log
+        self.kept = log.copy()
+        given = {"columns": "offset,timestamp", "startingOffsets": "earliest"}
+        given |= {"servers": "one=http://h:1", "subscribePattern": TOPIC}
+        self.options = ReadOptions.parse(given | {"failOnDataLoss": str(strict).lower()}, "stream")
+        self.read: set[tuple[int, int]] = set()
+        self.deleted: set[tuple[int, int]] = set()  # which a backup may bring back
+        self.restored = 0
+        self.start()
+        self.at = self.reader.initialOffset()
+
+    def start(self) -> None:
+        self.reader = StreamReader(
+            self.options, Columns(schema_of(self.options)), sleep=lambda seconds: None
+        )
+
+    def step(self) -> None:
+        log, chance = self.log, self.chance
+        match chance.choice(["append"] * 3 + ["batch"] * 4 + ["copy", "delete", "restore", "stop"]):
+            case "append":
+                log.append(chance.randint(1, 6))
+            case "batch":
+                self.batch(chance.choice([1, 3, 100]))
+            case "copy":
+                self.kept = log.copy()
+            case "delete":
+                gone = {seq for seq in log.live if chance.random() < 0.2}
+                log.live -= gone
+                self.deleted |= {(seq, log.times[seq]) for seq in gone}
+            case "restore" if chance.random() < 0.5:
+                log.restore(self.kept)
+                self.restored += 1
+            case "stop":
+                self.start()
+
+    def batch(self, limit: int, *, grows: bool = True) -> None:
+        end = self.reader.latestOffset(self.at, ReadMaxRows(limit))
+        for _ in range(self.chance.choice([1, 1, 2])):  # some are repeated, after a crash
+            self.take(end)
+            if grows and self.chance.random() < 0.1:
+                self.log.append(1)
+        self.at = end
+
+    def take(self, end: dict[str, Any]) -> None:
+        for part in self.reader.partitions(self.at, end):
+            for batch in self.reader.read(part):
+                times = [int(time.timestamp() * 1000) for time in batch[1].to_pylist()]
+                self.read |= set(zip(batch[0].to_pylist(), times, strict=True))
+
+    def unread(self) -> set[tuple[int, int]]:
+        """Records that are there and were not read, after some more batches."""
+        for _ in range(4):
+            self.batch(1000, grows=False)
+        live = {(seq, self.log.times[seq]) for seq in self.log.live}
+        return live - self.deleted - self.read
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_every_record_is_read_or_the_loss_is_told(
+    strict: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    told = quiet = 0
+    for seed in range(WALKS):
+        log = Log()
+        monkeypatch.setattr(Connection, "client", lambda *_asked, log=log: LogClient(log))
+        walk = Walk(log, seed, strict=strict)
+        try:
+            for _ in range(STEPS):
+                walk.step()
+            assert walk.unread() == set(), f"seed {seed}"
+            quiet += walk.restored > 0
+        except DataLost:
+            assert walk.restored, f"seed {seed}"
+            told += 1
+    assert (told > WALKS // 10) == strict
+    assert quiet > WALKS // 10
+    assert ("restored backup" in capfd.readouterr().err) != strict
+
+
+@pytest.mark.parametrize("grown", [0, 2, 9])
+def test_a_stream_goes_on_with_a_restored_server(
+    mortal: Live, tmp_path: Path, grown: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    server, kept = mortal.server, tmp_path / "kept"
+    mortal.make("restored", 3)
+    with query(mortal, subscribe="restored", failOnDataLoss="false") as running:
+        assert running.seqs() == [1, 2, 3]
+        server.stop()
+        shutil.copytree(server.data_dir, kept)
+        server.start()
+        mortal.append("restored", range(4, 9))
+        assert running.seqs() == [4, 5, 6, 7, 8]
+        server.kill()
+        shutil.rmtree(server.data_dir)
+        shutil.copytree(kept, server.data_dir)
+        server.start()
+        if grown:
+            mortal.append("restored", range(4, 4 + grown))
+        told = "an older state, as of a restored backup; .* offsets from 4 are gone"
+        with (
+            query(mortal, running.at, subscribe="restored") as strict,
+            pytest.raises(DataLost, match=told),
+        ):
+            strict.plan()
+        assert running.seqs() == []
+        assert running.seqs() == [*range(4, 4 + grown)]
+        mortal.append("restored", [0])
+        assert running.seqs() == [4 + grown]
+    assert capfd.readouterr().err.count("restored backup") == 1

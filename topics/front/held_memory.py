@@ -1,0 +1,179 @@
+"""Held memory: the ledger of what the front keeps because clients have not taken it yet: answers,
+events and jobs of streams, and what WebSockets are told.
+
+    of what                             bound                   its name in a refusal
+    all clients                         TOPICS_MAX_HELD_BYTES   max_held_bytes
+    the clients of one key              half of that            max_held_bytes_per_key
+    a client, behind its first block    `BEHIND_MAX_BYTES`
+
+    a sum of clients holds    ended, slowest first                            new long answers
+    up to half of its bound   no client                                       sent
+    up to its bound           clients that need longer than `TURNOVER_MAX_S`  sent
+    more                      all clients, until the bound holds              refused (`refusal`)
+
+A *block* is one object in memory. One that many clients wait for, such as a page of a feed, counts
+once in each sum. Who takes less than `TAKE_MIN_BYTES_PER_S` is ended, too (`Holding.due`): the age
+of the oldest unsent byte counts, not the time since a byte was taken.
+
+The ledger knows neither sockets nor clocks, and ends nobody itself: `excess` tells whom to end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from topics.errors import Throttled
+from topics.front.transfer_rate import TransferRate
+
+DEFAULT_MAX_BYTES = 96 << 20
+BEHIND_MAX_BYTES = 32 << 20
+TURNOVER_MAX_S = 10.0
+STALL_MAX_S = 30.0  # §7.3: `slow_consumer_timeout`; the age of the oldest unsent byte, ...
+TAKE_MIN_BYTES_PER_S = 16 * 1024  # ... and so much longer for what was taken since
+
+
+class Client(Protocol):
+    """A connection or a stream that takes what it is sent too slowly."""
+
+    def shed(self) -> None:
+        """End it now: its memory is needed."""
+
+
+class Holding:
+    """What one client has not taken yet: blocks, the first of which it is being sent."""
+
+    __slots__ = ("_taken", "blocks", "client", "key", "rate", "since", "size")
+
+    def __init__(self, client: Client, key: bytes, now: float) -> None:
+        self.client, self.key, self.since = client, key, now
+        self.blocks: list[tuple[int, int]] = []  # identity and length
+        self.size = 0  # of all of them
+        self.rate = TransferRate()  # at which the client takes
+        self._taken = 0
+
+    @property
+    def due(self) -> float:
+        """When the client is too slow."""
+        return self.since + STALL_MAX_S + self._taken / TAKE_MIN_BYTES_PER_S
+
+    def took(self, count: int, now: float) -> None:
+        """The client has taken so many bytes."""
+        self._taken += count
+        self.rate.count(count, now)
+
+
+class _Sum:
+    """What some clients hold together, each block once."""
+
+    __slots__ = ("_counts", "holdings", "most", "size")
+
+    def __init__(self, most: int) -> None:
+        self.most, self.size = most, 0
+        self.holdings: set[Holding] = set()
+        self._counts: dict[int, int] = {}  # of clients that wait for a block, by its identity
+
+    def add(self, block: int, length: int) -> None:
+        count = self._counts.get(block, 0)
+        self._counts[block] = count + 1
+        if not count:
+            self.size += length
+
+    def remove(self, block: int, length: int) -> None:
+        count = self._counts.pop(block)
+        if count > 1:
+            self._counts[block] = count - 1
+        else:
+            self.size -= length
+
+
+class HeldMemory:
+    """The ledger of one front; ``most`` 0 means no bound. ``on_excess`` is called when `excess` has
+    something to tell before the next tick.
+    """
+
+    def __init__(self, most: int = DEFAULT_MAX_BYTES) -> None:
+        self.on_excess: Callable[[], None] = _nothing
+        self._all = _Sum(most)
+        self._keys: dict[bytes, _Sum] = {}  # those that hold something; b"" without keys
+        self._overlong: list[Holding] = []  # above BEHIND_MAX_BYTES
+
+    @property
+    def size(self) -> int:
+        """Bytes that are held."""
+        return self._all.size
+
+    def hold(self, client: Client, key: bytes, now: float) -> Holding:
+        """A client of the key ``key`` takes less than it is sent; pair it with `release`."""
+        holding = Holding(client, key, now)
+        of_key = self._keys.get(key)
+        if of_key is None:
+            of_key = self._keys[key] = _Sum(self._all.most // 2 if key else 0)
+        of_key.holdings.add(holding)
+        self._all.holdings.add(holding)
+        return holding
+
+    def add(self, holding: Holding, block: object, length: int, now: float) -> None:
+        """The client waits for this block, too. It must live until the holding is released."""
+        of_key = self._keys.get(holding.key)
+        if of_key is None or holding not in of_key.holdings:
+            return  # it was told to end
+        holding.blocks.append((id(block), length))
+        holding.size += length
+        holding.rate.count(length, now)  # a credit of some seconds
+        if holding.size - holding.blocks[0][1] > BEHIND_MAX_BYTES:
+            self._overlong.append(holding)
+            self.on_excess()
+        for one in (of_key, self._all):
+            one.add(id(block), length)
+            if 0 < one.most < one.size:
+                self.on_excess()
+
+    def release(self, holding: Holding) -> None:
+        """The client has taken everything, or ends. Safe to call twice."""
+        of_key = self._keys.get(holding.key)
+        if of_key is None or holding not in of_key.holdings:
+            return
+        for one in (of_key, self._all):
+            one.holdings.remove(holding)
+            for block, length in holding.blocks:
+                one.remove(block, length)
+        if not of_key.holdings:
+            del self._keys[holding.key]
+
+    def refusal(self, key: bytes, length: int) -> Throttled | None:
+        """Why there is no room for an answer or a page to a client of this key. A key that holds
+        nothing is never refused.
+        """
+        of_key = self._keys.get(key)
+        if of_key is None:
+            return None
+        for name, one in (("max_held_bytes_per_key", of_key), ("max_held_bytes", self._all)):
+            if 0 < one.most < one.size + length:
+                message = "clients have not taken what they were sent"
+                return Throttled(message, limit=name, max=one.most)
+        return None
+
+    def excess(self, now: float) -> list[Client]:
+        """The clients that must end; they are released. Call it once a second as well."""
+        overlong, self._overlong = self._overlong, []
+        found = [holding for holding in overlong if holding in self._all.holdings]
+        for holding in found:
+            self.release(holding)
+        for one in [*self._keys.values(), self._all]:
+            if 0 < one.most < 2 * one.size:
+                found += self._slowest(one, now)
+        return [holding.client for holding in found]
+
+    def _slowest(self, one: _Sum, now: float) -> Iterator[Holding]:
+        """Release holdings until the sum is within its bound."""
+        slowness = {holding: holding.rate.turnover_s(holding.size, now) for holding in one.holdings}
+        for holding in sorted(slowness, key=slowness.__getitem__, reverse=True):
+            if one.size <= (one.most // 2 if slowness[holding] > TURNOVER_MAX_S else one.most):
+                return
+            self.release(holding)
+            yield holding
+
+
+def _nothing() -> None:
+    pass
