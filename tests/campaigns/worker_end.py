@@ -54,7 +54,8 @@ class Ending:
         at = time.monotonic_ns()
         live = _live(api, queue)
         claimed = self._claim_all(api, queue)
-        held = _settled(api, queue, lambda now: now.ready == 0 and now.in_flight == len(claimed))
+        # The exhausted ones are neither ready nor held on their way to the dead-letter topic.
+        held = _settled(api, queue, lambda now: now.count == now.delayed + len(claimed))
         self._ack(api, queue, claimed)
         return {
             "at": at,

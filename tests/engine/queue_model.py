@@ -166,7 +166,8 @@ class QueueModel:
         in_flight = sum(job.state in ("held", "acking") for job in jobs)
         hidden = sum(job.state == "hidden" for job in jobs)
         delayed = sum(self.is_delayed(job, now_ms) for job in jobs)
-        ready = len(jobs) - in_flight - hidden - delayed
+        moving = sum(job.state in ("dead", "dying", "moving") for job in jobs)
+        ready = len(jobs) - in_flight - hidden - delayed - moving
         return Counters(ready, in_flight, self.dead_lettered, delayed)
 
     def held(self, node: str | None = None) -> list[Job]:
@@ -208,7 +209,6 @@ class QueueModel:
         """Seqs that a request of this node is for, and those to be skipped."""
         self.advance(now_ms)
         ours: list[int] = []
-        skipped: list[int] = []
         for index, seq in enumerate(seqs):
             job = self.jobs.get(seq)
             fits = (
@@ -216,10 +216,10 @@ class QueueModel:
                 and job.state == "held"
                 and job.node == node
                 and (tokens is None or tokens[index] == f"lease_{job.number:x}")
-                and seq not in ours
             )
-            (ours if fits else skipped).append(seq)
-        return ours, skipped
+            if fits and seq not in ours:
+                ours.append(seq)
+        return ours, [seq for seq in dict.fromkeys(seqs) if seq not in ours]
 
     def release(self, seqs: Iterable[int], delay_ms: int, now: Now, *, uncounted: int = 0) -> None:
         """``uncounted``: deliveries that have reached nobody."""

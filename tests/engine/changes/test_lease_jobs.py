@@ -111,11 +111,20 @@ def test_a_move_begins_with_as_many_as_are_asked_for() -> None:
 # Who holds what
 
 
-def test_the_seqs_of_a_request_are_taken_once_and_the_others_skipped_in_their_order() -> None:
+def test_each_seq_of_a_request_is_taken_or_skipped_once_in_their_order() -> None:
     desk = JobDesk(3)
     desk.claim(3)
-    change = desk.nack(3, 9, 1, 3, 8)
-    assert ([*change.seqs], [*change.skipped]) == ([3, 1], [9, 3, 8])
+    change = desk.nack(3, 9, 1, 3, 8, 9)
+    assert ([*change.seqs], [*change.skipped]) == ([3, 1], [9, 8])
+
+
+def test_a_seq_that_comes_with_two_tokens_is_taken_if_one_is_right() -> None:
+    desk = JobDesk(1)
+    (change,) = desk.claims(Ask(desk.poll(), 1, 1000))
+    right = lease_id(change.jobs[0].number)
+    for tokens in (["lease_0", right], [right, "lease_0"]):
+        change = desk.engine.extend(desk.topic, "n", [1, 1], tokens, 5000, desk.now)
+        assert ([*change.seqs], [*change.skipped]) == ([1], [])
 
 
 def test_a_token_that_is_not_of_the_lease_is_skipped() -> None:

@@ -170,7 +170,7 @@ def test_a_move_goes_on_while_the_job_is_exhausted(
     queue.begin()
     jobs = jobs_of(queue.topic)
     assert ([*jobs.dying], jobs.deliveries(1)) == ([1] if state is DYING else [], 3)
-    assert jobs.counters(1).ready == 1
+    assert jobs.counters(1).ready == (state is not DYING), "what a claim can get"
 
 
 def test_jobs_begin_with_the_start_of_the_process(desk: Desk) -> None:
@@ -211,30 +211,30 @@ ROWS = {
 def test_a_checkpoint_holds_all_that_a_restart_knows(desk: Desk) -> None:
     queue = Replaying(desk, 6, max_deliveries=3, dead_letter="d")
     queue.ledger.rows |= ROWS
-    queue.ledger.delays = {5: 1_003_000}
+    queue.ledger.delays[5] = 1_003_000
     queue.ledger.dead_lettered = 7
     queue.begin()
     ledger = restored(kept(queue.topic, desk))
-    assert (ledger.rows, ledger.delays, ledger.dead_lettered) == (ROWS, {5: 1_003_000}, 7)
+    assert (ledger.rows, dict(ledger.delays), ledger.dead_lettered) == (ROWS, {5: 1_003_000}, 7)
 
 
 def test_a_checkpoint_holds_moves_and_delays_alone_where_leases_are_not_durable(desk: Desk) -> None:
     queue = Replaying(desk, 6, max_deliveries=3, dead_letter="d", leases_durable=False)
     queue.ledger.rows |= ROWS
-    queue.ledger.delays = {5: 1_003_000}
+    queue.ledger.delays[5] = 1_003_000
     queue.begin()
     ledger = restored(kept(queue.topic, desk))
-    assert (ledger.rows, ledger.delays) == ({4: ROWS[4]}, {5: 1_003_000})
+    assert (ledger.rows, dict(ledger.delays)) == ({4: ROWS[4]}, {5: 1_003_000})
 
 
 def test_jobs_that_are_set_aside_are_in_a_checkpoint_as_they_were(desk: Desk) -> None:
     queue = Replaying(desk, 6, max_deliveries=3, dead_letter="d")
     queue.ledger.rows |= ROWS
-    queue.ledger.delays = {5: 1_003_000}
+    queue.ledger.delays[5] = 1_003_000
     queue.begin()
     assert desk.engine.set_aside(queue.topic, range(1, 7)) == [2, 3, 4, 5, 6]
     ledger = restored(kept(queue.topic, desk))
-    assert (ledger.rows, ledger.delays) == (ROWS, {5: 1_003_000})
+    assert (ledger.rows, dict(ledger.delays)) == (ROWS, {5: 1_003_000})
 
 
 def test_a_checkpoint_from_before_there_were_leases_has_no_jobs(desk: Desk) -> None:

@@ -13,7 +13,7 @@ the class of the topic promises; a move is synced before it goes on.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import islice
+from itertools import islice, repeat
 
 from topics.engine.changes.change import Change
 from topics.engine.now import Now
@@ -277,15 +277,15 @@ def keep_dead(topic: Topic, seqs: Iterable[int]) -> None:
 def held_by(
     topic: Topic, node: str, seqs: Sequence[int], tokens: Sequence[str] | None, now: Now
 ) -> tuple[list[int], list[int]]:
-    """Of the asked seqs those that ``node`` holds, each once, and the others, in their order."""
+    """Of the asked seqs those that ``node`` holds, and the others; each once, in their order. A seq
+    that stands there several times is held if one of its tokens is right.
+    """
     jobs = jobs_of(topic)
     jobs.advance(now.ms)
     held: dict[int, None] = {}
-    skipped = []
-    for index, seq in enumerate(seqs):
-        token = None if tokens is None else tokens[index]
-        if seq not in held and jobs.leases.is_held(seq, node, token, now.ms):
+    for seq, token in zip(seqs, tokens or repeat(None), strict=tokens is not None):
+        if jobs.leases.is_held(seq, node, token, now.ms):
             held[seq] = None
-        else:
-            skipped.append(seq)
-    return list(held), skipped
+    if len(held) == len(seqs):
+        return list(held), []
+    return list(held), [seq for seq in dict.fromkeys(seqs) if seq not in held]

@@ -6,11 +6,10 @@ replay   a START frame: the reservations of `$ts` before it are over
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-
 from topics.engine.changes import lost, put_topic
 from topics.engine.losses import lose, lose_damaged
 from topics.engine.now import Now
+from topics.engine.queue.jobs import Watched
 from topics.engine.queue.replay import begin
 from topics.engine.removal import settle
 from topics.engine.replay import Replay
@@ -25,7 +24,7 @@ from topics.formats.ranges import SeqRange
 def decide(
     replay: Replay,
     now: Now,
-    watched: Callable[[Iterable[Topic]], Iterable[Topic]] = iter,
+    watched: Watched = iter,
     *,
     clean: bool,
     tail_may_be_lost: bool,
@@ -34,8 +33,9 @@ def decide(
     records, or with records in memory, the topic goes on above the reserved ones; where records in
     memory have gone, at the reserved `$ts`.
 
-    ``watched`` passes the topics on, and sees the progress. ``clean``: the process before ended in
-    order. The frames tell the next replay: they must be synced before the first write.
+    ``watched`` passes the topics and their jobs on, and sees the progress. ``clean``: the process
+    before ended in order. The frames tell the next replay: they must be synced before the first
+    write.
     """
     frames: list[Frame] = []
     table = replay.table
@@ -55,7 +55,7 @@ def decide(
         topic.next_seq = topic.head_seq + 1
         _lose_damaged_again(topic, table.store)
         settle(topic, table.store)
-        begin(topic, table.store, now)
+        begin(topic, table.store, now, watched)
         if is_skipping or is_doubtful:
             # The log knows every seq that was given in another class, and with it the last `$ts`.
             if durability == "ephemeral":

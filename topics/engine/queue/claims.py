@@ -63,6 +63,7 @@ def deal(
     """
     jobs = jobs_of(topic)
     jobs.advance(now.ms)
+    jobs.begin_pass()
     hands: list[list[Taken]] = [[] for _ in asks]
     taken = iter(_take(topic, store, sum(ask.max_jobs for ask in asks), max_bytes, now))
     if evenly and len(asks) > 1:
@@ -96,7 +97,7 @@ def _take(topic: Topic, store: Store, count: int, max_bytes: int, now: Now) -> l
     usual_bytes = max(1, topic.bytes // max(1, topic.count))
     seqs: list[int] = []
     try:
-        while len(found) < count and size < max_bytes:
+        while len(found) < count and size < max_bytes and not jobs.is_unfinished:
             wanted = max(1, min(count - len(found), STEP, (max_bytes - size) // usual_bytes))
             seqs = jobs.take_free(wanted, topic.config)
             if len(seqs) < wanted:
@@ -129,15 +130,18 @@ def _take_new(topic: Topic, store: Store, count: int, taken: list[int]) -> None:
     fresh = _FreshRuns(topic, store)
     while len(taken) < count:
         run, due = fresh.next_run(), jobs.next_due()
+        if jobs.is_unfinished:
+            break
         if due is not None and (run is None or due < fresh.key(run[0])):
             taken.append(jobs.take_due())
             continue
         if run is None:
             break
         first, stop = run
+        enough = jobs.fresh_until(first, first + count - len(taken))
         if due is None:
-            stop = fresh.over_whole_entries(stop, first + count - len(taken))
-        stop = min(stop, first + count - len(taken))
+            stop = fresh.over_whole_entries(stop, enough)
+        stop = min(stop, enough)
         if due is not None:
             # A due job may be in this run itself, and `$ts` its time: the run goes on behind it.
             stop = first + bisect_right(range(first, stop), due, key=fresh.key)
@@ -154,15 +158,18 @@ class _FreshRuns:
     def next_run(self) -> tuple[int, int] | None:
         """The next run of live seqs in one entry, its end excluded."""
         topic, index, jobs = self._topic, self._topic.index, self._jobs
-        while self._at < len(index):
+        while self._at < len(index) and not jobs.is_unfinished:
             first_seq, count, _, size = index.entry(self._at)
-            start = max(jobs.cursor, topic.start_seq, first_seq) - first_seq
-            if size and start < count:
-                run = next(live_runs(self._deleted(), start, count), None)
-                if run is not None:
-                    return first_seq + run[0], first_seq + run[1]
-            self._at += 1
-            jobs.cursor = max(jobs.cursor, first_seq + count)
+            at = jobs.skip(max(topic.start_seq, first_seq)) - first_seq
+            start = stop = count
+            if size and at < count:
+                start, stop = next(live_runs(self._deleted(), at, count), (count, count))
+            seq = first_seq + start if start == at else jobs.skip(first_seq + start)
+            if seq < first_seq + stop:
+                return seq, first_seq + stop
+            if seq >= first_seq + count:
+                self._at = index.find(seq)
+            jobs.steps_left -= 1
         return None
 
     def over_whole_entries(self, stop: int, enough: int) -> int:

@@ -10,7 +10,11 @@
 
 Every live record is in one state. Only the fresh are not listed: they are the live seqs from
 ``cursor`` on that ``_apart`` does not name. So the cost of a claim does not depend on how many jobs
-wait, and what is ready is what remains of the live ones.
+wait or are set aside, and what is ready is what remains of the live ones.
+
+What takes time for each job is bounded: a pass takes `PASS_STEPS` steps in vain at most, and then
+`is_unfinished`; `advance` ends `ADVANCE_MAX` leases and delays at once, and goes on
+`ADVANCE_PAUSE_MS` later. Until then the others are as they were: not claimable, and not ``ready``.
 
 Leases, delays after a nack and delivery times run on the monotonic clock. A record that a cap, its
 age or a delete takes leaves every state at once (`cut`, `forget_runs`).
@@ -20,15 +24,17 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from enum import Enum
 from itertools import chain, islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from topics.engine.moved_keys import BATCH_JOBS
 from topics.engine.now import Now
+from topics.engine.queue.delays import Delays
 from topics.engine.queue.leases import Holder, Lease, LeaseTable
-from topics.engine.queue.ledger import JobRow, JobState, Ledger
+from topics.engine.queue.ledger import JobRow, JobState, Ledger, those_in
+from topics.engine.queue.seq_set import SeqSet
 from topics.engine.queue.timetable import Timetable
 from topics.formats.api.limits import DELAY_MS_MAX, LEASE_MS_BOUNDS
 from topics.formats.api.topic_config import TopicConfig
@@ -36,15 +42,23 @@ from topics.formats.ranges import SeqRun
 
 HEAP_STALE_MIN = 4096
 LEDGER_STEP = 512  # jobs that are told at once: half a millisecond
+ADVANCE_MAX, ADVANCE_PAUSE_MS = 2048, 10
+PASS_STEPS = 4096  # of a pass, each without a job that it may take: a few milliseconds
 
 
 class Counters(NamedTuple):
-    """The ``queue`` object of a topic's state (§10.7)."""
+    """The ``queue`` object of a topic's state (§10.7). ``ready``: jobs that the next pass may
+    deliver: live, not held, not waiting for a time, and not on their way to another topic. A job
+    that has used up its deliveries is on its way once a pass has found it.
+    """
 
     ready: int
     in_flight: int
     dead_lettered: int
     delayed: int
+
+
+Watched: TypeAlias = Callable[[Iterable[Any]], Iterable[Any]]
 
 
 class Apart(Enum):
@@ -65,25 +79,24 @@ class Jobs:
     """
 
     __slots__ = (
-        *("_apart", "_delayed", "_delayed_times", "_deliveries", "_due", "_due_ts"),
-        *("_first_in_line", "_free", "_hidden", "_hidden_times", "_in_line", "_lowest"),
+        *("_apart", "_delays", "_delay_times", "_deliveries", "_due", "_first_in_line"),
+        *("_free", "_hidden", "_hidden_times", "_in_line", "_paused_until", "_start_seq"),
         *("acking", "aside", "cursor", "dead", "dead_lettered", "doomed", "dying"),
-        *("leases", "ledger"),
+        *("leases", "ledger", "steps_left"),
     )
 
     def __init__(self, ledger: Ledger | None = None) -> None:
         self.ledger = ledger
         self.leases = LeaseTable()
         self.cursor = 1  # no fresh job is below it
-        self._apart: set[int] = set()  # seqs from the cursor on that are not fresh
+        self._apart = SeqSet()  # from the cursor on: those that are not fresh, some have gone
         self._in_line: deque[int] = deque()  # free jobs, and some that no longer stand there
         self._first_in_line = 0  # number of the first place
         self._free: dict[int, int] = {}  # number of its place
         self._hidden: dict[int, int] = {}  # until when (monotonic ms)
         self._hidden_times = Timetable(self._hidden.get)
-        self._delayed: dict[int, int] = {}  # until when (monotonic ms)
-        self._delayed_times = Timetable(self._delayed.get)
-        self._due_ts: dict[int, int] = {}  # of jobs that are delayed or due (wall ms)
+        self._delays = Delays()  # of jobs that are delayed or due
+        self._delay_times = Timetable(self._delays.until_ms)
         self._due: list[tuple[int, int]] = []  # heap of (time, seq); some are no longer due
         # Of each job that has been delivered, but 1 of those that are held is left out.
         self._deliveries: dict[int, int] = {}
@@ -97,15 +110,18 @@ class Jobs:
         self.doomed: dict[int, str] = {}
         self.aside: dict[int, tuple[Apart, int]] = {}  # on their way to another topic
         self.dead_lettered = 0
-        self._lowest: list[int] | None = None  # heap of all listed seqs, once `cut` needs it
+        self._paused_until = 0  # monotonic ms: `advance` does nothing before
+        self._start_seq = 0  # of the last `cut`
+        self.steps_left = 0  # that the pass may still take in vain; 0: it ends
 
     # What may be asked
 
     def counters(self, live_count: int) -> Counters:
         """The counters as of the last `advance`, when so many records of the topic live."""
         in_flight = len(self.leases) + len(self.acking)
-        hidden, delayed = len(self._hidden), len(self._delayed)
-        ready = live_count - in_flight - hidden - delayed
+        hidden, delayed = len(self._hidden), self._delays.waiting
+        moving = len(self.dead) + len(self.dying) + len(self.aside)
+        ready = live_count - in_flight - hidden - delayed - moving
         return Counters(ready, in_flight, self.dead_lettered, delayed)
 
     def deliveries(self, seq: int) -> int:
@@ -115,8 +131,12 @@ class Jobs:
     @property
     def next_at(self) -> int | None:
         """No job becomes claimable by time before it (monotonic ms); None: none ever does."""
-        times = (self.leases.next_over_at, self._hidden_times.next_at, self._delayed_times.next_at)
-        return min((at for at in times if at is not None), default=None)
+        at = self.leases.next_over_at
+        for timetable in (self._hidden_times, self._delay_times):
+            if timetable.count:
+                also_at = timetable.next_at
+                at = also_at if at is None or (also_at is not None and also_at < at) else at
+        return at
 
     def is_exhausted(self, seq: int, config: TopicConfig) -> bool:
         """Whether the job is to be moved and not to be delivered again (§10.6)."""
@@ -128,20 +148,27 @@ class Jobs:
     # Time
 
     def advance(self, now_ms: int) -> None:
-        """Do what time has brought: leases end, delays are over."""
-        freed = self.leases.take_over(now_ms)
+        """Do what time has brought: leases end, delays are over. A part of it, if it is much."""
+        next_at = self.next_at
+        if next_at is None or now_ms < max(next_at, self._paused_until):
+            return
+        freed = self.leases.take_over(now_ms, ADVANCE_MAX)
         for _, seq in freed:
             self._deliveries.setdefault(seq, 1)
         # Also of an empty dict: what is dropped must not stand in the way of `next_at`.
-        shown = self._hidden_times.take_due(now_ms)
+        shown = self._hidden_times.take_due(now_ms, ADVANCE_MAX)
         if shown:
             freed += [due for due in shown if self._hidden.pop(due[1], None) is not None]
             freed.sort()
         for _, seq in freed:
             self.free(seq)
-        for _, seq in self._delayed_times.take_due(now_ms):
-            if self._delayed.pop(seq, None) is not None:
-                heapq.heappush(self._due, (self._due_ts[seq], seq))
+        for _, seq in self._delay_times.take_due(now_ms, ADVANCE_MAX):
+            due_ts = self._delays.note_due(seq)
+            if due_ts is not None:
+                heapq.heappush(self._due, (due_ts, seq))
+        next_at = self.next_at
+        is_over = next_at is None or next_at > now_ms
+        self._paused_until = 0 if is_over else now_ms + ADVANCE_PAUSE_MS
 
     # The states
 
@@ -154,37 +181,43 @@ class Jobs:
         """The job is claimable again from then on."""
         self._hidden[seq] = until_ms
         self._hidden_times.add(until_ms, (seq,))
-        self._hidden_times.trim(
-            len(self._hidden), lambda: ((at, seq) for seq, at in self._hidden.items())
-        )
+        self._hidden_times.trim(len(self._hidden), 1)
 
     def delay(self, seq: int, due_ts: int, now: Now) -> None:
         """The job is delivered at ``due_ts`` (wall ms) at the earliest."""
         self._apart.add(seq)
-        self._due_ts[seq] = due_ts
-        self._note((seq,))
         if due_ts <= now.ts:
+            self._delays.put(seq, due_ts, 0)
             heapq.heappush(self._due, (due_ts, seq))
             return
-        due_ms = now.ms + min(due_ts - now.ts, DELAY_MS_MAX)
-        self._delayed[seq] = due_ms
-        self._delayed_times.add(due_ms, (seq,))
-        self._delayed_times.trim(
-            len(self._delayed), lambda: ((at, seq) for seq, at in self._delayed.items())
-        )
+        until_ms = now.ms + min(due_ts - now.ts, DELAY_MS_MAX)
+        self._delays.put(seq, due_ts, until_ms)
+        self._delay_times.add(until_ms, (seq,))
+        self._delay_times.trim(self._delays.waiting, 1)
+
+    def begin_pass(self) -> None:
+        """Jobs are taken: `PASS_STEPS` begins anew."""
+        self.steps_left = PASS_STEPS
+
+    @property
+    def is_unfinished(self) -> bool:
+        """The last pass has not looked at all jobs: it took too many steps in vain."""
+        return self.steps_left <= 0
 
     def take_free(self, count: int, config: TopicConfig) -> list[int]:
         """Take up to ``count`` free jobs out of the line; exhausted ones die on the way."""
         taken: list[int] = []
         line, free = self._in_line, self._free
-        while line and len(taken) < count:
+        while line and len(taken) < count and self.steps_left > 0:
             seq, place = line.popleft(), self._first_in_line
             self._first_in_line += 1
             if free.get(seq) != place:
+                self.steps_left -= 1
                 continue
             del free[seq]
             if self.is_exhausted(seq, config):
                 self.dead[seq] = None
+                self.steps_left -= 1
             else:
                 taken.append(seq)
         return taken
@@ -193,39 +226,44 @@ class Jobs:
         """A job that was taken cannot be delivered before then."""
         self._deliveries.setdefault(seq, 0)
         self.hide(seq, until_ms)
-        self._note((seq,))
+        self.steps_left -= 1
 
     def untake(self, seqs: Sequence[int]) -> None:
         """Jobs that were taken are not delivered: they are the first in line, in this order."""
         for seq in reversed(seqs):
             self._deliveries.setdefault(seq, 0)
             self._free_first(seq)
-        self._note(seqs)
 
     def next_due(self) -> tuple[int, int] | None:
-        """(time, seq) of the due job that comes first."""
+        """(time, seq) of the due job that comes first; unknown while the pass `is_unfinished`."""
         due = self._due
-        while due and self._due_ts.get(due[0][1]) != due[0][0]:
+        while due and self._delays.get(due[0][1]) != due[0][0] and self.steps_left > 0:
             heapq.heappop(due)
+            self.steps_left -= 1
         return due[0] if due else None
 
     def take_due(self) -> int:
         """Take the job that `next_due` has shown."""
         _, seq = heapq.heappop(self._due)
-        del self._due_ts[seq]
+        self._delays.take(seq)
         return seq
 
+    def skip(self, seq: int) -> int:
+        """Move the cursor over all that is known not to be fresh, up from ``seq``. Its place."""
+        self.cursor = max(self.cursor, seq)
+        if self._apart.blocks:
+            self.cursor = self._apart.next_out(self.cursor)
+            self._apart.discard_below(self.cursor)
+        return self.cursor
+
+    def fresh_until(self, first: int, stop: int) -> int:
+        """Up to where all live seqs from ``first`` on are fresh; at most ``stop``."""
+        return self._apart.next_in(first, stop) if self._apart.blocks else stop
+
     def take_fresh(self, first: int, stop: int) -> Sequence[int]:
-        """Take the fresh ones of the live seqs ``first`` to ``stop`` (exclusive), the next ones
-        from the cursor on.
-        """
+        """Take the fresh jobs ``first`` to ``stop`` (exclusive): the next from the cursor on."""
         self.cursor = stop
-        seqs: Sequence[int] = range(first, stop)
-        if self._apart:
-            apart = self._apart.intersection(seqs) if len(self._apart) > len(seqs) else self._apart
-            seqs = [seq for seq in seqs if seq not in apart]
-            self._apart.difference_update(range(first, stop))
-        return seqs
+        return range(first, stop)
 
     def deliver(self, seqs: Sequence[int], number: int, deadline_ms: int, holder: Holder) -> None:
         """Lease jobs that were taken; each counts as delivered once more."""
@@ -236,7 +274,6 @@ class Jobs:
                 if count > 1:
                     counts[seq] = count
         self.leases.grant(seqs, number, deadline_ms, holder)
-        self._note(seqs)
 
     def take_back(self, seq: int, number: int) -> None:
         """Undo the delivery of a job that is still held under this number."""
@@ -304,7 +341,6 @@ class Jobs:
         if seq in self.leases or any(seq in on for on in (self.acking, self.dying, self.aside)):
             return False
         self.aside[seq] = self._leave_state(seq)
-        self._note((seq,))
         return True
 
     def _leave_state(self, seq: int) -> tuple[Apart, int]:
@@ -316,9 +352,10 @@ class Jobs:
             return Apart.FREE, 0
         if seq in self._hidden:
             return Apart.HIDDEN, self._hidden.pop(seq)
-        if seq in self._due_ts:
-            due_ts, until_ms = self._due_ts.pop(seq), self._delayed.pop(seq, None)
-            return (Apart.DUE, due_ts) if until_ms is None else (Apart.DELAYED, due_ts)
+        delay = self._delays.take(seq)
+        if delay is not None:
+            due_ts, is_due = delay
+            return Apart.DUE if is_due else Apart.DELAYED, due_ts
         self._apart.add(seq)
         return Apart.FRESH, 0
 
@@ -332,10 +369,10 @@ class Jobs:
         elif state is Apart.DELAYED:
             self.delay(seq, time, now)
         elif state is Apart.DUE:  # also by a clock that has been set back
-            self._due_ts[seq] = time
+            self._delays.put(seq, time, 0)
             heapq.heappush(self._due, (time, seq))
-            if len(self._due) > 2 * len(self._due_ts) + HEAP_STALE_MIN:
-                self._due = sorted({due for due in self._due if self._due_ts.get(due[1]) == due[0]})
+            if len(self._due) > 2 * len(self._delays) + HEAP_STALE_MIN:
+                self._due = sorted({due for due in self._due if self._delays.get(due[1]) == due[0]})
         elif state is Apart.DEAD:
             self.dead[seq] = None
         elif state is not None:
@@ -348,16 +385,25 @@ class Jobs:
 
     # What a restart knows
 
-    def begin(self, now: Now, dead_letter: str | None = None) -> None:
-        """The replay has ended: go on from what it has found. ``dead_letter``: of the queue."""
+    def begin(
+        self,
+        now: Now,
+        start_seq: int = 0,
+        dead_letter: str | None = None,
+        watched: Watched = iter,
+    ) -> None:
+        """The replay has ended: go on from what it has found. No record below ``start_seq`` lives.
+        ``dead_letter``: of the queue. ``watched`` passes jobs on, and sees the progress.
+        """
         ledger, self.ledger = self.ledger, None
         assert ledger is not None, "a replay ends once"
-        self.dead_lettered = ledger.dead_lettered
-        for seq, due_ts in ledger.delays.items():
+        self.dead_lettered, self._start_seq = ledger.dead_lettered, start_seq
+        for seq, due_ts in watched(ledger.delays.items()):
             if seq not in ledger.rows:
                 self.delay(seq, due_ts, now)
         # Free jobs of one time are in the order of their line.
-        for seq, row in sorted(ledger.rows.items(), key=lambda item: item[1].until_ts):
+        rows = sorted(ledger.rows.items(), key=lambda item: item[1].until_ts)
+        for seq, row in watched(rows):
             self._apart.add(seq)
             self._begin_row(seq, row, now)
         # Of those that were dying only the last batch may be in the target.
@@ -390,15 +436,21 @@ class Jobs:
         Jobs may change between two steps. Each of those that are listed now is told as it is when
         its turn comes; all else that changes is told by frames that are written from now on.
         """
-        seqs = [*self._listed()]
+        aside, last = tuple(self.aside), 0  # some may be back among the delayed ones when told
+        while delays := [*self._delays.rows(last, LEDGER_STEP)]:
+            ledger = Ledger()
+            for last, due_ts in delays:
+                ledger.delays.put(last, due_ts, 0)
+            yield ledger
+        seqs = [*chain(*self._lists(), aside)]  # some may stand there twice
         for start in range(0, len(seqs), LEDGER_STEP):
             ledger = Ledger()
             for seq in seqs[start : start + LEDGER_STEP]:
                 row = self._row(seq, now)
                 if row is not None and (with_leases or row.state is JobState.DYING):
                     ledger.rows[seq] = row
-                elif (due_ts := self._due_at(seq)) is not None:
-                    ledger.delays[seq] = due_ts
+                elif (due_at := self._due_at(seq)) is not None:
+                    ledger.delays.put(seq, due_at, 0)
             yield ledger
 
     def _row(self, seq: int, now: Now) -> JobRow | None:
@@ -423,7 +475,7 @@ class Jobs:
     def _due_at(self, seq: int) -> int | None:
         """When a job that has a delay is due (wall ms)."""
         state, due_ts = self.aside.get(seq, (None, 0))
-        return due_ts if state in (Apart.DUE, Apart.DELAYED) else self._due_ts.get(seq)
+        return due_ts if state in (Apart.DUE, Apart.DELAYED) else self._delays.get(seq)
 
     # Records that go
 
@@ -432,71 +484,51 @@ class Jobs:
         if self.ledger is not None:
             self.ledger.cut(start_seq)
             return
-        if self._lowest is None:
-            if not any(self._lists()):
-                return
-            self._lowest = list(self._listed())
-            heapq.heapify(self._lowest)
-        lowest = self._lowest
-        while lowest and lowest[0] < start_seq:
-            self._forget(heapq.heappop(lowest))
-        if not lowest:
-            self._lowest = None
+        first, self._start_seq = self._start_seq, max(self._start_seq, start_seq)
+        if first < start_seq:
+            self._apart.discard_below(start_seq)
+            self.forget_runs((SeqRun(first, start_seq - first),))
 
     def forget_runs(self, runs: Iterable[SeqRun]) -> None:
-        """No record of these runs lives."""
+        """No record of these runs lives, which are in rising order."""
         if self.ledger is not None:
             self.ledger.forget_runs(runs)
             return
-        if not any(self._lists()):
-            return
-        for first, length in runs:
-            listed = sum(map(len, self._lists()))
-            seqs: Iterable[int] = range(first, first + length)
-            if length > listed:
-                seqs = [seq for seq in set(self._listed()) if first <= seq < first + length]
-            for seq in seqs:
-                self._forget(seq)
+        lists = [each for each in self._lists() if each]
+        if lists or self._delays:
+            runs = tuple(runs)
+            self._delays.drop_runs(runs)
+            self._forget(those_in(runs, sum(map(len, lists)), chain(*lists)))
 
     def _lists(self) -> tuple[LeaseTable | dict[int, Any], ...]:
         return (
-            *(self.leases, self.acking, self._free, self._hidden, self._due_ts),
+            *(self.leases, self.acking, self._free, self._hidden),
             *(self.dead, self.aside, self.dying),  # a restart finds the dying ones last
         )
 
     def is_listed(self, seq: int) -> bool:
         """Whether the job lives and is not fresh."""
-        return any(seq in each for each in self._lists())
-
-    def _listed(self) -> Iterator[int]:
-        return chain.from_iterable(self._lists())
+        return seq in self._delays or any(seq in each for each in self._lists())
 
     def finish(self, seqs: Iterable[int]) -> None:
         """The ack of these jobs is durable: as `forget_runs`, and cheaper, for it names most of all
         jobs.
         """
-        acking, deliveries, apart, doomed = self.acking, self._deliveries, self._apart, self.doomed
+        acking, deliveries, doomed = self.acking, self._deliveries, self.doomed
         for seq in seqs:
             acking.pop(seq, None)
             deliveries.pop(seq, None)
-            apart.discard(seq)
             doomed.pop(seq, None)
 
-    def _forget(self, seq: int) -> None:
-        self.leases.drop(seq)
+    def _forget(self, seqs: Collection[int]) -> None:
+        for seq in seqs if self.leases else ():
+            self.leases.drop(seq)
         named: tuple[dict[int, Any], ...] = (
-            *(self.acking, self._free, self._hidden, self._delayed, self._due_ts),
+            *(self.acking, self._free, self._hidden),
             *(self.dead, self.dying, self.aside, self._deliveries),
         )
         for each in named:
-            each.pop(seq, None)
-        self._apart.discard(seq)
-        self.doomed.pop(seq, None)
-
-    def _note(self, seqs: Sequence[int]) -> None:
-        """These seqs are listed from now on."""
-        if self._lowest is not None:
-            for seq in seqs:
-                heapq.heappush(self._lowest, seq)
-            if len(self._lowest) > 2 * sum(map(len, self._lists())) + HEAP_STALE_MIN:
-                self._lowest = None
+            for seq in seqs if each else ():
+                each.pop(seq, None)
+        for seq in seqs if self.doomed else ():
+            self.doomed.pop(seq, None)

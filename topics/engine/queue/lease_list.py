@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from typing import NamedTuple
 
 from topics.engine.now import Now
@@ -24,22 +23,7 @@ def leases(topic: Topic, after: int, limit: int, node: str | None, now: Now) -> 
     """As `ShardEngine.leases`."""
     jobs = jobs_of(topic)
     jobs.advance(now.ms)
-    table = jobs.leases
-    seqs = heapq.nsmallest(
-        limit,
-        (
-            seq
-            for seq in table
-            if seq > after and (node is None or table.lease(seq).holder.node == node)
-        ),
-    )
     return [
-        LeaseView(
-            seq,
-            lease.holder.node,
-            lease.number,
-            now.ts + lease.deadline_ms - now.ms,
-            jobs.deliveries(seq),
-        )
-        for seq, lease in ((seq, table.lease(seq)) for seq in seqs)
+        LeaseView(seq, holder.node, number, now.ts + deadline_ms - now.ms, jobs.deliveries(seq))
+        for seq, number, deadline_ms, holder in jobs.leases.page(after, limit, node, now.ms)
     ]

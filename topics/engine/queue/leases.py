@@ -11,13 +11,17 @@ it is over.
 
 from __future__ import annotations
 
+import heapq
+import sys
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from topics.engine.queue.timetable import Timetable
 
 _PREFIX = "lease_"
+ORDER_SLACK = 1024  # new leases that a sorted list may have beside it, and an eighth of its own
 
 
 class Holder:
@@ -53,7 +57,8 @@ class LeaseTable:
     """
 
     __slots__ = (
-        *("_deadlines", "_expiry", "_free_slots", "_holders", "_numbers", "_slots"),
+        *("_deadlines", "_expiry", "_free_slots", "_holders", "_later", "_numbers"),
+        *("_order", "_slots"),
         *("loosened", "pollers"),
     )
 
@@ -63,6 +68,9 @@ class LeaseTable:
         self._holders: list[Holder | None] = []
         self._free_slots: list[int] = []
         self._expiry = Timetable(self._over_at)
+        # While they are listed: all seqs that were held at some time since, in two sorted parts.
+        self._order: array[int] | None = None
+        self._later: list[int] = []  # those that were leased since, not sorted
         self.pollers: dict[str, Holder] = {}
         self.loosened: list[Holder] = []
 
@@ -91,6 +99,29 @@ class LeaseTable:
         assert holder is not None, "a slot in use has a holder"
         return Lease(seq, self._numbers[slot], self._deadlines[slot], holder)
 
+    def page(self, after: int, limit: int, node: str | None, now_ms: int) -> list[Lease]:
+        """The first ``limit`` leases above ``after``, by seq, of ``node`` if one is given.
+
+        The first page of several sorts the seqs of all leases. The last one forgets that, or a
+        number of new leases: the next page sorts anew.
+        """
+        if self._order is None:
+            self._order = array("Q", sorted(self._slots))
+        at = bisect_right(self._order, after)
+        later = sorted({seq for seq in self._later if seq > after})
+        found: list[Lease] = []
+        last = 0
+        for seq in heapq.merge(map(self._order.__getitem__, range(at, len(self._order))), later):
+            if seq == last or seq not in self._slots:
+                continue
+            last, lease = seq, self.lease(seq)
+            if lease.deadline_ms >= now_ms and node in (None, lease.holder.node):
+                found.append(lease)
+                if len(found) == limit:
+                    return found
+        self._order, self._later = None, []
+        return found
+
     def is_held(self, seq: int, node: str, token: str | None, now_ms: int) -> bool:
         """Whether ``node`` holds the job now; under this token, if one is given."""
         slot = self._slots.get(seq)
@@ -116,11 +147,15 @@ class LeaseTable:
             self._numbers[slot] = number + offset
             self._holders[slot] = holder
         self._slots.update(zip(seqs, slots, strict=True))
+        if self._order is not None:
+            self._later.extend(seqs)
+            if len(self._later) > ORDER_SLACK + len(self._order) // 8:
+                self._order, self._later = None, []
         self._expiry.add(deadline_ms + 1, seqs)
         holder.held += count
         if holder.seqs is not None:
             holder.seqs.update(dict.fromkeys(seqs))
-        self._trim()
+        self._expiry.trim(len(self._slots), count)
 
     def _take_slots(self, count: int) -> Sequence[int]:
         free = self._free_slots
@@ -139,7 +174,7 @@ class LeaseTable:
         for seq in seqs:
             self._deadlines[self._slots[seq]] = deadline_ms
         self._expiry.add(deadline_ms + 1, seqs)
-        self._trim()
+        self._expiry.trim(len(self._slots), len(seqs))
 
     def drop(self, seq: int) -> Lease | None:
         """End a lease; what it was, None when nobody holds the job."""
@@ -167,20 +202,14 @@ class LeaseTable:
         self._slots = {}
         self._deadlines, self._numbers = array("q"), array("Q")
         self._holders, self._free_slots = [], []
+        self._order, self._later = None, []
 
-    def take_over(self, now_ms: int) -> list[tuple[int, int]]:
-        """End the leases that are over; (time, seq) of each, in this order."""
-        if (self._expiry.next_at or 0) > now_ms:
-            return []
-        over = [due for due in self._expiry.take_due(now_ms) if self.drop(due[1]) is not None]
-        self._trim()
-        return over
-
-    def _trim(self) -> None:
-        self._expiry.trim(
-            len(self._slots),
-            lambda: ((self._deadlines[slot] + 1, seq) for seq, slot in self._slots.items()),
-        )
+    def take_over(self, now_ms: int, limit: int = sys.maxsize) -> list[tuple[int, int]]:
+        """End the leases that are over; (time, seq) of each, in this order. ``limit``: as
+        `Timetable.take_due`.
+        """
+        due = self._expiry.take_due(now_ms, limit)
+        return [each for each in due if self.drop(each[1]) is not None]
 
     def _over_at(self, seq: int) -> int | None:
         slot = self._slots.get(seq)

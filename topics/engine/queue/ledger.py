@@ -44,10 +44,12 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import IntEnum
+from itertools import chain
 from typing import Any, Literal, NamedTuple
 
+from topics.engine.queue.delays import Delays
 from topics.formats.api.topic_config import TopicConfig
 from topics.formats.disk.frame_bodies import LeaseOp, LeaseRows
 from topics.formats.ranges import SeqRun
@@ -90,7 +92,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self.rows: dict[int, JobRow] = {}
-        self.delays: dict[int, int] = {}
+        self.delays = Delays()
         self.dead_lettered = 0
         self._start_seq = 0  # of the last `cut`
 
@@ -153,8 +155,9 @@ class Ledger:
         """No record of these runs lives, which are in rising order."""
         if self.rows or self.delays:
             runs = tuple(runs)
-            _forget(self.rows, runs)
-            _forget(self.delays, runs)
+            self.delays.drop_runs(runs)
+            for seq in those_in(runs, len(self.rows), self.rows):
+                self.rows.pop(seq, None)
 
     def forget(self, seqs: Iterable[int]) -> None:
         """The records of these jobs have gone."""
@@ -180,7 +183,7 @@ class Ledger:
             "node": _packed("I", map(refs.__getitem__, nodes)),
             "nodes": [*refs],
             "delayed": _packed("Q", delays),
-            "due": _packed("q", delays.values()),
+            "due": _packed("q", [due_ts for _, due_ts in delays.rows()]),
         }
 
     def unpack(self, part: Mapping[str, Any]) -> None:
@@ -206,15 +209,19 @@ def _unpacked(typecode: _Column, packed: bytes) -> Sequence[int]:
     return array(typecode, packed)
 
 
-def _forget(known: dict[int, Any], runs: Sequence[SeqRun]) -> None:
-    """Drop what is known of these seqs. The shorter one is walked: the runs or what is known."""
-    if sum(run.length for run in runs) <= len(known):
-        for first, length in runs:
-            for seq in range(first, first + length):
-                known.pop(seq, None)
-        return
+def those_in(runs: Sequence[SeqRun], count: int, known: Iterable[int]) -> Collection[int]:
+    """The seqs of these runs, in rising order, or those of ``known`` that are in them, where
+    these ``count`` are fewer.
+    """
+    if sum(run.length for run in runs) <= count:
+        return [*chain.from_iterable(range(first, first + length) for first, length in runs)]
+    if len(runs) == 1:
+        first, end = runs[0].first, runs[0].first + runs[0].length
+        return [seq for seq in known if first <= seq < end]
     firsts = [run.first for run in runs]
-    for seq in tuple(known):
+
+    def is_in(seq: int) -> bool:
         at = bisect_right(firsts, seq) - 1
-        if at >= 0 and seq < firsts[at] + runs[at].length:
-            del known[seq]
+        return at >= 0 and seq < firsts[at] + runs[at].length
+
+    return [seq for seq in known if is_in(seq)]

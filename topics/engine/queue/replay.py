@@ -19,6 +19,7 @@ from typing import cast
 
 from topics.engine.locators import in_log
 from topics.engine.now import Now
+from topics.engine.queue.jobs import Watched
 from topics.engine.queue.ledger import JobRow, Ledger, keeps_leases
 from topics.engine.removal import deleted_in
 from topics.engine.replay import Misfit, Replay
@@ -89,19 +90,22 @@ def follow_config(topic: Topic) -> None:
 # After the last frame
 
 
-def begin(topic: Topic, store: Store, now: Now) -> None:
-    """The jobs of a queue go on from what the replay has found."""
+def begin(topic: Topic, store: Store, now: Now, watched: Watched = iter) -> None:
+    """The jobs of a queue go on from what the replay has found. ``watched`` passes jobs on, and
+    sees the progress.
+    """
     jobs, ledger = topic.jobs, ledger_of(topic)
     if jobs is None or ledger is None:
         return
-    ledger.forget([*_gone(topic, sorted({*ledger.rows, *ledger.delays}), store)])
+    for known in (sorted(ledger.rows), [*ledger.delays]):
+        ledger.forget([*_gone(topic, watched(known), store)])
     config = topic.config
 
     def is_exhausted(row: JobRow) -> bool:
         return config.dead_letter is not None and 0 < config.max_deliveries <= row.deliveries
 
     ledger.revive(is_exhausted)
-    jobs.begin(now, config.dead_letter)
+    jobs.begin(now, topic.start_seq, config.dead_letter, watched)
 
 
 def _gone(topic: Topic, seqs: Iterable[int], store: Store) -> Iterator[int]:

@@ -11,40 +11,43 @@ Times are monotonic milliseconds.
 from __future__ import annotations
 
 import heapq
+import sys
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 BUCKET_MS = 256
-STALE_MIN = 4096  # a shorter timetable is not rebuilt
+STALE_MIN = 4096  # a shorter timetable is not swept
+SWEEP_STEP = 16  # entries that are looked at for each that is added: more than are added
+NO_SEQS = array("Q")
 
 
 class Timetable:
-    """``time_of`` tells when a seq is due, None when it is not."""
+    """``time_of`` tells when a seq is due, None when it is not. ``count``: of entries, dropped ones
+    included.
+    """
 
-    __slots__ = ("_count", "_far", "_near", "_near_until", "_order", "_time_of")
+    __slots__ = ("_far", "_near", "_near_until", "_order", "_sweep", "_time_of", "count")
 
     def __init__(self, time_of: Callable[[int], int | None]) -> None:
         self._time_of = time_of
         self._far: dict[int, array[int]] = {}  # by bucket
-        self._order: list[int] = []  # heap of the buckets in ``_far``
+        self._order: list[int] = []  # heap of the buckets in ``_far``, and some that were swept
         self._near: list[tuple[int, int]] = []  # heap of (time, seq)
         self._near_until = 0  # what is due before it is in ``_near``
-        self._count = 0
-
-    def __len__(self) -> int:
-        """How many entries there are, dropped ones included."""
-        return self._count
+        self._sweep: Iterator[bool] | None = None
+        self.count = 0
 
     @property
     def next_at(self) -> int | None:
         """Nothing is due before it; None when nothing ever is."""
-        if self._near:
-            return self._near[0][0]
-        return self._order[0] * BUCKET_MS if self._order else None
+        near, order = self._near, self._order
+        if not near:
+            return order[0] * BUCKET_MS if order else None
+        return min(near[0][0], order[0] * BUCKET_MS) if order else near[0][0]
 
     def add(self, at: int, seqs: Sequence[int]) -> None:
         """These seqs are due at ``at``."""
-        self._count += len(seqs)
+        self.count += len(seqs)
         if at < self._near_until:
             for seq in seqs:
                 heapq.heappush(self._near, (at, seq))
@@ -55,39 +58,77 @@ class Timetable:
             heapq.heappush(self._order, at // BUCKET_MS)
         bucket.extend(seqs)
 
-    def take_due(self, now_ms: int) -> list[tuple[int, int]]:
-        """(time, seq) of what is due by now, in this order. One may stand there twice."""
+    def take_due(self, now_ms: int, limit: int = sys.maxsize) -> list[tuple[int, int]]:
+        """(time, seq) of what is due by now, in this order. One may stand there twice.
+
+        ``limit``: how many entries are looked at, once when their bucket comes near and once when
+        they are due. `next_at` tells whether that was all. What comes later may have an earlier
+        time if one bucket has more entries than that.
+        """
         due: list[tuple[int, int]] = []
-        while self._order and self._order[0] * BUCKET_MS <= now_ms:
-            self._open_bucket(heapq.heappop(self._order), now_ms, due)
+        left = limit
+        while self._order and self._order[0] * BUCKET_MS <= now_ms and left > 0:
+            left -= self._open_bucket(self._order[0], now_ms, due, left)
         near, time_of = self._near, self._time_of
-        while near and near[0][0] <= now_ms:
+        for _ in range(min(len(near), limit - len(due))):
+            if near[0][0] > now_ms:
+                break
             at, seq = heapq.heappop(near)
-            self._count -= 1
+            self.count -= 1
             if time_of(seq) == at:
                 due.append((at, seq))
         return due
 
-    def _open_bucket(self, bucket: int, now_ms: int, due: list[tuple[int, int]]) -> None:
-        seqs, start, end = self._far.pop(bucket), bucket * BUCKET_MS, (bucket + 1) * BUCKET_MS
+    def _open_bucket(self, bucket: int, now_ms: int, due: list[tuple[int, int]], limit: int) -> int:
+        """Look at up to ``limit`` entries of the bucket; how many."""
+        start, end = bucket * BUCKET_MS, (bucket + 1) * BUCKET_MS
+        seqs = self._far.pop(bucket, NO_SEQS)
+        if len(seqs) > limit:  # a copy: a sweep must not go on in it
+            self._far[bucket], seqs = seqs[limit:], seqs[:limit]
+        else:
+            heapq.heappop(self._order)
+            self._near_until = max(self._near_until, end)
         # One whose time has changed stands where it is due now, too.
         times = ((self._time_of(seq), seq) for seq in seqs)
         timed = [(at, seq) for at, seq in times if at is not None and start <= at < end]
-        self._near_until = max(self._near_until, end)
         if end <= now_ms and not self._near:
             timed.sort()
             due += timed
-            self._count -= len(seqs)
-            return
-        self._count -= len(seqs) - len(timed)
-        self._near += timed
-        heapq.heapify(self._near)
+            self.count -= len(seqs)
+            return len(seqs)
+        self.count -= len(seqs) - len(timed)
+        for entry in timed:
+            heapq.heappush(self._near, entry)
+        return len(seqs)
 
-    def trim(self, live: int, rows: Callable[[], Iterable[tuple[int, int]]]) -> None:
-        """Start anew from ``rows``, of (time, seq), when most entries are dropped ones. ``live``:
-        how many seqs have a time.
+    def trim(self, live: int, added: int) -> None:
+        """Drop some entries that are no longer true, while they are most of all. ``live``: how many
+        seqs have a time. ``added``: entries since the last call; the work is in proportion to it.
         """
-        if self._count > 2 * live + STALE_MIN:
-            self._far, self._order, self._near, self._count = {}, [], [], 0
-            for at, seq in rows():
-                self.add(at, (seq,))
+        if self._sweep is None:
+            if self.count <= 2 * live + STALE_MIN:
+                return
+            self._sweep = self._swept()
+        for _ in range(added):
+            if next(self._sweep, True):
+                self._sweep = None
+                return
+
+    def _swept(self) -> Iterator[bool]:
+        """Look at the far entries, `SWEEP_STEP` at a time; False after each step."""
+        for bucket, seqs in tuple(self._far.items()):
+            read, kept, end = 0, 0, len(seqs)
+            while read < end and self._far.get(bucket) is seqs:
+                for seq in seqs[read : min(read + SWEEP_STEP, end)]:
+                    read += 1
+                    if (self._time_of(seq) or 0) // BUCKET_MS == bucket:
+                        seqs[kept] = seq
+                        kept += 1
+                yield False
+            if self._far.get(bucket) is seqs:
+                self.count -= end - kept
+                del seqs[kept:end]
+                if not seqs:
+                    del self._far[bucket]
+        self._order = [*self._far]
+        heapq.heapify(self._order)

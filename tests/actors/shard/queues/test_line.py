@@ -65,7 +65,16 @@ def test_a_cohort_that_a_turn_can_serve_is_dealt_to_in_one_pass() -> None:
     line.form_cohort(ready=100, jobs_max=10)
     assert list(line.slices or ()) == [[Share(claimer, 5) for claimer in claimers]]
     line.form_cohort(ready=3, jobs_max=4)
-    assert shares_of(line) == [[5, 5]], "the jobs are few, the pass finds them"
+    assert shares_of(line) == [[2, 1]]
+
+
+def test_only_as_many_are_dealt_to_as_there_are_jobs_the_first_ones_with_room() -> None:
+    line, claimers = line_of(0, *[9] * 8000)
+    line.form_cohort(ready=2, jobs_max=10)
+    assert list(line.slices or ()) == [[Share(claimer, 1) for claimer in claimers[1:3]]]
+    assert list(line.waiting) == claimers, "nobody has lost a place"
+    line.form_cohort(ready=0, jobs_max=10)
+    assert shares_of(line) == []
 
 
 def test_a_larger_cohort_gets_even_shares_in_several_passes() -> None:

@@ -13,6 +13,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.support.queue_desk import QueueDesk, seqs_of
 from topics.actors.rpc.replies import APPLICATION_ERROR
 from topics.actors.shard.queues import lines
+from topics.engine.queue import jobs
 
 # In order
 
@@ -156,6 +157,23 @@ async def test_what_a_turn_has_left_is_served_without_another_message(
         workers.claim()
     await wait_all_tasks_blocked()
     assert [seqs_of(answer) for answer in workers.told()] == [[1], [2], [3]]
+
+
+@pytest.mark.parametrize("jitter_ms", [0, 100])
+async def test_a_pass_that_ends_early_goes_on_in_the_next_turn_and_nobody_goes_without_a_job(
+    workers: QueueDesk, autojump_clock: MockClock, jitter_ms: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "PASS_STEPS", 8)
+    workers.queue(max_deliveries=1, dead_letter="d", claim_jitter_ms=jitter_ms)
+    exhausted = workers.jobs(20)
+    workers.claim(max=20)
+    await trio.sleep(0.2)
+    workers.nack(*exhausted)
+    workers.jobs(2)
+    workers.told()
+    hasty, other = workers.claim(), workers.claim()
+    await trio.sleep(0.2)
+    assert workers.claimed() == [(hasty, [21]), (other, [22])]
 
 
 # Cohorts

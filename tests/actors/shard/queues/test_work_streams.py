@@ -101,6 +101,23 @@ async def test_a_full_stream_is_refilled_when_a_lease_ends(
     assert workers.pages() == [(1, [1])]
 
 
+async def test_a_full_stream_is_refilled_when_its_job_is_too_old(
+    workers: QueueDesk, autojump_clock: MockClock
+) -> None:
+    workers.queue(ttl_ms=2000)
+    workers.jobs(1)
+    workers.open(1)
+    workers.pages()
+    workers.taken()
+    await trio.sleep(0.5)
+    workers.jobs(1)
+    assert workers.pages() == []
+    await trio.sleep(1.5)
+    assert workers.pages() == []
+    await trio.sleep(0.02)
+    assert workers.pages() == [(1, [2])]
+
+
 async def test_what_is_acked_before_the_page_is_taken_makes_no_second_page(
     workers: QueueDesk,
 ) -> None:

@@ -403,7 +403,8 @@ class Walk:
             assert queue.count == was.count
             if name == "q":
                 counters = jobs_of(queue).counters(queue.count)
-                assert counters == jobs_of(was).counters(was.count)
+                # What was on its way to another topic may be ready.
+                assert counters[1:] == jobs_of(was).counters(was.count)[1:]
         for moving in self.moving.values():
             moving.clear()
         self.restarts += 1

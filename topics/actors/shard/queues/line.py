@@ -3,14 +3,17 @@
     greedy (`claim_jitter_ms` 0)   the first claimer takes what it can, then the next one
     jitter                         GATHERING --window over--> DEALING --cohort served--> GATHERING
 
-A cohort is everybody who waits when its window is over. It is dealt to evenly: in one pass, or, if
-it would take more than a turn may, each gets its even share in the order of arrival.
+A cohort is everybody who waits when its window is over. Each gets its even share of the jobs, in
+the order of arrival, in passes of what a turn may take. Where jobs are fewer than members, the
+first ones get one each, and no work is done for the others: they stay in line.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
+from itertools import islice
+from operator import attrgetter
 from typing import NamedTuple
 
 from topics.actors.shard.deadlines import Deadline
@@ -43,7 +46,7 @@ class Line:
 
     def __init__(self, topic: Topic) -> None:
         self.topic = topic
-        self.waiting: dict[Claimer, None] = {}
+        self.waiting = OrderedDict[Claimer, None]()
         self.impatient: dict[Claimer, None] = {}
         self.streams: dict[Holder, Claimer] = {}
         self.newcomers: list[Claimer] = []
@@ -89,17 +92,11 @@ class Line:
             self.window = None
 
     def form_cohort(self, ready: int, jobs_max: int) -> None:
-        """Everybody who waits is dealt to, ``jobs_max`` jobs in one pass. ``ready``: how many there
-        are.
-        """
-        shares = [Share(claimer, claimer.room) for claimer in self.waiting]
+        """Deal ``ready`` jobs, ``jobs_max`` in one pass."""
         self.unheard.clear()
-        if min(ready, sum(share.max_jobs for share in shares)) <= jobs_max:
-            self.slices = deque([shares])
-            return
-        evened = even_shares([share.max_jobs for share in shares], ready)
-        shares = [Share(share.claimer, most) for share, most in zip(shares, evened, strict=True)]
-        self.slices = deque(grouped(shares, lambda share: share.max_jobs, jobs_max))
+        members = [*islice((claimer for claimer in self.waiting if claimer.room), ready)]
+        shares = even_shares([claimer.room for claimer in members], ready)
+        self.slices = deque(grouped(map(Share, members, shares), attrgetter("max_jobs"), jobs_max))
 
 
 def even_shares(rooms: Sequence[int], jobs: int) -> list[int]:

@@ -2,8 +2,9 @@
 
 What makes a line due: a claimer that joins, a commit that makes jobs claimable or gives a stream
 room, jobs that are released, a window that is over, and the time at which jobs become claimable by
-themselves. A turn serves the lines that are due, ``JOBS_PER_TURN`` jobs over all of them, each line
-in its turn. A line without claimers is forgotten.
+themselves, or full streams lose jobs by age. A turn serves the lines that are due,
+``JOBS_PER_TURN`` jobs over all of them, each line in its turn. A line without claimers is
+forgotten.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ JOBS_PER_TURN = 4096  # to all lines, about
 JOB_BYTES = 4096  # a job with more bytes counts as several
 TURN_BYTES_MAX = JOBS_PER_TURN * JOB_BYTES
 LINE_COST = 4  # in jobs: what it costs to find that a line gets nothing
-RETRY_S = 1.0  # after the log has refused leases
+RETRY_S = 1.0  # after the log has refused leases, or age has found damage
 ALARM_MIN_S = 0.005  # an alarm may be early; it is never set for a time that has passed
 
 log = structlog.get_logger()
@@ -193,11 +194,16 @@ class Lines(Service):
         self._set_alarm(line, RETRY_S)
 
     def _serve_in_order(self, line: Line) -> None:
-        for claimer in tuple(line.waiting):
+        while line.waiting:
             if self._budget <= 0:
                 self._due[line] = None
                 return
-            if not self._claim(line, [Share(claimer, claimer.room)], evenly=False):
+            claimer = next(iter(line.waiting))
+            if not claimer.room:  # an ack that made room was taken back
+                line.leave(claimer)
+            elif not self._claim(line, [Share(claimer, claimer.room)], evenly=False) and (
+                self._budget > 0
+            ):
                 break
         line.unheard.clear()
         self._answer_impatient(line, tuple(line.impatient))
@@ -214,6 +220,8 @@ class Lines(Service):
         while line.slices and self._budget > 0:
             shares = [share for share in line.slices.popleft() if share.claimer in line.waiting]
             has_more = bool(shares) and self._claim(line, shares, evenly=True) > 0
+            if shares and jobs_of(line.topic).is_unfinished:
+                line.slices.appendleft(shares)
         if line.slices:
             self._due[line] = None
             return
@@ -223,7 +231,7 @@ class Lines(Service):
             self._due[line] = None  # a window may open
 
     def _claim(self, line: Line, shares: Sequence[Share], *, evenly: bool) -> int:
-        """Lease jobs to these claimers; how many. 0: there are no more."""
+        """Lease jobs to these claimers; how many. 0: there are no more, or the turn is over."""
         asks = [share.claimer.ask(share.max_jobs) for share in shares]
         bounds = [share.claimer.max_bytes for share in shares]
         max_bytes = min(max(TURN_BYTES_MAX, *bounds), sum(bounds))
@@ -237,6 +245,8 @@ class Lines(Service):
         for share, change in zip(shares, changes, strict=True):
             if change.jobs:
                 self._hand_over(line, share.claimer, change)
+        if jobs_of(line.topic).is_unfinished:
+            self._budget = 0
         if jobs_of(line.topic).dead:
             self._on_dead(line.topic)
         return sum(len(change.jobs) for change in changes)
@@ -273,13 +283,21 @@ class Lines(Service):
     # Time, and the end of a line
 
     def _await_jobs(self, line: Line) -> None:
-        """Set the alarm to the time at which jobs become claimable, unless something comes before.
+        """Set the alarm to the time at which jobs become claimable, or age may give a full stream
+        room for one that is, unless something comes before.
 
         An earlier alarm stays: when it goes off, the line is visited and it is set anew.
         """
-        next_at = jobs_of(line.topic).next_at
-        if next_at is not None and line not in self._due and line.window is None:
-            self._set_alarm(line, max(ALARM_MIN_S, (next_at - self._commits.now().ms) / 1000))
+        if line in self._due or line.window is not None:
+            return
+        now, next_at = self._commits.now(), jobs_of(line.topic).next_at
+        if next_at is not None:
+            self._set_alarm(line, max(ALARM_MIN_S, (next_at - now.ms) / 1000))
+        if not line.waiting and self._ready(line.topic):
+            expires_at = self._engine.next_expiry(line.topic)
+            if expires_at is not None:  # what is due and still there is damaged
+                left_ms = expires_at - now.ts
+                self._set_alarm(line, left_ms / 1000 if left_ms > 0 else RETRY_S)
 
     def _set_alarm(self, line: Line, seconds: float) -> None:
         at = trio.current_time() + seconds

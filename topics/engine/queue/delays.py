@@ -1,0 +1,168 @@
+"""Delays: until when jobs that were never delivered must wait (additions: delayed jobs).
+
+Rows in the order of seqs, in columns of blocks: 24 bytes a job, and a run of them goes in one step.
+
+    column  type  holds
+    seqs    u64
+    due     i64   at which time the job is delivered at the earliest (wall ms)
+    until   i64   the same on the monotonic clock; 0: it is due, or the clock has not begun
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, MutableMapping
+from typing import NamedTuple
+
+from topics.formats.ranges import SeqRun
+
+BLOCK_ROWS = 512
+
+
+class _Block(NamedTuple):
+    seqs: array[int]
+    due: array[int]
+    until: array[int]
+
+    def part(self, start: int, stop: int) -> _Block:
+        return _Block(*(column[start:stop] for column in self))
+
+
+class Delays(MutableMapping[int, int]):
+    """When each job is due (wall ms), by seq, rising. ``waiting``: how many jobs are not due."""
+
+    __slots__ = ("_blocks", "_count", "_firsts", "waiting")
+
+    def __init__(self) -> None:
+        self._blocks: list[_Block] = []
+        self._firsts: list[int] = []  # no seq of the block is below
+        self._count = self.waiting = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[int]:
+        return (seq for seq, _ in self.rows())
+
+    def __getitem__(self, seq: int) -> int:
+        found = self._find(seq)
+        if found is None:
+            raise KeyError(seq)
+        return found[0].due[found[1]]
+
+    def __setitem__(self, seq: int, due_ts: int) -> None:
+        self.put(seq, due_ts, 0)
+
+    def __delitem__(self, seq: int) -> None:
+        self.drop(seq, seq + 1)
+
+    def __contains__(self, seq: object) -> bool:
+        return isinstance(seq, int) and self._find(seq) is not None
+
+    def _find(self, seq: int) -> tuple[_Block, int] | None:
+        at = bisect_right(self._firsts, seq) - 1
+        if at < 0:
+            return None
+        block = self._blocks[at]
+        row = bisect_left(block.seqs, seq)
+        return (block, row) if row < len(block.seqs) and block.seqs[row] == seq else None
+
+    def until_ms(self, seq: int) -> int | None:
+        """When the job is due (monotonic ms); None: it is, or has no delay."""
+        found = self._find(seq)
+        return found and (found[0].until[found[1]] or None)
+
+    def rows(self, after: int = 0, limit: int = sys.maxsize) -> Iterator[tuple[int, int]]:
+        """``(seq, due_ts)`` of up to ``limit`` jobs above ``after``, rising."""
+        at = max(bisect_right(self._firsts, after) - 1, 0)
+        while at < len(self._blocks) and limit > 0:
+            seqs, due, _ = self._blocks[at]
+            start = bisect_right(seqs, after)
+            stop = min(start + limit, len(seqs))
+            yield from zip(seqs[start:stop], due[start:stop], strict=True)
+            limit -= stop - start
+            at += 1
+
+    def times(self) -> Iterator[tuple[int, int]]:
+        """``(until_ms, seq)`` of all that are not due."""
+        for seqs, _, until in self._blocks:
+            yield from ((at, seq) for at, seq in zip(until, seqs, strict=True) if at)
+
+    # Changing
+
+    def put(self, seq: int, due_ts: int, until_ms: int) -> None:
+        """Note the delay of a job, in place of the one that it has."""
+        blocks, firsts = self._blocks, self._firsts
+        self._count += 1
+        self.waiting += until_ms > 0
+        if not blocks or seq > blocks[-1].seqs[-1]:
+            if not blocks or len(blocks[-1].seqs) == BLOCK_ROWS:
+                blocks.append(_Block(array("Q"), array("q"), array("q")))
+                firsts.append(seq)
+            seqs, due, until = blocks[-1]
+            seqs.append(seq)
+            due.append(due_ts)
+            until.append(until_ms)
+            return
+        at = max(bisect_right(firsts, seq) - 1, 0)
+        block = blocks[at]
+        place = bisect_left(block.seqs, seq)
+        if place < len(block.seqs) and block.seqs[place] == seq:
+            self._count -= 1
+            self.waiting -= block.until[place] > 0
+            block.due[place], block.until[place] = due_ts, until_ms
+            return
+        for column, value in zip(block, (seq, due_ts, until_ms), strict=True):
+            column.insert(place, value)
+        firsts[at] = block.seqs[0]
+        if len(block.seqs) > BLOCK_ROWS:
+            half = BLOCK_ROWS // 2
+            blocks[at : at + 1] = [block.part(0, half), block.part(half, len(block.seqs))]
+            firsts[at : at + 1] = [blocks[at].seqs[0], blocks[at + 1].seqs[0]]
+
+    def note_due(self, seq: int) -> int | None:
+        """Its time has come; when that was (wall ms), None if the job has no such delay."""
+        found = self._find(seq)
+        if found is None or not found[0].until[found[1]]:
+            return None
+        block, row = found
+        block.until[row] = 0
+        self.waiting -= 1
+        return block.due[row]
+
+    def take(self, seq: int) -> tuple[int, bool] | None:
+        """Forget the delay of a job: when it is due (wall ms), and whether it is."""
+        found = self._find(seq)
+        if found is None:
+            return None
+        block, row = found
+        due_ts, until_ms = block.due[row], block.until[row]
+        self.drop(seq, seq + 1)
+        return due_ts, not until_ms
+
+    def drop(self, first: int, stop: int) -> None:
+        """Forget the delays of the jobs from ``first`` to ``stop`` (exclusive)."""
+        blocks, firsts = self._blocks, self._firsts
+        at = end = max(bisect_right(firsts, first) - 1, 0)
+        while end < len(blocks) and firsts[end] < stop:
+            block = blocks[end]
+            start, over = bisect_left(block.seqs, first), bisect_left(block.seqs, stop)
+            self._count -= over - start
+            self.waiting -= over - start - block.until[start:over].count(0)
+            if over - start == len(block.seqs):
+                end += 1
+                continue
+            for column in block:
+                del column[start:over]
+            if start:  # some rows stand before
+                at = end = end + 1
+            else:
+                break
+        del blocks[at:end], firsts[at:end]
+
+    def drop_runs(self, runs: Iterable[SeqRun]) -> None:
+        """Forget the delays of the jobs of these runs."""
+        for first, length in runs if self._count else ():
+            self.drop(first, first + length)
