@@ -263,10 +263,18 @@ class QueueLeases(QueueRecords):
         assert (list(change.seqs), list(change.skipped)) == (ours, skipped)
         assert change.until_ts == now.ts + lease_ms
 
+        jobs = self.models[topic.id].kept(ours)
+
         def told(model: QueueModel) -> None:
-            for seq in ours:
-                if seq in model.jobs and model.jobs[seq].state == "held":
-                    model.jobs[seq].until_ts = now.ts + lease_ms
+            for job in jobs:
+                model.told(
+                    [job.seq],
+                    state="held",
+                    node=node,
+                    number=job.number,
+                    until_ts=change.until_ts,
+                    deliveries=job.deliveries,
+                )
 
         self.lease_change(topic, change, lambda model: model.extend(ours, lease_ms, now), told)
 

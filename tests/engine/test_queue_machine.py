@@ -24,3 +24,18 @@ TestQueues.settings = settings(max_examples=EXAMPLES, stateful_step_count=50)
 @pytest.mark.parametrize("seed", range(10))
 def test_a_queue_that_is_used_at_random_is_what_its_model_says(seed: int) -> None:
     QueueWalk.walk(seed)
+
+
+def test_the_model_knows_of_a_lease_from_before_they_were_durable_that_was_extended() -> None:
+    queues = Queues()
+    queues.begin({"leases_durable": False})
+    queues.append("q", [{"data": 1}], False)
+    queues.commit_all()
+    queues.claim("q", [("n", 1, 300)], False)
+    queues.put("q", {"leases_durable": True})
+    queues.commit_all()
+    queues.extend("q", "n", [0], "none", 300)
+    queues.commit_all()
+    queues.restart(False, 0, True, False)
+    queues.the_engine_is_the_model()
+    assert [job.seq for job in queues.models[queues.names["q"]].held("n")] == [1]

@@ -14,6 +14,7 @@ from topics.engine.now import Now
 from topics.engine.queue.claims import Ask
 from topics.engine.queue.jobs import Jobs
 from topics.engine.queue.leases import lease_id
+from topics.engine.queue.ledger import JobRow, JobState
 from topics.engine.reading import read
 from topics.engine.topic import Topic
 from topics.formats.api.append_body import decode_append
@@ -69,6 +70,9 @@ class Process:
     def nack(self, *seqs: int, delay_ms: int = 0) -> None:
         self._do(self.world.engine.nack(self.topic, "n", seqs, None, delay_ms, self.now))
 
+    def extend(self, *seqs: int, lease_ms: int = 1000) -> None:
+        self._do(self.world.engine.extend(self.topic, "n", seqs, None, lease_ms, self.now))
+
     def ack(self, *seqs: int) -> None:
         self._do(self.world.engine.ack(self.topic, "n", seqs, None, self.now))
 
@@ -83,6 +87,11 @@ class Process:
         self.now = Now(self.now.ts + down_ms, 77)
         self.world.restart(self.now, None, power=False)
         self.world.engine.table.next_lease_number = 1000
+
+    def told(self, seq: int) -> JobRow:
+        """What a checkpoint tells of a job."""
+        (ledger,) = self.jobs.ledgers(self.now, with_leases=True)
+        return ledger.rows[seq]
 
     def later(self, ms: int) -> None:
         self.now = Now(self.now.ts + ms, self.now.ms + ms)
@@ -151,6 +160,19 @@ def test_leases_from_before_they_were_not_durable_do_not_come_back_when_they_are
     assert process.claim() == [1]
 
 
+def test_a_lease_from_before_they_were_durable_is_known_again_once_it_was_extended() -> None:
+    process = Process()
+    process.put(leases_durable=False)
+    process.add()
+    process.claim()
+    process.put(leases_durable=True)
+    process.extend(1, lease_ms=500)
+    row = process.told(1)
+    process.kill()
+    assert process.told(1) == row
+    assert process.claim() == []
+
+
 def exhausted(**config: Any) -> Process:
     """Job 1 is about to be moved."""
     process = Process(max_deliveries=1, dead_letter="d", **config)
@@ -193,6 +215,21 @@ def test_what_was_found_exhausted_and_not_moved_is_found_so_again() -> None:
     process.kill()
     assert process.claim() == []
     assert process.move() == [1]
+
+
+def test_a_job_that_was_not_moved_is_of_its_holder_once_the_log_knows_of_the_lease() -> None:
+    process = exhausted()
+    process.world.engine.keep_dead(process.topic, [1])
+    process.put(dead_letter=None, leases_durable=False)
+    process.world.engine.revive_dead(process.topic)
+    assert process.claim() == [1]
+    assert process.told(1).state is JobState.DYING, "the log knows of no lease"
+    process.put(leases_durable=True)
+    process.extend(1, lease_ms=500)
+    row = process.told(1)
+    assert (row.state, row.deliveries) == (JobState.HELD, 2)
+    process.kill()
+    assert process.told(1) == row
 
 
 def test_jobs_whose_records_have_gone_are_nobodys() -> None:

@@ -244,6 +244,7 @@ def extend(
         numbers = [lease.number for lease in change.leases]
         rows = LeaseRows(LeaseOp.CLAIMED, held, counts, node, change.until_ts, numbers)
         change.log([lease_frame(topic.id, now.ts, rows)], sync=False)
+        change.doom()
     return change
 
 
