@@ -40,16 +40,16 @@ def test_whatever_write_or_sync_fails_nothing_acknowledged_is_lost_and_nothing_r
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("loop", [False, True])
 @pytest.mark.parametrize("forgotten", ["blank", "write_again"])
 def test_a_log_that_is_not_cut_or_not_written_again_is_found_out(
-    forgotten: str, loop: bool, monkeypatch: pytest.MonkeyPatch
+    forgotten: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, calls = in_folder(Case(loop=loop))
+    # The loop makes the syncs: with the thread it is up to the machine what a failing one refuses.
+    _, calls = in_folder(Case(loop=True))
     syncs = [
         index
         for index, call in enumerate(calls, 1)
         if call.startswith("fdatasync") and call.endswith(".wal")
     ]
     monkeypatch.setattr(WalFile, forgotten, lambda *_: None)
-    assert any(in_folder(Case(index, loop=loop))[0] for index in syncs[len(syncs) // 2 :])
+    assert any(in_folder(Case(index, loop=True))[0] for index in syncs[len(syncs) // 2 :])
