@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import select
 import threading
 
 import pytest
 
 from tests.support.api import Api, Wire, ok, refused, request
+from tests.support.polling import is_readable
 from tests.support.server import Server
 
 ONE = b'{"records":[{"data":1}]}'
@@ -318,7 +318,7 @@ def test_a_head_without_end_is_cut_off(server: Server, api: Api) -> None:
 def send_until_answered(wire: Wire, *parts: bytes) -> None:
     """Send, but stop as soon as the server has something to say."""
     for part in parts:
-        if select.select([wire.socket], [], [], 0)[0]:
+        if is_readable(wire.socket.fileno(), 0):
             return
         try:
             wire.send(part)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import select
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from tests.campaigns.hostile import (
     watched,
 )
 from tests.support.api import Api, Wire, ok, refused, request
+from tests.support.polling import is_readable
 from tests.support.server import Server, open_files
 
 pytestmark = pytest.mark.slow
@@ -91,7 +91,7 @@ def test_an_endless_body_is_refused_and_cut_off(server: Server, path: str) -> No
             )
         )
         for _ in range(66):
-            if select.select([wire.socket], [], [], 0)[0]:
+            if is_readable(wire.socket.fileno(), 0):
                 break
             wire.send(CHUNK)
         refused(wire.answer(), 413, "payload_too_large")

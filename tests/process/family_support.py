@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import socket
 import subprocess
 import sys
@@ -12,6 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
+
+from tests.support.polling import is_readable
 
 ROOT = Path(__file__).parents[2]
 STAND_INS = Path(__file__).with_name("stand_ins.py")
@@ -117,7 +118,7 @@ def wait_until_gone(pid: int) -> None:
     except ProcessLookupError:
         return
     try:
-        assert select.select([descriptor], [], [], WITHIN_S)[0], f"process {pid} lives on"
+        assert is_readable(descriptor, WITHIN_S), f"process {pid} lives on"
     finally:
         os.close(descriptor)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import os
-import select
 import signal
 import socket
 import sys
@@ -20,6 +19,7 @@ from typing import Any
 
 import trio
 
+from tests.support.polling import is_readable
 from topics.actors.link.board import Board
 from topics.actors.link.key_table import KeyTable
 from topics.actors.link.link_memory import LinkMemory, LinkSizes
@@ -78,7 +78,7 @@ def end_of(pid: int, state: Callable[[], str], *, interrupted: bool) -> int:
     if not interrupted:
         os.kill(pid, signal.SIGTERM)
     handle = os.pidfd_open(pid)
-    if not select.select([handle], [], [], WITHIN_S)[0]:
+    if not is_readable(handle, WITHIN_S):
         os.kill(pid, signal.SIGKILL)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import traceback
 from collections.abc import Callable
@@ -15,6 +14,7 @@ import pytest
 import trio
 
 from tests.support.peers import ask, ask_until_there
+from tests.support.polling import is_readable
 from tests.support.shard import LIMITS
 from topics.actors.link.board import Board
 from topics.actors.link.link import Link
@@ -92,7 +92,7 @@ def test_a_shard_that_dies_fails_the_calls_of_another_and_is_asked_again_when_it
 
     other = server.start(1)
     caller = server.start(0, work)
-    assert select.select([polling], [], [], WITHIN_S)[0], "the first append is answered"
+    assert is_readable(polling, WITHIN_S), "the first append is answered"
     server.kill(1, other)
     other = server.start(1)
     assert os.waitstatus_to_exitcode(os.waitpid(caller, 0)[1]) == 0

@@ -10,7 +10,6 @@ import http.client
 import json
 import os
 import re
-import select
 import signal
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 from urllib.parse import urlsplit
 
+from tests.support.polling import is_readable
 from tests.support.zygote import Forked, Zygote
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -335,7 +335,7 @@ def _pidfd(pid: int) -> int | None:
 
 def _wait_gone(handle: int) -> None:
     try:
-        assert select.select([handle], [], [], STOP_S)[0], "a killed process does not go"
+        assert is_readable(handle, STOP_S), "a killed process does not go"
     finally:
         os.close(handle)
 

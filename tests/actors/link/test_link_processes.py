@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import select
 import signal
 import traceback
 import zlib
@@ -16,6 +15,7 @@ import pytest
 import trio
 
 from tests.actors.link.link_support import SMALL, Pair, Running, echo
+from tests.support.polling import is_readable
 from topics.actors.link.arena_memory import PAGE_BYTES
 from topics.actors.link.link import Link
 from topics.actors.link.process_id import front_id, shard_id
@@ -166,7 +166,7 @@ def test_a_shard_killed_in_the_middle_is_replaced_and_no_byte_of_the_old_session
     front = fork(lambda: trio.run(MarkedFront(pair, seed, last_session=1 + deaths).run))
     child = fork(shard)
     for _ in range(deaths):
-        assert select.select([busy], [], [], 30)[0], "the shard of this session answers"
+        assert is_readable(busy, 30), "the shard of this session answers"
         os.eventfd_read(busy)
         kill(child)
         rng.random()  # the next shard lives another time

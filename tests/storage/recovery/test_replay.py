@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,21 @@ def test_a_missing_file_is_damage(number: int, many: Path) -> None:
     with pytest.raises(Damaged, match="missing or cut") as raised:
         Client(many)
     assert raised.value.path == files[number + 1]
+
+
+@pytest.mark.parametrize("is_opened", [False, True])
+def test_a_refused_start_leaves_no_file_open(many: Path, is_opened: bool) -> None:
+    files = log_files(many)
+    if is_opened:
+        files[1].unlink()
+    else:
+        files[-1].write_bytes(b"")
+    with pytest.raises(Damaged):
+        Client(many)
+    gc.collect()  # maps that the traceback held
+    held = [*Path("/proc/self/fd").iterdir()]
+    names = {str(path.readlink()) for path in held if path.is_symlink()}
+    assert not names & {str(path) for path in files}
 
 
 def test_an_earlier_file_that_ends_too_soon_is_damage(many: Path) -> None:

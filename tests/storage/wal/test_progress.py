@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import select
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.log import failing
+from tests.support.polling import is_readable
 from tests.support.wal import (
     WAIT_MS,
     at_once,
@@ -106,7 +106,7 @@ def test_a_sync_that_fails_beside_a_write_is_told_when_that_is_over(
             )
             syncer.start()
             syncer.join()
-        told.append(bool(select.select([wal.progress_fd], [], [], 0)[0]))
+        told.append(is_readable(wal.progress_fd, 0))
 
     monkeypatch.setattr("topics.storage.wal.writer.write_all", meanwhile)
     assert at_once(wal, frame(seq=2)) is None
@@ -189,7 +189,7 @@ def test_the_thread_does_not_report_what_the_loop_has_not_synced(
 
     def fail(_file: WalFile) -> None:
         may_report.set()
-        assert select.select([wal.progress_fd], [], [], WAIT_MS / 1000)[0]
+        assert is_readable(wal.progress_fd, WAIT_MS / 1000)
         raise OSError(errno.EIO, "no")
 
     with monkeypatch.context() as patch:

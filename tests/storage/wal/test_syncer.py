@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import select
 import threading
 import time
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.polling import is_readable
 from tests.support.wal import (
     WAIT_MS,
     frame,
@@ -40,7 +40,7 @@ def test_steady_writing_does_not_put_the_sync_off(tmp_path: Path) -> None:
         wal.append(frame())
         wal.flush(sync=False)
         while wal.synced_lsn < wal.next_lsn and not wal.take_progress():
-            select.select([wal.progress_fd], [], [], 1)
+            is_readable(wal.progress_fd, 1)
     wal.stop()
 
 

@@ -171,15 +171,16 @@ def recover(
     reader = ShardReader(data_dir, shard, shards, progress)
     folders, segments, engine = reader.folders, reader.segments, reader.engine
     files = open_log(folders.wal, shard)
-    end, is_clean = reader.read(files, now)
     replay, blobs, kept = reader.replay, reader.blobs, reader.kept
-    frames = start.decide(
-        reader.topics,
-        now,
-        progress.over,
-        clean=is_clean,
-        tail_may_be_lost=not boot or replay.boot != boot,
-    )
+    with _closed_on_refusal(files, segments):
+        end, is_clean = reader.read(files, now)
+        frames = start.decide(
+            reader.topics,
+            now,
+            progress.over,
+            clean=is_clean,
+            tail_may_be_lost=not boot or replay.boot != boot,
+        )
     # Nothing refuses the start any more: only from here on files change.
     make_folders(folders, progress)
     for file in files:
@@ -251,7 +252,25 @@ def open_segments(
 
 def open_log(folder: Path, shard: int) -> list[WalFile]:
     """Afterwards every file of the log is open. Raises `Damaged`."""
-    return [WalFile.open(path, shard) for path in log_paths(folder, shard)]
+    files: list[WalFile] = []
+    with _closed_on_refusal(files):
+        files += (WalFile.open(path, shard) for path in log_paths(folder, shard))
+    return files
+
+
+@contextlib.contextmanager
+def _closed_on_refusal(
+    files: list[WalFile], segments: SegmentStore | None = None
+) -> Iterator[None]:
+    """A start that is refused inside leaves no file of these open."""
+    try:
+        yield
+    except BaseException:
+        for file in files:
+            file.close()
+        if segments is not None:
+            segments.close()
+        raise
 
 
 def check_founded(folders: Folders, files: list[WalFile]) -> None:

@@ -191,6 +191,7 @@ class Sealer(Client):
         self.give_up()
         self.wal.stop()
         self.sealing.write_last()
+        self.shard.segments.close()
 
     def again(self, **options: Any) -> Sealer:
         """After a kill."""
@@ -230,6 +231,7 @@ def ended(client: Sealer) -> Iterator[Sealer]:
     client.give_up()
     if client.wal.writer._thread.is_alive():
         client.kill()
+    client.shard.segments.close()  # the test may have read since; a `Sealer` is in a circle
 
 
 def files(path: Path, kind: str) -> list[Path]:
