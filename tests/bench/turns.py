@@ -178,7 +178,7 @@ CASES = {
     "delayed-jobs-restart": Case(delayed_jobs, restart=True),
     "cohort": Case(cohort),
     "keys-end": Case(keys_end),
-    "topics-checkpoint": Case(checkpoint_of_topics),
+    "topics-checkpoint": Case(checkpoint_of_topics, {"max_topics": 0}),
 }
 
 
@@ -187,6 +187,7 @@ def measure(name: str, case: Case, scale: float) -> bool:
     with tempfile.TemporaryDirectory(prefix="topics-turns-") as folder:
         env = {"shards": 1, "max_inflight_per_key": 0, **case.env}
         with Server(Path(folder) / "data", **env) as server:
+            fill(server, "probe", b'{"data":1}', 1, 1)
             run = case.prepare(server, scale)
             if case.restart:
                 server.stop()
