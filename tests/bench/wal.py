@@ -26,7 +26,7 @@ from topics.formats.disk.frames import Frame, FrameKind, encode_frame
 from topics.formats.disk.wal import FILE_HEADER_BYTES
 from topics.storage.copy_reader import CopyReader
 from topics.storage.disk import make_directory
-from topics.storage.linked_logs import LinkedLogs
+from topics.storage.linked import LinkedPayloads
 from topics.storage.wal.blobs import BlobStore
 from topics.storage.wal.log import Wal
 
@@ -44,15 +44,13 @@ class Log:
         make_directory(folder / "wal")
         blobs = BlobStore(folder / "blob")
         size, sync_ms = SETTINGS.wal_file_bytes, SETTINGS.wal_sync_ms
-        linked = LinkedLogs(folder / "linked", folder, 0)
         self.wal = Wal(
             folder / "wal",
             0,
             [],
             0,
             blobs=blobs,
-            linked=linked,
-            copies=CopyReader(linked, linked.damaged),
+            copies=CopyReader(blobs, LinkedPayloads(folder, 0)),
             file_bytes=size,
             sync_ms=sync_ms,
         )

@@ -56,7 +56,7 @@ WANTED = (
         for durability in QUEUE_CLASSES
     ),
 )
-ROUTED_WANTED = ("file linked", "copies of routers", "remove of routers", "delete of routers")
+ROUTED_WANTED = ("copies of routers", "remove of routers", "delete of routers")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Copies are not written again: an append is one write of its payload, whatever the fan-out."""
+"""A payload is written once in each shard that holds the source or a dest, whatever the fan-out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from tests.support.routers import names_for
 from tests.support.server import Server
 
 FAN_OUT = 20
-FRAME_MAX = 512  # of what a copy of one record may add to the log
+DEST_BYTES = {"at_least_once": 24, "exactly_once": 64}  # that a dest may add to a log
+FRAMES_BYTES = 1024  # of all frames besides
 MIB = 1 << 20
 CLASSES = ("disk", "fsync")
 
@@ -47,18 +48,18 @@ def test_a_payload_is_written_once_whatever_the_fan_out(
     ok(api.append(source, "x" * size))
     passed(api, *names)
     grown = log_length(server.data_dir) - before
-    assert size <= grown <= size + FRAME_MAX * (1 + FAN_OUT)
+    assert 2 * size <= grown <= 2 * size + DEST_BYTES[guarantee] * FAN_OUT + FRAMES_BYTES
     for dest in dests:
         assert len(kept(api, dest)[0]["data"]) == size
 
 
-def test_a_chain_writes_a_payload_once(server: Server, api: Api, topic: str) -> None:
-    row = names_for(topic, [0, 1, 0, 1, 1, 0])
+def test_a_chain_within_a_shard_writes_a_payload_once(server: Server, api: Api, topic: str) -> None:
+    row = names_for(topic, [0] * 6)
     names = [route(api, *pair) for pair in itertools.pairwise(row)]
     before = log_length(server.data_dir)
     ok(api.append(row[0], "x" * (MIB - 100)))
     passed(api, *names)
-    assert log_length(server.data_dir) - before <= MIB + FRAME_MAX * len(row)
+    assert log_length(server.data_dir) - before <= MIB + FRAMES_BYTES * len(row)
     assert len(kept(api, row[-1])[0]["data"]) == MIB - 100
 
 

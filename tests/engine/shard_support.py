@@ -8,10 +8,11 @@ from typing import Any
 import msgspec
 
 from tests.support.limits import LIMITS
+from topics.engine.changes import forward
 from topics.engine.changes.append import Append, InFlightDuplicate, due_times, keeps_key
 from topics.engine.changes.change import Change
 from topics.engine.changes.delete_records import DeleteRecords
-from topics.engine.changes.forward import Forward
+from topics.engine.changes.forward import Advance, Forward
 from topics.engine.changes.put_topic import PutTopic
 from topics.engine.dedupe import DedupeEntry
 from topics.engine.locators import FIRST_MEMORY, Locator, in_log, in_memory
@@ -56,6 +57,15 @@ def decide_long(engine: ShardEngine, topic: Topic, body: AppendBody, now: Now) -
     return change
 
 
+def advance(topic: Topic, trimmed: int, now: Now) -> Advance:
+    """A router burns seqs of its dest; the change with its frame."""
+    found = forward.advance([forward.Taker(topic, 1, 0, "r")], 0, trimmed, 1, now)
+    (change,) = found.changes
+    assert isinstance(change, Advance)
+    change.frames.append(found.frame)
+    return change
+
+
 class Desk:
     """Decides at once and keeps what is pending; its log is a list."""
 
@@ -64,6 +74,7 @@ class Desk:
         self.now = Now(ts=1_000_000, ms=5_000)
         self.pending: list[Change] = []
         self._views: list[RecordsView] = []
+        self.copies: dict[Change, RecordsView] = {}  # of forwards, as readers get them
         self.engine.store = self
 
     def later(self, ms: int) -> None:
@@ -143,7 +154,7 @@ class Desk:
         if change.resident is not None:
             view, locator = view_of(change.resident), in_memory(number)
         elif isinstance(change, Forward):
-            view, locator = change.view, in_log(number)
+            view, locator = self.copies[change], in_log(number)
         else:
             (frame,) = (frame for frame in change.frames if frame.kind is FrameKind.APPEND)
             view = RecordsView(

@@ -10,7 +10,7 @@ from unittest.mock import patch
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from tests.engine.shard_support import decide_long
+from tests.engine.shard_support import advance, decide_long
 from tests.engine.topic_machine import (
     CONFIGS,
     MATCHES,
@@ -23,10 +23,9 @@ from tests.engine.topic_machine import (
 )
 from tests.engine.topic_model import Record, TopicModel, joined
 from tests.support.limits import LIMITS
-from topics.engine.changes import delete_records, forward
+from topics.engine.changes import delete_records
 from topics.engine.changes.append import Append
 from topics.engine.changes.delete_records import Rest
-from topics.engine.routing.derivations import Derivation
 from topics.engine.topic import Topic
 from topics.errors import TopicFull, TopicNotEmpty
 from topics.formats.api.append_body import AppendBody, decode_append
@@ -224,12 +223,12 @@ class TopicChanges(TopicMachine):
         topic = None if self._is_taken(name) else self._fresh(name)
         if topic is None:
             return
-        change = forward.advance(topic, 1, Derivation(0, 0), count, self.now)
+        change = advance(topic, count, self.now)
         topic_id, burnt = topic.id, change.burnt
         assert burnt is not None, "some seqs burn"
         self._submit(
             change,
-            {FrameKind.ROUTER: lambda models: models[topic_id].trim_again(*burnt)},
+            {FrameKind.FORWARD: lambda models: models[topic_id].trim_again(*burnt)},
             lambda: self.models[topic_id].trim(*burnt),
         )
 

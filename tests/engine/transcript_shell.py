@@ -25,9 +25,9 @@ import shlex
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tests.engine.shard_support import advance
 from tests.engine.world import World
 from tests.support.limits import LIMITS
-from topics.engine.changes import forward
 from topics.engine.changes.append import InFlightDuplicate
 from topics.engine.changes.change import Change
 from topics.engine.changes.delete_records import DeleteRecords
@@ -35,7 +35,6 @@ from topics.engine.dedupe import DedupeEntry
 from topics.engine.now import Now
 from topics.engine.page import Page
 from topics.engine.reading import read
-from topics.engine.routing.derivations import Derivation
 from topics.errors import TopicsError
 from topics.formats.api.append_body import decode_append
 from topics.formats.api.decoding import decode_config
@@ -135,7 +134,7 @@ class Shell:
     def _burn(self, name: str, count: str) -> Iterator[str]:
         self.expire(name)
         topic = self.world.engine.topic(name)
-        change = forward.advance(topic, 1, Derivation(0, 0), int(count), self.now)
+        change = advance(topic, int(count), self.now)
         self.submit(change)
         assert change.burnt is not None, "some seqs burn"
         yield _seqs(change.burnt.first, change.trimmed)

@@ -24,6 +24,7 @@ from topics.engine.shard import ShardEngine
 from topics.engine.snapshot import restore_extent, restore_shard, restore_topic
 from topics.engine.topic import Topic
 from topics.formats.buffers import Buffer
+from topics.formats.disk.copies import decode_forward
 from topics.formats.disk.extent_view import ExtentView
 from topics.formats.disk.frame_bodies import decode_runs
 from topics.formats.disk.frames import Frame, FrameHeader, FrameKind
@@ -360,8 +361,9 @@ class World:
         header, body = logged.header, logged.body
         if header.kind == FrameKind.APPEND:
             append.replay(replay, header, 0, self.base_of(header.lsn), checkpointed)
-        elif header.kind == FrameKind.ROUTER:
-            forward.replay(replay, header, body, checkpointed, self.base_of(header.lsn))
+        elif header.kind == FrameKind.FORWARD:
+            held = decode_forward(header, memoryview(body))
+            forward.replay(replay, header, held, checkpointed, self.base_of(header.lsn))
         else:
             replay_frame(replay, header, body, checkpointed)
 

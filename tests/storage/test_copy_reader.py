@@ -1,156 +1,170 @@
-"""Copy reader: ROUTER frames as records, rendered once while they are among the newest."""
+"""Copy reader: rows of FORWARD frames as records, rendered once while they are among the newest."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.formats.disk.record_support import Record, request
 from tests.formats.disk.record_support import view_of as view_of_request
+from tests.support.wal import Log
 from topics.formats.disk.copies import (
-    CopiesBody,
-    CopyRow,
+    OWN_STAMP,
+    Copier,
+    ForwardBody,
+    OwnStamp,
+    Row,
+    Run,
     Stamp,
-    copies_frame,
     copy_count,
-    render_copies,
-    view_of,
+    forward_frame,
+    row_lsn,
 )
-from topics.formats.disk.frames import FrameHeader, encode_frame, header_at
+from topics.formats.disk.frame_bodies import append_frame
+from topics.formats.disk.frames import Frame
 from topics.formats.disk.records import RecordsView
+from topics.formats.disk.rendering import encode
 from topics.storage.copy_reader import CACHE_BYTES, CopyReader
-from topics.storage.disk import Damaged
+from topics.storage.disk import Damaged, make_directory
+from topics.storage.linked import LinkedPayloads
 
 RECORDS: list[Record] = [("n", "t", b'"%b"' % (b"x" * 1000), None), (None, None, b"2", b"{}")]
+VIEW = view_of_request(request(RECORDS))
 STAMPS = [Stamp("r", "src", 5, 2)]
-ROWS = [CopyRow(64, 7, 1, 1, 1, 0, 2), CopyRow(64, 0, 0, 0, 0, 1, 2)]
+RUNS = [Run(0, 7, 0, 2, 1, 1), Run(0, 0, 1, 2)]
+ROWS = [Row(0, 3, 5, 9), Row(0, 4, 6, 100), Row(0, 5, 7, 0)]
 
 
-class Log:
-    """Payload frames of two shards, and how often each was asked for."""
+class Bench:
+    """A log with FORWARD frames."""
 
-    def __init__(self) -> None:
-        view = view_of_request(request(RECORDS))
-        self.views = {(0, 64): view, (1, 64): view}
-        self.asked: list[tuple[int, int]] = []
+    def __init__(self, folder: Path) -> None:
+        make_directory(folder / "wal")
+        self.wal = Log(folder / "wal", sync_ms=60_000, file_bytes=1 << 20)
+        self.linked = LinkedPayloads(folder, 0)
+        self.copies = self.reader(CACHE_BYTES)
 
-    def payload(self, shard: int, lsn: int) -> RecordsView:
-        self.asked.append((shard, lsn))
-        return self.views[shard, lsn]
+    def reader(self, cache_bytes: int) -> CopyReader:
+        return CopyReader(self.wal.blobs, self.linked, cache_bytes)
+
+    def write(self, frame: Frame) -> int:
+        """Its LSN."""
+        lsn = self.wal.append(frame)
+        self.wal.flush(sync=True)
+        self.wal.next_progress()
+        return lsn
+
+    def append(self, records: list[Record] = RECORDS) -> int:
+        flags, count, ext, parts, _ = encode(request(records), 1, 1000, keep_key=False)
+        return self.write(append_frame(5, 1, 1000, count, flags, len(ext), parts))
+
+    def forward(
+        self, runs: Sequence[Run] = RUNS, rows: Sequence[Row] = ROWS, wrong: int = 0
+    ) -> list[int]:
+        """A FORWARD frame; the LSNs of its rows. ``wrong``: added to what it says of its bytes."""
+        copier = Copier([(VIEW, run) for run in runs], STAMPS)
+        payload = None if any(run.lsn for run in runs) else VIEW
+        body = ForwardBody(
+            8, 1, rows, runs, copier.tail_bytes + wrong, stamps=STAMPS, payload=payload
+        )
+        frame = forward_frame(1000, copy_count(runs), copier.flags, body)
+        lsn = self.write(frame)
+        return [row_lsn(lsn, frame.ext_len, index) for index in range(len(rows))]
+
+    def read(self, lsn: int, reader: CopyReader | None = None) -> RecordsView:
+        return (reader or self.copies).records(self.wal.file(lsn), lsn)
 
 
-def damaged(lsn: int, reason: str) -> Damaged:
-    return Damaged(Path("some.wal"), lsn, reason)
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    found = Bench(tmp_path)
+    yield found
+    found.wal.stop()
 
 
-def reader_of(log: Log, cache_bytes: int = CACHE_BYTES) -> CopyReader:
-    return CopyReader(log, damaged, cache_bytes)
+def expected(first_seq: int, runs: Sequence[Run] = RUNS) -> bytes:
+    return bytes(Copier([(VIEW, run) for run in runs], STAMPS).render(first_seq, 1000).parts[-1])
 
 
-def frame(rows: list[CopyRow], size: int | None = None) -> tuple[FrameHeader, memoryview]:
-    log = Log()
-    pieces = [(log.views[row.shard, row.lsn], row) for row in rows]
-    encoded = render_copies(pieces, STAMPS, 9, 1000)
-    said = CopiesBody(3, 8, 3, 1, encoded.blob_bytes if size is None else size, 0, STAMPS, rows)
-    made = copies_frame(5, 9, 1000, copy_count(rows), encoded.flags, said)
-    header = header_at(b"".join(encode_frame(made, 0, 0, 0)), 0)
-    return header, memoryview(b"".join(made.parts))
-
-
-def test_copies_are_read_from_the_frames_that_the_rows_name() -> None:
-    log = Log()
-    view = reader_of(log).records(800, *frame(ROWS))
-    assert log.asked == [(1, 64), (0, 64)]
-    pieces = [(log.views[row.shard, row.lsn], row) for row in ROWS]
-    encoded = render_copies(pieces, STAMPS, 9, 1000)
-    assert bytes(view.blob) == encoded.parts[-1]
-    assert (view.count, view.flags, view.ts(0)) == (3, encoded.flags, 1000)
+def test_each_dest_of_a_frame_has_its_own_seqs(bench: Bench) -> None:
+    one, other, _ = bench.forward()
+    assert bytes(bench.read(one).blob) == expected(9)
+    assert bytes(bench.read(other).blob) == expected(100)
+    view = bench.read(one)
+    assert (view.count, view.ts(0)) == (3, 1000)
     assert bytes(view.slice(2, 3)) == b'{"$seq":11,"$ts":1000,"data":2,"meta":{}}'
 
 
-def test_a_frame_is_rendered_once_while_it_is_kept() -> None:
-    log = Log()
-    reader = reader_of(log)
-    first = reader.records(800, *frame(ROWS))
-    assert reader.records(800, *frame(ROWS)) is first
-    assert len(log.asked) == 2
-    reader.forget_below(808)
-    assert reader.kept_bytes == 0
-    assert bytes(reader.records(800, *frame(ROWS)).blob) == bytes(first.blob)
-    assert len(log.asked) == 4
+def test_records_of_another_frame_of_the_file_are_found(bench: Bench) -> None:
+    appended = bench.append()
+    (row, *_) = bench.forward([run._replace(lsn=appended) for run in RUNS])
+    assert bytes(bench.read(row).blob) == expected(9)
+    with_payload = bench.wal.next_lsn
+    bench.forward()
+    (row, *_) = bench.forward([run._replace(lsn=with_payload) for run in RUNS])
+    assert bytes(bench.read(row).blob) == expected(9)
 
 
-def test_a_rendering_of_the_append_is_used() -> None:
-    log = Log()
-    reader, view = reader_of(log), view_of_request(request(RECORDS))
-    reader.remember(800, view)
-    assert reader.records(800, *frame(ROWS)) is view
-    assert log.asked == []
+def test_dests_with_stamps_of_their_own_share_no_rendering(bench: Bench) -> None:
+    run = Run(0, 7, 0, 2, OWN_STAMP)
+    stamps = [Stamp(name, "src", 5, 2) for name in "rs"]
+    copiers = [Copier([(VIEW, run._replace(stamp=1))], [stamp]) for stamp in stamps]
+    own = OwnStamp("src", 5, 2, ["r", "s"])
+    body = ForwardBody(8, 1, ROWS[:2], [run], copiers[0].tail_bytes, own_stamp=own, payload=VIEW)
+    frame = forward_frame(1000, 2, copiers[0].flags, body)
+    lsn = bench.write(frame)
+    for index, copier in enumerate(copiers):
+        view = bench.read(row_lsn(lsn, frame.ext_len, index))
+        assert bytes(view.blob) == copier.render(ROWS[index].first_seq, 1000).parts[-1]
 
 
-def test_the_renderings_that_were_used_last_are_kept_within_the_bound() -> None:
-    log = Log()
-    sizes = reader_of(log)
-    sizes.records(800, *frame(ROWS))
-    bound = 3 * sizes.kept_bytes
-    reader = reader_of(log, bound)
-    for lsn in (800, 808, 816):
-        reader.records(lsn, *frame(ROWS))
-    reader.records(800, *frame(ROWS))
-    assert reader.kept_bytes == bound
-    reader.records(824, *frame(ROWS))
-    assert reader.kept_bytes == bound
-    log.asked.clear()
-    for lsn in (816, 800, 824):
-        reader.records(lsn, *frame(ROWS))
-    assert log.asked == []
-    reader.records(808, *frame(ROWS))
-    assert len(log.asked) == 2
+def test_a_row_is_rendered_once_while_it_is_kept(bench: Bench) -> None:
+    (row, *_) = bench.forward()
+    first = bench.read(row)
+    assert bench.read(row) is first
+    bench.copies.forget_below(row + 1)
+    assert bench.copies.kept_bytes == 0
+    again = bench.read(row)
+    assert again is not first
+    bench.copies.forget_from(row)
+    assert bench.copies.kept_bytes == 0
 
 
-def test_a_rendering_above_the_bound_is_not_kept_and_evicts_nothing() -> None:
-    log = Log()
-    small = [CopyRow(64, 0, 0, 0, 0, 1, 2)]
-    reader = reader_of(log, 1000)
-    kept = reader.records(800, *frame(small))
-    reader.records(808, *frame(ROWS))
-    assert reader.records(800, *frame(small)) is kept
+def test_the_renderings_that_were_used_last_are_kept_within_the_bound(bench: Bench) -> None:
+    rows = [bench.forward()[0] for _ in range(4)]
+    bench.read(rows[0])
+    reader = bench.reader(3 * bench.copies.kept_bytes)
+    kept = [bench.read(row, reader) for row in rows[:3]]
+    assert bench.read(rows[0], reader) is kept[0]
+    bench.read(rows[3], reader)
+    assert reader.kept_bytes <= 3 * bench.copies.kept_bytes
+    assert bench.read(rows[0], reader) is kept[0]
+    assert bench.read(rows[1], reader) is not kept[1], "the one that was not used for longest"
+
+
+def test_a_rendering_above_the_bound_is_not_kept_and_evicts_nothing(bench: Bench) -> None:
+    (small, *_), (large, *_) = bench.forward(RUNS[1:]), bench.forward()
+    reader = bench.reader(1000)
+    kept = bench.read(small, reader)
+    bench.read(large, reader)
+    assert bench.read(small, reader) is kept
     assert reader.kept_bytes <= 1000
 
 
-def test_the_same_frame_remembered_twice_counts_once() -> None:
-    reader, view = reader_of(Log()), view_of_request(request(RECORDS))
-    reader.remember(800, view)
-    size = reader.kept_bytes
-    reader.remember(800, view_of(render_copies([(view, ROWS[1])], (), 1, 1)))
-    assert 0 < reader.kept_bytes < size
-    reader.forget_below(2**64)
-    assert reader.kept_bytes == 0
+@pytest.mark.parametrize("runs", [RUNS, [Run(1 << 14, 0, 0, 2)], [Run(0, 0, 1, 2)]])
+def test_a_frame_that_contradicts_its_payload_is_damage(bench: Bench, runs: list[Run]) -> None:
+    """Its bytes are not those that it says, or no frame is where a run says."""
+    (row, *_) = bench.forward(runs, wrong=7)
+    with pytest.raises(Damaged, match=f"offset {bench.wal.file(row).offset(row)}"):
+        bench.read(row)
+    assert bench.copies.kept_bytes == 0
 
 
-@pytest.mark.parametrize("change", ["size", "flags", "payload", "map", "bytes"])
-def test_a_frame_that_contradicts_its_payload_is_damage(change: str) -> None:
-    log = Log()
-    header, body = frame(ROWS, 7 if change == "size" else None)
-    if change == "flags":
-        header = header._replace(flags=0)
-    elif change == "payload":
-        log.views[0, 64] = view_of_request(request(RECORDS[:1]))
-    elif change == "bytes":
-        log.views[0, 64] = RecordsView(0, 2, 0, memoryview(bytes(100)))
-    elif change == "map":
-        body = memoryview(b"\xff" + bytes(body)[1:])
-    reader = reader_of(log)
-    with pytest.raises(Damaged, match=r"some\.wal, offset 800"):
-        reader.records(800, header, body)
-    assert reader.kept_bytes == 0
-
-
-def test_a_payload_that_is_damaged_says_so_itself() -> None:
-    class Lost(Log):
-        def payload(self, shard: int, lsn: int) -> RecordsView:
-            raise Damaged(Path("other.wal"), lsn, f"no frame of shard {shard}")
-
-    with pytest.raises(Damaged, match=r"other\.wal"):
-        reader_of(Lost()).records(800, *frame(ROWS))
+def test_what_is_no_row_of_a_frame_is_damage(bench: Bench) -> None:
+    lsn = bench.append()
+    (row, *_) = bench.forward()
+    for wrong in (lsn + 66, row - 4, row + 4, row + 20 * len(ROWS)):
+        with pytest.raises(Damaged):
+            bench.read(wrong)

@@ -10,7 +10,7 @@ from tests.support.data_directory import topics
 from tests.support.log import Client, log_files
 from topics.engine.locators import in_extent
 from topics.formats.buffers import Buffer
-from topics.formats.disk.copies import CopiesBody, CopyRow, copies_frame
+from topics.formats.disk.copies import ForwardBody, Row, Run, forward_frame
 from topics.formats.disk.frame_bodies import (
     LeaseOp,
     LeaseRows,
@@ -124,7 +124,9 @@ def test_damage_is_shown_in_its_line(data: Path) -> None:
 
 
 def test_a_frame_of_a_repair_says_what_is_lost(tmp_path: Path) -> None:
-    lines = [*describe(log_of(tmp_path, [lost_frame(5, 7, 3, 80), lost_frame(0, 0, 9, 64)]))]
+    lines = [
+        *describe(log_of(tmp_path, [lost_frame([(5, 7, 3)], 80), lost_frame([(0, 0, 9)], 64)]))
+    ]
     assert lines[1:3] == [
         "offset 4096: LOST, topic 5, 3 seqs from 7 on, 16 bytes",
         "offset 4176: LOST, 9 seqs of any topic at most, 0 bytes",
@@ -132,25 +134,31 @@ def test_a_frame_of_a_repair_says_what_is_lost(tmp_path: Path) -> None:
 
 
 def test_frames_of_routers_are_shown_with_what_they_name(tmp_path: Path) -> None:
-    rows = [CopyRow(0x1000, 0, 2, 0, 0, 3, 5), CopyRow(0x80, 0, 0, 0, 0, 0, 1)]
+    rows = [Row(0, 9, 5, 7), Row(0, 11, 6, 0)]
     config = {"source": "a", "dest": "b"}
     said = [
-        copies_frame(1, 7, 1_000, 3, 0, CopiesBody(9, 40, 3, 2, 300, 0, (), rows)),
-        copies_frame(1, 10, 1_000, 0, 0, CopiesBody(9, 44, 3, 0, 0, 4, (), ())),
+        forward_frame(
+            1_000, 3, 0, ForwardBody(40, 2, rows, [Run(0x1000, 0, 3, 5), Run(0, 0, 0, 1)])
+        ),
+        forward_frame(1_000, 0, 0, ForwardBody(44, 0, rows[:1], burnt=4)),
         Frame(FrameKind.PAYLOAD, 1, 5, 1_000, 2, 0, 0, (b"12345678",)),
         router_set_frame(encode_router(RouterBody("r", 9, config, 1, 1, 2, 5, 0)), 1_000),
         routers_gone_frame([9, 11], 1_000),
+        Frame(FrameKind.FORWARD, 0, 0, 1_000, 2, 0, 0, (b"\xff",)),
         Frame(FrameKind.ROUTER, 1, 5, 1_000, 2, 0, 0, (b"\xff",)),
     ]
     lines = [*describe(log_of(tmp_path, said))]
     shown = [line.partition(": ")[2] for line in lines[1:] if line.startswith("offset")]
-    assert shown[0].startswith("ROUTER, topic 1, seqs 7 to 9, router 9, cursor 40, hop 2, ")
-    assert lines[2:4] == [
-        "  records 3 to 4 of the frame of shard 2 at 0x1000",
-        "  records 0 to 0 of the frame of shard 0 at 0x80",
+    assert shown[0].startswith("FORWARD, 3 copies, cursor 40, hop 2, ")
+    assert lines[2:6] == [
+        "  router 9: topic 5 from seq 7",
+        "  router 11: cursor",
+        "  records 3 to 4 of the frame at 0x1000",
+        "  records 0 to 0 of this frame",
     ]
-    assert shown[1].startswith("ROUTER, topic 1, 4 seqs burnt from 10, router 9, cursor 44, hop 0,")
+    assert shown[1].startswith("FORWARD, 0 copies, 4 seqs burnt, cursor 44, hop 0,")
     assert shown[2].startswith("PAYLOAD, topic 1, seqs 5 to 6, 8 bytes")
     assert shown[3].startswith("ROUTER_SET, router 9 'r', 'a' to 'b', ")
     assert shown[4].startswith("ROUTERS_GONE, routers 9, 11, ")
-    assert shown[5].startswith("ROUTER, topic 1, seqs 5 to 6, the map of a ROUTER frame: ")
+    assert shown[5].startswith("FORWARD, the map of a FORWARD frame: ")
+    assert shown[6].startswith("ROUTER, topic 1, seqs 5 to 6, the map of a ROUTER frame: ")

@@ -1,18 +1,19 @@
-"""Copies by reference in a shard that is driven by hand, without routers."""
+"""Forwards in a shard that is driven by hand, without routers."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from tests.support.linked import ShardLog
 from tests.support.log import LIMITS, Client
-from topics.engine.changes.forward import copy_ts
-from topics.engine.routing.derivations import Derivation
-from topics.formats.api.append_body import AppendBody, decode_append
-from topics.formats.disk.copies import CopyRow, payload_frame, render_copies
+from topics.engine.changes.forward import Forward, Forwarded, Taker, copy_ts
+from topics.engine.routing.derivations import derivation_of
+from topics.formats.api.append_body import decode_append
+from topics.formats.disk.copies import Copier, ForwardBody, Run, view_of
 from topics.formats.disk.rendering import encode
 from topics.formats.json_text import json_bytes
 
+ROUTER = 1
 RECORDS: list[dict[str, Any]] = [
     {"data": "x" * 50, "tag": "t", "meta": {"m": 1}},
     {"data": [1, 2], "node": "n"},
@@ -20,36 +21,35 @@ RECORDS: list[dict[str, Any]] = [
 ]
 
 
-def body_of(records: list[dict[str, Any]]) -> AppendBody:
-    """The records as a client sends them."""
-    return decode_append(json_bytes({"records": records}), None, LIMITS)
+def forward(client: Client, names: Sequence[str], records: list[dict[str, Any]] = RECORDS) -> int:
+    """Append copies of these records to topics; LSN of the frame, which holds them."""
+    body = decode_append(json_bytes({"records": records}), None, LIMITS)
+    view = view_of(encode(body, 1, 1_000, False))
+    run = Run(0, 0, 0, len(records))
+    return _submit(
+        client, names, Copier([(view, run)], ()), ForwardBody(0, 1, (), [run], payload=view)
+    )
 
 
-def write_payload(source: ShardLog, records: list[dict[str, Any]]) -> int:
-    """LSN of a frame with the records, in the log of a shard that has no topics."""
-    return source.write_frame(payload_frame(9, 1, 1_000, encode(body_of(records), 1, 1_000, False)))
+def forward_named(client: Client, names: Sequence[str], *runs: Run) -> int:
+    """Append copies of records that frames of the log hold; LSN of the frame that names them."""
+    pieces = [(client.wal.payload(run.lsn), run) for run in runs]
+    for run in runs:
+        client.wal.blobs.keep_at(run.lsn)
+    return _submit(client, names, Copier(pieces, ()), ForwardBody(0, 1, (), runs))
 
 
-def forward(
-    client: Client,
-    name: str,
-    records: list[dict[str, Any]],
-    *payloads: tuple[int, int],
-) -> int:
-    """Append copies of payload frames, each with these records, to a topic; LSN of the frame."""
-    linked = client.wal.linked
-    linked.link([payload for payload in payloads if not linked.is_linked(*payload)])
-    rows = [CopyRow(lsn, 0, shard, 0, 0, 0, len(records)) for shard, lsn in payloads]
-    pieces = [(linked.payload(row.shard, row.lsn), row) for row in rows]
-    topic, engine = client.engine.topic(name), client.engine
-    encoded = render_copies(pieces, (), topic.next_seq, copy_ts(topic, client.now))
-    derivation = Derivation(topic.next_seq, topic.next_seq)
-    change = engine.forward(topic, 1, derivation, encoded, rows, (), 1, client.now)
-    lsn = client.wal.next_lsn
-    client.submit(change)
+def _submit(client: Client, names: Sequence[str], copier: Copier, body: ForwardBody) -> int:
+    topics, engine = [client.engine.topic(name) for name in names], client.engine
+    takers = [Taker(each, ROUTER, derivation_of(each, ROUTER, 0).total, "r") for each in topics]
+    body = body._replace(cursor=topics[0].next_seq, tail_bytes=copier.tail_bytes)
+    ts = copy_ts(topics[0], client.now)
+    forwarded: Forwarded = engine.forward(takers, copier, body, ts, client.now)
+    lsn = client.commits.submit_forward(forwarded, lambda *_: None)
+    for change in forwarded.changes:
+        assert isinstance(change, Forward)
+        reservation = engine.reserve(change.topic)
+        if reservation is not None:
+            client.submit(reservation)
     assert client.wait() is None
-    reservation = engine.reserve(topic)
-    if reservation is not None:
-        client.submit(reservation)
-        assert client.wait() is None
     return lsn

@@ -13,13 +13,13 @@ import msgspec
 import pytest
 
 from tests.actors.shard.sealing.sealing_support import Sealer, by_hand, delete, fill, no_syncs
-from tests.support.forwarding import RECORDS, forward, write_payload
-from tests.support.linked import ShardLog
+from tests.support.forwarding import RECORDS, forward, forward_named
 from tests.support.log import START, Client, append_streamed, log_files
 from tests.support.recovery import frames_of
 from topics.engine.reading import read
 from topics.formats.api.delete_body import TagMatch
 from topics.formats.api.diff_body import Diff
+from topics.formats.disk.copies import Run
 from topics.formats.disk.frames import FrameHeader, FrameKind
 from topics.storage.data_dir import DataDirectory
 from topics.storage.recovery.repair import ShardRepair
@@ -52,20 +52,20 @@ def busy(path: Path, rounds: int = 6) -> Sealer:
     each in the log alone.
     """
     DataDirectory(path, shards=1).close()
-    source, client = ShardLog(path, 2), Sealer(path, file_bytes=FILE_BYTES)
+    client = Sealer(path, file_bytes=FILE_BYTES)
     for name, config in (("a", {}), ("capped", {"cap_records": 9}), ("q", {"type": "queue"})):
         client.put(name, durability="fsync", **config)
     client.put("long")
-    client.put("dest")
+    for name in ("dest", "other"):
+        client.put(name)
     for _ in range(rounds):
         fill(client, "a", "capped", "q", "b", rounds=4, size=300)
         append_streamed(client, "long", *("y" * 500 for _ in range(9)))
-        forward(client, "dest", RECORDS, (2, write_payload(source, RECORDS)))
-        source.next_file()
+        lsn = forward(client, ["dest", "other"])
+        forward_named(client, ["dest"], Run(lsn, 0, 0, len(RECORDS)))
         client.seal()
         delete(client, "a", match=TagMatch("Eq", "odd"))
     fill(client, "a", "b", rounds=3, size=300)
-    source.stop()
     return client
 
 

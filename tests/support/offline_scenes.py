@@ -72,7 +72,6 @@ def _write_unsealed(api: Api, path: Path) -> None:
         write(api)
     assert not [*path.glob("segment/*/*.seg")]
     assert [*path.glob("blob/*/*.blob")]
-    assert [*path.glob("linked/*/*")]
 
 
 def _written(path: Path, write: Callable[[Api, Path], None], **options: object) -> Scene:

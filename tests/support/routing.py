@@ -21,7 +21,7 @@ from topics.engine.routing.derivations import Derivation
 from topics.engine.topic import Topic
 from topics.errors import TopicsError
 from topics.formats.api.diff_body import Diff
-from topics.formats.disk.copies import decode_rows
+from topics.formats.disk.copies import decode_runs
 from topics.formats.disk.frames import Frame, FrameKind
 from topics.formats.json_text import json_bytes
 from topics.formats.wire import calls
@@ -250,6 +250,6 @@ def _is_sealed(topic: Topic, seq: int) -> bool:
     return topic.sealed_seq >= seq
 
 
-def rows_of(params: ForwardParams) -> list[tuple[int, int]]:
-    """Shard and LSN of each row."""
-    return [(row.shard, row.lsn) for row in decode_rows(params.rows)]
+def named(params: ForwardParams) -> list[int]:
+    """LSN of each run."""
+    return [run.lsn for run in decode_runs(params.runs)]

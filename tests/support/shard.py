@@ -33,6 +33,7 @@ from topics.formats.wire.envelope import (
     encode_request,
 )
 from topics.formats.wire.message import Message
+from topics.storage.linked import LinkedPayloads
 from topics.storage.segments.store import SegmentStore
 from topics.storage.wal.blobs import BlobStore
 from topics.storage.wal.file import NoRoom
@@ -164,6 +165,7 @@ class Desk:
                 segments=segments,
                 kept=[],
                 absorbed=[],
+                linked=LinkedPayloads(folder, 0),
                 unwritten_frames=[],
             )
         self.loop = ShardLoop(shard, 0, board, LIMITS)

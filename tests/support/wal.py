@@ -24,7 +24,7 @@ from topics.formats.disk.frames import (
 from topics.formats.disk.wal import FILE_HEADER_BYTES
 from topics.storage.copy_reader import CopyReader
 from topics.storage.disk import make_directory
-from topics.storage.linked_logs import LinkedLogs
+from topics.storage.linked import LinkedPayloads
 from topics.storage.wal.blobs import BlobStore
 from topics.storage.wal.file import WalFile
 from topics.storage.wal.log import Wal
@@ -62,19 +62,17 @@ class Log(Wal):
         files: Sequence[WalFile] = (),
         lsn: int = 0,
         shard: int = 0,
-        linked: LinkedLogs | None = None,
         blobs: BlobStore | None = None,
     ) -> None:
         self._reports: deque[Progress] = deque()
-        linked = linked or LinkedLogs(folder.parent / "linked", folder.parent, shard)
+        blobs = blobs or BlobStore(folder.parent / "blob")
         super().__init__(
             folder,
             shard,
             [*files],
             lsn,
-            blobs=blobs or BlobStore(folder.parent / "blob"),
-            linked=linked,
-            copies=CopyReader(linked, linked.damaged),
+            blobs=blobs,
+            copies=CopyReader(blobs, LinkedPayloads(folder.parent, shard)),
             file_bytes=file_bytes,
             sync_ms=sync_ms,
         )

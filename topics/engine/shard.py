@@ -31,7 +31,7 @@ from topics.engine.changes.delete_records import DeleteRecords, Rest
 from topics.engine.changes.delete_topic import DeleteTopic
 from topics.engine.changes.finish_jobs import FinishJobs
 from topics.engine.changes.floor import FloorMoved
-from topics.engine.changes.forward import Advance, Forward, LogPayload
+from topics.engine.changes.forward import Forwarded, Taker
 from topics.engine.changes.lease_jobs import LeaseChange
 from topics.engine.changes.put_topic import PutTopic
 from topics.engine.changes.reservation import Reservation
@@ -44,7 +44,6 @@ from topics.engine.queue.claims import Ask, Taken, jobs_of, records_of
 from topics.engine.queue.lease_list import LeaseView
 from topics.engine.queue.leases import Holder
 from topics.engine.quota import ByteQuota, SharedCap
-from topics.engine.routing.derivations import Derivation
 from topics.engine.routing.graph import Router, RouterGraph
 from topics.engine.selection import Selection, count_live
 from topics.engine.store import DeleteFlags, Store
@@ -55,8 +54,8 @@ from topics.formats.api.append_body import AppendBody
 from topics.formats.api.delete_body import TagMatch
 from topics.formats.api.limits import U64_MAX
 from topics.formats.api.topic_config import TopicConfigPatch
-from topics.formats.disk.copies import CopyRow, Stamp
-from topics.formats.disk.rendering import EncodedRecords, Rendering
+from topics.formats.disk.copies import Copier, ForwardBody
+from topics.formats.disk.rendering import Rendering
 
 SWEEP_TOPICS = 1024  # half a millisecond
 SWEEP_KEYS = 1 << 17  # some milliseconds
@@ -227,41 +226,20 @@ class ShardEngine:
     # Routers
 
     def forward(
-        self,
-        topic: Topic,
-        router: int,
-        reached: Derivation,
-        encoded: EncodedRecords,
-        rows: Sequence[CopyRow],
-        stamps: Sequence[Stamp],
-        hop: int,
-        now: Now,
-    ) -> Forward:
-        """Append copies, after which the router stands where ``reached`` says (§6). ``encoded``:
-        rendered for the topic's ``next_seq`` and for `forward.copy_ts`; ``rows``: where their
-        payload is.
+        self, takers: Sequence[Taker], copier: Copier, body: ForwardBody, ts: int, now: Now
+    ) -> Forwarded:
+        """Append the copies of ``copier`` to the dests of ``takers``, which have room for them and
+        whose `forward.copy_ts` is ``ts`` (§6). ``body``: of the frame, rows omitted.
         """
-        return forward.forward(self.table, topic, router, reached, encoded, rows, stamps, hop, now)
+        return forward.forward(self.table, takers, copier, body, ts, now)
 
     def advance(
-        self,
-        topic: Topic,
-        router: int,
-        reached: Derivation,
-        trimmed: int,
-        now: Now,
-        hop: int = 0,
-    ) -> Advance:
-        """Move a router on without copies. ``trimmed``: how many seqs the source has lost;
-        ``hop``: of the seqs that are burnt for them.
+        self, takers: Sequence[Taker], cursor: int, trimmed: int, hop: int, now: Now
+    ) -> Forwarded:
+        """Move routers on to ``cursor`` without copies. ``trimmed``: how many seqs the source has
+        lost; ``hop``: of the seqs that are burnt for them.
         """
-        return forward.advance(topic, router, reached, trimmed, now, hop)
-
-    def log_payload(
-        self, topic: Topic, first_seq: int, ts: int, encoded: EncodedRecords
-    ) -> LogPayload:
-        """Write records of a topic, which no log holds, for rows to name them."""
-        return forward.log_payload(topic, first_seq, ts, encoded)
+        return forward.advance(takers, cursor, trimmed, hop, now)
 
     # Queues
 

@@ -1,73 +1,86 @@
-"""Copy reader: ROUTER frames of the log as records (bytes: ``formats/disk/copies.py``).
+"""Copy reader: rows of FORWARD frames as records (bytes: ``formats/disk/copies.py``).
 
-The copies are rendered from the payload frames that the frame's rows name. The newest renderings
-are kept, within a bound of bytes: a frame is mostly read when it has just been written, and by many
-readers.
+The copies are rendered from the payload of their frame, or from the frames of the same file that it
+names. The newest renderings are kept, within a bound of bytes: copies are mostly read when they
+have just been written, and by many readers.
 """
 
 from __future__ import annotations
 
+import struct
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Sequence
 
-from topics.formats.disk.copies import BadCopies, decode_copies, render_copies, view_of
-from topics.formats.disk.frames import FrameHeader
-from topics.formats.disk.records import RecordsView
+from topics.formats.disk import linked_copies
+from topics.formats.disk.copies import (
+    BadCopies,
+    Copier,
+    ForwardBody,
+    Run,
+    Stamp,
+    copies_size,
+    decode_forward,
+    is_row,
+    row_index,
+    view_of,
+)
+from topics.formats.disk.frames import FrameHeader, FrameKind
+from topics.formats.disk.records import RecordFlags, RecordsView
+from topics.formats.disk.rendering import EncodedRecords
+from topics.storage.disk import Damaged
+from topics.storage.linked import LinkedPayloads
+from topics.storage.wal.blobs import BlobStore
+from topics.storage.wal.file import WalFile
+from topics.storage.wal.log import frame_in, frame_lsn, frame_records
 
 CACHE_BYTES = 16 << 20
+_EXTERNAL = int(RecordFlags.EXTERNAL)
 _KEPT_BYTES = 512  # what a rendering takes besides its body, about
 
 
-class Payloads(Protocol):
-    """Finds the frames that rows name."""
-
-    def payload(self, shard: int, lsn: int) -> RecordsView:
-        """The records of a payload frame. Raises `Damaged`."""
-
-
 class CopyReader:
-    """Reads ROUTER frames as records; keeps the newest renderings, 16 MiB at most.
+    """Reads rows of FORWARD frames as records; keeps the newest renderings, 16 MiB at most.
 
-    ``damaged`` makes the exception for a frame that contradicts its payloads or itself, from its
-    LSN and a reason.
+    ``linked``: the payloads of ROUTER frames, which version 0.1 has written.
     """
 
     def __init__(
-        self,
-        payloads: Payloads,
-        damaged: Callable[[int, str], Exception],
-        cache_bytes: int = CACHE_BYTES,
+        self, blobs: BlobStore, linked: LinkedPayloads, cache_bytes: int = CACHE_BYTES
     ) -> None:
-        self._payloads, self._damaged, self._cache_bytes = payloads, damaged, cache_bytes
+        self._blobs, self._linked, self._cache_bytes = blobs, linked, cache_bytes
         self._kept: OrderedDict[int, RecordsView] = OrderedDict()  # by LSN, the last used last
         self._bytes = 0
+        # Of the frame that was read last: dests with equal stamps share it.
+        self._last: tuple[int, Copier] | None = None
 
     @property
     def kept_bytes(self) -> int:
         """What the renderings take that are kept."""
         return self._bytes
 
-    def records(self, lsn: int, header: FrameHeader, body: memoryview) -> RecordsView:
-        """The copies of the ROUTER frame at ``lsn``. Raises `Damaged`."""
+    def records(self, file: WalFile, lsn: int) -> RecordsView:
+        """The copies of the row at ``lsn``, or of a ROUTER frame. Raises `Damaged`."""
         view = self._kept.get(lsn)
-        if view is None:
-            view = self._rendered(lsn, header, body)
-            self.remember(lsn, view)
-        else:
+        if view is not None:
             self._kept.move_to_end(lsn)
+            return view
+        try:
+            encoded = self._rendered(file, lsn) if is_row(lsn) else self._linked_copies(file, lsn)
+        except (BadCopies, struct.error) as error:
+            raise Damaged(file.path, file.offset(lsn), str(error)) from error
+        view = view_of(encoded)
+        self._remember(lsn, view)
         return view
 
-    def remember(self, lsn: int, view: RecordsView) -> None:
-        """The copies of the frame at ``lsn`` were rendered when it was appended."""
-        self._forget(lsn)
-        size = _size(view)
-        if size > self._cache_bytes:
-            return
-        self._kept[lsn] = view
-        self._bytes += size
-        while self._bytes > self._cache_bytes:
-            self._forget(next(iter(self._kept)))
+    def payload(self, file: WalFile, lsn: int) -> RecordsView:
+        """The records of the APPEND frame at ``lsn``, or the payload of the FORWARD frame there.
+
+        Raises `Damaged`.
+        """
+        try:
+            return self._payload_at(file, lsn)
+        except (BadCopies, struct.error) as error:
+            raise Damaged(file.path, file.offset(lsn), str(error)) from error
 
     def forget_below(self, lsn: int) -> None:
         """The log begins at ``lsn`` now."""
@@ -76,28 +89,86 @@ class CopyReader:
 
     def forget_from(self, lsn: int) -> None:
         """The log has dropped its frames from ``lsn`` on, and gives their LSNs to others."""
+        self._last = None
         for each in [each for each in self._kept if each >= lsn]:
             self._forget(each)
+
+    def _remember(self, lsn: int, view: RecordsView) -> None:
+        size = view.length + _KEPT_BYTES
+        if size > self._cache_bytes:
+            return
+        self._kept[lsn] = view
+        self._bytes += size
+        while self._bytes > self._cache_bytes:
+            self._forget(next(iter(self._kept)))
 
     def _forget(self, lsn: int) -> None:
         view = self._kept.pop(lsn, None)
         if view is not None:
-            self._bytes -= _size(view)
+            self._bytes -= view.length + _KEPT_BYTES
 
-    def _rendered(self, lsn: int, header: FrameHeader, body: memoryview) -> RecordsView:
-        try:
-            copies = decode_copies(header, body)
-            payload = self._payloads.payload
-            pieces = [(payload(row.shard, row.lsn), row) for row in copies.rows]
-            encoded = render_copies(pieces, copies.stamps, header.first_seq, header.ts_ms)
-        except BadCopies as error:
-            raise self._damaged(lsn, str(error)) from error
-        if (encoded.record_count, encoded.flags, encoded.blob_bytes) != (
-            *(header.record_count, header.flags, copies.size),
-        ):
-            raise self._damaged(lsn, "the copies are not those that the frame was written for")
-        return view_of(encoded)
+    def _rendered(self, file: WalFile, lsn: int) -> EncodedRecords:
+        begin = frame_lsn(file, lsn)
+        header, held = forward_at(file, begin)
+        index = row_index(header, lsn)
+        if index >= len(held.rows) or held.rows[index].back != lsn - begin:
+            raise BadCopies("no row of a FORWARD frame stands here")
+        first_seq = held.rows[index].first_seq
+        if self._last is not None and self._last[0] == begin:
+            copier = self._last[1]
+        else:
+            copier = self._copier(file, held, held.stamps_of(index))
+            self._last = (begin, copier) if held.own_stamp is None else None
+        encoded = copier.render(first_seq, header.ts_ms)
+        size = copies_size(header.record_count, held.tail_bytes, first_seq, header.ts_ms)
+        _check(encoded, header, size)
+        return encoded
+
+    def _copier(self, file: WalFile, held: ForwardBody, stamps: Sequence[Stamp]) -> Copier:
+        views = {run.lsn: self._payload(file, held, run) for run in held.runs}
+        return Copier([(views[run.lsn], run) for run in held.runs], stamps)
+
+    def _payload(self, file: WalFile, held: ForwardBody, run: Run) -> RecordsView:
+        return self._payload_at(file, run.lsn) if run.lsn else own_payload(held)
+
+    def _payload_at(self, file: WalFile, lsn: int) -> RecordsView:
+        header, body = frame_in(file, lsn)
+        if header.kind == FrameKind.FORWARD:
+            return own_payload(decode_forward(header, body))
+        if header.kind != FrameKind.APPEND:
+            raise BadCopies("a FORWARD frame names no frame with records")
+        if header.flags & _EXTERNAL and not self._blobs.is_added(header.topic_id, header.first_seq):
+            self._blobs.add(header.topic_id, header.first_seq, lsn)  # in a directory at rest
+        return frame_records(file, lsn, self._blobs, self)
+
+    def _linked_copies(self, file: WalFile, lsn: int) -> EncodedRecords:
+        header, body = frame_in(file, lsn)
+        held = linked_copies.decode(header, body)
+        pieces = [(self._linked.payload(shard, run.lsn), run) for shard, run in held.rows]
+        encoded = Copier(pieces, held.stamps).render(header.first_seq, header.ts_ms)
+        _check(encoded, header, held.size)
+        return encoded
 
 
-def _size(view: RecordsView) -> int:
-    return view.length + _KEPT_BYTES
+def forward_at(file: WalFile, lsn: int) -> tuple[FrameHeader, ForwardBody]:
+    """The FORWARD frame at ``lsn``. Raises `BadCopies` and struct.error where there is none."""
+    if not file.base <= lsn or lsn % 8:
+        raise BadCopies("the FORWARD frame of a row is not in its file")
+    header, body = frame_in(file, lsn)
+    if header.lsn != lsn or header.kind != FrameKind.FORWARD:
+        raise BadCopies("the row of no FORWARD frame")
+    return header, decode_forward(header, body)
+
+
+def own_payload(held: ForwardBody) -> RecordsView:
+    """The records that a FORWARD frame holds. Raises `BadCopies` where it has none."""
+    if held.payload is None:
+        raise BadCopies("a FORWARD frame without the payload that runs name")
+    return held.payload
+
+
+def _check(encoded: EncodedRecords, header: FrameHeader, size: int) -> None:
+    if (encoded.record_count, encoded.flags, encoded.blob_bytes) != (
+        *(header.record_count, header.flags, size),
+    ):
+        raise BadCopies("the copies are not those that the frame was written for")

@@ -1,8 +1,7 @@
 """Disk usage: what the files of a shard take, and what is free where they are.
 
 Bytes are those of allocated blocks, so punched extents do not count and files that are laid out
-ahead do. A link in ``linked/`` takes the blocks of the file that it is a second name of: while that
-stands under its first name, too, they count in both places.
+ahead do.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ class ShardFolders(NamedTuple):
     blobs: Path
     segments: Path
     checkpoints: Path
-    linked: Path
 
 
 class DiskUsage(NamedTuple):
@@ -37,7 +35,6 @@ class DiskUsage(NamedTuple):
     blobs: int
     segments: int
     checkpoints: int
-    linked: int
     checkpoint_ts: int
 
 

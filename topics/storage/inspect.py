@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from topics.formats.disk import blob, checkpoint, segment, wal
-from topics.formats.disk.copies import BadCopies, decode_copies, rows_of_frame
+from topics.formats.disk import blob, checkpoint, linked_copies, segment, wal
+from topics.formats.disk.copies import BadCopies, decode_forward
 from topics.formats.disk.extent_view import ExtentView
 from topics.formats.disk.frame_bodies import (
+    LOSS,
     DeleteFlags,
     LeaseOp,
     decode_lease,
@@ -129,7 +130,8 @@ def _seqs(frame: FrameHeader) -> str:
         )
     if frame.kind == FrameKind.LOST:
         which = f"from {frame.first_seq} on" if frame.topic_id else "of any topic at most"
-        return f" {frame.record_count} seqs {which},"
+        more = f" and {frame.ext_len // LOSS.size} more," if frame.ext_len else ""
+        return f" {frame.record_count} seqs {which},{more}"
     if frame.kind == FrameKind.SEQS_RESERVED:
         return f" seqs up to {frame.first_seq},"
     return ""
@@ -155,23 +157,31 @@ def _router(frame: FrameHeader, body: memoryview) -> str:
         return f" router {router.id} {router.name!r}, {ends},"
     if frame.kind == FrameKind.ROUTERS_GONE:
         return f" routers {', '.join(map(str, decode_router_ids(body)))},"
-    if frame.kind != FrameKind.ROUTER:
-        return ""
     try:
-        copies = decode_copies(frame, body)
+        if frame.kind == FrameKind.FORWARD:
+            held = decode_forward(frame, body)
+            burnt = f" {held.burnt} seqs burnt," if held.burnt else ""
+            return f" {frame.record_count} copies,{burnt} cursor {held.cursor}, hop {held.hop},"
+        if frame.kind == FrameKind.ROUTER:
+            copies = linked_copies.decode(frame, body)
+            return f" router {copies.router}, cursor {copies.cursor}, hop {copies.hop},"
     except BadCopies as error:
         return f" {error},"
-    burnt = f" {copies.trimmed} seqs burnt from {frame.first_seq}," if copies.trimmed else ""
-    return f"{burnt} router {copies.router}, cursor {copies.cursor}, hop {copies.hop},"
+    return ""
 
 
 def _rows(frame: FrameHeader, body: memoryview) -> Iterator[str]:
-    """A line for each row of a ROUTER frame."""
-    if frame.kind == FrameKind.ROUTER:
-        with contextlib.suppress(BadCopies):
-            for row in rows_of_frame(frame, body):
-                records = f"records {row.start} to {row.stop - 1}"
-                yield f"  {records} of the frame of shard {row.shard} at {row.lsn:#x}"
+    """A line for each dest of a FORWARD frame, and for each run of records."""
+    if frame.kind != FrameKind.FORWARD:
+        return
+    with contextlib.suppress(BadCopies):
+        held = decode_forward(frame, body)
+        for row in held.rows:
+            what = f"topic {row.topic_id} from seq {row.first_seq}" if row.first_seq else "cursor"
+            yield f"  router {row.router}: {what}"
+        for run in held.runs:
+            where = f"the frame at {run.lsn:#x}" if run.lsn else "this frame"
+            yield f"  records {run.start} to {run.stop - 1} of {where}"
 
 
 def describe_checkpoint(path: Path) -> Iterator[str]:

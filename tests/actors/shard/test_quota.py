@@ -18,7 +18,7 @@ from topics.actors.rpc.failures import failures_of
 from topics.actors.shard.routing import forwards
 from topics.engine.now import Now
 from topics.errors import NotReady, Throttled
-from topics.formats.disk.rendering import EncodedRecords
+from topics.formats.disk.copies import Copier
 
 MAX_TOPICS, MAX_BYTES = 4, 1200
 LONG = "x" * 300
@@ -210,12 +210,12 @@ async def test_a_router_is_held_when_another_shard_was_faster(
     """The copies had room when it was counted, and none when they were to be appended."""
     tries, tried_again = 0, trio.Event()
 
-    def fits(_table: object, _topic: object, encoded: EncodedRecords) -> int:
+    def fits(_table: object, _topic: object, copier: Copier, _ts: int) -> int:
         nonlocal tries
         tries += 1
         if tries > 1:  # so the first one was refused
             tried_again.set()
-        return encoded.record_count
+        return copier.count
 
     monkeypatch.setattr(forwards, "fitting", fits)
     async with opened(tmp_path, forwards=True) as shards:

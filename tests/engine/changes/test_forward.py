@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.engine.shard_support import Desk, records_of, seqs_of, told, view_of
 from tests.support.limits import LIMITS
 from tests.support.quota import Caps
 from topics.engine.changes import append, forward
-from topics.engine.changes.forward import Advance, Forward, copy_ts, fitting
+from topics.engine.changes.forward import (
+    Advance,
+    Forward,
+    Forwarded,
+    Taker,
+    copy_ts,
+    fitting,
+)
 from topics.engine.replay import Misfit, Replay
 from topics.engine.routing.derivations import Derivation, derivation_of
 from topics.engine.snapshot import restore_topic, snapshot_topic
 from topics.engine.store import Unreadable
 from topics.engine.topic import Topic
 from topics.engine.topic_table import TopicTable
-from topics.errors import Throttled
 from topics.formats.api.append_body import decode_append
-from topics.formats.disk.copies import CopyRow, Stamp, decode_copies, render_copies
+from topics.formats.disk.copies import (
+    OWN_STAMP,
+    Copier,
+    ForwardBody,
+    OwnStamp,
+    Run,
+    Stamp,
+    decode_forward,
+)
 from topics.formats.disk.frames import Frame, FrameHeader, FrameKind
 from topics.formats.disk.rendering import EncodedRecords, encode
 from topics.formats.json_text import json_bytes
@@ -35,39 +52,52 @@ def payload(*datas: Any, **fields: Any) -> EncodedRecords:
     return encode(decode_append(json_bytes({"records": records}), None, LIMITS), 1, 5, False)
 
 
-def rows_of(encoded: EncodedRecords) -> list[CopyRow]:
-    return [CopyRow(64, 0, 0, 0, 0, 0, encoded.record_count)]
+def copier_of(source: EncodedRecords) -> Copier:
+    return Copier([(view_of(source), Run(0, 0, 0, source.record_count))], ())
 
 
-def copies(desk: Desk, topic: Topic, source: EncodedRecords) -> EncodedRecords:
-    pieces = [(view_of(source), row) for row in rows_of(source)]
-    return render_copies(pieces, (), topic.next_seq, copy_ts(topic, desk.now))
+def taker(desk: Desk, name: str) -> Taker:
+    topic = desk.engine.topic(name)
+    return Taker(topic, ROUTER, derivation_of(topic, ROUTER, 0).total, "r")
+
+
+def forward_to(
+    desk: Desk, names: str, *datas: Any, cursor: int, hop: int = 1, **fields: Any
+) -> Forwarded:
+    """The router's copies of these records, for topics with names of one letter."""
+    source = payload(*datas, **fields)
+    copier = copier_of(source)
+    runs = [Run(0, 0, 0, len(datas))]
+    body = ForwardBody(cursor, hop, (), runs, copier.tail_bytes, payload=view_of(source))
+    takers = [taker(desk, name) for name in names]
+    ts = copy_ts(takers[0].topic, desk.now)
+    found = desk.engine.forward(takers, copier, body, ts, desk.now)
+    for change in found.changes:
+        assert isinstance(change, Forward)
+        desk.copies[change] = view_of(copier.render(change.first_seq, ts))
+        change.frames.append(found.frame)
+        desk.pending.append(change)
+    return found
 
 
 def send(desk: Desk, *datas: Any, cursor: int, hop: int = 1, **fields: Any) -> Forward:
-    """The router's copies of these records, after which it stands at ``cursor``."""
-    topic, source = desk.engine.topic("a"), payload(*datas, **fields)
-    at = derivation_of(topic, ROUTER, 0)
-    change = desk.engine.forward(
-        topic,
-        ROUTER,
-        Derivation(cursor, at.total + len(datas)),
-        copies(desk, topic, source),
-        rows_of(source),
-        (),
-        hop,
-        desk.now,
-    )
-    desk.pending.append(change)
+    """Copies for one dest."""
+    (change,) = forward_to(desk, "a", *datas, cursor=cursor, hop=hop, **fields).changes
+    assert isinstance(change, Forward)
     return change
 
 
 def skip(desk: Desk, cursor: int, trimmed: int = 0) -> Advance:
-    topic = desk.engine.topic("a")
-    at = derivation_of(topic, ROUTER, 0)
-    change = desk.engine.advance(topic, ROUTER, Derivation(cursor, at.total), trimmed, desk.now)
+    found = desk.engine.advance([taker(desk, "a")], cursor, trimmed, 1, desk.now)
+    (change,) = found.changes
+    assert isinstance(change, Advance)
+    change.frames.append(found.frame)
     desk.pending.append(change)
     return change
+
+
+def fits_of(desk: Desk, topic: Topic, source: EncodedRecords) -> int:
+    return fitting(desk.engine.table, topic, copier_of(source), copy_ts(topic, desk.now))
 
 
 def stand(desk: Desk) -> Derivation:
@@ -93,12 +123,17 @@ def header_of(frame: Frame, lsn: int = 10) -> FrameHeader:
     )
 
 
+def body_of(frame: Frame) -> memoryview:
+    return memoryview(b"".join(map(bytes, frame.parts)))
+
+
 def replay(table: TopicTable, change: Forward | Advance, lsn: int = 10, **checked: Any) -> None:
-    """Replay the change's ROUTER frame."""
-    (frame,) = (frame for frame in change.frames if frame.kind is FrameKind.ROUTER)
+    """Replay the change's FORWARD frame."""
+    (frame,) = (frame for frame in change.frames if frame.kind is FrameKind.FORWARD)
     checkpointed = checked.get("checkpointed", False)
     running = checked.get("replay") or Replay(table)
-    forward.replay(running, header_of(frame, lsn), b"".join(frame.parts), checkpointed)
+    header = header_of(frame, lsn)
+    forward.replay(running, header, decode_forward(header, body_of(frame)), checkpointed)
 
 
 def another(desk: Desk) -> TopicTable:
@@ -131,15 +166,37 @@ def test_copies_get_seqs_of_their_own_and_the_cursor_moves_with_them(dest: Desk)
     assert (change.first_seq, change.last_seq, change.ts) == (2, 3, dest.now.ts)
 
 
-def test_the_frame_names_the_payload_and_does_not_hold_it(dest: Desk) -> None:
-    change = send(dest, "x" * 5000, cursor=12, hop=3)
-    (frame,) = change.frames
-    assert frame.kind is FrameKind.ROUTER
-    assert sum(map(len, frame.parts)) < 100
-    body = decode_copies(header_of(frame), b"".join(frame.parts))
-    assert (body.router, body.cursor, body.total, body.hop) == (ROUTER, 12, 1, 3)
-    assert body.rows == [CopyRow(64, 0, 0, 0, 0, 0, 1)]
-    assert frame.named_bytes == body.size == change.size
+def test_dests_that_take_the_same_share_a_frame_with_one_payload(dest: Desk) -> None:
+    dest.append("a", "direct")
+    dest.put("b", durability="ephemeral")
+    dest.put("c", durability="fsync")
+    dest.commit()
+    found = forward_to(dest, "abc", "x" * 5000, cursor=12, hop=3)
+    assert found.frame.length < 5000 + 300
+    body = decode_forward(header_of(found.frame), body_of(found.frame))
+    assert (body.cursor, body.hop, len(body.runs)) == (12, 3, 1)
+    topics = [dest.engine.topic(name) for name in "abc"]
+    assert [(row.router, row.topic_id, row.first_seq) for row in body.rows] == [
+        (ROUTER, topics[0].id, 2),
+        (ROUTER, topics[1].id, 0),
+        (ROUTER, topics[2].id, 1),
+    ], "the log has nothing of copies that stay in memory"
+    assert [change.sync for change in found.changes] == [False, False, True]
+    dest.commit()
+    for name, seqs in (("a", [1, 2]), ("b", [1]), ("c", [1])):
+        assert seqs_of(dest.read(name)) == seqs
+        assert derivation_of(dest.engine.topic(name), ROUTER, 0) == (12, 1)
+
+
+def test_a_dest_for_which_the_server_has_no_room_has_no_row(dest: Desk) -> None:
+    dest.put("b", cap_bytes=100)
+    dest.commit()
+    caps = Caps(dest.engine, max_bytes=100)
+    found = forward_to(dest, "ba", "x" * 50, cursor=1)
+    assert [change.topic.name for change in found.changes] == ["b"]
+    assert [taker.topic.name for taker in found.refused] == ["a"]
+    assert len(decode_forward(header_of(found.frame), body_of(found.frame)).rows) == 1
+    assert caps.bytes.own <= 100
 
 
 def test_what_is_undone_leaves_seqs_and_cursor_as_they_were(dest: Desk) -> None:
@@ -190,8 +247,8 @@ def test_an_ephemeral_dest_keeps_copies_in_memory_and_logs_the_cursor(dest: Desk
     dest.put("a", durability="ephemeral")
     dest.commit()
     change = send(dest, "x", cursor=4)
-    (frame,) = (frame for frame in change.frames if frame.kind is FrameKind.ROUTER)
-    assert (frame.record_count, frame.named_bytes) == (0, 0)
+    (frame,) = (frame for frame in change.frames if frame.kind is FrameKind.FORWARD)
+    assert frame.named_bytes == 0
     dest.commit()
     assert seqs_of(dest.read("a")) == [1]
     table = another(dest)
@@ -220,7 +277,7 @@ def test_a_dest_that_rejects_takes_what_it_has_room_for(
     dest.put("a", **config)
     dest.commit()
     topic = dest.engine.topic("a")
-    assert fitting(dest.engine.table, topic, copies(dest, topic, payload(1, 2, 3))) == fits
+    assert fits_of(dest, topic, payload(1, 2, 3)) == fits
 
 
 def test_room_counts_what_is_under_way(dest: Desk) -> None:
@@ -228,7 +285,7 @@ def test_room_counts_what_is_under_way(dest: Desk) -> None:
     dest.commit()
     send(dest, 1, cursor=1)
     topic = dest.engine.topic("a")
-    assert fitting(dest.engine.table, topic, copies(dest, topic, payload(2, 3))) == 1
+    assert fits_of(dest, topic, payload(2, 3)) == 1
 
 
 @pytest.mark.parametrize(
@@ -253,7 +310,7 @@ def test_a_dest_takes_what_the_server_has_room_for(
     topic = dest.engine.topic("a")
     caps = Caps(dest.engine, max_bytes=10_000)
     caps.bytes.others = 10_000 - room - caps.bytes.own
-    assert fitting(dest.engine.table, topic, copies(dest, topic, payload(1, 2, 3))) == fits
+    assert fits_of(dest, topic, payload(1, 2, 3)) == fits
 
 
 def test_a_dest_that_trims_itself_needs_no_room(dest: Desk) -> None:
@@ -263,7 +320,7 @@ def test_a_dest_that_trims_itself_needs_no_room(dest: Desk) -> None:
     dest.put("a", cap_bytes=topic.bytes)
     dest.commit()
     caps = Caps(dest.engine, max_bytes=topic.bytes)
-    assert fitting(dest.engine.table, topic, copies(dest, topic, payload(1, 2, 3))) == 3
+    assert fits_of(dest, topic, payload(1, 2, 3)) == 3
     send(dest, 1, 2, 3, cursor=1)
     dest.commit()
     assert topic.head_seq == 4
@@ -274,8 +331,8 @@ def test_copies_without_room_change_nothing(dest: Desk) -> None:
     dest.put("a")
     dest.commit()
     caps = Caps(dest.engine, max_bytes=100)
-    with pytest.raises(Throttled):
-        send(dest, "x" * 100, cursor=1)
+    found = forward_to(dest, "a", "x" * 100, cursor=1)
+    assert (len(found.refused), found.changes) == (1, [])
     topic = dest.engine.topic("a")
     assert (caps.bytes.own, topic.next_seq, topic.pending) == (0, 1, 0)
     send(dest, "x", cursor=1)
@@ -315,13 +372,15 @@ def test_more_burnt_seqs_than_are_reserved_wait_for_a_sync(dest: Desk) -> None:
 
 
 def test_a_replay_comes_to_the_same_topic(dest: Desk) -> None:
-    changes: list[Forward | Advance] = [
-        send(dest, "x", "y", cursor=2),
-        skip(dest, 7, trimmed=5),
-        skip(dest, 8),
-        send(dest, "z", cursor=9),
-    ]
-    dest.commit()
+    changes: list[Forward | Advance] = []
+    for step in (
+        partial(send, dest, "x", "y", cursor=2),
+        partial(skip, dest, 7, trimmed=5),
+        partial(skip, dest, 8),
+        partial(send, dest, "z", cursor=9),
+    ):
+        changes.append(step())
+        dest.commit()  # a router has one change under way
     table = another(dest)
     for at, change in enumerate(changes):
         replay(table, change, lsn=at)
@@ -385,29 +444,50 @@ def test_a_frame_about_a_topic_that_is_gone_is_passed_over_below_the_checkpoint(
         replay(table, change)
 
 
-def test_a_payload_changes_no_topic(dest: Desk) -> None:
-    topic = dest.engine.topic("a")
-    change = dest.engine.log_payload(topic, 5, 9, payload("x"))
-    assert [frame.kind for frame in change.frames] == [FrameKind.PAYLOAD]
-    assert topic.pending == 1
-    dest.engine.commit(change, dest._locator(change), dest.now)
-    assert (topic.pending, topic.next_seq, topic.head_seq) == (0, 1, 0)
-    dest.engine.undo(dest.engine.log_payload(topic, 5, 9, payload("x")))
-    assert topic.pending == 0
-
-
 def test_burnt_seqs_are_those_that_come_next(dest: Desk) -> None:
     send(dest, "x", cursor=1)
     assert skip(dest, 3, trimmed=2).burnt == SeqRange(2, 3)
 
 
-def test_stamps_are_kept_with_the_rows(dest: Desk) -> None:
-    topic, source = dest.engine.topic("a"), payload("x")
-    rows = [row._replace(stamp=1, stamp_seq=4) for row in rows_of(source)]
-    encoded = render_copies([(view_of(source), rows[0])], [STAMP], 1, dest.now.ts)
-    change = dest.engine.forward(
-        topic, ROUTER, Derivation(4, 1), encoded, rows, [STAMP], 1, dest.now
-    )
-    (frame,) = change.frames
-    body = decode_copies(header_of(frame), b"".join(frame.parts))
-    assert (body.stamps, body.rows) == ([STAMP], rows)
+def test_each_dest_has_the_stamp_of_its_own_router(dest: Desk) -> None:
+    dest.put("b")
+    dest.commit()
+    source = payload("x")
+    stamps = [STAMP]
+    copier = Copier([(view_of(source), Run(0, 4, 0, 1, 1))], stamps)
+    own = OwnStamp("source", 3, 1, ())
+    body = ForwardBody(4, 1, (), [Run(0, 4, 0, 1, OWN_STAMP)], copier.tail_bytes, own_stamp=own)
+    takers = [taker(dest, "a"), taker(dest, "b")._replace(name="s")]
+    found = dest.engine.forward(takers, copier, body, dest.now.ts, dest.now)
+    held = decode_forward(header_of(found.frame), body_of(found.frame))
+    assert held.own_stamp == own._replace(routers=["r", "s"])
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 2)), max_size=6))
+def test_a_replay_of_fan_outs_comes_to_the_same_topics(steps: list[tuple[int, int]]) -> None:
+    desk, cursor = Desk(), 0
+    for name in "abc":
+        desk.put(name)
+    desk.commit()
+    table = TopicTable(0, 1)
+    table.store = desk
+    for name in "abc":
+        topic = desk.engine.topic(name)
+        table.add(Topic(topic.id, name, topic.epoch, topic.config))
+    for at, (count, lost) in enumerate(steps):
+        cursor += count
+        names = "abc"[at % 3 :] if at % 2 else "abc"
+        found = (
+            desk.engine.advance([taker(desk, name) for name in names], cursor, lost, 1, desk.now)
+            if lost
+            else forward_to(desk, names, *range(count), cursor=cursor)
+        )
+        if lost:
+            desk.pending += found.changes
+        desk.commit()
+        header = header_of(found.frame, 64 * at)
+        forward.replay(Replay(table), header, decode_forward(header, body_of(found.frame)), False)
+    for name in "abc":
+        topic, again = desk.engine.topic(name), table.topic(name)
+        for field in ("head_seq", "start_seq", "count", "bytes", "trimmed", "derivations"):
+            assert getattr(again, field) == getattr(topic, field), field

@@ -7,11 +7,13 @@ from topics.engine.changes import start
 from topics.engine.changes.by_kind import replay_frame
 from topics.engine.replay import Replay
 from topics.formats.disk.frame_bodies import lost_frame
-from topics.formats.disk.frames import FrameKind, encode_frame, header_at
+from topics.formats.disk.frames import FRAME_HEADER_BYTES, FrameKind, encode_frame, header_at
 
 
 def lose(replay: Replay, topic_id: int, first_seq: int, seqs: int, *, lsn: int = 1 << 20) -> None:
-    data = b"".join(map(bytes, encode_frame(lost_frame(topic_id, first_seq, seqs, 64), lsn, 0, 0)))
+    data = b"".join(
+        map(bytes, encode_frame(lost_frame([(topic_id, first_seq, seqs)], 64), lsn, 0, 0))
+    )
     replay_frame(replay, header_at(data, 0), b"", False)
 
 
@@ -63,3 +65,15 @@ def test_only_a_topic_without_a_later_write_goes_on_above_what_it_may_have_lost(
     assert topic.next_seq == 115
     assert told(desk.read("a", 4)) == (5, 114, "damaged")
     assert started(desk, replay) == [], "the frame of the first start says so"
+
+
+def test_a_frame_tells_what_several_topics_have_lost(desk: Desk) -> None:
+    fill(desk, 3)
+    desk.put("b")
+    desk.commit()
+    replay, a, b = Replay(desk.engine.table), *map(desk.engine.topic, "ab")
+    frame = lost_frame([(a.id, 4, 2), (b.id, 1, 7), (0, 0, 5)], 112)
+    data = b"".join(map(bytes, encode_frame(frame, 1 << 20, 0, 0)))
+    replay_frame(replay, header_at(data, 0), data[FRAME_HEADER_BYTES:], False)
+    assert (told(desk.read("a", 3)), told(desk.read("b"))) == ((4, 5, "damaged"), (1, 7, "damaged"))
+    assert {*replay.doubts} == {a.id, b.id}

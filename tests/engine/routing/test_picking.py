@@ -293,7 +293,7 @@ class _HurtView(RecordsView):
     __slots__ = ("_bad_indexes",)
 
     def __init__(self, view: RecordsView, bad: set[int]) -> None:
-        super().__init__(view.flags, view.count, view._ext_len, view._body)
+        super().__init__(view.flags, view.count, view.ext_len, view.body)
         self._bad_indexes = bad
 
     def bad_run(self, start: int, stop: int) -> tuple[int, int] | None:

@@ -22,23 +22,28 @@ from tests.support.tables import byte_rows, table
 from topics.formats.api.members import with_members, without_members
 from topics.formats.disk import copies
 from topics.formats.disk.copies import (
+    OWN_STAMP,
     ROW,
+    RUN,
     BadCopies,
     Copier,
-    CopiesBody,
-    CopyRow,
     Drops,
+    ForwardBody,
+    OwnStamp,
+    Row,
+    Run,
     Stamp,
-    copies_frame,
     copy_count,
-    decode_copies,
-    decode_rows,
-    encode_rows,
-    payload_frame,
+    decode_forward,
+    decode_runs,
+    encode_runs,
+    forward_frame,
+    frame_behind,
+    is_row,
     payload_of,
-    render_copies,
-    rows_of_frame,
-    rows_within,
+    row_index,
+    row_lsn,
+    runs_within,
     stamped,
     view_of,
 )
@@ -48,63 +53,90 @@ from topics.formats.disk.rendering import EncodedRecords, encode
 
 DOC = copies.__doc__ or ""
 STAMPS = (Stamp("r", "src", 5, 2), Stamp('50%d of "it"', "a:b", 2**63, 1))
-ROWS = (
-    CopyRow(lsn=0x1000, stamp_seq=7, shard=3, stamp=1, drops=2, start=4, stop=9),
-    CopyRow(lsn=2**64 - 1, stamp_seq=0, shard=65535, stamp=0, drops=3, start=0, stop=2**32 - 1),
+OWN = OwnStamp("src", 5, 2, ["r", "r2"])
+ROWS = (Row(0, 9, 5, 7), Row(0, 2**32 - 1, 6, 0))
+RUNS = (
+    Run(lsn=0x1000, stamp_seq=7, start=4, stop=9, stamp=1, drops=2),
+    Run(lsn=0, stamp_seq=0, start=0, stop=1),
 )
-BODY = CopiesBody(9, 80, 40, 2, 700, 0, STAMPS[:1], ROWS[:1])
+PAYLOAD = view_of_request(request([(None, "t", b"1", None)]))
+BODY = ForwardBody(80, 2, ROWS, RUNS[:1], 700, 0, STAMPS[:1])
 
 
-def frame_of(body: CopiesBody, flags: int = RecordFlags.TAGS) -> Frame:
-    return copies_frame(5, 7, 1000, copy_count(body.rows), flags, body)
+def frame_of(body: ForwardBody, flags: int = RecordFlags.TAGS) -> Frame:
+    return forward_frame(1000, copy_count(body.runs), flags, body)
 
 
-def body_of(frame: Frame) -> bytes:
-    return b"".join(map(bytes, frame.parts))
+def body_of(frame: Frame) -> memoryview:
+    return memoryview(b"".join(map(bytes, frame.parts)))
 
 
-def header_of(frame: Frame) -> FrameHeader:
-    return header_at(b"".join(encode_frame(frame, 0, 0, 0)), 0)
+def header_of(frame: Frame, lsn: int = 0) -> FrameHeader:
+    return header_at(b"".join(encode_frame(frame, lsn, 0, 0)), 0)
+
+
+def read_back(frame: Frame) -> ForwardBody:
+    return decode_forward(header_of(frame), body_of(frame))
+
+
+def rendered(
+    pieces: Sequence[tuple[View, Run]], stamps: Sequence[Stamp], first_seq: int, ts_ms: int
+) -> EncodedRecords:
+    return Copier(pieces, stamps).render(first_seq, ts_ms)
 
 
 # The documented bytes
 
 
-def test_the_table_of_a_row_is_its_struct() -> None:
-    codes = re.findall(r"[A-Z]|x+", ROW.format)
-    rows = byte_rows(DOC, "A row:")
+@pytest.mark.parametrize(
+    ("layout", "title", "fields"), [(ROW, "A row:", Row._fields), (RUN, "A run:", Run._fields)]
+)
+def test_the_tables_of_rows_and_runs_are_their_structs(
+    layout: struct.Struct, title: str, fields: tuple[str, ...]
+) -> None:
+    codes = re.findall(r"[A-Z]|x+", layout.format)
+    rows = byte_rows(DOC, title)
     assert [size for _, size, _ in rows] == [struct.calcsize("<" + code) for code in codes]
-    assert [field for _, _, field in rows if field != "zero"] == [*CopyRow._fields]
-    assert sum(size for _, size, _ in rows) == ROW.size
+    assert [field for _, _, field in rows if field != "zero"] == [*fields]
+    assert sum(size for _, size, _ in rows) == layout.size
 
 
 def test_the_table_of_the_ext_is_its_keys() -> None:
     rows = table(DOC, "Keys of ext:")
-    copied, burnt = frame_of(BODY), frame_of(BODY._replace(rows=(), size=0, trimmed=3))
     held: dict[str, Any] = {}
-    for frame in (copied, burnt):
-        held |= cbor2.loads(body_of(frame)[: frame.ext_len])
+    for body in (
+        BODY._replace(payload=PAYLOAD, own_stamp=OWN),
+        BODY._replace(runs=(), tail_bytes=0, burnt=3),
+    ):
+        frame = frame_of(body)
+        held |= cbor2.loads(bytes(body_of(frame)[: frame.ext_len]))
     types = {"int": int, "array": list}
     assert {row["key"]: types[row["value"]] for row in rows} == {
         key: type(value) for key, value in held.items()
     }
-    least = frame_of(CopiesBody(1, 2, 3, 1, 0, 0, (), ()))
-    missing = {row["key"] for row in rows if row["meaning"].endswith("where missing")}
-    assert {row["key"] for row in rows} - missing == {*cbor2.loads(body_of(least))}
+    least = frame_of(ForwardBody(2, 0, ()))
+    assert [row["key"] for row in rows][:3] == [*cbor2.loads(body_of(least)[: least.ext_len])]
 
 
-def test_the_bytes_of_a_router_frame() -> None:
+def test_the_bytes_of_a_forward_frame() -> None:
     frame = frame_of(BODY)
-    assert frame[:7] == (FrameKind.ROUTER, 5, 7, 1000, 5, RecordFlags.TAGS, frame.ext_len)
-    assert frame.named_bytes == 700
-    assert body_of(frame).hex() == (
-        "a6617209616318506174182861680261731902bc616d8184617263737263"
-        "0502"
+    assert frame[:7] == (FrameKind.FORWARD, 0, 0, 1000, 5, RecordFlags.TAGS, frame.ext_len)
+    assert frame.named_bytes == 700, "of the one dest that has copies in the log"
+    assert bytes(body_of(frame)).hex() == (
+        "a6616402616e016163185061680261621902bc616d81846172637372630502"
+        "000000"
+        "62000000090000000500000007000000"
+        "00000000"
+        "76000000ffffffff0600000000000000"
+        "00000000"
         "00100000000000000700000000000000"
-        "03000100020000000400000009000000"
+        "0400000009000000"
+        "01000200"
     )
-    assert decode_copies(header_of(frame), body_of(frame)) == BODY._replace(
-        stamps=[*STAMPS[:1]], rows=[*ROWS[:1]]
+    assert read_back(frame) == BODY._replace(
+        rows=[row._replace(back=98 + 20 * at) for at, row in enumerate(ROWS)],
+        runs=[*RUNS[:1]],
+        stamps=[*STAMPS[:1]],
     )
 
 
@@ -112,94 +144,108 @@ def test_the_numbers_of_drops_never_change() -> None:
     assert [(drop.name, drop.value) for drop in Drops] == [("NODE", 1), ("TAG", 2)]
 
 
-@pytest.mark.parametrize("trimmed", [0, 3])
-def test_a_frame_without_copies_moves_the_cursor_or_burns_seqs(trimmed: int) -> None:
-    body = CopiesBody(9, 80, 40, 1, 0, trimmed, [], [])
-    frame = copies_frame(5, 7 if trimmed else 0, 1000, 0, 0, body)
-    assert (frame.record_count, frame.named_bytes, len(frame.parts)) == (0, 0, 1)
-    assert decode_copies(header_of(frame), memoryview(body_of(frame))) == body
+@given(st.integers(0, 40), st.integers(1, 9), st.integers(0, 2**40))
+def test_the_lsn_of_a_row_leads_to_its_frame_and_is_that_of_no_frame(
+    padding: int, rows: int, place: int
+) -> None:
+    stamps = [Stamp("r" * padding, "s", 1, 1)]  # an ext of any length
+    body = BODY._replace(rows=ROWS[:1] * rows, stamps=stamps)
+    frame, lsn = frame_of(body), 8 * place
+    data = b"".join(map(bytes, encode_frame(frame, lsn, 0, 0)))
+    header = header_at(data, 0)
+    for index in range(rows):
+        at = row_lsn(lsn, frame.ext_len, index)
+        assert is_row(at)
+        assert not is_row(lsn)
+        assert at - frame_behind(data, at - lsn) == lsn
+        assert row_index(header, at) == index
+        assert ROW.unpack_from(data, at - lsn) == (at - lsn, *ROWS[0][1:])
 
 
-def test_a_payload_frame_holds_records_as_an_append_frame_does() -> None:
-    encoded = encode(request([("n", "t", b"1", b"{}")]), 7, 1000, keep_key=False)
-    frame = payload_frame(5, 7, 1000, encoded)
-    assert frame[:7] == (FrameKind.PAYLOAD, 5, 7, 1000, 1, encoded.flags, len(encoded.ext))
-    assert body_of(frame) == b"".join(encoded.parts)
+@pytest.mark.parametrize("burnt", [0, 3])
+def test_a_frame_without_copies_moves_cursors_or_burns_seqs(burnt: int) -> None:
+    frame = frame_of(ForwardBody(80, 1, ROWS, burnt=burnt), 0)
+    assert (frame.record_count, frame.named_bytes) == (0, 0)
+    found = read_back(frame)
+    assert (found.cursor, found.hop, found.burnt, found.runs) == (80, 1, burnt, [])
 
 
-# Any rows, any bytes
+def test_a_payload_is_laid_out_as_an_append_frame() -> None:
+    frame = frame_of(ForwardBody(80, 1, ROWS, RUNS[1:], 9, payload=PAYLOAD))
+    assert bytes(frame.parts[-1]) == bytes(PAYLOAD.body)
+    found = read_back(frame).payload
+    assert found is not None
+    assert (found.flags, found.count, found.ext_len) == (PAYLOAD.flags, 1, PAYLOAD.ext_len)
+    assert bytes(found.body) == bytes(PAYLOAD.body)
+
+
+def test_an_own_stamp_is_another_one_for_each_dest() -> None:
+    run = RUNS[0]._replace(stamp=OWN_STAMP)
+    found = read_back(frame_of(BODY._replace(runs=[run], own_stamp=OWN)))
+    assert [each.stamp for each in found.runs] == [2]
+    assert [found.stamps_of(index)[1] for index in (0, 1)] == [
+        Stamp("r", "src", 5, 2),
+        Stamp("r2", "src", 5, 2),
+    ]
+    with pytest.raises(BadCopies):
+        read_back(frame_of(BODY._replace(runs=[run], own_stamp=OWN._replace(routers=["r"]))))
+
+
+# Any runs, any bytes
 
 U64, U32 = st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1)
-ANY_ROWS = st.lists(
-    st.builds(
-        CopyRow,
-        U64,
-        U64,
-        st.integers(0, 65535),
-        st.integers(0, 65535),
-        st.integers(0, 255),
-        U32,
-        U32,
-    ),
-    max_size=4,
+ANY_RUNS = st.lists(
+    st.builds(Run, U64, U64, U32, U32, st.integers(0, 65535), st.integers(0, 255)), max_size=4
 )
 
 
-@given(ANY_ROWS)
-def test_rows_are_read_as_they_were_written(rows: list[CopyRow]) -> None:
-    data = encode_rows(rows)
-    assert len(data) == 32 * len(rows)
-    assert decode_rows(data) == decode_rows(memoryview(b"#" + data)[1:]) == rows
+@given(ANY_RUNS)
+def test_runs_are_read_as_they_were_written(runs: list[Run]) -> None:
+    data = encode_runs(runs)
+    assert len(data) == RUN.size * len(runs)
+    assert decode_runs(data) == decode_runs(memoryview(b"#" + data)[1:]) == runs
 
 
 @given(st.binary(max_size=100))
-def test_any_bytes_are_rows_or_bad_copies(data: bytes) -> None:
-    if len(data) % 32:
+def test_any_bytes_are_runs_or_bad_copies(data: bytes) -> None:
+    if len(data) % RUN.size:
         with pytest.raises(BadCopies):
-            decode_rows(data)
+            decode_runs(data)
     else:
-        assert len(decode_rows(data)) == len(data) // 32
+        assert len(decode_runs(data)) == len(data) // RUN.size
 
 
 @given(st.binary(max_size=80), st.integers(0, 90), st.integers(0, 6))
-@example(cbor2.dumps({"r": 1, "c": 1, "t": 1}), 10, 0)
-@example(cbor2.dumps({"r": 1, "c": 1, "t": 1, "h": -1}), 13, 0)
-@example(cbor2.dumps({"r": 1, "c": 1, "t": 1, "h": "1"}), 14, 0)
-@example(cbor2.dumps({"r": 1, "c": 1, "t": 1, "h": 1, "m": [["a", 1]]}), 20, 0)
+@example(cbor2.dumps({"d": 1, "n": 1}), 7, 0)
+@example(cbor2.dumps({"d": 0, "n": 0, "c": -1}), 10, 0)
+@example(cbor2.dumps({"d": 0, "n": 0, "c": "1"}), 11, 0)
+@example(cbor2.dumps({"d": 0, "n": 0, "c": 1, "m": [["a", 1]]}), 17, 0)
 @example(cbor2.dumps([1]), 2, 0)
 def test_any_bytes_are_a_body_or_bad_copies(data: bytes, ext_len: int, count: int) -> None:
     header = header_of(frame_of(BODY))._replace(ext_len=ext_len, record_count=count)
     try:
-        body = decode_copies(header, data)
+        body = decode_forward(header, memoryview(data))
     except BadCopies:
         return
-    assert copy_count(body.rows) == count
+    assert copy_count(body.runs) == count
 
 
-def test_any_cut_of_a_body_is_bad() -> None:
+def test_any_cut_of_a_body_without_payload_is_bad() -> None:
     frame = frame_of(BODY)
     data, header = body_of(frame), header_of(frame)
     for length in range(len(data)):
         with pytest.raises(BadCopies):
-            decode_copies(header, data[:length])
+            decode_forward(header, data[:length])
 
 
 @pytest.mark.parametrize(
     "change", [{"start": 9}, {"stop": 8}, {"stop": 10}, {"stamp": 2}, {"drops": 4}]
 )
-def test_a_row_that_contradicts_its_frame_is_bad(change: dict[str, int]) -> None:
+def test_a_run_that_contradicts_its_frame_is_bad(change: dict[str, int]) -> None:
     frame = frame_of(BODY)
-    data = body_of(frame)[: frame.ext_len] + encode_rows([ROWS[0]._replace(**change)])
+    data = bytes(body_of(frame)[: -RUN.size]) + encode_runs([RUNS[0]._replace(**change)])
     with pytest.raises(BadCopies):
-        decode_copies(header_of(frame), data)
-
-
-def test_a_frame_with_copies_that_burns_seqs_is_bad() -> None:
-    frame = frame_of(BODY)
-    ext = cbor2.dumps({"r": 1, "c": 1, "t": 1, "h": 1, "l": 2, "m": [["a", "b", 1, 1]]})
-    header = header_of(frame)._replace(ext_len=len(ext))
-    with pytest.raises(BadCopies):
-        decode_copies(header, ext + encode_rows(BODY.rows))
+        decode_forward(header_of(frame), memoryview(data))
 
 
 @given(
@@ -207,35 +253,28 @@ def test_a_frame_with_copies_that_burns_seqs_is_bad() -> None:
     st.integers(0, 20),
     st.integers(0, 20),
 )
-def test_rows_within_are_those_of_the_copies_asked_for(
-    runs: list[tuple[int, int, int]], start: int, stop: int
+def test_runs_within_are_those_of_the_copies_asked_for(
+    found_at: list[tuple[int, int, int]], start: int, stop: int
 ) -> None:
-    rows = [
-        CopyRow(8 * at, 100 * at if stamp else 0, 1, stamp, 1, first, first + length)
-        for at, (first, length, stamp) in enumerate(runs, 1)
+    runs = [
+        Run(8 * at, 100 * at if stamp else 0, first, first + length, stamp, 1)
+        for at, (first, length, stamp) in enumerate(found_at, 1)
     ]
 
-    def named(rows: Sequence[CopyRow]) -> list[CopyRow]:
+    def single(runs: Sequence[Run]) -> list[Run]:
         return [
-            row._replace(
-                stamp_seq=row.stamp_seq + at if row.stamp else 0,
-                start=row.start + at,
-                stop=row.start + at + 1,
+            run._replace(
+                stamp_seq=run.stamp_seq + at if run.stamp else 0,
+                start=run.start + at,
+                stop=run.start + at + 1,
             )
-            for row in rows
-            for at in range(row.stop - row.start)
+            for run in runs
+            for at in range(run.stop - run.start)
         ]
 
-    found = rows_within(rows, start, stop)
-    assert named(found) == named(rows)[start:stop]
-    assert len({row.lsn for row in found}) == len(found)
-
-
-def test_the_rows_of_a_frame_are_read_without_its_map() -> None:
-    frame = frame_of(BODY)
-    assert rows_of_frame(header_of(frame), body_of(frame)) == [*BODY.rows]
-    burnt = frame_of(BODY._replace(rows=(), size=0, trimmed=3))
-    assert rows_of_frame(header_of(burnt), body_of(burnt)) == []
+    found = runs_within(runs, start, stop)
+    assert single(found) == single(runs)[start:stop]
+    assert len({run.lsn for run in found}) == len(found)
 
 
 # Renderings
@@ -294,15 +333,15 @@ def views(draw: st.DrawFn) -> list[tuple[View, list[Record]]]:
 
 
 @st.composite
-def pieces(draw: st.DrawFn) -> tuple[list[tuple[View, CopyRow]], list[Record]]:
+def pieces(draw: st.DrawFn) -> tuple[list[tuple[View, Run]], list[Record]]:
     """Rows, and the records that their copies are to have."""
-    rows: list[tuple[View, CopyRow]] = []
+    rows: list[tuple[View, Run]] = []
     model: list[Record] = []
     for view, records in draw(views()):
         start = draw(st.integers(0, len(records) - 1))
         stop = draw(st.integers(start + 1, len(records)))
         stamp, drops = draw(st.integers(0, len(STAMPS))), draw(st.integers(0, 3))
-        row = CopyRow(8, 97 if stamp else 0, 1, stamp, drops, start, stop)
+        row = Run(8, 97 if stamp else 0, start, stop, stamp, drops)
         rows.append((view, row))
         for at, (node, tag, data, meta) in enumerate(records[start:stop]):
             model.append(
@@ -339,23 +378,23 @@ def same(one: EncodedRecords, other: EncodedRecords) -> bool:
 
 @given(pieces(), SEQS, st.sampled_from([0, 1_748_450_000_123]))
 def test_copies_are_what_an_append_of_the_same_records_is(
-    given_pieces: tuple[list[tuple[View, CopyRow]], list[Record]], first_seq: int, ts_ms: int
+    given_pieces: tuple[list[tuple[View, Run]], list[Record]], first_seq: int, ts_ms: int
 ) -> None:
     rows, model = given_pieces
     expected = encode(request(model), first_seq, ts_ms, keep_key=False)
-    found = render_copies(rows, STAMPS, first_seq, ts_ms)
+    found = rendered(rows, STAMPS, first_seq, ts_ms)
     assert same(found, expected)
     assert found.blob_bytes == expected.blob_bytes
 
 
 @given(pieces(), st.lists(st.tuples(SEQS, st.integers(-5, 2**41)), min_size=1, max_size=4))
 def test_a_copier_gives_the_same_bytes_each_time(
-    given_pieces: tuple[list[tuple[View, CopyRow]], list[Record]], dests: list[tuple[int, int]]
+    given_pieces: tuple[list[tuple[View, Run]], list[Record]], dests: list[tuple[int, int]]
 ) -> None:
     rows, _ = given_pieces
     copier = Copier(rows, STAMPS)
     for first_seq, ts_ms in [*dests, *dests]:
-        once = render_copies(rows, STAMPS, first_seq, ts_ms)
+        once = rendered(rows, STAMPS, first_seq, ts_ms)
         assert same(copier.render(first_seq, ts_ms), once)
         assert (copier.count, copier.flags) == (once.record_count, once.flags)
         assert copier.size(first_seq, ts_ms) == once.blob_bytes
@@ -377,14 +416,14 @@ def test_a_payload_is_the_records_verbatim(
 
 @given(pieces(), SEQS)
 def test_a_copy_of_copies_is_the_copy_of_their_payload(
-    given_pieces: tuple[list[tuple[View, CopyRow]], list[Record]], first_seq: int
+    given_pieces: tuple[list[tuple[View, Run]], list[Record]], first_seq: int
 ) -> None:
     rows, model = given_pieces
-    view = view_of(render_copies(rows, STAMPS, 12345, 1000))
+    view = view_of(rendered(rows, STAMPS, 12345, 1000))
     assert view.count == len(model)
-    again = CopyRow(8, 0, 1, 0, 0, 0, view.count)
-    once = render_copies(rows, STAMPS, first_seq, 2000)
-    assert same(render_copies([(view, again)], (), first_seq, 2000), once)
+    again = Run(8, 0, 0, view.count, 0, 0)
+    once = rendered(rows, STAMPS, first_seq, 2000)
+    assert same(rendered([(view, again)], (), first_seq, 2000), once)
 
 
 @pytest.mark.parametrize("key", [None, "k"])
@@ -396,7 +435,7 @@ def test_a_whole_write_is_copied_without_its_key_and_delays(
     records: list[Record] = [(None, tag, b"1", None), ("n", None, b"2", b"{}")]
     view = view_of_request(request(records, key=key), keep_key=True, due=due)
     assert ("k" in view.ext(), bool(view.delays())) == (key is not None, due is not None)
-    found = render_copies([(view, CopyRow(8, 0, 0, 0, 0, 0, 2))], (), 3, 1000)
+    found = rendered([(view, Run(8, 0, 0, 2, 0, 0))], (), 3, 1000)
     assert same(found, encode(request(records), 3, 1000, keep_key=False))
 
 
@@ -406,7 +445,7 @@ def test_any_payload_is_records_or_bad_copies(
 ) -> None:
     view = RecordsView(flags, count, ext_len, memoryview(body))
     stop = data.draw(st.integers(1, count))
-    row = CopyRow(8, 0, 0, data.draw(st.integers(0, 1)), data.draw(st.integers(0, 3)), 0, stop)
+    row = Run(8, 0, 0, stop, data.draw(st.integers(0, 1)), data.draw(st.integers(0, 3)))
     try:
         copier = Copier([(view, row)], STAMPS)
     except BadCopies:
@@ -419,8 +458,8 @@ def test_seqs_that_grow_by_a_digit_within_a_run() -> None:
     for first_seq in (1, 5, 95, 995):
         view = view_of_request(request(records), first_seq)
         for start, stop in ((0, 30), (2, 20), (5, 6)):
-            row = CopyRow(8, 0, 1, 0, 0, start, stop)
-            found = render_copies([(view, row)], (), 91, 7)
+            row = Run(8, 0, start, stop, 0, 0)
+            found = rendered([(view, row)], (), 91, 7)
             expected = encode(request(records[start:stop]), 91, 7, keep_key=False)
             assert same(found, expected)
 
@@ -444,8 +483,8 @@ def test_a_stamp_replaces_an_earlier_one_and_nothing_else(meta: bytes, becomes: 
 
 def test_the_bytes_of_a_stamped_copy_never_change() -> None:
     view = view_of_request(request([("n", "t", b"[1]", b'{"m": 1}')]))
-    row = CopyRow(8, 41, 0, 2, Drops.TAG, 0, 1)
-    found = render_copies([(view, row)], STAMPS, 3, 1000)
+    row = Run(8, 41, 0, 1, 2, Drops.TAG)
+    found = rendered([(view, row)], STAMPS, 3, 1000)
     assert bytes(found.parts[-1]) == (
         b'{"$seq":3,"$ts":1000,"$node":"n","data":[1],"meta":{"m": 1,"_topics_router":'
         b'{"router":"50%d of \\"it\\"","source":"a:b","source_topic_id":9223372036854775808,'
@@ -457,4 +496,4 @@ def test_the_bytes_of_a_stamped_copy_never_change() -> None:
 def test_a_row_of_records_that_are_not_there_is_bad(start: int, stop: int, stamp: int) -> None:
     view = view_of_request(request([(None, None, b"1", None)] * 2))
     with pytest.raises(BadCopies):
-        render_copies([(view, CopyRow(8, 0, 0, stamp, 0, start, stop))], (), 1, 1)
+        rendered([(view, Run(8, 0, start, stop, stamp, 0))], (), 1, 1)

@@ -165,6 +165,17 @@ GOLDEN: list[tuple[Frame, list[str]]] = [
             "0000000000000000",
         ],
     ),
+    (
+        Frame(
+            *(FrameKind.FORWARD, 0, 0, 1000, 1, 2, 1),
+            parts=(b"\xa0",),
+        ),
+        [
+            "574630318e7d710e080000000000000010000000000000000000000000000000",
+            "0000000000000000e8030000000000000100000001000000010000000f020000",
+            "a000000000000000",
+        ],
+    ),
 ]
 
 
@@ -211,6 +222,7 @@ def test_numbers_of_kinds_never_change() -> None:
         "ROUTER_SET": 12,
         "ROUTERS_GONE": 13,
         "LOST": 14,
+        "FORWARD": 15,
     }
     assert {frame.kind for frame, _ in GOLDEN} == set(FrameKind)
 

@@ -77,7 +77,7 @@ def test_a_cut_log_file_is_named(hurt: Path) -> None:
     assert path in {damage.path for damage in salvaged(hurt)[1]}
 
 
-@pytest.mark.parametrize("part", ["wal", "segment", "checkpoint", "blob", "linked"])
+@pytest.mark.parametrize("part", ["wal", "segment", "checkpoint", "blob"])
 def test_a_missing_folder_is_named(hurt: Path, part: str) -> None:
     shutil.rmtree(hurt / part / "01")
     damage = refused(hurt)

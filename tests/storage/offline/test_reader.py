@@ -101,18 +101,18 @@ def test_a_missing_blob_costs_its_records(hurt_unsealed: Path) -> None:
     assert sum(reader.lost for reader in readers) == 6
 
 
-def test_copies_whose_payload_is_missing_are_a_counted_loss(hurt_unsealed: Path) -> None:
+def test_copies_whose_blob_is_missing_are_a_counted_loss(hurt_unsealed: Path) -> None:
     pieces = [
         piece
         for dest in ("copies.a", "copies.b", "copies.c")
         for piece in planned(hurt_unsealed, dest)
     ]
-    for path in hurt_unsealed.glob("linked/*/*"):
+    for path in hurt_unsealed.glob("blob/*/*"):
         path.unlink()
     readers = [PieceReader(piece, ignore_damage=True) for piece in pieces]
     found = sum(len(page) for reader in readers for page in reader.pages())
     lost = sum(reader.lost for reader in readers)
-    assert lost > 0
+    assert lost > 0, "of dests in the shard of the source"
     assert found + lost == 3 * 1205
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.actors.shard.sealing.sealing_support import Sealer, fill
+from tests.support.forwarding import RECORDS, forward, forward_named
 from tests.support.hurt import (
     FILE_BYTES,
     WAYS,
@@ -33,6 +34,7 @@ from tests.support.hurt import (
 )
 from tests.support.log import START, Client, append_streamed, log_files
 from tests.support.recovery import frames_of
+from topics.formats.disk.copies import Run
 from topics.formats.disk.frames import FrameKind
 from topics.storage.disk import Damaged
 from topics.storage.recovery.mending import CannotRepair
@@ -146,7 +148,7 @@ def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way is not all_missing])
-@pytest.mark.parametrize("kind", ["wal .wal", "blob .blob", "linked .wal", "checkpoint .ckpt"])
+@pytest.mark.parametrize("kind", ["wal .wal", "blob .blob", "checkpoint .ckpt"])
 def test_whatever_is_hurt_a_repair_that_succeeds_loses_nothing_silently(
     scene: Scene, tmp_path: Path, kind: str, way: Callable[[list[Path], random.Random], None]
 ) -> None:
@@ -232,3 +234,48 @@ def test_a_repair_that_is_killed_between_two_steps_is_done_by_the_next(
             assert not findings(path)
             shutil.rmtree(path)
     assert killed
+
+
+def test_copies_of_lost_records_are_told_to_be_lost_in_each_dest(tmp_path: Path) -> None:
+    client = Client(tmp_path)
+    for name in ("a", "dest", "other"):
+        client.put(name)
+    first = client.wal.next_lsn
+    client.append("a", "x" * 100)
+    forward_named(client, ["dest", "other"], Run(first, 0, 0, 1))
+    kept = forward(client, ["dest", "other"])
+    forward_named(client, ["dest"], Run(kept, 0, 0, len(RECORDS)))
+    client.append("a", 2)
+    before = seen(client)
+    client.kill()
+    Client(tmp_path).kill()
+    flip(log_files(tmp_path)[0], frames(tmp_path, FrameKind.APPEND)[0][0] + 100)
+    lines = repaired(tmp_path)
+    assert any('topic "other": seqs 1 to 1 are lost' in line for line in lines), lines
+    after = seen_once(tmp_path)
+    assert after.told == {"a": {1}, "dest": {1}, "other": {1}}
+    assert after.shown["dest"] == without(before, "dest", 1)["dest"]
+    assert after.shown["other"] == without(before, "other", 1)["other"]
+    assert not findings(tmp_path)
+
+
+@pytest.mark.parametrize("at", [20, 64 + 10, -30])
+def test_a_damaged_forward_is_told_to_be_lost_in_each_dest(tmp_path: Path, at: int) -> None:
+    client = Client(tmp_path)
+    for name in ("dest", "other"):
+        client.put(name)
+    for _ in range(3):
+        lsn = forward(client, ["dest", "other"])
+    forward_named(client, ["other"], Run(lsn, 0, 0, len(RECORDS)))
+    before = seen(client)
+    client.kill()
+    Client(tmp_path).kill()
+    offset, header = frames(tmp_path, FrameKind.FORWARD)[1]
+    flip(log_files(tmp_path)[0], offset + (at if at > 0 else header.end - header.lsn + at), 1)
+    repaired(tmp_path)
+    after = seen_once(tmp_path)
+    for name in ("dest", "other"):
+        lost = {seq for seq in before.shown[name] if seq not in after.shown[name]}
+        assert lost >= {4, 5, 6}
+        assert lost <= after.told[name]
+    assert not findings(tmp_path)

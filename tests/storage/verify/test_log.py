@@ -8,6 +8,7 @@ from pathlib import Path
 from tests.support.data_directory import findings
 from tests.support.log import log_files
 from topics.storage.disk import DAMAGED
+from topics.storage.linked import LinkedPayloads
 from topics.storage.verify.finding import Finding
 from topics.storage.verify.log import LogCheck
 
@@ -47,12 +48,12 @@ def test_a_log_file_that_was_kept_aside_is_no_finding(data: Path) -> None:
 
 def test_a_file_that_is_cut_or_of_another_shard_is_found(data: Path) -> None:
     path = log_files(data)[0]
-    check = LogCheck(path, 1)
+    check = LogCheck(path, 1, LinkedPayloads(data, 1))
     assert [finding.reason for finding in check.run(begins_at=None, last=False)] == [
         "belongs to shard 0, LSN 0x0"
     ]
     size = path.stat().st_size
     os.truncate(path, size - 1)
-    assert [*LogCheck(path, 0).run(begins_at=None, last=False)] == [
+    assert [*LogCheck(path, 0, LinkedPayloads(data, 0)).run(begins_at=None, last=False)] == [
         Finding(path, size - 1, f"the file is cut: it was made with {size} bytes")
     ]

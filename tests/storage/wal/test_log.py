@@ -160,7 +160,7 @@ def test_a_file_that_is_to_be_used_again_has_lost_its_old_name_for_good(
 
 def test_bytes_that_router_frames_name_fill_a_file(wal: Log) -> None:
     hand_over(wal, frame(), sync=True)
-    router = frame()._replace(kind=FrameKind.ROUTER, named_bytes=FILE_BYTES // 2)
+    router = frame()._replace(kind=FrameKind.FORWARD, named_bytes=FILE_BYTES // 2)
     for _ in range(2):
         hand_over(wal, router, sync=True)
     assert wal.full_files() == []
@@ -175,19 +175,16 @@ def test_bytes_that_router_frames_name_fill_a_file(wal: Log) -> None:
 
 
 def test_a_file_that_is_ended_takes_no_other_frame(wal: Log) -> None:
-    hand_over(wal, frame()._replace(kind=FrameKind.ROUTER), sync=True)
+    hand_over(wal, frame(), sync=True)
+    assert wal.may_name(0, 100)
+    assert not wal.may_name(0, ROOM), "the next frame has no room in the file"
     wal.end_file()
+    assert not wal.may_name(0, 100)
     lsn = wal.next_lsn
-    assert wal.file_begin(lsn - 8) == 0
-    wal.append(frame()._replace(kind=FrameKind.ROUTER))
-    assert wal.file_begin(lsn) == lsn, "though nothing of it is written"
-    standing = wal.standing_file(lsn - 8)
-    assert standing is not None
-    assert standing.base == 0
-    wal.flush(sync=True)
-    wal.next_progress()
-    wal.detach(lsn)
-    assert wal.standing_file(lsn - 8) is None
+    hand_over(wal, frame(), sync=True)
+    assert (wal.base_of(lsn), wal.full_files()) == (lsn, [(0, lsn)])
+    assert not wal.may_name(0, 100)
+    assert wal.may_name(lsn, 100)
 
 
 def test_a_frame_is_found_by_its_lsn(wal: Log) -> None:

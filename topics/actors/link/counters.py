@@ -163,10 +163,6 @@ _FILES = (
     _gauge("topics_blob_bytes", "Bytes on the disk of streamed appends that no segment holds."),
     _gauge("topics_checkpoint_bytes", "Bytes on the disk of checkpoints, and kept for the next."),
     _gauge(
-        "topics_linked_bytes",
-        "Bytes on the disk of files that copies refer to. Those of a log may be among them.",
-    ),
-    _gauge(
         "topics_checkpoint_age_ms",
         "Since the newest checkpoint of a shard, the oldest of all shards; 0 before the first. None"
         " is written while nothing is to be gained from it.",

@@ -20,7 +20,7 @@ from topics.actors.link.fences import load_fences
 from topics.engine.changes.append import Append
 from topics.engine.changes.change import Change
 from topics.engine.changes.delete_topic import DeleteTopic
-from topics.engine.changes.forward import Advance, LogPayload
+from topics.engine.changes.forward import Advance
 from topics.engine.changes.reservation import Reservation
 from topics.engine.page import Page
 from topics.engine.topic import Topic
@@ -84,7 +84,7 @@ class HeadWriter:
     def committed(self, change: Change) -> None:
         """Publish a change, before anybody learns of its success."""
         slot = self._slots.get(change.topic.id)
-        if slot is None or isinstance(change, Reservation | LogPayload):
+        if slot is None or isinstance(change, Reservation):
             return
         if isinstance(change, Advance) and change.burnt is None:
             return

@@ -26,10 +26,11 @@ from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.replies import answer_error, reply_json
 from topics.actors.rpc.typed_calls import InboundCall, serve
 from topics.actors.shard.context import ShardContext
-from topics.actors.shard.held_topics import Request
+from topics.actors.shard.held_topics import Handler, Request
 from topics.actors.shard.peers import PeerReply
 from topics.actors.shard.retries import Retries
 from topics.actors.shard.room import unwritable
+from topics.actors.shard.routing.barriers import Barriers
 from topics.actors.shard.service import Service
 from topics.engine.changes.delete_records import DeleteRecords, Rest
 from topics.engine.topic import Topic
@@ -59,16 +60,27 @@ RecordsCall: TypeAlias = InboundCall[DeleteRecordsParams, NoResult]
 class Deletes(Service):
     """Handles `topic.delete` and `topic.delete_records`."""
 
-    def __init__(self, context: ShardContext, retries: Retries) -> None:
+    def __init__(self, context: ShardContext, retries: Retries, barriers: Barriers) -> None:
         self._context, self._commits, self._engine = context, context.commits, context.engine
-        self._retries = retries
+        self._retries, self._barriers = retries, barriers
         self._slices = trio.Lock()
         self._has_first_slice = False  # of a large delete, under way outside of the lock
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
-        serve(router, TOPIC_DELETE, self._delete)
-        serve(router, DELETE_RECORDS, self._delete_records)
+        serve(router, TOPIC_DELETE, self._delete_if_empty)
+        serve(router, DELETE_RECORDS, partial(self._handle_level, self._delete_records))
+
+    def _handle_level(self, handler: Handler, request: Request) -> None:
+        """Handle it when the routers that feed the topic have caught up (§6)."""
+        if not self._barriers.defer_if_behind((request.params.topic,), handler, request):
+            handler(request)
+
+    def _delete_if_empty(self, request: DeleteCall) -> None:
+        if request.params.if_empty:
+            self._handle_level(self._delete, request)
+        else:
+            self._delete(request)
 
     def _delete(
         self, request: DeleteCall, *, routers: Sequence[str] = (), again: bool = False

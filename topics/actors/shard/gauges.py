@@ -94,7 +94,6 @@ class Gauges(Service):
             blobs=shard.wal.blobs.folder,
             segments=shard.segments.folder,
             checkpoints=shard.checkpoint_folder,
-            linked=shard.wal.linked.folder,
         )
 
     def beat(self) -> None:
@@ -168,6 +167,5 @@ class Gauges(Service):
             "topics_blob_bytes": disk.blobs,
             "topics_segment_bytes": disk.segments,
             "topics_checkpoint_bytes": disk.checkpoints,
-            "topics_linked_bytes": disk.linked,
             "topics_checkpoint_age_ms": age_ms,
         }

@@ -1,6 +1,6 @@
 """Group commit: from a decided `Change` into the log, and back to the engine when it is durable.
 
-    submit   frames into the group under way
+    submit   frames into the group under way; submit_forward: changes that share a frame
     flush    the group to the log's writer: once a turn, so that changes share a write and a sync
     advance  commit and answer what the log has reached, in the order of the decisions; when the
              log has failed, undo all that waits, newest first, and refuse it
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from itertools import chain
 
 import msgspec
@@ -26,13 +27,14 @@ from topics.engine.changes.append import Append
 from topics.engine.changes.change import Change
 from topics.engine.changes.delete_topic import DeleteTopic
 from topics.engine.changes.floor import FloorMoved
-from topics.engine.changes.forward import Forward, LogPayload
+from topics.engine.changes.forward import Advance, Forward, Forwarded
 from topics.engine.changes.reservation import Reservation
 from topics.engine.locators import Locator, in_log, is_in_memory
 from topics.engine.now import Now
 from topics.engine.shard import ShardEngine
 from topics.engine.topic import Topic
-from topics.formats.disk.frames import Frame, FrameKind
+from topics.formats.disk.copies import row_lsn
+from topics.formats.disk.frames import FrameKind
 from topics.formats.disk.records import RecordFlags, RecordsView
 from topics.storage.disk import Damaged
 from topics.storage.wal.file import NoRoom
@@ -153,30 +155,44 @@ class GroupCommit:
                 locator = in_log(lsn)
                 if frame.flags & EXTERNAL:
                     self.wal.blobs.add(frame.topic_id, frame.first_seq, lsn)
-            elif isinstance(change, Forward | LogPayload):
-                locator = self._note_payload(change, frame, lsn, locator)
-        self._serial += 1
         if isinstance(change, Append) and (resident or change.resident):
             locator = self._keep(change, resident)
+        self._add(change, locator, start, settle)
+
+    def submit_forward(
+        self, forwarded: Forwarded, settle: Callable[[Forward | Advance, Progress | OSError], None]
+    ) -> int:
+        """Put changes that share a frame into the group under way; the LSN of the frame.
+
+        ``settle`` is called for each of them, as that of `submit`.
+        """
+        frame, changes = forwarded.frame, forwarded.changes
+        others = [other for change in changes for other in change.frames]
+        self.wal.hold_together(frame.length + sum(other.length for other in others))
+        start = self.wal.append(frame)
+        for other in others:
+            self.wal.append(other)
+        for index, change in enumerate(changes):
+            locator = NOWHERE
+            if isinstance(change, Forward):
+                locator = in_log(row_lsn(start, frame.ext_len, index))
+                if change.resident:
+                    locator = self._keep(change, None)
+            change.frames.append(frame)
+            self._add(change, locator, start, partial(settle, change))
+        return start
+
+    def _add(self, change: Change, locator: Locator, start: int, settle: Settle | None) -> None:
+        """The frames of the change are in the group, from ``start`` on."""
+        self._serial += 1
         pending = PendingChange(change, locator, start, self.wal.next_lsn, self._serial, settle)
         if change.sync:
             self._wants_sync = True
             self._until_synced.append(pending)
-        elif frames or change.topic.pending > 1:
+        elif change.frames or change.topic.pending > 1:
             self._until_written.append(pending)
         else:
             self._commit(pending, NO_IO, self.now())
-
-    def _note_payload(
-        self, change: Forward | LogPayload, frame: Frame, lsn: int, locator: Locator
-    ) -> Locator:
-        """A frame names payloads, or is one. The locator of the change's records."""
-        if isinstance(change, LogPayload):
-            change.lsn = lsn
-        elif frame.kind is FrameKind.ROUTER and frame.record_count:
-            self.wal.linked.note(lsn, change.rows)
-            return in_log(lsn)
-        return locator
 
     def _keep(self, change: Append, view: RecordsView | None) -> Locator:
         encoded = change.resident

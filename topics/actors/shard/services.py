@@ -102,7 +102,7 @@ def build_services(
         Appends(context, streamed_appends),
         streamed_appends,
         TopicCalls(context, barriers),
-        Deletes(context, retries),
+        Deletes(context, retries, barriers),
         Claims(context, lines, barriers),
         JobCalls(context, lines, retries),
         WorkStreams(context, lines),

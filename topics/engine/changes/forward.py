@@ -1,18 +1,19 @@
-"""Forward: a router's copies are appended to its dest, together with the router's cursor (§6).
+"""Forward: routers append copies to their dests, together with their cursors (§6).
 
-    Forward     copies: a ROUTER frame with the rows of `formats.disk.copies` and the cursor; for an
-                `ephemeral` dest the copies stay in memory and the frame holds the cursor alone
-    Advance     no copies: what the source has lost shows in the dest as burnt seqs; or the cursor
-                alone, over records that nobody wanted
-    LogPayload  records that no log holds are written into the source's log, for rows to name them
+    Forward   copies for one dest, and the cursor of its router; for an `ephemeral` dest the copies
+              stay in memory and the log holds the cursor alone
+    Advance   no copies: what the source has lost shows in the dest as burnt seqs; or the cursor
+              alone, over records that nobody wanted
 
-A frame holds copies and cursor, so a crash leaves both or neither: no record is skipped, and none
-is forwarded twice.
+The changes of all dests that take the same from one source share ONE FORWARD frame
+(``formats/disk/copies.py``). It holds copies and cursors, so a crash leaves both or neither: no
+record is skipped, and none is forwarded twice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from topics.engine.changes import append
 from topics.engine.changes.append import Append
@@ -21,49 +22,52 @@ from topics.engine.locators import Locator
 from topics.engine.losses import trim_to
 from topics.engine.now import Now
 from topics.engine.replay import Misfit, Replay
-from topics.engine.routing.derivations import Derivation, note_derivation
+from topics.engine.routing.derivations import Derivation, derivation_of, note_derivation
 from topics.engine.topic import Topic
 from topics.engine.topic_table import TopicTable
-from topics.formats.buffers import Buffer
+from topics.errors import NotReady, Throttled
+from topics.formats.disk import linked_copies
 from topics.formats.disk.copies import (
-    CopiesBody,
-    CopyRow,
-    Stamp,
-    copies_frame,
-    decode_copies,
-    payload_frame,
+    Copier,
+    ForwardBody,
+    Row,
+    copies_size,
+    forward_frame,
+    row_lsn,
     view_of,
 )
 from topics.formats.disk.frames import Frame, FrameHeader
-from topics.formats.disk.records import RecordFlags, RecordsView
-from topics.formats.disk.rendering import EncodedRecords
+from topics.formats.disk.records import RecordFlags
 from topics.formats.ranges import SeqRange, united
 
 _TAGS = int(RecordFlags.TAGS)
 
 
-class Forward(Append):
-    """Copies under way. ``reached``: where the router stands when they are committed; ``rows``:
-    what the frame names; ``view``: the copies as readers get them; ``locator``: where they are,
-    once they are committed.
+class Taker(NamedTuple):
+    """A dest that takes part in a forward, for one router, which is called ``name``. ``total``:
+    copies that the router has made before.
     """
 
-    __slots__ = ("hop", "locator", "reached", "router", "rows", "view")
+    topic: Topic
+    router: int
+    total: int
+    name: str
 
-    def __init__(
-        self, topic: Topic, encoded: EncodedRecords, ts: int, router: int, reached: Derivation
-    ) -> None:
-        super().__init__(topic, topic.next_seq, encoded.record_count, encoded.blob_bytes, ts, None)
-        self.router, self.reached, self.hop = router, reached, 0
-        self.rows: Sequence[CopyRow] = ()
-        self.view: RecordsView = view_of(encoded)
-        self.locator: Locator | None = None
+
+class Forward(Append):
+    """Copies under way. ``reached``: where the router stands when they are committed."""
+
+    __slots__ = ("hop", "reached", "router")
+
+    def __init__(self, taker: Taker, count: int, size: int, ts: int, cursor: int, hop: int) -> None:
+        super().__init__(taker.topic, taker.topic.next_seq, count, size, ts, None)
+        self.router, self.hop = taker.router, hop
+        self.reached = Derivation(cursor, taker.total + count)
 
     def commit_records(
         self, table: TopicTable, locator: Locator, now: Now, generation: int
     ) -> None:
         """As `Append.commit_records`."""
-        self.locator = locator
         # First: the caps of the topic may meet damage, and the copies are there nevertheless.
         note_derivation(self.topic, self.router, self.reached)
         super().commit_records(table, locator, now, generation)
@@ -76,13 +80,17 @@ class Advance(Change):
 
     __slots__ = ("burnt", "hop", "reached", "router", "trimmed")
 
-    def __init__(
-        self, topic: Topic, burnt: SeqRange | None, router: int, reached: Derivation, hop: int
-    ) -> None:
-        super().__init__(topic, [], False)
-        self.hop = hop
-        self.burnt, self.router, self.reached = burnt, router, reached
-        self.trimmed = 0 if burnt is None else burnt.last + 1 - burnt.first
+    def __init__(self, taker: Taker, trimmed: int, cursor: int, hop: int) -> None:
+        topic = taker.topic
+        super().__init__(topic, [], topic.pending_sync > 0)
+        self.trimmed, self.hop, self.router = trimmed, hop, taker.router
+        self.reached = Derivation(cursor, taker.total)
+        self.burnt = SeqRange(topic.next_seq, topic.next_seq + trimmed - 1) if trimmed else None
+        if self.burnt is not None:
+            topic.next_seq = self.burnt.last + 1
+            topic.pending_burnt += trimmed
+            self.sync |= topic.config.durability == "fsync" or self.burnt.last > topic.reserved_seq
+        self.note_pending()
 
     def commit(self, _: TopicTable, /) -> None:
         """As `Change.commit`."""
@@ -101,22 +109,14 @@ class Advance(Change):
             self.topic.give_back(self.burnt.first)
 
 
-class LogPayload(Change):
-    """Records for rows to name. ``lsn``: of their frame, once it is submitted."""
+class Forwarded(NamedTuple):
+    """What was decided: the frame for all of ``changes``, in the order of its rows, and the takers
+    for which the server has no room.
+    """
 
-    __slots__ = ("lsn",)
-
-    def __init__(self, topic: Topic, frame: Frame) -> None:
-        super().__init__(topic, [frame], False)
-        self.lsn = 0
-
-    def commit(self, _: TopicTable, /) -> None:
-        """As `Change.commit`."""
-        self.note_settled()
-
-    def undo(self, _: TopicTable, /) -> None:
-        """As `Change.undo`."""
-        self.note_settled()
+    frame: Frame
+    changes: Sequence[Forward | Advance]
+    refused: Sequence[Taker] = ()
 
 
 # Deciding
@@ -124,46 +124,39 @@ class LogPayload(Change):
 
 def forward(
     table: TopicTable,
-    topic: Topic,
-    router: int,
-    reached: Derivation,
-    encoded: EncodedRecords,
-    rows: Sequence[CopyRow],
-    stamps: Sequence[Stamp],
-    hop: int,
+    takers: Sequence[Taker],
+    copier: Copier,
+    body: ForwardBody,
+    ts: int,
     now: Now,
-) -> Forward:
-    """As `ShardEngine.forward`. ``encoded``: rendered for the next seqs of the topic and for
-    `copy_ts`.
-    """
-    append.take_bytes(table, topic, encoded.blob_bytes)
-    ts = copy_ts(topic, now)
-    change = Forward(topic, encoded, ts, router, reached)
-    change.hop = hop
-    append.begin(change)
-    is_resident = topic.config.durability == "ephemeral"
-    body = CopiesBody(
-        router=router,
-        cursor=reached.cursor,
-        total=reached.total,
-        hop=hop,
-        size=0 if is_resident else encoded.blob_bytes,
-        trimmed=0,
-        stamps=() if is_resident else stamps,
-        rows=() if is_resident else rows,
-    )
-    if encoded.flags & _TAGS:
-        change.tags = [*change.view.tagged(0, change.count)]
-    if is_resident:
-        change.frames.append(copies_frame(topic.id, 0, ts, 0, 0, body))
-        change.resident = encoded
-        append.keep_in_memory(table, change, topic.reserving_seq, now)
-    else:
-        change.rows = rows
-        frame = copies_frame(topic.id, change.first_seq, ts, change.count, encoded.flags, body)
-        change.frames.append(frame)
-    change.note_pending()
-    return change
+) -> Forwarded:
+    """As `ShardEngine.forward`."""
+    changes, refused, rows = [], [], []
+    tags = [*view_of(copier.render(1, ts)).tagged(0, copier.count)] if copier.flags & _TAGS else ()
+    for taker in takers:
+        topic = taker.topic
+        size = copier.size(topic.next_seq, ts)
+        try:
+            append.take_bytes(table, topic, size)
+        except (Throttled, NotReady):  # another shard was faster
+            refused.append(taker)
+            continue
+        change = Forward(taker, copier.count, size, ts, body.cursor, body.hop)
+        append.begin(change)
+        change.tags = tags
+        first_seq = change.first_seq
+        if topic.config.durability == "ephemeral":
+            change.resident, first_seq = copier.render(first_seq, ts), 0
+            append.keep_in_memory(table, change, topic.reserving_seq, now)
+        change.note_pending()
+        changes.append(change)
+        rows.append(Row(0, taker.router, topic.id, first_seq))
+    own = body.own_stamp
+    if own is not None:
+        names = [taker.name for taker in takers if taker not in refused]
+        body = body._replace(own_stamp=own._replace(routers=names))
+    frame = forward_frame(ts, copier.count, copier.flags, body._replace(rows=rows))
+    return Forwarded(frame, changes, refused)
 
 
 def copy_ts(topic: Topic, now: Now) -> int:
@@ -171,86 +164,101 @@ def copy_ts(topic: Topic, now: Now) -> int:
     return max(now.ts, topic.last_ts)
 
 
-def fitting(table: TopicTable, topic: Topic, encoded: EncodedRecords) -> int:
-    """How many of these records, the first ones, the topic and the server have room for (§1.1,
+def fitting(table: TopicTable, topic: Topic, copier: Copier, ts: int) -> int:
+    """How many of these copies, the first ones, the topic and the server have room for (§1.1,
     §11).
     """
-    config, count = topic.config, encoded.record_count
-    if config.discard == "reject":
-        if config.cap_records:
-            held = topic.count + topic.next_seq - topic.head_seq - 1 - topic.pending_burnt
-            count = min(count, max(config.cap_records - held, 0))
-        if config.cap_bytes:
-            room = config.cap_bytes - topic.bytes - topic.pending_bytes
-            count = _fit(encoded, count, room)
+    count = room_for(topic, copier.count)
+    left = bytes_left(table, topic)
+    if left is None or copier.size(topic.next_seq, ts) <= left:
+        return count
+    return view_of(copier.render(topic.next_seq, ts)).fit(0, count, left) if left > 0 else 0
+
+
+def room_for(topic: Topic, count: int) -> int:
+    """How many of ``count`` records the cap of a topic that rejects has room for."""
+    config = topic.config
+    if config.discard != "reject" or not config.cap_records:
+        return count
+    held = topic.count + topic.next_seq - topic.head_seq - 1 - topic.pending_burnt
+    return min(count, max(config.cap_records - held, 0))
+
+
+def bytes_left(table: TopicTable, topic: Topic) -> int | None:
+    """Bytes that the topic and the server have room for; None: there is no bound."""
+    config, left = topic.config, None
+    if config.discard == "reject" and config.cap_bytes:
+        left = config.cap_bytes - topic.bytes - topic.pending_bytes
     if table.byte_quota is not None:
-        left = table.byte_quota.room_for(topic)
-        if left is not None and left < encoded.blob_bytes:
-            count = _fit(encoded, count, left)
-    return count
+        quota = table.byte_quota.room_for(topic)
+        if quota is not None and (left is None or quota < left):
+            left = quota
+    return left
 
 
-def _fit(encoded: EncodedRecords, count: int, room: int) -> int:
-    return view_of(encoded).fit(0, count, room) if room > 0 else 0
-
-
-def advance(
-    topic: Topic, router: int, reached: Derivation, trimmed: int, now: Now, hop: int = 0
-) -> Advance:
+def advance(takers: Sequence[Taker], cursor: int, trimmed: int, hop: int, now: Now) -> Forwarded:
     """As `ShardEngine.advance`."""
-    burnt = SeqRange(topic.next_seq, topic.next_seq + trimmed - 1) if trimmed else None
-    change = Advance(topic, burnt, router, reached, hop)
-    body = CopiesBody(
-        router=router,
-        cursor=reached.cursor,
-        total=reached.total,
-        hop=hop,
-        size=0,
-        trimmed=trimmed,
-        stamps=(),
-        rows=(),
-    )
-    change.sync = topic.pending_sync > 0
-    if burnt is not None:
-        topic.next_seq = burnt.last + 1
-        topic.pending_burnt += trimmed
-        change.sync |= topic.config.durability == "fsync" or burnt.last > topic.reserved_seq
-    first_seq = burnt.first if burnt is not None else 0
-    change.frames.append(copies_frame(topic.id, first_seq, copy_ts(topic, now), 0, 0, body))
-    change.note_pending()
-    return change
-
-
-def log_payload(topic: Topic, first_seq: int, ts: int, encoded: EncodedRecords) -> LogPayload:
-    """As `ShardEngine.log_payload`."""
-    change = LogPayload(topic, payload_frame(topic.id, first_seq, ts, encoded))
-    change.sync = topic.pending_sync > 0
-    change.note_pending()
-    return change
+    ts = max(copy_ts(taker.topic, now) for taker in takers)
+    changes = [Advance(taker, trimmed, cursor, hop) for taker in takers]
+    rows = [
+        Row(0, change.router, change.topic.id, 0 if change.burnt is None else change.burnt.first)
+        for change in changes
+    ]
+    body = ForwardBody(cursor, hop, rows, burnt=trimmed)
+    return Forwarded(forward_frame(ts, 0, 0, body), changes)
 
 
 # Replay
 
 
 def replay(
-    replay: Replay, header: FrameHeader, body: Buffer, checkpointed: bool, generation: int = 0
+    replay: Replay,
+    header: FrameHeader,
+    held: ForwardBody,
+    checkpointed: bool,
+    generation: int = 0,
 ) -> None:
     """``generation``: LSN at which the log file begins. Raises `Misfit`."""
+    for index, row in enumerate(held.rows):
+        lsn = row_lsn(header.lsn, header.ext_len, index)
+        copy = header._replace(lsn=lsn, topic_id=row.topic_id, first_seq=row.first_seq)
+        topic = replay.topic_of(copy, checkpointed)
+        if topic is None:
+            continue
+        if lsn >= replay.news_from(topic):
+            total = derivation_of(topic, row.router, 0).total + header.record_count
+            note_derivation(topic, row.router, Derivation(held.cursor, total))
+        if held.burnt:
+            replay_trim(replay, copy, topic, held.burnt, checkpointed)
+        elif row.first_seq:
+            size = copies_size(header.record_count, held.tail_bytes, row.first_seq, header.ts_ms)
+            append.replay(replay, copy, size, generation, checkpointed)
+
+
+def replay_linked(
+    replay: Replay,
+    header: FrameHeader,
+    body: memoryview,
+    checkpointed: bool,
+    generation: int = 0,
+) -> None:
+    """A ROUTER frame of version 0.1. Raises `Misfit` and `BadCopies`."""
     topic = replay.topic_of(header, checkpointed)
     if topic is None:
         return
-    held = decode_copies(header, body)
+    held = linked_copies.decode(header, body)
     if header.lsn >= replay.news_from(topic):
         note_derivation(topic, held.router, Derivation(held.cursor, held.total))
     if held.trimmed:
-        _replay_trim(replay, topic, header, held.trimmed, checkpointed)
+        replay_trim(replay, header, topic, held.trimmed, checkpointed)
     elif header.record_count:
         append.replay(replay, header, held.size, generation, checkpointed)
 
 
-def _replay_trim(
-    replay: Replay, topic: Topic, header: FrameHeader, trimmed: int, checkpointed: bool
+def replay_trim(
+    replay: Replay, header: FrameHeader, topic: Topic, trimmed: int, checkpointed: bool
 ) -> None:
+    """Seqs of a dest were burnt, from the ``first_seq`` of ``header`` on. Raises `Misfit`."""
     if header.first_seq <= topic.head_seq:
         if not checkpointed:
             raise Misfit(f"seq {header.first_seq} is there already")
@@ -261,9 +269,3 @@ def _replay_trim(
     trim_to(topic, SeqRange(header.first_seq, header.first_seq + trimmed - 1))
     topic.next_seq = topic.head_seq + 1
     topic.last_ts = max(topic.last_ts, header.ts_ms)
-
-
-def replay_payload(
-    _replay: Replay, _header: FrameHeader, _body: Buffer, _checkpointed: bool
-) -> None:
-    """Only rows name a payload."""

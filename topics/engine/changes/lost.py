@@ -13,23 +13,29 @@ from topics.engine.removal import begin_at
 from topics.engine.replay import Replay
 from topics.engine.topic import Topic
 from topics.formats.buffers import Buffer
+from topics.formats.disk.frame_bodies import decode_losses
 from topics.formats.disk.frames import FrameHeader
 from topics.formats.ranges import SeqRange, united
 
 
-def replay(replay: Replay, header: FrameHeader, _body: Buffer, _checkpointed: bool) -> None:
+def replay(replay: Replay, header: FrameHeader, body: Buffer, _checkpointed: bool) -> None:
     """A LOST frame."""
+    for topic_id, first_seq, seqs in decode_losses(header, body):
+        if topic_id:
+            _replay_loss(replay, topic_id, first_seq, seqs)
+        else:
+            replay.doubt_heads(header.lsn, seqs)
+
+
+def _replay_loss(replay: Replay, topic_id: int, first_seq: int, seqs: int) -> None:
     table = replay.table
-    if not header.topic_id:
-        replay.doubt_heads(header.lsn, header.record_count)
+    table.last_id = max(table.last_id, topic_id)
+    topic = table.by_id.get(topic_id)
+    if not seqs:
         return
-    table.last_id = max(table.last_id, header.topic_id)
-    topic = table.by_id.get(header.topic_id)
-    if not header.record_count:
-        return
-    lost = SeqRange(header.first_seq, header.first_seq + header.record_count - 1)
+    lost = SeqRange(first_seq, first_seq + seqs - 1)
     if topic is None:
-        replay.orphans.setdefault(header.topic_id, []).append(lost)
+        replay.orphans.setdefault(topic_id, []).append(lost)
     elif lost.last >= topic.start_seq:  # also where the checkpoint knows the head
         _lose(topic, SeqRange(max(lost.first, topic.start_seq), lost.last))
 

@@ -1,15 +1,16 @@
 """Graph of routers: all routers of the server, as the shard that owns them decides on them (§6).
 
 A router is an edge from its source to its dest. A dest has one source, and no router closes a cycle
-unless it allows that. Each life of a router has an id: one that gets another source or dest is a
-new life of its name. Ids rise and are never used again.
+unless it allows that: then the hops of records on the cycle are bounded. Each life of a router has
+an id: one that gets another source or dest is a new life of its name. Ids rise and are never used
+again.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -79,13 +80,17 @@ class Router:
 
 
 class RouterGraph:
-    """The routers, by name, by id and by topic. ``last_id``: the highest id that was ever used."""
+    """The routers, by name, by id and by topic. ``last_id``: the highest id that was ever used.
+    ``cyclic``: ids of those that stand on a cycle.
+    """
 
     def __init__(self) -> None:
+        self.cyclic: set[int] = set()
         self.by_name: dict[str, Router] = {}
         self.by_id: dict[int, Router] = {}
         self.last_id = 0
         self._names: list[str] = []  # sorted
+        self._allowing = 0  # how many allow a cycle
         # Of each topic: the routers that it is the source of, and those that it is the dest of.
         self._from: dict[str, dict[int, Router]] = {}
         self._into: dict[str, dict[int, Router]] = {}
@@ -192,6 +197,9 @@ class RouterGraph:
         self.by_name[router.name] = self.by_id[router.id] = router
         self._from.setdefault(router.source, {})[router.id] = router
         self._into.setdefault(router.dest, {})[router.id] = router
+        self._allowing += router.config.allow_cycle
+        if self._allowing:  # else there is no cycle
+            self._mark_cycle(router.source)
 
     def remove(self, router_id: int) -> Router | None:
         """The router goes; None when it is not there."""
@@ -204,11 +212,51 @@ class RouterGraph:
         return router
 
     def _unlink(self, router: Router) -> None:
+        on_cycle = self._component(router.source) if router.id in self.cyclic else set()
         del self.by_id[router.id]
+        self._allowing -= router.config.allow_cycle
         for ends, topic in ((self._from, router.source), (self._into, router.dest)):
             del ends[topic][router.id]
             if not ends[topic]:
                 del ends[topic]
+        self.cyclic.difference_update(each.id for each in self._within(on_cycle))
+        self.cyclic.discard(router.id)
+        while on_cycle:
+            on_cycle -= self._mark_cycle(next(iter(on_cycle)))
+
+    # Cycles
+
+    def _mark_cycle(self, topic: str) -> set[str]:
+        """Note the routers on a cycle with ``topic``; the topics of all these cycles."""
+        found = self._component(topic)
+        if len(found) > 1:
+            self.cyclic.update(each.id for each in self._within(found))
+        return found
+
+    def _component(self, topic: str) -> set[str]:
+        """The topics that can be reached from ``topic`` and that reach it, itself among them."""
+        to_there = _reached(topic, self._into, lambda router: router.source)
+        return to_there & _reached(topic, self._from, lambda router: router.dest)
+
+    def _within(self, topics: set[str]) -> Iterator[Router]:
+        """The routers between these topics."""
+        for topic in topics:
+            for router in self._from.get(topic, {}).values():
+                if router.dest in topics:
+                    yield router
+
+
+def _reached(
+    topic: str, ends: Mapping[str, Mapping[int, Router]], end: Callable[[Router], str]
+) -> set[str]:
+    """The topics that the routers of ``ends`` lead to, step by step, ``topic`` among them."""
+    found, line = {topic}, [topic]
+    while line:
+        for router in ends.get(line.pop(), {}).values():
+            if end(router) not in found:
+                found.add(end(router))
+                line.append(end(router))
+    return found
 
 
 def _path(before: dict[str, str | None], end: str) -> list[str]:

@@ -10,7 +10,7 @@ from bisect import bisect_left
 
 from topics.formats.api.limits import U64_MAX
 
-HOPS_MAX = 8  # a record with so many is not forwarded
+HOPS_MAX = 8  # a record with so many is not forwarded by a router on a cycle
 
 
 class Hops:

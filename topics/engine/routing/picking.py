@@ -74,14 +74,15 @@ def pick(
     max_bytes: int,
     max_runs: int,
     scan_records: int,
+    hop_max: int = HOPS_MAX,
     reads_all: bool = False,
 ) -> Picked:
     """What follows the cursor, as far as the bounds reach, but at least one record. ``to_seq`` is
     the cursor when there is nothing.
 
     ``scan_records`` bounds what is looked at: ask again from ``to_seq``, also when nothing was
-    picked. What is older than the TTL must be gone. ``reads_all``: find out also which records of
-    the log cannot be read.
+    picked. What is older than the TTL must be gone. ``hop_max``: records of so many hops are passed
+    over; ``reads_all``: find out also which records of the log cannot be read.
     """
     if cursor >= topic.head_seq:
         return Picked([], cursor, 0, 0, 0, 0)
@@ -90,9 +91,9 @@ def pick(
     if cursor + 1 < lost_below:
         hop, last = hops.at(cursor + 1)
         last = min(last, lost_below - 1)
-        return Picked([], last, last - cursor if hop < HOPS_MAX else 0, hop, 0, 0)
+        return Picked([], last, last - cursor if hop < hop_max else 0, hop, 0, 0)
     room = _Room(max_records, max_bytes, max_runs, scan_records)
-    return _Picker(topic, store, cursor, match, room, reads_all).pick(hops)
+    return _Picker(topic, store, cursor, match, room, hop_max, reads_all).pick(hops)
 
 
 class _Room:
@@ -115,7 +116,7 @@ class _Picker:
     """
 
     __slots__ = (
-        *("_topic", "_index", "_store", "_match", "_room", "_reads_all"),
+        *("_topic", "_index", "_store", "_match", "_room", "_hop_max", "_reads_all"),
         *("_seq", "_at", "_hop", "_runs", "_count", "_size", "_trimmed"),
     )
 
@@ -126,10 +127,12 @@ class _Picker:
         cursor: int,
         match: TagMatch | None,
         room: _Room,
+        hop_max: int,
         reads_all: bool,
     ) -> None:
         self._topic, self._index, self._store = topic, topic.index, store
-        self._match, self._room, self._reads_all = match, room, reads_all
+        self._match, self._room = match, room
+        self._hop_max, self._reads_all = hop_max, reads_all
         self._seq = max(cursor + 1, topic.start_seq)
         self._at = self._index.find(self._seq)
         self._hop = self._count = self._size = self._trimmed = 0
@@ -143,7 +146,7 @@ class _Picker:
         while self._seq < end:
             hop, last = hops.at(self._seq)
             stop = min(last + 1, end)
-            if hop >= HOPS_MAX:
+            if hop >= self._hop_max:
                 self._seq, self._at = stop, self._index.find(stop)
             elif (self._runs and hop != self._hop) or not self._pick_to(stop, hop):
                 break
@@ -156,7 +159,7 @@ class _Picker:
         """What is lost at one hop is trimmed, as its records would have been forwarded."""
         self._hop, last = hops.at(self._seq)
         last = min(last, loss.last)
-        if self._hop < HOPS_MAX:
+        if self._hop < self._hop_max:
             self._trimmed = last + 1 - self._seq
         self._seq = last + 1
 

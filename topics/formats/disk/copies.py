@@ -1,45 +1,59 @@
-"""Copies: the body of a ROUTER frame, and the records that it stands for. Integers little-endian.
+"""Copies: the body of a FORWARD frame, and the records that it stands for. Integers little-endian.
 
-A ROUTER frame says that a router has appended copies to its dest, and how far it has come in its
-source. The copies are not in it: each row names contiguous records of a *payload frame* (kind
-APPEND or PAYLOAD, in the log of some shard), and `Copier` renders the copies from these. Without
-copies (``record_count`` 0) the frame moves the router's cursor alone, or burns seqs of the dest for
-what the source has lost; ``first_seq`` is then the first burnt seq, or 0. Body:
+A FORWARD frame says that routers which stand at one place of one source have appended copies to
+their dests, and how far they have come. The records are in it once, as its *payload*, or stand in
+frames of the same log file before it. `Copier` renders the copies. Without runs (``record_count``
+0) the frame moves cursors alone, or burns seqs of the dests for what the source has lost. Body:
 
-    part  size      present when  meaning
-    ext   ext_len   always        CBOR map
-    rows  32 a row  copies        in the order of the copies
+    part     size       present when  meaning
+    ext      ext_len    always        CBOR map
+    pad      0 to 3     always        zeros: rows begin at 2 above a multiple of 4
+    rows     20 a row   always        a row for each dest
+    runs     28 a run   copies        the records that are copied, in the order of the copies
+    payload  the rest   "p"           records, laid out as the body of an APPEND frame
 
-Keys of ext:
+All keys of ext but the first three are missing where they are 0 or empty. Keys of ext:
 
     key  value  meaning
-    r    int    id of the router
-    c    int    its cursor: the last seq of the source that is done
-    t    int    copies that it has made by then
+    d    int    rows
+    n    int    runs
+    c    int    cursor of the routers: the last seq of the source that is done
     h    int    hop of the copies
-    s    int    rendered bytes of all copies; 0 where missing
-    l    int    seqs that are burnt from ``first_seq`` on; 0 where missing
-    m    array  stamps: (router, source, id of the source, its epoch); empty where missing
+    b    int    bytes of all copies of a dest, behind their `$ts`
+    l    int    seqs that each dest has burnt, from its ``first_seq`` on
+    m    array  stamps that runs name: (router, source, id of the source, its epoch)
+    o    array  own stamp of each dest: (source, id of the source, its epoch, routers in the order
+                of rows)
+    p    array  of the payload: flags, record_count, ext_len
 
 A row:
 
     offset  size  field      meaning
-    0       8     lsn        of the payload frame
+    0       4     back       bytes from the begin of the frame to this row
+    4       4     router     its id
+    8       4     topic_id   of the dest
+    12      8     first_seq  of the copies, or of the burnt seqs; 0: the dest has none in the log
+
+An index locates the copies of a dest by the LSN of the row. It is 2 above a multiple of 4, and that
+of a frame is a multiple of 8, so the two are told apart. A run:
+
+    offset  size  field      meaning
+    0       8     lsn        of the frame with the records (APPEND, or FORWARD with a payload), in
+                             the same log file; 0: the payload of this frame
     8       8     stamp_seq  with a stamp: seq of the first of these records in the topic that the
                              stamp names; else 0
-    16      2     shard      whose log has the payload frame
-    18      2     stamp      which of "m" goes into `meta`, from 1; 0: none
-    20      1     drops      `Drops`: what the copies lack
-    21      3     zero
-    24      4     start      first of the records, as an index into the payload frame
-    28      4     stop       the first record past them
+    16      4     start      first of the records, as an index into the payload or frame
+    20      4     stop       the first record past them
+    24      2     stamp      which of "m" goes into `meta`, from 1; 0: none; `OWN_STAMP`: "o"
+    26      1     drops      `Drops`: what the copies lack
+    27      1     zero
 
-**Rendering is part of the format.** The same row gives the same bytes for ever: offsets into copies
-and their sizes outlive every process, and segments are built of them. A copy is the rendered record
-of the payload frame with the `$seq` and `$ts` of its own; node and tag are cut out where ``drops``
-says so; the stamp becomes the member `_topics_router` of `meta`, in place of an earlier one. All
-other bytes stay: `data` and `meta` are never rendered again. The result is exactly what
-``rendering.py`` makes of an append of these records, without a key and without delays.
+**Rendering is part of the format.** The same frame gives the same bytes for ever: offsets into
+copies and their sizes outlive every process, and segments are built of them. A copy is the rendered
+record with the `$seq` and `$ts` of its own; node and tag are cut out where ``drops`` says so; the
+stamp becomes the member `_topics_router` of `meta`, in place of an earlier one. All other bytes
+stay: `data` and `meta` are never rendered again. The result is exactly what ``rendering.py`` makes
+of an append of these records, without a key and without delays.
 """
 
 from __future__ import annotations
@@ -58,13 +72,18 @@ import msgspec
 
 from topics.formats.api.members import with_members, without_members
 from topics.formats.buffers import Buffer
-from topics.formats.disk.frames import Frame, FrameHeader, FrameKind
+from topics.formats.disk.frames import FRAME_HEADER_BYTES, Frame, FrameHeader, FrameKind
 from topics.formats.disk.records import RecordFlags, RecordsView, Texts, View
 from topics.formats.disk.rendering import U32_MAX, EncodedRecords
 from topics.formats.json_text import json_string
 
-ROW = struct.Struct("<QQHHBxxxII")
-assert ROW.size == 32
+ROW = struct.Struct("<IIIQ")
+assert ROW.size == 20
+RUN = struct.Struct("<QQIIHBx")
+assert RUN.size == 28
+_BACK = struct.Struct("<I")
+_ROW_PLACE = 2  # LSN of a row, modulo 4
+OWN_STAMP = 0xFFFF
 STAMP_MEMBER = "_topics_router"
 
 _NODES, _TAGS, _METAS, _ONE_NODE = map(
@@ -77,11 +96,11 @@ _MAYBE_STAMPED = re.compile(rb"_topics_router|\\")
 
 
 class BadCopies(ValueError):
-    """The bytes are no rows or no body of a ROUTER frame, or they contradict what they name."""
+    """The bytes are no runs or no body of a FORWARD frame, or they contradict what they name."""
 
 
 class Drops(IntEnum):
-    """Bits of `CopyRow.drops`. Written to disk: never renumber, only add."""
+    """Bits of `Run.drops`. Written to disk: never renumber, only add."""
 
     NODE = 1
     TAG = 2
@@ -100,142 +119,198 @@ class Stamp(NamedTuple):
     epoch: int
 
 
-class CopyRow(NamedTuple):
-    """Contiguous records of one payload frame that became copies; fields as in the table above."""
+class Row(NamedTuple):
+    """One dest of a forward; fields as in the table above."""
+
+    back: int
+    router: int
+    topic_id: int
+    first_seq: int
+
+
+class Run(NamedTuple):
+    """Contiguous records that are copied; fields as in the table above."""
 
     lsn: int
     stamp_seq: int
-    shard: int
-    stamp: int
-    drops: int
     start: int
     stop: int
+    stamp: int = 0
+    drops: int = 0
 
 
-class CopiesBody(NamedTuple):
-    """Body of a ROUTER frame. ``size``: rendered bytes of all copies; ``trimmed``: seqs of the dest
-    that are burnt from ``first_seq`` on (then there are no rows).
+class OwnStamp(NamedTuple):
+    """The stamps of routers with one source. ``routers``: their names, in the order of rows."""
+
+    source: str
+    source_id: int
+    epoch: int
+    routers: Sequence[str]
+
+    def of(self, index: int) -> Stamp:
+        """The stamp of the router of a row."""
+        return Stamp(self.routers[index], self.source, self.source_id, self.epoch)
+
+
+class ForwardBody(NamedTuple):
+    """Body of a FORWARD frame. ``tail_bytes``: of all copies of a dest, behind their `$ts`;
+    ``burnt``: seqs that each dest has burnt, from its ``first_seq`` on (then there are no runs).
     """
 
-    router: int
     cursor: int
-    total: int
     hop: int
-    size: int
-    trimmed: int
-    stamps: Sequence[Stamp]
-    rows: Sequence[CopyRow]
+    rows: Sequence[Row]
+    runs: Sequence[Run] = ()
+    tail_bytes: int = 0
+    burnt: int = 0
+    stamps: Sequence[Stamp] = ()
+    own_stamp: OwnStamp | None = None
+    payload: RecordsView | None = None
+
+    def stamps_of(self, index: int) -> Sequence[Stamp]:
+        """The stamps that runs name, for the dest of a row; the own one is the last."""
+        return self.stamps if self.own_stamp is None else [*self.stamps, self.own_stamp.of(index)]
 
 
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class _Ext(msgspec.Struct, gc=False):
-    r: _Count
+    d: _Count
+    n: _Count
     c: _Count
-    t: _Count
-    h: _Count
-    s: _Count = 0
+    h: _Count = 0
+    b: _Count = 0
     l: _Count = 0  # noqa: E741 - the key on disk
     m: list[Stamp] = []
+    o: OwnStamp | None = None
+    p: tuple[_Count, _Count, _Count] | None = None
 
 
 # The frame
 
 
-def encode_rows(rows: Iterable[CopyRow]) -> bytes:
-    """The rows, one behind the other."""
-    return b"".join([ROW.pack(*row) for row in rows])
+def encode_runs(runs: Iterable[Run]) -> bytes:
+    """The runs, one behind the other."""
+    return b"".join([RUN.pack(*run) for run in runs])
 
 
-def decode_rows(data: Buffer) -> list[CopyRow]:
-    """The rows of these bytes. Raises `BadCopies` for bytes that are no whole rows."""
-    if len(data) % ROW.size:
-        raise BadCopies(f"{len(data)} bytes are no rows of {ROW.size}")
-    return [*map(CopyRow._make, ROW.iter_unpack(data))]
+def decode_runs(data: Buffer) -> list[Run]:
+    """The runs of these bytes. Raises `BadCopies` for bytes that are no whole runs."""
+    if len(data) % RUN.size:
+        raise BadCopies(f"{len(data)} bytes are no runs of {RUN.size}")
+    return [*map(Run._make, RUN.iter_unpack(data))]
 
 
-def copies_frame(
-    topic_id: int, first_seq: int, ts_ms: int, record_count: int, flags: int, body: CopiesBody
-) -> Frame:
-    """A ROUTER frame; ``flags`` are those of the rendered copies."""
-    assert record_count == copy_count(body.rows), "the rows name each copy once"
-    assert not (body.trimmed and body.rows), "a frame burns seqs or has copies"
-    held: dict[str, Any] = {"r": body.router, "c": body.cursor, "t": body.total, "h": body.hop}
-    if body.size:
-        held["s"] = body.size
-    if body.trimmed:
-        held["l"] = body.trimmed
-    if body.stamps:
-        held["m"] = [tuple(stamp) for stamp in body.stamps]
-    ext = cbor2.dumps(held)
-    parts = (ext, encode_rows(body.rows)) if body.rows else (ext,)
+def forward_frame(ts_ms: int, record_count: int, flags: int, body: ForwardBody) -> Frame:
+    """A FORWARD frame; ``flags`` are those of the rendered copies, ``record_count`` the copies of
+    each dest. ``back`` of the rows is filled in.
+    """
+    assert record_count == copy_count(body.runs), "the runs name each copy once"
+    assert not (body.burnt and body.runs), "a frame burns seqs or has copies"
+    held: dict[str, Any] = {"d": len(body.rows), "n": len(body.runs), "c": body.cursor}
+    payload = body.payload
+    optional = {
+        "h": body.hop,
+        "b": body.tail_bytes,
+        "l": body.burnt,
+        "m": [*map(tuple, body.stamps)],
+        "o": body.own_stamp and [*body.own_stamp],
+        "p": payload and (payload.flags, payload.count, payload.ext_len),
+    }
+    ext = cbor2.dumps(held | {key: value for key, value in optional.items() if value})
+    begin = _rows_begin(len(ext))
+    backs = range(FRAME_HEADER_BYTES + begin, U32_MAX, ROW.size)
+    rows = [ROW.pack(back, *row[1:]) for back, row in zip(backs, body.rows, strict=False)]
+    parts: list[Buffer] = [ext, bytes(begin - len(ext)), *rows, encode_runs(body.runs)]
+    if payload is not None:
+        parts.append(payload.body)
+    sealed = [row for row in body.rows if row.first_seq]
     return Frame(
-        *(FrameKind.ROUTER, topic_id, first_seq, ts_ms, record_count, flags, len(ext), parts),
-        named_bytes=body.size,
+        *(FrameKind.FORWARD, 0, 0, ts_ms, record_count, flags, len(ext)),
+        (b"".join(parts[:-1]), parts[-1]) if payload is not None else (b"".join(parts),),
+        named_bytes=body.tail_bytes * len(sealed),
     )
 
 
-def decode_copies(header: FrameHeader, body: Buffer) -> CopiesBody:
-    """Body of a ROUTER frame. Raises `BadCopies` for bytes that `copies_frame` does not make."""
+def _rows_begin(ext_len: int) -> int:
+    return ext_len + (_ROW_PLACE - ext_len) % 4
+
+
+def row_lsn(frame_lsn: int, ext_len: int, index: int) -> int:
+    """LSN of a row of the FORWARD frame at ``frame_lsn``."""
+    return frame_lsn + FRAME_HEADER_BYTES + _rows_begin(ext_len) + ROW.size * index
+
+
+def is_row(lsn: int) -> bool:
+    """Whether a row stands at this LSN, and no frame."""
+    return lsn & 3 == _ROW_PLACE
+
+
+def frame_behind(data: Buffer, offset: int) -> int:
+    """How far the begin of the frame is behind its row at ``offset``."""
+    back: int = _BACK.unpack_from(data, offset)[0]
+    return back
+
+
+def row_index(header: FrameHeader, lsn: int) -> int:
+    """Which of its rows stands at ``lsn``."""
+    return (lsn - row_lsn(header.lsn, header.ext_len, 0)) // ROW.size
+
+
+def decode_forward(header: FrameHeader, body: memoryview) -> ForwardBody:
+    """Body of a FORWARD frame. Raises `BadCopies` for bytes that `forward_frame` does not make."""
     try:
         ext = msgspec.convert(cbor2.loads(bytes(body[: header.ext_len])), _Ext)
     except (cbor2.CBORError, msgspec.ValidationError) as error:
-        raise BadCopies(f"the map of a ROUTER frame: {error}") from error
-    rows, stamps = rows_of_frame(header, body), ext.m
-    for row in rows:
-        if row.start >= row.stop or row.stamp > len(stamps) or row.drops > _DROPS:
-            raise BadCopies(f"a ROUTER frame has a row that contradicts itself: {row}")
-    if copy_count(rows) != header.record_count or (rows and ext.l):
-        raise BadCopies("the rows of a ROUTER frame contradict its header")
-    return CopiesBody(ext.r, ext.c, ext.t, ext.h, ext.s, ext.l, stamps, rows)
+        raise BadCopies(f"the map of a FORWARD frame: {error}") from error
+    begin = _rows_begin(header.ext_len)
+    runs_at = begin + ROW.size * ext.d
+    end = runs_at + RUN.size * ext.n
+    if end > len(body) or (ext.p is None and end < len(body)):
+        raise BadCopies("a FORWARD frame has not the rows and runs that it says")
+    rows = [*map(Row._make, ROW.iter_unpack(body[begin:runs_at]))]
+    runs = decode_runs(body[runs_at:end])
+    stamps = len(ext.m)
+    if ext.o is not None:
+        runs = [run._replace(stamp=stamps + 1) if run.stamp == OWN_STAMP else run for run in runs]
+        stamps += 1
+        if len(ext.o.routers) != ext.d:
+            raise BadCopies("a FORWARD frame has not a stamp for each dest")
+    for run in runs:
+        if run.start >= run.stop or run.stamp > stamps or run.drops > _DROPS:
+            raise BadCopies(f"a FORWARD frame has a run that contradicts itself: {run}")
+    if copy_count(runs) != header.record_count or (runs and ext.l):
+        raise BadCopies("the runs of a FORWARD frame contradict its header")
+    payload = None
+    if ext.p is not None:
+        flags, count, ext_len = ext.p
+        payload = RecordsView(flags, count, ext_len, body[end:])
+    return ForwardBody(ext.c, ext.h, rows, runs, ext.b, ext.l, ext.m, ext.o, payload)
 
 
-def rows_of_frame(header: FrameHeader, body: Buffer) -> list[CopyRow]:
-    """The rows of a ROUTER frame alone, unchecked. Raises `BadCopies` as `decode_rows`."""
-    return decode_rows(body[header.ext_len :]) if header.record_count else []
+def copy_count(runs: Iterable[Run]) -> int:
+    """Copies that the runs stand for."""
+    return sum([run.stop - run.start for run in runs])
 
 
-def copy_count(rows: Iterable[CopyRow]) -> int:
-    """Copies that the rows stand for."""
-    return sum([row.stop - row.start for row in rows])
-
-
-def rows_within(rows: Sequence[CopyRow], start: int, stop: int) -> list[CopyRow]:
-    """Rows of the copies ``start`` to ``stop`` (exclusive), counted over all rows."""
+def runs_within(runs: Sequence[Run], start: int, stop: int) -> list[Run]:
+    """Runs of the copies ``start`` to ``stop`` (exclusive), counted over all runs."""
     found, before = [], 0
-    for row in rows:
+    for run in runs:
         skip = max(start - before, 0)
-        take = min(stop - before, row.stop - row.start)
+        take = min(stop - before, run.stop - run.start)
         if skip < take:
-            stamp_seq = row.stamp_seq + skip if row.stamp else 0
-            within = row._replace(
-                stamp_seq=stamp_seq, start=row.start + skip, stop=row.start + take
+            stamp_seq = run.stamp_seq + skip if run.stamp_seq else 0
+            within = run._replace(
+                stamp_seq=stamp_seq, start=run.start + skip, stop=run.start + take
             )
             found.append(within)
-        before += row.stop - row.start
+        before += run.stop - run.start
     return found
 
 
-def payload_frame(topic_id: int, first_seq: int, ts_ms: int, encoded: EncodedRecords) -> Frame:
-    """A PAYLOAD frame: records that rows may name, and that belong to no topic."""
-    flags, count, ext, parts, _ = encoded
-    return Frame(FrameKind.PAYLOAD, topic_id, first_seq, ts_ms, count, flags, len(ext), parts)
-
-
 # Rendering
-
-
-def render_copies(
-    pieces: Sequence[tuple[View, CopyRow]],
-    stamps: Sequence[Stamp],
-    first_seq: int,
-    ts_ms: int,
-) -> EncodedRecords:
-    """The copies that the rows stand for, each with the view of its payload frame. Raises as
-    `Copier`.
-    """
-    return Copier(pieces, stamps).render(first_seq, ts_ms)
 
 
 def payload_of(
@@ -244,8 +319,8 @@ def payload_of(
     """Records ``start`` to ``stop`` (exclusive) of any views as one write: verbatim but for `$seq`,
     which is contiguous from ``first_seq``, and `$ts`.
     """
-    rows = [(view, CopyRow(0, 0, 0, 0, 0, start, stop)) for view, start, stop in pieces]
-    return Copier(rows, ()).render(first_seq, ts_ms)
+    runs = [(view, Run(0, 0, start, stop)) for view, start, stop in pieces]
+    return Copier(runs, ()).render(first_seq, ts_ms)
 
 
 def view_of(encoded: EncodedRecords) -> RecordsView:
@@ -255,29 +330,32 @@ def view_of(encoded: EncodedRecords) -> RecordsView:
 
 
 class Copier:
-    """Renders the copies that rows stand for, once for each dest: what does not depend on `$seq`
-    and `$ts` is done when it is made.
+    """Renders the copies that runs stand for, once for each dest: what does not depend on `$seq`
+    and `$ts` is done when it is made. ``tail_bytes``: of all copies, behind their `$ts`.
 
-    Raises `BadCopies` when a row names records that its view has not, or finds no records there;
+    Raises `BadCopies` when a run names records that its view has not, or finds no records there;
     what a view raises for damage passes.
     """
 
-    def __init__(self, pieces: Sequence[tuple[View, CopyRow]], stamps: Sequence[Stamp]) -> None:
-        for view, row in pieces:
-            if not 0 <= row.start < row.stop <= view.count or row.stamp > len(stamps):
-                raise BadCopies(f"there are no such records as {row}")
+    def __init__(self, pieces: Sequence[tuple[View, Run]], stamps: Sequence[Stamp]) -> None:
+        for view, run in pieces:
+            if not 0 <= run.start < run.stop <= view.count or run.stamp > len(stamps):
+                raise BadCopies(f"there are no such records as {run}")
         try:
             tails, self.flags, self._ext, self._tables = _gathered(pieces, stamps)
         except (cbor2.CBORError, ValueError, LookupError, TypeError) as error:
             raise BadCopies(f"a payload frame holds no records: {error}") from error
         self.count = len(tails)
         self._tails, self._tail_lens = tails, [*map(len, tails)]
-        self._tail_bytes = sum(self._tail_lens)
+        self.tail_bytes = sum(self._tail_lens)
 
     def size(self, first_seq: int, ts_ms: int) -> int:
         """Bytes of the copies when they are rendered."""
-        fixed = self.count * len(b'{"$seq":,"$ts":%d' % ts_ms) + self._tail_bytes
-        return fixed + _digits(first_seq, first_seq + self.count)
+        return copies_size(self.count, self.tail_bytes, first_seq, ts_ms)
+
+    def first_size(self, first_seq: int, ts_ms: int) -> int:
+        """Bytes of the first copy."""
+        return copies_size(1, self._tail_lens[0], first_seq, ts_ms)
 
     def render(self, first_seq: int, ts_ms: int) -> EncodedRecords:
         """The copies with contiguous seqs from ``first_seq``, all at ``ts_ms``."""
@@ -293,18 +371,24 @@ class Copier:
         return EncodedRecords(self.flags, count, ext, parts, len(blob))
 
 
+def copies_size(count: int, tail_bytes: int, first_seq: int, ts_ms: int) -> int:
+    """Bytes of rendered copies; ``tail_bytes``: of all that stands behind their `$ts`."""
+    fixed = count * len(b'{"$seq":,"$ts":%d' % ts_ms) + tail_bytes
+    return fixed + _digits(first_seq, first_seq + count)
+
+
 def _gathered(
-    pieces: Sequence[tuple[View, CopyRow]], stamps: Sequence[Stamp]
+    pieces: Sequence[tuple[View, Run]], stamps: Sequence[Stamp]
 ) -> tuple[list[bytes], int, bytes, list[bytes]]:
     """Of each copy all behind its `$ts`; flags, ext and tables of all copies."""
     if len(pieces) == 1:
-        view, row = pieces[0]
-        if isinstance(view, RecordsView) and _is_verbatim(view, row):
+        view, run = pieces[0]
+        if isinstance(view, RecordsView) and _is_verbatim(view, run):
             tails = _slices(*_records(view, 0, view.count))
             return tails, view.flags & _RECORD_FLAGS, *view.texts_and_tables()
     gathering = _Gathering([*map(_stamp_text, stamps)])
-    for view, row in pieces:
-        gathering.take(view, row)
+    for view, run in pieces:
+        gathering.take(view, run)
     return gathering.tails, *gathering.finish()
 
 
@@ -316,9 +400,9 @@ class _Gathering:
         self.tails: list[bytes] = []
         self._nodes, self._tags, self._meta_lens = _Texts(), _Texts(), array("I")
 
-    def take(self, view: View, row: CopyRow) -> None:
-        """Add the copies of a row."""
-        start, stop, flags, drops = row.start, row.stop, view.flags, row.drops
+    def take(self, view: View, run: Run) -> None:
+        """Add the copies of a run."""
+        start, stop, flags, drops = run.start, run.stop, view.flags, run.drops
         records, begins, ends = _records(view, start, stop)
         before: list[bytes] = []  # nodes that are kept before tags that are not
         if flags & (_NODES | _ONE_NODE | _TAGS):
@@ -338,8 +422,8 @@ class _Gathering:
                 begins = tags.behind(begins, _TAG)
             else:
                 self._tags.add(self._count, tags)
-        if row.stamp:
-            tails = self._stamped(view, row, records, begins, ends)
+        if run.stamp:
+            tails = self._stamped(view, run, records, begins, ends)
         else:
             tails = _slices(records, begins, ends)
             if flags & _METAS:
@@ -350,17 +434,17 @@ class _Gathering:
     def _stamped(
         self,
         view: View,
-        row: CopyRow,
+        run: Run,
         records: bytes,
         begins: Sequence[int],
         ends: Sequence[int],
     ) -> list[bytes]:
-        """All from ``begins`` on, with the stamp of the row in its `meta`."""
-        text, tails, held = self._stamps[row.stamp - 1], [], self._metas()
-        seqs = range(row.stamp_seq, row.stamp_seq + row.stop - row.start)
+        """All from ``begins`` on, with the stamp of the run in its `meta`."""
+        text, tails, held = self._stamps[run.stamp - 1], [], self._metas()
+        seqs = range(run.stamp_seq, run.stamp_seq + run.stop - run.start)
         lens: Sequence[int] = bytes(len(seqs))
         if view.flags & _METAS:
-            lens = view.column(_METAS, row.start, row.stop)
+            lens = view.column(_METAS, run.start, run.stop)
         for begin, end, length, seq in zip(begins, ends, lens, seqs, strict=True):
             at = end - length - 2  # of the meta, or of the end "},"
             member = text % (seq, seq)
@@ -471,9 +555,9 @@ def _stamp_text(stamp: Stamp) -> bytes:
     )
 
 
-def _is_verbatim(view: View, row: CopyRow) -> bool:
+def _is_verbatim(view: View, run: Run) -> bool:
     """Whether the copies are all records of the view, with nothing cut or put in."""
-    return row.stop - row.start == view.count and not (row.drops or row.stamp)
+    return run.stop - run.start == view.count and not (run.drops or run.stamp)
 
 
 def _slices(records: bytes, begins: Sequence[int], ends: Sequence[int]) -> list[bytes]:

@@ -5,17 +5,17 @@
     2       DELETE         topic_id first_seq ts_ms record_count flags          runs
     3       TOPIC          topic_id first_seq ts_ms ext_len                     map
     4       LEASE          topic_id ts_ms record_count ext_len flags            rows
-    5       ROUTER         topic_id first_seq ts_ms record_count ext_len flags  rows
     6       START          ts_ms ext_len                                        map
     7       TOPIC_DELETED  topic_id ts_ms                                       none
     8       SEQS_RESERVED  topic_id first_seq                                   none
     9       FLOOR          topic_id first_seq ext_len                           array
     10      TS_RESERVED    ts_ms                                                none
-    11      PAYLOAD        topic_id first_seq ts_ms record_count ext_len flags  records
     12      ROUTER_SET     ts_ms ext_len                                        map
     13      ROUTERS_GONE   ts_ms ext_len                                        array
-    14      LOST           topic_id first_seq record_count                      zeros
+    14      LOST           topic_id first_seq record_count ext_len              rows, zeros
+    15      FORWARD        ts_ms record_count ext_len flags                     rows, runs, records
 
+Numbers 5 and 11 (ROUTER, PAYLOAD) are read from logs of version 0.1 alone (``linked_copies.py``).
 Every other header field is 0. Only an APPEND frame may have bit EXTERNAL of `RecordFlags`: writers
 of the log look for it in frames of any kind. Integers are little-endian; maps and arrays are CBOR,
 and ``ext_len`` is their length.
@@ -66,11 +66,6 @@ LEASE: what happened to ``record_count`` jobs of a queue (§10.1). ``flags`` is 
     numbers     u64[count]  op 1          of their leases
     deliveries  u32[count]  always        how often the job has been delivered by then
 
-ROUTER: copies that a router has appended to the topic, its dest, and how far the router has come.
-The body is that of ``copies.py``; it has a row for each run of copies, and ``flags`` are those of
-the copies as they are read. ``record_count`` is the number of copies. With 0 of them ``first_seq``
-is 0, or the first of the seqs that the router burns.
-
 START: a process began to write the log. Its reservations of `$ts` replace all before: no record in
 memory has one above ``ts_ms + TS_AHEAD_MS``. Body:
 
@@ -93,9 +88,6 @@ Body, for each cause the seq below which it has removed records, or burnt seqs:
 
 TS_RESERVED: no record in memory has a `$ts` above ``ts_ms + TS_AHEAD_MS``.
 
-PAYLOAD: records of the topic that no log held any more, so that ROUTER frames may name them. The
-body is that of an APPEND frame, without a key and without delays. A start passes over it.
-
 ROUTER_SET: a router made or configured, in the log of the shard that owns all routers. It replaces
 an earlier life of its name. Body:
 
@@ -111,9 +103,19 @@ an earlier life of its name. Body:
 
 ROUTERS_GONE: routers removed. Body: an array of their ids.
 
+FORWARD: copies that routers have appended to their dests, and how far the routers have come. The
+body is that of ``copies.py``: a row for each dest, a run for each stretch of records, and the
+records where no frame before it in the log file has them. ``flags`` are those of the copies as they
+are read; ``record_count`` is the number of copies of each dest.
+
 LOST: a repair has put it where frames could not be read. ``record_count`` seqs of the topic, from
 ``first_seq`` on, are lost. With ``topic_id`` 0 any topic may have lost up to ``record_count`` seqs
-behind its head. The body has no meaning, and fills the room.
+behind its head. The body says more of the kind, in ``ext_len`` bytes; zeros fill the room:
+
+    offset  size  field         meaning
+    0       8     topic_id      as in the header
+    8       8     first_seq
+    16      4     record_count
 """
 
 from __future__ import annotations
@@ -133,6 +135,7 @@ from topics.formats.ranges import SeqRange, SeqRun, seq_ranges
 
 TS_AHEAD_MS = 2000
 RUN = struct.Struct("<QQ")
+LOSS = struct.Struct("<QQI")
 
 
 class DeleteFlags(IntEnum):
@@ -392,10 +395,29 @@ def router_set_frame(packed: bytes, ts_ms: int) -> Frame:
     return Frame(FrameKind.ROUTER_SET, ts_ms=ts_ms, ext_len=len(packed), parts=(packed,))
 
 
-def lost_frame(topic_id: int, first_seq: int, count: int, length: int) -> Frame:
-    """A LOST frame, which takes ``length`` bytes."""
-    filling = bytes(length - FRAME_HEADER_BYTES)
-    return Frame(FrameKind.LOST, topic_id, first_seq, record_count=count, parts=(filling,))
+def lost_frame(losses: Sequence[tuple[int, int, int]], length: int) -> Frame:
+    """A LOST frame, which takes ``length`` bytes; ``losses``: topic_id, first_seq, record_count."""
+    (topic_id, first_seq, count), *more = losses
+    rows = b"".join([LOSS.pack(*each) for each in more])
+    body = rows.ljust(length - FRAME_HEADER_BYTES, b"\0")
+    return Frame(
+        *(FrameKind.LOST, topic_id, first_seq),
+        record_count=count,
+        ext_len=len(rows),
+        parts=(body,),
+    )
+
+
+def lost_frame_bytes(losses: int) -> int:
+    """What a LOST frame with so many losses takes at least."""
+    return FRAME_HEADER_BYTES + LOSS.size * (losses - 1)
+
+
+def decode_losses(header: FrameHeader, body: Buffer) -> list[tuple[int, int, int]]:
+    """What a LOST frame says: topic_id, first_seq, record_count."""
+    rows = memoryview(body)[: header.ext_len]
+    first = header.topic_id, header.first_seq, header.record_count
+    return [first, *LOSS.iter_unpack(rows)]
 
 
 def routers_gone_frame(router_ids: Sequence[int], ts_ms: int) -> Frame:

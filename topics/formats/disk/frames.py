@@ -12,12 +12,12 @@ what each kind of frame holds; ``wal.py`` is the file around the frames. Header:
     32      8     first_seq     a seq; of which, the kind says
     40      8     ts_ms         milliseconds since 1970, signed
     48      4     body_len      without the padding
-    52      4     record_count  records of an APPEND or PAYLOAD frame, copies of a ROUTER frame,
+    52      4     record_count  records of an APPEND frame, copies of each dest of a FORWARD frame,
                                 runs of a DELETE frame, jobs of a LEASE frame
     56      4     ext_len       length of the CBOR item at the start of the body
     60      1     kind          `FrameKind`
-    61      1     flags         `RecordFlags` of an APPEND, PAYLOAD or ROUTER frame, `DeleteFlags`
-                                of a DELETE frame, `LeaseOp` of a LEASE frame
+    61      1     flags         `RecordFlags` of an APPEND or FORWARD frame, `DeleteFlags` of a
+                                DELETE frame, `LeaseOp` of a LEASE frame
     62      2     zero
 
 The checksum decides what a frame is. No other field is believed before it has been checked.
@@ -56,16 +56,17 @@ class FrameKind(IntEnum):
     DELETE = 2
     TOPIC = 3
     LEASE = 4
-    ROUTER = 5
+    ROUTER = 5  # until version 0.1 (linked_copies.py)
     START = 6
     TOPIC_DELETED = 7
     SEQS_RESERVED = 8
     FLOOR = 9
     TS_RESERVED = 10
-    PAYLOAD = 11
+    PAYLOAD = 11  # likewise
     ROUTER_SET = 12
     ROUTERS_GONE = 13
     LOST = 14
+    FORWARD = 15
 
 
 class FrameHeader(NamedTuple):

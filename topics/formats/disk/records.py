@@ -286,43 +286,43 @@ def live_runs(dead: Buffer | None, start: int, stop: int) -> Iterator[IndexRun]:
 class RecordsView(View):
     """Reads the records of one write in place; nothing is copied before a slice is taken."""
 
-    __slots__ = ("_body", "_ext_len")
+    __slots__ = ("body", "ext_len")
 
     def __init__(self, flags: int, count: int, ext_len: int, body: memoryview) -> None:
-        self.flags, self.count, self._ext_len, self._body = flags, count, ext_len, body
+        self.flags, self.count, self.ext_len, self.body = flags, count, ext_len, body
 
     def _table(self, number: int) -> memoryview:
-        start = self._ext_len + 4 * self.count * number
-        return self._body[start : start + 4 * self.count].cast("I")
+        start = self.ext_len + 4 * self.count * number
+        return self.body[start : start + 4 * self.count].cast("I")
 
     @property
     def ends(self) -> memoryview:
         """End of each record in the blob."""
-        start = self._ext_len
-        return self._body[start : start + 4 * self.count].cast("I")
+        start = self.ext_len
+        return self.body[start : start + 4 * self.count].cast("I")
 
     @property
     def blob(self) -> memoryview:
         """The rendered records."""
-        return self._body[self._ext_len + 4 * self.count * (1 + (self.flags & 7).bit_count()) :]
+        return self.body[self.ext_len + 4 * self.count * (1 + (self.flags & 7).bit_count()) :]
 
     def ext(self) -> dict[str, Any]:
         """The CBOR map: key, nodes, tags, delays."""
-        return cbor2.loads(bytes(self._body[: self._ext_len])) if self._ext_len else {}
+        return cbor2.loads(bytes(self.body[: self.ext_len])) if self.ext_len else {}
 
     @property
     def length(self) -> int:
         """Bytes of the whole body."""
-        return len(self._body)
+        return len(self.body)
 
     @property
     def has_texts(self) -> bool:
         """Whether there is a key, a node, a tag or a delay."""
-        return self._ext_len > 0
+        return self.ext_len > 0
 
     def delays(self) -> list[int]:
         """When each record is due as a job, 0: at once; empty when none is delayed."""
-        return decode_delays(self._body[: self._ext_len]) if self.flags & _DELAYS else []
+        return decode_delays(self.body[: self.ext_len]) if self.flags & _DELAYS else []
 
     def part(self, begin: int, end: int) -> memoryview:
         """Part of the blob."""
@@ -347,7 +347,7 @@ class RecordsView(View):
 
     def texts_and_tables(self) -> tuple[bytes, list[bytes]]:
         """The ext map without key and delays, and the bytes of each table but ``ends``."""
-        start, step, body = self._ext_len, 4 * self.count, self._body
+        start, step, body = self.ext_len, 4 * self.count, self.body
         ext = bytes(body[:start])
         if self.flags & _DELAYS or ext[1 : 1 + len(_KEY)] == _KEY:
             held = self.ext()

@@ -77,7 +77,6 @@ class NoResult(NamedTuple):
 NO_RESULT: Final = NoResult()
 
 ROUTER_OWNER: Final = 0  # the shard that owns the graph of routers
-IN_MESSAGE: Final = 0xFFFF  # in a row of a forward: the records are in the message, in no log
 
 
 # Appends
@@ -442,6 +441,7 @@ class RouterRow(NamedTuple):
     preserve_tag: bool
     filter: Sequence[str] | None  # op, text
     exactly_once: bool
+    is_cyclic: bool  # it stands on a cycle of routers: the hops of its records are bounded
     base_total: int = 0  # records that its name forwarded in earlier lives
 
 
@@ -477,28 +477,33 @@ class RouterStats(NamedTuple):
 
 
 class ForwardTarget(NamedTuple):
-    """One router that takes part in a forward. ``stamp``: its name, if it stamps its copies."""
+    """One router that takes part in a forward, which is called ``name``."""
 
     router: int
     dest: str
     dest_id: int
     start_seq: int  # its cursor, where the dest knows none
-    stamp: str | None
+    name: str
 
 
 class ForwardParams(NamedTuple):
-    """Append copies to the dests of routers that stand at the same cursor and copy alike."""
+    """Append copies to the dests of routers that stand at the same cursor and copy alike.
+
+    The records are in the attachment, or in the log of the receiver, which is the sender then.
+    Without runs the routers move on, or, with ``need``, ask whether their dests have room.
+    """
 
     source: str
     source_id: int
     epoch: int
     from_seq: int  # the cursor of all these routers
     to_seq: int  # the cursor afterwards
-    trimmed: int  # seqs above the cursor that the source has lost; then there are no rows
+    trimmed: int  # seqs above the cursor that the source has lost; then there are no runs
     hop: int  # of the copies
-    rows: bytes  # `formats.disk.copies` rows, one behind the other
-    seqs: Sequence[int]  # of each row: seq in the source of its first record
-    stamps: Sequence[Sequence[Any]]  # that rows carry on: the fields of `Stamp`
+    need: int  # bytes of the next record
+    batch: int  # names the attachment among those of the sender; 0: there is none
+    runs: bytes  # `formats.disk.copies` runs; LSN 0: of the attachment
+    seqs: Sequence[int]  # of each run: seq in the source of its first record
     targets: Sequence[Sequence[Any]]  # the fields of `ForwardTarget`
 
 
@@ -506,18 +511,18 @@ class ForwardStatus(IntEnum):
     """What became of the copies for one router."""
 
     DONE = 0
-    BEHIND = 1  # the cursor of the dest is another one
+    BEHIND = 1  # the cursor of the dest is another one, or the records are not where they were
     FULL = 2  # the dest has taken what it has room for
     NO_DEST = 3  # the dest is gone, or another one of that name
-    NO_PAYLOAD = 4  # the records are not where the rows say: send them through a log again
-    NOT_LOGGED = 5  # the dest keeps a log: records in memory must be in one first
-    BUSY = 6  # an earlier forward is under way, or the log cannot take it now
+    BUSY = 4  # an earlier forward is under way, or the log cannot take it now
 
 
 class ForwardResult(NamedTuple):
-    """(status, cursor, forwarded_total) of each target, in their order."""
+    """(status, cursor, forwarded_total, need) of each target, in their order. ``need``: with FULL,
+    the bytes of the first copy that had no room.
+    """
 
-    outcomes: Sequence[tuple[int, int, int]]
+    outcomes: Sequence[tuple[int, int, int, int]]
 
 
 class CatchUpParams(NamedTuple):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from topics.storage.copy_reader import CopyReader
 from topics.storage.disk import Damaged
-from topics.storage.linked_logs import LinkedLogs, ReplayedLog
+from topics.storage.linked import LinkedPayloads
 from topics.storage.recovery.steps import Folders
 from topics.storage.segments.file import Segment, segment_path
 from topics.storage.wal.blobs import BlobStore
@@ -62,15 +62,14 @@ def open_segments(
 
 
 class OfflineLog:
-    """A shard's log, with what its frames name: blobs, and payloads in the logs of other shards."""
+    """A shard's log, with the blobs that its frames name."""
 
-    def __init__(self, data_dir: Path, shard: int, findings: Findings, kept_from: int = 0) -> None:
+    def __init__(self, data_dir: Path, shard: int, findings: Findings) -> None:
         folders = shard_folders(data_dir, shard)
         self.files = open_log(folders.wal, shard, findings)
         self.blobs = BlobStore(folders.blob)
-        self.linked = LinkedLogs(folders.linked, data_dir, shard, kept_from)
-        self.linked.attach(ReplayedLog(self.files))
-        self.copies = CopyReader(self.linked, self.linked.damaged)
+        self.linked = LinkedPayloads(data_dir, shard)
+        self.copies = CopyReader(self.blobs, self.linked)
 
     def close(self) -> None:
         """Close the files of the log. What a reader still holds keeps its map."""

@@ -16,6 +16,7 @@ import msgspec
 
 from topics.client.http import Record
 from topics.engine.locators import is_extent, split_locator
+from topics.formats.disk.copies import is_row
 from topics.formats.disk.frames import FRAME_HEADER_BYTES, FrameHeader, header_at
 from topics.formats.disk.records import RecordFlags, View, live_runs
 from topics.storage.data_dir import held_for_reading
@@ -148,10 +149,13 @@ class _Files:
         if at < 0:
             raise Damaged(self._folders.wal, 0, _CHANGED)
         file = log.files[at]
-        header = _header(file, span.locator)
-        if header is None or (header.topic_id, header.first_seq) != (topic_id, span.first_seq):
+        header = None if is_row(span.locator) else _header(file, span.locator)
+        if header is None:
+            if not is_row(span.locator):
+                raise Damaged(file.path, file.offset(span.locator), _CHANGED)
+        elif (header.topic_id, header.first_seq) != (topic_id, span.first_seq):
             raise Damaged(file.path, file.offset(span.locator), _CHANGED)
-        if header.flags & _EXTERNAL:
+        elif header.flags & _EXTERNAL:
             log.blobs.add(header.topic_id, header.first_seq, header.lsn)
         return frame_records(file, span.locator, log.blobs, log.copies)
 

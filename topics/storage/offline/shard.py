@@ -58,9 +58,7 @@ class OfflineShard:
             checkpoint.shard["segments"] = [
                 number for number in checkpoint.segments if number in self._segments.segments
             ]
-        self._log = OfflineLog(
-            data_dir, shard, findings, checkpoint.replay_from if checkpoint else 0
-        )
+        self._log = OfflineLog(data_dir, shard, findings)
         try:
             self._replay(folders.wal, checkpoint, progress, now, findings)
         except BaseException:

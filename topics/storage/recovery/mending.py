@@ -1,7 +1,7 @@
 """Mending: what takes the place of frames that recovery refuses, in images of log files.
 
-    a hole              LOST frames: seqs that are known to be lost, by topic
-    frames that need    LOST frames in their place: they name what is lost, or are about a topic
+    a hole              a LOST frame: seqs that are known to be lost, by topic
+    frames that need    a LOST frame in their place: they name what is lost, or are about a topic
     a lost one          that is not known
 
 What is lost is told by the neighbours of a hole: by the head of a topic before it, and the next seq
@@ -16,12 +16,18 @@ import contextlib
 import os
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from topics.formats.disk.copies import BadCopies, decode_copies, rows_of_frame
-from topics.formats.disk.frame_bodies import decode_idempotency_key, decode_topic, lost_frame
+from topics.formats.disk import linked_copies
+from topics.formats.disk.copies import BadCopies, decode_forward
+from topics.formats.disk.frame_bodies import (
+    decode_idempotency_key,
+    decode_losses,
+    decode_topic,
+    lost_frame,
+    lost_frame_bytes,
+)
 from topics.formats.disk.frames import (
     FRAME_HEADER_BYTES,
     FRAME_MAGIC,
@@ -46,7 +52,6 @@ from topics.storage.wal.file import WalFile, log_name
 RECORDS_PER_WRITE = 10_000  # of a client, where TOPICS_MAX_BATCH_RECORDS is as it comes
 RECORDS_MAX = (1 << 32) - 1
 CORRECTED_MAX_BYTES = 1 << 20
-_WITH_SEQS = frozenset({FrameKind.APPEND, FrameKind.ROUTER, FrameKind.LOST})
 
 
 class CannotRepair(Damaged):
@@ -100,6 +105,7 @@ EFFECTS = {
     FrameKind.TOPIC_DELETED: "the topic is back, unless one of its name was made later",
     FrameKind.LEASE: "jobs that it leased are free",
     FrameKind.ROUTER: "its router may copy again",
+    FrameKind.FORWARD: "its routers may copy again",
     FrameKind.ROUTER_SET: "a router is as it was before",
     FrameKind.ROUTERS_GONE: "routers that it removed are back",
     FrameKind.FLOOR: "caps and age are applied anew",
@@ -116,7 +122,7 @@ class Mending:
     # Frames that are missing or do not follow
 
     def mend(self, hurt: HurtLog) -> None:
-        """Put LOST frames where recovery stopped. Raises `CannotRepair`."""
+        """Put a LOST frame where recovery stopped. Raises `CannotRepair`."""
         if hurt.end is not None and hurt.end < hurt.first:
             raise CannotRepair(hurt.path, hurt.offset, hurt.reason)  # a file too many
         file = self._file(hurt.first)
@@ -217,9 +223,8 @@ class Mending:
                 return losses, ""
             losses.append(Lost(0, 0, min(frames * RECORDS_PER_WRITE, RECORDS_MAX)))
             return losses, ""
-        if header.kind in _WITH_SEQS and header.record_count:
-            losses = [Lost(header.topic_id, header.first_seq, header.record_count)]
-            return losses, self._key(file, header)
+        if given := _given(file, header):
+            return given, self._key(file, header)
         about = self._by_id.get(header.topic_id)
         name = f' about topic "{about.name}"' if about is not None else ""
         effect = EFFECTS.get(FrameKind(header.kind), "nothing else is lost")
@@ -236,10 +241,10 @@ class Mending:
         """By topic, the first seq of the next frame from ``lsn`` on that gives some."""
         found: dict[int, int] = {}
         for file, header in self._frames(lsn):
-            if header.kind in _WITH_SEQS and header.first_seq:
-                found.setdefault(header.topic_id, header.first_seq)
-            elif header.kind == FrameKind.TOPIC:
+            if header.kind == FrameKind.TOPIC:
                 found.setdefault(header.topic_id, decode_topic(_body(file, header)).head_seq + 1)
+            for given in _given(file, header):
+                found.setdefault(given.topic_id, given.first_seq)
         return found
 
     def _corrected(self, file: WalFile, first: int, end: int) -> FrameHeader | None:
@@ -270,6 +275,7 @@ class Mending:
             (header.magic, header.lsn, header.end, header.zero) != (FRAME_MAGIC, first, end, 0)
             or header.kind not in {*FrameKind}
             or header.ext_len > header.body_len
+            or header.kind == FrameKind.FORWARD  # its body says what it has given
         ):
             return None
         if header.kind != FrameKind.APPEND:
@@ -310,12 +316,10 @@ class Mending:
         """Leave out the frames that need what is damaged. Raises `CannotRepair`."""
         blobs = self._reader.blobs
         hurt = {blobs.lsn(*each) for each in blobs.added() if blobs.path(*each) == damage.path}
-        payloads = set() if hurt else self._hurt_payloads()
         frames = [
             (file, header)
             for file, header in self._frames(0)
             if header.lsn in hurt
-            or (header.kind == FrameKind.ROUTER and _names(payloads, file, header))
             or (file.path, file.offset(header.lsn)) == (damage.path, damage.offset)
         ]
         if not frames:
@@ -324,42 +328,27 @@ class Mending:
         if damage.path not in {file.path for file in self._files}:
             self._plan.set_aside(damage.path, is_kept=not hurt)
 
-    def _hurt_payloads(self) -> set[tuple[int, int]]:
-        found = set()
-        for payload in self._reader.replay.payloads:
-            try:
-                for _ in self._reader.linked.checking(*payload):
-                    pass
-            except Damaged:
-                found.add(payload)
-        return found
-
     def _drop(self, frames: Iterable[tuple[WalFile, FrameHeader]], path: Path, reason: str) -> None:
         self._plan.lines.append(f"{path}: {reason}")
         for file, header in frames:
-            seqs = header.record_count if header.kind in _WITH_SEQS else 0
-            if header.kind == FrameKind.ROUTER and not seqs and header.first_seq:
-                seqs = decode_copies(header, _body(file, header)).trimmed
-            lost = Lost(header.topic_id, header.first_seq, seqs) if seqs else None
             key = self._key(file, header) if header.kind == FrameKind.APPEND else ""
             if key:
                 self._plan.lines.append(f"{file.path}, offset {file.offset(header.lsn)}{key}")
-            self._write(file, header.lsn, header.end, [lost or Lost(header.topic_id, 0, 0)])
+            losses = _given(file, header) or [Lost(header.topic_id, 0, 0)]
+            self._write(file, header.lsn, header.end, losses)
 
     # Written
 
     def _write(self, file: WalFile, first: int, end: int, losses: Sequence[Lost]) -> None:
-        """LOST frames from one LSN to another."""
-        if FRAME_HEADER_BYTES * max(len(losses), 1) > end - first:
-            raise CannotRepair(file.path, file.offset(first), "more is lost than frames have room")
-        image, pieces = self._plan.image_of(file), [*losses] or [Lost(0, 0, 0)]
-        starts = [*range(first, first + FRAME_HEADER_BYTES * len(pieces), FRAME_HEADER_BYTES), end]
-        for lost, (lsn, stop) in zip(pieces, pairwise(starts), strict=True):
-            frame = lost_frame(*lost, stop - lsn)
-            offset = file.offset(lsn)
-            image[offset : offset + stop - lsn] = b"".join(
-                map(bytes, encode_frame(frame, lsn, 0, file.seed))
-            )
+        """A LOST frame from one LSN to another."""
+        if lost_frame_bytes(len(losses)) > end - first:
+            raise CannotRepair(file.path, file.offset(first), "more is lost than a frame has room")
+        image, offset = self._plan.image_of(file), file.offset(first)
+        frame = lost_frame(losses or [Lost(0, 0, 0)], end - first)
+        image[offset : offset + end - first] = b"".join(
+            map(bytes, encode_frame(frame, first, 0, file.seed))
+        )
+        for lost in losses:
             self._tell(lost)
 
     def _tell(self, lost: Lost) -> None:
@@ -375,14 +364,21 @@ def _body(file: WalFile, header: FrameHeader) -> memoryview:
     return file.view()[start : start + header.body_len]
 
 
-def _names(payloads: set[tuple[int, int]], file: WalFile, header: FrameHeader) -> bool:
-    if not payloads:
-        return False
-    try:
-        rows = rows_of_frame(header, _body(file, header))
-    except BadCopies:
-        return False
-    return any((row.shard, row.lsn) in payloads for row in rows)
+def _given(file: WalFile, header: FrameHeader) -> list[Lost]:
+    """The seqs that a whole frame has given, by topic."""
+    body, seqs, rows = _body(file, header), header.record_count, []
+    with contextlib.suppress(BadCopies):
+        if header.kind == FrameKind.FORWARD:
+            held = decode_forward(header, body)
+            rows = [(row.topic_id, row.first_seq, seqs or held.burnt) for row in held.rows]
+        elif header.kind == FrameKind.ROUTER:
+            burnt = linked_copies.decode(header, body).trimmed
+            rows = [(header.topic_id, header.first_seq, seqs or burnt)]
+        elif header.kind == FrameKind.APPEND:
+            rows = [(header.topic_id, header.first_seq, seqs)]
+        elif header.kind == FrameKind.LOST:
+            rows = decode_losses(header, body)
+    return [Lost(*row) for row in rows if row[1] and row[2]]
 
 
 def _counts_agree(header: FrameHeader, body: memoryview) -> bool:

@@ -187,7 +187,7 @@ class ShardRepair(RepairPlan):
         size = max(size, 2 * FILE_HEADER_BYTES + lsn - base)
         header = FileHeader(self.shard, base, int.from_bytes(os.urandom(8), "little"), size)
         seqs = min(size // FRAME_HEADER_BYTES * RECORDS_PER_WRITE, RECORDS_MAX)
-        pieces = encode_frame(lost_frame(0, 0, seqs, FRAME_HEADER_BYTES), lsn, 0, header.seed)
+        pieces = encode_frame(lost_frame([(0, 0, seqs)], FRAME_HEADER_BYTES), lsn, 0, header.seed)
         data = bytearray(encode_file_header(header)).ljust(FILE_HEADER_BYTES + lsn - base, b"\0")
         return header, (data + b"".join(map(bytes, pieces))).ljust(size, b"\0")
 

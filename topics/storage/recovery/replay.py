@@ -16,13 +16,20 @@ from topics.engine.changes import append, forward
 from topics.engine.changes.by_kind import replay_frame
 from topics.engine.replay import Misfit, Replay
 from topics.formats.disk.blob import HEADER_BYTES as BLOB_HEADER_BYTES
-from topics.formats.disk.copies import BadCopies, rows_of_frame
+from topics.formats.disk.copies import BadCopies, decode_forward
 from topics.formats.disk.frame_bodies import decode_idempotency_key, decode_start
-from topics.formats.disk.frames import FRAME_HEADER_BYTES, FrameHeader, FrameKind, scan_frames
+from topics.formats.disk.frames import (
+    FRAME_HEADER_BYTES,
+    FrameHeader,
+    FrameKind,
+    header_at,
+    scan_frames,
+)
 from topics.formats.disk.records import RecordFlags, blob_bytes
+from topics.formats.disk.wal import FILE_HEADER_BYTES
 from topics.storage.checkpoints import Checkpoint
 from topics.storage.disk import Damaged, will_need
-from topics.storage.linked_logs import LinkedLogs, Payload
+from topics.storage.linked import LinkedPayloads
 from topics.storage.mapped_file import STEP_BYTES
 from topics.storage.recovery.restore import Keys
 from topics.storage.recovery.tail import HurtLog, LogEnd, check_nothing_promised, rest_behind
@@ -33,6 +40,7 @@ from topics.storage.wal.file import WalFile
 REPORT_BYTES = 1 << 20  # progress is told after so much of the log
 # Looked up once, not for each of millions of frames.
 _APPEND, _EXTERNAL = int(FrameKind.APPEND), int(RecordFlags.EXTERNAL)
+_COPIES = frozenset({FrameKind.FORWARD, FrameKind.ROUTER, FrameKind.PAYLOAD})
 
 
 class LogReplay:
@@ -41,14 +49,13 @@ class LogReplay:
     ``boot``         the run of the machine of the last process that wrote
     ``durable_lsn``  the log is known to be on the disk up to here
     ``keys``         idempotency keys of the log, by topic, in the order of seqs
-    ``payloads``     payload frames that copies refer to
     """
 
     def __init__(
         self,
         replay: Replay,
         blobs: BlobStore,
-        linked: LinkedLogs,
+        linked: LinkedPayloads,
         checkpoint: Checkpoint | None,
         progress: StartProgress,
     ) -> None:
@@ -60,7 +67,6 @@ class LogReplay:
         )
         self.durable_lsn = self._promised_lsn
         self.keys: Keys = defaultdict(list)
-        self.payloads: set[Payload] = set()
         self._total_bytes = self._done_bytes = 0
 
     def run(self, folder: Path, files: Sequence[WalFile]) -> LogEnd:
@@ -144,22 +150,46 @@ class LogReplay:
             self.keys.pop(header.topic_id, None)
         elif kind == FrameKind.START:
             self.boot = decode_start(body)
-        elif kind == FrameKind.ROUTER:
-            self._replay_copies(header, body, known, base)
+        elif kind in _COPIES:
+            self._replay_copies(header, body, view, known, base)
             return
         replay_frame(self._replay, header, body, known)
 
     def _replay_copies(
-        self, header: FrameHeader, body: memoryview, checkpointed: bool, generation: int
+        self,
+        header: FrameHeader,
+        body: memoryview,
+        view: memoryview,
+        checkpointed: bool,
+        generation: int,
     ) -> None:
-        """A ROUTER frame, and what it names. Raises `Misfit`."""
+        """A frame with copies, or with the payload of some. Raises `Misfit`."""
         try:
-            rows = rows_of_frame(header, body)
-            self._linked.note(header.lsn, rows)
-            self.payloads.update((row.shard, row.lsn) for row in rows)
-            forward.replay(self._replay, header, body, checkpointed, generation)
+            if header.kind == FrameKind.FORWARD:
+                held = decode_forward(header, body)
+                for run in held.runs:
+                    if run.lsn:
+                        self._check_named(run.lsn, header, view, generation)
+                forward.replay(self._replay, header, held, checkpointed, generation)
+                return
+            self._linked.needed_to = header.end
+            if header.kind == FrameKind.ROUTER:
+                forward.replay_linked(self._replay, header, body, checkpointed, generation)
         except BadCopies as error:
             raise Misfit(str(error)) from error
+
+    def _check_named(self, lsn: int, header: FrameHeader, view: memoryview, base: int) -> None:
+        """Copies are read from the frame at ``lsn``. Its blob stays when the topic of it goes.
+
+        Raises `BadCopies` where there is no such frame: a repair has put a LOST one there.
+        """
+        named = (
+            header_at(view, FILE_HEADER_BYTES + lsn - base) if base <= lsn < header.lsn else None
+        )
+        if named is None or named.lsn != lsn or named.kind not in (_APPEND, FrameKind.FORWARD):
+            raise BadCopies(f"the records of its copies are not at {lsn:#x}")
+        if self._blobs:
+            self._blobs.keep_at(lsn)
 
     def _external_bytes(self, header: FrameHeader) -> int:
         """Note the blob that the frame names, and return the bytes of its records.

@@ -10,7 +10,6 @@
     check_sealed       the log is as long as it was when segments were made
     restore_keys       idempotency keys that still live                     keys.py
     verify_blobs       the blobs that the log names are there
-    verify_linked      the payloads that the log names are there            linked.py
     decide             no seq and no `$ts` is given twice
     ------------------ up to here a start reads, from here on files change
     end_log            what follows the last frame is gone                  tail.py
@@ -41,9 +40,8 @@ from topics.storage import checkpoints
 from topics.storage.checkpoints import Checkpoint, Kept
 from topics.storage.copy_reader import CopyReader
 from topics.storage.disk import Damaged, boot_id, make_directory, sync_directory
-from topics.storage.linked_logs import LinkedLogs, ReplayedLog
+from topics.storage.linked import LinkedPayloads
 from topics.storage.recovery.keys import restore_keys
-from topics.storage.recovery.linked import verify_linked
 from topics.storage.recovery.replay import LogReplay
 from topics.storage.recovery.restore import restore_topics
 from topics.storage.recovery.store import ReplayStore
@@ -66,6 +64,7 @@ class Shard:
     checkpoint_folder: Path
     kept: list[Kept]  # checkpoints that stand, the older first
     absorbed: list[Path]  # blobs whose records a segment holds
+    linked: LinkedPayloads
     boot: str  # names this run of the machine
     cut_bytes: int  # of a torn tail
     # Of this start: the log had no room for them, and takes no other frame before them.
@@ -79,7 +78,6 @@ class Folders(NamedTuple):
     checkpoint: Path
     blob: Path
     segment: Path
-    linked: Path
 
 
 @contextlib.contextmanager
@@ -116,10 +114,10 @@ class ShardReader:
         self.blobs = BlobStore(folders.blob)
         self.blobs.beat = progress.beat
         self.engine = ShardEngine(shard, shards)
-        self.linked = LinkedLogs(
-            folders.linked, data_dir, shard, checkpoint.replay_from if checkpoint else 0
-        )
-        self.copies = CopyReader(self.linked, self.linked.damaged)
+        self.linked = LinkedPayloads(data_dir, shard)
+        if self.linked.is_there:  # frames that only the older checkpoint needs may name them
+            self.linked.needed_to = checkpoint.replay_from if checkpoint else 0
+        self.copies = CopyReader(self.blobs, self.linked)
         self.topics = Replay(self.engine.table)
         self.replay = LogReplay(self.topics, self.blobs, self.linked, checkpoint, progress)
 
@@ -132,7 +130,6 @@ class ShardReader:
         checkpoint, engine, progress = self.checkpoint, self.engine, self._progress
         if checkpoint is None:
             check_founded(self.folders, files)
-        self.linked.attach(ReplayedLog(files))
         store = ReplayStore(engine, self.segments, self.blobs, files, self.copies)
         engine.store = store
         restored = restore_topics(self.topics, self.segments, store, checkpoint, files, progress)
@@ -142,7 +139,6 @@ class ShardReader:
         is_clean = checkpoint is not None and checkpoint.clean and checkpoint.lsn == end.lsn
         is_believed = is_clean and trusts_stop
         verify_blobs(self.blobs, progress, is_clean=is_believed)
-        verify_linked(self.linked, self.replay.payloads, progress, is_clean=is_believed)
         return end, is_clean
 
 
@@ -198,16 +194,18 @@ def recover(
         files,
         end.lsn,
         blobs=blobs,
-        linked=reader.linked,
         copies=reader.copies,
         file_bytes=wal_file_bytes,
         sync_ms=wal_sync_ms,
     )
+    if reader.linked.needed_to:
+        wal.end_file()
     frames.append(start_frame(boot, now.ts))
     unwritten = begin_log(wal, folders.checkpoint, frames, progress)
     progress.tell(1.0)
     return Shard(
-        engine, wal, segments, folders.checkpoint, kept, absorbed, boot, cut_bytes, unwritten
+        *(engine, wal, segments, folders.checkpoint, kept, absorbed),
+        *(reader.linked, boot, cut_bytes, unwritten),
     )
 
 

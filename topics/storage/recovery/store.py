@@ -18,7 +18,7 @@ from topics.storage.disk import Damaged
 from topics.storage.segments.store import SegmentStore
 from topics.storage.wal.blobs import BlobStore
 from topics.storage.wal.file import WalFile
-from topics.storage.wal.log import Copies, frame_records
+from topics.storage.wal.log import Copies, frame_lsn, frame_records
 
 
 class ReplayStore:
@@ -71,9 +71,8 @@ class ReplayStore:
             if damage.path.exists():
                 raise
             # The blob is missing: its topic is deleted further on, or `verify_blobs` refuses the
-            # start, as `verify_linked` does when payloads are missing. Until then records of one
-            # byte stand in.
-            count = header_at(file.view(), file.offset(locator)).record_count
+            # start. Until then records of one byte stand in.
+            count = header_at(file.view(), file.offset(frame_lsn(file, locator))).record_count
             return RecordsView(
                 0, count, 0, memoryview(array("I", range(1, count + 1)).tobytes() + bytes(count))
             )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from topics.storage.checkpoints import SUFFIX as CHECKPOINT_SUFFIX
 from topics.storage.checkpoints import Checkpoint
-from topics.storage.linked_logs import Payload
+from topics.storage.linked import LinkedPayloads
 from topics.storage.segments.file import SUFFIX as SEGMENT_SUFFIX
 from topics.storage.verify.blobs import verify_blob
 from topics.storage.verify.checkpoints import (
@@ -20,7 +20,6 @@ from topics.storage.verify.checkpoints import (
     verify_checkpoint,
 )
 from topics.storage.verify.finding import Finding
-from topics.storage.verify.linked import verify_linked
 from topics.storage.verify.log import LogCheck
 from topics.storage.verify.segments import verify_segment
 from topics.storage.wal.blobs import SUFFIX as BLOB_SUFFIX
@@ -37,14 +36,13 @@ class ShardCheck:
     """The files of one shard. What the log says is compared with the files beside it."""
 
     def __init__(self, data_dir: Path, shard: int) -> None:
-        self._data_dir, self._shard = data_dir, shard
+        self._shard = shard
         self._wal, self._checkpoint, self._segment, self._blob = (
             data_dir / part / f"{shard:02d}" for part in ("wal", "checkpoint", "segment", "blob")
         )
         self._log_end = 0
         self._blobs_wanted: set[tuple[int, int]] = set()
-        self._logs: dict[int, Path] = {}
-        self._payloads: set[Payload] = set()
+        self._linked = LinkedPayloads(data_dir, shard)
 
     def run(self) -> Iterator[Finding | Path]:
         """Findings; each path when it has been looked at."""
@@ -56,14 +54,13 @@ class ShardCheck:
             yield from verify_segment(path, self._shard)
             yield path
         yield from self._verify_blobs()
-        yield from verify_linked(self._data_dir, self._shard, self._logs, self._payloads)
 
     def _verify_log(self, needed: int) -> Iterator[Finding | Path]:
         """``needed``: a start replays the log from this LSN on."""
         end: int | None = None
         paths = log_paths(self._wal, self._shard)
         for path in paths:
-            log = LogCheck(path, self._shard, needed)
+            log = LogCheck(path, self._shard, self._linked, needed)
             yield from log.run(begins_at=end, last=path is paths[-1])
             if path is paths[0] and log.base > needed:
                 reason = (
@@ -73,9 +70,6 @@ class ShardCheck:
             self._blobs_wanted = (self._blobs_wanted | log.blobs) - {
                 named for named in self._blobs_wanted if named[0] in log.deleted
             }
-            self._payloads |= log.payloads
-            if log.end is not None:
-                self._logs[log.base] = path
             end = log.end
             yield path
         self._log_end = end or 0

@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from topics.formats.disk.copies import BadCopies, decode_copies
-from topics.formats.disk.frames import FRAME_HEADER_BYTES, FrameHeader, FrameKind, scan_frames
+from topics.formats.disk import linked_copies
+from topics.formats.disk.copies import BadCopies, decode_forward
+from topics.formats.disk.frames import (
+    FRAME_HEADER_BYTES,
+    FrameHeader,
+    FrameKind,
+    header_at,
+    scan_frames,
+)
 from topics.formats.disk.records import RecordFlags
 from topics.formats.disk.wal import (
     FILE_HEADER_BYTES,
@@ -14,25 +21,26 @@ from topics.formats.disk.wal import (
     FileHeader,
     decode_file_header,
 )
-from topics.storage.linked_logs import Payload
+from topics.storage.disk import Damaged
+from topics.storage.linked import LinkedPayloads
 from topics.storage.recovery.tail import synced_beyond
 from topics.storage.verify.finding import Finding, read_file
 from topics.storage.wal.file import RESERVE, SPARE, log_name
 
 
 class LogCheck:
-    """One log file. Afterwards: its ``base`` and ``end``, the ``blobs`` and ``payloads`` that its
-    frames name, the topics that are ``deleted`` by it.
+    """One log file. Afterwards: its ``base`` and ``end``, the ``blobs`` that its frames name, the
+    topics that are ``deleted`` by it.
 
-    Blobs and payloads of frames below ``needed`` are in segments: they may be gone.
+    Records of frames below ``needed`` are in segments: blobs that these name, and what copies of
+    version 0.1 are read from (``linked``), may be gone.
     """
 
-    def __init__(self, path: Path, shard: int, needed: int = 0) -> None:
-        self.path, self._shard, self._needed = path, shard, needed
+    def __init__(self, path: Path, shard: int, linked: LinkedPayloads, needed: int = 0) -> None:
+        self.path, self._shard, self._linked, self._needed = path, shard, linked, needed
         self.base = 0
         self.end: int | None = None
         self.blobs: set[tuple[int, int]] = set()
-        self.payloads: set[Payload] = set()
         self.deleted: set[int] = set()
 
     def run(self, *, begins_at: int | None, last: bool) -> Iterator[Finding]:
@@ -63,8 +71,8 @@ class LogCheck:
         offset = FILE_HEADER_BYTES
         for frame in frames(data, header):
             self._note(frame)
-            if frame.kind == FrameKind.ROUTER and frame.lsn >= self._needed:
-                yield from self._note_payloads(frame, data, offset)
+            if frame.lsn >= self._needed:
+                yield from self._check_copies(frame, data, offset)
             offset = FILE_HEADER_BYTES + frame.end - header.base
         self.end = header.base + offset - FILE_HEADER_BYTES
         if last:
@@ -87,16 +95,28 @@ class LogCheck:
             self.deleted.add(frame.topic_id)
             self.blobs = {named for named in self.blobs if named[0] != frame.topic_id}
 
-    def _note_payloads(
-        self, frame: FrameHeader, data: memoryview, offset: int
-    ) -> Iterator[Finding]:
-        start = offset + FRAME_HEADER_BYTES
+    def _check_copies(self, frame: FrameHeader, data: memoryview, offset: int) -> Iterator[Finding]:
+        """What copies are read from is there."""
+        body = data[offset + FRAME_HEADER_BYTES :][: frame.body_len]
         try:
-            rows = decode_copies(frame, data[start : start + frame.body_len]).rows
+            if frame.kind == FrameKind.FORWARD:
+                for run in decode_forward(frame, body).runs:
+                    if run.lsn and not self._has_records(data, run.lsn, frame.lsn):
+                        yield Finding(self.path, offset, f"copies of no frame at {run.lsn:#x}")
+            elif frame.kind == FrameKind.ROUTER:
+                for shard, run in linked_copies.decode(frame, body).rows:
+                    self._linked.payload(shard, run.lsn)
         except BadCopies as error:
             yield Finding(self.path, offset, str(error))
-            return
-        self.payloads.update((row.shard, row.lsn) for row in rows)
+        except Damaged as damage:
+            yield Finding(damage.path, damage.offset, damage.reason)
+
+    def _has_records(self, data: memoryview, lsn: int, before: int) -> bool:
+        """Whether a frame with records is at ``lsn`` of this file, ``before`` another frame."""
+        if not self.base <= lsn < before:
+            return False
+        header = header_at(data, FILE_HEADER_BYTES + lsn - self.base)
+        return header.lsn == lsn and header.kind in (FrameKind.APPEND, FrameKind.FORWARD)
 
 
 def frames(data: memoryview, header: FileHeader) -> Iterator[FrameHeader]:

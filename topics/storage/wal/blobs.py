@@ -121,12 +121,15 @@ class BlobView(RecordsView):
 
 
 class _Blob:
-    """A blob that the frame at ``lsn`` names. ``is_checked``: it is as it was written."""
+    """A blob that the frame at ``lsn`` names. ``is_checked``: it is as it was written.
+    ``is_copied``: copies are read from it.
+    """
 
-    __slots__ = ("is_checked", "length", "lsn", "mapped")
+    __slots__ = ("is_checked", "is_copied", "length", "lsn", "mapped")
 
     def __init__(self, lsn: int, length: int, is_checked: bool) -> None:
         self.lsn, self.length, self.is_checked = lsn, length, is_checked
+        self.is_copied = False
         self.mapped: MappedFile | None = None
 
 
@@ -218,13 +221,35 @@ class BlobStore:
             self.beat()
         return crc
 
+    def __bool__(self) -> bool:
+        """Whether the log names any blob."""
+        return bool(self._held)
+
+    def is_added(self, topic_id: int, first_seq: int) -> bool:
+        """Whether the log names this blob."""
+        return first_seq in self._held.get(topic_id, {})
+
     def added(self) -> list[tuple[int, int]]:
         """``(topic_id, first_seq)`` of all added blobs."""
         return [(topic_id, seq) for topic_id, seqs in self._held.items() for seq in seqs]
 
+    def keep_at(self, lsn: int) -> None:
+        """A FORWARD frame names the frame at ``lsn``: if that has a blob, copies are read from it
+        until the log file is sealed, whatever becomes of its topic.
+        """
+        for seqs in self._held.values():
+            for held in seqs.values():
+                held.is_copied |= held.lsn == lsn
+
     def forget(self, topic_id: int) -> list[Path]:
-        """The topic is gone; its files, to be removed once that is durable."""
-        return [self.path(topic_id, seq) for seq in self._held.pop(topic_id, {})]
+        """The topic is gone; its files, to be removed once that is durable. Those that copies are
+        read from are absorbed later.
+        """
+        held = self._held.pop(topic_id, {})
+        copied = {seq: each for seq, each in held.items() if each.is_copied}
+        if copied:
+            self._held[topic_id] = copied
+        return [self.path(topic_id, seq) for seq in held.keys() - copied.keys()]
 
     def forget_from(self, lsn: int) -> None:
         """The log has dropped its frames from ``lsn`` on, and does not name their blobs."""

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Protocol
 
 from topics.formats.buffers import Buffer
+from topics.formats.disk.copies import frame_behind, is_row
 from topics.formats.disk.frames import (
     APPEND_FIELDS,
     FRAME_HEADER_BYTES,
@@ -43,7 +44,6 @@ from topics.formats.disk.frames import (
 from topics.formats.disk.records import RecordFlags, RecordsView
 from topics.formats.disk.wal import FILE_HEADER_BYTES, FileHeader
 from topics.storage.disk import Damaged
-from topics.storage.linked_logs import LinkedLogs
 from topics.storage.wal.blobs import BlobStore, BlobView
 from topics.storage.wal.file import BODY_BYTES, NoRoom, WalFile
 from topics.storage.wal.groups import WalGroup
@@ -67,13 +67,13 @@ MAKE_ROOM = frozenset(
 
 
 class Copies(Protocol):
-    """Reads ROUTER frames as records."""
+    """Reads rows of FORWARD frames as records."""
 
-    def records(self, lsn: int, header: FrameHeader, body: memoryview) -> RecordsView:
-        """The copies of the frame at ``lsn``. Raises `Damaged`."""
+    def payload(self, file: WalFile, lsn: int) -> RecordsView:
+        """The records of an APPEND frame, or the payload of a FORWARD frame. Raises `Damaged`."""
 
-    def remember(self, lsn: int, view: RecordsView) -> None:
-        """The copies of the frame at ``lsn`` are these."""
+    def records(self, file: WalFile, lsn: int) -> RecordsView:
+        """The copies of the row at ``lsn``. Raises `Damaged`."""
 
     def forget_below(self, lsn: int) -> None:
         """The log begins at ``lsn`` now."""
@@ -83,9 +83,11 @@ class Copies(Protocol):
 
 
 def frame_records(file: WalFile, locator: int, blobs: BlobStore, copies: Copies) -> RecordsView:
-    """Records of the APPEND or ROUTER frame that ``locator`` locates in ``file``. Raises
-    `Damaged` where they cannot be read.
+    """Records of the APPEND frame, or of the row of a FORWARD frame, that ``locator`` locates in
+    ``file``. Raises `Damaged` where they cannot be read.
     """
+    if locator & 3:
+        return copies.records(file, locator)
     view, offset = file.view(), file.offset(locator)
     if not file.asked_from <= offset < file.asked_to:
         file.ask(offset)
@@ -95,7 +97,7 @@ def frame_records(file: WalFile, locator: int, blobs: BlobStore, copies: Copies)
     if lsn != locator or magic != FRAME_MAGIC:  # as in a file that was cut, and written on
         raise Damaged(file.path, offset, "the frame is not there any more")
     if kind == _ROUTER:
-        return copies.records(locator, *frame_in(file, locator))
+        return copies.records(file, locator)
     if flags & _EXTERNAL:
         held = blobs.file(topic_id, first_seq)
         return BlobView(flags, count, ext_len, held, blobs.on_damage)
@@ -116,6 +118,18 @@ def frame_in(file: WalFile, lsn: int) -> tuple[FrameHeader, memoryview]:
     return header, view[start : start + header.body_len]
 
 
+def frame_lsn(file: WalFile, locator: int) -> int:
+    """LSN of the frame that ``locator`` locates, or one of whose rows it locates. Raises
+    `Damaged`.
+    """
+    if not is_row(locator):
+        return locator
+    offset = file.offset(locator)
+    if not file.asked_from <= offset < file.asked_to:
+        file.ask(offset)
+    return locator - frame_behind(file.view(), offset)
+
+
 class Wal:
     """The log from ``lsn`` on; ``files`` hold everything before it."""
 
@@ -127,13 +141,12 @@ class Wal:
         lsn: int,
         *,
         blobs: BlobStore,
-        linked: LinkedLogs,
         copies: Copies,
         file_bytes: int,
         sync_ms: int,
     ) -> None:
         self.folder, self.shard, self.blobs, self.file_bytes = folder, shard, blobs, file_bytes
-        self.linked, self.copies = linked, copies
+        self.copies = copies
         self._files = files
         self._folder_id = _identity(folder.stat())
         self._bases = [file.base for file in files]
@@ -157,7 +170,6 @@ class Wal:
             folder, lsn, self._tail, self._opened, file_bytes=file_bytes, sync_ms=sync_ms
         )
         self.progress_fd, self._counters = self.writer.progress_fd, self.writer.counters
-        linked.attach(self)
 
     def _opened(self, file: WalFile) -> None:
         self._files.append(file)
@@ -207,12 +219,25 @@ class Wal:
 
     def _is_full(self, frame: Frame) -> bool:
         return (
-            self.rotates_by_blobs or frame.flags & _EXTERNAL > 0 or frame.kind is FrameKind.ROUTER
+            self.rotates_by_blobs or frame.flags & _EXTERNAL > 0 or frame.kind is FrameKind.FORWARD
         )
 
     def end_file(self) -> None:
         """Let the next frame that may begin a file begin one, as if this one were full."""
         self._blob_bytes = max(self._blob_bytes, self.file_bytes)
+        self.rotates_by_blobs = True
+
+    def may_name(self, lsn: int, length: int) -> bool:
+        """Whether a FORWARD frame of this length, if it comes next, stands in the same file as the
+        frame at ``lsn``.
+        """
+        tail = self._tail
+        return (
+            tail is not None
+            and lsn >= tail.base
+            and tail.holds(self.next_lsn, length)
+            and self._blob_bytes < self.file_bytes
+        )
 
     def _begin_file(self, lsn: int, length: int) -> WalFile:
         self.flush(sync=True, at_once=False)  # a file is whole on disk before the next one begins
@@ -300,18 +325,26 @@ class Wal:
         self.rotates_by_blobs = False
 
     def records(self, locator: int) -> RecordsView:
-        """Records of an APPEND or ROUTER frame, which must have been written."""
+        """Records of a written APPEND frame, or of a row of a written FORWARD frame."""
         file = self._files[bisect_right(self._bases, locator) - 1]
         return frame_records(file, locator, self.blobs, self.copies)
 
-    def frame_at(self, lsn: int) -> tuple[FrameHeader, memoryview]:
-        """Header and body of a frame, which must have been written and still stand."""
-        return frame_in(self.file(lsn), lsn)
+    def payload(self, lsn: int) -> RecordsView:
+        """The records that an APPEND or FORWARD frame holds. Raises `Damaged`."""
+        return self.copies.payload(self.file(lsn), lsn)
+
+    def frame_at(self, locator: int) -> tuple[FrameHeader, memoryview]:
+        """Header and body of the frame that ``locator`` locates, or one of whose rows it locates.
+
+        It must have been written and still stand.
+        """
+        file = self.file(locator)
+        return frame_in(file, frame_lsn(file, locator))
 
     def count(self, locator: int) -> int:
-        """How many records an APPEND or ROUTER frame has."""
+        """How many records an APPEND frame, or a row of a FORWARD frame, has."""
         file = self.file(locator)
-        offset = file.offset(locator)
+        offset = file.offset(frame_lsn(file, locator))
         file.ask(offset)
         return header_at(file.view(), offset).record_count
 
@@ -327,15 +360,6 @@ class Wal:
     def base_of(self, locator: int) -> int:
         """Base of the file that holds a frame."""
         return self._bases[bisect_right(self._bases, locator) - 1]
-
-    def standing_file(self, lsn: int) -> WalFile | None:
-        """The file that holds a written frame; None when it was detached."""
-        return self.file(lsn) if self._bases and lsn >= self._bases[0] else None
-
-    def file_begin(self, lsn: int) -> int:
-        """Base of the file that a frame is in, which need not be written."""
-        tail = self._tail
-        return tail.base if tail is not None and lsn >= tail.base else self.base_of(lsn)
 
     @property
     def oldest_lsn(self) -> int:
@@ -354,7 +378,6 @@ class Wal:
         """Forget all files that end at ``lsn`` or before; `retire` then takes them off the disk."""
         detached = self.ending_at(lsn)
         del self._files[: len(detached)], self._bases[: len(detached)]
-        self.linked.give_up(detached)
         self.copies.forget_below(self.oldest_lsn)
         return detached
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
 import trio
 
-from tests.support.routing import RoutedShards
-from topics.actors.shard.routing.batches import Missing
-from topics.engine.changes.append import Append
-from topics.engine.locators import lsn_of
+from tests.support.routing import FILLERS, RoutedShards
+from topics.actors.shard.routing.batches import frame_bytes_max
 from topics.errors import TopicsError
-from topics.formats.disk.copies import CopyRow, encode_rows, payload_of
+from topics.formats.disk.copies import OWN_STAMP, Run, decode_runs, encode_runs, payload_of
 from topics.formats.disk.frames import Frame, FrameKind
 from topics.formats.wire.calls import (
     FORWARD,
@@ -22,7 +21,6 @@ from topics.formats.wire.calls import (
     ForwardStatus,
     ForwardTarget,
 )
-from topics.storage.linked_logs import LinkedLogs
 from topics.storage.wal.file import NoRoom
 
 BUSY, BEHIND, DONE, FULL = (
@@ -35,35 +33,41 @@ ROUTER = 77  # an id that no graph knows
 
 
 class Bench:
-    """Records of "a" are forwarded by hand, into topics of the third shard."""
+    """Records of "a" are forwarded by hand, into topics of the third shard, which is asked by
+    another one, or of the first one, which is asked by itself.
+    """
 
     def __init__(self, shards: RoutedShards) -> None:
         self.shards = shards
         self.loop = shards.loops[2]
+        self.batches = 0
 
     async def make(self, dest: str, **config: Any) -> None:
         await self.shards.make(dest, **config)
 
-    def row(self, first: int, start: int = 0, stop: int | None = None) -> CopyRow:
+    def run(self, first: int, start: int = 0, stop: int | None = None) -> tuple[int, Run]:
         """Records of the append whose first seq is ``first``."""
         index = self.shards.topic("a").index
         _, count, locator, _ = index.entry(index.find(first))
-        return CopyRow(lsn_of(locator), 0, 0, 0, 0, start, count if stop is None else stop)
+        return first + start, Run(locator, 0, start, count if stop is None else stop)
 
     def target(self, dest: str = "b", router: int = ROUTER, **fields: Any) -> ForwardTarget:
         topic = self.loop.context.engine.topics.get(dest)
-        known = ForwardTarget(router, dest, topic.id if topic else 5, 0, None)
+        known = ForwardTarget(router, dest, topic.id if topic else 5, 0, f"r{router}")
         return known._replace(**fields)
 
     def params(
         self,
-        rows: Iterable[tuple[int, CopyRow]] = (),
+        runs: Iterable[tuple[int, Run]] = (),
         *targets: ForwardTarget,
+        is_stamped: bool = False,
         **fields: Any,
     ) -> ForwardParams:
-        """``rows``: each with the seq of its first record."""
-        seqs = [seq for seq, _ in rows]
+        """``runs``: each with the seq of its first record."""
         source = self.shards.topic("a")
+        stamped = [
+            run._replace(stamp=OWN_STAMP, stamp_seq=seq) if is_stamped else run for seq, run in runs
+        ]
         return ForwardParams(
             source="a",
             source_id=source.id,
@@ -72,21 +76,43 @@ class Bench:
             to_seq=fields.pop("to_seq", source.head_seq),
             trimmed=0,
             hop=1,
-            rows=encode_rows(row for _, row in rows),
-            seqs=seqs,
-            stamps=[],
+            need=0,
+            batch=0,
+            runs=encode_runs(stamped),
+            seqs=[seq for seq, _ in runs],
             targets=targets or [self.target()],
         )._replace(**fields)
 
-    async def send(self, params: ForwardParams, body: bytes = b"") -> list[tuple[int, int, int]]:
+    def with_records(self, params: ForwardParams) -> tuple[ForwardParams, bytes]:
+        """The same forward with its records, as another shard sends it."""
+        store, runs = self.shards.loops[0].context.store, decode_runs(params.runs)
+        pieces = [(store.records(run.lsn), run.start, run.stop) for run in runs]
+        flags, count, ext, parts, _ = payload_of(pieces, 1, 1)
+        body = b"".join((struct.pack("<III", flags, count, len(ext)), *parts))
+        self.batches += 1
+        own, at = [], 0
+        for run in runs:
+            length = run.stop - run.start
+            own.append(run._replace(lsn=0, start=at, stop=at + length))
+            at += length
+        return params._replace(runs=encode_runs(own), batch=self.batches), body
+
+    async def send(self, params: ForwardParams) -> list[tuple[int, int, int]]:
+        body = b""
+        if params.runs:
+            params, body = self.with_records(params)
+        found = await self.send_as_it_is(params, body)
+        return [(status, cursor, total) for status, cursor, total, _ in found]
+
+    async def send_as_it_is(self, params: ForwardParams, body: bytes) -> list[tuple[int, ...]]:
         self.loop.services.registry.is_told = False  # it would know none of the routers
         found = await self.shards.call(FORWARD, params, body, shard=2)
         assert isinstance(found, ForwardResult), found
-        return [(each[0], each[1], each[2]) for each in found.outcomes]
+        return [(*each,) for each in found.outcomes]
 
-    def routers(self) -> list[Frame]:
-        """ROUTER frames that were logged."""
-        return self.shards.frames(FrameKind.ROUTER)
+    def forwards(self) -> list[Frame]:
+        """FORWARD frames that were logged."""
+        return self.shards.frames(FrameKind.FORWARD)
 
 
 @pytest.fixture
@@ -101,30 +127,29 @@ async def bench(routed: RoutedShards) -> Bench:
 
 
 async def test_copies_and_cursor_are_one_frame(bench: Bench) -> None:
-    params = bench.params([(1, bench.row(1)), (4, bench.row(4))])
+    params = bench.params([bench.run(1), bench.run(4)])
     assert await bench.send(params) == [(DONE, 5, 5)]
     assert bench.shards.datas("b") == [1, 2, 3, 4, 5]
     assert bench.shards.topic("b").derivations == {ROUTER: (5, 5)}
-    assert len(bench.routers()) == 1
+    assert len(bench.forwards()) == 1
     await bench.shards.kill(2)
     bench.shards.start(2)
     assert bench.shards.datas("b") == [1, 2, 3, 4, 5]
 
 
 async def test_a_forward_that_begins_elsewhere_is_refused(bench: Bench) -> None:
-    first = bench.params([(1, bench.row(1))], to_seq=3)
+    first = bench.params([bench.run(1)], to_seq=3)
     assert await bench.send(first) == [(DONE, 3, 3)]
     assert await bench.send(first) == [(BEHIND, 3, 3)], "it came twice"
-    ahead = bench.params([(5, bench.row(4, 1))], from_seq=4)
+    ahead = bench.params([bench.run(4, 1)], from_seq=4)
     assert await bench.send(ahead) == [(BEHIND, 3, 3)]
     assert bench.shards.datas("b") == [1, 2, 3]
     new = bench.target(router=78, start_seq=4)
-    assert await bench.send(bench.params([(1, bench.row(1))], new)) == [(BEHIND, 4, 0)]
+    assert await bench.send(bench.params([bench.run(1)], new)) == [(BEHIND, 4, 0)]
 
 
 async def test_a_router_has_one_forward_under_way(bench: Bench, nursery: trio.Nursery) -> None:
-    params = bench.params([(1, bench.row(1))], to_seq=3)
-    bench.loop.context.wal.linked.link([(0, bench.row(1).lsn)])
+    params = bench.params([bench.run(1)], to_seq=3)
     found: list[list[tuple[int, int, int]]] = []
 
     async def send() -> None:
@@ -143,7 +168,7 @@ async def test_a_router_has_one_forward_under_way(bench: Bench, nursery: trio.Nu
 
 
 async def test_a_held_dest_takes_nothing(bench: Bench) -> None:
-    params = bench.params([(1, bench.row(1))], to_seq=3)
+    params = bench.params([bench.run(1)], to_seq=3)
     bench.loop.context.held.take("b")
     assert await bench.send(params) == [(BUSY, 0, 0)]
     bench.loop.context.give_back("b")
@@ -153,59 +178,84 @@ async def test_a_held_dest_takes_nothing(bench: Bench) -> None:
 
 async def test_a_dest_that_is_gone_or_another_one(bench: Bench) -> None:
     other, none = bench.target(dest_id=12345, start_seq=0), bench.target("k")
-    params = bench.params([(1, bench.row(1))], other, none)
+    params = bench.params([bench.run(1)], other, none)
     assert await bench.send(params) == [(ForwardStatus.NO_DEST, 0, 0)] * 2
     assert bench.shards.datas("b") == []
 
 
-@pytest.mark.parametrize("durability", ["disk", "ephemeral"])
-async def test_a_payload_that_is_gone(bench: Bench, durability: str) -> None:
-    await bench.make("f", durability=durability)
+async def test_a_batch_that_comes_again_is_not_written_again(bench: Bench) -> None:
+    """For other dests of a large fan-out: one payload, until the log begins another file."""
+    await bench.make("f")
+    await bench.make("k", durability="ephemeral")
+    params, body = bench.with_records(bench.params([bench.run(1)], to_seq=3))
+    for dest in "bfk":
+        aimed = params._replace(targets=[bench.target(dest)])
+        assert await bench.send_as_it_is(aimed, body) == [(DONE, 3, 3, 0)]
+        assert bench.shards.datas(dest) == [1, 2, 3]
+    assert [len(frame.parts) for frame in bench.forwards()] == [2, 1, 1]
+    await bench.make("q" * 3)
+    await bench.shards.end_file(2)
+    later = [bench.target("qqq")] if bench.shards.shard_of("qqq") == 2 else [bench.target()]
+    await bench.send_as_it_is(params._replace(targets=later), body)
+    await bench.shards.kill(2)
+    bench.shards.start(2)
+    assert [bench.shards.datas(dest) for dest in "bf"] == [[1, 2, 3]] * 2
+
+
+async def test_runs_that_the_file_has_no_more_are_to_be_sent_again(bench: Bench) -> None:
+    """The log has begun another file since the batch was prepared."""
+    await bench.make("d")
+    target = ForwardTarget(ROUTER, "d", bench.shards.topic("d").id, 0, "r")
+    params = bench.params([bench.run(1)], target, to_seq=3)
+    bench.shards.loops[0].services.registry.is_told = False
+    await bench.shards.end_file(0)
+    found = await bench.shards.call(FORWARD, params, shard=0)
+    assert isinstance(found, ForwardResult)
+    assert [(*each,) for each in found.outcomes] == [(BEHIND, 0, 0, 0)]
+    assert bench.shards.datas("d") == []
+
+
+async def test_a_probe_for_room_is_answered_without_records(bench: Bench) -> None:
+    await bench.make("f", cap_records=1, discard="reject")
     target = bench.target("f")
-    assert (await bench.send(bench.params([(1, bench.row(1))], target, to_seq=3)))[0][0] == DONE
-    gone = bench.row(4)._replace(lsn=1 << 40)
-    params = bench.params([(4, gone)], target, from_seq=3)
-    assert await bench.send(params) == [(ForwardStatus.NO_PAYLOAD, 3, 3)]
-    assert bench.shards.datas("f") == [1, 2, 3]
-
-
-async def test_records_in_the_message_are_for_dests_without_a_log(bench: Bench) -> None:
-    await bench.make("f", durability="ephemeral")
-    context, row = bench.shards.loops[0].context, bench.row(1)
-    view = context.wal.linked.payload(0, row.lsn)
-    missing = Missing(payload_of([(view, 0, 3)], 1, 5), 1, 5, [(1, 3)], 3, 0).in_message()
-    targets = bench.target("b"), bench.target("f")
-    params = bench.params([(1, missing.rows[0])], *targets, to_seq=3)
-    outcomes = [(ForwardStatus.NOT_LOGGED, 0, 0), (DONE, 3, 3)]
-    assert await bench.send(params, missing.body) == outcomes
-    assert (bench.shards.datas("b"), bench.shards.datas("f")) == ([], [1, 2, 3])
+    outcome = await bench.send_as_it_is(*bench.with_records(bench.params([bench.run(1)], target)))
+    assert outcome[0][:3] == (FULL, 1, 1)
+    probe = bench.params([], target, from_seq=1, to_seq=1, need=40)
+    assert await bench.send_as_it_is(probe, b"") == [(FULL, 1, 1, 40)]
+    await bench.make("f", cap_records=2, discard="reject")
+    assert await bench.send_as_it_is(probe, b"") == [(DONE, 1, 1, 0)]
+    await bench.make("f", cap_records=9, cap_bytes=80, discard="reject")
+    assert await bench.send_as_it_is(probe._replace(need=30), b"") == [(DONE, 1, 1, 0)]
+    assert await bench.send_as_it_is(probe._replace(need=60), b"") == [(FULL, 1, 1, 60)]
 
 
 @pytest.mark.parametrize(
     ("cap", "cursor", "taken"), [(2, 2, [1, 2]), (3, 3, [1, 2, 3]), (4, 5, [1, 2, 3, 5])]
 )
-@pytest.mark.parametrize("stamp", [None, "r"])
+@pytest.mark.parametrize("is_stamped", [False, True])
 async def test_a_full_dest_takes_what_it_has_room_for(
-    bench: Bench, cap: int, cursor: int, taken: list[int], stamp: str | None
+    bench: Bench, cap: int, cursor: int, taken: list[int], is_stamped: bool
 ) -> None:
     """Seq 4 is not wanted."""
     await bench.make("f", cap_records=cap, discard="reject")
-    rows = [(1, bench.row(1)), (5, bench.row(4, 1))]
-    target = bench.target("f", stamp=stamp)
+    rows = [bench.run(1), bench.run(4, 1)]
+    target = bench.target("f")
     status = DONE if cap == 4 else FULL
-    assert await bench.send(bench.params(rows, target)) == [(status, cursor, cap)]
+    assert await bench.send(bench.params(rows, target, is_stamped=is_stamped)) == [
+        (status, cursor, cap)
+    ]
     assert bench.shards.datas("f") == taken
     if cap < 4:
-        again = bench.params(rows[1:], target, from_seq=cursor)
+        again = bench.params(rows[1:], target, from_seq=cursor, is_stamped=is_stamped)
         assert await bench.send(again) == [(FULL, cursor, cap)]
         assert bench.shards.datas("f") == taken
 
 
 async def test_a_probe_tells_where_the_router_stands(bench: Bench) -> None:
-    await bench.send(bench.params([(1, bench.row(1))], to_seq=3))
+    await bench.send(bench.params([bench.run(1)], to_seq=3))
     assert await bench.send(bench.params(from_seq=3, to_seq=3)) == [(DONE, 3, 3)]
     assert await bench.send(bench.params(from_seq=0, to_seq=0)) == [(BEHIND, 3, 3)]
-    assert len(bench.routers()) == 1
+    assert len(bench.forwards()) == 1
 
 
 async def test_a_cursor_moves_on_over_records_that_nobody_wants(bench: Bench) -> None:
@@ -218,45 +268,18 @@ async def test_a_cursor_moves_on_over_records_that_nobody_wants(bench: Bench) ->
 
 async def test_what_the_source_lost_burns_seqs(bench: Bench) -> None:
     assert await bench.send(bench.params(to_seq=3, trimmed=2)) == [(DONE, 3, 0)]
-    params = bench.params([(4, bench.row(4))], from_seq=3)
+    params = bench.params([bench.run(4)], from_seq=3)
     assert await bench.send(params) == [(DONE, 5, 2)]
     records, (tombstone,) = bench.shards.pages("b")
     assert [record["$seq"] for record in records] == [3, 4]
     assert (tombstone.gap_from, tombstone.gap_to, tombstone.reason) == (1, 2, "source_trim")
 
 
-async def test_payloads_are_linked_before_the_frame_is_written(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    steps: list[object] = []
-    link = LinkedLogs.link
-
-    def linked(self: LinkedLogs, wanted: Any) -> None:
-        steps.append(len(bench.routers()))
-        link(self, wanted)
-        steps.append([path.name[:3] for path in self.paths()])
-
-    monkeypatch.setattr(LinkedLogs, "link", linked)
-    await bench.send(bench.params([(1, bench.row(1))], to_seq=3))
-    assert steps == [0, ["00-"]]
-    assert len(bench.routers()) == 1
-    await bench.send(bench.params([(4, bench.row(4))], from_seq=3))
-    assert len(steps) == 2, "the file is linked"
-
-
-async def test_a_dest_without_a_log_makes_no_links(bench: Bench) -> None:
-    await bench.make("f", durability="ephemeral")
-    await bench.send(bench.params([(1, bench.row(1))], bench.target("f"), to_seq=3))
-    assert bench.shards.datas("f") == [1, 2, 3]
-    assert bench.loop.context.wal.linked.paths() == []
-
-
 @pytest.mark.parametrize("is_trim", [False, True])
 async def test_a_log_that_fails_leaves_cursor_and_seqs_as_they_were(
     bench: Bench, nursery: trio.Nursery, is_trim: bool
 ) -> None:
-    bench.loop.context.wal.linked.link([(0, bench.row(1).lsn)])
-    rows = [] if is_trim else [(1, bench.row(1))]
+    rows = [] if is_trim else [bench.run(1)]
     params = bench.params(rows, to_seq=3, trimmed=3 * is_trim)
     commits, topic, found = bench.loop.commits, bench.shards.topic("b"), list[object]()
     await commits.wait_drained()
@@ -300,9 +323,9 @@ async def test_outcomes_are_in_the_order_of_the_routers(bench: Bench) -> None:
         bench.target("k", router=4),
         bench.target("q"),
         bench.target("b", router=2),
-        bench.target("b", router=3, stamp="s"),
+        bench.target("b", router=3),
     )
-    params = bench.params([(1, bench.row(1)), (4, bench.row(4))], *targets)
+    params = bench.params([bench.run(1), bench.run(4)], *targets, is_stamped=True)
     assert await bench.send(params) == [
         (FULL, 2, 2),
         (BEHIND, 2, 0),
@@ -313,31 +336,33 @@ async def test_outcomes_are_in_the_order_of_the_routers(bench: Bench) -> None:
     ]
     records, _ = bench.shards.pages("b")
     assert [record["data"] for record in records] == [1, 2, 3, 4, 5] * 2
-    stamps = [record["meta"]["_topics_router"] for record in records[5:]]
-    assert [stamp["source_seq"] for stamp in stamps] == [1, 2, 3, 4, 5]
+    stamps = [record["meta"]["_topics_router"] for record in records]
+    assert [stamp["source_seq"] for stamp in stamps] == [1, 2, 3, 4, 5] * 2
+    assert [stamp["router"] for stamp in stamps] == ["r2"] * 5 + ["r3"] * 5
 
 
 async def test_an_unexpected_error_is_answered_once(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await bench.make("f")
+    """The group of one dest is under way when that of the other fails."""
+    await bench.make("f", cap_records=1, discard="reject")
     engine = bench.loop.context.engine
     forward = engine.forward
 
-    def fail(topic: Any, *arguments: Any) -> Append:
-        if topic.name == "f":
+    def fail(takers: Any, *arguments: Any) -> Any:
+        if takers[0].topic.name == "f":
             raise RuntimeError("a bug")
-        return forward(topic, *arguments)
+        return forward(takers, *arguments)
 
-    rows = [(1, bench.row(1))]
+    targets = bench.target("b"), bench.target("f", router=1)
+    params = bench.params([bench.run(1)], *targets, to_seq=3)
     with monkeypatch.context() as patch:
         patch.setattr(engine, "forward", fail)
-        targets = bench.target("b"), bench.target("f", router=1)
-        params = bench.params(rows, *targets, to_seq=3)
-        answer = await bench.shards.call(FORWARD, params, shard=2)
-        assert isinstance(answer, TopicsError)
+        bench.loop.services.registry.is_told = False
+        found = await bench.shards.call(FORWARD, *bench.with_records(params), shard=2)
+        assert isinstance(found, TopicsError)
     await bench.shards.until(lambda: bench.shards.datas("b") == [1, 2, 3])
-    assert await bench.send(params) == [(BEHIND, 3, 3), (DONE, 3, 3)]
+    assert await bench.send(params) == [(BEHIND, 3, 3), (FULL, 1, 1)]
 
 
 async def test_stamps_are_carried_on_and_replaced(routed: RoutedShards) -> None:
@@ -366,3 +391,37 @@ async def test_stamps_are_carried_on_and_replaced(routed: RoutedShards) -> None:
         stamps = [each["_topics_router"] for each in by_topic[name]]
         assert [(each["router"], each["source"]) for each in stamps] == [(f"c>{name}", "c")] * 2
     assert first["_topics_router"]["source_seq"] == 1
+
+
+async def test_frames_of_one_forward_never_name_another_file(bench: Bench) -> None:
+    """Dests that differ get frames of their own. The first has room in the file, others have not:
+    a log that says so is not taken for whole.
+    """
+    shards, loop = bench.shards, bench.shards.loops[0]
+    dests = [name for name in map("d{:02}".format, range(40)) if not shards.shard_of(name)][:9]
+    for room, name in enumerate(dests, 20):
+        await bench.make(name, cap_records=room, discard="reject")
+    await shards.end_file(0)
+    await shards.append("a", *range(60))
+    runs = [bench.run(6, index, index + 1) for index in range(0, 60, 2)]
+    targets = [
+        ForwardTarget(ROUTER + number, name, shards.topic(name).id, 0, f"r{number}")
+        for number, name in enumerate(dests)
+    ]
+    wal, length = loop.context.wal, frame_bytes_max(len(runs), [target[-1] for target in targets])
+    tail = wal._tail
+    assert tail is not None
+    left = tail.size - tail.offset(wal.next_lsn)
+    await shards.write(FILLERS[0], [{"data": "x" * (left - length - 400)}])
+    assert wal._tail is tail
+    loop.services.registry.is_told = False
+    params = bench.params(runs, *targets, from_seq=0, to_seq=65)
+    found = await shards.call(FORWARD, params, shard=0)
+    statuses = [status for status, *_ in found.outcomes]
+    assert statuses[0] == FULL
+    assert statuses[-1] == BEHIND
+    copied = {name: shards.datas(name) for name in dests}
+    assert copied[dests[0]] == [*range(0, 40, 2)]
+    await shards.kill(0)
+    shards.start(0)
+    assert {name: shards.datas(name) for name in dests} == copied

@@ -1,4 +1,4 @@
-"""Mutations: one after another, and none for a caller who has gone."""
+"""Mutations: one after another where they share a name, and none for a caller who has gone."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ class Bench:
         self.desk, self.done, self.gate = desk, list[int](), trio.Event()
         self.mutations = Mutations(desk.loop.context)
         self.failure: Exception | None = None
+        self.names = ["r", "a", "b"]
         desk.loop.router.unroute(TOPIC_GET.subject)
         serve(desk.loop.router, TOPIC_GET, self._take)
 
     def _take(self, request: InboundCall[TopicGetParams, NoResult]) -> None:
-        self.mutations.add(partial(self._mutate, request), request)
+        self.mutations.add(self.names, partial(self._mutate, request), request)
 
     async def _mutate(self, request: Request) -> None:
         await self.gate.wait()
@@ -62,6 +63,23 @@ async def test_mutations_are_done_in_the_order_of_their_requests(desk: Desk) -> 
     assert bench.done == [*asked, later]
 
 
+async def test_one_that_hangs_holds_up_those_that_share_a_name_and_no_others(desk: Desk) -> None:
+    bench, done = Bench(desk), list[str]()
+
+    async def note(name: str) -> None:
+        done.append(name)
+
+    bench.ask()
+    await wait_all_tasks_blocked()
+    for names in (["b", "x"], ["y"], ["x"], ["z", "y"]):
+        bench.mutations.add(names, partial(note, "".join(names)))
+    await wait_all_tasks_blocked()
+    assert done == ["y", "zy"], "the third waits for the first, which hangs"
+    bench.gate.set()
+    await wait_all_tasks_blocked()
+    assert done == ["y", "zy", "bx", "x"]
+
+
 @pytest.mark.parametrize("failure", [TopicFull("full"), ValueError("a bug")])
 async def test_one_that_fails_is_told_and_the_next_one_is_done(
     desk: Desk, failure: Exception
@@ -83,7 +101,7 @@ async def test_one_without_a_request_may_fail(desk: Desk) -> None:
         raise NotReady("no room")
 
     broken: Callable[[], Awaitable[None]] = fail
-    bench.mutations.add(broken)
+    bench.mutations.add(["r"], broken)
     bench.gate.set()
     asked = bench.ask()
     await wait_all_tasks_blocked()

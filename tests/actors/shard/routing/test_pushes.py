@@ -174,7 +174,7 @@ async def test_nobody_waits_for_a_shard_that_does_not_answer(
 def test_a_row_says_what_the_shards_need() -> None:
     one = router(3, "ab", filter=TagMatch("Glob", "x"), guarantee="exactly_once")
     one = replace(one, base_total=5)
-    assert row_of(one) == RouterRow(
+    assert row_of(one, is_cyclic=False) == RouterRow(
         id=3,
         name="a->b",
         source="a",
@@ -187,5 +187,6 @@ def test_a_row_says_what_the_shards_need() -> None:
         preserve_tag=True,
         filter=("Glob", "x"),
         exactly_once=True,
+        is_cyclic=False,
         base_total=5,
     )

@@ -53,6 +53,7 @@ class Bench:
             preserve_tag=True,
             filter=None,
             exactly_once=False,
+            is_cyclic=False,
         )
         return row._replace(**fields)
 

@@ -26,6 +26,7 @@ ROW = RouterRow(
     preserve_tag=True,
     filter=None,
     exactly_once=False,
+    is_cyclic=False,
 )
 
 
@@ -47,7 +48,7 @@ def test_a_router_begins_at_its_start_and_asks_where_it_stands() -> None:
 
 def test_what_its_row_says_becomes_match_drops_and_stamp() -> None:
     plain = worker()
-    assert (plain.match, plain.drops, plain.target.stamp) == (None, 0, None)
+    assert (plain.match, plain.drops, plain.likeness.is_stamped) == (None, 0, False)
     other = worker(filter=["Glob", "x"], preserve_node=False, preserve_tag=False, exactly_once=True)
     assert other.match == TagMatch("Glob", "x")
     assert other.drops == Drops.NODE | Drops.TAG
@@ -79,7 +80,6 @@ def test_workers_that_stand_at_one_place_and_copy_alike_go_together(source: Sour
         (others[1],),
     }
     assert not source.ready
-    assert all(each.state is WorkerState.WAITING for each in (*alike, *others))
 
 
 def test_idle_workers_become_ready_by_news(source: Source) -> None:

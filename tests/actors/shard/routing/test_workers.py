@@ -8,19 +8,22 @@ from typing import Any
 import pytest
 import trio
 
-from tests.support.routing import Asked, RoutedShards, rows_of
+from tests.support.routing import Asked, RoutedShards
 from topics.actors.shard.routing import workers as workers_module
 from topics.actors.shard.routing.worker import RETRY_MAX_S, Source, Worker, WorkerState
 from topics.actors.shard.routing.workers import Workers
 from topics.engine.routing.hops import HOPS_MAX
 from topics.formats.disk.frames import FrameKind
-from topics.formats.wire.calls import FORWARD, IN_MESSAGE
-from topics.storage.wal.log import Wal
-from topics.storage.wal.progress import Progress
+from topics.formats.wire.calls import FORWARD
 
 
 def datas(*values: Any, **fields: Any) -> list[dict[str, Any]]:
     return [{"data": value, **fields} for value in values]
+
+
+def payloads(shards: RoutedShards) -> int:
+    """How many FORWARD frames hold records."""
+    return sum(len(frame.parts) == 2 for frame in shards.frames(FrameKind.FORWARD))
 
 
 def dests_in(shards: RoutedShards, shard: int, count: int) -> list[str]:
@@ -117,7 +120,10 @@ async def test_what_comes_while_a_forward_is_under_way_goes_with_the_next(
     assert routed.datas("b") == [1, 2, 3]
 
 
-async def test_routers_that_copy_alike_share_messages_of_8(routed: RoutedShards) -> None:
+async def test_routers_that_copy_alike_share_messages_and_frames(
+    routed: RoutedShards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers_module, "TARGETS_MAX", 8)
     dests = dests_in(routed, 2, 18)
     await routed.route(*(f"a>{dest}" for dest in dests))
     await routed.route("a>b", preserve_tag=False)
@@ -125,6 +131,8 @@ async def test_routers_that_copy_alike_share_messages_of_8(routed: RoutedShards)
     await routed.write("a", datas(1, tag="x"))
     await routed.settle()
     assert sorted(len(each.targets) for each in routed.sent()) == [1, 2, 8, 8]
+    assert len(routed.frames(FrameKind.FORWARD)) == 4
+    assert payloads(routed) == 1, "the log of their shard has the records once"
     for dest in dests:
         assert [record["$tag"] for record in routed.pages(dest)[0]] == ["x"]
     assert "$tag" not in routed.pages("b")[0][0]
@@ -152,6 +160,23 @@ async def test_a_full_dest_holds_its_router_and_no_other(
     await routed.make("b", cap_records=9, discard="reject")
     await routed.settle()
     assert routed.datas("b") == [1, 2, 3, 4]
+
+
+async def test_a_full_dest_is_asked_for_room_and_gets_no_records(routed: RoutedShards) -> None:
+    await routed.make("b", cap_bytes=150, discard="reject")
+    await routed.route("a>b")
+    await routed.write("a", datas("x" * 80, "y" * 80))
+    _, worker = routed.worker("a>b")
+    await routed.until(lambda: worker.need)
+    begun, logged = len(routed.asked), len(routed.logged)
+    await routed.until(lambda: worker.retry_s > 0.1)
+    tries = [each for each in routed.asked[begun:] if each.subject == FORWARD.subject]
+    assert len(tries) >= 2
+    assert {(each.params.need, each.body) for each in tries} == {(worker.need, b"")}
+    assert len(routed.logged) == logged
+    await routed.make("b", cap_bytes=1000, discard="reject")
+    await routed.settle()
+    assert routed.datas("b") == ["x" * 80, "y" * 80]
 
 
 async def test_pauses_do_not_grow_for_ever(
@@ -200,7 +225,7 @@ async def test_a_forward_whose_answer_is_lost_is_not_done_twice(routed: RoutedSh
     assert (await routed.get("a>b"))["forwarded_total"] == 3
 
 
-async def test_sealed_records_are_written_once_for_all_routers(routed: RoutedShards) -> None:
+async def test_sealed_records_are_written_once_in_each_shard(routed: RoutedShards) -> None:
     await routed.route("a>b", "a>f", "a>c")
     await routed.settle()
     for shard in (1, 2):
@@ -212,96 +237,44 @@ async def test_sealed_records_are_written_once_for_all_routers(routed: RoutedSha
         routed.start(shard)
     await routed.settle()
     assert [routed.datas(name) for name in "bfc"] == [[1, 2, 3]] * 3
-    assert len(routed.frames(FrameKind.PAYLOAD)) == 1
+    assert payloads(routed) == 2 * len({each.batch for each in routed.sent()})
 
 
-async def test_ephemeral_records_are_written_once_for_dests_with_logs(
+async def test_ephemeral_records_are_written_once_in_each_shard_with_a_log(
     routed: RoutedShards,
 ) -> None:
     await routed.make("a", durability="ephemeral")
     await routed.route("a>b", "a>f", "a>c", "a>d")
-    await routed.write("a", datas(0))
-    await routed.settle()  # all have found that a log is needed
-    written = len(routed.frames(FrameKind.PAYLOAD))
     await routed.write("a", datas(1, 2))
     await routed.settle()
-    assert [routed.datas(name) for name in "bfcd"] == [[0, 1, 2]] * 4
-    assert len(routed.frames(FrameKind.PAYLOAD)) == written + 1
+    assert [routed.datas(name) for name in "bfcd"] == [[1, 2]] * 4
+    assert payloads(routed) == 3
 
 
-async def test_a_payload_is_written_once_for_a_dest_that_takes_it_in_pieces(
+async def test_a_payload_of_the_own_log_is_named_and_not_written(routed: RoutedShards) -> None:
+    await routed.route("a>d", "a>e", "d>dest0")
+    assert routed.shard_of("dest0") == 0
+    await routed.write("a", datas(1, 2))
+    await routed.settle()
+    assert [routed.datas(name) for name in ("d", "e", "dest0")] == [[1, 2]] * 3
+    assert payloads(routed) == 0
+    assert {each.body for each in routed.asked if each.subject == FORWARD.subject} == {b""}
+
+
+async def test_a_payload_is_written_again_for_a_frame_in_another_file(
     routed: RoutedShards,
 ) -> None:
-    await routed.make("a", durability="ephemeral")
-    await routed.make("b", cap_records=2, discard="reject")
-    await routed.route("a>b")
-    await routed.write("a", datas(1, 2, 3, 4, 5))
-    await routed.until(lambda: routed.datas("b") == [1, 2])
-    for taken in ([3, 4], [5]):
-        await routed.delete_records("b", before_seq=routed.topic("b").next_seq)
-        await routed.until(lambda taken=taken: routed.datas("b") == taken)  # type: ignore[misc]
-    assert len(routed.frames(FrameKind.PAYLOAD)) == 1
-
-
-async def test_from_memory_to_memory_records_travel_in_the_message(routed: RoutedShards) -> None:
-    for name in "abd":
-        await routed.make(name, durability="ephemeral")
-    await routed.route("a>b", "a>d")
-    await routed.write("a", datas(1, 2, tag="t"))
-    await routed.settle()
-    assert [routed.datas(name) for name in "bd"] == [[1, 2]] * 2
-    assert {place for each in routed.sent() for place in rows_of(each)} == {(IN_MESSAGE, 0)}
-    assert routed.frames(FrameKind.PAYLOAD) == []
-
-
-async def test_dests_in_memory_and_in_logs_get_records_in_their_own_way(
-    routed: RoutedShards,
-) -> None:
-    for name in "ab":
-        await routed.make(name, durability="ephemeral")
-    await routed.route("a>b", "a>f")
-    for number in range(4):
-        await routed.write("a", datas(number))
-        await routed.settle()
-    by_dest: dict[str, list[bool]] = {"b": [], "f": []}
-    for each in routed.sent()[-4:]:
-        for target in each.targets:
-            by_dest[target[1]].append(rows_of(each) == [(IN_MESSAGE, 0)])
-    assert by_dest == {"b": [True] * 2, "f": [False] * 2}
-    assert routed.datas("b") == routed.datas("f") == [0, 1, 2, 3]
-
-
-class Frozen:
-    """A log whose syncs nobody is told of."""
-
-    def __init__(self, wal: Wal) -> None:
-        self.wal, self.synced, self.is_frozen = wal, wal.synced_lsn, True
-        take = wal.take_progress
-
-        def take_progress() -> list[Progress]:
-            taken = take()
-            if self.is_frozen:
-                wal.synced_lsn = self.synced
-            return taken
-
-        wal.take_progress = take_progress  # type: ignore[method-assign]
-
-
-async def test_another_shard_is_told_of_synced_records_only(routed: RoutedShards) -> None:
-    await routed.make("a", durability="disk")
-    await routed.route("a>b", "a>d")
-    await routed.settle()
-    frozen = Frozen(routed.loops[0].context.wal)
-    await routed.write("a", datas(1))
+    """A log file stands alone."""
+    await routed.make("d", cap_records=1, discard="reject")
+    await routed.route("a>d")
+    await routed.write("a", datas(1, 2))
     await routed.until(lambda: routed.datas("d") == [1])
-    await trio.sleep(0.05)
-    assert routed.datas("b") == []
-    assert routed.worker("a>b")[1].state is WorkerState.WAITING
-    frozen.is_frozen = False
-    await routed.write("a", datas(2))
+    assert payloads(routed) == 0
+    await routed.end_file(0)
+    await routed.make("d", cap_records=9, discard="reject")
     await routed.settle()
-    assert routed.datas("b") == [1, 2]
-    assert len(routed.sent()) == 3 or len(routed.sent()) == 4
+    assert routed.datas("d") == [1, 2]
+    assert payloads(routed) == 1
 
 
 async def test_a_filter_passes_over_and_the_dest_hears_of_it_within_a_while(
@@ -349,33 +322,6 @@ async def test_records_deleted_between_attempts_are_not_forwarded(routed: Routed
     await routed.settle()
     assert routed.datas("b") == [1, 4]
     assert (await routed.get("a>b"))["forwarded_total"] == 2
-
-
-async def test_records_deleted_while_their_payload_is_written_are_not_forwarded(
-    routed: RoutedShards,
-) -> None:
-    await routed.make("a", durability="ephemeral")
-    await routed.route("a>d")
-    await routed.write("a", datas(0))
-    await routed.settle()
-    submit = routed.loops[0].context.commits.submit
-    waiting: list[Any] = []
-
-    def late(change: Any, settle: Any) -> None:
-        """The log commits the payload after all else."""
-        if type(change).__name__ == "LogPayload":
-            submit(change, lambda result: waiting.append(lambda: settle(result)))
-        else:
-            submit(change, settle)
-
-    routed.loops[0].context.commits.submit = late  # type: ignore[method-assign, assignment]
-    await routed.write("a", [*datas(1, tag="gone"), *datas(2)])
-    await routed.until(lambda: waiting)
-    await routed.delete_records("a", match=["tag", "Eq", "gone"])
-    routed.loops[0].context.commits.submit = submit  # type: ignore[method-assign]
-    waiting.pop()()
-    await routed.settle()
-    assert routed.datas("d") == [0, 2]
 
 
 async def test_a_cycle_ends_after_eight_hops(routed: RoutedShards) -> None:
@@ -487,27 +433,4 @@ async def test_a_source_that_is_deleted_takes_its_routers_along(routed: RoutedSh
     assert [*routed.loops[0].services.workers.known()] == []
     await routed.write("a", datas(2))
     await trio.sleep(0.05)
-    assert routed.datas("b") == [1]
-
-
-@pytest.mark.parametrize("subject", ["link", "peek"])
-async def test_a_payload_that_cannot_be_linked_is_not_asked_for_without_a_pause(
-    routed: RoutedShards, monkeypatch: pytest.MonkeyPatch, subject: str
-) -> None:
-    """As on a file system without hard links."""
-    if subject == "peek":
-        await routed.make("b", durability="ephemeral")
-    await routed.route("a>b")
-    await routed.settle()
-    linked = routed.loops[2].context.wal.linked
-
-    def refuse(*_: object) -> None:
-        raise OSError("no links")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(linked, subject, refuse)
-        await routed.write("a", datas(1))
-        await trio.sleep(0.5)
-        assert 2 <= len(routed.sent()) <= 8
-    await routed.settle()
     assert routed.datas("b") == [1]

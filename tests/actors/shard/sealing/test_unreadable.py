@@ -86,7 +86,7 @@ def lost_silently(before: Seen, after: Seen) -> dict[str, set[int]]:
     }
 
 
-@pytest.mark.parametrize("kind", ["wal .wal", "segment .seg", "blob .blob", "linked .wal"])
+@pytest.mark.parametrize("kind", ["wal .wal", "segment .seg", "blob .blob"])
 @pytest.mark.parametrize("is_read_before", [False, True])
 def test_a_file_that_is_cut_under_its_map_costs_what_was_in_it_and_is_told(
     scene: Path, tmp_path: Path, kind: str, is_read_before: bool

@@ -1,11 +1,12 @@
-"""Barriers: a reader of a dest sees what was appended to its sources before it asked (§6).
+"""Barriers: a reader of a dest sees what was appended to its source before it asked (§6).
 
-    diff, state, claim, watch ... of a dest --> its feeders' shards: `router.catch_up`
-        all have answered, or BARRIER_S are over --> the request is handled
+    diff, state, claim, watch, delete ... of a dest --> the source's shard: `router.catch_up`
+        it has answered, or BARRIER_S are over --> the request is handled
 
-A source's shard answers when the routers have reached the head of that moment, or cannot reach it
-now: a dest that is full keeps no reader waiting. Where the source is itself a dest, its own feeders
-come first. A shard that does not answer in time is not waited for again for a while.
+A dest has one source. Its shard answers when the routers have reached the head of that moment, or
+cannot reach it now: a dest that is full keeps no reader waiting. Where the source is itself a dest,
+its own feeders come first. A shard that does not answer in time is not waited for again for a
+while.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Barriers(Service):
         behind = {
             topic
             for topic in topics
-            if self._by_shard(topic, frozenset()) and not self._is_level(topic)
+            if self._feeders(topic, frozenset()) and not self._is_level(topic)
         }
         if not behind:
             return False
@@ -89,11 +90,15 @@ class Barriers(Service):
             if not self.defer_if_behind(topics, handler, request):
                 handle_late(handler, request)
 
-        wait = _Wait({ROUTER_OWNER}, self._silent_until, go_on)
+        wait = self._begin_wait(ROUTER_OWNER, go_on)
+        self._registry.when_told(wait.heard)
+        return True
+
+    def _begin_wait(self, shard: int, then: Callable[[], object]) -> _Wait:
+        wait = _Wait(shard, self._silent_until, then)
         until = trio.current_time() + BARRIER_S
         wait.deadline = self._context.deadlines.call_at(until, wait.give_up)
-        self._registry.when_told(partial(wait.heard, ROUTER_OWNER))
-        return True
+        return wait
 
     def _is_level(self, topic: str) -> bool:
         """Whether all feeders have nothing left to forward, as far as this shard knows alone."""
@@ -109,25 +114,25 @@ class Barriers(Service):
 
     def _wait(self, topic: str, passed: frozenset[int], then: Callable[[], object]) -> None:
         """Call ``then`` when the feeders of ``topic``, but for ``passed``, have caught up."""
-        by_shard = self._by_shard(topic, passed)
-        if not by_shard:
+        routers = self._feeders(topic, passed)
+        if not routers:
             then()
             return
-        wait = _Wait(set(by_shard), self._silent_until, then)
-        until = trio.current_time() + BARRIER_S
-        wait.deadline = self._context.deadlines.call_at(until, wait.give_up)
-        for shard, routers in by_shard.items():
-            params = CatchUpParams(routers, [*passed])
-            self._context.peers.ask(shard, CATCH_UP, params, b"", partial(wait.answered, shard))
+        wait = self._begin_wait(self._source_shard(topic), then)
+        params = CatchUpParams(routers, [*passed])
+        self._context.peers.ask(wait.shard, CATCH_UP, params, b"", wait.answered)
 
-    def _by_shard(self, topic: str, passed: frozenset[int]) -> dict[int, list[int]]:
-        """The feeders of ``topic`` that can be asked, but for ``passed``, by their shards."""
-        found: dict[int, list[int]] = {}
-        for router, row in self._registry.feeders(topic).items():
-            shard = self._context.peers.shard_of(row.source)
-            if router not in passed and not self._is_silent(shard):
-                found.setdefault(shard, []).append(router)
-        return found
+    def _feeders(self, topic: str, passed: frozenset[int]) -> list[int]:
+        """The routers that feed ``topic``, but for ``passed``; none when their shard is silent."""
+        feeders = self._registry.feeders(topic)
+        if not feeders or self._is_silent(self._source_shard(topic)):
+            return []
+        return [router for router in feeders if router not in passed]
+
+    def _source_shard(self, topic: str) -> int:
+        """The shard of the source of ``topic``, which routers feed: they have one source."""
+        row = next(iter(self._registry.feeders(topic).values()))
+        return self._context.peers.shard_of(row.source)
 
     def _is_silent(self, shard: int) -> bool:
         return trio.current_time() < self._silent_until.get(shard, 0.0)
@@ -149,10 +154,11 @@ class Barriers(Service):
             if not left:
                 request.reply(NO_RESULT)
 
-        for source in {source for source, _ in found}:
-            workers = [worker for each, worker in found if each is source]
-            reach_head = partial(self._reach_head, source, workers, settled)
-            self._wait(source.topic.name, passed | frozenset(routers), reach_head)
+        source = found[0][0]
+        workers = [worker for each, worker in found if each is source]
+        left -= len(found) - len(workers)  # of a life of the router that had another source
+        reach_head = partial(self._reach_head, source, workers, settled)
+        self._wait(source.topic.name, passed | frozenset(routers), reach_head)
 
     def _reach_head(
         self, source: Source, workers: Iterable[Worker], settled: Callable[[], object]
@@ -164,39 +170,36 @@ class Barriers(Service):
 
 
 class _Wait:
-    """One barrier: the shards that have not answered, and what follows when all have."""
+    """One barrier: the shard that is waited for, and what follows."""
 
     deadline: Deadline
 
     def __init__(
-        self, shards: set[int], silent_until: dict[int, float], then: Callable[[], object]
+        self, shard: int, silent_until: dict[int, float], then: Callable[[], object]
     ) -> None:
-        self._shards, self._silent_until, self._then = shards, silent_until, then
+        self.shard, self._silent_until, self._then = shard, silent_until, then
+        self._is_over = False
 
-    def answered(self, shard: int, answer: PeerReply[NoResult] | TopicsError) -> None:
-        """This shard is done, or away."""
+    def answered(self, answer: PeerReply[NoResult] | TopicsError) -> None:
+        """The shard is done, or away."""
         if isinstance(answer, PeerReply):
             answer.release()
-            self.heard(shard)
+            self.heard()
         else:
-            self._done(shard)
+            self._end()
 
-    def heard(self, shard: int) -> None:
-        """This shard is done; it may be late."""
-        self._silent_until.pop(shard, None)
-        self._done(shard)
-
-    def _done(self, shard: int) -> None:
-        """Nothing more is expected of this shard."""
-        if shard in self._shards:
-            self._shards.discard(shard)
-            if not self._shards:
-                self.deadline.cancel()
-                self._then()
+    def heard(self) -> None:
+        """The shard is done; it may be late."""
+        self._silent_until.pop(self.shard, None)
+        self._end()
 
     def give_up(self) -> None:
         """The time is over."""
-        until = trio.current_time() + SILENT_S
-        self._silent_until.update(dict.fromkeys(self._shards, until))
-        self._shards.clear()
-        self._then()
+        self._silent_until[self.shard] = trio.current_time() + SILENT_S
+        self._end()
+
+    def _end(self) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self.deadline.cancel()
+            self._then()

@@ -1,51 +1,74 @@
 """Forwards: copies of routers are appended to the dests of this shard (§6).
 
-    router.forward --payload not linked--> linked in a thread --.
-          '-----------------------------------------------------'--> for each router: its copies and
-                     its cursor in one change --committed--> outcome; all outcomes --> answer
+    router.forward -> for each router: does it stand there, has its dest room?
+        -> those that take the same: ONE frame with the payload and all cursors --committed-->
+        outcome; all outcomes -> answer
 
 A router whose cursor is not where the forward begins takes nothing from it: the answer says where
-it stands. So a forward that comes twice is done once.
+it stands. So a forward that comes twice is done once. A payload that the log file has already, of
+an earlier forward or of the source itself, is named and not written again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import structlog
-import trio
 
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.replies import answer_error
 from topics.actors.rpc.typed_calls import InboundCall, serve
 from topics.actors.shard.context import ShardContext
-from topics.actors.shard.held_topics import handle_late
-from topics.actors.shard.routing.batches import records_in
+from topics.actors.shard.routing.batches import frame_bytes_max, records_in
 from topics.actors.shard.routing.registry import Registry
 from topics.actors.shard.service import Service
-from topics.engine.changes.append import Append
-from topics.engine.changes.forward import Advance, Forward, copy_ts, fitting
+from topics.engine.changes.forward import (
+    Advance,
+    Forward,
+    Forwarded,
+    Taker,
+    bytes_left,
+    copy_ts,
+    fitting,
+    room_for,
+)
 from topics.engine.routing.derivations import Derivation, derivation_of
 from topics.engine.store import Unreadable
 from topics.engine.topic import Topic
-from topics.errors import NotReady, Throttled
-from topics.formats.disk.copies import Copier, CopyRow, Stamp, decode_rows, rows_within
-from topics.formats.disk.records import View
+from topics.formats.disk.copies import (
+    OWN_STAMP,
+    Copier,
+    ForwardBody,
+    OwnStamp,
+    Run,
+    Stamp,
+    decode_forward,
+    decode_runs,
+    is_row,
+    row_index,
+    runs_within,
+)
+from topics.formats.disk.frames import FrameKind
+from topics.formats.disk.records import RecordFlags, RecordsView
 from topics.formats.wire.calls import (
     FORWARD,
-    IN_MESSAGE,
     ForwardParams,
     ForwardResult,
     ForwardStatus,
     ForwardTarget,
 )
-from topics.storage.linked_logs import Gone
 from topics.storage.wal.progress import Progress
 
 ForwardCall: TypeAlias = InboundCall[ForwardParams, ForwardResult]
-_Place: TypeAlias = tuple[int, int]
+
+Settle: TypeAlias = Callable[..., None]
+"""`_Answers.settle` of one target."""
+
+LOGGED_MAX: Final = 16  # batches whose payload may be named again
+_EXTERNAL: Final = int(RecordFlags.EXTERNAL)
 
 log: Final = structlog.get_logger()
 
@@ -56,6 +79,10 @@ class Forwards(Service):
     def __init__(self, context: ShardContext, registry: Registry) -> None:
         self._context, self._engine, self._registry = context, context.engine, registry
         self._pending: set[int] = set()  # routers whose change is under way
+        # Payloads that are in the log, with the LSN of their frame, by session and number of the
+        # batch, the newest last.
+        self._logged: OrderedDict[tuple[Any, int], tuple[int, RecordsView]] = OrderedDict()
+        self._losses = 0  # of the log, when these were noted
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
@@ -63,257 +90,325 @@ class Forwards(Service):
 
     def _forward(self, request: ForwardCall) -> None:
         self._context.check_writable(grows=True)
-        rows = decode_rows(request.params.rows)
-        linked = self._context.wal.linked
-        unlinked = {
-            (row.shard, row.lsn)
-            for row in rows
-            if row.shard != IN_MESSAGE and not linked.is_linked(row.shard, row.lsn)
-        }
-        if unlinked and any(self._keeps_log(target) for target in _targets(request.params)):
-            self._context.start(self._link, request, rows, unlinked)
+        params, answers = request.params, _Answers(request)
+        takers: dict[int, Taker] = {}  # by the index of the target
+        for index, target in enumerate(answers.targets):
+            taker = self._taker(target, params, partial(answers.settle, index))
+            if taker is not None:
+                takers[index] = taker
+        records = None
+        if takers and params.batch and not self._is_logged(request):
+            records = records_in(request.attachment)
+        request.release()
+        if not takers:
             return
-        self._copy_all(request, rows)
-
-    def _keeps_log(self, target: ForwardTarget) -> bool:
-        topic = self._engine.topics.get(target.dest)
-        return topic is not None and topic.config.durability != "ephemeral"
-
-    async def _link(
-        self, request: ForwardCall, rows: Sequence[CopyRow], places: set[_Place]
-    ) -> None:
-        """Link what the rows name, then go on in a turn of its own."""
-        failure: OSError | None = None
-        try:
-            await trio.to_thread.run_sync(self._context.wal.linked.link, sorted(places))
-        except OSError as error:
-            failure = error
-            if not isinstance(error, Gone):
-                log.warning("payload not linked", error=str(error))
-        self._context.begin_turn()
-        if failure is None:
-            handle_late(partial(self._copy_all, rows=rows), request)
-        else:
-            handle_late(self._refuse_all, request)
-        self._context.end_turn()
-
-    def _refuse_all(self, request: ForwardCall) -> None:
-        """The payload is gone, or this file system knows no links."""
-        answers = _Answers(request)
-        for index, target in enumerate(answers.targets):
-            answers.settle(index, ForwardStatus.NO_PAYLOAD, self._at(target))
-        request.release()
-
-    def _at(self, target: ForwardTarget) -> Derivation:
-        topic = self._engine.topics.get(target.dest)
-        if topic is None:
-            return Derivation(target.start_seq, 0)
-        return derivation_of(topic, target.router, target.start_seq)
-
-    # The copies
-
-    def _copy_all(self, request: ForwardCall, rows: Sequence[CopyRow]) -> None:
-        answers = _Answers(request)
-        peeked: set[_Place] = set()
-        try:
-            views = self._views(rows, request, peeked)
-        except (OSError, Unreadable) as error:
-            log.warning("payload cannot be read", error=str(error))
-            views = None
-        request.release()
         request.outlast()
-        copies = None if views is None else _Copies(request.params, rows, views, peeked)
-        for index, target in enumerate(answers.targets):
-            try:
-                self._copy_to(target, copies, partial(answers.settle, index), request.params)
-            except Exception as error:
-                answers.fail(error)
-                return
+        try:
+            if params.trimmed or not params.runs:
+                self._advance(params, takers, answers)
+            else:
+                self._copy(request, takers, answers, records)
+        except Exception as error:
+            answers.fail(error)
 
-    def _views(
-        self, rows: Sequence[CopyRow], request: ForwardCall, peeked: set[_Place]
-    ) -> dict[_Place, View]:
-        """The payloads that the rows name; ``peeked`` gets those that no log may name. Raises
-        `Gone` or `Damaged`.
-        """
-        linked = self._context.wal.linked
-        views: dict[_Place, View] = {}
-        for row in rows:
-            place = row.shard, row.lsn
-            if place not in views:
-                if row.shard == IN_MESSAGE:
-                    views[place] = records_in(request.attachment)
-                elif linked.is_linked(*place):
-                    views[place] = linked.payload(*place)
-                else:
-                    views[place] = linked.peek(*place)
-                    peeked.add(place)
-        return views
-
-    def _copy_to(
-        self,
-        target: ForwardTarget,
-        copies: _Copies | None,
-        settle: Callable[[ForwardStatus, Derivation], None],
-        params: ForwardParams,
-    ) -> None:
-        """One router's part of a forward."""
+    def _taker(self, target: ForwardTarget, params: ForwardParams, settle: Settle) -> Taker | None:
+        """The target, if it takes part; otherwise it is settled."""
         topic = self._engine.topics.get(target.dest)
         if topic is None or topic.id != target.dest_id:
             settle(ForwardStatus.NO_DEST, Derivation(target.start_seq, 0))
-            return
+            return None
         at = derivation_of(topic, target.router, target.start_seq)
-        status = self._objection(target, topic, at, params)
-        if status is None and copies is None:
-            status = ForwardStatus.NO_PAYLOAD
-        if status is not None:
-            settle(status, at)
-            return
-        assert copies is not None, "the payload was read"
-        self._context.freshen(topic)
-        if params.trimmed or not copies.rows:
-            reached = Derivation(params.to_seq, at.total)
-            change = self._engine.advance(
-                topic, target.router, reached, params.trimmed, self._context.now, params.hop
-            )
-            self._submit(change, settle, ForwardStatus.DONE, at)
-        else:
-            self._append(target, topic, at, copies, settle)
-
-    def _objection(
-        self, target: ForwardTarget, topic: Topic, at: Derivation, params: ForwardParams
-    ) -> ForwardStatus | None:
-        """Why the router takes nothing now; DONE: there is nothing to take."""
         # Of a router that is gone, which its source may not have heard, the cursor is forgotten.
         is_fed = self._registry.may_feed(topic.name, target.router)
         if not is_fed or target.router in self._pending or self._context.held.is_held(topic.name):
-            return ForwardStatus.BUSY
-        if at.cursor != params.from_seq:
-            return ForwardStatus.BEHIND
-        if params.to_seq == params.from_seq:
-            return ForwardStatus.DONE
+            settle(ForwardStatus.BUSY, at)
+        elif at.cursor != params.from_seq:
+            settle(ForwardStatus.BEHIND, at)
+        elif params.to_seq == params.from_seq:
+            self._context.freshen(topic)
+            has_room = not params.need or self._fits(topic, params.need)
+            settle(ForwardStatus.DONE if has_room else ForwardStatus.FULL, at, params.need)
+        else:
+            self._context.freshen(topic)
+            return Taker(topic, target.router, at.total, target.name)
         return None
 
-    def _append(
-        self,
-        target: ForwardTarget,
-        topic: Topic,
-        at: Derivation,
-        copies: _Copies,
-        settle: Callable[[ForwardStatus, Derivation], None],
+    def _fits(self, topic: Topic, size: int) -> bool:
+        left = bytes_left(self._engine.table, topic)
+        return room_for(topic, 1) > 0 and (left is None or left >= size)
+
+    def _advance(
+        self, params: ForwardParams, takers: Mapping[int, Taker], answers: _Answers
     ) -> None:
-        if copies.in_message and topic.config.durability != "ephemeral":
-            settle(ForwardStatus.NOT_LOGGED, at)
-            return
-        if copies.peeked and topic.config.durability != "ephemeral":
-            # Its link was released while others were made.
-            settle(ForwardStatus.BUSY, at)
-            return
-        context, stamp = self._context, target.stamp
-        ts = copy_ts(topic, context.now)
-        encoded = copies.copier(stamp).render(topic.next_seq, ts)
-        status, to_seq, part = ForwardStatus.DONE, copies.params.to_seq, None
-        fits = fitting(self._engine.table, topic, encoded)
-        if not fits:
-            settle(ForwardStatus.FULL, at)
-            return
-        if fits < encoded.record_count:
-            status, to_seq, part = ForwardStatus.FULL, copies.seq_of(fits - 1), fits
-            encoded = copies.copier(stamp, part).render(topic.next_seq, ts)
+        forwarded = self._engine.advance(
+            [*takers.values()], params.to_seq, params.trimmed, params.hop, self._context.now
+        )
+        self._submit(forwarded, params, takers, answers, ForwardStatus.DONE)
+
+    # The copies
+
+    def _copy(
+        self,
+        request: ForwardCall,
+        takers: Mapping[int, Taker],
+        answers: _Answers,
+        records: RecordsView | None,
+    ) -> None:
+        params = request.params
         try:
-            change = self._engine.forward(
-                topic,
-                target.router,
-                Derivation(to_seq, at.total + encoded.record_count),
-                encoded,
-                copies.rows_for(stamp, part),
-                copies.stamps_for(stamp),
-                copies.params.hop,
-                context.now,
-            )
-        except (Throttled, NotReady):  # another shard was faster
-            settle(ForwardStatus.FULL, at)
+            payload = self._payload(request, records)
+        except Unreadable as error:
+            log.warning("records of a forward cannot be read", error=str(error))
+            payload = None
+        if payload is None:  # the log has begun another file
+            _settle_behind(takers, params, answers)
             return
-        self._submit(change, settle, status, at)
+        groups: dict[_Alike, dict[int, Taker]] = {}
+        copiers: dict[_Alike, Copier] = {}
+        plain: Copier | None = None
+        for index, taker in takers.items():
+            copier = plain or payload.copier(taker.name)
+            if not payload.is_stamped:
+                plain = copier
+            topic = taker.topic
+            ts = copy_ts(topic, self._context.now)
+            fits = fitting(self._engine.table, topic, copier, ts)
+            if not fits:
+                need = copier.first_size(topic.next_seq, ts)
+                at = Derivation(params.from_seq, taker.total)
+                answers.settle(index, ForwardStatus.FULL, at, need)
+                continue
+            if fits < copier.count:
+                copier = payload.copier(taker.name, fits)
+            alike = _Alike(ts, fits, copier.tail_bytes)
+            groups.setdefault(alike, {})[index] = taker
+            copiers.setdefault(alike, copier)
+        for alike, group in groups.items():
+            payload = self._copy_alike(request, payload, copiers[alike], alike, group, answers)
+
+    def _copy_alike(
+        self,
+        request: ForwardCall,
+        payload: _Payload,
+        copier: Copier,
+        alike: _Alike,
+        takers: Mapping[int, Taker],
+        answers: _Answers,
+    ) -> _Payload:
+        """Append to dests that take the same; the payload, as the next frame names it."""
+        params = request.params
+        is_all = alike.copies == payload.records
+        status = ForwardStatus.DONE if is_all else ForwardStatus.FULL
+        to_seq = params.to_seq if is_all else payload.seq_of(alike.copies - 1, params.seqs)
+        if not self._has_room(payload, takers.values()):
+            if not payload.logged_at:
+                self._context.wal.end_file()  # else the source may name these frames again
+                _settle_behind(takers, params, answers)
+                return payload
+            payload = payload.unlogged()
+        body = payload.body(alike.copies)._replace(
+            cursor=to_seq, hop=params.hop, tail_bytes=copier.tail_bytes
+        )
+        if payload.is_stamped:
+            body = body._replace(
+                own_stamp=OwnStamp(params.source, params.source_id, params.epoch, ())
+            )
+        forwarded = self._engine.forward(
+            [*takers.values()], copier, body, alike.ts, self._context.now
+        )
+        lsn = self._submit(forwarded, params, takers, answers, status)
+        if lsn and body.payload is not None:
+            payload = payload.at(lsn)
+            if params.batch:
+                self._note_logged(request, lsn, body.payload)
+        return payload
 
     def _submit(
         self,
-        change: Forward | Advance,
-        settle: Callable[[ForwardStatus, Derivation], None],
+        forwarded: Forwarded,
+        params: ForwardParams,
+        takers: Mapping[int, Taker],
+        answers: _Answers,
         status: ForwardStatus,
-        before: Derivation,
-    ) -> None:
-        context = self._context
-        self._pending.add(change.router)
+    ) -> int:
+        """LSN of the frame; 0 when there is nothing to submit."""
+        indexes = {taker.router: index for index, taker in takers.items()}
+        for taker in forwarded.refused:
+            at = Derivation(params.from_seq, taker.total)
+            answers.settle(indexes[taker.router], ForwardStatus.FULL, at)
+        if not forwarded.changes:
+            return 0
+        self._pending.update(change.router for change in forwarded.changes)
+        totals = {taker.router: taker.total for taker in takers.values()}
 
-        def settled(result: Progress | OSError) -> None:
-            self._pending.discard(change.router)
+        def settled(change: Forward | Advance, result: Progress | OSError) -> None:
+            router = change.router
+            self._pending.discard(router)
             if isinstance(result, OSError):
-                settle(ForwardStatus.BUSY, before)
-                return
-            if isinstance(change, Forward) and change.rows and change.locator is not None:
-                context.wal.copies.remember(change.locator, change.view)
-            settle(status, change.reached)
+                before = Derivation(params.from_seq, totals[router])
+                answers.settle(indexes[router], ForwardStatus.BUSY, before)
+            else:
+                answers.settle(indexes[router], status, change.reached)
 
-        context.commits.submit(change, settled)
-        if isinstance(change, Append):
-            reservation = self._engine.reserve(change.topic)
-            if reservation is not None:
-                context.commits.submit(reservation, None)
+        commits = self._context.commits
+        lsn = commits.submit_forward(forwarded, settled)
+        for change in forwarded.changes:
+            if isinstance(change, Forward):
+                reservation = self._engine.reserve(change.topic)
+                if reservation is not None:
+                    commits.submit(reservation, None)
+        return lsn
+
+    # Where the records are
+
+    def _is_logged(self, request: ForwardCall) -> bool:
+        """Whether the log file has the payload of this batch."""
+        if self._losses != self._context.commits.losses:
+            self._losses = self._context.commits.losses
+            self._logged.clear()
+        found = self._logged.get((request.session, request.params.batch))
+        return found is not None and self._may_name(found[0], request.params)
+
+    def _may_name(self, lsn: int, params: ForwardParams) -> bool:
+        """Whether a frame for this forward may name the one at ``lsn``."""
+        names = [target[-1] for target in params.targets]
+        return self._context.wal.may_name(lsn, frame_bytes_max(len(params.seqs), names))
+
+    def _has_room(self, payload: _Payload, takers: Iterable[Taker]) -> bool:
+        """Whether the frame would stand in the file that has what it names."""
+        named = payload.named
+        names = [taker.name for taker in takers]
+        texts = [text for stamp in payload.stamps for text in stamp[:2]]
+        length = frame_bytes_max(len(payload.runs), [*names, payload.params.source, *texts])
+        return not named or self._context.wal.may_name(min(named), length)
+
+    def _note_logged(self, request: ForwardCall, lsn: int, view: RecordsView) -> None:
+        self._logged[request.session, request.params.batch] = lsn, view
+        while len(self._logged) > LOGGED_MAX:
+            self._logged.popitem(last=False)
+
+    def _payload(self, request: ForwardCall, records: RecordsView | None) -> _Payload | None:
+        """None when the frames that the runs name are not in the file that is written."""
+        params = request.params
+        runs = decode_runs(params.runs)
+        if not params.batch:
+            return self._named(runs, params)
+        lsn, view = 0, records
+        if view is None:
+            lsn, view = self._logged[request.session, params.batch]
+        return _Payload(runs, (), {0: view}, params, lsn)
+
+    def _named(self, runs: Sequence[Run], params: ForwardParams) -> _Payload | None:
+        """Runs of the log, those of copies composed: they name the frames that hold records."""
+        wal = self._context.wal
+        if not all(self._may_name(run.lsn, params) for run in runs):
+            return None
+        stamps: dict[Stamp, int] = {}
+        composed = [each for run in runs for each in self._composed(run, stamps)]
+        for run in composed:
+            header, _ = wal.frame_at(run.lsn)
+            if header.flags & _EXTERNAL and header.kind == FrameKind.APPEND:
+                wal.blobs.keep_at(run.lsn)
+        views = {run.lsn: wal.payload(run.lsn) for run in composed}
+        return _Payload(composed, [*stamps], views, params, 0)
+
+    def _composed(self, run: Run, stamps: dict[Stamp, int]) -> Iterator[Run]:
+        """The run, or those of the copies that it names. ``stamps`` gets what these carry on."""
+        if not is_row(run.lsn):
+            yield run
+            return
+        header, body = self._context.wal.frame_at(run.lsn)
+        held = decode_forward(header, body)
+        inner_stamps = held.stamps_of(row_index(header, run.lsn))
+        seq = run.stamp_seq
+        for inner in runs_within(held.runs, run.start, run.stop):
+            lsn, drops = inner.lsn or header.lsn, inner.drops | run.drops
+            if run.stamp == OWN_STAMP:
+                yield inner._replace(lsn=lsn, drops=drops, stamp=OWN_STAMP, stamp_seq=seq)
+            else:
+                stamp = 0
+                if inner.stamp:
+                    carried = inner_stamps[inner.stamp - 1]
+                    stamp = stamps.setdefault(carried, len(stamps) + 1)
+                yield inner._replace(lsn=lsn, drops=drops, stamp=stamp)
+            seq += inner.stop - inner.start
 
 
-class _Copies:
-    """What a forward has for all of its routers. Those that stamp alike share the renderings.
-    ``peeked``: payloads that have no link.
+class _Alike(NamedTuple):
+    """Dests that are equal in this share a frame."""
+
+    ts: int
+    copies: int
+    tail_bytes: int
+
+
+class _Payload(NamedTuple):
+    """The records of a forward. ``views``: by the LSN that runs name; 0: of the attachment, which
+    the log has at ``logged_at``, if that is not 0.
     """
 
-    def __init__(
-        self,
-        params: ForwardParams,
-        rows: Sequence[CopyRow],
-        views: Mapping[_Place, View],
-        peeked: Set[_Place],
-    ) -> None:
-        self.params, self.rows, self._views, self.peeked = params, rows, views, peeked
-        self._stamps = [Stamp(*fields) for fields in params.stamps]
-        self._plain: Copier | None = None
-        self.in_message = any(row.shard == IN_MESSAGE for row in rows)
+    runs: Sequence[Run]
+    stamps: Sequence[Stamp]
+    views: Mapping[int, RecordsView]
+    params: ForwardParams
+    logged_at: int
 
-    def copier(self, stamp: str | None, count: int | None = None) -> Copier:
-        """Renders the copies of a router that stamps so; ``count``: only the first ones."""
-        if stamp is None and count is None and self._plain is not None:
-            return self._plain
-        rows = self.rows_for(stamp, count)
-        pieces = [(self._views[row.shard, row.lsn], row) for row in rows]
-        copier = Copier(pieces, self.stamps_for(stamp))
-        if stamp is None and count is None:
-            self._plain = copier
-        return copier
+    @property
+    def records(self) -> int:
+        """How many there are."""
+        return sum(run.stop - run.start for run in self.runs)
 
-    def stamps_for(self, stamp: str | None) -> Sequence[Stamp]:
-        """The stamps that rows of such a router may name."""
-        params = self.params
-        if stamp is None:
-            return self._stamps
-        return [Stamp(stamp, params.source, params.source_id, params.epoch)]
+    @property
+    def named(self) -> set[int]:
+        """LSNs of the frames that have the records."""
+        lsns = {self.logged_at} if self.logged_at else self.views.keys()
+        return {lsn for lsn in lsns if lsn}
 
-    def rows_for(self, stamp: str | None, count: int | None = None) -> Sequence[CopyRow]:
-        """The rows of such a router's copies, by default of all."""
-        rows = self.rows
-        if stamp is not None:
-            rows = [
-                row._replace(stamp=1, stamp_seq=seq)
-                for row, seq in zip(rows, self.params.seqs, strict=True)
-            ]
-        return rows if count is None else rows_within(rows, 0, count)
+    @property
+    def is_stamped(self) -> bool:
+        """Whether each router stamps its copies."""
+        return self.runs[0].stamp == OWN_STAMP
 
-    def seq_of(self, index: int) -> int:
-        """Seq in the source of a record."""
-        for row, seq in zip(self.rows, self.params.seqs, strict=True):
-            if index < row.stop - row.start:
+    def copier(self, router: str, count: int | None = None) -> Copier:
+        """Renders the copies of a router; ``count``: the first ones."""
+        runs, stamps = self.runs, self.stamps
+        if count is not None:
+            runs = runs_within(runs, 0, count)
+        if self.is_stamped:
+            params = self.params
+            stamps = [Stamp(router, params.source, params.source_id, params.epoch)]
+            runs = [run._replace(stamp=1) for run in runs]
+        return Copier([(self.views[run.lsn], run) for run in runs], stamps)
+
+    def body(self, count: int) -> ForwardBody:
+        """What the frame says of the first ``count`` copies."""
+        runs = runs_within(self.runs, 0, count)
+        if self.logged_at:
+            runs = [run._replace(lsn=self.logged_at) for run in runs]
+        payload = None if self.logged_at else self.views.get(0)
+        return ForwardBody(0, 0, (), runs, stamps=self.stamps, payload=payload)
+
+    def at(self, lsn: int) -> _Payload:
+        """The log has the attachment there."""
+        return self._replace(logged_at=lsn)
+
+    def unlogged(self) -> _Payload:
+        """The log file that had the attachment is full."""
+        return self._replace(logged_at=0)
+
+    def seq_of(self, index: int, seqs: Sequence[int]) -> int:
+        """Seq in the source of a record. ``seqs``: of the runs of the forward."""
+        for run, seq in zip(decode_runs(self.params.runs), seqs, strict=True):
+            if index < run.stop - run.start:
                 return seq + index
-            index -= row.stop - row.start
-        raise AssertionError("the rows hold all copies")
+            index -= run.stop - run.start
+        raise AssertionError("the runs hold all copies")
+
+
+def _settle_behind(takers: Mapping[int, Taker], params: ForwardParams, answers: _Answers) -> None:
+    """The records are not where they were: the source is to look again."""
+    for index, taker in takers.items():
+        answers.settle(index, ForwardStatus.BEHIND, Derivation(params.from_seq, taker.total))
 
 
 class _Answers:
@@ -321,15 +416,14 @@ class _Answers:
 
     def __init__(self, request: ForwardCall) -> None:
         self._request = request
-        self.targets = [*_targets(request.params)]
-        self._outcomes: list[tuple[int, int, int]] = [(ForwardStatus.BUSY, 0, 0)] * len(
-            self.targets
-        )
+        self.targets = [*map(ForwardTarget._make, request.params.targets)]
+        self._outcomes = [(int(ForwardStatus.BUSY), 0, 0, 0)] * len(self.targets)
         self._left = len(self.targets)
 
-    def settle(self, index: int, status: ForwardStatus, at: Derivation) -> None:
+    def settle(self, index: int, status: ForwardStatus, at: Derivation, need: int = 0) -> None:
         """What became of one router's part."""
-        self._outcomes[index] = int(status), at.cursor, at.total
+        need = need if status is ForwardStatus.FULL else 0
+        self._outcomes[index] = int(status), at.cursor, at.total, need
         self._left -= 1
         if not self._left:
             self._request.reply(ForwardResult(self._outcomes))
@@ -338,7 +432,3 @@ class _Answers:
         """Unexpected: the source asks again."""
         self._left = -1
         answer_error(self._request, error)
-
-
-def _targets(params: ForwardParams) -> Iterator[ForwardTarget]:
-    return map(ForwardTarget._make, params.targets)

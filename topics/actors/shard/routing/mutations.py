@@ -1,16 +1,14 @@
-"""Mutations: what is done one after another in a task of its own, each request in its turn.
+"""Mutations: changes of routers, each in a task of its own. Those that share a name are done in the
+order of their requests; what concerns a shard that does not answer holds up nothing else.
 
-    add --> queue --> the task: begin --> done, or the caller is told why not
-                         '-- the caller has gone, or was told of a time-out: dropped
-
-The task begins with the first mutation and ends with the last one. No other service waits for it.
+    add --> waiting for earlier ones with a name of it --> its task --> done, or the caller is told
+                         '-- the caller has gone, or was told of a time-out: dropped       why not
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Awaitable, Callable
-from typing import Final
+from collections.abc import Awaitable, Callable, Iterable, Set
+from typing import Final, NamedTuple
 
 import structlog
 import trio
@@ -26,33 +24,58 @@ ASK_MAX_S: Final = 5.0  # a shard that takes longer counts as one that is away
 log = structlog.get_logger()
 
 
+class Mutation(NamedTuple):
+    """``names``: of the routers and topics that it concerns. It answers ``request``, or raises for
+    it.
+    """
+
+    names: Set[str]
+    mutate: Callable[[], Awaitable[object]]
+    request: Request | None
+
+
 class Mutations:
-    """A queue of mutations."""
+    """Mutations under way and waiting."""
 
     def __init__(self, context: ShardContext) -> None:
         self._context = context
-        self._waiting: deque[tuple[Request | None, Callable[[], Awaitable[object]]]] = deque()
-        self._is_working = False
+        self._waiting: list[Mutation] = []
+        self._busy: set[str] = set()  # names of those under way
 
-    def add(self, mutate: Callable[[], Awaitable[object]], request: Request | None = None) -> None:
-        """Do it after all others. It answers ``request``, or raises for it."""
-        self._waiting.append((request, mutate))
-        if not self._is_working:
-            self._is_working = True
-            self._context.start(self._work)
+    def add(
+        self,
+        names: Iterable[str],
+        mutate: Callable[[], Awaitable[object]],
+        request: Request | None = None,
+    ) -> None:
+        """Do it after all that were added before and share a name with it."""
+        self._waiting.append(Mutation({*names}, mutate, request))
+        self._begin()
 
-    async def _work(self) -> None:
-        while self._waiting:
-            request, mutate = self._waiting.popleft()
-            if request is not None:
-                if not request.is_open or request.session.closed:
-                    continue
-                request.outlast()
-            try:
-                await mutate()
-            except Exception as error:
-                self._tell(request, error)
-        self._is_working = False
+    def _begin(self) -> None:
+        """Begin all that wait for no other."""
+        taken, left = set(self._busy), []
+        for each in self._waiting:
+            if taken.isdisjoint(each.names):
+                self._busy |= each.names
+                self._context.start(self._work, each)
+            else:
+                left.append(each)
+            taken |= each.names
+        self._waiting = left
+
+    async def _work(self, mutation: Mutation) -> None:
+        request = mutation.request
+        try:
+            if request is None or (request.is_open and not request.session.closed):
+                if request is not None:
+                    request.outlast()
+                await mutation.mutate()
+        except Exception as error:
+            self._tell(request, error)
+        finally:
+            self._busy -= mutation.names
+            self._begin()
 
     def _tell(self, request: Request | None, error: Exception) -> None:
         if request is None:

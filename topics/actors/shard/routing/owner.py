@@ -4,8 +4,9 @@
     DELETE   log -> the shards that are there know it -> answered
     CASCADE  as DELETE, of all routers that name a topic: before that topic is deleted
 
-Mutations are done one after another (`mutations.py`), so what one has checked holds until it is in
-the log. The graph is changed when the log has the change, and shards are told of what the graph is
+Mutations that share a name are done one after another (`mutations.py`). What one checks in the
+graph holds until it is in the log: that is done for one at a time, and no shard is asked meanwhile.
+The graph is changed when the log has the change, and shards are told of what the graph is
 (`pushes.py`). A crash between two steps leaves topics without the router, or a router of which the
 shards hear when they connect.
 
@@ -16,11 +17,13 @@ stand in another frame, and then the shards of the new ends are told.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Final, TypeAlias
+
+import trio
 
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.replies import reply_json
@@ -74,13 +77,14 @@ CascadeCall: TypeAlias = InboundCall[CascadeParams, CascadeResult]
 
 
 class Routers(Service):
-    """Handles `router.put`, `router.delete` and `router.cascade`. ``mutations``: one at a time."""
+    """Handles `router.put`, `router.delete` and `router.cascade`."""
 
     def __init__(self, context: ShardContext) -> None:
         self._context, self._commits, self._engine = context, context.commits, context.engine
         self._graph, self._peers = context.engine.routers, context.peers
         self.mutations = Mutations(context)
         self._pushes = Pushes(context, self._note_orphans)
+        self._changing = trio.Lock()  # of the graph
         if context.engine.table.shard == ROUTER_OWNER:
             context.peers.on_open.append(self._pushes.push_all)
 
@@ -96,18 +100,31 @@ class Routers(Service):
         check_owner(self._context)
         asked = decode_router(request.attachment, self._context.limits)
         request.release()
-        self.mutations.add(partial(self._configure, request, asked), request)
+        name = request.params.router
+        names = {name, *self._ends_of(name), *filter(None, (asked.source, asked.dest))}
+        self.mutations.add(names, partial(self._configure, request, asked), request)
 
     def _delete(self, request: DeleteCall) -> None:
         check_owner(self._context)
-        self.mutations.add(partial(self._remove_one, request), request)
+        name = request.params.router
+        self.mutations.add(
+            (name, *self._ends_of(name)), partial(self._remove_one, request), request
+        )
 
     def _cascade(self, request: CascadeCall) -> None:
         check_owner(self._context)
-        self.mutations.add(partial(self._remove_all_of, request), request)
+        topic = request.params.topic
+        names = {topic, *(router.name for router in self._graph.of_topic(topic))}
+        self.mutations.add(names, partial(self._remove_all_of, request), request)
 
     def _note_orphans(self, router_ids: Sequence[int]) -> None:
-        self.mutations.add(partial(self._remove_orphans, router_ids))
+        by_id = self._graph.by_id
+        names = {by_id[router_id].name for router_id in router_ids if router_id in by_id}
+        self.mutations.add(names, partial(self._remove_orphans, router_ids))
+
+    def _ends_of(self, name: str) -> tuple[str, ...]:
+        router = self._graph.by_name.get(name)
+        return () if router is None else (router.source, router.dest)
 
     # One is made or configured
 
@@ -138,23 +155,49 @@ class Routers(Service):
         for _ in range(ATTEMPTS):
             self._context.check_writable(grows=True)
             source, dest = await self._ends(name, config, create_dest=create_dest)
-            router = self._next(name, config, source, dest, total)
             before = self._graph.by_name.get(name)
-            if before is not None and before.id != router.id:
-                router = await self._take_over(before, router)
-            elif before != router:
-                await self._log(partial(self._put_router, router))
-            if not await self._is_orphan(router):
+            if before is not None and not _is_life_of(before, config, source, dest):
+                counted = await self._counted(before)
+                router = self._next(name, config, source, dest, before.base_total + counted)
+                router, others = await self._put_router(router)
+                router = await self._take_over(before, router, counted)
+            else:
+                router = self._next(name, config, source, dest, total)
+                others = []
+                if before != router:
+                    router, others = await self._put_router(router)
+            pushes = await self._pushes.push_each([router, *others], [])
+            if not any(router.id in push.result.orphans for push in pushes.values()):
                 return
             # A topic went, or went and came again, after it was looked at.
             total = router.base_total
             await self._remove([router])
         raise NotReady("the ends of the router are being deleted", router=name)
 
-    async def _is_orphan(self, router: Router) -> bool:
-        """Tell the shards of its ends; whether one of them is missing."""
-        pushes = await self._pushes.push_each([router], [])
-        return any(router.id in push.result.orphans for push in pushes.values())
+    async def _put_router(self, router: Router) -> tuple[Router, list[Router]]:
+        """Log the router; with the id that it has then, and those that have come to stand on a
+        cycle, or stand on none any more. Raises as `RouterGraph.check`.
+        """
+        async with self._changing:
+            self._check_room(router.name, router.config)
+            if not router.id:
+                router = replace(router, id=self._graph.last_id + 1)
+            cyclic = set(self._graph.cyclic)
+            await self._log(lambda: self._engine.put_router(router, self._context.now))
+        return router, self._turned(cyclic, router.id)
+
+    def _turned(self, cyclic: Set[int], besides: int = 0) -> list[Router]:
+        """Routers that are on a cycle and were not, or the other way round."""
+        by_id = self._graph.by_id
+        changed = (cyclic ^ self._graph.cyclic) - {besides}
+        return [by_id[router_id] for router_id in changed if router_id in by_id]
+
+    def _check_room(self, name: str, config: RouterConfig) -> None:
+        """Raises as `RouterGraph.check`, and `Throttled` when there are too many routers."""
+        self._graph.check(name, config)
+        most = self._context.limits.routers
+        if most and name not in self._graph.by_name and len(self._graph) >= most:
+            raise Throttled(f"there are {most} routers", limit="max_routers", max=most)
 
     async def _ends(
         self, name: str, config: RouterConfig, *, create_dest: bool
@@ -164,10 +207,7 @@ class Routers(Service):
         dest = await self._end(config.dest)
         if not dest.id and not create_dest:
             raise TopicNotFound(config.dest)
-        self._graph.check(name, config)
-        most = self._context.limits.routers
-        if most and name not in self._graph.by_name and len(self._graph) >= most:
-            raise Throttled(f"there are {most} routers", limit="max_routers", max=most)
+        self._check_room(name, config)
         with self._places(int(not source.id) + int(not dest.id)) as give_back:
             if not source.id:
                 source = await self._end(config.source, create=True)
@@ -213,16 +253,14 @@ class Routers(Service):
         dest: EndpointResult,
         total: int,
     ) -> Router:
-        """What the router is to be: the life that it has, with another config, or a new one."""
+        """What the router is to be: the life that it has, with another config, or a new one, whose
+        id is 0 so far.
+        """
         before = self._graph.by_name.get(name)
-        if (
-            before is not None
-            and (before.source, before.dest) == (config.source, config.dest)
-            and (before.source_id, before.dest_id) == (source.id, dest.id)
-        ):
+        if before is not None and _is_life_of(before, config, source, dest):
             return replace(before, config=config)
         return Router(
-            id=self._graph.last_id + 1,
+            id=0,
             name=name,
             config=config,
             source_id=source.id,
@@ -232,19 +270,21 @@ class Routers(Service):
             base_total=total,
         )
 
-    async def _take_over(self, before: Router, router: Router) -> Router:
-        """Log a new life of the router; it goes on with the total of the one before, and begins
-        where that has ended.
+    async def _counted(self, router: Router) -> int:
+        """What this life of the router has forwarded so far."""
+        shard = self._peers.shard_of(router.source)
+        stats = await ask(self._context, shard, ROUTER_STATS, RouterStatsParams([router.id]))
+        return sum(row[1] for row in stats.stats)
+
+    async def _take_over(self, before: Router, router: Router, counted: int) -> Router:
+        """A new life of the router is in the log; it goes on with the total of the one before, and
+        begins where that has ended.
         """
-        shard = self._peers.shard_of(before.source)
-        stats = await ask(self._context, shard, ROUTER_STATS, RouterStatsParams([before.id]))
-        counted = sum(row[1] for row in stats.stats)
-        router = replace(router, base_total=before.base_total + counted)
-        await self._log(partial(self._put_router, router))
-        # From here on the router has its new ends. What fails costs a few records their place in
-        # the total, or gives them to both dests.
+        # What fails from here on costs a few records their place in the total, or gives them to
+        # both dests.
         with suppress(TopicsError):
             pushes = await self._pushes.push_each([], [before])
+            shard = self._peers.shard_of(before.source)
             counted = dict(pushes[shard].result.totals).get(before.id, counted)
             source = await self._end(router.source)
             if source.id != router.source_id:
@@ -252,8 +292,7 @@ class Routers(Service):
             total = before.base_total + counted
             last = replace(router, start_seq=source.head_seq, base_total=total)
             if last != router:
-                await self._log(partial(self._put_router, last))
-            return last
+                return (await self._put_router(last))[0]
         return router
 
     # Some are removed
@@ -284,8 +323,10 @@ class Routers(Service):
         """Afterwards they are gone; shards that are away hear of it when they are back."""
         router_ids = [router.id for router in routers]
         self._context.check_writable()
-        await self._log(lambda: self._engine.remove_routers(router_ids, self._context.now))
-        await self._pushes.push_each([], routers)
+        async with self._changing:
+            cyclic = set(self._graph.cyclic)
+            await self._log(lambda: self._engine.remove_routers(router_ids, self._context.now))
+        await self._pushes.push_each(self._turned(cyclic), routers)
 
     # Small steps
 
@@ -300,13 +341,19 @@ class Routers(Service):
         if isinstance(result, OSError):
             raise unwritable(result)
 
-    def _put_router(self, router: Router) -> RouterChange:
-        return self._engine.put_router(router, self._context.now)
-
     def _in_turn(self, call: Callable[[], object]) -> None:
         self._context.begin_turn()
         call()
         self._context.end_turn()
+
+
+def _is_life_of(
+    router: Router, config: RouterConfig, source: EndpointResult, dest: EndpointResult
+) -> bool:
+    """Whether this life of a router goes on with these ends."""
+    return (router.source, router.dest, router.source_id, router.dest_id) == (
+        *(config.source, config.dest, source.id, dest.id),
+    )
 
 
 def check_owner(context: ShardContext) -> None:

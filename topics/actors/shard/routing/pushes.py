@@ -75,7 +75,7 @@ class Pushes:
         self._told.discard(shard)
         shard_of = self._context.peers.shard_of
         rows = [
-            row_of(router)
+            self._row_of(router)
             for router in self._graph.by_id.values()
             if shard in (shard_of(router.source), shard_of(router.dest))
         ]
@@ -83,7 +83,7 @@ class Pushes:
 
     def push(self, shard: int, put: Iterable[Router], removed: Iterable[Router]) -> Push:
         """Tell the shard of changes. Only inside of a turn."""
-        rows, gone = [row_of(router) for router in put], [router.id for router in removed]
+        rows, gone = [self._row_of(router) for router in put], [router.id for router in removed]
         return self._send(shard, RouterSyncParams(rows, gone, is_all=False))
 
     async def push_each(self, put: Sequence[Router], removed: Sequence[Router]) -> dict[int, Push]:
@@ -149,8 +149,11 @@ class Pushes:
         if self._context.peers.is_there(shard):
             self.push_all(shard)
 
+    def _row_of(self, router: Router) -> RouterRow:
+        return row_of(router, is_cyclic=router.id in self._graph.cyclic)
 
-def row_of(router: Router) -> RouterRow:
+
+def row_of(router: Router, *, is_cyclic: bool) -> RouterRow:
     """The router as the shards of its ends know it."""
     config = router.config
     return RouterRow(
@@ -166,5 +169,6 @@ def row_of(router: Router) -> RouterRow:
         preserve_tag=config.preserve_tag,
         filter=config.filter,
         exactly_once=config.guarantee == "exactly_once",
+        is_cyclic=is_cyclic,
         base_total=router.base_total,
     )

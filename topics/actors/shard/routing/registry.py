@@ -187,7 +187,4 @@ class Registry(Service):
         known = self._workers.worker(router)
         if known is None:
             return self.is_told
-        return known[1].is_known and known[1].state not in (
-            WorkerState.FLYING,
-            WorkerState.WAITING,
-        )
+        return known[1].is_known and known[1].state is not WorkerState.FLYING

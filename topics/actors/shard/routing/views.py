@@ -1,8 +1,8 @@
 """Views of routers: one router, and the list of them, with counters (§6.2, §6.3).
 
 The config comes from the graph, the counters from the shards of the sources, which are asked once
-for each answer. One that does not know a router is asked again between two mutations: then all
-shards that are there know all routers.
+for each answer. One that does not know a router is asked again after the mutations of the router
+that are under way: then all shards that are there know it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Counters(NamedTuple):
 
 
 class Uncounted(Exception):
-    """The shard of its source does not know the router: it is being changed."""
+    """The shard of its source does not know a router: it is being changed. ``args``: names."""
 
 
 class RouterViews(Service):
@@ -76,8 +76,8 @@ class RouterViews(Service):
     async def _show(self, show: Callable[[], Awaitable[None]], request: Request) -> None:
         try:
             await show()
-        except Uncounted:
-            self._mutations.add(partial(self._show_again, show), request)
+        except Uncounted as error:
+            self._mutations.add(error.args, partial(self._show_again, show), request)
         except Exception as error:
             self._context.begin_turn()
             answer_error(request, error)
@@ -87,7 +87,7 @@ class RouterViews(Service):
         try:
             await show()
         except Uncounted as error:
-            raise NotReady(str(error)) from error
+            raise NotReady("a router is being changed") from error
 
     async def _show_one(self, request: GetCall) -> None:
         params = request.params
@@ -138,8 +138,9 @@ class RouterViews(Service):
         for shard, router_ids in by_shard.items():
             answer = await ask(self._context, shard, ROUTER_STATS, RouterStatsParams(router_ids))
             found.update((row[0], row[1:]) for row in answer.stats)
-        if any(router.id not in found for router in routers):
-            raise Uncounted("a router is being changed")
+        unknown = [router.name for router in routers if router.id not in found]
+        if unknown:
+            raise Uncounted(*unknown)
         return [
             Counters(router.base_total + total, lag_records, lag_ms)
             for router in routers

@@ -1,9 +1,9 @@
 """Worker: one router at its source, and the router's place among those that share a source.
 
 IDLE --new records--> READY --forward--> FLYING --answer--> IDLE
-  ^                     ^ '--a sync, a payload--> WAITING --.   |
-  |                     '-----------------------------------'   |
-  '---------------------------a while later--- RETRYING <--full, away--'
+  ^                     ^                       |
+  |                     '--a while later--- RETRYING <--full, away--'
+  '---------------------------------------------'
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from topics.actors.shard.deadlines import Deadline
-from topics.engine.routing.hops import Hops
+from topics.engine.routing.hops import HOPS_MAX, Hops
 from topics.engine.topic import Topic
 from topics.formats.api.delete_body import TagMatch
 from topics.formats.api.limits import U64_MAX
@@ -30,7 +30,6 @@ class WorkerState(Enum):
     IDLE = "idle"
     READY = "ready"
     FLYING = "flying"
-    WAITING = "waiting"
     RETRYING = "retrying"
 
 
@@ -43,8 +42,9 @@ class Likeness(NamedTuple):
     seen: int
     drops: int
     match: TagMatch | None
-    needs_log: bool
-    needs_payload: bool
+    is_stamped: bool
+    hop_max: int
+    need: int
 
 
 class Worker:
@@ -54,7 +54,7 @@ class Worker:
 
     __slots__ = (
         *("row", "shard", "match", "drops", "cursor", "seen", "total", "is_known", "is_removed"),
-        *("state", "retry", "retry_s", "needs_log", "needs_payload", "must_log", "waiters"),
+        *("state", "retry", "retry_s", "need", "must_log", "waiters"),
     )
 
     def __init__(self, row: RouterRow, shard: int) -> None:
@@ -64,8 +64,7 @@ class Worker:
         self.state = WorkerState.IDLE
         self.retry: Deadline | None = None
         self.retry_s = 0.0
-        self.needs_log = False  # the dest keeps a log: records in memory go through one
-        self.needs_payload = False  # a payload was not where it was
+        self.need = 0  # bytes for which a full dest had no room: asked for before more is sent
         self.must_log = False  # the dest's log must hear of ``seen``
         self.waiters: list[tuple[int, Callable[[], object]]] = []
         self.configure(row, shard)
@@ -90,16 +89,16 @@ class Worker:
             self.seen,
             self.drops,
             self.match,
-            self.needs_log,
-            self.needs_payload,
+            self.row.exactly_once,
+            HOPS_MAX if self.row.is_cyclic else U64_MAX,
+            self.need,
         )
 
     @property
     def target(self) -> ForwardTarget:
         """This router, in a forward."""
         row = self.row
-        stamp = row.name if row.exactly_once else None
-        return ForwardTarget(row.id, row.dest, row.dest_id, row.start_seq, stamp)
+        return ForwardTarget(row.id, row.dest, row.dest_id, row.start_seq, row.name)
 
     def stands_at(self, cursor: int, total: int) -> None:
         """The dest says so."""
@@ -181,8 +180,8 @@ class Source:
                 self.make_ready(worker)
 
     def take_alike(self, count: int, has_room: Callable[[int], bool]) -> list[Worker]:
-        """Up to ``count`` ready workers that are alike, in state WAITING, whose dests' shard
-        ``has_room``; none when there are none.
+        """Up to ``count`` ready workers that are alike, whose dests' shard ``has_room``; none when
+        there are none.
         """
         likeness = next((each for each in self.ready if has_room(each.shard)), None)
         if likeness is None:
@@ -191,7 +190,6 @@ class Source:
         taken = [worker for worker, _ in zip(tuple(alike), range(count), strict=False)]
         for worker in taken:
             del alike[worker]
-            worker.state = WorkerState.WAITING
         if not alike:
             del self.ready[likeness]
         return taken

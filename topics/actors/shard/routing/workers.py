@@ -1,15 +1,17 @@
 """Workers: forward what their sources get, to dests of any shard (§6).
 
-    commit of a source --> due --a turn of its own--> picked -> rows -> `router.forward`
-                            ^                                              |
-                            '--------- answer: cursor, or a while later ---'
+    commit of a source --> due --a turn of its own--> batch -> `router.forward`
+                            ^                                       |
+                            '----- answer: cursor, or a while later-'
 
 Nothing happens on the path of a write: a commit only marks its source. A turn that forwards takes
-about a millisecond; more follows in the next. While clients write, a pause of a millisecond comes
-before each, unless a reader of a dest waits. Routers that stand at one place and copy alike share
-a message. A router has one forward under way; what comes meanwhile goes with the next.
+about a millisecond; more follows in the next. While clients write, rounds have pauses between them,
+which leave most of the loop to the clients, unless a reader of a dest waits. Routers that stand at
+one place and copy alike share a batch and messages. A router has one forward under way; what comes
+meanwhile goes with the next.
 
-What the dest cannot take stays where it is: the router tries again, less and less often.
+What the dest cannot take stays where it is: the router asks for room, without the records, less and
+less often.
 """
 
 from __future__ import annotations
@@ -19,20 +21,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, TypeAlias
 
 import trio
 
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.deadlines import Deadline
 from topics.actors.shard.peers import PeerReply
-from topics.actors.shard.routing.batches import Batch, batch_of, is_kept_in_memory
-from topics.actors.shard.routing.payloads import BatchKey, Payloads
-from topics.actors.shard.routing.syncs import Syncs
+from topics.actors.shard.routing.batches import Batch, body_batch, named_batch
 from topics.actors.shard.routing.worker import (
     RETRY_MAX_S,
     RETRY_MIN_S,
-    Likeness,
     Source,
     Worker,
     WorkerState,
@@ -41,18 +40,18 @@ from topics.actors.shard.service import Service
 from topics.engine.changes.append import Append
 from topics.engine.changes.change import Change
 from topics.engine.changes.delete_topic import DeleteTopic
-from topics.engine.changes.forward import Advance, Forward, LogPayload
+from topics.engine.changes.forward import Advance, Forward
 from topics.engine.changes.lease_jobs import LeaseChange
 from topics.engine.changes.reservation import Reservation
-from topics.engine.locators import is_in_log, lsn_of
+from topics.engine.locators import is_in_log
 from topics.engine.routing.hops import Hops
 from topics.engine.routing.lag import lag
 from topics.engine.routing.picking import Picked, pick
 from topics.engine.store import Unreadable
 from topics.engine.topic import Topic
 from topics.errors import TopicsError
-from topics.formats.disk.copies import decode_copies
-from topics.formats.disk.frames import FrameKind
+from topics.formats.api.delete_body import TagMatch
+from topics.formats.disk.copies import decode_forward, is_row
 from topics.formats.wire.calls import (
     FORWARD,
     ForwardParams,
@@ -62,15 +61,22 @@ from topics.formats.wire.calls import (
 )
 
 WORK_S: Final = 0.001  # of one turn
-PAUSE_S: Final = 0.001  # before it, while clients write
-TARGETS_MAX: Final = 8  # of one message
-FLYING_MAX: Final = 16  # dests of one shard: it serves others between two messages
+# Between two rounds, while clients write: so many times what the first has taken, from sending to
+# the last answer. So most of the loop is theirs, and a large fan-out takes more records at once.
+PAUSE_RATIO: Final = 3.0
+PAUSE_MIN_S, PAUSE_MAX_S = 0.002, 0.05
+TARGETS_MAX: Final = 64  # of one message
+FLYING_MAX: Final = 128  # dests of one shard: it serves others between two messages
 BATCH_RECORDS: Final = 4096
 BATCH_BYTES: Final = 1 << 20
 BATCH_RUNS: Final = 1024
 SCAN_RECORDS: Final = 16_384
 LOG_SEEN_S: Final = 1.0  # how often a cursor that only passed over records goes into a log
-KEEPS_RECORDS: Final = (LogPayload, Reservation, LeaseChange)  # other changes may remove some
+BATCHES_MAX: Final = 16  # kept, with their records
+KEEPS_RECORDS: Final = (Reservation, LeaseChange)  # other changes may remove some
+
+BatchKey: TypeAlias = tuple[int, int, TagMatch | None, int]
+"""Topic id, cursor, which records are wanted, highest hop."""
 
 
 class Workers(Service):
@@ -84,10 +90,12 @@ class Workers(Service):
         self._crowded: dict[int, None] = {}  # those that wait until others have been answered
         self._next: Deadline | None = None  # when to go on
         self._has_writes = False  # clients have written since the last turn of forwarding
+        self._asked = 0  # messages that are not answered
+        self._round_began = self._round_ended = self._round_s = 0.0
         self._flying: Counter[int] = Counter()  # forwards under way, by the dest's shard
-        # Of this turn, by what their workers need: a log, a payload of their own.
-        self._batches: dict[tuple[BatchKey, bool, bool], Batch] = {}
-        self._payloads, self._syncs = Payloads(context), Syncs(context)
+        self._named: dict[BatchKey, Batch] = {}  # of this turn
+        self._bodies: dict[BatchKey, Batch] = {}  # with their records, the newest last
+        self._numbered = 0
         self._unlogged: dict[Worker, None] = {}  # their cursors have passed over records
 
     # Which routers there are
@@ -122,9 +130,8 @@ class Workers(Service):
         source.hops, source.hops_from = Hops(), cursor
         for entry in topic.index.from_seq(cursor + 1):
             hop = noted.at(entry.first_seq)[0]
-            if is_in_log(entry.locator):
-                header, body = wal.frame_at(lsn_of(entry.locator))
-                hop = decode_copies(header, body).hop if header.kind == FrameKind.ROUTER else 0
+            if is_in_log(entry.locator) and is_row(entry.locator):
+                hop = decode_forward(*wal.frame_at(entry.locator)).hop
             source.hops.note(entry.first_seq, entry.last_seq, hop)
 
     def remove(self, router: int, then: Callable[[int], object]) -> None:
@@ -144,7 +151,7 @@ class Workers(Service):
             worker.retry.cancel()
         worker.tell_settled()
         if not worker.is_known and worker.state is not WorkerState.FLYING:
-            self._ask(source, [worker], _probe(worker.cursor))
+            self._ask(source, [worker], Batch(worker.cursor, 0))
         if worker.state is WorkerState.FLYING:
             worker.waiters.append((0, partial(_tell_total, worker, then)))
         else:
@@ -189,7 +196,9 @@ class Workers(Service):
             for router in tuple(source.workers):
                 self.remove(router, lambda _: None)
         elif not isinstance(change, KEEPS_RECORDS):
-            self._payloads.forget(source.topic.id)
+            topic_id = source.topic.id
+            for key in [key for key in self._bodies if key[0] == topic_id]:
+                del self._bodies[key]
 
     def _wake(self, source: Source) -> None:
         """The source has something new, or a new router."""
@@ -201,11 +210,14 @@ class Workers(Service):
         self._plan()
 
     def _plan(self) -> None:
-        """Go on with what is due: after a pause while clients write, so that what comes soon goes
-        with it and does not wait for it.
+        """Go on with what is due: while clients write not before the pause since the last round is
+        over, so that what comes soon goes with it and does not wait for it.
         """
         if self._next is None:
-            at = trio.current_time() + PAUSE_S if self._has_writes else -math.inf
+            at = -math.inf
+            if self._has_writes:
+                pause_s = min(max(PAUSE_RATIO * self._round_s, PAUSE_MIN_S), PAUSE_MAX_S)
+                at = self._round_ended + pause_s
             self._next = self._context.deadlines.call_at(at, self._work)
 
     def hurry(self) -> None:
@@ -219,7 +231,7 @@ class Workers(Service):
         if self._context.is_stopping:
             return
         until = time.perf_counter() + WORK_S
-        self._batches.clear()
+        self._named.clear()
         for topic_id in tuple(self._due):
             del self._due[topic_id]
             source = self._sources.get(topic_id)
@@ -250,72 +262,75 @@ class Workers(Service):
 
     def _send(self, source: Source, workers: list[Worker]) -> None:
         """Send these, which are alike, on their way."""
-        first, topic = workers[0], source.topic
-        if not first.is_known:
-            self._ask(source, workers, _probe(first.cursor))
+        first = workers[0]
+        if not first.is_known or first.need:
+            self._ask(source, workers, Batch(first.cursor, 0))
             return
-        key = (topic.id, first.seen, first.match)
-        kind = (key, first.needs_log, first.needs_payload)
-        batch = self._batches.get(kind) or self._payloads.find(key)
+        key = (source.topic.id, first.seen, first.match, first.likeness.hop_max)
+        is_here = first.shard == self._context.wal.shard
+        batch = (self._named.get(key) if is_here else None) or self._bodies.get(key)
+        if batch is not None and batch.seqs[0] < source.topic.start_seq:
+            batch = None  # its first records have been evicted since
         if batch is None:
-            picked = self._pick(source, first)
-            if picked is None:
+            try:
+                batch = self._prepare(source, workers, key, is_here=is_here)
+            except Unreadable:
                 self._retry(source, workers)
                 return
-            if not picked.runs:
-                self._pass_over(source, workers, picked)
-                return
-            found = self._batch(source, workers, picked, key)
-            if found is None:
-                return
-            batch = self._batches[kind] = found
-        is_elsewhere = first.shard != self._context.wal.shard
-        if is_elsewhere and batch.last_lsn and self._syncs.is_behind(batch.last_lsn):
-            send = partial(self._send_synced, source, workers, batch, first.likeness)
-            self._syncs.wait(batch.last_lsn, send)
-            return
-        self._ask(source, workers, batch)
+        if batch is not None:
+            self._ask(source, workers, batch)
 
-    def _send_synced(
+    def _prepare(
         self,
         source: Source,
-        workers: Sequence[Worker],
-        batch: Batch,
-        likeness: Likeness,
-        is_synced: bool,
-    ) -> None:
-        """Send just what was synced: with what came meanwhile it would wait again, and so on."""
-        if not is_synced:
-            self._retry(source, workers)
-            return
-        left = [each for each in workers if not each.is_removed]
-        alike = [each for each in left if each.likeness == likeness]
-        if alike:
-            self._ask(source, alike, batch)
-        self._go_on(source, [each for each in left if each not in alike])
+        workers: list[Worker],
+        key: BatchKey,
+        *,
+        is_here: bool,
+        reads_all: bool = False,
+    ) -> Batch | None:
+        """The batch that follows the cursor of the workers; None when there is nothing to copy.
 
-    def _pick(self, source: Source, worker: Worker, *, reads_all: bool = False) -> Picked | None:
-        try:
-            return pick(
-                source.topic,
-                self._context.store,
-                worker.seen,
-                worker.match,
-                source.hops,
-                max_records=BATCH_RECORDS,
-                max_bytes=BATCH_BYTES,
-                max_runs=BATCH_RUNS,
-                scan_records=SCAN_RECORDS,
-                reads_all=reads_all,
-            )
-        except Unreadable:
+        ``is_here``: the dests are in this shard. Raises `Unreadable`.
+        """
+        first = workers[0]
+        picked = pick(
+            source.topic,
+            self._context.store,
+            first.seen,
+            first.match,
+            source.hops,
+            max_records=BATCH_RECORDS,
+            max_bytes=BATCH_BYTES,
+            max_runs=BATCH_RUNS,
+            scan_records=SCAN_RECORDS,
+            hop_max=first.likeness.hop_max,
+            reads_all=reads_all,
+        )
+        if not picked.runs:
+            self._pass_over(source, workers, picked)
             return None
+        names = [worker.row.name for worker in workers]
+        if is_here and (named := named_batch(picked, self._context.wal, names)) is not None:
+            self._named[key] = named
+            return named
+        try:
+            batch = body_batch(picked, self._context.store, self._numbered + 1)
+        except Unreadable:
+            if reads_all:
+                raise
+            return self._prepare(source, workers, key, is_here=is_here, reads_all=True)
+        self._numbered += 1
+        self._bodies[key] = batch
+        while len(self._bodies) > BATCHES_MAX:
+            del self._bodies[next(iter(self._bodies))]
+        return batch
 
     def _pass_over(self, source: Source, workers: list[Worker], picked: Picked) -> None:
         """Nothing is to be copied up to ``to_seq``."""
         first = workers[0]
         if picked.trimmed:
-            self._ask(source, workers, _probe(picked.to_seq, picked.hop), trimmed=picked.trimmed)
+            self._ask(source, workers, Batch(picked.to_seq, picked.hop), trimmed=picked.trimmed)
             return
         is_at_end = picked.to_seq == first.seen
         for worker in workers:
@@ -323,51 +338,19 @@ class Workers(Service):
             if not is_at_end:
                 source.make_ready(worker)
             elif worker.must_log and worker.seen > worker.cursor:
-                self._ask(source, [worker], _probe(worker.seen))
+                self._ask(source, [worker], Batch(worker.seen, 0))
             else:
                 source.rest(worker)
                 if worker.seen > worker.cursor:
                     self._log_later(worker)
 
-    def _batch(
-        self,
-        source: Source,
-        workers: list[Worker],
-        picked: Picked,
-        key: BatchKey,
-        *,
-        is_read: bool = False,
-    ) -> Batch | None:
-        """Rows for what was picked; None when the workers wait for its payload, or when there is
-        nothing to copy. ``is_read``: all that was picked can be read.
-        """
-        first, context = workers[0], self._context
-        try:
-            found = batch_of(picked, context.store, context.wal, by_payload=first.needs_payload)
-        except Unreadable:
-            again = None if is_read else self._pick(source, first, reads_all=True)
-            if again is None:
-                self._retry(source, workers)
-            elif again.runs:
-                return self._batch(source, workers, again, key, is_read=True)
-            else:  # the dests are told of what is lost
-                self._pass_over(source, workers, again)
-            return None
-        if isinstance(found, Batch):
-            return found
-        if is_kept_in_memory(picked) and not first.needs_log:
-            return found.in_message()
-
-        def go_on(is_logged: bool) -> None:
-            (self._go_on if is_logged else self._retry)(source, workers)
-
-        self._payloads.log(source.topic, found, key, go_on)
-        return None
-
     def _ask(self, source: Source, workers: list[Worker], batch: Batch, trimmed: int = 0) -> None:
         first, row = workers[0], workers[0].row
         for worker in workers:
             worker.state = WorkerState.FLYING
+        if not self._asked:
+            self._round_began = trio.current_time()
+        self._asked += 1
         self._flying[first.shard] += len(workers)
         params = ForwardParams(
             source=row.source,
@@ -377,9 +360,10 @@ class Workers(Service):
             to_seq=batch.to_seq,
             trimmed=trimmed,
             hop=batch.hop + 1,
-            rows=batch.packed(first.drops),
+            need=first.need,
+            batch=batch.number,
+            runs=batch.packed(first.drops, is_stamped=row.exactly_once),
             seqs=batch.seqs,
-            stamps=batch.stamps,
             targets=[worker.target for worker in workers],
         )
         then = partial(self._answered, source, first.shard, workers)
@@ -395,6 +379,10 @@ class Workers(Service):
         answer: PeerReply[ForwardResult] | TopicsError,
     ) -> None:
         self._flying[shard] -= len(workers)
+        self._asked -= 1
+        if not self._asked:
+            self._round_ended = trio.current_time()
+            self._round_s = self._round_ended - self._round_began
         self._due.update(self._crowded)
         self._crowded.clear()
         if isinstance(answer, TopicsError):
@@ -403,7 +391,8 @@ class Workers(Service):
             return
         outcomes = answer.result.outcomes
         answer.release()
-        for worker, (status, cursor, total) in zip(workers, outcomes, strict=True):
+        for worker, (status, cursor, total, need) in zip(workers, outcomes, strict=True):
+            worker.need = need
             self._settle(source, worker, ForwardStatus(status), cursor, total)
         self._schedule(source)
 
@@ -419,13 +408,7 @@ class Workers(Service):
             worker.state = WorkerState.IDLE
             worker.tell_settled()
             return
-        if status is ForwardStatus.DONE and has_moved:
-            worker.needs_payload = False
-        if status is ForwardStatus.NO_PAYLOAD and not worker.needs_payload:
-            worker.needs_payload = True
-        elif status is ForwardStatus.NOT_LOGGED and not worker.needs_log:
-            worker.needs_log = True
-        elif status not in (ForwardStatus.DONE, ForwardStatus.BEHIND):
+        if status not in (ForwardStatus.DONE, ForwardStatus.BEHIND):
             if has_moved:
                 worker.retry_s = 0.0
             self._retry(source, (worker,))
@@ -474,11 +457,6 @@ class Workers(Service):
                 worker.must_log = worker.seen > worker.cursor
                 known[0].make_ready(worker)
                 self._schedule(known[0])
-
-
-def _probe(to_seq: int, hop: int = 0) -> Batch:
-    """Without copies: where the dest stands, or that the cursor moves on. ``hop``: of a loss."""
-    return Batch(to_seq, hop, (), (), ())
 
 
 def _tell_total(worker: Worker, then: Callable[[int], object]) -> None:

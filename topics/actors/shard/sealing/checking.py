@@ -3,29 +3,32 @@
 
     all frames, in the order of the file --damaged frame--> the writes behind it, by the index
         -> each blob that the frames name
-        -> each payload that copies are read from, in whatever log it stands
+        -> copies that are read from a damaged frame or blob
 
 The check changes nothing. It reports the damage, and the writes that must not be sealed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from itertools import chain, islice
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import NamedTuple
 
 from topics.engine.record_index import IndexEntry
 from topics.engine.topic import Topic
+from topics.formats.disk import linked_copies
 from topics.formats.disk.blob import BadBlob, checking
-from topics.formats.disk.copies import BadCopies, rows_of_frame
+from topics.formats.disk.copies import BadCopies, is_row
 from topics.formats.disk.frames import FrameHeader, FrameKind, check_frame, scan_frames
 from topics.formats.disk.records import RecordFlags
+from topics.storage.copy_reader import forward_at
 from topics.storage.disk import Damaged
-from topics.storage.linked_logs import LinkedLogs, Payload
+from topics.storage.linked import LinkedPayloads
 from topics.storage.mapped_file import MappedFile
 from topics.storage.wal.blobs import BlobStore
 from topics.storage.wal.file import WalFile
-from topics.storage.wal.log import frame_in
+from topics.storage.wal.log import frame_in, frame_lsn
 
 # A step checks so much at most, unless one frame is longer. It takes less than a millisecond.
 STEP_BYTES = 1 << 20
@@ -45,7 +48,7 @@ class DamagedWrite(NamedTuple):
 
 class SealingCheck:
     """Checks one log file up to ``end``. Afterwards ``damage`` has all damage, and ``writes`` the
-    writes that it hit.
+    writes that it hit. ``linked``: the payloads of ROUTER frames.
     """
 
     def __init__(
@@ -53,33 +56,38 @@ class SealingCheck:
         file: WalFile,
         end: int,
         blobs: BlobStore,
-        linked: LinkedLogs,
+        linked: LinkedPayloads,
         topics: Mapping[int, Topic],
         writes_of: Writes,
     ) -> None:
         self._file, self._end, self._blobs, self._linked = file, end, blobs, linked
         self._topics, self._writes_of = topics, writes_of
+        self._reached = file.base  # all frames before it are whole
+        self._whole: dict[int, FrameHeader | None] = {}  # frames behind it that were looked at
         self._external: list[FrameHeader] = []  # frames whose records stand in a blob
-        self._copies: list[FrameHeader] = []  # frames whose records are copies
-        self._checked: dict[Payload, bool] = {}  # whether the payload is whole
+        self._forwards: list[FrameHeader] = []  # frames that may name one of these
+        self._router: list[FrameHeader] = []
+        self._bad_blobs: set[int] = set()  # LSNs of their frames
         self.damage: list[Damaged] = []
         self.writes: list[DamagedWrite] = []
 
     def steps(self) -> Iterator[None]:
         """Check; yields between two steps."""
-        reached = yield from self._scan()
-        if reached < self._end:
-            offset = self._file.offset(reached)
+        yield from self._scan()
+        if self._reached < self._end:
+            offset = self._file.offset(self._reached)
             reason = "damaged frame in a log file that is sealed"
             self.damage.append(Damaged(self._file.path, offset, reason))
             for topic in tuple(self._topics.values()):
-                yield from self._check_writes(topic, reached)
+                yield from self._check_writes(topic)
         for header in self._external:
             yield from self._check_blob(header)
-        yield from self._in_steps(chain.from_iterable(map(self._check_copies, self._copies)))
+        if self._bad_blobs:
+            yield from map(self._check_forward, self._forwards)
+        yield from map(self._check_linked, self._router)
 
-    def _scan(self) -> Generator[None, None, int]:
-        """The LSN up to which all frames are whole."""
+    def _scan(self) -> Iterator[None]:
+        """Find the LSN up to which all frames are whole."""
         file, count = self._file, 1
         readable = file.size
         for start in range(0, file.size, STEP_BYTES):
@@ -97,36 +105,62 @@ class SealingCheck:
                 self._note(header)
             end = some[-1].end
             count = min(max(STEP_BYTES * len(some) // (end - begin), 1), STEP_FRAMES)
-            begin = end
+            begin = self._reached = end
             yield
-        return begin
 
     def _note(self, header: FrameHeader) -> None:
-        if header.kind == FrameKind.ROUTER:
-            self._copies.append(header)
+        if header.kind == FrameKind.FORWARD:
+            if self._external:  # a frame that is named stands before
+                self._forwards.append(header)
+        elif header.kind == FrameKind.ROUTER:
+            self._router.append(header)
         elif header.flags & _EXTERNAL:
             self._external.append(header)
 
-    def _check_writes(self, topic: Topic, lsn: int) -> Iterator[None]:
-        """Check the topic's writes from ``lsn`` on, one by one."""
-        file = self._file
+    # Behind a damaged frame
+
+    def _check_writes(self, topic: Topic) -> Iterator[None]:
+        """Check the topic's writes behind the damage, one by one."""
         for count, entry in enumerate(self._writes_of(topic)):
-            if entry.locator < lsn:
-                continue
-            found = _checked(file, entry.locator)
-            if found is None:
+            if entry.locator >= self._reached and not self._is_whole(entry.locator):
                 self.writes.append(DamagedWrite(topic, entry))
-            else:
-                self._note(found)
             if not count % STEP_FRAMES:
                 yield
 
+    def _is_whole(self, locator: int) -> bool:
+        """Whether the frame of a write is whole, and each frame that copies are read from."""
+        try:
+            lsn = frame_lsn(self._file, locator)
+        except Damaged:
+            return False
+        header = self._frame(lsn)
+        if header is None or (header.kind == FrameKind.FORWARD) != is_row(locator):
+            return False
+        if header.kind != FrameKind.FORWARD:
+            return True
+        named = {run.lsn for run in forward_at(self._file, lsn)[1].runs}
+        return all(each < self._reached or self._frame(each) for each in named)
+
+    def _frame(self, lsn: int) -> FrameHeader | None:
+        """The frame at ``lsn``, if it is whole."""
+        if lsn not in self._whole:
+            file = self._file
+            found = None
+            if lsn >= file.base:
+                with contextlib.suppress(Damaged):
+                    frame_in(file, lsn)  # all of it can be read
+                    found = check_frame(file.view(), file.offset(lsn), lsn, file.seed)
+            self._whole[lsn] = found if isinstance(found, FrameHeader) else None
+            if isinstance(found, FrameHeader):
+                self._note(found)
+        return self._whole[lsn]
+
+    # Blobs, and what is read from them
+
     def _check_blob(self, header: FrameHeader) -> Iterator[None]:
-        topic = self._topics.get(header.topic_id)
-        entry = _live_entry(topic, header) if topic is not None else None
-        if topic is None or entry is None:
-            return
         path = self._blobs.path(header.topic_id, header.first_seq)
+        if not self._blobs.is_added(header.topic_id, header.first_seq):
+            return  # its topic is gone, and nothing was copied from it
         try:
             mapped, names = MappedFile.of(path), (header.topic_id, header.first_seq)
             yield from checking(mapped.data, *names, STEP_BYTES, mapped.can_read)
@@ -137,61 +171,37 @@ class SealingCheck:
         else:
             return
         self.damage.append(damage)
-        self.writes.append(DamagedWrite(topic, entry))
+        self._bad_blobs.add(header.lsn)
+        self._lose(header.topic_id, header.first_seq, header.lsn)
 
-    def _check_copies(self, header: FrameHeader) -> Iterator[int]:
-        """Yields the bytes of each step."""
-        topic = self._topics.get(header.topic_id)
-        entry = _live_entry(topic, header) if topic is not None else None
-        if topic is None or entry is None:
+    def _check_forward(self, header: FrameHeader) -> None:
+        _, held = forward_at(self._file, header.lsn)
+        if self._bad_blobs.isdisjoint(run.lsn for run in held.runs):
             return
-        _, body = frame_in(self._file, header.lsn)
-        try:
-            rows = rows_of_frame(header, body)
-        except BadCopies as error:
-            path, offset = self._file.path, self._file.offset(header.lsn)
-            self.damage.append(Damaged(path, offset, str(error)))
-            self.writes.append(DamagedWrite(topic, entry))
-            return
-        payloads = {(row.shard, row.lsn) for row in rows}
-        for payload in sorted(payloads - self._checked.keys()):
-            yield from self._check_payload(payload)
-        if not all(map(self._checked.__getitem__, payloads)):
-            self.writes.append(DamagedWrite(topic, entry))
+        for row in held.rows:
+            self._lose(row.topic_id, row.first_seq, header.lsn + row.back)
 
-    def _check_payload(self, payload: Payload) -> Iterator[int]:
+    def _check_linked(self, header: FrameHeader) -> None:
+        """The payloads of a ROUTER frame, in whatever log they stand."""
         try:
-            yield from self._linked.checking(*payload, STEP_BYTES)
+            _, body = frame_in(self._file, header.lsn)
+            for shard, run in linked_copies.decode(header, body).rows:
+                self._linked.payload(shard, run.lsn)
         except Damaged as damage:
             self.damage.append(damage)
-            self._checked[payload] = False
+        except BadCopies as error:
+            offset = self._file.offset(header.lsn)
+            self.damage.append(Damaged(self._file.path, offset, str(error)))
         else:
-            self._checked[payload] = True
+            return
+        self._lose(header.topic_id, header.first_seq, header.lsn)
 
-    def _in_steps(self, sizes: Iterable[int]) -> Iterator[None]:
-        """Yields between two steps, each of about so many bytes or frames."""
-        checked = count = 0
-        for size in sizes:
-            checked, count = checked + size, count + 1
-            if checked >= STEP_BYTES or count >= STEP_FRAMES:
-                yield
-                checked = count = 0
-
-
-def _checked(file: WalFile, lsn: int) -> FrameHeader | None:
-    """The frame at ``lsn`` if it is whole."""
-    try:
-        frame_in(file, lsn)
-    except Damaged:
-        return None
-    found = check_frame(file.view(), file.offset(lsn), lsn, file.seed)
-    return found if isinstance(found, FrameHeader) else None
-
-
-def _live_entry(topic: Topic, header: FrameHeader) -> IndexEntry | None:
-    """The index entry of the frame's write, if one of its records lives."""
-    index = topic.index.find(header.first_seq)
-    entry = topic.index.whole_entry(index) if index < len(topic.index) else None
-    if entry is None or not entry.size or entry.locator != header.lsn:
-        return None
-    return entry
+    def _lose(self, topic_id: int, first_seq: int, locator: int) -> None:
+        """The write is damaged, if one of its records lives."""
+        topic = self._topics.get(topic_id)
+        if topic is None:
+            return
+        index = topic.index.find(first_seq)
+        entry = topic.index.whole_entry(index) if index < len(topic.index) else None
+        if entry is not None and entry.size and entry.locator == locator:
+            self.writes.append(DamagedWrite(topic, entry))

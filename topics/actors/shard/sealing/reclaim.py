@@ -4,9 +4,7 @@
     segment    the index names none of its extents -> unlinked, when no checkpoint on disk names it
     blob       a segment holds its records         -> unlinked, two checkpoints later
     log file   its records are in segments         -> used again or unlinked, when it ends below the
-                                                      older checkpoint's ``replay_from``; payloads
-                                                      that newer frames name are linked before
-    link       no log file whose frames name it stands -> unlinked
+                                                      older checkpoint's ``replay_from``
 
 Two checkpoints stand on the disk, and a start may need either. What a checkpoint no longer needs
 is therefore kept until it is the older of the two. An error leaves the rest for the next time.
@@ -25,7 +23,6 @@ import trio
 from topics.engine.locators import Locator, is_extent, split_locator
 from topics.storage import checkpoints
 from topics.storage.checkpoints import Kept
-from topics.storage.linked_logs import NO_LINKS
 from topics.storage.recovery.steps import Shard
 from topics.storage.wal.file import WalFile
 
@@ -44,7 +41,7 @@ class Reclaim:
     """
 
     def __init__(self, shard: Shard) -> None:
-        self._wal, self._segments = shard.wal, shard.segments
+        self._wal, self._segments, self._linked = shard.wal, shard.segments, shard.linked
         self.replay_from = shard.kept[-1].replay_from if shard.kept else 0
         self.installing: int | None = None  # segment that only some of its topics name so far
         self._standing = deque(shard.kept, maxlen=checkpoints.KEEP)
@@ -142,31 +139,19 @@ class Reclaim:
         if len(self._standing) < checkpoints.KEEP:
             return
         older = self._standing[0]
+        if self._linked.needed_to:
+            if older.replay_from < self._linked.needed_to:
+                return  # copies of version 0.1 are read from files that are sealed already
+            await trio.to_thread.run_sync(self._linked.remove)
+            self._linked.needed_to = 0
         await self._unlink_segments(older.segments | self._standing[-1].segments)
         while len(self._freed) >= checkpoints.KEEP:
             await self._give_back(self._freed[0])
             self._freed.popleft()
-        await self._detach(older.replay_from)
+        self._detached += self._wal.detach(older.replay_from)
         while self._detached:
             await trio.to_thread.run_sync(self._wal.retire, self._detached[:1])
             del self._detached[0]
-        if self._wal.linked.release(self._wal.oldest_lsn):
-            await trio.to_thread.run_sync(self._wal.linked.unlink_released)
-
-    async def _detach(self, limit: int) -> None:
-        """Detach the log files that end at ``limit`` or before; payloads of frames behind it stay.
-
-        Where the file system has no hard links, a file with such payloads stays itself, and all
-        behind it.
-        """
-        while files := self._wal.linked.unkept(self._wal.ending_at(limit), limit):
-            try:
-                await trio.to_thread.run_sync(self._wal.linked.keep, files)
-            except OSError as error:
-                if error.errno not in NO_LINKS:
-                    raise
-                limit = files[0].base
-        self._detached += self._wal.detach(limit)
 
     async def _unlink_segments(self, named: frozenset[int]) -> None:
         for number in [number for number in self._unused_segments if number not in named]:

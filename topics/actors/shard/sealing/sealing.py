@@ -55,7 +55,7 @@ class Sealing(Service):
 
     def __init__(self, shard: Shard, commits: GroupCommit) -> None:
         self.engine, self.wal, self.segments = shard.engine, shard.wal, shard.segments
-        self.commits, self.store = commits, commits.store
+        self.commits, self.store, self._linked = commits, commits.store, shard.linked
         self.reclaim = Reclaim(shard)
         self.checkpoints = Checkpointing(shard, commits, self.reclaim)
         self.merging = Merging(shard, commits, self.reclaim, self._pause)
@@ -213,7 +213,7 @@ class Sealing(Service):
         """
         file = self.wal.file(contents.base)
         check = SealingCheck(
-            *(file, contents.end, self.wal.blobs, self.wal.linked),
+            *(file, contents.end, self.wal.blobs, self._linked),
             *(contents.topics, contents.writes),
         )
         step_began = time.monotonic()
