@@ -4,9 +4,11 @@ bounded time.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +21,7 @@ import pytest
 from tests.support.api import Api, data, ok
 from tests.support.copies import arrived, route
 from tests.support.queues import HOUR_MS, Queue, until
-from tests.support.routers import names_for, put
+from tests.support.routers import delete, names_for, path_of, put
 from tests.support.server import Server
 from tests.support.sse import watch
 from tests.support.ws import Socket, subscribe
@@ -232,3 +234,40 @@ def test_forwarding_goes_on_without_the_shard_that_owns_the_routers(own: Server)
             with bounded():
                 assert put(other, "late", source, owned).status == 503
         arrived(api, dest, "a", "b")
+
+
+@pytest.mark.slow
+def test_calls_about_a_stopped_shard_delay_no_other(tmp_path: Path) -> None:
+    """Those about others wait for none of them."""
+    names = names_for("t", [2, 0, 1, 0, 1, 1, 0], 3)
+    stuck, near, far, source, dest, gone, other = names
+    with Server(tmp_path / "data", shards=3) as server:
+        server.wait_roles(4)
+
+        def hang(method: str, path: str, body: object = None) -> None:
+            with Api(server.address, timeout_s=60) as api, contextlib.suppress(OSError):
+                api.call(method, path, body)
+
+        with Api(server.address) as api:
+            for name in names:
+                ok(api.put(name), 201)
+            route(api, other, gone)
+            with stopped(server, 2):
+                calls = (
+                    ("PUT", path_of("from"), {"source": stuck, "dest": far}),
+                    ("PUT", path_of("to"), {"source": near, "dest": stuck}),
+                    ("DELETE", f"/v0/topics/{stuck}", None),
+                )
+                waiting = [threading.Thread(target=hang, args=call) for call in calls]
+                for thread in waiting:
+                    thread.start()
+                time.sleep(0.3)
+                began = time.monotonic()
+                for number in range(3):
+                    ok(put(api, f"between{number}", source, dest), 201)
+                    ok(delete(api, f"between{number}"))
+                ok(api.call("DELETE", f"/v0/topics/{gone}"))
+                took_s = time.monotonic() - began
+                assert took_s < BOUND_S / 3
+            for thread in waiting:
+                thread.join()
