@@ -33,6 +33,11 @@ def small(tmp_path: Path) -> Iterator[Sealer]:
         yield client
 
 
+def first_log(path: Path) -> Path:
+    """The oldest file of the log; a spare of the same name may stand beside it at any moment."""
+    return min(found for found in files(path, "wal") if found.suffix == ".wal")
+
+
 def frames_of(path: Path) -> list[Any]:
     data = memoryview(path.read_bytes())
     header = decode_file_header(data)
@@ -68,7 +73,7 @@ def test_a_damaged_frame_is_never_sealed_and_its_loss_is_reported_for_good(
 ) -> None:
     dice = random.Random(seed)
     two_topics(small)
-    first = files(small.path, "wal")[0]
+    first = first_log(small.path)
     header = dice.choice(frames_of(first))
     offset = FILE_HEADER_BYTES + header.lsn
     at = offset + dice.randrange(FRAME_HEADER_BYTES + header.body_len)
@@ -106,7 +111,7 @@ def test_a_damaged_frame_is_never_sealed_and_its_loss_is_reported_for_good(
 def test_what_is_lost_to_damage_makes_room(small: Sealer) -> None:
     two_topics(small)
     caps = Caps(small.engine)
-    first = files(small.path, "wal")[0]
+    first = first_log(small.path)
     header = next(header for header in frames_of(first) if header.kind == FrameKind.APPEND)
     flip(first, FILE_HEADER_BYTES + header.lsn + FRAME_HEADER_BYTES + 3)
     before = caps.held
@@ -117,7 +122,7 @@ def test_what_is_lost_to_damage_makes_room(small: Sealer) -> None:
 
 def test_a_damaged_frame_at_the_front_of_a_topic_is_reported_as_damaged(small: Sealer) -> None:
     two_topics(small)
-    first = files(small.path, "wal")[0]
+    first = first_log(small.path)
     header = next(header for header in frames_of(first) if header.kind == FrameKind.APPEND)
     flip(first, FILE_HEADER_BYTES + header.lsn + FRAME_HEADER_BYTES + 3)
     small.checkpoint()
@@ -139,7 +144,7 @@ def test_a_damaged_frame_at_the_front_of_a_topic_is_reported_as_damaged(small: S
 
 def test_pages_read_ahead_are_void_when_a_frame_is_found_damaged(small: Sealer) -> None:
     two_topics(small)
-    first = files(small.path, "wal")[0]
+    first = first_log(small.path)
     header = next(header for header in frames_of(first) if header.kind == FrameKind.APPEND)
     words = Board.create(1, 1).heads(0)
     writer, reader = HeadWriter(words), HeadReader(words)
@@ -152,7 +157,7 @@ def test_pages_read_ahead_are_void_when_a_frame_is_found_damaged(small: Sealer) 
 
 def test_a_topic_reports_its_damage_after_it_is_configured_again(small: Sealer) -> None:
     two_topics(small)
-    first = files(small.path, "wal")[0]
+    first = first_log(small.path)
     header = [header for header in frames_of(first) if header.kind == FrameKind.APPEND][4]
     flip(first, FILE_HEADER_BYTES + header.lsn + FRAME_HEADER_BYTES)
     small.checkpoint()
@@ -175,7 +180,7 @@ def test_only_live_records_of_a_damaged_frame_are_reported(small: Sealer) -> Non
     for _ in range(60):
         small.append("a", *range(5))
     small.delete_records("a", before_seq=8)
-    first = files(small.path, "wal")[0]
+    first = first_log(small.path)
     headers = [header for header in frames_of(first) if header.kind == FrameKind.APPEND]
     for header in headers[:2]:
         flip(first, FILE_HEADER_BYTES + header.lsn + FRAME_HEADER_BYTES)
@@ -193,7 +198,7 @@ def test_only_live_records_of_a_damaged_frame_are_reported(small: Sealer) -> Non
 
 def test_a_damaged_frame_that_is_not_sealed_refuses_the_start(small: Sealer) -> None:
     two_topics(small)
-    first = files(small.path, "wal")[0]
+    first = first_log(small.path)
     header = frames_of(first)[3]
     small.kill()
     flip(first, FILE_HEADER_BYTES + header.lsn + 10)
