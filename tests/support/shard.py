@@ -264,7 +264,7 @@ class Desk:
         self.log.fail(error)
         found = self.commits.advance()
         self.loop.context.room.show(found)
-        self.loop.services.retries.on_turn()
+        self.loop.services.retries.on_due()
         return found
 
     def make(self, topic: str, **config: Any) -> None:

@@ -16,7 +16,8 @@ floor.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from topics.engine.dedupe import DedupeWindow
 from topics.engine.locators import Locator
@@ -51,7 +52,7 @@ class Topic:
         *("last_ts", "last_write_ts", "last_read_ts", "last_read_ms"),
         *("reserved_seq", "reserving_seq"),
         *("pending", "pending_sync", "pending_bytes", "pending_burnt", "pending_keys"),
-        "charge",
+        *("charge", "followers"),
     )
 
     def __init__(
@@ -113,6 +114,8 @@ class Topic:
         self.pending_keys = _NO_PENDING_KEYS  # each with its `Append`
 
         self.charge = 0  # bytes of the quota that it has taken, see `engine.quota`
+        # Told of each committed change: those who have readers, pollers or routers of it.
+        self.followers: tuple[Callable[[Any], object], ...] = ()
 
     # What may be asked
 
@@ -145,6 +148,19 @@ class Topic:
         if self.pending_keys is _NO_PENDING_KEYS:
             self.pending_keys = {}
         self.pending_keys[key] = change
+
+    # Who is told of its changes
+
+    def follow(self, tell: Callable[[Any], object]) -> None:
+        """Call ``tell`` with each change of the topic that is committed. Nothing happens the second
+        time.
+        """
+        if tell not in self.followers:
+            self.followers += (tell,)
+
+    def unfollow(self, tell: Callable[[Any], object]) -> None:
+        """Call ``tell`` no more."""
+        self.followers = tuple(each for each in self.followers if each != tell)
 
     # What is committed or given back
 

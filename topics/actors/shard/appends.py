@@ -130,6 +130,7 @@ class Appends(Service):
         return self._engine.append(params.topic, body, self._context.now, params.prefixes)
 
     def _submit(self, change: Append, settle: Settle) -> None:
+        self._context.append_count += 1
         self._commits.submit(change, settle)
         reservation = self._engine.reserve(change.topic)
         if reservation is not None:

@@ -76,6 +76,7 @@ class ShardContext:
         self.inbox = Inbox(self.band_of, time.monotonic)
         self.now = clock()
         self.refused_writes = 0  # for want of a log that takes them
+        self.append_count = 0  # of appends that were decided, of clients and of shards
         self.is_stopping = False  # no work is begun that nobody has asked for
         # What the topic holds may have changed without a commit: told to the gauges.
         self.note_changed: Callable[[Topic], object] = lambda _: None

@@ -45,6 +45,7 @@ class ShardLoop:
     def __init__(self, shard: Shard, index: int, board: Board, limits: Limits) -> None:
         self.context = context = ShardContext(shard, limits, board.shard(index))
         context.end_turn, context.commits.on_commit = self.end_turn, self._committed
+        context.commits.on_loss = self._lost
         self.commits, self.deadlines, self.inbox = context.commits, context.deadlines, context.inbox
         context.peers = Peers(board.shards, self.deadlines.wake)
         self.router = MessageRouter(
@@ -55,7 +56,10 @@ class ShardLoop:
         for service in services:
             service.register(self.router)
         self._on_commit = [s.on_commit for s in services if _defines(s, "on_commit")]
+        self._on_config = [s.on_config for s in services if _defines(s, "on_config")]
+        self._on_loss = [s.on_loss for s in services if _defines(s, "on_loss")]
         self._on_turn = [s.on_turn for s in services if _defines(s, "on_turn")]
+        self._with_due: list[Service] = [s for s in services if _defines(s, "on_due")]
         self._on_closed = [
             s.on_session_closed for s in services if _defines(s, "on_session_closed")
         ]
@@ -147,20 +151,41 @@ class ShardLoop:
         """Hand the frames to the log and the messages to the links. Another turn follows when the
         inbox or a service has more to do.
         """
-        self.commits.flush()
-        has_more = self.inbox.count > 0
+        commits = self.commits
+        if commits.is_unsent:
+            commits.flush()
+        for service in self._with_due:
+            if service.is_due:
+                service.is_due = False
+                service.on_due()
         for on_turn in self._on_turn:
-            has_more |= on_turn()
-        # What is committed here comes behind `on_turn`.
-        has_more |= self.commits.flush()
+            on_turn()
+        if commits.is_unsent:
+            commits.flush()
         for link in self._links:
             link.flush()
-        if has_more:
+        # What is committed last comes behind `on_due`.
+        if self.inbox.count or commits.is_unsent or self._is_any_due():
             self.deadlines.wake()
 
+    def _is_any_due(self) -> bool:
+        for service in self._with_due:  # noqa: SIM110 - half the time of any() with a generator
+            if service.is_due:
+                return True
+        return False
+
     def _committed(self, change: Change) -> None:
+        for tell in change.topic.followers:
+            tell(change)
         for on_commit in self._on_commit:
             on_commit(change)
+        if change.is_config:
+            for on_config in self._on_config:
+                on_config(change)
+
+    def _lost(self) -> None:
+        for on_loss in self._on_loss:
+            on_loss()
 
 
 def _defines(service: Service, hook: str) -> bool:

@@ -128,15 +128,14 @@ class Peers(Service):
     def _fail_later(self, then: Failed, shard: int) -> None:
         failure = NotReady(f"shard {shard} is not ready", reason=PEER_AWAY)
         self._failed.append((then, failure))
+        self.is_due = True
         self._wake()
 
-    def on_turn(self) -> bool:
+    def on_due(self) -> None:
         """Tell of the calls that have failed since the last turn."""
-        if self._failed:
-            failed, self._failed = self._failed, []
-            for then, failure in failed:
-                then(failure)
-        return False
+        failed, self._failed = self._failed, []
+        for then, failure in failed:
+            then(failure)
 
 
 class Loopback:

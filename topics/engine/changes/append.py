@@ -62,6 +62,7 @@ class Append(Change):
         "due",
         "first_seq",
         "followers",
+        "is_config",
         "key",
         "resident",
         "size",
@@ -75,7 +76,7 @@ class Append(Change):
     ) -> None:
         super().__init__(topic, [], False)
         self.first_seq, self.count, self.size, self.ts, self.key = first_seq, count, size, ts, key
-        self.created = False
+        self.created = self.is_config = False
         self.ceiling = self.ts_ceiling = 0
         self.resident: EncodedRecords | None = None
         self.tags: Sequence[tuple[int, bytes]] = ()
@@ -319,7 +320,7 @@ def _begin_with_topic(
     """
     made = put_topic.frame_of(topic, now)
     change = _begin(topic, body, ts, size)
-    change.created = change.sync = True
+    change.created = change.is_config = change.sync = True
     change.frames.append(made)
     change.ts_ceiling = table.reserve_ts(now)
     return change

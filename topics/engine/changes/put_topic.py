@@ -32,6 +32,7 @@ class PutTopic(Change):
     """A topic made or configured; ``before``: the config to return to, None when it was made."""
 
     __slots__ = ("before", "config", "created", "ts_ceiling")
+    is_config = True
 
     def __init__(self, topic: Topic, frames: list[Frame], before: TopicConfig | None) -> None:
         super().__init__(topic, frames, True)
