@@ -21,7 +21,7 @@ from typing import Any
 
 from topics.engine.dedupe import DedupeWindow
 from topics.engine.locators import Locator
-from topics.engine.priority import band_of, recency_priority
+from topics.engine.priority import NEW_BAND, band_of, recency_priority
 from topics.engine.queue.jobs import Jobs
 from topics.engine.record_index import RecordIndex
 from topics.engine.tags import TagIndex
@@ -235,7 +235,7 @@ class Topic:
 
     def reservation_after(self, last_seq: int) -> int | None:
         """Ceiling to reserve when ``last_seq`` gets used, None while enough is reserved."""
-        step = _step(last_seq)
+        step = min(last_seq, RESERVE_MAX) if last_seq > RESERVE_MIN else RESERVE_MIN
         return last_seq + step if last_seq + step // 2 > self.reserving_seq else None
 
     def reserve_above(self, last_seq: int) -> int:
@@ -280,6 +280,8 @@ class Topic:
 
     def band(self, now_ms: int) -> int:
         """The band of the effective priority."""
+        if self.last_read_ms is None and self.config.priority is None:
+            return NEW_BAND
         return band_of(self.effective_priority(now_ms))
 
 

@@ -106,10 +106,11 @@ class ShardContext:
 
     def check_writable(self, *, grows: bool = False) -> None:
         """Raise `NotReady` while the shard cannot take a write. ``grows``: it makes no room."""
-        refusal = self.room.refusal(grows=grows)
-        if refusal is not None:
-            self.refused_writes += 1
-            raise unwritable(refusal)
+        if not self.room.is_whole or (grows and self.wal.short_of_room):
+            refusal = self.room.refusal(grows=grows)
+            if refusal is not None:
+                self.refused_writes += 1
+                raise unwritable(refusal)
         if self.disk.is_stalled:
             self.refused_writes += 1
             raise NotReady("the disk of this shard does not answer", reason=DISK_STALLED)
@@ -133,7 +134,7 @@ class ShardContext:
 
     def freshen(self, topic: Topic | None) -> None:
         """Remove what is too old by now, before anything is answered or decided."""
-        if topic is None or not topic.is_perishable:
+        if topic is None or not (topic.committed.ttl_ms or topic.floor_due):
             return
         self.note_changed(topic)
         try:

@@ -164,15 +164,11 @@ class ShardLoop:
             commits.flush()
         for link in self._links:
             link.flush()
-        # What is committed last comes behind `on_due`.
-        if self.inbox.count or commits.is_unsent or self._is_any_due():
+        has_more = self.inbox.count > 0 or commits.is_unsent
+        for service in self._with_due:  # what is committed last comes behind `on_due`
+            has_more |= service.is_due
+        if has_more:
             self.deadlines.wake()
-
-    def _is_any_due(self) -> bool:
-        for service in self._with_due:  # noqa: SIM110 - half the time of any() with a generator
-            if service.is_due:
-                return True
-        return False
 
     def _committed(self, change: Change) -> None:
         for tell in change.topic.followers:
