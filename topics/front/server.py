@@ -108,7 +108,7 @@ class Server:
             Board.create(shards=backend.shards, fronts=1) if board is None else board,
         )
         self.dispatcher = Dispatcher(operations_for(context), backend.readiness)
-        self._cold = ColdLoader(self._load_cold)
+        self._cold = ColdLoader(self._load_cold, lambda: self.connections.request_count)
         self.lanes = self._make_lanes(settings, backend, use_fast_lane=use_fast_lane)
         self._tick(0.0)
 
