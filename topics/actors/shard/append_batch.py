@@ -97,7 +97,7 @@ class AppendBatch:
                 index,
                 change.first_seq,
                 change.count,
-                self._ending(change, result),
+                self._ending(index, change, result),
                 created=created,
                 deduped=deduped,
             )
@@ -112,15 +112,16 @@ class AppendBatch:
             for index, _ in joined:
                 self.refuse(index, result)
             return
-        ending = self._ending(change, result)
-        seq = change.first_seq
+        seq, ending = change.first_seq, b""
         for index, count in joined:
+            if not ending or self.params.ats is not None:
+                ending = self._ending(index, change, result)
             self._succeed(index, seq, count, ending)
             seq += count
 
     def answer_known(self, index: int, entry: DedupeEntry) -> None:
         """The request's key stands for an append that was committed before."""
-        ending = self._ending(None, NO_IO)
+        ending = self._ending(index, None, NO_IO)
         self._succeed(index, entry.first_seq, entry.record_count, ending, deduped=True)
 
     def refuse(self, index: int, error: OSError) -> None:
@@ -141,12 +142,13 @@ class AppendBatch:
         self._failures[index] = failure
         self._note(index, FAILED)
 
-    def _ending(self, change: Append | None, result: Progress) -> bytes:
-        """The end of an answer that is given now."""
+    def _ending(self, index: int, change: Append | None, result: Progress) -> bytes:
+        """The end of the answer to a request that is given now."""
         params = self.params
+        at = params.at if params.ats is None else params.ats[index]
         is_synced = change is not None and change.topic.config.durability == "fsync"
         return answers.performance(
-            (time.monotonic_ns() - params.at) / 1e6,
+            (time.monotonic_ns() - at) / 1e6,
             wal_ms=result.write_ms,
             fsync_ms=result.sync_ms if is_synced else 0.0,
             throttle_ms=params.parked_ms + self._request.parked_ms,

@@ -30,9 +30,12 @@ from topics.actors.shard.service import Service
 from topics.actors.shard.services import build_services
 from topics.engine.changes.change import Change
 from topics.formats.api.limits import Limits
+from topics.formats.wire.calls import ACK, APPEND, CLAIM, DIFF, FEED_TAKEN, WORK_TAKEN
 from topics.formats.wire.message import Message
 from topics.storage.recovery.steps import Shard
 
+# What does not see whether the acks of its turn are decided: claims are served when it ends.
+LEAVES_ACKS = frozenset(each.subject for each in (ACK, CLAIM, APPEND, DIFF, FEED_TAKEN, WORK_TAKEN))
 # A long poll takes up to 30 s (§3); the router's own limit must not cut it short. A change that
 # waits for its topic longer than this is not done; one that is decided is answered when the log has
 # spoken.
@@ -140,18 +143,28 @@ class ShardLoop:
     def turn(self) -> None:
         """Handle the next batch of messages."""
         self.context.begin_turn()
-        dispatch = self.router.dispatch
+        handle = self.handle
         for session, messages in self.inbox.turn():
             for message in messages:
-                unfinished = dispatch(session, message)
-                assert unfinished is None, "handlers of a shard are plain functions"
+                handle(session, message)
         self.end_turn()
+
+    def handle(self, session: LinkSession, message: Message) -> None:
+        """Handle one message of a turn. It finds the acks before it decided, if it may see that."""
+        job_calls = self.services.job_calls
+        if job_calls.gathered and message.subject not in LEAVES_ACKS:
+            job_calls.decide_gathered()
+        unfinished = self.router.dispatch(session, message)
+        assert unfinished is None, "handlers of a shard are plain functions"
 
     def end_turn(self) -> None:
         """Hand the frames to the log and the messages to the links. Another turn follows when the
         inbox or a service has more to do.
         """
         commits = self.commits
+        job_calls = self.services.job_calls
+        if job_calls.gathered:
+            job_calls.decide_gathered()
         if commits.is_unsent:
             commits.flush()
         for service in self._with_due:
