@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from tests.support.limits import LIMITS
+from topics.engine.changes import append, reservation
 from topics.engine.changes.append import Append
 from topics.engine.locators import in_log
 from topics.engine.now import Now
@@ -52,11 +53,11 @@ class Bench:
 
     def append(self, body: bytes, key: str | None = None, *, keep: bool = False) -> None:
         now = Now(1_748_450_000_000, next(self.ms) // 100)
-        change = self.engine.append("topic", decode_append(body, key, LIMITS), now)
+        change = append.decide(self.engine.table, "topic", decode_append(body, key, LIMITS), now)
         assert isinstance(change, Append)
-        reservation = self.engine.reserve(change.topic)
+        reserved = reservation.decide(change.topic)
         locator = in_log(self.next_lsn)
-        for frame in (*change.frames, *(reservation.frames if reservation else ())):
+        for frame in (*change.frames, *(reserved.frames if reserved else ())):
             if frame.kind == FrameKind.APPEND:
                 locator = in_log(self.next_lsn)
                 if keep:
@@ -69,8 +70,8 @@ class Bench:
             encode_frame(frame, self.next_lsn, 0, 7)
             self.next_lsn += frame.length
         self.engine.commit(change, locator, now)
-        if reservation is not None:
-            self.engine.commit(reservation, in_log(0), now)
+        if reserved is not None:
+            self.engine.commit(reserved, in_log(0), now)
 
 
 def rate(work: Callable[[], object], seconds: float) -> float:

@@ -31,6 +31,7 @@ import crc32c
 from msgspec import Raw
 
 from topics.config import MIB, Settings
+from topics.engine.changes import append, reservation
 from topics.engine.changes.append import Append
 from topics.engine.locators import in_log
 from topics.engine.now import Now
@@ -72,12 +73,12 @@ def build(folder: Path, records: int, batch: int, topics: int, keys: bool) -> No
     rows, flushed = [RecordIn(DATA)] * batch, 0
     for number in range(records // batch):
         body = AppendBody(rows, idempotency_key=f"key-{number}" if keys else None)
-        change = engine.append(f"topic-{number % topics}", body, now())
+        change = append.decide(engine.table, f"topic-{number % topics}", body, now())
         assert isinstance(change, Append)
         for frame in change.frames:
             wal.append(frame)
-        reservation = engine.reserve(change.topic)
-        for frame in reservation.frames if reservation else ():
+        reserved = reservation.decide(change.topic)
+        for frame in reserved.frames if reserved else ():
             wal.append(frame)
         engine.commit(change, in_log(0), now())
         if wal.next_lsn - flushed > GROUP_BYTES:

@@ -9,9 +9,10 @@ import pytest
 from tests.engine.shard_support import records_of
 from tests.engine.world import World
 from tests.support.limits import LIMITS
+from topics.engine.changes import append, finish_jobs, lease_jobs, put_topic
 from topics.engine.changes.change import Change
 from topics.engine.now import Now
-from topics.engine.queue.claims import Ask
+from topics.engine.queue.claims import Ask, jobs_of
 from topics.engine.queue.jobs import Jobs
 from topics.engine.queue.leases import lease_id
 from topics.engine.queue.ledger import JobRow, JobState
@@ -48,17 +49,18 @@ class Process:
 
     def put(self, **config: Any) -> None:
         patch = decode_config(json_bytes({"type": "queue", **config}))
-        self._do(self.world.engine.put("q", patch, self.now))
+        self._do(put_topic.decide(self.world.engine.table, "q", patch, self.now))
 
     def add(self, *records: dict[str, Any]) -> None:
         body = decode_append(json_bytes({"records": records or [{"data": 1}]}), None, LIMITS)
-        change = self.world.engine.append("q", body, self.now)
+        change = append.decide(self.world.engine.table, "q", body, self.now)
         assert isinstance(change, Change)
         self._do(change)
 
     def claim(self, max_jobs: int = 1, lease_ms: int = 1000) -> list[int]:
-        holder = self.world.engine.poller(self.topic, "n")
-        (change,) = self.world.engine.claim(
+        holder = jobs_of(self.topic).leases.poller("n")
+        (change,) = lease_jobs.claim(
+            self.world.engine.table,
             self.topic,
             [Ask(holder, max_jobs, lease_ms)],
             self.now,
@@ -68,19 +70,20 @@ class Process:
         return list(self._do(change).seqs)
 
     def nack(self, *seqs: int, delay_ms: int = 0) -> None:
-        self._do(self.world.engine.nack(self.topic, "n", seqs, None, delay_ms, self.now))
+        self._do(lease_jobs.nack(self.topic, "n", seqs, None, delay_ms, self.now))
 
     def extend(self, *seqs: int, lease_ms: int = 1000) -> None:
-        self._do(self.world.engine.extend(self.topic, "n", seqs, None, lease_ms, self.now))
+        self._do(lease_jobs.extend(self.topic, "n", seqs, None, lease_ms, self.now))
 
     def ack(self, *seqs: int) -> None:
-        self._do(self.world.engine.ack(self.topic, "n", seqs, None, self.now))
+        leases, _ = finish_jobs.begin_ack(self.topic, "n", seqs, None, self.now)
+        self._do(finish_jobs.ack(self.topic, leases, self.now))
 
     def move(self) -> list[int]:
-        return list(self._do(self.world.engine.dying(self.topic, 9, self.now)).seqs)
+        return list(self._do(lease_jobs.dying(self.topic, 9, self.now)).seqs)
 
     def bury(self, *seqs: int) -> None:
-        self._do(self.world.engine.bury(self.topic, seqs, self.now))
+        self._do(finish_jobs.bury(self.topic, seqs, self.now))
 
     def kill(self, down_ms: int = 0) -> None:
         """Its successor has another monotonic clock."""
@@ -219,9 +222,9 @@ def test_what_was_found_exhausted_and_not_moved_is_found_so_again() -> None:
 
 def test_a_job_that_was_not_moved_is_of_its_holder_once_the_log_knows_of_the_lease() -> None:
     process = exhausted()
-    process.world.engine.keep_dead(process.topic, [1])
+    lease_jobs.keep_dead(process.topic, [1])
     process.put(dead_letter=None, leases_durable=False)
-    process.world.engine.revive_dead(process.topic)
+    jobs_of(process.topic).revive_dead()
     assert process.claim() == [1]
     assert process.told(1).state is JobState.DYING, "the log knows of no lease"
     process.put(leases_durable=True)

@@ -6,6 +6,8 @@ import pytest
 
 from tests.engine.queue.job_desk import JobDesk
 from tests.engine.shard_support import seqs_of
+from topics.engine.changes import finish_jobs, lease_jobs
+from topics.engine.queue import claims
 from topics.engine.store import Unreadable
 from topics.formats.disk.frame_bodies import DeleteFlags, decode_runs
 from topics.formats.disk.frames import Frame
@@ -130,14 +132,14 @@ def test_a_burial_that_fails_is_tried_again() -> None:
 
 def test_jobs_that_are_kept_dead_may_begin_their_move_again() -> None:
     desk = dying()
-    desk.engine.keep_dead(desk.topic, [1, 2, 7])
+    lease_jobs.keep_dead(desk.topic, [1, 2, 7])
     assert [*desk.bury(1).seqs] == []
     assert [*desk.dying().seqs] == [1, 2]
 
 
 def test_records_that_were_set_aside_go() -> None:
     desk = JobDesk(3)
-    desk.engine.set_aside(desk.topic, [1, 3])
+    claims.set_aside(desk.topic, [1, 3])
     desk.remove(3, 1)
     desk.commit()
     assert seqs_of(desk.read("q")) == [2]
@@ -146,11 +148,11 @@ def test_records_that_were_set_aside_go() -> None:
 
 def test_a_removal_that_fails_leaves_them_set_aside() -> None:
     desk = JobDesk(1)
-    desk.engine.set_aside(desk.topic, [1])
+    claims.set_aside(desk.topic, [1])
     desk.remove(1)
     desk.undo()
     assert desk.claim() == []
-    desk.engine.put_back(desk.topic, [1], desk.now)
+    claims.put_back(desk.topic, [1], desk.now)
     assert desk.claim() == [1]
 
 
@@ -159,9 +161,9 @@ def test_records_of_a_log_may_be_moved_too() -> None:
     desk.append("log", 1, 2)
     desk.commit()
     topic = desk.engine.topic("log")
-    assert desk.engine.set_aside(topic, [1, 2]) == [1, 2]
-    desk.pending.append(desk.engine.remove(topic, [1], desk.now))
-    desk.engine.put_back(topic, [2], desk.now)
+    assert claims.set_aside(topic, [1, 2]) == [1, 2]
+    desk.pending.append(finish_jobs.remove(topic, [1], desk.now))
+    claims.put_back(topic, [2], desk.now)
     desk.commit()
     assert seqs_of(desk.read("log")) == [2]
 

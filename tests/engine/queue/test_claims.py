@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from tests.engine.queue.job_desk import JobDesk
+from topics.engine.queue import claims
 from topics.engine.queue.claims import STEP, UNREADABLE_MS, Ask
 from topics.engine.queue.jobs import PASS_STEPS, Jobs
 from topics.engine.queue.ledger import Ledger
@@ -149,7 +150,7 @@ def test_a_job_with_an_unreadable_record_is_hidden_and_stops_nobody() -> None:
     desk.unreadable.add(locator)
     assert desk.claim(9) == [2]
     assert desk.counters.ready == 0
-    assert desk.engine.records_of(desk.topic, [1]) == []
+    assert claims.records_of(desk.topic, desk.engine.store, [1]) == []
     desk.later(UNREADABLE_MS - 1)
     desk.ack(2)
     assert desk.claim() == [2]  # its lease was over
@@ -166,7 +167,7 @@ def test_records_are_given_in_the_order_asked_and_only_those_that_live() -> None
     desk.add(4)
     desk.delete_records("q", match="t")
     desk.commit()
-    found = desk.engine.records_of(desk.topic, [4, 3, 2, 1, 9])
+    found = claims.records_of(desk.topic, desk.engine.store, [4, 3, 2, 1, 9])
     assert [(seq, msgspec.json.decode(record)["data"]) for seq, record in found] == [
         (4, 4),
         (3, 3),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.engine.shard_support import Desk
+from topics.engine.changes import lease_jobs
 from topics.engine.locators import Locator
+from topics.engine.queue import claims
 from topics.engine.queue.claims import UNREADABLE_MS, Ask, jobs_of
 from topics.engine.store import Unreadable
 from topics.engine.topic import Topic
@@ -21,10 +23,14 @@ def exhausted(desk: Desk, *datas: str) -> Topic:
         desk.append("q", data)
     desk.commit()
     topic = desk.engine.topic("q")
-    holder = desk.engine.poller(topic, "worker")
-    (claim,) = desk.engine.claim(topic, [Ask(holder, 99, 1000)], desk.now, evenly=False)
-    desk.engine.nack(topic, "worker", claim.seqs, None, 0, desk.now)
-    (claim,) = desk.engine.claim(topic, [Ask(holder, 99, 1000)], desk.now, evenly=False)
+    holder = jobs_of(topic).leases.poller("worker")
+    (claim,) = lease_jobs.claim(
+        desk.engine.table, topic, [Ask(holder, 99, 1000)], desk.now, evenly=False
+    )
+    lease_jobs.nack(topic, "worker", claim.seqs, None, 0, desk.now)
+    (claim,) = lease_jobs.claim(
+        desk.engine.table, topic, [Ask(holder, 99, 1000)], desk.now, evenly=False
+    )
     assert not claim.seqs
     return topic
 
@@ -33,10 +39,10 @@ def test_dead_jobs_come_with_their_records_in_the_order_in_which_they_were_found
     desk: Desk,
 ) -> None:
     topic = exhausted(desk, "x", "y")
-    found = desk.engine.dead(topic, 9, PLENTY, desk.now)
+    found = claims.dead(topic, desk.engine.store, 9, PLENTY, desk.now)
     assert [seq for seq, _ in found] == [1, 2]
     assert b'"data":"y"' in found[1][1]
-    assert desk.engine.dying(topic, len(found), desk.now).seqs == [1, 2]
+    assert lease_jobs.dying(topic, len(found), desk.now).seqs == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -46,7 +52,7 @@ def test_no_more_are_taken_than_the_bounds_allow_but_one_in_any_case(
     desk: Desk, max_jobs: int, max_bytes: int, seqs: list[int]
 ) -> None:
     topic = exhausted(desk, "x" * 80, "y" * 80, "z" * 80)
-    found = desk.engine.dead(topic, max_jobs, max_bytes, desk.now)
+    found = claims.dead(topic, desk.engine.store, max_jobs, max_bytes, desk.now)
     assert [seq for seq, _ in found] == seqs
     assert list(jobs_of(topic).dead) == [1, 2, 3], "nothing is taken yet"
 
@@ -63,7 +69,7 @@ def test_a_job_whose_record_cannot_be_read_is_hidden_and_stops_no_other(
         return real(locator)
 
     monkeypatch.setattr(desk, "records", records)
-    assert [seq for seq, _ in desk.engine.dead(topic, 9, PLENTY, desk.now)] == [2]
+    assert [seq for seq, _ in claims.dead(topic, desk.engine.store, 9, PLENTY, desk.now)] == [2]
     jobs = jobs_of(topic)
     assert (list(jobs.dead), jobs.counters(topic.count).ready) == ([2], 0)
     desk.later(UNREADABLE_MS)
@@ -73,8 +79,12 @@ def test_a_job_whose_record_cannot_be_read_is_hidden_and_stops_no_other(
 
 def test_the_rest_of_a_batch_that_is_dying_comes_first(desk: Desk) -> None:
     topic = exhausted(desk, "x", "y", "z")
-    desk.engine.dying(topic, 2, desk.now)
-    desk.engine.keep_dead(topic, [1])
-    assert [seq for seq, _ in desk.engine.dead(topic, 9, PLENTY, desk.now)] == [2]
-    desk.engine.keep_dead(topic, [2])
-    assert [seq for seq, _ in desk.engine.dead(topic, 9, PLENTY, desk.now)] == [3, 1, 2]
+    lease_jobs.dying(topic, 2, desk.now)
+    lease_jobs.keep_dead(topic, [1])
+    assert [seq for seq, _ in claims.dead(topic, desk.engine.store, 9, PLENTY, desk.now)] == [2]
+    lease_jobs.keep_dead(topic, [2])
+    assert [seq for seq, _ in claims.dead(topic, desk.engine.store, 9, PLENTY, desk.now)] == [
+        3,
+        1,
+        2,
+    ]

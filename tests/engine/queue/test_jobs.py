@@ -11,7 +11,9 @@ import pytest
 
 from tests.engine.queue.job_desk import JobDesk
 from topics.engine.now import Now
+from topics.engine.queue import claims
 from topics.engine.queue import jobs as module
+from topics.engine.queue.claims import jobs_of
 from topics.engine.queue.jobs import HEAP_STALE_MIN, LEDGER_STEP, Counters, Jobs
 from topics.engine.queue.ledger import JobState, Ledger
 from topics.engine.queue.timetable import STALE_MIN
@@ -48,8 +50,8 @@ def test_a_job_that_is_free_again_has_no_place_from_before() -> None:
     desk = JobDesk(3)
     desk.claim(3)
     desk.nack(1, 2)
-    desk.engine.set_aside(desk.topic, [1])
-    desk.engine.put_back(desk.topic, [1], desk.now)
+    claims.set_aside(desk.topic, [1])
+    claims.put_back(desk.topic, [1], desk.now)
     assert desk.claim() == [2]
     assert desk.claim() == [1]
     desk.nack(3)
@@ -65,10 +67,10 @@ def test_a_place_that_was_left_in_the_middle_of_the_line_stays_empty() -> None:
     desk.claim(3)
     for seq in (1, 2, 3):
         desk.nack(seq)
-    desk.engine.set_aside(desk.topic, [2])
+    claims.set_aside(desk.topic, [2])
     assert desk.claim() == [1]
     desk.nack(1)
-    desk.engine.put_back(desk.topic, [2], desk.now)
+    claims.put_back(desk.topic, [2], desk.now)
     assert [desk.claim() for _ in range(3)] == [[3], [1], [2]]
 
 
@@ -129,11 +131,11 @@ def test_a_record_that_is_set_aside_is_nobodys_and_comes_back_as_it_was(
     desk = JobDesk(1)
     state(desk)
     before = desk.counters, dict(desk.jobs.dead)
-    assert desk.engine.set_aside(desk.topic, [1]) == [1]
-    assert desk.engine.set_aside(desk.topic, [1]) == []
+    assert claims.set_aside(desk.topic, [1]) == [1]
+    assert claims.set_aside(desk.topic, [1]) == []
     assert desk.claim() == []
     assert desk.counters == (0, 0, 0, 0)
-    desk.engine.put_back(desk.topic, [1], desk.now)
+    claims.put_back(desk.topic, [1], desk.now)
     assert (desk.counters, dict(desk.jobs.dead)) == before
     desk.later(50)
     assert desk.claim() == ([] if state is dead else [1])
@@ -142,14 +144,14 @@ def test_a_record_that_is_set_aside_is_nobodys_and_comes_back_as_it_was(
 def test_a_delayed_record_that_comes_back_waits_for_its_time_and_a_due_one_does_not() -> None:
     desk = JobDesk()
     desk.add("a", delay_ms=50)
-    desk.engine.set_aside(desk.topic, [1])
-    desk.engine.put_back(desk.topic, [1], desk.now)
+    claims.set_aside(desk.topic, [1])
+    claims.put_back(desk.topic, [1], desk.now)
     assert desk.counters.delayed == 1
     desk.later(50)
     assert desk.counters.delayed == 0
-    desk.engine.set_aside(desk.topic, [1])
+    claims.set_aside(desk.topic, [1])
     desk.now = desk.now._replace(ts=desk.now.ts - 5000)  # the wall clock is set back
-    desk.engine.put_back(desk.topic, [1], desk.now)
+    claims.put_back(desk.topic, [1], desk.now)
     assert desk.claim() == [1]
 
 
@@ -160,14 +162,14 @@ def test_who_holds_a_job_keeps_it_from_being_set_aside() -> None:
     desk.nack(2)
     desk.claim()
     desk.dying()
-    assert desk.engine.set_aside(desk.topic, [1, 2, 3]) == []
+    assert claims.set_aside(desk.topic, [1, 2, 3]) == []
 
 
 def test_a_record_that_was_fresh_is_first_when_later_ones_have_been_claimed() -> None:
     desk = JobDesk(3)
-    desk.engine.set_aside(desk.topic, [1])
+    claims.set_aside(desk.topic, [1])
     assert desk.claim() == [2]
-    desk.engine.put_back(desk.topic, [1], desk.now)
+    claims.put_back(desk.topic, [1], desk.now)
     assert desk.claim() == [1]
     assert desk.jobs.deliveries(1) == 1
 
@@ -181,7 +183,7 @@ def test_a_job_whose_record_has_gone_is_in_no_state(
     desk.add("a", tag="t")
     desk.add("b")
     state(desk)
-    desk.engine.set_aside(desk.topic, [1] if state is fresh else [])
+    claims.set_aside(desk.topic, [1] if state is fresh else [])
     before = desk.counters
     desk.delete_records("q", **({"match": "t"} if by_tag else {"before_seq": 2}))
     desk.commit()
@@ -215,7 +217,7 @@ def test_jobs_are_exhausted_only_where_somebody_takes_them() -> None:
     assert list(desk.jobs.dead) == [1]
     desk.put("q", max_deliveries=3)
     desk.commit()
-    desk.engine.revive_dead(desk.topic)
+    jobs_of(desk.topic).revive_dead()
     assert desk.claim() == [1]
     assert desk.jobs.deliveries(1) == 3
 
@@ -304,7 +306,7 @@ def test_redrives_that_fail_leave_nothing_behind() -> None:
     desk.add("due", delay_ms=100)
     desk.later(100)
     for _ in range(HEAP_STALE_MIN + 10):
-        assert desk.engine.set_aside(desk.topic, [1, 2, 5]) == [1, 2, 5]
-        desk.engine.put_back(desk.topic, [1, 2, 5], desk.now)
+        assert claims.set_aside(desk.topic, [1, 2, 5]) == [1, 2, 5]
+        claims.put_back(desk.topic, [1, 2, 5], desk.now)
     assert max(len(desk.jobs._in_line), len(desk.jobs._due)) <= HEAP_STALE_MIN + 8
     assert [desk.claim() for _ in range(6)] == [[1], [2], [3], [4], [5], []]

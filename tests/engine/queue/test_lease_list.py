@@ -8,14 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.engine.queue.job_desk import JobDesk
-from topics.engine.queue.lease_list import LeaseView
+from topics.engine.queue import claims
+from topics.engine.queue.claims import LeaseView
 from topics.engine.queue.leases import ORDER_SLACK
 
 
 def views(
     desk: JobDesk, after: int = 0, limit: int = 9, node: str | None = None
 ) -> list[LeaseView]:
-    return desk.engine.leases(desk.topic, after, limit, node, desk.now)
+    return claims.leases(desk.topic, after, limit, node, desk.now)
 
 
 def test_leases_come_by_seq_page_by_page() -> None:

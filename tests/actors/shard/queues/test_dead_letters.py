@@ -29,6 +29,7 @@ from topics.actors.shard.queues.dead_letters import RETRY_MAX_S, RETRY_MIN_S
 from topics.engine.changes import lease_jobs
 from topics.engine.moved_keys import copy_key, earlier_copy_key
 from topics.engine.now import Now
+from topics.engine.queue import claims
 from topics.engine.queue.claims import jobs_of
 from topics.engine.removal import cut_to
 from topics.engine.topic import Topic
@@ -393,7 +394,7 @@ async def test_records_that_cannot_be_read_now_are_tried_again(
         raise OSError(24, "too many open files")
 
     with monkeypatch.context() as patched:
-        patched.setattr(desk.engine, "dead", dead)
+        patched.setattr(claims, "dead", dead)
         wake(desk, queue)
     await trio.sleep(RETRY_MIN_S + 0.01)
     await run_log(desk)
@@ -525,7 +526,7 @@ async def test_a_copy_that_was_made_before_is_not_made_again(desk: Desk) -> None
     queue = make_queue(desk, "q", "x")
     exhaust(desk, queue)
     sent: list[copies.Sent] = []
-    record = desk.engine.records_of(queue, [1])[0][1]
+    record = claims.records_of(queue, desk.engine.store, [1])[0][1]
     copy = desk.loop.services.dead_letters._copy_of(queue, 1, record)
     copies.send(desk.loop.context.peers, "dead", [copy], sent.append)
     await run_log(desk)

@@ -13,6 +13,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.support.queue_desk import QueueDesk, seqs_of
 from topics.actors.rpc.replies import APPLICATION_ERROR
 from topics.actors.shard.queues import lines
+from topics.engine.changes import lease_jobs
 from topics.engine.queue import jobs
 
 # In order
@@ -108,7 +109,7 @@ async def test_records_that_cannot_be_read_cost_one_claim_its_answer(
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     with monkeypatch.context() as patch:
-        patch.setattr(workers.engine, "claim", fail)
+        patch.setattr(lease_jobs, "claim", fail)
         workers.jobs(1)
         workers.turn()
     told = [each for each in workers.told() if each.get("cid") == waiting]

@@ -11,6 +11,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.support.queue_desk import TS_0, QueueDesk
+from topics.engine.changes import lease_jobs
 from topics.formats.disk.frame_bodies import LeaseOp
 from topics.formats.disk.frames import FrameKind
 from topics.storage.wal.file import NoRoom
@@ -348,7 +349,7 @@ async def test_a_stream_whose_records_cannot_be_read_ends_and_releases_its_jobs(
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     with monkeypatch.context() as patch:
-        patch.setattr(workers.engine, "claim", fail)
+        patch.setattr(lease_jobs, "claim", fail)
         workers.turn()
     (ended,) = workers.told()
     assert (ended["event"], ended["error"]) == ("work.ended", "internal")

@@ -32,6 +32,7 @@ from tests.actors.shard.sealing.sealing_support import (
 from tests.support.log import failing
 from topics.actors.shard.sealing import choice, merging, pacing
 from topics.actors.shard.sealing.merging import Merging
+from topics.engine.changes import delete_topic
 from topics.engine.changes.change import Change
 from topics.engine.locators import split_locator
 from topics.engine.merged import MergedExtent, replace_merged
@@ -338,7 +339,7 @@ def test_nothing_is_left_when_all_records_go_while_they_are_merged(
 @pytest.mark.usefixtures("eager")
 def test_a_delete_of_a_topic_that_is_undone_meanwhile_keeps_its_records(aged: Sealer) -> None:
     before = seen(aged)
-    change = aged.engine.delete("mixed", False, aged.now)
+    change = delete_topic.decide(aged.engine.table, "mixed", False, aged.now)
     assert isinstance(change, Change)
     aged.submit(change)
     while aged.sealing.merging.merged == 0 and aged.step():

@@ -29,6 +29,7 @@ from topics.actors.shard.queues.lines import Lines
 from topics.actors.shard.room import unwritable
 from topics.actors.shard.routing.barriers import Barriers
 from topics.actors.shard.service import Service
+from topics.engine.changes import lease_jobs
 from topics.engine.changes.lease_jobs import LeaseChange
 from topics.engine.queue.claims import jobs_of
 from topics.engine.queue.leases import Holder
@@ -155,7 +156,7 @@ class Claims(Service):
         topic.touch(*self._context.now)
         request.outlast()  # its own time ends it
         request.release()
-        holder = self._engine.poller(topic, asked.node)
+        holder = jobs_of(topic).leases.poller(asked.node)
         poll = self._polls[key] = PolledClaim(self, request, topic, holder, asked)
         self._lines.join(poll, is_patient=asked.wait_ms > 0)
 
@@ -218,7 +219,7 @@ class Claims(Service):
         """End exactly these leases (seq, number), those of them that are still as they were
         given.
         """
-        change = self._engine.unclaim(topic, leases, self._commits.now())
+        change = lease_jobs.unclaim(topic, leases, self._commits.now())
         if change.frames:
             self._context.submit_or_undo(change, grows=True)
         self._lines.note_claimable(topic)

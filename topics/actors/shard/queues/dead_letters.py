@@ -28,9 +28,11 @@ from topics.actors.shard.queues.copies import COPIES_BYTES, Copy, Sent, send
 from topics.actors.shard.queues.lanes import Lanes
 from topics.actors.shard.room import unwritable
 from topics.actors.shard.service import Service
+from topics.engine.changes import finish_jobs, lease_jobs
 from topics.engine.changes.change import Change
 from topics.engine.changes.put_topic import PutTopic
 from topics.engine.moved_keys import BATCH_JOBS, copy_key, earlier_copy_key
+from topics.engine.queue import claims
 from topics.engine.queue.claims import Taken, jobs_of
 from topics.engine.topic import Topic
 from topics.errors import NotReady, TopicsError
@@ -115,9 +117,9 @@ class DeadLetters(Service):
         rule that counts no more.
         """
         if with_batch:
-            self._engine.keep_dead(topic, tuple(jobs_of(topic).dying))
+            lease_jobs.keep_dead(topic, tuple(jobs_of(topic).dying))
         if jobs_of(topic).dead:
-            self._engine.revive_dead(topic)
+            jobs_of(topic).revive_dead()
             self._note_claimable(topic)
 
     # One batch
@@ -154,11 +156,11 @@ class DeadLetters(Service):
             return
         context.freshen(topic)
         try:
-            jobs = self._engine.dead(topic, BATCH_JOBS, COPIES_BYTES, context.now)
+            jobs = claims.dead(topic, self._engine.store, BATCH_JOBS, COPIES_BYTES, context.now)
         except OSError as error:
             self._end(move, unwritable(error))
             return
-        change = self._engine.dying(topic, len(jobs), context.now)
+        change = lease_jobs.dying(topic, len(jobs), context.now)
 
         def settle(result: Progress | OSError) -> None:
             if isinstance(result, OSError):
@@ -198,7 +200,7 @@ class DeadLetters(Service):
     def _copied(self, move: Move, sent: Sent) -> None:
         # After `NotReady` the target may have a copy: the job stays in the batch.
         refused = [seq for seq, why in sent.refused.items() if not isinstance(why, NotReady)]
-        self._engine.keep_dead(move.topic, refused)
+        lease_jobs.keep_dead(move.topic, refused)
         trouble = next(iter(sent.refused.values()), None)
         if sent.appended:
             self._bury(move, sent.appended, trouble)
@@ -223,7 +225,7 @@ class DeadLetters(Service):
             move.retry_s = 0.0
             self._end(move, trouble)
 
-        self._commits.submit(self._engine.bury(topic, seqs, context.now), settle)
+        self._commits.submit(finish_jobs.bury(topic, seqs, context.now), settle)
 
     def _end(self, move: Move, trouble: TopicsError | None = None) -> None:
         """Go on with the next batch, or after a while if there was trouble. A batch whose fate is

@@ -18,8 +18,9 @@ from topics.actors.shard.queues.lines import Lines
 from topics.actors.shard.retries import Retries
 from topics.actors.shard.room import unwritable
 from topics.actors.shard.service import Service
-from topics.engine.changes import finish_jobs
+from topics.engine.changes import finish_jobs, lease_jobs
 from topics.engine.changes.lease_jobs import LeaseChange
+from topics.engine.queue import claims
 from topics.engine.queue.claims import jobs_of
 from topics.engine.queue.jobs import Counters
 from topics.engine.queue.leases import Lease
@@ -125,7 +126,7 @@ class JobCalls(Service):
         asked = decode_nack(request.attachment, context.limits)
         topic = context.fresh_queue(params.topic)
         context.check_leasable(topic)
-        change = self._engine.nack(
+        change = lease_jobs.nack(
             topic, asked.node, asked.seqs, asked.lease_ids, asked.delay_ms, context.now
         )
         self._lines.note_claimable(topic)
@@ -145,7 +146,7 @@ class JobCalls(Service):
         asked = decode_extend(request.attachment, context.limits)
         topic = context.fresh_queue(params.topic)
         context.check_leasable(topic)
-        change = self._engine.extend(
+        change = lease_jobs.extend(
             topic, asked.node, asked.seqs, asked.lease_ids, asked.lease_ms, context.now
         )
         self._lines.note_claimable(topic)  # perhaps sooner than before
@@ -173,9 +174,7 @@ class JobCalls(Service):
     def _leases(self, request: InboundCall[LeasesParams, LeasesResult]) -> None:
         params = request.params
         topic = self._context.fresh_queue(params.topic)
-        found = self._engine.leases(
-            topic, params.after, params.limit + 1, params.node, self._context.now
-        )
+        found = claims.leases(topic, params.after, params.limit + 1, params.node, self._context.now)
         page = found[: params.limit]
         items = [
             queue_answers.lease_json(

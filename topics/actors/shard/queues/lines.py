@@ -20,6 +20,8 @@ from topics.actors.shard.group_commit import NO_IO
 from topics.actors.shard.queues.claimers import Claimer
 from topics.actors.shard.queues.line import Line, Share
 from topics.actors.shard.service import Service
+from topics.engine import retention
+from topics.engine.changes import lease_jobs
 from topics.engine.changes.append import Append
 from topics.engine.changes.change import Change
 from topics.engine.changes.delete_topic import DeleteTopic
@@ -230,8 +232,13 @@ class Lines(Service):
         bounds = [share.claimer.max_bytes for share in shares]
         max_bytes = min(max(TURN_BYTES_MAX, *bounds), sum(bounds))
         try:
-            changes = self._engine.claim(
-                line.topic, asks, self._context.now, evenly=evenly, max_bytes=max_bytes
+            changes = lease_jobs.claim(
+                self._engine.table,
+                line.topic,
+                asks,
+                self._context.now,
+                evenly=evenly,
+                max_bytes=max_bytes,
             )
         except OSError as error:
             self._fail(line, shares, error)
@@ -288,7 +295,7 @@ class Lines(Service):
         if next_at is not None:
             self._set_alarm(line, max(ALARM_MIN_S, (next_at - now.ms) / 1000))
         if not line.waiting and self._ready(line.topic):
-            expires_at = self._engine.next_expiry(line.topic)
+            expires_at = retention.next_expiry(line.topic, self._engine.store)
             if expires_at is not None:  # what is due and still there is damaged
                 left_ms = expires_at - now.ts
                 self._set_alarm(line, left_ms / 1000 if left_ms > 0 else RETRY_S)

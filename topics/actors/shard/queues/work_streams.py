@@ -21,6 +21,7 @@ from topics.actors.shard.context import ShardContext
 from topics.actors.shard.queues.claimers import Claimer, job_json
 from topics.actors.shard.queues.lines import Lines
 from topics.actors.shard.service import Service
+from topics.engine.changes import lease_jobs
 from topics.engine.changes.lease_jobs import LeaseChange
 from topics.engine.queue.leases import Holder
 from topics.engine.topic import Topic
@@ -159,8 +160,8 @@ class WorkStreams(Service):
         if stream.holder.held and not stream.topic.deleted:
             now = self._commits.now()
             for change in (
-                self._engine.unclaim(stream.topic, unshown, now),
-                self._engine.release(stream.topic, stream.holder, now),
+                lease_jobs.unclaim(stream.topic, unshown, now),
+                lease_jobs.release(stream.topic, stream.holder, now),
             ):
                 if change.frames:
                     self._context.submit_or_undo(change, grows=True)
