@@ -24,7 +24,7 @@ import trio
 from topics.actors.link.board import Board
 from topics.actors.link.link import Link
 from topics.actors.link.link_memory import LinkMemory, LinkSizes
-from topics.actors.link.process_id import front_id, shard_id
+from topics.actors.link.process_id import FRONT, shard_id
 from topics.config import MIB, Settings
 from topics.formats.wire.message import Message
 
@@ -60,10 +60,10 @@ class LinkBench:
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        board = Board.create(1, 1)
-        memory = LinkMemory(front_id(0), shard_id(0), LinkSizes.of(Settings()))
+        board = Board(1)
+        memory = LinkMemory(FRONT, shard_id(0), LinkSizes.of(Settings()))
         self.child = fork(lambda: serve(Link(memory, board, shard_id(0))))
-        self.link = Link(memory, board, front_id(0))
+        self.link = Link(memory, board, FRONT)
         self.answer = trio.Event()
 
     def on_messages(self, frames: list[Message]) -> None:

@@ -22,7 +22,7 @@ def topic(number: int, head_seq: int = 10, *, ttl_ms: int = 0, cap_records: int 
 
 
 def words() -> memoryview:
-    return Board.create(shards=1, fronts=1).heads(0)
+    return Board(1).heads(0)
 
 
 def append(to: Topic, count: int = 1) -> Append:

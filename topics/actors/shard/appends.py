@@ -24,7 +24,7 @@ from topics.formats.wire.calls import APPEND
 
 
 class Appends(Service):
-    """Handles the appends of all fronts, and those of shards, which move records."""
+    """Handles the appends of the front, and those of shards, which move records."""
 
     def __init__(self, context: ShardContext, streamed: StreamedAppends) -> None:
         self._context, self._commits, self._streamed = context, context.commits, streamed

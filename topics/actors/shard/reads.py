@@ -43,7 +43,7 @@ class Reads(Service):
         serve(router, DIFF_AHEAD, self._diff_ahead)
 
     def on_commit(self, change: Change) -> None:
-        """Tell the fronts whether pages that were read ahead are still the answer."""
+        """Tell the front whether pages that were read ahead are still the answer."""
         self._heads.committed(change)
 
     def _diff(self, request: DiffCall) -> None:

@@ -146,7 +146,7 @@ def test_pages_read_ahead_are_void_when_a_frame_is_found_damaged(small: Sealer) 
     two_topics(small)
     first = first_log(small.path)
     header = next(header for header in frames_of(first) if header.kind == FrameKind.APPEND)
-    words = Board.create(1, 1).heads(0)
+    words = Board(1).heads(0)
     writer, reader = HeadWriter(words), HeadReader(words)
     small.commits.on_commit = writer.committed
     mark = writer.mark(small.engine.by_id[header.topic_id])
