@@ -13,9 +13,11 @@ from topics.engine.access import Scope
 from topics.formats.wire.calls import (
     APPEND,
     DELETE_RECORDS,
+    DIFF,
     AppendOutcome,
     AppendParams,
     DeleteRecordsParams,
+    DiffParams,
     band_in,
     outcome_in,
 )
@@ -55,11 +57,12 @@ async def append(context: RouteContext, request: Request, body: Body, at: int) -
 
 async def diff(context: RouteContext, request: Request, body: Body, at: int) -> Answer:
     """§3. May wait for as long as the ``wait_ms`` of the body says."""
+    params = DiffParams(request.topic, at)
     if not (context.drain.is_draining or may_wait(body)):
-        return await context.read_ahead.diff(request, body, at)
+        return await context.ask(request, DIFF, params, body)
     await in_task()
     with context.drain.waiting(request):
-        return await context.read_ahead.diff(request, body, at)
+        return await context.ask(request, DIFF, params, body)
 
 
 def may_wait(body: Body) -> bool:
