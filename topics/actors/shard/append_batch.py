@@ -132,7 +132,7 @@ class AppendBatch:
             deduped=deduped,
         )
         body += answers.performance(
-            total_ms(params.at),
+            total_ms(params.at if params.ats is None else params.ats[index]),
             wal_ms=took_ms[0],
             fsync_ms=took_ms[1],
             throttle_ms=params.parked_ms + self._request.parked_ms,
