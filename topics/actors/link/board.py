@@ -20,8 +20,6 @@ store changes it. The sections follow one another in this order, each from a lin
                          7     delay_ms: how long a message that comes now will wait [shard p]
                          8     counters, 2048 words, see `topics.actors.link.counters` [p]
                          2056  counts of limits, 8 words, see `topics.actors.link.ledger` [shard p]
-    heads of shard i     two words for each slot, see `topics.actors.link.heads` [shard i]
-    (16 lines each)
 
 Pair n is that of the processes with ranks a < b, n = b * (b - 1) / 2 + a, where the front has rank
 0 and shard i rank i + 1. Words that nobody uses cost address space, no memory.
@@ -33,7 +31,6 @@ import mmap
 from enum import IntEnum
 from typing import Final
 
-from topics.actors.link.heads import SLOT_WORDS, SLOTS
 from topics.actors.link.process_id import FRONT, ProcessId, shard_id
 
 LINE_WORDS: Final = 8
@@ -42,9 +39,7 @@ COUNTERS: Final = 2048
 LIMITS_AT: Final = COUNTERS_AT + COUNTERS
 LIMITS: Final = 8
 PROCESS_WORDS: Final = LIMITS_AT + LIMITS
-HEADS_WORDS: Final = SLOTS * SLOT_WORDS
 assert PROCESS_WORDS == 258 * LINE_WORDS
-assert HEADS_WORDS == 16 * LINE_WORDS
 
 
 class ShardState(IntEnum):
@@ -171,8 +166,7 @@ class Board:
         pairs = count * (count - 1) // 2
         self._sessions_at = LINE_WORDS
         self._processes_at = self._sessions_at + _whole_lines(pairs)
-        self._heads_at = self._processes_at + count * PROCESS_WORDS
-        length = self._heads_at + shards * HEADS_WORDS
+        length = self._processes_at + count * PROCESS_WORDS
         self._words = memoryview(mmap.mmap(-1, 8 * length)).cast("Q")
         for pair in range(pairs):
             # 1, because rings are born with 0: nothing flows before both sides have started.
@@ -203,12 +197,6 @@ class Board:
     def process(self, process: ProcessId) -> FrontWords | ShardWords:
         """The words of the front or a shard."""
         return self.front if process == FRONT else self.shard(process.index)
-
-    def heads(self, shard: int) -> memoryview:
-        """The words of the slots of ``shard`` (`topics.actors.link.heads`)."""
-        assert 0 <= shard < self.shards, "a shard of this board"
-        at = self._heads_at + shard * HEADS_WORDS
-        return self._words[at : at + HEADS_WORDS]
 
     def _process(self, process: ProcessId) -> memoryview:
         at = self._processes_at + self._rank(process) * PROCESS_WORDS
