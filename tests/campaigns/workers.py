@@ -41,16 +41,8 @@ CREW_SHARE = 0.6  # of the kills
 BACKLOG_MAX = 1500  # jobs of a queue; above, its producers pause
 # Of a campaign that is long enough; a check that met nothing proves nothing.
 WANTED = (
-    "deliveries again",
-    "live",
-    "stale: expired",
-    "stale: released",
-    "stale: superseded",
-    "stale: no token",
-    "acked",
-    "dead-lettered",
-    "jobs of twins",
-    "redriven",
+    *("deliveries again", "live", "stale: expired", "stale: released", "stale: superseded"),
+    *("stale: no token", "acked", "dead-lettered", "jobs of twins", "redriven"),
 )
 
 QUEUES: dict[str, dict[str, Any]] = {
