@@ -13,7 +13,6 @@ import trio
 import trio.testing
 
 from topics.actors.link.arena import Holder
-from topics.actors.link.heads import HeadMark
 from topics.actors.rpc.call import PendingCall, RpcReply
 from topics.actors.rpc.stepping import NOW, Command, command, in_task
 from topics.actors.shard_client.readiness import Readiness
@@ -229,9 +228,6 @@ class FakeBackend:
     def make_room(self, shard: int, holder: Holder, now: float) -> bool:
         return False
 
-    def head(self, shard: int, mark: HeadMark) -> int | None:
-        return None
-
     def delay_ms(self, shard: int) -> float:
         return 0.0
 
@@ -292,7 +288,7 @@ class FakeBackend:
             result = calls.ClaimResult(7, self.leased)
             answer |= {"claimed": rows}
         elif call is calls.DIFF:
-            result = calls.DiffResult(None)
+            result = calls.NO_RESULT
             answer |= {
                 "records": rows[document.get("from_seq", 0) :],
                 "filler": "x" * self.answer_bytes,
