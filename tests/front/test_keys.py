@@ -39,7 +39,10 @@ class Shards(FakeBackend):
         return await super().call(shard, call, params, body)
 
     def ask(self, *asked: Any) -> None:
-        self.calls.append((asked[1].method, asked[2], b""))
+        if asked[1] is calls.APPEND:
+            super().ask(*asked)
+        else:
+            self.calls.append((asked[1].method, asked[2], b""))
 
 
 def shards(gate: trio.Event | None = None) -> Shards:

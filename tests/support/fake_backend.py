@@ -13,7 +13,6 @@ import trio
 import trio.testing
 
 from topics.actors.link.arena import Holder
-from topics.actors.link.heads import HeadMark
 from topics.actors.rpc.call import PendingCall, RpcReply
 from topics.actors.rpc.stepping import NOW, Command, command, in_task
 from topics.actors.shard_client.readiness import Readiness
@@ -190,7 +189,28 @@ class FakeBackend:
     ) -> None:
         raw = self._take(body)
         self.calls.append((call.method, params, raw))
-        then(FakeReply(*self._answer(call, params, raw, shard), self))
+
+        def answer() -> None:
+            try:
+                reply: FakeReply | TopicsError = FakeReply(
+                    *self._answer(call, params, raw, shard), self
+                )
+            except TopicsError as failure:
+                reply = failure
+            then(reply)
+
+        async def answer_late(gate: trio.Event) -> None:
+            await gate.wait()
+            self.waiting -= 1
+            answer()
+
+        if not self.ready:
+            then(NotReady("the shard is recovering"))
+        elif getattr(params, "topic", "") == "slow" and self.gate is not None:
+            self.waiting += 1
+            trio.lowlevel.spawn_system_task(answer_late, self.gate)
+        elif shard not in self.silent:
+            answer()
 
     def notify(self, shard: int, event: Event[P], params: P, *, quiet: bool = False) -> None:
         self.calls.append((event.method, params, b""))
@@ -207,9 +227,6 @@ class FakeBackend:
 
     def make_room(self, shard: int, holder: Holder, now: float) -> bool:
         return False
-
-    def head(self, shard: int, mark: HeadMark) -> int | None:
-        return None
 
     def delay_ms(self, shard: int) -> float:
         return 0.0
@@ -240,6 +257,8 @@ class FakeBackend:
             raise RuntimeError("a secret of the inside")
         if topic == "shard-bug":
             raise Internal("a secret of the shard")
+        if call is calls.APPEND and params.lengths is not None:
+            return self._append_joined(call, params, raw, shard)
         try:
             document = json.loads(raw) if raw else {}
         except ValueError:
@@ -269,7 +288,7 @@ class FakeBackend:
             result = calls.ClaimResult(7, self.leased)
             answer |= {"claimed": rows}
         elif call is calls.DIFF:
-            result = calls.DiffResult(None)
+            result = calls.NO_RESULT
             answer |= {
                 "records": rows[document.get("from_seq", 0) :],
                 "filler": "x" * self.answer_bytes,
@@ -278,6 +297,25 @@ class FakeBackend:
             answer |= {"head_seq": len(rows), "touch": getattr(params, "touch", None)}
         answer["performance"] = {"server_total_ms": 0.01}
         return result, json.dumps(answer, separators=(",", ":")).encode()
+
+    def _append_joined(
+        self, call: Call[P, R], params: Any, raw: bytes, shard: int
+    ) -> tuple[tuple[Any, ...], bytes]:
+        """Each request as if it had come alone."""
+        outcomes, bodies, failures, start = [], [], [], 0
+        for length in params.lengths:
+            body, start = raw[start : start + length], start + length
+            try:
+                result, answer = self._answer(call, params._replace(lengths=None), body, shard)
+            except TopicsError as failure:
+                failures.append((failure.code, failure.message, failure.detail))
+                outcomes.append(calls.outcome_byte(calls.AppendOutcome.FAILED, TOP_BAND))
+                bodies.append(b"")
+            else:
+                outcomes += result[0]
+                bodies.append(answer)
+        lengths = [len(body) for body in bodies]
+        return calls.AppendResult(bytes(outcomes), lengths, failures), b"".join(bodies)
 
     def _router(self, call: Call[P, R], params: Any, raw: bytes) -> tuple[tuple[Any, ...], bytes]:
         if call is calls.ROUTER_LIST:

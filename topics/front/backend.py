@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol, TypeVar
 
 from topics.actors.link.arena import Holder
-from topics.actors.link.heads import HeadMark
 from topics.actors.link.pulse import DAMAGED, DISK_STALLED, STALLED
 from topics.actors.shard_client.readiness import Readiness
 from topics.actors.shard_client.shard_link import Listener
@@ -133,11 +132,6 @@ class Backend(Protocol):
 
     def make_room(self, shard: int, holder: Holder, now: float) -> bool:
         """Tell a slower holder to give up; whether there is one, which does so when others run."""
-
-    def head(self, shard: int, mark: HeadMark) -> int | None:
-        """Head of the topic of a page that was read ahead; None when the page is not its answer any
-        more.
-        """
 
     def delay_ms(self, shard: int) -> float:
         """How long a message to the shard waits there now; 0 while it is away."""

@@ -11,7 +11,6 @@ import trio
 
 from topics.actors.link.arena import ArenaBlock, Holder
 from topics.actors.link.board import Board
-from topics.actors.link.heads import HeadMark, HeadReader
 from topics.actors.link.link import Link
 from topics.actors.rpc.inbound import InboundMessage
 from topics.actors.rpc.message_router import MessageRouter, RouterConfig
@@ -49,7 +48,6 @@ class Shards:
         self._links = [
             ShardLink(link, board.shard(link.peer.index), self._router) for link in links
         ]
-        self._heads = [HeadReader(board.heads(link.peer.index)) for link in links]
         self.shards = len(links)
         self.batch = Batch(links)
         for link in self._links:
@@ -148,10 +146,6 @@ class Shards:
         """As `reservations.make_room`. Raises `NotReady` when the shard is away."""
         self._links[shard].check_connected()
         return reservations.make_room(self._links[shard].link, holder, now)
-
-    def head(self, shard: int, mark: HeadMark) -> int | None:
-        """As `HeadReader.head`."""
-        return self._heads[shard].head(mark)
 
     def delay_ms(self, shard: int) -> float:
         """As `ShardLink.delay_ms`."""
