@@ -12,8 +12,8 @@ from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol, TypeVar
 
 from topics.actors.link.arena import Holder
-from topics.actors.link.heads import HeadMark
 from topics.actors.link.pulse import DAMAGED, DISK_STALLED, STALLED
+from topics.actors.rpc.call import PendingCall
 from topics.actors.shard_client.readiness import Readiness
 from topics.actors.shard_client.shard_link import Listener
 from topics.errors import NotReady, TopicsError
@@ -108,9 +108,9 @@ class Backend(Protocol):
         params: P,
         body: Body,
         then: Callable[[Reply[R] | TopicsError], None],
-    ) -> None:
-        """As `call`, without a task that waits: ``then`` is called with the answer. `flush` sends
-        it.
+    ) -> PendingCall | None:
+        """As `call`, without a task that waits: ``then`` is called with the answer, perhaps before
+        this returns. `flush` sends it. Whoever does not want the answer abandons the call.
         """
 
     def notify(self, shard: int, event: Event[P], params: P, *, quiet: bool = False) -> None:
@@ -133,11 +133,6 @@ class Backend(Protocol):
 
     def make_room(self, shard: int, holder: Holder, now: float) -> bool:
         """Tell a slower holder to give up; whether there is one, which does so when others run."""
-
-    def head(self, shard: int, mark: HeadMark) -> int | None:
-        """Head of the topic of a page that was read ahead; None when the page is not its answer any
-        more.
-        """
 
     def delay_ms(self, shard: int) -> float:
         """How long a message to the shard waits there now; 0 while it is away."""

@@ -12,10 +12,11 @@ from topics.actors.rpc.typed_calls import InboundCall, call_soon, notify, serve,
 from topics.formats.wire.calls import (
     DIFF,
     FEED_PAGE,
+    NO_RESULT,
     TOPIC_PUT,
     DiffParams,
-    DiffResult,
     FeedPageParams,
+    NoResult,
     TopicPutParams,
     TopicPutResult,
 )
@@ -44,7 +45,7 @@ async def test_a_handler_gets_the_params_and_the_caller_the_result(pair: Pair) -
 
 
 async def test_a_request_tells_of_itself(pair: Pair) -> None:
-    kept: list[InboundCall[DiffParams, DiffResult]] = []
+    kept: list[InboundCall[DiffParams, NoResult]] = []
     serve(pair.shard, DIFF, kept.append)
     call = call_soon(pair.caller, DIFF, DiffParams("a", 1))
     pair.deliver()
@@ -60,7 +61,7 @@ async def test_a_request_tells_of_itself(pair: Pair) -> None:
 
 
 async def test_a_registration_can_be_taken_back(pair: Pair) -> None:
-    serve(pair.shard, DIFF, lambda request: request.reply(DiffResult(None)))()
+    serve(pair.shard, DIFF, lambda request: request.reply(NO_RESULT))()
     call_soon(pair.caller, DIFF, DiffParams("a", 1))
     assert pair.deliver() == [f"{DIFF.subject} Request", f"{DIFF.subject} Failure"]
 

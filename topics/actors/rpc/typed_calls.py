@@ -2,7 +2,7 @@
 
 A handler is registered by its `Call` or `Event` and gets typed params:
 
-    serve(router, DIFF, handler)             handler(request: InboundCall[DiffParams, DiffResult])
+    serve(router, DIFF, handler)             handler(request: InboundCall[DiffParams, NoResult])
     subscribe(router, FEED_TAKEN, handler)   handler(message, params: FeedTakenParams)
 
 A caller sends typed params:

@@ -11,8 +11,8 @@ import trio
 
 from topics.actors.link.arena import ArenaBlock, Holder
 from topics.actors.link.board import Board
-from topics.actors.link.heads import HeadMark, HeadReader
 from topics.actors.link.link import Link
+from topics.actors.rpc.call import PendingCall
 from topics.actors.rpc.inbound import InboundMessage
 from topics.actors.rpc.message_router import MessageRouter, RouterConfig
 from topics.actors.rpc.transport import Attachment
@@ -49,7 +49,6 @@ class Shards:
         self._links = [
             ShardLink(link, board.shard(link.peer.index), self._router) for link in links
         ]
-        self._heads = [HeadReader(board.heads(link.peer.index)) for link in links]
         self.shards = len(links)
         self.batch = Batch(links)
         for link in self._links:
@@ -122,17 +121,19 @@ class Shards:
         params: P,
         body: Attachment,
         then: Callable[[ShardReply[R] | TopicsError], None],
-    ) -> None:
+    ) -> PendingCall | None:
         """As `ShardLink.ask`. `flush` sends it."""
-        self._links[shard].ask(call, params, body, then)
+        return self._links[shard].ask(call, params, body, then)
 
     def notify(self, shard: int, event: Event[P], params: P, *, quiet: bool = False) -> None:
         """As `ShardLink.notify`. `flush` sends it."""
         self._links[shard].notify(event, params, quiet=quiet)
 
     def flush(self, shard: int) -> None:
-        """Send what was asked and notified, unless a batch is open, which does it."""
-        if not self.batch.is_open:
+        """Send what was asked and notified. An open batch does that at its end, if it is little."""
+        if self.batch.is_open:
+            self._links[shard].link.flush_many()
+        else:
             self._links[shard].link.flush()
 
     def reserve(self, shard: int, length: int, holder: Holder | None) -> ArenaBlock | None:
@@ -148,10 +149,6 @@ class Shards:
         """As `reservations.make_room`. Raises `NotReady` when the shard is away."""
         self._links[shard].check_connected()
         return reservations.make_room(self._links[shard].link, holder, now)
-
-    def head(self, shard: int, mark: HeadMark) -> int | None:
-        """As `HeadReader.head`."""
-        return self._heads[shard].head(mark)
 
     def delay_ms(self, shard: int) -> float:
         """As `ShardLink.delay_ms`."""
