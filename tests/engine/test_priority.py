@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from topics.engine import priority
-from topics.engine.priority import BANDS, NEW_BAND, RECENT, TOP_BAND, band_of, recency_priority
+from topics.engine.priority import (
+    BANDS,
+    NEW_BAND,
+    RECENT,
+    TOP_BAND,
+    WEIGHTS,
+    Queues,
+    band_of,
+    recency_priority,
+)
 from topics.formats.api.topic_config import PRIORITY_LIMIT
 
 
@@ -47,3 +56,35 @@ def test_the_tables_of_the_docstring_are_the_code() -> None:
     )
     assert ages == ["500", "250", "125", "62", "1", "0"]
     assert (band_of(PRIORITY_LIMIT), band_of(0)) == (TOP_BAND, NEW_BAND)
+
+
+def test_queues_take_turns_by_weight_and_each_in_its_order() -> None:
+    queues = Queues[int]()
+    for band in range(BANDS):
+        queues.queues[band].extend(range(100))
+    taken: dict[int, list[int]] = {band: [] for band in range(BANDS)}
+    for _ in range(sum(WEIGHTS)):
+        number = queues.next()
+        assert number is not None
+        queues.spend(number)
+        taken[number].append(queues.queues[number].popleft())
+    assert taken == {band: [*range(weight)] for band, weight in enumerate(WEIGHTS)}
+
+
+def test_a_queue_alone_has_all_turns_and_pays_its_debt_when_others_come() -> None:
+    queues = Queues[int]()
+    assert queues.next() is None
+    queues.queues[0].extend(range(50))
+    for _ in range(10):
+        assert queues.next() == 0
+        queues.spend(0, 3)
+    queues.queues[3].extend(range(50))
+    order = []
+    for _ in range(30):
+        number = queues.next()
+        assert number is not None
+        queues.spend(number)
+        order.append(number)
+    assert order[0] == 3
+    assert 0 in order
+    assert order.count(3) > 20

@@ -14,7 +14,6 @@ from topics.engine.access import Scope
 from topics.formats.wire.calls import DELETE_RECORDS, DIFF, DeleteRecordsParams, DiffParams
 from topics.front.answers import Answer
 from topics.front.backend import Body
-from topics.front.pressure.admission import check_append, park_append
 from topics.front.queries import Parameter, boolean
 from topics.front.request import Request
 from topics.front.route import BodyRule, Lane, Route
@@ -28,10 +27,10 @@ async def append(context: RouteContext, request: Request, body: Body, at: int) -
     """§2. The shard decodes the body. Raises `Throttled` under pressure."""
     pressure = context.pressure
     if not pressure.is_calm:
-        await check_append(pressure, request, body)
+        await pressure.check_append(request, body)
     band, parked_ms = pressure.bands.of(request.topic), 0.0
     if not pressure.turns.may_go(band):
-        parked_ms = await park_append(pressure, band, body)
+        parked_ms = await pressure.park_append(band, body)
     with_seqs, appends = request.query[RETURN_SEQS], context.appends
     return await answered(partial(appends.append, request, body, at, with_seqs, parked_ms))
 
