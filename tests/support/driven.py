@@ -6,17 +6,44 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import trio
 
-from topics.actors.rpc.call import PendingCall, RpcReply
-from topics.actors.rpc.stepping import NOW
-from topics.formats.wire.message import Message
+from topics.actors.rpc.stepping import NOW, Command, Driver, command
 from topics.front.http.connection import Connection, Timings
 from topics.front.http.connections import Connections
 from topics.front.http.poller import Poller
 
 Serve = Callable[["Scene"], Awaitable[None]]
+
+
+class SteppedCall:
+    """A call that a coroutine waits for, in steps or in a task."""
+
+    def __init__(self) -> None:
+        self._driver: Driver | None = None
+        self._came = trio.Event()
+        self.is_abandoned = False
+
+    async def wait(self) -> Any:
+        self._driver = NOW.driver
+        try:
+            if self._driver is not None:
+                return await command(Command.ANSWER)
+            await self._came.wait()
+        except (GeneratorExit, trio.Cancelled):
+            self.is_abandoned = True
+            raise
+
+    def succeed(self, result: object) -> None:
+        if self._driver is not None:
+            self._driver.answered(result)
+        self._came.set()
+
+    def fail(self, error: Exception) -> None:
+        assert self._driver is not None
+        self._driver.failed(error)
 
 
 class Scene:
@@ -29,15 +56,7 @@ class Scene:
         self.connection = Connection(ours, connections)
         self.poller, self.connections = poller, connections
         self.notes: list[object] = []
-        self.call = PendingCall(7, "append", self)
-        self.forgotten: list[int] = []
-
-    def forget_call(self, cid: int) -> None:
-        """Part of `CallOwner`."""
-        self.forgotten.append(cid)
-
-    def release(self, message: Message) -> None:
-        """Part of `CallOwner`."""
+        self.call = SteppedCall()
 
     def serve(self, serve: Serve) -> None:
         """Drive a coroutine that ends as one of a front does."""
@@ -54,7 +73,7 @@ class Scene:
 
     def answer(self, result: object = None) -> None:
         """The shard answers."""
-        self.call.succeed(RpcReply(result, Message(1, 0, "", b"", b""), self))
+        self.call.succeed(result)
 
     def say(self, data: bytes) -> None:
         """The client sends, and the poller sees it."""

@@ -94,7 +94,7 @@ class ReadAhead:
         if key is not None and next_from_seq is not None:
             following = key.following(next_from_seq)
             if following is not None and guess is not None:
-                answer.reply = self._run_after(request.shard, following, 1, reply)
+                answer.reply = self._run_after(request.shard, following, 1, reply)  # type: ignore[assignment]
             elif following is not None and following not in self._guesses:
                 self._guesses.add(following, Guess())
         return answer
@@ -151,7 +151,7 @@ class ReadAhead:
         if guess.next_key is not None:
             page_count = min(2 * run.page_count, RUN_PAGES_MAX)
             next_run = self._run_after(shard, guess.next_key, page_count)
-        return Answer(200, memoryview(guess.page)[:length], next_run)
+        return Answer(200, memoryview(guess.page)[:length], next_run)  # type: ignore[arg-type]
 
     def _keep(self, run: Run, key: PageKey, guess: Guess, reply: Reply[DiffAheadResult]) -> None:
         """Copy the pages of a run: prefetched pages must not occupy shared memory."""
