@@ -23,7 +23,7 @@ FLOORS = [
     ["topics.process.logs", "topics.process.log_sink"],
     ["topics.storage", "topics.storage.segments", "topics.storage.wal"],
     ["topics.storage.recovery"],
-    ["topics.storage.verify", "topics.storage.inspect", "topics.storage.offline"],
+    ["topics.storage.verify", "topics.storage.inspect"],
     ["topics.spark"],
     ["topics.spark.source", "topics.spark.sink"],
     ["topics.spark.jobs", "topics.spark.discovery"],

@@ -138,14 +138,10 @@ def _path(text: str) -> Path:
 
 
 def _serve(arguments: argparse.Namespace, environ: MutableMapping[str, str]) -> ExitCode:
-    from topics.process.lean_imports import lean_imports
+    from topics.config import ConfigError
+    from topics.process import boot
+    from topics.storage.data_dir import NotADataDirectory, check_place
 
-    with lean_imports():
-        import structlog  # noqa: F401
-
-        from topics.config import ConfigError
-        from topics.process import boot
-        from topics.storage.data_dir import NotADataDirectory, check_place
     for flag in ("host", "port", "data_dir"):
         if (value := getattr(arguments, flag)) is not None:
             environ[f"TOPICS_{flag.upper()}"] = value

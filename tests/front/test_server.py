@@ -75,7 +75,7 @@ async def test_a_request_that_does_not_end_is_cut_after_the_drain_time(fast: boo
     backend = FakeBackend(topics={"slow": [], "a": []}, gate=trio.Event(), answer_bytes=20_000_000)
     async with running(fast=fast, backend=backend, settings=Settings(drain_ms=100)) as run:
         waiting, deaf = [await run.connect() for _ in range(2)]
-        await waiting.say(request("POST", "/v0/topics/slow", RECORD))
+        await waiting.say(request("POST", "/v0/topics/slow/diff", b"{}"))
         await deaf.say(request("POST", "/v0/topics/a/diff", b"{}"))
         await run.until(lambda: len(backend.calls) == 2)
         run.stop.set()

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from topics.spark import SOURCES, data_source, discovered, register
+from topics.spark import data_source, discovered, register
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-@pytest.mark.parametrize("name", SOURCES)
-def test_a_source_has_the_name_of_its_format(name: str) -> None:
-    assert data_source(name).name() == name
-    assert discovered(name) is data_source(name)
+def test_a_source_has_the_name_of_its_format() -> None:
+    assert data_source().name() == "topics"
+    assert discovered() is data_source()
 
 
 def test_the_package_imports_neither_pyspark_nor_pyarrow() -> None:
@@ -33,6 +32,5 @@ def test_the_package_imports_neither_pyspark_nor_pyarrow() -> None:
 def test_formats_may_be_registered_again(spark: SparkSession) -> None:
     for _ in range(2):
         register(spark)
-    for name in SOURCES:
-        with pytest.raises(Exception, match=r"topics\.spark\.source\.connection\.BadOption: "):
-            spark.read.format(name).option("colour", "red").load()
+    with pytest.raises(Exception, match=r"topics\.spark\.source\.connection\.BadOption: "):
+        spark.read.format("topics").option("colour", "red").load()

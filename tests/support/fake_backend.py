@@ -227,6 +227,8 @@ class FakeBackend(Shards):
         assert self.shard_of(topic) == shard
         if topic == "shard-bug":
             raise Internal("a secret of the shard")
+        if call is calls.APPEND and params.lengths is not None:
+            return self._append_joined(call, params, raw, shard)
         try:
             document = json.loads(raw) if raw else {}
         except ValueError:
@@ -265,6 +267,25 @@ class FakeBackend(Shards):
             answer |= {"head_seq": len(rows), "touch": getattr(params, "touch", None)}
         answer["performance"] = {"server_total_ms": 0.01}
         return result, json.dumps(answer, separators=(",", ":")).encode()
+
+    def _append_joined(
+        self, call: Call[P, R], params: Any, raw: bytes, shard: int
+    ) -> tuple[tuple[Any, ...], bytes]:
+        """Each request as if it had come alone."""
+        outcomes, bodies, failures, start = [], [], [], 0
+        for length in params.lengths:
+            body, start = raw[start : start + length], start + length
+            try:
+                result, answer = self._answer(call, params._replace(lengths=None), body, shard)
+            except TopicsError as failure:
+                failures.append((failure.code, failure.message, failure.detail))
+                outcomes.append(calls.outcome_byte(calls.AppendOutcome.FAILED, TOP_BAND))
+                bodies.append(b"")
+            else:
+                outcomes += result[0]
+                bodies.append(answer)
+        lengths = [len(body) for body in bodies]
+        return calls.AppendResult(bytes(outcomes), lengths, failures), b"".join(bodies)
 
     def _router_answer(
         self, call: Call[P, R], params: Any, raw: bytes

@@ -108,7 +108,7 @@ class Server:
             Board.create(shards=backend.shards, fronts=1) if board is None else board,
         )
         self.dispatcher = Dispatcher(operations_for(context), backend.readiness)
-        self._cold = ColdLoader(self._load_cold)
+        self._cold = ColdLoader(self._load_cold, lambda: self.connections.request_count)
         self.lanes = self._make_lanes(settings, backend, use_fast_lane=use_fast_lane)
         self._tick(0.0)
 
@@ -153,7 +153,7 @@ class Server:
                 nursery.start_soon(self.live.run)
                 nursery.start_soon(self._look_for_keys)
                 nursery.start_soon(self.pressure.run)
-                poller = Poller(nursery, self.connections, self._backend.batch)
+                poller = Poller(nursery, self.connections, self._context.appends)
                 nursery.start_soon(poller.run)
                 await self._serve_until(listener, stop, poller)
                 nursery.cancel_scope.cancel()

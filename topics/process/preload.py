@@ -17,8 +17,6 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from topics.process.lean_imports import lean_imports
-
 
 def load_shared() -> None:
     """Import what fronts and shards have in common."""
@@ -44,8 +42,7 @@ def _frozen() -> Iterator[None]:
     collects = gc.isenabled()
     gc.disable()
     try:
-        with lean_imports():
-            yield
+        yield
     finally:
         gc.freeze()
         if collects:

@@ -31,48 +31,41 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.datasource import DataSource
 
-__all__ = ["SOURCES", "data_source", "discovered", "records", "register"]
-
-# Named, not imported: this package stands below theirs.
-SOURCES = {
-    "topics": ("topics.spark.source.data_source", "TopicsDataSource"),
-    "topics_segments": ("topics.spark.source.segments", "SegmentsDataSource"),
-}
+__all__ = ["data_source", "discovered", "records", "register"]
 
 
 def register(spark: SparkSession) -> None:
-    """Let ``spark`` know the formats of `SOURCES`. May be called again, and is not needed where a
-    wheel is installed: Spark finds the formats there by itself.
+    """Let ``spark`` know ``format("topics")``. May be called again, and is not needed where a wheel
+    is installed: Spark finds the format there by itself.
     """
     from pyspark.errors import AnalysisException
 
-    for name in SOURCES:
-        try:
-            spark.dataSource.register(data_source(name))
-        except AnalysisException as error:
-            # Spark has found the format by itself, and keeps what it has found.
-            if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
-                raise
+    try:
+        spark.dataSource.register(data_source())
+    except AnalysisException as error:
+        # Spark has found the format by itself, and keeps what it has found.
+        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+            raise
 
 
-def data_source(name: str) -> type[DataSource]:
-    """The class of a format. Raises ModuleNotFoundError where a dependency is missing."""
-    module, member = SOURCES[name]
-    found: type[DataSource] = getattr(import_module(module), member)
+def data_source() -> type[DataSource]:
+    """The class of the format. Raises ModuleNotFoundError where a dependency is missing."""
+    # By name: this package stands below it.
+    found: type[DataSource] = import_module("topics.spark.source.data_source").TopicsDataSource
     return found
 
 
-def discovered(name: str) -> type[DataSource]:
-    """The class of a format, for a module in which Spark looks for a source.
+def discovered() -> type[DataSource]:
+    """The class of ``format("topics")``, for the module in which Spark looks for a source.
 
     Spark gives up on the sources of all packages when one of them raises. So a missing dependency
     is an AttributeError, which means a module without a source, and one line on stderr.
     """
     try:
-        return data_source(name)
+        return data_source()
     except ModuleNotFoundError as missing:
         sys.stderr.write(
-            f'warning: no format("{name}"): {missing.name} is not installed: pip install'
+            f'warning: no format("topics"): {missing.name} is not installed: pip install'
             " 'topics[spark]'\n"
         )
-        raise AttributeError(name) from missing
+        raise AttributeError("DefaultSource") from missing

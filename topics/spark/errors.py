@@ -46,12 +46,6 @@ class WrongPath(JobError):
     code = ExitCode.USAGE
 
 
-class DamagedData(JobError):
-    """What the job is to read cannot be trusted."""
-
-    code = ExitCode.DAMAGED
-
-
 class BrokenLine(Exception):
     """A line of a source breaks its format. Raised in executors; the driver gets the text."""
 

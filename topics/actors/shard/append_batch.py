@@ -1,8 +1,7 @@
 """Append batch: the requests of one append message and their answers.
 
-Each request is decided and answered by itself, as if it had come alone: a bad one fails and harms
-none of its neighbours. The answers are sent in one message when the last of them is known, in the
-order of the requests.
+Each request is answered as if it had come alone: a bad one fails and harms none of its neighbours.
+The answers are sent in one message when the last of them is known, in the order of the requests.
 """
 
 from __future__ import annotations
@@ -83,15 +82,33 @@ class AppendBatch:
         if isinstance(result, OSError):
             self.refuse(index, result)
             return
-        sync_ms = result.sync_ms if change.topic.config.durable else 0.0
-        took_ms = (result.write_ms, sync_ms)
+        ending = self._ending(index, result.write_ms, _sync_ms(change, result))
         self._succeed(
-            index, change.first_seq, change.count, took_ms, created=created, deduped=deduped
+            index, change.first_seq, change.count, ending, created=created, deduped=deduped
         )
+
+    def settle_joined(
+        self, joined: Sequence[tuple[int, int]], change: Append, result: Progress | OSError
+    ) -> None:
+        """The log has done requests that were decided together, or lost all of them. ``joined``:
+        the index of each, and how many records it has.
+        """
+        if isinstance(result, OSError):
+            for index, _ in joined:
+                self.refuse(index, result)
+            return
+        write_ms, sync_ms = result.write_ms, _sync_ms(change, result)
+        seq, ending = change.first_seq, b""
+        for index, count in joined:
+            if not ending or self.params.ats is not None:
+                ending = self._ending(index, write_ms, sync_ms)
+            self._succeed(index, seq, count, ending)
+            seq += count
 
     def answer_known(self, index: int, entry: DedupeEntry) -> None:
         """The request's key stands for an append that was committed before."""
-        self._succeed(index, entry.first_seq, entry.record_count, (0.0, 0.0), deduped=True)
+        ending = self._ending(index, 0.0, 0.0)
+        self._succeed(index, entry.first_seq, entry.record_count, ending, deduped=True)
 
     def refuse(self, index: int, error: OSError) -> None:
         """The log cannot take the request."""
@@ -111,30 +128,35 @@ class AppendBatch:
         self._failures[index] = failure
         self._note(index, FAILED)
 
+    def _ending(self, index: int, write_ms: float, sync_ms: float) -> bytes:
+        """The end of the answer to a request that is given now."""
+        params = self.params
+        return answers.performance(
+            total_ms(params.at if params.ats is None else params.ats[index]),
+            wal_ms=write_ms,
+            fsync_ms=sync_ms,
+            throttle_ms=params.parked_ms + self._request.parked_ms,
+        )
+
     def _succeed(
         self,
         index: int,
         first_seq: int,
         count: int,
-        took_ms: tuple[float, float],
+        ending: bytes,
         *,
         created: bool = False,
-        deduped: bool,
+        deduped: bool = False,
     ) -> None:
         params, outcome = self.params, CREATED if created else APPENDED
         body = answers.appended(
             params.topic,
             first_seq,
             count,
+            ending,
             with_seqs=params.with_seqs,
             created=created,
             deduped=deduped,
-        )
-        body += answers.performance(
-            total_ms(params.at),
-            wal_ms=took_ms[0],
-            fsync_ms=took_ms[1],
-            throttle_ms=params.parked_ms + self._request.parked_ms,
         )
         if params.lengths is None:
             self._request.reply(ALONE[outcome_byte(outcome, self.band)], body)
@@ -151,6 +173,10 @@ class AppendBatch:
             failures = [failure for _, failure in sorted(self._failures.items())] or None
             result = AppendResult(bytes(self._outcomes), lengths, failures)
             self._request.reply(result, b"".join(self._answers))
+
+
+def _sync_ms(change: Append, result: Progress) -> float:
+    return result.sync_ms if change.topic.config.durability == "fsync" else 0.0
 
 
 def settle_all(change: Append, batch: AppendBatch, index: int, result: Progress | OSError) -> None:

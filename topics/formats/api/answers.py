@@ -43,10 +43,17 @@ def _throttle(throttle_ms: float) -> bytes:
 
 
 def appended(
-    topic: str, first_seq: int, count: int, *, with_seqs: bool, created: bool, deduped: bool
+    topic: str,
+    first_seq: int,
+    count: int,
+    ending: bytes,
+    *,
+    with_seqs: bool,
+    created: bool,
+    deduped: bool,
 ) -> bytes:
-    """Answer to an append (§2) up to ``performance``. Its ``head_seq`` is its own last seq, so a
-    retry gets the same.
+    """Answer to an append (§2); ``ending``: its `performance`. Its ``head_seq`` is its own last
+    seq, so a retry gets the same.
     """
     last_seq = first_seq + count - 1
     if not with_seqs:
@@ -57,7 +64,7 @@ def appended(
         seqs = b'"seqs":[%b],' % b",".join([b"%d" % seq for seq in range(first_seq, last_seq + 1)])
     return (
         b'{"topic":"%b","first_seq":%d,"last_seq":%d,%b"head_seq":%d,"count":%d,'
-        b'"created":%b,"deduped":%b'
+        b'"created":%b,"deduped":%b%b'
     ) % (
         topic.encode(),
         first_seq,
@@ -67,6 +74,7 @@ def appended(
         count,
         _BOOL[created],
         _BOOL[deduped],
+        ending,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import ClassVar
 
 import msgspec
@@ -113,6 +114,15 @@ def check_append(
         _check_sizes(records, limits)
 
 
+def joined(bodies: Sequence[AppendBody]) -> AppendBody:
+    """One append of the records of all these, which have one ``node`` and nothing else beside their
+    records that counts.
+    """
+    kinds = {type(body) for body in bodies}
+    kind = AppendBody if len(kinds) > 1 else kinds.pop()
+    return kind(list(chain.from_iterable([body.records for body in bodies])), bodies[0].node)
+
+
 def check_may_configure(request: AppendBody, may_configure: bool) -> None:
     """Raises `Forbidden` for a ``config`` of a key that lacks the scope admin (§0.2)."""
     if request.config is not None and not may_configure:
@@ -121,8 +131,6 @@ def check_may_configure(request: AppendBody, may_configure: bool) -> None:
 
 def has_delays(records: Sequence[RecordIn]) -> bool:
     """Whether any record is a delayed job."""
-    if isinstance(records[0], PlainRecordIn):  # then all are
-        return False
     return any(
         [record.delay_ms is not None or record.deliver_at is not None for record in records]  # noqa: C419 - a list is faster than a generator here
     )

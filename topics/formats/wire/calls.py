@@ -127,6 +127,7 @@ class AppendParams(NamedTuple):
     lengths: Sequence[int] | None = None  # bytes of each body; None: n = 1
     parked_ms: float = 0.0  # for how long the front let it wait behind others
     may_configure: bool = True  # the caller's API key
+    ats: Sequence[int] | None = None  # ``at`` of each request; None: all have the same
 
 
 class AppendResult(NamedTuple):

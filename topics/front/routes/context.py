@@ -19,6 +19,7 @@ from topics.front.live.live import Live
 from topics.front.live.watches import Watches
 from topics.front.pressure.pressure import Pressure
 from topics.front.request import Request
+from topics.front.routes.joined_appends import Appends
 from topics.front.routes.read_ahead import ReadAhead
 
 METRIC_READS_MAX = 4  # at once, by one front
@@ -36,6 +37,7 @@ class RouteContext:
     pressure: Pressure
     watches: Watches
     read_ahead: ReadAhead
+    appends: Appends
     board: Board
     metric_reads: trio.CapacityLimiter
     started_ns: int = field(default_factory=monotonic_ns)
@@ -54,6 +56,7 @@ class RouteContext:
             pressure=live.pressure,
             watches=Watches(live),
             read_ahead=ReadAhead(backend),
+            appends=Appends(backend, live.pressure.bands),
             board=board,
             metric_reads=trio.CapacityLimiter(METRIC_READS_MAX),
         )

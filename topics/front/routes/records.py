@@ -7,25 +7,19 @@ POST   /v0/topics/:topic/delete                   §5
 
 from __future__ import annotations
 
-from topics.actors.rpc.failures import failures_of
+from functools import partial
+
 from topics.actors.rpc.stepping import in_task
 from topics.engine.access import Scope
-from topics.formats.wire.calls import (
-    APPEND,
-    DELETE_RECORDS,
-    AppendOutcome,
-    AppendParams,
-    DeleteRecordsParams,
-    band_in,
-    outcome_in,
-)
-from topics.front.answers import Answer, shard_answer
-from topics.front.backend import Body, listed
+from topics.formats.wire.calls import DELETE_RECORDS, DeleteRecordsParams
+from topics.front.answers import Answer
+from topics.front.backend import Body
 from topics.front.pressure.admission import check_append, park_append
 from topics.front.queries import Parameter, boolean
 from topics.front.request import Request
 from topics.front.route import BodyRule, Lane, Route
 from topics.front.routes.context import RouteContext
+from topics.front.routes.joined_appends import answered
 
 RETURN_SEQS = Parameter("return_seqs", boolean, default=True)
 
@@ -38,19 +32,8 @@ async def append(context: RouteContext, request: Request, body: Body, at: int) -
     band, parked_ms = pressure.bands.of(request.topic), 0.0
     if not pressure.turns.may_go(band):
         parked_ms = await park_append(pressure, band, body)
-    principal, with_seqs = request.principal, request.query[RETURN_SEQS]
-    prefixes, may_configure = listed(principal.prefixes), principal.allows(Scope.ADMIN)
-    params = AppendParams(
-        request.topic, request.key, with_seqs, prefixes, at, None, parked_ms, may_configure
-    )
-    reply = await context.backend.call(request.shard, APPEND, params, body)
-    byte = reply.result.outcomes[0]
-    pressure.bands.learn(request.topic, band_in(byte))
-    outcome = outcome_in(byte)
-    if outcome == AppendOutcome.FAILED:
-        reply.release()
-        raise failures_of(reply.result)[0]
-    return shard_answer(reply, created=outcome == AppendOutcome.CREATED)
+    with_seqs, appends = request.query[RETURN_SEQS], context.appends
+    return await answered(partial(appends.append, request, body, at, with_seqs, parked_ms))
 
 
 async def diff(context: RouteContext, request: Request, body: Body, at: int) -> Answer:

@@ -7,7 +7,6 @@
     archive.py    a topic, or all that match a pattern, into Parquet or Delta by date
     compact.py    the last record of each key into another topic
     aggregate.py  windowed counts, sums and averages back into a topic
-    offline.py    a data directory without its server, to Parquet or counted; no JVM
 
 Below them:
 
@@ -16,7 +15,6 @@ Below them:
     archive_delta.py  batches as commits of a Delta table
     archive_check.py  the archive against the server's own counts
     files.py          local files, or files through Hadoop
-    dated_parquet.py  records as Parquet files by date, as an archive has them
 
 The module of a job has the name of its subcommand. It has two functions: ``add(commands)`` makes
 the subcommand's parser, ``run(options)`` does the job and returns an ``Outcome``. It imports

@@ -26,7 +26,6 @@ JOBS = (
     "archive",
     "backfill",
     "compact",
-    "offline",
     "replay",
 )
 

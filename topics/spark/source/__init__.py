@@ -12,7 +12,6 @@
     stream.py       reads that go on
     pushdown.py     filters that choose ranges
     lag.py          how far a query is behind
-    segments.py     ``format("topics_segments")``: the same records from files, without a server
 
 Offsets are inclusive at the start and exclusive at the end where users see them, as Kafka's are;
 everywhere else a range is (after, last], as ``from_seq`` is (§3). Only offsets.py converts.

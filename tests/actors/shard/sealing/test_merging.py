@@ -39,9 +39,6 @@ from topics.engine.topic import Topic
 from topics.formats.api.delete_body import TagMatch
 from topics.storage import aside
 from topics.storage.disk import Damaged
-from topics.storage.offline.files import Findings
-from topics.storage.offline.pieces import PIECE_RECORDS, pieces_of
-from topics.storage.offline.shard import OfflineShard
 from topics.storage.segments import writer
 from topics.storage.segments.file import Segment
 from topics.storage.segments.merge_reader import MergeReader
@@ -207,31 +204,6 @@ def test_neighbouring_extents_become_one_and_long_gaps_are_left_out(client: Seal
     entries = [index.whole_entry(at)[:2] for at in range(len(index))]
     assert entries == [(1, 5), (16, 9)]
     survives_a_kill(client, seen(client))
-
-
-@pytest.mark.usefixtures("eager")
-def test_an_offline_reader_finds_what_was_merged(aged: Sealer) -> None:
-    aged.seal()
-    assert aged.sealing.merging.merged
-    free_all(aged)
-    expected = {name: records["records"] for name, records in seen(aged).items()}
-    aged.stop()
-    shard = OfflineShard(aged.path, 0, 1, aged.now, Findings())
-    found = {
-        topic.name: [
-            seq
-            for piece in pieces_of(shard, topic, 1, topic.head_seq, PIECE_RECORDS)
-            for span in piece.spans
-            for at, dead in enumerate(span.dead_flags() or bytes(span.stop))
-            if at >= span.start and not dead
-            for seq in [span.first_seq + at]
-        ]
-        for topic in shard.topics()
-    }
-    shard.close()
-    assert found == {
-        name: [record["$seq"] for record in records] for name, records in expected.items()
-    }
 
 
 @pytest.mark.usefixtures("eager")

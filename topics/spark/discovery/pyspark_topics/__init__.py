@@ -15,4 +15,4 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(name)
     from topics.spark import discovered
 
-    return discovered("topics")
+    return discovered()
