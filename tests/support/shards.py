@@ -13,6 +13,7 @@ import trio
 
 from tests.support.peers import ask
 from tests.support.shard import LIMITS
+from tests.support.wire import encode_refusal
 from topics.actors.link.board import Board
 from topics.actors.link.process_id import shard_id
 from topics.actors.rpc.message_router import MessageRouter
@@ -35,7 +36,6 @@ from topics.formats.wire.calls import (
     RouterSyncResult,
 )
 from topics.formats.wire.contract import Call
-from topics.formats.wire.envelope import encode_refusal
 from topics.formats.wire.message import ERROR, Message, PeerGone
 from topics.storage.recovery.steps import Shard, recover
 
@@ -128,6 +128,9 @@ class Pipe:
         self._put(Message(self.next_message_id(), ERROR, "", payload, b""))
 
     def release(self, message: Message) -> None:
+        """No message is in shared memory."""
+
+    def on_lost(self, view: memoryview, release: Callable[[], object]) -> None:
         """No message is in shared memory."""
 
     def _put(self, message: Message) -> None:

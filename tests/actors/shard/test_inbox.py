@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.wire import encode_request
 from topics.actors.shard import inbox
 from topics.actors.shard.inbox import CHUNK, FEW_MAX, FIRST_COST_S, TURN_S, Inbox
 from topics.formats.wire.calls import APPEND, AppendParams
-from topics.formats.wire.envelope import encode_request
 from topics.formats.wire.message import Message
 
 MESSAGE_S = TURN_S / 40

@@ -12,12 +12,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tests.support.wire import encode_notification, encode_request, encode_success
 from topics.actors.rpc.session import LinkSession
 from topics.actors.shard.parked import COMMON, COST_BYTES, COST_MAX, WEIGHTS, ParkedMessages
 from topics.engine.priority import BANDS, TOP_BAND
 from topics.formats.wire import calls
 from topics.formats.wire.contract import Call, Event
-from topics.formats.wire.envelope import encode_notification, encode_request, encode_success
 from topics.formats.wire.message import Message
 
 ROUND = sum(WEIGHTS)

@@ -67,7 +67,7 @@ BORDERS: Mapping[str, Border] = {
     "reply": Border(
         At.ENTER,
         (
-            "topics.actors.shard_client.shard_link:ShardReply.__init__",
+            "topics.actors.rpc.session:LinkSession.take_answer",
             "topics.front.routes.records:shard_answer",
         ),
     ),

@@ -8,15 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.wire import encode_failure, encode_notification, encode_request, encode_success
 from topics.formats.wire import calls
 from topics.formats.wire.calls import CALLS, EVENTS
 from topics.formats.wire.contract import Call, Event
-from topics.formats.wire.envelope import (
-    encode_failure,
-    encode_notification,
-    encode_request,
-    encode_success,
-)
 from topics.formats.wire.message import Message
 from topics.formats.wire.peeking import (
     FOLLOWERS,

@@ -26,14 +26,13 @@ from topics.formats.wire.calls import (
     Failure,
     outcome_byte,
 )
-from topics.formats.wire.envelope import Encoded
 from topics.storage.wal.progress import Progress
 
 AppendCall: TypeAlias = InboundCall[AppendParams, AppendResult]
 
 APPENDED, CREATED, FAILED = map(int, AppendOutcome)
 ALONE = {
-    byte: Encoded.of(AppendResult(bytes((byte,))))
+    byte: AppendResult(bytes((byte,)))
     for byte in (outcome_byte(outcome, band) for outcome in AppendOutcome for band in range(BANDS))
 }
 UNANSWERED = 255
