@@ -200,7 +200,7 @@ async def test_event_streams_end_when_their_keys_are_gone_or_have_other_rights(
             assert await client.is_closed()
         streams = run.server.slots.streams
         assert [streams.used_by(one) for one in run.server.keys.access.principals] == [1, 0, 0]
-        assert [one.principal.slot for one in run.server.live.streams] == [0]
+        assert len(run.server.live.streams) == 1
         assert b"event: error" not in kept._buffer
 
 

@@ -149,7 +149,7 @@ class Desk:
         """``shard``: a whole one, with a log and a disk of its own."""
         self.log: Any = log or (shard.wal if shard else Log(folder))
         self.engine = engine or (shard.engine if shard else ShardEngine())
-        board = Board.create(shards=1, fronts=1)
+        board = Board(1)
         self.words = board.shard(0)
         if shard is None:
             segments = SegmentStore(folder / "segment", 0)

@@ -14,7 +14,7 @@ from tests.support.wire import encode_request
 from topics.actors.link.board import Board
 from topics.actors.link.link import Link
 from topics.actors.link.link_memory import LinkMemory, LinkSizes
-from topics.actors.link.process_id import front_id, shard_id
+from topics.actors.link.process_id import FRONT, shard_id
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.session import LinkSession
 from topics.actors.shard import inbox
@@ -74,8 +74,8 @@ async def test_more_messages_than_a_turn_takes_are_decided_in_later_turns(
     monkeypatch.setattr(inbox, "WAITING_MAX", 6)
     settings = Settings()
     board, memory = (
-        Board.create(shards=1, fronts=1),
-        LinkMemory(front_id(0), shard_id(0), LinkSizes.of(settings)),
+        Board(1),
+        LinkMemory(FRONT, shard_id(0), LinkSizes.of(settings)),
     )
     shard = recover(tmp_path, 0, 1, clock(), wal_file_bytes=1 << 20, wal_sync_ms=20)
     loop, stop = ShardLoop(shard, 0, board, LIMITS), trio.Event()
@@ -87,7 +87,7 @@ async def test_more_messages_than_a_turn_takes_are_decided_in_later_turns(
 
     loop._on_turn.append(note_turn)
     nursery.start_soon(loop.run, [Link(memory, board, shard_id(0))], stop)
-    router, link = MessageRouter(), Link(memory, board, front_id(0))
+    router, link = MessageRouter(), Link(memory, board, FRONT)
     sessions: list[LinkSession] = []
 
     def arrived(frames: Any) -> None:

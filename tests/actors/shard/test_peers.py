@@ -35,7 +35,7 @@ from topics.formats.wire.calls import (
     outcome_in,
 )
 from topics.formats.wire.message import Message
-from topics.process.topology import SHARD_LINK
+from topics.process.family import SHARD_LINK
 from topics.storage.recovery.steps import recover
 
 STATE = TopicGetParams("a", touch=False, at=0)
@@ -268,7 +268,7 @@ class Shards:
 
     def __init__(self, folder: Path, nursery: trio.Nursery) -> None:
         self.folder, self.nursery = folder, nursery
-        self.board = Board.create(shards=2, fronts=1)
+        self.board = Board(2)
         self.memory = LinkMemory(shard_id(0), shard_id(1), SHARD_LINK)
         self.stop = trio.Event()
         self.shards = [

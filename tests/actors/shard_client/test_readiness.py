@@ -27,14 +27,14 @@ def view(
     is_connected: bool = True,
     is_stalled: bool = False,
 ) -> View:
-    words = Board.create(1, 1).shard(0)
+    words = Board(1).shard(0)
     words.state, words.progress_ppm, words.disk_silent_ms = state, progress_ppm, silent_ms
     words.topics = 3
     return View(words, is_connected=is_connected, is_stalled=is_stalled)
 
 
 def readiness_of(views: list[View], *, draining: bool) -> Readiness:
-    board = Board.create(len(views), 1)
+    board = Board(len(views))
     board.draining = draining
     shards = Shards([], board)
     shards._links[:] = views

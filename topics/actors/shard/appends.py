@@ -36,7 +36,7 @@ JOINED_MAX_BYTES = 256 << 10  # of the bodies of requests that share a frame
 
 
 class Appends(Service):
-    """Handles the appends of all fronts, and those of shards, which move records."""
+    """Handles the appends of the front, and those of shards, which move records."""
 
     def __init__(self, context: ShardContext, streamed: StreamedAppends) -> None:
         self._context, self._commits, self._streamed = context, context.commits, streamed

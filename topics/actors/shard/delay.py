@@ -1,4 +1,4 @@
-"""Delay: how long a message that comes now will wait, told to the fronts by a word on the board.
+"""Delay: how long a message that comes now will wait, told to the front by a word on the board.
 
 It is the sum of two waits: that for a turn, while more waits than a turn takes; and that for the
 log, beyond the two writes and syncs that a group waits for at most while the disk is as usual. Each

@@ -1,4 +1,4 @@
-"""Feeds: pages that follow the heads of topics, for the fronts (decision 0010).
+"""Feeds: pages that follow the heads of topics, for the front (decision 0010).
 
 A feed is a cursor in a topic. Each turn makes pages of what lies between it and the head; two of
 them may be under way to the front, and what is committed meanwhile waits in the topic and makes the
@@ -208,7 +208,7 @@ class Feeds(Service):
             self._due.pop(feed, None)
             self._unsynced.pop(feed, None)
 
-    # What fronts say
+    # What the front says
 
     def _open(self, request: InboundCall[FeedOpenParams, FeedOpenResult]) -> None:
         params, session = request.params, request.session

@@ -160,8 +160,8 @@ class Gauges(Service):
         age_ms = max(self._context.now.ts - disk.checkpoint_ts, 0) if disk.checkpoint_ts else 0
         return {
             "topics_segment_files": len(self._shard.segments.segments),
-            "topics_segments_merged_total": self._sealing.merging.merged,
-            "topics_segment_merged_bytes_total": self._sealing.merging.written_bytes,
+            "topics_segments_merged_total": self._sealing.rewriting.merged,
+            "topics_segment_merged_bytes_total": self._sealing.rewriting.merged_bytes,
             "topics_disk_free_bytes": disk.free,
             "topics_log_bytes": disk.log,
             "topics_blob_bytes": disk.blobs,

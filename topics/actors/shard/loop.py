@@ -17,9 +17,9 @@ from collections.abc import Sequence
 import trio
 
 from topics.actors.link.board import Board
+from topics.actors.link.ledger import ShardLedger
 from topics.actors.link.link import Link
 from topics.actors.link.process_id import ProcessKind, shard_id
-from topics.actors.link.shard_ledger import ShardLedger
 from topics.actors.rpc.message_router import MessageRouter, RouterConfig
 from topics.actors.rpc.replies import map_error
 from topics.actors.rpc.session import LinkSession, Transport
@@ -39,7 +39,7 @@ RPC_TIMEOUT_MS = 45_000
 
 
 class ShardLoop:
-    """Serves the topics of one shard to all fronts and shards."""
+    """Serves the topics of one shard to the front and to other shards."""
 
     def __init__(self, shard: Shard, index: int, board: Board, limits: Limits) -> None:
         self.context = context = ShardContext(shard, limits, board.shard(index))
