@@ -183,7 +183,7 @@ class FakeBackend(Shards):
     def notify(self, shard: int, event: Event[P], params: P, *, quiet: bool = False) -> None:
         self.calls.append((event.method, params, b""))
 
-    def flush(self, shard: int) -> None:
+    def flush(self, shard: int, *, early: bool = False) -> None:
         pass
 
     def reserve(self, shard: int, length: int, holder: Holder | None) -> FakeBlock | None:

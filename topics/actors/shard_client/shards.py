@@ -103,13 +103,14 @@ class Listener(Protocol):
 class Batch:
     """What one turn of a front asks its shards. While it is open, few messages are not flushed; its
     end does that. A shard begins with eight calls or more while the front still reads. What is
-    inside never waits.
+    inside never waits. ``at_end`` is called before the last flush: it may ask more.
     """
 
-    __slots__ = ("_links", "is_open")
+    __slots__ = ("_links", "at_end", "is_open")
 
     def __init__(self, links: Sequence[Link]) -> None:
         self._links = links
+        self.at_end: Callable[[], None] | None = None
         self.is_open = False
 
     def __enter__(self) -> None:
@@ -117,6 +118,8 @@ class Batch:
         self.is_open = True
 
     def __exit__(self, *_: object) -> None:
+        if self.at_end is not None:
+            self.at_end()
         self.is_open = False
         for link in self._links:
             if link.outbox.is_due:
@@ -393,10 +396,12 @@ class Shards:
             if quiet:
                 link.link.quieten()
 
-    def flush(self, shard: int) -> None:
-        """Send what was asked and notified. An open batch does that at its end, if it is little."""
+    def flush(self, shard: int, *, early: bool = False) -> None:
+        """Send what was asked and notified. An open batch does that at its end, if it is little,
+        unless the shard should begin ``early``.
+        """
         link = self._links[shard].link
-        if self.batch.is_open:
+        if self.batch.is_open and not early:
             link.flush_many()
         else:
             link.flush()
