@@ -19,7 +19,7 @@ def waited_ms(answer: Any) -> float:
 
 def test_nothing_is_parked_while_the_server_is_idle(api: Api, socket: Socket, topic: str) -> None:
     told = [ok(api.append(topic, *range(8)), 201), ok(api.append(topic, 1))]
-    told += [ok(api.diff(topic, from_seq=seq, limit=1)) for seq in range(8)]  # some are read ahead
+    told += [ok(api.diff(topic, from_seq=seq, limit=1)) for seq in range(8)]
     told.append(socket.ask("publish", "1", topic=topic, records=[{"data": 1}]))
     told.append(Queue.create(api, f"{topic}.queue", 1).claimed())
     assert [waited_ms(answer) for answer in told] == [0.0] * len(told)

@@ -19,11 +19,8 @@ from topics.engine.locators import (
 )
 
 EDGES = [
-    (in_log(0), "log"),
-    (in_log(2**62 - 1), "log"),
-    (in_extent(0, 0), "extent"),
-    (in_extent(2**38 - 1, 2**24 - 1), "extent"),
-    (in_memory(0), "memory"),
+    *((in_log(0), "log"), (in_log(2**62 - 1), "log"), (in_extent(0, 0), "extent")),
+    *((in_extent(2**38 - 1, 2**24 - 1), "extent"), (in_memory(0), "memory")),
     (in_memory(2**63 - 1), "memory"),
 ]
 

@@ -37,13 +37,8 @@ def test_an_entry_takes_less_than_forty_bytes_and_none_takes_nothing() -> None:
 def test_only_writes_of_the_log_lie_between_two_lsns() -> None:
     index = RecordIndex()
     locators = [
-        in_extent(0, 0),
-        in_log(10),
-        in_memory(0),
-        in_log(20),
-        in_memory(1),
-        in_log(30),
-        in_log(40),
+        *(in_extent(0, 0), in_log(10), in_memory(0), in_log(20), in_memory(1)),
+        *(in_log(30), in_log(40)),
     ]
     for seq, locator in enumerate(locators):
         index.add(seq, 1, locator, 50, 0)

@@ -11,24 +11,6 @@ from topics.engine.topic import Topic
 from topics.formats.api.topic_config import TopicConfig
 
 
-def test_priority_is_halved_every_30_seconds_after_a_read(desk: Desk) -> None:
-    desk.put("a")
-    topic = desk.engine.topic("a")
-    assert topic.effective_priority(desk.now.ms) == 0
-    topic.touch(*desk.now)
-    ages = (0, 1, 30_000, 60_000, 90_000, 300_000, 10**9)
-    assert [topic.effective_priority(desk.now.ms + age) for age in ages] == [
-        500,
-        499,
-        250,
-        125,
-        62,
-        0,
-        0,
-    ]
-    assert [topic.band(desk.now.ms + age) for age in ages] == [3, 3, 3, 2, 2, 1, 1]
-
-
 def test_a_read_does_not_count_where_a_priority_is_set_or_none_is_wanted(desk: Desk) -> None:
     desk.put("a", auto_priority=False)
     topic = desk.engine.topic("a")

@@ -11,7 +11,6 @@ from zlib import crc32
 import trio
 
 from topics.actors.link.arena import ArenaBlock, Holder
-from topics.actors.link.heads import HeadMark
 from topics.actors.rpc.session import Attachment, LinkSession, PendingCall, Reply
 from topics.actors.shard_client.readiness import Readiness
 from topics.actors.shard_client.shards import Batch, Listener, Shards
@@ -197,9 +196,6 @@ class FakeBackend(Shards):
     def make_room(self, shard: int, holder: Holder, now: float) -> bool:
         return False
 
-    def head(self, shard: int, mark: HeadMark) -> int | None:
-        return None
-
     def delay_ms(self, shard: int) -> float:
         return 0.0
 
@@ -258,7 +254,7 @@ class FakeBackend(Shards):
             result = calls.ClaimResult(7, self.leased)
             answer |= {"claimed": rows}
         elif call is calls.DIFF:
-            result = calls.DiffResult(None)
+            result = calls.NO_RESULT
             answer |= {
                 "records": rows[document.get("from_seq", 0) :],
                 "filler": "x" * self.answer_bytes,

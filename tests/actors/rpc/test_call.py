@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from structlog.testing import capture_logs
@@ -20,18 +20,23 @@ from topics.actors.rpc.inbound import InboundEvent
 from topics.actors.rpc.session import RemoteError
 from topics.actors.rpc.typed_calls import InboundCall, serve, subscribe
 from topics.formats.wire.calls import (
-    DIFF,
     FEED_PAGE,
     TOPIC_PUT,
     CallCancelledParams,
     DiffParams,
-    DiffResult,
     FeedPageParams,
     TopicPutParams,
     TopicPutResult,
 )
+from topics.formats.wire.contract import NO_ATTACHMENT, TO_SHARD, Call
 from topics.formats.wire.message import ARENA, ERROR, Message, PeerGone
 
+
+class Number(NamedTuple):
+    number: int | None
+
+
+DIFF = Call("diff", TO_SHARD, DiffParams, NO_ATTACHMENT, Number, NO_ATTACHMENT)
 PUT = TopicPutParams("a", ["a.", "b."], 7)
 PARAMS = DiffParams("a", 1)
 PAGE = FeedPageParams(1, 3, 3, 1, 2, {"gap_to": 2}, 9, 4, False)
@@ -64,7 +69,7 @@ def test_a_handler_gets_the_params_and_the_caller_the_result(pair: Pair) -> None
 
 
 async def test_a_request_tells_of_itself(pair: Pair) -> None:
-    kept: list[InboundCall[DiffParams, DiffResult]] = []
+    kept: list[InboundCall[DiffParams, Number]] = []
     serve(pair.shard, DIFF, kept.append)
     asked = pair.ask(DIFF, PARAMS)
     pair.deliver()
@@ -87,7 +92,7 @@ async def test_a_request_tells_of_itself(pair: Pair) -> None:
 
 
 def test_a_registration_can_be_taken_back(pair: Pair) -> None:
-    serve(pair.shard, DIFF, lambda request: request.reply(DiffResult(None)))()
+    serve(pair.shard, DIFF, lambda request: request.reply(Number(None)))()
     pair.ask(DIFF, PARAMS)
     assert pair.deliver() == ["rpc/diff Request", "rpc/diff Failure"]
 
@@ -98,17 +103,17 @@ async def test_calls_are_answered_in_any_order(pair: Pair) -> None:
     calls = [pair.ask(DIFF, PARAMS) for _ in range(3)]
     pair.deliver()
     for n in (2, 0, 1):
-        waiting[n].reply(DiffResult(n))
+        waiting[n].reply(Number(n))
         pair.deliver()
-        assert calls[n].reply().result == DiffResult(n)
+        assert calls[n].reply().result == Number(n)
 
 
 def test_both_sides_may_call(pair: Pair) -> None:
-    serve(pair.front, DIFF, lambda request: request.reply(DiffResult(1)))
-    serve(pair.shard, DIFF, lambda request: request.reply(DiffResult(2)))
+    serve(pair.front, DIFF, lambda request: request.reply(Number(1)))
+    serve(pair.shard, DIFF, lambda request: request.reply(Number(2)))
     calls = [pair.ask(DIFF, PARAMS), Asked(pair.server, DIFF, PARAMS)]
     pair.deliver()
-    assert [call.reply().result for call in calls] == [DiffResult(2), DiffResult(1)]
+    assert [call.reply().result for call in calls] == [Number(2), Number(1)]
 
 
 @pytest.mark.parametrize(("subject", "code"), [("stream/x", 1003), ("debug/x", 1002)])
@@ -203,7 +208,7 @@ def test_a_late_answer_disturbs_no_other_call(pair: Pair, late: bytes) -> None:
     given_up.pending.abandon()
     pair.front.dispatch(pair.caller, Message(9, 0, "rpc/diff", late, b""))
     answer(pair, kept.cid, flags=0)
-    assert (kept.reply().result, given_up.told) == (DiffResult(5), [])
+    assert (kept.reply().result, given_up.told) == (Number(5), [])
 
 
 @pytest.mark.parametrize("how", ["abandoned", "failed"])
@@ -220,7 +225,7 @@ def test_an_answer_that_nobody_waits_for_goes_once_to_who_wants_it(
         pair.caller.fail_calls(lambda _: True)
     for _ in range(2):
         answer(pair, asked.cid)
-    assert late == ([DiffResult(5)] if is_wanted else [])
+    assert late == ([Number(5)] if is_wanted else [])
     assert (pair.to_shard.released, pair.caller.calls) == ([9, 9], {})
     assert list(map(type, asked.told)) == ([] if how == "abandoned" else [PeerGone])
 

@@ -24,11 +24,8 @@ def started(desk: Desk, *, clean: bool, tail_may_be_lost: bool) -> list[FrameKin
 @pytest.mark.parametrize(
     ("durability", "clean", "tail_may_be_lost", "is_skipping"),
     [
-        ("disk", False, True, True),
-        ("disk", False, False, False),
-        ("disk", True, True, False),
-        ("ephemeral", False, False, True),
-        ("ephemeral", True, False, False),
+        *(("disk", False, True, True), ("disk", False, False, False), ("disk", True, True, False)),
+        *(("ephemeral", False, False, True), ("ephemeral", True, False, False)),
         ("fsync", False, True, False),
     ],
 )

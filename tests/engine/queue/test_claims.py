@@ -32,36 +32,6 @@ def test_a_claim_gives_the_records_with_what_belongs_to_their_leases() -> None:
     }
 
 
-def test_jobs_that_were_delivered_before_come_first_and_a_claim_is_in_the_order_of_seqs() -> None:
-    desk = JobDesk(4)
-    assert desk.claim(3) == [1, 2, 3]
-    desk.nack(3)
-    assert desk.claim(2) == [3, 4]
-
-
-def test_due_jobs_stand_between_fresh_ones_by_their_time() -> None:
-    desk = JobDesk()
-    desk.add("late", delay_ms=30)  # 1
-    desk.add("soon", delay_ms=10)  # 2
-    desk.add("a", "b")  # 3, 4
-    desk.later(20)
-    desk.add("c")  # 5
-    desk.later(20)
-    desk.add("d")  # 6
-    assert [desk.claim() for _ in range(6)] == [[3], [4], [2], [5], [1], [6]]
-
-
-def test_a_due_job_between_the_records_of_one_write_ends_no_run_too_soon() -> None:
-    desk = JobDesk()
-    desk.append("q", records=[{"data": 1, "delay_ms": 5}, {"data": 2}, {"data": 3}])
-    desk.commit()
-    desk.later(5)
-    assert desk.claim(9) == [1, 2, 3]
-    desk.ack(1, 2, 3)
-    desk.commit()
-    assert desk.claim() == []
-
-
 @pytest.mark.parametrize("others", [0, 2])
 def test_a_job_that_is_due_at_its_own_ts_is_delivered(others: int) -> None:
     """`$ts` never goes back, so after a step of the wall clock a delay may lead to it."""
@@ -72,15 +42,6 @@ def test_a_job_that_is_due_at_its_own_ts_is_delivered(others: int) -> None:
     desk.commit()
     desk.later(5)
     assert desk.claim(9) == [*range(2, 3 + others)]
-
-
-def test_deleted_records_are_passed_over() -> None:
-    desk = JobDesk()
-    desk.append("q", records=[{"data": 1, **({"tag": "t"} if seq % 2 else {})} for seq in range(6)])
-    desk.commit()
-    desk.delete_records("q", match="t")
-    desk.add("b")
-    assert desk.claim(9) == [1, 3, 5, 7]
 
 
 def test_a_pass_ends_when_its_records_have_enough_bytes() -> None:
@@ -106,39 +67,6 @@ def test_a_pass_counts_the_bytes_of_large_jobs_among_many_small_ones() -> None:
     assert taken == [*range(1, 22)]
     assert [job.deliveries for job in change.jobs] == [1, 1, 1]
     assert desk.counters == (2000, 21, 0, 0)
-
-
-def test_the_first_of_several_takes_what_it_may_and_a_cohort_is_dealt_in_turn() -> None:
-    greedy, even = JobDesk(5), JobDesk(5)
-    asks = [("a", 3), ("b", 9)]
-    first, second = greedy.claims(*(Ask(greedy.poll(node), room, 1000) for node, room in asks))
-    assert ([*first.seqs], [*second.seqs]) == ([1, 2, 3], [4, 5])
-    first, second = even.claims(
-        *(Ask(even.poll(node), room, 1000) for node, room in asks), evenly=True
-    )
-    assert ([*first.seqs], [*second.seqs]) == ([1, 3, 5], [2, 4])
-
-
-def test_who_asks_for_less_leaves_the_rest_of_a_cohort_its_share() -> None:
-    desk = JobDesk(6)
-    asks = [Ask(desk.poll(node), room, 1000) for node, room in (("a", 1), ("b", 4), ("c", 4))]
-    dealt = [[*change.seqs] for change in desk.claims(*asks, evenly=True)]
-    assert dealt == [[1], [2, 4, 6], [3, 5]]
-
-
-def test_each_asker_of_a_cohort_has_its_own_lease_time() -> None:
-    desk = JobDesk(2)
-    asks = [Ask(desk.poll("a"), 1, 300), Ask(desk.poll("b"), 1, 900)]
-    changes = desk.claims(*asks, evenly=True)
-    assert [change.jobs[0].deadline_ts - desk.now.ts for change in changes] == [300, 900]
-
-
-def test_exhausted_jobs_take_no_room_of_a_claim() -> None:
-    desk = JobDesk(3, max_deliveries=1, dead_letter="d")
-    desk.claim(2)
-    desk.nack(1, 2)
-    assert desk.claim(1) == [3]
-    assert list(desk.jobs.dead) == [1, 2]
 
 
 def test_a_job_with_an_unreadable_record_is_hidden_and_stops_nobody() -> None:

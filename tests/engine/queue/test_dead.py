@@ -29,16 +29,6 @@ def exhausted(desk: Desk, *datas: str) -> Topic:
     return topic
 
 
-def test_dead_jobs_come_with_their_records_in_the_order_in_which_they_were_found(
-    desk: Desk,
-) -> None:
-    topic = exhausted(desk, "x", "y")
-    found = desk.engine.dead(topic, 9, PLENTY, desk.now)
-    assert [seq for seq, _ in found] == [1, 2]
-    assert b'"data":"y"' in found[1][1]
-    assert desk.engine.dying(topic, len(found), desk.now).seqs == [1, 2]
-
-
 @pytest.mark.parametrize(
     ("max_jobs", "max_bytes", "seqs"), [(2, PLENTY, [1, 2]), (9, 1, [1]), (9, 150, [1, 2])]
 )

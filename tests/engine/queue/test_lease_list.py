@@ -18,16 +18,6 @@ def views(
     return desk.engine.leases(desk.topic, after, limit, node, desk.now)
 
 
-def test_leases_come_by_seq_page_by_page() -> None:
-    desk = JobDesk(5)
-    desk.claim(5)
-    desk.nack(1, 4)
-    desk.claim(1)
-    assert [view.seq for view in views(desk, limit=2)] == [1, 2]
-    assert [view.seq for view in views(desk, after=2, limit=2)] == [3, 5]
-    assert views(desk, after=5) == []
-
-
 def test_a_lease_is_shown_with_its_holder_deadline_and_deliveries() -> None:
     desk = JobDesk(2)
     desk.claim(node="a", lease_ms=500)

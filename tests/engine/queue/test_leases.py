@@ -32,22 +32,6 @@ def test_a_job_is_held_by_its_node_and_under_its_token() -> None:
     assert not table.is_held(3, NODE, None, 0)
 
 
-def test_leases_end_in_the_order_of_their_deadlines() -> None:
-    table = leased(1, deadline_ms=300)
-    table.grant((2, 3), 12, 200, table.poller(NODE))
-    table.grant((4,), 14, 250, table.poller(NODE))
-    assert [seq for _, seq in table.take_over(1000)] == [2, 3, 4, 1]
-
-
-def test_an_extension_sets_the_deadline_whether_it_is_later_or_sooner() -> None:
-    table = leased(1, 2)
-    table.extend((1,), 500)
-    table.extend((2,), 50)
-    assert table.take_over(101) == [(51, 2)]
-    assert (table.lease(1).number, table.lease(1).deadline_ms) == (10, 500)
-    assert table.take_over(501) == [(501, 1)]
-
-
 def test_claims_of_one_node_have_one_holder_that_goes_with_its_last_lease() -> None:
     table = leased(1)
     table.grant((2,), 11, 100, table.poller(NODE))
@@ -59,30 +43,6 @@ def test_claims_of_one_node_have_one_holder_that_goes_with_its_last_lease() -> N
     assert table.pollers == {}
 
 
-def test_two_holders_of_a_cohort_that_are_one_node_become_one() -> None:
-    table = LeaseTable()
-    table.grant((1,), 10, 100, Holder(NODE))
-    table.grant((2,), 11, 100, Holder(NODE))
-    assert table.pollers[NODE].held == 2
-
-
-def test_a_stream_knows_what_it_holds_and_is_named_when_that_becomes_less() -> None:
-    stream = Holder(NODE, is_stream=True)
-    table = leased(1, 2, holder=stream)
-    assert (stream.held, [*(stream.seqs or ())], table.pollers) == (2, [1, 2], {})
-    assert table.loosened == []
-    table.drop(1)
-    assert (stream.held, [*(stream.seqs or ())], table.loosened) == (1, [2], [stream])
-
-
-def test_a_dropped_lease_is_what_it_was_and_a_second_drop_is_nothing() -> None:
-    table = leased(1)
-    lease = table.drop(1)
-    assert lease is not None
-    assert (lease.seq, lease.number, lease.deadline_ms, lease.holder.node) == (1, 10, 100, NODE)
-    assert table.drop(1) is None
-
-
 def test_the_slot_of_a_lease_is_used_again() -> None:
     table = leased(1, 2)
     table.drop(1)
@@ -91,12 +51,3 @@ def test_the_slot_of_a_lease_is_used_again() -> None:
     assert table.lease(2).holder.node == NODE
     assert not table.has_number(3, 10)
     assert table.has_number(3, 20)
-
-
-def test_a_lease_that_was_dropped_and_given_again_does_not_end_at_its_first_deadline() -> None:
-    table = leased(1)
-    table.drop(1)
-    table.grant((1,), 20, 900, table.poller(NODE))
-    assert table.take_over(500) == []
-    assert table.next_over_at is not None
-    assert 500 < table.next_over_at <= 901

@@ -17,49 +17,6 @@ def filled(times: dict[int, int]) -> Timetable:
     return timetable
 
 
-def test_a_seq_is_due_at_its_time_and_not_before() -> None:
-    timetable = filled({1: 1000})
-    assert timetable.take_due(999) == []
-    assert timetable.take_due(1000) == [(1000, 1)]
-    assert timetable.take_due(5000) == []
-
-
-def test_what_is_due_comes_in_the_order_of_its_time_from_one_bucket_and_from_many() -> None:
-    times = {1: 30, 2: 20, 3: 5 * BUCKET_MS, 4: 10, 5: 2 * BUCKET_MS}
-    expected = sorted((at, seq) for seq, at in times.items())
-    assert filled(times).take_due(100 * BUCKET_MS) == expected
-    timetable = filled(times)
-    timetable.take_due(0)  # the first bucket is near
-    assert timetable.take_due(100 * BUCKET_MS) == expected
-
-
-def test_a_seq_with_another_time_is_due_at_that_alone() -> None:
-    times = {1: 100}
-    timetable = filled(times)
-    times[1] = 700
-    timetable.add(700, (1,))
-    assert timetable.take_due(699) == []
-    times[1] = 650
-    timetable.add(650, (1,))
-    assert timetable.take_due(699) == [(650, 1)]
-
-
-def test_what_has_no_time_any_more_is_dropped_and_gives_its_place_back() -> None:
-    times = {1: 100, 2: 900}
-    timetable = filled(times)
-    times.clear()
-    assert timetable.take_due(1000) == []
-    assert (timetable.count, timetable.next_at) == (0, None)
-
-
-def test_next_at_is_never_late_and_never_in_the_past() -> None:
-    timetable = filled({1: 1000})
-    assert timetable.next_at is not None
-    assert timetable.next_at <= 1000
-    timetable.take_due(timetable.next_at)
-    assert timetable.next_at == 1000
-
-
 def test_entries_that_are_not_true_any_more_are_dropped_when_they_are_most_of_all() -> None:
     times = {1: 50_000_000}
     timetable = filled(times)

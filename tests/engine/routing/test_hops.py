@@ -7,27 +7,6 @@ from random import Random
 import pytest
 
 from topics.engine.routing.hops import Hops
-from topics.formats.api.limits import U64_MAX
-
-
-def test_seqs_of_which_nothing_is_known_have_no_hop() -> None:
-    hops = Hops()
-    assert hops.at(7) == (0, U64_MAX)
-    hops.note(1, 4, 0)
-    assert (hops.at(1), len(hops)) == ((0, U64_MAX), 0)
-
-
-def test_a_range_tells_its_hop_and_where_it_ends() -> None:
-    hops = Hops()
-    hops.note(5, 6, 1)
-    hops.note(7, 9, 1)
-    hops.note(10, 10, 3)
-    hops.note(15, 20, 3)
-    assert len(hops) == 3, "adjacent ranges of one hop are one"
-    assert [hops.at(seq) for seq in (1, 4, 5, 9, 10, 11, 14, 15, 20, 21)] == [
-        *((0, 4), (0, 4), (1, 9), (1, 9), (3, 10)),
-        *((0, 14), (0, 14), (3, 20), (3, 20), (0, U64_MAX)),
-    ]
 
 
 def test_seqs_are_noted_in_their_order() -> None:

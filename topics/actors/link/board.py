@@ -21,8 +21,6 @@ store changes it. The sections follow one another in this order, each from a lin
                          7     delay_ms: how long a message that comes now will wait [shard p]
                          8     counters, 2048 words, see `topics.actors.link.counters` [p]
                          2056  counts of limits, 8 words, see `topics.actors.link.ledger` [p]
-    heads of shard i     two words for each slot, see `topics.actors.link.heads` [shard i]
-    (16 lines each)
     key counts of        two words for each slot of a key, see `topics.actors.link.ledger` [front i]
     front i
 
@@ -36,7 +34,6 @@ import mmap
 from enum import IntEnum
 from typing import Final
 
-from topics.actors.link.heads import SLOT_WORDS, SLOTS
 from topics.actors.link.process_id import ProcessId, ProcessKind, front_id, shard_id
 
 LINE_WORDS: Final = 8
@@ -45,11 +42,9 @@ COUNTERS: Final = 2048
 LIMITS_AT: Final = COUNTERS_AT + COUNTERS
 LIMITS: Final = 8
 PROCESS_WORDS: Final = LIMITS_AT + LIMITS
-HEADS_WORDS: Final = SLOTS * SLOT_WORDS
 KEY_SLOTS: Final = 1024  # where nobody asks for more
 KEY_LIMITS: Final = 3
 assert PROCESS_WORDS == 258 * LINE_WORDS
-assert HEADS_WORDS == 16 * LINE_WORDS
 
 
 class ShardState(IntEnum):
@@ -185,8 +180,7 @@ class Board:
         self._sessions_at = LINE_WORDS
         self._pairs = processes * (processes - 1) // 2
         self._processes_at = self._sessions_at + _whole_lines(self._pairs)
-        self._heads_at = self._processes_at + processes * PROCESS_WORDS
-        self._key_counts_at = self._heads_at + shards * HEADS_WORDS
+        self._key_counts_at = self._processes_at + processes * PROCESS_WORDS
         self._key_count_words = _whole_lines(key_slots * KEY_LIMITS)
         length = self._key_counts_at + fronts * self._key_count_words
         self._words = memoryview(mmap.mmap(-1, 8 * length)).cast("Q")
@@ -234,12 +228,6 @@ class Board:
         """The ids of all processes of a kind."""
         count = self.fronts if kind is ProcessKind.FRONT else self.shards
         return [ProcessId(kind, index) for index in range(count)]
-
-    def heads(self, shard: int) -> memoryview:
-        """The words of the slots of ``shard`` (`topics.actors.link.heads`)."""
-        assert 0 <= shard < self.shards, "a shard of this board"
-        at = self._heads_at + shard * HEADS_WORDS
-        return self._words[at : at + HEADS_WORDS]
 
     def key_counts(self, front: int) -> memoryview:
         """The words in which ``front`` counts for the slot of each key."""

@@ -27,7 +27,6 @@ from trio.lowlevel import Abort, RaiseCancelT
 
 from topics.actors.link.arena import ArenaBlock, Holder
 from topics.actors.link.board import Board, ShardState, ShardWords
-from topics.actors.link.heads import HeadMark, HeadReader
 from topics.actors.link.link import Link
 from topics.actors.link.pulse import (
     DAMAGED,
@@ -256,7 +255,6 @@ class Shards:
             ShardLink(link, board.shard(link.peer.index), self._router, self.batch)
             for link in links
         ]
-        self._heads = [HeadReader(board.heads(link.peer.index)) for link in links]
         self.shards = len(links)
 
     def listen(self, listener: Listener) -> None:
@@ -454,10 +452,6 @@ class Shards:
         reason = "no memory for a large body that arrives this slowly"
         slowest.give_up(Throttled(reason, retry_after_ms=1000))
         return True
-
-    def head(self, shard: int, mark: HeadMark) -> int | None:
-        """As `HeadReader.head`."""
-        return self._heads[shard].head(mark)
 
     # How they are
 

@@ -20,7 +20,6 @@ from topics.front.live.watches import Watches
 from topics.front.pressure.pressure import Pressure
 from topics.front.request import Request
 from topics.front.routes.joined_appends import Appends
-from topics.front.routes.read_ahead import ReadAhead
 
 METRIC_READS_MAX = 4  # at once, by one front
 
@@ -36,7 +35,6 @@ class RouteContext:
     live: Live
     pressure: Pressure
     watches: Watches
-    read_ahead: ReadAhead
     appends: Appends
     board: Board
     metric_reads: trio.CapacityLimiter
@@ -55,7 +53,6 @@ class RouteContext:
             live=live,
             pressure=live.pressure,
             watches=Watches(live),
-            read_ahead=ReadAhead(backend),
             appends=Appends(backend, live.pressure.bands),
             board=board,
             metric_reads=trio.CapacityLimiter(METRIC_READS_MAX),

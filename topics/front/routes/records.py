@@ -11,7 +11,7 @@ from functools import partial
 
 from topics.actors.rpc.stepping import in_task
 from topics.engine.access import Scope
-from topics.formats.wire.calls import DELETE_RECORDS, DeleteRecordsParams
+from topics.formats.wire.calls import DELETE_RECORDS, DIFF, DeleteRecordsParams, DiffParams
 from topics.front.answers import Answer
 from topics.front.backend import Body
 from topics.front.pressure.admission import check_append, park_append
@@ -38,11 +38,12 @@ async def append(context: RouteContext, request: Request, body: Body, at: int) -
 
 async def diff(context: RouteContext, request: Request, body: Body, at: int) -> Answer:
     """§3. May wait for as long as the ``wait_ms`` of the body says."""
+    params = DiffParams(request.topic, at)
     if not (context.drain.is_draining or may_wait(body)):
-        return await context.read_ahead.diff(request, body, at)
+        return await context.ask(request, DIFF, params, body)
     await in_task()
     with context.drain.waiting(request):
-        return await context.read_ahead.diff(request, body, at)
+        return await context.ask(request, DIFF, params, body)
 
 
 def may_wait(body: Body) -> bool:
