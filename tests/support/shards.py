@@ -107,11 +107,7 @@ class Pipe:
 
     def __init__(self, shards: Shards, own: int, other: int) -> None:
         self._shards, self.own, self.other = shards, own, other
-        self._message_id = 0
-
-    def next_message_id(self) -> int:
-        self._message_id += 1
-        return self._message_id
+        self.message_id = 0
 
     def send(
         self, subject: str, payload: bytes, attachment: Any = b"", *, message_id: int | None = None
@@ -119,13 +115,14 @@ class Pipe:
         if self.session.closed:
             raise PeerGone
         if message_id is None:
-            message_id = self.next_message_id()
+            self.message_id = message_id = self.message_id + 1
         self._put(Message(message_id, 0, subject, bytes(payload), bytes(attachment)))
         return message_id
 
     def send_refusal(self, code: int, message: str, about: int) -> None:
         payload = encode_refusal(code, message, about)
-        self._put(Message(self.next_message_id(), ERROR, "", payload, b""))
+        self.message_id += 1
+        self._put(Message(self.message_id, ERROR, "", payload, b""))
 
     def release(self, message: Message) -> None:
         """No message is in shared memory."""

@@ -70,11 +70,7 @@ class Wire:
     message_ids: list[int] = field(default_factory=list)
     blocks: list[FakeBlock] = field(default_factory=list)
     broken: bool = False
-    last_id: int = 100
-
-    def next_message_id(self) -> int:
-        self.last_id += 1
-        return self.last_id
+    message_id: int = 100
 
     def send(
         self, subject: str, payload: bytes, attachment: Any = b"", *, message_id: int | None = None
@@ -82,16 +78,10 @@ class Wire:
         if isinstance(attachment, FakeBlock):
             self.blocks.append(attachment)
             attachment = b"in the arena"
-        return self._put(
-            subject,
-            payload,
-            attachment,
-            0,
-            self.next_message_id() if message_id is None else message_id,
-        )
+        return self._put(subject, payload, attachment, 0, message_id)
 
     def send_refusal(self, code: int, message: str, about: int) -> None:
-        self._put("", encode_refusal(code, message, about), b"", ERROR, self.next_message_id())
+        self._put("", encode_refusal(code, message, about), b"", ERROR, None)
 
     def release(self, message: Message) -> None:
         assert message.flags & ARENA
@@ -101,8 +91,10 @@ class Wire:
         """No session waits for memory here."""
 
     def _put(
-        self, subject: str, payload: bytes, attachment: bytes, flags: int, message_id: int
+        self, subject: str, payload: bytes, attachment: bytes, flags: int, message_id: int | None
     ) -> int:
+        if message_id is None:
+            self.message_id = message_id = self.message_id + 1
         if self.broken:
             raise PeerGone("cut")
         (message,), _ = decode_all(encode(message_id, subject, payload, attachment, flags))
@@ -222,7 +214,7 @@ class Pair:
 
     def __init__(self) -> None:
         self.front, self.shard = MessageRouter(), MessageRouter()
-        self.to_shard, self.to_front = Wire(), Wire(last_id=100_000)
+        self.to_shard, self.to_front = Wire(), Wire(message_id=100_000)
         self.caller: LinkSession = self.front.open_session("shard-0", self.to_shard)
         self.server: LinkSession = self.shard.open_session("front-0", self.to_front)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from structlog.testing import capture_logs
@@ -20,27 +20,32 @@ from topics.actors.rpc.inbound import InboundEvent
 from topics.actors.rpc.session import RemoteError
 from topics.actors.rpc.typed_calls import InboundCall, serve, subscribe
 from topics.formats.wire.calls import (
-    CLAIM,
     FEED_PAGE,
     TOPIC_PUT,
     CallCancelledParams,
-    ClaimParams,
-    ClaimResult,
+    DiffParams,
     FeedPageParams,
     TopicPutParams,
     TopicPutResult,
 )
+from topics.formats.wire.contract import NO_ATTACHMENT, TO_SHARD, Call
 from topics.formats.wire.message import ARENA, ERROR, Message, PeerGone
 
+
+class Number(NamedTuple):
+    number: int | None
+
+
+DIFF = Call("diff", TO_SHARD, DiffParams, NO_ATTACHMENT, Number, NO_ATTACHMENT)
 PUT = TopicPutParams("a", ["a.", "b."], 7)
-PARAMS = ClaimParams("a", 1)
+PARAMS = DiffParams("a", 1)
 PAGE = FeedPageParams(1, 3, 3, 1, 2, {"gap_to": 2}, 9, 4, False)
 
 
 def answer(pair: Pair, cid: int, *, flags: int = ARENA) -> None:
     """The peer answers the call, from its arena."""
-    payload = encode_success(cid, [5, []])
-    pair.front.dispatch(pair.caller, Message(9, flags, CLAIM.subject, payload, memoryview(b"body")))
+    payload = encode_success(cid, [5])
+    pair.front.dispatch(pair.caller, Message(9, flags, DIFF.subject, payload, memoryview(b"body")))
 
 
 # Calls
@@ -64,19 +69,18 @@ def test_a_handler_gets_the_params_and_the_caller_the_result(pair: Pair) -> None
 
 
 async def test_a_request_tells_of_itself(pair: Pair) -> None:
-    kept: list[InboundCall[ClaimParams, ClaimResult]] = []
-    serve(pair.shard, CLAIM, kept.append)
-    asked = pair.ask(CLAIM, PARAMS)
+    kept: list[InboundCall[DiffParams, Number]] = []
+    serve(pair.shard, DIFF, kept.append)
+    asked = pair.ask(DIFF, PARAMS)
     pair.deliver()
     (request,) = kept
-    told = request.subject, request.method, request.cid
-    assert told == (CLAIM.subject, CLAIM.method, asked.cid)
+    assert (request.subject, request.method, request.cid) == (DIFF.subject, "diff", asked.cid)
     assert (request.session, request.is_open, request.rpc) == (pair.server, True, request)
     request.outlast()
     assert not pair.server.unanswered
     request.error(2001, "no such topic", {"code": "topic_not_found"})
     assert not request.is_open
-    assert pair.deliver() == ["rpc/queue.claim Failure"]
+    assert pair.deliver() == ["rpc/diff Failure"]
     (error,) = asked.told
     assert isinstance(error, RemoteError)
     assert (error.code, error.message, error.data) == (
@@ -88,28 +92,28 @@ async def test_a_request_tells_of_itself(pair: Pair) -> None:
 
 
 def test_a_registration_can_be_taken_back(pair: Pair) -> None:
-    serve(pair.shard, CLAIM, lambda request: request.reply(ClaimResult(0, [])))()
-    pair.ask(CLAIM, PARAMS)
-    assert pair.deliver() == ["rpc/queue.claim Request", "rpc/queue.claim Failure"]
+    serve(pair.shard, DIFF, lambda request: request.reply(Number(None)))()
+    pair.ask(DIFF, PARAMS)
+    assert pair.deliver() == ["rpc/diff Request", "rpc/diff Failure"]
 
 
 async def test_calls_are_answered_in_any_order(pair: Pair) -> None:
     waiting: list[Inbound] = []
-    serve(pair.shard, CLAIM, waiting.append)
-    calls = [pair.ask(CLAIM, PARAMS) for _ in range(3)]
+    serve(pair.shard, DIFF, waiting.append)
+    calls = [pair.ask(DIFF, PARAMS) for _ in range(3)]
     pair.deliver()
     for n in (2, 0, 1):
-        waiting[n].reply(ClaimResult(n, []))
+        waiting[n].reply(Number(n))
         pair.deliver()
-        assert calls[n].reply().result == ClaimResult(n, [])
+        assert calls[n].reply().result == Number(n)
 
 
 def test_both_sides_may_call(pair: Pair) -> None:
-    serve(pair.front, CLAIM, lambda request: request.reply(ClaimResult(1, [])))
-    serve(pair.shard, CLAIM, lambda request: request.reply(ClaimResult(2, [])))
-    calls = [pair.ask(CLAIM, PARAMS), Asked(pair.server, CLAIM, PARAMS)]
+    serve(pair.front, DIFF, lambda request: request.reply(Number(1)))
+    serve(pair.shard, DIFF, lambda request: request.reply(Number(2)))
+    calls = [pair.ask(DIFF, PARAMS), Asked(pair.server, DIFF, PARAMS)]
     pair.deliver()
-    assert [call.reply().result for call in calls] == [ClaimResult(2, []), ClaimResult(1, [])]
+    assert [call.reply().result for call in calls] == [Number(2), Number(1)]
 
 
 @pytest.mark.parametrize(("subject", "code"), [("stream/x", 1003), ("debug/x", 1002)])
@@ -121,10 +125,10 @@ def test_a_refused_message_that_is_no_call_is_logged(pair: Pair, subject: str, c
 
 
 def test_a_refused_call_fails(pair: Pair) -> None:
-    asked = pair.ask(CLAIM, PARAMS)
+    asked = pair.ask(DIFF, PARAMS)
     (request,) = pair.to_shard.take()
-    pair.to_shard.send("rpc/queue.claim", b"damaged", message_id=request.message_id)
-    assert pair.deliver() == ["rpc/queue.claim Malformed", "refusal"]
+    pair.to_shard.send("rpc/diff", b"damaged", message_id=request.message_id)
+    assert pair.deliver() == ["rpc/diff Malformed", "refusal"]
     (error,) = asked.told
     assert error.code == 1002
     assert error.message.startswith("malformed payload: ")
@@ -156,7 +160,7 @@ def test_an_event_reaches_its_handler_with_typed_params(pair: Pair) -> None:
 
 
 def test_closing_fails_the_calls_under_way_before_the_listeners_hear(pair: Pair) -> None:
-    asked = pair.ask(CLAIM, PARAMS)
+    asked = pair.ask(DIFF, PARAMS)
     pair.caller.on_closed(lambda session: asked.told.append("closed"))
     pair.caller.close()
     assert list(map(str, asked.told)) == [
@@ -184,7 +188,7 @@ def test_no_call_starts_when_the_peer_is_gone_and_its_block_is_freed(pair: Pair,
 def test_an_abandoned_call_is_told_to_the_peer_and_a_late_answer_released(pair: Pair) -> None:
     cancelled: list[InboundEvent[CallCancelledParams]] = []
     pair.shard.route("event/call.cancelled", cancelled.append, params=CallCancelledParams)
-    asked = pair.ask(CLAIM, PARAMS)
+    asked = pair.ask(DIFF, PARAMS)
     pair.to_shard.take()
     for _ in range(2):
         asked.pending.abandon()
@@ -200,11 +204,11 @@ def test_an_abandoned_call_is_told_to_the_peer_and_a_late_answer_released(pair: 
     ids=["error", "success"],
 )
 def test_a_late_answer_disturbs_no_other_call(pair: Pair, late: bytes) -> None:
-    kept, given_up = pair.ask(CLAIM, PARAMS), pair.ask(CLAIM, PARAMS)
+    kept, given_up = pair.ask(DIFF, PARAMS), pair.ask(DIFF, PARAMS)
     given_up.pending.abandon()
-    pair.front.dispatch(pair.caller, Message(9, 0, "rpc/queue.claim", late, b""))
+    pair.front.dispatch(pair.caller, Message(9, 0, "rpc/diff", late, b""))
     answer(pair, kept.cid, flags=0)
-    assert (kept.reply().result, given_up.told) == (ClaimResult(5, []), [])
+    assert (kept.reply().result, given_up.told) == (Number(5), [])
 
 
 @pytest.mark.parametrize("how", ["abandoned", "failed"])
@@ -212,7 +216,7 @@ def test_a_late_answer_disturbs_no_other_call(pair: Pair, late: bytes) -> None:
 def test_an_answer_that_nobody_waits_for_goes_once_to_who_wants_it(
     pair: Pair, how: str, is_wanted: bool
 ) -> None:
-    asked, late = pair.ask(CLAIM, PARAMS), list[Any]()
+    asked, late = pair.ask(DIFF, PARAMS), list[Any]()
     if is_wanted:
         asked.pending.on_late = lambda reply: late.append(reply.result)
     if how == "abandoned":
@@ -221,20 +225,20 @@ def test_an_answer_that_nobody_waits_for_goes_once_to_who_wants_it(
         pair.caller.fail_calls(lambda _: True)
     for _ in range(2):
         answer(pair, asked.cid)
-    assert late == ([ClaimResult(5, [])] if is_wanted else [])
+    assert late == ([Number(5)] if is_wanted else [])
     assert (pair.to_shard.released, pair.caller.calls) == ([9, 9], {})
     assert list(map(type, asked.told)) == ([] if how == "abandoned" else [PeerGone])
 
 
 def test_abandoning_when_the_peer_is_gone_is_no_error(pair: Pair) -> None:
-    asked = pair.ask(CLAIM, PARAMS)
+    asked = pair.ask(DIFF, PARAMS)
     pair.to_shard.broken = True
     asked.pending.abandon()
     assert (asked.pending.is_over, asked.told) == (True, [])
 
 
 def test_a_reply_is_released_once_and_abandoning_it_does_nothing(pair: Pair) -> None:
-    asked = pair.ask(CLAIM, PARAMS)
+    asked = pair.ask(DIFF, PARAMS)
     pair.to_shard.take()
     answer(pair, asked.cid)
     asked.pending.abandon()
@@ -247,8 +251,8 @@ def test_a_reply_is_released_once_and_abandoning_it_does_nothing(pair: Pair) -> 
 
 def test_a_call_that_fails_may_abandon_another_one(pair: Pair) -> None:
     others: list[Asked] = []
-    first = pair.caller.call(CLAIM, PARAMS, b"", lambda _: others[0].pending.abandon())
-    others += [pair.ask(CLAIM, PARAMS), pair.ask(CLAIM, PARAMS)]
+    first = pair.caller.call(DIFF, PARAMS, b"", lambda _: others[0].pending.abandon())
+    others += [pair.ask(DIFF, PARAMS), pair.ask(DIFF, PARAMS)]
     pair.caller.close()
     assert (first.is_over, others[0].told) == (True, [])
     assert list(map(type, others[1].told)) == [PeerGone]
@@ -257,7 +261,7 @@ def test_a_call_that_fails_may_abandon_another_one(pair: Pair) -> None:
 def test_what_cannot_be_encoded_starts_no_call_and_frees_its_block(pair: Pair) -> None:
     blocks = [FakeBlock(), FakeBlock()]
     with pytest.raises(TypeError, match="unsupported"):
-        pair.ask(CLAIM, ClaimParams(object(), 1), blocks[0])  # type: ignore[arg-type]
+        pair.ask(DIFF, DiffParams(object(), 1), blocks[0])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="unsupported"):
         pair.caller.notify(FEED_PAGE, PAGE._replace(tombstone={"a": object()}), blocks[1])
     assert ([block.freed for block in blocks], pair.to_shard.sent) == ([1, 1], [])
@@ -265,5 +269,5 @@ def test_what_cannot_be_encoded_starts_no_call_and_frees_its_block(pair: Pair) -
 
 def test_a_block_goes_to_the_transport_as_it_is(pair: Pair) -> None:
     block = FakeBlock()
-    pair.ask(CLAIM, PARAMS, block)
+    pair.ask(DIFF, PARAMS, block)
     assert (pair.to_shard.blocks, block.freed) == ([block], 0)

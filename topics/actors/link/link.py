@@ -31,7 +31,7 @@ from topics.actors.link.arena import ArenaBlock, ArenaReader, ArenaWriter
 from topics.actors.link.board import Board
 from topics.actors.link.fences import load_fences
 from topics.actors.link.link_memory import LinkMemory
-from topics.actors.link.outbox import MANY, Outbox
+from topics.actors.link.outbox import Outbox
 from topics.actors.link.process_id import ProcessId
 from topics.actors.link.ring import RingConsumer, RingDamaged, RingProducer
 from topics.formats.buffers import Buffer
@@ -120,7 +120,7 @@ class Link:
         self._backlog_max = sizes.ring_bytes if end == 1 else sys.maxsize
         self._session = 0  # the one that our words announce; 0: none yet
         self._open = False
-        self._message_id = 0
+        self.message_id = 0  # of the last message; the next one counts it up
         self._asleep = False
         self._late = 0
 
@@ -140,11 +140,6 @@ class Link:
         """Bytes that were sent here and are not in the ring yet."""
         return self.outbox.backlog_bytes
 
-    def next_message_id(self) -> int:
-        """A fresh message id, for a message that must name itself in its payload."""
-        self._message_id += 1
-        return self._message_id
-
     def send(
         self,
         subject: str,
@@ -160,7 +155,7 @@ class Link:
         or has not begun.
         """
         if message_id is None:
-            self._message_id = message_id = self._message_id + 1
+            self.message_id = message_id = self.message_id + 1
         if type(attachment) is bytes and len(attachment) <= self._inline_bytes:
             if not self._open or self._cell[0] != self._session:
                 raise self._peer_gone()
@@ -181,6 +176,11 @@ class Link:
         if not self.connected:
             raise self._peer_gone()
         self.outbox.put(message_id, subject, payload, attachment, flags)
+
+    def _put_own(self, payload: bytes, attachment: bytes, flags: int) -> None:
+        """A message of the link itself."""
+        self.message_id += 1
+        self._put(self.message_id, "", payload, attachment, flags)
 
     def _send_long(
         self, message_id: int, subject: str, payload: bytes, attachment: Buffer | ArenaBlock
@@ -206,7 +206,7 @@ class Link:
     def send_refusal(self, code: int, message: str, about: int) -> None:
         """Queue a refusal about the message with id ``about``. Raises PeerGone as ``send`` does."""
         payload = encode(Refusal(int(code), message, about))
-        self._put(self.next_message_id(), "", payload, b"", ERROR)
+        self._put_own(payload, b"", ERROR)
 
     def reserve(self, length: int) -> ArenaBlock | None:
         """Shared memory for an attachment; None when the arena is full or the peer is not there."""
@@ -223,11 +223,6 @@ class Link:
         """
         if self.outbox.is_due and self._cell[0] == self._session:
             self.outbox.flush()
-
-    def flush_many(self) -> None:
-        """As `flush`, once there are many messages: within a turn that sends more of them."""
-        if len(self.outbox.queue) >= MANY:
-            self.flush()
 
     # --- attachments of the peer ---
 
@@ -246,7 +241,7 @@ class Link:
         assert isinstance(message.attachment, memoryview), "an arena attachment is a view"
         block = self._reader.release(message.attachment)
         if block is not None and self.connected:
-            self._put(self.next_message_id(), "", b"", ARENA_REF.pack(*block), RELEASE)
+            self._put_own(b"", ARENA_REF.pack(*block), RELEASE)
 
     # --- the session ---
 

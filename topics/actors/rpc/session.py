@@ -43,19 +43,19 @@ class RemoteError(Exception):
 
 class Transport(Protocol):
     """Sends the messages of one link session at a time. It may outlive the session and serve the
-    next one. Nothing here blocks.
+    next one. Nothing here blocks. ``message_id``: of the last message; a message that must name
+    itself in its payload counts it up.
     """
+
+    message_id: int
 
     def send(
         self, subject: str, payload: bytes, attachment: Any = b"", *, message_id: int | None = None
     ) -> int:
         """Queue one message, by default under a fresh id. Raises PeerGone.
 
-        ``message_id``: one of `next_message_id`.
+        ``message_id``: one that its sender has taken.
         """
-
-    def next_message_id(self) -> int:
-        """A fresh message id."""
 
     def send_refusal(self, code: int, message: str, about: int) -> None:
         """Queue a refusal about the peer's message ``about``. Raises PeerGone."""
@@ -174,7 +174,7 @@ class LinkSession:
         peer's messages; it must not raise. Raises PeerGone.
         """
         transport = self.transport
-        cid = transport.next_message_id()
+        cid = transport.message_id = transport.message_id + 1
         try:
             payload = encode(Request(cid, call.method, params))
             if self.closed:

@@ -1,6 +1,6 @@
 """Typed calls: handlers of the calls table (`topics.formats.wire.calls`) on a message router.
 
-serve(router, DIFF, handler)             handler(request: InboundCall[DiffParams, DiffResult])
+serve(router, DIFF, handler)             handler(request: InboundCall[DiffParams, NoResult])
 subscribe(router, FEED_TAKEN, handler)   handler(event: InboundEvent[FeedTakenParams])
 """
 

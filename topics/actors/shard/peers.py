@@ -132,26 +132,22 @@ class Loopback:
 
     def __init__(self, inbox: Inbox, wake: Callable[[], None]) -> None:
         self._inbox, self._wake = inbox, wake
-        self._message_id = 0
-
-    def next_message_id(self) -> int:
-        """As `Transport.next_message_id`."""
-        self._message_id += 1
-        return self._message_id
+        self.message_id = 0
 
     def send(
         self, subject: str, payload: bytes, attachment: Any = b"", *, message_id: int | None = None
     ) -> int:
         """As `Transport.send`; the attachment is copied."""
         if message_id is None:
-            message_id = self.next_message_id()
+            self.message_id = message_id = self.message_id + 1
         self._put(Message(message_id, 0, subject, payload, bytes(attachment)))
         return message_id
 
     def send_refusal(self, code: int, message: str, about: int) -> None:
         """As `Transport.send_refusal`."""
         payload = encode(Refusal(int(code), message, about))
-        self._put(Message(self.next_message_id(), ERROR, "", payload, b""))
+        self.message_id += 1
+        self._put(Message(self.message_id, ERROR, "", payload, b""))
 
     def release(self, message: Message) -> None:
         """As `Transport.release`: no message is in shared memory."""

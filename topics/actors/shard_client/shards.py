@@ -28,6 +28,7 @@ from trio.lowlevel import Abort, RaiseCancelT
 from topics.actors.link.arena import ArenaBlock, Holder
 from topics.actors.link.board import Board, ShardState, ShardWords
 from topics.actors.link.link import Link
+from topics.actors.link.outbox import MANY
 from topics.actors.link.pulse import (
     DAMAGED,
     DISK_STALLED,
@@ -402,7 +403,8 @@ class Shards:
         """
         link = self._links[shard].link
         if self.batch.is_open and not early:
-            link.flush_many()
+            if len(link.outbox.queue) >= MANY:
+                link.flush()
         else:
             link.flush()
 
