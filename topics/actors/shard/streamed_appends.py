@@ -11,13 +11,13 @@ the body is known to be good.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import trio
 
 from topics.actors.shard.append_batch import AppendBatch, AppendCall
-from topics.actors.shard.blob_sinks import MemorySink, Sink
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.service import Service
 from topics.engine.changes import append
@@ -181,6 +181,39 @@ class StreamedAppends(Service):
             except BaseException:
                 sink.abandon()
                 raise
+
+
+class Sink(Protocol):
+    """Takes a body piece by piece. The calls block: they are for a thread."""
+
+    def write(self, pieces: Sequence[Buffer]) -> None:
+        """Append to the body."""
+
+    def finish(self) -> None:
+        """Make the body durable; it is whole."""
+
+    def abandon(self) -> None:
+        """Leave nothing of the body."""
+
+
+class MemorySink:
+    """Keeps the body in memory, for a class that keeps its records there."""
+
+    def __init__(self, body_len: int) -> None:
+        self.body = memoryview(bytearray(body_len))
+        self._end = 0
+
+    def write(self, pieces: Sequence[Buffer]) -> None:
+        """As `Sink.write`."""
+        for piece in pieces:
+            self.body[self._end : self._end + len(piece)] = piece
+            self._end += len(piece)
+
+    def finish(self) -> None:
+        """As `Sink.finish`; memory is as durable as it gets."""
+
+    def abandon(self) -> None:
+        """As `Sink.abandon`; the memory goes with this object."""
 
 
 def _answer(batch: AppendBatch, outcome: Outcome) -> None:

@@ -24,7 +24,7 @@ from tests.support.moves import (
 )
 from tests.support.shard import Desk
 from topics.actors.shard.context import clock
-from topics.actors.shard.queues import copies, dead_letters, lanes
+from topics.actors.shard.queues import copies, dead_letters
 from topics.actors.shard.queues.dead_letters import RETRY_MAX_S, RETRY_MIN_S
 from topics.engine.changes import lease_jobs
 from topics.engine.moved_keys import copy_key, earlier_copy_key
@@ -181,7 +181,7 @@ async def test_a_batch_is_bounded_in_bytes(desk: Desk, monkeypatch: pytest.Monke
 async def test_a_shard_that_does_not_answer_stops_the_moves_to_its_topics_only(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lanes, "LANE_MOVES", 1)
+    monkeypatch.setattr(dead_letters, "MOVES_MAX", 1)
     peers = with_fake_peers(desk)
     targets = {"a": "dead1", "b": "dead1", "c": "dead2"}
     queues = {name: make_queue(desk, name, "x", dead_letter=to) for name, to in targets.items()}
@@ -253,7 +253,7 @@ async def test_a_batch_whose_fate_is_unknown_is_tried_again_alone_and_first(
 ) -> None:
     """Keys of other copies would push its keys out of the target."""
     monkeypatch.setattr(dead_letters, "BATCH_JOBS", 3)
-    monkeypatch.setattr(lanes, "LANE_MOVES", 1)
+    monkeypatch.setattr(dead_letters, "MOVES_MAX", 1)
     peers = with_fake_peers(desk)
     queue, other = make_queue(desk, "q", *range(6)), make_queue(desk, "other", "x")
     for topic in (queue, other):
