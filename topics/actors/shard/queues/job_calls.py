@@ -14,7 +14,7 @@ from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.replies import answer_error, reply_json, total_ms
 from topics.actors.rpc.typed_calls import InboundCall, serve
 from topics.actors.shard.context import ShardContext
-from topics.actors.shard.queues.lines import Lines
+from topics.actors.shard.queues.job_dispatch import JobDispatch
 from topics.actors.shard.retries import Retries
 from topics.actors.shard.room import unwritable
 from topics.actors.shard.service import Service
@@ -46,9 +46,9 @@ JobsCall: TypeAlias = InboundCall[QueueParams, NoResult]
 class JobCalls(Service):
     """Handles `queue.ack`, `queue.nack`, `queue.extend` and `queue.leases`."""
 
-    def __init__(self, context: ShardContext, lines: Lines, retries: Retries) -> None:
+    def __init__(self, context: ShardContext, dispatch: JobDispatch, retries: Retries) -> None:
         self._context, self._commits, self._engine = context, context.commits, context.engine
-        self._lines, self._retries = lines, retries
+        self._dispatch, self._retries = dispatch, retries
         # Acks of this turn, by queue.
         self.gathered: dict[str, list[tuple[JobsCall, JobsRequest]]] = {}
 
@@ -129,7 +129,7 @@ class JobCalls(Service):
         change = lease_jobs.nack(
             topic, asked.node, asked.seqs, asked.lease_ids, asked.delay_ms, context.now
         )
-        self._lines.note_claimable(topic)
+        self._dispatch.note_claimable(topic)
 
         def answer() -> bytes:
             ready, in_flight, *_ = self._counters(topic)
@@ -149,7 +149,7 @@ class JobCalls(Service):
         change = lease_jobs.extend(
             topic, asked.node, asked.seqs, asked.lease_ids, asked.lease_ms, context.now
         )
-        self._lines.note_claimable(topic)  # perhaps sooner than before
+        self._dispatch.note_claimable(topic)  # perhaps sooner than before
 
         def answer() -> bytes:
             return queue_answers.extended(topic.name, change.seqs, change.until_ts, change.skipped)
