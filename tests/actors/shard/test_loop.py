@@ -77,7 +77,6 @@ async def test_more_messages_than_a_turn_takes_are_decided_in_later_turns(
 ) -> None:
     """None is lost, each is answered, and the seqs follow the order of arrival."""
     monkeypatch.setattr(inbox, "FEW_MAX", 3)
-    monkeypatch.setattr(inbox, "CHUNK", 1)
     monkeypatch.setattr(inbox, "TURN_S", 0.0)
     monkeypatch.setattr(inbox, "WAITING_MAX", 6)
     settings = Settings()
