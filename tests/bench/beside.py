@@ -13,16 +13,22 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, NoReturn
 
-from tests.bench.bodies import MIB, body
 from tests.bench.http_load import Client, TaggedAppends, append, post
 from tests.bench.live_clients import RECV_BYTES, stream
 
-BODY_BYTES = 64 * MIB - 100_000
+BODY_BYTES = (64 << 20) - 100_000
 STREAMS, PUBLISH_HZ = 500, 20
 TAGS = 100_000
 READY_S = 60.0
 Address = tuple[str, int]
 Done = Callable[[int], None]  # so much has been done; the first call says that it has begun
+
+
+def body(size: int) -> bytes:
+    """A write of about ``size`` bytes."""
+    each = min(200_000, size // 30)
+    record = b'{"data":"%b"}' % (b"x" * each)
+    return b'{"records":[' + b",".join([record] * (size // (each + 12))) + b"]}"
 
 
 def bodies(address: Address, done: Done) -> None:
@@ -81,7 +87,7 @@ class Beside(NamedTuple):
 SCENES = {
     "alone": Beside(nothing, "", {}),
     "64 MiB bodies": Beside(bodies, "bodies", {}),
-    "sealing": Beside(sealing, "records", {"wal_file_bytes": 8 * MIB}),
+    "sealing": Beside(sealing, "records", {"wal_file_bytes": 8 << 20}),
     "500 streams": Beside(streams, "deliveries", {}),
 }
 

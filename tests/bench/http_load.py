@@ -10,7 +10,7 @@ import select
 import socket
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -204,9 +204,3 @@ def quantiles_ms(seconds: array[float]) -> list[float]:
 
 def verdict(holds: bool) -> str:
     return "pass" if holds else "FAIL"
-
-
-def round_robin(requests: list[bytes]) -> Iterator[bytes]:
-    """Each in turn, for ever."""
-    while True:
-        yield from requests

@@ -6,50 +6,12 @@ import contextlib
 import os
 import signal
 import sys
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from tests.support.server import Server
 
 TICK_HZ = os.sysconf("SC_CLK_TCK")
-
-
-class MemoryGroup:
-    """A cgroup for the server; ``limit`` 0: none. Without the right to make one, nothing is
-    limited.
-    """
-
-    def __init__(self, limit: int) -> None:
-        v2 = Path("/sys/fs/cgroup/cgroup.controllers").exists()
-        self.folder = (
-            Path("/sys/fs/cgroup") / ("" if v2 else "memory") / f"topics-bench-{os.getpid()}"
-        )
-        self.limited = False
-        if limit:
-            with contextlib.suppress(OSError):
-                self.folder.mkdir()
-                (self.folder / ("memory.max" if v2 else "memory.limit_in_bytes")).write_text(
-                    str(limit)
-                )
-                self.limited = True
-
-    @contextlib.contextmanager
-    def joined(self) -> Iterator[None]:
-        """What is started inside belongs to it."""
-        if self.limited:
-            (self.folder / "cgroup.procs").write_text(str(os.getpid()))
-        try:
-            yield
-        finally:
-            if self.limited:
-                (self.folder.parent / "cgroup.procs").write_text(str(os.getpid()))
-
-    def remove(self) -> None:
-        if self.limited:
-            with contextlib.suppress(OSError):
-                self.folder.rmdir()
 
 
 def rss_mb(pids: list[int]) -> tuple[float, float]:
@@ -65,26 +27,6 @@ def rss_mb(pids: list[int]) -> tuple[float, float]:
                 elif line.startswith("RssFile"):
                     file += int(line.split()[1])
     return anon / 1024, file / 1024
-
-
-class Sampler(threading.Thread):
-    """Memory of the server while something runs."""
-
-    def __init__(self, server: Server) -> None:
-        super().__init__(daemon=True)
-        self.samples: list[tuple[float, float]] = []
-        self._pids, self._end = server.pids(), threading.Event()
-
-    def run(self) -> None:
-        while not self._end.wait(0.2):
-            self.samples.append(rss_mb(self._pids))
-
-    def stop(self) -> tuple[float, float, float, float]:
-        """Smallest and largest anonymous, smallest and largest mapped memory, in MB."""
-        self._end.set()
-        self.join()
-        anon, file = zip(*(self.samples or [rss_mb(self._pids)]), strict=True)
-        return min(anon), max(anon), min(file), max(file)
 
 
 def cpu_s(pid: int) -> float:

@@ -4,7 +4,6 @@ a   16 workers that claim 8 jobs and ack 8 in turn, and 16 clients that append o
     turn by turn in one run, class disk: jobs a second, their ratio
 b   a claim of one job with 1,000,000 ready against one with 100; with 900,000 acked in the middle,
     after a restart, up to the hole and across it: their ratios
-c   bytes of a job in flight (`lease_memory`)
 d   16 streams with acks of 8 jobs or more, turn by turn with the workers of a: jobs a second
 e   how late 200 delayed jobs come to a waiting claim, and to a stream
 f   from just before an append is sent to when a waiting claim has its job
@@ -28,7 +27,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.bench.http_load import Client, Load, append, drive, quantiles_ms, verdict
-from tests.bench.lease_memory import lease_memory
 from tests.bench.live_clients import RECV_BYTES, line, running
 from tests.bench.processes import Usage, cpu_s, quiet
 from tests.bench.queue_clients import (
@@ -310,8 +308,6 @@ def main() -> None:
         throughput(chosen.dir, chosen.turns, chosen.seconds, chosen.only)
     if "b" in chosen.only:
         claims(chosen.dir, chosen.turns)
-    if "c" in chosen.only:
-        lease_memory()
     if "e" in chosen.only:
         lateness(chosen.dir)
     if "f" in chosen.only:

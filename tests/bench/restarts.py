@@ -29,13 +29,21 @@ from itertools import cycle
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.bench.http_load import Load, append, drive
+from msgspec import Raw
+
+from tests.bench.http_load import DATA, Load, append, drive
 from tests.bench.processes import rss_mb
-from tests.bench.recovery import build
 from tests.support.server import Server
+from topics.config import Settings
+from topics.engine.changes.append import Append
+from topics.engine.locators import in_log
+from topics.engine.now import Now
+from topics.formats.api.append_body import AppendBody, RecordIn
 from topics.storage.data_dir import encode_meta
+from topics.storage.recovery.steps import recover
 
 TOPICS = 16
+GROUP_BYTES = 4 << 20
 LOADS = (("fsync", 16, 1), ("disk", 16, 1), ("fsync", 4, 1000), ("disk", 4, 1000))
 START_S = 120.0
 DROP_CACHES = Path("/proc/sys/vm/drop_caches")
@@ -59,7 +67,7 @@ def many_topics(count: int, *, stop: bool) -> Scene:
     """A server of so many topics."""
 
     def run(root: Path, folder: Path) -> Server:
-        build(folder, count, 1, count, keys=False)
+        build(folder, count)
         (folder / "meta").write_bytes(encode_meta(1))
         server = server_of(root, folder, shards=1)
         server.start(START_S)
@@ -70,6 +78,38 @@ def many_topics(count: int, *, stop: bool) -> Scene:
         return server
 
     return run
+
+
+def build(folder: Path, topics: int) -> None:
+    """Write a record to each of so many topics, as a shard does."""
+    settings = Settings()
+    shard = recover(
+        folder,
+        0,
+        1,
+        now(),
+        wal_file_bytes=settings.wal_file_bytes,
+        wal_sync_ms=settings.wal_sync_ms,
+    )
+    engine, wal, flushed = shard.engine, shard.wal, 0
+    for number in range(topics):
+        change = engine.append(f"topic-{number}", AppendBody([RecordIn(Raw(DATA))]), now())
+        assert isinstance(change, Append)
+        for frame in change.frames:
+            wal.append(frame)
+        reservation = engine.reserve(change.topic)
+        for frame in reservation.frames if reservation else ():
+            wal.append(frame)
+        engine.commit(change, in_log(0), now())
+        if wal.next_lsn - flushed > GROUP_BYTES:
+            flushed = wal.next_lsn
+            wal.flush(sync=False)
+            wal.take_progress()
+    wal.stop()
+
+
+def now() -> Now:
+    return Now(time.time_ns() // 1_000_000, time.monotonic_ns() // 1_000_000)
 
 
 def full_speed(durability: str, clients: int, records: int, seconds: float) -> Scene:

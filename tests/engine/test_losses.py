@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.engine.shard_support import Desk, expire, fill, seqs_of, told
-from topics.engine.losses import lose, lose_damaged, next_loss, trim_to
-from topics.formats.ranges import SeqRange
-
-
-def test_a_topic_goes_on_behind_what_a_restart_took(desk: Desk) -> None:
-    fill(desk, 2)
-    topic = desk.engine.topic("a")
-    lose(topic, SeqRange(3, 5))
-    assert (topic.head_seq, topic.losses) == (5, ((3, 5),))
-    page = desk.read("a", 2)
-    assert (told(page), page.next_from_seq) == ((3, 5, "mixed"), 5)
-    lose(topic, SeqRange(6, 7))
-    assert topic.losses == ((3, 7),)
+from tests.engine.shard_support import Desk, fill, seqs_of, told
+from topics.engine.locators import Locator
+from topics.engine.losses import lose_damaged, next_loss, trim_to
+from topics.engine.removal import cut_to, live_of, settle
+from topics.engine.store import Unreadable
+from topics.engine.topic import Topic
+from topics.formats.disk.records import RecordsView
+from topics.formats.ranges import SeqRange, seq_ranges
 
 
 def test_a_damaged_write_leaves_the_index_with_all_that_it_counted(desk: Desk) -> None:
@@ -46,70 +40,7 @@ def test_records_that_were_deleted_before_are_not_lost(desk: Desk) -> None:
     assert told(desk.read("a", 1)) == (2, 4, "damaged"), "a gap runs across what was deleted"
 
 
-def test_a_damaged_write_at_the_start_moves_the_start_and_its_floor(desk: Desk) -> None:
-    fill(desk, 2, 1)
-    topic = desk.engine.topic("a")
-    lose_damaged(topic, 0, desk)
-    assert (topic.earliest_seq, topic.damage_floor, topic.damaged) == (3, 3, ())
-
-
 # Seqs that are burnt for what the source of a router has lost
-
-
-def test_seqs_burnt_above_live_records_are_told_in_place(desk: Desk) -> None:
-    fill(desk, 2)
-    topic = desk.engine.topic("a")
-    trim_to(topic, SeqRange(3, 4))
-    trim_to(topic, SeqRange(5, 5))
-    fill(desk, 1)
-    assert (topic.head_seq, topic.next_seq, topic.count) == (6, 7, 3)
-    assert (topic.trimmed, topic.trim_floor, topic.evict_floor) == (((3, 5),), 1, 1)
-    page = desk.read("a")
-    assert (told(page), seqs_of(page), page.next_from_seq) == (None, [1, 2], 2)
-    assert [told(desk.read("a", cursor)) for cursor in (2, 3, 4, 5)] == [
-        (3, 5, "source_trim"),
-        (4, 5, "source_trim"),
-        (5, 5, "source_trim"),
-        None,
-    ]
-    assert seqs_of(desk.read("a", 3)) == [6]
-
-
-@pytest.mark.parametrize("deleted", [0, 2])
-def test_seqs_burnt_where_nothing_lives_are_a_floor_at_once(desk: Desk, deleted: int) -> None:
-    fill(desk, *[1] * deleted)
-    desk.delete_records("a", before_seq=99)
-    desk.commit()
-    topic = desk.engine.topic("a")
-    trim_to(topic, SeqRange(deleted + 1, deleted + 3))
-    assert (topic.trimmed, topic.trim_floor) == ((), deleted + 4)
-    assert (topic.earliest_seq, topic.head_seq) == (deleted + 4, deleted + 3)
-    assert told(desk.read("a", deleted)) == (deleted + 1, deleted + 3, "source_trim")
-    assert told(desk.read("a", deleted + 3)) is None
-
-
-@pytest.mark.parametrize(
-    ("how", "reason"), [("delete", "source_trim"), ("cap", "mixed"), ("ttl", "mixed")]
-)
-def test_burnt_seqs_are_a_floor_once_nothing_lives_before_them(
-    desk: Desk, how: str, reason: str
-) -> None:
-    fill(desk, 2, ttl_ms=100)
-    topic = desk.engine.topic("a")
-    trim_to(topic, SeqRange(3, 4))
-    desk.later(60)
-    fill(desk, 2)
-    if how == "delete":
-        desk.delete_records("a", before_seq=3)
-    elif how == "cap":
-        desk.put("a", cap_records=2)
-    else:
-        desk.later(60)
-        expire(desk)
-    desk.commit()
-    assert (topic.earliest_seq, topic.trim_floor, topic.trimmed) == (5, 5, ())
-    assert told(desk.read("a")) == (1, 4, reason)
-    assert told(desk.read("a", 2)) == (3, 4, "source_trim"), "no other cause took what is above it"
 
 
 def test_a_replay_over_a_newer_state_burns_nothing_twice(desk: Desk) -> None:
@@ -147,3 +78,42 @@ def test_the_next_loss_is_the_first_of_all_causes(desk: Desk) -> None:
     ]
     assert next_loss(topic, 6, 6) == (5, 6, "damaged"), "a range that has begun before"
     assert next_loss(topic, 12, 19) is None
+
+
+# Removal
+
+
+SIZES = (2, 3, 4)  # records of each write: seqs 1 to 9
+
+
+@pytest.fixture
+def topic(desk: Desk) -> Topic:
+    fill(desk, *SIZES)
+    return desk.engine.topic("a")
+
+
+def test_losses_before_the_start_become_floors(desk: Desk, topic: Topic) -> None:
+    topic.losses = seq_ranges([(3, 3), (8, 8)])
+    topic.damaged = seq_ranges([(4, 4)])
+    topic.trimmed = seq_ranges([(5, 5), (9, 9)])
+    cut_to(topic, 6, desk)
+    settle(topic, desk)
+    assert (topic.loss_floor, topic.damage_floor, topic.trim_floor) == (4, 5, 6)
+    assert (topic.losses, topic.damaged, topic.trimmed) == (((8, 8),), (), ((9, 9),))
+
+
+def test_records_whose_lengths_cannot_be_read_go_all_the_same(
+    desk: Desk, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = topic.bytes
+
+    def unreadable(locator: Locator) -> RecordsView:
+        raise Unreadable
+
+    monkeypatch.setattr(desk, "records", unreadable)
+    assert live_of(topic, 2, 0, 4, desk).record_count == 4
+    assert cut_to(topic, 4, desk) == 3
+    assert topic.count == 6
+    assert 0 < topic.bytes < whole
+    assert cut_to(topic, 10, desk) == 9
+    assert (topic.count, topic.bytes) == (0, 0)

@@ -60,31 +60,6 @@ def test_a_new_topic_takes_a_place_and_a_delete_gives_it_back() -> None:
     assert shard.topics.own == 2
 
 
-def test_other_shards_count_too() -> None:
-    shard = Capped(max_topics=5)
-    shard.topics.others = 5
-    refusal(shard.desk.put, "a")
-    assert not shard.desk.engine.topics
-    shard.topics.others = 4
-    shard.desk.put("a")
-
-
-def test_what_is_undone_is_given_back() -> None:
-    shard = Capped()
-    shard.desk.append("a", 1, 2)
-    shard.desk.put("b")
-    shard.desk.commit()
-    before = shard.held
-    shard.desk.append("a", 3)
-    shard.desk.append("c", 4)
-    shard.desk.put("d")
-    shard.desk.append("d", 5)
-    shard.desk.delete("b")
-    assert shard.held > before
-    shard.desk.undo()
-    assert shard.held == before == (2, shard.size("a"))
-
-
 def test_a_write_is_taken_whole_or_not_at_all() -> None:
     shard = Capped(max_bytes=300)
     shard.desk.append("a", "x" * 100)
@@ -118,76 +93,6 @@ def test_a_full_topic_is_told_before_a_full_server() -> None:
             call("a", "x" * 200)
     with pytest.raises(TopicNotFound):
         shard.desk.append("b", 1, create=False)
-
-
-def test_what_a_topic_trims_itself_is_no_growth() -> None:
-    shard = Capped(max_bytes=400)
-    shard.desk.put("a", cap_bytes=390)
-    for number in range(20):
-        shard.desk.append("a", f"{number}" * 40)
-        shard.desk.append("a", "x" * 200, 2)
-        if number % 3 == 0:
-            shard.desk.commit()
-        assert shard.bytes.own <= 390
-    shard.desk.commit()
-    assert shard.size("a") <= shard.bytes.own <= 390
-    shard.desk.delete_records("a", before_seq=shard.desk.engine.topic("a").head_seq)
-    shard.desk.commit()
-    assert shard.bytes.own == shard.size("a") < 100
-
-
-def test_a_topic_that_trims_itself_goes_on_when_others_have_taken_all() -> None:
-    shard = Capped(max_bytes=1000)
-    shard.desk.put("ring", cap_bytes=530)
-    for _ in range(6):
-        shard.desk.append("ring", "x" * 90)
-        shard.desk.commit()
-    assert shard.size("ring") < shard.bytes.own == 530
-    shard.bytes.others = 470
-    for number in range(9):
-        shard.desk.append("ring", "y" * 90)
-        shard.desk.append("ring", "z" * 60)
-        if number % 2:
-            shard.desk.commit()
-    shard.desk.commit()
-    refusal(shard.desk.append, "a", 1)
-
-
-def test_no_room_is_kept_for_a_topic_that_is_far_from_its_cap_of_bytes() -> None:
-    shard = Capped()
-    shard.desk.put("a", cap_bytes=1_000_000, cap_records=3)
-    for _ in range(30):
-        shard.desk.append("a", "x" * 90)
-        shard.desk.commit()
-        assert shard.bytes.own == shard.size("a") < 500
-
-
-def test_a_delete_of_records_and_age_make_room() -> None:
-    shard = Capped(max_bytes=300)
-    shard.desk.put("a", ttl_ms=50)
-    shard.desk.append("a", "x" * 80, "x" * 80)
-    shard.desk.commit()
-    refusal(shard.desk.append, "b", "x" * 100)
-    shard.desk.delete_records("a", before_seq=2)
-    shard.desk.commit()
-    assert shard.bytes.own == shard.size("a") > 80
-    shard.desk.later(100)
-    shard.desk.engine.expire(shard.desk.engine.topic("a"), shard.desk.now)
-    assert shard.bytes.own == 0
-
-
-def test_a_topic_whose_cap_is_lifted_pays_for_what_comes_and_for_nothing_else() -> None:
-    shard = Capped()
-    shard.desk.put("a", cap_bytes=100)
-    shard.desk.append("a", "x" * 90)
-    shard.desk.append("a", "x" * 95)
-    assert shard.bytes.own == 100
-    shard.desk.put("a", cap_bytes=0)
-    assert shard.bytes.own == 100
-    shard.desk.append("a", "x")
-    assert shard.bytes.own < 200
-    shard.desk.commit()
-    assert shard.bytes.own == shard.size("a")
 
 
 def test_while_a_shard_is_unknown_only_what_takes_no_room_is_done() -> None:

@@ -26,61 +26,6 @@ def filled(*writes: int, **body: Any) -> Desk:
     return desk
 
 
-def test_a_read_of_an_empty_topic_is_caught_up() -> None:
-    desk = Desk()
-    desk.put("a")
-    page = desk.read("a")
-    assert (page.count, page.next_from_seq, page.head_seq, page.earliest_seq) == (0, 0, 0, 1)
-    assert page.caught_up
-    assert not page.worth_answering
-
-
-def test_records_that_are_not_committed_are_not_seen() -> None:
-    desk = filled(2)
-    desk.append("a", "pending")
-    page = desk.read("a")
-    assert seqs_of(page) == [1, 2]
-    assert page.caught_up
-
-
-def test_the_cursor_is_an_exclusive_lower_bound() -> None:
-    desk = filled(3, 3)
-    assert [seqs_of(desk.read("a", cursor)) for cursor in (0, 2, 3, 5)] == [
-        [1, 2, 3, 4, 5, 6],
-        [3, 4, 5, 6],
-        [4, 5, 6],
-        [6],
-    ]
-    at_head = desk.read("a", 6)
-    assert (at_head.count, at_head.next_from_seq, at_head.caught_up) == (0, 6, True)
-
-
-def test_a_limit_ends_a_page_and_the_next_one_goes_on() -> None:
-    desk = filled(3, 1, 4)
-    seen = []
-    cursor = 0
-    while True:
-        page = desk.read("a", cursor, limit=3)
-        seen.append(seqs_of(page))
-        assert page.caught_up == (page.next_from_seq == 8)
-        cursor = page.next_from_seq
-        if page.caught_up:
-            break
-    assert seen == [[1, 2, 3], [4, 5, 6], [7, 8]]
-
-
-def test_at_least_one_record_is_given_whatever_its_size() -> None:
-    desk = Desk()
-    desk.append("a", "x" * 1000, "y" * 1000)
-    desk.append("a", "z" * 1000)
-    desk.commit()
-    assert [seqs_of(desk.read("a", cursor, max_batch_bytes=1)) for cursor in range(3)] == [
-        [1],
-        [2],
-        [3],
-    ]
-
-
 def test_the_byte_budget_counts_what_is_sent() -> None:
     desk = filled(100)
     whole = sum(len(piece) for piece in desk.read("a").pieces)
@@ -94,27 +39,6 @@ def test_the_byte_budget_counts_what_is_sent() -> None:
                 > budget
             )
     assert desk.read("a", max_batch_bytes=whole + 1).caught_up
-
-
-def test_records_of_the_readers_own_nodes_are_passed_over_in_silence() -> None:
-    desk = Desk()
-    for number in range(6):
-        desk.append("a", number, node="me" if number % 2 else "you")
-    desk.append("a", "mine", "too", node="me")
-    desk.commit()
-    page = desk.read("a", nodes=frozenset({"me"}))
-    assert seqs_of(page) == [1, 3, 5]
-    assert (page.next_from_seq, page.scanned, page.tombstone) == (8, 8, None)
-    assert seqs_of(desk.read("a", nodes=frozenset({"you", "me"}))) == []
-    assert seqs_of(desk.read("a", nodes=frozenset({"m"}))) == list(range(1, 9))
-
-
-def test_a_topic_may_opt_out_of_the_node_filter() -> None:
-    desk = Desk()
-    desk.put("a", dedupe_node=False)
-    desk.append("a", 1, node="me")
-    desk.commit()
-    assert seqs_of(desk.read("a", nodes=frozenset({"me"}))) == [1]
 
 
 @pytest.mark.slow
@@ -154,13 +78,8 @@ def test_a_read_that_has_found_something_does_not_look_for_more_for_ever() -> No
 @pytest.mark.parametrize(
     ("from_seq", "epoch", "recreated"),
     [
-        (0, None, False),
-        (2, None, False),
-        (3, None, True),
-        (0, "right", False),
-        (3, "right", False),
-        (0, "wrong", True),
-        (2, "wrong", True),
+        *((0, None, False), (2, None, False), (3, None, True), (0, "right", False)),
+        *((3, "right", False), (0, "wrong", True), (2, "wrong", True)),
     ],
 )
 def test_a_cursor_of_an_earlier_topic_is_told_so(

@@ -8,7 +8,7 @@ import pytest
 
 from tests.engine.shard_support import Desk
 from topics.engine.locators import Locator
-from topics.engine.removal import cut_to, delete_runs
+from topics.engine.removal import delete_runs
 from topics.engine.selection import Selection, count_live
 from topics.engine.store import Unreadable
 from topics.engine.topic import Topic
@@ -47,61 +47,11 @@ def everything(selection: Selection, step: int = 2) -> list[int]:
         taken += seqs
 
 
-@pytest.mark.parametrize(
-    ("before_seq", "match", "seqs"),
-    [
-        (None, None, [1, 2, 3, 4, 5, 6]),
-        (1, None, []),
-        (4, None, [1, 2, 3]),
-        (99, None, [1, 2, 3, 4, 5, 6]),
-        (None, A, [1, 4, 6]),
-        (6, A, [1, 4]),
-        (None, TagMatch("Glob", ""), [1, 2, 4, 6]),
-        (None, TagMatch("Eq", "none"), []),
-    ],
-)
-def test_what_is_below_the_bound_and_matches_is_taken_oldest_first(
-    desk: Desk, before_seq: int | None, match: TagMatch | None, seqs: list[int]
-) -> None:
-    topic = filled(desk, "ab-", "a-a")
-    for step in (1, 2, 9):
-        assert everything(select(desk, topic, before_seq, match), step) == seqs
-
-
-@pytest.mark.parametrize("match", [None, A])
-def test_what_comes_later_is_not_meant(desk: Desk, match: TagMatch | None) -> None:
-    topic = filled(desk, "aa")
-    selection = select(desk, topic, None, match)
-    desk.append("a", records=[{"data": 1, "tag": "a"}])
-    desk.commit()
-    assert (selection.count_left(), everything(selection)) == (2, [1, 2])
-
-
-@pytest.mark.parametrize("match", [None, A])
-def test_what_goes_meanwhile_is_passed_over(desk: Desk, match: TagMatch | None) -> None:
-    topic = filled(desk, "aaa", "aaa", "aa")
-    selection = select(desk, topic, None, match)
-    assert selection.take(1) == [1]
-    delete_runs(topic, [SeqRun(2, 1), SeqRun(5, 1), SeqRun(7, 1)], desk)
-    assert selection.count_left() == 4
-    assert selection.take(2) == [3, 4]
-    cut_to(topic, 8, desk)
-    assert (selection.count_left(), everything(selection)) == (1, [8])
-
-
 @pytest.mark.parametrize("match", [None, A])
 def test_all_that_is_left_can_be_dropped(desk: Desk, match: TagMatch | None) -> None:
     selection = select(desk, filled(desk, "aa", "aaa"), None, match)
     selection.take(1)
     assert (selection.drop(), selection.count_left(), selection.take(9)) == (4, 0, [])
-
-
-@pytest.mark.parametrize("match", [None, A])
-def test_an_empty_topic_has_nothing_to_take(desk: Desk, match: TagMatch | None) -> None:
-    topic = filled(desk, "a")
-    cut_to(topic, 2, desk)
-    selection = select(desk, topic, None, match)
-    assert (selection.count_left(), selection.take(9)) == (0, [])
 
 
 def test_records_are_passed_over_when_it_is_unknown_which_of_them_live(

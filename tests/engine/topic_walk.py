@@ -23,28 +23,13 @@ class TopicWalk(ShardWalk):
         self.machine = Retention()
         self.machine.begin()
         self.steps: list[tuple[int, Callable[[], None]]] = [
-            (30, self.append),
-            (3, self.begin_long),
-            (4, self.submit_long),
-            (1, self.fail_long),
-            (1, self.no_room_midway),
-            (4, self.put),
-            (1, self.delete),
-            (3, self.trim),
-            (12, self.delete_records),
-            (20, self.delete_more),
-            (12, self.read),
-            (8, self.pick),
-            (10, self.time),
-            (12, self.commit_one),
-            (12, self.machine.commit_all),
-            (1, self.fail),
-            (2, self.machine.next_file),
-            (4, self.seal),
-            (2, self.begin_checkpoint),
-            (5, self.step_of_checkpoint),
-            (2, self.machine.whole_checkpoint),
-            (3, self.restart),
+            *((30, self.append), (3, self.begin_long), (4, self.submit_long), (1, self.fail_long)),
+            *((1, self.no_room_midway), (4, self.put), (1, self.delete), (3, self.trim)),
+            *((12, self.delete_records), (20, self.delete_more), (12, self.read), (8, self.pick)),
+            *((10, self.time), (12, self.commit_one), (12, self.machine.commit_all)),
+            *((1, self.fail), (2, self.machine.next_file), (4, self.seal)),
+            *((2, self.begin_checkpoint), (5, self.step_of_checkpoint)),
+            *((2, self.machine.whole_checkpoint), (3, self.restart)),
         ]
 
     def check(self) -> None:

@@ -12,31 +12,13 @@ from topics.front import hosts
 from topics.front.routes.table import ROUTES
 
 OURS = [
-    "localhost",
-    "LOCALHOST:4000",
-    "topics.localhost",
-    "127.0.0.1",
-    "127.0.0.1:4000",
-    "127.8.9.10:1",
-    "[::1]",
-    "[::1]:4000",
-    "[0:0::1]",
+    *("localhost", "LOCALHOST:4000", "topics.localhost", "127.0.0.1", "127.0.0.1:4000"),
+    *("127.8.9.10:1", "[::1]", "[::1]:4000", "[0:0::1]"),
 ]
 THEIRS = [
-    "evil.example",
-    "evil.example:4000",
-    "localhost.evil.example",
-    "127.0.0.1.evil.example",
-    "notlocalhost",
-    "10.0.0.7",
-    "[fd00::1]",
-    "a..b",
-    "[::2]:80",
-    "0.0.0.0",
-    "127.1",
-    "2130706433",
-    ":4000",
-    "a" * 255 + ".localhost",
+    *("evil.example", "evil.example:4000", "localhost.evil.example", "127.0.0.1.evil.example"),
+    *("notlocalhost", "10.0.0.7", "[fd00::1]", "a..b", "[::2]:80", "0.0.0.0", "127.1"),
+    *("2130706433", ":4000", "a" * 255 + ".localhost"),
 ]
 
 

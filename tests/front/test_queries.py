@@ -49,16 +49,10 @@ def test_a_route_without_parameters_does_not_read_its_query() -> None:
 @pytest.mark.parametrize(
     ("query", "token"),
     [
-        (b"token=k", b"k"),
-        (b"a&token=%6b&token=2", b"k"),
-        (b"token=", b""),
-        (b"token=%C3%A9+", b"\xc3\xa9 "),
-        (b"atoken=k&token", None),
-        (b"%74oken=k&token=2", b"k"),
-        (b"a&t%6f%6B%65%6E=%6b", b"k"),
-        (b"%5btoken=k", None),
-        (b"", None),
-        (b"a&" * 30_000 + b"token=k", b"k"),
+        *((b"token=k", b"k"), (b"a&token=%6b&token=2", b"k"), (b"token=", b"")),
+        *((b"token=%C3%A9+", b"\xc3\xa9 "), (b"atoken=k&token", None)),
+        *((b"%74oken=k&token=2", b"k"), (b"a&t%6f%6B%65%6E=%6b", b"k"), (b"%5btoken=k", None)),
+        *((b"", None), (b"a&" * 30_000 + b"token=k", b"k")),
     ],
 )
 def test_a_token_is_found_wherever_it_stands(query: bytes, token: bytes | None) -> None:

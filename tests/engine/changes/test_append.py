@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.engine.shard_support import Desk
-from topics.engine.changes.append import Append, InFlightDuplicate
+from tests.engine.shard_support import Desk, kinds
+from topics.engine.changes.append import Append
 from topics.engine.dedupe import DedupeEntry
-from topics.engine.now import Now
+from topics.engine.topic import RESERVE_MAX, RESERVE_MIN, Topic
+from topics.formats.api.topic_config import TopicConfig
+from topics.formats.disk.frames import FrameKind
 
 
 @pytest.mark.parametrize(
@@ -30,57 +32,6 @@ def test_a_write_behind_one_that_waits_for_the_disk_waits_too(desk: Desk) -> Non
     assert change.sync, "the topic itself is not on the disk yet"
 
 
-def test_undo_takes_back_everything_that_is_pending(desk: Desk) -> None:
-    desk.put("a", ttl_ms=1)
-    desk.append("a", 1, key="kept")
-    desk.commit()
-    topic = desk.engine.topic("a")
-    desk.append("a", 2, key="lost")
-    desk.put("a", ttl_ms=2)
-    desk.put("a", ttl_ms=3)
-    desk.delete("a")
-    desk.append("a", "another a")
-    desk.append("new", 1)
-    desk.undo()
-    assert desk.engine.topics == {"a": topic}
-    assert desk.engine.by_id == {topic.id: topic}
-    assert (topic.config.ttl_ms, topic.head_seq, topic.next_seq, topic.deleted) == (1, 1, 2, False)
-    again = desk.append("a", 2, key="lost")
-    assert isinstance(again, Append)
-    assert again.first_seq == 2
-    assert isinstance(desk.append("a", 2, key="kept"), DedupeEntry)
-
-
-def test_a_retry_of_a_write_on_its_way_follows_it(desk: Desk) -> None:
-    first = desk.append("a", 1, key="k")
-    assert desk.append("a", 2, key="k") == InFlightDuplicate(first)  # type: ignore[arg-type]
-    desk.commit()
-    assert desk.append("a", 2, key="k") == DedupeEntry(1, 1)
-
-
-def test_a_window_of_zero_keeps_nothing(desk: Desk) -> None:
-    desk.put("a", idempotency_window_ms=0)
-    for expected in (1, 2, 3):
-        change = desk.append("a", 1, key="k")
-        assert isinstance(change, Append)
-        assert (change.first_seq, change.key) == (expected, None)
-        if expected == 2:
-            desk.commit()
-
-
-def test_keys_stand_for_themselves_in_each_topic(desk: Desk) -> None:
-    desk.append("a", 1, key="k")
-    assert isinstance(desk.append("b", 1, key="k"), Append)
-
-
-def test_a_topic_made_again_knows_no_key(desk: Desk) -> None:
-    desk.append("a", 1, key="k")
-    desk.delete("a")
-    change = desk.append("a", 1, key="k")
-    assert isinstance(change, Append)
-    assert change.created
-
-
 def test_a_key_whose_time_is_over_does_not_come_back_with_a_longer_window(desk: Desk) -> None:
     desk.put("a", idempotency_window_ms=100)
     desk.append("a", 1, key="old")
@@ -95,19 +46,68 @@ def test_a_key_whose_time_is_over_does_not_come_back_with_a_longer_window(desk: 
     assert isinstance(desk.append("a", 3, key="old"), Append)
 
 
-def test_a_shorter_window_holds_for_the_keys_that_are_there(desk: Desk) -> None:
-    desk.append("a", 1, key="k")
+# Reservations of seqs
+
+
+def test_a_write_does_not_wait_for_a_reservation_that_leaves_room(desk: Desk) -> None:
+    desk.put("a")
     desk.commit()
-    desk.later(100)
-    desk.put("a", idempotency_window_ms=100)
-    assert isinstance(desk.append("a", 2, key="k"), Append)
+    desk.append("a", *range(RESERVE_MIN // 2))
+    desk.append("a", 1)
+    assert len(desk.pending) == 3, "two writes and a reservation"
+    change = desk.append("a", 2)
+    assert isinstance(change, Append)
+    assert not change.sync
 
 
-def test_ts_never_goes_back_in_a_topic(desk: Desk) -> None:
-    stamps = []
-    for ts in (100, 50, 120, 119):
-        desk.now = Now(ts, desk.now.ms)
-        change = desk.append("a", 1)
-        assert isinstance(change, Append)
-        stamps.append(change.ts)
-    assert stamps == [100, 100, 120, 120]
+def test_a_write_beyond_the_reserved_seqs_waits_for_the_disk(desk: Desk) -> None:
+    desk.put("a")
+    desk.commit()
+    change = desk.append("a", *range(RESERVE_MIN + 1))
+    assert isinstance(change, Append)
+    assert change.sync
+    desk.commit()
+    assert desk.engine.topic("a").reserved_seq > RESERVE_MIN
+
+
+def test_records_in_memory_only_carry_the_reservation_that_they_need(desk: Desk) -> None:
+    desk.put("a", durability="ephemeral")
+    desk.commit()
+    change = desk.append("a", *range(RESERVE_MIN + 1))
+    assert isinstance(change, Append)
+    assert kinds(change) == [FrameKind.SEQS_RESERVED]
+    assert change.sync
+    assert change.frames[0].first_seq == change.ceiling > change.last_seq
+    assert len(desk.pending) == 1, "no second reservation"
+    desk.commit()
+    assert desk.engine.topic("a").reserved_seq == change.ceiling
+
+
+def test_a_reservation_is_undone_with_the_records_that_carried_it(desk: Desk) -> None:
+    desk.put("a", durability="ephemeral")
+    desk.commit()
+    desk.append("a", *range(RESERVE_MIN + 1))
+    desk.undo()
+    topic = desk.engine.topic("a")
+    assert (topic.reserved_seq, topic.reserving_seq, topic.next_seq) == (
+        RESERVE_MIN,
+        RESERVE_MIN,
+        1,
+    )
+    assert kinds(desk.append("a", *range(RESERVE_MIN + 1))) == [FrameKind.SEQS_RESERVED]
+
+
+def test_reservations_grow_with_the_topic_and_are_few() -> None:
+    topic = Topic(1, "a", 1, TopicConfig())
+    steps = []
+    last = 0
+    while last < 10_000_000:
+        last += 1000
+        ceiling = topic.reservation_after(last)
+        if ceiling is not None:
+            steps.append(ceiling - last)
+            topic.reserving_seq = topic.reserved_seq = ceiling
+        assert topic.reserved_seq > last
+    assert steps == sorted(steps)
+    assert (steps[0], steps[-1]) == (RESERVE_MIN, RESERVE_MAX)
+    assert len(steps) < 40

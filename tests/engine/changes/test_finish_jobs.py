@@ -22,21 +22,9 @@ def test_an_ack_of_many_jobs_is_one_frame_of_runs() -> None:
     change = desk.ack(6, 2, 1, 3, 9)
     (frame,) = change.frames
     assert runs(frame) == [(1, 3), (6, 1)]
-    assert ([*change.seqs], [*change.skipped]) == ([1, 2, 3, 6], [9])
+    assert ([*change.seqs], desk.skipped) == ([1, 2, 3, 6], [9])
     desk.commit()
     assert seqs_of(desk.read("q")) == [4, 5]
-
-
-def test_an_acked_job_is_in_flight_until_it_is_durable_and_nobody_gets_it() -> None:
-    desk = JobDesk(1)
-    desk.claim()
-    desk.ack(1)
-    assert desk.counters.in_flight == 1
-    desk.later(5000)  # its lease would be over
-    assert desk.claim() == []
-    assert [*desk.ack(1).skipped] == [1]
-    desk.commit()
-    assert (desk.counters.in_flight, desk.topic.count) == (0, 0)
 
 
 def test_an_ack_of_nothing_still_waits_for_the_one_before_it() -> None:
@@ -66,28 +54,6 @@ def test_the_log_is_told_nothing_of_records_that_it_does_not_hold() -> None:
     assert desk.topic.count == 1
 
 
-def test_an_ack_that_fails_leaves_the_lease_as_it_was() -> None:
-    desk = JobDesk(1)
-    desk.claim(lease_ms=500)
-    desk.nack(1)
-    desk.claim(lease_ms=500)
-    desk.ack(1)
-    desk.undo()
-    assert (desk.counters.in_flight, desk.jobs.deliveries(1)) == (1, 2)
-    desk.later(501)
-    assert desk.claim(node="m") == [1]
-
-
-def test_a_failed_ack_of_a_record_that_has_gone_brings_nothing_back() -> None:
-    desk = JobDesk(1, ttl_ms=100)
-    desk.claim()
-    desk.ack(1)
-    desk.later(101)
-    desk.engine.expire(desk.topic, desk.now)
-    desk.undo()
-    assert sum(desk.counters) == 0
-
-
 def dying(jobs: int = 2) -> JobDesk:
     """All of its jobs are on their way."""
     desk = JobDesk(jobs, max_deliveries=1, dead_letter="d")
@@ -107,50 +73,6 @@ def test_jobs_that_were_moved_are_deleted_and_counted_once_that_is_durable() -> 
     assert desk.counters.dead_lettered == 0
     desk.commit()
     assert (desk.counters.dead_lettered, desk.topic.count) == (2, 0)
-
-
-def test_only_jobs_on_their_way_are_buried() -> None:
-    desk = dying()
-    desk.add("c")
-    desk.delete_records("q", before_seq=2)
-    desk.commit()
-    assert [*desk.bury(1, 2, 3).seqs] == [2]
-    desk.commit()
-    assert desk.counters.dead_lettered == 1
-
-
-def test_a_burial_that_fails_is_tried_again() -> None:
-    desk = dying()
-    desk.bury(1, 2)
-    desk.undo()
-    assert (desk.counters, desk.topic.count) == ((0, 0, 0, 0), 2)
-    assert [*desk.dying().seqs] == [1, 2]
-
-
-def test_jobs_that_are_kept_dead_may_begin_their_move_again() -> None:
-    desk = dying()
-    desk.engine.keep_dead(desk.topic, [1, 2, 7])
-    assert [*desk.bury(1).seqs] == []
-    assert [*desk.dying().seqs] == [1, 2]
-
-
-def test_records_that_were_set_aside_go() -> None:
-    desk = JobDesk(3)
-    desk.engine.set_aside(desk.topic, [1, 3])
-    desk.remove(3, 1)
-    desk.commit()
-    assert seqs_of(desk.read("q")) == [2]
-    assert desk.counters == (1, 0, 0, 0)
-
-
-def test_a_removal_that_fails_leaves_them_set_aside() -> None:
-    desk = JobDesk(1)
-    desk.engine.set_aside(desk.topic, [1])
-    desk.remove(1)
-    desk.undo()
-    assert desk.claim() == []
-    desk.engine.put_back(desk.topic, [1], desk.now)
-    assert desk.claim() == [1]
 
 
 def test_records_of_a_log_may_be_moved_too() -> None:

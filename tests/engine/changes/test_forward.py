@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pytest
@@ -210,23 +209,6 @@ def test_what_is_undone_leaves_seqs_and_cursor_as_they_were(dest: Desk) -> None:
     assert stand(dest) == (1, 1)
 
 
-def test_tags_of_copies_are_found_by_deletes(dest: Desk) -> None:
-    send(dest, "x", cursor=1, tag="t")
-    send(dest, "y", cursor=2)
-    dest.commit()
-    dest.delete_records("a", match=["tag", "Eq", "t"])
-    dest.commit()
-    assert seqs_of(dest.read("a")) == [2]
-
-
-def test_copies_obey_the_caps_of_their_dest(dest: Desk) -> None:
-    dest.put("a", cap_records=2)
-    dest.commit()
-    send(dest, 1, 2, 3, cursor=3)
-    dest.commit()
-    assert seqs_of(dest.read("a", from_seq=1)) == [2, 3]
-
-
 def test_damage_that_caps_meet_keeps_the_cursor_with_the_copies(
     dest: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,11 +273,7 @@ def test_room_counts_what_is_under_way(dest: Desk) -> None:
 @pytest.mark.parametrize(
     ("room", "config", "fits"),
     [
-        (0, {}, 0),
-        (10, {}, 0),
-        (100, {}, 2),
-        (10_000, {}, 3),
-        (100, {"cap_bytes": 10_000}, 2),
+        *((0, {}, 0), (10, {}, 0), (100, {}, 2), (10_000, {}, 3), (100, {"cap_bytes": 10_000}, 2)),
         (100, {"cap_records": 3, "discard": "reject"}, 1),
         (60, {"cap_records": 9, "discard": "reject"}, 1),
     ],
@@ -353,13 +331,6 @@ def test_lost_records_of_the_source_burn_seqs(dest: Desk) -> None:
     assert stand(dest) == (7, 2)
 
 
-def test_a_cursor_alone_burns_nothing(dest: Desk) -> None:
-    skip(dest, 6)
-    dest.commit()
-    assert stand(dest) == (6, 0)
-    assert dest.engine.topic("a").next_seq == 1
-
-
 def test_more_burnt_seqs_than_are_reserved_wait_for_a_sync(dest: Desk) -> None:
     assert not skip(dest, 6, trimmed=5).sync
     assert skip(dest, 10_000, trimmed=9_000).sync
@@ -369,24 +340,6 @@ def test_more_burnt_seqs_than_are_reserved_wait_for_a_sync(dest: Desk) -> None:
     assert skip(dest, 6, trimmed=1).sync
     dest.commit()
     assert not skip(dest, 7).sync, "nobody waits for a cursor"
-
-
-def test_a_replay_comes_to_the_same_topic(dest: Desk) -> None:
-    changes: list[Forward | Advance] = []
-    for step in (
-        partial(send, dest, "x", "y", cursor=2),
-        partial(skip, dest, 7, trimmed=5),
-        partial(skip, dest, 8),
-        partial(send, dest, "z", cursor=9),
-    ):
-        changes.append(step())
-        dest.commit()  # a router has one change under way
-    table = another(dest)
-    for at, change in enumerate(changes):
-        replay(table, change, lsn=at)
-    topic, again = dest.engine.topic("a"), table.topic("a")
-    for name in ("head_seq", "next_seq", "start_seq", "count", "bytes", "trimmed", "derivations"):
-        assert getattr(again, name) == getattr(topic, name), name
 
 
 @pytest.mark.parametrize("is_checkpointed", [False, True])
@@ -442,11 +395,6 @@ def test_a_frame_about_a_topic_that_is_gone_is_passed_over_below_the_checkpoint(
     replay(table, change, checkpointed=True)
     with pytest.raises(Misfit):
         replay(table, change)
-
-
-def test_burnt_seqs_are_those_that_come_next(dest: Desk) -> None:
-    send(dest, "x", cursor=1)
-    assert skip(dest, 3, trimmed=2).burnt == SeqRange(2, 3)
 
 
 def test_each_dest_has_the_stamp_of_its_own_router(dest: Desk) -> None:

@@ -127,24 +127,6 @@ def test_a_seq_that_comes_with_two_tokens_is_taken_if_one_is_right() -> None:
         assert ([*change.seqs], [*change.skipped]) == ([1], [])
 
 
-def test_a_token_that_is_not_of_the_lease_is_skipped() -> None:
-    desk = JobDesk(2)
-    (change,) = desk.claims(Ask(desk.poll(), 2, 1000))
-    tokens = [lease_id(change.jobs[0].number), lease_id(change.jobs[0].number)]
-    change = desk.engine.extend(desk.topic, "n", [1, 2], tokens, 5000, desk.now)
-    assert ([*change.seqs], [*change.skipped]) == ([1], [2])
-
-
-def test_leases_that_are_over_are_not_released_with_their_stream() -> None:
-    desk = JobDesk(2)
-    stream = Holder("n", is_stream=True)
-    desk.claims(Ask(stream, 1, 500))
-    desk.claims(Ask(stream, 1, 900))
-    desk.later(501)
-    assert [*desk.close(stream).seqs] == [2]
-    assert [desk.claim(), desk.claim()] == [[1], [2]]
-
-
 def test_a_claim_that_reached_nobody_counts_no_delivery() -> None:
     desk = durable(2)
     (change,) = desk.claims(Ask(desk.poll(), 2, 1000))
@@ -157,37 +139,6 @@ def test_a_claim_that_reached_nobody_counts_no_delivery() -> None:
 
 
 # Undo
-
-
-def test_a_claim_that_fails_leaves_the_jobs_first_in_line_and_counts_nothing() -> None:
-    desk = durable(3)
-    desk.claim(2)
-    desk.undo()
-    assert desk.counters.ready == 3
-    (change,) = desk.claims(Ask(desk.poll(), 3, 1000))
-    assert [job.deliveries for job in change.jobs] == [1, 1, 1]
-
-
-def test_a_nack_that_fails_leaves_the_job_with_its_holder_under_its_token() -> None:
-    desk = durable(2)
-    (change,) = desk.claims(Ask(desk.poll(), 2, 1000))
-    desk.commit()
-    desk.nack(1)
-    desk.nack(2, delay_ms=50)
-    desk.undo()
-    assert desk.counters.in_flight == 2
-    tokens = [lease_id(job.number) for job in change.jobs]
-    assert [*desk.ack(1, 2, tokens=tokens).seqs] == [1, 2]
-
-
-def test_an_extension_that_fails_leaves_the_deadline() -> None:
-    desk = durable(1)
-    desk.claim(lease_ms=500)
-    desk.commit()
-    desk.extend(1, lease_ms=5000)
-    desk.undo()
-    desk.later(501)
-    assert desk.counters.ready == 1
 
 
 def test_changes_of_one_job_that_fail_together_are_as_if_none_had_been() -> None:
@@ -209,38 +160,3 @@ def test_a_claim_that_reached_nobody_and_its_end_may_both_fail() -> None:
     assert desk.jobs.deliveries(1) == 0
     desk.claim()
     assert desk.jobs.deliveries(1) == 1
-
-
-def test_a_lease_whose_time_was_over_when_its_nack_failed_is_over() -> None:
-    desk = durable(1)
-    desk.claim(lease_ms=500)
-    desk.commit()
-    desk.nack(1)
-    desk.later(501)
-    desk.undo()
-    assert desk.claim(node="m") == [1]
-    assert desk.jobs.deliveries(1) == 2
-
-
-def test_a_job_that_has_gone_meanwhile_is_not_held_again() -> None:
-    desk = durable(1, ttl_ms=100)
-    desk.claim()
-    desk.commit()
-    desk.nack(1)
-    desk.later(101)
-    desk.engine.expire(desk.topic, desk.now)
-    desk.undo()
-    assert sum(desk.counters) == 0
-    assert not desk.jobs.is_listed(1)
-
-
-def test_a_move_that_fails_begins_again() -> None:
-    desk = durable(1, max_deliveries=1, dead_letter="d")
-    desk.claim()
-    desk.nack(1)
-    desk.claim()
-    desk.commit()
-    desk.dying()
-    desk.undo()
-    assert desk.claim() == []
-    assert [*desk.dying().seqs] == [1]

@@ -24,22 +24,13 @@ def test_an_append_makes_the_topic_with_its_inline_config(desk: Desk) -> None:
     assert desk.engine.topic("a").config == TopicConfig(ttl_ms=7)
 
 
-def test_an_inline_config_changes_nothing_of_a_topic_that_exists(desk: Desk) -> None:
-    desk.put("a", ttl_ms=1)
-    desk.append("a", 1, config={"ttl_ms": 7, "type": "queue"})
-    assert desk.engine.topic("a").config == TopicConfig(ttl_ms=1)
-
-
 @pytest.mark.parametrize(
     ("more", "made"),
     [
-        (b"", True),
-        (b',"create":true', True),
-        (b',"create":false', False),
+        *((b"", True), (b',"create":true', True), (b',"create":false', False)),
         (b',"config":{"auto_create":false}', False),
         (b',"config":{"auto_create":false},"create":true', True),
-        (b',"config":{"auto_create":true},"create":false', False),
-        (b',"create":null', True),
+        *((b',"config":{"auto_create":true},"create":false', False), (b',"create":null', True)),
     ],
 )
 def test_create_speaks_before_auto_create(desk: Desk, more: bytes, made: bool) -> None:
@@ -50,11 +41,6 @@ def test_create_speaks_before_auto_create(desk: Desk, more: bytes, made: bool) -
         with pytest.raises(TopicNotFound):
             desk.engine.append("a", body(more), desk.now)
         assert desk.engine.topics == {}
-
-
-def test_create_false_writes_to_a_topic_that_exists(desk: Desk) -> None:
-    desk.put("a")
-    assert isinstance(desk.append("a", 1, create=False), Append)
 
 
 def test_a_dead_letter_outside_the_prefixes_is_forbidden(desk: Desk) -> None:

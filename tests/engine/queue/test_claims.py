@@ -11,9 +11,13 @@ import msgspec
 import pytest
 
 from tests.engine.queue.job_desk import JobDesk
-from topics.engine.queue.claims import STEP, UNREADABLE_MS, Ask
+from tests.engine.shard_support import Desk
+from topics.engine.locators import Locator
+from topics.engine.queue.claims import STEP, UNREADABLE_MS, Ask, jobs_of
 from topics.engine.queue.jobs import PASS_STEPS, Jobs
 from topics.engine.queue.ledger import Ledger
+from topics.engine.store import Unreadable
+from topics.engine.topic import Topic
 from topics.formats.disk.records import RecordsView
 
 
@@ -32,36 +36,6 @@ def test_a_claim_gives_the_records_with_what_belongs_to_their_leases() -> None:
     }
 
 
-def test_jobs_that_were_delivered_before_come_first_and_a_claim_is_in_the_order_of_seqs() -> None:
-    desk = JobDesk(4)
-    assert desk.claim(3) == [1, 2, 3]
-    desk.nack(3)
-    assert desk.claim(2) == [3, 4]
-
-
-def test_due_jobs_stand_between_fresh_ones_by_their_time() -> None:
-    desk = JobDesk()
-    desk.add("late", delay_ms=30)  # 1
-    desk.add("soon", delay_ms=10)  # 2
-    desk.add("a", "b")  # 3, 4
-    desk.later(20)
-    desk.add("c")  # 5
-    desk.later(20)
-    desk.add("d")  # 6
-    assert [desk.claim() for _ in range(6)] == [[3], [4], [2], [5], [1], [6]]
-
-
-def test_a_due_job_between_the_records_of_one_write_ends_no_run_too_soon() -> None:
-    desk = JobDesk()
-    desk.append("q", records=[{"data": 1, "delay_ms": 5}, {"data": 2}, {"data": 3}])
-    desk.commit()
-    desk.later(5)
-    assert desk.claim(9) == [1, 2, 3]
-    desk.ack(1, 2, 3)
-    desk.commit()
-    assert desk.claim() == []
-
-
 @pytest.mark.parametrize("others", [0, 2])
 def test_a_job_that_is_due_at_its_own_ts_is_delivered(others: int) -> None:
     """`$ts` never goes back, so after a step of the wall clock a delay may lead to it."""
@@ -72,15 +46,6 @@ def test_a_job_that_is_due_at_its_own_ts_is_delivered(others: int) -> None:
     desk.commit()
     desk.later(5)
     assert desk.claim(9) == [*range(2, 3 + others)]
-
-
-def test_deleted_records_are_passed_over() -> None:
-    desk = JobDesk()
-    desk.append("q", records=[{"data": 1, **({"tag": "t"} if seq % 2 else {})} for seq in range(6)])
-    desk.commit()
-    desk.delete_records("q", match="t")
-    desk.add("b")
-    assert desk.claim(9) == [1, 3, 5, 7]
 
 
 def test_a_pass_ends_when_its_records_have_enough_bytes() -> None:
@@ -106,39 +71,6 @@ def test_a_pass_counts_the_bytes_of_large_jobs_among_many_small_ones() -> None:
     assert taken == [*range(1, 22)]
     assert [job.deliveries for job in change.jobs] == [1, 1, 1]
     assert desk.counters == (2000, 21, 0, 0)
-
-
-def test_the_first_of_several_takes_what_it_may_and_a_cohort_is_dealt_in_turn() -> None:
-    greedy, even = JobDesk(5), JobDesk(5)
-    asks = [("a", 3), ("b", 9)]
-    first, second = greedy.claims(*(Ask(greedy.poll(node), room, 1000) for node, room in asks))
-    assert ([*first.seqs], [*second.seqs]) == ([1, 2, 3], [4, 5])
-    first, second = even.claims(
-        *(Ask(even.poll(node), room, 1000) for node, room in asks), evenly=True
-    )
-    assert ([*first.seqs], [*second.seqs]) == ([1, 3, 5], [2, 4])
-
-
-def test_who_asks_for_less_leaves_the_rest_of_a_cohort_its_share() -> None:
-    desk = JobDesk(6)
-    asks = [Ask(desk.poll(node), room, 1000) for node, room in (("a", 1), ("b", 4), ("c", 4))]
-    dealt = [[*change.seqs] for change in desk.claims(*asks, evenly=True)]
-    assert dealt == [[1], [2, 4, 6], [3, 5]]
-
-
-def test_each_asker_of_a_cohort_has_its_own_lease_time() -> None:
-    desk = JobDesk(2)
-    asks = [Ask(desk.poll("a"), 1, 300), Ask(desk.poll("b"), 1, 900)]
-    changes = desk.claims(*asks, evenly=True)
-    assert [change.jobs[0].deadline_ts - desk.now.ts for change in changes] == [300, 900]
-
-
-def test_exhausted_jobs_take_no_room_of_a_claim() -> None:
-    desk = JobDesk(3, max_deliveries=1, dead_letter="d")
-    desk.claim(2)
-    desk.nack(1, 2)
-    assert desk.claim(1) == [3]
-    assert list(desk.jobs.dead) == [1, 2]
 
 
 def test_a_job_with_an_unreadable_record_is_hidden_and_stops_nobody() -> None:
@@ -308,3 +240,65 @@ def test_a_pass_ends_after_many_steps_in_vain_and_the_next_ones_go_on(
     assert passes in (ASIDE // PASS_STEPS, ASIDE // 2 // PASS_STEPS)
     assert desk.claim() == []
     assert not desk.jobs.is_unfinished
+
+
+# Dead jobs
+
+
+PLENTY = 1 << 20
+
+
+def exhausted_dead(desk: Desk, *datas: str) -> Topic:
+    """A queue of jobs that were delivered once too often, each a write of its own."""
+    desk.put("q", type="queue", max_deliveries=1, dead_letter="dlq")
+    for data in datas:
+        desk.append("q", data)
+    desk.commit()
+    topic = desk.engine.topic("q")
+    holder = desk.engine.poller(topic, "worker")
+    (claim,) = desk.engine.claim(topic, [Ask(holder, 99, 1000)], desk.now, evenly=False)
+    desk.engine.nack(topic, "worker", claim.seqs, None, 0, desk.now)
+    (claim,) = desk.engine.claim(topic, [Ask(holder, 99, 1000)], desk.now, evenly=False)
+    assert not claim.seqs
+    return topic
+
+
+@pytest.mark.parametrize(
+    ("max_jobs", "max_bytes", "seqs"), [(2, PLENTY, [1, 2]), (9, 1, [1]), (9, 150, [1, 2])]
+)
+def test_no_more_are_taken_than_the_bounds_allow_but_one_in_any_case(
+    desk: Desk, max_jobs: int, max_bytes: int, seqs: list[int]
+) -> None:
+    topic = exhausted_dead(desk, "x" * 80, "y" * 80, "z" * 80)
+    found = desk.engine.dead(topic, max_jobs, max_bytes, desk.now)
+    assert [seq for seq, _ in found] == seqs
+    assert list(jobs_of(topic).dead) == [1, 2, 3], "nothing is taken yet"
+
+
+def test_a_job_whose_record_cannot_be_read_is_hidden_and_stops_no_other(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = exhausted_dead(desk, "x", "y")
+    damaged, real = topic.index.entry(0)[2], desk.records
+
+    def records(locator: Locator) -> RecordsView:
+        if locator == damaged:
+            raise Unreadable
+        return real(locator)
+
+    monkeypatch.setattr(desk, "records", records)
+    assert [seq for seq, _ in desk.engine.dead(topic, 9, PLENTY, desk.now)] == [2]
+    jobs = jobs_of(topic)
+    assert (list(jobs.dead), jobs.counters(topic.count).ready) == ([2], 0)
+    desk.later(UNREADABLE_MS)
+    jobs.advance(desk.now.ms)
+    assert jobs.counters(topic.count).ready == 1, "tried again by a later pass"
+
+
+def test_the_rest_of_a_batch_that_is_dying_comes_first(desk: Desk) -> None:
+    topic = exhausted_dead(desk, "x", "y", "z")
+    desk.engine.dying(topic, 2, desk.now)
+    desk.engine.keep_dead(topic, [1])
+    assert [seq for seq, _ in desk.engine.dead(topic, 9, PLENTY, desk.now)] == [2]
+    desk.engine.keep_dead(topic, [2])
+    assert [seq for seq, _ in desk.engine.dead(topic, 9, PLENTY, desk.now)] == [3, 1, 2]

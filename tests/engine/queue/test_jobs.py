@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any
 
@@ -17,59 +17,6 @@ from topics.engine.queue.ledger import JobState, Ledger
 from topics.engine.queue.timetable import STALE_MIN
 from topics.formats.disk.frame_bodies import LeaseOp, LeaseRows
 from topics.formats.ranges import SeqRun
-
-
-def test_every_state_is_counted_once() -> None:
-    desk = JobDesk(5)
-    desk.add("delayed", delay_ms=100)
-    assert desk.claim(4) == [1, 2, 3, 4]
-    desk.nack(1, delay_ms=100)
-    desk.nack(2)
-    desk.ack(3)
-    # 1 hidden, 2 free, 3 acking, 4 held, 5 fresh, 6 delayed
-    assert desk.counters == Counters(ready=2, in_flight=2, dead_lettered=0, delayed=1)
-    desk.commit()
-    assert desk.counters == Counters(ready=2, in_flight=1, dead_lettered=0, delayed=1)
-    desk.later(100)
-    assert desk.counters == Counters(ready=4, in_flight=1, dead_lettered=0, delayed=0)
-
-
-def test_jobs_that_become_free_stand_in_line_by_the_time_at_which_they_do() -> None:
-    desk = JobDesk(4)
-    for lease_ms in (400, 300, 200):
-        desk.claim(lease_ms=lease_ms)
-    desk.claim(lease_ms=5000)
-    desk.nack(4, delay_ms=250)
-    desk.later(1000)  # nobody has looked before
-    assert [desk.claim() for _ in range(4)] == [[3], [4], [2], [1]]
-
-
-def test_a_job_that_is_free_again_has_no_place_from_before() -> None:
-    desk = JobDesk(3)
-    desk.claim(3)
-    desk.nack(1, 2)
-    desk.engine.set_aside(desk.topic, [1])
-    desk.engine.put_back(desk.topic, [1], desk.now)
-    assert desk.claim() == [2]
-    assert desk.claim() == [1]
-    desk.nack(3)
-    desk.nack(1)
-    assert desk.claim(2) == [1, 3]
-    desk.nack(1)
-    desk.nack(3)
-    assert desk.claim() == [1]
-
-
-def test_a_place_that_was_left_in_the_middle_of_the_line_stays_empty() -> None:
-    desk = JobDesk(3)
-    desk.claim(3)
-    for seq in (1, 2, 3):
-        desk.nack(seq)
-    desk.engine.set_aside(desk.topic, [2])
-    assert desk.claim() == [1]
-    desk.nack(1)
-    desk.engine.put_back(desk.topic, [2], desk.now)
-    assert [desk.claim() for _ in range(3)] == [[3], [1], [2]]
 
 
 def test_next_at_leads_to_the_next_job_and_does_not_stay_behind() -> None:
@@ -90,55 +37,6 @@ def test_next_at_leads_to_the_next_job_and_does_not_stay_behind() -> None:
     assert desk.jobs.next_at is None
 
 
-def test_a_job_is_due_at_its_time_whatever_the_wall_clock_says() -> None:
-    desk = JobDesk()
-    desk.add("a", delay_ms=100)
-    desk.now = desk.now._replace(ts=desk.now.ts - 5000)
-    desk.later(99)
-    assert desk.counters.delayed == 1
-    desk.later(1)
-    assert desk.claim() == [1]
-
-
-def nacked(desk: JobDesk) -> None:
-    desk.claim()
-    desk.nack(1)
-
-
-def hidden(desk: JobDesk) -> None:
-    desk.claim()
-    desk.nack(1, delay_ms=50)
-
-
-def dead(desk: JobDesk) -> None:
-    desk.put("q", max_deliveries=2, dead_letter="d")
-    for _ in range(2):
-        desk.claim()
-        desk.nack(1)
-    desk.nack(*desk.claim())  # the pass that finds it gives the next one
-
-
-def fresh(_: JobDesk) -> None:
-    pass
-
-
-@pytest.mark.parametrize("state", [fresh, nacked, hidden, dead])
-def test_a_record_that_is_set_aside_is_nobodys_and_comes_back_as_it_was(
-    state: Callable[[JobDesk], None],
-) -> None:
-    desk = JobDesk(1)
-    state(desk)
-    before = desk.counters, dict(desk.jobs.dead)
-    assert desk.engine.set_aside(desk.topic, [1]) == [1]
-    assert desk.engine.set_aside(desk.topic, [1]) == []
-    assert desk.claim() == []
-    assert desk.counters == (0, 0, 0, 0)
-    desk.engine.put_back(desk.topic, [1], desk.now)
-    assert (desk.counters, dict(desk.jobs.dead)) == before
-    desk.later(50)
-    assert desk.claim() == ([] if state is dead else [1])
-
-
 def test_a_delayed_record_that_comes_back_waits_for_its_time_and_a_due_one_does_not() -> None:
     desk = JobDesk()
     desk.add("a", delay_ms=50)
@@ -151,73 +49,6 @@ def test_a_delayed_record_that_comes_back_waits_for_its_time_and_a_due_one_does_
     desk.now = desk.now._replace(ts=desk.now.ts - 5000)  # the wall clock is set back
     desk.engine.put_back(desk.topic, [1], desk.now)
     assert desk.claim() == [1]
-
-
-def test_who_holds_a_job_keeps_it_from_being_set_aside() -> None:
-    desk = JobDesk(3, max_deliveries=1, dead_letter="d")
-    desk.claim(3)
-    desk.ack(1)
-    desk.nack(2)
-    desk.claim()
-    desk.dying()
-    assert desk.engine.set_aside(desk.topic, [1, 2, 3]) == []
-
-
-def test_a_record_that_was_fresh_is_first_when_later_ones_have_been_claimed() -> None:
-    desk = JobDesk(3)
-    desk.engine.set_aside(desk.topic, [1])
-    assert desk.claim() == [2]
-    desk.engine.put_back(desk.topic, [1], desk.now)
-    assert desk.claim() == [1]
-    assert desk.jobs.deliveries(1) == 1
-
-
-@pytest.mark.parametrize("state", [nacked, hidden, dead, fresh])
-@pytest.mark.parametrize("by_tag", [False, True])
-def test_a_job_whose_record_has_gone_is_in_no_state(
-    state: Callable[[JobDesk], None], by_tag: bool
-) -> None:
-    desk = JobDesk()
-    desk.add("a", tag="t")
-    desk.add("b")
-    state(desk)
-    desk.engine.set_aside(desk.topic, [1] if state is fresh else [])
-    before = desk.counters
-    desk.delete_records("q", **({"match": "t"} if by_tag else {"before_seq": 2}))
-    desk.commit()
-    assert sum(desk.counters) == 1
-    assert sum(before) <= 2
-    assert not desk.jobs.is_listed(1)
-    desk.later(1000)
-    assert desk.claim(9) == [2]
-
-
-def test_a_cap_takes_the_oldest_jobs_however_they_are_listed() -> None:
-    desk = JobDesk(4, cap_records=4)
-    desk.claim(3)
-    desk.nack(2)
-    desk.add(5, 6)
-    assert sorted(desk.jobs.leases) == [3]
-    assert desk.counters == Counters(ready=3, in_flight=1, dead_lettered=0, delayed=0)
-    desk.nack(3)
-    desk.add(7, 8)
-    assert desk.claim(9) == [5, 6, 7, 8]
-
-
-def test_jobs_are_exhausted_only_where_somebody_takes_them() -> None:
-    desk = JobDesk(1, max_deliveries=1)
-    nacked(desk)
-    assert desk.claim() == [1]
-    desk.put("q", dead_letter="d")
-    desk.commit()
-    desk.nack(1)
-    assert desk.claim() == []
-    assert list(desk.jobs.dead) == [1]
-    desk.put("q", max_deliveries=3)
-    desk.commit()
-    desk.engine.revive_dead(desk.topic)
-    assert desk.claim() == [1]
-    assert desk.jobs.deliveries(1) == 3
 
 
 def test_what_a_checkpoint_is_told_comes_in_steps() -> None:

@@ -53,46 +53,9 @@ def again(ledger: Ledger) -> Ledger:
 # What the log says
 
 
-def test_a_claim_numbers_its_leases_in_the_order_of_its_jobs() -> None:
-    assert after(claimed(4, 9, node="a", until=200, number=30, deliveries=2)).rows == {
-        4: (HELD, 200, 30, 2, "a"),
-        9: (HELD, 200, 31, 2, "a"),
-    }
-
-
-def test_a_release_ends_a_lease_and_tells_the_deliveries() -> None:
-    rows = after(claimed(4, 9), released(4, until=60, deliveries=1)).rows
-    assert rows == {9: (HELD, 100, 8, 1, "w"), 4: (FREE, 60, 0, 1, "")}
-
-
 def test_free_jobs_are_in_the_order_of_their_releases() -> None:
     ledger = after(claimed(1, 2, 3), released(2), released(3), claimed(2), released(1), released(2))
     assert free(ledger) == [3, 1, 2]
-
-
-def test_an_extension_is_the_claim_told_anew() -> None:
-    rows = after(claimed(4), claimed(4, until=900)).rows
-    assert rows == {4: (HELD, 900, 7, 1, "w")}
-
-
-def test_a_job_on_its_way_to_a_dead_letter_topic_keeps_its_deliveries() -> None:
-    assert after(dying(4, deliveries=5)).rows == {4: (DYING, 0, 0, 5, "")}
-
-
-def test_a_job_that_was_delivered_has_no_delay() -> None:
-    ledger = Ledger()
-    ledger.delay(10, (500, 0, 700, 900))
-    assert ledger.delays == {10: 500, 12: 700, 13: 900}
-    ledger.apply(claimed(10))
-    ledger.apply(dying(13))
-    assert ledger.delays == {12: 700}
-
-
-def test_leases_go_when_they_are_no_longer_durable_and_moves_go_on() -> None:
-    ledger = after(claimed(1), released(2), dying(3))
-    ledger.delay(4, (500,))
-    ledger.clear_leases()
-    assert (list(ledger.rows), dict(ledger.delays)) == ([3], {4: 500})
 
 
 @pytest.mark.parametrize(
@@ -161,13 +124,6 @@ def test_a_cut_costs_no_more_than_the_seqs_since_the_last_one() -> None:
     for start in range(1, count, 5):
         ledger.cut(start)
     assert time.process_time() - began < 2, "20,000 cuts that walk 100,000 rows take minutes"
-
-
-def test_single_jobs_are_forgotten() -> None:
-    ledger = after(claimed(1, 2))
-    ledger.delay(5, (9, 9))
-    ledger.forget([2, 5, 77])
-    assert (list(ledger.rows), list(ledger.delays)) == ([1], [6])
 
 
 # Over a state that knows of some frames already
@@ -279,10 +235,3 @@ def test_every_part_comes_back_in_its_order(
     assert [*found.rows.items()] == [*rows.items()]
     assert [*found.delays.items()] == sorted(delays.items())
     assert all(row.state is JobState(row.state) for row in found.rows.values())
-
-
-def test_later_parts_are_added() -> None:
-    ledger = Ledger()
-    for part in (after(claimed(1)).pack(), after(released(2)).pack()):
-        ledger.unpack(part)
-    assert [*ledger.rows] == [1, 2]

@@ -8,7 +8,6 @@ import cbor2
 import pytest
 
 from tests.engine.shard_support import Desk, fill
-from topics.engine.changes import start
 from topics.engine.changes.by_kind import replay_frame
 from topics.engine.queue.claims import jobs_of
 from topics.engine.queue.ledger import JobRow, JobState, Ledger
@@ -93,14 +92,6 @@ def test_dead_lettered_jobs_are_counted_by_frames_that_the_checkpoint_does_not_h
     assert queue.topic.count == 2
 
 
-def test_what_removes_records_removes_what_is_known_of_them(desk: Desk) -> None:
-    queue = Replaying(desk, 9)
-    queue.claim(1, 5, 8)
-    queue.ledger.delay(2, (9, 0, 0, 0, 0, 9, 9))
-    queue.play(delete_runs_frame(queue.topic.id, [SeqRun(1, 2), SeqRun(7, 1)], 5), POSITION - 8)
-    assert ([*queue.ledger.rows], [*queue.ledger.delays]) == ([5, 8], [8])
-
-
 def test_delays_that_the_checkpoint_holds_are_not_replayed(desk: Desk) -> None:
     queue = Replaying(desk)
     desk.append("a", records=[{"data": 1, "delay_ms": 70}, {"data": 2}])
@@ -127,15 +118,6 @@ def test_where_the_log_has_no_leases_they_are_forgotten(desk: Desk, config: Any)
     desk.put("a", **config)
     follow_config(queue.topic)
     assert [*queue.ledger.rows] == []
-
-
-def test_a_log_has_no_ledger(desk: Desk) -> None:
-    fill(desk, 1)
-    topic = desk.engine.topic("a")
-    open_ledger(topic)
-    follow_config(topic)
-    begin(topic, desk, desk.now)
-    assert ledger_of(topic) is None
 
 
 # After the last frame
@@ -171,16 +153,6 @@ def test_a_move_goes_on_while_the_job_is_exhausted(
     jobs = jobs_of(queue.topic)
     assert ([*jobs.dying], jobs.deliveries(1)) == ([1] if state is DYING else [], 3)
     assert jobs.counters(1).ready == (state is not DYING), "what a claim can get"
-
-
-def test_jobs_begin_with_the_start_of_the_process(desk: Desk) -> None:
-    queue = Replaying(desk, 2)
-    queue.claim(1)
-    queue.ledger.dead_lettered = 4
-    start.decide(queue.replay, desk.now, clean=True, tail_may_be_lost=False)
-    jobs = jobs_of(queue.topic)
-    assert jobs.ledger is None
-    assert jobs.counters(queue.topic.count) == (1, 1, 4, 0)
 
 
 # The checkpoint
@@ -243,10 +215,3 @@ def test_a_checkpoint_from_before_there_were_leases_has_no_jobs(desk: Desk) -> N
     value = kept(queue.topic, desk)
     del value["queue"]
     assert restored(value).rows == {}
-
-
-def test_a_log_has_no_jobs_in_a_checkpoint(desk: Desk) -> None:
-    fill(desk, 1)
-    topic = desk.engine.topic("a")
-    assert "queue" not in snapshot_topic(topic, POSITION)
-    assert [*jobs_to_keep(topic, desk.now)] == []

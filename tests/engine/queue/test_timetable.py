@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from topics.engine.queue import timetable as module
+from topics.engine.queue.seq_set import BLOCK, SeqSet
 from topics.engine.queue.timetable import BUCKET_MS, STALE_MIN, Timetable
 
 
@@ -15,49 +18,6 @@ def filled(times: dict[int, int]) -> Timetable:
     for seq, at in times.items():
         timetable.add(at, (seq,))
     return timetable
-
-
-def test_a_seq_is_due_at_its_time_and_not_before() -> None:
-    timetable = filled({1: 1000})
-    assert timetable.take_due(999) == []
-    assert timetable.take_due(1000) == [(1000, 1)]
-    assert timetable.take_due(5000) == []
-
-
-def test_what_is_due_comes_in_the_order_of_its_time_from_one_bucket_and_from_many() -> None:
-    times = {1: 30, 2: 20, 3: 5 * BUCKET_MS, 4: 10, 5: 2 * BUCKET_MS}
-    expected = sorted((at, seq) for seq, at in times.items())
-    assert filled(times).take_due(100 * BUCKET_MS) == expected
-    timetable = filled(times)
-    timetable.take_due(0)  # the first bucket is near
-    assert timetable.take_due(100 * BUCKET_MS) == expected
-
-
-def test_a_seq_with_another_time_is_due_at_that_alone() -> None:
-    times = {1: 100}
-    timetable = filled(times)
-    times[1] = 700
-    timetable.add(700, (1,))
-    assert timetable.take_due(699) == []
-    times[1] = 650
-    timetable.add(650, (1,))
-    assert timetable.take_due(699) == [(650, 1)]
-
-
-def test_what_has_no_time_any_more_is_dropped_and_gives_its_place_back() -> None:
-    times = {1: 100, 2: 900}
-    timetable = filled(times)
-    times.clear()
-    assert timetable.take_due(1000) == []
-    assert (timetable.count, timetable.next_at) == (0, None)
-
-
-def test_next_at_is_never_late_and_never_in_the_past() -> None:
-    timetable = filled({1: 1000})
-    assert timetable.next_at is not None
-    assert timetable.next_at <= 1000
-    timetable.take_due(timetable.next_at)
-    assert timetable.next_at == 1000
 
 
 def test_entries_that_are_not_true_any_more_are_dropped_when_they_are_most_of_all() -> None:
@@ -110,3 +70,45 @@ def test_all_that_is_due_comes_in_the_end_however_little_is_looked_at_at_once(
         assert len(part) <= limit
         due += part
     assert sorted(due) == sorted((at, seq) for seq, at in times.items() if at <= now_ms)
+
+
+# Seq set: what is in it, and how runs of it are passed over
+
+
+SEQS = st.one_of(st.integers(1, 40), st.integers(BLOCK - 3, BLOCK + 3), st.integers(1, 2**64 - 1))
+CALLS = st.lists(st.tuples(st.sampled_from(("add", "discard", "discard_below")), SEQS))
+
+
+@given(CALLS, SEQS, st.integers(0, 2 * BLOCK))
+def test_a_seq_set_is_a_set_but_for_what_is_dropped_by_blocks(
+    calls: list[tuple[str, int]], seq: int, length: int
+) -> None:
+    ours, model, low = SeqSet(), set[int](), 0
+    for name, given_seq in calls:
+        getattr(ours, name)(given_seq)
+        if name == "discard_below":
+            low = max(low, given_seq)
+        elif name == "add":
+            model.add(given_seq)
+        else:
+            model.discard(given_seq)
+    seq = max(seq, low)
+    out = seq
+    while out in model:
+        out += 1
+    assert ours.next_out(seq) == out
+    inside = [each for each in model if seq <= each < seq + length]
+    assert ours.next_in(seq, seq + length) == min(inside, default=seq + length)
+
+
+def test_a_million_seqs_are_passed_over_at_once_and_take_little_memory() -> None:
+    ours = SeqSet()
+    for seq in range(1, 1_000_001):
+        ours.add(seq)
+    assert len(ours.blocks) == 1 + 1_000_000 // BLOCK
+    assert len({id(bits) for bits in ours.blocks.values()}) <= 3, "full blocks are one integer"
+    began = time.process_time()
+    assert ours.next_out(1) == 1_000_001
+    assert time.process_time() - began < 0.02
+    ours.discard_below(999_999_999)
+    assert not ours.blocks

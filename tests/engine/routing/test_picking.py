@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from tests.engine.shard_support import Desk, fill
 from tests.engine.transcript_shell import Shell
-from topics.engine.losses import lose_damaged, trim_to
 from topics.engine.removal import delete_runs
-from topics.engine.routing.hops import HOPS_MAX, Hops
+from topics.engine.routing.hops import Hops
 from topics.engine.routing.picking import Picked, pick
 from topics.engine.store import Store, Unreadable
 from topics.engine.topic import Topic
@@ -23,7 +22,7 @@ from topics.formats.api.delete_body import TagMatch
 from topics.formats.buffers import Buffer
 from topics.formats.disk.extent_view import ExtentView
 from topics.formats.disk.records import RecordsView
-from topics.formats.ranges import IndexRun, SeqRange, SeqRun, runs_of_seqs
+from topics.formats.ranges import IndexRun, SeqRun, runs_of_seqs
 
 WIDE: dict[str, Any] = {
     "max_records": 9999,
@@ -48,12 +47,6 @@ def seqs_of(found: Picked) -> list[int]:
     ]
 
 
-def test_nothing_follows_the_head(desk: Desk) -> None:
-    fill(desk, 2)
-    assert picked(desk, 2) == picked(desk, 2)._replace(to_seq=2) == ([], 2, 0, 0, 0, 0)
-    assert picked(desk, 7) == ([], 7, 0, 0, 0, 0)
-
-
 def test_whole_writes_are_picked_without_a_look_at_them(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,17 +62,11 @@ def test_whole_writes_are_picked_without_a_look_at_them(
 @pytest.mark.parametrize(
     ("bounds", "seqs"),
     [
-        ({"max_records": 1}, [1]),
-        ({"max_records": 4}, [1, 2, 3, 4]),
-        ({"max_records": 5}, [1, 2, 3, 4, 5]),
-        ({"max_runs": 1}, [1, 2]),
-        ({"max_runs": 2}, [1, 2, 3, 4, 5]),
-        ({"max_bytes": 1}, [1]),
-        ({"max_bytes": 34}, [1]),
-        ({"max_bytes": 68 + 35}, [1, 2, 3]),
-        ({"max_bytes": 68 + 34}, [1, 2, 3]),
-        ({"max_bytes": 68 + 33}, [1, 2]),
-        ({"scan_records": 1}, [1, 2]),
+        *(({"max_records": 1}, [1]), ({"max_records": 4}, [1, 2, 3, 4])),
+        *(({"max_records": 5}, [1, 2, 3, 4, 5]), ({"max_runs": 1}, [1, 2])),
+        *(({"max_runs": 2}, [1, 2, 3, 4, 5]), ({"max_bytes": 1}, [1]), ({"max_bytes": 34}, [1])),
+        *(({"max_bytes": 68 + 35}, [1, 2, 3]), ({"max_bytes": 68 + 34}, [1, 2, 3])),
+        *(({"max_bytes": 68 + 33}, [1, 2]), ({"scan_records": 1}, [1, 2])),
         ({"scan_records": 2}, [1, 2, 3, 4, 5]),
     ],
 )
@@ -90,29 +77,6 @@ def test_a_batch_ends_at_its_bounds(desk: Desk, bounds: dict[str, Any], seqs: li
     found = picked(desk, **bounds)
     assert (seqs_of(found), found.to_seq, found.count) == (seqs, seqs[-1], len(seqs))
     assert found.size == 34 * len(seqs)
-
-
-def test_what_was_deleted_is_passed_over(desk: Desk) -> None:
-    fill(desk, 3, 3, 3)
-    topic = desk.engine.topic("a")
-    delete_runs(topic, [SeqRun(1, 1), SeqRun(5, 3), SeqRun(9, 1)], desk)
-    found = picked(desk)
-    assert (seqs_of(found), found.to_seq, found.trimmed) == ([2, 3, 4, 8], 9, 0)
-    assert picked(desk, 8)[:3] == ([], 9, 0), "nothing is left to forward"
-
-
-def test_a_batch_has_one_hop_and_the_highest_is_not_forwarded(desk: Desk) -> None:
-    fill(desk, 3, 3, 4)
-    hops = Hops()
-    hops.note(3, 4, 2)
-    hops.note(5, 7, HOPS_MAX)
-    hops.note(8, 8, 2)
-    found = [picked(desk, cursor, hops=hops) for cursor in (0, 2, 8, 4)]
-    assert [(seqs_of(each), each.to_seq, each.hop) for each in found] == [
-        *(([1, 2], 2, 0), ([3, 4, 8], 8, 2), ([9, 10], 10, 0), ([8], 8, 2)),
-    ]
-    hops.note(9, 10, HOPS_MAX)
-    assert picked(desk, 8, hops=hops) == ([], 10, 0, 0, 0, 0)
 
 
 # The filter
@@ -168,36 +132,6 @@ def test_what_is_below_the_floor_is_lost_up_to_the_first_live_record(desk: Desk)
     fill(desk, 3, 3, cap_records=4)
     assert [picked(desk, cursor)[:3] for cursor in (0, 1)] == [([], 2, 2), ([], 2, 1)]
     assert seqs_of(picked(desk, 2)) == [3, 4, 5, 6]
-
-
-def test_what_was_too_old_is_passed_over(desk: Desk) -> None:
-    fill(desk, 3, ttl_ms=10)
-    desk.later(20)
-    desk.engine.expire(desk.engine.topic("a"), desk.now)
-    assert picked(desk, 1) == ([], 3, 0, 0, 0, 0)
-
-
-def test_a_loss_below_records_that_were_too_old_is_told(desk: Desk) -> None:
-    fill(desk, 3, cap_records=2, ttl_ms=10)
-    desk.later(20)
-    desk.engine.expire(desk.engine.topic("a"), desk.now)
-    assert picked(desk, 0) == ([], 1, 1, 0, 0, 0)
-    assert picked(desk, 1) == ([], 3, 0, 0, 0, 0)
-
-
-def test_lost_ranges_end_a_batch_and_come_next(desk: Desk) -> None:
-    fill(desk, 2, 2)
-    topic = desk.engine.topic("a")
-    trim_to(topic, SeqRange(5, 7))
-    fill(desk, 1, 2)
-    lose_damaged(topic, 1, desk)
-    steps, cursor = [], 0
-    while cursor < topic.head_seq:
-        each = picked(desk, cursor)
-        steps.append((seqs_of(each), each.trimmed, each.to_seq))
-        cursor = each.to_seq
-    assert steps == [([1, 2], 0, 2), ([], 2, 4), ([], 3, 7), ([8, 9, 10], 0, 10)]
-    assert picked(desk, 5)[:3] == ([], 7, 2), "the cursor stands within the range"
 
 
 # Damage

@@ -43,21 +43,23 @@ def test_performance_ends_the_object() -> None:
 
 
 def test_an_append() -> None:
-    assert answers.appended("jobs", 480232, 3, with_seqs=True, created=False, deduped=False) == (
+    assert answers.appended(
+        "jobs", 480232, 3, b"", with_seqs=True, created=False, deduped=False
+    ) == (
         b'{"topic":"jobs","first_seq":480232,"last_seq":480234,"seqs":[480232,480233,480234],"head_seq":480234,"count":3,'
         b'"created":false,"deduped":false'
     )
-    assert answers.appended("jobs", 1, 1, with_seqs=True, created=True, deduped=False) == (
+    assert answers.appended("jobs", 1, 1, b"", with_seqs=True, created=True, deduped=False) == (
         b'{"topic":"jobs","first_seq":1,"last_seq":1,"seqs":[1],"head_seq":1,"count":1,"created":true,"deduped":false'
     )
-    assert answers.appended("jobs", 1, 2, with_seqs=False, created=False, deduped=True) == (
+    assert answers.appended("jobs", 1, 2, b"", with_seqs=False, created=False, deduped=True) == (
         b'{"topic":"jobs","first_seq":1,"last_seq":2,"head_seq":2,"count":2,"created":false,"deduped":true'
     )
 
 
 def test_a_retry_differs_in_created_and_deduped_only() -> None:
-    first = whole(answers.appended("t", 5, 4, with_seqs=True, created=True, deduped=False))
-    again = whole(answers.appended("t", 5, 4, with_seqs=True, created=False, deduped=True))
+    first = whole(answers.appended("t", 5, 4, b"", with_seqs=True, created=True, deduped=False))
+    again = whole(answers.appended("t", 5, 4, b"", with_seqs=True, created=False, deduped=True))
     assert {name for name in first if first[name] != again[name]} == {"created", "deduped"}
 
 

@@ -40,12 +40,8 @@ def test_a_delete_is_by_seq_or_by_tag_or_both(
             b'{"before_seq":18446744073709551616}',
         ),
         *(
-            b'{"match":1}',
-            b'{"match":true}',
-            b'{"match":{}}',
-            b'{"match":[]}',
-            b'{"match":["tag","Eq"]}',
-            b'{"match":["tag","Eq","t",1]}',
+            *(b'{"match":1}', b'{"match":true}', b'{"match":{}}', b'{"match":[]}'),
+            *(b'{"match":["tag","Eq"]}', b'{"match":["tag","Eq","t",1]}'),
         ),
         *(
             b'{"match":["node","Eq","t"]}',

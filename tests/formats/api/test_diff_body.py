@@ -60,14 +60,8 @@ def test_a_number_of_a_diff_is_an_integer_from_zero(field: str, value: bytes) ->
 @pytest.mark.parametrize(
     "body",
     [
-        b'{"node":1}',
-        b'{"node":[1]}',
-        b'{"node":{}}',
-        b'{"include_tags":1}',
-        b'{"from_seq":null}',
-        b"[]",
-        b"null",
-        b'{"node":"xxxxxxx"}',
+        *(b'{"node":1}', b'{"node":[1]}', b'{"node":{}}', b'{"include_tags":1}'),
+        *(b'{"from_seq":null}', b"[]", b"null", b'{"node":"xxxxxxx"}'),
     ],
 )
 def test_other_types_in_a_diff_are_refused(body: bytes) -> None:

@@ -181,21 +181,8 @@ def test_every_field_of_a_few_words_is_known() -> None:
 
 WORDS = st.sampled_from(
     [
-        "type",
-        "ttl_ms",
-        "records",
-        "data",
-        "tag",
-        "config",
-        "topics",
-        "node",
-        "match",
-        "from_seq",
-        "seqs",
-        "lease_ids",
-        "lease_ms",
-        "limit",
-        "x",
+        *("type", "ttl_ms", "records", "data", "tag", "config", "topics", "node", "match"),
+        *("from_seq", "seqs", "lease_ids", "lease_ms", "limit", "x"),
     ]
 )
 JSONISH = st.recursive(

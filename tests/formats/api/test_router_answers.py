@@ -39,18 +39,10 @@ def test_a_state() -> None:
         "orders->audit", CONFIG, forwarded_total=480231, lag_records=3, lag_ms=17
     )
     assert members(body) == [
-        ("router", "orders->audit"),
-        ("source", "orders"),
-        ("dest", "audit"),
-        ("preserve_node", True),
-        ("preserve_tag", True),
-        ("filter", None),
-        ("allow_cycle", False),
-        ("guarantee", "at_least_once"),
-        ("forwarded_total", 480231),
-        ("lag_records", 3),
-        ("lag_ms", 17),
-        ("performance", PERFORMANCE),
+        *(("router", "orders->audit"), ("source", "orders"), ("dest", "audit")),
+        *(("preserve_node", True), ("preserve_tag", True), ("filter", None)),
+        *(("allow_cycle", False), ("guarantee", "at_least_once"), ("forwarded_total", 480231)),
+        *(("lag_records", 3), ("lag_ms", 17), ("performance", PERFORMANCE)),
     ]
 
 

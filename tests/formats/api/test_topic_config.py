@@ -123,13 +123,8 @@ def test_what_the_table_calls_clamped_is_stored_clamped(
 
 
 UNSIGNED = [
-    "ttl_ms",
-    "cap_records",
-    "cap_bytes",
-    "idempotency_window_ms",
-    "lease_ms",
-    "claim_jitter_ms",
-    "max_deliveries",
+    *("ttl_ms", "cap_records", "cap_bytes", "idempotency_window_ms", "lease_ms"),
+    *("claim_jitter_ms", "max_deliveries"),
 ]
 
 
@@ -160,15 +155,8 @@ def test_null_is_a_value_only_where_the_table_says_so(field: str) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        b'{"type":"Log"}',
-        b'{"discard":"new"}',
-        b'{"durability":"none"}',
-        b'{"durable":1}',
-        b'{"dead_letter":7}',
-        b"[]",
-        b"null",
-        b"7",
-        b"{",
+        *(b'{"type":"Log"}', b'{"discard":"new"}', b'{"durability":"none"}', b'{"durable":1}'),
+        *(b'{"dead_letter":7}', b"[]", b"null", b"7", b"{"),
     ],
 )
 def test_other_values_are_refused(body: bytes) -> None:

@@ -26,12 +26,8 @@ def test_the_handshake_answers_as_another_implementation_does(nonce: bytes) -> N
 @pytest.mark.parametrize(
     "key",
     [
-        b"",
-        b"dGhlIHNhbXBsZSBub25jZQ=",
-        b"dGhlIHNhbXBsZSBub25jZQ==\n",
-        b"dGhlIHNhbXBsZSBub25j",
-        b"dGhl*HNhbXBsZSBub25jZQ==",
-        b"A" * 24,
+        *(b"", b"dGhlIHNhbXBsZSBub25jZQ=", b"dGhlIHNhbXBsZSBub25jZQ==\n", b"dGhlIHNhbXBsZSBub25j"),
+        *(b"dGhl*HNhbXBsZSBub25jZQ==", b"A" * 24),
     ],
 )
 def test_a_key_that_is_not_16_bytes_of_base64_is_invalid(key: bytes) -> None:

@@ -46,22 +46,8 @@ def test_a_close_code_that_must_not_be_sent_is_refused(code: int) -> None:
 @pytest.mark.parametrize(
     "code",
     [
-        1000,
-        1001,
-        1002,
-        1003,
-        1007,
-        1008,
-        1009,
-        1010,
-        1011,
-        1012,
-        1013,
-        1014,
-        3000,
-        3999,
-        4000,
-        4999,
+        *(1000, 1001, 1002, 1003, 1007, 1008, 1009, 1010, 1011, 1012, 1013, 1014, 3000, 3999),
+        *(4000, 4999),
     ],
 )
 def test_every_other_close_code_passes(code: int) -> None:

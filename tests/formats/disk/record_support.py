@@ -17,13 +17,8 @@ Record = tuple[str | None, str | None, bytes, bytes | None]
 
 
 PAYLOADS = [
-    b"1",
-    b"null",
-    b'"x"',
-    b'{"a": [1.10, "\\u00e9"]}',
-    b'",\\"$tag\\":\\"t\\""',
-    '"é😀"'.encode(),
-    b'"' + b"y" * 300 + b'"',
+    *(b"1", b"null", b'"x"', b'{"a": [1.10, "\\u00e9"]}', b'",\\"$tag\\":\\"t\\""'),
+    *('"é😀"'.encode(), b'"' + b"y" * 300 + b'"'),
 ]
 
 

@@ -191,13 +191,8 @@ async def test_a_single_publish_travels_alone(desk: Desk) -> None:
 @pytest.mark.parametrize("size", [LONG, COPY_BYTES])
 async def test_a_long_publish_travels_alone_in_its_turn(desk: Desk, size: int) -> None:
     said = [
-        publish("1"),
-        publish("2"),
-        publish("3", size=size),
-        publish("4"),
-        publish("5"),
-        publish("6", size=size),
-        publish("7"),
+        *(publish("1"), publish("2"), publish("3", size=size), publish("4"), publish("5")),
+        *(publish("6", size=size), publish("7")),
     ]
     await desk.say(*said)
     assert desk.sent() == [said[:2], [said[2]], said[3:5], [said[5]], [said[6]]]

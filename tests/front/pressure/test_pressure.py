@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
@@ -25,6 +25,7 @@ from topics.front.pressure.pressure import (
     LoopLag,
     Pressure,
     Promises,
+    hold_back,
 )
 
 KEY, OTHER = b"k", b"o"
@@ -325,12 +326,13 @@ async def test_a_refusal_is_held_back_a_moment_and_gives_its_body_back(
     began = trio.current_time()
     for _ in range(100):
         block: Any = Block()
-        try:
-            await pressed.pressure.check_append(request, block)
-        except Throttled:
+        refusal = pressed.pressure.refusal_of(request, block)
+        if refusal is not None:
             break
         assert block.freed == 0
-    assert block.freed == 1
+    assert (block.freed, refusal is None) == (1, False)
+    with pytest.raises(Throttled):
+        await hold_back(cast("Throttled", refusal))
     assert trio.current_time() - began == pytest.approx(REFUSAL_HOLD_S)
 
 

@@ -1,18 +1,19 @@
 """Append batch: the requests of one append message and their answers.
 
-Each request is decided and answered by itself, as if it had come alone: a bad one fails and harms
-none of its neighbours. The answers are sent in one message when the last of them is known, in the
-order of the requests.
+Each request is answered as if it had come alone: a bad one fails and harms none of its neighbours.
+The answers are sent in one message when the last of them is known, in the order of the requests.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import TypeAlias
 
-from topics.actors.rpc.replies import map_error, total_ms
+from topics.actors.rpc.replies import map_error
 from topics.actors.rpc.typed_calls import InboundCall
+from topics.actors.shard.group_commit import NO_IO
 from topics.actors.shard.room import unwritable
 from topics.engine.changes.append import Append
 from topics.engine.dedupe import DedupeEntry
@@ -33,12 +34,14 @@ from topics.storage.wal.progress import Progress
 AppendCall: TypeAlias = InboundCall[AppendParams, AppendResult]
 
 APPENDED, CREATED, FAILED = map(int, AppendOutcome)
-ALONE = {
-    byte: Encoded.of(AppendResult(bytes((byte,))))
-    for byte in (outcome_byte(outcome, band) for outcome in AppendOutcome for band in range(BANDS))
+ALONE = {  # by outcome and band
+    outcome: [
+        Encoded.of(AppendResult(bytes((outcome_byte(outcome, band),)))) for band in range(BANDS)
+    ]
+    for outcome in (APPENDED, CREATED)
 }
 UNANSWERED = 255
-assert UNANSWERED not in ALONE
+assert outcome_byte(max(AppendOutcome), BANDS) < UNANSWERED
 
 
 class AppendBatch:
@@ -69,7 +72,13 @@ class AppendBatch:
 
     # Outcomes
 
-    def settle(
+    def settle(self, index: int, change: Append, result: Progress | OSError) -> None:
+        """The log has done the request, or lost it; and all that came meanwhile with its key."""
+        self.end(index, change, result, created=change.created)
+        for follower, at in change.followers:
+            follower.end(at, change, result, deduped=True)
+
+    def end(
         self,
         index: int,
         change: Append,
@@ -78,21 +87,42 @@ class AppendBatch:
         created: bool = False,
         deduped: bool = False,
     ) -> None:
-        """The log has done the request, or lost it. ``created``: it made the topic. ``deduped``: a
-        request with the same key did the append.
+        """Answer the request. ``created``: it made the topic. ``deduped``: a request with the same
+        key did the append.
         """
         if isinstance(result, OSError):
             self.refuse(index, result)
+        else:
+            self._succeed(
+                index,
+                change.first_seq,
+                change.count,
+                self._ending(index, change, result),
+                created=created,
+                deduped=deduped,
+            )
+
+    def settle_joined(
+        self, joined: Sequence[tuple[int, int]], change: Append, result: Progress | OSError
+    ) -> None:
+        """The log has done requests that were decided together, or lost all of them. ``joined``:
+        the index of each, and how many records it has.
+        """
+        if isinstance(result, OSError):
+            for index, _ in joined:
+                self.refuse(index, result)
             return
-        sync_ms = result.sync_ms if change.topic.config.durable else 0.0
-        took_ms = (result.write_ms, sync_ms)
-        self._succeed(
-            index, change.first_seq, change.count, took_ms, created=created, deduped=deduped
-        )
+        seq, ending = change.first_seq, b""
+        for index, count in joined:
+            if not ending or self.params.ats is not None:
+                ending = self._ending(index, change, result)
+            self._succeed(index, seq, count, ending)
+            seq += count
 
     def answer_known(self, index: int, entry: DedupeEntry) -> None:
         """The request's key stands for an append that was committed before."""
-        self._succeed(index, entry.first_seq, entry.record_count, (0.0, 0.0), deduped=True)
+        ending = self._ending(index, None, NO_IO)
+        self._succeed(index, entry.first_seq, entry.record_count, ending, deduped=True)
 
     def refuse(self, index: int, error: OSError) -> None:
         """The log cannot take the request."""
@@ -112,33 +142,40 @@ class AppendBatch:
         self._failures[index] = failure
         self._note(index, FAILED)
 
+    def _ending(self, index: int, change: Append | None, result: Progress) -> bytes:
+        """The end of the answer to a request that is given now."""
+        params = self.params
+        at = params.at if params.ats is None else params.ats[index]
+        is_synced = change is not None and change.topic.config.durability == "fsync"
+        return answers.performance(
+            (time.monotonic_ns() - at) / 1e6,
+            wal_ms=result.write_ms,
+            fsync_ms=result.sync_ms if is_synced else 0.0,
+            throttle_ms=params.parked_ms + self._request.parked_ms,
+        )
+
     def _succeed(
         self,
         index: int,
         first_seq: int,
         count: int,
-        took_ms: tuple[float, float],
+        ending: bytes,
         *,
         created: bool = False,
-        deduped: bool,
+        deduped: bool = False,
     ) -> None:
         params, outcome = self.params, CREATED if created else APPENDED
         body = answers.appended(
             params.topic,
             first_seq,
             count,
+            ending,
             with_seqs=params.with_seqs,
             created=created,
             deduped=deduped,
         )
-        body += answers.performance(
-            total_ms(params.at if params.ats is None else params.ats[index]),
-            wal_ms=took_ms[0],
-            fsync_ms=took_ms[1],
-            throttle_ms=params.parked_ms + self._request.parked_ms,
-        )
         if params.lengths is None:
-            self._request.reply(ALONE[outcome_byte(outcome, self.band)], body)
+            self._request.reply(ALONE[outcome][self.band], body)
             return
         self._answers[index] = body
         self._note(index, outcome)
@@ -152,10 +189,3 @@ class AppendBatch:
             failures = [failure for _, failure in sorted(self._failures.items())] or None
             result = AppendResult(bytes(self._outcomes), lengths, failures)
             self._request.reply(result, b"".join(self._answers))
-
-
-def settle_all(change: Append, batch: AppendBatch, index: int, result: Progress | OSError) -> None:
-    """Settle the request that decided ``change``, and all that came meanwhile with its key."""
-    batch.settle(index, change, result, created=change.created)
-    for follower, at in change.followers:
-        follower.settle(at, change, result, deduped=True)

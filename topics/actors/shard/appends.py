@@ -1,9 +1,17 @@
 """Appends: decide at once, answer when the log has made the records as durable as their class
 promises (§2).
 
-An append message holds a batch of n >= 1 requests to one topic. Each is decided by itself, all are
-answered in one message. A single request with a body above STREAMED_MIN_BYTES becomes a streamed
-append.
+An append message holds a batch of n >= 1 requests to one topic; all are answered in one message.
+Neighbours are decided together where one append of all their records is what deciding one after
+another comes to: one change, one frame, one commit, and for each request an answer with its own
+seqs. A body that is refused is passed over. A request with a key or a config is decided alone, in
+its place; so is the first to a topic that is not there, and so are all of a group that the topic
+refuses as a whole.
+
+A frame that tears takes all requests of its group with it. None of them is lost that was
+acknowledged: each answer waits until the whole frame is as durable as the class promises.
+
+A single request with a body above STREAMED_MIN_BYTES becomes a streamed append.
 """
 
 from __future__ import annotations
@@ -12,19 +20,23 @@ from functools import partial
 
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.typed_calls import serve
-from topics.actors.shard.append_batch import AppendBatch, AppendCall, settle_all
+from topics.actors.shard.append_batch import AppendBatch, AppendCall
 from topics.actors.shard.context import ShardContext
+from topics.actors.shard.group_commit import Settle
 from topics.actors.shard.service import Service
 from topics.actors.shard.streamed_appends import STREAMED_MIN_BYTES, StreamedAppends
 from topics.engine.changes.append import Append, InFlightDuplicate
-from topics.formats.api.append_body import check_may_configure, decode_append
+from topics.engine.dedupe import DedupeEntry
+from topics.engine.priority import NEW_BAND
+from topics.formats.api.append_body import AppendBody, check_may_configure, decode_append, joined
 from topics.formats.api.limits import MOVE_LIMITS, Limits
-from topics.formats.buffers import Buffer
 from topics.formats.wire.calls import APPEND
+
+JOINED_MAX_BYTES = 256 << 10  # of the bodies of requests that share a frame
 
 
 class Appends(Service):
-    """Handles the appends of all fronts, and those of shards, which move records."""
+    """Handles the appends of the front, and those of shards, which move records."""
 
     def __init__(self, context: ShardContext, streamed: StreamedAppends) -> None:
         self._context, self._commits, self._streamed = context, context.commits, streamed
@@ -35,39 +47,93 @@ class Appends(Service):
         serve(router, APPEND, self._append)
 
     def _append(self, request: AppendCall) -> None:
-        params = request.params
-        self._context.check_writable(grows=True)
-        if self._context.held.defer_if_held(params.topic, self._append, request):
+        context, params = self._context, request.params
+        context.check_writable(grows=True)
+        held = context.held
+        if held.waiting and held.defer_if_held(params.topic, self._append, request):
             return
         if params.lengths is None and len(request.attachment) > STREAMED_MIN_BYTES:
             self._streamed.begin(request)
             return
         # What a shard appends has been within the limits before, and is longer by its stamp.
-        limits = MOVE_LIMITS if self._peers.is_peer(request.session) else self._limits
-        batch = AppendBatch(request, self._context.band_of(params.topic))
-        bodies = (request.attachment,) if params.lengths is None else batch.bodies()
-        for index, body in enumerate(bodies):
+        limits = MOVE_LIMITS if request.session in self._peers.open else self._limits
+        topic = self._engine.topics.get(params.topic)
+        batch = AppendBatch(request, NEW_BAND if topic is None else topic.band(context.now.ms))
+        if params.lengths is None:
             try:
-                self._decide(batch, index, body, limits)
+                body = decode_append(request.attachment, params.key, limits)
+                if body.config is not None:
+                    check_may_configure(params.may_configure)
+                self._decide(batch, 0, body)
             except Exception as error:
-                batch.fail(index, error)
+                batch.fail(0, error)
+        else:
+            self._decide_all(batch, limits)
         request.outlast()
         request.release()
 
-    def _decide(self, batch: AppendBatch, index: int, content: Buffer, limits: Limits) -> None:
-        params = batch.params
-        body = decode_append(content, params.key, limits)
-        check_may_configure(body, params.may_configure)
-        self._context.freshen(self._engine.topics.get(params.topic))
-        outcome = self._engine.append(params.topic, body, self._context.now, params.prefixes)
+    def _decide_all(self, batch: AppendBatch, limits: Limits) -> None:
+        params, size = batch.params, 0
+        group: list[tuple[int, AppendBody]] = []
+        for index, content in enumerate(batch.bodies()):
+            try:
+                body = decode_append(content, params.key, limits)
+                if body.config is not None:
+                    check_may_configure(params.may_configure)
+            except Exception as error:
+                batch.fail(index, error)
+                continue
+            size += len(content)
+            is_alone = body.idempotency_key is not None or body.config is not None
+            if group and (is_alone or size > JOINED_MAX_BYTES or body.node != group[0][1].node):
+                self._decide_group(batch, group)
+                group, size = [], len(content)
+            group.append((index, body))
+            if is_alone or not self._engine.topics.get(params.topic):
+                self._decide_group(batch, group)
+                group, size = [], 0
+        self._decide_group(batch, group)
+
+    def _decide_group(self, batch: AppendBatch, group: list[tuple[int, AppendBody]]) -> None:
+        """Decide neighbours together, or one after another if that is refused."""
+        if len(group) > 1:
+            bodies = [body for _, body in group]
+            try:
+                change = self._append_now(batch, joined(bodies))
+            except Exception:  # of one of them, or of all: each is told of its own
+                change = None
+            if change is not None:
+                assert isinstance(change, Append), "no request of the group has a key"
+                parts = [(index, len(body.records)) for index, body in group]
+                self._submit(change, partial(batch.settle_joined, parts, change))
+                return
+        for index, body in group:
+            try:
+                self._decide(batch, index, body)
+            except Exception as error:
+                batch.fail(index, error)
+
+    def _decide(self, batch: AppendBatch, index: int, body: AppendBody) -> None:
+        outcome = self._append_now(batch, body)
         if isinstance(outcome, Append):
             if outcome.created:
                 batch.band = outcome.topic.band(self._context.now.ms)
-            self._commits.submit(outcome, partial(settle_all, outcome, batch, index))
-            reservation = self._engine.reserve(outcome.topic)
-            if reservation is not None:
-                self._commits.submit(reservation, None)
+            self._submit(outcome, partial(batch.settle, index, outcome))
         elif isinstance(outcome, InFlightDuplicate):
             outcome.leader.followers.append((batch, index))
         else:
             batch.answer_known(index, outcome)
+
+    def _append_now(
+        self, batch: AppendBatch, body: AppendBody
+    ) -> Append | InFlightDuplicate | DedupeEntry:
+        params = batch.params
+        self._context.freshen(self._engine.topics.get(params.topic))
+        return self._engine.append(params.topic, body, self._context.now, params.prefixes)
+
+    def _submit(self, change: Append, settle: Settle) -> None:
+        self._context.append_count += 1
+        self._commits.submit(change, settle)
+        reservation = self._engine.reserve(change.topic)
+        if reservation is not None:
+            self._commits.submit(reservation, None)

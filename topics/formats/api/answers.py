@@ -27,7 +27,10 @@ def performance(
     """The ``performance`` member (§0.9) and the end of the object. ``throttle_ms``: of an append or
     a claim.
     """
-    throttle = b"" if throttle_ms is None else _throttle(throttle_ms)
+    if throttle_ms is None:
+        throttle = b""
+    else:
+        throttle = b',"throttle_wait_ms":%.3f' % throttle_ms if throttle_ms else NOT_THROTTLED
     if wal_ms is None:
         return b',"performance":{"server_total_ms":%.3f%b}}' % (total_ms, throttle)
     return b',"performance":{"server_total_ms":%.3f%b,"wal_append_ms":%.3f,"fsync_ms":%.3f}}' % (
@@ -43,10 +46,17 @@ def _throttle(throttle_ms: float) -> bytes:
 
 
 def appended(
-    topic: str, first_seq: int, count: int, *, with_seqs: bool, created: bool, deduped: bool
+    topic: str,
+    first_seq: int,
+    count: int,
+    ending: bytes,
+    *,
+    with_seqs: bool,
+    created: bool,
+    deduped: bool,
 ) -> bytes:
-    """Answer to an append (§2) up to ``performance``. Its ``head_seq`` is its own last seq, so a
-    retry gets the same.
+    """Answer to an append (§2); ``ending``: its `performance`. Its ``head_seq`` is its own last
+    seq, so a retry gets the same.
     """
     last_seq = first_seq + count - 1
     if not with_seqs:
@@ -57,7 +67,7 @@ def appended(
         seqs = b'"seqs":[%b],' % b",".join([b"%d" % seq for seq in range(first_seq, last_seq + 1)])
     return (
         b'{"topic":"%b","first_seq":%d,"last_seq":%d,%b"head_seq":%d,"count":%d,'
-        b'"created":%b,"deduped":%b'
+        b'"created":%b,"deduped":%b%b'
     ) % (
         topic.encode(),
         first_seq,
@@ -67,6 +77,7 @@ def appended(
         count,
         _BOOL[created],
         _BOOL[deduped],
+        ending,
     )
 
 

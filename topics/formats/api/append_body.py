@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import ClassVar
 
 import msgspec
@@ -75,7 +76,11 @@ def decode_append(body: Buffer, header_key: str | None, limits: Limits) -> Appen
 
     Raises `InvalidRequest`, `BatchTooLarge` or `RecordTooLarge`.
     """
-    request = decode(_parse_append, body or b"{}")
+    is_ascii = type(body) is bytes and body.isascii()
+    try:  # `decode` adds nothing for most
+        request = _plain_append.decode(body) if is_ascii else decode(_parse_append, body or b"{}")
+    except (msgspec.MsgspecError, RecursionError):
+        request = decode(_parse_append, body or b"{}")
     check_append(request, len(body), header_key, limits)
     return request
 
@@ -95,7 +100,8 @@ def check_append(
     """
     if request.idempotency_key is None:
         request.idempotency_key = header_key
-    check_key(request.idempotency_key, limits)
+    if request.idempotency_key is not None:
+        check_key(request.idempotency_key, limits)
     records = request.records
     if not records:
         raise InvalidRequest("records must hold at least one record", field="records")
@@ -113,16 +119,23 @@ def check_append(
         _check_sizes(records, limits)
 
 
-def check_may_configure(request: AppendBody, may_configure: bool) -> None:
+def joined(bodies: Sequence[AppendBody]) -> AppendBody:
+    """One append of the records of all these, which have one ``node`` and nothing else beside their
+    records that counts.
+    """
+    kinds = {type(body) for body in bodies}
+    kind = AppendBody if len(kinds) > 1 else kinds.pop()
+    return kind(list(chain.from_iterable([body.records for body in bodies])), bodies[0].node)
+
+
+def check_may_configure(may_configure: bool) -> None:
     """Raises `Forbidden` for a ``config`` of a key that lacks the scope admin (§0.2)."""
-    if request.config is not None and not may_configure:
+    if not may_configure:
         raise Forbidden("the key lacks the scope admin, which config needs", scope="admin")
 
 
 def has_delays(records: Sequence[RecordIn]) -> bool:
     """Whether any record is a delayed job."""
-    if isinstance(records[0], PlainRecordIn):  # then all are
-        return False
     return any(
         [record.delay_ms is not None or record.deliver_at is not None for record in records]  # noqa: C419 - a list is faster than a generator here
     )

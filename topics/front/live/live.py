@@ -107,10 +107,20 @@ class Live:
             self.nursery.start_soon(self.later.run)
             while True:
                 await trio.sleep(TICK_S)
-                self.now = now = time.monotonic()
-                for stream in list(self.streams):
-                    stream.attempt(stream.tick, now)
-                self.feeds.tick(now)
+                self._tick()
+
+    # Not in the loops of the tasks, whose variables would hold a stream that has ended.
+
+    def _tick(self) -> None:
+        self.now = now = time.monotonic()
+        for stream in list(self.streams):
+            stream.attempt(stream.tick, now)
+        self.feeds.tick(now)
+
+    def _make_deferred(self) -> None:
+        deferred, self._deferred = self._deferred, []
+        for stream, call in deferred:
+            stream.attempt(call)
 
     def check_room(self, principal: Principal, leaving: LiveStream | None = None) -> None:
         """Check the limits for one more stream; `hold_slot` follows before its task waits for
@@ -200,6 +210,4 @@ class Live:
         while True:
             await self._has_deferred.wait()
             self._has_deferred = trio.Event()
-            deferred, self._deferred = self._deferred, []
-            for stream, call in deferred:
-                stream.attempt(call)
+            self._make_deferred()

@@ -26,11 +26,11 @@ from typing import Final, TypeAlias
 
 import trio
 
-from topics.actors.rpc.stepping import in_task
 from topics.engine.priority import NEW_BAND
 from topics.errors import Throttled
 from topics.formats.api.backpressure import opts_out
 from topics.formats.buffers import Buffer
+from topics.front.answers import Answer
 from topics.front.backend import Body
 from topics.front.pressure.governor import TICK_S, Governor
 from topics.front.pressure.turns import Turns
@@ -225,17 +225,16 @@ class Pressure:
 
     # While not calm
 
-    async def check_append(self, request: Request, body: Body) -> None:
-        """Raises `Throttled`, after it has freed the body."""
+    def refusal_of(self, request: Request, body: Body) -> Throttled | None:
+        """Why an append is refused, if it is; its body is freed then."""
         view = body if isinstance(body, Buffer) else body.view
         try:
             self.check_write(request.principal.digest, request.topic, request.shard, view)
-        except Throttled:
+        except Throttled as refusal:
             if not isinstance(body, Buffer):
                 body.free()
-            await in_task()
-            await trio.sleep(REFUSAL_HOLD_S)
-            raise
+            return refusal
+        return None
 
     def check_write(self, key: bytes, topic: str, shard: int, body: Buffer) -> None:
         """Whether a write may go on now. ``key``: digest of its API key. The body is looked at only
@@ -289,6 +288,12 @@ class Pressure:
     def pause_s(self, shard: int, band: int) -> float:
         """How much later than usual the next page of a stream is asked for; 0 while calm."""
         return self.governors[shard].pause_s(band)
+
+
+async def hold_back(refusal: Throttled) -> Answer:
+    """Refuse, a moment later."""
+    await trio.sleep(REFUSAL_HOLD_S)
+    raise refusal
 
 
 def may_not_be_refused(body: Buffer) -> bool:

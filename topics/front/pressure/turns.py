@@ -16,7 +16,6 @@ from typing import Final, TypeAlias
 
 import trio
 
-from topics.actors.rpc.stepping import in_task
 from topics.engine.priority import BANDS, TOP_BAND, Queues
 
 PASS_S: Final = 0.004  # a pass that takes longer is long
@@ -47,7 +46,6 @@ class Turns:
 
     async def park(self, band: int) -> float:
         """Wait for a turn. Returns the milliseconds of the wait."""
-        await in_task()
         parked = trio.lowlevel.current_task(), self._clock()
         self._parked.queues[band].append(parked)
         self.waiting += 1
