@@ -97,7 +97,7 @@ class Shards:
         self.told: list[tuple[str, dict[str, Any]]] = []
         self.quiet: list[bool] = []
         self.elsewhere: set[str] = set()  # topics of a second shard
-        self.heads: dict[str, tuple[int, int, int]] = {}  # what `call` answers
+        self.heads: dict[str, tuple[int, int, int]] = {}  # what `answer` says of them
 
     def listen(self, listener: Any) -> None:
         """Tests speak to `Live` themselves."""
@@ -105,8 +105,8 @@ class Shards:
     def shard_of(self, topic: str) -> int:
         return int(topic in self.elsewhere)
 
-    async def call(self, shard: int, call: Call[P, R], params: Any, body: bytes = b"") -> Said:
-        """Where the topics stand is answered at once, all else waits for `answer`."""
+    async def answer(self, shard: int, call: Call[P, R], params: Any, body: bytes = b"") -> Said:
+        """Where the topics stand is answered at once, all else waits for `settle`."""
         if call is calls.TOPIC_HEADS:
             await trio.lowlevel.checkpoint()
             heads = {name: self.heads[name] for name in params.topics if name in self.heads}
@@ -133,7 +133,7 @@ class Shards:
     def flush(self, shard: int) -> None:
         """Nothing waits."""
 
-    def answer(self, method: str, body: bytes = b"", **result: Any) -> dict[str, Any]:
+    def settle(self, method: str, body: bytes = b"", **result: Any) -> dict[str, Any]:
         """Answer the oldest question of this kind; what was asked."""
         params, then = self._next(method)
         then(Said(BY_METHOD[method].result(**result), body))
@@ -232,7 +232,7 @@ class Desk:
 
     async def answer(self, method: str, body: bytes = b"", **result: Any) -> dict[str, Any]:
         """As `Shards.answer`, and all that follows from it."""
-        params = self.shards.answer(method, body, **result)
+        params = self.shards.settle(method, body, **result)
         await wait_all_tasks_blocked()
         return params
 

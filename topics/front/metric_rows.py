@@ -132,7 +132,7 @@ async def _ask(
     backend: Backend, shard: int, params: MetricsParams, found: list[MetricsResult]
 ) -> None:
     try:
-        reply = await backend.call(shard, METRICS_READ, params)
+        reply = await backend.answer(shard, METRICS_READ, params)
     except TopicsError:  # it is down, and the others count
         return
     found.append(reply.result)

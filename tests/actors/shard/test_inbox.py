@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.wire import encode_notification, encode_request, encode_success
 from topics.actors.shard import inbox
 from topics.actors.shard.inbox import (
     COST_BYTES,
@@ -19,7 +20,6 @@ from topics.actors.shard.inbox import (
     topic_of,
 )
 from topics.formats.wire.calls import APPEND, CALL_CANCELLED, AppendParams
-from topics.formats.wire.envelope import encode_notification, encode_request, encode_success
 from topics.formats.wire.message import Message
 
 MESSAGE_S = TURN_S / 40

@@ -8,8 +8,7 @@
 Appends of one topic keep their order, and so do all other messages; the topics of a band take
 turns, an append each. Appends are what comes in floods; that nothing else changes places keeps a
 cancellation behind its request and the close of a feed behind its open. A topic's band is looked up
-with each of its appends. The name is read off the payload, where `topics.formats.wire.envelope`
-puts the first of the params.
+with each of its appends.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import msgspec
 from topics.actors.rpc.session import LinkSession
 from topics.engine.priority import BANDS, WEIGHTS, Queues
 from topics.formats.wire.calls import APPEND
-from topics.formats.wire.envelope import encode_request
+from topics.formats.wire.envelope import UNREADABLE, Request, decode
 from topics.formats.wire.message import Message
 
 FEW_MAX: Final = 64  # messages that are handled in order of arrival; they take some 2 ms
@@ -34,10 +33,6 @@ COST_BYTES: Final = 4096  # of a body cost as much as a message
 COST_MAX: Final = 64  # of one message: a long one must not use up the share of many rounds
 
 OTHERS: Final = BANDS
-# The array of params has a head of one byte, and so has a name of up to 23 letters.
-TOPIC_AT: Final = len(encode_request(0, APPEND.method, ()))
-REQUEST: Final = encode_request(0, APPEND.method, ())[:5]
-SHORT_TEXT: Final = 0x60
 
 Arrival: TypeAlias = tuple[LinkSession, Sequence[Message]]
 Waiting: TypeAlias = tuple[LinkSession, Message, float]  # and the time of the turn that came first
@@ -137,18 +132,10 @@ class Inbox:
 
 
 def topic_of(message: Message) -> str | None:
-    """The topic of a request to append; None of an answer, or of bytes that are laid out in
-    another way.
-    """
-    payload = message.payload
-    if payload[:5] != REQUEST or len(payload) <= TOPIC_AT + 1:
-        return None
-    length, start = payload[TOPIC_AT] - SHORT_TEXT, TOPIC_AT + 1
-    if length == 24:  # a byte with the length follows
-        length, start = payload[start], start + 1
-    if not length >= 0 or start + length > len(payload):
-        return None
+    """The topic of a request to append; None of an answer, or of bytes that are no envelope."""
     try:
-        return str(payload[start : start + length], "ascii")
-    except UnicodeDecodeError:
+        envelope = decode(message.payload)
+    except UNREADABLE:
         return None
+    params = envelope.params if type(envelope) is Request else None
+    return params[0] if type(params) is list and params and type(params[0]) is str else None

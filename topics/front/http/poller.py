@@ -28,7 +28,7 @@ READY_MAX = 4096  # sockets of one turn
 
 class Poller:
     """Tells lanes that their sockets have input, and starts the tasks that they need in
-    ``nursery``. ``batch``: a turn, as `Appends` is. ``connections``: they end when `run` does.
+    ``nursery``. ``batch``: what it asks shards. ``connections``: they end when `run` does.
     """
 
     def __init__(

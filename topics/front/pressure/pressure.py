@@ -154,7 +154,7 @@ class Promises:
                 self._lapse(holder, dues, now)
 
     def _lapse(self, holder: Holder, dues: deque[float], now: float) -> None:
-        while dues and dues[0] < now - LIFE_S:
+        while dues and dues[0] + LIFE_S < now:
             self._pop(holder, dues)
 
     def _pop(self, holder: Holder, dues: deque[float]) -> None:
