@@ -105,7 +105,7 @@ async def _serve(
             nursery.start_soon(_stop_on, signals, stop)
             own = [Link(memory, board, shard_id(index)) for memory in links]
             counters = CounterWords(board, shard_id(index))
-            loop.services.gauges.tell = counters.set_all
+            loop.services.gauges.tell = counters.store
             nursery.start_soon(
                 measure, counters, own, lambda: {"topics_inbox_messages": len(loop.inbox)}
             )
