@@ -168,7 +168,7 @@ class Tuning:
     """
 
     switch_interval: bool = True  # `process/interpreter.py`, decision 0022
-    sealing_pauses: bool = True  # `actors/shard/sealing/pacing.py`, decision 0022
+    sealing_pauses: bool = True  # `actors/shard/sealing/sealing.py`, decision 0022
     prefetch: bool = True  # `storage/segments/prefetch.py`
     merging: bool = True  # `actors/shard/sealing/merging.py`, decision 0044
 

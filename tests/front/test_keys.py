@@ -38,11 +38,11 @@ class Shards(FakeBackend):
             )
         return await super().call(shard, call, params, body)
 
-    def ask(self, *asked: Any) -> None:
-        if asked[1] is calls.APPEND:
-            super().ask(*asked)
-        else:
-            self.calls.append((asked[1].method, asked[2], b""))
+    def ask(self, *asked: Any) -> Any:
+        if not asked[1].method.startswith("feed."):
+            return super().ask(*asked)
+        self.calls.append((asked[1].method, asked[2], b""))
+        return None
 
 
 def shards(gate: trio.Event | None = None) -> Shards:

@@ -121,6 +121,7 @@ class Server:
             cold=self._cold,
             responses=self._responses,
             exchanges=self.exchanges,
+            left=self.acceptor.left,
         )
 
     def _load_cold(self) -> Stack:
@@ -191,16 +192,9 @@ class Server:
         def take(sock: socket.socket, said: bytes) -> None:
             connection = Connection(sock, self.connections, said)
             self.connections.add(connection)
-            poller.drive(connection, self._serve(connection))
+            FastLane(connection, self.lanes, poller).begin()
 
         await self.acceptor.run(listener, take)
-
-    async def _serve(self, connection: Connection) -> None:
-        try:
-            await FastLane(connection, self.lanes).run()
-        finally:
-            self.connections.remove(connection)
-            self.acceptor.left()
 
     async def _drain(self) -> None:
         """In-flight requests finish, long polls end early, all other connections are cut."""
