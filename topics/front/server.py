@@ -152,7 +152,7 @@ class Server:
                 nursery.start_soon(self.live.run)
                 nursery.start_soon(self._look_for_keys)
                 nursery.start_soon(self.pressure.run)
-                poller = Poller(nursery, self.connections, self._context.appends)
+                poller = Poller(nursery, self.connections, self._backend.batch)
                 nursery.start_soon(poller.run)
                 await self._serve_until(listener, stop, poller)
                 nursery.cancel_scope.cancel()

@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 import trio
 import trio.testing
 
-from topics.actors.link.arena import ArenaWriter
-from topics.actors.link.arena_memory import PAGE_BYTES, ArenaMemory
-from topics.actors.link.arena_reader import ArenaReader
+from topics.actors.link.arena import PAGE_BYTES, ArenaMemory, ArenaReader, ArenaWriter
 from topics.actors.link.board import Board
 from topics.actors.link.link import Link
 from topics.actors.link.link_memory import LinkMemory, LinkSizes

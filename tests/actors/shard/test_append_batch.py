@@ -294,7 +294,7 @@ async def test_a_retry_follows_the_first_attempt_out_of_another_message(desk: De
     assert desk.wire.sent == []
     desk.synced()
     alone_frame, *batches = desk.wire.take()
-    assert decode(alone_frame.payload).cid == alone  # type: ignore[union-attr]
+    assert decode(alone_frame.payload).cid == alone
     desk.wire.sent = batches
     assert sorted(said(answers) for _, answers in desk.batches()) == [[[1]], [[1], [2]]]
     assert desk.seqs("a") == [1, 2]
@@ -347,7 +347,7 @@ async def test_a_burst_waits_in_its_place_for_a_long_write(
     while len(desk.wire.sent) < 2:
         await trio.lowlevel.checkpoint()
     first, second = desk.wire.take()
-    assert decode(first.payload).cid == long  # type: ignore[union-attr]
+    assert decode(first.payload).cid == long
     desk.wire.sent = [second]
     ((number, answers),) = desk.batches()
     assert (number, said(answers)) == (burst, [[10], "invalid_request", [11]])
@@ -367,7 +367,7 @@ async def test_outcomes_tell_the_band_of_the_topic(desk: Desk) -> None:
     def bands() -> list[list[int]]:
         desk.synced()
         answers = [decode(frame.payload) for frame in desk.wire.take()]
-        results = [APPEND.result_of(answer.result) for answer in answers]  # type: ignore[union-attr]
+        results = [APPEND.result_of(answer.result) for answer in answers]
         return [[*map(band_in, result.outcomes)] for result in results]
 
     desk.make("high", priority=1000)

@@ -10,11 +10,11 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.support.shard import LIMITS, Desk
+from tests.support.wire import encode_request
 from topics.actors.link.board import Board
 from topics.actors.link.link import Link
 from topics.actors.link.link_memory import LinkMemory, LinkSizes
 from topics.actors.link.process_id import FRONT, shard_id
-from topics.actors.rpc import typed_calls
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.session import LinkSession
 from topics.actors.shard import inbox
@@ -26,7 +26,6 @@ from topics.formats.json_text import json_bytes
 from topics.formats.wire import calls
 from topics.formats.wire.calls import APPEND, AppendParams
 from topics.formats.wire.contract import Call
-from topics.formats.wire.envelope import encode_request
 from topics.formats.wire.message import Message
 from topics.storage.recovery.steps import recover
 
@@ -111,14 +110,19 @@ async def test_more_messages_than_a_turn_takes_are_decided_in_later_turns(
     with trio.fail_after(20):
         while not sessions:
             await trio.lowlevel.checkpoint()
-        calls = []
+        answers, came = list[Any](), trio.Event()
+
+        def answered(answer: Any) -> None:
+            answers.append(answer)
+            if len(answers) == 20:
+                came.set()
+
         for number in range(20):
             body = json_bytes({"records": [{"data": number}]})
             params = AppendParams("a", None, with_seqs=True, prefixes=None, at=0)
-            calls.append(typed_calls.call_soon(sessions[0], APPEND, params, body))
+            sessions[0].call(APPEND, params, body, answered)
         link.flush()
-        for call in calls:
-            await call.wait()
+        await came.wait()
     assert loop.context.engine.topic("a").head_seq == 20
     assert max(turns) > 0, "more had arrived than a turn takes"
     stop.set()

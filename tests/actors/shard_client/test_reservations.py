@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.actors.link.link_support import Pair
-from topics.actors.link.arena_memory import PAGE_BYTES
-from topics.actors.shard_client.reservations import TURNOVER_MAX_S
-from topics.actors.shard_client.shards import Shards
+from topics.actors.link.arena import PAGE_BYTES
+from topics.actors.shard_client.shards import TURNOVER_MAX_S, Shards
 from topics.errors import NotReady, Throttled
 
 

@@ -15,7 +15,7 @@ from topics.actors.link.link_memory import LinkMemory
 from topics.actors.link.process_id import FRONT, shard_id
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.session import LinkSession
-from topics.actors.rpc.typed_calls import InboundCall, notify, serve
+from topics.actors.rpc.typed_calls import InboundCall, serve
 from topics.actors.shard_client.shards import LINKED_MAX_S, Shards
 from topics.formats.names import shard_of
 from topics.formats.wire.calls import (
@@ -133,10 +133,10 @@ def test_what_a_shard_sends_unasked_is_told_with_its_number(desk: Desk) -> None:
     jobs, work_ended = WorkJobsParams(7, [1, 2], [4, 5]), WorkEndedParams(7, "not_a_queue", "why")
     for other in reversed(desk.others):
         assert other.session is not None
-        notify(other.session, FEED_PAGE, PAGE, b"records of %d" % other.number)
-        notify(other.session, FEED_ENDED, ended)
-        notify(other.session, WORK_JOBS, jobs, b"jobs of %d" % other.number)
-        notify(other.session, WORK_ENDED, work_ended)
+        other.session.notify(FEED_PAGE, PAGE, b"records of %d" % other.number)
+        other.session.notify(FEED_ENDED, ended)
+        other.session.notify(WORK_JOBS, jobs, b"jobs of %d" % other.number)
+        other.session.notify(WORK_ENDED, work_ended)
         other.turn()
         desk.turn()
     assert desk.told == [
@@ -178,3 +178,23 @@ async def test_a_front_that_is_linked_does_not_wait(desk: Desk, autojump_clock: 
     began = autojump_clock.current_time()
     await desk.shards.wait_linked()
     assert autojump_clock.current_time() == began
+
+
+def test_a_batch_that_fails_is_sent_and_over(desk: Desk) -> None:
+    def fail() -> None:
+        with desk.shards.batch:
+            for shard in range(2):
+                params = TopicGetParams(f"t{shard}", touch=False, at=0)
+                desk.shards.ask(shard, TOPIC_GET, params, b"", lambda _: None)
+                desk.shards.flush(shard)
+            for other in desk.others:
+                other.turn()
+                assert other.asked == []
+            raise ValueError("a bug")
+
+    with pytest.raises(ValueError, match="a bug"):
+        fail()
+    assert not desk.shards.batch.is_open
+    for other in desk.others:
+        other.turn()
+    assert [other.asked for other in desk.others] == [["t0"], ["t1"]]

@@ -53,37 +53,6 @@ class RingDamaged(Exception):
     """The shared words or the stream hold what no correct process writes: the ring is useless."""
 
 
-# --- arithmetic: no memory, no other process ---
-
-
-def room(size: int, head: int, tail: int) -> int:
-    """How many bytes the producer may write.
-
-    ``tail`` may have been reset to 0 by a consumer that is a session ahead; the answer is then too
-    small, never too large.
-    """
-    return max(0, size - (head - tail))
-
-
-def available(size: int, head: int, tail: int) -> int:
-    """How many bytes the consumer may read; 0 when ``head`` was reset by a producer that is a
-    session ahead.
-    """
-    if head < tail:
-        return 0
-    if head - tail > size:
-        raise RingDamaged(f"{head - tail} bytes wait in a ring of {size}")
-    return head - tail
-
-
-def until_end(size: int, position: int) -> int:
-    """How many bytes of the stream fit from ``position`` to the end of the data area."""
-    return size - (position & (size - 1))
-
-
-# --- the two ends ---
-
-
 class RingMemory:
     """The shared mapping of one direction. Made before the fork; it disappears with the last
     process that maps it.
@@ -168,7 +137,7 @@ class RingProducer:
 
     def room(self) -> int:
         """Bytes that may be written now."""
-        return room(self._size, self._head, self._words[TAIL])
+        return max(0, self._size - self._head + int(self._words[TAIL]))
 
     @property
     def unread_bytes(self) -> int:
@@ -180,10 +149,11 @@ class RingProducer:
         Returns how much it was.
         """
         words, head, size = self._words, self._head, self._size
-        free = room(size, head, words[TAIL])
-        length = len(data)
-        if length > free:
-            length = free
+        # One look at the tail, which moves. A consumer that is a session ahead has reset it to 0:
+        # there is then too little room here, below 0 even, never too much.
+        length, room = len(data), size - head + words[TAIL]
+        if length > room:
+            length = max(0, room)
             data = memoryview(data)[:length]
         if not length:
             return 0
@@ -191,13 +161,12 @@ class RingProducer:
         if order:
             order()
         at = head & (size - 1)
-        first = until_end(size, head)
-        if length <= first:
+        if length <= size - at:
             self._data[at : at + length] = data
         else:
             with memoryview(data) as view:
-                self._data[at:] = view[:first]
-                self._data[: length - first] = view[first:]
+                self._data[at:] = view[: size - at]
+                self._data[: length - (size - at)] = view[size - at :]
         if order:
             order()
         self._head = words[HEAD] = head + length
@@ -261,19 +230,19 @@ class RingConsumer:
         RingDamaged.
         """
         words, tail, size = self._words, self._tail, self._size
-        length = available(size, words[HEAD], tail)
-        if not length:
+        length = words[HEAD] - tail
+        if length <= 0:  # below 0: a producer that is a session ahead has reset the head
             return b""
+        if length > size:
+            raise RingDamaged(f"{length} bytes wait in a ring of {size}")
         order = self._fences.order
         if order:
             order()
-        at = tail & (size - 1)
-        first = until_end(size, tail)
-        data = self._data
+        at, data = tail & (size - 1), self._data
         taken = (
             bytes(data[at : at + length])
-            if length <= first
-            else b"".join((data[at:], data[: length - first]))
+            if length <= size - at
+            else b"".join((data[at:], data[: length - (size - at)]))
         )
         if order:
             order()

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import structlog
 
-from topics.actors.rpc.inbound import InboundMessage, PeerSession
+from topics.actors.rpc.inbound import InboundEvent, PeerSession
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.typed_calls import InboundCall, notify, serve, subscribe
 from topics.actors.shard.context import ShardContext
@@ -228,14 +228,14 @@ class Feeds(Service):
         earliest_seq = min(topic.start_seq, head_seq + 1)
         request.reply(FeedOpenResult(head_seq, earliest_seq, topic.epoch))
 
-    def _taken(self, message: InboundMessage, params: FeedTakenParams) -> None:
-        feed = self._table.find(message.session, params.feed)
+    def _taken(self, message: InboundEvent[FeedTakenParams]) -> None:
+        feed = self._table.find(message.session, message.params.feed)
         if feed is not None and feed.under_way:
             feed.under_way -= 1
             self._make_due(feed)
 
-    def _close(self, message: InboundMessage, params: FeedCloseParams) -> None:
+    def _close(self, message: InboundEvent[FeedCloseParams]) -> None:
         # It may have ended while the event was on its way.
-        feed = self._table.find(message.session, params.feed)
+        feed = self._table.find(message.session, message.params.feed)
         if feed is not None:
             self._forget(feed)

@@ -28,10 +28,9 @@ from topics.formats.wire.calls import (
     TopicPutParams,
     TopicPutResult,
 )
-from topics.formats.wire.envelope import Encoded
 from topics.storage.wal.progress import Progress
 
-RESULTS = tuple(Encoded.of(TopicPutResult(created)) for created in (False, True))
+RESULTS = tuple(TopicPutResult(created) for created in (False, True))
 
 
 class TopicCalls(Service):

@@ -155,21 +155,9 @@ class FastLane:
         is not watched for any more.
         """
         connection = self.connection
-        if self._state is State.READING:
-            self._receive()
-        elif not connection.waits:
-            self._watcher.leave(self)
-        elif events & GONE:
-            self._watcher.leave(self)
-            connection.cut()
-        elif events & HALF_CLOSED:
-            self._watch(0)
-            connection.probe()
-        else:
-            self._watch(HALF_CLOSED)
-
-    def _receive(self) -> None:
-        connection = self.connection
+        if self._state is not State.READING:
+            self._note_hang_up(events)
+            return
         try:
             data = connection.sock.recv(RECV_BYTES)
         except BlockingIOError:
@@ -184,6 +172,19 @@ class FastLane:
         if self._head is not None or self._refusal is not None:  # of a body
             connection.earned(len(data))
         self.serve()
+
+    def _note_hang_up(self, events: int) -> None:
+        connection = self.connection
+        if not connection.waits:
+            self._watcher.leave(self)
+        elif events & GONE:
+            self._watcher.leave(self)
+            connection.cut()
+        elif events & HALF_CLOSED:
+            self._watch(0)
+            connection.probe()
+        else:
+            self._watch(HALF_CLOSED)
 
     def watch_hang_up(self) -> None:
         """See `topics.front.http.connection.Owner`."""

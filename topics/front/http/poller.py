@@ -7,7 +7,7 @@ whose input nobody reads now leaves it until it is read again; while its connect
 it stays, and only a hang-up is watched for.
 
 A turn takes all sockets that are ready, as a pass of trio does. Pressure is measured over passes
-(`topics.front.pressure.lag`): it would not see input that waits in the kernel for a later turn.
+(`LoopLag`): it would not see input that waits in the kernel for a later turn.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ READY_MAX = 4096  # sockets of one turn
 
 class Poller:
     """Tells lanes that their sockets have input, and starts the tasks that they need in
-    ``nursery``. ``batch``: a turn, as `Appends` is. ``connections``: they end when `run` does.
+    ``nursery``. ``batch``: what it asks shards. ``connections``: they end when `run` does.
     """
 
     def __init__(

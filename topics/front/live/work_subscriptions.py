@@ -106,7 +106,7 @@ class WorkSubscriptions:
         self.by_number[subscription.number] = subscription
         params = WorkOpenParams(subscription.number, topic, node, max_jobs, lease_ms)
         try:
-            (await self._backend.call(shard, WORK_OPEN, params)).release()
+            (await self._backend.answer(shard, WORK_OPEN, params)).release()
         except BaseException:
             # A shard that has stalled, or has not heard of the cancellation, may open it yet.
             self.close(subscription)

@@ -83,4 +83,4 @@ class RouteContext:
         self, request: Request, call: Call[P, NoResult], params: P, body: Body = b""
     ) -> Answer:
         """As `ask`, for an operation that is a coroutine."""
-        return shard_answer(await self.backend.call(request.shard, call, params, body))
+        return shard_answer(await self.backend.answer(request.shard, call, params, body))

@@ -184,7 +184,7 @@ async def _ask_all(context: RouteContext, params: MetricsParams) -> list[Metrics
 
     async def ask(shard: int) -> None:
         try:
-            reply = await context.backend.call(shard, METRICS_READ, params)
+            reply = await context.backend.answer(shard, METRICS_READ, params)
         except TopicsError:  # it is down, and the others count
             return
         found.append(reply.result)

@@ -124,7 +124,7 @@ async def leases(context: RouteContext, request: Request, _body: Body, at: int) 
         with_ids=request.principal.allows(Scope.WRITE),
         at=at,
     )
-    reply = await context.backend.call(request.shard, calls.LEASES, params)
+    reply = await context.backend.answer(request.shard, calls.LEASES, params)
     try:
         page, after = bytes(reply.body), reply.result.next_after
     finally:

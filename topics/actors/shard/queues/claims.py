@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 import trio
 
-from topics.actors.rpc.inbound import InboundMessage, PeerSession
+from topics.actors.rpc.inbound import InboundEvent, PeerSession
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.replies import answer_error, total_ms
 from topics.actors.rpc.typed_calls import InboundCall, serve, subscribe
@@ -193,8 +193,8 @@ class Claims(Service):
 
     # What the front says
 
-    def _cancelled(self, message: InboundMessage, params: CallCancelledParams) -> None:
-        key = message.session, params.cid
+    def _cancelled(self, message: InboundEvent[CallCancelledParams]) -> None:
+        key = message.session, message.params.cid
         poll, deferred = self._polls.get(key), self._deferred.pop(key, None)
         if poll is not None:
             self._drop(poll)
@@ -202,7 +202,8 @@ class Claims(Service):
             _refuse(deferred)
         # Of an answer that is on its way to the front, the front gives the leases back.
 
-    def _unclaimed(self, _: InboundMessage, params: UnclaimedParams) -> None:
+    def _unclaimed(self, message: InboundEvent[UnclaimedParams]) -> None:
+        params = message.params
         topic = self._engine.topics.get(params.topic)
         if topic is not None and topic.jobs is not None and not topic.deleted:
             self._give_back(topic, zip(params.seqs, count(params.number)))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from topics.actors.rpc.inbound import InboundMessage, PeerSession
+from topics.actors.rpc.inbound import InboundEvent, PeerSession
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.typed_calls import InboundCall, notify, serve, subscribe
 from topics.actors.shard.context import ShardContext
@@ -186,16 +186,16 @@ class WorkStreams(Service):
         self._lines.join(stream, is_patient=True)
         request.reply(NO_RESULT)
 
-    def _taken(self, message: InboundMessage, params: WorkTakenParams) -> None:
-        stream = self._find(message.session, params.work)
+    def _taken(self, message: InboundEvent[WorkTakenParams]) -> None:
+        stream = self._find(message.session, message.params.work)
         if stream is not None and stream.page is not None:
             stream.page = None
             if stream.room:
                 self._lines.join(stream, is_patient=True)
 
-    def _close(self, message: InboundMessage, params: WorkCloseParams) -> None:
+    def _close(self, message: InboundEvent[WorkCloseParams]) -> None:
         # It may have ended while the event was on its way.
-        stream = self._find(message.session, params.work)
+        stream = self._find(message.session, message.params.work)
         if stream is not None:
-            is_shown = params.pages >= stream.pages
+            is_shown = message.params.pages >= stream.pages
             self._release(stream, () if is_shown else stream.page or ())
