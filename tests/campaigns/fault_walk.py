@@ -41,7 +41,7 @@ from tests.campaigns.fault_workload import Journal, Walker
 from tests.support.wal import sync_by
 from topics.actors.shard import appends
 from topics.actors.shard.sealing import merging
-from topics.actors.shard.sealing.choice import choose_run
+from topics.actors.shard.sealing.merging import choose_run
 from topics.storage.data_dir import DataDirectory
 from topics.storage.wal import writer as wal_writer
 

@@ -62,7 +62,7 @@ class Walker:
                 self.desk.loop.context.room.show()
                 await self._work()
                 await self._find_room()
-                merged = self.desk.loop.services.sealing.merging.merged
+                merged = self.desk.loop.services.sealing.rewriting.merged
                 assert merged or self.disk.failed, "segments are merged"
                 self.journal.read_only = self.desk.loop.context.room.broken is not None
                 nursery.cancel_scope.cancel()

@@ -18,8 +18,8 @@ from topics.engine.changes.reservation import Reservation
 from topics.engine.locators import Locator, in_extent, in_log, in_memory, is_extent, is_in_memory
 from topics.engine.now import Now
 from topics.engine.record_index import IndexEntry
+from topics.engine.replacing import replace_entries
 from topics.engine.replay import Replay
-from topics.engine.sealed import seal
 from topics.engine.shard import ShardEngine
 from topics.engine.snapshot import restore_extent, restore_shard, restore_topic
 from topics.engine.topic import Topic
@@ -289,7 +289,9 @@ class World:
             made[extent.topic_id].append(index_entry)
         for topic in topics:
             topic.drop_tags(self.sealed)
-            self.released.update(seal(topic, made[topic.id], self))
+            if extents := made[topic.id]:
+                bounds = extents[0].first_seq, extents[-1].last_seq + 1
+                self.released.update(replace_entries(topic, extents, *bounds, self))
         self.sealed = end
 
     def _pieces(self, entries: Iterable[IndexEntry]) -> Iterable[tuple[RecordsView, int, int]]:

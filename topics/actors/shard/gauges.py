@@ -59,13 +59,12 @@ class Gauges(Service):
         if change.topic is not self._engine.table.shard_topic:
             self._usage.touch(change.topic)
 
-    def on_turn(self) -> bool:
+    def on_turn(self) -> None:
         """Note how much waits for the log when a turn is over."""
         self._turns += 1
         waiting = len(self._commits)
         if waiting > self._waiting_peak:
             self._waiting_peak = waiting
-        return False
 
     # The beat
 
@@ -160,8 +159,8 @@ class Gauges(Service):
         age_ms = max(self._context.now.ts - disk.checkpoint_ts, 0) if disk.checkpoint_ts else 0
         return {
             "topics_segment_files": len(self._shard.segments.segments),
-            "topics_segments_merged_total": self._sealing.merging.merged,
-            "topics_segment_merged_bytes_total": self._sealing.merging.written_bytes,
+            "topics_segments_merged_total": self._sealing.rewriting.merged,
+            "topics_segment_merged_bytes_total": self._sealing.rewriting.merged_bytes,
             "topics_disk_free_bytes": disk.free,
             "topics_log_bytes": disk.log,
             "topics_blob_bytes": disk.blobs,

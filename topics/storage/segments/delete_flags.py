@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from topics.engine.locators import Locator, in_extent, split_locator
-from topics.formats.buffers import Buffer
 from topics.formats.disk.segment import ExtentEntry
 from topics.storage.disk import write_again, write_all
 from topics.storage.segments.file import Segment
@@ -70,11 +69,9 @@ class PendingFlags:
         """Whether `write` has something to do."""
         return bool(self._queue) and self._queue[0].lsn <= synced
 
-    def add(
-        self, locator: Locator, indexes: Iterable[int], lsn: int, in_file: Buffer | None = None
-    ) -> None:
+    def add(self, locator: Locator, indexes: Iterable[int], lsn: int) -> None:
         """Flag these records, in rising order. Their delete is durable when the log is synced to
-        ``lsn``, which never falls. ``in_file``: the flags in the file, if the caller has them.
+        ``lsn``, which never falls.
         """
         added = array("I", indexes)
         if not added:
@@ -83,8 +80,7 @@ class PendingFlags:
         with self._lock:
             flags = self._flags.get(locator)
             if flags is None:
-                found = self._read(number, extent) if in_file is None else in_file
-                flags = self._flags[locator] = _Flags(bytearray(found))
+                flags = self._flags[locator] = _Flags(bytearray(self._read(number, extent)))
             for index in added:
                 flags.data[index] = 1
             flags.queued += 1

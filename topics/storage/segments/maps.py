@@ -1,7 +1,8 @@
 """Segment maps: segments in memory, mapped when somebody reads them.
 
 The least recently used map is released when there are more than a few, so a scan of everything
-leaves memory as it was. What a reader still holds keeps its map alive.
+leaves memory as it was. What a reader still holds keeps its map alive. The maps of a merge are
+pinned: while it puts its extents into the index, no file is opened.
 """
 
 from __future__ import annotations
@@ -84,12 +85,16 @@ class SegmentMaps:
     def __init__(self, segments: Mapping[int, Segment], mapped_max: int) -> None:
         self._segments, self._mapped_max = segments, mapped_max
         self._mapped: OrderedDict[int, MappedSegment] = OrderedDict()
+        self._pinned: dict[int, MappedSegment] = {}
 
     def __len__(self) -> int:
         return len(self._mapped)
 
     def of(self, number: int) -> MappedSegment:
         """The segment, mapped if it was not. Raises as `MappedSegment`."""
+        pinned = self._pinned.get(number)
+        if pinned is not None:
+            return pinned
         held = self._mapped.get(number)
         if held is None:
             held = self._mapped[number] = MappedSegment(self._segments[number])
@@ -98,6 +103,10 @@ class SegmentMaps:
         else:
             self._mapped.move_to_end(number)
         return held
+
+    def pin(self, maps: Mapping[int, MappedSegment]) -> None:
+        """Keep these maps, and no others that were pinned before."""
+        self._pinned = {**maps}
 
     def forget_views(self, number: int, extents: Iterable[int]) -> None:
         """The bytes of these extents are about to go."""
@@ -108,7 +117,7 @@ class SegmentMaps:
 
     def forget_asked(self) -> None:
         """Time has gone: pages may have left memory."""
-        for held in self._mapped.values():
+        for held in (*self._mapped.values(), *self._pinned.values()):
             held.old = {*held.views}
 
     def release(self, number: int) -> None:
@@ -116,5 +125,5 @@ class SegmentMaps:
         self._mapped.pop(number, None)
 
     def release_all(self) -> None:
-        """Release all maps."""
+        """Release all maps but pinned ones."""
         self._mapped.clear()

@@ -4,8 +4,8 @@
     read_ahead   tables and live records, so that the loop finds them in memory  in a thread
     view         the records of an extent, in place
 
-The maps are its own, so that those of readers stay. Nothing that was found whole earlier is
-believed: what is copied gets a new checksum.
+The maps are its own, so that those of readers stay (`SegmentStore.pin`). Nothing that was found
+whole earlier is believed: what is copied gets a new checksum.
 """
 
 from __future__ import annotations
@@ -48,17 +48,16 @@ class MergeReader:
     """Reads the segments ``numbers`` of a store."""
 
     def __init__(self, store: SegmentStore, numbers: Sequence[int]) -> None:
-        self._store = store
-        self._segments = {number: store.segments[number] for number in numbers}
-        self._maps: dict[int, MappedSegment] = {}
+        self.segments = {number: store.segments[number] for number in numbers}
+        self.maps: dict[int, MappedSegment] = {}
         self._directories: dict[int, bytes] = {}
 
     def open(self) -> None:
         """Map the segments, and check their directories. For a thread. Raises `Damaged` or
         OSError.
         """
-        for number, segment in self._segments.items():
-            self._maps[number] = MappedSegment(segment)
+        for number, segment in self.segments.items():
+            self.maps[number] = MappedSegment(segment)
             trailer, fd = segment.trailer, os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 length = ENTRY_BYTES * trailer.entry_count
@@ -77,7 +76,7 @@ class MergeReader:
         `Damaged` or OSError.
         """
         for each in wanted:
-            segment = self._segments[split_locator(each.locator)[0]]
+            segment = self.segments[split_locator(each.locator)[0]]
             fd = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 self._read_extent(segment, fd, each)
@@ -107,11 +106,7 @@ class MergeReader:
     def view(self, locator: Locator) -> ExtentView:
         """The records of an extent, whose tables are checked now. Raises `Damaged`."""
         number, _ = split_locator(locator)
-        return self._maps[number].new_view(self._entry(locator))
-
-    def delete_flags(self, locator: Locator) -> Buffer | None:
-        """The extent's delete flags as they are now; None while none is set."""
-        return self._store.delete_flags(locator, self._maps.get(split_locator(locator)[0]))
+        return self.maps[number].new_view(self._entry(locator))
 
 
 def _read(segment: Segment, fd: int, offset: int, length: int) -> bytes:

@@ -11,7 +11,7 @@ Segments are read in place. Only delete flags change, in place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from pathlib import Path
 
 from topics.engine.locators import Locator, in_extent, split_locator
@@ -94,8 +94,12 @@ class SegmentStore:
         """As `SegmentMaps.forget_asked`."""
         self._maps.forget_asked()
 
+    def pin(self, maps: Mapping[int, MappedSegment]) -> None:
+        """As `SegmentMaps.pin`."""
+        self._maps.pin(maps)
+
     def close(self) -> None:
-        """Release all maps."""
+        """Release all maps but pinned ones."""
         self._maps.release_all()
 
     @property
@@ -128,17 +132,13 @@ class SegmentStore:
 
     # Delete flags
 
-    def delete_flags(self, locator: int, mapped: MappedSegment | None = None) -> memoryview | None:
-        """The extent's delete flags as they are now; None while none is set. ``mapped``: its
-        segment, if the caller has mapped it.
-        """
+    def delete_flags(self, locator: int) -> memoryview | None:
+        """The extent's delete flags as they are now; None while none is set."""
         number, extent = split_locator(locator)
         if not self.segments[number].has_deleted[extent]:
             return None
         flags = self._flags.get(locator)
-        if flags is not None:
-            return flags
-        return self._flags_in_file(number, extent) if mapped is None else mapped.flags(extent)
+        return self._flags_in_file(number, extent) if flags is None else flags
 
     def is_all_deleted(self, locator: int) -> bool:
         """Whether each record of the extent is deleted."""
@@ -148,17 +148,13 @@ class SegmentStore:
     def _flags_in_file(self, number: int, extent: int) -> memoryview:
         return self._maps.of(number).flags(extent)
 
-    def flag_deleted(
-        self, locator: int, indexes: Iterable[int], lsn: int, mapped: MappedSegment | None = None
-    ) -> None:
+    def flag_deleted(self, locator: int, indexes: Iterable[int], lsn: int) -> None:
         """Flag these records as deleted. Readers see it at once; the file has it after the log is
-        synced to ``lsn``, which never falls. ``mapped``: as for `delete_flags`; then no file is
-        opened.
+        synced to ``lsn``, which never falls.
         """
         number, extent = split_locator(locator)
         try:
-            in_file = None if mapped is None else mapped.flags(extent)
-            self._flags.add(Locator(locator), indexes, lsn, in_file)
+            self._flags.add(Locator(locator), indexes, lsn)
         except Damaged:  # readers come to the same damage
             self.segments[number].has_deleted[extent] = 1
 

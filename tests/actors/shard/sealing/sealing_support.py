@@ -19,16 +19,15 @@ import pytest
 from tests.support.log import START, Client
 from topics.actors.shard.group_commit import GroupCommit
 from topics.actors.shard.sealing import (
-    building,
     checkpointing,
-    choice,
-    merge_contents,
     merging,
-    pacing,
     reclaim,
+    rewriting,
     sealing,
+    sources,
 )
 from topics.actors.shard.sealing.sealing import Sealing
+from topics.engine import replacing
 from topics.engine.changes.delete_records import matching_seqs
 from topics.engine.locators import is_extent
 from topics.engine.now import Now
@@ -69,17 +68,17 @@ def by_hand(patch: pytest.MonkeyPatch) -> None:
         lowlevel=SimpleNamespace(checkpoint=_checkpoint),
         sleep=_checkpoint,
     )
-    for module in (sealing, building, checkpointing, merging, reclaim, pacing):
+    for module in (sealing, checkpointing, merging, reclaim, rewriting):
         patch.setattr(module, "trio", stand_in)
     patch.setattr(GroupCommit, "wait_progress", _checkpoint)
 
 
 def eager_merges(patch: pytest.MonkeyPatch, segments: int = 2) -> None:
     """Let segments of a few small extents be merged, as many larger ones would be."""
-    patch.setattr(choice, "RUN_MIN_SEGMENTS", segments)
-    patch.setattr(choice, "EXTENT_COST_BYTES", 64)
-    patch.setattr(merge_contents, "GAP_BYTES", 200)
-    patch.setattr(merging, "STEP_EXTENTS", 1)
+    patch.setattr(merging, "RUN_MIN_SEGMENTS", segments)
+    patch.setattr(merging, "EXTENT_COST_BYTES", 64)
+    patch.setattr(sources, "GAP_BYTES", 200)
+    patch.setattr(replacing, "STEP_EXTENTS", 1)
 
 
 def small_extents(patch: pytest.MonkeyPatch, records: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -80,7 +79,7 @@ def test_a_long_round_writes_checkpoints_and_releases_log_files_on_its_way(clien
     before, waiting = seen(client), client.wal.count_full_files(client.sealing.reclaim.replay_from)
     assert waiting > 8
     client.seal()
-    assert client.sealing.sealed == waiting
+    assert client.sealing.reclaim.sealed == waiting
     assert client.sealing.checkpoints.written == -(-waiting // sealing.FILES_PER_CHECKPOINT)
     assert len(client.wal._bases) <= 2 * sealing.FILES_PER_CHECKPOINT + 1, (
         "what two checkpoints need, and the one that is written"
@@ -102,46 +101,4 @@ def test_no_checkpoint_holds_a_topic_whose_creation_was_undone(client: Sealer) -
     client.kill()
     again = client.again()
     assert [*again.engine.topics] == ["a"]
-    again.kill()
-
-
-def test_a_checkpoint_during_an_install_does_not_name_the_segment(
-    client: Sealer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The flags of the segment tell what went until its last topic was installed, and the
-    checkpoint is older.
-    """
-    client.append("a", 1)
-    client.put("b", cap_records=20)
-    fill(client, "a", "b", rounds=3)
-    real = sealing.Sealing._install_extents
-
-    def weak(self: Any, topic: Any, *arguments: Any) -> Any:
-        if topic.name == "b":
-            raise OSError(errno.EIO, "a moment's weakness")
-        return real(self, topic, *arguments)
-
-    monkeypatch.setattr(sealing.Sealing, "_install_extents", weak)
-    with pytest.raises(OSError, match="weakness"):
-        client.seal()
-    client.under_way = client.sealing.checkpoint()
-    while client.step():
-        pass
-    fill(client, "b", rounds=8)
-    before = seen(client)
-    monkeypatch.setattr(sealing.Sealing, "_install_extents", real)
-
-    async def no_checkpoint(_: Sealing) -> None:
-        """The segment is installed, and nothing names it."""
-
-    monkeypatch.setattr(sealing.Sealing, "checkpoint", no_checkpoint)
-    client.seal()
-    assert seen(client) == before
-    client.wal.flush(sync=True)
-    client.advance()
-    client.seal()
-    assert not client.shard.segments._flags._queue
-    client.kill()
-    again = client.again()
-    assert seen(again) == before
     again.kill()

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topics.actors.shard.sealing.choice import (
+from topics.actors.shard.sealing.merging import (
     EXTENT_COST_BYTES,
     RUN_MAX_SEGMENTS,
     RUN_MIN_SEGMENTS,

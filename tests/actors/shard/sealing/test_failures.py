@@ -11,8 +11,6 @@ import pytest
 
 from tests.actors.shard.sealing.sealing_support import (
     Sealer,
-    comes_back,
-    copy,
     delete,
     extents,
     files,
@@ -20,15 +18,15 @@ from tests.actors.shard.sealing.sealing_support import (
     findings,
     free_all,
     seen,
-    small_extents,
     survives_a_kill,
 )
 from tests.support.log import failing
-from topics.actors.shard.sealing import sealing
+from topics.actors.shard.sealing import rewriting
 from topics.engine.locators import split_locator
 from topics.formats.api.delete_body import TagMatch
 from topics.storage.checkpoints import CheckpointWriter
 from topics.storage.disk import Damaged
+from topics.storage.segments.file import Segment
 from topics.storage.segments.store import SegmentStore
 from topics.storage.segments.writer import SegmentWriter
 from topics.storage.wal.log import Wal
@@ -37,7 +35,8 @@ FAILING: list[tuple[Any, str]] = [
     (SegmentStore, "begin"),
     (SegmentWriter, "write"),
     (SegmentWriter, "finish"),
-    (SegmentStore, "entries"),
+    (Segment, "entries"),
+    (rewriting, "MappedSegment"),
     (SegmentStore, "sync"),
     (CheckpointWriter, "write"),
     (CheckpointWriter, "finish"),
@@ -100,33 +99,6 @@ def test_a_segment_that_reads_back_differently_is_written_anew(
     assert seen(client) == before
     client.seal()
     assert extents(client)
-    assert seen(client) == before
-    survives_a_kill(client, before)
-
-
-def test_an_interrupted_install_seals_nothing_twice(
-    client: Sealer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    small_extents(monkeypatch, 4)
-    fill(client, "a", "b", "c", rounds=6)
-    before = seen(client)
-    real, calls = sealing.Sealing._install_extents, 0
-
-    def once(self: Any, *arguments: Any) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == 2:
-            raise OSError(errno.EIO, "a moment's weakness")
-        real(self, *arguments)
-
-    monkeypatch.setattr(sealing.Sealing, "_install_extents", once)
-    with pytest.raises(OSError, match="weakness"):
-        client.seal()
-    assert seen(client) == before
-    for end in ("kill", "stop"):
-        getattr(other := Sealer(copy(client.path, client.path.with_name(end))), end)()
-        comes_back(other, before)
-    client.seal()
     assert seen(client) == before
     survives_a_kill(client, before)
 

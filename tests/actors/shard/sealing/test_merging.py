@@ -30,11 +30,14 @@ from tests.actors.shard.sealing.sealing_support import (
     survives_a_kill,
 )
 from tests.support.log import failing
-from topics.actors.shard.sealing import choice, merging, pacing
+from topics.actors.shard.sealing import merging, rewriting, sealing
 from topics.actors.shard.sealing.merging import Merging
+from topics.actors.shard.sealing.rewriting import Rewriting
+from topics.actors.shard.sealing.sources import LogFile, Segments
 from topics.engine.changes.change import Change
-from topics.engine.locators import split_locator
-from topics.engine.merged import MergedExtent, replace_merged
+from topics.engine.locators import Locator, split_locator
+from topics.engine.record_index import IndexEntry
+from topics.engine.replacing import replace_entries
 from topics.engine.topic import Topic
 from topics.formats.api.delete_body import TagMatch
 from topics.storage import aside
@@ -54,7 +57,7 @@ BUILDING: list[tuple[Any, str]] = [
     (aside, "sync_directory"),
     (writer, "Segment"),
     (Segment, "check_tables"),
-    (merging, "MappedSegment"),
+    (rewriting, "MappedSegment"),
     (Segment, "entries"),
 ]
 SLOW = [f"slow{number}" for number in range(60)]
@@ -67,8 +70,8 @@ def age(client: Sealer, seals: int, seed: int = 1) -> None:
         client.put("fast", cap_records=4)
         for name in SLOW:
             client.put(name, cap_records=4)
-    until = client.sealing.sealed + seals
-    while client.sealing.sealed < until:
+    until = client.sealing.reclaim.sealed + seals
+    while client.sealing.reclaim.sealed < until:
         client.append("fast", "x" * 900)
         if dice.random() < 0.8:
             fill(client, dice.choice(SLOW), rounds=1, size=5)
@@ -110,15 +113,15 @@ async def _no_merge(*_: object) -> None:
 def test_files_and_extents_are_bounded_by_what_lives_however_long_the_history_is(
     client: Sealer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("topics.actors.shard.sealing.choice.EXTENT_COST_BYTES", 64)
+    monkeypatch.setattr("topics.actors.shard.sealing.merging.EXTENT_COST_BYTES", 64)
     counts: list[int] = []
     for _ in range(6):
         age(client, 55, seed=len(counts))
         free_all(client)
         counts.append(len(files(client.path, "segment")))
         assert segments_of(client) == {*client.shard.segments.segments}
-    assert client.sealing.sealed >= 330
-    assert client.sealing.merging.merged > 100
+    assert client.sealing.reclaim.sealed >= 330
+    assert client.sealing.rewriting.merged > 100
     assert max(counts) <= 24
     assert len(extents(client)) <= 2 * len(SLOW) + 10
     survives_a_kill(client, seen(client))
@@ -137,7 +140,7 @@ def test_without_merges_the_same_load_leaves_more_files(
 def test_a_merge_changes_nothing_that_readers_or_writers_notice(aged: Sealer) -> None:
     before, old = seen(aged), segments_of(aged)
     aged.seal()
-    assert aged.sealing.merging.merged >= 2
+    assert aged.sealing.rewriting.merged >= 2
     assert seen(aged) == before
     assert len(segments_of(aged)) < len(old)
     free_all(aged)
@@ -159,13 +162,13 @@ def test_a_quiet_shard_whose_records_are_deleted_shrinks(
     assert not client.sealing.merging.is_due
     before = sum(path.stat().st_size for path in files(client.path, "segment"))
     with monkeypatch.context() as patch:
-        patch.setattr(pacing, "RETRY_INTERVAL_S", math.inf)  # no checkpoint of itself
-        patch.setattr(choice, "EXTENT_COST_BYTES", 64)
+        patch.setattr(sealing, "RETRY_INTERVAL_S", math.inf)  # no checkpoint of itself
+        patch.setattr(merging, "EXTENT_COST_BYTES", 64)
         delete(client, "a", match=TagMatch("Eq", "even"))
         client.seal()
-        assert not client.sealing.merging.merged, "more may be deleted at once"
+        assert not client.sealing.rewriting.merged, "more may be deleted at once"
         client.seal()
-        assert client.sealing.merging.merged > 8
+        assert client.sealing.rewriting.merged > 8
     free_all(client)
     assert sum(path.stat().st_size for path in files(client.path, "segment")) < before / 3
     assert len(client.shown("a")) == 80
@@ -176,7 +179,7 @@ def test_a_quiet_shard_whose_records_are_deleted_shrinks(
 def test_what_was_merged_is_merged_again_with_what_follows(client: Sealer) -> None:
     age(client, 120)
     before = seen(client)
-    assert client.sealing.merging.merged >= 8
+    assert client.sealing.rewriting.merged >= 8
     free_all(client)
     client.stop()
     again = client.again()
@@ -220,12 +223,12 @@ def test_an_install_takes_some_extents_of_a_topic_at_a_time_and_a_stop_finishes_
         free_all(client)
     client.sealing.merging.is_due = True
 
-    def noting(topic: Topic, found: list[MergedExtent], *rest: Any) -> None:
+    def noting(topic: Topic, found: list[IndexEntry], *rest: Any) -> list[Locator]:
         if topic.name == "mixed":
             parts.append(len(found))
-        replace_merged(topic, found, *rest)
+        return replace_entries(topic, found, *rest)
 
-    monkeypatch.setattr(merging, "replace_merged", noting)
+    monkeypatch.setattr(rewriting, "replace_entries", noting)
     before = seen(client)
     while len(parts) < 3:
         assert client.step()
@@ -250,10 +253,10 @@ def test_a_kill_between_any_two_steps_leaves_everything(aged: Sealer, tmp_path: 
     while going_on:
         going_on = aged.step()
         number += 1
-        if number % 3 and aged.sealing.reclaim.installing is None:
+        if number % 3 and not aged.sealing.rewriting.is_installing:
             continue
         _starts_alike(aged, tmp_path / "copy", before)
-    assert aged.sealing.merging.merged
+    assert aged.sealing.rewriting.merged
     for _ in range(3):
         aged.checkpoint()
         _starts_alike(aged, tmp_path / "copy", before)
@@ -314,21 +317,22 @@ def _change(client: Sealer, number: int) -> None:
 
 
 @pytest.mark.usefixtures("eager")
-@pytest.mark.parametrize("step", ["_build", "_finish"])
+@pytest.mark.parametrize("step", ["_build", "_install"])
 def test_nothing_is_left_when_all_records_go_while_they_are_merged(
     aged: Sealer, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = getattr(Merging, step)
+    original = getattr(Rewriting, step)
 
-    async def after_all_went(merging: Merging, *arguments: Any) -> Any:
-        for name in aged.engine.topics:
-            delete(aged, name, before_seq=1 << 40)
-        return await original(merging, *arguments)
+    def after_all_went(rewriting: Rewriting, sources: LogFile | Segments, *arguments: Any) -> Any:
+        if isinstance(sources, Segments):
+            for name in aged.engine.topics:
+                delete(aged, name, before_seq=1 << 40)
+        return original(rewriting, sources, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Merging, step, after_all_went)
+        patch.setattr(Rewriting, step, after_all_went)
         aged.seal()
-    assert aged.sealing.merging.merged
+    assert aged.sealing.rewriting.merged
     free_all(aged)
     assert files(aged.path, "segment") == []
     assert findings(aged.path) == []
@@ -341,7 +345,7 @@ def test_a_delete_of_a_topic_that_is_undone_meanwhile_keeps_its_records(aged: Se
     change = aged.engine.delete("mixed", False, aged.now)
     assert isinstance(change, Change)
     aged.submit(change)
-    while aged.sealing.merging.merged == 0 and aged.step():
+    while aged.sealing.rewriting.merged == 0 and aged.step():
         pass
     aged.seal()
     aged.wait()
@@ -364,12 +368,12 @@ def test_a_merge_that_fails_leaves_nothing_and_a_later_round_merges(
         failures = _fail(patch, where, what, error)
         aged.seal()
         assert failures
-        assert not aged.sealing.merging.merged
+        assert not aged.sealing.rewriting.merged
         assert files(aged.path, "segment") == standing
         assert seen(aged) == before
         _goes_on_sealing(aged)
     before = seen(aged)
-    assert aged.sealing.reclaim.installing is None
+    assert not aged.sealing.rewriting.is_installing
     _merge_again(aged)
     free_all(aged)
     assert findings(aged.path) == []
@@ -381,26 +385,26 @@ def test_a_merge_that_fails_leaves_nothing_and_a_later_round_merges(
 def _fail(patch: pytest.MonkeyPatch, where: Any, what: str, error: Exception) -> list[None]:
     """Let this call of a merge fail, and no other task's; grows when it does."""
     failures: list[None] = []
-    build = Merging._build
+    merge = Merging._merge
 
-    async def building(*arguments: Any) -> Any:
+    async def merging(*arguments: Any) -> Any:
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(where, what, fails)
-            return await build(*arguments)
+            return await merge(*arguments)
 
     def fails(*_: Any) -> None:
         failures.append(None)
         raise error
 
-    patch.setattr(Merging, "_build", building)
+    patch.setattr(Merging, "_merge", merging)
     return failures
 
 
 def _goes_on_sealing(client: Sealer) -> None:
-    sealed, written = client.sealing.sealed, client.sealing.checkpoints.written
+    sealed, written = client.sealing.reclaim.sealed, client.sealing.checkpoints.written
     age(client, 3)
     client.checkpoint()
-    assert client.sealing.sealed > sealed
+    assert client.sealing.reclaim.sealed > sealed
     assert client.sealing.checkpoints.written > written
 
 
@@ -408,7 +412,7 @@ def _merge_again(client: Sealer) -> None:
     client.sealing.merging.again_at = 0.0
     client.sealing.merging.is_due = True
     client.seal()
-    assert client.sealing.merging.merged
+    assert client.sealing.rewriting.merged
 
 
 @pytest.mark.usefixtures("eager")
@@ -416,16 +420,17 @@ def _merge_again(client: Sealer) -> None:
 def test_once_the_copy_is_built_no_error_of_the_disk_keeps_it_from_the_index(
     aged: Sealer, is_stopped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build, install = Merging._build, Merging._install
+    install = Rewriting._install
 
-    async def deletes_late(*arguments: Any) -> Any:
-        built = await build(*arguments)
+    def without_files(
+        rewriting: Rewriting, sources: LogFile | Segments, *rest: Any
+    ) -> Iterator[None]:
+        if isinstance(sources, LogFile):
+            yield from install(rewriting, sources, *rest)
+            return
         delete(aged, "mixed", match=TagMatch("Eq", "odd"))
         aged.shard.segments.close()  # the next read opens a segment anew
-        return built
-
-    def without_files(merging: Merging) -> Iterator[None]:
-        steps, is_done = install(merging), False
+        steps, is_done = install(rewriting, sources, *rest), False
         while not is_done:
             with pytest.MonkeyPatch.context() as inner:
                 for opening in ("os.open", "io.open"):
@@ -433,19 +438,18 @@ def test_once_the_copy_is_built_no_error_of_the_disk_keeps_it_from_the_index(
                 is_done = next(steps, steps) is steps
             yield
 
-    monkeypatch.setattr(Merging, "_build", deletes_late)
-    monkeypatch.setattr(Merging, "_install", without_files)
-    while aged.sealing.reclaim.installing is None:
+    monkeypatch.setattr(Rewriting, "_install", without_files)
+    while not aged.sealing.rewriting.is_installing:
         assert aged.step()
     if not is_stopped:
         aged.seal()
-        assert aged.sealing.merging.merged
+        assert aged.sealing.rewriting.merged
         free_all(aged)
     before = seen(aged)
     assert not [record for record in before["mixed"]["records"] if record["$tag"] == "odd"]
     if is_stopped:
         aged.stop()
-        assert aged.sealing.merging.merged
+        assert aged.sealing.rewriting.merged
     else:
         aged.kill()
     assert findings(aged.path) == []
@@ -455,10 +459,10 @@ def test_once_the_copy_is_built_no_error_of_the_disk_keeps_it_from_the_index(
 @pytest.mark.usefixtures("eager")
 def test_a_stop_in_the_middle_of_an_install_finishes_it(aged: Sealer) -> None:
     before = seen(aged)
-    while aged.sealing.reclaim.installing is None:
+    while not aged.sealing.rewriting.is_installing:
         assert aged.step()
     aged.stop()
-    assert aged.sealing.merging.merged
+    assert aged.sealing.rewriting.merged
     comes_back(aged, before)
 
 
@@ -474,7 +478,7 @@ def test_without_room_for_the_next_log_file_nothing_is_merged(
     monkeypatch.setattr("topics.actors.shard.sealing.merging.check_room", full)
     aged.seal()
     assert files(aged.path, "segment") == before
-    assert not aged.sealing.merging.merged
+    assert not aged.sealing.rewriting.merged
 
 
 # Damage
@@ -501,7 +505,7 @@ def test_a_segment_with_damage_is_left_out_and_its_readers_are_told(
         aged.seal()
     assert number in segments_of(aged)
     assert segment.path.exists()
-    assert aged.sealing.merging.merged >= 2
+    assert aged.sealing.rewriting.merged >= 2
     if where != "directory":  # the directory was read at the start
         _, gaps = walk(aged, aged.engine.topic("mixed"))
         assert lost(gaps)

@@ -103,7 +103,7 @@ def test_log_files_do_not_accumulate(client: Sealer) -> None:
         fill(client, "a", rounds=8)
         client.seal()
         assert len(files(client.path, "wal")) <= 12
-    assert client.sealing.sealed > 20
+    assert client.sealing.reclaim.sealed > 20
 
 
 def test_old_bytes_in_a_recycled_log_file_are_not_a_torn_tail(client: Sealer) -> None:

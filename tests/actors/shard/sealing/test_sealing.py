@@ -21,6 +21,8 @@ from tests.actors.shard.sealing.sealing_support import (
     survives_a_kill,
 )
 from topics.actors.shard import record_store
+from topics.actors.shard.sealing import sealing
+from topics.config import Tuning
 from topics.engine.locators import is_extent
 from topics.engine.now import Now
 from topics.formats.api.delete_body import TagMatch
@@ -36,7 +38,7 @@ def test_topics_look_the_same_before_and_after_sealing_and_a_restart(client: Sea
     fill(client, "a", "old")
     before = seen(client)
     client.seal()
-    assert client.sealing.sealed > 5
+    assert client.sealing.reclaim.sealed > 5
     assert sealed(client, "a")
     assert seen(client) == before
     client.kill()
@@ -166,7 +168,7 @@ def test_a_topic_whose_delete_is_undone_during_sealing_keeps_its_records(client:
     change = client.engine.delete("a", False, client.now)
     assert change is not None
     client.submit(change)  # not handed over, so the log does not hold it
-    while client.sealing.sealed < 1:
+    while client.sealing.reclaim.sealed < 1:
         assert client.step()
     client.commits._lose(OSError(errno.ENOSPC, "full"))
     client.wal.resume(client.wal._start)
@@ -184,3 +186,47 @@ def test_a_deleted_topic_names_no_records(client: Sealer) -> None:
     topic = client.engine.topic("a")
     client.delete("a")
     assert len(topic.index) == 0
+
+
+# Pace
+
+
+def test_a_burst_is_sealed_when_it_is_over_or_when_the_backlog_is_normal(
+    client: Sealer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sealing, "BURST_MIN_BYTES", 1)
+
+    def until_whole(files: int) -> None:
+        while client.wal.count_full_files(client.sealing.reclaim.replay_from) < files:
+            client.append("t", records=[{"data": "x" * 100}])
+
+    until_whole(1)
+    client.seal()
+    assert client.sealing.reclaim.sealed == 0, "the log has grown since the last look"
+    client.seal()
+    assert client.sealing.reclaim.sealed == 1, "it has not"
+    until_whole(1)
+    client.seal()
+    until_whole(2)
+    client.seal()
+    assert client.sealing.reclaim.sealed == 3, "too much waits"
+
+
+def test_pauses_get_shorter_with_the_backlog() -> None:
+    pauses = [
+        sealing.pause_after(0.001, waiting) for waiting in range(sealing.BACKLOG_MAX_FILES + 2)
+    ]
+    assert pauses[: sealing.BACKLOG_NORMAL_FILES + 1] == pytest.approx(
+        [0.006] * (sealing.BACKLOG_NORMAL_FILES + 1)
+    )
+    assert pauses[sealing.BACKLOG_NORMAL_FILES :] == sorted(
+        pauses[sealing.BACKLOG_NORMAL_FILES :], reverse=True
+    )
+    assert pauses[sealing.BACKLOG_MAX_FILES - 1] > 0
+    assert pauses[sealing.BACKLOG_MAX_FILES :] == [0.0, 0.0]
+    assert sealing.pause_after(1.0, 0) == sealing.PAUSE_MAX_S
+
+
+def test_without_the_switch_there_are_no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sealing, "TUNING", Tuning(sealing_pauses=False))
+    assert [sealing.pause_after(0.001, backlog) for backlog in range(3)] == [0.0] * 3

@@ -142,7 +142,7 @@ def test_segments_of_version_1_are_read_and_merged_into_newer_ones(
         fill(client, "b", rounds=12)
         client.seal()
     free_all(client)
-    assert client.sealing.merging.merged
+    assert client.sealing.rewriting.merged
     assert all(segment.header.version == 2 for segment in client.shard.segments.segments.values())
     survives_a_kill(client, seen(client))
 

@@ -11,10 +11,11 @@ The check changes nothing. It reports the damage, and the writes that must not b
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple
 
+from topics.actors.shard.sealing.sources import LogFile
 from topics.engine.record_index import IndexEntry
 from topics.engine.topic import Topic
 from topics.formats.disk import linked_copies
@@ -35,9 +36,6 @@ STEP_BYTES = 1 << 20
 STEP_FRAMES = 512
 _EXTERNAL = int(RecordFlags.EXTERNAL)
 
-Writes = Callable[[Topic], Iterator[IndexEntry]]
-"""The topic's unsealed writes in the file."""
-
 
 class DamagedWrite(NamedTuple):
     """A write that must not be sealed."""
@@ -47,21 +45,14 @@ class DamagedWrite(NamedTuple):
 
 
 class SealingCheck:
-    """Checks one log file up to ``end``. Afterwards ``damage`` has all damage, and ``writes`` the
-    writes that it hit. ``linked``: the payloads of ROUTER frames.
+    """Checks a log file as far as it is ``sealed``. Afterwards ``damage`` has all damage, and
+    ``writes`` the writes that it hit. ``linked``: the payloads of ROUTER frames.
     """
 
     def __init__(
-        self,
-        file: WalFile,
-        end: int,
-        blobs: BlobStore,
-        linked: LinkedPayloads,
-        topics: Mapping[int, Topic],
-        writes_of: Writes,
+        self, file: WalFile, sealed: LogFile, blobs: BlobStore, linked: LinkedPayloads
     ) -> None:
-        self._file, self._end, self._blobs, self._linked = file, end, blobs, linked
-        self._topics, self._writes_of = topics, writes_of
+        self._file, self._sealed, self._blobs, self._linked = file, sealed, blobs, linked
         self._reached = file.base  # all frames before it are whole
         self._whole: dict[int, FrameHeader | None] = {}  # frames behind it that were looked at
         self._external: list[FrameHeader] = []  # frames whose records stand in a blob
@@ -74,12 +65,12 @@ class SealingCheck:
     def steps(self) -> Iterator[None]:
         """Check; yields between two steps."""
         yield from self._scan()
-        if self._reached < self._end:
+        if self._reached < self._sealed.end:
             offset = self._file.offset(self._reached)
             reason = "damaged frame in a log file that is sealed"
             self.damage.append(Damaged(self._file.path, offset, reason))
-            for topic in tuple(self._topics.values()):
-                yield from self._check_writes(topic)
+            for span in self._sealed.spans.values():
+                yield from self._check_writes(span.topic)
         for header in self._external:
             yield from self._check_blob(header)
         if self._bad_blobs:
@@ -100,7 +91,7 @@ class SealingCheck:
         view = file.view()[:readable]
         frames = scan_frames(view, file.offset(file.base), file.base, file.seed)
         begin = file.base
-        while begin < self._end and (some := [*islice(frames, count)]):
+        while begin < self._sealed.end and (some := [*islice(frames, count)]):
             for header in some:
                 self._note(header)
             end = some[-1].end
@@ -121,7 +112,7 @@ class SealingCheck:
 
     def _check_writes(self, topic: Topic) -> Iterator[None]:
         """Check the topic's writes behind the damage, one by one."""
-        for count, entry in enumerate(self._writes_of(topic)):
+        for count, entry in enumerate(self._sealed.writes(topic)):
             if entry.locator >= self._reached and not self._is_whole(entry.locator):
                 self.writes.append(DamagedWrite(topic, entry))
             if not count % STEP_FRAMES:
@@ -198,9 +189,10 @@ class SealingCheck:
 
     def _lose(self, topic_id: int, first_seq: int, locator: int) -> None:
         """The write is damaged, if one of its records lives."""
-        topic = self._topics.get(topic_id)
-        if topic is None:
+        span = self._sealed.spans.get(topic_id)
+        if span is None:
             return
+        topic = span.topic
         index = topic.index.find(first_seq)
         entry = topic.index.whole_entry(index) if index < len(topic.index) else None
         if entry is not None and entry.size and entry.locator == locator:

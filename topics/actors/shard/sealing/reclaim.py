@@ -43,7 +43,7 @@ class Reclaim:
     def __init__(self, shard: Shard) -> None:
         self._wal, self._segments, self._linked = shard.wal, shard.segments, shard.linked
         self.replay_from = shard.kept[-1].replay_from if shard.kept else 0
-        self.installing: int | None = None  # segment that only some of its topics name so far
+        self.sealed = 0  # log files since the start of the process
         self._standing = deque(shard.kept, maxlen=checkpoints.KEEP)
         used = _used_extents(shard)
         # Extents that the index names, by segment: of all segments that exist, also for an older
@@ -64,14 +64,9 @@ class Reclaim:
 
     # What is in use
 
-    def begin_install(self, number: int) -> None:
-        """From here until `end_install` only some topics may name the extents of the segment."""
-        self.installing = number
-        self._live.setdefault(number, 0)
-
-    def end_install(self) -> None:
-        """All topics name the extents of the segment."""
-        self.installing = None
+    def add_segment(self, number: int) -> None:
+        """The segment stands on the disk. Nothing is freed until all of its topics name it."""
+        self._live[number] = 0
 
     def add_extents(self, number: int, count: int, unused: Iterable[Locator]) -> None:
         """The index names ``count`` more extents of the segment, and never named ``unused``."""
@@ -87,15 +82,12 @@ class Reclaim:
         """All records of the log before ``end`` are in segments."""
         self._blobs += self._wal.blobs.absorb(end)
         self.replay_from = end
+        self.sealed += 1
 
     @property
     def named_segments(self) -> list[int]:
-        """Segments that a checkpoint names, in the order of the log.
-
-        Not the one that is being installed: its flags will tell of later deletes, and the log still
-        has all of its records.
-        """
-        numbers = (number for number, count in self._live.items() if count and self._is_in(number))
+        """Segments that a checkpoint names, in the order of the log."""
+        numbers = (number for number, count in self._live.items() if count)
         return sorted(numbers, key=lambda number: self._segments.segments[number].header.base)
 
     def are_unused(self, numbers: Iterable[int]) -> bool:
@@ -105,10 +97,7 @@ class Reclaim:
     @property
     def _unused_segments(self) -> list[int]:
         """Segments of which the index names nothing, and never will."""
-        return [number for number, count in self._live.items() if not count and self._is_in(number)]
-
-    def _is_in(self, number: int) -> bool:
-        return number != self.installing
+        return [number for number, count in self._live.items() if not count]
 
     @property
     def has_garbage(self) -> bool:

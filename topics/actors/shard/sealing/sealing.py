@@ -2,16 +2,25 @@
 
     full log file, committed and synced
         -> check      damaged writes leave the index, and the file is kept (``checking.py``)
-        -> build      its records by topic, written aside and synced (``contents.py``)
-        -> install    the index names the extents instead of the writes
+        -> rewrite    its records by topic, in a segment that the index names (``rewriting.py``)
         -> checkpoint (``checkpointing.py``)
         -> reclaim    what neither checkpoint on disk needs (``reclaim.py``)
-        -> merge      segments of which little lives (``merging.py``)
+        -> merge      segments of which little lives: rewritten likewise (``merging.py``)
 
-All of it runs in the shard's loop in steps of about a millisecond, with pauses between them
-(``pacing.py``); only file calls run in a thread. A run that fails leaves everything as it was and
-starts anew later; the log grows meanwhile. A broken log ends sealing: its files are found by name,
-and the names may belong to other files.
+All of it runs in the shard's loop in steps of about a millisecond; only file calls run in a thread.
+A run that fails leaves everything as it was and starts anew later; the log grows meanwhile. A
+broken log ends sealing: its files are found by name, and the names may belong to other files.
+
+A full log file is sealed at once, unless the log grows fast: a burst of a few files has the disk
+and the interpreter to itself, and is sealed when it is over. Each step of the work is followed by a
+pause, in which the loop serves requests and the log's threads get the interpreter (decision 0022):
+
+    backlog (full log files)           pause after a step
+    up to BACKLOG_NORMAL_FILES         PAUSE_RATIO times as long as the step, PAUSE_MAX_S at most
+    in between                         shorter with each file
+    BACKLOG_MAX_FILES and more         none; others run between two steps all the same
+
+Pacing decides about time only: what is sealed, and in which order, never depends on it.
 """
 
 from __future__ import annotations
@@ -19,34 +28,34 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
-from itertools import groupby, islice, starmap
 
 import structlog
 import trio
 
 from topics.actors.shard.group_commit import GroupCommit
-from topics.actors.shard.sealing import pacing
-from topics.actors.shard.sealing.building import write_segment
 from topics.actors.shard.sealing.checking import SealingCheck
 from topics.actors.shard.sealing.checkpointing import Checkpointing
-from topics.actors.shard.sealing.contents import Contents, current_flags, unsealed_writes
 from topics.actors.shard.sealing.merging import Merging
 from topics.actors.shard.sealing.reclaim import Reclaim
+from topics.actors.shard.sealing.rewriting import Rewriting
+from topics.actors.shard.sealing.sources import LogFile
 from topics.actors.shard.service import Service
+from topics.config import TUNING
 from topics.engine.changes.floor import FloorMoved
-from topics.engine.locators import Locator
 from topics.engine.losses import lose_damaged
 from topics.engine.record_index import IndexEntry
-from topics.engine.sealed import parts, seal
-from topics.engine.tags import TagIndex
 from topics.engine.topic import Topic
-from topics.formats.disk.segment import ExtentEntry, SegmentHeader
 from topics.storage.disk import Damaged, keep_aside
 from topics.storage.recovery.steps import Shard
-from topics.storage.segments.file import Segment
 
-TOPICS_PER_STEP = 64
 FILES_PER_CHECKPOINT = 2
+ROUND_INTERVAL_S = 0.1  # between two looks for full log files
+RETRY_INTERVAL_S = 5.0  # after an error, and between checkpoints that only reclaim room
+BURST_MIN_BYTES = 512 << 10  # growth of the log between two looks that makes it busy
+BACKLOG_NORMAL_FILES = 2
+BACKLOG_MAX_FILES = 8
+PAUSE_RATIO = 6.0
+PAUSE_MAX_S = 0.010
 log = structlog.get_logger()
 
 
@@ -58,14 +67,9 @@ class Sealing(Service):
         self.commits, self.store, self._linked = commits, commits.store, shard.linked
         self.reclaim = Reclaim(shard)
         self.checkpoints = Checkpointing(shard, commits, self.reclaim)
-        self.merging = Merging(shard, commits, self.reclaim, self._pause)
-        self.sealed = 0  # log files since the start of the process
-        self._burst = pacing.BurstDetector(self.wal.next_lsn)
-        self._next_number = 1 + max(
-            (number for kept in shard.kept for number in kept.segments), default=0
-        )
-        # A segment that is written, and the topics that do not name it yet.
-        self._built: tuple[Segment, dict[int, Topic]] | None = None
+        self.rewriting = Rewriting(shard, commits, self.reclaim, self._pause)
+        self.merging = Merging(shard, commits, self.reclaim, self.rewriting)
+        self._burst = BurstDetector(self.wal.next_lsn)
         self.store.on_release = self.reclaim.release_extent
 
     # The task
@@ -73,11 +77,11 @@ class Sealing(Service):
     async def run(self) -> None:
         """Seal until cancelled, or until the log is broken."""
         while self.wal.failed is None:
-            interval_s = pacing.ROUND_INTERVAL_S
+            interval_s = ROUND_INTERVAL_S
             try:
                 await self._round()
             except (OSError, Damaged) as error:
-                interval_s = pacing.RETRY_INTERVAL_S
+                interval_s = RETRY_INTERVAL_S
                 log.warning("sealing failed", error=str(error), again_s=interval_s)
             await trio.sleep(interval_s)
 
@@ -106,9 +110,9 @@ class Sealing(Service):
         if failure is not None:
             raise failure
         self.merging.look_for_deletes()
-        if self.merging.is_due and self._built is None and not waits:
+        if self.merging.is_due and not waits:
             try:
-                await self.merging.merge(self._take_number)
+                await self.merging.merge()
             except (OSError, Damaged) as error:  # sealing does not wait for it
                 log.warning("merging failed", error=str(error))
 
@@ -121,20 +125,15 @@ class Sealing(Service):
 
     async def checkpoint(self) -> None:
         """Write a checkpoint, then free what is not needed any more. Raises OSError."""
-        assert not self.merging.is_installing, "all topics name the segments that it will name"
+        assert not self.rewriting.is_installing, "all topics name the segments that it will name"
         await self.checkpoints.write()
         self.merging.is_due = True
         await self.reclaim.free()
 
     def write_last(self) -> None:
         """Write the checkpoint of an orderly stop, after the log is closed. Raises OSError."""
-        self.merging.finish_now()
+        self.rewriting.finish_now()
         self.checkpoints.write_last()
-
-    def _take_number(self) -> int:
-        """The number of a new segment."""
-        self._next_number += 1
-        return self._next_number - 1
 
     def _ready_files(self) -> Iterator[tuple[int, int]]:
         """``(base, end)`` of the log files that can be sealed, in order."""
@@ -153,69 +152,34 @@ class Sealing(Service):
     @property
     def _reclaim_is_due(self) -> bool:
         since_s = time.monotonic() - self.checkpoints.written_at
-        return self.reclaim.has_garbage and since_s > pacing.RETRY_INTERVAL_S
+        return self.reclaim.has_garbage and since_s > RETRY_INTERVAL_S
 
     async def _pause(self, step_began: float) -> None:
-        await pacing.pause(time.monotonic() - step_began, self.backlog_files)
+        """Let others run after a step that began at this time."""
+        pause_s = pause_after(time.monotonic() - step_began, self.backlog_files)
+        if pause_s:
+            await trio.sleep(pause_s)
+        else:
+            await trio.lowlevel.checkpoint()
 
     # One log file
 
     async def _seal(self, base: int, end: int) -> None:
-        began = time.monotonic()
-        if self._built is None:
-            topics = await self._topics_with_writes(base, end)
-            if not topics:
-                # Nothing in the file lives: a full disk has no room for an empty segment.
-                self._finish(end)
-                return
-            contents = Contents(self.store, topics, base, end)
-            await self._check(contents)
-            self._built = await self._build(contents), topics
-            self._next_number += 1
-        segment, topics = self._built
-        await self._install(segment, topics)
-        for topic in topics.values():
-            await _free_tags(topic.drop_tags(base))  # of records that went before they were sealed
-        self._built = None
-        self.reclaim.end_install()
-        self._finish(end)
-        log.info(
-            "segment sealed",
-            segment=segment.number,
-            extents=segment.trailer.entry_count,
-            records=segment.trailer.record_count,
-            seconds=round(time.monotonic() - began, 3),
-        )
+        file = LogFile(self.store, base, end)
+        await self.rewriting.find(file)
+        if not file.spans:
+            # Nothing in the file lives: a full disk has no room for an empty segment.
+            self.reclaim.seal_up_to(end)
+            return
+        await self._check(file)
+        await self.rewriting.move(file)
 
-    def _finish(self, end: int) -> None:
-        self.reclaim.seal_up_to(end)
-        self.sealed += 1
-
-    async def _topics_with_writes(self, base: int, end: int) -> dict[int, Topic]:
-        """Topics with unsealed records in this part of the log, by id. A topic whose delete is not
-        committed is one of them: its delete may be undone.
-        """
-        found: dict[int, Topic] = {}
-        topics = iter([*self.engine.by_id.values(), *self.commits.leaving()])
-        while some := list(islice(topics, TOPICS_PER_STEP)):
-            found |= {
-                topic.id: topic
-                for topic in some
-                if next(unsealed_writes(topic, base, end), None) is not None
-            }
-            await trio.lowlevel.checkpoint()
-        return found
-
-    async def _check(self, contents: Contents) -> None:
+    async def _check(self, sealed: LogFile) -> None:
         """Take damaged writes out of the index, and keep their files for people.
 
         So damaged bytes never get a new checksum.
         """
-        file = self.wal.file(contents.base)
-        check = SealingCheck(
-            *(file, contents.end, self.wal.blobs, self._linked),
-            *(contents.topics, contents.writes),
-        )
+        check = SealingCheck(self.wal.file(sealed.base), sealed, self.wal.blobs, self._linked)
         step_began = time.monotonic()
         for _ in check.steps():
             await self._pause(step_began)
@@ -236,59 +200,27 @@ class Sealing(Service):
             # A page that was read ahead may show it.
             self.commits.on_commit(FloorMoved(topic, [], sync=False))
 
-    async def _build(self, contents: Contents) -> Segment:
-        """Write the segment; an error leaves nothing of it."""
-        number, base, end = self._next_number, contents.base, contents.end
-        header = SegmentHeader(self.segments.shard, number, base, end)
-        return await write_segment(
-            self.segments, header, contents.sources(), contents.delete_flags, self._pause
-        )
 
-    # The index
+class BurstDetector:
+    """Whether the log has grown so much since the last look that its load may be a short burst."""
 
-    async def _install(self, segment: Segment, topics: dict[int, Topic]) -> None:
-        """Let the index name the extents instead of the writes: topic after topic, part after part.
+    def __init__(self, lsn: int) -> None:
+        self._lsn = lsn
+        self._is_busy = False
 
-        Each topic that is done leaves ``topics``, so a later call continues after an error.
-        """
-        self.reclaim.begin_install(segment.number)
-        self.segments.add(segment)
-        entries, base = self.segments.entries(segment.number), segment.header.base
-        for topic_id, group in groupby(entries, key=lambda found: found[1].topic_id):
-            topic = topics.get(topic_id)
-            if topic is not None:
-                for extents in parts(topic, starmap(_index_entry, group)):
-                    self._install_extents(topic, extents, segment)
-                    await trio.lowlevel.checkpoint()
-                del topics[topic_id]
-                await _free_tags(topic.drop_tags(base))
+    def observe(self, lsn: int) -> None:
+        """Note the log's end, once for each look."""
+        self._is_busy = lsn - self._lsn >= BURST_MIN_BYTES
+        self._lsn = lsn
 
-    def _install_extents(self, topic: Topic, extents: list[IndexEntry], segment: Segment) -> None:
-        for entry in extents:
-            self._flag_late_deletes(topic, entry)
-        unused = set(seal(topic, extents, self.store))
-        # From here on the extents are searched for tags.
-        topic.begin_tags(segment.header.base, extents[-1].last_seq + 1)
-        self.reclaim.add_extents(segment.number, len(extents) - len(unused), unused)
-
-    def _flag_late_deletes(self, topic: Topic, entry: IndexEntry) -> None:
-        """Set the delete flags of what went after the segment was written."""
-        now = current_flags(self.store, topic, entry.first_seq, entry.record_count)
-        written = self.segments.delete_flags(entry.locator)
-        if now.count(1) != (0 if written is None else bytes(written).count(1)):
-            late = [
-                index for index, flag in enumerate(now) if flag and not (written and written[index])
-            ]
-            self.segments.flag_deleted(entry.locator, late, self.store.committed_to)
+    def is_burst(self, backlog_files: int) -> bool:
+        """Whether sealing should wait for the end of a burst. Never once a normal backlog waits."""
+        return self._is_busy and backlog_files < BACKLOG_NORMAL_FILES
 
 
-async def _free_tags(tags: TagIndex | None) -> None:
-    """Free the tags in steps: a million small objects at once would hold up appends."""
-    while tags is not None and tags.free_some():
-        await trio.lowlevel.checkpoint()
-
-
-def _index_entry(locator: Locator, extent: ExtentEntry) -> IndexEntry:
-    return IndexEntry(
-        extent.first_seq, extent.record_count, locator, extent.blob_bytes, extent.first_ts
-    )
+def pause_after(step_s: float, backlog_files: int) -> float:
+    """Seconds that follow a step of ``step_s`` seconds."""
+    if not TUNING.sealing_pauses:
+        return 0.0
+    share = (BACKLOG_MAX_FILES - backlog_files) / (BACKLOG_MAX_FILES - BACKLOG_NORMAL_FILES)
+    return min(max(min(share, 1.0), 0.0) * PAUSE_RATIO * step_s, PAUSE_MAX_S)

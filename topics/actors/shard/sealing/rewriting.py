@@ -1,0 +1,223 @@
+"""Rewriting: records move from a log file, or from segments, into one new segment.
+
+    find       topics with records in the sources                            (``sources.py``)
+    build      their records by topic, written aside, synced, read back
+    install    the index names the new extents, topic after topic, part after part
+    end        what the index no longer names is free                        (``reclaim.py``)
+
+Each runs in the shard's loop in steps of about a millisecond; only file calls run in a thread. An
+error can only end a build, which leaves nothing: the new segment and those that it is made of are
+mapped when the install begins, and it opens no file. Nobody writes a checkpoint meanwhile.
+
+A crash before the next checkpoint finds the log file or the old segments, which all checkpoints on
+disk name, and the log with the deletes since. A record that goes before the install is flagged in
+the new segment at the install; one that goes later is flagged there as in any other.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterator
+from itertools import chain, starmap
+from typing import Final
+
+import structlog
+import trio
+
+from topics.actors.shard.group_commit import GroupCommit
+from topics.actors.shard.sealing.reclaim import Reclaim
+from topics.actors.shard.sealing.sources import (
+    STEP_ENTRIES,
+    LogFile,
+    Segments,
+    Span,
+    current_flags,
+)
+from topics.engine.locators import in_extent
+from topics.engine.record_index import IndexEntry
+from topics.engine.replacing import parts, replace_entries
+from topics.engine.topic import Topic
+from topics.formats.buffers import Buffer
+from topics.formats.disk.segment_build import build
+from topics.formats.ranges import IndexRun
+from topics.storage.recovery.steps import Shard
+from topics.storage.segments.file import Segment
+from topics.storage.segments.maps import MappedSegment
+
+WRITE_BYTES: Final = 1 << 20  # handed to a thread at once
+_LATE: Final = re.compile(rb"\x01+")
+log = structlog.get_logger()
+
+Flags = dict[tuple[int, int], bytearray]
+"""Delete flags of extents in which some are set, by topic id and first seq."""
+
+Pause = Callable[[float], Awaitable[None]]
+"""Lets others run after a step that began at this time."""
+
+
+class Rewriting:
+    """Writes segments, one at a time."""
+
+    def __init__(self, shard: Shard, commits: GroupCommit, reclaim: Reclaim, pause: Pause) -> None:
+        self._engine, self._segments = shard.engine, shard.segments
+        self._commits, self._store = commits, commits.store
+        self._reclaim, self._pause = reclaim, pause
+        self._installing: Iterator[None] | None = None
+        self._next_number = 1 + max(
+            (number for kept in shard.kept for number in kept.segments), default=0
+        )
+        # Since the start of the process: segments that became part of others, bytes of the latter.
+        self.merged = self.merged_bytes = 0
+
+    async def find(self, sources: LogFile | Segments) -> None:
+        """Find the topics with records in the sources. The delete of one that is leaving may be
+        undone.
+        """
+        await self.in_steps(sources.find([*self._engine.by_id.values(), *self._commits.leaving()]))
+
+    async def in_steps(self, steps: Iterator[int]) -> None:
+        """Run the steps, with a pause after some. Each yields how many entries it looked at."""
+        looked, step_began = 0, time.monotonic()
+        for count in steps:
+            looked += count
+            if looked >= STEP_ENTRIES:
+                await self._pause(step_began)
+                looked, step_began = 0, time.monotonic()
+
+    async def move(self, sources: LogFile | Segments) -> None:
+        """Write a segment, and let the index name it. Raises OSError or `Damaged`: then all is as
+        it was.
+        """
+        began, written = time.monotonic(), Flags()
+        segment = await self._build(sources, written)
+        try:
+            mapped = await trio.to_thread.run_sync(MappedSegment, segment)
+            extents = defaultdict[int, list[IndexEntry]](list)
+            await self.in_steps(_by_topic(segment, extents))
+        except BaseException:
+            segment.path.unlink(missing_ok=True)
+            raise
+        self._segments.pin({**sources.maps, segment.number: mapped})
+        self._installing = self._install(sources, segment, extents, written)
+        for _ in self._installing:
+            await trio.lowlevel.checkpoint()
+        log.info(
+            "segment sealed" if isinstance(sources, LogFile) else "segments merged",
+            segment=segment.number,
+            extents=segment.trailer.entry_count,
+            records=segment.trailer.record_count,
+            bytes=segment.size,
+            seconds=round(time.monotonic() - began, 3),
+        )
+
+    async def _build(self, sources: LogFile | Segments, written: Flags) -> Segment:
+        """Write the segment, whole and synced; an error leaves nothing of it. ``written`` gets its
+        delete flags.
+        """
+        number, self._next_number = self._next_number, self._next_number + 1
+        writer = await trio.to_thread.run_sync(
+            self._segments.begin, number, sources.base, sources.end
+        )
+
+        def delete_flags(topic_id: int, first_seq: int, count: int) -> bytearray:
+            topic = sources.spans[topic_id].topic
+            flags = current_flags(self._store, topic, first_seq, count)
+            if 1 in flags:
+                written[topic_id, first_seq] = flags
+            return flags
+
+        try:
+            pieces: list[Buffer] = []
+            size, step_began = 0, time.monotonic()
+            for piece in build(writer.header, sources.sources(), delete_flags):
+                pieces.append(piece)
+                size += len(piece)
+                if size >= WRITE_BYTES:
+                    await trio.to_thread.run_sync(writer.write, pieces)
+                    pieces, size = [], 0
+                else:
+                    await self._pause(step_began)
+                step_began = time.monotonic()
+            await trio.to_thread.run_sync(writer.write, pieces)
+            return await trio.to_thread.run_sync(writer.finish)
+        except BaseException:
+            writer.abandon()
+            raise
+
+    # The index
+
+    @property
+    def is_installing(self) -> bool:
+        """Whether some topics may name the new extents, and others what they replace."""
+        return self._installing is not None
+
+    def finish_now(self) -> None:
+        """End an install in one step, if a stop has come in between."""
+        for _ in self._installing or ():
+            pass
+
+    def _install(
+        self,
+        sources: LogFile | Segments,
+        segment: Segment,
+        extents: dict[int, list[IndexEntry]],
+        written: Flags,
+    ) -> Iterator[None]:
+        self._reclaim.add_segment(segment.number)
+        self._segments.add(segment)
+        for span in sources.spans.values():
+            yield from self._install_topic(span, segment, extents.get(span.topic.id, []), written)
+        if isinstance(sources, LogFile):
+            self._reclaim.seal_up_to(sources.end)
+        else:
+            assert self._reclaim.are_unused(sources.numbers), "the index names no old extent"
+            self.merged += len(sources.numbers)
+            self.merged_bytes += segment.size
+        self._segments.pin({})
+        self._installing = None
+
+    def _install_topic(
+        self, span: Span, segment: Segment, extents: list[IndexEntry], written: Flags
+    ) -> Iterator[None]:
+        topic, base = span.topic, segment.header.base
+        for part, first_seq, end_seq in parts(topic, extents, span.first_seq, span.last_seq):
+            before = topic.bytes
+            for extent in part:
+                self._flag_late_deletes(topic, extent, written.get((topic.id, extent.first_seq)))
+            unused = replace_entries(topic, part, first_seq, end_seq, self._store)
+            if topic.bytes != before:
+                self._engine.recharge(topic)
+            topic.begin_tags(base, end_seq)  # before it, the extents are searched for tags
+            self._reclaim.add_extents(segment.number, len(part) - len(unused), unused)
+            yield
+        tags = topic.drop_tags(base)
+        while tags is not None and tags.free_some():
+            yield  # a million small objects at once would hold up appends
+
+    def _flag_late_deletes(
+        self, topic: Topic, extent: IndexEntry, written: bytearray | None
+    ) -> None:
+        """Set the delete flags of what went after the segment was written."""
+        now = current_flags(self._store, topic, extent.first_seq, extent.record_count)
+        if now.count(1) != (0 if written is None else written.count(1)):
+            late = chain.from_iterable(starmap(range, _late_runs(now, written or b"")))
+            self._segments.flag_deleted(extent.locator, late, self._store.committed_to)
+
+
+def _by_topic(segment: Segment, found: defaultdict[int, list[IndexEntry]]) -> Iterator[int]:
+    """Collect the extents. Raises OSError or `Damaged`."""
+    for number, extent in enumerate(segment.entries()):
+        locator, size = in_extent(segment.number, number), extent.blob_bytes
+        found[extent.topic_id].append(
+            IndexEntry(extent.first_seq, extent.record_count, locator, size, extent.first_ts)
+        )
+        yield 1
+
+
+def _late_runs(now: bytearray, before: Buffer) -> Iterator[IndexRun]:
+    """Runs of records that are flagged now and were not before."""
+    changed = int.from_bytes(now) ^ int.from_bytes(before)
+    for run in _LATE.finditer(changed.to_bytes(len(now))):
+        yield run.span()

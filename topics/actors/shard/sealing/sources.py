@@ -1,0 +1,204 @@
+"""Sources of a new segment: records by topic, from a full log file or from other segments.
+
+    log file    writes of neighbouring seqs, dead records included       -> one stretch
+    segments    live records of neighbouring seqs, from however many     -> one stretch
+                dead ones between them, less than GAP_BYTES              -> carried along, flagged
+                longer gaps                                              -> a stretch ends there
+
+Records and whole topics may go while the segment is built, so each entry is looked up when its turn
+comes. The delete flags are asked for last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from topics.actors.shard.record_store import RecordStore
+from topics.engine.locators import Locator, is_extent, split_locator
+from topics.engine.record_index import IndexEntry
+from topics.engine.topic import Topic
+from topics.formats.buffers import Buffer
+from topics.formats.disk.extent_build import Piece
+from topics.formats.disk.extent_view import ExtentView
+from topics.formats.disk.records import RecordsView, live_runs
+from topics.formats.disk.segment_build import Source
+from topics.formats.ranges import IndexRun
+from topics.storage.segments.maps import MappedSegment
+from topics.storage.segments.merge_reader import MergeReader, Wanted
+
+GAP_BYTES: Final = 4096  # fewer dead bytes are not worth another extent, and entry of the index
+STEP_ENTRIES: Final = 512
+STEP_RECORDS: Final = 4096
+
+
+@dataclass(slots=True)
+class Span:
+    """The entries of a topic that move: those from ``first_seq`` to ``last_seq`` that are not in
+    memory; none when ``last_seq`` is less.
+    """
+
+    topic: Topic
+    first_seq: int
+    last_seq: int
+
+
+class LogFile:
+    """The unsealed records of a log file from ``base`` to ``end``."""
+
+    def __init__(self, store: RecordStore, base: int, end: int) -> None:
+        self._store, self.base, self.end = store, base, end
+        self.maps: dict[int, MappedSegment] = {}  # of segments
+        self.spans: dict[int, Span] = {}  # by topic id; known to the end once the topic was built
+
+    def find(self, topics: Iterable[Topic]) -> Iterator[int]:
+        """Find the topics with records. Yields how many entries each step has looked at."""
+        for topic in topics:
+            if next(self.writes(topic), None) is not None:
+                first_seq = topic.sealed_seq + 1
+                self.spans[topic.id] = Span(topic, first_seq, first_seq - 1)
+            yield 1
+
+    def writes(self, topic: Topic, seq: int = 0) -> Iterator[IndexEntry]:
+        """The topic's unsealed writes that hold ``seq`` or later records."""
+        seq = max(seq, topic.sealed_seq + 1)
+        return topic.index.entries_between(self.base, self.end, seq)
+
+    def sources(self) -> Iterator[Source]:
+        """What the segment is built of."""
+        for span in self.spans.values():
+            topic, seq = span.topic, 0
+            while (entry := next(self.writes(topic, seq), None)) is not None:
+                first = max(entry.first_seq, topic.start_seq, seq)
+                span.last_seq = first - 1
+                yield Source(topic.id, first, self._stretch(span))
+                seq = span.last_seq + 1
+
+    def _stretch(self, span: Span) -> Iterator[Piece]:
+        """Writes of contiguous seqs, from the one behind the last seq of the span on."""
+        for entry in self.writes(span.topic, span.last_seq + 1):
+            start = span.last_seq + 1 - entry.first_seq
+            if start < 0:
+                return
+            span.last_seq = entry.last_seq
+            view = self._store.records(entry.locator)
+            assert isinstance(view, RecordsView), "a write in the log is read through its frame"
+            yield view, start, entry.record_count
+
+
+class Segments:
+    """The live records of neighbouring segments, the ``numbers``."""
+
+    def __init__(self, store: RecordStore, reader: MergeReader) -> None:
+        self._store, self._reader, self.numbers = store, reader, frozenset(reader.segments)
+        self.maps = reader.maps
+        headers = [segment.header for segment in reader.segments.values()]
+        self.base, self.end = headers[0].base, headers[-1].end
+        self.spans: dict[int, Span] = {}  # by topic id
+
+    def find(self, topics: Iterable[Topic]) -> Iterator[int]:
+        """Find the topics with records. Yields how many entries each step has looked at."""
+        for topic in topics:
+            span = yield from self._span(topic)
+            if span is not None:
+                self.spans[topic.id] = span
+
+    def _span(self, topic: Topic) -> Generator[int, None, Span | None]:
+        first_seq = last_seq = 0
+        index = topic.index
+        for start, stop in sealed_entries(topic):
+            for number, locator in enumerate(index.locators(start, stop), start):
+                if self._is_in(locator):
+                    first, count, _, _ = index.entry(number)
+                    first_seq, last_seq = first_seq or first, first + count - 1
+            yield stop - start
+        yield 1
+        return Span(topic, first_seq, last_seq) if last_seq else None
+
+    def _is_in(self, locator: Locator) -> bool:
+        return is_extent(locator) and split_locator(locator)[0] in self.numbers
+
+    def wanted(self) -> Iterator[Wanted]:
+        """What is read of each extent."""
+        for span in self.spans.values():
+            for entry in self._entries(span):
+                start = max(span.topic.start_seq - entry.first_seq, 0)
+                yield Wanted(entry.locator, start, self._store.delete_flags(entry.locator))
+
+    def _entries(self, span: Span) -> Iterator[IndexEntry]:
+        for entry in span.topic.index.from_seq(span.first_seq):
+            if entry.first_seq > span.last_seq:
+                return
+            if entry.size and self._is_in(entry.locator):
+                yield entry
+
+    def sources(self) -> Iterator[Source]:
+        """What the segment is built of. A source without pieces is a step. Raises `Damaged`."""
+        for span in self.spans.values():
+            yield from self._stretches(span)
+
+    def _stretches(self, span: Span) -> Iterator[Source]:
+        topic_id, pieces = span.topic.id, list[Piece]()
+        first = end = 0
+        for entry in self._entries(span):
+            view = self._reader.view(entry.locator)
+            start = max(span.topic.start_seq - entry.first_seq, 0)
+            for run in kept_runs(view, self._store.delete_flags(entry.locator), start):
+                if run is None:
+                    yield Source(topic_id, first, ())
+                    continue
+                seq = entry.first_seq + run[0]
+                if pieces and seq != end:
+                    yield Source(topic_id, first, pieces)
+                    pieces = []
+                first = first if pieces else seq
+                pieces.append((view, *run))
+                end = entry.first_seq + run[1]
+        yield Source(topic_id, first, pieces)
+
+
+def sealed_entries(topic: Topic) -> Iterator[tuple[int, int]]:
+    """The sealed entries of a topic, ``(start, stop)`` of some at a time. The topic may change
+    between two steps.
+    """
+    seq, index = 0, topic.index
+    while True:
+        start = index.find(seq)
+        stop = min(start + STEP_ENTRIES, index.find(topic.sealed_seq + 1))
+        if start >= stop:
+            return
+        first_seq, count, _, _ = index.entry(stop - 1)
+        seq = first_seq + count
+        yield start, stop
+
+
+def kept_runs(view: ExtentView, deleted: Buffer | None, start: int) -> Iterator[IndexRun | None]:
+    """The runs of records from ``start`` on that are copied; None between two steps."""
+    begin = end = start
+    for step in range(start, view.count, STEP_RECORDS):
+        for run in live_runs(deleted, step, min(step + STEP_RECORDS, view.count)):
+            if begin == end:
+                begin = run[0]
+            elif view.size(end, run[0]) >= GAP_BYTES:
+                yield begin, end
+                begin = run[0]
+            end = run[1]
+        yield None
+    if begin < end:
+        yield begin, end
+
+
+def current_flags(store: RecordStore, topic: Topic, first_seq: int, count: int) -> bytearray:
+    """Delete flags of these seqs as they are now. Records that a cap or their age took count as
+    deleted.
+    """
+    flags, end = bytearray(count), first_seq + count
+    for seq, length, locator in topic.index.not_whole(first_seq, end):
+        own = b"\1" * length if locator is None else store.delete_flags(locator)
+        start, stop = max(seq, first_seq), min(seq + length, end)
+        if own is not None:
+            flags[start - first_seq : stop - first_seq] = own[start - seq : stop - seq]
+    below = min(max(topic.start_seq - first_seq, 0), count)
+    flags[:below] = b"\1" * below
+    return flags
