@@ -106,11 +106,10 @@ class ShardContext:
 
     def check_writable(self, *, grows: bool = False) -> None:
         """Raise `NotReady` while the shard cannot take a write. ``grows``: it makes no room."""
-        if not self.room.is_whole or (grows and self.wal.short_of_room):
-            refusal = self.room.refusal(grows=grows)
-            if refusal is not None:
-                self.refused_writes += 1
-                raise unwritable(refusal)
+        refusal = self.room.refusal(grows=grows)
+        if refusal is not None:
+            self.refused_writes += 1
+            raise unwritable(refusal)
         if self.disk.is_stalled:
             self.refused_writes += 1
             raise NotReady("the disk of this shard does not answer", reason=DISK_STALLED)
