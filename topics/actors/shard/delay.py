@@ -30,11 +30,10 @@ class Delay(Service):
         self._looked_ms = 0
         self._is_queued = False
 
-    def on_turn(self) -> bool:
+    def on_turn(self) -> None:
         """Look, if it is time."""
         if self._context.now.ms - self._looked_ms >= LOOK_MS:
             self.look()
-        return False
 
     def look(self) -> None:
         """Put the delay of now on the board."""
