@@ -23,7 +23,7 @@ from topics.front.limits import make_slots
 from topics.front.live.live import Live
 from topics.front.live.sse import WatchStream
 from topics.front.live.watch_sessions import WatchSession
-from topics.front.pressure.governor import COALESCE_AT, SHARE_MAX
+from topics.front.pressure.governor import COALESCE_AT, LATE_MAX, PACE_AT, SHARE_MAX
 from topics.front.pressure.pressure import Pressure
 
 BY_METHOD = {call.method: call for call in calls.CALLS}
@@ -39,7 +39,8 @@ def press(pressure: Pressure, pace: float = 0.0) -> None:
     """Everything is late: pages are coalesced, and with a ``pace`` streams are paced."""
     pressure.is_calm = False
     for governor in pressure.governors:
-        governor.is_calm, governor._steps, governor.pace = False, COALESCE_AT, pace
+        late = PACE_AT + pace * (LATE_MAX - PACE_AT) if pace else COALESCE_AT
+        governor.is_calm, governor._late = False, late
 
 
 def refuse_next(pressure: Pressure) -> None:
@@ -56,7 +57,7 @@ def relax(pressure: Pressure) -> None:
     press(pressure)
     pressure.is_calm = True
     for governor in pressure.governors:
-        governor.is_calm, governor._steps = True, 0
+        governor.is_calm, governor._late = True, 0.0
 
 
 def tell(live: Live, shard: int, method: str, params: dict[str, Any], body: bytes) -> None:

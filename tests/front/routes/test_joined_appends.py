@@ -13,7 +13,7 @@ from topics.engine.access import ANYONE, Principal, Scope
 from topics.errors import TopicsError
 from topics.formats.wire.calls import AppendParams
 from topics.front.answers import Answer
-from topics.front.pressure.bands import Bands
+from topics.front.pressure.pressure import Bands
 from topics.front.queries import parse_query
 from topics.front.request import Request
 from topics.front.routes import records

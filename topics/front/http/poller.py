@@ -7,7 +7,7 @@ whose input nobody reads now leaves it until it is read again; while its connect
 it stays, and only a hang-up is watched for.
 
 A turn takes all sockets that are ready, as a pass of trio does. Pressure is measured over passes
-(`topics.front.pressure.lag`): it would not see input that waits in the kernel for a later turn.
+(`LoopLag`): it would not see input that waits in the kernel for a later turn.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from topics.formats.wire.calls import (
 from topics.front.answers import Answer
 from topics.front.backend import Backend, Body, Reply
 from topics.front.dispatch import Then
-from topics.front.pressure.bands import Bands
+from topics.front.pressure.pressure import Bands
 from topics.front.request import Request
 
 LOG = logging.getLogger("topics.front")
