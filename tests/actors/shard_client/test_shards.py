@@ -95,7 +95,7 @@ class Desk:
     def turn(self) -> None:
         for _ in range(2):
             for link in self.shards._links:
-                link.link.turn(link._opened, link._arrived, link._closed)
+                link.link.turn(link.opened, link.arrived, link.closed)
             for other in self.others:
                 other.turn()
 

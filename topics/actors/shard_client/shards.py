@@ -129,7 +129,7 @@ class Batch:
 
 class ShardLink:
     """One shard: its link, the link session that is open on it, if any, and its words on the board.
-    `run` carries its messages. ``batch``: of all links of the front.
+    ``batch``: of all links of the front.
     """
 
     def __init__(self, link: Link, words: ShardWords, router: MessageRouter, batch: Batch) -> None:
@@ -142,18 +142,16 @@ class ShardLink:
         self._router, self._batch = router, batch
         self._pulse = Pulse()
 
-    async def run(self) -> None:
-        """Carry messages until cancelled."""
-        await self.link.run(self._opened, self._arrived, self._closed)
-
-    def _opened(self) -> None:
+    def opened(self) -> None:
+        """A link session begins."""
         self.session = self._router.open_session(self.peer_id, self.link, self._failure_of)
         self.answering = self.session
         self._pulse, self.waits_for_disk = Pulse(), False
         if self.listener is not None:
             self.listener.opened(self.number)
 
-    def _arrived(self, messages: list[Message]) -> None:
+    def arrived(self, messages: list[Message]) -> None:
+        """Take what the shard has sent."""
         session, dispatch = self.session, self._router.dispatch
         assert session is not None, "messages arrive between open and close"
         with self._batch:
@@ -161,7 +159,8 @@ class ShardLink:
                 rest = dispatch(session, message)
                 assert rest is None, "a front has no asynchronous handler"
 
-    def _closed(self) -> None:
+    def closed(self) -> None:
+        """The link session is over."""
         if self.session is not None:
             session, self.session, self.answering = self.session, None, None
             session.close()
@@ -287,7 +286,7 @@ class Shards:
         """Carry messages until cancelled."""
         async with trio.open_nursery() as nursery:
             for link in self._links:
-                nursery.start_soon(link.run)
+                nursery.start_soon(link.link.run, link.opened, link.arrived, link.closed)
             while True:
                 await trio.sleep(CHECK_S)
                 self.check(trio.current_time())
