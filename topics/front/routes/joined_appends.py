@@ -118,11 +118,10 @@ class Appends:
         body = bodies[0] if is_one else b"".join(bodies)  # type: ignore[arg-type]
         answered = partial(self._answered_one if is_one else self._answered, group)
         try:
-            self._backend.ask(shard, APPEND, params, body, answered)
+            self._backend.call(shard, APPEND, params, body, answered, early=early)
         except Exception:
             LOG.exception("unexpected server error: append")
             answered(Internal("internal error"))
-        self._backend.flush(shard, early=early)
 
     def _answered_one(self, group: Group, reply: Reply[AppendResult] | TopicsError) -> None:
         if isinstance(reply, TopicsError):
