@@ -109,10 +109,10 @@ class Desk:
                 self.pending.append(reservation)
         return outcome
 
-    def decide_long(self, name: str, *datas: Any, key: str | None = None) -> Append:
+    def decide_long(self, name: str, *datas: Any) -> Append:
         """Not pending yet: its records are being written."""
         body = decode_append(
-            json_bytes({"records": [{"data": data} for data in datas]}), key, LIMITS
+            json_bytes({"records": [{"data": data} for data in datas]}), None, LIMITS
         )
         return decide_long(self.engine, self.engine.topic(name), body, self.now)
 

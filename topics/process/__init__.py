@@ -7,7 +7,6 @@
       child.py        one child: signs of life, back-off
       health.py       the watchdog of the children; what systemd hears
       drain.py        the phases of a stop
-    preload.py        what the parent imports for its children
     children.py       a fork that never outlives its parent
     front.py          the process that speaks HTTP
     shard_writer.py   the process that owns the topics of one shard

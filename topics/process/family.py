@@ -80,7 +80,7 @@ def _nothing() -> None: ...
 @dataclass(frozen=True, slots=True)
 class Workers:
     """What the children run; a shard takes its index. ``load_*`` run in the parent before each
-    fork, and take time at the first one only (`topics.process.preload`).
+    fork, and take time at the first one only (`topics.process.serve`).
     """
 
     front: Callable[[], None]
