@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import time
 from operator import itemgetter
 from typing import Any
 
@@ -20,7 +21,7 @@ from topics.engine.priority import NEW_BAND, TOP_BAND
 from topics.errors import Internal
 from topics.formats.disk.frames import FrameKind
 from topics.formats.json_text import json_bytes
-from topics.formats.wire.calls import APPEND, band_in
+from topics.formats.wire.calls import APPEND, AppendParams, band_in
 from topics.formats.wire.envelope import Failure, decode
 from topics.storage.wal.file import NoRoom
 
@@ -207,6 +208,18 @@ async def test_a_burst_to_a_quick_topic_does_not_wait_for_one_to_a_slow_topic(de
     assert desk.batches() == []
     desk.synced()
     assert [number for number, _ in desk.batches()] == [slow]
+
+
+async def test_the_time_of_each_counts_from_when_the_front_had_it(desk: Desk) -> None:
+    desk.make("a")
+    raw = [json_bytes(body(number)) for number in range(3)]
+    now, lengths = time.monotonic_ns(), [len(each) for each in raw]
+    ats = [now, now - 5_000_000_000, now]
+    desk.ask(APPEND, AppendParams("a", None, True, None, now, lengths, ats=ats), b"".join(raw))
+    desk.written()
+    ((_, answers),) = desk.batches()
+    took_s = [answer["performance"]["server_total_ms"] // 5000 for answer in answers]
+    assert took_s == [0, 1, 0]
 
 
 BAD = [
