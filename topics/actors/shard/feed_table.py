@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from topics.actors.rpc.inbound import PeerSession
+from topics.actors.rpc.session import LinkSession
 from topics.engine.topic import Topic
 from topics.formats.api.diff_body import Diff
 
@@ -17,7 +17,7 @@ class Feed:
     __slots__ = ("number", "seq", "session", "strong", "topic", "under_way", "view")
 
     def __init__(
-        self, session: PeerSession, number: int, topic: Topic, view: Diff, strong: bool, seq: int
+        self, session: LinkSession, number: int, topic: Topic, view: Diff, strong: bool, seq: int
     ) -> None:
         self.session, self.number, self.topic = session, number, topic
         self.view, self.strong, self.seq = view, strong, seq
@@ -28,7 +28,7 @@ class FeedTable:
     """The open feeds. A session names each of its feeds by a number."""
 
     def __init__(self) -> None:
-        self._by_session: dict[PeerSession, dict[int, Feed]] = {}
+        self._by_session: dict[LinkSession, dict[int, Feed]] = {}
         self._by_topic: dict[int, dict[Feed, None]] = {}
         self.has_feeds = self._by_topic.__contains__  # whether a feed follows the topic of this id
 
@@ -52,7 +52,7 @@ class FeedTable:
             del self._by_topic[feed.topic.id]
         return True
 
-    def find(self, session: PeerSession, number: int) -> Feed | None:
+    def find(self, session: LinkSession, number: int) -> Feed | None:
         """The feed of that number, if it is open."""
         return self._by_session.get(session, {}).get(number)
 
@@ -60,7 +60,7 @@ class FeedTable:
         """All feeds of a topic, oldest first."""
         return tuple(self._by_topic.get(topic_id, ()))
 
-    def of_session(self, session: PeerSession) -> tuple[Feed, ...]:
+    def of_session(self, session: LinkSession) -> tuple[Feed, ...]:
         """All feeds of a session."""
         return tuple(self._by_session.get(session, {}).values())
 

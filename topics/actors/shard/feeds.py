@@ -20,9 +20,10 @@ from __future__ import annotations
 
 import structlog
 
-from topics.actors.rpc.inbound import InboundEvent, PeerSession
+from topics.actors.rpc.inbound import InboundEvent
 from topics.actors.rpc.message_router import MessageRouter
-from topics.actors.rpc.typed_calls import InboundCall, notify, serve, subscribe
+from topics.actors.rpc.session import LinkSession
+from topics.actors.rpc.typed_calls import InboundCall, serve, subscribe
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.feed_reads import diff_of, joined, page_fields, topic_to_read, visible_head
 from topics.actors.shard.feed_table import Feed, FeedTable
@@ -121,7 +122,7 @@ class Feeds(Service):
         else:
             self._commits.on_progress = None
 
-    def on_session_closed(self, session: PeerSession) -> None:
+    def on_session_closed(self, session: LinkSession) -> None:
         """Forget its feeds."""
         for feed in self._table.of_session(session):
             self._forget(feed)
@@ -184,7 +185,7 @@ class Feeds(Service):
 
     def _send(self, feed: Feed, event: Event[P], params: P, attachment: Buffer = b"") -> bool:
         try:
-            notify(feed.session, event, params, attachment)
+            feed.session.notify(event, params, attachment)
         except PeerGone:
             self._forget(feed)
             return False
