@@ -12,8 +12,6 @@ Only the answer is encoded at once: 1,000 rows take about a millisecond.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from heapq import nsmallest
-from itertools import chain
 from typing import Final, TypeAlias, TypeVar, TypeVarTuple
 
 import trio
@@ -145,7 +143,10 @@ async def _first(
     """The first ``count`` of the visible names, in order, and whether there are others."""
     all_names, found = list(names), list[str]()
     for start in range(0, len(all_names), NAMES_PER_STEP):
-        step = filter(is_visible, all_names[start : start + NAMES_PER_STEP])
-        found = nsmallest(count + 1, chain(found, step))
+        step = all_names[start : start + NAMES_PER_STEP]
+        if len(found) > count:  # most names are only compared with the last of the first ones
+            last = found[-1]
+            step = [name for name in step if name < last]
+        found = sorted([*found, *filter(is_visible, step)])[: count + 1]
         await trio.lowlevel.checkpoint()
     return found[:count], len(found) > count
