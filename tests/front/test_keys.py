@@ -17,8 +17,8 @@ from topics.engine.access import ANYONE, Access
 from topics.errors import Unauthorized
 from topics.formats.wire import calls
 from topics.formats.wire.contract import Call, P, R
-from topics.front.backend import Body
 from topics.front.keys import Keys
+from topics.front.request import Body
 
 KEYS = "kept,changed:rw,gone"
 AFTER = "kept,changed:r,new"  # a key keeps its slot: keys stay where they stand

@@ -19,9 +19,9 @@ from tests.support.shard import LIMITS
 from topics.actors.link.board import Board
 from topics.actors.link.link import Link
 from topics.actors.link.process_id import shard_id
+from topics.actors.rpc.session import Reply
 from topics.actors.shard.context import clock
 from topics.actors.shard.loop import ShardLoop
-from topics.actors.shard.peers import PeerReply
 from topics.errors import NotReady
 from topics.formats.json_text import json_bytes
 from topics.formats.wire.calls import APPEND, DIFF, AppendParams, DiffParams
@@ -82,12 +82,12 @@ def test_a_shard_that_dies_fails_the_calls_of_another_and_is_asked_again_when_it
     async def work(loop: ShardLoop) -> None:
         body = json_bytes({"records": [{"data": "once"}]})
         first = await ask_until_there(loop, 1, APPEND, APPEND_PARAMS, body)
-        assert isinstance(first, PeerReply)
+        assert isinstance(first, Reply)
         os.eventfd_write(polling, 1)
         poll = json_bytes({"from_seq": 1, "wait_ms": 30_000})
         assert isinstance(await ask(loop, 1, DIFF, DIFF_PARAMS, poll), NotReady)
         again = await ask_until_there(loop, 1, APPEND, APPEND_PARAMS, body)
-        assert isinstance(again, PeerReply)
+        assert isinstance(again, Reply)
         assert msgspec.json.decode(bytes(again.body))["deduped"]
 
     other = server.start(1)

@@ -10,7 +10,7 @@ import msgspec
 from trio.testing import wait_all_tasks_blocked
 
 from tests.support.shard import Desk
-from topics.actors.shard.peers import PeerReply
+from topics.actors.rpc.session import Reply
 from topics.engine.changes import lease_jobs
 from topics.engine.priority import TOP_BAND
 from topics.engine.queue.claims import Ask, jobs_of
@@ -53,7 +53,7 @@ class Asked(NamedTuple):
 
 
 class FakeReply:
-    """Stands for a `PeerReply`."""
+    """Stands for a `Reply`."""
 
     body = b""
 
@@ -79,7 +79,7 @@ class FakePeers:
         call: object,
         params: AppendParams,
         body: bytes,
-        then: Callable[[PeerReply[AppendResult] | TopicsError], None],
+        then: Callable[[Reply[AppendResult] | TopicsError], None],
     ) -> None:
         assert call is calls.APPEND
         assert params.lengths is not None

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import trio
 
+from topics.actors.rpc.session import Reply
 from topics.actors.shard.loop import ShardLoop
-from topics.actors.shard.peers import PeerReply
 from topics.errors import NotReady, TopicsError
 from topics.formats.wire.contract import Call, P, R
 
 
 async def ask(
     loop: ShardLoop, shard: int, call: Call[P, R], params: P, body: bytes = b""
-) -> PeerReply[R] | TopicsError:
+) -> Reply[R] | TopicsError:
     """What ``shard`` answers to the shard of ``loop``."""
-    answers: list[PeerReply[R] | TopicsError] = []
+    answers: list[Reply[R] | TopicsError] = []
     came = trio.Event()
 
-    def then(answer: PeerReply[R] | TopicsError) -> None:
+    def then(answer: Reply[R] | TopicsError) -> None:
         answers.append(answer)
         came.set()
 
@@ -31,7 +31,7 @@ async def ask(
 
 async def ask_until_there(
     loop: ShardLoop, shard: int, call: Call[P, R], params: P, body: bytes = b""
-) -> PeerReply[R] | TopicsError:
+) -> Reply[R] | TopicsError:
     """The same, again while the peer is away."""
     while True:
         answer = await ask(loop, shard, call, params, body)

@@ -17,11 +17,10 @@ from tests.support.wire import encode_refusal
 from topics.actors.link.board import Board
 from topics.actors.link.process_id import shard_id
 from topics.actors.rpc.message_router import MessageRouter
-from topics.actors.rpc.session import LinkSession
+from topics.actors.rpc.session import LinkSession, Reply
 from topics.actors.rpc.typed_calls import InboundCall, serve
 from topics.actors.shard.context import clock
 from topics.actors.shard.loop import ShardLoop
-from topics.actors.shard.peers import PeerReply
 from topics.errors import TopicsError
 from topics.formats.json_text import json_bytes
 from topics.formats.wire import calls
@@ -255,7 +254,7 @@ class Shards:
         answer = await ask(self.loops[caller], shard, call, params, body)
         if isinstance(answer, TopicsError):
             return answer
-        assert isinstance(answer, PeerReply)
+        assert isinstance(answer, Reply)
         found: Any = msgspec.json.decode(bytes(answer.body)) if answer.body else answer.result
         answer.release()
         return found

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
+from topics.actors.rpc.session import Reply
 from topics.formats.api.fields import Headers
 from topics.formats.api.response_heads import JSON
-from topics.front.backend import Reply
 
 Stream = Callable[[Any], Awaitable[None]]  # given the connection, until either side ends it
 

@@ -22,10 +22,9 @@ import trio
 from topics.actors.shard_client.readiness import Readiness
 from topics.errors import Internal, NotReady, TopicsError
 from topics.front.answers import Answer
-from topics.front.backend import Body
 from topics.front.compression import compressed
 from topics.front.errors import error_answer
-from topics.front.request import Request
+from topics.front.request import Body, Request
 from topics.front.route import Route
 from topics.front.server_timing import server_timing
 

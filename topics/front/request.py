@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
+from topics.actors.rpc.session import Attachment
 from topics.engine.access import Principal
 from topics.errors import UnsupportedMediaType
 from topics.formats.api.fields import HeadFields
 from topics.front.queries import Query
 from topics.front.route import Route
+
+Body: TypeAlias = Attachment  # of a request
+
+
+def listed(prefixes: tuple[str, ...] | None) -> list[str] | None:
+    """A key's prefixes as the calls table has them."""
+    return None if prefixes is None else list(prefixes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The HTTP server of one front process: builds the parts, accepts clients, sweeps, drains.
 
     listener --> Acceptor --> Poller --> a FastLane for each connection --> Guard --> Dispatcher
-                                                             shards (Backend) <-- routes <-'
+                                                             shards (Shards) <-- routes <-'
 
 Drain: new requests are refused; in-flight requests finish; long polls end after `POLL_GRACE_S`;
 connections that remain are cut; clients that connected meanwhile have a moment for their answers.
@@ -17,11 +17,11 @@ from collections.abc import Mapping, Sequence
 import trio
 
 from topics.actors.link.board import Board
+from topics.actors.shard_client.shards import Shards
 from topics.config import Settings
 from topics.engine.access import Access
 from topics.formats.api.response_heads import ResponseHeads
 from topics.front.access_log import AccessLog, Write
-from topics.front.backend import Backend
 from topics.front.dispatch import Dispatcher
 from topics.front.guard import Guard
 from topics.front.held_memory import HeldMemory
@@ -58,7 +58,7 @@ class Server:
         self,
         settings: Settings,
         key_source: KeySource,
-        backend: Backend,
+        backend: Shards,
         *,
         probe_auth: bool = False,
         use_fast_lane: bool = True,
@@ -111,7 +111,7 @@ class Server:
         self.lanes = self._make_lanes(settings, backend, use_fast_lane=use_fast_lane)
         self._tick(0.0)
 
-    def _make_lanes(self, settings: Settings, backend: Backend, *, use_fast_lane: bool) -> Lanes:
+    def _make_lanes(self, settings: Settings, backend: Shards, *, use_fast_lane: bool) -> Lanes:
         inline_bytes = settings.inline_bytes
         return Lanes(
             guard=self.guard,

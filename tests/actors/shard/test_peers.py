@@ -19,9 +19,10 @@ from topics.actors.link.link import Link
 from topics.actors.link.link_memory import LinkMemory
 from topics.actors.link.process_id import ProcessId, shard_id
 from topics.actors.rpc.message_router import MessageRouter
+from topics.actors.rpc.session import Reply
 from topics.actors.shard.context import clock
 from topics.actors.shard.loop import ShardLoop
-from topics.actors.shard.peers import PeerReply, Peers
+from topics.actors.shard.peers import Peers
 from topics.errors import TopicNotFound, TopicsError
 from topics.formats.json_text import json_bytes
 from topics.formats.names import shard_of
@@ -49,7 +50,7 @@ def records(*datas: Any) -> bytes:
     return json_bytes({"records": [{"data": data} for data in datas]})
 
 
-def outcome_of(answer: PeerReply[Any] | TopicsError) -> str:
+def outcome_of(answer: Reply[Any] | TopicsError) -> str:
     return answer.code if isinstance(answer, TopicsError) else "reply"
 
 
@@ -133,7 +134,7 @@ def test_a_link_that_has_not_noticed_the_end_of_its_session_fails_calls_in_the_n
 def test_a_caller_that_asks_again_at_once_is_told_in_another_turn() -> None:
     bench = PeersBench()
 
-    def again(answer: PeerReply[Any] | TopicsError) -> None:
+    def again(answer: Reply[Any] | TopicsError) -> None:
         bench.told.append(outcome_of(answer))
         bench.ask(0)
 
@@ -178,7 +179,7 @@ def test_peers_know_the_shard_of_a_topic() -> None:
 async def test_a_shard_asks_itself_by_the_same_calls_and_waits_for_its_log_like_a_front(
     desk: Desk, nursery: trio.Nursery
 ) -> None:
-    got: list[PeerReply[Any] | TopicsError] = []
+    got: list[Reply[Any] | TopicsError] = []
 
     async def append() -> None:
         got.append(await ask(desk.loop, 0, APPEND, append_to("a"), records(1, 2)))
@@ -191,7 +192,7 @@ async def test_a_shard_asks_itself_by_the_same_calls_and_waits_for_its_log_like_
     desk.advance()
     await wait_all_tasks_blocked()
     (reply,) = got
-    assert isinstance(reply, PeerReply)
+    assert isinstance(reply, Reply)
     assert [*map(outcome_in, reply.result.outcomes)] == [AppendOutcome.CREATED]
     assert msgspec.json.decode(bytes(reply.body))["seqs"] == [1, 2]
     reply.release()
@@ -213,7 +214,7 @@ async def test_a_message_to_oneself_is_handled_in_a_later_turn(desk: Desk) -> No
     def note_turn() -> None:
         turns.append(len(told))
 
-    def then(answer: PeerReply[Any] | TopicsError) -> None:
+    def then(answer: Reply[Any] | TopicsError) -> None:
         told.append(len(turns))
         if len(told) < 4:
             desk.loop.context.peers.ask(0, TOPIC_GET, STATE, b"", then)
@@ -246,7 +247,7 @@ async def test_the_attachment_of_a_message_to_oneself_is_the_senders_no_more(
 
 
 async def test_calls_to_oneself_fail_when_the_log_does(desk: Desk, nursery: trio.Nursery) -> None:
-    got: list[PeerReply[Any] | TopicsError] = []
+    got: list[Reply[Any] | TopicsError] = []
 
     async def append() -> None:
         got.append(await ask(desk.loop, 0, APPEND, append_to("a"), records(1)))
@@ -257,7 +258,7 @@ async def test_calls_to_oneself_fail_when_the_log_does(desk: Desk, nursery: trio
     desk.loop.deadlines.wake()
     await wait_all_tasks_blocked()
     (reply,) = got
-    assert isinstance(reply, PeerReply)
+    assert isinstance(reply, Reply)
     assert [*map(outcome_in, reply.result.outcomes)] == [AppendOutcome.FAILED]
 
 
@@ -309,7 +310,7 @@ async def test_two_shards_ask_one_another_over_their_link(
             reply = await ask_until_there(
                 both.loops[caller], 1 - caller, APPEND, append_to("a"), body
             )
-            assert isinstance(reply, PeerReply)
+            assert isinstance(reply, Reply)
             seqs[caller] = msgspec.json.decode(bytes(reply.body))["seqs"]
             reply.release()
 

@@ -14,7 +14,7 @@ import trio
 from tests.support.shards import Shards
 from topics.actors.link.board import ShardState
 from topics.actors.link.ledger import Limit
-from topics.actors.rpc.failures import failures_of
+from topics.actors.rpc.replies import failures_of
 from topics.actors.shard.routing import forwards
 from topics.engine.now import Now
 from topics.errors import NotReady, Throttled

@@ -12,12 +12,11 @@ from hypercorn.trio.worker_context import WorkerContext
 from tests.support.fake_backend import FakeBackend, FakeBlock
 from topics.engine.access import ANYONE
 from topics.formats.api.fields import HeadFields
-from topics.front.backend import Body
 from topics.front.http.cold_bridge import ColdStack
 from topics.front.http.cold_call import CALL, ColdCall
 from topics.front.http.cold_lane import hypercorn_config
 from topics.front.queries import EMPTY
-from topics.front.request import Request
+from topics.front.request import Body, Request
 from topics.front.routes.table import match
 
 HEAD = {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"4")]}

@@ -16,7 +16,7 @@ from topics.config import Settings
 from topics.formats.api.route_names import ROUTE_INDEXES
 from topics.formats.wire import calls
 from topics.formats.wire.contract import Call, P, R
-from topics.front.backend import Body
+from topics.front.request import Body
 from topics.front.routes import metrics
 
 PATHS = pytest.mark.parametrize("path", ["/v0/metrics", "/metrics"])

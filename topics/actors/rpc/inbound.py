@@ -166,4 +166,3 @@ class InboundMessage(msgspec.Struct, Generic[P, R], frozen=True, eq=False):
 
 
 InboundEvent: TypeAlias = InboundMessage[P, Any]
-PeerSession = LinkSession  # its name in modules that have not changed yet

@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable
 from topics.actors.rpc.inbound import InboundEvent, InboundMessage
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.route_table import Unsubscribe
-from topics.actors.rpc.session import Attachment, LinkSession
 from topics.formats.wire.contract import Call, Event, P, R
 
 InboundCall = InboundMessage
@@ -33,8 +32,3 @@ def subscribe(
 ) -> Unsubscribe:
     """Handle the events of ``event`` on all sessions of ``router``."""
     return router.route(event.subject, handler, params=event.params)
-
-
-def notify(session: LinkSession, event: Event[P], params: P, attachment: Attachment = b"") -> None:
-    """As `LinkSession.notify`."""
-    session.notify(event, params, attachment)

@@ -24,10 +24,10 @@ import trio
 
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.replies import answer_error, reply_json
+from topics.actors.rpc.session import Reply
 from topics.actors.rpc.typed_calls import InboundCall, serve
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.held_topics import Handler, Request
-from topics.actors.shard.peers import PeerReply
 from topics.actors.shard.retries import Retries
 from topics.actors.shard.room import unwritable
 from topics.actors.shard.routing.barriers import Barriers
@@ -106,7 +106,7 @@ class Deletes(Service):
         context.held.take(name)
         request.outlast()  # from here on routers may be gone
 
-        def then(answer: PeerReply[CascadeResult] | TopicsError) -> None:
+        def then(answer: Reply[CascadeResult] | TopicsError) -> None:
             deferred = context.held.give_back(name)
             if isinstance(answer, TopicsError):
                 answer_error(request, answer)

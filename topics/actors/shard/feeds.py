@@ -20,9 +20,10 @@ from __future__ import annotations
 
 import structlog
 
-from topics.actors.rpc.inbound import InboundEvent, PeerSession
+from topics.actors.rpc.inbound import InboundEvent
 from topics.actors.rpc.message_router import MessageRouter
-from topics.actors.rpc.typed_calls import InboundCall, notify, serve, subscribe
+from topics.actors.rpc.session import LinkSession
+from topics.actors.rpc.typed_calls import InboundCall, serve, subscribe
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.feed_reads import diff_of, joined, page_fields, topic_to_read, visible_head
 from topics.actors.shard.service import Service
@@ -73,7 +74,7 @@ class Feed:
     __slots__ = ("number", "seq", "session", "strong", "topic", "under_way", "view")
 
     def __init__(
-        self, session: PeerSession, number: int, topic: Topic, view: Diff, strong: bool, seq: int
+        self, session: LinkSession, number: int, topic: Topic, view: Diff, strong: bool, seq: int
     ) -> None:
         self.session, self.number, self.topic = session, number, topic
         self.view, self.strong, self.seq = view, strong, seq
@@ -84,7 +85,7 @@ class FeedTable:
     """The open feeds. A session names each of its feeds by a number."""
 
     def __init__(self) -> None:
-        self._by_session: dict[PeerSession, dict[int, Feed]] = {}
+        self._by_session: dict[LinkSession, dict[int, Feed]] = {}
         self._by_topic: dict[int, dict[Feed, None]] = {}
         self.has_feeds = self._by_topic.__contains__  # whether a feed follows the topic of this id
 
@@ -108,7 +109,7 @@ class FeedTable:
             del self._by_topic[feed.topic.id]
         return True
 
-    def find(self, session: PeerSession, number: int) -> Feed | None:
+    def find(self, session: LinkSession, number: int) -> Feed | None:
         """The feed of that number, if it is open."""
         return self._by_session.get(session, {}).get(number)
 
@@ -116,7 +117,7 @@ class FeedTable:
         """All feeds of a topic, oldest first."""
         return tuple(self._by_topic.get(topic_id, ()))
 
-    def of_session(self, session: PeerSession) -> tuple[Feed, ...]:
+    def of_session(self, session: LinkSession) -> tuple[Feed, ...]:
         """All feeds of a session."""
         return tuple(self._by_session.get(session, {}).values())
 
@@ -189,7 +190,7 @@ class Feeds(Service):
         else:
             self._commits.on_progress = None
 
-    def on_session_closed(self, session: PeerSession) -> None:
+    def on_session_closed(self, session: LinkSession) -> None:
         """Forget its feeds."""
         for feed in self._table.of_session(session):
             self._forget(feed)
@@ -252,7 +253,7 @@ class Feeds(Service):
 
     def _send(self, feed: Feed, event: Event[P], params: P, attachment: Buffer = b"") -> bool:
         try:
-            notify(feed.session, event, params, attachment)
+            feed.session.notify(event, params, attachment)
         except PeerGone:
             self._forget(feed)
             return False

@@ -18,9 +18,10 @@ from typing import TypeAlias
 
 import trio
 
-from topics.actors.rpc.inbound import InboundEvent, PeerSession
+from topics.actors.rpc.inbound import InboundEvent
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.replies import answer_error, total_ms
+from topics.actors.rpc.session import LinkSession
 from topics.actors.rpc.typed_calls import InboundCall, subscribe
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.deadlines import Deadline
@@ -62,7 +63,7 @@ class LongPoll:
         self.deadline: Deadline | None = None
 
     @property
-    def key(self) -> tuple[PeerSession, int]:
+    def key(self) -> tuple[LinkSession, int]:
         """What a cancellation names."""
         return self.request.session, self.request.cid
 
@@ -72,7 +73,7 @@ class LongPolls(Service):
 
     def __init__(self, context: ShardContext) -> None:
         self._context = context
-        self._polls: dict[tuple[PeerSession, int], LongPoll] = {}
+        self._polls: dict[tuple[LinkSession, int], LongPoll] = {}
         self._waiting: dict[int, dict[LongPoll, None]] = {}  # by topic id
         self._due: dict[LongPoll, None] = {}
         self._next: dict[LongPoll, None] = {}  # due in the turn after this one
@@ -110,7 +111,7 @@ class LongPolls(Service):
             self._next.clear()
         self.is_due = bool(self._due)
 
-    def on_session_closed(self, session: PeerSession) -> None:
+    def on_session_closed(self, session: LinkSession) -> None:
         """Nobody waits for these any more."""
         for poll in tuple(self._polls.values()):
             if poll.request.session is session:

@@ -35,9 +35,6 @@ PEER_AWAY: Final = "shard_away"
 Failed: TypeAlias = Callable[[TopicsError], None]
 
 
-PeerReply = Reply  # its name in modules that have not changed yet
-
-
 class Peers(Service):
     """The shards of the server that a shard can ask now, by their numbers."""
 

@@ -17,8 +17,8 @@ only the hooks that a class defines. Who cares for some topics alone follows tho
 
 from __future__ import annotations
 
-from topics.actors.rpc.inbound import PeerSession
 from topics.actors.rpc.message_router import MessageRouter
+from topics.actors.rpc.session import LinkSession
 from topics.engine.changes.change import Change
 
 
@@ -46,7 +46,7 @@ class Service:
     def on_turn(self) -> None:
         """Note the end of a turn."""
 
-    def on_session_closed(self, session: PeerSession) -> None:
+    def on_session_closed(self, session: LinkSession) -> None:
         """Forget what belongs to a front that has gone."""
 
     async def run(self) -> None:

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import trio
 
+from topics.actors.shard_client.shards import Shards
 from topics.formats.api.body_framing import Framing, framing
 from topics.formats.api.response_heads import CONTINUE
-from topics.front.backend import Backend, Body
 from topics.front.body_limits import too_large
 from topics.front.guard import Guard
 from topics.front.http.body_sink import BodySink, GzipSink
 from topics.front.http.connection import NEVER, Connection
 from topics.front.http.head_reader import AdmittedHead
-from topics.front.request import Request
+from topics.front.request import Body, Request
 from topics.front.route import BodyRule
 
 READ_BYTES_MAX = 256 * 1024  # at once into a long body: well under a millisecond
@@ -28,7 +28,7 @@ READ_BYTES_MAX = 256 * 1024  # at once into a long body: well under a millisecon
 class BodyReader:
     """Receives the bodies of all connections of a front. It keeps nothing of one body."""
 
-    def __init__(self, backend: Backend, guard: Guard, *, inline_bytes: int) -> None:
+    def __init__(self, backend: Shards, guard: Guard, *, inline_bytes: int) -> None:
         self._backend, self._guard, self._inline_bytes = backend, guard, inline_bytes
 
     async def read(self, connection: Connection, head: AdmittedHead) -> Body:

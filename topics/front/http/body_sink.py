@@ -15,9 +15,11 @@ from types import TracebackType
 
 import trio
 
+from topics.actors.link.arena import ArenaBlock
+from topics.actors.shard_client.shards import Shards
 from topics.errors import InvalidRequest
-from topics.front.backend import Backend, Body, BodyBlock
 from topics.front.body_limits import no_room, too_large
+from topics.front.request import Body
 from topics.front.transfer_rate import TransferRate
 
 FIRST_BYTES = 64 * 1024  # memory that a body has at once, as far as its declared length goes
@@ -35,13 +37,13 @@ class BodySink:
     the failure with which the sink was told to give up.
     """
 
-    def __init__(self, backend: Backend, shard: int, *, inline_bytes: int, max_bytes: int) -> None:
+    def __init__(self, backend: Shards, shard: int, *, inline_bytes: int, max_bytes: int) -> None:
         self._backend = backend
         self._shard = shard
         self._inline_bytes = inline_bytes
         self._max_bytes = max_bytes
         self._view = memoryview(bytearray())
-        self._block: BodyBlock | None = None
+        self._block: ArenaBlock | None = None
         self._wanted_bytes = 0
         self._rate = TransferRate()
         self._scope = trio.CancelScope()

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from topics.formats.buffers import Buffer
-from topics.front.backend import Body
-from topics.front.request import Request
+from topics.front.request import Body, Request
 
 CALL = "topics.call"  # in the ASGI scope's state
 

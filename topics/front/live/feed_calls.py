@@ -19,6 +19,8 @@ from typing import Generic, TypeVar
 
 import trio
 
+from topics.actors.rpc.session import Reply
+from topics.actors.shard_client.shards import Shards
 from topics.errors import NotReady, TopicsError
 from topics.formats.wire.calls import (
     FEED_CLOSE,
@@ -34,7 +36,6 @@ from topics.formats.wire.calls import (
     FeedView,
 )
 from topics.formats.wire.contract import Call, P, R
-from topics.front.backend import Backend, Reply
 from topics.front.live.pages import FeedPage
 from topics.front.live.subscriptions import FeedSubscription, Reader
 
@@ -47,7 +48,7 @@ LONG_PER_PASS = 16  # readers that are shown a long page in one pass of the loop
 class FeedCalls:
     """The questions in flight, and the notifications, of all feeds of a front."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Shards) -> None:
         self._backend = backend
         self._opening: dict[int, SharedAnswer[FeedOpenResult]] = {}  # by the number of the feed
         self._reading: dict[FeedReadParams, SharedAnswer[FeedReadResult]] = {}

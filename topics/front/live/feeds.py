@@ -17,10 +17,10 @@ from __future__ import annotations
 from functools import partial
 from itertools import islice
 
+from topics.actors.shard_client.shards import Shards
 from topics.formats.api.watch import View
 from topics.formats.buffers import Buffer
 from topics.formats.wire.calls import FeedEndedParams, FeedPageParams
-from topics.front.backend import Backend
 from topics.front.live.feed_calls import FeedCalls
 from topics.front.live.later import Later
 from topics.front.live.pages import FeedPage, KeptPages
@@ -35,7 +35,7 @@ TOLD_MAX = 256  # streams that one page tells of its pace
 class Feeds:
     """All feed subscriptions of a front. `Live` tells it what shards say."""
 
-    def __init__(self, backend: Backend, pressure: Pressure, later: Later, now: float) -> None:
+    def __init__(self, backend: Shards, pressure: Pressure, later: Later, now: float) -> None:
         self._pressure, self._later = pressure, later
         self.calls = FeedCalls(backend)
         self.kept = KeptPages()

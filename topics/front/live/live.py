@@ -20,6 +20,7 @@ from typing import Protocol
 
 import trio
 
+from topics.actors.shard_client.shards import Shards
 from topics.config import Settings
 from topics.engine.access import Principal
 from topics.formats.buffers import Buffer
@@ -29,7 +30,6 @@ from topics.formats.wire.calls import (
     WorkEndedParams,
     WorkJobsParams,
 )
-from topics.front.backend import Backend
 from topics.front.errors import status_of
 from topics.front.held_memory import HeldMemory
 from topics.front.keys import Keys
@@ -76,7 +76,7 @@ class Live:
 
     def __init__(
         self,
-        backend: Backend,
+        backend: Shards,
         settings: Settings,
         slots: FrontSlots,
         pressure: Pressure,

@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from topics.actors.shard_client.shards import Shards
 from topics.formats.api.watch import Start
 from topics.formats.wire.calls import TOPIC_HEADS, TopicHeadsParams
-from topics.front.backend import Backend
 
 
 class TopicHead(NamedTuple):
@@ -40,7 +40,7 @@ def begin_at(start: Start, head: TopicHead) -> Begun:
     return Begun(from_seq, head.epoch if from_seq <= head.head_seq else 0, head)
 
 
-async def heads_of(backend: Backend, topics: Iterable[str]) -> dict[str, TopicHead]:
+async def heads_of(backend: Shards, topics: Iterable[str]) -> dict[str, TopicHead]:
     """The heads of those topics that exist, in the order of ``topics``. Raises `NotReady`."""
     by_shard: dict[int, list[str]] = {}
     for topic in topics:

@@ -17,7 +17,8 @@ from collections.abc import Callable, Sequence
 
 import trio
 
-from topics.actors.rpc.failures import failures_of
+from topics.actors.rpc.replies import failures_of
+from topics.actors.rpc.session import Reply
 from topics.config import Settings
 from topics.engine.access import Scope
 from topics.errors import TopicsError
@@ -30,11 +31,11 @@ from topics.formats.wire.calls import (
     band_in,
     outcome_in,
 )
-from topics.front.backend import Body, Reply, listed
 from topics.front.body_limits import no_room
 from topics.front.http.connection import RECV_BYTES
 from topics.front.live.live import Live, LiveStream
 from topics.front.live.web_socket_replies import refusal
+from topics.front.request import Body, listed
 
 UNANSWERED_MAX = 1024  # publishes of one socket
 UNANSWERED_MAX_BYTES = 16 << 20

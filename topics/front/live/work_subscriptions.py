@@ -15,7 +15,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from topics.actors.rpc.failures import restored
+from topics.actors.rpc.replies import restored
+from topics.actors.shard_client.shards import Shards
 from topics.engine.access import Principal
 from topics.errors import NotReady, TopicsError
 from topics.formats.buffers import Buffer
@@ -29,7 +30,6 @@ from topics.formats.wire.calls import (
     WorkOpenParams,
     WorkTakenParams,
 )
-from topics.front.backend import Backend
 from topics.front.errors import status_of
 from topics.front.limits import Slots
 from topics.front.live.later import Later
@@ -81,7 +81,7 @@ class WorkSubscription:
 class WorkSubscriptions:
     """All work subscriptions of a front. `Live` tells it what shards say."""
 
-    def __init__(self, backend: Backend, slots: Slots, pressure: Pressure, later: Later) -> None:
+    def __init__(self, backend: Shards, slots: Slots, pressure: Pressure, later: Later) -> None:
         self._backend, self._slots = backend, slots
         self._pressure, self._later = pressure, later
         self._last_number = 0
@@ -99,7 +99,7 @@ class WorkSubscriptions:
         max_jobs: int,
         lease_ms: int | None,
     ) -> WorkSubscription:
-        """Subscribe; pair it with `close`. Raises `Throttled`, or as `Backend.call`."""
+        """Subscribe; pair it with `close`. Raises `Throttled`, or as `Shards.call`."""
         self._slots.acquire(principal)
         self._last_number += 1
         subscription = WorkSubscription(self._last_number, shard, topic, principal)

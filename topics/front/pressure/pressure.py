@@ -31,10 +31,9 @@ from topics.errors import Throttled
 from topics.formats.api.backpressure import opts_out
 from topics.formats.buffers import Buffer
 from topics.front.answers import Answer
-from topics.front.backend import Body
 from topics.front.pressure.governor import TICK_S, Governor
 from topics.front.pressure.turns import Turns
-from topics.front.request import Request
+from topics.front.request import Body, Request
 
 LOG = logging.getLogger("topics.front")
 

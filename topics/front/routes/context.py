@@ -9,19 +9,20 @@ from time import monotonic_ns
 import trio
 
 from topics.actors.link.board import Board
+from topics.actors.rpc.session import Reply
+from topics.actors.shard_client.shards import Shards
 from topics.config import Settings
 from topics.errors import TopicsError
 from topics.formats.api.limits import Limits, limits_of
 from topics.formats.wire.calls import NoResult
 from topics.formats.wire.contract import Call, P, R
 from topics.front.answers import Answer, shard_answer
-from topics.front.backend import Backend, Body, Reply
 from topics.front.dispatch import Pending, Then
 from topics.front.drain import Drain
 from topics.front.live.live import Live
 from topics.front.live.watches import Watches
 from topics.front.pressure.pressure import Pressure
-from topics.front.request import Request
+from topics.front.request import Body, Request
 from topics.front.routes.joined_appends import Appends
 
 METRIC_READS_MAX = 4  # at once, by one front
@@ -31,7 +32,7 @@ METRIC_READS_MAX = 4  # at once, by one front
 class RouteContext:
     """The parts of one front."""
 
-    backend: Backend
+    backend: Shards
     settings: Settings
     limits: Limits
     drain: Drain
@@ -45,7 +46,7 @@ class RouteContext:
 
     @classmethod
     def of(
-        cls, backend: Backend, settings: Settings, drain: Drain, live: Live, board: Board
+        cls, backend: Shards, settings: Settings, drain: Drain, live: Live, board: Board
     ) -> RouteContext:
         """The context of a front, with what the routes keep themselves."""
         return cls(

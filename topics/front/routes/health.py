@@ -10,11 +10,11 @@ from __future__ import annotations
 import time
 
 from topics import __version__
+from topics.actors.shard_client.readiness import unready
 from topics.front.answers import Answer, json_answer
-from topics.front.backend import Body, unready
 from topics.front.dispatch import Operation, Then
 from topics.front.drain import shutting_down
-from topics.front.request import Request
+from topics.front.request import Body, Request
 from topics.front.route import READ_ONLY, Lane, Route
 from topics.front.routes.context import RouteContext
 

@@ -16,7 +16,9 @@ import logging
 from functools import partial
 from typing import TypeAlias
 
-from topics.actors.rpc.failures import failures_of
+from topics.actors.rpc.replies import failures_of
+from topics.actors.rpc.session import Reply
+from topics.actors.shard_client.shards import Shards
 from topics.engine.access import Principal, Scope
 from topics.errors import Internal, TopicsError
 from topics.formats.wire.calls import (
@@ -28,10 +30,9 @@ from topics.formats.wire.calls import (
     outcome_in,
 )
 from topics.front.answers import Answer
-from topics.front.backend import Backend, Body, Reply
 from topics.front.dispatch import Then
 from topics.front.pressure.pressure import Bands
-from topics.front.request import Request
+from topics.front.request import Body, Request
 
 LOG = logging.getLogger("topics.front")
 
@@ -60,7 +61,7 @@ class Group:
 class Appends:
     """All appends of a front."""
 
-    def __init__(self, backend: Backend, bands: Bands) -> None:
+    def __init__(self, backend: Shards, bands: Bands) -> None:
         self._backend, self._bands, self._batch = backend, bands, backend.batch
         self._groups: dict[Key, Group] = {}
 

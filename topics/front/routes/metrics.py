@@ -38,9 +38,8 @@ from topics.formats.wire.calls import (
     TopicMetrics,
 )
 from topics.front.answers import Answer, elapsed_ms
-from topics.front.backend import Body, listed
 from topics.front.media import prefers_json
-from topics.front.request import Request
+from topics.front.request import Body, Request, listed
 from topics.front.route import READ_ONLY, Lane, Route
 from topics.front.routes.context import RouteContext
 

@@ -20,19 +20,20 @@ from functools import partial
 
 import msgspec
 
+from topics.actors.rpc.session import Reply
+from topics.actors.shard_client.shards import Shards
 from topics.engine.access import Scope
 from topics.errors import InvalidRequest, NotAcceptable
 from topics.formats.api.limits import check_worker, clamped_lease_ms, clamped_max_jobs
 from topics.formats.wire import calls
 from topics.front.answers import Answer, elapsed_ms, shard_answer
-from topics.front.backend import Backend, Body, Reply, listed
 from topics.front.dispatch import Begun, Operation, Then
 from topics.front.http.connection import Connection
 from topics.front.live.event_stream import HEADERS
 from topics.front.live.work_stream import WorkStream
 from topics.front.media import accepts_events
 from topics.front.queries import Parameter, integer, text
-from topics.front.request import Request
+from topics.front.request import Body, Request, listed
 from topics.front.route import BodyRule, Lane, Route
 from topics.front.routes import paging
 from topics.front.routes.context import RouteContext
@@ -59,7 +60,7 @@ def claim(context: RouteContext, request: Request, body: Body, at: int, then: Th
     return call
 
 
-def _give_back(backend: Backend, shard: int, leases: calls.UnclaimedParams) -> None:
+def _give_back(backend: Shards, shard: int, leases: calls.UnclaimedParams) -> None:
     backend.notify(shard, calls.UNCLAIMED, leases)
 
 

@@ -12,11 +12,10 @@ from functools import partial
 from topics.engine.access import Scope
 from topics.formats.wire.calls import DELETE_RECORDS, DIFF, DeleteRecordsParams, DiffParams
 from topics.front.answers import Answer
-from topics.front.backend import Body
 from topics.front.dispatch import Begun, Operation, Then, answer_of
 from topics.front.pressure.pressure import hold_back
 from topics.front.queries import Parameter, boolean
-from topics.front.request import Request
+from topics.front.request import Body, Request
 from topics.front.route import BodyRule, Lane, Route
 from topics.front.routes.context import RouteContext
 

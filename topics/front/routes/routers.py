@@ -11,13 +11,13 @@ which an end is outside the key's prefixes; the guard has checked the router's o
 
 from __future__ import annotations
 
+from topics.actors.rpc.session import Reply
 from topics.engine.access import Scope
 from topics.formats.wire import calls
 from topics.formats.wire.contract import Call, P, R
 from topics.front.answers import Answer, shard_answer
-from topics.front.backend import Body, Reply, listed
 from topics.front.queries import Parameter, text
-from topics.front.request import Request
+from topics.front.request import Body, Request, listed
 from topics.front.route import BodyRule, Route
 from topics.front.routes import paging
 from topics.front.routes.context import RouteContext

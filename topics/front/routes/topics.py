@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import heapq
 
+from topics.actors.rpc.session import Reply
 from topics.engine.access import Scope
 from topics.formats.wire import calls
 from topics.front.answers import Answer, shard_answer
-from topics.front.backend import Body, Reply, listed
 from topics.front.dispatch import Begun, Operation, Then
 from topics.front.queries import Parameter, boolean, text
-from topics.front.request import Request
+from topics.front.request import Body, Request, listed
 from topics.front.route import BodyRule, Lane, Route
 from topics.front.routes import paging
 from topics.front.routes.context import RouteContext

@@ -12,11 +12,10 @@ from topics.engine.access import Scope
 from topics.formats.api.watch import decode_watch
 from topics.formats.buffers import Buffer
 from topics.front.answers import Answer, json_answer
-from topics.front.backend import Body
 from topics.front.http.connection import Connection
 from topics.front.live.event_stream import HEADERS
 from topics.front.queries import Parameter, boolean
-from topics.front.request import Request
+from topics.front.request import Body, Request
 from topics.front.route import BodyRule, Lane, Route
 from topics.front.routes.context import RouteContext
 

@@ -8,11 +8,10 @@ The socket itself is `topics.front.live`.
 from __future__ import annotations
 
 from topics.front.answers import Answer
-from topics.front.backend import Body
 from topics.front.http.connection import Connection
 from topics.front.live.web_socket import WebSocket
 from topics.front.live.web_socket_upgrade import upgrade
-from topics.front.request import Request
+from topics.front.request import Body, Request
 from topics.front.route import Lane, Route
 from topics.front.routes.context import RouteContext
 

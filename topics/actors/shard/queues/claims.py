@@ -18,9 +18,10 @@ from typing import TypeAlias
 
 import trio
 
-from topics.actors.rpc.inbound import InboundEvent, PeerSession
+from topics.actors.rpc.inbound import InboundEvent
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.replies import answer_error, total_ms
+from topics.actors.rpc.session import LinkSession
 from topics.actors.rpc.typed_calls import InboundCall, serve, subscribe
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.deadlines import Deadline
@@ -68,7 +69,7 @@ class PolledClaim(Claimer):
         self.leased: LeaseChange | None = None
 
     @property
-    def key(self) -> tuple[PeerSession, int]:
+    def key(self) -> tuple[LinkSession, int]:
         """What a cancellation names."""
         return self.request.session, self.request.cid
 
@@ -118,9 +119,9 @@ class Claims(Service):
     def __init__(self, context: ShardContext, dispatch: JobDispatch, barriers: Barriers) -> None:
         self._context, self._commits, self._engine = context, context.commits, context.engine
         self._dispatch, self._barriers = dispatch, barriers
-        self._polls: dict[tuple[PeerSession, int], PolledClaim] = {}
+        self._polls: dict[tuple[LinkSession, int], PolledClaim] = {}
         # Claims that wait for their queue, the oldest first: they are not in its wait list yet.
-        self._deferred: dict[tuple[PeerSession, int], ClaimCall] = {}
+        self._deferred: dict[tuple[LinkSession, int], ClaimCall] = {}
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
@@ -128,7 +129,7 @@ class Claims(Service):
         subscribe(router, CALL_CANCELLED, self._cancelled)
         subscribe(router, UNCLAIMED, self._unclaimed)
 
-    def on_session_closed(self, session: PeerSession) -> None:
+    def on_session_closed(self, session: LinkSession) -> None:
         """Nobody waits for these any more."""
         for poll in tuple(self._polls.values()):
             if poll.request.session is session:
@@ -160,7 +161,7 @@ class Claims(Service):
         poll = self._polls[key] = PolledClaim(self, request, topic, holder, asked)
         self._dispatch.join(poll, is_patient=asked.wait_ms > 0)
 
-    def _note_deferred(self, key: tuple[PeerSession, int], request: ClaimCall) -> None:
+    def _note_deferred(self, key: tuple[LinkSession, int], request: ClaimCall) -> None:
         while self._deferred:  # those that have timed out, the oldest first
             oldest = next(iter(self._deferred))
             if self._deferred[oldest].is_open:

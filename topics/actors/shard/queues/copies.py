@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from topics.actors.rpc.failures import failures_of
-from topics.actors.shard.peers import PeerReply, Peers
+from topics.actors.rpc.replies import failures_of
+from topics.actors.rpc.session import Reply
+from topics.actors.shard.peers import Peers
 from topics.errors import TopicsError
 from topics.formats.wire.calls import APPEND, AppendOutcome, AppendParams, AppendResult, outcome_in
 
@@ -40,7 +41,7 @@ def send(peers: Peers, target: str, copies: Sequence[Copy], then: Callable[[Sent
     Only inside of a turn. A copy that is refused with `NotReady` may be there all the same.
     """
 
-    def answered(answer: PeerReply[AppendResult] | TopicsError) -> None:
+    def answered(answer: Reply[AppendResult] | TopicsError) -> None:
         if isinstance(answer, TopicsError):
             then(Sent([], {copy.seq: answer for copy in copies}))
             return

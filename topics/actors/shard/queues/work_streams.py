@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from topics.actors.rpc.inbound import InboundEvent, PeerSession
+from topics.actors.rpc.inbound import InboundEvent
 from topics.actors.rpc.message_router import MessageRouter
-from topics.actors.rpc.typed_calls import InboundCall, notify, serve, subscribe
+from topics.actors.rpc.session import LinkSession
+from topics.actors.rpc.typed_calls import InboundCall, serve, subscribe
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.queues.claimers import Claimer, job_json
 from topics.actors.shard.queues.job_dispatch import JobDispatch
@@ -58,7 +59,7 @@ class WorkStream(Claimer):
     def __init__(
         self,
         streams: WorkStreams,
-        session: PeerSession,
+        session: LinkSession,
         topic: Topic,
         params: WorkOpenParams,
         max_jobs: int,
@@ -98,7 +99,7 @@ class WorkStreams(Service):
     def __init__(self, context: ShardContext, dispatch: JobDispatch) -> None:
         self._context, self._commits, self._dispatch = context, context.commits, dispatch
         self._engine = context.engine
-        self._by_session: dict[PeerSession, dict[int, WorkStream]] = {}
+        self._by_session: dict[LinkSession, dict[int, WorkStream]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._by_session.values()))
@@ -109,7 +110,7 @@ class WorkStreams(Service):
         subscribe(router, WORK_TAKEN, self._taken)
         subscribe(router, WORK_CLOSE, self._close)
 
-    def on_session_closed(self, session: PeerSession) -> None:
+    def on_session_closed(self, session: LinkSession) -> None:
         """Release what its streams hold."""
         for stream in tuple(self._by_session.get(session, {}).values()):
             self._release(stream)
@@ -131,7 +132,7 @@ class WorkStreams(Service):
 
     def _send(self, stream: WorkStream, event: Event[P], params: P, attachment: bytes) -> None:
         try:
-            notify(stream.session, event, params, attachment)
+            stream.session.notify(event, params, attachment)
         except PeerGone:
             self._release(stream)
 
@@ -167,7 +168,7 @@ class WorkStreams(Service):
                     self._context.submit_or_undo(change, grows=True)
             self._dispatch.note_claimable(stream.topic)
 
-    def _find(self, session: PeerSession, number: int) -> WorkStream | None:
+    def _find(self, session: LinkSession, number: int) -> WorkStream | None:
         return self._by_session.get(session, {}).get(number)
 
     # What the front says

@@ -18,11 +18,11 @@ from typing import Final, TypeAlias
 import trio
 
 from topics.actors.rpc.message_router import MessageRouter
+from topics.actors.rpc.session import Reply
 from topics.actors.rpc.typed_calls import InboundCall, serve
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.deadlines import Deadline
 from topics.actors.shard.held_topics import Handler, Request, handle_late
-from topics.actors.shard.peers import PeerReply
 from topics.actors.shard.routing.registry import Registry
 from topics.actors.shard.routing.worker import Source, Worker, WorkerState
 from topics.actors.shard.routing.workers import Workers
@@ -180,9 +180,9 @@ class _Wait:
         self.shard, self._silent_until, self._then = shard, silent_until, then
         self._is_over = False
 
-    def answered(self, answer: PeerReply[NoResult] | TopicsError) -> None:
+    def answered(self, answer: Reply[NoResult] | TopicsError) -> None:
         """The shard is done, or away."""
-        if isinstance(answer, PeerReply):
+        if isinstance(answer, Reply):
             answer.release()
             self.heard()
         else:

@@ -14,9 +14,10 @@ import structlog
 import trio
 
 from topics.actors.rpc.replies import answer_error
+from topics.actors.rpc.session import Reply
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.held_topics import Request
-from topics.actors.shard.peers import PEER_AWAY, PeerReply
+from topics.actors.shard.peers import PEER_AWAY
 from topics.errors import NotReady, TopicsError
 from topics.formats.wire.contract import Call, P, R
 
@@ -90,10 +91,10 @@ async def ask(context: ShardContext, shard: int, call: Call[P, R], params: P) ->
     """What ``shard`` answers to a call without attachments. Raises `TopicsError`; `NotReady` also
     when it takes too long, and may do it yet.
     """
-    answers: list[PeerReply[R] | TopicsError] = []
+    answers: list[Reply[R] | TopicsError] = []
     came = trio.Event()
 
-    def then(answer: PeerReply[R] | TopicsError) -> None:
+    def then(answer: Reply[R] | TopicsError) -> None:
         answers.append(answer)
         came.set()
 

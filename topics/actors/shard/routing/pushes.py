@@ -18,8 +18,9 @@ from typing import Final
 import structlog
 import trio
 
+from topics.actors.rpc.session import Reply
 from topics.actors.shard.context import ShardContext
-from topics.actors.shard.peers import PEER_AWAY, PeerReply
+from topics.actors.shard.peers import PEER_AWAY
 from topics.engine.routing.graph import Router
 from topics.errors import NotReady, TopicsError
 from topics.formats.wire.calls import (
@@ -117,7 +118,7 @@ class Pushes:
         self,
         shard: int,
         push: Push,
-        answer: PeerReply[RouterSyncResult] | TopicsError,
+        answer: Reply[RouterSyncResult] | TopicsError,
         *,
         is_all: bool,
     ) -> None:

@@ -25,9 +25,9 @@ from typing import Final, TypeAlias
 
 import trio
 
+from topics.actors.rpc.session import Reply
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.deadlines import Deadline
-from topics.actors.shard.peers import PeerReply
 from topics.actors.shard.routing.batches import Batch, body_batch, named_batch
 from topics.actors.shard.routing.worker import (
     RETRY_MAX_S,
@@ -374,7 +374,7 @@ class Workers(Service):
         source: Source,
         shard: int,
         workers: Sequence[Worker],
-        answer: PeerReply[ForwardResult] | TopicsError,
+        answer: Reply[ForwardResult] | TopicsError,
     ) -> None:
         self._flying[shard] -= len(workers)
         self._asked -= 1
