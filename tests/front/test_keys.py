@@ -41,11 +41,18 @@ class Shards(FakeBackend):
             )
         return await super().answer(shard, call, params, body)
 
-    def ask(
-        self, shard: int, call: Call[P, R], params: Any, body: Body, then: Callable[[Any], None]
+    def call(
+        self,
+        shard: int,
+        call: Call[P, R],
+        params: Any,
+        body: Body,
+        then: Callable[[Any], None],
+        *,
+        early: bool = False,
     ) -> PendingCall:
         if call is not calls.FEED_OPEN and call is not calls.FEED_READ:
-            return super().ask(shard, call, params, body, then)
+            return super().call(shard, call, params, body, then)
         self.calls.append((call.method, params, b""))
         return PendingCall(0, call, then, None)
 

@@ -125,13 +125,15 @@ class FakeBackend(Shards):
     def listen(self, listener: Listener) -> None:
         self.listener = listener
 
-    def ask(
+    def call(
         self,
         shard: int,
         call: Call[P, R],
         params: Any,
         body: Attachment,
         then: Callable[[Any], None],
+        *,
+        early: bool = False,
     ) -> PendingCall:
         raw, is_waited, self._is_waited = self._take(body), self._is_waited, False
         self.calls.append((call.method, params, raw))
@@ -182,9 +184,6 @@ class FakeBackend(Shards):
 
     def notify(self, shard: int, event: Event[P], params: P, *, quiet: bool = False) -> None:
         self.calls.append((event.method, params, b""))
-
-    def flush(self, shard: int, *, early: bool = False) -> None:
-        pass
 
     def reserve(self, shard: int, length: int, holder: Holder | None) -> FakeBlock | None:
         if self.full:

@@ -117,21 +117,18 @@ class Shards:
             answers.append(answer)
             answered.set()
 
-        self.ask(shard, call, params, body, then)
+        self.call(shard, call, params, body, then)
         await answered.wait()
         if isinstance(answers[0], TopicsError):
             raise answers[0]
         return answers[0]
 
-    def ask(self, shard: int, call: Call[P, R], params: Any, body: bytes, then: Then) -> None:
+    def call(self, shard: int, call: Call[P, R], params: Any, body: bytes, then: Then) -> None:
         self.asked.append((call.method, params._asdict(), then))
 
     def notify(self, shard: int, event: Event[P], params: Any, *, quiet: bool = False) -> None:
         self.told.append((event.method, params._asdict()))
         self.quiet.append(quiet)
-
-    def flush(self, shard: int) -> None:
-        """Nothing waits."""
 
     def settle(self, method: str, body: bytes = b"", **result: Any) -> dict[str, Any]:
         """Answer the oldest question of this kind; what was asked."""

@@ -74,6 +74,19 @@ def exchange(sender: End, receiver: End) -> list[Message]:
     return got
 
 
+class Fence:
+    """Does something at the fence."""
+
+    def __init__(self, fence: Callable[[], None]) -> None:
+        self._fence = fence
+
+    def __enter__(self) -> None:
+        self._fence()
+
+    def __exit__(self, *_: object) -> None:
+        """The fence is at the beginning."""
+
+
 class Running:
     """A link under trio with an inbox to wait on."""
 

@@ -15,6 +15,7 @@ import trio
 
 from tests.support.shard import Desk
 from topics.actors.shard import appends
+from topics.engine.changes import append
 from topics.engine.priority import NEW_BAND, TOP_BAND
 from topics.errors import Internal
 from topics.formats.disk.frames import FrameKind
@@ -250,14 +251,14 @@ async def test_a_bug_met_by_one_is_told_to_that_one(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desk.make("a")
-    append = desk.engine.append
+    decide = append.decide
 
-    def broken(name: str, asked: Any, *rest: Any) -> Any:
+    def broken(table: Any, name: str, asked: Any, *rest: Any) -> Any:
         if b"2" in [bytes(record.data) for record in asked.records]:
             raise ZeroDivisionError("a bug")
-        return append(name, asked, *rest)
+        return decide(table, name, asked, *rest)
 
-    monkeypatch.setattr(desk.engine, "append", broken)
+    monkeypatch.setattr(append, "decide", broken)
     desk.append_many("a", body(1), body(2), body(3))
     desk.written()
     ((_, answers),) = desk.batches()

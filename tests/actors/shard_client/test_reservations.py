@@ -38,7 +38,7 @@ class Front:
 
     def turn(self) -> None:
         link = self.shards._links[0]
-        link.link.turn(link._opened, link._arrived, link._closed)
+        link.link.turn(link.opened, link.arrived, link.closed)
 
 
 @pytest.fixture

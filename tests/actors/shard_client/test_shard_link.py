@@ -130,7 +130,7 @@ async def test_a_stalled_shard_ends_what_hangs_and_refuses_what_is_new(
 ) -> None:
     hanging = desk.ask(APPEND)
     heard: list[Reply[Any] | TopicsError] = []
-    desk.shards.ask(0, FEED_READ, NOTHING, b"", heard.append)
+    desk.shards.call(0, FEED_READ, NOTHING, b"", heard.append)
     await desk.stall()
     assert hanging == ["stalled"]
     assert isinstance(heard[0], NotReady)
@@ -221,8 +221,7 @@ async def test_a_shard_begins_with_eight_calls_of_a_batch_before_its_end(
     is_kept = []
     with desk.shards.batch:
         for _ in range(9):
-            desk.shards.ask(0, APPEND, NOTHING, b"{}", lambda _: None)
-            desk.shards.flush(0)
+            desk.shards.call(0, APPEND, NOTHING, b"{}", lambda _: None)
             is_kept.append(link.backlog_bytes > 0)
     assert is_kept == [*[True] * 7, False, True]
     assert link.backlog_bytes == 0
@@ -279,8 +278,7 @@ async def test_what_is_asked_in_the_turn_of_a_ring_travel_at_its_end(
     desk: Desk, autojump_clock: trio.testing.MockClock
 ) -> None:
     seen: list[bool] = []
-    desk.shards.ask(0, APPEND, NOTHING, b"", lambda _: seen.append(desk.shards.batch.is_open))
-    desk.shards.flush(0)
+    desk.shards.call(0, APPEND, NOTHING, b"", lambda _: seen.append(desk.shards.batch.is_open))
     await wait_all_tasks_blocked()
     await desk.shard.answer()
     assert seen == [True]
@@ -308,7 +306,7 @@ async def test_a_message_waits_for_the_ring_and_then_in_the_shard(
     link = desk.shards._links[0].link
     while link.backlog_bytes < 10 * RING_BYTES_PER_MS:
         for body in backlog:
-            desk.shards.ask(0, APPEND, NOTHING, body, lambda _answer: None)
+            desk.shards.call(0, APPEND, NOTHING, body, lambda _answer: None)
     assert 17 <= desk.shards.delay_ms(0) < 18
 
 

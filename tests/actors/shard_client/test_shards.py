@@ -95,7 +95,7 @@ class Desk:
     def turn(self) -> None:
         for _ in range(2):
             for link in self.shards._links:
-                link.link.turn(link._opened, link._arrived, link._closed)
+                link.link.turn(link.opened, link.arrived, link.closed)
             for other in self.others:
                 other.turn()
 
@@ -118,8 +118,7 @@ def test_a_question_goes_to_the_shard_that_is_named_and_its_answer_to_who_asked(
     heard: list[list[Any]] = [[], []]
     for shard, answers in enumerate(heard):
         params = TopicGetParams(f"t{shard}", touch=False, at=0)
-        desk.shards.ask(shard, TOPIC_GET, params, b"", answers.append)
-        desk.shards.flush(shard)
+        desk.shards.call(shard, TOPIC_GET, params, b"", answers.append)
     desk.turn()
     assert [other.asked for other in desk.others] == [["t0"], ["t1"]]
     assert [[bytes(reply.body) for reply in answers] for answers in heard] == [
@@ -185,8 +184,7 @@ def test_a_batch_that_fails_is_sent_and_over(desk: Desk) -> None:
         with desk.shards.batch:
             for shard in range(2):
                 params = TopicGetParams(f"t{shard}", touch=False, at=0)
-                desk.shards.ask(shard, TOPIC_GET, params, b"", lambda _: None)
-                desk.shards.flush(shard)
+                desk.shards.call(shard, TOPIC_GET, params, b"", lambda _: None)
             for other in desk.others:
                 other.turn()
                 assert other.asked == []

@@ -158,10 +158,10 @@ def test_what_follows_an_answer_joins() -> None:
 def test_an_unexpected_error_fails_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk()
 
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(desk.backend, "ask", broken)
+    monkeypatch.setattr(desk.backend, "call", broken)
     with desk.backend.batch:
         desk.append("x")
         desk.append("y")

@@ -33,7 +33,7 @@ from topics.actors.link.fences import load_fences
 from topics.actors.link.link_memory import LinkMemory
 from topics.actors.link.outbox import Outbox
 from topics.actors.link.process_id import ProcessId
-from topics.actors.link.ring import RingConsumer, RingDamaged, RingProducer
+from topics.actors.link.ring import HEAD, RingConsumer, RingDamaged, RingProducer
 from topics.formats.buffers import Buffer
 from topics.formats.wire.envelope import Refusal, encode
 from topics.formats.wire.message import (
@@ -44,6 +44,7 @@ from topics.formats.wire.message import (
     Assembler,
     Message,
     PeerGone,
+    encode_head,
 )
 
 OnMessages: TypeAlias = Callable[[list[Message]], None]
@@ -147,22 +148,45 @@ class Link:
         attachment: Buffer | ArenaBlock = b"",
         *,
         message_id: int | None = None,
+        flags: int = 0,
     ) -> int:
         """Queue one message; ``flush`` publishes it. Never blocks. Returns its message id.
 
         A long attachment goes through the arena, or through the ring piece by piece when the arena
         is full. An ArenaBlock is taken over, also when this raises PeerGone: the session is over,
-        or has not begun.
+        or has not begun. ``flags``: the link's own.
         """
         if message_id is None:
             self.message_id = message_id = self.message_id + 1
-        if type(attachment) is bytes and len(attachment) <= self._inline_bytes:
-            if not self._open or self._cell[0] != self._session:
-                raise self._peer_gone()
-            self.outbox.put(message_id, subject, payload, attachment)
-        else:
-            self._send_long(message_id, subject, payload, attachment)
+        if type(attachment) is not bytes or len(attachment) > self._inline_bytes:
+            attachment, flags = self._in_arena(attachment)
+        if not self._open or self._cell[0] != self._session:
+            raise self._peer_gone()
+        outbox = self.outbox
+        head = encode_head(message_id, subject, payload, len(attachment), flags)
+        outbox.queue.append(head)
+        if attachment:
+            outbox.queue.append(attachment)
+        outbox.queued_bytes += len(head) + len(attachment)
+        outbox.is_due = True
         return message_id
+
+    def _in_arena(self, attachment: Buffer | ArenaBlock) -> tuple[bytes, int]:
+        """A reference to the attachment in the arena, and its flag; or a copy, when it is short or
+        has no room there.
+        """
+        if not isinstance(attachment, ArenaBlock):
+            view = memoryview(attachment).cast("B")
+            if len(view) <= self._inline_bytes or (block := self.reserve(len(view))) is None:
+                # The caller may change what is behind a view before it is written.
+                return bytes(view), 0
+            block.view[:] = view
+            attachment = block
+        if not self.connected or attachment.session != self._session:
+            attachment.free()
+            raise self._peer_gone()
+        self._writer.take_over(attachment)
+        return ARENA_REF.pack(attachment.offset, attachment.length), ARENA
 
     def quieten(self) -> None:
         """Let the message that was sent last, without an attachment, wait until another one is
@@ -170,43 +194,13 @@ class Link:
         """
         self.outbox.quieten()
 
-    def _put(
-        self, message_id: int, subject: str, payload: bytes, attachment: bytes, flags: int = 0
-    ) -> None:
-        if not self.connected:
-            raise self._peer_gone()
-        self.outbox.put(message_id, subject, payload, attachment, flags)
-
-    def _put_own(self, payload: bytes, attachment: bytes, flags: int) -> None:
-        """A message of the link itself."""
-        self.message_id += 1
-        self._put(self.message_id, "", payload, attachment, flags)
-
-    def _send_long(
-        self, message_id: int, subject: str, payload: bytes, attachment: Buffer | ArenaBlock
-    ) -> None:
-        if not isinstance(attachment, ArenaBlock):
-            view = memoryview(attachment).cast("B")
-            if len(view) <= self._inline_bytes or (block := self.reserve(len(view))) is None:
-                # A copy, because the caller may change what is behind a view before it is written.
-                self._put(message_id, subject, payload, bytes(view))
-                return
-            block.view[:] = view
-            attachment = block
-        if not self.connected or attachment.session != self._session:
-            attachment.free()
-            raise self._peer_gone()
-        self._writer.take_over(attachment)
-        reference = ARENA_REF.pack(attachment.offset, attachment.length)
-        self._put(message_id, subject, payload, reference, ARENA)
-
     def _peer_gone(self) -> PeerGone:
         return PeerGone(f"link {self._name} is not connected")
 
     def send_refusal(self, code: int, message: str, about: int) -> None:
         """Queue a refusal about the message with id ``about``. Raises PeerGone as ``send`` does."""
         payload = encode(Refusal(int(code), message, about))
-        self._put_own(payload, b"", ERROR)
+        self.send("", payload, flags=ERROR)
 
     def reserve(self, length: int) -> ArenaBlock | None:
         """Shared memory for an attachment; None when the arena is full or the peer is not there."""
@@ -241,7 +235,7 @@ class Link:
         assert isinstance(message.attachment, memoryview), "an arena attachment is a view"
         block = self._reader.release(message.attachment)
         if block is not None and self.connected:
-            self._put_own(b"", ARENA_REF.pack(*block), RELEASE)
+            self.send("", b"", ARENA_REF.pack(*block), flags=RELEASE)
 
     # --- the session ---
 
@@ -263,7 +257,8 @@ class Link:
                 self.turn(on_open, on_messages, on_close)
                 if outbox.unsent_bytes <= self._backlog_max:
                     reading.fall_asleep()
-                self._fence()  # the producer is asleep already when it found the ring full
+                with self._fence:  # the producer is asleep already when it found the ring full
+                    pass
                 try:
                     # The other tasks run meanwhile: they are what the messages were for.
                     if self._has_work():
@@ -375,8 +370,8 @@ class Link:
             return self._open or not self._is_half_used(session)
         if not self._open:
             return self._peer_agrees()
-        unsent = self.outbox.unsent_bytes
-        if unsent <= self._backlog_max and self._consumer.has_data():
+        unsent, consumer = self.outbox.unsent_bytes, self._consumer
+        if unsent <= self._backlog_max and consumer.words[HEAD] > consumer.tail:
             return True
         return unsent > 0 and self._producer.room() > 0
 

@@ -170,7 +170,8 @@ class RingProducer:
         if order:
             order()
         self._head = words[HEAD] = head + length
-        self._fences.full()
+        with self._fences.full:
+            pass
         sleep = words[CONSUMER_SLEEP]
         if sleep & 1 and sleep != self._rung:
             self._rung = sleep
@@ -188,17 +189,17 @@ class RingConsumer:
         "_fences",
         "_rung",
         "_size",
-        "_tail",
-        "_words",
         "bells",
         "sleeper",
+        "tail",
+        "words",
     )
 
     def __init__(self, memory: RingMemory, producer_bell: int, fences: Fences) -> None:
-        self._words, self._data, self._size = memory.words, memory.data, memory.size
+        self.words, self._data, self._size = memory.words, memory.data, memory.size
         self._fences = fences
         self._bell = producer_bell
-        self._tail = 0
+        self.tail = 0  # below words[HEAD]: there is something to read
         self._rung = 0  # the producer's sleep number that we rang for
         self.sleeper = Sleeper(memory.words, CONSUMER_SLEEP)
         self.bells = 0
@@ -206,30 +207,26 @@ class RingConsumer:
 
     def clear(self) -> None:
         """Begin a session: forget what was read. ``announce`` must follow."""
-        self._tail = self._words[TAIL] = 0
+        self.tail = self.words[TAIL] = 0
 
     def announce(self, session: int) -> None:
         """Say that the words belong to ``session``. The producer believes them from here on."""
         if self._fences.order:
             self._fences.order()
-        self._words[CONSUMER_SESSION] = session
+        self.words[CONSUMER_SESSION] = session
 
     def peer_session(self) -> int:
         """The session that the producer is in."""
-        session = int(self._words[PRODUCER_SESSION])
+        session = int(self.words[PRODUCER_SESSION])
         if self._fences.order:
             self._fences.order()
         return session
-
-    def has_data(self) -> bool:
-        """There is something to read."""
-        return bool(self._words[HEAD] > self._tail)
 
     def read(self) -> bytes:
         """Everything that is there, copied out; the room is given back with one store. Raises
         RingDamaged.
         """
-        words, tail, size = self._words, self._tail, self._size
+        words, tail, size = self.words, self.tail, self._size
         length = words[HEAD] - tail
         if length <= 0:  # below 0: a producer that is a session ahead has reset the head
             return b""
@@ -246,8 +243,9 @@ class RingConsumer:
         )
         if order:
             order()
-        self._tail = words[TAIL] = tail + length
-        self._fences.full()
+        self.tail = words[TAIL] = tail + length
+        with self._fences.full:
+            pass
         sleep = words[PRODUCER_SLEEP]
         if sleep & 1 and sleep != self._rung:
             self._rung = sleep

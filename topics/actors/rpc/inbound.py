@@ -101,7 +101,7 @@ class InboundMessage(msgspec.Struct, Generic[P, R], frozen=True, eq=False):
         if self.frame.flags & ARENA:
             self.session.transport.release(self.frame)
 
-    def reply(self, result: R | None = None, attachment: Attachment = b"") -> None:
+    def reply(self, result: R | Failure | None = None, attachment: Attachment = b"") -> None:
         """Answer with success. This releases the request's attachment: do not read it afterwards.
 
         A handler answers also when the session has closed, so that the attachment is released.
@@ -109,15 +109,28 @@ class InboundMessage(msgspec.Struct, Generic[P, R], frozen=True, eq=False):
         encoded; the request is still open then.
         """
         try:
-            payload = encode(Success(self.cid, result))
+            payload = encode(result if type(result) is Failure else Success(self.cid, result))
         except Exception:
             discard(attachment)
             raise
-        self._answer(payload, attachment)
+        session = self.session
+        if not self.is_open or session.closed:
+            discard(attachment)
+            self._note_late()
+        else:
+            try:
+                session.transport.send(self.frame.subject, payload, attachment)
+            except PeerGone:
+                log.debug("answer not sent", subject=self.subject, peer_id=session.peer_id)
+            session.unanswered.pop(self, None)
+        force_setattr(self, "is_open", False)
+        force_setattr(self, "_is_answered", True)
+        if self.frame.flags & ARENA:
+            session.transport.release(self.frame)
 
     def error(self, code: int, message: str, data: Any = None) -> None:
         """Answer with an error, otherwise as `reply`. Codes as in ADR 011 §7."""
-        self._answer(encode(Failure(self.cid, int(code), message, data)), b"")
+        self.reply(Failure(self.cid, int(code), message, data))
 
     def outlast(self) -> None:
         """Never time the request out. Only for one that has not timed out."""
@@ -139,31 +152,17 @@ class InboundMessage(msgspec.Struct, Generic[P, R], frozen=True, eq=False):
         with contextlib.suppress(PeerGone):
             self.session.transport.send(self.subject, payload)
 
-    def _answer(self, payload: bytes, attachment: Attachment) -> None:
-        session = self.session
+    def _note_late(self) -> None:
+        """An answer that is not sent. It is no surprise when the session has closed."""
         if self._is_answered:
-            discard(attachment)
             raise AlreadyAnsweredError(f"{self.subject} (cid {self.cid}) has been answered already")
         if not self.is_open:
-            discard(attachment)
             log.warning(
                 "late answer dropped",
                 subject=self.subject,
-                peer_id=session.peer_id,
+                peer_id=self.session.peer_id,
                 cid=self.cid,
             )
-        elif session.closed:
-            discard(attachment)
-        else:
-            try:
-                session.transport.send(self.frame.subject, payload, attachment)
-            except PeerGone:
-                log.debug("answer not sent", subject=self.subject, peer_id=session.peer_id)
-            session.unanswered.pop(self, None)
-        force_setattr(self, "is_open", False)
-        force_setattr(self, "_is_answered", True)
-        if self.frame.flags & ARENA:
-            session.transport.release(self.frame)
 
 
 InboundEvent: TypeAlias = InboundMessage[P, Any]

@@ -10,9 +10,8 @@ A stalled shard is asked nothing. Its calls under way fail, but not those that w
 such as long polls and waiting claims; they go on when the shard does. One that waits for its disk
 is asked for no writes.
 
-    shards.ask(shard, CALL, params, body, then)      ``then`` gets a `Reply` or a `TopicsError`
-    shards.flush(shard)                              sends what was asked
-    await shards.answer(shard, CALL, params, body)   for a task: asks, sends and waits
+    shards.call(shard, CALL, params, body, then)     ``then`` gets a `Reply` or a `TopicsError`
+    await shards.answer(shard, CALL, params, body)   for a task: asks and waits
 """
 
 from __future__ import annotations
@@ -129,7 +128,7 @@ class Batch:
 
 class ShardLink:
     """One shard: its link, the link session that is open on it, if any, and its words on the board.
-    `run` carries its messages. ``batch``: of all links of the front.
+    ``batch``: of all links of the front.
     """
 
     def __init__(self, link: Link, words: ShardWords, router: MessageRouter, batch: Batch) -> None:
@@ -142,18 +141,16 @@ class ShardLink:
         self._router, self._batch = router, batch
         self._pulse = Pulse()
 
-    async def run(self) -> None:
-        """Carry messages until cancelled."""
-        await self.link.run(self._opened, self._arrived, self._closed)
-
-    def _opened(self) -> None:
+    def opened(self) -> None:
+        """A link session begins."""
         self.session = self._router.open_session(self.peer_id, self.link, self._failure_of)
         self.answering = self.session
         self._pulse, self.waits_for_disk = Pulse(), False
         if self.listener is not None:
             self.listener.opened(self.number)
 
-    def _arrived(self, messages: list[Message]) -> None:
+    def arrived(self, messages: list[Message]) -> None:
+        """Take what the shard has sent."""
         session, dispatch = self.session, self._router.dispatch
         assert session is not None, "messages arrive between open and close"
         with self._batch:
@@ -161,7 +158,8 @@ class ShardLink:
                 rest = dispatch(session, message)
                 assert rest is None, "a front has no asynchronous handler"
 
-    def _closed(self) -> None:
+    def closed(self) -> None:
+        """The link session is over."""
         if self.session is not None:
             session, self.session, self.answering = self.session, None, None
             session.close()
@@ -287,7 +285,7 @@ class Shards:
         """Carry messages until cancelled."""
         async with trio.open_nursery() as nursery:
             for link in self._links:
-                nursery.start_soon(link.run)
+                nursery.start_soon(link.link.run, link.opened, link.arrived, link.closed)
             while True:
                 await trio.sleep(CHECK_S)
                 self.check(trio.current_time())
@@ -314,19 +312,23 @@ class Shards:
 
     # Asking
 
-    def ask(
+    def call(
         self,
         shard: int,
         call: Call[P, R],
         params: P,
         body: Attachment,
         then: Callable[[Reply[R] | TopicsError], None],
+        *,
+        early: bool = False,
     ) -> PendingCall:
         """Ask a shard. ``then`` is called with its answer or the failure, once, by the loop that
         reads the ring, or at once when the shard cannot be asked: `NotReady` while it is down,
-        recovering or stalled, or when it becomes so. `flush` sends it.
+        recovering or stalled, or when it becomes so.
 
-        A block is no longer the caller's. Whoever does not want the answer abandons the call.
+        It is sent at once, or with others at the end of an open batch, unless the shard should
+        begin ``early``. A block is no longer the caller's. Whoever does not want the answer
+        abandons the call.
         """
         link = self._links[shard]
         session = link.answering
@@ -344,6 +346,8 @@ class Shards:
             pending.is_patient = isinstance(body, bytes | bytearray) and b"wait_ms" in body
             if call is CLAIM:
                 pending.on_late = partial(self._give_back, shard, params)
+        if early or not self.batch.is_open or len(link.link.outbox.queue) >= MANY:
+            link.link.flush()
         return pending
 
     def _refused(
@@ -356,7 +360,6 @@ class Shards:
         """Jobs have come for a claim that nobody waits for."""
         if late.result.seqs:
             self.notify(shard, UNCLAIMED, UnclaimedParams(params.topic, *late.result))
-            self._links[shard].link.flush()
 
     async def answer(
         self, shard: int, call: Call[P, R], params: P, body: Attachment = b""
@@ -374,9 +377,8 @@ class Shards:
             pending.abandon()
             return Abort.SUCCEEDED
 
-        pending = self.ask(shard, call, params, body, answered)
+        pending = self.call(shard, call, params, body, answered)
         if not answers:
-            self.flush(shard)
             is_waiting = True
             await trio.lowlevel.wait_task_rescheduled(abort)
         answer = answers[0]
@@ -385,7 +387,7 @@ class Shards:
         return answer
 
     def notify(self, shard: int, event: Event[P], params: P, *, quiet: bool = False) -> None:
-        """Tell a shard; nobody answers, and one that is down hears nothing. `flush` sends it.
+        """Tell a shard; nobody answers, and one that is down hears nothing. Sent as a call is.
         ``quiet``: the shard need not hear of it before it hears of something else.
         """
         link = self._links[shard]
@@ -396,17 +398,8 @@ class Shards:
                 return
             if quiet:
                 link.link.quieten()
-
-    def flush(self, shard: int, *, early: bool = False) -> None:
-        """Send what was asked and notified. An open batch does that at its end, if it is little,
-        unless the shard should begin ``early``.
-        """
-        link = self._links[shard].link
-        if self.batch.is_open and not early:
-            if len(link.outbox.queue) >= MANY:
-                link.flush()
-        else:
-            link.flush()
+            elif not self.batch.is_open:
+                link.link.flush()
 
     # Shared memory for long bodies
 

@@ -21,7 +21,7 @@ from typing import Any
 import trio
 
 from topics.front.http.connections import Connections
-from topics.front.http.fast_lane import FastLane
+from topics.front.http.request_tasks import RequestTasks
 
 READY_MAX = 4096  # sockets of one turn
 
@@ -39,14 +39,14 @@ class Poller:
     ) -> None:
         self._nursery, self._connections, self._batch = nursery, connections, batch
         self._epoll = select.epoll()
-        self._watched: dict[int, FastLane] = {}
+        self._watched: dict[int, RequestTasks] = {}
         self._is_over = False
 
     def is_watched(self, fd: int) -> bool:
         """Whether the descriptor is in the epoll."""
         return fd in self._watched
 
-    def watch(self, lane: FastLane, events: int) -> None:
+    def watch(self, lane: RequestTasks, events: int) -> None:
         """Part of `Watcher`."""
         if self._is_over:
             raise OSError(errno.ECANCELED, "the server is over")
@@ -57,7 +57,7 @@ class Poller:
             self._epoll.modify(lane.fd, events)
         lane.watched = events
 
-    def leave(self, lane: FastLane) -> None:
+    def leave(self, lane: RequestTasks) -> None:
         """Part of `Watcher`."""
         lane.watched = None
         del self._watched[lane.fd]

@@ -138,7 +138,6 @@ class WorkSubscriptions:
         if subscription.number in self.by_number:
             params = WorkTakenParams(subscription.number)
             self._backend.notify(subscription.shard, WORK_TAKEN, params)
-            self._backend.flush(subscription.shard)
 
     def close(self, subscription: WorkSubscription) -> None:
         """The client has gone, or never came: the shard releases its leases. Safe to call twice."""
@@ -150,7 +149,6 @@ class WorkSubscriptions:
         if self.by_number.pop(subscription.number, None) is not None:
             params = WorkCloseParams(subscription.number, subscription.pages)
             self._backend.notify(subscription.shard, WORK_CLOSE, params)
-            self._backend.flush(subscription.shard)
 
     # What shards say
 

@@ -15,6 +15,7 @@ spend on refusals what they save.
 
 from __future__ import annotations
 
+import heapq
 import logging
 import math
 import time
@@ -114,6 +115,7 @@ class Promises:
     def __init__(self) -> None:
         self.count = 0
         self._due: dict[Holder, deque[float]] = {}  # rising
+        self._lapsing: list[tuple[float, Holder]] = []  # a heap
         self._slot = 0.0  # the last time that was told to a new holder
 
     def give(self, holder: Holder, now: float, apart_s: float) -> float:
@@ -129,6 +131,7 @@ class Promises:
             return now + RETRY_MAX_S
         if self.count < PROMISES_MAX:
             self._due.setdefault(holder, deque()).append(due)
+            heapq.heappush(self._lapsing, (due + LIFE_S, holder))
             self.count += 1
         return due
 
@@ -145,11 +148,13 @@ class Promises:
 
     def expire(self, now: float) -> None:
         """Forget promises that have lapsed. Call it now and then."""
-        for holder, dues in [*self._due.items()]:
-            self._lapse(holder, dues, now)
+        while self._lapsing and self._lapsing[0][0] < now:
+            _, holder = heapq.heappop(self._lapsing)
+            if (dues := self._due.get(holder)) is not None:
+                self._lapse(holder, dues, now)
 
     def _lapse(self, holder: Holder, dues: deque[float], now: float) -> None:
-        while dues and dues[0] < now - LIFE_S:
+        while dues and dues[0] + LIFE_S < now:
             self._pop(holder, dues)
 
     def _pop(self, holder: Holder, dues: deque[float]) -> None:
@@ -177,7 +182,7 @@ class Pressure:
         self.turns = Turns(clock, lambda: self._lag.pass_began)
         self.governors = [Governor(clock()) for _ in range(shards)]
         self._is_told = False  # the log: that writes are refused
-        self._told_at = self._expired_at = -math.inf
+        self._told_at = -math.inf
 
     async def run(self) -> None:
         """Measure and govern the loop that this is called in, until cancelled."""
@@ -202,9 +207,7 @@ class Pressure:
             others = sum(rates) - rates[shard] if lag_ms > delay_ms else 0.0
             governor.tick(now, max(lag_ms, delay_ms), others)
         self.is_calm = all(governor.is_calm for governor in self.governors)
-        if now - self._expired_at >= LIFE_S:
-            self._expired_at = now
-            self.promises.expire(now)
+        self.promises.expire(now)
         self._tell(now)
 
     def _tell(self, now: float) -> None:

@@ -75,9 +75,7 @@ class RouteContext:
         def answered(reply: Reply[R] | TopicsError) -> None:
             then(reply if isinstance(reply, TopicsError) else answer(reply))
 
-        pending = self.backend.ask(request.shard, call, params, body, answered)
-        self.backend.flush(request.shard)
-        return pending
+        return self.backend.call(request.shard, call, params, body, answered)
 
     async def answer(
         self, request: Request, call: Call[P, NoResult], params: P, body: Body = b""

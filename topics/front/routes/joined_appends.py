@@ -41,6 +41,7 @@ JOINED_MAX_BYTES = 16 * 1024  # of their bodies, or one request
 Key: TypeAlias = tuple[str, bool, Principal]
 
 CREATED, FAILED = AppendOutcome.CREATED, AppendOutcome.FAILED
+DECODED = [(outcome_in(byte), band_in(byte)) for byte in range(256)]
 
 
 class Group:
@@ -62,9 +63,9 @@ class Appends:
     def __init__(self, backend: Backend, bands: Bands) -> None:
         self._backend, self._bands, self._batch = backend, bands, backend.batch
         self._groups: dict[Key, Group] = {}
-        self._batch.at_end = self._end_turn
 
     def _end_turn(self) -> None:
+        self._batch.at_end = None
         while self._groups:  # who is refused at once may append again
             groups, self._groups = self._groups, {}
             for group in groups.values():
@@ -87,6 +88,7 @@ class Appends:
             group = self._groups.get(key)
             if group is None:
                 group = self._groups[key] = Group(request, with_seqs)
+                self._batch.at_end = self._end_turn
             group.bodies.append(body)
             group.ats.append(at)
             group.thens.append(then)
@@ -116,19 +118,17 @@ class Appends:
         body = bodies[0] if is_one else b"".join(bodies)  # type: ignore[arg-type]
         answered = partial(self._answered_one if is_one else self._answered, group)
         try:
-            self._backend.ask(shard, APPEND, params, body, answered)
+            self._backend.call(shard, APPEND, params, body, answered, early=early)
         except Exception:
             LOG.exception("unexpected server error: append")
             answered(Internal("internal error"))
-        self._backend.flush(shard, early=early)
 
     def _answered_one(self, group: Group, reply: Reply[AppendResult] | TopicsError) -> None:
         if isinstance(reply, TopicsError):
             group.thens[0](reply)
             return
-        byte = reply.result.outcomes[0]
-        self._bands.learn(group.request.topic, band_in(byte))
-        outcome = outcome_in(byte)
+        outcome, band = DECODED[reply.result.outcomes[0]]
+        self._bands.learn(group.request.topic, band)
         if outcome == FAILED:
             reply.release()
             group.thens[0](failures_of(reply.result)[0])
@@ -153,7 +153,7 @@ class Appends:
         answers: list[Answer | TopicsError] = []
         end = 0
         for byte, length in zip(result.outcomes, result.lengths, strict=True):
-            outcome = outcome_in(byte)
+            outcome, _ = DECODED[byte]
             if outcome == FAILED:
                 answers.append(next(failures))
             else:

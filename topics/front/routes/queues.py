@@ -61,7 +61,6 @@ def claim(context: RouteContext, request: Request, body: Body, at: int, then: Th
 
 def _give_back(backend: Backend, shard: int, leases: calls.UnclaimedParams) -> None:
     backend.notify(shard, calls.UNCLAIMED, leases)
-    backend.flush(shard)
 
 
 def ack(context: RouteContext, request: Request, body: Body, at: int, then: Then) -> Begun:
