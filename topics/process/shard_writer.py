@@ -23,7 +23,6 @@ from topics.actors.shard.loop import ShardLoop
 from topics.config import Settings
 from topics.errors import ExitCode
 from topics.formats.api.limits import limits_of
-from topics.process import interpreter
 from topics.process.children import note_sigterm
 from topics.process.collector import freeze_survivors
 from topics.process.measure import measure
@@ -31,13 +30,15 @@ from topics.storage.disk import BOOT_ID, Damaged
 from topics.storage.recovery.steps import Shard, recover
 
 LEASE_NUMBER_BITS = 60
-
+# Python's own is 5 ms. A thread that wants the interpreter waits for one interval before the running
+# one must give it up, and the log's threads need it after each call, for moments (decision 0022).
+SWITCH_INTERVAL_S = 0.0005
 log = structlog.get_logger()
 
 
 def main(settings: Settings, board: Board, links: Sequence[LinkMemory], index: int) -> None:
     """Run shard ``index``; returns after SIGTERM. ``links`` are those that end in it."""
-    interpreter.favour_log_threads()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     words = board.shard(index)
     words.progress_ppm = 0
     words.state = ShardState.RECOVERING

@@ -22,7 +22,6 @@ from tests.actors.shard.sealing.sealing_support import (
 )
 from topics.actors.shard import record_store
 from topics.actors.shard.sealing import sealing
-from topics.config import Tuning
 from topics.engine.locators import is_extent
 from topics.engine.now import Now
 from topics.formats.api.delete_body import TagMatch
@@ -225,8 +224,3 @@ def test_pauses_get_shorter_with_the_backlog() -> None:
     assert pauses[sealing.BACKLOG_MAX_FILES - 1] > 0
     assert pauses[sealing.BACKLOG_MAX_FILES :] == [0.0, 0.0]
     assert sealing.pause_after(1.0, 0) == sealing.PAUSE_MAX_S
-
-
-def test_without_the_switch_there_are_no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sealing, "TUNING", Tuning(sealing_pauses=False))
-    assert [sealing.pause_after(0.001, backlog) for backlog in range(3)] == [0.0] * 3
