@@ -30,8 +30,8 @@ from topics.storage.disk import BOOT_ID, Damaged
 from topics.storage.recovery.steps import Shard, recover
 
 LEASE_NUMBER_BITS = 60
-# Python's own is 5 ms. A thread that wants the interpreter waits for one interval before the running
-# one must give it up, and the log's threads need it after each call, for moments (decision 0022).
+# Python's own is 5 ms. A thread that wants the interpreter waits for one interval before the one
+# that runs must give it up; the log's threads need it after each call, for moments (decision 0022).
 SWITCH_INTERVAL_S = 0.0005
 log = structlog.get_logger()
 
