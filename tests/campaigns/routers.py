@@ -33,8 +33,7 @@ from tests.campaigns.router_topology import SHARDS, TAGS, Dest, Topology, topolo
 from tests.campaigns.writers import Write, Writer, finish
 from tests.support.api import Answer, Api, ok
 from tests.support.server import Server
-from topics.storage.verify.directory import verify_directory
-from topics.storage.verify.finding import Finding
+from topics.storage.verify import Finding, verify_directory
 
 WRITERS = 3
 READERS = 3

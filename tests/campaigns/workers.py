@@ -28,8 +28,7 @@ from tests.campaigns.writers import Write, Writer, finish
 from tests.support.api import Answer, Api, ok
 from tests.support.server import Server
 from topics.formats.names import shard_of
-from topics.storage.verify.directory import verify_directory
-from topics.storage.verify.finding import Finding
+from topics.storage.verify import Finding, verify_directory
 
 SHARDS = 2
 CREWS, CREW = 8, 4

@@ -18,7 +18,7 @@ from tests.support.api import Api, ok
 from tests.support.copies import kept, passed
 from tests.support.queues import until
 from tests.support.server import Server
-from topics.storage.verify.directory import verify_directory
+from topics.storage.verify import verify_directory
 
 pytestmark = pytest.mark.slow
 

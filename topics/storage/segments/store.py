@@ -1,7 +1,6 @@
 """Segment store: which segments of a shard there are, and everything that is asked of them.
 
-    ``file.py``          what stands outside of the extents of one file
-    ``writer.py``        a new segment on its way to the disk
+    ``file.py``          what stands outside of the extents of one file; how it comes to the disk
     ``maps.py``          files in memory, while somebody reads them
     ``merge_reader.py``  files that are copied into another one
     ``delete_flags.py``  deletes, in memory first, in the file once the log has them
@@ -19,9 +18,8 @@ from topics.formats.disk.extent_view import ExtentView
 from topics.formats.disk.segment import ExtentEntry, SegmentHeader
 from topics.storage.disk import DAMAGED, Damaged, make_directory
 from topics.storage.segments.delete_flags import PendingFlags
-from topics.storage.segments.file import FINDINGS_MAX, Segment, segment_path
+from topics.storage.segments.file import FINDINGS_MAX, Segment, SegmentWriter, segment_path
 from topics.storage.segments.maps import MAPPED_MAX, MappedSegment, SegmentMaps
-from topics.storage.segments.writer import SegmentWriter
 
 
 class SegmentStore:

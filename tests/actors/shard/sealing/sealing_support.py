@@ -36,8 +36,7 @@ from topics.engine.reading import read
 from topics.formats.api.delete_body import TagMatch
 from topics.formats.api.diff_body import Diff
 from topics.formats.disk import segment_build
-from topics.storage.verify.directory import verify_directory
-from topics.storage.verify.finding import Finding
+from topics.storage.verify import Finding, verify_directory
 from topics.storage.wal.file import NoRoom
 from topics.storage.wal.progress import Progress
 

@@ -26,9 +26,8 @@ from topics.engine.locators import split_locator
 from topics.formats.api.delete_body import TagMatch
 from topics.storage.checkpoints import CheckpointWriter
 from topics.storage.disk import Damaged
-from topics.storage.segments.file import Segment
+from topics.storage.segments.file import Segment, SegmentWriter
 from topics.storage.segments.store import SegmentStore
-from topics.storage.segments.writer import SegmentWriter
 from topics.storage.wal.log import Wal
 
 FAILING: list[tuple[Any, str]] = [

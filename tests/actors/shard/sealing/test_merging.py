@@ -42,11 +42,10 @@ from topics.engine.topic import Topic
 from topics.formats.api.delete_body import TagMatch
 from topics.storage import aside
 from topics.storage.disk import Damaged
-from topics.storage.segments import writer
-from topics.storage.segments.file import Segment
+from topics.storage.segments import file as segment_file
+from topics.storage.segments.file import Segment, SegmentWriter
 from topics.storage.segments.merge_reader import MergeReader
 from topics.storage.segments.store import SegmentStore
-from topics.storage.segments.writer import SegmentWriter
 
 BUILDING: list[tuple[Any, str]] = [
     (MergeReader, "open"),
@@ -55,7 +54,7 @@ BUILDING: list[tuple[Any, str]] = [
     (SegmentStore, "begin"),
     (SegmentWriter, "write"),
     (aside, "sync_directory"),
-    (writer, "Segment"),
+    (segment_file, "Segment"),
     (Segment, "check_tables"),
     (rewriting, "MappedSegment"),
     (Segment, "entries"),

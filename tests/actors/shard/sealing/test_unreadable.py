@@ -24,8 +24,7 @@ from topics.formats.api.delete_body import TagMatch
 from topics.storage.disk import Damaged
 from topics.storage.inspect import describe
 from topics.storage.mapped_file import CANNOT_READ, PAGE_BYTES
-from topics.storage.verify.directory import verify_directory
-from topics.storage.verify.finding import Finding
+from topics.storage.verify import Finding, verify_directory
 
 
 @pytest.fixture(scope="module")
