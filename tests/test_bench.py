@@ -1,89 +1,16 @@
-"""What the programs in ``tests/bench`` rely on: names of the product, and their own arithmetic."""
+"""What the programs in ``tests/bench`` rely on: their own arithmetic."""
 
 from __future__ import annotations
 
-import os
 import socket
-import subprocess
-import sys
-import threading
-import time
-from array import array
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from tests.bench.hop_paths import Stamped, Step, hops_of
 from tests.bench.peers import beanstalkd, nats, redis
 from tests.bench.peers.load import MARK, RECORD, Stream
 from tests.bench.peers.replies import BadReply, Http, Marks, Reply
-from tests.bench.preload.hop_stamps import BORDER_BITS, NUMBERS, At, Stamps
 from tests.bench.report import Results, Runs, grid, nothing, page, rates, ratios
-
-ROOT = Path(__file__).parent.parent
-PATH = (Step("in", "front", "recv"), Step("turn", "shard", "settle"), Step("out", "", ""))
-
-
-def stamped(folder: Path, name: str, *stamps: tuple[int, str]) -> Stamped:
-    """A file of stamps as a process leaves it."""
-    words = array("Q", [len(stamps), *(ns << BORDER_BITS | NUMBERS[at] for ns, at in stamps)])
-    (folder / name).write_bytes(words.tobytes() + bytes(64))
-    return Stamped(folder / name)
-
-
-def test_a_hop_is_the_time_between_two_borders_of_one_request(tmp_path: Path) -> None:
-    front = stamped(tmp_path, "front", (1000, "recv"), (5000, "send"), (12_000, "recv"))
-    shard = stamped(tmp_path, "shard", (500, "settle"), (3000, "settle"), (15_000, "settle"))
-    spans = [(0, 9000), (10_000, 20_000)]
-    hops = hops_of(spans, PATH, {"front": [front], "shard": [shard]})
-    assert hops == {"total": [9, 10], "in": [1, 2], "turn": [2, 3], "out": [6, 5]}
-
-
-def test_a_border_that_is_not_reached_belongs_to_the_next_hop(tmp_path: Path) -> None:
-    front, shard = stamped(tmp_path, "front", (1000, "recv")), stamped(tmp_path, "shard")
-    hops = hops_of([(0, 9000)], PATH, {"front": [front], "shard": [shard]})
-    assert (hops.median("in"), hops.median("turn"), hops.median("out")) == (1, None, 8)
-
-
-def test_the_syncs_of_the_loop_are_told_from_those_of_threads(tmp_path: Path) -> None:
-    stamps, sync = Stamps(tmp_path), NUMBERS["synced"]
-    began = time.monotonic_ns()
-    stamps.take(sync)
-    middle = time.monotonic_ns()
-    thread = threading.Thread(target=stamps.take, args=(sync,))
-    thread.start()
-    thread.join()
-    shard, steps = Stamped(tmp_path / str(os.getpid())), (Step("sync", "shard", "synced"),)
-    spans = [(began, middle), (middle, time.monotonic_ns())]
-    hops = hops_of(spans, steps, {"shard": [shard]})
-    assert (hops.synced, hops.synced_by_loop, len(hops["sync"])) == (2, 1, 2)
-
-
-def test_a_wrapped_function_does_what_it_did_and_leaves_stamps(tmp_path: Path) -> None:
-
-    stamps = Stamps(tmp_path)
-    read = stamps.wrap(lambda *, at: b"ab"[at:], At.LEAVE_WITH, NUMBERS["recv"])
-    write = stamps.wrap(len, At.ENTER, NUMBERS["send"])
-    assert (read(at=0), read(at=2), write("abc")) == (b"ab", b"", 3)
-    found = Stamped(tmp_path / str(os.getpid()))
-    assert (found.count("recv"), found.count("send")) == (1, 1)
-
-
-INSTALL = """
-import sys
-from pathlib import Path
-from tests.bench.preload.hop_stamps import SERVER, Stamps, install
-print(install(Stamps(Path(sys.argv[1])), SERVER))
-"""
-
-
-@pytest.mark.slow
-def test_every_border_of_the_hop_table_is_a_function_of_this_checkout(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", INSTALL, str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == "[]\n"
-
 
 ENTRY = b"*2\r\n$15\r\n1700000000000-%d\r\n*2\r\n$1\r\nd\r\n$200\r\n" + RECORD + b"\r\n"
 ENTRIES = ENTRY % 1 + ENTRY % 2

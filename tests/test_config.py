@@ -97,7 +97,6 @@ def test_what_is_not_a_plain_number_refuses_the_start(text: str) -> None:
         "MAX_WATCH_TOPICS",
         "MAX_CLAIM",
         "SHARDS",
-        "FRONTS",
         "RING_BYTES",
         "INLINE_BYTES",
         "ARENA_BYTES",
@@ -112,11 +111,7 @@ def test_zero_is_refused_where_it_makes_no_sense(variable: str) -> None:
 
 def test_more_than_one_front_is_refused_with_the_reason() -> None:
     (problem,) = mistakes({"TOPICS_FRONTS": "2"}).values()
-    assert (
-        problem
-        == "TOPICS_FRONTS='2': must be 1: watch sessions and the caps of connections are not"
-        " shared between fronts"
-    )
+    assert problem == "TOPICS_FRONTS='2': must be 1: one process speaks HTTP"
 
 
 @pytest.mark.parametrize(

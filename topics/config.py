@@ -24,6 +24,7 @@ GIB = 1024 * MIB
 INLINE_BYTES = 256 * KIB
 ARENA_BYTES = 256 * MIB
 
+FRONTS = "TOPICS_FRONTS"  # of earlier versions, always 1
 API_KEYS = "TOPICS_API_KEYS"  # the one variable that is not a setting: it is a secret
 CLIENT_VARIABLES = ("TOPICS_URL", "TOPICS_API_KEY")  # a server has no use for them
 # The largest byte budget of one read (§7.2); an answer also holds at least one record.
@@ -70,7 +71,6 @@ class Settings:
     port: Annotated[int, Bound(0, 65_535)] = 4000  # 0 lets the kernel choose
     data_dir: Path = Path("topics-data")
     shards: Annotated[int, Bound(1, 64)] = 1  # from the environment: the usable cores, unless set
-    fronts: Annotated[int, Bound(1, 64)] = 1  # watch sessions are not shared: more are refused
 
     # Who (§0.2); never the keys themselves
     api_keys_file: Path | None = None
@@ -134,6 +134,8 @@ class Settings:
             except ValueError as error:
                 problems.append(Problem(variable_of(name), text, str(error)))
         settings = cls(**_derived(cls(**given)) | given)
+        if (text := environ.get(FRONTS, "1")).strip() != "1":
+            problems.append(Problem(FRONTS, text, "must be 1: one process speaks HTTP"))
         problems += _disagreements(settings, {problem.variable for problem in problems})
         if problems:
             raise ConfigError(problems, settings)
@@ -173,7 +175,7 @@ def usable_cores() -> int:
 def unknown_variables(names: Iterable[str]) -> list[tuple[str, str | None]]:
     """Each name that starts with ``TOPICS_`` and is no setting, with the nearest name of one."""
     known = [*(variable_of(field.name) for field in fields(Settings)), API_KEYS]
-    ours = {*known, *CLIENT_VARIABLES}
+    ours = {*known, *CLIENT_VARIABLES, FRONTS}
     unknown = sorted(name for name in names if name.startswith("TOPICS_") and name not in ours)
     return [
         (name, next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.75)), None))
@@ -229,9 +231,6 @@ def _derived(settings: Settings) -> dict[str, int]:
 def _disagreements(settings: Settings, already: set[str]) -> list[Problem]:
     """Values that are right alone and wrong together, of variables that have no problem already."""
     found = []
-    if settings.fronts > 1:
-        rule = "must be 1: watch sessions and the caps of connections are not shared between fronts"
-        found.append(Problem("TOPICS_FRONTS", str(settings.fronts), rule))
     if settings.inline_bytes > settings.ring_bytes // 4:
         rule = f"must be at most a quarter of TOPICS_RING_BYTES, which is {settings.ring_bytes}"
         found.append(Problem("TOPICS_INLINE_BYTES", str(settings.inline_bytes), rule))

@@ -27,11 +27,10 @@ class Results(TypedDict):
     versions: dict[str, str]
     missing: dict[str, str]
     cells: dict[str, dict[str, Runs]]
-    hops: dict[str, list[list[str]]]
 
 
 def nothing() -> Results:
-    return {"conditions": {}, "versions": {}, "missing": {}, "cells": {}, "hops": {}}
+    return {"conditions": {}, "versions": {}, "missing": {}, "cells": {}}
 
 
 def median(runs: Runs | None) -> float | None:
@@ -169,8 +168,6 @@ def page(results: Results) -> str:
         parts += ["No figures were taken of this version yet."]
     if len(processor(results)) > 1:
         parts += [f"## Processor time, {CPU_CELL}", grid(processor(results)) + "\n"]
-    for name, table in results["hops"].items():
-        parts += [f"## Hops: {name}", HOPS[name], grid(table) + "\n"]
     parts.append(HOW)
     if told:
         parts += ["## Conditions", grid([["", ""], *([k, v] for k, v in told.items())]) + "\n"]
@@ -180,14 +177,3 @@ def page(results: Results) -> str:
     if wrong := wrong_in(results):
         parts += ["## What was wrong", "\n".join(f"- {line}" for line in wrong) + "\n"]
     return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
-
-
-HOPS = {
-    "append": """One client, one record a request, class `fsync`: medians in us of what lies
-between two borders of the path. `bare` is the same path with nothing on it: the same sockets,
-wake-ups and sync. `unstamped` is measured without time stamps.""",
-    "seldom": """The same, with a pause of 10 ms before each. While all processes sleep, their code
-and data leave the caches, so every step takes longer, those of `bare` too.""",
-    "live": """A publish of class `disk` to its one subscriber, with the same pause, as in the table
-of rates.""",
-}

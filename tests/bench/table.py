@@ -3,7 +3,7 @@
 Cells are described in `tests.bench.cells`; the peers are Redis, webdis, NATS, beanstalkd and
 Durable Streams. Those that `tests.bench.peers.programs` finds take part, the others are named and
 left out. The servers take turns, each run on a fresh one. ``--write`` writes
-``topics/BENCHMARKS.md``, with the hops of `tests.bench.hops`.
+``topics/BENCHMARKS.md``.
 
 All cells with all peers take half an hour. ``--json FILE`` keeps what was measured; with ``--only``
 a part is measured anew and the rest taken from there, ``--only none`` renders it.
@@ -23,7 +23,6 @@ from pathlib import Path
 
 from tests.bench.cells import CELLS, Cell, Figure, Scale, settle
 from tests.bench.conditions import conditions, load_1m
-from tests.bench.hops import CASES, hop_table
 from tests.bench.peers.beanstalkd import Beanstalkd
 from tests.bench.peers.durable_streams import DurableStreams
 from tests.bench.peers.nats import Nats
@@ -132,32 +131,11 @@ def run_table(chosen: argparse.Namespace, results: Results, folder: Path) -> Non
             results["cells"][cell.name] = runs
             tell(cell.name, runs, stolen_s() - before)
             keep(chosen.json, results)
-    for name in CASES:
-        if f"hops {name}".startswith(tuple(chosen.only.split(","))):
-            run_hops(name, chosen, results, folder)
     results["conditions"] |= {
         "runs": f"{turns} of {scale.seconds:g} s, {scale.read_records:,} records to read",
         "stolen meanwhile": f"{stolen_s() - stolen:.1f} s",
         "load after": f"{load_1m():.1f}",
     }
-
-
-def run_hops(name: str, chosen: argparse.Namespace, results: Results, folder: Path) -> None:
-    """The hop tables beside it."""
-    checkouts = {"before": chosen.before.resolve()} if chosen.before else {}
-    count, turns = (300, 1) if chosen.quick else (1000, 3)
-    table = hop_table(
-        name,
-        checkouts | {"now": ROOT},
-        durability="",
-        shards=0,
-        count=count,
-        turns=turns,
-        folder=folder,
-    )
-    results["hops"][name] = [list(row) for row in table]
-    for first, *others in table:
-        print(f"  {first:<22}" + "".join(f"{each:>9}" for each in others), flush=True)
 
 
 def keep(path: Path | None, results: Results) -> None:
@@ -176,7 +154,6 @@ def main() -> int:
     options.add_argument("--peers", default="", help="these alone, default all")
     options.add_argument("--turns", type=int, default=0)
     options.add_argument("--seconds", type=float, default=0.0, help="of one run")
-    options.add_argument("--before", type=Path, help="a checkout for the hops of before")
     options.add_argument("--json", type=Path, help="keep the runs here, and take others from it")
     options.add_argument("--dir", type=Path, help="where to write, default the system's for such")
     chosen = options.parse_args()

@@ -7,55 +7,21 @@ Runs as a program: ``python -m tests.campaigns.churn --kills 50 --seed 7``.
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.campaigns.churn_call import GIVE_UP_S, Report
+from tests.campaigns.churn_call import GIVE_UP_S
 from tests.campaigns.churn_owner import KINDS, Owner
-from tests.campaigns.killer import BACK_S, Killer, verdict_of
+from tests.campaigns.killer import BACK_S, Killer, Summary, program
 from tests.support.server import Server
 
 SHARDS = 2
 WAL_FILE_BYTES = 256 << 10  # a log file is full after a second or so
 
 
-@dataclass(slots=True)
-class Summary:
-    """What a campaign did and what it found."""
-
-    seed: int
-    killed: str = "nobody"
-    reports: list[Report] = field(default_factory=list)
-    log_files: int = 0
-
-    @property
-    def problems(self) -> list[str]:
-        return [report.problem for report in self.reports if report.problem]
-
-    def __str__(self) -> str:
-        steps, records, deleted, checks = (
-            sum(getattr(report, name) for report in self.reports)
-            for name in ("steps", "records", "deleted", "checks")
-        )
-        work = (
-            f"{steps} steps, {records} records, {deleted} of them deleted, {checks} checks;"
-            f" {self.log_files} log files at the end"
-        )
-        return "\n".join(
-            [
-                f"seed {self.seed}: {self.killed}",
-                work,
-                f"{len(self.problems)} problems",
-                *self.problems,
-            ]
-        )
-
-
-def campaign(data_dir: Path, *, seed: int, kills: int, kinds: tuple[str, ...] = KINDS) -> Summary:
+def campaign(data_dir: Path, *, seed: int, kills: int, kinds: str = ",".join(KINDS)) -> Summary:
     """Owners of every kind work while processes are killed; at the end everything is checked after
     a clean restart as well.
     """
@@ -65,10 +31,10 @@ def campaign(data_dir: Path, *, seed: int, kills: int, kinds: tuple[str, ...] = 
         killer = Killer(server, SHARDS, dice)
         owners = [
             Owner(kind, durability, lambda: server.address, seed)
-            for kind in kinds
+            for kind in kinds.split(",")
             for durability in ("fsync", "disk")
         ]
-        if "deletes" in kinds:
+        if "deletes" in kinds.split(","):
             owners.append(Owner("deletes", "ephemeral", lambda: server.address, seed))
         for owner in owners:
             owner.start()
@@ -82,33 +48,20 @@ def campaign(data_dir: Path, *, seed: int, kills: int, kinds: tuple[str, ...] = 
                 owner.stop.set()
             for owner in owners:
                 owner.join(2 * GIVE_UP_S)
-            summary.killed, summary.reports = str(killer), [owner.report for owner in owners]
-            summary.log_files = len(list(data_dir.glob("wal/*/*.wal")))
+            summary.killed = str(killer)
+            summary.counts["log files"] = len(list(data_dir.glob("wal/*/*.wal")))
         assert not any(owner.is_alive() for owner in owners), "an owner hangs"
         server.wait_ready(BACK_S)
         server.stop()
         server.start()
         for owner in owners:
             owner.check_again()
+    for report in (owner.report for owner in owners):
+        for name in ("steps", "records", "deleted", "checks"):
+            summary.counts[name] += getattr(report, name)
+        summary.problems += [report.problem] if report.problem else []
     return summary
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000)
-    parser.add_argument("--kinds", default=",".join(KINDS))
-    arguments = parser.parse_args()
-    return verdict_of(
-        arguments.seed,
-        lambda data: campaign(
-            data,
-            seed=arguments.seed,
-            kills=arguments.kills,
-            kinds=tuple(arguments.kinds.split(",")),
-        ),
-    )
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(program(__doc__, campaign, kills=50, kinds=",".join(KINDS)))

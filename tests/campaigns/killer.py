@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import random
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from tests.support.server import Server, kill_one
+from topics.storage.verify import Finding, verify_directory
 
 EVERYTHING = "everything"
 BACK_S = 20.0  # for a campaign; how fast a single shard is back is measured in test_kill.py
@@ -69,22 +71,58 @@ class Killer:
         self._server.wait_ready(BACK_S)
 
 
-class Summary(Protocol):
-    """What a campaign came to; its text is the report."""
+@dataclass(slots=True)
+class Summary:
+    """What a campaign did and what it found; its text is the report."""
 
-    @property
-    def problems(self) -> Sequence[object]: ...
+    seed: int
+    killed: str = "nobody"
+    counts: Counter[str] = field(default_factory=Counter)
+    problems: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{name} {count:,}" for name, count in sorted(self.counts.items()))
+        lines = [f"seed {self.seed}: {self.killed}", counts, f"{len(self.problems)} problems"]
+        return "\n".join([*lines, *self.problems[:40]])
 
 
-def verdict_of(seed: int, campaign: Callable[[Path], Summary]) -> int:
-    """Run a campaign in a data directory of its own and print what it came to: the exit status of
-    its program.
+def deaths_by_themselves(server: Server) -> list[str]:
+    """Deaths that no killer caused, as the log tells."""
+    return [
+        f"by itself: {event}"
+        for event in (server.log.events() if server.log else [])
+        if event.get("event") == "stalled process killed"
+        or (event.get("event") == "process died" and event.get("signal") != "SIGKILL")
+    ]
+
+
+def damage(data_dir: Path, shards: int) -> list[str]:
+    """What `topics verify` finds."""
+    found = verify_directory(data_dir, shards)
+    return [f"topics verify: {each}" for each in found if isinstance(each, Finding)]
+
+
+def program(
+    doc: str | None,
+    campaign: Callable[..., Summary],
+    wanted: Sequence[str] = (),
+    **options: float | str,
+) -> int:
+    """Run a campaign as a program, with these options and their defaults, in a data directory of
+    its own; the exit status. A check of ``wanted`` that met nothing proves nothing.
     """
+    parser = argparse.ArgumentParser(description=doc)
+    for name, default in (options | {"seed": time.time_ns() % 1_000_000}).items():
+        parser.add_argument(f"--{name}", type=type(default), default=default)
+    asked = vars(parser.parse_args())
     with tempfile.TemporaryDirectory(prefix="topics-campaign-") as directory:
         try:
-            summary = campaign(Path(directory) / "data")
+            summary = campaign(Path(directory) / "data", **asked)
         except BaseException:
-            print(f"seed {seed}: the campaign did not end", file=sys.stderr)
+            print(f"seed {asked['seed']}: the campaign did not end", file=sys.stderr)
             raise
+    summary.problems += [
+        f"this campaign proves little: no {what}" for what in wanted if not summary.counts[what]
+    ]
     print(summary)
     return 1 if summary.problems else 0

@@ -8,14 +8,13 @@ the instruction.
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 import time
-from dataclasses import dataclass, field
+from collections import Counter
 from pathlib import Path
 
-from tests.campaigns.killer import BACK_S, Killer, verdict_of
+from tests.campaigns.killer import BACK_S, Killer, Summary, program
 from tests.campaigns.writers import Writer, finish, verify
 from tests.support.api import Api
 from tests.support.server import Server
@@ -23,30 +22,6 @@ from tests.support.server import Server
 SHARDS = 2
 WRITERS = 6
 TOPICS = [f"{durability}-{number}" for durability in ("fsync", "disk") for number in range(4)]
-
-
-@dataclass(slots=True)
-class Summary:
-    """What a campaign did and what it found."""
-
-    seed: int
-    killed: str = "nobody"
-    writes: int = 0
-    retries: int = 0
-    deduped: int = 0
-    problems: list[str] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        lines = [
-            f"seed {self.seed}: {self.killed}",
-            (
-                f"{self.writes} writes acknowledged, {self.retries} attempts repeated,"
-                f" {self.deduped} recognised as duplicates"
-            ),
-            f"{len(self.problems)} problems",
-            *self.problems[:20],
-        ]
-        return "\n".join(lines)
 
 
 class Campaign:
@@ -82,9 +57,10 @@ class Campaign:
         finally:
             self.summary.killed = str(self._killer)
             self._ledgers = finish(writers)
-        self.summary.writes = sum(len(ledger.acked) for ledger in self._ledgers)
-        self.summary.retries = sum(ledger.retries for ledger in self._ledgers)
-        self.summary.deduped = sum(ledger.deduped for ledger in self._ledgers)
+        counts = self.summary.counts
+        for ledger in self._ledgers:
+            counts += Counter(writes=len(ledger.acked), repeated=ledger.retries)
+            counts["duplicates"] += ledger.deduped
 
     def _verify(self, when: str) -> None:
         self._server.wait_ready(BACK_S)
@@ -94,16 +70,5 @@ class Campaign:
             ]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000)
-    arguments = parser.parse_args()
-    return verdict_of(
-        arguments.seed,
-        lambda data: Campaign(data, seed=arguments.seed, kills=arguments.kills).run(),
-    )
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(program(__doc__, lambda data, **asked: Campaign(data, **asked).run(), kills=50))

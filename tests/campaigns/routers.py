@@ -10,21 +10,18 @@ tests.campaigns.routers --seconds 300 --seed 1``.
 
 from __future__ import annotations
 
-import argparse
 import http.client
 import json
 import random
 import sys
 import time
 import zlib
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from tests.campaigns.killer import BACK_S, Killer, verdict_of
+from tests.campaigns.killer import BACK_S, Killer, Summary, damage, deaths_by_themselves, program
 from tests.campaigns.router_end import read_ends, settle
 from tests.campaigns.router_history import History, Sent
 from tests.campaigns.router_judge import judge
@@ -33,7 +30,6 @@ from tests.campaigns.router_topology import SHARDS, TAGS, Dest, Topology, topolo
 from tests.campaigns.writers import Write, Writer, finish
 from tests.support.api import Answer, Api, ok
 from tests.support.server import Server
-from topics.storage.verify import Finding, verify_directory
 
 WRITERS = 3
 READERS = 3
@@ -94,21 +90,6 @@ class Source(Writer):
                 zlib.crc32(json.dumps(record["data"]).encode()),
                 record.get("meta"),
             )
-
-
-@dataclass(slots=True)
-class Summary:
-    """What a campaign did and what it found."""
-
-    seed: int
-    killed: str = "nobody"
-    counts: Counter[str] = field(default_factory=Counter)
-    problems: list[str] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        counts = ", ".join(f"{name} {count:,}" for name, count in sorted(self.counts.items()))
-        lines = [f"seed {self.seed}: {self.killed}", counts, f"{len(self.problems)} problems"]
-        return "\n".join([*lines, *self.problems[:40]])
 
 
 class Campaign:
@@ -218,24 +199,14 @@ class Campaign:
             self.history.wrong.append(f"PUT of {dest.router} as it is answers {answer}")
 
     def _note_deaths(self) -> None:
-        """Deaths that nobody caused here, as the log tells."""
-        events = self._server.log.events() if self._server.log else []
-        for event in events:
-            is_own = event.get("event") == "process died" and event.get("signal") == "SIGKILL"
-            if event.get("event") in ("stalled process killed", "process died") and not is_own:
-                said = f"by itself: {event}"
-                if said not in self.history.wrong:
-                    self.history.wrong.append(said)
+        told = deaths_by_themselves(self._server)
+        self.history.wrong += [said for said in told if said not in self.history.wrong]
 
     def _judge(self) -> None:
         verdict = judge(self.history, self._topology)
         self.summary.counts += verdict.counts
         self.summary.problems += list(dict.fromkeys(verdict.problems))
-        self.summary.problems += [
-            f"topics verify: {finding}"
-            for finding in verify_directory(self._data_dir, SHARDS)
-            if isinstance(finding, Finding)
-        ]
+        self.summary.problems += damage(self._data_dir, SHARDS)
 
 
 def path_of(router: str) -> str:
@@ -263,21 +234,5 @@ def campaign(data_dir: Path, *, seed: int, seconds: float) -> Summary:
     return Campaign(data_dir, seed=seed, seconds=seconds).run()
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=300.0)
-    parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000)
-    arguments = parser.parse_args()
-
-    def run(data: Path) -> Summary:
-        summary = campaign(data, seed=arguments.seed, seconds=arguments.seconds)
-        summary.problems += [
-            f"this campaign proves little: no {what}" for what in WANTED if not summary.counts[what]
-        ]
-        return summary
-
-    return verdict_of(arguments.seed, run)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(program(__doc__, campaign, WANTED, seconds=300.0))

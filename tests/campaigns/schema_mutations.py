@@ -56,14 +56,8 @@ HEADERS: tuple[tuple[str, str], ...] = (
     ("If-None-Match", "*"),
 )
 PATHS = (
-    "/v0/topics/{}",
-    "/v0/topics/{}/diff",
-    "/v0/topics/{}/claim",
-    "/v0/topics/{}/leases",
-    "/v0/routers/{}",
-    "/v0/watch/{}",
-    "/v0/{}",
-    "/{}",
+    *("/v0/topics/{}", "/v0/topics/{}/diff", "/v0/topics/{}/claim", "/v0/topics/{}/leases"),
+    *("/v0/routers/{}", "/v0/watch/{}", "/v0/{}", "/{}"),
 )
 ODD_NAMES = (
     "a\0",
@@ -82,15 +76,7 @@ ODD_NAMES = (
 )
 METHODS = ("GET", "HEAD", "PUT", "POST", "DELETE", "PATCH", "OPTIONS", "TRACE", "get", "X" * 40)
 PARAMETERS = (
-    "touch",
-    "page_size",
-    "cursor",
-    "prefix",
-    "node",
-    "max",
-    "token",
-    "server_timing",
-    "x",
+    *("touch", "page_size", "cursor", "prefix", "node", "max", "token", "server_timing", "x"),
 )
 QUERY_VALUES = ("", "true", "0", "1", "-1", "abc", "1001", "%ff", "%", "+", "eyJ", "A" * 3000, "\0")
 LARGE = (2000, 11_000)

@@ -8,16 +8,14 @@ tests.campaigns.watchers --seconds 300 --seed 1``.
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.campaigns.killer import BACK_S, Killer, verdict_of
+from tests.campaigns.killer import BACK_S, Killer, Summary, program
 from tests.campaigns.watcher import CAPS, Seen, Watcher
 from tests.campaigns.writers import Ledger, Writer, finish
 from tests.support.api import Api, ok
@@ -44,29 +42,6 @@ class PacedWriter(Writer):
             [self.ledger.writer, number, position, padding]
             for position in range(self._random.randint(1, 4))
         ]
-
-
-@dataclass(slots=True)
-class Summary:
-    """What a campaign did and what it found."""
-
-    seed: int
-    killed: str = "nobody"
-    acknowledged: int = 0
-    counts: Counter[str] = field(default_factory=Counter)
-    problems: list[str] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        counts = ", ".join(f"{name} {count:,}" for name, count in sorted(self.counts.items()))
-        work = f"{self.acknowledged:,} records acknowledged; watchers: {counts}"
-        return "\n".join(
-            [
-                f"seed {self.seed}: {self.killed}",
-                work,
-                f"{len(self.problems)} problems",
-                *self.problems,
-            ]
-        )
 
 
 def campaign(data_dir: Path, *, seed: int, seconds: float, watchers: int) -> Summary:
@@ -132,7 +107,7 @@ def _compare(summary: Summary, ledgers: list[Ledger], seen: Seen) -> dict[str, i
                 (write.topic, seq): (ledger.writer, number, position)
                 for position, seq in enumerate(write.seqs)
             }
-    summary.acknowledged = len(stored)
+    summary.counts["acknowledged"] = len(stored)
     heads = dict.fromkeys(CAPS, 0)
     counts = Counter(topic for topic, _ in stored)
     for topic, seq in stored:
@@ -150,19 +125,5 @@ def _compare(summary: Summary, ledgers: list[Ledger], seen: Seen) -> dict[str, i
     return heads
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=300.0)
-    parser.add_argument("--watchers", type=int, default=50)
-    parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000)
-    arguments = parser.parse_args()
-    return verdict_of(
-        arguments.seed,
-        lambda data: campaign(
-            data, seed=arguments.seed, seconds=arguments.seconds, watchers=arguments.watchers
-        ),
-    )
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(program(__doc__, campaign, seconds=300.0, watchers=50))

@@ -8,17 +8,15 @@ what is wrong. Runs as a program: ``python -m tests.campaigns.workers --seconds 
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tests.campaigns.crew import Crew, tell_address
-from tests.campaigns.killer import BACK_S, Killer, verdict_of
+from tests.campaigns.killer import BACK_S, Killer, Summary, damage, deaths_by_themselves, program
 from tests.campaigns.movers import Mover, judged, movers
 from tests.campaigns.worker import REJECTED
 from tests.campaigns.worker_end import Ending
@@ -28,7 +26,6 @@ from tests.campaigns.writers import Write, Writer, finish
 from tests.support.api import Answer, Api, ok
 from tests.support.server import Server
 from topics.formats.names import shard_of
-from topics.storage.verify import Finding, verify_directory
 
 SHARDS = 2
 CREWS, CREW = 8, 4
@@ -40,16 +37,8 @@ CREW_SHARE = 0.6  # of the kills
 BACKLOG_MAX = 1500  # jobs of a queue; above, its producers pause
 # Of a campaign that is long enough; a check that met nothing proves nothing.
 WANTED = (
-    "deliveries again",
-    "live",
-    "stale: expired",
-    "stale: released",
-    "stale: superseded",
-    "stale: no token",
-    "acked",
-    "dead-lettered",
-    "jobs of twins",
-    "redriven",
+    *("deliveries again", "live", "stale: expired", "stale: released", "stale: superseded"),
+    *("stale: no token", "acked", "dead-lettered", "jobs of twins", "redriven"),
 )
 
 QUEUES: dict[str, dict[str, Any]] = {
@@ -124,22 +113,6 @@ class Producer(Writer):
             self.jobs[topic, seq] = Job(record["data"], due)
 
 
-@dataclass(slots=True)
-class Summary:
-    """What a campaign did and what it found."""
-
-    seed: int
-    killed: str = "nobody"
-    crew_kills: int = 0
-    counts: Counter[str] = field(default_factory=Counter)
-    problems: list[str] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        counts = ", ".join(f"{name} {count:,}" for name, count in sorted(self.counts.items()))
-        lines = [f"seed {self.seed}: {self.killed}; killed crews {self.crew_kills}x", counts]
-        return "\n".join([*lines, f"{len(self.problems)} problems", *self.problems[:30]])
-
-
 def campaign(data_dir: Path, *, seed: int, seconds: float, crews: int = CREWS) -> Summary:
     """Jobs come and go while processes are killed; then all must be accounted for."""
     summary, dice, history = Summary(seed), random.Random(seed), History()
@@ -162,11 +135,7 @@ def campaign(data_dir: Path, *, seed: int, seconds: float, crews: int = CREWS) -
     verdict = judge(history, ends)
     summary.counts += verdict.counts
     summary.problems += list(dict.fromkeys(verdict.problems))
-    summary.problems += [
-        f"topics verify: {finding}"
-        for finding in verify_directory(data_dir, SHARDS)
-        if isinstance(finding, Finding)
-    ]
+    summary.problems += damage(data_dir, SHARDS)
     return summary
 
 
@@ -203,7 +172,7 @@ def _load(
         crew.tell(history)
     for producer in producers:
         history.jobs |= producer.jobs
-    summary.killed, summary.crew_kills = str(killer), sum(crew.kills for crew in crews)
+    summary.killed = f"{killer}; crews killed {sum(crew.kills for crew in crews)}x"
     summary.problems += [problem for ledger in ledgers for problem in ledger.problems]
     summary.counts["appends repeated"] = sum(ledger.retries for ledger in ledgers)
 
@@ -223,7 +192,7 @@ def _harm(
         if dice.random() < CREW_SHARE:
             dice.choice(crews).kill()
         else:
-            wrong += _unasked(server)
+            wrong += deaths_by_themselves(server)
             killer.kill()
             tell_address(journals, server.address)
         with Api(server.address) as api:
@@ -235,38 +204,8 @@ def _harm(
                 if answer.status == 200:
                     backlog[queue] = answer.json()["count"]
     server.wait_ready(BACK_S)
-    return list(dict.fromkeys(wrong + _unasked(server)))
-
-
-def _unasked(server: Server) -> list[str]:
-    """Deaths that nobody caused here, as the log tells."""
-    events = server.log.events() if server.log else []
-    return [
-        f"by itself: {event}"
-        for event in events
-        if event.get("event") == "stalled process killed"
-        or (event.get("event") == "process died" and event.get("signal") != "SIGKILL")
-    ]
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=300.0)
-    parser.add_argument("--crews", type=int, default=CREWS, help=f"of {CREW} workers each")
-    parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000)
-    arguments = parser.parse_args()
-
-    def run(data: Path) -> Summary:
-        summary = campaign(
-            data, seed=arguments.seed, seconds=arguments.seconds, crews=arguments.crews
-        )
-        summary.problems += [
-            f"this campaign proves little: no {what}" for what in WANTED if not summary.counts[what]
-        ]
-        return summary
-
-    return verdict_of(arguments.seed, run)
+    return list(dict.fromkeys(wrong + deaths_by_themselves(server)))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(program(__doc__, campaign, WANTED, seconds=300.0, crews=CREWS))

@@ -108,13 +108,7 @@ def everything(api: Api, topic: str) -> dict[str, Any]:
     """All that a reader can notice of a topic and that a restart must not change."""
     state = api.state(topic)
     names = (
-        "head_seq",
-        "earliest_seq",
-        "next_seq",
-        "count",
-        "bytes",
-        "config",
-        "epoch",
+        *("head_seq", "earliest_seq", "next_seq", "count", "bytes", "config", "epoch"),
         "last_write_ts",
     )
     pages = [

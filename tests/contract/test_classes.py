@@ -298,18 +298,6 @@ def test_a_loss_among_records_is_told_once_and_whole_to_readers_of_every_kind(st
                     )
 
 
-def test_losses_add_up_over_restarts(stage: Stage) -> None:
-    stage.put("sums", durability="ephemeral")
-    for _ in range(2):
-        stage.write("sums", 3)
-        stage.restart()
-        stage.told("sums")
-    stage.put("sums", durability="fsync")
-    stage.write("sums", 3)
-    stage.restart()
-    assert [*stage.told("sums").data.values()] == [*stage.written["sums"].values()][-3:]
-
-
 def test_an_ephemeral_topic_made_by_a_write_and_deleted_again(stage: Stage) -> None:
     stage.write("made", 3, config={"durability": "ephemeral", "cap_records": 2})
     stage.write("gone", 3, config={"durability": "ephemeral"})

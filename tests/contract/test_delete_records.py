@@ -1,17 +1,23 @@
-"""POST /v0/topics/:topic/delete (§5): what is deleted."""
+"""Deletes of records (§5): what goes, what readers see of it (§3.2, §3.3), and what a restart
+leaves.
+"""
 
 from __future__ import annotations
 
 import json
 import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.contract.deleting import ODD_TAGS, TAGS, U64_MAX, erase, fill
-from tests.contract.retained import agrees, erased, floors, page_of, seqs
+from tests.contract.retained import agrees, erased, everything, floors, gap, page_of, seqs
 from tests.support.api import Api, ok, refused
 from tests.support.model import Kept, TopicModel
+from tests.support.server import Server
 
 # --- what is deleted
 
@@ -91,28 +97,6 @@ def test_bytes_go_with_the_records(api: Api, topic: str) -> None:
     assert floors(api, topic) == {"head_seq": 4, "earliest_seq": 5, "count": 0, "bytes": 0}
 
 
-def test_earliest_seq_passes_a_prefix_only_when_it_is_wholly_dead(api: Api, topic: str) -> None:
-    model = fill(api, topic, ["x", "y", "y", "z", "x", "z"])
-    for match, earliest in (("y", 1), ("x", 4), ("z", 7)):
-        answer = ok(erase(api, topic, {"match": match}))
-        assert answer["deleted"] == model.delete(match=match)
-        assert answer["earliest_seq"] == earliest == model.earliest_seq
-        agrees(api, topic, model)
-
-
-def test_deletes_add_up_and_count_only_live_records(
-    api: Api, topic: str, filled: TopicModel
-) -> None:
-    for body, count in (
-        ({"match": "b"}, 2),
-        ({"before_seq": 6}, 4),
-        ({"match": ["tag", "Glob", "*"]}, 3),
-        ({"before_seq": 99}, 1),
-    ):
-        assert erased(api, topic, **body) == count == filled.delete(**body)
-        agrees(api, topic, filled)
-
-
 def test_an_empty_topic_has_nothing_to_delete(api: Api, topic: str) -> None:
     ok(api.put(topic), 201)
     for body in ({"before_seq": 5}, {"match": "a"}):
@@ -134,16 +118,6 @@ def test_a_delete_is_no_standing_filter(
     ok(api.append(topic, records=[{"data": "later", "tag": "a"}]))
     filled.append([Kept("later", "a")])
     agrees(api, topic, filled)
-
-
-def test_the_prior_versions_go_and_the_new_one_stays(api: Api, topic: str) -> None:
-    model = fill(api, topic, ["msg-123", "msg-12", "msg-123", "msg-1234", "msg-123"])
-    assert (
-        erased(api, topic, match=["tag", "Eq", "msg-123"], before_seq=5)
-        == model.delete(5, "msg-123")
-        == 2
-    )
-    agrees(api, topic, model)
 
 
 def test_one_topic_at_a_time(api: Api, topic: str) -> None:
@@ -178,23 +152,6 @@ def test_records_of_large_writes_are_deleted_too(api: Api, topic: str) -> None:
     assert [record["data"][0] for record in page["records"]] == [4]
 
 
-@pytest.mark.slow
-def test_ten_thousand_records_go_at_once(api: Api, topic: str) -> None:
-    model = fill(
-        api, topic, [f"{'even' if number % 2 else 'odd'}:{number}" for number in range(10_000)]
-    )
-    assert (
-        erased(api, topic, match=["tag", "Glob", "odd:*"])
-        == model.delete(match=["tag", "Glob", "odd:*"])
-        == 5000
-    )
-    assert [record["$seq"] for record in api.read(topic)] == list(model.live)
-    assert erased(api, topic, match="even:9999") == model.delete(match="even:9999") == 1
-    assert erased(api, topic, before_seq=9000) == model.delete(9000)
-    assert [record["$seq"] for record in api.read(topic)] == list(model.live)
-    assert floors(api, topic)["count"] == len(model.live)
-
-
 def test_a_deduped_answer_is_given_though_its_records_were_deleted(api: Api, topic: str) -> None:
     ok(api.append(topic, 1, 2, idempotency_key="k"), 201)
     assert erased(api, topic, before_seq=9) == 2
@@ -213,14 +170,6 @@ def test_if_empty_counts_live_records(api: Api, topic: str, filled: TopicModel) 
     refused(api.delete(topic, if_empty="true"), 409, "topic_not_empty")
     erased(api, topic, before_seq=99)
     assert ok(api.delete(topic, if_empty="true"))["deleted"] is True
-
-
-def test_a_topic_made_again_knows_nothing_of_former_deletes(
-    api: Api, topic: str, filled: TopicModel
-) -> None:
-    erased(api, topic, match="a")
-    ok(api.delete(topic))
-    agrees(api, topic, fill(api, topic, TAGS))
 
 
 # --- tags are text
@@ -267,3 +216,213 @@ def test_a_glob_may_be_written_in_escapes(api: Api, topic: str) -> None:
         ]
         == 1
     )
+
+
+# --- reads around deleted records
+
+
+def read_all(api: Api, topic: str, **fields: Any) -> list[int]:
+    """Every seq through pages that must go on and tell of no loss."""
+    found: list[int] = []
+    cursor = 0
+    while True:
+        page = ok(api.diff(topic, from_seq=cursor, **fields))
+        assert page["tombstone"] is None
+        assert page["caught_up"] == (page["next_from_seq"] == page["head_seq"])
+        assert page["lag"] == page["head_seq"] - page["next_from_seq"]
+        found += seqs(page)
+        if page["caught_up"]:
+            return found
+        assert page["next_from_seq"] > cursor
+        cursor = page["next_from_seq"]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 100])
+def test_pages_pass_over_deleted_records(
+    api: Api, topic: str, filled: TopicModel, limit: int
+) -> None:
+    erased(api, topic, match=["tag", "Glob", "a*"])
+    filled.delete(match=["tag", "Glob", "a*"])
+    assert read_all(api, topic, limit=limit) == list(filled.live) == [2, 3, 6, 7, 9]
+
+
+def test_the_cursor_passes_deleted_records_at_the_end(
+    api: Api, topic: str, filled: TopicModel
+) -> None:
+    erased(api, topic, match="a")
+    page = ok(api.diff(topic, from_seq=9))
+    assert (page["records"], page["next_from_seq"], page["caught_up"], page["tombstone"]) == (
+        [],
+        10,
+        True,
+        None,
+    )
+    page = ok(api.diff(topic, from_seq=8, limit=1))
+    assert (seqs(page), page["next_from_seq"], page["caught_up"]) == (
+        [9],
+        page["next_from_seq"],
+        page["next_from_seq"] == 10,
+    )
+
+
+NODES: list[tuple[Any, list[int]]] = [
+    ("x", [2, 5, 8]),
+    (["x"], [2, 5, 8]),
+    (["x", "y"], [5, 8]),
+    (["z", "y"], [5, 7, 8]),
+    ("X", [2, 5, 7, 8]),
+    ([], [2, 5, 7, 8]),
+]
+
+
+@pytest.mark.parametrize(
+    ("node", "seen"), NODES, ids=[f"4 {json.dumps(node)}" for node, _ in NODES]
+)
+@pytest.mark.parametrize("limit", [1, 100])
+def test_the_node_filter_and_deletes_work_together(
+    api: Api, topic: str, node: Any, seen: list[int], limit: int
+) -> None:
+    nodes = ["x", "y", "x", "y", None, "x", "x", "long", "y"]
+    records = [
+        {"data": number, "tag": "gone" if number in (1, 3, 4, 6, 9) else "kept"}
+        | ({"node": who} if who else {})
+        for number, who in enumerate(nodes, 1)
+    ]
+    ok(api.append(topic, records=records), 201)
+    assert erased(api, topic, match="gone") == 5
+    assert read_all(api, topic, node=node, limit=limit) == seen
+
+
+def test_a_reader_in_the_middle_of_the_gap_goes_on_silently(
+    api: Api, topic: str, filled: TopicModel
+) -> None:
+    first = ok(api.diff(topic, limit=4))
+    assert first["next_from_seq"] == 4
+    erased(api, topic, before_seq=9)
+    page = page_of(api, topic, 4)
+    assert (gap(page), seqs(page), page["earliest_seq"]) == (None, [9, 10], 9)
+
+
+# --- beside appends
+
+
+def test_what_was_acknowledged_before_goes_and_what_is_sent_after_stays(
+    server: Server, api: Api, topic: str
+) -> None:
+    ok(api.put(topic), 201)
+    done = threading.Event()
+    acknowledged: list[int] = []
+    sent_after: set[int] = set()
+    deleted = threading.Event()
+
+    def write() -> None:
+        number = 0
+        with Api(server.address) as own:
+            while not done.is_set():
+                number += 1
+                late = deleted.is_set()
+                (seq,) = ok(own.append(topic, records=[{"data": late, "tag": "x"}]))["seqs"]
+                acknowledged.append(seq)
+                if late:
+                    sent_after.add(seq)
+
+    writers = [threading.Thread(target=write, daemon=True) for _ in range(3)]
+    for writer in writers:
+        writer.start()
+    while len(acknowledged) < 50:
+        done.wait(0.005)
+    known = list(acknowledged)
+    gone = ok(erase(api, topic, {"match": "x"}))
+    deleted.set()
+    while len(sent_after) < 20:
+        done.wait(0.005)
+    done.set()
+    for writer in writers:
+        writer.join(20)
+    left = {record["$seq"] for record in api.read(topic)}
+    assert left.isdisjoint(known)
+    assert sent_after <= left
+    # The head goes on while the delete becomes durable; what it took is all up to the head that it
+    # found.
+    assert sorted(left) == list(range(gone["deleted"] + 1, max(acknowledged) + 1)), (
+        "a delete reaches up to one seq and no further"
+    )
+    assert max(known) <= gone["deleted"] <= gone["head_seq"]
+
+
+SMALL_LOG = 64 << 10
+
+
+def _scenes(api: Api, durability: str) -> list[str]:
+    """Topics with deletes of every kind, some of them long sealed."""
+
+    def scene(name: str, tags: list[str | None], size: int = 0) -> str:
+        full = f"{durability}.{name}"
+        answer = api.put(full, {"durability": durability})
+        ok(answer, answer.status)
+        for number, tag in enumerate(tags, 1):
+            record = {"data": [number, "x" * size]} | ({} if tag is None else {"tag": tag})
+            ok(api.append(full, records=[record], idempotency_key=f"k{number}"))
+        return full
+
+    names = [scene(name, TAGS) for name in ("seq", "eq", "glob", "both", "all", "later", "twice")]
+    erased(api, names[0], before_seq=5)
+    erased(api, names[1], match="a")
+    erased(api, names[2], match=["tag", "Glob", "a*"])
+    erased(api, names[3], match="a", before_seq=6)
+    erased(api, names[4], before_seq=99)
+    erased(api, names[5], match=["tag", "Glob", "*"])
+    ok(api.append(names[5], records=[{"data": "later", "tag": "a"}]))
+    erased(api, names[6], match="b")
+    erased(api, names[6], match="c")
+    large = scene("sealed", [f"{number % 4}:{number}" for number in range(60)], 8000)
+    erased(api, large, match=["tag", "Glob", "1:*"])
+    erased(api, large, match="2:2")
+    front = scene("front", [f"{number % 4}:{number}" for number in range(40)], 8000)
+    erased(api, front, before_seq=20)
+    odd = scene("odd", [tag for tag in ODD_TAGS if tag])
+    for tag in ODD_TAGS[::2]:
+        erased(api, odd, match=tag)
+    return [*names, large, front, odd]
+
+
+@pytest.fixture(scope="module", params=["stop", "kill"])
+def restarted(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Server, dict[str, Any]]]:
+    """What every scene looked like before a restart, and the restarted server. Its log files are
+    small, so much is sealed.
+    """
+    path: Path = tmp_path_factory.mktemp("deletes") / "data"
+    with Server(path, shards=1, wal_file_bytes=SMALL_LOG) as server:
+        with Api(server.address) as api:
+            before = {
+                name: everything(api, name)
+                for name in [*_scenes(api, "fsync"), *_scenes(api, "disk")]
+            }
+        server.stop() if request.param == "stop" else server.kill()
+        server.start()
+        yield server, before
+
+
+@pytest.mark.slow
+def test_deletes_outlive_a_restart_and_go_on_after_it(
+    restarted: tuple[Server, dict[str, Any]],
+) -> None:
+    server, before = restarted
+    with Api(server.address) as api:
+        assert {name: everything(api, name) for name in before} == before
+        for durability in ("fsync", "disk"):
+            for body in ({"match": "a"}, {"match": ["tag", "Glob", "a*"]}):
+                assert erased(api, f"{durability}.glob", **body) == 0
+            assert erased(api, f"{durability}.eq", match="b") == 2
+            assert erased(api, f"{durability}.later", match="a") == 1
+            assert erased(api, f"{durability}.sealed", match=["tag", "Glob", "3:*"]) == 15
+            assert erased(api, f"{durability}.front", before_seq=30) == 10
+            assert ok(api.append(f"{durability}.all", "again", idempotency_key="k3"))["seqs"] == [3]
+            assert ok(api.append(f"{durability}.all", "new"))["seqs"] == [11]
+        after = {name: everything(api, name) for name in before}
+    server.kill()
+    server.start()
+    with Api(server.address) as api:
+        assert {name: everything(api, name) for name in after} == after

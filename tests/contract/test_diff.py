@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from tests.support import wrong_types
 from tests.support.api import Api, ok, refused
 
 KIB = 1024
@@ -99,53 +98,6 @@ def test_limit_is_clamped(api: Api, topic: str, fields: dict[str, Any], count: i
     page = ok(api.diff(topic, **fields))
     assert data(page) == list(range(1, count + 1))
     assert cursor(page) == (count, False, 1100 - count)
-
-
-def test_pages_follow_each_other(api: Api, topic: str) -> None:
-    ok(api.append(topic, *range(25)), 201)
-    seen, at, lags = [], 0, []
-    while True:
-        page = ok(api.diff(topic, from_seq=at, limit=10))
-        seen += data(page)
-        at, caught_up, lag = cursor(page)
-        lags.append(lag)
-        if caught_up:
-            break
-    assert (seen, lags) == (list(range(25)), [15, 5, 0])
-
-
-WRONG = [
-    *wrong_types.VIEW,
-    *wrong_types.rows(wrong_types.SEQ, "from_seq"),
-    *wrong_types.rows([*wrong_types.UNSIGNED, "null"], "wait_ms"),
-    *wrong_types.rows(["null"], "limit"),
-    *wrong_types.rows(wrong_types.EPOCH, "epoch"),
-]
-
-
-@pytest.mark.parametrize(("field", "raw"), WRONG, ids=lambda value: f"3 {value}")
-def test_a_wrong_type_is_a_400(api: Api, topic: str, field: str, raw: str) -> None:
-    ok(api.append(topic, 1), 201)
-    refused(
-        api.call("POST", f"/v0/topics/{topic}/diff", f'{{"{field}":{raw}}}'.encode()),
-        400,
-        "invalid_request",
-    )
-
-
-@pytest.mark.parametrize(
-    "body",
-    [b"[]", b"null", b"1", b'"x"', b"{", b'{"limit":1,}', b'{"from_seq":NaN}', b"{}{}"],
-    ids=lambda value: f"3 {value!r}",
-)
-def test_a_body_that_is_not_a_json_object_is_a_400(api: Api, topic: str, body: bytes) -> None:
-    ok(api.append(topic, 1), 201)
-    refused(api.call("POST", f"/v0/topics/{topic}/diff", body), 400, "invalid_request")
-
-
-def test_unknown_fields_are_ignored(api: Api, topic: str) -> None:
-    ok(api.append(topic, 1), 201)
-    assert data(ok(api.diff(topic, nope={"a": 1}, From_Seq=9))) == [1]
 
 
 @pytest.mark.parametrize("include_tags", [None, False, True])

@@ -191,17 +191,6 @@ def test_a_wrong_file_changes_nothing(rotation: Rotation, content: str | None) -
     assert "hunter2" not in rotation.server.logged
 
 
-def test_a_front_that_is_started_again_has_the_keys_of_now(rotation: Rotation) -> None:
-    rotation.replace("before")
-    os.kill(rotation.server.roles()["front 0"], signal.SIGKILL)
-    rotation.file.write_text("after")
-    rotation.hang_up("keys reloaded")
-    rotation.server.wait_ready()
-    rotation.becomes("after", 200)
-    with rotation.api("before") as api:
-        refused(api.append("a", 1), 401, "unauthorized")
-
-
 def test_a_file_may_be_a_link_whose_folder_is_replaced(rotation: Rotation) -> None:
     """As Kubernetes does it."""
     home = rotation.file.parent

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -90,11 +89,6 @@ def test_a_refused_large_write_leaves_nothing(api: Api, topic: str, raw: bytes, 
     assert ok(api.append(topic, "next"))["seqs"] == [2]
 
 
-def test_a_bad_inline_config_creates_nothing(api: Api, topic: str) -> None:
-    refused(post(api, topic, body(config={"ttl_ms": -1})), 400, "invalid_request")
-    refused(api.get(topic), 404, "topic_not_found")
-
-
 def test_a_large_write_is_kept_byte_for_byte(api: Api, topic: str) -> None:
     values = [
         b'{ "b" : 1.10, "a":[1E400 ,2] }',
@@ -148,25 +142,6 @@ def test_concurrent_large_duplicates_append_once(server: Server, api: Api, topic
     assert api.state(topic)["head_seq"] == 6
 
 
-def test_small_and_large_writes_share_the_seqs_out(server: Server, api: Api, topic: str) -> None:
-    raw = body()
-
-    def client(number: int) -> list[int]:
-        with Api(server.address) as mine:
-            if number % 4 == 0:
-                return [seq for _ in range(2) for seq in ok(post(mine, topic, raw))["seqs"]]
-            return [ok(mine.append(topic, [number, turn]))["first_seq"] for turn in range(20)]
-
-    ok(api.put(topic), 201)
-    with ThreadPoolExecutor(8) as pool:
-        seqs = list(pool.map(client, range(8)))
-    assert sorted(seq for mine in seqs for seq in mine) == list(range(1, 24 + 120 + 1))
-    assert all(mine == sorted(mine) for mine in seqs)
-    records = api.read(topic, max_batch_bytes=8 * MIB)
-    assert [record["$seq"] for record in records] == list(range(1, 145))
-    assert [record["$ts"] for record in records] == sorted(record["$ts"] for record in records)
-
-
 def test_a_deletion_meets_a_large_write(server: Server, api: Api, topic: str) -> None:
     """Whichever comes first, the write is whole or gone, and the topic can be made again."""
     ok(api.append(topic, "old"), 201)
@@ -179,12 +154,3 @@ def test_a_deletion_meets_a_large_write(server: Server, api: Api, topic: str) ->
     assert count == (6 if answer.status == 201 else 0)
     ok(api.delete(topic))
     assert ok(api.append(topic, "new"), 201)["seqs"] == [1]
-
-
-def test_a_large_write_wakes_a_long_poll(server: Server, api: Api, topic: str) -> None:
-    ok(api.put(topic), 201)
-    with ThreadPoolExecutor(1) as pool, Api(server.address) as reader:
-        poll = pool.submit(reader.diff, topic, wait_ms=20_000)
-        time.sleep(0.15)  # nothing outside tells that a poll is parked
-        ok(post(api, topic, body({"data": "last"})))
-        assert ok(poll.result(30))["records"][0]["$seq"] == 1

@@ -13,7 +13,6 @@ from tests.support.api import Answer, Api, ok, refused
 from tests.support.caps import (
     TOTAL_BYTES,
     at_once,
-    body_of,
     capped,
     capped_server,
     clear,
@@ -124,20 +123,6 @@ def test_evictions_and_age_make_room(api: Api) -> None:
     capped(api.append(THERE, "x" * 14_000), TOTAL_BYTES, MOST)
     ok(api.put("aging", {"ttl_ms": 1}))  # and nobody reads it
     until(lambda: api.append(THERE, "x" * 14_000).status, lambda status: status == 200)
-
-
-def test_streamed_appends_are_taken_whole_or_not_at_all(api: Api) -> None:
-    long = body_of(4_500_000)
-    ok(api.call("POST", f"/v0/topics/{HERE}", long))
-    for topic in (HERE, THERE, "new"):
-        capped(api.call("POST", f"/v0/topics/{topic}", long), TOTAL_BYTES, MOST)
-    refused(api.get("new"), 404, "topic_not_found")
-    assert api.state(HERE)["head_seq"] == len(long["records"])
-    ok(api.delete(HERE))
-    ok(api.call("POST", "/v0/topics/new", long), 201)
-    size = api.state("new")["bytes"]
-    capped(api.append(THERE, *["x" * 100_000] * 16), TOTAL_BYTES, MOST)
-    assert held(api)[1] == size
 
 
 def test_a_full_topic_is_told_before_a_full_server(api: Api) -> None:

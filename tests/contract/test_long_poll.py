@@ -106,16 +106,6 @@ def test_what_is_there_is_answered_at_once(api: Api, topic: str, fields: dict[st
     assert time.monotonic() - sent < SLACK_S
 
 
-def test_a_recreated_topic_with_no_records_ends_the_poll_by_its_tombstone(
-    api: Api, topic: str
-) -> None:
-    ok(api.put(topic), 201)
-    sent = time.monotonic()
-    page = ok(api.diff(topic, from_seq=7, wait_ms=20_000))
-    assert page["tombstone"]["reason"] == "recreated"
-    assert time.monotonic() - sent < SLACK_S
-
-
 def test_own_records_do_not_end_a_long_poll(
     server: Server, api: Api, topic: str, pool: ThreadPoolExecutor
 ) -> None:

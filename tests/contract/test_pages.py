@@ -6,13 +6,11 @@ from __future__ import annotations
 
 import json
 import random
-import threading
 from typing import Any
 
 import pytest
 
 from tests.support.api import Api, ok
-from tests.support.server import Server
 
 PAGE = 7
 
@@ -117,46 +115,6 @@ def test_what_happens_between_two_pages_shows_in_the_second(
             )
         if numbers.random() < 0.4:
             happen()
-
-
-@pytest.mark.slow
-def test_many_readers_and_a_writer_at_once(server: Server, api: Api, topic: str) -> None:
-    fill(api, topic, 1500)
-    problems: list[str] = []
-
-    def read(batch: int) -> None:
-        with Api(server.address) as own:
-            cursor, expected = 0, 0
-            while cursor < 1500:
-                page = page_of(own, topic, cursor, limit=batch)
-                got = [record["$seq"] for record in page["records"]]
-                if got != list(range(expected + 1, expected + 1 + len(got))) or page[
-                    "next_from_seq"
-                ] != expected + len(got):
-                    problems.append(f"after {expected}: {got[:3]}...")
-                    return
-                cursor = expected = page["next_from_seq"]
-
-    readers = [
-        threading.Thread(target=read, args=(batch,)) for batch in (5, 5, 5, 8, 8, 13, 100, 1000)
-    ]
-    for reader in readers:
-        reader.start()
-    while any(reader.is_alive() for reader in readers):
-        ok(api.append(topic, "more"))
-    assert problems == []
-
-
-def test_a_deleted_topic_is_gone_for_who_reads_on(api: Api, topic: str) -> None:
-    fill(api, topic, 200)
-    cursor = 0
-    for _ in range(5):
-        cursor = page_of(api, topic, cursor)["next_from_seq"]
-    ok(api.delete(topic))
-    assert api.diff(topic, from_seq=cursor, limit=PAGE).status == 404
-    fill(api, topic, 300)
-    page = page_of(api, topic, cursor)
-    assert page["epoch"] == api.state(topic)["epoch"]
 
 
 def test_reading_on_counts_as_reading(api: Api, topic: str) -> None:

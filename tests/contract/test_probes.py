@@ -1,14 +1,16 @@
-"""Liveness and readiness (§8.1, §8.2)."""
+"""Liveness and readiness (§8.1, §8.2), from the first moment of a start on."""
 
 from __future__ import annotations
 
+import http.client
 import time
+from pathlib import Path
 
 import pytest
 
 from tests.support.api import Api, listed, ok
 from tests.support.queues import BOUND_S
-from tests.support.server import Server
+from tests.support.server import START_S, Server
 
 
 @pytest.mark.parametrize("path", ["/v0/health", "/healthz"], ids=lambda path: f"8.1 {path}")
@@ -41,3 +43,28 @@ def test_ready_counts_the_topics(server: Server, api: Api, topic: str) -> None:
     while (count := api.call("GET", "/v0/ready").json()["topics"]) != len(names):
         assert time.monotonic() < deadline, f"{count} topics, there are {len(names)}"
         time.sleep(0.02)
+
+
+def status_of(server: Server, path: str) -> int:
+    connection = http.client.HTTPConnection(server.host, server.port, timeout=START_S)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        assert answer.read().startswith(b"{")
+        return answer.status
+    finally:
+        connection.close()
+
+
+def test_a_request_of_the_cold_lane_is_answered_from_the_first_moment_on(tmp_path: Path) -> None:
+    server = Server(tmp_path / "data", shards=1)
+    log = server.spawn()
+    try:
+        url = str(log.event("listening", START_S)["url"])
+        server.host, server.port = "127.0.0.1", int(url.rpartition(":")[2])
+        assert status_of(server, "/v0/topics") in (200, 503)  # 503: the shard recovers
+        server.wait_ready()
+        assert status_of(server, "/v0/topics") == 200
+        server.stop()
+    finally:
+        server.kill()

@@ -1,28 +1,30 @@
-"""POST /v0/topics/:q/claim (§10.2): who gets which jobs, and what they look like."""
+"""POST /v0/topics/:q/claim (§10.2) and the state of a queue (§1.2, §10.7)."""
 
 from __future__ import annotations
 
 import gzip
 import json
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import msgspec
 import pytest
 
-from tests.support.api import Api, ok
+from tests.support.api import Api, ok, refused
 from tests.support.queues import (
     DAY_MS,
     HOUR_MS,
     LEASE_ID,
+    SHORT_MS,
     Queue,
     counters,
     data,
     now_ms,
     numbers,
-    tokens,
 )
 from tests.support.server import Server
+from tests.support.sse import watch
 
 
 def test_a_claim_leases_a_job_and_says_all_about_it(queue: Queue) -> None:
@@ -74,11 +76,6 @@ def test_a_queue_with_less_work_answers_with_fewer_jobs(queue: Queue) -> None:
     assert (body["claimed"], body["count"], body["ready"]) == ([], 0, 0)
 
 
-def test_a_new_queue_has_no_jobs_to_claim(queue: Queue) -> None:
-    body = queue.claimed("w", 5)
-    assert (body["claimed"], body["count"], body["ready"]) == ([], 0, 0)
-
-
 @pytest.mark.parametrize("asked", [1001, 2**32 - 1], ids=lambda value: f"10.2 {value}")
 def test_max_is_clamped_to_1000(queue: Queue, asked: int) -> None:
     queue.push(*range(1001))
@@ -125,23 +122,6 @@ def test_a_leased_job_is_not_claimable(queue: Queue, node: str) -> None:
     assert queue.claim(node, 5) == []
 
 
-def test_an_acked_job_is_not_claimable(queue: Queue) -> None:
-    queue.push("a", "b")
-    queue.ack(queue.claim())
-    assert data(queue.claim("other", 5)) == ["b"]
-
-
-def test_each_claim_counts_a_delivery_and_makes_a_new_lease(queue: Queue) -> None:
-    queue.push("a")
-    found = []
-    for _ in range(4):
-        jobs = queue.claim()
-        found += jobs
-        queue.nack(jobs)
-    assert [job["deliveries"] for job in found] == [1, 2, 3, 4]
-    assert len({*tokens(found)}) == 4
-
-
 def test_a_worker_may_claim_what_its_own_node_has_produced(queue: Queue) -> None:
     queue.push("a", node="w")
     assert data(queue.claim("w")) == ["a"]
@@ -170,23 +150,10 @@ def test_data_and_meta_come_back_as_the_bytes_that_were_sent(queue: Queue) -> No
     assert bytes(job.data) == bytes(job.meta) == ODD
 
 
-@pytest.mark.parametrize("durability", ["ephemeral", "memory", "disk", "fsync"])
-def test_a_queue_of_any_class_is_claimed_from(api: Api, topic: str, durability: str) -> None:
-    queue = Queue.create(api, topic, "a", "b", durability=durability)
-    jobs = queue.claim("w", 2)
-    assert data(jobs) == ["a", "b"]
-    assert queue.ack(jobs)["acked"] == 2
-
-
 def test_a_job_is_claimable_as_soon_as_its_append_is_answered(queue: Queue) -> None:
     for number in range(50):
         queue.push(number)
         assert data(queue.claim()) == [number]
-
-
-def test_a_queue_made_by_a_write_is_a_queue(api: Api, topic: str) -> None:
-    ok(api.append(topic, "a", config={"type": "queue", "lease_ms": HOUR_MS}), 201)
-    assert data(Queue(api, topic).claim()) == ["a"]
 
 
 def test_no_job_is_leased_twice_by_concurrent_claims(server: Server, api: Api, topic: str) -> None:
@@ -249,15 +216,6 @@ def test_a_claim_may_be_compressed_both_ways(queue: Queue) -> None:
     assert job["data"] == "x" * 5000
 
 
-UNKNOWN: list[dict[str, Any]] = [{"queue": "x"}, {"lease_ids": 5}, {"seqs": "x"}, {"$seq": 1}]
-
-
-@pytest.mark.parametrize("extra", UNKNOWN, ids=lambda value: f"0 {json.dumps(value)}")
-def test_unknown_fields_are_ignored(queue: Queue, extra: dict[str, Any]) -> None:
-    queue.push("a")
-    assert data(queue.claim("w", 2, **extra)) == ["a"]
-
-
 @pytest.mark.parametrize("node", ["é", "x" * 128, "é" * 64, 'say "x"', " ", "a/b\n"])
 def test_any_text_is_a_node(queue: Queue, node: str) -> None:
     queue.push("a")
@@ -265,3 +223,154 @@ def test_any_text_is_a_node(queue: Queue, node: str) -> None:
     assert [lease["node"] for lease in queue.leases()] == [node]
     assert queue.ack(jobs, "other")["acked"] == 0
     assert queue.ack(jobs, node)["acked"] == 1
+
+
+def test_a_queue_shows_its_type_and_counters(queue: Queue) -> None:
+    state = queue.api.state(queue.name)
+    assert (state["type"], state["config"]["type"]) == ("queue", "queue")
+    assert state["queue"] == counters()
+
+
+def test_a_log_has_no_queue_object(api: Api, topic: str) -> None:
+    ok(api.append(topic, 1), 201)
+    assert "queue" not in api.state(topic)
+
+
+def test_counters_follow_a_job_through_its_life(queue: Queue) -> None:
+    queue.push(*range(4))
+    assert queue.counters() == counters(ready=4)
+    jobs = queue.claim("w", 3)
+    assert queue.counters() == counters(ready=1, in_flight=3)
+    queue.ack(jobs[:1])
+    assert queue.counters() == counters(ready=1, in_flight=2)
+    queue.nack(jobs[1:2])
+    assert queue.counters() == counters(ready=2, in_flight=1)
+    queue.extend(jobs[2:], lease_ms=SHORT_MS)
+    queue.becomes(ready=3)
+    queue.nack(queue.claim("w"), delay_ms=HOUR_MS)
+    assert queue.counters() == counters(ready=2)
+    ok(queue.api.append(queue.name, records=[{"data": "later", "delay_ms": HOUR_MS}]))
+    assert queue.counters() == counters(ready=2, delayed=1)
+    assert queue.api.state(queue.name)["count"] == 4
+
+
+# --- a queue is a topic
+
+
+def test_jobs_show_in_a_diff_whatever_becomes_of_them(queue: Queue) -> None:
+    queue.push("ready", "held", "hidden", "acked")
+    jobs = {job["data"]: job for job in queue.claim("w", 4)}
+    queue.nack([jobs["ready"]])
+    queue.nack([jobs["hidden"]], delay_ms=HOUR_MS)
+    queue.ack([jobs["acked"]])
+    assert [record["data"] for record in queue.api.read(queue.name)] == ["ready", "held", "hidden"]
+
+
+def test_reading_and_watching_claim_nothing(queue: Queue) -> None:
+    queue.push(*range(3))
+    held = queue.claim("w")
+    before = queue.counters(), queue.leases()
+    with watch(queue.api, [queue.name], node="w") as stream:
+        assert stream.told([queue.name]).data() == [0, 1, 2]
+        queue.api.read(queue.name)
+        queue.push(3)
+        stream.records(1)
+    assert queue.counters() == counters(ready=3, in_flight=1)
+    assert (before[0]["in_flight"], before[1]) == (1, queue.leases())
+    assert queue.ack(held)["acked"] == 1
+
+
+def test_a_queue_made_anew_starts_afresh(api: Api, topic: str) -> None:
+    queue = Queue.create(api, topic, *range(5))
+    jobs = queue.claim("w", 2)
+    queue.nack(queue.claim("w"), delay_ms=HOUR_MS)
+    ok(api.delete(topic))
+    queue = Queue.create(api, topic)
+    assert queue.counters() == counters()
+    queue.push(*"abcdef")
+    assert queue.counters() == counters(ready=6)
+    assert queue.ack(jobs)["skipped"] == numbers(jobs)
+    assert [(job["data"], job["deliveries"]) for job in queue.claim("w", 9)] == [
+        (letter, 1) for letter in "abcdef"
+    ]
+
+
+# --- jobs that something else takes
+
+TTL_MS = 300
+
+
+def delete(queue: Queue) -> None:
+    queue.erase(match="old")
+
+
+def cap(queue: Queue) -> None:
+    """Four more jobs in a queue with room for four."""
+    queue.configure(cap_records=4)
+    queue.push(*"cap!")
+
+
+def expire(queue: Queue) -> None:
+    """The first four jobs are older than this TTL."""
+    time.sleep(TTL_MS / 1000 + 0.1)
+    queue.configure(ttl_ms=TTL_MS)
+
+
+TAKES: list[tuple[Callable[[Queue], None], int]] = [(delete, 0), (cap, 4), (expire, 0)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("take", "fresh"), TAKES, ids=[f"10.7 {take.__name__}" for take, _ in TAKES]
+)
+def test_a_job_that_is_taken_leaves_every_counter(
+    queue: Queue, take: Callable[[Queue], None], fresh: int
+) -> None:
+    for name in ("ready", "held", "hidden", "delayed"):
+        late = {"delay_ms": HOUR_MS} if name == "delayed" else {}
+        ok(queue.api.append(queue.name, records=[{"data": name, "tag": "old", **late}]))
+    (freed, held, hidden) = queue.claim("w", 3, lease_ms=HOUR_MS)
+    queue.nack([freed])
+    queue.nack([hidden], delay_ms=HOUR_MS)
+    assert queue.counters() == counters(ready=1, in_flight=1, delayed=1)
+    take(queue)
+    assert queue.counters() == counters(ready=fresh)
+    assert queue.leases() == []
+    assert queue.ack([held])["skipped"] == [held["$seq"]]
+    assert queue.extend([held])["skipped"] == [held["$seq"]]
+    assert queue.nack([held])["skipped"] == [held["$seq"]]
+    assert queue.counters() == counters(ready=fresh)
+    assert data(queue.claim("w", 9)) == list("cap!")[:fresh]
+
+
+@pytest.mark.slow
+def test_an_expired_record_is_never_delivered(api: Api, topic: str) -> None:
+    queue = Queue.create(api, topic, "old", ttl_ms=200)
+    queue.becomes()
+    queue.configure(ttl_ms=HOUR_MS)
+    queue.push("new")
+    assert data(queue.claim("w", 5)) == ["new"]
+
+
+@pytest.mark.slow
+def test_a_reclaim_of_an_expired_record_delivers_nothing(api: Api, topic: str) -> None:
+    queue = Queue.create(api, topic, "a")
+    assert data(queue.claim("w", lease_ms=SHORT_MS)) == ["a"]
+    time.sleep(0.3)
+    queue.configure(ttl_ms=200)
+    assert queue.claim("other", 5) == []
+    assert queue.counters() == counters()
+
+
+def test_an_eviction_of_jobs_is_told_to_readers_and_not_to_workers(api: Api, topic: str) -> None:
+    queue = Queue.create(api, topic, *range(5), cap_records=3)
+    assert ok(api.diff(topic))["tombstone"]["reason"] == "cap"
+    assert data(queue.claim("w", 9)) == [2, 3, 4]
+
+
+def test_a_queue_that_holds_only_leased_jobs_is_not_empty(queue: Queue) -> None:
+    queue.push("a")
+    jobs = queue.claim("w")
+    refused(queue.api.delete(queue.name, if_empty="true"), 409, "topic_not_empty")
+    queue.ack(jobs)
+    assert ok(queue.api.delete(queue.name, if_empty="true"))["deleted"] is True

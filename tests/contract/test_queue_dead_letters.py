@@ -1,28 +1,31 @@
-"""Jobs that are delivered too often (§10.6): when they are moved, and what becomes of those that
-cannot go.
+"""Jobs that are delivered too often (§10.6): when they are moved, where to, and what the copies
+tell.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from tests.support.api import Api, ok
+from tests.support.api import Api, ok, raw_records
 from tests.support.queues import (
     HOUR_MS,
     SHORT_MS,
     Queue,
-    Work,
     claiming,
     counters,
     data,
     jobs_of,
+    numbers,
+    twins,
     until,
 )
-
-DELIVERIES, SRC_SEQ = "$dead_letter_deliveries", "$dead_letter_src_seq"
+from tests.support.server import Server
 
 # --- when
 
@@ -73,28 +76,6 @@ def test_the_last_delivery_may_still_be_acked(pair: tuple[Queue, str]) -> None:
     assert queue.api.get(dead).status == 404
 
 
-def test_moving_does_not_use_up_the_max_of_a_claim(pair: tuple[Queue, str]) -> None:
-    queue, _ = pair
-    queue.push(*range(5))
-    queue.spend(3, 2)
-    assert data(queue.claim("w", 2)) == [3, 4]
-    queue.becomes(in_flight=2, dead_lettered=3)
-
-
-def test_a_work_stream_moves_jobs_too(pair: tuple[Queue, str]) -> None:
-    queue, dead = pair
-    queue.push("poison")
-    with Work(queue, "w", 2) as stream:
-        for number in (1, 2):
-            (job,) = stream.jobs(1)
-            assert job["deliveries"] == number
-            queue.nack([job])
-        queue.becomes(dead_lettered=1)
-        queue.push("good")
-        assert data(stream.jobs(1)) == ["good"]
-    assert [record["data"] for record in queue.api.read(dead)] == ["poison"]
-
-
 def test_a_waiting_claim_is_not_ended_by_a_job_that_is_moved(pair: tuple[Queue, str]) -> None:
     queue, _ = pair
     queue.push("poison")
@@ -105,15 +86,6 @@ def test_a_waiting_claim_is_not_ended_by_a_job_that_is_moved(pair: tuple[Queue, 
         assert not future.done()
         queue.push("good")
         assert data(jobs_of(future)) == ["good"]
-
-
-@pytest.mark.parametrize("max_deliveries", [1, 3], ids=lambda value: f"10.6 {value}")
-def test_any_number_of_deliveries(api: Api, topic: str, max_deliveries: int) -> None:
-    queue = Queue.create(
-        api, topic, "a", max_deliveries=max_deliveries, dead_letter=f"{topic}.dead"
-    )
-    queue.spend(1, max_deliveries)
-    queue.bury(1)
 
 
 FOREVER: list[dict[str, Any]] = [
@@ -194,3 +166,235 @@ def test_jobs_without_a_place_are_delivered_again_when_the_topic_is_taken_away(
     assert queue.claim() == []
     queue.configure(dead_letter=None)
     assert [job["deliveries"] for job in queue.claim_all(1)] == [3]
+
+
+FROM, DELIVERIES, SRC_SEQ = "$dead_letter_from", "$dead_letter_deliveries", "$dead_letter_src_seq"
+
+# --- what arrives
+
+RECORD: dict[str, Any] = {"data": {"url": "x"}, "tag": "job-1", "meta": {"trace": "z9"}}
+MARKS = (FROM, DELIVERIES, SRC_SEQ)
+
+
+@pytest.mark.slow
+def test_a_copy_tells_where_it_comes_from(pair: tuple[Queue, str]) -> None:
+    queue, dead = pair
+    ok(queue.api.append(queue.name, records=[{"data": 1}, RECORD]))
+    queue.ack(queue.claim())
+    queue.spend(1, 2)
+    queue.bury(1)
+    (copy,) = queue.api.read(dead, include_tags=True)
+    assert (copy["data"], copy["$tag"]) == (RECORD["data"], "job-1")
+    assert copy["meta"] == {"trace": "z9", FROM: queue.name, DELIVERIES: 2, SRC_SEQ: 2}
+    assert type(copy["meta"][DELIVERIES]) is type(copy["meta"][SRC_SEQ]) is int
+
+
+@pytest.mark.slow
+def test_a_job_without_meta_or_tag_gets_the_marks_alone(pair: tuple[Queue, str]) -> None:
+    queue, dead = pair
+    queue.push(None)
+    queue.spend(1, 2)
+    queue.bury(1)
+    (copy,) = queue.api.read(dead, include_tags=True)
+    assert copy["meta"] == {FROM: queue.name, DELIVERIES: 2, SRC_SEQ: 1}
+    assert copy["data"] is None
+    assert "$tag" not in copy
+
+
+ODD = b'{"n":1.10,"big":1E400,"e":"\\u00e9\\/","raw":"\xc3\xa9", "list" : [ 1 , 2 ] }'
+
+
+class OddMeta(msgspec.Struct):
+    odd: msgspec.Raw
+
+
+@pytest.mark.slow
+def test_data_and_meta_of_a_copy_keep_their_bytes(pair: tuple[Queue, str]) -> None:
+    queue, dead = pair
+    body = b'{"records":[{"data":' + ODD + b',"meta":{"odd":' + ODD + b"}}]}"
+    ok(queue.api.call("POST", f"/v0/topics/{queue.name}", body))
+    queue.spend(1, 2)
+    queue.bury(1)
+    (copy,) = raw_records(queue.api.diff(dead))
+    assert bytes(copy.data) == ODD
+    assert bytes(msgspec.json.decode(copy.meta, type=OddMeta).odd) == ODD
+
+
+@pytest.mark.slow
+def test_a_job_whose_meta_is_at_its_limits_is_moved_all_the_same(api: Api, topic: str) -> None:
+    queue = Queue.create(api, topic, max_deliveries=1, dead_letter=f"{topic}.dead")
+    full = {f"k{number:02}": "x" * 240 for number in range(64)}
+    full["k63"] += "x" * (16 * 1024 - len(json.dumps(full, separators=(",", ":"))))
+    raw = json.dumps({"records": [{"data": 1, "meta": full}]}, separators=(",", ":")).encode()
+    ok(api.call("POST", f"/v0/topics/{topic}", raw))
+    queue.spend(1, 1)
+    queue.bury(1)
+    (copy,) = api.read(f"{topic}.dead")
+    assert copy["meta"] == full | {FROM: topic, DELIVERIES: 1, SRC_SEQ: 1}
+
+
+@pytest.mark.slow
+def test_a_copy_may_be_dead_lettered_again(api: Api, topic: str) -> None:
+    names = [topic, f"{topic}.b", f"{topic}.c"]
+    first = Queue.create(api, names[0], "x", max_deliveries=1, dead_letter=names[1])
+    second = Queue.create(api, names[1], max_deliveries=2, dead_letter=names[2])
+    first.spend(1, 1)
+    first.bury(1)
+    second.spend(1, 2)
+    second.bury(1)
+    answer = api.diff(names[2])
+    (copy,) = ok(answer)["records"]
+    assert copy["meta"] == {FROM: names[1], DELIVERIES: 2, SRC_SEQ: 1}
+    assert all(answer.body.count(mark.encode()) == 1 for mark in MARKS), "no key stands twice"
+
+
+# --- where it arrives
+
+
+@pytest.mark.slow
+def test_the_dead_letter_topic_may_be_a_queue(pair: tuple[Queue, str]) -> None:
+    queue, name = pair
+    dead = Queue.create(queue.api, name)
+    queue.push("a")
+    with claiming(dead) as claims:
+        future = claims.start_parked("mender", wait_ms=20_000)
+        queue.spend(1, 2)
+        queue.bury(1)
+        (job,) = jobs_of(future)
+    assert (job["data"], job["deliveries"]) == ("a", 1), "it counts afresh"
+    assert job["meta"][FROM] == queue.name
+
+
+@pytest.mark.slow
+def test_the_dead_letter_topic_is_made_with_defaults_when_it_is_absent(
+    pair: tuple[Queue, str],
+) -> None:
+    queue, dead = pair
+    queue.push("a")
+    queue.spend(1, 2)
+    queue.bury(1)
+    config = queue.api.state(dead)["config"]
+    assert (config["type"], config["durability"], config["cap_records"]) == ("log", "disk", 0)
+
+
+@pytest.mark.slow
+def test_the_dead_letter_topic_is_not_made_where_auto_create_is_off(api: Api, topic: str) -> None:
+    queue = Queue.create(
+        api, topic, "a", max_deliveries=1, dead_letter=f"{topic}.dead", auto_create=False
+    )
+    queue.spend(1, 1)
+    assert queue.claim() == []
+    assert queue.claim() == []
+    assert queue.live() == [1], "what cannot be moved stays"
+    assert api.get(f"{topic}.dead").status == 404
+    ok(api.put(f"{topic}.dead"), 201)
+    queue.bury(1)
+
+
+@pytest.mark.slow
+def test_a_dead_letter_topic_that_is_gone_is_made_again(pair: tuple[Queue, str]) -> None:
+    queue, dead = pair
+    for number in range(2):
+        queue.push(number)
+        queue.spend(1, 2)
+        queue.bury(1)
+        assert [record["data"] for record in queue.api.read(dead)] == [number]
+        ok(queue.api.delete(dead))
+
+
+@pytest.mark.slow
+def test_dead_lettered_counts_until_the_queue_is_deleted(pair: tuple[Queue, str]) -> None:
+    queue, dead = pair
+    for number in range(1, 4):
+        queue.push(number)
+        queue.spend(1, 2)
+        queue.bury(1)
+        assert queue.counters() == counters(dead_lettered=number)
+    ok(queue.api.call("POST", f"/v0/topics/{dead}/delete", {"before_seq": 99}))
+    assert queue.counters() == counters(dead_lettered=3)
+    ok(queue.api.delete(queue.name))
+    assert Queue.create(queue.api, queue.name).counters() == counters()
+
+
+@pytest.mark.slow
+def test_large_jobs_are_moved_and_come_back(pair: tuple[Queue, str]) -> None:
+    queue, name = pair
+    sizes = [700_000 + 1000 * number for number in range(25)]
+    for size in sizes:
+        queue.push("x" * size)
+    for _ in range(2):
+        queue.nack(queue.claim_all(25))
+    queue.bury(25)
+    assert sorted(len(letter["data"]) for letter in queue.api.read(name)) == sizes
+    dead = Queue(queue.api, name)
+    until(lambda: dead.redrive()["remaining"], lambda left: left == 0)
+    assert sorted(len(job["data"]) for job in queue.claim_all(25)) == sizes
+    assert dead.live() == []
+
+
+# --- many queues, one topic
+
+
+@pytest.mark.slow
+def test_queues_of_one_epoch_share_a_dead_letter_topic_and_each_letter_comes_back(
+    server: Server, api: Api, topic: str
+) -> None:
+    """Epochs are unique within a shard only."""
+    dead = Queue(api, f"{topic}.dead")
+    pairs = twins(server.address, topic, max_deliveries=1, dead_letter=dead.name)
+    assert pairs, "no two queues were made in one millisecond"
+    queues = [Queue(api, name) for name in pairs[0]]
+    for queue in queues:
+        queue.push(*range(10))
+        queue.nack(queue.claim_all(10))
+        queue.bury(10)
+    letters = api.read(dead.name)
+    assert len(letters) == 20
+    assert {(letter["meta"][FROM], letter["data"]) for letter in letters} == {
+        (queue.name, number) for queue in queues for number in range(10)
+    }
+    # Two topics of one epoch and one target: the letters of both go into one queue.
+    sources = [queue for queue in queues if queue.push(*range(10))]
+    for queue in sources:
+        assert queue.redrive(to=dead.name)["moved"] == 10
+    assert len(api.read(dead.name)) == 40
+
+
+# --- how durably
+
+CLASSES = ("ephemeral", "disk", "fsync")
+
+
+@pytest.fixture(scope="module")
+def restarted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    """A server that was killed after jobs of queues of each class were moved to topics of each."""
+    path: Path = tmp_path_factory.mktemp("dead") / "data"
+    with Server(path, shards=2) as server:
+        with Api(server.address) as api:
+            for source in CLASSES:
+                for copy in CLASSES:
+                    name = f"{source}-{copy}"
+                    ok(api.put(f"{name}.dead", {"durability": copy}), 201)
+                    queue = Queue.create(
+                        api,
+                        name,
+                        "x",
+                        durability=source,
+                        max_deliveries=1,
+                        dead_letter=f"{name}.dead",
+                    )
+                    queue.spend(1, 1)
+                    queue.bury(1)
+        server.kill()
+        server.start()
+        with Api(server.address) as api:
+            yield api
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("copy", CLASSES)
+@pytest.mark.parametrize("source", CLASSES)
+def test_a_copy_is_as_durable_as_its_topic(restarted: Api, source: str, copy: str) -> None:
+    queue = Queue(restarted, f"{source}-{copy}")
+    assert len(restarted.read(f"{queue.name}.dead")) == (copy != "ephemeral")
+    assert numbers(queue.claim("w", 5)) == [], "the job stays gone"

@@ -10,21 +10,17 @@ from typing import Any
 
 import pytest
 
-from tests.support import wrong_types
 from tests.support.api import Api, ok, refused
 from tests.support.queues import (
     DAY_MS,
     HOUR_MS,
-    SHORT_MS,
     Queue,
     counters,
     data,
     now_ms,
-    tokens,
-    until,
 )
 from tests.support.sse import watch
-from tests.support.ws import Socket, alive
+from tests.support.ws import Socket
 
 pytestmark = pytest.mark.slow
 
@@ -133,13 +129,6 @@ def test_reclaimed_jobs_come_before_due_ones(queue: Queue) -> None:
     assert data(queue.claim()) == ["due"]
 
 
-def test_a_due_job_that_is_given_back_has_no_delay_any_more(queue: Queue) -> None:
-    push(queue, {"data": "a", "delay_ms": 200})
-    queue.becomes(ready=1)
-    queue.nack(queue.claim())
-    assert [job["deliveries"] for job in queue.claim()] == [2]
-
-
 # --- what else may happen to it
 
 
@@ -150,14 +139,6 @@ def test_a_delayed_job_belongs_to_nobody(queue: Queue) -> None:
     assert queue.extend([1])["skipped"] == [1]
     assert queue.counters() == counters(delayed=1)
     assert queue.leases() == []
-
-
-def test_a_deleted_job_is_never_due(queue: Queue) -> None:
-    push(queue, {"data": "a", "tag": "x", "delay_ms": 300}, {"data": "b", "delay_ms": 300})
-    queue.erase(match="x")
-    assert queue.counters() in (counters(delayed=1), counters(ready=1))
-    queue.becomes(ready=1)
-    assert data(queue.claim("w", 5)) == ["b"]
 
 
 def test_a_job_that_expires_before_it_is_due_is_never_delivered(api: Api, topic: str) -> None:
@@ -195,32 +176,6 @@ def test_a_delayed_job_takes_room_in_a_queue_that_rejects(api: Api, topic: str) 
     refused(api.append(topic, "b"), 422, "topic_full")
 
 
-def test_many_delays_pass_while_jobs_are_worked_on(queue: Queue) -> None:
-    for number in range(20):
-        push(queue, {"data": number, "delay_ms": 20 * number}, {"data": 100 + number})
-    found: list[int] = []
-
-    def look() -> list[int]:
-        jobs = queue.claim("w", 7, lease_ms=HOUR_MS)
-        if jobs:
-            queue.ack(jobs, lease_ids=tokens(jobs))
-        found.extend(data(jobs))
-        return found
-
-    until(look, lambda found: len(found) >= 40)
-    assert sorted(found) == [*range(20), *range(100, 120)]
-    assert queue.counters() == counters()
-
-
-@pytest.mark.parametrize("durability", ["ephemeral", "memory", "disk", "fsync"])
-def test_a_queue_of_any_class_has_delays(api: Api, topic: str, durability: str) -> None:
-    queue = Queue.create(api, topic, durability=durability)
-    push(queue, {"data": "a", "delay_ms": 200})
-    assert queue.counters() in (counters(delayed=1), counters(ready=1))
-    (job,) = queue.claim_all(1, lease_ms=HOUR_MS)
-    assert job["deadline"] - HOUR_MS >= due(job, 200) - CLOCKS_MS
-
-
 # --- who may write one
 
 
@@ -235,21 +190,6 @@ def test_a_publish_may_have_delays(queue: Queue, socket: Socket) -> None:
     answer = socket.ask("publish", "p", topic=queue.name, records=records)
     assert answer["op"] == "ack"
     assert queue.counters() == counters(ready=1, delayed=1)
-
-
-ON_A_LOG: list[Record] = [{"delay_ms": SHORT_MS}, {"delay_ms": 0}, {"deliver_at": 1}]
-
-
-@pytest.mark.parametrize("fields", ON_A_LOG, ids=json.dumps)
-def test_a_log_takes_no_delays(api: Api, topic: str, socket: Socket, fields: Record) -> None:
-    records = [{"data": "a"}, {"data": "b", **fields}]
-    refused(api.append(topic, records=records), 400, "invalid_request")
-    refused(api.get(topic), 404, "topic_not_found")
-    ok(api.append(topic, "x"), 201)
-    refused(api.append(topic, records=records), 400, "invalid_request")
-    assert socket.ask("publish", "p", topic=topic, records=records)["code"] == "invalid_request"
-    alive(socket)
-    assert api.state(topic)["head_seq"] == 1
 
 
 MONTH_MS = 30 * DAY_MS
@@ -275,32 +215,6 @@ def test_a_time_is_at_most_30_days_ahead(
     else:
         refused(answer, 400, "invalid_request")
         assert queue.counters() == counters(), "all records or none"
-
-
-BOTH: list[Record] = [
-    {"delay_ms": 5, "deliver_at": 5},
-    {"delay_ms": 0, "deliver_at": 0},
-]
-
-
-@pytest.mark.parametrize("fields", BOTH, ids=json.dumps)
-def test_a_record_has_one_of_the_two(queue: Queue, fields: Record) -> None:
-    answer = queue.api.append(queue.name, records=[{"data": 1, **fields}])
-    refused(answer, 400, "invalid_request")
-
-
-WRONG = [
-    *wrong_types.rows(wrong_types.UNSIGNED, "delay_ms"),
-    *wrong_types.rows([*wrong_types.UNSIGNED[1:], str(2**64)], "deliver_at"),
-]
-
-
-@pytest.mark.parametrize(("field", "text"), WRONG, ids=lambda value: f"2 {value}")
-def test_a_delay_of_a_wrong_type_is_a_400(queue: Queue, field: str, text: str) -> None:
-    body = f'{{"records":[{{"data":1}},{{"data":2,"{field}":{text}}}]}}'
-    answer = queue.api.call("POST", f"/v0/topics/{queue.name}", body.encode())
-    refused(answer, 400, "invalid_request")
-    assert queue.counters() == counters()
 
 
 def test_a_delay_in_data_or_in_the_batch_means_nothing(queue: Queue) -> None:

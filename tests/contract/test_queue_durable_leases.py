@@ -183,15 +183,6 @@ def test_a_lease_that_ends_meanwhile_is_reclaimed_first_and_counted(durable: Dur
     assert scene.queue.ack(scene.jobs, "a")["skipped"] == [1]
 
 
-def test_delivery_counts_outlive_a_restart(durable: Durable) -> None:
-    scene = durable(nacked)
-    queue = scene.queue
-    assert queue.counters() == scene.counters == counters(ready=4, in_flight=1)
-    (job,) = queue.claim("c")
-    assert (job["$seq"], job["deliveries"]) == (2, 3), "before the fresh ones"
-    assert [lease["deliveries"] for lease in queue.leases()] == [1, 3]
-
-
 def test_a_hidden_job_stays_hidden(durable: Durable) -> None:
     scene = durable(hidden)
     assert scene.queue.counters() == scene.counters == counters(ready=3, in_flight=1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from tests.support.queues import (
     Queue,
     counters,
     data,
-    now_ms,
     numbers,
     tokens,
     until,
@@ -59,21 +57,6 @@ def test_a_lease_does_not_end_before_its_deadline(queue: Queue) -> None:
 
 
 @pytest.mark.slow
-def test_a_lease_holds_until_its_deadline(queue: Queue) -> None:
-    queue.push("a")
-    (first,) = queue.claim("w", lease_ms=2000)
-    while queue.claim("other") == []:
-        time.sleep(0.01)
-    assert now_ms() >= first["deadline"] - CLOCKS_MS
-
-
-def test_the_lease_of_a_topic_ends_too(api: Api, topic: str) -> None:
-    queue = Queue.create(api, topic, "a", lease_ms=SHORT_MS)
-    queue.claim("w")
-    assert reclaimed(queue)["data"] == "a"
-
-
-@pytest.mark.slow
 def test_every_lease_has_a_deadline_of_its_own(queue: Queue) -> None:
     queue.push("long", "short", "longest")
     queue.claim("w", lease_ms=4000)
@@ -84,28 +67,11 @@ def test_every_lease_has_a_deadline_of_its_own(queue: Queue) -> None:
     assert queue.claim("other", 5) == []
 
 
-def test_many_leases_end_together(queue: Queue) -> None:
-    queue.push(*range(1000))
-    assert len(queue.claim("w", 1000, lease_ms=SHORT_MS)) == 1000
-    jobs = queue.claim_all(1000, "other", lease_ms=HOUR_MS)
-    assert sorted(numbers(jobs)) == list(range(1, 1001))
-    assert {job["deliveries"] for job in jobs} == {2}
-
-
 def test_a_state_shows_an_expired_lease_without_any_claim(queue: Queue) -> None:
     queue.push("a", "b")
     queue.claim("w", 2, lease_ms=SHORT_MS)
     queue.becomes(ready=2)
     assert queue.leases() == []
-
-
-def test_expiry_writes_nothing_to_the_log(queue: Queue) -> None:
-    queue.push("a")
-    before = queue.api.read(queue.name)
-    queue.claim("w", lease_ms=SHORT_MS)
-    queue.becomes(ready=1)
-    assert queue.api.read(queue.name) == before
-    assert queue.api.state(queue.name)["head_seq"] == 1
 
 
 # --- in which order
@@ -128,13 +94,6 @@ def test_one_claim_takes_expired_and_fresh_jobs_ascending(queue: Queue) -> None:
     jobs = queue.claim("other", 3)
     assert [(job["data"], job["deliveries"]) for job in jobs] == [(1, 2), (2, 1), (3, 1)]
     assert queue.ack([first])["acked"] == 1
-
-
-def test_each_reclaim_counts_a_delivery(queue: Queue) -> None:
-    queue.push("a")
-    for number in range(1, 5):
-        (job,) = until(lambda: queue.claim("w", lease_ms=SHORT_MS))
-        assert job["deliveries"] == number
 
 
 # --- who has lost
@@ -206,3 +165,32 @@ def test_a_token_of_a_deleted_queue_is_void(api: Api, topic: str) -> None:
     new = queue.claim("w")
     assert queue.ack(new, lease_ids=tokens(old))["skipped"] == [1]
     assert queue.ack(new, lease_ids=tokens(new))["acked"] == 1
+
+
+@SETTLED
+def test_only_what_a_node_holds_is_settled(queue: Queue, verb: str, fields: dict[str, Any]) -> None:
+    """By its node, with its token, once unless it is extended; the good seqs of a request count."""
+    queue.push(*range(7))
+    queue.ack(queue.claim("w"))
+    mine, theirs, other = queue.claim("w", 2), queue.claim("other", 2), 2**64 - 1
+    asked = [77, *numbers(theirs), mine[1]["$seq"], 1, 7, 0, other, mine[0]["$seq"]]
+
+    def settled(**more: Any) -> list[int]:
+        body = ok(queue.call(verb, {"node": "w", "seqs": asked, **fields, **more}))
+        done = body[{"ack": "acked", "nack": "nacked", "extend": "extended"}[verb]]
+        assert done + len(body["skipped"]) == len(asked)
+        found: list[int] = body["skipped"]
+        return found
+
+    fence = {mine[0]["$seq"]: mine[0]["lease_id"], mine[1]["$seq"]: mine[1]["lease_id"]}
+    wrong = [theirs[0]["lease_id"] for _ in asked]
+    assert settled(node="nobody") == settled(lease_ids=wrong) == asked
+    good = [fence.get(seq, "lease_0") for seq in asked]
+    assert settled(node="nobody", lease_ids=good) == asked
+    assert settled(lease_ids=good) == [77, *numbers(theirs), 1, 7, 0, other]
+    again = settled()
+    assert again == (asked if verb != "extend" else [77, *numbers(theirs), 1, 7, 0, other])
+    held = [lease["$seq"] for lease in queue.leases()]
+    assert held == sorted([*(numbers(mine) if verb == "extend" else []), *numbers(theirs)])
+    assert queue.counters()["in_flight"] == len(held)
+    assert queue.live() == [*([] if verb == "ack" else [2, 3]), 4, 5, 6, 7]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,6 @@ from tests.support.queues import (
     counters,
     data,
     names_on,
-    numbers,
     parked,
     tokens,
     until,
@@ -86,20 +84,6 @@ def test_a_waiting_claim_ends_with_503_when_its_shard_dies(server: Server) -> No
         back(server, "q")
         queue.push("a")
         assert data(queue.claim()) == ["a"]
-
-
-def test_queues_of_another_shard_go_on(server: Server) -> None:
-    _, other = names_on("q")
-    with Api(server.address) as api:
-        Queue.create(api, "q")
-        queue = Queue.create(api, other, *range(10))
-        with Work(queue, "w", 1) as stream:
-            kill_shard_of(server, "q")
-            for number in range(10):
-                jobs = stream.jobs(1)
-                assert data(jobs) == [number]
-                queue.ack(jobs)
-        back(server, "q")
 
 
 def test_leases_of_a_shard_that_died_are_durable_or_void(server: Server) -> None:
@@ -175,41 +159,3 @@ def test_a_shard_that_dies_during_moves_doubles_and_loses_none(
         until(look, lambda live: live == [], 20)
         assert sorted(data(api.read(dead))) == list(range(300))
         assert queue.counters() == counters(dead_lettered=300)
-
-
-def test_work_goes_on_while_shards_die(server: Server) -> None:
-    """Workers that reconnect and repeat do every job, some of them twice."""
-    with Api(server.address) as api:
-        queue = Queue.create(api, "q", *range(300), durability="fsync", lease_ms=1000)
-    done: set[int] = set()
-    over = threading.Event()
-
-    def work() -> None:
-        while not over.is_set():
-            try:
-                with Api(server.address) as own:
-                    mine = Queue(own, "q")
-                    with Work(mine, "w", 10) as stream:
-                        while not over.is_set():
-                            jobs = stream.jobs(1, 2)
-                            done.update(numbers(jobs))
-                            mine.ack(jobs, lease_ids=tokens(jobs))
-            except (OSError, EOFError, AssertionError):
-                time.sleep(0.05)
-
-    threads = [threading.Thread(target=work) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for _ in range(3):
-        time.sleep(0.2)
-        kill_shard_of(server, "q")
-        back(server, "q")
-    with Api(server.address) as api:
-        queue = Queue(api, "q")
-        until(lambda: api.get("q"), lambda answer: answer.status == 200)
-        until(lambda: api.state("q")["count"], lambda count: count == 0, 30)
-        over.set()
-        for thread in threads:
-            thread.join()
-        assert done == {*range(1, 301)}
-        assert queue.counters() == counters()

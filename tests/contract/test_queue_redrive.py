@@ -17,7 +17,6 @@ from tests.support.server import Server
 pytestmark = pytest.mark.slow
 
 FROM = "$dead_letter_from"
-MARKS = (FROM, "$dead_letter_deliveries", "$dead_letter_src_seq")
 
 
 class Letters:
@@ -60,16 +59,6 @@ def test_letters_go_back_to_the_queue_that_they_name(letters: Letters) -> None:
     assert [(job["data"], job["deliveries"]) for job in jobs] == [("a", 1), ("b", 1)]
 
 
-def test_letters_of_several_queues_go_each_to_its_own(api: Api, topic: str) -> None:
-    dead, *_ = names_on(topic)
-    found = [Letters(api, f"{topic}.q{number}", dead) for number in range(3)]
-    for number, letters in enumerate(found):
-        letters.fill(*plain(number, 10 + number))
-    assert found[0].dead.redrive()["moved"] == 6
-    for number, letters in enumerate(found):
-        assert data(letters.queue.claim("w", 5)) == [number, 10 + number]
-
-
 def test_a_letter_comes_back_as_it_was(letters: Letters) -> None:
     record = {"data": {"url": "x"}, "tag": "job-1", "meta": {"trace": "z9", "n": 1}}
     letters.fill(record, {"data": None}, {"data": 1, "meta": {}})
@@ -100,23 +89,6 @@ def test_data_and_the_other_members_of_meta_keep_their_bytes(letters: Letters) -
     assert b"$dead_letter" not in bytes(back.meta)
 
 
-def test_a_letter_may_die_and_come_back_again_and_again(letters: Letters) -> None:
-    letters.fill(*plain("a"))
-    for number in range(2, 5):
-        assert letters.dead.redrive()["moved"] == 1
-        letters.queue.spend(1, 1)
-        letters.queue.bury(1)
-        assert letters.queue.counters() == counters(dead_lettered=number)
-        assert letters.left() == ["a"]
-
-
-def test_an_empty_topic_has_nothing_to_move(letters: Letters) -> None:
-    ok(letters.queue.api.put(letters.dead.name), 201)
-    body = letters.dead.redrive()
-    assert (body["moved"], body["remaining"], body["skipped"]) == (0, 0, 0)
-    assert "reason" not in body
-
-
 def test_a_repeated_redrive_moves_nothing_twice(letters: Letters) -> None:
     letters.fill(*plain("a", "b"))
     assert [letters.dead.redrive()["moved"] for _ in range(3)] == [2, 0, 0]
@@ -142,19 +114,6 @@ def test_a_match_chooses_by_tag(api: Api, topic: str, match: Any, moved: list[st
     assert (body["moved"], body["remaining"]) == (len(moved), 0), "remaining counts what matches"
     assert data(letters.queue.claim("w", 9)) == moved
     assert len(letters.left()) == 6 - len(moved)
-
-
-def test_before_seq_chooses_by_age(letters: Letters) -> None:
-    letters.fill(*plain(1, 2, 3, 4))
-    assert letters.dead.redrive(before_seq=3)["moved"] == 2
-    assert letters.left() == [3, 4]
-
-
-def test_match_and_before_seq_choose_together(api: Api, topic: str) -> None:
-    letters = Letters(api, topic, f"{topic}.dead")
-    letters.fill(*TAGGED)
-    assert letters.dead.redrive(match="a", before_seq=4)["moved"] == 1
-    assert letters.left() == ["ab", "b", "a", "c"]
 
 
 def test_limit_bounds_a_call_and_remaining_tells_the_rest(letters: Letters) -> None:
@@ -230,14 +189,6 @@ def test_to_moves_records_that_never_were_dead_letters(queue: Queue, api: Api) -
     assert queue.counters() == counters()
 
 
-def test_a_moved_record_has_no_delay(queue: Queue, api: Api) -> None:
-    target = Queue.create(api, f"{queue.name}.to")
-    ok(api.append(queue.name, records=[{"data": "later", "delay_ms": HOUR_MS}]))
-    assert queue.redrive(to=target.name)["moved"] == 1
-    assert target.counters() == counters(ready=1)
-    assert queue.counters() == counters()
-
-
 def test_the_path_is_no_target(letters: Letters) -> None:
     letters.fill(*plain("a"))
     name = letters.dead.name
@@ -297,15 +248,6 @@ def test_an_absent_target_by_name_skips_everything(letters: Letters) -> None:
     body = letters.dead.redrive(to=f"{letters.queue.name}.absent")
     assert (body["moved"], body["skipped"], body["reason"]) == (0, 1, "topic_not_found")
     assert letters.left() == ["a"]
-
-
-def test_reason_is_that_of_the_first_record_that_was_skipped(api: Api, topic: str) -> None:
-    letters = Letters(api, topic, f"{topic}.dead")
-    letters.fill(*plain("a"))
-    ok(api.append(letters.dead.name, "stray"))
-    ok(api.delete(topic))
-    body = letters.dead.redrive()
-    assert (body["moved"], body["skipped"], body["reason"]) == (0, 2, "topic_not_found")
 
 
 # --- a crash in between

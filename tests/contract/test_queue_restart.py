@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import http.client
-import random
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -23,7 +20,6 @@ from tests.support.queues import (
     names_on,
     now_ms,
     numbers,
-    tokens,
     until,
 )
 from tests.support.server import Server
@@ -124,19 +120,6 @@ def test_delays_run_on_over_a_restart(server: Server, end: str) -> None:
 
 
 @ENDS
-def test_a_delayed_job_that_was_deleted_stays_deleted(server: Server, end: str) -> None:
-    with Api(server.address) as api:
-        queue = Queue.create(api, "q")
-        records = [{"data": tag, "tag": tag, "delay_ms": HOUR_MS} for tag in ("a", "b")]
-        ok(api.append("q", records=records))
-        queue.erase(match="a")
-        fill_the_log(api)
-    restart(server, end)
-    with Api(server.address) as api:
-        assert Queue(api, "q").counters() == counters(delayed=1)
-
-
-@ENDS
 def test_dead_lettered_counts_on_over_a_restart(server: Server, end: str) -> None:
     for number in range(1, 4):
         with Api(server.address) as api:
@@ -193,80 +176,3 @@ def _pass(server: Server) -> None:
             Queue(api, "q").call("claim", {"node": "w"})
     except (OSError, http.client.HTTPException):
         return  # the server was killed
-
-
-# --- killed at work
-
-
-@dataclass(slots=True)
-class Worker:
-    """What a worker has been told. ``unsure``: seqs of the request that was not answered."""
-
-    node: str
-    held: dict[int, Job] = field(default_factory=dict)
-    acked: set[int] = field(default_factory=set)
-    unsure: set[int] = field(default_factory=set)
-
-    def run(self, server: Server, chance: random.Random, killed: threading.Event) -> None:
-        """Claim, ack and nack until the server is killed."""
-        try:
-            with Api(server.address) as api:
-                while True:
-                    self._turn(Queue(api, "q"), chance)
-        except (OSError, http.client.HTTPException, AssertionError):
-            if not killed.is_set():
-                raise
-
-    def _turn(self, queue: Queue, chance: random.Random) -> None:
-        for job in queue.claim(self.node, chance.randrange(1, 5), lease_ms=HOUR_MS):
-            self.held[job["$seq"]] = job
-        mine = chance.sample(sorted(self.held), min(len(self.held), chance.randrange(3)))
-        if not mine:
-            return
-        self.unsure = {*mine}
-        fence = tokens([self.held[seq] for seq in mine])
-        if chance.random() < 0.5:
-            assert queue.ack(mine, self.node, lease_ids=fence)["skipped"] == []
-            self.acked |= self.unsure
-        else:
-            assert queue.nack(mine, self.node, lease_ids=fence)["skipped"] == []
-        for seq in mine:
-            del self.held[seq]
-        self.unsure = set()
-
-
-@pytest.mark.parametrize("durability", CLASSES)
-@pytest.mark.parametrize("seed", range(3))
-def test_every_answer_before_a_kill_holds_after_it(
-    server: Server, durability: str, seed: int
-) -> None:
-    with Api(server.address) as api:
-        queue = Queue.create(api, "q", durability=durability, leases_durable=True)
-        queue.push(*range(3000))
-    workers = [Worker(f"w{number}") for number in range(4)]
-    killed = threading.Event()
-    with ThreadPoolExecutor(len(workers)) as pool:
-        runs = [
-            pool.submit(worker.run, server, random.Random(f"{seed} {worker.node}"), killed)
-            for worker in workers
-        ]
-        time.sleep(0.5 + 0.3 * seed)
-        killed.set()
-        server.kill()
-        for run in runs:
-            run.result()
-    server.start()
-    with Api(server.address) as api:
-        queue = Queue(api, "q")
-        leases = {lease["$seq"]: lease for lease in queue.leases(page_size=1000)}
-        live = {*queue.live()}
-    for worker in workers:
-        assert worker.acked.isdisjoint(live), "what was acked is gone"
-        for seq in worker.held.keys() - worker.unsure:
-            job, lease = worker.held[seq], leases[seq]
-            told = (worker.node, job["lease_id"], job["deadline"], job["deliveries"])
-            assert told == tuple(
-                lease[name] for name in ("node", "lease_id", "deadline", "deliveries")
-            )
-    acked = {seq for worker in workers for seq in worker.acked | worker.unsure}
-    assert live >= {*range(1, 3001)} - acked, "no job is lost"

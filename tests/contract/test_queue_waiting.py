@@ -1,4 +1,6 @@
-"""Waiting claims: ``wait_ms`` of a claim, what ends the wait, and who comes first."""
+"""Waiting claims and coalescing windows (§10.2): what ends the wait, who comes first, who
+shares.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,7 @@ from tests.support.queues import (
     counters,
     data,
     jobs_of,
+    numbers,
     parked,
     until,
 )
@@ -130,14 +134,6 @@ def test_a_job_that_comes_back_by_redrive_ends_a_wait(pair: tuple[Queue, str]) -
         assert [(job["data"], job["deliveries"]) for job in jobs_of(future)] == [("x", 1)]
 
 
-def test_a_job_that_was_delayed_before_the_wait_ends_it(queue: Queue) -> None:
-    ok(queue.api.append(queue.name, records=[{"data": "x", "delay_ms": 400}]))
-    begun = time.monotonic()
-    (job,) = queue.claim("w", wait_ms=LONG_MS, lease_ms=HOUR_MS)
-    assert job["deadline"] - HOUR_MS >= job["$ts"] + 399
-    assert time.monotonic() - begun < 1 + SLACK_S
-
-
 def test_a_wait_takes_up_to_max_jobs_and_does_not_wait_for_more(queue: Queue) -> None:
     with claiming(queue) as claims:
         future = claims.start_parked("w", 3, wait_ms=LONG_MS)
@@ -174,13 +170,6 @@ def test_waiters_are_served_in_order_of_arrival(queue: Queue) -> None:
             assert data(jobs_of(future)) == [number]
 
 
-def test_one_write_serves_several_waiters(queue: Queue) -> None:
-    with claiming(queue) as claims:
-        futures = [claims.start_parked(f"w{number}", 2, wait_ms=LONG_MS) for number in range(3)]
-        queue.push(*range(6))
-        assert [data(jobs_of(future)) for future in futures] == [[0, 1], [2, 3], [4, 5]]
-
-
 @pytest.mark.slow
 def test_a_later_claim_never_overtakes_a_waiter(queue: Queue) -> None:
     with claiming(queue) as claims:
@@ -202,19 +191,6 @@ def test_waiters_of_a_jittered_queue_join_the_next_cohort(api: Api, topic: str) 
         assert not any(future.done() for future in futures)
         queue.push(*range(6))
         assert [len(jobs_of(future)) for future in futures] == [2, 2, 2]
-
-
-@pytest.mark.slow
-def test_a_wait_holds_up_nobody_else(server: Server, queue: Queue) -> None:
-    with claiming(queue) as claims:
-        futures = [claims.start(f"w{number}", wait_ms=1500) for number in range(10)]
-        begun = time.monotonic()
-        other = Queue.create(queue.api, f"{queue.name}.other")
-        for number in range(20):
-            other.push(number)
-            other.ack(other.claim())
-        assert time.monotonic() - begun < SLACK_S
-        assert [jobs_of(future) for future in futures] == [[]] * 10
 
 
 # --- who hangs up
@@ -363,32 +339,6 @@ def test_requests_behind_a_waiting_claim_are_answered_in_order(wire: Wire, queue
 
 
 @pytest.mark.slow
-def test_a_waiting_claim_is_one_request_in_flight_of_its_key(tmp_path: Path) -> None:
-    server = Server(tmp_path / "data", api_keys="left,right", max_inflight_per_key=2)
-    with server, Api(server.address, token="right") as api:
-        queue = Queue.create(api, "q")
-        key = b"Authorization: Bearer left\r\nHost:"
-        ask = asking(queue, wait_ms=LONG_MS).replace(b"Host:", key)
-        with (
-            Wire(server.address) as first,
-            Wire(server.address) as second,
-            Api(server.address, token="left") as left,
-        ):
-            first.send(ask)
-            parked(queue)
-            ok(left.get("q"))
-            second.send(ask)
-            parked(queue)
-            answer = left.get("q")
-            detail = refused(answer, 429, "throttled")["detail"]
-            assert (detail["limit"], detail["max"]) == ("max_inflight_per_key", 2)
-            assert int(answer.headers["retry-after"]) >= 1
-            queue.push("a")
-            assert data(ok(first.answer())["claimed"]) == ["a"]
-            ok(left.get("q"))
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("wait_ms", [500, LONG_MS], ids=lambda value: f"8.2 {value}")
 def test_a_server_that_stops_answers_its_waiters(tmp_path: Path, wait_ms: int) -> None:
     server = Server(tmp_path / "data")
@@ -405,3 +355,90 @@ def test_a_server_that_stops_answers_its_waiters(tmp_path: Path, wait_ms: int) -
             assert claim_body(answer, "q", 1)["claimed"] == []
         else:
             refused(answer, 503, "shutting_down")
+
+
+WINDOW_MS = 1500
+
+
+@pytest.fixture
+def jittered(api: Api, topic: str) -> Queue:
+    return Queue.create(api, topic, claim_jitter_ms=WINDOW_MS, lease_ms=HOUR_MS)
+
+
+def counts(futures: list[Future[Any]]) -> list[int]:
+    return [len(jobs_of(future)) for future in futures]
+
+
+def no_job_twice(futures: list[Future[Any]]) -> list[int]:
+    """The seqs of all jobs of these claims, ascending."""
+    found = [seq for future in futures for seq in numbers(jobs_of(future))]
+    assert len(found) == len({*found})
+    return sorted(found)
+
+
+@pytest.mark.parametrize(
+    ("jobs", "each"), [(8, [2, 2, 2, 2]), (7, [1, 2, 2, 2]), (2, [0, 0, 1, 1])]
+)
+def test_a_cohort_divides_the_jobs_evenly(jittered: Queue, jobs: int, each: list[int]) -> None:
+    jittered.push(*range(jobs))
+    with claiming(jittered) as claims:
+        futures = [claims.start(f"w{number}", 10) for number in range(4)]
+        assert sorted(counts(futures)) == each
+        assert no_job_twice(futures) == list(range(1, jobs + 1))
+    assert jittered.counters() == counters(in_flight=jobs)
+
+
+def test_each_claimer_of_a_cohort_keeps_its_max(jittered: Queue) -> None:
+    jittered.push(*range(9))
+    with claiming(jittered) as claims:
+        futures = [claims.start(f"w{number}", most) for number, most in enumerate((1, 2, 10))]
+        assert counts(futures) == [1, 2, 6]
+        assert no_job_twice(futures) == list(range(1, 10))
+
+
+def test_expired_jobs_go_to_a_cohort_before_fresh_ones(jittered: Queue) -> None:
+    jittered.push(*range(6))
+    jittered.nack(jittered.claim("w", 3))
+    with claiming(jittered) as claims:
+        futures = [claims.start(f"w{number}") for number in range(3)]
+        assert no_job_twice(futures) == [1, 2, 3]
+
+
+def test_a_claim_of_a_jittered_queue_waits_at_most_the_window(jittered: Queue) -> None:
+    jittered.push("a")
+    begun = time.monotonic()
+    assert data(jittered.claim()) == ["a"]
+    assert jittered.claim() == []
+    assert time.monotonic() - begun < 2 * WINDOW_MS / 1000 + SLACK_S
+
+
+def test_a_job_that_comes_within_the_window_is_shared_out(jittered: Queue) -> None:
+    with claiming(jittered) as claims:
+        futures = [claims.start(f"w{number}", 5) for number in range(2)]
+        parked(jittered)
+        jittered.push("a", "b")
+        assert counts(futures) == [1, 1]
+
+
+def test_a_queue_is_greedy_by_default(queue: Queue) -> None:
+    queue.push(*range(10))
+    assert len(queue.claim("first", 10)) == 10
+    assert queue.claim("second", 10) == []
+
+
+def test_the_window_changes_in_place(queue: Queue) -> None:
+    queue.configure(claim_jitter_ms=WINDOW_MS)
+    queue.push(*range(4))
+    with claiming(queue) as claims:
+        assert counts([claims.start(f"w{number}", 9) for number in range(2)]) == [2, 2]
+    queue.configure(claim_jitter_ms=0)
+    queue.push(*range(4))
+    assert len(queue.claim("w", 9)) == 4
+
+
+def test_streams_share_with_claims(jittered: Queue) -> None:
+    with Work(jittered, "pushed", 4), claiming(jittered) as claims:
+        future = claims.start_parked("polled", 4, wait_ms=20_000)
+        jittered.push(*range(4))
+        assert len(jobs_of(future)) == 2
+        assert jittered.counters() == counters(in_flight=4)

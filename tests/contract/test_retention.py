@@ -1,8 +1,12 @@
-"""Caps: which records stay, and what a PUT does to those that are there (§0.10, §1.1, §2)."""
+"""Caps (§0.10, §1.1, §2): which records stay, topics that reject, and what a restart leaves."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +14,7 @@ from tests.contract.retained import (
     CLASSES,
     RECORDS,
     agrees,
+    erased,
     everything,
     floors,
     gap,
@@ -18,8 +23,9 @@ from tests.contract.retained import (
     seqs,
     sizes,
 )
-from tests.support.api import Api, ok
+from tests.support.api import Api, ok, refused
 from tests.support.model import Kept, TopicModel
+from tests.support.server import Server
 
 pytestmark = pytest.mark.slow
 
@@ -113,13 +119,6 @@ def test_a_cap_of_exactly_the_bytes_evicts_nothing(
     assert floors(api, topic)["earliest_seq"] == 2
 
 
-def test_meta_counts_against_the_bytes(api: Api, topic: str) -> None:
-    put(api, topic, cap_bytes=2000)
-    for _ in range(4):
-        ok(api.append(topic, records=[{"data": 1, "meta": {"k": "x" * 900}}]))
-    assert floors(api, topic)["count"] in (1, 2)
-
-
 @pytest.mark.parametrize(
     ("records", "size", "left"), [(3, 10, 3), (50, 3000, 3)], ids=["0.10 records", "0.10 bytes"]
 )
@@ -167,24 +166,205 @@ def test_a_tightened_cap_takes_existing_records(api: Api, topic: str, cap: int) 
     agrees(api, topic, model)
 
 
-def test_a_relaxed_cap_brings_nothing_back(api: Api, topic: str) -> None:
-    put(api, topic, cap_records=3)
-    model = TopicModel(3)
-    ok(api.append(topic, *range(8)))
-    model.append(map(Kept, range(8)))
-    for cap in (5, 0):
-        put(api, topic, cap_records=cap)
-        model.set_cap(cap)
-        agrees(api, topic, model)
-    ok(api.append(topic, "more", "and more"))
-    model.append([Kept("more"), Kept("and more")])
-    agrees(api, topic, model)
-
-
-def test_a_put_of_other_fields_evicts_nothing(api: Api, topic: str) -> None:
-    put(api, topic, cap_records=3)
-    ok(api.append(topic, *range(5)))
+@pytest.mark.parametrize("durability", CLASSES)
+def test_a_full_topic_refuses_and_appends_nothing(api: Api, topic: str, durability: str) -> None:
+    put(api, topic, cap_records=3, discard="reject", durability=durability)
+    ok(api.append(topic, 1, 2))
+    refused(api.append(topic, 3, 4), 422, "topic_full")
+    assert floors(api, topic)["head_seq"] == 2
+    ok(api.append(topic, 3))
     before = everything(api, topic)
-    for fields in ({}, {"cap_records": 3}, {"discard": "old"}):
-        put(api, topic, **fields)
-        assert everything(api, topic) == before
+    for data in ([4], [4, 5], list(range(100))):
+        refused(api.append(topic, *data), 422, "topic_full")
+    assert everything(api, topic) == before
+    assert [record["data"] for record in api.read(topic)] == [1, 2, 3]
+
+
+def test_a_write_larger_than_the_whole_cap_is_refused(api: Api, topic: str) -> None:
+    put(api, topic, cap_records=3, discard="reject")
+    refused(api.append(topic, 1, 2, 3, 4), 422, "topic_full")
+    assert floors(api, topic)["head_seq"] == 0
+    put(api, topic, cap_records=0, cap_bytes=1000)
+    refused(api.append(topic, "x" * 1000), 422, "topic_full")
+    assert ok(api.append(topic, "x"))["seqs"] == [1]
+
+
+def test_a_first_write_that_its_own_config_refuses_appends_nothing(api: Api, topic: str) -> None:
+    config = {"cap_records": 1, "discard": "reject"}
+    refused(api.append(topic, 1, 2, config=config, idempotency_key="k"), 422, "topic_full")
+    state = api.get(topic)
+    assert state.status == 404 or state.json()["head_seq"] == 0
+    answer = api.append(topic, 1, config=config, idempotency_key="k")
+    body = ok(answer, answer.status)
+    assert (body["seqs"], body["deduped"]) == ([1], False)
+
+
+def test_a_topic_is_full_at_its_bytes(api: Api, topic: str, new_name: Callable[[], str]) -> None:
+    costs = sizes(api, new_name(), *RECORDS)
+    put(api, topic, cap_bytes=sum(costs[:4]), discard="reject")
+    assert sizes(api, topic, *RECORDS[:4]) == costs[:4]
+    refused(api.append(topic, records=[RECORDS[6]]), 422, "topic_full")
+    erased(api, topic, before_seq=2)
+    ok(api.append(topic, records=[RECORDS[6]]))
+    assert [record["data"] for record in api.read(topic)] == [
+        record["data"] for record in [*RECORDS[1:4], RECORDS[6]]
+    ]
+
+
+def test_a_deduped_answer_is_given_though_the_topic_is_full(api: Api, topic: str) -> None:
+    put(api, topic, cap_records=2, discard="reject")
+    first = ok(api.append(topic, 1, 2, idempotency_key="k"))
+    refused(api.append(topic, 3, idempotency_key="other"), 422, "topic_full")
+    again = ok(api.append(topic, 1, 2, idempotency_key="k"))
+    assert again["deduped"] is True
+    assert [again[name] for name in ("seqs", "head_seq", "count")] == [
+        first[name] for name in ("seqs", "head_seq", "count")
+    ]
+    erased(api, topic, before_seq=3)
+    # Only a successful append keeps its key.
+    assert ok(api.append(topic, 3, idempotency_key="other"))["deduped"] is False
+    assert ok(api.append(topic, 1, 2, idempotency_key="k"))["seqs"] == [1, 2]
+
+
+def test_a_deduped_answer_is_given_though_its_records_were_evicted(api: Api, topic: str) -> None:
+    put(api, topic, cap_records=1)
+    ok(api.append(topic, 1, 2, idempotency_key="k"))
+    ok(api.append(topic, 3))
+    again = ok(api.append(topic, 1, 2, idempotency_key="k"))
+    assert (again["deduped"], again["seqs"], again["head_seq"]) == (True, [1, 2], 2)
+    assert floors(api, topic)["head_seq"] == 3
+
+
+def test_discard_changes_in_place(api: Api, topic: str) -> None:
+    put(api, topic, cap_records=2, discard="reject")
+    ok(api.append(topic, 1, 2))
+    refused(api.append(topic, 3), 422, "topic_full")
+    put(api, topic, discard="old")
+    ok(api.append(topic, 3))
+    assert [record["data"] for record in api.read(topic)] == [2, 3]
+    put(api, topic, discard="reject")
+    refused(api.append(topic, 4), 422, "topic_full")
+    put(api, topic, cap_records=3)
+    ok(api.append(topic, 4))
+    assert gap(page_of(api, topic, 0), "cap") == (1, 1)
+
+
+def test_a_tightened_cap_that_rejects_goes_on_rejecting(api: Api, topic: str) -> None:
+    put(api, topic, discard="reject")
+    ok(api.append(topic, *range(5)))
+    put(api, topic, cap_records=3)
+    refused(api.append(topic, 5), 422, "topic_full")
+    erased(api, topic, before_seq=4)
+    assert ok(api.append(topic, 5))["seqs"] == [6]
+
+
+def test_a_cap_is_exact_under_concurrent_writers(server: Server, api: Api, topic: str) -> None:
+    put(api, topic, cap_records=50, discard="reject", durability="fsync")
+
+    def write(number: int) -> int:
+        with Api(server.address) as own:
+            return sum(own.append(topic, [number, count]).status == 200 for count in range(20))
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(write, range(8))) == 50
+    assert seqs(page_of(api, topic, 0)) == list(range(1, 51))
+
+
+def _scenes(api: Api, durability: str) -> dict[str, str]:
+    """Topics with floors of every kind; what they are about, by name."""
+    scenes = {}
+
+    def scene(name: str, about: str, count: int = 10, **config: Any) -> str:
+        full = f"{durability}.{name}"
+        put(api, full, durability=durability, **config)
+        for number in range(1, count + 1):
+            ok(
+                api.append(
+                    full,
+                    records=[{"data": number, "tag": f"t{number}"}],
+                    idempotency_key=f"k{number}",
+                )
+            )
+        scenes[full] = about
+        return full
+
+    aged = scene("ttl", "expired records, the TTL relaxed")
+    mixed = scene("mixed", "cap first, then TTL")
+    unseen = scene("unseen", "expired records that nobody has looked for, the TTL relaxed")
+    scene("cap", "a cap that holds", cap_records=4)
+    put(api, scene("relaxed", "a cap that was relaxed", cap_records=4), cap_records=0)
+    put(api, scene("tightened", "a cap that came later"), cap_records=4)
+    put(api, scene("both-ways", "a cap that came and went"), cap_records=4)
+    put(api, f"{durability}.both-ways", cap_records=9)
+    erased(api, scene("deleted", "a cap, then a delete", cap_records=4), before_seq=9)
+    erased(api, scene("emptied", "a cap, then everything deleted", cap_records=4), before_seq=99)
+    holes = scene("holes", "deletes between, then a cap")
+    for number in (2, 5, 6):
+        erased(api, holes, match=f"t{number}")
+    put(api, holes, cap_records=4)
+    scene("bytes", "a cap of bytes", cap_bytes=500)
+    scene("full", "a topic that rejects", cap_records=10, discard="reject")
+    again = scene("again", "made again", cap_records=3)
+    ok(api.delete(again))
+    scene("again", "made again", 5, cap_records=3)
+    put(api, mixed, cap_records=7)
+    time.sleep(0.5)
+    for name in (aged, mixed, unseen):
+        put(api, name, ttl_ms=300)
+        if name != unseen:
+            assert floors(api, name)["count"] == 0
+        put(api, name, ttl_ms=0)
+        ok(api.append(name, "new"))
+    return scenes
+
+
+@pytest.fixture(scope="module", params=["stop", "kill"])
+def restarted(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Api, dict[str, Any]]]:
+    """What every scene looked like before a restart, and a client of the restarted server."""
+    path: Path = tmp_path_factory.mktemp("retention") / "data"
+    with Server(path, shards=1) as server:
+        with Api(server.address) as api:
+            scenes = [*_scenes(api, "fsync"), *_scenes(api, "disk")]
+            before = {name: everything(api, name) for name in scenes}
+        server.stop() if request.param == "stop" else server.kill()
+        server.start()
+        with Api(server.address) as api:
+            yield api, before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("durability", ["fsync", "disk"])
+def test_floors_and_tombstones_outlive_a_restart(
+    restarted: tuple[Api, dict[str, Any]], durability: str
+) -> None:
+    api, before = restarted
+    mine = {name: seen for name, seen in before.items() if name.startswith(f"{durability}.")}
+    assert {name: everything(api, name) for name in mine} == mine
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("durability", ["fsync", "disk"])
+def test_a_full_topic_is_full_after_a_restart_and_knows_its_keys(
+    restarted: tuple[Api, dict[str, Any]], durability: str
+) -> None:
+    api, _before = restarted
+    topic = f"{durability}.full"
+    refused(api.append(topic, "more"), 422, "topic_full")
+    assert ok(api.append(topic, "again", idempotency_key="k3"))["seqs"] == [3]
+    again = ok(api.append(f"{durability}.emptied", "again", idempotency_key="k3"))
+    assert (again["deduped"], again["seqs"]) == (True, [3])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("durability", ["fsync", "disk"])
+def test_a_cap_goes_on_after_a_restart(
+    restarted: tuple[Api, dict[str, Any]], durability: str
+) -> None:
+    api, _before = restarted
+    topic = f"{durability}.holes"
+    ok(api.append(topic, "eleventh"))
+    page = page_of(api, topic, 0)
+    assert seqs(page) == [8, 9, 10, 11]
+    assert gap(page, "cap") == (1, 7)

@@ -20,11 +20,9 @@ from tests.support.routers import (
     get,
     names,
     names_for,
-    path_of,
     put,
 )
 from tests.support.server import Server
-from tests.support.wrong_types import FLAG, GUARANTEE, MATCH, TOPIC_NAMES, rows
 
 
 @pytest.fixture(params=["same shard", "another shard"])
@@ -37,122 +35,6 @@ def ends(request: pytest.FixtureRequest, topic: str) -> tuple[str, str]:
 def absent(api: Api, *topics: str) -> None:
     for name in topics:
         refused(api.get(name), 404, "topic_not_found")
-
-
-# --- 400
-
-
-WRONG = [
-    *rows(FLAG, "preserve_node", "preserve_tag", "create_dest", "allow_cycle"),
-    *rows(GUARANTEE, "guarantee"),
-    *rows(MATCH, "filter"),
-    *rows(('["tag","Glob","a**"]', '["tag","Glob","*a"]', '["tag","Glob",""]'), "filter"),
-    *rows(('["tag","eq","a"]', '["tag","Regex","a"]', '["tag","Eq","a","b"]'), "filter"),
-    *rows(('["tag","Eq",null]', '["tag",["Eq"],"a"]', '[["tag","Eq","a"]]'), "filter"),
-]
-
-
-@pytest.mark.parametrize(("field", "text"), WRONG, ids=lambda value: f"6 {value}")
-def test_a_wrong_value_is_a_400_and_makes_nothing(
-    api: Api, topic: str, field: str, text: str
-) -> None:
-    ends = (f"{topic}.a", f"{topic}.b")
-    body = f'{{"source":"{ends[0]}","dest":"{ends[1]}","{field}":{text}}}'.encode()
-    error = refused(api.call("PUT", path_of(topic), body), 400, "invalid_request")
-    assert error["detail"]["field"] == field
-    refused(get(api, topic), 404, "router_not_found")
-    absent(api, *ends)
-
-
-END_VALUES = ["null", "5", "true", "[]", "{}", '"a->b"', *(f'"{name}"' for name in TOPIC_NAMES)]
-
-
-@pytest.mark.parametrize("field", ["source", "dest"])
-@pytest.mark.parametrize("text", END_VALUES, ids=lambda value: f"6 {value[:20]}")
-def test_both_ends_are_names_of_topics(api: Api, topic: str, field: str, text: str) -> None:
-    other = "dest" if field == "source" else "source"
-    body = f'{{"{other}":"{topic}.x","{field}":{text}}}'.encode()
-    error = refused(api.call("PUT", path_of(topic), body), 400, "invalid_request")
-    assert error["detail"]["field"] == field
-    refused(get(api, topic), 404, "router_not_found")
-    absent(api, f"{topic}.x")
-
-
-@pytest.mark.parametrize("field", ["source", "dest"])
-def test_both_ends_are_required_in_every_body(api: Api, topic: str, field: str) -> None:
-    body = {"source": f"{topic}.a", "dest": f"{topic}.b", "preserve_tag": False}
-    lacking = {name: value for name, value in body.items() if name != field}
-    for _ in range(2):  # the second time the router is there
-        error = refused(api.call("PUT", path_of(topic), lacking), 400, "invalid_request")
-        assert error["detail"]["field"] == field
-        api.call("PUT", path_of(topic), body)
-    refused(api.call("PUT", path_of(topic), {}), 400, "invalid_request")
-
-
-def test_source_and_dest_differ(api: Api, topic: str) -> None:
-    for fields in ({}, {"allow_cycle": True}, {"create_dest": False}):
-        error = refused(
-            put(api, topic, f"{topic}.a", f"{topic}.a", **fields), 400, "invalid_request"
-        )
-        assert error["detail"]["field"] in ("source", "dest")
-    absent(api, f"{topic}.a")
-    refused(get(api, topic), 404, "router_not_found")
-
-
-NOT_OBJECTS = [b"", b"[]", b'"x"', b"1", b"null", b"true", b"{", b"{} {}", b"{'source':1}"]
-
-
-@pytest.mark.parametrize("body", NOT_OBJECTS, ids=lambda body: f"6 {body.decode()}")
-def test_a_body_that_is_not_a_json_object_is_a_400(api: Api, topic: str, body: bytes) -> None:
-    refused(api.call("PUT", path_of(topic), body), 400, "invalid_request")
-    refused(get(api, topic), 404, "router_not_found")
-
-
-@pytest.mark.parametrize(
-    "text", ["[" * 100_000, "[" * 40_000 + "]" * 40_000, '"\\ud800"', "1e999", "NaN"]
-)
-def test_a_filter_that_is_no_sound_json_is_a_400(api: Api, topic: str, text: str) -> None:
-    body = f'{{"source":"{topic}.a","dest":"{topic}.b","filter":{text}}}'.encode()
-    refused(api.call("PUT", path_of(topic), body), 400, "invalid_request")
-    absent(api, f"{topic}.a", f"{topic}.b")
-
-
-def test_invalid_utf8_is_a_400(api: Api, topic: str) -> None:
-    body = b'{"source":"a1","dest":"b1","filter":"\xff"}'
-    refused(api.call("PUT", path_of(topic), body), 400, "invalid_request")
-
-
-def test_a_refused_put_changes_nothing(api: Api, topic: str) -> None:
-    ends = {"source": f"{topic}.a", "dest": f"{topic}.b"}
-    ok(put(api, topic, **ends, filter="t"), 201)
-    for fields in ({"guarantee": "once"}, {"filter": ["tag"]}, {"dest": f"{topic}.a"}):
-        body = ends | {"preserve_tag": False, "allow_cycle": True} | fields
-        refused(api.call("PUT", path_of(topic), body), 400, "invalid_request")
-    assert config_of(ok(get(api, topic))) == ends | DEFAULTS | {"filter": ["tag", "Eq", "t"]}
-
-
-# --- 405, 415, 413
-
-
-def test_other_methods_are_told_the_right_ones(api: Api, topic: str) -> None:
-    for method in ("POST", "PATCH"):
-        answer = api.call(method, path_of(topic), {})
-        refused(answer, 405, "method_not_allowed")
-        assert answer.headers["allow"] == "DELETE, GET, PUT"
-    for method in ("POST", "PUT", "DELETE"):
-        answer = api.call(method, "/v0/routers", {})
-        refused(answer, 405, "method_not_allowed")
-        assert answer.headers["allow"] == "GET"
-
-
-def test_a_body_needs_its_media_type_and_has_a_bound(api: Api, topic: str) -> None:
-    body = {"source": f"{topic}.a", "dest": f"{topic}.b"}
-    for kind in ("text/plain", ""):
-        answer = api.call("PUT", path_of(topic), body, {"Content-Type": kind})
-        refused(answer, 415, "unsupported_media_type")
-    answer = api.call("PUT", path_of(topic), body | {"x": "x" * 200_000})
-    refused(answer, 413, "payload_too_large")
-    absent(api, *body.values())
 
 
 # --- 404
@@ -195,13 +77,6 @@ def test_a_dest_has_one_source(api: Api, ends: tuple[str, str]) -> None:
     absent(api, f"{source}.other")
     refused(get(api, f"{source}.2"), 404, "router_not_found")
     assert names(api, dest=dest) == [f"{source}.1"]
-
-
-def test_a_diamond_is_a_fan_in(api: Api, topic: str) -> None:
-    top, left, right, bottom = names_for(topic, [number % 2 for number in range(4)])
-    chain(api, (top, left, bottom))
-    chain(api, (top, right))
-    fan_in(put(api, f"{topic}.last", right, bottom))
 
 
 def test_a_put_that_moves_an_end_makes_no_fan_in(api: Api, topic: str) -> None:
@@ -261,17 +136,6 @@ def test_allow_cycle_permits_it(api: Api, ends: tuple[str, str]) -> None:
             assert (again["created"], again["allow_cycle"]) == (False, True)
 
 
-def test_a_router_that_was_there_before_the_cycle_can_still_be_put(
-    api: Api, ends: tuple[str, str]
-) -> None:
-    source, dest = ends
-    ok(put(api, f"{source}->{dest}", source, dest), 201)
-    ok(put(api, f"{dest}->{source}", dest, source, allow_cycle=True), 201)
-    again = ok(put(api, f"{source}->{dest}", source, dest))
-    assert (again["created"], again["allow_cycle"]) == (False, False)
-    assert ok(put(api, f"{source}->{dest}", source, dest, filter="t"))["filter"]
-
-
 def test_a_put_that_moves_an_end_makes_no_cycle(api: Api, topic: str) -> None:
     a, b, c, d = names_for(topic, [number % 2 for number in range(4)])
     first, second, third = chain(api, (a, b, c, d))
@@ -289,13 +153,6 @@ def test_a_router_may_be_turned_round(api: Api, ends: tuple[str, str]) -> None:
     body = ok(put(api, router, dest, source))
     assert (body["source"], body["dest"]) == (dest, source)
     assert names(api, source=source) == []
-
-
-def test_parallel_routers_and_shared_sources_are_no_cycle(api: Api, topic: str) -> None:
-    a, b, c = names_for(topic, [number % 2 for number in range(3)])
-    chain(api, (a, b, c))
-    ok(put(api, f"{topic}.again", a, b), 201)
-    ok(put(api, f"{topic}.side", a, f"{topic}.side"), 201)
 
 
 # --- 429

@@ -47,14 +47,6 @@ def test_a_new_router_starts_at_the_head_of_its_source(api: Api, ends: Ends) -> 
     assert forwarded(api, name) == 1
 
 
-def test_both_ends_are_made_when_they_are_not_there(api: Api, ends: Ends) -> None:
-    source, dest = ends
-    route(api, source, dest)
-    assert (api.state(source)["head_seq"], api.state(dest)["head_seq"]) == (0, 0)
-    ok(api.append(source, "a"))
-    arrived(api, dest, "a")
-
-
 def test_a_router_that_is_deleted_copies_nothing_more(api: Api, ends: Ends) -> None:
     source, dest = ends
     name = route(api, source, dest)
@@ -170,17 +162,6 @@ def test_node_and_tag_are_kept_or_cleared(
     assert [untouched(record) for record in found] == expected
 
 
-def test_readers_choose_what_they_see_of_copies(api: Api, ends: Ends) -> None:
-    source, dest = ends
-    route(api, source, dest)
-    given(api, source, {"node": "n", "tag": "t", "meta": {"m": 1}})
-    arrived(api, dest, 0)
-    (bare,) = api.read(dest, include_meta=False)
-    assert {*bare} == {"$seq", "$ts", "$node", "data"}
-    assert api.read(dest, node="n") == [], "a node gets nothing back that it wrote"
-    assert len(api.read(dest, node="other")) == 1
-
-
 # --- filters
 
 FILTERS: list[tuple[Any, Any, list[int]]] = [
@@ -211,14 +192,6 @@ def test_a_filter_chooses_by_tag(
         given(api, source, {"data": number, **({} if tag is None else {"tag": tag})})
     passed(api, name)
     assert data(kept(api, dest)) == [*expected, *(number + 10 for number in expected)]
-
-
-def test_a_filter_and_cleared_tags_go_together(api: Api, ends: Ends) -> None:
-    source, dest = ends
-    route(api, source, dest, filter=["tag", "Glob", "a*"], preserve_tag=False)
-    fill(api, source, TAGS)
-    found = arrived(api, dest, 1, 4, 5, 8, 10)
-    assert not any("$tag" in record for record in found)
 
 
 # --- order and size
@@ -272,16 +245,6 @@ def test_a_streamed_append_is_copied(api: Api, ends: Ends, guarantee: str) -> No
     assert seqs(found) == [*range(1, len(found) + 1)]
 
 
-@pytest.mark.slow
-def test_many_bytes_are_copied(api: Api, ends: Ends) -> None:
-    source, dest = ends
-    route(api, source, dest)
-    large = [f"{number:03}" + "x" * 300_000 for number in range(60)]
-    for first in range(0, len(large), 3):
-        ok(api.append(source, *large[first : first + 3]))
-    arrived(api, dest, *large)
-
-
 # --- readers that wait
 
 
@@ -326,14 +289,6 @@ def test_deletes_in_the_dest_are_its_own(api: Api, ends: Ends) -> None:
     assert ok(api.diff(dest, from_seq=0))["tombstone"] is None, "deletes are silent"
     assert data(kept(api, source)) == [*range(1, 12)]
     assert forwarded(api, name) == 11
-
-
-def test_a_cleared_tag_is_not_there_to_delete_by(api: Api, ends: Ends) -> None:
-    source, dest = ends
-    route(api, source, dest, preserve_tag=False)
-    fill(api, source, TAGS)
-    arrived(api, dest, *range(1, 11))
-    assert ok(erase(api, dest, {"match": ["tag", "Glob", "*"]}))["deleted"] == 0
 
 
 # --- classes

@@ -1,15 +1,27 @@
-"""PUT /v0/routers/:router (§6): make a router or change one."""
+"""PUT, GET and DELETE /v0/routers/:router (§6)."""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.api import Api, data, ok, refused
-from tests.support.queues import names_on
-from tests.support.routers import DEFAULTS, OTHERS, config_of, get, names, path_of, put
+from tests.support.queues import names_on, until
+from tests.support.routers import (
+    DEFAULTS,
+    OTHERS,
+    chain,
+    config_of,
+    delete,
+    get,
+    names,
+    names_for,
+    pages,
+    put,
+)
 from tests.support.server import Server
 from tests.support.topic_configs import DEFAULTS as TOPIC_DEFAULTS
 
@@ -127,15 +139,6 @@ def test_a_filter_is_a_tuple_or_a_tag_and_the_echo_is_the_tuple(
     assert ok(put(api, topic, **ends, filter=echoed))["filter"] == echoed
 
 
-def test_unknown_fields_are_ignored(api: Api, topic: str) -> None:
-    ends = {"source": f"{topic}.a", "dest": f"{topic}.b"}
-    unknown = {"nope": {"a": [1]}, "SOURCE": 5, "forwarded_total": 7, "router": "x", "id": 3}
-    body = ok(api.call("PUT", path_of(topic), ends | unknown), 201)
-    assert body["router"] == topic
-    assert config_of(body) == ends | DEFAULTS
-    assert ok(get(api, topic))["forwarded_total"] == 0
-
-
 @pytest.mark.parametrize("moved", ["source", "dest"], ids=lambda field: f"6 {field}")
 def test_put_can_move_an_end(api: Api, topic: str, moved: str) -> None:
     ends = {"source": f"{topic}.a", "dest": f"{topic}.b"}
@@ -150,19 +153,6 @@ def test_put_can_move_an_end(api: Api, topic: str, moved: str) -> None:
 
 
 # --- what may stand beside what
-
-
-def test_two_routers_may_have_the_same_ends(api: Api, topic: str) -> None:
-    for router in (f"{topic}.1", f"{topic}.2"):
-        assert ok(put(api, router, f"{topic}.a", f"{topic}.b"), 201)["created"] is True
-    assert names(api, source=f"{topic}.a") == [f"{topic}.1", f"{topic}.2"]
-
-
-def test_a_source_may_feed_many_dests_and_a_dest_may_be_a_source(api: Api, topic: str) -> None:
-    for number in range(5):
-        ok(put(api, f"{topic}->{number}", topic, f"{topic}.{number}"), 201)
-        ok(put(api, f"{topic}.{number}->", f"{topic}.{number}", f"{topic}.{number}.x"), 201)
-    assert len(names(api, source=topic)) == 5
 
 
 def test_routers_have_a_namespace_of_their_own(api: Api, topic: str) -> None:
@@ -203,24 +193,6 @@ def test_names_and_ends_are_case_sensitive(api: Api, topic: str) -> None:
     refused(api.get(f"{topic}.b"), 404, "topic_not_found")
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["", "%3Ea", "-%3Ea", ".a", "a%20b", "a%0A", "a-%3Eb%0A", "%0Aa", "a%00", "%C3%A9", "a%25"],
-    ids=lambda name: f"6 {name}",
-)
-def test_a_name_that_is_none_is_a_400(api: Api, topic: str, name: str) -> None:
-    body = {"source": f"{topic}.a", "dest": f"{topic}.b"}
-    refused(api.call("PUT", f"/v0/routers/{name}", body), 400, "invalid_request")
-    refused(api.get(f"{topic}.a"), 404, "topic_not_found")
-    for method in ("GET", "DELETE"):
-        refused(api.call(method, f"/v0/routers/{name}"), 400, "invalid_request")
-
-
-@pytest.mark.parametrize("name", ["a%2Fb", "a/b", "a-%3Eb/"])
-def test_a_slash_makes_another_path(api: Api, name: str) -> None:
-    refused(api.call("GET", f"/v0/routers/{name}"), 404, "not_found")
-
-
 # --- many at once
 
 
@@ -237,20 +209,6 @@ def test_of_many_equal_puts_one_creates(server: Server, topic: str) -> None:
 
 
 @pytest.mark.slow
-def test_of_opposite_routers_at_once_one_is_made(server: Server, topic: str) -> None:
-    for number in range(10):
-        ends = (f"{topic}.{number}.a", names_on(f"{topic}.{number}.a")[number % 2])
-
-        def create(source: str, dest: str) -> int:
-            with Api(server.address) as api:
-                return put(api, f"{source}->{dest}", source, dest).status
-
-        with ThreadPoolExecutor(2) as pool:
-            found = [pool.submit(create, *ends), pool.submit(create, *reversed(ends))]
-            assert sorted(future.result() for future in found) == [201, 409]
-
-
-@pytest.mark.slow
 def test_of_many_sources_at_once_one_feeds_the_dest(server: Server, topic: str) -> None:
     def create(number: int) -> int:
         with Api(server.address) as api:
@@ -263,3 +221,141 @@ def test_of_many_sources_at_once_one_feeds_the_dest(server: Server, topic: str) 
         for number in range(24):
             is_there = api.get(f"{topic}.s{number}").status == 200
             assert is_there == (made["source"] == f"{topic}.s{number}")
+
+
+def test_a_router_is_shown_with_its_config_and_counters(api: Api, ends: tuple[str, str]) -> None:
+    router = "->".join(ends)
+    ok(put(api, router, *ends), 201)
+    assert ok(get(api, router)) | {"performance": {}} == {
+        "router": router,
+        "source": ends[0],
+        "dest": ends[1],
+        **DEFAULTS,
+        "forwarded_total": 0,
+        "lag_records": 0,
+        "lag_ms": 0,
+        "performance": {},
+    }
+
+
+def test_every_setting_is_shown(api: Api, topic: str) -> None:
+    ok(put(api, topic, f"{topic}.a", f"{topic}.b", **OTHERS), 201)
+    assert config_of(ok(get(api, topic))) == {
+        "source": f"{topic}.a",
+        "dest": f"{topic}.b",
+        **OTHERS,
+    }
+
+
+def test_the_total_survives_a_change_and_not_a_delete(api: Api, topic: str) -> None:
+    ok(put(api, topic, f"{topic}.a", f"{topic}.b"), 201)
+    ok(api.append(f"{topic}.a", 1, 2))
+    until(lambda: ok(get(api, topic))["forwarded_total"], lambda total: total == 2)
+    ok(put(api, topic, f"{topic}.a", f"{topic}.b", preserve_tag=False))
+    assert ok(get(api, topic))["forwarded_total"] == 2
+    ok(put(api, topic, f"{topic}.a", f"{topic}.c"))
+    assert ok(get(api, topic))["forwarded_total"] == 2
+    ok(delete(api, topic))
+    ok(put(api, topic, f"{topic}.a", f"{topic}.c"), 201)
+    assert ok(get(api, topic))["forwarded_total"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_routers_survive_a_restart(tmp_path: Path, end: str) -> None:
+    with Server(tmp_path / "data", shards=2) as server:
+        with Api(server.address) as api:
+            for number in range(20):
+                fields = OTHERS if number % 2 else {}
+                ok(put(api, f"r{number:02}", f"a{number}", f"b{number}", **fields), 201)
+            ok(put(api, "r00", "a0", "c0", filter="t"))
+            ok(delete(api, "r01"))
+            ok(api.delete("a2"))
+            ok(api.append("a3", records=[{"data": 1, "tag": "public:x"}]))
+            until(lambda: ok(get(api, "r03"))["forwarded_total"], lambda total: total == 1)
+            before = [ok(get(api, name)) | {"performance": {}} for name in names(api)]
+        server.stop() if end == "stop" else server.kill()
+        server.start()
+        with Api(server.address) as api:
+            assert names(api) == [f"r{number:02}" for number in range(20) if number not in (1, 2)]
+            until(
+                lambda: [ok(get(api, name)) | {"performance": {}} for name in names(api)],
+                lambda after: after == before,
+            )
+            assert [item["forwarded_total"] for page in pages(api) for item in page] == [
+                item["forwarded_total"] for item in before
+            ]
+            refused(get(api, "r01"), 404, "router_not_found")
+            assert ok(put(api, "r00", "a0", "c0"))["created"] is False
+
+
+def test_delete_takes_the_router_away_and_no_topic(api: Api, ends: tuple[str, str]) -> None:
+    router = "->".join(ends)
+    ok(put(api, router, *ends), 201)
+    assert ok(delete(api, router)) | {"performance": {}} == {
+        "router": router,
+        "deleted": True,
+        "performance": {},
+    }
+    refused(get(api, router), 404, "router_not_found")
+    assert names(api, source=ends[0]) == []
+    for name in ends:
+        assert api.state(name)["head_seq"] == 0
+
+
+def test_delete_of_an_absent_router_is_a_200(api: Api, topic: str) -> None:
+    for name in (topic, f"{topic}->b"):
+        body = ok(delete(api, name))
+        assert (body["router"], body["deleted"]) == (name, False)
+    refused(api.get(topic), 404, "topic_not_found")
+
+
+def test_a_router_made_again_is_a_new_one(api: Api, topic: str) -> None:
+    ok(put(api, topic, f"{topic}.a", f"{topic}.b", **OTHERS), 201)
+    ok(delete(api, topic))
+    body = ok(put(api, topic, f"{topic}.a", f"{topic}.b"), 201)
+    assert body["created"] is True
+    assert config_of(body) == {"source": f"{topic}.a", "dest": f"{topic}.b", **DEFAULTS}
+
+
+def test_delete_makes_room_for_another_source_and_for_the_way_back(
+    api: Api, ends: tuple[str, str]
+) -> None:
+    source, dest = ends
+    ok(put(api, f"{source}.1", source, dest), 201)
+    refused(put(api, f"{source}.2", f"{source}.x", dest), 409, "topic_exists_incompatible")
+    refused(put(api, f"{source}.3", dest, source), 409, "router_cycle")
+    ok(delete(api, f"{source}.1"))
+    ok(put(api, f"{source}.2", f"{source}.x", dest), 201)
+    ok(put(api, f"{source}.3", dest, source), 201)
+
+
+# --- with a topic
+
+
+@pytest.mark.parametrize("end", [0, 1], ids=["1.4 source", "1.4 dest"])
+def test_a_topic_that_goes_makes_room_in_the_graph(
+    api: Api, ends: tuple[str, str], end: int
+) -> None:
+    ok(put(api, "->".join(ends), *ends), 201)
+    ok(api.delete(ends[end]))
+    ok(put(api, f"{ends[1]}->{ends[0]}", ends[1], ends[0]), 201)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_what_is_deleted_stays_so_after_a_restart(tmp_path: Path, end: str) -> None:
+    with Server(tmp_path / "data", shards=2) as server:
+        with Api(server.address) as api:
+            topics = names_for("t", [number % 2 for number in range(8)])
+            made = chain(api, topics)
+            ok(delete(api, made[0]))
+            assert ok(api.delete(topics[3]))["routers_removed"] == sorted(made[2:4])
+            ok(put(api, made[0], topics[0], "elsewhere"), 201)
+            ok(delete(api, made[0]))
+        server.stop() if end == "stop" else server.kill()
+        server.start()
+        with Api(server.address) as api:
+            assert names(api) == sorted([made[1], *made[4:]])
+            for name in (made[0], *made[2:4]):
+                assert ok(delete(api, name))["deleted"] is False

@@ -65,11 +65,6 @@ def test_a_diff_sees_what_was_acknowledged(api: Api, row: list[str]) -> None:
         sees(partial(read, number), ([number], number + 1))
 
 
-def test_a_diff_sees_a_whole_batch(api: Api, row: list[str]) -> None:
-    ok(api.append(row[0], *range(1000)))
-    sees(lambda: data(ok(api.diff(row[-1], limit=1000))["records"]), [*range(1000)])
-
-
 def test_the_state_sees_what_was_acknowledged(api: Api, row: list[str]) -> None:
     def read() -> tuple[int, int]:
         state = api.state(row[-1])

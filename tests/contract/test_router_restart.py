@@ -4,11 +4,7 @@ forwarding goes on.
 
 from __future__ import annotations
 
-import http.client
 import itertools
-import random
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,10 +12,10 @@ from typing import Any
 import pytest
 
 from tests.support.api import Api, data, ok, refused
-from tests.support.copies import STAMP, arrived, forwarded, kept, passed, route, shown
+from tests.support.copies import arrived, forwarded, kept, passed, route, shown
 from tests.support.queues import Queue, counters, names_on, until
 from tests.support.routers import names_for, path_of
-from tests.support.server import Server, kill_one
+from tests.support.server import Server
 from tests.support.sse import seqs
 
 pytestmark = pytest.mark.slow
@@ -27,7 +23,6 @@ pytestmark = pytest.mark.slow
 SMALL_LOG = 64 << 10
 DURABLE = ("disk", "fsync")
 ENDS = pytest.mark.parametrize("end", ["stop", "kill"])
-WHERE = pytest.mark.parametrize("shards", [(0, 0), (0, 1)], ids=str)
 # Whether both ends lie in one shard has little to do with how the server ends.
 RUNS = pytest.mark.parametrize(("shards", "end"), [((0, 0), "stop"), ((0, 1), "kill")], ids=str)
 GUARANTEES = ("at_least_once", "exactly_once")
@@ -312,127 +307,3 @@ def test_what_an_ephemeral_end_loses(server: Server, shards: tuple[int, int], en
         found = kept(api, second)
         assert data(found)[-1] == "after"
         assert found[-1]["$seq"] > head, "no seq is given twice"
-
-
-def test_a_deleted_router_stays_deleted(server: Server) -> None:
-    source, dest = names_for("t", [0, 1])
-    with Api(server.address) as api:
-        name = route(api, source, dest)
-        ok(api.append(source, "a"))
-        arrived(api, dest, "a")
-        ok(api.call("DELETE", path_of(name)))
-    restart(server, "kill")
-    with Api(server.address) as api:
-        refused(api.call("GET", path_of(name)), 404, "router_not_found")
-        ok(api.append(source, "b"))
-        assert data(kept(api, dest)) == ["a"]
-
-
-# --- killed at work
-
-
-class Load:
-    """Writers of sources and readers of dests, until the server is killed."""
-
-    def __init__(self, server: Server, made: list[tuple[str, str, str]]) -> None:
-        self._server, self._made = server, made
-        self.acked: dict[str, set[int]] = {source: set() for source, _, _ in made}
-        self.seen: dict[str, list[Any]] = {dest: [] for _, dest, _ in made}
-        self.over = threading.Event()
-        self.errors: list[BaseException] = []
-        self.threads = [threading.Thread(target=self._run, args=(self._write,))]
-        self.threads += [threading.Thread(target=self._run, args=(self._read,))]
-
-    def _run(self, work: Any) -> None:
-        try:
-            with Api(self._server.address) as api:
-                while not self.over.is_set():
-                    work(api)
-        except (OSError, http.client.HTTPException, AssertionError) as error:
-            if not self.over.is_set():
-                self.errors.append(error)
-
-    def _write(self, api: Api) -> None:
-        for source, _, _ in self._made:
-            numbers = [1000 * len(self.acked[source]) + each for each in range(3)]
-            ok(api.append(source, *numbers))
-            self.acked[source].update(numbers)
-
-    def _read(self, api: Api) -> None:
-        for _, dest, _ in self._made:
-            seen = self.seen[dest]
-            seen += api.read(dest, from_seq=seen[-1]["$seq"] if seen else 0)
-
-    def start(self) -> None:
-        for thread in self.threads:
-            thread.start()
-
-    def join(self) -> None:
-        for thread in self.threads:
-            thread.join()
-        assert not self.errors, self.errors
-
-
-def holds(api: Api, load: Load, made: list[tuple[str, str, str]]) -> None:
-    """What was seen is there as it was, what was acknowledged is copied, in order and once."""
-    for source, dest, name in made:
-        passed(api, name)
-        origin, found = kept(api, source), kept(api, dest)
-        seen = load.seen[dest]
-        plain = [{key: each[key] for key in ("$seq", "$ts", "data")} for each in found]
-        assert plain[: len(seen)] == [
-            {key: each[key] for key in ("$seq", "$ts", "data")} for each in seen
-        ]
-        assert data(found) == data(origin)
-        assert load.acked[source] <= {*data(origin)}
-        assert seqs(found) == [*range(1, len(found) + 1)]
-        assert forwarded(api, name) == len(found)
-        if "exactly_once" in name:
-            assert [each["meta"][STAMP]["source_seq"] for each in found] == seqs(origin)
-
-
-@WHERE
-@pytest.mark.parametrize("seed", range(2))
-def test_a_kill_under_load_changes_no_copy_and_doubles_none(
-    server: Server, shards: tuple[int, int], seed: int
-) -> None:
-    with Api(server.address) as api:
-        made = pairs(api, shards)
-    for turn in range(2):
-        load = Load(server, made)
-        with Api(server.address) as api:
-            for source, _, _ in made:
-                load.acked[source] = {*data(kept(api, source))}
-        load.start()
-        time.sleep(random.Random(f"{seed} {turn}").uniform(0.2, 0.8))
-        load.over.set()
-        server.kill()
-        load.join()
-        server.start()
-        with Api(server.address) as api:
-            holds(api, load, made)
-
-
-@WHERE
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_shard_that_dies_under_load_changes_no_copy_and_doubles_none(
-    server: Server, shards: tuple[int, int], victim: int
-) -> None:
-    with Api(server.address) as api:
-        made = pairs(api, shards)
-    for pause_s in (0.2, 0.4):
-        load = Load(server, made)
-        with Api(server.address) as api:
-            for source, _, _ in made:
-                load.acked[source] = {*data(kept(api, source))}
-        load.start()
-        time.sleep(pause_s)
-        load.over.set()
-        kill_one(server.wait_roles(3)[f"shard {victim}"])
-        load.join()
-        server.wait_roles(3)
-        with Api(server.address) as api:
-            for each in (name for pair in made for name in pair[:2]):
-                until(lambda each=each: api.get(each).status, lambda status: status == 200, 20)  # type: ignore[misc]
-            until(lambda: api.call("GET", "/v0/routers").status, lambda status: status == 200, 20)
-            holds(api, load, made)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from tests.contract.deleting import erase
 from tests.support.api import Api, data, ok
 from tests.support.copies import arrived, forwarded, kept, passed, route, shown
 from tests.support.queues import until
@@ -76,18 +75,6 @@ def test_what_the_source_has_evicted_is_a_gap_in_the_dest(
     assert gap_of(ok(api.diff(dest, from_seq=1 + EVICTED))) is None
     assert forwarded(api, name) == 1 + KEPT, "what is lost is not counted"
     assert api.state(dest)["count"] == 1 + KEPT
-
-
-def test_a_gap_below_all_that_lives_begins_at_the_cursor(api: Api, ends: Ends) -> None:
-    source, dest = ends
-    name = trimmed(api, source, dest)
-    ok(api.put(dest, {"cap_records": 1000}))
-    passed(api, name)
-    ok(erase(api, dest, {"before_seq": 2}))
-    page = ok(api.diff(dest))
-    assert gap_of(page) == (1, 1 + EVICTED)
-    assert page["tombstone"]["earliest_seq"] == 2 + EVICTED == api.state(dest)["earliest_seq"]
-    assert len(page["records"]) == KEPT
 
 
 def test_a_gap_ends_a_long_poll(api: Api, ends: Ends) -> None:

@@ -1,21 +1,21 @@
-"""What a reader is told about evicted and deleted records, also in a long poll (§3.3)."""
+"""What a reader is told about evicted, expired and deleted records (§1.1, §3.3)."""
 
 from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from tests.contract.retained import agrees, erased, floors, gap, page_of, put, seqs
-from tests.support.api import Api, ok
+from tests.support.api import Api, ok, refused
 from tests.support.model import Kept, TopicModel
 from tests.support.server import Server
 
 pytestmark = pytest.mark.slow
-
 
 # --- tombstones and deletes
 
@@ -34,38 +34,6 @@ def test_a_deleted_gap_is_silent_and_an_evicted_one_is_told(api: Api, topic: str
     assert model.gap(0) == (1, 8)
     assert model.gap(4) == (5, 8)
     assert model.gap(5) is None
-    agrees(api, topic, model)
-
-
-def test_an_eviction_that_ends_at_deleted_records_moves_the_floor_no_further_than_what_it_took(
-    api: Api, topic: str
-) -> None:
-    records = [
-        {"data": number, "tag": "gone" if 3 <= number <= 6 else "kept"} for number in range(1, 11)
-    ]
-    ok(api.append(topic, records=records), 201)
-    model = TopicModel()
-    model.append(Kept(record["data"], str(record["tag"])) for record in records)
-    assert erased(api, topic, match="gone") == model.delete(match="gone") == 4
-    put(api, topic, cap_records=4)
-    model.set_cap(4)
-    assert (model.evict_floor, model.earliest_seq) == (3, 7)
-    agrees(api, topic, model)
-
-
-@pytest.mark.parametrize("cap", [1, 3], ids=lambda cap: f"3.3 cap={cap}")
-def test_deleting_everything_that_a_cap_left_keeps_the_tombstone(
-    api: Api, topic: str, cap: int
-) -> None:
-    put(api, topic, cap_records=cap)
-    model = TopicModel(cap)
-    ok(api.append(topic, *range(6)))
-    model.append(map(Kept, range(6)))
-    assert erased(api, topic, before_seq=100) == model.delete(100) == cap
-    assert floors(api, topic) == {"head_seq": 6, "earliest_seq": 7, "count": 0, "bytes": 0}
-    agrees(api, topic, model)
-    ok(api.append(topic, "next"))
-    model.append([Kept("next")])
     agrees(api, topic, model)
 
 
@@ -135,32 +103,6 @@ def test_the_node_filter_hides_no_loss(api: Api, topic: str) -> None:
     assert (gap(page), page["records"]) == (None, [])
 
 
-def test_a_recreated_topic_tells_one_thing_though_a_cap_has_taken_some_again(
-    api: Api, topic: str
-) -> None:
-    ok(api.append(topic, *range(9)), 201)
-    old = api.state(topic)["epoch"]
-    ok(api.delete(topic))
-    ok(api.append(topic, *range(5), config={"cap_records": 2}), 201)
-    for fields in ({"from_seq": 3, "epoch": old}, {"from_seq": 9}):
-        page = ok(api.diff(topic, **fields))
-        stone = page["tombstone"]
-        assert [
-            stone[name] for name in ("reason", "gap_from", "gap_to", "earliest_seq", "head_seq")
-        ] == ["recreated", 1, 5, 4, 5]
-        assert seqs(page) == [4, 5]
-    assert gap(page_of(api, topic, 0), "cap") == (1, 3)
-
-
-def test_a_deletion_of_the_topic_takes_its_floors_along(api: Api, topic: str) -> None:
-    put(api, topic, cap_records=1)
-    ok(api.append(topic, *range(5)))
-    ok(api.delete(topic))
-    ok(api.append(topic, 1, 2), 201)
-    page = page_of(api, topic, 0)
-    assert (gap(page), seqs(page)) == (None, [1, 2])
-
-
 # --- long polls
 
 
@@ -209,3 +151,143 @@ def test_a_write_that_overruns_the_cap_wakes_a_long_poll_with_what_it_missed(
         ok(api.append(topic, *range(10)))
         page = asked.result(30)
     assert (gap(page, "cap"), seqs(page)) == ((6, 11), [12, 13, 14, 15])
+
+
+OLD_S = 6.5
+TTL_MS = 6000  # between the age of the old records and that of those that a test adds
+OLD = [{"data": number, "tag": f"t{number}", "node": "me"} for number in range(1, 6)]
+
+
+@pytest.fixture(scope="module")
+def old_topics(server: Server, new_name: Callable[[], str]) -> tuple[list[str], float]:
+    """Topics with five records each and no TTL, and when they were written: all of them age
+    together.
+    """
+    names = [new_name() for _ in range(24)]
+    with Api(server.address) as api:
+        for name in names:
+            for number, record in enumerate(OLD):
+                answer = api.append(name, records=[record], idempotency_key=f"k{number}")
+                ok(answer, answer.status)
+    return names, time.monotonic()
+
+
+@pytest.fixture
+def old(old_topics: tuple[list[str], float]) -> str:
+    """A topic whose records, seqs 1 to 5, are older than ``TTL_MS``."""
+    names, born = old_topics
+    time.sleep(max(0.0, born + OLD_S - time.monotonic()))
+    return names.pop()
+
+
+def test_expired_records_are_gone_from_reads_and_state(api: Api, old: str) -> None:
+    before = floors(api, old)["bytes"]
+    ok(api.append(old, 6, 7))
+    fresh = floors(api, old)["bytes"] - before
+    put(api, old, ttl_ms=TTL_MS)
+    assert floors(api, old) == {"head_seq": 7, "earliest_seq": 6, "count": 2, "bytes": fresh}
+    page = page_of(api, old, 0)
+    assert (gap(page, "ttl"), seqs(page)) == ((1, 5), [6, 7])
+    assert [gap(page_of(api, old, cursor), "ttl") for cursor in range(1, 8)] == [
+        (2, 5),
+        (3, 5),
+        (4, 5),
+        (5, 5),
+        None,
+        None,
+        None,
+    ]
+
+
+def test_a_topic_whose_records_have_all_expired_is_empty(api: Api, old: str) -> None:
+    put(api, old, ttl_ms=TTL_MS)
+    assert floors(api, old) == {"head_seq": 5, "earliest_seq": 6, "count": 0, "bytes": 0}
+    page = page_of(api, old, 0)
+    assert (
+        gap(page, "ttl"),
+        page["records"],
+        page["next_from_seq"],
+        page["caught_up"],
+        page["lag"],
+    ) == ((1, 5), [], 5, True, 0)
+    assert gap(page_of(api, old, 5)) is None
+    assert ok(api.delete(old, if_empty="true"))["deleted"] is True
+
+
+@pytest.mark.parametrize("looked", [True, False], ids=["3.3 seen", "3.3 unseen"])
+@pytest.mark.parametrize("ttl_ms", [0, 3_600_000])
+def test_a_relaxed_ttl_brings_nothing_back(api: Api, old: str, looked: bool, ttl_ms: int) -> None:
+    put(api, old, ttl_ms=TTL_MS)
+    if looked:
+        assert gap(page_of(api, old, 0), "ttl") == (1, 5)
+    put(api, old, ttl_ms=ttl_ms)
+    assert floors(api, old) == {"head_seq": 5, "earliest_seq": 6, "count": 0, "bytes": 0}
+    assert gap(page_of(api, old, 0), "ttl") == (1, 5)
+    ok(api.append(old, "new"))
+    page = page_of(api, old, 0)
+    assert (gap(page, "ttl"), seqs(page)) == ((1, 5), [6])
+
+
+def test_expired_records_leave_room_in_a_topic_that_rejects(api: Api, old: str) -> None:
+    put(api, old, cap_records=5, discard="reject")
+    refused(api.append(old, 6), 422, "topic_full")
+    put(api, old, ttl_ms=TTL_MS)
+    ok(api.append(old, 6, 7, 8, 9, 10))
+    refused(api.append(old, 11), 422, "topic_full")
+
+
+def test_cap_and_ttl_together_are_mixed(api: Api, old: str) -> None:
+    put(api, old, cap_records=3)
+    assert gap(page_of(api, old, 0), "cap") == (1, 2)
+    put(api, old, ttl_ms=TTL_MS)
+    assert gap(page_of(api, old, 0), "mixed") == (1, 5)
+    assert gap(page_of(api, old, 2), "ttl", "mixed") == (3, 5)
+    assert gap(page_of(api, old, 5)) is None
+
+
+def test_a_ttl_gap_reaches_across_deleted_records(api: Api, old: str) -> None:
+    assert erased(api, old, before_seq=3) == 2
+    put(api, old, ttl_ms=TTL_MS)
+    assert gap(page_of(api, old, 0), "ttl") == (1, 5)
+
+
+def test_what_has_expired_cannot_be_deleted(api: Api, old: str) -> None:
+    put(api, old, ttl_ms=TTL_MS)
+    assert erased(api, old, match=["tag", "Glob", "t*"]) == 0
+    assert erased(api, old, before_seq=100) == 0
+    assert gap(page_of(api, old, 0), "ttl") == (1, 5)
+
+
+def test_a_deduped_answer_is_given_though_its_record_has_expired(api: Api, old: str) -> None:
+    put(api, old, ttl_ms=TTL_MS)
+    assert page_of(api, old, 0)["records"] == []
+    again = ok(api.append(old, "other", idempotency_key="k1"))
+    assert (again["deduped"], again["seqs"], again["head_seq"]) == (True, [2], 2)
+
+
+@pytest.mark.slow
+def test_records_expire_by_their_ts_while_nobody_looks(api: Api, topic: str) -> None:
+    put(api, topic, ttl_ms=700)
+    ok(api.append(topic, 1, 2))
+    time.sleep(0.4)
+    ok(api.append(topic, 3))
+    time.sleep(0.8)
+    assert gap(page_of(api, topic, 0), "ttl") == (1, 3)
+    assert floors(api, topic) == {"head_seq": 3, "earliest_seq": 4, "count": 0, "bytes": 0}
+
+
+@pytest.mark.slow
+def test_no_read_shows_what_had_expired_when_it_was_asked(api: Api, topic: str) -> None:
+    put(api, topic, ttl_ms=300)
+    until = time.monotonic() + 1.5
+    number, floor = 0, 1
+    while time.monotonic() < until:
+        number += 1
+        ok(api.append(topic, number))
+        asked = time.time_ns() // 1_000_000
+        page = page_of(api, topic, 0)
+        assert all(asked - record["$ts"] <= 300 for record in page["records"])
+        assert page["earliest_seq"] >= floor, "the floor went back"
+        floor = page["earliest_seq"]
+        assert seqs(page) == list(range(floor, number + 1))
+        assert gap(page, "ttl") == ((1, floor - 1) if floor > 1 else None)

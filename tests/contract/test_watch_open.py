@@ -1,18 +1,92 @@
-"""GET /v0/watch/:wid (§7.1, §7.2): the headers of a stream, and who gets none."""
+"""POST /v0/watch and GET /v0/watch/:wid (§7.1, §7.2): a session and its stream."""
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 
 import pytest
 
 from tests.support.api import Api, Wire, create, ok, refused, request
-from tests.support.sse import (
-    Stream,
-    session,
-    turned_away,
-    watch,
-)
+from tests.support.sse import CAUGHT_UP, RECORD, Stream, session, watch
+
+
+def test_a_session_names_its_stream_and_where_every_topic_stands(
+    api: Api, new_name: Callable[[], str]
+) -> None:
+    jobs, events, audit = new_name(), new_name(), new_name()
+    epochs = {
+        jobs: create(api, jobs, *range(10)),
+        events: create(api, events, *range(5), cap_records=3),
+        audit: create(api, audit),
+    }
+    body = session(api, {jobs: {"from_seq": 4}, events: {"tail": True}, audit: {}})
+    assert re.fullmatch(r"wid_[A-Za-z0-9_-]{22}", body["wid"])
+    assert body["stream_url"] == f"/v0/watch/{body['wid']}"
+    assert body["session_ttl_ms"] == 300_000
+    assert body["topics"] == {
+        jobs: {"from_seq": 4, "head_seq": 10, "earliest_seq": 1, "epoch": epochs[jobs]},
+        events: {"from_seq": 5, "head_seq": 5, "earliest_seq": 3, "epoch": epochs[events]},
+        audit: {"from_seq": 0, "head_seq": 0, "earliest_seq": 1, "epoch": epochs[audit]},
+    }
+
+
+def test_every_session_has_a_wid_of_its_own(api: Api, topic: str) -> None:
+    create(api, topic)
+    assert len({session(api, [topic])["wid"] for _ in range(50)}) == 50
+
+
+def test_tail_ignores_from_seq(api: Api, topic: str) -> None:
+    create(api, topic, *range(7))
+    assert session(api, {topic: {"from_seq": 2, "tail": True}})["topics"][topic]["from_seq"] == 7
+    assert session(api, {topic: {"from_seq": 2, "tail": False}})["topics"][topic]["from_seq"] == 2
+
+
+def test_a_lenient_session_drops_unknown_topics(api: Api, topic: str) -> None:
+    create(api, topic, "x")
+    body = ok(
+        api.call("POST", "/v0/watch?lenient=true", {"topics": {topic: {}, f"{topic}.absent": {}}})
+    )
+    assert set(body["topics"]) == {topic}
+    refused(
+        api.call("POST", "/v0/watch?lenient=false", {"topics": {topic: {}, f"{topic}.absent": {}}}),
+        404,
+        "topic_not_found",
+    )
+    with Stream(api.address, body["stream_url"]) as stream:
+        told = stream.told([topic])
+        assert told.data() == ["x"]
+        assert {event.event for event in told.events} == {RECORD, CAUGHT_UP}
+
+
+def test_a_lenient_session_is_strict_about_all_else(api: Api, topic: str) -> None:
+    create(api, topic)
+    refused(
+        api.call("POST", "/v0/watch?lenient=true", {"topics": {topic: {"from_seq": -1}}}),
+        400,
+        "invalid_request",
+    )
+
+
+CLAMPED = [
+    {"limit": 0},
+    {"limit": 2**32 - 1},
+    {"heartbeat_ms": 0},
+    {"heartbeat_ms": 999},
+    {"heartbeat_ms": 60_001},
+    {"heartbeat_ms": 10**9},
+    {"max_batch_bytes": 0},
+    {"max_batch_bytes": 1},
+    {"max_batch_bytes": 2**40},
+]
+
+
+@pytest.mark.parametrize("fields", CLAMPED, ids=lambda value: f"7.1 {value}")
+def test_a_number_out_of_range_is_clamped(api: Api, topic: str, fields: dict[str, int]) -> None:
+    create(api, topic, 1)
+    with watch(api, [topic], **fields) as stream:
+        assert stream.told([topic]).data() == [1]
 
 
 def test_a_stream_has_exactly_these_headers(api: Api, topic: str) -> None:
@@ -54,45 +128,6 @@ def test_retry_is_sent_once_at_open(api: Api, topic: str) -> None:
             ok(api.append(topic, number))
             stream.records(1)
             assert [event.retry for event in stream.blocks[1:] if event.retry is not None] == []
-
-
-@pytest.mark.parametrize(
-    "wid",
-    ["wid_" + "A" * 22, "wid_", "wid", "x", "wid_BuRguGorNdVFWNQULz-rrw", "wid_%00", "A" * 4000],
-)
-def test_an_unknown_wid_is_a_404(api: Api, wid: str) -> None:
-    refused(
-        turned_away(api.address, f"/v0/watch/{wid}", "Accept: text/event-stream"), 404, "not_found"
-    )
-
-
-def test_a_wid_is_exact(api: Api, topic: str) -> None:
-    create(api, topic)
-    wid = session(api, [topic])["wid"]
-    for other in (wid[:-1], wid + "A", wid.removeprefix("wid_"), wid.swapcase(), wid + "/"):
-        refused(
-            turned_away(api.address, f"/v0/watch/{other}", "Accept: text/event-stream"),
-            404,
-            "not_found",
-        )
-
-
-@pytest.mark.parametrize(
-    "accept",
-    [
-        "application/json",
-        "text/html",
-        "text/event-stream;q=0",
-        "text/event-stream;q=0, */*",
-        "image/*",
-    ],
-)
-def test_an_accept_header_without_event_streams_is_a_406(api: Api, topic: str, accept: str) -> None:
-    create(api, topic, 1)
-    url = session(api, [topic])["stream_url"]
-    refused(turned_away(api.address, url, f"Accept: {accept}"), 406, "not_acceptable")
-    with Stream(api.address, url) as stream:
-        assert stream.told([topic]).data() == [1]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -63,15 +62,6 @@ def test_a_stream_that_carries_records_sends_no_heartbeat(api: Api, topic: str) 
                 break
 
 
-@pytest.mark.slow
-def test_a_stream_sends_no_heartbeat_before_its_interval(api: Api, topic: str) -> None:
-    ok(api.put(topic), 201)
-    with watch(api, [topic], heartbeat_ms=60_000) as stream:
-        stream.event(CAUGHT_UP)
-        with pytest.raises(TimeoutError):
-            stream.block(timeout_s=1.5)
-
-
 # --- many readers of one topic
 
 VIEWS: list[dict[str, Any]] = [
@@ -121,22 +111,6 @@ def test_readers_with_different_options_see_one_topic_each_in_their_way(
             stream.close()
 
 
-@pytest.mark.slow
-def test_a_hundred_readers_see_every_record(api: Api, topic: str) -> None:
-    ok(api.put(topic), 201)
-    streams = [watch(api, [topic]) for _ in range(100)]
-    try:
-        for stream in streams:
-            stream.told([topic])
-        for start in range(0, 200, 10):
-            ok(api.append(topic, *range(start, start + 10)))
-        for stream in streams:
-            assert data(stream.records(200)) == list(range(200))
-    finally:
-        for stream in streams:
-            stream.close()
-
-
 def test_readers_at_different_places_meet_at_the_head(api: Api, topic: str) -> None:
     ok(api.append(topic, *range(50)), 201)
     streams = {
@@ -174,49 +148,6 @@ def test_readers_that_join_while_records_flow_see_each_record_once(
     pool.submit(write).result(60)
     for reader in readers:
         assert reader.result(60) == list(range(count))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2])
-def test_a_reader_that_breaks_off_at_random_misses_nothing(
-    server: Server, api: Api, topic: str, pool: ThreadPoolExecutor, seed: int
-) -> None:
-    ok(api.put(topic), 201)
-    dice = random.Random(seed)
-    count = 300
-
-    def write() -> None:
-        with Api(server.address) as own:
-            for start in range(0, count, 3):
-                ok(own.append(topic, *range(start, start + 3)))
-
-    url = session(api, [topic], limit=5)["stream_url"]
-    writing = pool.submit(write)
-    seen: list[int] = []
-    last_id: str | None = None
-    while len(seen) < count:
-        with Stream(api.address, url, last_event_id=last_id) as stream:
-            for _ in range(dice.randint(1, 8)):
-                event = stream.event(RECORD, CAUGHT_UP)
-                last_id = event.id
-                seen += data(event.json().get("records", []))
-                if len(seen) >= count:
-                    break
-    writing.result(60)
-    assert seen == list(range(count))
-
-
-def test_readers_that_leave_cost_nothing(api: Api, topic: str) -> None:
-    ok(api.append(topic, "x" * 50 * KIB), 201)
-    url = session(api, [topic])["stream_url"]
-    for number in range(20):
-        stream = Stream(api.address, url)
-        if number % 2:
-            stream.event()
-        stream.close()
-    ok(api.append(topic, "y"))
-    with watch(api, {topic: {"from_seq": 1}}) as stream:
-        assert stream.told([topic]).data() == ["y"]
 
 
 # --- readers that stall

@@ -279,9 +279,7 @@ def test_a_broken_chunk_is_refused_and_the_connection_closed(
 
 
 GARBAGE = [
-    b"\x00\x01\x02\x03\r\n\r\n",
-    b"GET\r\n\r\n",
-    b"GET / HTTP/9.9\r\n\r\n",
+    *(b"\x00\x01\x02\x03\r\n\r\n", b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n"),
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
     b"GET /v0/health HTTP/1.1\r\nHost topics\r\n\r\n",
 ]

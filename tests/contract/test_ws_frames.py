@@ -1,4 +1,4 @@
-"""WebSocket frames on /v0/ws (RFC 6455): pings, closes, fragments, broken frames."""
+"""GET /v0/ws (§7.3, RFC 6455): handshake, frames, errors that leave the socket open."""
 
 from __future__ import annotations
 
@@ -9,21 +9,92 @@ import struct
 
 import pytest
 
-from tests.support.api import Api, create, data, ok
+from tests.support.api import Api, create, data, ok, refused, request
 from tests.support.server import Server
 from tests.support.ws import (
     CLOSE,
     CONTINUATION,
+    KEY,
     PING,
     PONG,
     TEXT,
     Socket,
     WebSocketFrame,
+    accept_of,
     alive,
     command,
+    failed,
     frame_bytes,
+    handshake,
+    shake,
     subscribe,
 )
+
+
+def test_a_handshake_is_answered_as_the_rfc_says(server: Server) -> None:
+    answer = shake(server, handshake(KEY))
+    assert answer.status == 101
+    assert answer.headers["upgrade"].lower() == "websocket"
+    assert answer.headers["connection"].lower() == "upgrade"
+    assert (
+        answer.headers["sec-websocket-accept"] == accept_of(KEY) == "s3pPLMBiTxaQ9kYGzzhZRbK+xOo="
+    )
+    assert not {
+        "content-length",
+        "transfer-encoding",
+        "sec-websocket-extensions",
+        "sec-websocket-protocol",
+    } & set(answer.headers)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["Upgrade: WebSocket", "Connection: upgrade"],
+        ["upgrade: websocket", "connection: keep-alive, Upgrade"],
+        ["UPGRADE: websocket", "CONNECTION: Upgrade", "ORIGIN: HTTP://LOCALHOST:8000"],
+        ["Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Extensions: x-unheard-of"],
+    ],
+)
+def test_header_names_and_tokens_have_no_case(server: Server, lines: list[str]) -> None:
+    content = request(
+        "GET", "/v0/ws", None, *lines, f"Sec-WebSocket-Key: {KEY}", "Sec-WebSocket-Version: 13"
+    )
+    answer = shake(server, content)
+    assert answer.status == 101
+    assert "x-unheard-of" not in answer.headers.get("sec-websocket-extensions", "")
+
+
+@pytest.mark.parametrize("version", ["8", "12", "14", "abc", None])
+def test_another_version_is_refused(server: Server, version: str | None) -> None:
+    answer = shake(server, handshake(KEY, version=version))
+    assert answer.status in (400, 426)
+    if answer.status == 426:
+        assert answer.headers["sec-websocket-version"] == "13"
+
+
+@pytest.mark.parametrize(
+    "key",
+    [None, "", "short", "dGhlIHNhbXBsZSBub25jZQ", "!" * 24, "dGhlIHNhbXBsZSBub25jZSBsb25nZXI="],
+)
+def test_a_key_that_is_no_16_bytes_is_refused(server: Server, key: str | None) -> None:
+    assert shake(server, handshake(key)).status == 400
+
+
+def test_a_plain_get_is_refused(api: Api) -> None:
+    assert api.call("GET", "/v0/ws").status in (400, 426)
+
+
+def test_http_1_0_knows_no_upgrade(server: Server) -> None:
+    answer = shake(server, handshake().replace(b" HTTP/1.1\r\n", b" HTTP/1.0\r\n"))
+    assert refused(answer, 426, "upgrade_required")
+
+
+def test_a_refused_handshake_leaves_the_server_well(server: Server, api: Api) -> None:
+    for _ in range(20):
+        shake(server, handshake(None))
+    with Socket(server.address) as socket:
+        alive(socket)
 
 
 def test_a_ping_command_is_answered(socket: Socket) -> None:
@@ -108,14 +179,8 @@ def test_a_close_is_answered_with_a_close(socket: Socket, code: int | None) -> N
         b"\x88\x81abcd" + b"x",
     ],
     ids=[
-        "unmasked",
-        "opcode 3",
-        "opcode 11",
-        "reserved bit",
-        "ping in pieces",
-        "ping of 128",
-        "nothing to continue",
-        "close of 1 byte",
+        *("unmasked", "opcode 3", "opcode 11", "reserved bit", "ping in pieces", "ping of 128"),
+        *("nothing to continue", "close of 1 byte"),
     ],
 )
 def test_a_client_that_breaks_the_protocol_is_closed(server: Server, content: bytes) -> None:
@@ -151,3 +216,32 @@ def test_a_client_that_vanishes_leaves_the_others(server: Server, api: Api, topi
                 )
         ok(api.append(topic, "x"))
         assert data(stays.records(1)) == ["x"]
+
+
+def test_a_full_topic_refuses_a_publish(socket: Socket, api: Api, topic: str) -> None:
+    create(api, topic, 1, cap_records=1, discard="reject")
+    failed(socket.ask("publish", "p", topic=topic, records=[{"data": 2}]), "p", "topic_full")
+    alive(socket)
+
+
+def test_errors_and_acks_keep_their_order(socket: Socket, api: Api, topic: str) -> None:
+    create(api, topic)
+    for number in range(20):
+        socket.say(
+            "publish", str(number), topic=topic, records=[{"data": number}] if number % 2 else []
+        )
+    answers = {
+        message["request_id"]: message["op"]
+        for message in (socket.message("ack", "error") for _ in range(20))
+    }
+    assert answers == {str(number): "ack" if number % 2 else "error" for number in range(20)}
+    assert data(api.read(topic)) == list(range(1, 20, 2))
+
+
+def test_a_command_needs_no_request_id(socket: Socket, api: Api, topic: str) -> None:
+    create(api, topic)
+    socket.say("ping")
+    body = socket.message("pong")
+    assert body.get("request_id") is None
+    socket.say("publish", topic=topic, records=[{"data": 1}])
+    assert socket.message("ack").get("request_id") is None

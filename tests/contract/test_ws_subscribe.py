@@ -112,22 +112,6 @@ def test_a_map_subscribes_to_many_topics(
     assert socket.message("record")["topic"] == names[2]
 
 
-def test_several_subscriptions_share_a_socket(
-    socket: Socket, api: Api, new_name: Callable[[], str]
-) -> None:
-    names = [new_name() for _ in range(5)]
-    for name in names:
-        create(api, name)
-        subscribe(socket, name)
-    for number in range(50):
-        ok(api.append(names[number % 5], number))
-    seen: dict[str, list[Any]] = {name: [] for name in names}
-    while sum(map(len, seen.values())) < 50:
-        message = socket.message("record", "caught_up")
-        seen[message["topic"]] += data(message.get("records", []))
-    assert seen == {name: list(range(at, 50, 5)) for at, name in enumerate(names)}
-
-
 @pytest.mark.parametrize(
     ("fields", "shown"),
     [
@@ -149,16 +133,6 @@ def test_a_subscription_chooses_what_records_show(
     ok(api.append(topic, records=writes))
     (live,) = socket.records(1)
     assert set(old) == set(live) == {"$seq", "$ts", "$node", *shown}
-
-
-@pytest.mark.parametrize("node", ["me", ["me"], ["me", "other"]])
-def test_a_node_is_not_told_what_it_wrote(socket: Socket, api: Api, topic: str, node: Any) -> None:
-    create(api, topic)
-    ok(api.append(topic, 1, 2, node="me"))
-    assert subscribe(socket, topic, node=node) == []
-    ok(api.append(topic, 3, node="me"))
-    ok(api.append(topic, 4, node="you"))
-    assert data(socket.records(1)) == [4]
 
 
 @pytest.mark.parametrize(
@@ -225,16 +199,6 @@ def test_a_start_below_the_floor_is_a_tombstone(socket: Socket, api: Api, topic:
         "head_seq": 10,
     }
     assert data(socket.records(4)) == [7, 8, 9, 10]
-
-
-def test_a_start_above_the_head_means_that_the_topic_was_recreated(
-    socket: Socket, api: Api, topic: str
-) -> None:
-    create(api, topic, 1, 2)
-    socket.ask("subscribe", "s", topic=topic, from_seq=50)
-    body = socket.message("tombstone")
-    assert (body["reason"], body["gap_from"], body["gap_to"]) == ("recreated", 1, 2)
-    assert data(socket.records(2)) == [1, 2]
 
 
 def test_a_deleted_topic_is_told_and_ends_for_itself_only(

@@ -24,10 +24,6 @@ def test_every_job_is_done_by_one_worker_at_a_time(tmp_path: Path) -> None:
         assert not summary.problems, str(summary)
         assert summary.counts["jobs"] > 50, str(summary)
         for what in (
-            "deliveries again",
-            "live",
-            "stale: expired",
-            "stale: released",
-            "dead-lettered",
+            *("deliveries again", "live", "stale: expired", "stale: released", "dead-lettered"),
         ):
             assert summary.counts[what], str(summary)

@@ -13,6 +13,7 @@ from tests.engine.queue_claims import check_pass
 from tests.engine.queue_machine import NAMES, NODES, Effect, Granted, Stream
 from tests.engine.queue_machine_records import QueueRecords
 from tests.engine.queue_model import Lease, QueueModel, keeps_leases
+from topics.engine.changes import finish_jobs
 from topics.engine.changes.change import Change
 from topics.engine.changes.lease_jobs import LeaseChange
 from topics.engine.queue.claims import Ask
@@ -197,8 +198,9 @@ class QueueLeases(QueueRecords):
         topic, seqs, ids = asked
         model = self.models[topic.id]
         ours, skipped = model.matched(node, seqs, ids, self.now.ms)
-        change = self.world.engine.ack(topic, node, seqs, ids, self.now)
-        assert (list(change.seqs), list(change.skipped)) == (sorted(ours), skipped)
+        leases, missed = finish_jobs.begin_ack(topic, node, seqs, ids, self.now)
+        change = finish_jobs.ack(topic, leases, self.now)
+        assert (list(change.seqs), missed) == (sorted(ours), skipped)
         take_back = self.noted(topic, change, lambda: model.ack(ours))
         self.finish(topic, change, ours, take_back=take_back)
 

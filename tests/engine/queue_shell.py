@@ -28,7 +28,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 
 from tests.engine.transcript_shell import START, Shell, fields_of, values_of
-from topics.engine.changes.finish_jobs import FinishJobs
+from topics.engine.changes.finish_jobs import FinishJobs, ack, begin_ack
 from topics.engine.changes.lease_jobs import LeaseChange
 from topics.engine.now import Now
 from topics.engine.queue.claims import Ask
@@ -138,9 +138,10 @@ class QueueShell(Shell):
 
     def _ack(self, name: str, node: str, *words: str) -> Iterator[str]:
         seqs, tokens = _asked(words)
-        change = self.world.engine.ack(self._topic(name), node, seqs, tokens, self.now)
+        leases, skipped = begin_ack(self._topic(name), node, seqs, tokens, self.now)
+        change = ack(self._topic(name), leases, self.now)
         self.submit(change)
-        yield _told("acked", change.seqs, change.skipped)
+        yield _told("acked", change.seqs, skipped)
 
     def _nack(self, name: str, node: str, *words: str) -> Iterator[str]:
         seqs, tokens = _asked(words)

@@ -42,7 +42,8 @@ def view_of(encoded: EncodedRecords) -> RecordsView:
 def decide_long(engine: ShardEngine, topic: Topic, body: AppendBody, now: Now) -> Append:
     """A streamed append that is decided. Instead of a blob, its frame holds the records."""
     due = due_times(topic, body, now)
-    rendering = Rendering(body, keep_key=keeps_key(topic, body), due=due or None)
+    key = body.idempotency_key
+    rendering = Rendering(body, keep_key=key is not None and keeps_key(topic, key), due=due or None)
     ends = rendering.ends(topic.next_seq, max(now.ts, topic.last_ts))
     change = engine.append_streamed(topic, body, rendering, ends[-1], now, due)
     blob = b"".join(rendering.render(0, change.count, change.first_seq, change.ts))

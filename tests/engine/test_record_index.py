@@ -2,8 +2,25 @@
 
 from __future__ import annotations
 
-from topics.engine.locators import in_extent, in_log, in_memory
+from array import array
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from topics.engine.locators import (
+    Locator,
+    in_extent,
+    in_log,
+    in_memory,
+    is_extent,
+    is_in_log,
+    is_in_memory,
+    lsn_of,
+    split_locator,
+)
 from topics.engine.record_index import IndexEntry, RecordIndex
+from topics.engine.store import FLAGS_STEP, DeleteFlags, first_live, last_live
 
 
 def test_the_front_of_an_index_goes_cheaply_and_entries_are_found_by_what_is_left() -> None:
@@ -47,3 +64,86 @@ def test_only_writes_of_the_log_lie_between_two_lsns() -> None:
     assert next(found) == IndexEntry(1, 1, in_log(10), 50, 0)
     index.drop(4)  # meanwhile
     assert [entry.locator for entry in found] == [30, 40]
+
+
+# Locators: each kind has its range of 64-bit numbers
+
+
+EDGES = [
+    *((in_log(0), "log"), (in_log(2**62 - 1), "log"), (in_extent(0, 0), "extent")),
+    *((in_extent(2**38 - 1, 2**24 - 1), "extent"), (in_memory(0), "memory")),
+    (in_memory(2**63 - 1), "memory"),
+]
+
+
+@pytest.mark.parametrize(("locator", "kind"), EDGES)
+def test_every_locator_is_of_one_kind(locator: Locator, kind: str) -> None:
+    answers = (is_in_log(locator), is_extent(locator), is_in_memory(locator))
+    assert answers == tuple(kind == each for each in ("log", "extent", "memory"))
+
+
+@pytest.mark.parametrize(("locator", "kind"), EDGES)
+def test_a_locator_fits_the_column_of_the_index(locator: Locator, kind: str) -> None:
+    assert array("Q", [locator])[0] == locator
+
+
+def test_an_extent_locator_gives_back_its_segment_and_its_index() -> None:
+    assert in_extent(7, 3) == 1 << 62 | 7 << 24 | 3
+    for segment, index in [(0, 0), (1, 2**24 - 1), (2**38 - 1, 0)]:
+        locator = in_extent(segment, index)
+        assert split_locator(locator) == (segment, index)
+
+
+def test_a_log_locator_is_the_lsn_of_its_frame() -> None:
+    assert lsn_of(in_log(4711)) == 4711
+    with pytest.raises(AssertionError, match="kind LOG"):
+        lsn_of(in_extent(1, 1))
+
+
+# Store
+
+
+@given(st.binary(max_size=12).map(lambda raw: bytes(byte & 1 for byte in raw)), st.data())
+def test_the_first_and_the_last_live_record_of_a_range_are_found(
+    deleted: bytes, data: st.DataObject
+) -> None:
+    start = data.draw(st.integers(0, len(deleted)))
+    stop = data.draw(st.integers(start, len(deleted)))
+    live = [index for index in range(start, stop) if not deleted[index]]
+    assert first_live(deleted, start, stop) == (live[0] if live else stop)
+    assert last_live(deleted, start, stop) == (live[-1] if live else -1)
+
+
+@pytest.mark.parametrize("live", [0, 1, FLAGS_STEP - 1, FLAGS_STEP, 3 * FLAGS_STEP + 4])
+def test_one_live_record_is_found_among_many_steps_of_deleted_ones(live: int) -> None:
+    deleted = bytearray(b"\1" * (3 * FLAGS_STEP + 5))
+    deleted[live] = 0
+    assert first_live(deleted, 0, len(deleted)) == live
+    assert last_live(memoryview(deleted), 0, len(deleted)) == live
+
+
+def test_flags_add_up_by_locator() -> None:
+    flags = DeleteFlags()
+    assert flags.of(7) is None
+    flags.flag(7, 5, [(0, 1)])
+    flags.flag(7, 5, [(3, 5)])
+    flags.flag(8, 2, [(1, 2)])
+    assert flags.of(7) == b"\1\0\0\1\1"
+    assert flags.of(8) == b"\0\1"
+
+
+def test_all_deleted_writes_of_one_record_share_one_object() -> None:
+    flags = DeleteFlags()
+    for locator in (1, 2):
+        flags.flag(locator, 1, [(0, 1)])
+    flags.flag(1, 1, [(0, 1)])
+    assert flags.of(1) == b"\1"
+    assert flags.of(1) is flags.of(2)
+
+
+def test_flags_of_released_locators_are_forgotten() -> None:
+    flags = DeleteFlags()
+    flags.flag(1, 2, [(0, 1)])
+    flags.flag(2, 2, [(0, 1)])
+    flags.forget([1, 99])
+    assert (len(flags), flags.of(1), flags.of(2)) == (1, None, b"\1\0")

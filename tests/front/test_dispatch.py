@@ -52,6 +52,6 @@ async def test_an_answer_keeps_its_media_type_also_under_gzip(fast: bool) -> Non
         run.server.dispatcher._operations = dict.fromkeys(ROUTES, metrics)
         client = await run.connect()
         for codings in ("", "gzip"):
-            answer = await client.ask("GET", "/v0/health", accept_encoding=codings)
+            answer = await client.ask("GET", "/v0/metrics", accept_encoding=codings)
             assert answer.headers["content-type"] == "text/plain; version=0.0.4"
             assert answer.headers.get("content-encoding", "") == codings

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import socket
-from contextlib import nullcontext
-
 import pytest
 import trio
 import trio.testing
 
+from tests.support.driven import scenes
 from tests.support.fake_backend import FakeBackend
 from tests.support.front import APPEND, LANES, running
 from tests.support.raw_client import request
 from topics.config import Settings
-from topics.front.http.connection import Connection
-from topics.front.http.fast_lane import FastLane
-from topics.front.http.poller import Poller
 
 
 @pytest.mark.slow
@@ -72,22 +67,12 @@ async def test_a_call_whose_body_arrives_after_the_waiting_ones_ended_ends_too(
 @pytest.mark.slow
 async def test_a_request_received_before_the_drain_is_answered() -> None:
     """Its bytes are in the socket, and nobody has read them."""
-    async with running() as run, trio.open_nursery() as nursery:
-        connections, lanes = run.server.connections, run.server.lanes
-        poller = Poller(nursery, connections, nullcontext())
-        ours, theirs = socket.socketpair()
-        with theirs:
-            ours.setblocking(False)
-            theirs.settimeout(5)
-            connection = Connection(ours, connections)
-            connections.add(connection)
-            poller.drive(connection, FastLane(connection, lanes).run())
-            theirs.sendall(APPEND)
-            run.server.guard.drain.begin()
-            connections.drain()
-            assert connections.leaving == 1
-            poller.turn()
-            await trio.testing.wait_all_tasks_blocked()
-            assert theirs.recv(4096).startswith(b"HTTP/1.1 503 ")
-            assert ours.fileno() == -1
-            connections.remove(connection)
+    async with running() as run, scenes(run) as make:
+        scene = make()
+        scene.client.sendall(APPEND)
+        run.server.guard.drain.begin()
+        run.server.connections.drain()
+        assert run.server.connections.leaving == 1
+        scene.poller.turn()
+        assert scene.client.recv(4096).startswith(b"HTTP/1.1 503 ")
+        assert scene.is_over

@@ -182,7 +182,7 @@ async def test_an_answer_is_held_from_when_its_head_finds_no_room() -> None:
             while True:
                 ours.send(bytes(65536))
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(connection.send_both, b"head", bytes(40_000))
+            nursery.start_soon(connection.send, b"head", bytes(40_000))
             await trio.testing.wait_all_tasks_blocked()
             assert connections.held.size == 40_004
             nursery.cancel_scope.cancel()

@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import trio
 
-from tests.support.fake_backend import FakeBackend
-from tests.support.front import LANES, running
-from tests.support.raw_client import request
-from topics.actors.link.board import Board
-from topics.actors.link.ledger import LimitsLedger
-from topics.actors.link.process_id import front_id
-from topics.config import Settings
-from topics.engine.access import ANYONE, Principal
+from topics.engine.access import ANYONE, Principal, Scope
 from topics.errors import Throttled
-from topics.front.limits import Cap, Slots, make_slots
+from topics.front.limits import Cap, Slots
 
-ONE, TWO = Principal(b"one", slot=0), Principal(b"two", slot=1)
+ONE, TWO = Principal(b"one"), Principal(b"two")
 
 
 def slots(in_all: int = 0, per_key: int = 0) -> Slots:
@@ -33,6 +25,16 @@ def test_above_the_cap_of_all_nobody_has_a_slot_until_one_is_released() -> None:
         assert raised.value.detail == {"limit": "all", "max": 2, "retry_after_ms": 1000}
     assert (held.used, held.used_by(ONE), held.used_by(TWO)) == (2, 1, 1)
     held.release(TWO)
+    held.acquire(ONE)
+
+
+def test_a_key_counts_on_when_its_rights_change() -> None:
+    held = slots(per_key=1)
+    held.acquire(ONE)
+    changed = Principal(ONE.digest, Scope.READ)
+    with pytest.raises(Throttled):
+        held.acquire(changed)
+    held.release(changed)
     held.acquire(ONE)
 
 
@@ -71,61 +73,3 @@ def test_without_caps_there_is_always_a_slot() -> None:
     for _ in range(100):
         held.release(ONE)
     assert (held.used, held.used_by(ONE)) == (0, 0)
-
-
-def test_fronts_with_one_ledger_share_the_caps() -> None:
-    settings = Settings(
-        max_sse_connections=3,
-        max_sse_connections_per_key=2,
-        max_watch_sessions=3,
-        max_watch_sessions_per_key=1,
-    )
-    board = Board.create(shards=0, fronts=2)
-    fronts = [make_slots(settings, 9, LimitsLedger(board, front_id(index))) for index in (0, 1)]
-    one, two = ONE, TWO
-    for front in fronts:
-        front.streams.acquire(one)
-        front.connections.acquire()
-    assert [front.streams.used_by(one) for front in fronts] == [2, 2]
-    assert [front.connections.used for front in fronts] == [1, 1], "descriptors are not shared"
-    for front in fronts:
-        with pytest.raises(Throttled) as raised:
-            front.streams.acquire(one)
-        assert raised.value.detail["limit"] == "max_sse_connections_per_key"
-    fronts[0].streams.acquire(two)
-    with pytest.raises(Throttled) as raised:
-        fronts[1].streams.check(two)
-    assert raised.value.detail["limit"] == "max_sse_connections"
-    for key in (one, two, ANYONE):
-        fronts[1].watch_sessions.acquire(key)
-    for key, most in ((ANYONE, 3), (one, 3)):
-        with pytest.raises(Throttled) as raised:
-            fronts[0].watch_sessions.acquire(key)
-        assert raised.value.detail["max"] == most
-    fronts[1].watch_sessions.release()
-    with pytest.raises(Throttled) as raised:
-        fronts[0].watch_sessions.acquire(one)
-    assert raised.value.detail["limit"] == "max_watch_sessions_per_key"
-    fronts[1].watch_sessions.release(one)
-    fronts[0].watch_sessions.acquire(one)
-
-
-@LANES
-async def test_a_key_has_its_cap_of_requests_in_flight(fast: bool) -> None:
-    settings = Settings(max_inflight_per_key=2)
-    backend = FakeBackend(topics={"slow": []}, gate=trio.Event())
-    async with running(fast=fast, settings=settings, keys="one,two", backend=backend) as run:
-        assert backend.gate is not None
-        clients = [await run.connect() for _ in range(3)]
-        for client in clients[:2]:
-            await client.say(request("POST", "/v0/topics/slow/diff", authorization="Bearer one"))
-        await run.until(lambda: backend.waiting == 2)
-        answer = await clients[2].ask("GET", "/v0/topics", authorization="Bearer one")
-        assert (answer.status, answer.code) == (429, "throttled")
-        assert answer.json()["error"]["detail"] == {"limit": "max_inflight_per_key", "max": 2}
-        assert (await clients[2].ask("GET", "/v0/topics", authorization="Bearer two")).status == 200
-        assert (await clients[2].ask("GET", "/v0/health")).status == 200
-        backend.gate.set()
-        for client in clients[:2]:
-            assert (await client.hear()).status == 200
-        assert (await clients[2].ask("GET", "/v0/topics", authorization="Bearer one")).status == 200

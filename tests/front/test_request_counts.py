@@ -5,7 +5,7 @@ from __future__ import annotations
 from topics.actors.link import counters
 from topics.actors.link.board import Board
 from topics.actors.link.counters import LATENCY_BOUNDS_US, CounterWords
-from topics.actors.link.process_id import front_id
+from topics.actors.link.process_id import FRONT
 from topics.formats.api.metrics_text import Family, Histogram, Value
 from topics.formats.api.route_names import ROUTE_INDEXES
 from topics.front.request_counts import RequestCounts
@@ -23,13 +23,13 @@ def series(board: Board, name: str) -> dict[tuple[str, ...], Value]:
 
 
 def flushed(counts: RequestCounts, board: Board) -> None:
-    words = CounterWords(board, front_id(0))
+    words = CounterWords(board, FRONT)
     for name, values in counts.values().items():
         words.set(name, values)
 
 
 def test_requests_are_counted_by_route_and_status_with_their_bytes() -> None:
-    counts, board = RequestCounts(), Board.create(shards=1, fronts=1)
+    counts, board = RequestCounts(), Board(1)
     counts.count(APPEND, 201, 0.001, 300, 200)
     for _ in range(2):
         counts.count(APPEND, 200, 0.001, 100, 50)
@@ -45,7 +45,7 @@ def test_requests_are_counted_by_route_and_status_with_their_bytes() -> None:
 
 
 def test_a_request_without_an_answer_or_of_an_unknown_status_counts_as_other() -> None:
-    counts, board = RequestCounts(), Board.create(shards=1, fronts=1)
+    counts, board = RequestCounts(), Board(1)
     for status in (0, 418):
         counts.count(APPEND, status, 0.1, 1, 1)
     flushed(counts, board)
@@ -53,7 +53,7 @@ def test_a_request_without_an_answer_or_of_an_unknown_status_counts_as_other() -
 
 
 def test_a_time_counts_in_the_first_bucket_that_holds_it() -> None:
-    counts, board = RequestCounts(), Board.create(shards=1, fronts=1)
+    counts, board = RequestCounts(), Board(1)
     times = (0.0, 0.00025, 0.000251, 10.0, 3600.0)
     for seconds in times:
         counts.count(DIFF, 200, seconds, 0, 0)
@@ -65,7 +65,7 @@ def test_a_time_counts_in_the_first_bucket_that_holds_it() -> None:
 
 
 def test_counts_go_on_in_the_words_of_a_predecessor() -> None:
-    board = Board.create(shards=1, fronts=1)
+    board = Board(1)
     for _ in range(2):
         counts = RequestCounts()
         counts.count(APPEND, 200, 0.5, 7, 8)

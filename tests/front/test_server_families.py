@@ -49,22 +49,22 @@ def test_ready_is_what_the_probe_says(
     slots: FrontSlots, ready: bool, server_drains: bool, front_drains: bool, expected: int
 ) -> None:
     readiness = Readiness(ready, 0.123456789, 0, server_drains)
-    found = shown(Board.create(1, 1), slots, readiness, draining=front_drains)
+    found = shown(Board(1), slots, readiness, draining=front_drains)
     assert values(found["topics_ready"]) == {"": expected}
     assert values(found["topics_recovery_progress"]) == {"": 0.123457}
 
 
 def test_restarts_are_the_forks_but_the_first(slots: FrontSlots) -> None:
-    board = Board.create(shards=2, fronts=1)
-    board.front(0).spawns, board.shard(1).spawns = 1, 4
+    board = Board(2)
+    board.front.spawns, board.shard(1).spawns = 1, 4
     family = shown(board, slots)["topics_process_restarts_total"]
     assert family.kind is MetricKind.COUNTER
     assert values(family) == {"front 0": 0, "shard 0": 0, "shard 1": 3}
 
 
 def test_states_are_numbers_that_the_help_explains(slots: FrontSlots) -> None:
-    board = Board.create(shards=2, fronts=1)
-    board.front(0).state, board.shard(1).state = FrontState.SERVING, ShardState.DAMAGED
+    board = Board(2)
+    board.front.state, board.shard(1).state = FrontState.SERVING, ShardState.DAMAGED
     board.shard(0).delay_ms, board.shard(1).disk_silent_ms = 40, 50
     found = shown(board, slots)
     assert values(found["topics_front_state"]) == {"0": 2}
@@ -78,7 +78,7 @@ def test_streams_sessions_and_caps_are_those_of_the_limits(slots: FrontSlots) ->
     for _ in range(2):
         slots.streams.acquire(Principal(b"k"))
     slots.watch_sessions.acquire()
-    found = shown(Board.create(1, 1), slots)
+    found = shown(Board(1), slots)
     assert values(found["topics_sse_connections"]) == {"": 2}
     assert values(found["topics_watch_sessions"]) == {"": 1}
     caps = values(found["topics_limit_max"])
@@ -86,14 +86,14 @@ def test_streams_sessions_and_caps_are_those_of_the_limits(slots: FrontSlots) ->
 
 
 def test_refused_keys_are_counted_by_the_supervisor(slots: FrontSlots) -> None:
-    board = Board.create(1, 1)
+    board = Board(1)
     board.keys_reload_failed = 3
     family = shown(board, slots)["topics_keys_reload_failed_total"]
     assert (family.kind, values(family)) == (MetricKind.COUNTER, {"": 3})
 
 
 def test_uptime_counts_from_the_start_of_the_server(slots: FrontSlots) -> None:
-    board = Board.create(1, 1)
+    board = Board(1)
     board.started_monotonic_ms = time.monotonic_ns() // 1_000_000 - 5_000
     uptime = values(shown(board, slots)["topics_uptime_ms"])[""]
     assert isinstance(uptime, int)

@@ -23,7 +23,7 @@ from tests.support.polling import is_readable
 from topics.actors.link.board import Board
 from topics.actors.link.key_table import KeyTable
 from topics.actors.link.link_memory import LinkMemory, LinkSizes
-from topics.actors.link.process_id import front_id, shard_id
+from topics.actors.link.process_id import FRONT, shard_id
 from topics.actors.shard.loop import ShardLoop
 from topics.actors.shard.sealing.sealing import Sealing
 from topics.config import Settings
@@ -88,8 +88,8 @@ def end_of_case(kind: str, gap: str, data_dir: Path) -> int:
     logs.configure("supervisor")
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGCHLD})
     settings = Settings(shards=1, data_dir=data_dir, arena_bytes=1 << 20, max_body_bytes=1 << 18)
-    board = Board.create(1, 1)
-    links = [LinkMemory(front_id(0), shard_id(0), LinkSizes.of(settings))]
+    board = Board(1)
+    links = [LinkMemory(FRONT, shard_id(0), LinkSizes.of(settings))]
     listener = socket.create_server(("127.0.0.1", 0))
     if gap != "at work":
         interrupt(gap)
@@ -98,9 +98,9 @@ def end_of_case(kind: str, gap: str, data_dir: Path) -> int:
         if kind == "shard":
             shard_writer.main(settings, board, links, 0)
         else:
-            front.main(settings, KeyTable(), board, links, 0, listener)
+            front.main(settings, KeyTable(), board, links, listener)
 
-    words = board.shard(0) if kind == "shard" else board.front(0)
+    words = board.shard(0) if kind == "shard" else board.front
     pid = process.fork(f"{kind} 0", run)
     waits = gap in ("at work", "before last checkpoint")
     return end_of(pid, lambda: words.state.name, interrupted=not waits)

@@ -20,13 +20,12 @@ import os
 import signal
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import structlog
 
 from topics.actors.link.board import FrontState, ShardState
-from topics.actors.link.process_id import front_id, shard_id
+from topics.actors.link.process_id import FRONT, shard_id
 from topics.config import Settings
 from topics.process import boot, health, logs
 from topics.process.children import wait_for_signal
@@ -88,7 +87,7 @@ def told_to_stop(name: str) -> bool:
 
 def make_workers(_settings: Settings, shared: Shared) -> Workers:
     """The stand-ins."""
-    board, listeners = shared.board, shared.listeners
+    board, listener = shared.board, shared.listener
 
     def shard(index: int) -> None:
         name, words = f"shard-{index}", board.shard(index)
@@ -104,43 +103,39 @@ def make_workers(_settings: Settings, shared: Shared) -> Workers:
             if todo != "stuck":
                 words.heartbeat_ms = now_ms()
 
-    def front(index: int) -> None:
-        name, words = f"front-{index}", board.front(index)
+    def front() -> None:
+        name, words = "front-0", board.front
         obey(name)
         while order(name) == "wait":
             time.sleep(BEAT_S)
         words.state = FrontState.SERVING
-        listeners[index].setblocking(False)
+        listener.setblocking(False)
         while not told_to_stop(name):
             words.heartbeat_ms = now_ms()
-            answer_all(index)
+            answer_all()
         log.info(
             "front stops",
             draining=board.draining,
             shards_alive=[bool(board.shard(i).pid) for i in range(board.shards)],
         )
 
-    def answer_all(index: int) -> None:
+    def answer_all() -> None:
         while True:
             try:
-                connection, _ = listeners[index].accept()
+                connection, _ = listener.accept()
             except BlockingIOError:
                 return
             with connection:
-                connection.sendall(json.dumps(seen(index)).encode() + b"\n")
+                connection.sendall(json.dumps(seen()).encode() + b"\n")
 
-    def seen(index: int) -> dict[str, object]:
+    def seen() -> dict[str, object]:
         return {
-            "front": index,
             "pid": os.getpid(),
             "shards": [
                 [board.shard(i).state.name, board.shard(i).pid, board.shard(i).spawns]
                 for i in range(board.shards)
             ],
-            "sessions": [
-                [board.session(front_id(f), shard_id(s)) for s in range(board.shards)]
-                for f in range(board.fronts)
-            ],
+            "sessions": [board.session(FRONT, shard_id(s)) for s in range(board.shards)],
             "keys": len(shared.keys.read()[1].principals),
             "dumpable": ctypes.CDLL(None).prctl(PR_GET_DUMPABLE, 0, 0, 0, 0),
             "fds": open_files(),
@@ -155,8 +150,6 @@ if __name__ == "__main__":
     health.KILL_AFTER_S = float(os.environ.get("KILL_AFTER_S", "30"))
     hold_hang_ups()
     start = boot.read(os.environ)
-    # The supervisor could do with more than one.
-    settings = replace(start.settings, fronts=int(os.environ.get("FRONTS", "1")))
-    logs.configure("supervisor", settings.log_level)
+    logs.configure("supervisor", start.settings.log_level)
     notifier = Notifier.from_environment(os.environ, os.getpid())
-    sys.exit(serve(replace(start, settings=settings), notifier, make_workers))
+    sys.exit(serve(start, notifier, make_workers))

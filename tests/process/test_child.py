@@ -58,7 +58,7 @@ def test_a_heart_beats_for_one_process_only() -> None:
 
 
 def a_child() -> Child:
-    return Child(shard_id(0), Board.create(1, 1), lambda _index: None)
+    return Child(shard_id(0), Board(1), lambda: None)
 
 
 def live(child: Child, now: float, lived_s: float, state: ShardState = ShardState.READY) -> float:

@@ -5,31 +5,35 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import trio
 
 from tests.actors.link.link_support import SMALL
 from topics.actors.link.board import Board, ShardState
 from topics.actors.link.key_table import KeyTable
-from topics.actors.link.process_id import ProcessId, ProcessKind, front_id, shard_id
+from topics.actors.link.link import Link
+from topics.actors.link.link_memory import LinkSizes
+from topics.actors.link.process_id import FRONT, ProcessId, shard_id
+from topics.config import Settings
+from topics.formats.wire.message import Message
 from topics.process import family as module
-from topics.process.family import Family, Shared, Workers
+from topics.process.family import Family, Links, Shared, Workers, descriptors_of
 from topics.process.notify import Notifier
-from topics.process.topology import LinkRule, Links
 
-KINDS = frozenset({ProcessKind.FRONT, ProcessKind.SHARD})
+SHARDS = 16
 
 
 @pytest.fixture
 def shared() -> Iterator[Shared]:
-    board = Board.create(2, 2)
-    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
-    links = Links(board, [LinkRule(KINDS, SMALL)])
-    yield Shared(board, links, listeners, Notifier(), KeyTable())
-    for listener in listeners:
-        listener.close()
+    board = Board(2)
+    links = Links(board, SMALL)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield Shared(board, links, listener, Notifier(), KeyTable())
     for memory in links:
         memory.close()
 
@@ -43,11 +47,11 @@ def family(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> Family:
         return next(pids)
 
     monkeypatch.setattr(module, "fork", no_fork)
-    return Family(shared, Workers(lambda _: None, lambda _: None), "info")
+    return Family(shared, Workers(lambda: None, lambda _: None), "info")
 
 
-def test_shards_come_before_the_fronts_that_ask_them(family: Family) -> None:
-    assert [child.name for child in family] == ["shard 0", "shard 1", "front 0", "front 1"]
+def test_shards_come_before_the_front_that_asks_them(family: Family) -> None:
+    assert [child.name for child in family] == ["shard 0", "shard 1", "front 0"]
     assert family.alive() == []
 
 
@@ -64,9 +68,9 @@ def test_what_a_child_shares_is_loaded_before_its_fork(
         return lambda: done.append(f"load {kind}")
 
     monkeypatch.setattr(module, "fork", no_fork)
-    workers = Workers(lambda _: None, lambda _: None, load("front"), load("shard"))
+    workers = Workers(lambda: None, lambda _: None, load("front"), load("shard"))
     family = Family(shared, workers, "info")
-    family.spawn(family.fronts[0], 5.0)
+    family.spawn(family.front, 5.0)
     family.spawn(family.shards[1], 5.0)
     assert done == ["load front", "front 0", "load shard", "shard 1"]
 
@@ -87,7 +91,7 @@ def test_a_fork_that_fails_is_planned_again(
         raise BlockingIOError(11, "no room for a process")
 
     monkeypatch.setattr(module, "fork", no_room)
-    child = family.fronts[0]
+    child = family.front
     for _ in range(3):
         family.spawn(child, 10.0)
     assert (child.pid, child.due) == (0, 10.2)
@@ -107,25 +111,97 @@ def test_the_end_of_a_child_clears_its_words_and_ends_its_sessions_only(
     assert (board.shard(1).pid, board.shard(0).pid) == (0, 101)
     assert board.shard(1).state is not ShardState.READY
     assert board.shard(0).state is ShardState.READY
-    sessions = [[board.session(front_id(f), shard_id(s)) for s in range(2)] for f in range(2)]
-    assert sessions == [[1, 2], [1, 2]]
+    assert {memory.ends: board.session(*memory.ends) for memory in shared.links} == {
+        (FRONT, shard_id(0)): 1,
+        (FRONT, shard_id(1)): 2,
+        (shard_id(0), shard_id(1)): 2,
+    }
+    (_, between) = shared.links.of(shard_id(0))
+    assert [os.eventfd_read(bell) for bell in between.bells] == [1, 1]
 
 
 def test_a_signal_goes_to_those_that_run(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
-    family.spawn(family.fronts[1], 0.0)
+    family.spawn(family.front, 0.0)
     sent: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "kill", lambda pid, number: sent.append((pid, number)))
     family.send(signal.SIGTERM, family)
     assert sent == [(101, signal.SIGTERM)]
 
 
-@pytest.mark.parametrize(
-    ("own", "open_listeners"),
-    [(front_id(1), [False, True]), (shard_id(0), [False, False])],
-)
-def test_a_child_keeps_no_listener_but_its_own(
-    family: Family, shared: Shared, own: ProcessId, open_listeners: list[bool]
+@pytest.mark.parametrize(("own", "keeps"), [(FRONT, True), (shard_id(0), False)])
+def test_the_front_alone_keeps_the_listener(
+    family: Family, shared: Shared, own: ProcessId, keeps: bool
 ) -> None:
     (child,) = [child for child in family if child.id == own]
-    replace(shared, links=Links(shared.board, [])).keep(child)
-    assert [listener.fileno() >= 0 for listener in shared.listeners] == open_listeners
+    with shared.listener.dup() as listener:
+        replace(shared, links=Links(Board(0), SMALL), listener=listener).keep(child)
+        assert (listener.fileno() >= 0) == keeps
+
+
+# Links
+
+
+@pytest.fixture
+def many() -> Iterator[tuple[Board, Links]]:
+    board = Board(SHARDS)
+    links = Links(board, LinkSizes.of(Settings()))
+    yield board, links
+    for memory in links:
+        memory.close()
+
+
+def resident_kib() -> int:
+    """Memory of this process, shared pages included."""
+    status = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in status if line.startswith("VmRSS:"))
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - a count, of the kernel's own list
+
+
+def test_a_child_keeps_the_doorbells_of_its_own_links_only() -> None:
+    before, before_kib = descriptors(), resident_kib()
+    links = Links(Board(SHARDS), SMALL)
+    assert descriptors() - before == 2 * (SHARDS + SHARDS * (SHARDS - 1) // 2)
+    assert descriptors() - before == descriptors_of(SHARDS)
+    assert resident_kib() - before_kib < 1024, "links cost next to nothing until they are used"
+    links.keep(shard_id(3))
+    assert descriptors() - before == 2 * (1 + SHARDS - 1)
+    for memory in links.of(shard_id(3)):
+        memory.close()
+    assert descriptors() == before
+
+
+async def test_any_two_of_16_shards_can_talk_and_their_links_stay_small(
+    nursery: trio.Nursery, many: tuple[Board, Links]
+) -> None:
+    """All in one process: 240 ends, each tells its peer who it is, with a body past the ring."""
+    board, links = many
+    before_kib, before_threads = resident_kib(), threading.active_count()
+    got: set[tuple[str, str]] = set()
+    everything = trio.Event()
+
+    def start(link: Link) -> None:
+        def opened() -> None:
+            link.send("hello", str(link.own).encode(), bytes(100_000))
+
+        def arrived(messages: list[Message]) -> None:
+            for message in messages:
+                assert len(message.attachment) == 100_000
+                got.add((bytes(message.payload).decode(), str(link.own)))
+            if len(got) == SHARDS * (SHARDS - 1):
+                everything.set()
+
+        nursery.start_soon(link.run, opened, arrived, lambda: None)
+
+    for process in board.processes[1:]:
+        for memory in links.of(process)[1:]:
+            start(Link(memory, board, process))
+    await everything.wait()
+    assert got == {
+        (str(shard_id(a)), str(shard_id(b))) for a in range(SHARDS) for b in range(SHARDS) if a != b
+    }
+    per_link_kib = (resident_kib() - before_kib) / len(list(links))
+    assert per_link_kib < 1024, "about what was sent, in both directions"
+    assert threading.active_count() == before_threads, "no link needs a thread"

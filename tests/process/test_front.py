@@ -32,13 +32,13 @@ def run(monkeypatch: pytest.MonkeyPatch, board: Board, serve: Serve) -> None:
     """A front whose server is ``serve``, until its end."""
     monkeypatch.setattr(Server, "run", serve)
     with socket.socket() as listener:
-        front.main(Settings(), KeyTable(), board, [], 0, listener)
+        front.main(Settings(), KeyTable(), board, [], listener)
 
 
 @pytest.mark.usefixtures("sigterm_as_before")
 def test_a_sigterm_drains_a_front_that_serves(monkeypatch: pytest.MonkeyPatch) -> None:
-    board = Board.create(1, 1)
-    words = board.front(0)
+    board = Board(1)
+    words = board.front
     states: list[FrontState] = []
 
     async def serve(_server: Server, _listener: socket.socket, stop: trio.Event) -> None:
@@ -54,7 +54,7 @@ def test_a_sigterm_drains_a_front_that_serves(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.usefixtures("sigterm_as_before")
 def test_a_sigterm_before_it_serves_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    board = Board.create(1, 1)
+    board = Board(1)
     stopped: list[bool] = []
 
     async def serve(_server: Server, _listener: socket.socket, stop: trio.Event) -> None:
@@ -63,16 +63,15 @@ def test_a_sigterm_before_it_serves_is_not_lost(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(front, "note_sigterm", lambda: lambda: True)
     run(monkeypatch, board, serve)
     assert stopped == [True]
-    assert board.front(0).state is FrontState.DOWN
+    assert board.front.state is FrontState.DOWN
 
 
 async def test_a_front_shows_a_heartbeat_with_each_beat(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
-    board = Board.create(1, 2)
-    nursery.start_soon(front._beat, board, 1)
+    board = Board(1)
+    nursery.start_soon(front._beat, board)
     for _ in range(2):
         await trio.sleep(front.HEARTBEAT_S * 1.5)
-        assert board.front(1).heartbeat_ms > 0
-        board.front(1).heartbeat_ms = 0
-    assert board.front(0).heartbeat_ms == 0
+        assert board.front.heartbeat_ms > 0
+        board.front.heartbeat_ms = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.actors.link.link_support import SMALL
 from tests.process.family_support import Family, Systemd
 from topics.actors.link.board import Board
 from topics.actors.link.key_table import KeyTable
@@ -18,10 +20,9 @@ from topics.actors.link.pulse import LOOK_MAX_S
 from topics.process import family as family_module
 from topics.process import health as health_module
 from topics.process.family import Family as ForkedFamily
-from topics.process.family import Shared, Workers
+from topics.process.family import Links, Shared, Workers
 from topics.process.health import FIRST_SIGN_S, STALLED_S, Health
 from topics.process.notify import Notifier
-from topics.process.topology import Links
 
 pytestmark = pytest.mark.slow
 
@@ -84,10 +85,10 @@ def test_a_child_without_a_sign_of_life_is_told_of_killed_and_replaced_and_syste
 def test_a_child_that_imports_has_more_time_for_its_first_sign_of_life(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    board = Board.create(1, 1)
-    links = Links(board, [])
-    shared = Shared(board, links, [], Notifier(), KeyTable())
-    family = ForkedFamily(shared, Workers(lambda _: None, lambda _: None), "info")
+    board = Board(1)
+    with socket.socket() as listener:
+        shared = Shared(board, Links(board, SMALL), listener, Notifier(), KeyTable())
+    family = ForkedFamily(shared, Workers(lambda: None, lambda _: None), "info")
     monkeypatch.setattr(family_module, "fork", lambda *_, **__: os.getpid())
     (shard,) = family.shards
     health = Health(family, shared)

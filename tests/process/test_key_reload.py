@@ -16,20 +16,15 @@ from topics.process.keys import KeyFile, KeySources
 
 
 class Server:
-    """A supervisor's keys, their file, and one front, which goes by them when told to."""
+    """A supervisor's keys and their file."""
 
     def __init__(self, path: Path, text: str = "old:r,kept:r:a") -> None:
-        self.path, self.board = path, Board.create(shards=0, fronts=1)
+        self.path, self.board = path, Board(0)
         path.write_text(text)
-        self.board.front(0).pid = 1
         fixed = Access.parse("fixed").principals
         self.sources = KeySources(fixed, (KeyFile(path, "FILE"),))
         self.reload = KeyReload(self.board, self.sources, self.sources.read_again())
         self.now = 100.0
-        self.front_follows()
-
-    def front_follows(self) -> None:
-        self.board.front(0).keys_generation = self.reload.table.generation
 
     def hang_up(self, text: str | None = None) -> None:
         if text is not None:
@@ -59,7 +54,6 @@ def events(logs: list[Any]) -> list[str]:
 def test_the_keys_of_the_start_are_published(server: Server) -> None:
     assert server.known("fixed", "old", "kept") == [True, True, True]
     assert server.reload.table.generation == 1
-    assert [one.slot for one in server.keys().principals] == [0, 1, 2]
     assert server.reload.next_at == math.inf
 
 
@@ -109,7 +103,7 @@ def test_a_wrong_file_changes_nothing_is_logged_and_counted(
 
 
 def test_without_a_file_a_hang_up_is_ignored() -> None:
-    board = Board.create(shards=0, fronts=1)
+    board = Board(0)
     access = Access.parse("fixed")
     reload = KeyReload(board, KeySources(access.principals), access)
     with capture_logs() as logs:
@@ -175,28 +169,12 @@ def test_a_file_that_changes_while_it_is_read_is_read_once_more(
     assert server.reload.table.generation == 2
 
 
-def test_the_slot_of_a_removed_key_waits_until_the_front_goes_by_its_removal(
-    server: Server,
+def test_more_keys_than_the_table_has_room_for_change_nothing(
+    server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def slot_after(text: str) -> int:
-        server.hang_up(text)
-        server.wait(SETTLE_S)
-        return server.keys().principals[-1].slot
-
-    assert slot_after("kept:r:a,one") == 3, "not 1, which the removed key has had"
-    assert slot_after("kept:r:a,one,two") == 4, "the front has not heard of it"
-    server.front_follows()
-    assert slot_after("kept:r:a,one,two,three") == 1
-    server.board.front(0).pid = 0
-    assert slot_after("kept:r:a,one,two,three,four") == 5
-    server.board.front(0).keys_generation = 0
-    assert slot_after("kept:r:a,one,two,three,four,five") == 6
-
-
-def test_more_keys_than_there_are_slots_change_nothing(tmp_path: Path) -> None:
-    server = Server(tmp_path / "keys")
-    server.hang_up(",".join(f"key{number}" for number in range(server.board.key_slots)))
+    monkeypatch.setattr(server.reload.table, "_half_bytes", 200)
+    server.hang_up(",".join(f"key{number}" for number in range(10)))
     with capture_logs() as logs:
         server.wait(SETTLE_S)
-    assert logs[0]["reason"].startswith("too many keys: ")
+    assert logs[0]["reason"].startswith("the keys and their prefixes are too long")
     assert server.known("old") == [True]

@@ -56,7 +56,7 @@ def environ_of(pid: int) -> bytes:
 
 
 def test_every_process_has_its_name_its_signals_and_only_its_own_sockets(home: Path) -> None:
-    with Family(home, FRONTS="2", TOPICS_API_KEYS="hunter2:r,other") as family:
+    with Family(home, TOPICS_API_KEYS="hunter2:r,other") as family:
         family.started()
         pids = family.pids() | {"supervisor": family.process.pid}
         for name, pid in pids.items():
@@ -68,7 +68,7 @@ def test_every_process_has_its_name_its_signals_and_only_its_own_sockets(home: P
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
             assert b"hunter2" not in environ_of(pid)
-        assert sorted(pids) == ["front 0", "front 1", "shard 0", "shard 1", "supervisor"]
+        assert sorted(pids) == ["front 0", "shard 0", "shard 1", "supervisor"]
         for line in family.events("at work"):
             ignored, handled = line["ignored"], line["ignored"] | line["caught"]
             assert line["blocked"] == 0
@@ -88,7 +88,7 @@ def test_every_process_has_its_name_its_signals_and_only_its_own_sockets(home: P
             for line in listening
             if line[1].endswith(f":{int(family.url.rsplit(':')[-1]):04X}")
         }
-        assert len(inodes) == 2, "one listening socket for each front"
+        assert len(inodes) == 1
         assert len(inodes & set(answer["fds"])) == 1
         for line in family.events("at work"):
             assert len(inodes & {*line["fds"]}) == line["process"].startswith("front")
@@ -108,12 +108,11 @@ def test_a_second_server_on_the_data_directory_is_refused_and_names_the_first(ho
         assert first.ask()["shards"]
 
 
-@pytest.mark.parametrize("fronts", ["1", "2"])
-def test_a_taken_port_is_refused_also_when_ports_could_be_shared(home: Path, fronts: str) -> None:
-    with Family(home, FRONTS=fronts) as first:
+def test_a_taken_port_is_refused(home: Path) -> None:
+    with Family(home) as first:
         first.started()
         (home / "b").mkdir()
-        with Family(home / "b", FRONTS=fronts, TOPICS_PORT=first.url.rsplit(":")[-1]) as second:
+        with Family(home / "b", TOPICS_PORT=first.url.rsplit(":")[-1]) as second:
             assert second.end() == 1
             assert "Address already in use" in second.events("start failed")[0]["reason"]
 
@@ -145,15 +144,11 @@ def test_more_shards_than_the_limit_of_open_files_has_room_for_are_refused(home:
         assert not family.pids()
 
 
-def test_a_hang_up_replaces_the_keys_of_all_fronts_also_of_those_that_start_later(
-    home: Path,
-) -> None:
+def test_a_hang_up_replaces_the_keys_also_of_a_front_that_starts_later(home: Path) -> None:
     """The signal comes at once when the settings have been read, and again when all is ready."""
     file = home / "keys"
     file.write_text("one")
-    with Family(
-        home, FRONTS="2", TOPICS_API_KEYS="fixed", TOPICS_API_KEYS_FILE=str(file)
-    ) as family:
+    with Family(home, TOPICS_API_KEYS="fixed", TOPICS_API_KEYS_FILE=str(file)) as family:
         family.wait_for("file limit set")
         file.write_text("one\ntwo")
         family.signal(signal.SIGHUP)

@@ -46,7 +46,7 @@ def test_data_that_cannot_be_read_or_trusted_ends_the_process_with_its_code(
         raise error
 
     monkeypatch.setattr(shard_writer, "recover", recover)
-    board = Board.create(1, 1)
+    board = Board(1)
     with capture_logs() as logged, pytest.raises(SystemExit) as ended:
         shard_writer.main(Settings(shards=1), board, [], 0)
     assert ended.value.code == code
@@ -56,7 +56,7 @@ def test_data_that_cannot_be_read_or_trusted_ends_the_process_with_its_code(
 
 
 def test_recovery_shows_its_progress_and_a_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
-    board = Board.create(1, 1)
+    board = Board(1)
     seen: list[tuple[ShardState, int, bool]] = []
 
     def recover(*_: object, report: Any, **__: object) -> None:
@@ -83,7 +83,7 @@ def test_a_sigterm_ends_a_shard_in_order_with_a_last_checkpoint(
         await stop.wait()
 
     monkeypatch.setattr(ShardLoop, "run", run)
-    board = Board.create(1, 1)
+    board = Board(1)
     with capture_logs() as logged:
         shard_writer.main(Settings(shards=1, data_dir=tmp_path), board, [], 0)
     assert [line["event"] for line in logged] == ["recovered"]

@@ -25,7 +25,7 @@ from topics.actors.shard.peers import PeerReply
 from topics.errors import NotReady
 from topics.formats.json_text import json_bytes
 from topics.formats.wire.calls import APPEND, DIFF, AppendParams, DiffParams
-from topics.process.topology import Links, shards_with_shards
+from topics.process.family import SHARD_LINK, Links
 from topics.storage.recovery.steps import recover
 
 pytestmark = pytest.mark.slow
@@ -40,8 +40,8 @@ class Server:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.board = Board.create(shards=2, fronts=1)
-        self.links = Links(self.board, [shards_with_shards()])
+        self.board = Board(2)
+        self.links = Links(self.board, SHARD_LINK)
 
     def start(self, index: int, work: Callable[[ShardLoop], Any] | None = None) -> int:
         """A shard process that serves and does ``work``; it leaves with 0 when that is done."""

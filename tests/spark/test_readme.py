@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.contract.test_readme_queue import blocks
+from tests.contract.test_readme import blocks
 from tests.support.api import Api, ok
 from tests.support.server import Server
 from topics.spark import register

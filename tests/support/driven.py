@@ -1,60 +1,36 @@
-"""Connections whose coroutines a test writes, driven by a poller whose turns are the test's."""
+"""Connections of a server whose poller's turns are the test's."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import trio
 
-from topics.actors.rpc.call import PendingCall, RpcReply
-from topics.actors.rpc.stepping import NOW
-from topics.formats.wire.message import Message
-from topics.front.http.connection import Connection, Timings
-from topics.front.http.connections import Connections
+from tests.support.front import Running
+from topics.front.http.connection import Connection
+from topics.front.http.fast_lane import FastLane
 from topics.front.http.poller import Poller
-
-Serve = Callable[["Scene"], Awaitable[None]]
 
 
 class Scene:
-    """One connection, a client at its other end, and what its coroutine has noted."""
+    """One connection, and a client at its other end."""
 
-    def __init__(self, poller: Poller, connections: Connections) -> None:
+    def __init__(self, run: Running, poller: Poller) -> None:
         ours, self.client = socket.socketpair()
         ours.setblocking(False)
         self.client.settimeout(10)
-        self.connection = Connection(ours, connections)
-        self.poller, self.connections = poller, connections
-        self.notes: list[object] = []
-        self.call = PendingCall(7, "append", self)
-        self.forgotten: list[int] = []
+        self.connections, self.poller = run.server.connections, poller
+        self.connection = Connection(ours, self.connections)
+        self._run = run
 
-    def forget_call(self, cid: int) -> None:
-        """Part of `CallOwner`."""
-        self.forgotten.append(cid)
-
-    def release(self, message: Message) -> None:
-        """Part of `CallOwner`."""
-
-    def serve(self, serve: Serve) -> None:
-        """Drive a coroutine that ends as one of a front does."""
+    def serve(self) -> None:
+        """As the acceptor does."""
+        self._run.server.slots.connections.acquire()
         self.connections.add(self.connection)
-        self.poller.drive(self.connection, self._run(serve))
-
-    async def _run(self, serve: Serve) -> None:
-        try:
-            await serve(self)
-        finally:
-            self.notes.append("over")
-            self.connection.close()
-            self.connections.remove(self.connection)
-
-    def answer(self, result: object = None) -> None:
-        """The shard answers."""
-        self.call.succeed(RpcReply(result, Message(1, 0, "", b"", b""), self))
+        FastLane(self.connection, self._run.server.lanes, self.poller).begin()
 
     def say(self, data: bytes) -> None:
         """The client sends, and the poller sees it."""
@@ -62,35 +38,27 @@ class Scene:
         self.poller.turn()
 
     @property
-    def is_watched(self) -> bool:
-        return self.poller.is_watched(self.connection.fd)
+    def is_over(self) -> bool:
+        return self.connection.sock.fileno() < 0
 
 
 @contextlib.asynccontextmanager
 async def scenes(
-    batch: AbstractContextManager[None] | None = None,
+    run: Running, batch: AbstractContextManager[None] | None = None
 ) -> AsyncIterator[Callable[[], Scene]]:
     """Makes scenes that share a poller."""
     made: list[Scene] = []
-    connections = Connections(Timings(), 0.0)
     async with trio.open_nursery() as nursery:
-        poller = Poller(nursery, connections, batch or nullcontext())
+        poller = Poller(nursery, run.server.connections, batch or nullcontext())
 
         def make() -> Scene:
-            made.append(Scene(poller, connections))
+            made.append(Scene(run, poller))
+            made[-1].serve()
             return made[-1]
 
         yield make
-        connections.cut_all()
+        for scene in made:
+            scene.connection.cut()
         nursery.cancel_scope.cancel()
     for scene in made:
         scene.client.close()
-        scene.connection.sock.close()
-    assert NOW.driver is None
-
-
-async def echo(scene: Scene) -> None:
-    """Answers each input with its length, in steps."""
-    while await scene.connection.receive():
-        await scene.connection.send(b"%d" % len(scene.connection.buffer))
-        scene.connection.buffer = b""

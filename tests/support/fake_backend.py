@@ -14,7 +14,6 @@ import trio.testing
 
 from topics.actors.link.arena import Holder
 from topics.actors.rpc.call import PendingCall, RpcReply
-from topics.actors.rpc.stepping import NOW, Command, command, in_task
 from topics.actors.shard_client.readiness import Readiness
 from topics.actors.shard_client.shard_link import Listener
 from topics.engine.priority import TOP_BAND
@@ -108,24 +107,19 @@ class FakeBlock:
         self._owner.blocks_out -= 1
 
 
-async def passed(gate: trio.Event) -> None:
-    """Wait as for a shard: without a task, if the caller has none."""
-    driver = NOW.driver
-    if driver is None:
-        await gate.wait()
-        return
-    waits = True
+class Waiting(PendingCall):
+    """A call that waits for the gate."""
 
-    async def answer() -> None:
-        await gate.wait()
-        if waits:
-            driver.answered(None)
+    def __init__(self, owner: FakeBackend) -> None:
+        super().__init__(0, "fake", Nobody())
+        self._backend = owner
+        self.is_abandoned = False
 
-    trio.lowlevel.spawn_system_task(answer)
-    try:
-        await command(Command.ANSWER)
-    finally:
-        waits = False
+    def abandon(self) -> None:
+        if not self.is_abandoned:
+            self.is_abandoned = True
+            self._backend.cancelled += 1
+            self._backend.waiting -= 1
 
 
 @dataclass
@@ -164,14 +158,13 @@ class FakeBackend:
         if getattr(params, "topic", "") == "slow" and self.gate is not None:
             self.waiting += 1
             try:
-                await passed(self.gate)
-            except BaseException:  # cancelled, or ended without a task
+                await self.gate.wait()
+            except trio.Cancelled:
                 self.cancelled += 1
                 raise
             finally:
                 self.waiting -= 1
         if shard in self.silent:
-            await in_task()
             await trio.sleep_forever()
         await a_pass()
         return FakeReply(*self._answer(call, params, raw, shard), self)
@@ -186,7 +179,7 @@ class FakeBackend:
         params: Any,
         body: Body,
         then: Callable[[FakeReply | TopicsError], None],
-    ) -> None:
+    ) -> PendingCall | None:
         raw = self._take(body)
         self.calls.append((call.method, params, raw))
 
@@ -199,18 +192,22 @@ class FakeBackend:
                 reply = failure
             then(reply)
 
-        async def answer_late(gate: trio.Event) -> None:
+        async def answer_late(gate: trio.Event, call: Waiting) -> None:
             await gate.wait()
-            self.waiting -= 1
-            answer()
+            if not call.is_abandoned:
+                self.waiting -= 1
+                answer()
 
         if not self.ready:
             then(NotReady("the shard is recovering"))
         elif getattr(params, "topic", "") == "slow" and self.gate is not None:
             self.waiting += 1
-            trio.lowlevel.spawn_system_task(answer_late, self.gate)
+            waiting = Waiting(self)
+            trio.lowlevel.spawn_system_task(answer_late, self.gate, waiting)
+            return waiting
         elif shard not in self.silent:
             answer()
+        return None
 
     def notify(self, shard: int, event: Event[P], params: P, *, quiet: bool = False) -> None:
         self.calls.append((event.method, params, b""))

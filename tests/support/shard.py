@@ -155,7 +155,7 @@ class Desk:
         """``shard``: a whole one, with a log and a disk of its own."""
         self.log: Any = log or (shard.wal if shard else Log(folder))
         self.engine = engine or (shard.engine if shard else ShardEngine())
-        board = Board.create(shards=1, fronts=1)
+        board = Board(1)
         self.words = board.shard(0)
         if shard is None:
             segments = SegmentStore(folder / "segment", 0)
@@ -227,7 +227,7 @@ class Desk:
         self._asked[self._cid] = call
         payload = encode_request(self._cid, call.method, params)
         frame = Message(self._cid, 0, call.subject, payload, body)
-        assert self.loop.router.dispatch(self.session, frame) is None
+        self.loop.handle(self.session, frame)
         self.loop.deadlines.wake()
         return self._cid
 
@@ -235,11 +235,12 @@ class Desk:
         """An event of the front."""
         payload = encode_notification(event.method, params)
         frame = Message(9999, 0, event.subject, payload, b"")
-        assert self.loop.router.dispatch(self.session, frame) is None
+        self.loop.handle(self.session, frame)
 
     # The log
 
     def flush(self) -> None:
+        self.loop.services.job_calls.decide_gathered()
         self.commits.flush()
 
     def written(self) -> OSError | None:
@@ -264,7 +265,7 @@ class Desk:
         self.log.fail(error)
         found = self.commits.advance()
         self.loop.context.room.show(found)
-        self.loop.services.retries.on_turn()
+        self.loop.services.retries.on_due()
         return found
 
     def make(self, topic: str, **config: Any) -> None:

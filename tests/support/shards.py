@@ -156,7 +156,7 @@ class Shards:
         self.limits = msgspec.structs.replace(
             LIMITS, routers=max_routers, topics=max_topics, total_bytes=max_total_bytes
         )
-        self.board = Board.create(shards=count, fronts=1)
+        self.board = Board(count)
         self.loops: dict[int, ShardLoop] = {}
         self.registries: dict[int, FakeRegistry] = {}
         self.on_message: Callable[[int, int, str], bool] = lambda *_: True

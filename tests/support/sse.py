@@ -19,11 +19,7 @@ from typing import Any
 from tests.support.api import GAP, TIMEOUT_S, Answer, Api, Wire, ok, request
 
 RECORD, TOMBSTONE, CAUGHT_UP, DELETED, ERROR = (
-    "record",
-    "tombstone",
-    "caught-up",
-    "topic-deleted",
-    "error",
+    *("record", "tombstone", "caught-up", "topic-deleted", "error"),
 )
 PACED = "watch throttled under CPU pressure"
 LINE_END = re.compile(rb"\r\n|\n|\r")

@@ -27,10 +27,7 @@ from setproctitle import setproctitle
 
 SAID_MAX = 1 << 20
 LOADED = (
-    "topics.cli",
-    "topics.process.serve",
-    "topics.process.front",
-    "topics.front.http.cold_lane",
+    *("topics.cli", "topics.process.serve", "topics.process.front", "topics.front.http.cold_lane"),
     "topics.process.shard_writer",
 )
 

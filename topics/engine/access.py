@@ -59,23 +59,19 @@ _PREFIXES = re.compile(rb"%b(?:\|%b)*" % (_PREFIX, _PREFIX))
 
 
 class Principal:
-    """One key, without its secret. ``digest`` names it; requests and streams are counted in
-    ``slot`` of the limits ledger.
-    """
+    """One key, without its secret. ``digest`` names it."""
 
-    __slots__ = ("_mask", "alias", "digest", "prefixes", "scopes", "slot")
+    __slots__ = ("_mask", "alias", "digest", "prefixes", "scopes")
 
     def __init__(
         self,
         digest: bytes,
         scopes: Scope = ALL_SCOPES,
         prefixes: tuple[str, ...] | None = None,
-        slot: int = 0,
     ) -> None:
         self.digest = digest
         self.scopes = scopes
         self.prefixes = prefixes
-        self.slot = slot
         self._mask = scopes.value
         # What logs call the key: of the digest's digest, because who has the digest may look for
         # the secret. Empty where there is no key.
@@ -96,10 +92,6 @@ class Principal:
         else:
             same_names = {*self.prefixes} == {*other.prefixes}
         return same_names and self.scopes == other.scopes
-
-    def at(self, slot: int) -> Principal:
-        """The same key, counted in another slot."""
-        return Principal(self.digest, self.scopes, self.prefixes, slot)
 
 
 ANYONE = Principal(b"")  # every request, when no key is configured
@@ -180,7 +172,7 @@ def _principal(position: int, buffer: bytearray, start: int, end: int) -> Princi
     scopes_end = end if colon < 0 else colon
     scopes = _scopes(position, buffer, scopes_start, scopes_end)
     prefixes = _prefixes(position, buffer, min(scopes_end + 1, end), end)
-    return Principal(digest, scopes, prefixes, slot=position - 1)
+    return Principal(digest, scopes, prefixes)
 
 
 def _hashed(position: int, buffer: bytearray, start: int, end: int) -> tuple[bytes, int]:

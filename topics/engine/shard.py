@@ -281,7 +281,7 @@ class ShardEngine:
         """Delete the jobs that ``node`` holds, for good (§10.4). ``tokens``: of their leases, one
         for each seq, if they are to be checked.
         """
-        return finish_jobs.ack(topic, node, seqs, tokens, now)
+        return finish_jobs.ack(topic, finish_jobs.begin_ack(topic, node, seqs, tokens, now)[0], now)
 
     def nack(
         self,

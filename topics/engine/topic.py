@@ -16,11 +16,12 @@ floor.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from topics.engine.dedupe import DedupeWindow
 from topics.engine.locators import Locator
-from topics.engine.priority import band_of, recency_priority
+from topics.engine.priority import NEW_BAND, band_of, recency_priority
 from topics.engine.queue.jobs import Jobs
 from topics.engine.record_index import RecordIndex
 from topics.engine.tags import TagIndex
@@ -51,7 +52,7 @@ class Topic:
         *("last_ts", "last_write_ts", "last_read_ts", "last_read_ms"),
         *("reserved_seq", "reserving_seq"),
         *("pending", "pending_sync", "pending_bytes", "pending_burnt", "pending_keys"),
-        "charge",
+        *("charge", "followers"),
     )
 
     def __init__(
@@ -113,6 +114,8 @@ class Topic:
         self.pending_keys = _NO_PENDING_KEYS  # each with its `Append`
 
         self.charge = 0  # bytes of the quota that it has taken, see `engine.quota`
+        # Told of each committed change: those who have readers, pollers or routers of it.
+        self.followers: tuple[Callable[[Any], object], ...] = ()
 
     # What may be asked
 
@@ -145,6 +148,19 @@ class Topic:
         if self.pending_keys is _NO_PENDING_KEYS:
             self.pending_keys = {}
         self.pending_keys[key] = change
+
+    # Who is told of its changes
+
+    def follow(self, tell: Callable[[Any], object]) -> None:
+        """Call ``tell`` with each change of the topic that is committed. Nothing happens the second
+        time.
+        """
+        if tell not in self.followers:
+            self.followers += (tell,)
+
+    def unfollow(self, tell: Callable[[Any], object]) -> None:
+        """Call ``tell`` no more."""
+        self.followers = tuple(each for each in self.followers if each != tell)
 
     # What is committed or given back
 
@@ -219,7 +235,7 @@ class Topic:
 
     def reservation_after(self, last_seq: int) -> int | None:
         """Ceiling to reserve when ``last_seq`` gets used, None while enough is reserved."""
-        step = _step(last_seq)
+        step = min(last_seq, RESERVE_MAX) if last_seq > RESERVE_MIN else RESERVE_MIN
         return last_seq + step if last_seq + step // 2 > self.reserving_seq else None
 
     def reserve_above(self, last_seq: int) -> int:
@@ -264,6 +280,8 @@ class Topic:
 
     def band(self, now_ms: int) -> int:
         """The band of the effective priority."""
+        if self.last_read_ms is None and self.config.priority is None:
+            return NEW_BAND
         return band_of(self.effective_priority(now_ms))
 
 

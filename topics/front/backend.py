@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from topics.actors.link.arena import Holder
 from topics.actors.link.pulse import DAMAGED, DISK_STALLED, STALLED
+from topics.actors.rpc.call import PendingCall
 from topics.actors.shard_client.readiness import Readiness
 from topics.actors.shard_client.shard_link import Listener
 from topics.errors import NotReady, TopicsError
@@ -107,9 +108,9 @@ class Backend(Protocol):
         params: P,
         body: Body,
         then: Callable[[Reply[R] | TopicsError], None],
-    ) -> None:
-        """As `call`, without a task that waits: ``then`` is called with the answer. `flush` sends
-        it.
+    ) -> PendingCall | None:
+        """As `call`, without a task that waits: ``then`` is called with the answer, perhaps before
+        this returns. `flush` sends it. Whoever does not want the answer abandons the call.
         """
 
     def notify(self, shard: int, event: Event[P], params: P, *, quiet: bool = False) -> None:

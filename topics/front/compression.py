@@ -6,7 +6,6 @@ import zlib
 
 import trio
 
-from topics.actors.rpc.stepping import in_task
 from topics.errors import NotReady
 from topics.front.answers import Answer
 
@@ -25,7 +24,6 @@ async def compressed(answer: Answer) -> Answer:
     if len(answer.body) < COMPRESS_MIN_BYTES:
         return answer
     try:
-        await in_task()
         with trio.CancelScope() as scope:
             answer.on_lost(scope.cancel)
             body = await _gzip(memoryview(answer.body))

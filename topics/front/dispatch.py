@@ -1,12 +1,23 @@
 """Dispatch: run the operation of an admitted request and turn every failure into an answer. Both
 lanes answer requests here and nowhere else.
+
+An operation of the hot lane is a plain function: it asks a shard and goes on in a callback.
+
+    operation(context, request, body, at, then)  ``then`` is called with the answer or the failure
+                                                 once, perhaps before it returns. Returns what is
+                                                 asked, if it may be abandoned, or a coroutine that
+                                                 leads to the answer instead of ``then``
+
+All others are coroutines: ``await operation(context, request, body, at)`` is the answer.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Protocol, TypeAlias
+
+import trio
 
 from topics.actors.shard_client.readiness import Readiness
 from topics.errors import Internal, NotReady, TopicsError
@@ -19,7 +30,19 @@ from topics.front.route import Route
 from topics.front.server_timing import server_timing
 
 LOG = logging.getLogger("topics.front")
-Operation = Callable[[Request, Body, int], Awaitable[Answer]]
+
+Then: TypeAlias = Callable[[Answer | TopicsError], None]
+
+
+class Pending(Protocol):
+    """What is asked of a shard."""
+
+    def abandon(self) -> None:
+        """Nobody wants the answer. Does nothing when it has come."""
+
+
+Begun: TypeAlias = Pending | Coroutine[Any, Any, Answer] | None
+Operation: TypeAlias = Callable[..., Any]
 
 
 class Dispatcher:
@@ -30,33 +53,58 @@ class Dispatcher:
     ) -> None:
         self._operations, self._readiness = operations, readiness
 
-    async def run(self, request: Request, body: Body, at: int) -> Answer:
-        """Answer an admitted request; takes over ``body``. ``at``: monotonic ns when the front had
-        the whole request.
+    def begin(self, request: Request, body: Body, at: int, then: Then) -> Begun:
+        """Begin the operation of a hot request; takes over ``body``. ``at``: monotonic ns when the
+        front had the whole request. Returns as operations do; what ``then`` gets goes to
+        `finished`.
         """
-        if request.is_timed:
-            return await self._run_timed(request, body, at)
         try:
-            answer = await self._operations[request.route](request, body, at)
-            return await compressed(answer) if request.gzip_out else answer
-        except Internal as failure:
-            # Not LOG.exception: the traceback is in the log of the shard.
-            name, message = request.route.name, failure.message
-            LOG.error("unexpected shard error: route %s: %s", name, message)  # noqa: TRY400
-            return error_answer(Internal("internal error"), at)
+            begun: Begun = self._operations[request.route](request, body, at, then)
         except TopicsError as failure:
-            return self.failed(failure, at)
+            then(failure)
         except Exception:
-            LOG.exception("unexpected server error: route %s", request.route.name)
-            return error_answer(Internal("internal error"), at)
+            then(self._unexpected(request))
+        else:
+            return begun
+        return None
 
-    async def _run_timed(self, request: Request, body: Body, at: int) -> Answer:
-        """As `run`, with Server-Timing. The answer is compressed after its end has been read."""
-        plain = replace(request, is_timed=False, gzip_out=False)
-        answer = await self.run(plain, body, at)
-        answer.headers += server_timing(answer, at)
+    async def run(self, request: Request, body: Body, at: int) -> Answer:
+        """Answer an admitted request, in a task; otherwise as `begin`."""
+        operation = self._operations[request.route]
+        call = (
+            answer_of(lambda then: operation(request, body, at, then))
+            if request.route.is_plain
+            else operation(request, body, at)
+        )
+        return await self.awaited(request, call, at)
+
+    async def awaited(self, request: Request, call: Coroutine[Any, Any, Answer], at: int) -> Answer:
+        """The answer of an operation that is a coroutine."""
         try:
-            return await compressed(answer) if request.gzip_out else answer
+            result: Answer | TopicsError = await call
+        except TopicsError as failure:
+            result = failure
+        except Exception:
+            result = self._unexpected(request)
+        return await self.compressed(request, self.finished(request, result, at), at)
+
+    def finished(self, request: Request, result: Answer | TopicsError, at: int) -> Answer:
+        """What is sent, but for its compression: with Server-Timing, or what has failed."""
+        if isinstance(result, Internal) and result.message != UNEXPECTED:
+            # Not LOG.exception: the traceback is in the log of the shard.
+            LOG.error("unexpected shard error: route %s: %s", request.route.name, result.message)
+            result = Internal(UNEXPECTED)
+        answer = self.failed(result, at) if isinstance(result, TopicsError) else result
+        if request.is_timed:
+            answer.headers += server_timing(answer, at)
+        return answer
+
+    async def compressed(self, request: Request, answer: Answer, at: int) -> Answer:
+        """The answer as the client takes it."""
+        if not request.gzip_out or answer.stream is not None:
+            return answer
+        try:
+            return await compressed(answer)
         except TopicsError as failure:
             return self.failed(failure, at)
 
@@ -65,3 +113,46 @@ class Dispatcher:
         if isinstance(failure, NotReady):
             failure.detail.setdefault("replay_progress", self._readiness().progress)
         return error_answer(failure, at)
+
+    def _unexpected(self, request: Request) -> Internal:
+        """After an error that is being handled."""
+        LOG.exception("unexpected server error: route %s", request.route.name)
+        return Internal(UNEXPECTED)
+
+
+UNEXPECTED = "internal error"
+
+
+async def answer_of(begin: Callable[[Then], Begun]) -> Answer:
+    """The answer of a plain operation, for a task. Raises the failure."""
+    results: list[Answer | TopicsError] = []
+    task, waits, is_gone = trio.lowlevel.current_task(), False, False
+
+    def then(result: Answer | TopicsError) -> None:
+        if not is_gone:
+            results.append(result)
+            if waits:
+                trio.lowlevel.reschedule(task)
+        elif isinstance(result, Answer):
+            result.unsent()
+            result.done()
+
+    begun = begin(then)
+    if not results:
+        if isinstance(begun, Coroutine):
+            answer: Answer = await begun
+            return answer
+
+        def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
+            nonlocal is_gone
+            is_gone = True
+            if begun is not None:
+                begun.abandon()
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        waits = True
+        await trio.lowlevel.wait_task_rescheduled(abort)
+    result = results[0]
+    if isinstance(result, TopicsError):
+        raise result
+    return result

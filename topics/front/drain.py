@@ -7,20 +7,48 @@ Waiting calls also end when their key is gone.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
-from typing import Final, TypeVar
+from collections.abc import Callable
+from typing import Final
 
 import trio
 
-from topics.actors.rpc.stepping import NOW, Driver, in_task
 from topics.errors import ShuttingDown, TopicsError
+from topics.front.answers import Answer
+from topics.front.dispatch import Pending, Then
 from topics.front.errors import RETRY_AFTER_MS
 from topics.front.request import Request
 
-T = TypeVar("T")
 LATE_READ_S: Final = 0.5  # for a call that begins after the waiting calls have ended
+
+
+class WaitingCall:
+    """A call that may wait for records. ``then`` is called with its answer, or with that which ends
+    it.
+    """
+
+    __slots__ = ("_calls", "_then", "asked", "request")
+
+    def __init__(self, calls: set[WaitingCall], request: Request, then: Then) -> None:
+        self._calls, self._then, self.request = calls, then, request
+        self.asked: Pending | None = None  # of a shard
+        calls.add(self)
+
+    def answered(self, result: Answer | TopicsError) -> None:
+        """The shard has answered."""
+        self._calls.discard(self)
+        self._then(result)
+
+    def abandon(self) -> None:
+        """Nobody waits any more."""
+        self._calls.discard(self)
+        if self.asked is not None:
+            self.asked.abandon()
+
+    def fail(self, failure: TopicsError) -> None:
+        """End it, if it waits."""
+        if self in self._calls:
+            self.abandon()
+            self._then(failure)
 
 
 class Drain:
@@ -28,67 +56,40 @@ class Drain:
 
     def __init__(self) -> None:
         self.is_draining = False
-        self._stepped: dict[Driver, Request] = {}
-        self._waiting: dict[trio.CancelScope, Request] = {}
-        self._refused: dict[trio.CancelScope, TopicsError] = {}
+        self._calls: set[WaitingCall] = set()
         self._may_wait = True
 
     def begin(self) -> None:
         """From now on new requests are refused."""
         self.is_draining = True
 
-    async def wait(self, request: Request, call: Awaitable[T]) -> T:
-        """As `waiting`, for one call of a shard: it needs no task."""
-        driver = NOW.driver
-        if driver is None or not self._may_wait:
-            await in_task()
-            with self.waiting(request):
-                return await call
-        self._stepped[driver] = request
-        try:
-            return await call
-        finally:
-            del self._stepped[driver]
-
-    @contextmanager
-    def waiting(self, request: Request) -> Iterator[None]:
-        """Around a call that may wait for records. Raises `ShuttingDown` when the drain ends it,
-        and what `end_refused` ends it with.
-        """
-        # A body may arrive after the waiting calls have ended: there is time for a page, not for a
-        # wait.
-        deadline = math.inf if self._may_wait else trio.current_time() + LATE_READ_S
-        with trio.CancelScope(deadline=deadline) as scope:
-            self._waiting[scope] = request
-            try:
-                yield
-            finally:
-                del self._waiting[scope]
-                refusal = self._refused.pop(scope, None)
-        if scope.cancelled_caught:
-            raise refusal or shutting_down()
+    def waiting(self, request: Request, then: Then) -> WaitingCall:
+        """A call begins that may wait for records; its owner sets what is ``asked``."""
+        call = WaitingCall(self._calls, request, then)
+        if not self._may_wait:
+            # A body may arrive after the waiting calls have ended: there is time for a page, not
+            # for a wait.
+            trio.lowlevel.spawn_system_task(_end_late, call)
+        return call
 
     def end_refused(self, check: Callable[[Request], None]) -> None:
         """End the waiting calls whose requests ``check`` refuses, with its failure."""
-        for driver, request in [*self._stepped.items()]:
+        for call in [*self._calls]:
             try:
-                check(request)
+                check(call.request)
             except TopicsError as failure:
-                driver.failed(failure)
-        for scope, request in self._waiting.items():
-            try:
-                check(request)
-            except TopicsError as failure:
-                self._refused[scope] = failure
-                scope.cancel()
+                call.fail(failure)
 
     def stop_waiting(self) -> None:
         """End all waiting calls with `ShuttingDown`, and soon those that still begin."""
         self._may_wait = False
-        for driver in [*self._stepped]:
-            driver.failed(shutting_down())
-        for scope in self._waiting:
-            scope.cancel()
+        for call in [*self._calls]:
+            call.fail(shutting_down())
+
+
+async def _end_late(call: WaitingCall) -> None:
+    await trio.sleep(LATE_READ_S)
+    call.fail(shutting_down())
 
 
 def shutting_down() -> ShuttingDown:

@@ -53,7 +53,7 @@ class Route:
     negotiates: bool = False  # the operation reads the Accept field
     answers_in_drain: bool = False  # as long as the server has connections
     is_audited: bool = False  # it may change topics, routers or records that are there
-    is_stepped: bool = False  # needs no task: the operation waits for shards, or calls `in_task`
+    is_plain: bool = False  # the operation is a plain function (`topics.front.dispatch`)
     no_preflight: bool = False  # browsers let pages of any site open it, which does more than show
 
     def path_of(self, name: str) -> str:

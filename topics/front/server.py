@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 import trio
 
 from topics.actors.link.board import Board
-from topics.actors.link.ledger import LimitsLedger
 from topics.config import Settings
 from topics.engine.access import Access
 from topics.formats.api.response_heads import ResponseHeads
@@ -63,17 +62,16 @@ class Server:
         probe_auth: bool = False,
         use_fast_lane: bool = True,
         timings: Timings | None = None,
-        ledger: LimitsLedger | None = None,
         write_request: Write | None = None,
         board: Board | None = None,
     ) -> None:
-        """``probe_auth``: TOPICS_PROBE_AUTH, health and readiness need a key too. ``ledger``:
-        shares the caps of limits with other fronts. ``board``: has the metrics of all processes.
+        """``probe_auth``: TOPICS_PROBE_AUTH, health and readiness need a key too. ``board`` has the
+        metrics of all processes.
         """
         self._drain_s = DRAIN_SHARE * settings.drain_ms / 1000
         self._poll_grace_s = min(POLL_GRACE_S, self._drain_s / 2)
         self._responses = ResponseHeads()
-        self.slots = make_slots(settings, connections_max(), ledger)
+        self.slots = make_slots(settings, connections_max())
         held = HeldMemory(settings.max_held_bytes)
         self.connections = Connections(timings or Timings(), trio.current_time(), held)
         self._key_source, self._backend = key_source, backend
@@ -105,7 +103,7 @@ class Server:
             settings,
             self.guard.drain,
             self.live,
-            Board.create(shards=backend.shards, fronts=1) if board is None else board,
+            Board(backend.shards) if board is None else board,
         )
         self.dispatcher = Dispatcher(operations_for(context), backend.readiness)
         self._cold = ColdLoader(self._load_cold, lambda: self.connections.request_count)
@@ -123,6 +121,7 @@ class Server:
             cold=self._cold,
             responses=self._responses,
             exchanges=self.exchanges,
+            left=self.acceptor.left,
         )
 
     def _load_cold(self) -> Stack:
@@ -193,16 +192,9 @@ class Server:
         def take(sock: socket.socket, said: bytes) -> None:
             connection = Connection(sock, self.connections, said)
             self.connections.add(connection)
-            poller.drive(connection, self._serve(connection))
+            FastLane(connection, self.lanes, poller).begin()
 
         await self.acceptor.run(listener, take)
-
-    async def _serve(self, connection: Connection) -> None:
-        try:
-            await FastLane(connection, self.lanes).run()
-        finally:
-            self.connections.remove(connection)
-            self.acceptor.left()
 
     async def _drain(self) -> None:
         """In-flight requests finish, long polls end early, all other connections are cut."""

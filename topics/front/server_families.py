@@ -13,7 +13,6 @@ from typing import Final
 
 from topics import __version__
 from topics.actors.link.board import Board, FrontState, ShardState
-from topics.actors.link.process_id import ProcessKind
 from topics.actors.shard_client.readiness import Readiness
 from topics.config import Settings
 from topics.formats.api.metrics_text import Family, MetricKind, Series, Value
@@ -28,7 +27,7 @@ CAPS: Final = (
 def server_families(
     board: Board, readiness: Readiness, slots: FrontSlots, settings: Settings, *, draining: bool
 ) -> Iterator[Family]:
-    """All of them. ``draining``: this front is."""
+    """All of them. ``draining``: the front is."""
     is_ready = readiness.ready and not (readiness.draining or draining)
     uptime_ms = time.monotonic_ns() // 1_000_000 - board.started_monotonic_ms
     yield _gauge("topics_ready", "1 while /v0/ready answers 200.", int(is_ready))
@@ -69,19 +68,15 @@ def _caps(settings: Settings) -> Family:
 def _restarts(board: Board) -> Family:
     rows = [
         Series((("process", str(process)),), max(0, board.process(process).spawns - 1))
-        for kind in ProcessKind
-        for process in board.processes(kind)
+        for process in board.processes
     ]
     text = "How often a process was started again."
     return Family("topics_process_restarts_total", MetricKind.COUNTER, text, rows)
 
 
 def _states(board: Board) -> Iterator[Family]:
-    fronts = [board.front(index) for index in range(board.fronts)]
     shards = [board.shard(index) for index in range(board.shards)]
-    yield _by_index(
-        "front", "topics_front_state", _states_text(FrontState), [front.state for front in fronts]
-    )
+    yield _by_index("front", "topics_front_state", _states_text(FrontState), [board.front.state])
     yield _by_index(
         "shard", "topics_shard_state", _states_text(ShardState), [shard.state for shard in shards]
     )

@@ -28,7 +28,7 @@ UP_STATES = frozenset({"READY", "READ_ONLY", "NO_ROOM", "SERVING"})
 class Child:
     """One process id; processes come and go under it. Times are seconds of the monotonic clock."""
 
-    def __init__(self, id: ProcessId, board: Board, main: Callable[[int], None]) -> None:
+    def __init__(self, id: ProcessId, board: Board, main: Callable[[], None]) -> None:
         self.id = id
         self.name = str(id)
         self.words = board.process(id)
@@ -46,7 +46,7 @@ class Child:
 
     @property
     def is_up(self) -> bool:
-        """A shard that answers, if only reads, or a front that serves."""
+        """A shard that answers, if only reads, or the front, when it serves."""
         return self.words.state.name in UP_STATES
 
     @property

@@ -1,14 +1,14 @@
 """Drain: the stop of a server, in phases that never go back.
 
-    RUNNING ──stop──▶ FRONTS  draining is set, SIGTERM to the fronts
-                        │     all ended, or 8/10 of drain_ms have passed
+    RUNNING ──stop──▶ FRONT   draining is set, SIGTERM to the front
+                        │     it has ended, or 8/10 of drain_ms have passed
                         ▼
                       SHARDS  SIGTERM to the shards
                         │     all ended ─▶ over; drain_ms have passed:
                         ▼
                       KILL    SIGKILL to those that are left ─▶ over
 
-Shards go last, because fronts answer what was asked before the stop.
+Shards go last, because the front answers what was asked before the stop.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import structlog
 
 from topics.process.family import Family, Shared
 
-FRONTS_SHARE = 0.8  # of drain_ms; the rest belongs to the shards
+FRONT_SHARE = 0.8  # of drain_ms; the rest belongs to the shards
 # What a stop may take beyond drain_ms, for the kernel to clear away what was killed.
 STOP_EXTENSION_MS = 5_000
 
@@ -33,7 +33,7 @@ class Phase(IntEnum):
     """See the picture above."""
 
     RUNNING = 0
-    FRONTS = 1
+    FRONT = 1
     SHARDS = 2
     KILL = 3
 
@@ -58,24 +58,23 @@ class Drain:
         """When the phase ends by itself, in seconds of the monotonic clock; infinite if never."""
         if self.phase in (Phase.RUNNING, Phase.KILL):
             return math.inf
-        share = FRONTS_SHARE if self.phase is Phase.FRONTS else 1.0
+        share = FRONT_SHARE if self.phase is Phase.FRONT else 1.0
         return self._began_at + share * self._drain_ms / 1000
 
     def begin(self) -> None:
         """Stop the server; one that is stopping already goes on."""
         if self.phase is not Phase.RUNNING:
             return
-        self.phase = Phase.FRONTS
+        self.phase = Phase.FRONT
         self._began_at = time.monotonic()
         self._shared.board.draining = True
         notifier = self._shared.notifier
         notifier.stopping()
         notifier.extend_timeout(self._drain_ms + STOP_EXTENSION_MS)
         notifier.status("draining")
-        # No front starts any more: when the last one has ended, connections are refused.
-        for listener in self._shared.listeners:
-            listener.close()
-        self._family.send(signal.SIGTERM, self._family.fronts)
+        # No front starts any more: when this one has ended, connections are refused.
+        self._shared.listener.close()
+        self._family.send(signal.SIGTERM, [self._family.front])
 
     def kill(self) -> None:
         """End everything now."""
@@ -84,8 +83,7 @@ class Drain:
 
     def advance(self) -> None:
         """Enter the next phase when this one is done, or its time is up."""
-        fronts_left = any(front.pid for front in self._family.fronts)
-        if self.phase is Phase.FRONTS and (not fronts_left or self._is_due()):
+        if self.phase is Phase.FRONT and (not self._family.front.pid or self._is_due()):
             self.phase = Phase.SHARDS
             self._family.send(signal.SIGTERM, self._family.shards)
         if self.phase is Phase.SHARDS and self._is_due():

@@ -1,8 +1,11 @@
 """The family: all children of a supervisor, their births, signals and ends.
 
-A child keeps only what it uses: its own listening socket and the doorbells of its own links. When a
-child is reaped, the supervisor clears its words on the board and ends its link sessions before it
-forks the next one, so no process mistakes a successor for the dead.
+Any two of them are linked. The board has a session number for any pair, and memory that nobody
+touches costs nothing; what a link does cost is two descriptors in the supervisor.
+
+A child keeps only what it uses: the front the listening socket, each the doorbells of its own
+links. When a child is reaped, the supervisor clears its words on the board and ends its link
+sessions before it forks the next one, so no process mistakes a successor for the dead.
 """
 
 from __future__ import annotations
@@ -10,21 +13,65 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from itertools import combinations
+from typing import Final
 
 import structlog
 
-from topics.actors.link import counters, ledger
+from topics.actors.link import counters
 from topics.actors.link.board import Board
 from topics.actors.link.key_table import KeyTable
-from topics.actors.link.process_id import ProcessKind, front_id
+from topics.actors.link.link_memory import LinkMemory, LinkSizes
+from topics.actors.link.process_id import FRONT, ProcessId
 from topics.process.child import Child
 from topics.process.children import fork
 from topics.process.notify import Notifier
-from topics.process.topology import Links
 
 log = structlog.get_logger()
+
+
+DOORBELLS: Final = 2  # of each link
+# Without an arena: long attachments go through the ring in pieces.
+SHARD_LINK: Final = LinkSizes(ring_bytes=256 << 10, inline_bytes=64 << 10, arena_bytes=0)
+
+
+def descriptors_of(shards: int) -> int:
+    """How many descriptors the links of so many shards take in the supervisor."""
+    return DOORBELLS * (shards + 1) * shards // 2
+
+
+class Links:
+    """The memory of every link of a server. Made by the supervisor before any fork."""
+
+    def __init__(self, board: Board, sizes: LinkSizes) -> None:
+        """``sizes``: of the links over which the front asks shards."""
+        self._board = board
+        self._memories = [
+            LinkMemory(one, other, sizes if one == FRONT else SHARD_LINK)
+            for one, other in combinations(board.processes, 2)
+        ]
+
+    def __iter__(self) -> Iterator[LinkMemory]:
+        return iter(self._memories)
+
+    def of(self, process: ProcessId) -> list[LinkMemory]:
+        """The links that end in ``process``, in the order of their other ends."""
+        return [memory for memory in self._memories if process in memory.ends]
+
+    def end_sessions(self, process: ProcessId) -> None:
+        """``process`` has died: end the sessions of its links and wake the other ends."""
+        for memory in self.of(process):
+            self._board.bump_session(*memory.ends)
+            memory.ring_doorbells()
+
+    def keep(self, process: ProcessId) -> None:
+        """In the child that is ``process``: close the doorbells of all links but its own."""
+        for memory in self._memories:
+            if process not in memory.ends:
+                memory.close()
 
 
 def _nothing() -> None: ...
@@ -32,11 +79,11 @@ def _nothing() -> None: ...
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """What the children run; each takes its index. ``load_*`` run in the parent before each fork,
-    and take time at the first one only (`topics.process.preload`).
+    """What the children run; a shard takes its index. ``load_*`` run in the parent before each
+    fork, and take time at the first one only (`topics.process.preload`).
     """
 
-    front: Callable[[int], None]
+    front: Callable[[], None]
     shard: Callable[[int], None]
     load_front: Callable[[], None] = _nothing
     load_shard: Callable[[], None] = _nothing
@@ -48,17 +95,16 @@ class Shared:
 
     board: Board
     links: Links
-    listeners: Sequence[socket.socket]  # one for each front
+    listener: socket.socket  # of the front
     notifier: Notifier  # of the supervisor alone
     keys: KeyTable
 
     def keep(self, child: Child) -> None:
         """In the child: close what only others use."""
         self.notifier.close()
-        for index, listener in enumerate(self.listeners):
+        if child.id != FRONT:
             # Clients would go on waiting at a copy from which no process accepts.
-            if child.id != front_id(index):
-                listener.close()
+            self.listener.close()
         self.links.keep(child.id)
 
 
@@ -69,16 +115,15 @@ class Family:
         board = shared.board
         self._shared = shared
         self._log_level = log_level
-        self._load = {
-            ProcessKind.SHARD: workers.load_shard,
-            ProcessKind.FRONT: workers.load_front,
-        }
-        self.shards = [Child(id, board, workers.shard) for id in board.processes(ProcessKind.SHARD)]
-        self.fronts = [Child(id, board, workers.front) for id in board.processes(ProcessKind.FRONT)]
+        self._workers = workers
+        self.front = Child(FRONT, board, workers.front)
+        self.shards = [
+            Child(id, board, partial(workers.shard, id.index)) for id in board.processes[1:]
+        ]
 
     def __iter__(self) -> Iterator[Child]:
         yield from self.shards
-        yield from self.fronts
+        yield self.front
 
     def alive(self) -> list[Child]:
         """The children that run."""
@@ -86,7 +131,7 @@ class Family:
 
     def spawn(self, child: Child, now: float) -> None:
         """Fork the child; when there is no room for a process, plan another attempt."""
-        self._load[child.id.kind]()
+        (self._workers.load_front if child is self.front else self._workers.load_shard)()
         child.begin(now)
         try:
             child.pid = fork(child.name, lambda: self._run(child), log_level=self._log_level)
@@ -101,7 +146,7 @@ class Family:
 
     def _run(self, child: Child) -> None:
         self._shared.keep(child)
-        child.main(child.id.index)
+        child.main()
 
     def reap(self) -> Iterator[tuple[Child, int, int]]:
         """Each child that has ended, with the pid that it had and its wait status."""
@@ -119,7 +164,6 @@ class Family:
         board, child.pid, child.is_stalled = self._shared.board, 0, False
         child.words.clear()
         counters.forget_gauges(board, child.id)
-        ledger.forget_counts(board, child.id)
         self._shared.links.end_sessions(child.id)
 
     def send(self, number: signal.Signals, children: Iterable[Child]) -> None:

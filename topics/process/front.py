@@ -1,4 +1,4 @@
-"""A front: the process that speaks HTTP, with links to all shards on one side and clients on the
+"""The front: the process that speaks HTTP, with links to all shards on one side and clients on the
 other.
 """
 
@@ -16,10 +16,9 @@ import trio
 from topics.actors.link.board import Board, FrontState
 from topics.actors.link.counters import CounterWords
 from topics.actors.link.key_table import KeyReader, KeyTable
-from topics.actors.link.ledger import LimitsLedger
 from topics.actors.link.link import Link
 from topics.actors.link.link_memory import LinkMemory
-from topics.actors.link.process_id import front_id
+from topics.actors.link.process_id import FRONT
 from topics.actors.shard_client.shards import Shards
 from topics.config import Settings
 from topics.front.http.accepting import connections_max
@@ -38,15 +37,14 @@ def main(
     keys: KeyTable,
     board: Board,
     links: Sequence[LinkMemory],
-    index: int,
     listener: socket.socket,
 ) -> None:
-    """Run front ``index``; returns after SIGTERM, when the requests in flight are answered."""
+    """Run the front; returns after SIGTERM, when the requests in flight are answered."""
     _tell_unreachable_cap(settings, connections_max())
     gc.freeze()  # what was imported stays: the collector need not look at it again
-    own = [Link(memory, board, front_id(index)) for memory in links]
-    trio.run(_serve, settings, keys, listener, board, index, own)
-    board.front(index).state = FrontState.DOWN
+    own = [Link(memory, board, FRONT) for memory in links]
+    trio.run(_serve, settings, keys, listener, board, own)
+    board.front.state = FrontState.DOWN
 
 
 async def _serve(
@@ -54,32 +52,28 @@ async def _serve(
     keys: KeyTable,
     listener: socket.socket,
     board: Board,
-    index: int,
     links: Sequence[Link],
 ) -> None:
     shards = Shards(links, board)
     stop = trio.Event()
-    words = board.front(index)
     told_early = note_sigterm()
     with trio.open_signal_receiver(signal.SIGTERM) as signals:
-        words.state = FrontState.SERVING
+        board.front.state = FrontState.SERVING
         if told_early():
-            _stop(stop, board, index)
+            _stop(stop, board)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(shards.run)
-            nursery.start_soon(_beat, board, index)
-            own = front_id(index)
+            nursery.start_soon(_beat, board)
             server = Server(
                 settings,
-                KeyReader(keys, words),
+                KeyReader(keys),
                 shards,
                 probe_auth=settings.probe_auth,
-                ledger=LimitsLedger(board, own),
                 board=board,
                 write_request=logs.write_request,
             )
-            nursery.start_soon(measure, CounterWords(board, own), links, server.measured)
-            nursery.start_soon(_stop_on, signals, stop, board, index)
+            nursery.start_soon(measure, CounterWords(board, FRONT), links, server.measured)
+            nursery.start_soon(_stop_on, signals, stop, board)
             await shards.wait_linked()
             await server.run(listener, stop)
             nursery.cancel_scope.cancel()
@@ -92,18 +86,18 @@ def _tell_unreachable_cap(settings: Settings, most: int) -> None:
         log.warning(reason, max_sse_connections=cap, connections_max=most)
 
 
-async def _beat(board: Board, index: int) -> None:
+async def _beat(board: Board) -> None:
     while True:
-        board.front(index).heartbeat_ms = time.monotonic_ns() // 1_000_000
+        board.front.heartbeat_ms = time.monotonic_ns() // 1_000_000
         logs.tell_dropped()
         await trio.sleep(HEARTBEAT_S)
 
 
-async def _stop_on(signals: AsyncIterator[int], stop: trio.Event, board: Board, index: int) -> None:
+async def _stop_on(signals: AsyncIterator[int], stop: trio.Event, board: Board) -> None:
     async for _ in signals:
-        _stop(stop, board, index)
+        _stop(stop, board)
 
 
-def _stop(stop: trio.Event, board: Board, index: int) -> None:
-    board.front(index).state = FrontState.DRAINING
+def _stop(stop: trio.Event, board: Board) -> None:
+    board.front.state = FrontState.DRAINING
     stop.set()

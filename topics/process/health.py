@@ -7,7 +7,7 @@ Once a tick it looks at every child's signs of life on the board (`decisions/001
     FIRST_SIGN_S           the same, for a process that has not yet shown any: it imports
     KILL_AFTER_S           SIGKILL; the child starts again as after any death
 
-systemd gets READY=1 once, when every shard is up or damaged and a front serves, and from then on
+systemd gets READY=1 once, when every shard is up or damaged and the front serves, and from then on
 the watchdog's datagrams: it watches the supervisor alone.
 """
 
@@ -86,7 +86,7 @@ class Health:
                 log.info("process answers again", **fields)
 
     def _announce_when_ready(self, waiting: Sequence[Child]) -> None:
-        if waiting or not any(front.is_up for front in self._family.fronts):
+        if waiting or not self._family.front.is_up:
             return
         self._is_announced = True
         self._notifier.ready()

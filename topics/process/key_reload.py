@@ -1,4 +1,4 @@
-"""Key reload: after a hang-up (SIGHUP) the key files are read again, and the fronts told.
+"""Key reload: after a hang-up (SIGHUP) the key files are read again, and the front told.
 
                   files stay as they are for SETTLE_S
     idle ──SIGHUP──▶ settling ────────────────────────▶ read ──right──▶ published, logged
@@ -19,7 +19,6 @@ import structlog
 
 from topics.actors.link.board import Board
 from topics.actors.link.key_table import KeyTable
-from topics.actors.link.ledger import KeySlots
 from topics.engine.access import Access
 from topics.process.keys import FileState, KeySources
 
@@ -30,14 +29,13 @@ log = structlog.get_logger()
 
 
 class KeyReload:
-    """The supervisor's keys, from the first fork to the last. ``table`` is what the fronts see."""
+    """The supervisor's keys, from the first fork to the last. ``table`` is what the front sees."""
 
     def __init__(self, board: Board, sources: KeySources, access: Access) -> None:
         """Publishes the keys of the start."""
         self._board, self._sources = board, sources
-        self._slots = KeySlots(board)
-        self._access = self._slots.assign(access)
-        self.table = KeyTable.of(self._access)
+        self._access = access
+        self.table = KeyTable.of(access)
         self.next_at = math.inf  # when `advance` has something to do, as monotonic seconds
         self._give_up_at = math.inf
         self._seen: list[FileState] = []
@@ -84,14 +82,7 @@ class KeyReload:
     def _publish(self, access: Access | None) -> None:
         if access is None:
             raise ValueError("the key files do not come to rest")
-        before, generation = self._access, self.table.generation
-        is_everywhere = all(
-            words.keys_generation == generation
-            for words in map(self._board.front, range(self._board.fronts))
-            if words.pid
-        )
-        access = self._slots.assign(access, before if is_everywhere else None)
-        changes = _changes(before, access)
+        changes = _changes(self._access, access)
         if any(changes.values()):
             self.table.publish(access)
             self._access = access

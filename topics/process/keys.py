@@ -1,4 +1,4 @@
-"""Keys: where the supervisor has them from, and how they come to the fronts.
+"""Keys: where the supervisor has them from, and how they come to the front.
 
     TOPICS_API_KEYS         taken out of the environment at the start; these keys stay
     TOPICS_API_KEYS_FILE    read at the start and after each hang-up

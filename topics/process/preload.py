@@ -19,7 +19,7 @@ from contextlib import contextmanager
 
 
 def load_shared() -> None:
-    """Import what fronts and shards have in common."""
+    """Import what the front and the shards have in common."""
     with _frozen():
         import topics.actors.rpc.message_router
         import topics.actors.rpc.typed_calls

@@ -10,50 +10,45 @@ from __future__ import annotations
 import resource
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import structlog
 from setproctitle import setproctitle
 
-from topics.actors.link.board import KEY_SLOTS, Board
-from topics.actors.link.process_id import front_id, shard_id
+from topics.actors.link.board import Board
+from topics.actors.link.link_memory import LinkSizes
+from topics.actors.link.process_id import FRONT, shard_id
 from topics.config import Settings
 from topics.engine.access import Access
 from topics.errors import ExitCode
 from topics.process import preload
 from topics.process.boot import Boot
 from topics.process.children import forbid_dumps, raise_file_limit
-from topics.process.family import Shared, Workers
+from topics.process.family import Links, Shared, Workers, descriptors_of
 from topics.process.key_reload import KeyReload
-from topics.process.listeners import listen, url_of
 from topics.process.notify import Notifier
 from topics.process.supervisor import Supervisor
-from topics.process.topology import (
-    LinkRule,
-    Links,
-    descriptors_of,
-    fronts_with_shards,
-    shards_with_shards,
-)
 from topics.storage.data_dir import DataDirectory, DataDirectoryDamaged, DataDirectoryInUse
 
 MakeWorkers = Callable[[Settings, Shared], Workers]
-# Of the supervisor, besides doorbells and listeners: log, lock, systemd, and some to spare.
-OTHER_FILES = 64
+# Of the supervisor, besides doorbells: listener, log, lock, systemd, and some to spare.
+OTHER_FILES = 65
+# Connections that wait while the front restarts. The kernel's net.core.somaxconn (4,096 by default)
+# bounds it.
+BACKLOG = 65_535
 
 log = structlog.get_logger()
 
 
 def real_workers(settings: Settings, shared: Shared) -> Workers:
     """What is not loaded before the fork, a worker imports in the child."""
-    board, links, listeners = shared.board, shared.links, shared.listeners
+    board, links = shared.board, shared.links
 
-    def front(index: int) -> None:
+    def front() -> None:
         from topics.process import front
 
-        own = links.of(front_id(index))
-        front.main(settings, shared.keys, board, own, index, listeners[index])
+        front.main(settings, shared.keys, board, links.of(FRONT), shared.listener)
 
     def shard(index: int) -> None:
         from topics.process import shard_writer
@@ -75,7 +70,7 @@ def serve(
     settings = start.settings
     try:
         directory = DataDirectory(settings.data_dir, shards=settings.shards)
-        listeners = listen(settings.host, settings.port, settings.fronts)
+        listener = listen(settings.host, settings.port)
     except DataDirectoryDamaged as error:
         log.critical("data directory damaged", reason=str(error))
         return ExitCode.DAMAGED
@@ -89,17 +84,42 @@ def serve(
     settings = _with_stored_shards(settings, directory.shards)
     soft_limit, file_limit = raise_file_limit()
     log.info("file limit set", soft_limit=file_limit, was=soft_limit)
-    board, rules = (
-        _make_board(settings, len(start.access.principals)),
-        [fronts_with_shards(settings), shards_with_shards()],
-    )
-    if (refusal := _too_few_files(board, rules, file_limit)) is not None:
+    if (refusal := _too_few_files(settings.shards, file_limit)) is not None:
         log.critical("start failed", reason=refusal)
         return ExitCode.FAILED
-    _announce(settings, start.access, listeners)
+    _announce(settings, start.access, listener)
+    board = Board(settings.shards)
+    board.started_monotonic_ms = time.monotonic_ns() // 1_000_000
     keys = KeyReload(board, start.sources, start.access)
-    shared = Shared(board, Links(board, rules), listeners, notifier, keys.table)
+    links = Links(board, LinkSizes.of(settings))
+    shared = Shared(board, links, listener, notifier, keys.table)
     return Supervisor(settings, shared, make_workers(settings, shared), keys).run()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """The listening socket; port 0 takes a free one. It is made before the first fork and outlives
+    every front: while one restarts, clients wait and nobody is refused.
+
+    Raises ``OSError`` when the address is unknown or taken.
+    """
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    # Of a name's addresses, the IPv4 one.
+    family, _, _, _, address = min(found, key=lambda info: info[0] != socket.AF_INET)
+    listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    """Where clients on this machine find it."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _with_stored_shards(settings: Settings, stored: int) -> Settings:
@@ -109,7 +129,7 @@ def _with_stored_shards(settings: Settings, stored: int) -> Settings:
     return replace(settings, shards=stored)
 
 
-def _announce(settings: Settings, access: Access, listeners: Sequence[socket.socket]) -> None:
+def _announce(settings: Settings, access: Access, listener: socket.socket) -> None:
     """The first lines of the log; programs read ``url`` from the event ``listening``."""
     if not access.enabled:
         log.warning(
@@ -123,28 +143,20 @@ def _announce(settings: Settings, access: Access, listeners: Sequence[socket.soc
             )
     log.info(
         "listening",
-        url=url_of(listeners[0]),
+        url=url_of(listener),
         data_dir=str(settings.data_dir.absolute()),
         auth="keys" if access.enabled else "none",
         keys=len(access.principals),
         shards=settings.shards,
-        fronts=settings.fronts,
     )
 
 
-def _make_board(settings: Settings, keys: int) -> Board:
-    """The board, with room for all keys to be replaced."""
-    board = Board.create(settings.shards, settings.fronts, max(KEY_SLOTS, 2 * keys))
-    board.started_monotonic_ms = time.monotonic_ns() // 1_000_000
-    return board
-
-
-def _too_few_files(board: Board, rules: Sequence[LinkRule], limit: int) -> str | None:
-    """Why the limit of open files does not do for these links, if so."""
-    needed = descriptors_of(board, rules) + board.fronts + OTHER_FILES
+def _too_few_files(shards: int, limit: int) -> str | None:
+    """Why the limit of open files does not do for the links of so many shards, if so."""
+    needed = descriptors_of(shards) + OTHER_FILES
     if limit == resource.RLIM_INFINITY or limit >= needed:
         return None
     return (
-        f"{board.shards} shards need a limit of {needed} open files, and it is {limit}:"
+        f"{shards} shards need a limit of {needed} open files, and it is {limit}:"
         " raise the hard limit (ulimit -Hn), or take fewer shards for a new data directory"
     )

@@ -75,8 +75,8 @@ class Supervisor:
             self._family.kill_all()
 
     def _spawn_due(self) -> None:
-        """Fork who is due, fronts first: they import while the parent loads what shards run."""
-        for child in [*self._family.fronts, *self._family.shards]:
+        """Fork who is due, the front first: it imports while the parent loads what shards run."""
+        for child in [self._family.front, *self._family.shards]:
             if not child.pid and child.due <= time.monotonic():
                 self._family.spawn(child, time.monotonic())
 

@@ -14,7 +14,7 @@ from topics.actors.link.arena_reader import ArenaReader
 from topics.actors.link.board import Board
 from topics.actors.link.link import Link
 from topics.actors.link.link_memory import LinkMemory, LinkSizes
-from topics.actors.link.process_id import ProcessId, front_id, shard_id
+from topics.actors.link.process_id import FRONT, ProcessId, shard_id
 from topics.formats.wire.message import Message
 
 SMALL = LinkSizes(ring_bytes=8192, inline_bytes=1000, arena_bytes=16 * PAGE_BYTES)
@@ -40,9 +40,9 @@ class Pair:
     """Both ends on one board. ``restart`` is what the supervisor does when one side has died."""
 
     def __init__(self, sizes: LinkSizes = SMALL) -> None:
-        self.board = Board.create(shards=1, fronts=1)
-        self.memory = LinkMemory(front_id(0), shard_id(0), sizes)
-        self.front = self.end(front_id(0))
+        self.board = Board(1)
+        self.memory = LinkMemory(FRONT, shard_id(0), sizes)
+        self.front = self.end(FRONT)
         self.shard = self.end(shard_id(0))
 
     def end(self, process: ProcessId) -> End:

@@ -8,67 +8,63 @@ from itertools import combinations
 import pytest
 
 from topics.actors.link.board import COUNTERS, Board, FrontState, FrontWords, ShardState, ShardWords
-from topics.actors.link.process_id import ProcessId, ProcessKind, front_id, shard_id
+from topics.actors.link.process_id import FRONT, ProcessId, shard_id
 
 
 def pairs(board: Board) -> list[tuple[ProcessId, ProcessId]]:
-    processes = [*board.processes(ProcessKind.FRONT), *board.processes(ProcessKind.SHARD)]
-    return [*combinations(processes, 2)]
+    return [*combinations(board.processes, 2)]
 
 
 def test_a_new_board_is_all_down_and_in_session_1() -> None:
-    board = Board.create(shards=3, fronts=2)
+    board = Board(4)
     assert [board.session(*pair) for pair in pairs(board)] == [1] * 10
     assert {board.shard(index).state for index in range(3)} == {ShardState.DOWN}
-    assert {board.front(index).state for index in range(2)} == {FrontState.DOWN}
+    assert board.front.state is FrontState.DOWN
     assert not board.draining
 
 
 def test_no_two_words_are_the_same_word() -> None:
-    board = Board.create(shards=2, fronts=2)
+    board = Board(3)
     value = 10
     expected: list[tuple[FrontWords | ShardWords, str, int]] = []
-    for index in range(2):
-        both: tuple[FrontWords | ShardWords, ...] = (board.front(index), board.shard(index))
-        for words in both:
-            for name in (
-                "pid",
-                "spawns",
-                "heartbeat_ms",
-                "progress_ppm",
-                "keys_generation",
-                "topics",
-                "disk_silent_ms",
-                "delay_ms",
-            ):
-                if hasattr(words, name):
-                    value += 1
-                    setattr(words, name, value)
-                    expected.append((words, name, value))
+    for process, words in enumerate(map(board.process, board.processes)):
+        for name in (
+            "pid",
+            "spawns",
+            "heartbeat_ms",
+            "progress_ppm",
+            "topics",
+            "disk_silent_ms",
+            "delay_ms",
+        ):
+            if hasattr(words, name):
+                value += 1
+                setattr(words, name, value)
+                expected.append((words, name, value))
         for number in range(COUNTERS):
-            board.shard(index).counters[number] = 10_000 * (index + 1) + number
-    assert len(expected) == 2 * (4 + 7)
+            words.counters[number] = 10_000 * (process + 1) + number
+    assert len(expected) == 3 + 3 * 7
     assert all(getattr(words, name) == stored for words, name, stored in expected)
-    assert [list(board.shard(index).counters) for index in range(2)] == [
-        [10_000 * (index + 1) + number for number in range(COUNTERS)] for index in range(2)
+    assert [list(board.process(one).counters) for one in board.processes] == [
+        [10_000 * (process + 1) + number for number in range(COUNTERS)] for process in range(4)
     ]
     assert [board.session(*pair) for pair in pairs(board)] == [1] * 6
     assert board.started_monotonic_ms == 0
 
 
 def test_states_and_global_words_read_back() -> None:
-    board = Board.create(shards=1, fronts=1)
+    board = Board(1)
     board.draining, board.started_monotonic_ms = True, 1_700_000_000_000
     board.keys_reload_failed += 3
-    board.shard(0).state, board.front(0).state = ShardState.READ_ONLY, FrontState.DRAINING
+    board.shard(0).state, board.front.state = ShardState.READ_ONLY, FrontState.DRAINING
     assert (board.draining, board.started_monotonic_ms) == (True, 1_700_000_000_000)
     assert board.keys_reload_failed == 3
     assert board.shard(0).state is ShardState.READ_ONLY
-    assert board.front(0).state is FrontState.DRAINING
+    assert board.front.state is FrontState.DRAINING
 
 
 def test_bumping_one_pair_leaves_the_others() -> None:
-    board = Board.create(shards=2, fronts=2)
+    board = Board(3)
     for number, pair in enumerate(pairs(board)):
         cell = board.session_cell(*reversed(pair))
         for _ in range(number):
@@ -80,15 +76,15 @@ def test_bumping_one_pair_leaves_the_others() -> None:
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        (front_id(2), shard_id(0)),
-        (front_id(0), shard_id(3)),
-        (front_id(-1), shard_id(0)),
+        (FRONT, shard_id(3)),
+        (FRONT, shard_id(-1)),
+        (FRONT, FRONT),
         (shard_id(1), shard_id(1)),
     ],
 )
 def test_a_pair_that_is_not_on_the_board_is_a_bug(one: ProcessId, other: ProcessId) -> None:
     with pytest.raises(AssertionError):
-        Board.create(shards=3, fronts=2).session(one, other)
+        Board(3).session(one, other)
 
 
 def test_states_keep_their_numbers() -> None:
@@ -112,7 +108,7 @@ def test_states_keep_their_numbers() -> None:
 
 
 def test_a_child_and_its_parent_see_the_same_words() -> None:
-    board = Board.create(shards=1, fronts=1)
+    board = Board(1)
     pid = os.fork()
     if pid == 0:
         board.shard(0).heartbeat_ms = 42

@@ -7,7 +7,7 @@ import pytest
 from topics.actors.link import counters
 from topics.actors.link.board import COUNTERS, Board
 from topics.actors.link.counters import REGISTRY, Across, CounterWords, Metric, offsets
-from topics.actors.link.process_id import ProcessId, ProcessKind, front_id, shard_id
+from topics.actors.link.process_id import FRONT, ProcessId, ProcessKind, shard_id
 from topics.formats.api.metrics_text import Family, Histogram, MetricKind, Series
 
 LAG = "topics_loop_lag_us"
@@ -39,8 +39,8 @@ def test_declarations_read_as_metrics_do() -> None:
 
 
 def test_a_reader_sums_over_all_processes_that_count() -> None:
-    board = Board.create(shards=2, fronts=1)
-    for number, process in enumerate((front_id(0), shard_id(0), shard_id(1)), start=1):
+    board = Board(2)
+    for number, process in enumerate((FRONT, shard_id(0), shard_id(1)), start=1):
         CounterWords(board, process).add("topics_link_late_bells_total", 10**number)
     CounterWords(board, shard_id(1)).set("topics_wal_fsyncs_total", 7)
     totals = counters.read(board)
@@ -50,16 +50,16 @@ def test_a_reader_sums_over_all_processes_that_count() -> None:
 
 
 def test_a_histogram_counts_an_observation_in_the_first_bucket_that_holds_it() -> None:
-    board = Board.create(shards=1, fronts=1)
-    words = CounterWords(board, front_id(0))
+    board = Board(1)
+    words = CounterWords(board, FRONT)
     for value in (0, 1_000, 1_001, 10**9):
         words.observe(LAG, value)
     assert counters.read(board)[LAG] == (2, 1, 0, 0, 0, 0, 1, 10**9 + 2_001, 4)
 
 
-@pytest.mark.parametrize("process", [front_id(0), shard_id(0)], ids=str)
+@pytest.mark.parametrize("process", [FRONT, shard_id(0)], ids=str)
 def test_counters_go_on_after_a_restart_and_gauges_begin_with_0(process: ProcessId) -> None:
-    board = Board.create(shards=1, fronts=1)
+    board = Board(1)
     for _ in range(2):
         words = CounterWords(board, process)
         assert counters.read(board)["topics_link_backlog_bytes"] == (0,)
@@ -99,7 +99,7 @@ def declared(monkeypatch: pytest.MonkeyPatch) -> Board:
         ProcessKind.SHARD: (TEMPERATURE, PEAK, SIZE, WAITS),
     }
     monkeypatch.setattr(counters, "REGISTRY", registry)
-    return Board.create(shards=2, fronts=1)
+    return Board(2)
 
 
 def shown(board: Board) -> dict[str, Family]:
@@ -164,8 +164,8 @@ def test_a_dead_process_has_no_gauge_in_any_row(declared: Board) -> None:
 
 
 def test_every_metric_is_shown_once_and_of_all_kinds_of_processes() -> None:
-    board = Board.create(shards=2, fronts=1)
-    for process in (front_id(0), shard_id(1)):
+    board = Board(2)
+    for process in (FRONT, shard_id(1)):
         CounterWords(board, process).add("topics_link_late_bells_total")
     found = [*counters.families(board)]
     assert [family.name for family in found] == list(dict.fromkeys(offsets_of_all()))

@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from tests.actors.link.link_support import Pair, Running, asleep, echo, exchange
-from topics.actors.link.process_id import front_id
+from topics.actors.link.process_id import FRONT
 from topics.actors.link.ring import HEAD
 from topics.formats.wire.message import ERROR, Message, PeerGone
 
@@ -139,7 +139,7 @@ def test_both_sides_may_die() -> None:
     pair.shard.link.flush()
     pair.bump()
     pair.restart_shard()
-    pair.front = pair.end(front_id(0))
+    pair.front = pair.end(FRONT)
     pair.connect()
     assert (pair.front.got, pair.shard.got) == ([], [])
     pair.close()

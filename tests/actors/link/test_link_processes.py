@@ -18,7 +18,7 @@ from tests.actors.link.link_support import SMALL, Pair, Running, echo
 from tests.support.polling import is_readable
 from topics.actors.link.arena_memory import PAGE_BYTES
 from topics.actors.link.link import Link
-from topics.actors.link.process_id import front_id, shard_id
+from topics.actors.link.process_id import FRONT, shard_id
 from topics.formats.wire.message import Message, PeerGone
 
 BIG = replace(SMALL, ring_bytes=64 * 1024, inline_bytes=20_000, arena_bytes=64 * PAGE_BYTES)
@@ -110,7 +110,7 @@ class MarkedFront:
     """
 
     def __init__(self, pair: Pair, seed: int, last_session: int) -> None:
-        self.link = Link(pair.memory, pair.board, front_id(0))
+        self.link = Link(pair.memory, pair.board, FRONT)
         self.rng = random.Random(seed)
         self.last_session = last_session
         self.answered = 0

@@ -9,10 +9,10 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from tests.actors.link.link_support import End, Pair, exchange
 from topics.actors.link.arena_memory import PAGE_BYTES
-from topics.actors.link.process_id import front_id, shard_id
+from topics.actors.link.process_id import FRONT, shard_id
 from topics.formats.wire.message import Message, PeerGone
 
-ENDS = {"front": front_id(0), "shard": shard_id(0)}
+ENDS = {"front": FRONT, "shard": shard_id(0)}
 
 
 @hypothesis_settings(max_examples=60, stateful_step_count=40)

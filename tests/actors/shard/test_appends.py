@@ -87,7 +87,7 @@ async def test_a_body_is_long_above_four_mebibytes(
     raw = body(["x" * 1_000_000] * 4)
     raw += b" " * (STREAMED_MIN_BYTES + extra - len(raw))
     number = desk.append_raw("a", raw)
-    assert (desk.loop.context.held._waiting != {}) == bool(extra)
+    assert (desk.loop.context.held.waiting != {}) == bool(extra)
     answers = await until(desk, number)
     assert answers[number]["seqs"] == [1, 2, 3, 4]
     assert len(files(desk)) == extra

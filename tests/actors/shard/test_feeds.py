@@ -327,7 +327,7 @@ async def test_many_feeds_are_served_in_turns_between_which_others_come(
     await wait_all_tasks_blocked()
     rest = front.events()
     assert len({event["feed"] for event in (*first, *rest)}) == len(first) + len(rest) == 300
-    assert not front.loop.services.feeds.on_turn()
+    assert not front.loop.services.feeds.is_due
 
 
 async def test_a_commit_on_a_topic_without_feeds_marks_nothing(front: Front) -> None:

@@ -14,7 +14,7 @@ from tests.support.shard import LIMITS
 from topics.actors.link.board import Board
 from topics.actors.link.link import Link
 from topics.actors.link.link_memory import LinkMemory, LinkSizes
-from topics.actors.link.process_id import front_id, shard_id
+from topics.actors.link.process_id import FRONT, shard_id
 from topics.actors.rpc import typed_calls
 from topics.actors.rpc.inbound import InboundMessage
 from topics.actors.rpc.message_router import MessageRouter
@@ -140,14 +140,14 @@ async def test_pages_go_over_a_real_link_short_or_long(
     tmp_path: Path, nursery: trio.Nursery, size: int
 ) -> None:
     """Three writes: two pages, and the third only when one of them was taken."""
-    board = Board.create(shards=1, fronts=1)
-    memory = LinkMemory(front_id(0), shard_id(0), LinkSizes.of(Settings()))
+    board = Board(1)
+    memory = LinkMemory(FRONT, shard_id(0), LinkSizes.of(Settings()))
     shard = recover(tmp_path, 0, 1, clock(), wal_file_bytes=1 << 20, wal_sync_ms=20)
     stop = trio.Event()
     nursery.start_soon(
         ShardLoop(shard, 0, board, LIMITS).run, [Link(memory, board, shard_id(0))], stop
     )
-    router, link = MessageRouter(), Link(memory, board, front_id(0))
+    router, link = MessageRouter(), Link(memory, board, FRONT)
     sessions: list[LinkSession] = []
     got, pages = trio.open_memory_channel[tuple[Any, bytes]](10)
 

@@ -10,6 +10,7 @@ import trio
 import trio.testing
 
 from tests.support.shard import Desk
+from topics.actors.shard.service import Service
 from topics.engine.changes.put_topic import PutTopic
 from topics.formats.api.decoding import decode_config
 from topics.formats.disk.frames import FrameKind
@@ -216,16 +217,20 @@ async def test_what_is_committed_behind_the_services_of_a_turn_has_another_turn(
     """They see it there: a feed sends the record that a router has brought, for one."""
     desk.make("a", durability="fsync")
     desk.log.syncs_at_once = True
+    topic = desk.engine.topic("a")
     seen: list[int] = []
 
-    def on_turn() -> bool:
-        seen.append(desk.loop.context.engine.topics["a"].head_seq)
-        if len(seen) == 1:
-            desk.append("a", 1)
-            del woken[:]  # the append has asked for a turn, too
-        return False
+    class Follower(Service):
+        def on_due(self) -> None:
+            seen.append(topic.head_seq)
+            if len(seen) == 1:
+                desk.append("a", 1)
+                del woken[:]  # the append has asked for a turn, too
 
-    monkeypatch.setattr(desk.loop, "_on_turn", [on_turn])
+    follower = Follower()
+    follower.is_due = True
+    topic.follow(lambda _: setattr(follower, "is_due", True))
+    monkeypatch.setattr(desk.loop, "_with_due", [follower])
     woken: list[bool] = []
     monkeypatch.setattr(desk.loop.deadlines, "wake", lambda: woken.append(True))
     desk.loop.end_turn()

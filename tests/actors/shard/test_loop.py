@@ -13,13 +13,14 @@ from tests.support.shard import LIMITS, Desk
 from topics.actors.link.board import Board
 from topics.actors.link.link import Link
 from topics.actors.link.link_memory import LinkMemory, LinkSizes
-from topics.actors.link.process_id import front_id, shard_id
+from topics.actors.link.process_id import FRONT, shard_id
 from topics.actors.rpc import typed_calls
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.session import LinkSession
 from topics.actors.shard import inbox
 from topics.actors.shard.context import clock
 from topics.actors.shard.loop import ShardLoop
+from topics.actors.shard.service import Service
 from topics.config import Settings
 from topics.formats.json_text import json_bytes
 from topics.formats.wire import calls
@@ -34,12 +35,16 @@ async def test_the_loop_calls_only_the_hooks_that_a_service_defines(desk: Desk) 
     loop = desk.loop
     hooks: list[tuple[list[Any], str]] = [
         (loop._on_commit, "on_commit"),
+        (loop._on_config, "on_config"),
+        (loop._on_loss, "on_loss"),
         (loop._on_turn, "on_turn"),
         (loop._on_closed, "on_session_closed"),
     ]
     for called, name in hooks:
         defining = [type(each) for each in loop.services if name in vars(type(each))]
         assert [type(hook.__self__) for hook in called] == defining != []
+    defining = [type(each) for each in loop.services if "on_due" in vars(type(each))]
+    assert [*map(type, loop._with_due)] == defining != []
 
 
 async def test_a_service_with_more_to_do_gets_another_turn_after_the_tasks_that_are_ready(
@@ -47,16 +52,19 @@ async def test_a_service_with_more_to_do_gets_another_turn_after_the_tasks_that_
 ) -> None:
     order: list[str] = []
 
-    def on_turn() -> bool:
-        order.append("turn")
-        return order.count("turn") < 3
+    class Busy(Service):
+        def on_due(self) -> None:
+            order.append("turn")
+            self.is_due = order.count("turn") < 3
 
     async def other() -> None:
         order.append("other")
         await trio.lowlevel.checkpoint()
 
     await wait_all_tasks_blocked()
-    desk.loop._on_turn.append(on_turn)
+    busy = Busy()
+    busy.is_due = True
+    desk.loop._with_due.append(busy)
     async with trio.open_nursery() as nursery:
         desk.loop.end_turn()
         nursery.start_soon(other)
@@ -75,20 +83,19 @@ async def test_more_messages_than_a_turn_takes_are_decided_in_later_turns(
     monkeypatch.setattr(inbox, "WAITING_MAX", 6)
     settings = Settings()
     board, memory = (
-        Board.create(shards=1, fronts=1),
-        LinkMemory(front_id(0), shard_id(0), LinkSizes.of(settings)),
+        Board(1),
+        LinkMemory(FRONT, shard_id(0), LinkSizes.of(settings)),
     )
     shard = recover(tmp_path, 0, 1, clock(), wal_file_bytes=1 << 20, wal_sync_ms=20)
     loop, stop = ShardLoop(shard, 0, board, LIMITS), trio.Event()
     turns: list[int] = []
 
-    def note_turn() -> bool:
+    def note_turn() -> None:
         turns.append(len(loop.inbox))
-        return False
 
     loop._on_turn.append(note_turn)
     nursery.start_soon(loop.run, [Link(memory, board, shard_id(0))], stop)
-    router, link = MessageRouter(), Link(memory, board, front_id(0))
+    router, link = MessageRouter(), Link(memory, board, FRONT)
     sessions: list[LinkSession] = []
 
     def arrived(frames: Any) -> None:

@@ -18,7 +18,7 @@ def has(service: Service, hook: str) -> bool:
 async def test_what_is_tried_again_comes_before_all_that_a_turn_may_add_to_its_group(
     desk: Desk,
 ) -> None:
-    assert order_of(desk, "on_turn")[0] == "Retries"
+    assert order_of(desk, "on_due")[0] == "Retries"
 
 
 async def test_a_front_that_has_gone_leaves_the_lines_with_its_claims_and_streams(

@@ -155,7 +155,7 @@ async def test_a_bad_end_is_refused_and_nothing_is_stored(desk: Desk, raw: bytes
     number, small = desk.append_raw("a", raw), desk.append("a", 1, create=False)
     answers = await until(desk, number, small)
     assert [answers[n]["code"] for n in (number, small)] == ["invalid_request", "topic_not_found"]
-    assert (desk.log.frames, files(desk), desk.loop.context.held._waiting) == ({}, [], {})
+    assert (desk.log.frames, files(desk), desk.loop.context.held.waiting) == ({}, [], {})
     desk.make("a")
     again, next_one = desk.append_raw("a", raw), desk.append("a", "next")
     answers = await until(desk, again, next_one)
@@ -311,7 +311,7 @@ async def test_a_log_that_breaks_meanwhile_refuses_it_and_all_that_waited(
             found |= dict(desk.answers())
             await trio.lowlevel.checkpoint()
     assert list(found.items()) == [(number, "not_ready") for number in numbers]
-    assert desk.loop.context.held._waiting == {}
+    assert desk.loop.context.held.waiting == {}
 
 
 async def test_a_topic_whose_making_failed_meanwhile_is_made_for_it(desk: Desk) -> None:
@@ -348,4 +348,4 @@ async def test_what_waited_behind_a_long_write_goes_with_its_front(
     held.open()
     answers = await until(desk, number)
     assert answers[number]["seqs"] == [61]
-    assert desk.loop.context.held._waiting == {}
+    assert desk.loop.context.held.waiting == {}

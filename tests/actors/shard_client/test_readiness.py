@@ -24,7 +24,7 @@ def view(
     silent_ms: int = 0,
     **fields: bool,
 ) -> View:
-    words = Board.create(1, 1).shard(0)
+    words = Board(1).shard(0)
     words.state, words.progress_ppm, words.disk_silent_ms = state, progress_ppm, silent_ms
     words.topics = 3
     return View(words, **fields)

@@ -13,7 +13,7 @@ from trio.testing import wait_all_tasks_blocked
 from topics.actors.link.board import Board, ShardState
 from topics.actors.link.link import Link
 from topics.actors.link.link_memory import LinkMemory, LinkSizes
-from topics.actors.link.process_id import front_id, shard_id
+from topics.actors.link.process_id import FRONT, shard_id
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.session import LinkSession
 from topics.actors.rpc.stepping import NOW, Command
@@ -104,10 +104,10 @@ class Shard:
 
 class Desk:
     def __init__(self) -> None:
-        self.board = Board.create(1, 1)
-        self.memory = LinkMemory(front_id(0), shard_id(0), LinkSizes.of(SETTINGS))
+        self.board = Board(1)
+        self.memory = LinkMemory(FRONT, shard_id(0), LinkSizes.of(SETTINGS))
         self.shard = Shard(self.board, self.memory)
-        self.shards = Shards([Link(self.memory, self.board, front_id(0))], self.board)
+        self.shards = Shards([Link(self.memory, self.board, FRONT)], self.board)
         self.nursery: trio.Nursery
 
     def ask(self, call: Call[Any, Any], body: bytes = b"{}", params: Any = NOTHING) -> list[Any]:
@@ -285,7 +285,7 @@ async def test_calls_of_steps_in_the_turn_of_a_ring_travel_at_its_end(
 async def test_a_damaged_shard_says_so(desk: Desk, autojump_clock: trio.testing.MockClock) -> None:
     desk.shard.words.state = ShardState.DAMAGED
     shards = Shards(
-        [Link(desk.memory, desk.board, front_id(0))], desk.board
+        [Link(desk.memory, desk.board, FRONT)], desk.board
     )  # one that has no session yet
     with pytest.raises(NotReady) as refused:
         await shards.call(0, APPEND, NOTHING)

@@ -12,7 +12,7 @@ from tests.actors.link.link_support import SMALL
 from topics.actors.link.board import Board, ShardState
 from topics.actors.link.link import Link
 from topics.actors.link.link_memory import LinkMemory
-from topics.actors.link.process_id import front_id, shard_id
+from topics.actors.link.process_id import FRONT, shard_id
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.session import LinkSession
 from topics.actors.rpc.typed_calls import InboundCall, notify, serve
@@ -39,7 +39,7 @@ class Shard:
     """The other end of a link; it answers with its number."""
 
     def __init__(self, board: Board, number: int, router: MessageRouter) -> None:
-        self.memory = LinkMemory(front_id(0), shard_id(number), SMALL)
+        self.memory = LinkMemory(FRONT, shard_id(number), SMALL)
         self.link = Link(self.memory, board, shard_id(number))
         self.number, self.router = number, router
         self.session: LinkSession | None = None
@@ -68,9 +68,9 @@ class Desk:
     """A front with two shards; the test takes the turns of all."""
 
     def __init__(self) -> None:
-        self.board = Board.create(shards=2, fronts=1)
+        self.board = Board(2)
         self.others = [Shard(self.board, number, MessageRouter()) for number in range(2)]
-        links = [Link(other.memory, self.board, front_id(0)) for other in self.others]
+        links = [Link(other.memory, self.board, FRONT) for other in self.others]
         self.shards = Shards(links, self.board)
         self.told: list[tuple[Any, ...]] = []
         self.shards.listen(self)
@@ -161,9 +161,9 @@ def test_all_shards_together_are_ready_when_each_is(desk: Desk) -> None:
 async def test_a_front_waits_for_its_sessions_with_the_shards_that_serve(
     autojump_clock: MockClock,
 ) -> None:
-    board = Board.create(shards=2, fronts=1)
+    board = Board(2)
     others = [Shard(board, number, MessageRouter()) for number in range(2)]
-    shards = Shards([Link(other.memory, board, front_id(0)) for other in others], board)
+    shards = Shards([Link(other.memory, board, FRONT) for other in others], board)
     began = autojump_clock.current_time()
     await shards.wait_linked()
     assert autojump_clock.current_time() - began == LINKED_MAX_S, "no longer, and none is linked"

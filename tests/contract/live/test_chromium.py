@@ -17,7 +17,6 @@ from tests.support.event_sources import (
     Event,
     at,
     comes_back_by_itself,
-    leaves_the_session_to_another,
     reads_a_backlog_and_what_comes_live,
     reads_the_canned_stream,
     records,
@@ -26,7 +25,7 @@ from tests.support.event_sources import (
 from tests.support.queues import Queue, work_path
 from tests.support.relay import Relay
 from tests.support.server import Server
-from tests.support.sse import CAUGHT_UP, session
+from tests.support.sse import session
 
 SETUP = """
 globalThis.seen = [];
@@ -193,29 +192,6 @@ def test_chromium_makes_its_own_session(
     reads_a_backlog_and_what_comes_live(
         PageSource(browser, server.address, f"void {start}"), api, topic
     )
-
-
-@pytest.mark.slow
-def test_chromium_closes_a_stream_and_opens_it_again(
-    browser: chromium.Chromium, server: Server, api: Api, topic: str, url: str
-) -> None:
-    source = PageSource(browser, server.address, listening(url))
-    source.wait(lambda events: len(events) >= 2)
-    browser.evaluate("source.close()")
-    again = PageSource(browser, server.address, listening(url))
-    again.wait(lambda events: any(event["event"] == CAUGHT_UP for event in events))
-    ok(api.append(topic, "later"))
-    assert records(again.wait(lambda events: len(records(events)) == 1)) == ["later"]
-
-
-@pytest.mark.slow
-def test_two_tabs_on_one_session_do_not_throw_each_other_off(
-    browser: chromium.Chromium, api: Api, topic: str, url: str
-) -> None:
-    browser.open(at(api.address, "/v0/health"))
-    first = Tab(browser, "first", url)
-    first.wait(lambda events: any(event["event"] == CAUGHT_UP for event in events))
-    leaves_the_session_to_another(first, Tab(browser, "second", url), api, topic)
 
 
 @pytest.fixture

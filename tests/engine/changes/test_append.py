@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.engine.shard_support import Desk
+from tests.engine.shard_support import Desk, kinds
 from topics.engine.changes.append import Append
 from topics.engine.dedupe import DedupeEntry
+from topics.engine.topic import RESERVE_MAX, RESERVE_MIN, Topic
+from topics.formats.api.topic_config import TopicConfig
+from topics.formats.disk.frames import FrameKind
 
 
 @pytest.mark.parametrize(
@@ -41,3 +44,70 @@ def test_a_key_whose_time_is_over_does_not_come_back_with_a_longer_window(desk: 
     desk.commit()
     assert desk.append("a", 3, key="young") == DedupeEntry(2, 1)
     assert isinstance(desk.append("a", 3, key="old"), Append)
+
+
+# Reservations of seqs
+
+
+def test_a_write_does_not_wait_for_a_reservation_that_leaves_room(desk: Desk) -> None:
+    desk.put("a")
+    desk.commit()
+    desk.append("a", *range(RESERVE_MIN // 2))
+    desk.append("a", 1)
+    assert len(desk.pending) == 3, "two writes and a reservation"
+    change = desk.append("a", 2)
+    assert isinstance(change, Append)
+    assert not change.sync
+
+
+def test_a_write_beyond_the_reserved_seqs_waits_for_the_disk(desk: Desk) -> None:
+    desk.put("a")
+    desk.commit()
+    change = desk.append("a", *range(RESERVE_MIN + 1))
+    assert isinstance(change, Append)
+    assert change.sync
+    desk.commit()
+    assert desk.engine.topic("a").reserved_seq > RESERVE_MIN
+
+
+def test_records_in_memory_only_carry_the_reservation_that_they_need(desk: Desk) -> None:
+    desk.put("a", durability="ephemeral")
+    desk.commit()
+    change = desk.append("a", *range(RESERVE_MIN + 1))
+    assert isinstance(change, Append)
+    assert kinds(change) == [FrameKind.SEQS_RESERVED]
+    assert change.sync
+    assert change.frames[0].first_seq == change.ceiling > change.last_seq
+    assert len(desk.pending) == 1, "no second reservation"
+    desk.commit()
+    assert desk.engine.topic("a").reserved_seq == change.ceiling
+
+
+def test_a_reservation_is_undone_with_the_records_that_carried_it(desk: Desk) -> None:
+    desk.put("a", durability="ephemeral")
+    desk.commit()
+    desk.append("a", *range(RESERVE_MIN + 1))
+    desk.undo()
+    topic = desk.engine.topic("a")
+    assert (topic.reserved_seq, topic.reserving_seq, topic.next_seq) == (
+        RESERVE_MIN,
+        RESERVE_MIN,
+        1,
+    )
+    assert kinds(desk.append("a", *range(RESERVE_MIN + 1))) == [FrameKind.SEQS_RESERVED]
+
+
+def test_reservations_grow_with_the_topic_and_are_few() -> None:
+    topic = Topic(1, "a", 1, TopicConfig())
+    steps = []
+    last = 0
+    while last < 10_000_000:
+        last += 1000
+        ceiling = topic.reservation_after(last)
+        if ceiling is not None:
+            steps.append(ceiling - last)
+            topic.reserving_seq = topic.reserved_seq = ceiling
+        assert topic.reserved_seq > last
+    assert steps == sorted(steps)
+    assert (steps[0], steps[-1]) == (RESERVE_MIN, RESERVE_MAX)
+    assert len(steps) < 40

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from tests.engine.shard_support import Desk, fill, seqs_of, told
-from topics.engine.changes import start
-from topics.engine.replay import Replay
+from tests.engine.shard_support import Desk, expire, fill, seqs_of, told
+from topics.engine.changes import floor, start
+from topics.engine.changes.by_kind import REPLAYS, replay_frame
+from topics.engine.now import Now
+from topics.engine.replay import Misfit, Replay
 from topics.engine.topic import RESERVE_MIN
-from topics.formats.disk.frame_bodies import TS_AHEAD_MS
-from topics.formats.disk.frames import FrameHeader, FrameKind
+from topics.engine.topic_table import TopicTable
+from topics.formats.disk.frame_bodies import TS_AHEAD_MS, Floors, floor_frame, lost_frame
+from topics.formats.disk.frames import (
+    FRAME_HEADER_BYTES,
+    FrameHeader,
+    FrameKind,
+    encode_frame,
+    header_at,
+)
 from topics.formats.ranges import SeqRange
 
 
@@ -70,3 +79,177 @@ def test_a_start_reserves_ts_and_a_replay_of_it_knows_them(desk: Desk) -> None:
     header = FrameHeader(b"", 0, 0, 0, 0, 0, 500, 0, 0, 0, FrameKind.START, 0, 0)
     start.replay(Replay(table), header, b"", False)
     assert table.reserved_ts == 500 + TS_AHEAD_MS
+
+
+# Floor moved
+
+
+def test_a_floor_that_was_shown_stays_when_the_clock_steps_back(desk: Desk) -> None:
+    fill(desk, 2, ttl_ms=10)
+    desk.later(11)
+    expire(desk)
+    desk.now = Now(desk.now.ts - 1000, desk.now.ms)
+    assert expire(desk) is None
+    assert (desk.engine.topic("a").earliest_seq, desk.engine.topic("a").count) == (3, 0)
+    desk.put("a", ttl_ms=0)
+    desk.commit()
+    assert desk.engine.topic("a").earliest_seq == 3
+
+
+def test_the_log_is_told_again_of_a_floor_whose_frame_was_lost(desk: Desk) -> None:
+    fill(desk, 1, ttl_ms=10)
+    desk.later(11)
+    moved = desk.engine.expire(desk.engine.topic("a"), desk.now)
+    assert moved is not None
+    assert [frame.kind for frame in moved.frames] == [FrameKind.FLOOR]
+    assert not moved.sync
+    assert expire(desk) is None
+    desk.engine.undo(moved)
+    assert expire(desk) is not None
+
+
+def replayed(desk: Desk, replay: Replay, start_seq: int, lsn: int) -> tuple[int, int, int]:
+    """Earliest seq, evict floor and count after a FLOOR frame at ``lsn``."""
+    topic = desk.engine.topic("a")
+    frame = floor_frame(topic.id, start_seq, Floors(1, start_seq, 1, 1, 1))
+    header = FrameHeader(b"", 0, lsn, 0, topic.id, start_seq, 0, 0, 0, 0, frame.kind, 0, 0)
+    floor.replay(replay, header, b"".join(frame.parts), False)
+    return topic.earliest_seq, topic.evict_floor, topic.count
+
+
+def test_a_replay_takes_away_what_was_too_old(desk: Desk) -> None:
+    fill(desk, 2, 3)
+    replay = Replay(desk.engine.table)
+    assert replayed(desk, replay, 4, lsn=10) == (4, 4, 2)
+    assert replayed(desk, replay, 2, lsn=20) == (4, 4, 2), "an older floor brings nothing back"
+
+
+def test_a_floor_that_the_checkpoint_knows_is_not_replayed(desk: Desk) -> None:
+    fill(desk, 2, 3)
+    replay = Replay(desk.engine.table)
+    replay.note_restored(desk.engine.topic("a"), 5, lsn=100)
+    assert replayed(desk, replay, 4, lsn=99) == (1, 1, 5)
+    assert replayed(desk, replay, 4, lsn=100) == (4, 4, 2)
+
+
+def test_a_cap_that_a_replay_applied_too_early_takes_nothing_that_age_had_taken(desk: Desk) -> None:
+    fill(desk, 3)
+    topic, replay = desk.engine.topic("a"), Replay(desk.engine.table)
+    topic.cap_floor = 2  # of a write before the frame, which was committed after it
+    assert replayed(desk, replay, 4, lsn=10) == (4, 4, 0)
+    assert (topic.cap_floor, topic.ttl_floor) == (1, 4)
+
+
+def test_what_a_cap_took_behind_the_frame_stays_taken_by_it(desk: Desk) -> None:
+    fill(desk, 3, 3)
+    topic, replay = desk.engine.topic("a"), Replay(desk.engine.table)
+    topic.cap_floor = 5
+    replayed(desk, replay, 4, lsn=10)
+    assert (topic.cap_floor, topic.ttl_floor) == (5, 4)
+
+
+# LOST frames
+
+
+def lose(replay: Replay, topic_id: int, first_seq: int, seqs: int, *, lsn: int = 1 << 20) -> None:
+    data = b"".join(
+        map(bytes, encode_frame(lost_frame([(topic_id, first_seq, seqs)], 64), lsn, 0, 0))
+    )
+    replay_frame(replay, header_at(data, 0), b"", False)
+
+
+def started_lost(desk: Desk, replay: Replay) -> list[FrameKind]:
+    frames = start.decide(replay, desk.now, clean=False, tail_may_be_lost=False)
+    return [frame.kind for frame in frames]
+
+
+def test_lost_seqs_are_told_and_not_given_again(desk: Desk) -> None:
+    fill(desk, 3)
+    topic, replay = desk.engine.topic("a"), Replay(desk.engine.table)
+    for _ in range(2):  # twice does no harm
+        lose(replay, topic.id, 4, 2)
+        assert started_lost(desk, replay) == []
+        assert (topic.head_seq, topic.next_seq) == (5, 6)
+        assert seqs_of(desk.read("a")) == [1, 2, 3]
+        assert told(desk.read("a", 3)) == (4, 5, "damaged")
+
+
+def test_a_topic_that_is_not_known_keeps_its_id(desk: Desk) -> None:
+    replay = Replay(desk.engine.table)
+    lose(replay, 77, 1, 5)
+    fill(desk, 1)
+    assert desk.engine.topic("a").id > 77
+
+
+def test_seqs_that_were_gone_before_are_no_loss(desk: Desk) -> None:
+    fill(desk, 3)
+    topic, replay = desk.engine.topic("a"), Replay(desk.engine.table)
+    desk.delete_records("a", before_seq=3)
+    desk.commit()
+    lose(replay, topic.id, 1, 2)
+    assert told(desk.read("a")) is None
+    assert seqs_of(desk.read("a")) == [3]
+
+
+def test_only_a_topic_without_a_later_write_goes_on_above_what_it_may_have_lost(desk: Desk) -> None:
+    fill(desk, 3)
+    topic, replay = desk.engine.topic("a"), Replay(desk.engine.table)
+    lose(replay, 0, 0, 100)
+    lose(replay, 0, 0, 10)
+    desk.append("a", 4)
+    desk.commit()
+    assert started_lost(desk, replay) == []
+    assert topic.next_seq == 5
+    lose(replay, 0, 0, 100)
+    lose(replay, 0, 0, 10)
+    assert started_lost(desk, replay) == [FrameKind.TOPIC]
+    assert topic.next_seq == 115
+    assert told(desk.read("a", 4)) == (5, 114, "damaged")
+    assert started_lost(desk, replay) == [], "the frame of the first start says so"
+
+
+def test_a_frame_tells_what_several_topics_have_lost(desk: Desk) -> None:
+    fill(desk, 3)
+    desk.put("b")
+    desk.commit()
+    replay, a, b = Replay(desk.engine.table), *map(desk.engine.topic, "ab")
+    frame = lost_frame([(a.id, 4, 2), (b.id, 1, 7), (0, 0, 5)], 112)
+    data = b"".join(map(bytes, encode_frame(frame, 1 << 20, 0, 0)))
+    replay_frame(replay, header_at(data, 0), data[FRAME_HEADER_BYTES:], False)
+    assert (told(desk.read("a", 3)), told(desk.read("b"))) == ((4, 5, "damaged"), (1, 7, "damaged"))
+    assert {*replay.doubts} == {a.id, b.id}
+
+
+# Replay of frames by their kind
+
+
+def header_of(kind: int) -> FrameHeader:
+    return FrameHeader(b"", 0, 0, 0, 1, 1, 0, 0, 0, 0, kind, 0, 0)
+
+
+def test_every_kind_that_is_written_is_replayed() -> None:
+    """Those with records are replayed by `LogReplay`, which knows their log file."""
+    with_records = {FrameKind.APPEND, FrameKind.FORWARD, FrameKind.ROUTER, FrameKind.PAYLOAD}
+    assert {*REPLAYS} == {*FrameKind} - with_records
+
+
+def test_a_frame_of_another_kind_does_not_fit() -> None:
+    with pytest.raises(Misfit, match="does not know the kind"):
+        replay_frame(Replay(TopicTable()), header_of(250), b"", False)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        FrameKind.TOPIC_DELETED,
+        FrameKind.DELETE,
+        FrameKind.LEASE,
+        FrameKind.FLOOR,
+        FrameKind.SEQS_RESERVED,
+    ],
+)
+def test_a_frame_about_no_topic_fits_only_below_a_checkpoint(kind: FrameKind) -> None:
+    replay = Replay(TopicTable())
+    replay_frame(replay, header_of(kind), b"", True)
+    with pytest.raises(Misfit, match="the topic is not known"):
+        replay_frame(replay, header_of(kind), b"", False)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tests.engine.shard_support import Desk
+from topics.engine.changes import finish_jobs
 from topics.engine.changes.finish_jobs import FinishJobs
 from topics.engine.changes.lease_jobs import LeaseChange
 from topics.engine.queue.claims import Ask
@@ -75,7 +76,8 @@ class JobDesk(Desk):
         return list(change.seqs)
 
     def ack(self, *seqs: int, node: str = "n", tokens: Sequence[str] | None = None) -> FinishJobs:
-        change = self.engine.ack(self.topic, node, seqs, tokens, self.now)
+        leases, self.skipped = finish_jobs.begin_ack(self.topic, node, seqs, tokens, self.now)
+        change = finish_jobs.ack(self.topic, leases, self.now)
         self.pending.append(change)
         return change
 

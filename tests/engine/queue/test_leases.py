@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from topics.engine.queue.leases import Holder, LeaseTable, lease_id
+import time
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.engine.queue.job_desk import JobDesk
+from topics.engine.queue.lease_list import LeaseView
+from topics.engine.queue.leases import ORDER_SLACK, Holder, LeaseTable, lease_id
 
 NODE = "n"
 
@@ -51,3 +58,75 @@ def test_the_slot_of_a_lease_is_used_again() -> None:
     assert table.lease(2).holder.node == NODE
     assert not table.has_number(3, 10)
     assert table.has_number(3, 20)
+
+
+# Lease list: pages of leases by seq
+
+
+def views(
+    desk: JobDesk, after: int = 0, limit: int = 9, node: str | None = None
+) -> list[LeaseView]:
+    return desk.engine.leases(desk.topic, after, limit, node, desk.now)
+
+
+def test_a_lease_is_shown_with_its_holder_deadline_and_deliveries() -> None:
+    desk = JobDesk(2)
+    desk.claim(node="a", lease_ms=500)
+    desk.claim(node="b", lease_ms=900)
+    desk.nack(2, node="b")
+    desk.later(100)
+    desk.claim(node="b", lease_ms=900)
+    (view,) = views(desk, node="b")
+    assert (view.seq, view.node, view.deliveries) == (2, "b", 2)
+    assert view.deadline_ts == desk.now.ts + 900
+    assert [view.node for view in views(desk)] == ["a", "b"]
+
+
+def test_a_lease_that_is_over_or_being_acked_is_not_shown() -> None:
+    desk = JobDesk(2)
+    desk.claim(2, lease_ms=500)
+    desk.ack(2)
+    assert [view.seq for view in views(desk)] == [1]
+    desk.later(501)
+    assert views(desk) == []
+
+
+@given(data=st.data())
+def test_pages_hold_each_lease_that_is_there_all_the_time_once_and_in_order(
+    data: st.DataObject,
+) -> None:
+    desk = JobDesk(40)
+    desk.claim(20, node="a")
+    always, seen, page = {*desk.jobs.leases}, [0], [0, 0, 0]
+    while len(page) == 3:
+        for _ in range(data.draw(st.integers(0, 2))):
+            free = desk.claim(1, node=data.draw(st.sampled_from("ab")))
+            gone = data.draw(st.sampled_from(sorted(desk.jobs.leases)))
+            desk.nack(gone, node=desk.jobs.leases.lease(gone).holder.node)
+            always -= {gone}
+            assert free or not desk.counters.ready
+        page = [view.seq for view in views(desk, after=seen[-1], limit=3)]
+        assert page == sorted(seq for seq in desk.jobs.leases if seq > seen[-1])[:3]
+        seen += page
+    assert seen == sorted({*seen})
+    assert always <= {*seen}
+    assert desk.jobs.leases._order is None, "the last page forgets the order"
+
+
+def test_a_list_that_nobody_goes_on_with_takes_no_memory() -> None:
+    desk = JobDesk(3)
+    desk.claim(2)
+    views(desk, limit=1)
+    desk.jobs.deliver(range(10, 2 * ORDER_SLACK), 1, 10**9, desk.poll())
+    assert desk.jobs.leases._order is None
+    assert desk.jobs.leases._later == []
+
+
+def test_a_page_looks_at_no_more_leases_than_it_shows() -> None:
+    desk, count = JobDesk(), 50_000
+    desk.jobs.deliver(range(1, count + 1), 1, 10**9, desk.poll())
+    views(desk, limit=10)
+    began = time.process_time()
+    for after in range(10, 10_000, 10):
+        assert next(view.seq for view in views(desk, after=after, limit=10)) == after + 1
+    assert time.process_time() - began < 1, "7 ms for each page that walks all of them"

@@ -141,7 +141,7 @@ async def test_a_client_that_is_gone_gets_no_answer_that_matters(end: str) -> No
         with pytest.raises(ConnectionResetError) if is_gone else contextlib.nullcontext():
             await connection.check_client()
         if not is_gone:
-            await connection.send_both(b"HTTP/1.1 200 OK\r\n\r\n", b"{}")
+            await connection.send(b"HTTP/1.1 200 OK\r\n\r\n", b"{}")
             assert theirs.recv(99) == b"HTTP/1.1 200 OK\r\n\r\n{}"
             assert connection.sent_bytes == 21
 

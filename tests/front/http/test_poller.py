@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 from types import TracebackType
 
+import pytest
 import trio
-import trio.testing
 
-from tests.support.driven import Scene, echo, scenes
-from topics.actors.rpc.stepping import in_task
+from tests.support.driven import scenes
+from tests.support.fake_backend import FakeBackend
+from tests.support.front import RECORD, running
+from tests.support.raw_client import request
+from topics.front.http.poller import Poller
+
+HEALTH = request("GET", "/v0/health")
 
 
 class Marked:
@@ -26,71 +32,60 @@ class Marked:
         self.is_open = False
 
 
-async def test_a_turn_steps_all_that_have_input_in_one_batch() -> None:
+async def test_a_turn_serves_all_that_have_input_in_one_batch() -> None:
     batch = Marked()
-    async with scenes(batch) as make:
+    async with running() as run, scenes(run, batch) as make:
         several = [make() for _ in range(50)]
-
-        async def serve(scene: Scene) -> None:
-            while await scene.connection.receive():
-                scene.notes.append(batch.is_open)
-
         for scene in several:
-            scene.serve(serve)
-            scene.client.sendall(b"x")
+            scene.client.sendall(HEALTH)
         several[0].poller.turn()
-        assert [scene.notes for scene in several] == [[True]] * 50
+        assert {scene.client.recv(4096)[9:12] for scene in several} == {b"200"}
         assert (batch.count, batch.is_open) == (1, False)
 
 
 async def test_a_connection_that_was_closed_in_this_turn_is_left_alone() -> None:
-    async with scenes() as make:
+    async with running() as run, scenes(run) as make:
         several = [make() for _ in range(3)]
+        enter = run.server.guard.enter
 
-        async def serve(scene: Scene) -> None:
-            await scene.connection.receive()
-            scene.notes.append("first")
-            for each in several:
-                each.connection.cut()
+        def cut_all(asked: object) -> None:
+            for scene in several:
+                scene.connection.cut()
+            run.server.guard.enter = enter  # type: ignore[method-assign]
 
+        run.server.guard.enter = cut_all  # type: ignore[method-assign,assignment]
         for scene in several:
-            scene.serve(serve)
-            scene.client.sendall(b"x")
+            scene.client.sendall(HEALTH)
         several[0].poller.turn()
-        notes = sorted(scene.notes for scene in several)
-        assert notes == [["first", "over"], ["over"], ["over"]]
+        assert all(scene.is_over for scene in several)
 
 
-async def test_a_socket_that_cannot_be_watched_is_closed() -> None:
-    async with scenes() as make:
+async def test_a_socket_that_cannot_be_watched_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def watch(*_: object) -> None:
+        raise OSError(errno.ENOMEM, "no memory for it")
+
+    async with running() as run, scenes(run) as make:
+        monkeypatch.setattr(Poller, "watch", watch)
         scene = make()
-        scene.connection.sock.close()
-        scene.serve(echo)
-        assert scene.notes == ["over"]
+        assert scene.is_over
+        assert scene.connection not in run.server.connections
 
 
 async def test_run_polls_and_ends_every_connection_when_it_is_cancelled() -> None:
-    async with scenes() as make:
-        reading, calling, borrowing, late, later = (make() for _ in range(5))
-
-        async def call(scene: Scene) -> None:
-            await scene.call.wait()
-
-        async def borrow(_: Scene) -> None:
-            await in_task()
-            await trio.sleep_forever()
-
+    backend = FakeBackend(topics={"slow": []}, gate=trio.Event())
+    async with running(backend=backend) as run, scenes(run) as make:
+        reading, calling, in_task = (make() for _ in range(3))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(reading.poller.run)
-            for scene, serve in ((reading, echo), (calling, call), (borrowing, borrow)):
-                scene.serve(serve)
-            reading.client.sendall(b"x")
+            calling.client.sendall(request("POST", "/v0/topics/slow", RECORD))
+            in_task.client.sendall(request("POST", "/v0/topics/a", b" " * 100_000)[:-9])
+            reading.client.sendall(HEALTH)
             with trio.fail_after(10):
                 await trio.lowlevel.wait_readable(reading.client)
-            assert reading.client.recv(9) == b"1"
+            assert reading.client.recv(4096)[9:12] == b"200"
+            await run.until(lambda: backend.waiting == 1)
+            assert not any(scene.is_over for scene in (reading, calling, in_task))
             nursery.cancel_scope.cancel()
-        await trio.testing.wait_all_tasks_blocked()
-        assert [scene.notes for scene in (reading, calling, borrowing)] == [["over"]] * 3
-        late.serve(echo)
-        later.serve(borrow)
-        assert late.notes == later.notes == ["over"], "the server is over"
+        await run.until(lambda: all(scene.is_over for scene in (reading, calling, in_task)))
+        assert make().is_over, "the server is over"
+        backend.gate.set()  # type: ignore[union-attr]

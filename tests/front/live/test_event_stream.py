@@ -2,18 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-from topics.front.live.event_stream import HEARTBEAT, RETRY, data_lines, error_event
-
-
-@pytest.mark.parametrize("end", [b"\n", b"\r", b"\r\n"], ids=["LF", "CR", "CRLF"])
-def test_line_ends_within_json_begin_another_data_line(end: bytes) -> None:
-    assert data_lines(b'{"a":' + end + b"1}") == b'data: {"a":\ndata: 1}'
-
-
-def test_json_without_line_ends_is_one_data_line() -> None:
-    assert data_lines(b'{"a":"\\n"}') == b'data: {"a":"\\n"}'
+from topics.front.live.event_stream import HEARTBEAT, RETRY, error_event
 
 
 def test_an_error_says_its_status_and_what_it_concerns() -> None:

@@ -15,8 +15,9 @@ from topics.errors import Throttled
 from topics.front.pressure.admission import (
     REFUSABLE_MAX_BYTES,
     REFUSAL_HOLD_S,
-    check_append,
+    hold_back,
     park_append,
+    refusal_of,
 )
 
 REQUEST: Any = SimpleNamespace(topic="t", shard=1, principal=ANYONE)
@@ -48,7 +49,9 @@ class Block:
 
 async def check(body: Any) -> Refusing:
     pressure = Refusing()
-    await check_append(pressure, REQUEST, body)  # type: ignore[arg-type]
+    refusal = refusal_of(pressure, REQUEST, body)  # type: ignore[arg-type]
+    if refusal is not None:
+        await hold_back(refusal)
     return pressure
 
 

@@ -112,7 +112,7 @@ def test_all_have_the_failure_of_their_shard() -> None:
         {"parked_ms": 1.0},
         {"with_seqs": False},
         {"topic": "c"},
-        {"principal": Principal(b"d", Scope.WRITE, ("a",), 1)},
+        {"principal": Principal(b"d", Scope.WRITE, ("a",))},
     ],
     ids=lambda other: next(iter(other)),
 )

@@ -9,7 +9,7 @@ import trio
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.fake_backend import FakeBackend, FakeReply
-from tests.support.front import KEYS, LANES, bearer, running
+from tests.support.front import LANES, bearer, running
 from tests.support.raw_client import Answered, request
 from topics.config import Settings
 from topics.formats.api.route_names import ROUTE_INDEXES
@@ -41,50 +41,6 @@ async def test_the_text_is_what_the_parser_of_prometheus_reads(fast: bool, path:
         (head,) = found["topics_topic_head_seq"].samples
         assert (head.labels, head.value) == ({"topic": "a"}, 2)
         assert found["topics_ready"].samples[0].value == 1
-
-
-@LANES
-async def test_json_has_the_same_names_and_the_performance(fast: bool) -> None:
-    async with running(fast=fast, backend=FakeBackend(topics={"a": [1, 2]})) as run:
-        client = await run.connect()
-        answer = await client.ask("GET", "/v0/metrics", accept="application/json")
-        assert answer.headers["content-type"] == "application/json"
-        document = answer.json()
-        text = text_of(await client.ask("GET", "/v0/metrics"))
-        names = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
-        assert document.keys() == names | {"performance"}
-        assert document["topics_topic_head_seq"] == [{"topic": "a", "value": 2}]
-        assert document["performance"]["server_total_ms"] >= 0
-
-
-@LANES
-async def test_a_head_request_gets_the_head(fast: bool) -> None:
-    async with running(fast=fast) as run:
-        client = await run.connect()
-        answer = await client.ask("HEAD", "/v0/metrics")
-        assert (answer.status, answer.headers["content-type"]) == (200, TEXT)
-        assert int(answer.headers["content-length"]) > 1000
-
-
-@LANES
-@PATHS
-async def test_with_keys_it_needs_the_scope_read(fast: bool, path: str) -> None:
-    async with running(fast=fast, keys=KEYS) as run:
-        client = await run.connect()
-        assert (await client.ask("GET", path)).status == 401
-        for key, status in (("boss", 200), ("reader", 200), ("writer", 403), ("admin", 403)):
-            assert (await client.ask("GET", path, authorization=bearer(key))).status == status
-
-
-@LANES
-async def test_a_key_sees_the_topics_within_its_prefixes_only(fast: bool) -> None:
-    backend = FakeBackend(topics={"mine.a": [1], "other": [1]})
-    async with running(fast=fast, keys="k:read:mine.", backend=backend) as run:
-        client = await run.connect()
-        answer = await client.ask("GET", "/v0/metrics", authorization=bearer("k"))
-        assert 'topic="mine.a"' in text_of(answer)
-        assert 'topic="other"' not in text_of(answer)
-        assert "topics_topic_metrics_truncated 0" in text_of(answer)
 
 
 @LANES

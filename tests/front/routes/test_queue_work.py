@@ -10,7 +10,6 @@ from tests.front.routes.queues_support import HOW, granted, hang_up
 from tests.support.fake_backend import FakeBackend
 from tests.support.front import Running, running
 from tests.support.raw_client import RawClient, request
-from topics.config import Settings
 from topics.formats.wire import calls
 from topics.front.live.event_stream import HEADERS, HEARTBEAT, RETRY
 
@@ -48,33 +47,6 @@ async def said(client: RawClient, end: bytes) -> bytes:
     while not client._buffer.endswith(end):
         await client._more()
     return client._buffer
-
-
-@pytest.mark.parametrize(
-    ("query", "accept", "status", "code"),
-    [
-        ("", "", 400, "invalid_request"),
-        ("node=", "", 400, "invalid_request"),
-        ("node=" + "n" * 129, "", 400, "invalid_request"),
-        ("node=%ff", "", 400, "invalid_request"),
-        ("node=n&max=0", "", 400, "invalid_request"),
-        ("node=n&max=-1", "", 400, "invalid_request"),
-        ("node=n&max=x", "", 400, "invalid_request"),
-        ("node=n&lease_ms=1.5", "", 400, "invalid_request"),
-        ("node=n", "application/json", 406, "not_acceptable"),
-        ("node=n", "text/*", 404, "topic_not_found"),
-        ("node=n", "", 404, "topic_not_found"),
-    ],
-)
-async def test_a_stream_of_work_is_refused_before_it_begins(
-    query: str, accept: str, status: int, code: str
-) -> None:
-    async with running() as run:
-        client = await run.connect()
-        answer = await client.ask("GET", f"/v0/topics/a/work?{query}", accept=accept)
-        assert (answer.status, answer.code) == (status, code)
-        assert run.server.slots.streams.used == 0
-        assert (await client.ask("GET", "/v0/health")).status == 200
 
 
 async def opened(run: Running, path: str = "/v0/topics/a/work?node=n") -> RawClient:
@@ -121,21 +93,6 @@ async def test_a_shard_hears_of_a_stream_whose_head_could_not_be_sent(
             pass
         await run.until(lambda: WORK_CLOSE in slow.calls)
         assert run.server.slots.streams.used == 0
-
-
-async def test_a_stream_of_work_is_one_of_its_key() -> None:
-    settings = Settings(max_sse_connections_per_key=1)
-    async with running(keys="k", backend=FakeBackend(topics={"a": []}), settings=settings) as run:
-        path = "/v0/topics/a/work?node=n&token=k"
-        client = await opened(run, path)
-        other = await run.connect()
-        answer = await other.ask("GET", path)
-        detail = answer.json()["error"]["detail"]
-        assert (answer.status, detail["limit"]) == (429, "max_sse_connections_per_key")
-        assert answer.headers["retry-after"]
-        await hang_up(client, "closed")
-        await run.until(lambda: run.server.slots.streams.used == 0)
-        await opened(run, path)
 
 
 async def test_the_drain_ends_a_stream_of_work() -> None:

@@ -13,7 +13,6 @@ from tests.support.fake_backend import FakeBackend
 from tests.support.front import HANDSHAKE, Running, running
 from tests.support.live_desk import calm, refuse_next
 from tests.support.raw_client import RawClient, request
-from topics.actors.rpc.stepping import in_task
 from topics.engine.access import ANYONE
 from topics.errors import Throttled
 from topics.formats.api.fields import HeadFields
@@ -153,14 +152,13 @@ class SlowClient:
         self.failure: OSError | None = None
         self._send = connection.send
 
-    async def send(self, data: bytes | memoryview) -> None:
+    async def send(self, *parts: bytes | memoryview) -> None:
         """As `Connection.send`."""
         self.asked.set()
-        await in_task()
         await self.takes.wait()
         if self.failure is not None:
             raise self.failure
-        await self._send(data)
+        await self._send(*parts)
 
 
 async def slow_client(run: Running, client: RawClient) -> SlowClient:

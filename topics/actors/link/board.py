@@ -11,21 +11,18 @@ store changes it. The sections follow one another in this order, each from a lin
     sessions             n     session number of pair n of processes, from 1 [supervisor]
     process p            0     state: FrontState or ShardState [p; the supervisor once it has
     (258 lines each,           reaped p]
-    fronts first)        1     heartbeat_ms: CLOCK_MONOTONIC [p]
+    the front first)     1     heartbeat_ms: CLOCK_MONOTONIC [p]
                          2     pid [supervisor]
                          3     spawns: how often p was forked [supervisor]
                          4     progress_ppm: of the replay, in parts per million [shard p]
-                               keys_generation: of the key table that counts [front p]
                          5     topics: how many shard p holds [shard p]
                          6     disk_silent_ms: how long writes have waited for the disk [shard p]
                          7     delay_ms: how long a message that comes now will wait [shard p]
                          8     counters, 2048 words, see `topics.actors.link.counters` [p]
-                         2056  counts of limits, 8 words, see `topics.actors.link.ledger` [p]
-    key counts of        two words for each slot of a key, see `topics.actors.link.ledger` [front i]
-    front i
+                         2056  counts of limits, 8 words, see `topics.actors.link.ledger` [shard p]
 
-Pair n is that of the processes with ranks a < b, n = b * (b - 1) / 2 + a, where the ranks of fronts
-come before those of shards. Words that nobody uses cost address space, no memory.
+Pair n is that of the processes with ranks a < b, n = b * (b - 1) / 2 + a, where the front has rank
+0 and shard i rank i + 1. Words that nobody uses cost address space, no memory.
 """
 
 from __future__ import annotations
@@ -34,7 +31,7 @@ import mmap
 from enum import IntEnum
 from typing import Final
 
-from topics.actors.link.process_id import ProcessId, ProcessKind, front_id, shard_id
+from topics.actors.link.process_id import FRONT, ProcessId, shard_id
 
 LINE_WORDS: Final = 8
 COUNTERS_AT: Final = LINE_WORDS
@@ -42,8 +39,6 @@ COUNTERS: Final = 2048
 LIMITS_AT: Final = COUNTERS_AT + COUNTERS
 LIMITS: Final = 8
 PROCESS_WORDS: Final = LIMITS_AT + LIMITS
-KEY_SLOTS: Final = 1024  # where nobody asks for more
-KEY_LIMITS: Final = 3
 assert PROCESS_WORDS == 258 * LINE_WORDS
 
 
@@ -61,7 +56,7 @@ class ShardState(IntEnum):
 
 
 class FrontState(IntEnum):
-    """How far a front is. Shown in metrics: never renumber, only add."""
+    """How far the front is. Shown in metrics: never renumber, only add."""
 
     DOWN = 0
     STARTING = 1
@@ -102,11 +97,6 @@ class ProcessWords:
         """COUNTERS words for the metrics. Only the process itself stores there."""
         return self.words[COUNTERS_AT : COUNTERS_AT + COUNTERS]
 
-    @property
-    def limits(self) -> memoryview:
-        """LIMITS words: what the process holds of each limit."""
-        return self.words[LIMITS_AT : LIMITS_AT + LIMITS]
-
     def clear(self) -> None:
         """Say that no process is there. Only the supervisor, between a death and the next fork."""
         self.pid = 0
@@ -114,12 +104,9 @@ class ProcessWords:
 
 
 class FrontWords(ProcessWords):
-    """The words of a front."""
+    """The words of the front."""
 
     __slots__ = ()
-
-    keys_generation = _Word(4)
-    """Which generation of the key table the front goes by (`topics.actors.link.key_table`)."""
 
     @property
     def state(self) -> FrontState:
@@ -129,11 +116,6 @@ class FrontWords(ProcessWords):
     @state.setter
     def state(self, value: FrontState) -> None:
         self.words[0] = value
-
-    def clear(self) -> None:
-        """Also: no keys count."""
-        super().clear()
-        self.keys_generation = 0
 
 
 class ShardWords(ProcessWords):
@@ -160,6 +142,11 @@ class ShardWords(ProcessWords):
     def state(self, value: ShardState) -> None:
         self.words[0] = value
 
+    @property
+    def limits(self) -> memoryview:
+        """LIMITS words: what the shard holds of each limit."""
+        return self.words[LIMITS_AT : LIMITS_AT + LIMITS]
+
     def clear(self) -> None:
         """Also: nothing is replayed, no disk is waited for, and nothing waits."""
         super().clear()
@@ -171,28 +158,20 @@ class Board:
     that has it.
     """
 
-    def __init__(self, shards: int, fronts: int, key_slots: int) -> None:
-        """A board whose words are all 0."""
-        self.shards = shards
-        self.fronts = fronts
-        self.key_slots = key_slots
-        processes = fronts + shards
-        self._sessions_at = LINE_WORDS
-        self._pairs = processes * (processes - 1) // 2
-        self._processes_at = self._sessions_at + _whole_lines(self._pairs)
-        self._key_counts_at = self._processes_at + processes * PROCESS_WORDS
-        self._key_count_words = _whole_lines(key_slots * KEY_LIMITS)
-        length = self._key_counts_at + fronts * self._key_count_words
-        self._words = memoryview(mmap.mmap(-1, 8 * length)).cast("Q")
-
-    @classmethod
-    def create(cls, shards: int, fronts: int, key_slots: int = KEY_SLOTS) -> Board:
+    def __init__(self, shards: int) -> None:
         """A board with every state DOWN and every session number 1."""
-        board = cls(shards, fronts, key_slots)
-        for pair in range(board._pairs):
+        self.shards = shards
+        self.processes = (FRONT, *map(shard_id, range(shards)))
+        count = len(self.processes)
+        pairs = count * (count - 1) // 2
+        self._sessions_at = LINE_WORDS
+        self._processes_at = self._sessions_at + _whole_lines(pairs)
+        length = self._processes_at + count * PROCESS_WORDS
+        self._words = memoryview(mmap.mmap(-1, 8 * length)).cast("Q")
+        for pair in range(pairs):
             # 1, because rings are born with 0: nothing flows before both sides have started.
-            board._words[board._sessions_at + pair] = 1
-        return board
+            self._words[self._sessions_at + pair] = 1
+        self.front = FrontWords(self._process(FRONT))
 
     def session(self, one: ProcessId, other: ProcessId) -> int:
         """Which link session of the two processes is the current one."""
@@ -211,39 +190,23 @@ class Board:
         at = self._sessions_at + high * (high - 1) // 2 + low
         return self._words[at : at + 1]
 
-    def front(self, index: int) -> FrontWords:
-        """The words of front ``index``."""
-        return FrontWords(self._process(front_id(index)))
-
     def shard(self, index: int) -> ShardWords:
         """The words of shard ``index``."""
         return ShardWords(self._process(shard_id(index)))
 
     def process(self, process: ProcessId) -> FrontWords | ShardWords:
-        """The words of a front or a shard."""
-        is_front = process.kind is ProcessKind.FRONT
-        return self.front(process.index) if is_front else self.shard(process.index)
-
-    def processes(self, kind: ProcessKind) -> list[ProcessId]:
-        """The ids of all processes of a kind."""
-        count = self.fronts if kind is ProcessKind.FRONT else self.shards
-        return [ProcessId(kind, index) for index in range(count)]
-
-    def key_counts(self, front: int) -> memoryview:
-        """The words in which ``front`` counts for the slot of each key."""
-        assert 0 <= front < self.fronts, "a front of this board"
-        at = self._key_counts_at + front * self._key_count_words
-        return self._words[at : at + self.key_slots * KEY_LIMITS]
+        """The words of the front or a shard."""
+        return self.front if process == FRONT else self.shard(process.index)
 
     def _process(self, process: ProcessId) -> memoryview:
         at = self._processes_at + self._rank(process) * PROCESS_WORDS
         return self._words[at : at + PROCESS_WORDS]
 
     def _rank(self, process: ProcessId) -> int:
-        is_front = process.kind is ProcessKind.FRONT
-        count, base = (self.fronts, 0) if is_front else (self.shards, self.fronts)
-        assert 0 <= process.index < count, "a process of this board"
-        return base + process.index
+        if process == FRONT:
+            return 0
+        assert process in self.processes, "a process of this board"
+        return 1 + process.index
 
     @property
     def draining(self) -> bool:

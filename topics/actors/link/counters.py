@@ -387,7 +387,7 @@ def _blocks(board: Board) -> dict[str, tuple[Metric, list[_Block]]]:
     found: dict[str, tuple[Metric, list[_Block]]] = {}
     for kind, metrics in REGISTRY.items():
         at, used = offsets(kind), sum(metric.words for metric in metrics)
-        for process in board.processes(kind):
+        for process in (one for one in board.processes if one.kind is kind):
             words = board.process(process).counters[:used].tolist()
             for metric in metrics:
                 start = at[metric.name]

@@ -1,4 +1,4 @@
-"""Key table: the keys that count, in memory that the supervisor and all fronts share.
+"""Key table: the keys that count, in memory that the supervisor and the front share.
 
     offset   size  field
     0        8     generation  of the keys that count; 0: none were published yet
@@ -12,10 +12,9 @@
 
     entry    size  field
     0        32    digest        SHA-256 of the secret
-    32       4     slot          in the limits ledger
-    36       1     scopes        `Scope`
-    37       4     prefixes_len  0: every name
-    41       -     prefixes      joined by "|"
+    32       1     scopes        `Scope`
+    33       4     prefixes_len  0: every name
+    37       -     prefixes      joined by "|"
 
 Integers little-endian. The supervisor writes the half that does not count, then the generation. So
 a reader that finds the same generation before and after its copy has a whole half, and a front that
@@ -28,15 +27,14 @@ import mmap
 import struct
 from collections.abc import Iterator
 
-from topics.actors.link.board import FrontWords
 from topics.actors.link.fences import load_fences
 from topics.engine.access import Access, Principal, Scope
 
 TABLE_HEADER = struct.Struct("<Q8x")
 LENGTH = struct.Struct("<I")
-ENTRY = struct.Struct("<32sIBI")
+ENTRY = struct.Struct("<32sBI")
 assert TABLE_HEADER.size == 16
-assert ENTRY.size == 41
+assert ENTRY.size == 37
 
 ROOM_MIN_BYTES = 1024 * 1024  # of a half; pages that nobody writes take no memory
 GROWTH = 4  # the keys may become so many times as long as they were at the start
@@ -99,21 +97,17 @@ class KeyTable:
 
 
 class KeyReader:
-    """A front's view of the table. ``access``: the keys at the start of the front."""
+    """The front's view of the table. ``access``: the keys at its start."""
 
-    def __init__(self, table: KeyTable, words: FrontWords) -> None:
-        self._table, self._words = table, words
+    def __init__(self, table: KeyTable) -> None:
+        self._table = table
         self._generation, self.access = table.read()
-        words.keys_generation = self._generation
 
     def changed(self) -> Access | None:
-        """The keys, when they have changed. The caller goes by them before it admits anything else:
-        the supervisor is told that the earlier ones are out of use.
-        """
+        """The keys, when they have changed since the last call."""
         if self._table.generation == self._generation:
             return None
         self._generation, access = self._table.read()
-        self._words.keys_generation = self._generation
         return access
 
 
@@ -122,7 +116,7 @@ def encode(access: Access) -> bytes:
     entries = []
     for one in access.principals:
         prefixes = "|".join(one.prefixes or ()).encode()
-        entries.append(ENTRY.pack(one.digest, one.slot, one.scopes.value, len(prefixes)))
+        entries.append(ENTRY.pack(one.digest, one.scopes.value, len(prefixes)))
         entries.append(prefixes)
     whole = b"".join(entries)
     return LENGTH.pack(len(whole)) + whole
@@ -136,10 +130,8 @@ def decode(half: bytes) -> Access:
 def _principals(half: bytes) -> Iterator[Principal]:
     at = LENGTH.size
     while at < len(half):
-        digest, slot, scopes, prefixes_len = ENTRY.unpack_from(half, at)
+        digest, scopes, prefixes_len = ENTRY.unpack_from(half, at)
         at += ENTRY.size
         prefixes = half[at : at + prefixes_len].decode()
         at += prefixes_len
-        yield Principal(
-            digest, Scope(scopes), tuple(prefixes.split("|")) if prefixes else None, slot
-        )
+        yield Principal(digest, Scope(scopes), tuple(prefixes.split("|")) if prefixes else None)

@@ -1,21 +1,16 @@
-"""Limits ledger: what every process holds of each limit, so that all fronts share one cap (§11).
+"""Limits ledger: what each shard holds of the caps that all shards share: topics and bytes (§11).
 
-    words on the board         writer           content
-    limits of process p        process p        one count for each `Limit`
-    key counts of front f      front f          one count for each `KeyLimit`, slot by slot
+A shard counts in words of its own on the board and sums those of all shards. It counts first and
+sums afterwards, with a full fence in between, and takes its count back when the sum is above the
+cap. So of two shards that race for the last place at least one sees the other: the sum of what was
+granted never exceeds a cap. One that took its count back looks once more whether there is room: the
+last of those who did finds it, so a place is not left free by a race.
 
-A process counts in words of its own and sums those of all processes of its kind. It counts first
-and sums afterwards, with a full fence in between, and takes its count back when the sum is above
-the cap. So of two processes that race for the last place at least one sees the other: the sum of
-what was granted never exceeds a cap. One that took its count back looks once more whether there is
-room: the last of those who did finds it, so a place is not left free by a race.
-
-Which slot a key counts in is part of the key table (`topics.actors.link.key_table`). The slot of a
-key that was removed goes to another one when no front counts anything in it any more.
-
-A front that dies holds nothing: the supervisor sets its counts to 0 before the next fork. What a
-shard holds outlives it (`topics.actors.link.shard_ledger`). A ledger must never store in the words
-of another process.
+The words of a dead shard keep what it held: its topics are on the disk. It stores what it has found
+when it is back. A shard is unknown until it has stored that for the first time since the server
+started (REPORTED is 1 from then on). A cap cannot be checked before. A shard that is DAMAGED counts
+as what it has reported before, or as nothing. A ledger must never store in the words of another
+shard.
 """
 
 from __future__ import annotations
@@ -23,37 +18,25 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Final
 
-from topics.actors.link.board import KEY_LIMITS, LIMITS, Board
+from topics.actors.link.board import LIMITS, Board, ShardState
 from topics.actors.link.fences import load_fences
-from topics.actors.link.process_id import ProcessId, ProcessKind
-from topics.engine.access import Access
 
 ATTEMPTS: Final = 8  # of one that others get in the way of
 
 
 class Limit(IntEnum):
-    """What a cap of the whole server bounds: the index of its count, less than LIMITS."""
+    """What a cap of the whole server bounds: the index of its count."""
 
-    WATCH_SESSIONS = 0  # of fronts
-    SSE_CONNECTIONS = 1  # of fronts
-    TOPICS = 2  # of shards
-    TOTAL_BYTES = 3  # of shards
+    TOPICS = 0
+    TOTAL_BYTES = 1
 
 
-class KeyLimit(IntEnum):
-    """What a cap for each key bounds: the index of its count. At most KEY_LIMITS."""
-
-    SSE_CONNECTIONS = 0
-    REQUESTS_IN_FLIGHT = 1
-    WATCH_SESSIONS = 2
-
-
-assert len(Limit) < LIMITS
-assert len(KeyLimit) <= KEY_LIMITS
+REPORTED: Final = LIMITS - 1
+assert max(Limit) < REPORTED
 
 
 class Allowance:
-    """One count of this process, among those of the other processes of its kind."""
+    """One count of this shard, among those of the others."""
 
     __slots__ = ("_fence", "_index", "_own", "_rows")
 
@@ -92,72 +75,37 @@ class Allowance:
         own[index] -= amount
 
     def total(self) -> int:
-        """What all processes of the kind hold together."""
+        """What all shards hold together."""
         index = self._index
         return sum([row[index] for row in self._rows])
 
 
-class LimitsLedger:
-    """The end of one process. One thread of the process uses it."""
+class ShardLedger:
+    """The end of one shard: its counts of ``topics`` and ``total_bytes``."""
 
-    def __init__(self, board: Board, own: ProcessId) -> None:
-        kin = board.processes(own.kind)
-        self._own = board.process(own).limits
-        self._rows = [board.process(process).limits for process in kin]
-        is_front = own.kind is ProcessKind.FRONT
-        self._own_keys = board.key_counts(own.index) if is_front else memoryview(b"")
-        self._key_rows = [board.key_counts(process.index) for process in kin] if is_front else []
+    def __init__(self, board: Board, index: int) -> None:
+        shards = [board.shard(other) for other in range(board.shards)]
+        rows = [words.limits for words in shards]
+        self._own = rows[index]
+        self._unknown = list(zip(shards, rows, strict=True))
+        self.topics = Allowance(self._own, rows, Limit.TOPICS)
+        self.total_bytes = Allowance(self._own, rows, Limit.TOTAL_BYTES)
 
-    def of_server(self, limit: Limit) -> Allowance:
-        """The count of a limit that the whole server shares; to be kept by the caller."""
-        return Allowance(self._own, self._rows, limit)
+    def report(self, topics: int, total_bytes: int) -> None:
+        """Store what a start has found, instead of what the process before it held."""
+        self._own[Limit.TOPICS], self._own[Limit.TOTAL_BYTES] = topics, total_bytes
+        load_fences().full()
+        self._own[REPORTED] = 1
 
-    def of_key(self, limit: KeyLimit, slot: int) -> Allowance:
-        """The count of a limit that the key of a slot has; to be kept by the caller."""
-        return Allowance(self._own_keys, self._key_rows, slot * KEY_LIMITS + limit)
-
-
-class KeySlots:
-    """Which slot each key counts in. Only the supervisor has one."""
-
-    def __init__(self, board: Board) -> None:
-        self._board = board
-        self._rows = [board.key_counts(front) for front in range(board.fronts)]
-        self._by_digest: dict[bytes, int] = {}  # keys that were removed included
-
-    def assign(self, access: Access, before: Access | None = None) -> Access:
-        """The same keys with their slots; a key that is known keeps its own. ``before``: the keys
-        that count now, if every front goes by them. Raises ValueError when there are too few slots.
+    def replayed(self) -> float | None:
+        """The share of its log that the last shard has replayed which has not reported; None when
+        all have, or never will.
         """
-        if before is not None:
-            self._forget_unused({principal.digest for principal in before.principals})
-        slots = self._by_digest
-        new = [one.digest for one in access.principals if one.digest not in slots]
-        free = sorted({*range(self._board.key_slots)} - {*slots.values()})
-        if len(new) > len(free):
-            most = self._board.key_slots
-            raise ValueError(
-                f"too many keys: {len(new)} are new and {len(free)} of {most} slots are free;"
-                " removed keys free theirs later"
-            )
-        slots |= zip(new, free, strict=False)
-        return Access(one.at(slots[one.digest]) for one in access.principals)
-
-    def _forget_unused(self, kept: set[bytes]) -> None:
-        """Free the slots of keys that no request can come with and nothing is counted for."""
-        for digest, slot in [*self._by_digest.items()]:
-            words = range(slot * KEY_LIMITS, (slot + 1) * KEY_LIMITS)
-            if digest not in kept and not any(row[at] for row in self._rows for at in words):
-                del self._by_digest[digest]
-
-
-def forget_counts(board: Board, process: ProcessId) -> None:
-    """Free what a dead front has held. Only the supervisor, before the next fork."""
-    if process.kind is ProcessKind.FRONT:
-        _zero(board.process(process).limits)
-        _zero(board.key_counts(process.index))
-
-
-def _zero(words: memoryview) -> None:
-    for index in range(len(words)):
-        words[index] = 0
+        if not self._unknown:
+            return None
+        self._unknown = [
+            (words, row)
+            for words, row in self._unknown
+            if not row[REPORTED] and words.state is not ShardState.DAMAGED
+        ]
+        return min((words.progress_ppm / 1e6 for words, _ in self._unknown), default=None)

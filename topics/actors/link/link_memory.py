@@ -1,7 +1,7 @@
 """Link memory: what the two ends of a link share, made by the supervisor before any fork.
 
-A link joins two processes, named by their ids; the lower id is the first end (fronts come before
-shards). Each end writes one ring and one arena and waits for one doorbell (eventfd):
+A link joins two processes, named by their ids; the lower id is the first end (the front comes
+before shards). Each end writes one ring and one arena and waits for one doorbell (eventfd):
 
     what          of the first end       of the second end
     rings[n]      first writes           second writes

@@ -1,9 +1,10 @@
-"""Process ids: what names a process of the server among the others, such as ``shard 3``."""
+"""Process ids: what names a process of the server among the others: ``front 0``, ``shard 3``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Final
 
 
 class ProcessKind(IntEnum):
@@ -15,7 +16,7 @@ class ProcessKind(IntEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class ProcessId:
-    """One process, over all its restarts. Ids are ordered: fronts first, then shards."""
+    """One process, over all its restarts. Ids are ordered: the front, then the shards."""
 
     kind: ProcessKind
     index: int
@@ -29,9 +30,7 @@ class ProcessId:
         return f"{self.kind.name.lower()}-{self.index}"
 
 
-def front_id(index: int) -> ProcessId:
-    """The id of front ``index``."""
-    return ProcessId(ProcessKind.FRONT, index)
+FRONT: Final = ProcessId(ProcessKind.FRONT, 0)
 
 
 def shard_id(index: int) -> ProcessId:

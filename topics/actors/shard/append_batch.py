@@ -6,12 +6,14 @@ The answers are sent in one message when the last of them is known, in the order
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import TypeAlias
 
-from topics.actors.rpc.replies import map_error, total_ms
+from topics.actors.rpc.replies import map_error
 from topics.actors.rpc.typed_calls import InboundCall
+from topics.actors.shard.group_commit import NO_IO
 from topics.actors.shard.room import unwritable
 from topics.engine.changes.append import Append
 from topics.engine.dedupe import DedupeEntry
@@ -32,12 +34,14 @@ from topics.storage.wal.progress import Progress
 AppendCall: TypeAlias = InboundCall[AppendParams, AppendResult]
 
 APPENDED, CREATED, FAILED = map(int, AppendOutcome)
-ALONE = {
-    byte: Encoded.of(AppendResult(bytes((byte,))))
-    for byte in (outcome_byte(outcome, band) for outcome in AppendOutcome for band in range(BANDS))
+ALONE = {  # by outcome and band
+    outcome: [
+        Encoded.of(AppendResult(bytes((outcome_byte(outcome, band),)))) for band in range(BANDS)
+    ]
+    for outcome in (APPENDED, CREATED)
 }
 UNANSWERED = 255
-assert UNANSWERED not in ALONE
+assert outcome_byte(max(AppendOutcome), BANDS) < UNANSWERED
 
 
 class AppendBatch:
@@ -68,7 +72,13 @@ class AppendBatch:
 
     # Outcomes
 
-    def settle(
+    def settle(self, index: int, change: Append, result: Progress | OSError) -> None:
+        """The log has done the request, or lost it; and all that came meanwhile with its key."""
+        self.end(index, change, result, created=change.created)
+        for follower, at in change.followers:
+            follower.end(at, change, result, deduped=True)
+
+    def end(
         self,
         index: int,
         change: Append,
@@ -77,16 +87,20 @@ class AppendBatch:
         created: bool = False,
         deduped: bool = False,
     ) -> None:
-        """The log has done the request, or lost it. ``created``: it made the topic. ``deduped``: a
-        request with the same key did the append.
+        """Answer the request. ``created``: it made the topic. ``deduped``: a request with the same
+        key did the append.
         """
         if isinstance(result, OSError):
             self.refuse(index, result)
-            return
-        ending = self._ending(index, result.write_ms, _sync_ms(change, result))
-        self._succeed(
-            index, change.first_seq, change.count, ending, created=created, deduped=deduped
-        )
+        else:
+            self._succeed(
+                index,
+                change.first_seq,
+                change.count,
+                self._ending(index, change, result),
+                created=created,
+                deduped=deduped,
+            )
 
     def settle_joined(
         self, joined: Sequence[tuple[int, int]], change: Append, result: Progress | OSError
@@ -98,17 +112,16 @@ class AppendBatch:
             for index, _ in joined:
                 self.refuse(index, result)
             return
-        write_ms, sync_ms = result.write_ms, _sync_ms(change, result)
         seq, ending = change.first_seq, b""
         for index, count in joined:
             if not ending or self.params.ats is not None:
-                ending = self._ending(index, write_ms, sync_ms)
+                ending = self._ending(index, change, result)
             self._succeed(index, seq, count, ending)
             seq += count
 
     def answer_known(self, index: int, entry: DedupeEntry) -> None:
         """The request's key stands for an append that was committed before."""
-        ending = self._ending(index, 0.0, 0.0)
+        ending = self._ending(index, None, NO_IO)
         self._succeed(index, entry.first_seq, entry.record_count, ending, deduped=True)
 
     def refuse(self, index: int, error: OSError) -> None:
@@ -129,13 +142,15 @@ class AppendBatch:
         self._failures[index] = failure
         self._note(index, FAILED)
 
-    def _ending(self, index: int, write_ms: float, sync_ms: float) -> bytes:
+    def _ending(self, index: int, change: Append | None, result: Progress) -> bytes:
         """The end of the answer to a request that is given now."""
         params = self.params
+        at = params.at if params.ats is None else params.ats[index]
+        is_synced = change is not None and change.topic.config.durability == "fsync"
         return answers.performance(
-            total_ms(params.at if params.ats is None else params.ats[index]),
-            wal_ms=write_ms,
-            fsync_ms=sync_ms,
+            (time.monotonic_ns() - at) / 1e6,
+            wal_ms=result.write_ms,
+            fsync_ms=result.sync_ms if is_synced else 0.0,
             throttle_ms=params.parked_ms + self._request.parked_ms,
         )
 
@@ -160,7 +175,7 @@ class AppendBatch:
             deduped=deduped,
         )
         if params.lengths is None:
-            self._request.reply(ALONE[outcome_byte(outcome, self.band)], body)
+            self._request.reply(ALONE[outcome][self.band], body)
             return
         self._answers[index] = body
         self._note(index, outcome)
@@ -174,14 +189,3 @@ class AppendBatch:
             failures = [failure for _, failure in sorted(self._failures.items())] or None
             result = AppendResult(bytes(self._outcomes), lengths, failures)
             self._request.reply(result, b"".join(self._answers))
-
-
-def _sync_ms(change: Append, result: Progress) -> float:
-    return result.sync_ms if change.topic.config.durability == "fsync" else 0.0
-
-
-def settle_all(change: Append, batch: AppendBatch, index: int, result: Progress | OSError) -> None:
-    """Settle the request that decided ``change``, and all that came meanwhile with its key."""
-    batch.settle(index, change, result, created=change.created)
-    for follower, at in change.followers:
-        follower.settle(at, change, result, deduped=True)

@@ -20,23 +20,23 @@ from functools import partial
 
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.typed_calls import serve
-from topics.actors.shard.append_batch import AppendBatch, AppendCall, settle_all
+from topics.actors.shard.append_batch import AppendBatch, AppendCall
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.group_commit import Settle
 from topics.actors.shard.service import Service
 from topics.actors.shard.streamed_appends import STREAMED_MIN_BYTES, StreamedAppends
 from topics.engine.changes.append import Append, InFlightDuplicate
 from topics.engine.dedupe import DedupeEntry
+from topics.engine.priority import NEW_BAND
 from topics.formats.api.append_body import AppendBody, check_may_configure, decode_append, joined
 from topics.formats.api.limits import MOVE_LIMITS, Limits
-from topics.formats.buffers import Buffer
-from topics.formats.wire.calls import APPEND, AppendParams
+from topics.formats.wire.calls import APPEND
 
 JOINED_MAX_BYTES = 256 << 10  # of the bodies of requests that share a frame
 
 
 class Appends(Service):
-    """Handles the appends of all fronts, and those of shards, which move records."""
+    """Handles the appends of the front, and those of shards, which move records."""
 
     def __init__(self, context: ShardContext, streamed: StreamedAppends) -> None:
         self._context, self._commits, self._streamed = context, context.commits, streamed
@@ -47,19 +47,24 @@ class Appends(Service):
         serve(router, APPEND, self._append)
 
     def _append(self, request: AppendCall) -> None:
-        params = request.params
-        self._context.check_writable(grows=True)
-        if self._context.held.defer_if_held(params.topic, self._append, request):
+        context, params = self._context, request.params
+        context.check_writable(grows=True)
+        held = context.held
+        if held.waiting and held.defer_if_held(params.topic, self._append, request):
             return
         if params.lengths is None and len(request.attachment) > STREAMED_MIN_BYTES:
             self._streamed.begin(request)
             return
         # What a shard appends has been within the limits before, and is longer by its stamp.
-        limits = MOVE_LIMITS if self._peers.is_peer(request.session) else self._limits
-        batch = AppendBatch(request, self._context.band_of(params.topic))
+        limits = MOVE_LIMITS if request.session in self._peers.open else self._limits
+        topic = self._engine.topics.get(params.topic)
+        batch = AppendBatch(request, NEW_BAND if topic is None else topic.band(context.now.ms))
         if params.lengths is None:
             try:
-                self._decide(batch, 0, self._decoded(params, request.attachment, limits))
+                body = decode_append(request.attachment, params.key, limits)
+                if body.config is not None:
+                    check_may_configure(params.may_configure)
+                self._decide(batch, 0, body)
             except Exception as error:
                 batch.fail(0, error)
         else:
@@ -67,17 +72,14 @@ class Appends(Service):
         request.outlast()
         request.release()
 
-    def _decoded(self, params: AppendParams, content: Buffer, limits: Limits) -> AppendBody:
-        body = decode_append(content, params.key, limits)
-        check_may_configure(body, params.may_configure)
-        return body
-
     def _decide_all(self, batch: AppendBatch, limits: Limits) -> None:
+        params, size = batch.params, 0
         group: list[tuple[int, AppendBody]] = []
-        size = 0
         for index, content in enumerate(batch.bodies()):
             try:
-                body = self._decoded(batch.params, content, limits)
+                body = decode_append(content, params.key, limits)
+                if body.config is not None:
+                    check_may_configure(params.may_configure)
             except Exception as error:
                 batch.fail(index, error)
                 continue
@@ -87,7 +89,7 @@ class Appends(Service):
                 self._decide_group(batch, group)
                 group, size = [], len(content)
             group.append((index, body))
-            if is_alone or not self._engine.topics.get(batch.params.topic):
+            if is_alone or not self._engine.topics.get(params.topic):
                 self._decide_group(batch, group)
                 group, size = [], 0
         self._decide_group(batch, group)
@@ -116,7 +118,7 @@ class Appends(Service):
         if isinstance(outcome, Append):
             if outcome.created:
                 batch.band = outcome.topic.band(self._context.now.ms)
-            self._submit(outcome, partial(settle_all, outcome, batch, index))
+            self._submit(outcome, partial(batch.settle, index, outcome))
         elif isinstance(outcome, InFlightDuplicate):
             outcome.leader.followers.append((batch, index))
         else:
@@ -130,6 +132,7 @@ class Appends(Service):
         return self._engine.append(params.topic, body, self._context.now, params.prefixes)
 
     def _submit(self, change: Append, settle: Settle) -> None:
+        self._context.append_count += 1
         self._commits.submit(change, settle)
         reservation = self._engine.reserve(change.topic)
         if reservation is not None:

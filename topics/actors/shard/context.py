@@ -76,6 +76,7 @@ class ShardContext:
         self.inbox = Inbox(self.band_of, time.monotonic)
         self.now = clock()
         self.refused_writes = 0  # for want of a log that takes them
+        self.append_count = 0  # of appends that were decided, of clients and of shards
         self.is_stopping = False  # no work is begun that nobody has asked for
         # What the topic holds may have changed without a commit: told to the gauges.
         self.note_changed: Callable[[Topic], object] = lambda _: None
@@ -105,10 +106,11 @@ class ShardContext:
 
     def check_writable(self, *, grows: bool = False) -> None:
         """Raise `NotReady` while the shard cannot take a write. ``grows``: it makes no room."""
-        refusal = self.room.refusal(grows=grows)
-        if refusal is not None:
-            self.refused_writes += 1
-            raise unwritable(refusal)
+        if not self.room.is_whole or (grows and self.wal.short_of_room):
+            refusal = self.room.refusal(grows=grows)
+            if refusal is not None:
+                self.refused_writes += 1
+                raise unwritable(refusal)
         if self.disk.is_stalled:
             self.refused_writes += 1
             raise NotReady("the disk of this shard does not answer", reason=DISK_STALLED)
@@ -132,7 +134,7 @@ class ShardContext:
 
     def freshen(self, topic: Topic | None) -> None:
         """Remove what is too old by now, before anything is answered or decided."""
-        if topic is None or not topic.is_perishable:
+        if topic is None or not (topic.committed.ttl_ms or topic.floor_due):
             return
         self.note_changed(topic)
         try:

@@ -1,4 +1,4 @@
-"""Delay: how long a message that comes now will wait, told to the fronts by a word on the board.
+"""Delay: how long a message that comes now will wait, told to the front by a word on the board.
 
 It is the sum of two waits: that for a turn, while more waits than a turn takes; and that for the
 log, beyond the two writes and syncs that a group waits for at most while the disk is as usual. Each
@@ -30,11 +30,10 @@ class Delay(Service):
         self._looked_ms = 0
         self._is_queued = False
 
-    def on_turn(self) -> bool:
+    def on_turn(self) -> None:
         """Look, if it is time."""
         if self._context.now.ms - self._looked_ms >= LOOK_MS:
             self.look()
-        return False
 
     def look(self) -> None:
         """Put the delay of now on the board."""

@@ -6,8 +6,8 @@ answers again.
 
 The loop itself may hang in a short write or sync. Then the log's hang watch says so in its place:
 the board shows how long the disk has been silent, so the supervisor does not kill the shard for its
-disk. The heartbeat goes on for `DISK_STALLED_S`, as for a busy disk; then it stops, and the fronts
-end reads, too, which no loop can answer.
+disk. The heartbeat goes on for `DISK_STALLED_S`, as for a busy disk; then it stops, and the front
+ends reads, too, which no loop can answer.
 """
 
 from __future__ import annotations

@@ -28,7 +28,6 @@ from topics.actors.shard.context import ShardContext
 from topics.actors.shard.deadlines import Deadline
 from topics.actors.shard.service import Service
 from topics.engine.changes.change import Change
-from topics.engine.changes.put_topic import PutTopic
 from topics.engine.topic import Topic
 
 SWEEP_MS: Final = 5000
@@ -51,13 +50,15 @@ class Expiry(Service):
         self._begins: Iterator[Topic] = iter(())
         context.room.on_short = self.hurry
 
-    def on_commit(self, change: Change) -> None:
-        """Records of the topic may have begun to age, or may age sooner."""
-        topic = change.topic
-        if topic.committed.ttl_ms and (
-            topic.id not in self._planned or isinstance(change, PutTopic)
-        ):
-            self._plan(topic)
+    def on_config(self, change: Change) -> None:
+        """Records of the topic may age, or may age sooner."""
+        if change.topic.committed.ttl_ms:
+            self._plan(change.topic)
+
+    def _changed(self, change: Change) -> None:
+        """The first record of a topic may have begun to age."""
+        change.topic.unfollow(self._changed)
+        self._plan(change.topic)
 
     async def run(self) -> None:
         """Plan what the start has found."""
@@ -83,6 +84,8 @@ class Expiry(Service):
     def _plan(self, topic: Topic) -> None:
         due_ts = self._engine.next_expiry(topic)
         if due_ts is None:
+            if topic.committed.ttl_ms and topic.id not in self._planned:
+                topic.follow(self._changed)
             return
         # Never the bucket that is opened now: a damaged record may be due and stay.
         bucket = max(due_ts, self._context.now.ts) // SWEEP_MS

@@ -1,4 +1,4 @@
-"""Feeds: pages that follow the heads of topics, for the fronts (decision 0010).
+"""Feeds: pages that follow the heads of topics, for the front (decision 0010).
 
 A feed is a cursor in a topic. Each turn makes pages of what lies between it and the head; two of
 them may be under way to the front, and what is committed meanwhile waits in the topic and makes the
@@ -72,7 +72,6 @@ class Feeds(Service):
         self._due: dict[Feed, None] = {}  # in the order in which the next turn serves them
         self._unsynced: dict[Feed, None] = {}  # strong ones that wait for the next sync
         self._synced = 0  # LSN up to which the log was synced at the last turn
-        self._losses = 0
 
     def __len__(self) -> int:
         return len(self._table)
@@ -85,25 +84,17 @@ class Feeds(Service):
         subscribe(router, FEED_TAKEN, self._taken)
         subscribe(router, FEED_CLOSE, self._close)
 
-    def on_commit(self, change: Change) -> None:
-        """Note that a topic has new records; end the feeds of one that is gone."""
-        topic_id = change.topic.id
-        if not self._table.has_feeds(topic_id):
-            return
+    def _topic_changed(self, change: Change) -> None:
+        """A topic with feeds has new records; or it is gone, and they end."""
         if isinstance(change, Append | Advance):
-            self._changed[topic_id] = None
+            self._changed[change.topic.id] = None
+            self.is_due = True
         elif isinstance(change, DeleteTopic):
-            for feed in self._table.of_topic(topic_id):
+            for feed in self._table.of_topic(change.topic.id):
                 self._end(feed)
 
-    def on_turn(self) -> bool:
-        """Send the pages that may go; whether some of them wait for the next turn, because others
-        come first.
-        """
-        if self._losses != self._commits.losses:
-            self._end_undone()
-        if not (self._changed or self._due or self._unsynced):
-            return False
+    def on_due(self) -> None:
+        """Send the pages that may go; some wait for the next turn, because others come first."""
         self._note_sync()
         for topic_id in self._changed:
             self._due.update(dict.fromkeys(self._table.of_topic(topic_id)))
@@ -117,18 +108,26 @@ class Feeds(Service):
             if not finished:
                 unfinished.append(feed)
         self._due.update(dict.fromkeys(unfinished))
-        return bool(self._due)
+        self.is_due = bool(self._due)
+
+    def _make_due(self, feed: Feed) -> None:
+        self._due[feed] = None
+        self.is_due = True
+
+    def _progressed(self) -> None:
+        """The log has been written or synced further; strong feeds may have waited for it."""
+        if self._unsynced:
+            self.is_due = True
+        else:
+            self._commits.on_progress = None
 
     def on_session_closed(self, session: PeerSession) -> None:
         """Forget its feeds."""
         for feed in self._table.of_session(session):
             self._forget(feed)
 
-    def _end_undone(self) -> None:
-        """The log has lost changes. A topic that is gone now was never made: no commit will tell of
-        its end.
-        """
-        self._losses = self._commits.losses
+    def on_loss(self) -> None:
+        """A topic that is gone now was never made: no commit will tell of its end."""
         for feed in self._table.of_deleted_topics():
             self._end(feed)
 
@@ -178,6 +177,7 @@ class Feeds(Service):
         head_seq = visible_head(topic, self._synced, strong=feed.strong)
         if head_seq < topic.head_seq:
             self._unsynced[feed] = None
+            self._commits.on_progress = self._progressed
         if head_seq <= feed.seq:
             return None
         return read(topic, feed.view, self._context.store, feed.seq, head_seq)
@@ -205,10 +205,12 @@ class Feeds(Service):
 
     def _forget(self, feed: Feed) -> None:
         if self._table.remove(feed):
+            if not self._table.has_feeds(feed.topic.id):
+                feed.topic.unfollow(self._topic_changed)
             self._due.pop(feed, None)
             self._unsynced.pop(feed, None)
 
-    # What fronts say
+    # What the front says
 
     def _open(self, request: InboundCall[FeedOpenParams, FeedOpenResult]) -> None:
         params, session = request.params, request.session
@@ -220,8 +222,9 @@ class Feeds(Service):
         head_seq = visible_head(topic, self._context.wal.synced_lsn, strong=strong)
         feed = Feed(session, params.feed, topic, view, strong, head_seq)
         self._table.add(feed)
+        topic.follow(self._topic_changed)
         if head_seq < topic.head_seq:
-            self._due[feed] = None
+            self._make_due(feed)
         earliest_seq = min(topic.start_seq, head_seq + 1)
         request.reply(FeedOpenResult(head_seq, earliest_seq, topic.epoch))
 
@@ -229,7 +232,7 @@ class Feeds(Service):
         feed = self._table.find(message.session, params.feed)
         if feed is not None and feed.under_way:
             feed.under_way -= 1
-            self._due[feed] = None
+            self._make_due(feed)
 
     def _close(self, message: InboundMessage, params: FeedCloseParams) -> None:
         # It may have ended while the event was on its way.

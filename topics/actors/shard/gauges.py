@@ -59,13 +59,12 @@ class Gauges(Service):
         if change.topic is not self._engine.table.shard_topic:
             self._usage.touch(change.topic)
 
-    def on_turn(self) -> bool:
+    def on_turn(self) -> None:
         """Note how much waits for the log when a turn is over."""
         self._turns += 1
         waiting = len(self._commits)
         if waiting > self._waiting_peak:
             self._waiting_peak = waiting
-        return False
 
     # The beat
 

@@ -71,6 +71,10 @@ class GroupCommit:
     ) -> None:
         self.engine, self.wal, self.store, self.now = engine, wal, store, clock
         self.on_commit: Callable[[Change], None] = lambda _: None
+        self.on_loss: Callable[[], None] = lambda: None
+        # Called when the log has been written, synced or has failed; by who follows syncs.
+        self.on_progress: Callable[[], None] | None = None
+        self.is_unsent = False  # the group under way has something for the log
         self.losses = 0  # how often everything that waited was undone
         self._usual_write_s, self._usual_sync_s = 0.0, USUAL_S  # of late
         self._until_written: deque[PendingChange] = deque()
@@ -187,9 +191,10 @@ class GroupCommit:
         self._serial += 1
         pending = PendingChange(change, locator, start, self.wal.next_lsn, self._serial, settle)
         if change.sync:
-            self._wants_sync = True
+            self.is_unsent = self._wants_sync = True
             self._until_synced.append(pending)
         elif change.frames or change.topic.pending > 1:
+            self.is_unsent = True
             self._until_written.append(pending)
         else:
             self._commit(pending, NO_IO, self.now())
@@ -203,27 +208,28 @@ class GroupCommit:
         assert view is not None, "an ephemeral append comes with its records"
         return self.store.keep(view)
 
-    def flush(self, *, at_once: bool = True) -> bool:
+    def flush(self, *, at_once: bool = True) -> None:
         """Send the group off. What the log writes, or syncs, at once is committed and answered at
-        once; whether anything was.
+        once.
 
         ``at_once``: a turn ends with this, or follows.
         """
-        is_committed = False
         while True:
             sync, self._wants_sync = self._wants_sync, False
+            self.is_unsent = False
             progress = self.wal.flush(sync=sync, at_once=at_once)
             if progress is None:
-                return is_committed
-            is_committed = True
+                return
             if sync:
                 self._note_usual(progress)
-            self._settle_up_to(self._until_written, progress.written, progress)
-            self._settle_up_to(self._until_synced, progress.synced, progress)
-            if self._progress is not None:
+            if self._until_written:
+                self._settle_up_to(self._until_written, progress.written, progress)
+            if self._until_synced:
+                self._settle_up_to(self._until_synced, progress.synced, progress)
+            if self._progress is not None or self.on_progress is not None:
                 self._tell_progress()
             if not self._has_floors:
-                return True
+                return
             self._has_floors = False
 
     # Back from the log
@@ -303,6 +309,7 @@ class GroupCommit:
             if pending.settle is not None:
                 pending.settle(error)
             self._tell_idle(pending.change.topic)
+        self.on_loss()
 
     # For tasks that wait
 
@@ -358,6 +365,8 @@ class GroupCommit:
         if self._progress is not None:
             self._progress.set()
             self._progress = None
+        if self.on_progress is not None:
+            self.on_progress()
 
     def _tell_idle(self, topic: Topic) -> None:
         if not topic.pending:

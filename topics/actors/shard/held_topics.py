@@ -22,14 +22,14 @@ Handler: TypeAlias = Callable[[Request], None]
 
 
 class HeldTopics:
-    """The topics of a shard that are held, by name."""
+    """The topics of a shard that are held, by name; ``waiting``: what was deferred."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, list[Callable[[], object]]] = {}
+        self.waiting: dict[str, list[Callable[[], object]]] = {}
 
     def defer_if_held(self, topic: str, handler: Handler, request: Request) -> bool:
         """Defer the request if ``topic`` is held; whether it was deferred."""
-        waiting = self._waiting.get(topic)
+        waiting = self.waiting.get(topic)
         if waiting is None:
             return False
         waiting.append(partial(handle_late, handler, request))
@@ -37,7 +37,7 @@ class HeldTopics:
 
     def defer_call_if_held(self, topic: str, call: Callable[[], object]) -> bool:
         """As `defer_if_held`, for work of the shard itself."""
-        waiting = self._waiting.get(topic)
+        waiting = self.waiting.get(topic)
         if waiting is None:
             return False
         waiting.append(call)
@@ -47,21 +47,21 @@ class HeldTopics:
         """Wait until ``topic`` is free. The caller goes on before anyone else can hold it."""
         while self.is_held(topic):
             freed = trio.Event()
-            self._waiting[topic].append(freed.set)
+            self.waiting[topic].append(freed.set)
             await freed.wait()
 
     def is_held(self, topic: str) -> bool:
         """Whether ``topic`` is held."""
-        return topic in self._waiting
+        return topic in self.waiting
 
     def take(self, topic: str) -> None:
         """Hold ``topic`` from now on."""
-        assert topic not in self._waiting, "a topic is held once at a time"
-        self._waiting[topic] = []
+        assert topic not in self.waiting, "a topic is held once at a time"
+        self.waiting[topic] = []
 
     def give_back(self, topic: str) -> list[Callable[[], object]]:
         """Free ``topic``; what was deferred, to be called now."""
-        return self._waiting.pop(topic)
+        return self.waiting.pop(topic)
 
 
 def handle_late(handler: Handler, request: Request) -> None:

@@ -88,26 +88,27 @@ class LongPolls(Service):
         self._set_deadline(poll, poll.began + SCAN_S_MAX)
         self._sort(poll)
 
-    def on_commit(self, change: Change) -> None:
+    def _changed(self, change: Change) -> None:
         """The polls of a topic with new records, and of one that is gone, are due."""
-        if self._waiting and isinstance(change, Append | Advance | DeleteTopic):
-            polls = self._waiting.pop(change.topic.id, None)
-            if polls is not None:
-                self._next.update(polls)
-                # A commit may come behind `on_turn`, or from a task outside of any turn.
-                self._context.deadlines.wake()
+        if isinstance(change, Append | Advance | DeleteTopic):
+            self._next.update(self._waiting.pop(change.topic.id, {}))
+            change.topic.unfollow(self._changed)
+            self._ask()
 
-    def on_turn(self) -> bool:
+    def _ask(self) -> None:
+        """Polls are due: by a commit that may come behind `on_due`, or outside of any turn."""
+        self.is_due = True
+        self._context.deadlines.wake()
+
+    def on_due(self) -> None:
         """Read on for the polls that are due."""
-        if not (self._due or self._next):
-            return False
         for poll in tuple(islice(self._due, POLLS_PER_TURN)):
             del self._due[poll]
             self._read_on(poll)
         if self._next:
             self._due.update(self._next)
             self._next.clear()
-        return bool(self._due)
+        self.is_due = bool(self._due)
 
     def on_session_closed(self, session: PeerSession) -> None:
         """Nobody waits for these any more."""
@@ -147,8 +148,10 @@ class LongPolls(Service):
             self._set_deadline(poll, until)
         if page.unfinished:
             self._next[poll] = None
+            self._ask()
         else:
             self._waiting.setdefault(poll.topic.id, {})[poll] = None
+            poll.topic.follow(self._changed)
 
     def _set_deadline(self, poll: LongPoll, at: float) -> None:
         if poll.deadline is None or poll.deadline.at != at:
@@ -179,6 +182,7 @@ class LongPolls(Service):
             of_topic.pop(poll, None)
             if not of_topic:
                 del self._waiting[poll.topic.id]
+                poll.topic.unfollow(self._changed)
 
 
 def reply_page(request: DiffCall, topic: Topic, page: Page) -> None:

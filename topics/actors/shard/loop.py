@@ -17,9 +17,9 @@ from collections.abc import Sequence
 import trio
 
 from topics.actors.link.board import Board
+from topics.actors.link.ledger import ShardLedger
 from topics.actors.link.link import Link
 from topics.actors.link.process_id import ProcessKind, shard_id
-from topics.actors.link.shard_ledger import ShardLedger
 from topics.actors.rpc.message_router import MessageRouter, RouterConfig
 from topics.actors.rpc.replies import map_error
 from topics.actors.rpc.session import LinkSession
@@ -30,9 +30,12 @@ from topics.actors.shard.service import Service
 from topics.actors.shard.services import build_services
 from topics.engine.changes.change import Change
 from topics.formats.api.limits import Limits
+from topics.formats.wire.calls import ACK, APPEND, CLAIM, DIFF, FEED_TAKEN, WORK_TAKEN
 from topics.formats.wire.message import Message
 from topics.storage.recovery.steps import Shard
 
+# What does not see whether the acks of its turn are decided: claims are served when it ends.
+LEAVES_ACKS = frozenset(each.subject for each in (ACK, CLAIM, APPEND, DIFF, FEED_TAKEN, WORK_TAKEN))
 # A long poll takes up to 30 s (§3); the router's own limit must not cut it short. A change that
 # waits for its topic longer than this is not done; one that is decided is answered when the log has
 # spoken.
@@ -40,11 +43,12 @@ RPC_TIMEOUT_MS = 45_000
 
 
 class ShardLoop:
-    """Serves the topics of one shard to all fronts and shards."""
+    """Serves the topics of one shard to the front and to other shards."""
 
     def __init__(self, shard: Shard, index: int, board: Board, limits: Limits) -> None:
         self.context = context = ShardContext(shard, limits, board.shard(index))
         context.end_turn, context.commits.on_commit = self.end_turn, self._committed
+        context.commits.on_loss = self._lost
         self.commits, self.deadlines, self.inbox = context.commits, context.deadlines, context.inbox
         context.peers = Peers(board.shards, self.deadlines.wake)
         self.router = MessageRouter(
@@ -55,7 +59,10 @@ class ShardLoop:
         for service in services:
             service.register(self.router)
         self._on_commit = [s.on_commit for s in services if _defines(s, "on_commit")]
+        self._on_config = [s.on_config for s in services if _defines(s, "on_config")]
+        self._on_loss = [s.on_loss for s in services if _defines(s, "on_loss")]
         self._on_turn = [s.on_turn for s in services if _defines(s, "on_turn")]
+        self._with_due: list[Service] = [s for s in services if _defines(s, "on_due")]
         self._on_closed = [
             s.on_session_closed for s in services if _defines(s, "on_session_closed")
         ]
@@ -136,31 +143,58 @@ class ShardLoop:
     def turn(self) -> None:
         """Handle the next batch of messages."""
         self.context.begin_turn()
-        dispatch = self.router.dispatch
+        handle = self.handle
         for session, messages in self.inbox.turn():
             for message in messages:
-                unfinished = dispatch(session, message)
-                assert unfinished is None, "handlers of a shard are plain functions"
+                handle(session, message)
         self.end_turn()
+
+    def handle(self, session: LinkSession, message: Message) -> None:
+        """Handle one message of a turn. It finds the acks before it decided, if it may see that."""
+        job_calls = self.services.job_calls
+        if job_calls.gathered and message.subject not in LEAVES_ACKS:
+            job_calls.decide_gathered()
+        unfinished = self.router.dispatch(session, message)
+        assert unfinished is None, "handlers of a shard are plain functions"
 
     def end_turn(self) -> None:
         """Hand the frames to the log and the messages to the links. Another turn follows when the
         inbox or a service has more to do.
         """
-        self.commits.flush()
-        has_more = self.inbox.count > 0
+        commits = self.commits
+        job_calls = self.services.job_calls
+        if job_calls.gathered:
+            job_calls.decide_gathered()
+        if commits.is_unsent:
+            commits.flush()
+        for service in self._with_due:
+            if service.is_due:
+                service.is_due = False
+                service.on_due()
         for on_turn in self._on_turn:
-            has_more |= on_turn()
-        # What is committed here comes behind `on_turn`.
-        has_more |= self.commits.flush()
+            on_turn()
+        if commits.is_unsent:
+            commits.flush()
         for link in self._links:
             link.flush()
+        has_more = self.inbox.count > 0 or commits.is_unsent
+        for service in self._with_due:  # what is committed last comes behind `on_due`
+            has_more |= service.is_due
         if has_more:
             self.deadlines.wake()
 
     def _committed(self, change: Change) -> None:
+        for tell in change.topic.followers:
+            tell(change)
         for on_commit in self._on_commit:
             on_commit(change)
+        if change.is_config:
+            for on_config in self._on_config:
+                on_config(change)
+
+    def _lost(self) -> None:
+        for on_loss in self._on_loss:
+            on_loss()
 
 
 def _defines(service: Service, hook: str) -> bool:

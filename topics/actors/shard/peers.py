@@ -63,7 +63,7 @@ class Peers(Service):
         """``wake`` makes another turn of the loop begin soon."""
         self.shards, self._wake = shards, wake
         self._sessions: dict[int, LinkSession] = {}
-        self._open: set[PeerSession] = set()
+        self.open: set[PeerSession] = set()  # with a shard at the other end
         self._failed: list[tuple[Failed, TopicsError]] = []  # told of in the next turn
         # Called when a shard can be asked, the own one too, and again on each new session. What
         # they ask it comes before all that is asked later.
@@ -73,20 +73,16 @@ class Peers(Service):
         """The shard that owns the topic."""
         return shard_of(topic, self.shards)
 
-    def is_peer(self, session: PeerSession) -> bool:
-        """Whether a shard is at the other end of ``session``, which is open."""
-        return session in self._open
-
     def add(self, shard: int, session: LinkSession) -> None:
         """``shard`` can be asked until ``session`` closes."""
         self._sessions[shard] = session
-        self._open.add(session)
+        self.open.add(session)
         session.on_closed(partial(self._remove, shard))
         for on_open in self.on_open:
             on_open(shard)
 
     def _remove(self, shard: int, session: PeerSession) -> None:
-        self._open.discard(session)
+        self.open.discard(session)
         if self._sessions.get(shard) is session:
             del self._sessions[shard]
 
@@ -128,15 +124,14 @@ class Peers(Service):
     def _fail_later(self, then: Failed, shard: int) -> None:
         failure = NotReady(f"shard {shard} is not ready", reason=PEER_AWAY)
         self._failed.append((then, failure))
+        self.is_due = True
         self._wake()
 
-    def on_turn(self) -> bool:
+    def on_due(self) -> None:
         """Tell of the calls that have failed since the last turn."""
-        if self._failed:
-            failed, self._failed = self._failed, []
-            for then, failure in failed:
-                then(failure)
-        return False
+        failed, self._failed = self._failed, []
+        for then, failure in failed:
+            then(failure)
 
 
 class Loopback:

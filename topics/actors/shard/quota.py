@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from topics.actors.link.shard_ledger import ShardLedger
+from topics.actors.link.ledger import ShardLedger
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.expiry import Expiry
 from topics.actors.shard.service import Service

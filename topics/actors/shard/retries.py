@@ -33,14 +33,13 @@ class Retries(Service):
         """
         if isinstance(error, NoRoom) and not again:
             self._waiting.append((partial(handler, again=True), request))
+            self.is_due = True
         else:
             answer_error(request, unwritable(error))
 
-    def on_turn(self) -> bool:
+    def on_due(self) -> None:
         """Handle them; the log goes on by now."""
-        if self._waiting:
-            waiting, self._waiting = self._waiting, []
-            for handler, request in waiting:
-                handle_late(handler, request)
-            self._commits.flush(at_once=False)
-        return False
+        waiting, self._waiting = self._waiting, []
+        for handler, request in waiting:
+            handle_late(handler, request)
+        self._commits.flush(at_once=False)

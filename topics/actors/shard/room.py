@@ -44,6 +44,7 @@ class Room(Service):
             shard.unwritten_frames
         )  # frames of this start that the log had no room for
         self.broken: OSError | None = None
+        self.is_whole = not self._owed  # nothing refuses a change that makes room
         self.on_short: Callable[[], None] = lambda: None  # called now and then in NO_ROOM
 
     def refusal(self, *, grows: bool) -> OSError | None:
@@ -55,6 +56,7 @@ class Room(Service):
     def show(self, error: OSError | None = None) -> None:
         """Put the state on the board. ``error``: the log has failed with it."""
         self.broken = self.broken or error
+        self.is_whole = self.broken is None and not self._owed
         if self.broken is not None:
             self._show(ShardState.READ_ONLY)
         else:

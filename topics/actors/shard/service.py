@@ -2,12 +2,17 @@
 
     register            which calls and events it handles
     on_commit           a change is committed; its caller is answered in the same turn
-    on_turn             the batch is decided: what it adds to the log and to the links goes with it
+    on_config           a topic is made, configured or deleted: that change is committed
+    on_due              a turn ends, and the service has set `is_due`: what it adds to the log and
+                        to the links goes with the turn
+    on_loss             the log has lost changes: they are undone
+    on_turn             a turn ends
     on_session_closed   a front has gone
     run                 a task beside the loop, for work that waits for files
 
 Hooks run inside a turn and never wait. A service leaves out what it does not need; the loop calls
-only the hooks that a class defines.
+only the hooks that a class defines. Who cares for some topics alone follows those
+(`Topic.follow`), for most have no readers, no routers and nobody who waits.
 """
 
 from __future__ import annotations
@@ -18,7 +23,10 @@ from topics.engine.changes.change import Change
 
 
 class Service:
-    """Base of all services of a shard."""
+    """Base of all services of a shard. ``is_due``: call `on_due` at the end of this turn, or of the
+    next if that has been."""
+
+    is_due = False
 
     def register(self, router: MessageRouter) -> None:
         """Route the calls that this service handles to it."""
@@ -26,9 +34,17 @@ class Service:
     def on_commit(self, change: Change) -> None:
         """Note a committed change."""
 
-    def on_turn(self) -> bool:
-        """Do what the turn has made due; whether something is left for another turn."""
-        return False
+    def on_config(self, change: Change) -> None:
+        """Note a topic that was made, configured or deleted."""
+
+    def on_due(self) -> None:
+        """Do what is due. ``is_due`` is False by now."""
+
+    def on_loss(self) -> None:
+        """Note that changes were undone: leases are free again, topics were never made."""
+
+    def on_turn(self) -> None:
+        """Note the end of a turn."""
 
     def on_session_closed(self, session: PeerSession) -> None:
         """Forget what belongs to a front that has gone."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from topics.actors.link.shard_ledger import ShardLedger
+from topics.actors.link.ledger import ShardLedger
 from topics.actors.shard.appends import Appends
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.delay import Delay

@@ -80,8 +80,9 @@ class StreamedAppends(Service):
         """Append ``body`` to a held topic. Raises as a short append does."""
         request = await self._decode(body)
         check_append(request, len(body), params.key, self._limits)
-        check_may_configure(request, params.may_configure)
-        check_inline_config(params.topic, request)
+        if request.config is not None:
+            check_may_configure(params.may_configure)
+            check_inline_config(params.topic, request.config)
         found = await self._topic(params.topic, request, params.prefixes)
         if isinstance(found, OSError):
             return found
@@ -128,7 +129,9 @@ class StreamedAppends(Service):
 
     async def _store(self, topic: Topic, request: AppendBody, created: bool) -> Outcome:
         due = due_times(topic, request, self._context.clock())
-        rendering = Rendering(request, keep_key=keeps_key(topic, request), due=due or None)
+        key = request.idempotency_key
+        keep_key = key is not None and keeps_key(topic, key)
+        rendering = Rendering(request, keep_key=keep_key, due=due or None)
         await trio.lowlevel.checkpoint()
         self._context.begin_turn()
         self._context.freshen(topic)
@@ -179,7 +182,7 @@ class StreamedAppends(Service):
 
 def _answer(batch: AppendBatch, outcome: Outcome) -> None:
     if isinstance(outcome, Done):
-        batch.settle(0, outcome.change, outcome.progress, created=outcome.created)
+        batch.end(0, outcome.change, outcome.progress, created=outcome.created)
     elif isinstance(outcome, OSError):
         batch.refuse(0, outcome)
     else:

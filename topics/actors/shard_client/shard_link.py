@@ -213,7 +213,7 @@ class ShardLink:
         params: P,
         body: Attachment,
         then: Callable[[ShardReply[R] | TopicsError], None],
-    ) -> None:
+    ) -> PendingCall | None:
         """As `call`; ``then`` gets the answer or the failure in the loop that reads the ring."""
 
         def answered(answer: outcome.Outcome[RpcReply]) -> None:
@@ -225,11 +225,15 @@ class ShardLink:
                 then(not_ready(self))
 
         try:
-            self._call_soon(call, params, body).then(answered)
+            pending = self._call_soon(call, params, body)
         except NotReady as failure:
             then(failure)
+            return None
         except PeerGone:
             then(not_ready(self))
+            return None
+        pending.then(answered)
+        return pending
 
     def _call_soon(self, call: Call[P, R], params: P, body: Attachment) -> PendingCall:
         session = self.answering

@@ -12,6 +12,7 @@ import trio
 from topics.actors.link.arena import ArenaBlock, Holder
 from topics.actors.link.board import Board
 from topics.actors.link.link import Link
+from topics.actors.rpc.call import PendingCall
 from topics.actors.rpc.inbound import InboundMessage
 from topics.actors.rpc.message_router import MessageRouter, RouterConfig
 from topics.actors.rpc.transport import Attachment
@@ -120,17 +121,19 @@ class Shards:
         params: P,
         body: Attachment,
         then: Callable[[ShardReply[R] | TopicsError], None],
-    ) -> None:
+    ) -> PendingCall | None:
         """As `ShardLink.ask`. `flush` sends it."""
-        self._links[shard].ask(call, params, body, then)
+        return self._links[shard].ask(call, params, body, then)
 
     def notify(self, shard: int, event: Event[P], params: P, *, quiet: bool = False) -> None:
         """As `ShardLink.notify`. `flush` sends it."""
         self._links[shard].notify(event, params, quiet=quiet)
 
     def flush(self, shard: int) -> None:
-        """Send what was asked and notified, unless a batch is open, which does it."""
-        if not self.batch.is_open:
+        """Send what was asked and notified. An open batch does that at its end, if it is little."""
+        if self.batch.is_open:
+            self._links[shard].link.flush_many()
+        else:
             self._links[shard].link.flush()
 
     def reserve(self, shard: int, length: int, holder: Holder | None) -> ArenaBlock | None:

@@ -36,7 +36,7 @@ from topics.formats.disk.frame_bodies import (
     seqs_reserved_frame,
     ts_reserved_frame,
 )
-from topics.formats.disk.frames import FrameHeader
+from topics.formats.disk.frames import Frame, FrameHeader
 from topics.formats.disk.records import RecordFlags, blob_bytes
 from topics.formats.disk.rendering import EncodedRecords, Rendering, encode
 from topics.formats.json_text import json_string
@@ -62,6 +62,7 @@ class Append(Change):
         "due",
         "first_seq",
         "followers",
+        "is_config",
         "key",
         "resident",
         "size",
@@ -73,9 +74,11 @@ class Append(Change):
     def __init__(
         self, topic: Topic, first_seq: int, count: int, size: int, ts: int, key: str | None
     ) -> None:
-        super().__init__(topic, [], False)
+        # As `Change.__init__`, without a call more for each write.
+        self.topic, self.sync = topic, False
+        self.frames: list[Frame] = []
         self.first_seq, self.count, self.size, self.ts, self.key = first_seq, count, size, ts, key
-        self.created = False
+        self.created = self.is_config = False
         self.ceiling = self.ts_ceiling = 0
         self.resident: EncodedRecords | None = None
         self.tags: Sequence[tuple[int, bytes]] = ()
@@ -103,7 +106,14 @@ class Append(Change):
             table.ts_reserved(self.ts_ceiling)
         size = self.size
         topic.pending_bytes -= size
-        topic.commit_records(self.first_seq, self.count, locator, self.ts, size)
+        # As `Topic.commit_records`.
+        first_seq, count, ts = self.first_seq, self.count, self.ts
+        assert first_seq > topic.head_seq, "writes are committed in seq order"
+        topic.index.add(first_seq, count, locator, size, ts)
+        topic.head_seq = first_seq + count - 1
+        topic.count += count
+        topic.bytes += size
+        topic.last_write_ts = ts
         if self.due:
             _delay(topic, self.first_seq, self.due, now)
         if self.key is not None:
@@ -151,26 +161,29 @@ def decide(
     """As `ShardEngine.append`."""
     topic = table.by_name.get(name)
     made = topic is None
-    put_topic.check_inline_config(name, body)
+    key = body.idempotency_key
     if topic is None:
         topic = put_topic.new_topic_for(table, name, body, now, prefixes)
-    elif body.idempotency_key is not None:
-        duplicate = find_duplicate(topic, body.idempotency_key, now)
+    elif body.config is not None:
+        put_topic.check_inline_config(name, body.config)
+    if key is not None:
+        duplicate = None if made else find_duplicate(topic, key, now)
         if duplicate is not None:
             return duplicate
+        key = key if keeps_key(topic, key) else None
     ts = max(now.ts, topic.last_ts)
-    due = due_times(topic, body, now)
-    encoded = encode(body, topic.next_seq, ts, keeps_key(topic, body), due or None)
+    due = () if isinstance(body, PlainAppend) else due_times(topic, body, now)
+    encoded = encode(body, topic.next_seq, ts, key is not None, due or None)
     flags, count, ext, parts, size = encoded
     if topic.config.discard == "reject":
         check_topic_room(topic, count, size)
     if made or table.byte_quota is not None:
         _take_room(table, topic, size, is_new=made)
-    change = (
-        _begin_with_topic(table, topic, body, ts, size, now)
-        if made
-        else _begin(topic, body, ts, size)
-    )
+    change = Append(topic, topic.next_seq, count, size, ts, key)
+    if made:
+        _begin_with_topic(table, change, now)
+    else:
+        begin(change)
     if flags & _TAGS:
         change.tags = _tags_of(body)
     change.due = due
@@ -181,7 +194,6 @@ def decide(
         first_seq = change.first_seq
         frame = append_frame(topic.id, first_seq, ts, count, flags, len(ext), parts)
         change.frames.append(frame)
-    change.note_pending()
     return change
 
 
@@ -198,7 +210,11 @@ def decide_streamed(
     assert not topic.pending, "a streamed append has its topic to itself"
     check_topic_room(topic, len(body.records), size)
     take_bytes(table, topic, size)
-    change = _begin(topic, body, max(now.ts, topic.last_ts), size)
+    key, ts = body.idempotency_key, max(now.ts, topic.last_ts)
+    if key is not None and not keeps_key(topic, key):
+        key = None
+    change = Append(topic, topic.next_seq, len(body.records), size, ts, key)
+    begin(change)
     change.due = due
     if topic.config.durability == "ephemeral":
         # A reservation under way may fail while the records are still being rendered: only what is
@@ -211,7 +227,6 @@ def decide_streamed(
         change.frames.append(frame)
     if rendering.flags & _TAGS:
         change.tags = _tags_of(body)
-    change.note_pending()
     return change
 
 
@@ -225,10 +240,9 @@ def find_duplicate(topic: Topic, key: str, now: Now) -> InFlightDuplicate | Dedu
     return topic.dedupe.find(key, now.ms, window_ms, topic.keys_from_seq)
 
 
-def keeps_key(topic: Topic, body: AppendBody) -> bool:
-    """Whether the write has a key that is kept: with a window of 0 that of a copy alone."""
-    key = body.idempotency_key
-    return key is not None and (topic.config.idempotency_window_ms > 0 or is_copy_key(key))
+def keeps_key(topic: Topic, key: str) -> bool:
+    """Whether the key of a write is kept: with a window of 0 that of a copy alone."""
+    return topic.config.idempotency_window_ms > 0 or is_copy_key(key)
 
 
 def check_topic_room(topic: Topic, count: int, size: int) -> None:
@@ -288,41 +302,33 @@ def _delay(topic: Topic, first_seq: int, due: Sequence[int], now: Now) -> None:
             topic.jobs.delay(seq, due_ts, now)
 
 
-def _begin(topic: Topic, body: AppendBody, ts: int, size: int) -> Append:
-    """Hand out the seqs."""
-    key = body.idempotency_key if keeps_key(topic, body) else None
-    change = Append(topic, topic.next_seq, len(body.records), size, ts, key)
-    if key is not None:
-        topic.note_pending_key(key, change)
-    begin(change)
-    return change
-
-
 def begin(change: Append) -> None:
-    """The topic gives its next seqs to this write."""
+    """The topic gives its next seqs to this write, which is pending from now on."""
     topic = change.topic
+    if change.key is not None:
+        topic.note_pending_key(change.key, change)
     topic.last_ts = change.ts
-    topic.next_seq += change.count
+    topic.next_seq = next_seq = change.first_seq + change.count
     topic.pending_bytes += change.size
-    change.sync = (
-        topic.pending_sync > 0
+    topic.pending += 1
+    if (
+        change.sync
+        or topic.pending_sync > 0
         or topic.config.durability == "fsync"
-        or change.last_seq > topic.reserved_seq
-    )
+        or next_seq > topic.reserved_seq + 1
+    ):
+        change.sync = True
+        topic.pending_sync += 1
 
 
-def _begin_with_topic(
-    table: TopicTable, topic: Topic, body: AppendBody, ts: int, size: int, now: Now
-) -> Append:
+def _begin_with_topic(table: TopicTable, change: Append, now: Now) -> None:
     """Make the topic, which is admitted, with its first write. Its frame holds the head, so it is
     encoded before the seqs are handed out.
     """
-    made = put_topic.frame_of(topic, now)
-    change = _begin(topic, body, ts, size)
-    change.created = change.sync = True
-    change.frames.append(made)
+    change.frames.append(put_topic.frame_of(change.topic, now))
+    change.created = change.is_config = change.sync = True
+    begin(change)
     change.ts_ceiling = table.reserve_ts(now)
-    return change
 
 
 def keep_in_memory(table: TopicTable, change: Append, reserved_seq: int, now: Now) -> None:

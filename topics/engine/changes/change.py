@@ -16,9 +16,12 @@ from topics.formats.disk.frames import Frame
 
 
 class Change:
-    """A decided change of one topic. ``sync``: it is answered only after a sync of its frames."""
+    """A decided change of one topic. ``sync``: it is answered only after a sync of its frames.
+    ``is_config``: it makes, configures or deletes the topic.
+    """
 
     __slots__ = ("frames", "sync", "topic")
+    is_config: bool = False
 
     def __init__(self, topic: Topic, frames: list[Frame], sync: bool) -> None:
         self.topic, self.frames, self.sync = topic, frames, sync

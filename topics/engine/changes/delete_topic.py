@@ -22,6 +22,7 @@ class DeleteTopic(Change):
     """A topic that goes."""
 
     __slots__ = ()
+    is_config = True
 
     def commit(self, table: TopicTable, /) -> None:
         """As `Change.commit`."""

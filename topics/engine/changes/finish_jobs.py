@@ -8,7 +8,8 @@ replay   a DELETE frame (`delete_records.replay`); its flag DEAD_LETTERED counts
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
 
 from topics.engine.changes.change import Change
 from topics.engine.changes.lease_jobs import held_by
@@ -23,21 +24,20 @@ from topics.formats.ranges import runs_of_seqs
 
 
 class FinishJobs(Change):
-    """Jobs that go: ``seqs``, rising. ``skipped``: those that were asked for and are not held."""
+    """Jobs that go: ``seqs``, rising."""
 
-    __slots__ = ("runs", "seqs", "skipped")
+    __slots__ = ("runs", "seqs")
 
     def __init__(
         self,
         topic: Topic,
         seqs: Sequence[int],
         now: Now,
-        skipped: Sequence[int] = (),
         *,
         dead_lettered: bool = False,
     ) -> None:
         super().__init__(topic, [], False)
-        self.seqs, self.skipped = seqs, skipped
+        self.seqs = seqs
         self.runs = runs_of_seqs(seqs)
         # No replay needs to be told of what the log does not hold.
         if seqs and seqs[0] <= topic.logged_seq:
@@ -62,10 +62,8 @@ class AckJobs(FinishJobs):
 
     __slots__ = ("leases",)
 
-    def __init__(
-        self, topic: Topic, leases: Sequence[Lease], now: Now, skipped: Sequence[int]
-    ) -> None:
-        super().__init__(topic, [lease.seq for lease in leases], now, skipped)
+    def __init__(self, topic: Topic, leases: Sequence[Lease], now: Now) -> None:
+        super().__init__(topic, [lease.seq for lease in leases], now)
         self.leases = leases
 
     def commit(self, table: TopicTable, /) -> None:
@@ -96,13 +94,20 @@ class BuryJobs(FinishJobs):
 # Deciding
 
 
-def ack(
+def begin_ack(
     topic: Topic, node: str, seqs: Sequence[int], tokens: Sequence[str] | None, now: Now
-) -> FinishJobs:
-    """As `ShardEngine.ack`."""
+) -> tuple[list[Lease], list[int]]:
+    """End the leases of the jobs that ``node`` holds (§10.4): they are for `ack`. ``tokens``: of
+    the leases, one for each seq, if they are to be checked. Also gives the seqs that are not held.
+    """
     held, skipped = held_by(topic, node, seqs, tokens, now)
     jobs = jobs_of(topic)
-    return AckJobs(topic, [jobs.begin_ack(seq) for seq in sorted(held)], now, skipped)
+    return [jobs.begin_ack(seq) for seq in held], skipped
+
+
+def ack(topic: Topic, leases: Iterable[Lease], now: Now) -> AckJobs:
+    """Delete the jobs of these leases for good, of one ack or of several."""
+    return AckJobs(topic, sorted(leases, key=attrgetter("seq")), now)
 
 
 def bury(topic: Topic, seqs: Sequence[int], now: Now) -> FinishJobs:

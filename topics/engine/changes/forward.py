@@ -148,7 +148,6 @@ def forward(
         if topic.config.durability == "ephemeral":
             change.resident, first_seq = copier.render(first_seq, ts), 0
             append.keep_in_memory(table, change, topic.reserving_seq, now)
-        change.note_pending()
         changes.append(change)
         rows.append(Row(0, taker.router, topic.id, first_seq))
     own = body.own_stamp

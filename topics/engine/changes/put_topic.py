@@ -32,6 +32,7 @@ class PutTopic(Change):
     """A topic made or configured; ``before``: the config to return to, None when it was made."""
 
     __slots__ = ("before", "config", "created", "ts_ceiling")
+    is_config = True
 
     def __init__(self, topic: Topic, frames: list[Frame], before: TopicConfig | None) -> None:
         super().__init__(topic, frames, True)
@@ -115,10 +116,9 @@ def new_topic_for(
     return table.new_topic(name, config, now)
 
 
-def check_inline_config(name: str, body: AppendBody) -> None:
+def check_inline_config(name: str, config: TopicConfigPatch) -> None:
     """A bad config is refused also where it would be ignored (§2: the topic exists)."""
-    if body.config is not None:
-        merge(name, None, body.config)
+    merge(name, None, config)
 
 
 def _check_prefixes(config: TopicConfig, prefixes: list[str] | None) -> None:

@@ -76,7 +76,11 @@ def decode_append(body: Buffer, header_key: str | None, limits: Limits) -> Appen
 
     Raises `InvalidRequest`, `BatchTooLarge` or `RecordTooLarge`.
     """
-    request = decode(_parse_append, body or b"{}")
+    is_ascii = type(body) is bytes and body.isascii()
+    try:  # `decode` adds nothing for most
+        request = _plain_append.decode(body) if is_ascii else decode(_parse_append, body or b"{}")
+    except (msgspec.MsgspecError, RecursionError):
+        request = decode(_parse_append, body or b"{}")
     check_append(request, len(body), header_key, limits)
     return request
 
@@ -96,7 +100,8 @@ def check_append(
     """
     if request.idempotency_key is None:
         request.idempotency_key = header_key
-    check_key(request.idempotency_key, limits)
+    if request.idempotency_key is not None:
+        check_key(request.idempotency_key, limits)
     records = request.records
     if not records:
         raise InvalidRequest("records must hold at least one record", field="records")
@@ -123,9 +128,9 @@ def joined(bodies: Sequence[AppendBody]) -> AppendBody:
     return kind(list(chain.from_iterable([body.records for body in bodies])), bodies[0].node)
 
 
-def check_may_configure(request: AppendBody, may_configure: bool) -> None:
+def check_may_configure(may_configure: bool) -> None:
     """Raises `Forbidden` for a ``config`` of a key that lacks the scope admin (§0.2)."""
-    if request.config is not None and not may_configure:
+    if not may_configure:
         raise Forbidden("the key lacks the scope admin, which config needs", scope="admin")
 
 

@@ -321,7 +321,7 @@ class WorkCloseParams(NamedTuple):
     pages: int
 
 
-# Routers. Their graph is owned by one shard (`ROUTER_OWNER`), which is asked by fronts and tells
+# Routers. Their graph is owned by one shard (`ROUTER_OWNER`), which is asked by the front and tells
 # the shards of both ends; copies go from the source's shard to that of the dest.
 
 

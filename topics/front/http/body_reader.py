@@ -1,6 +1,5 @@
-"""Body reader: receives the body of an admitted request.
+"""Body reader: receives, in a task, the body of an admitted request that has not come whole.
 
-plain body, whole in the buffer    one slice: the usual case
 the route has no use for a body    read and dropped
 declared length                    straight from the socket into a `BodySink`
 chunked, gzipped or both           framing --> (GzipSink) --> BodySink
@@ -12,7 +11,6 @@ from __future__ import annotations
 
 import trio
 
-from topics.actors.rpc.stepping import in_task
 from topics.formats.api.body_framing import Framing, framing
 from topics.formats.api.response_heads import CONTINUE
 from topics.front.backend import Backend, Body
@@ -38,13 +36,6 @@ class BodyReader:
         """The request's body. Raises `TopicsError`, which leaves the rest of the body unread, or
         OSError when the client leaves.
         """
-        if head.plain:
-            assert head.length is not None, "a plain body has a length"
-            end = connection.pos + head.length
-            if end <= len(connection.buffer):
-                start, connection.pos = connection.pos, end
-                return connection.buffer[start:end]
-        await in_task()
         if head.expects_continue and connection.pos == len(connection.buffer):
             await connection.send(CONTINUE)
         connection.begin_body()
@@ -109,7 +100,7 @@ class BodyReader:
 async def _pieces(connection: Connection, parts: Framing) -> list[memoryview]:
     """The next pieces of a body's payload; none when only framing came."""
     if connection.pos == len(connection.buffer):
-        if not await connection.receive():
+        if not await connection.receive_more():
             raise ConnectionResetError("the client left within a body")
         connection.earned(len(connection.buffer))
     else:

@@ -1,7 +1,7 @@
-"""One client's connection: its socket, its unread input and its deadline.
+"""One client's connection: its socket, what it said, and its deadline.
 
-    input      recv --> buffer[pos:] --> head reader, body reader
-    output     send, or send_both: head and body in one write
+    input      recv --> `RequestStream`
+    output     send: head and body in one write
     deadline   set here, checked once a second by the sweep of `topics.front.http.connections`
     hang-up    reset: the client is gone. Half closed: it may still read, or have closed its socket
 
@@ -9,8 +9,7 @@ A closed socket and one that only reads look alike until something is sent: then
 first one resets the connection. So a client that is half closed while it waits is sent the first
 byte of its answer.
 
-Nothing here costs a timer per request. A wait for input needs no task
-(`topics.actors.rpc.stepping`), one for a slow client does.
+What is ``async`` here is for tasks. No request costs a timer, and the usual one no task.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ import select
 import socket
 import struct
 import termios
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import trio
 
-from topics.actors.rpc.stepping import in_task, wait_readable
 from topics.engine.access import ANYONE, Principal
 from topics.formats.api.trace_fields import TraceFields
 from topics.front.held_memory import HeldMemory
+from topics.front.http.request_stream import RequestStream
 
 RECV_BYTES = 64 * 1024
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER: on, 0 s
@@ -66,11 +65,11 @@ class Registry(Protocol):
     held: HeldMemory
 
 
-class Driver(Protocol):
-    """Who resumes the coroutine of a connection (`topics.front.http.driver`)."""
+class Owner(Protocol):
+    """Who serves a connection: `topics.front.http.fast_lane.FastLane`."""
 
     def end(self) -> None:
-        """End the coroutine wherever it waits; its ``finally`` blocks run."""
+        """End it, wherever it waits; `Connection.is_ended` is set."""
 
     def watch_hang_up(self) -> None:
         """Cut the connection when its client has gone, while it ``waits``."""
@@ -79,10 +78,10 @@ class Driver(Protocol):
         """Watch the socket no more."""
 
 
-class Connection:
+class Connection(RequestStream):
     """One client's socket, non-blocking, with its unread input.
 
-    ``buffer[pos:]`` is unread input. ``deadline`` is when the sweep ends this connection. ``idle``:
+    ``deadline`` is when the sweep ends this connection. ``idle``:
     nothing of a request has been read. ``waits``: for a call that must end if the client hangs up.
     ``quiet_since``: when it began to have no request under way, `NEVER` while it has one.
     ``principal``: of its last request with a known key.
@@ -90,14 +89,13 @@ class Connection:
 
     def __init__(self, sock: socket.socket, connections: Registry, said: bytes = b"") -> None:
         """``said`` is input that was read already."""
+        super().__init__(said)
         self.sock = sock
         self.fd = sock.fileno()
         self.connections = connections
         self.timings = connections.timings
-        self.driver: Driver | None = None  # of the coroutine that serves it
-        self.is_ended = False  # cut, or closed while idle: its coroutine is told so
-        self.buffer = said
-        self.pos = 0
+        self.lane: Owner | None = None
+        self.is_ended = False  # cut, or closed while idle: its lane is told so
         self.deadline = NEVER
         self.idle = not said
         self.is_late = False  # the client connected during the drain
@@ -120,27 +118,30 @@ class Connection:
     def begin_waiting(self) -> None:
         """A call begins that must end if the client hangs up."""
         self.waits = True
-        if self.driver is not None:
-            self.driver.watch_hang_up()
+        if self.lane is not None:
+            self.lane.watch_hang_up()
 
     def probe(self) -> None:
         """Send another byte of the answer to come: a client that is gone resets the connection."""
         with contextlib.suppress(OSError):
             self._probe_bytes += self.sock.send(PROBE[self._probe_bytes :][:1])
 
+    @property
+    def is_there(self) -> bool:
+        """The client has not hung up: an answer reaches it."""
+        return not (self.is_ended or self._hang_up)
+
     async def check_client(self) -> None:
         """Raises `ConnectionResetError` when nobody would read an answer."""
-        if not self.is_ended:
-            hang_up = self._hang_up
-            if not hang_up or (not hang_up & GONE and await self._is_there()):
-                return
-        raise ConnectionResetError("the client has hung up")
+        if not self.is_there and (
+            self.is_ended or self._hang_up & GONE or not await self._may_read()
+        ):
+            raise ConnectionResetError("the client has hung up")
 
-    async def _is_there(self) -> bool:
+    async def _may_read(self) -> bool:
         """Whether a client that is half closed may still read."""
         is_behind = _unconfirmed_bytes(self.sock) > self._probe_bytes  # with the answers before
         self.probe()
-        await in_task()
         for pause_s in PROBE_PAUSES_S:
             if self._hang_up & GONE:
                 return False
@@ -156,17 +157,16 @@ class Connection:
         events = poller.poll(0)
         return events[0][1] if events else 0
 
-    async def receive(self) -> bool:
+    async def receive_more(self) -> bool:
         """Wait for more input. False when the client has closed its side. Raises OSError."""
         while True:
-            await wait_readable(self.fd)
+            await trio.lowlevel.wait_readable(self.sock)
             try:
                 data = self.sock.recv(RECV_BYTES)
             except BlockingIOError:
                 continue
-            self.buffer = self.buffer[self.pos :] + data if self.pos < len(self.buffer) else data
-            self.pos = 0
             self.received_bytes += len(data)
+            self.receive(data)
             return bool(data)
 
     async def receive_into(self, view: memoryview) -> int:
@@ -174,7 +174,7 @@ class Connection:
         side. Raises OSError.
         """
         while True:
-            await wait_readable(self.fd)
+            await trio.lowlevel.wait_readable(self.sock)
             try:
                 count = self.sock.recv_into(view)
             except BlockingIOError:
@@ -192,45 +192,29 @@ class Connection:
         most = self.connections.now + self.timings.body_grace_s
         self.deadline = self.body_deadline = min(extended, most)
 
-    async def drop(self, length: int) -> None:
-        """Read and forget so many bytes of a body. Raises OSError, also when the client leaves."""
-        ready = min(length, len(self.buffer) - self.pos)
-        self.pos += ready
-        left = length - ready
-        while left:
-            count = await self.receive_into(SCRATCH[:left])
-            if not count:
-                raise ConnectionResetError("the client left within a body")
-            self.earned(count)
-            left -= count
-
-    async def send(self, data: bytes | memoryview) -> None:
+    async def send(self, *parts: bytes | memoryview) -> None:
         """Send all of it. Raises OSError; the sweep cuts off a client that is too slow
         (`topics.front.held_memory`).
         """
-        if self._probe_bytes:
-            data = self._rest(data)
-        try:
-            sent = self.sock.send(data)
-        except BlockingIOError:
-            sent = 0
-        self.sent_bytes += sent
-        if sent != len(data):
-            await self._send_slowly(len(data), memoryview(data)[sent:])
+        unsent = self.send_now(*parts)
+        if unsent:
+            await self.send_rest(unsent, sum(map(len, parts)))
 
-    async def send_both(self, head: bytes, body: bytes | memoryview) -> None:
-        """Send two buffers in one write, without copying the second. Raises as `send`."""
+    def send_now(self, *parts: bytes | memoryview) -> Sequence[memoryview]:
+        """Send what the socket takes, without copying; what is left. Raises OSError."""
         if self._probe_bytes:
-            head = self._rest(head)
+            parts = (self._rest(parts[0]), *parts[1:])
         try:
-            sent = self.sock.sendmsg([head, body])
+            sent = self.sock.send(parts[0]) if len(parts) == 1 else self.sock.sendmsg(parts)
         except BlockingIOError:
             sent = 0
         self.sent_bytes += sent
-        length = len(head) + len(body)
-        if sent < length:
-            body_sent = max(0, sent - len(head))
-            await self._send_slowly(length, memoryview(head)[sent:], memoryview(body)[body_sent:])
+        unsent = []
+        for part in parts:
+            if sent < len(part):
+                unsent.append(memoryview(part)[sent:])
+            sent = max(0, sent - len(part))
+        return unsent
 
     def _rest(self, answer: bytes | memoryview) -> bytes:
         """The answer without what was sent of it to probe the client."""
@@ -239,9 +223,8 @@ class Connection:
         assert bytes(answer[:sent]) == PROBE[:sent], "every answer begins alike"
         return bytes(answer[sent:])
 
-    async def _send_slowly(self, length: int, *unsent: memoryview) -> None:
+    async def send_rest(self, unsent: Sequence[memoryview], length: int) -> None:
         """Send as fast as the client takes it; so many bytes stay in memory until then."""
-        await in_task()
         held, before = self.connections.held, self.deadline
         holding = held.hold(self, self.principal.digest, trio.current_time())
         held.add(holding, unsent, length + len(self.buffer), trio.current_time())
@@ -266,9 +249,7 @@ class Connection:
         self.cut()
 
     def cut(self) -> None:
-        """End the connection now, whatever it waits for: a reset for the client, cancellation for
-        the task, if it has one.
-        """
+        """End the connection now, whatever it waits for: a reset for the client."""
         if self.sock.fileno() >= 0:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
         self._end()
@@ -279,24 +260,28 @@ class Connection:
 
     def _end(self) -> None:
         self.closing = self.is_ended = True
-        if self.driver is not None:
-            self.driver.end()
+        if self.lane is not None:
+            self.lane.end()
 
     def close(self) -> None:
         """Close the socket; nobody watches it any more. Unread input is given back."""
-        self.buffer, self.pos = b"", 0
-        driver, self.driver = self.driver, None  # no circle: memory is given back at once
-        if driver is not None:
-            driver.leave()
+        self.clear()
+        lane, self.lane = self.lane, None  # no circle: memory is given back at once
+        if lane is not None:
+            lane.leave()
         self.sock.close()
+
+    @property
+    def must_linger(self) -> bool:
+        """The client would lose the last answer if the connection were closed at once: it has sent
+        what is never read. Raises OSError.
+        """
+        return not self.is_ended and (self.unread_body or (self.closing and self._has_unread()))
 
     async def linger(self) -> None:
         """After an answer that leaves input unread: wait until the client has read it. Closing at
         once would send a reset, which takes the answer back, and those before it.
         """
-        if self.is_ended or not (self.unread_body or (self.closing and self._has_unread())):
-            return
-        await in_task()
         self.deadline = NEVER
         self.sock.shutdown(socket.SHUT_WR)
         with trio.move_on_after(self.timings.linger_s, shield=True):

@@ -1,8 +1,4 @@
-"""Request heads: cut out of a connection's input, parsed, admitted, remembered.
-
-    buffer --skip empty lines--> a whole head: the usual case, one search and one slice
-                                 a part of it: PartialHead, within `head_s`
-                                 nothing:      idle, within `idle_s`
+"""Heads: judged by the guard, and remembered.
 
     raw head --blake2b--> remembered? --yes--> AdmittedHead
           without trace fields --no--'
@@ -22,24 +18,63 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Final, Generic, TypeVar
 
 from topics.errors import TopicsError
 from topics.formats.api.fields import Headers
-from topics.formats.api.request_heads import (
-    HEAD_END,
-    Head,
-    PartialHead,
-    end_of_empty_lines,
-    parse_head,
-)
+from topics.formats.api.request_heads import Head, parse_head
 from topics.formats.api.route_names import OTHER_ROUTE, ROUTE_INDEXES
 from topics.formats.api.topic_heads import cut_topic_name
-from topics.formats.api.trace_fields import cut_trace_fields
+from topics.formats.api.trace_fields import TraceFields, cut_trace_fields
 from topics.front.guard import Guard
-from topics.front.http.connection import NEVER, Connection
-from topics.front.http.head_memory import HeadMemory
 from topics.front.request import Request
 from topics.front.route import Lane, Route
+
+YOUNG_MAX: Final = 4096  # entries of a generation
+
+T = TypeVar("T")
+
+
+class HeadMemory(Generic[T]):
+    """What was decided about heads, by the digests of their bytes: at most ``2 * young_max``.
+
+        young --full--> old --full again--> forgotten
+          ^--- found -----'
+
+    A head that comes again stays, however many others come only once (topics that are made, appends
+    to a hundred thousand topics). No entries are sorted, or searched for the oldest one.
+    """
+
+    def __init__(self, young_max: int = YOUNG_MAX) -> None:
+        self._young_max = young_max
+        self._young: dict[bytes, T] = {}
+        self._old: dict[bytes, T] = {}
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    @property
+    def entries(self) -> dict[bytes, T]:
+        """All of them."""
+        return {**self._old, **self._young}
+
+    def get(self, digest: bytes) -> T | None:
+        """What is known under the digest, which counts as young again."""
+        found = self._young.get(digest)
+        if found is None and (found := self._old.get(digest)) is not None:
+            self.put(digest, found)
+        return found
+
+    def put(self, digest: bytes, value: T) -> None:
+        """Keep it. When the young generation is full, the old one is forgotten."""
+        young = self._young
+        if len(young) >= self._young_max:
+            self._old, self._young = young, (young := {})
+        young[digest] = value
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._young, self._old = {}, {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +147,7 @@ AnyHead = AdmittedHead | RefusedHead | PreflightHead
 
 
 class HeadReader:
-    """Reads the heads of all connections of a front."""
+    """Decides about the heads of all connections of a front."""
 
     def __init__(self, guard: Guard, *, inline_bytes: int, use_fast_lane: bool) -> None:
         self._guard = guard
@@ -126,49 +161,20 @@ class HeadReader:
         self.remembered.clear()
         self.of_topics.clear()
 
-    async def next(self, connection: Connection) -> AnyHead | None:
-        """The next head, or None when the client has left or the server drains. Raises
-        `InvalidRequest` when it is not HTTP, OSError.
+    def decide(self, raw: bytes) -> tuple[AnyHead, TraceFields | None]:
+        """What becomes of a whole head, and the fields that trace it. Raises `InvalidRequest` when
+        it is not well-formed.
         """
-        connection.trace = None
-        # Empty lines before a request mean nothing (RFC 9112 §2.2) and do not extend the wait.
-        timings = connection.timings
-        patience_s = timings.late_s if connection.is_late else timings.idle_s
-        idle_until = connection.connections.now + patience_s
-        while True:
-            if connection.buffer.startswith(b"\r\n", connection.pos):
-                connection.pos = end_of_empty_lines(connection.buffer, connection.pos)
-            end = connection.buffer.find(HEAD_END, connection.pos)
-            if end >= 0:
-                connection.idle = False
-                connection.deadline = NEVER
-                raw = connection.buffer[connection.pos : end + 4]
-                connection.pos = end + 4
-                return self._decide(connection, raw)
-            if connection.pos < len(connection.buffer):
-                raw = await _partial_head(connection)
-                if not raw.startswith(b"\r\n"):
-                    return self._decide(connection, raw) if raw else None
-                # Its first byte ended an empty line: the bytes after it are searched again.
-                connection.buffer = raw + connection.buffer[connection.pos :]
-                connection.pos = 0
-                continue
-            if not _begin_idle(connection, idle_until) or not await connection.receive():
-                return None
-
-    def _decide(self, connection: Connection, raw: bytes) -> AnyHead:
-        digest = _digest_of(raw)
+        digest = blake2b(raw, digest_size=16).digest()
         known = self.remembered.get(digest)
         if known is not None:
-            return known
+            return known, None
         trace, without = None, raw
         if (found := cut_trace_fields(raw)) is not None:
             without, trace = found
             digest = _digest_of(without)
             known = self.remembered.get(digest)
-        judged = known or self._judge_by_topic(raw, without, digest)
-        connection.trace = trace
-        return judged
+        return known or self._judge_by_topic(raw, without, digest), trace
 
     def _judge_by_topic(self, raw: bytes, without: bytes, digest: bytes) -> AnyHead:
         """``without``: the head without its trace fields, ``digest``: of that."""
@@ -227,31 +233,3 @@ def _digest_of(raw: bytes) -> bytes:
 
 def _index_of(route: Route | None) -> int:
     return OTHER_ROUTE if route is None else ROUTE_INDEXES[route.name]
-
-
-async def _partial_head(connection: Connection) -> bytes:
-    """The head that has begun, whole; empty when the client leaves."""
-    part = PartialHead()
-    connection.idle = False
-    connection.deadline = connection.connections.now + connection.timings.head_s
-    while True:
-        used = part.feed(connection.buffer[connection.pos :])
-        if used is not None:
-            connection.pos += used
-            connection.deadline = NEVER
-            return part.whole()
-        connection.pos = len(connection.buffer)
-        if not await connection.receive():
-            connection.deadline = NEVER
-            return b""
-
-
-def _begin_idle(connection: Connection, until: float) -> bool:
-    """Wait for the first byte of a request from here on; False when none will come."""
-    drains = connection.connections.draining and not connection.is_late
-    if drains and not connection.has_input:
-        return False
-    connection.idle = True
-    connection.deadline = until
-    connection.buffer, connection.pos = b"", 0  # nothing in it is unread; it holds a token
-    return True

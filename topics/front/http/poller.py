@@ -1,6 +1,6 @@
 """The poller: all sockets of clients in one epoll, behind one task of trio.
 
-    epoll is readable --> poll once --> step the driver of each socket --> send their calls together
+    epoll is readable --> poll once --> each lane serves --> send their calls together
 
 Sockets stay in the epoll, level-triggered: waiting for a request costs no system call. A socket
 whose input nobody reads now leaves it until it is read again; while its connection waits for a call
@@ -14,23 +14,21 @@ from __future__ import annotations
 
 import errno
 import select
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 import trio
 
-from topics.front.http.connection import Connection
 from topics.front.http.connections import Connections
-from topics.front.http.driver import Driver
+from topics.front.http.fast_lane import FastLane
 
 READY_MAX = 4096  # sockets of one turn
 
 
 class Poller:
-    """Tells drivers that their sockets have input, and starts the tasks that they need in
-    ``nursery``. ``batch``: `Backend.batch`. ``connections``: all that are driven; they end when
-    `run` does.
+    """Tells lanes that their sockets have input, and starts the tasks that they need in
+    ``nursery``. ``batch``: a turn, as `Appends` is. ``connections``: they end when `run` does.
     """
 
     def __init__(
@@ -41,39 +39,35 @@ class Poller:
     ) -> None:
         self._nursery, self._connections, self._batch = nursery, connections, batch
         self._epoll = select.epoll()
-        self._watched: dict[int, Driver] = {}
+        self._watched: dict[int, FastLane] = {}
         self._is_over = False
-
-    def drive(self, connection: Connection, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Run the coroutine of a connection until it is over."""
-        Driver(connection, self).begin(coroutine)
 
     def is_watched(self, fd: int) -> bool:
         """Whether the descriptor is in the epoll."""
         return fd in self._watched
 
-    def watch(self, driver: Driver, events: int) -> None:
+    def watch(self, lane: FastLane, events: int) -> None:
         """Part of `Watcher`."""
         if self._is_over:
             raise OSError(errno.ECANCELED, "the server is over")
-        if driver.watched is None:
-            self._epoll.register(driver.fd, events)
-            self._watched[driver.fd] = driver
+        if lane.watched is None:
+            self._epoll.register(lane.fd, events)
+            self._watched[lane.fd] = lane
         else:
-            self._epoll.modify(driver.fd, events)
-        driver.watched = events
+            self._epoll.modify(lane.fd, events)
+        lane.watched = events
 
-    def leave(self, driver: Driver) -> None:
+    def leave(self, lane: FastLane) -> None:
         """Part of `Watcher`."""
-        driver.watched = None
-        del self._watched[driver.fd]
+        lane.watched = None
+        del self._watched[lane.fd]
         if not self._is_over:
-            self._epoll.unregister(driver.fd)
+            self._epoll.unregister(lane.fd)
 
-    def start(self, driver: Driver) -> bool:
+    def start(self, task: Callable[..., Awaitable[None]], *args: Any) -> bool:
         """Part of `Watcher`."""
         if not self._is_over:
-            self._nursery.start_soon(driver.run_in_task)
+            self._nursery.start_soon(task, *args)
         return not self._is_over
 
     async def run(self) -> None:
@@ -89,10 +83,10 @@ class Poller:
                 connection.end_idle()
 
     def turn(self) -> None:
-        """Resume the drivers whose sockets have input."""
+        """Resume the lanes whose sockets have input."""
         watched = self._watched
         with self._batch:
             for fd, events in self._epoll.poll(0, READY_MAX):
-                driver = watched.get(fd)
-                if driver is not None:  # it may have been closed in this turn
-                    driver.ready(events)
+                lane = watched.get(fd)
+                if lane is not None:  # it may have been closed in this turn
+                    lane.ready(events)

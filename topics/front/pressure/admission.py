@@ -10,10 +10,10 @@ from functools import partial
 
 import trio
 
-from topics.actors.rpc.stepping import in_task
 from topics.errors import Throttled
 from topics.formats.api.backpressure import opts_out
 from topics.formats.buffers import Buffer
+from topics.front.answers import Answer
 from topics.front.backend import Body
 from topics.front.pressure.pressure import Pressure
 from topics.front.request import Request
@@ -23,18 +23,23 @@ REFUSAL_HOLD_S = 0.1
 REFUSABLE_MAX_BYTES = 4 << 20
 
 
-async def check_append(pressure: Pressure, request: Request, body: Body) -> None:
-    """Raises `Throttled`, after it has freed the body."""
+def refusal_of(pressure: Pressure, request: Request, body: Body) -> Throttled | None:
+    """Why an append is refused, if it is; its body is freed then."""
     view = body if isinstance(body, Buffer) else body.view
     key = request.principal.digest
     try:
         pressure.check_write(key, request.topic, request.shard, partial(may_not_be_refused, view))
-    except Throttled:
+    except Throttled as refusal:
         if not isinstance(body, Buffer):
             body.free()
-        await in_task()
-        await trio.sleep(REFUSAL_HOLD_S)
-        raise
+        return refusal
+    return None
+
+
+async def hold_back(refusal: Throttled) -> Answer:
+    """Refuse, a moment later."""
+    await trio.sleep(REFUSAL_HOLD_S)
+    raise refusal
 
 
 def may_not_be_refused(body: Buffer) -> bool:

@@ -17,7 +17,6 @@ from typing import Final
 
 import trio
 
-from topics.actors.rpc.stepping import in_task
 from topics.engine.priority import BANDS, TOP_BAND
 
 PASS_S: Final = 0.004  # a pass that takes longer is long
@@ -59,7 +58,6 @@ class Turns:
 
     async def park(self, band: int) -> float:
         """Wait for a turn. Returns the milliseconds of the wait."""
-        await in_task()
         parked = Parked(trio.lowlevel.current_task(), self._clock())
         self._lines[band].append(parked)
         self.waiting += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic_ns
 
@@ -9,11 +10,13 @@ import trio
 
 from topics.actors.link.board import Board
 from topics.config import Settings
+from topics.errors import TopicsError
 from topics.formats.api.limits import Limits, limits_of
 from topics.formats.wire.calls import NoResult
-from topics.formats.wire.contract import Call, P
+from topics.formats.wire.contract import Call, P, R
 from topics.front.answers import Answer, shard_answer
-from topics.front.backend import Backend, Body
+from topics.front.backend import Backend, Body, Reply
+from topics.front.dispatch import Pending, Then
 from topics.front.drain import Drain
 from topics.front.live.live import Live
 from topics.front.live.watches import Watches
@@ -58,8 +61,26 @@ class RouteContext:
             metric_reads=trio.CapacityLimiter(METRIC_READS_MAX),
         )
 
-    async def ask(
+    def ask(
+        self,
+        request: Request,
+        call: Call[P, R],
+        params: P,
+        body: Body,
+        then: Then,
+        answer: Callable[[Reply[R]], Answer] = shard_answer,
+    ) -> Pending | None:
+        """Ask the shard of the request's topic; ``answer`` makes an answer of what it says."""
+
+        def answered(reply: Reply[R] | TopicsError) -> None:
+            then(reply if isinstance(reply, TopicsError) else answer(reply))
+
+        pending = self.backend.ask(request.shard, call, params, body, answered)
+        self.backend.flush(request.shard)
+        return pending
+
+    async def answer(
         self, request: Request, call: Call[P, NoResult], params: P, body: Body = b""
     ) -> Answer:
-        """Ask the shard of the request's topic; its finished bytes are the answer."""
+        """As `ask`, for an operation that is a coroutine."""
         return shard_answer(await self.backend.call(request.shard, call, params, body))

@@ -12,19 +12,20 @@ import time
 from topics import __version__
 from topics.front.answers import Answer, json_answer
 from topics.front.backend import Body, unready
+from topics.front.dispatch import Operation, Then
 from topics.front.drain import shutting_down
 from topics.front.request import Request
 from topics.front.route import READ_ONLY, Lane, Route
 from topics.front.routes.context import RouteContext
 
 
-async def health(context: RouteContext, _request: Request, _body: Body, at: int) -> Answer:
+def health(context: RouteContext, _request: Request, _body: Body, at: int, then: Then) -> None:
     """§8.1. 200 as long as this process can answer."""
     uptime_ms = (time.monotonic_ns() - context.started_ns) // 1_000_000
-    return json_answer({"status": "ok", "version": __version__, "uptime_ms": uptime_ms}, at)
+    then(json_answer({"status": "ok", "version": __version__, "uptime_ms": uptime_ms}, at))
 
 
-async def ready(context: RouteContext, _request: Request, _body: Body, at: int) -> Answer:
+def ready(context: RouteContext, _request: Request, _body: Body, at: int, then: Then) -> None:
     """§8.2. A shard that serves readers only is named; the server is ready."""
     readiness = context.backend.readiness()
     if readiness.draining or context.drain.is_draining:
@@ -34,7 +35,7 @@ async def ready(context: RouteContext, _request: Request, _body: Body, at: int) 
     answer = {"status": "ready", "wal_replay_complete": True, "topics": readiness.topics}
     if readiness.limited:
         answer["shards"] = [{"shard": shard, "state": state} for shard, state in readiness.limited]
-    return json_answer(answer, at)
+    then(json_answer(answer, at))
 
 
 async def root(_context: RouteContext, _request: Request, _body: Body, at: int) -> Answer:
@@ -52,11 +53,11 @@ def _probe(path: str, name: str) -> Route:
         lane=Lane.HOT,
         is_open=True,
         answers_in_drain=True,
-        is_stepped=True,
+        is_plain=True,
     )
 
 
-ROUTES = {
+ROUTES: dict[Route, Operation] = {
     _probe("/v0/health", "health"): health,
     _probe("/healthz", "health"): health,
     _probe("/v0/ready", "ready"): ready,

@@ -25,7 +25,8 @@ from topics.errors import InvalidRequest, NotAcceptable
 from topics.formats.api.limits import check_worker, clamped_lease_ms, clamped_max_jobs
 from topics.formats.wire import calls
 from topics.front.answers import Answer, elapsed_ms, shard_answer
-from topics.front.backend import Backend, Body, listed
+from topics.front.backend import Backend, Body, Reply, listed
+from topics.front.dispatch import Begun, Operation, Then
 from topics.front.http.connection import Connection
 from topics.front.live.event_stream import HEADERS
 from topics.front.live.work_stream import WorkStream
@@ -42,16 +43,20 @@ LEASE_MS: Parameter[int | None] = Parameter("lease_ms", integer, default=None)
 CURSOR = Parameter("cursor", paging.SEQS.decode, default=0)
 
 
-async def claim(context: RouteContext, request: Request, body: Body, at: int) -> Answer:
+def claim(context: RouteContext, request: Request, body: Body, at: int, then: Then) -> Begun:
     """§10.2. May wait for as long as the ``wait_ms`` of the body says."""
-    backend, shard = context.backend, request.shard
-    params = calls.ClaimParams(request.topic, at)
-    reply = await context.drain.wait(request, backend.call(shard, calls.CLAIM, params, body))
-    answer = shard_answer(reply)
-    if reply.result.seqs:
-        leases = calls.UnclaimedParams(request.topic, *reply.result)
-        answer.on_unsent = partial(_give_back, backend, shard, leases)
-    return answer
+    backend, shard, topic = context.backend, request.shard, request.topic
+
+    def answer(reply: Reply[calls.ClaimResult]) -> Answer:
+        answer = shard_answer(reply)
+        if reply.result.seqs:
+            leases = calls.UnclaimedParams(topic, *reply.result)
+            answer.on_unsent = partial(_give_back, backend, shard, leases)
+        return answer
+
+    call, params = context.drain.waiting(request, then), calls.ClaimParams(topic, at)
+    call.asked = context.ask(request, calls.CLAIM, params, body, call.answered, answer)
+    return call
 
 
 def _give_back(backend: Backend, shard: int, leases: calls.UnclaimedParams) -> None:
@@ -59,19 +64,19 @@ def _give_back(backend: Backend, shard: int, leases: calls.UnclaimedParams) -> N
     backend.flush(shard)
 
 
-async def ack(context: RouteContext, request: Request, body: Body, at: int) -> Answer:
+def ack(context: RouteContext, request: Request, body: Body, at: int, then: Then) -> Begun:
     """§10.4."""
-    return await context.ask(request, calls.ACK, calls.QueueParams(request.topic, at), body)
+    return context.ask(request, calls.ACK, calls.QueueParams(request.topic, at), body, then)
 
 
-async def nack(context: RouteContext, request: Request, body: Body, at: int) -> Answer:
+def nack(context: RouteContext, request: Request, body: Body, at: int, then: Then) -> Begun:
     """§10.5."""
-    return await context.ask(request, calls.NACK, calls.QueueParams(request.topic, at), body)
+    return context.ask(request, calls.NACK, calls.QueueParams(request.topic, at), body, then)
 
 
-async def extend(context: RouteContext, request: Request, body: Body, at: int) -> Answer:
+def extend(context: RouteContext, request: Request, body: Body, at: int, then: Then) -> Begun:
     """§10.6."""
-    return await context.ask(request, calls.EXTEND, calls.QueueParams(request.topic, at), body)
+    return context.ask(request, calls.EXTEND, calls.QueueParams(request.topic, at), body, then)
 
 
 async def work(context: RouteContext, request: Request, _body: Body, _at: int) -> Answer:
@@ -134,7 +139,7 @@ async def redrive(context: RouteContext, request: Request, body: Body, at: int) 
     it looks for the topic.
     """
     params = calls.RedriveParams(request.topic, listed(request.principal.prefixes), at)
-    return await context.ask(request, calls.REDRIVE, params, body)
+    return await context.answer(request, calls.REDRIVE, params, body)
 
 
 def _worker_call(name: str, scope: Scope, *, waits: bool = False) -> Route:
@@ -146,11 +151,11 @@ def _worker_call(name: str, scope: Scope, *, waits: bool = False) -> Route:
         lane=Lane.HOT,
         body=BodyRule.REQUIRED,
         waits=waits,
-        is_stepped=True,
+        is_plain=True,
     )
 
 
-ROUTES = {
+ROUTES: dict[Route, Operation] = {
     _worker_call("claim", Scope.READ | Scope.WRITE, waits=True): claim,
     _worker_call("ack", Scope.WRITE): ack,
     _worker_call("nack", Scope.WRITE): nack,

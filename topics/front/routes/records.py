@@ -9,41 +9,50 @@ from __future__ import annotations
 
 from functools import partial
 
-from topics.actors.rpc.stepping import in_task
 from topics.engine.access import Scope
 from topics.formats.wire.calls import DELETE_RECORDS, DIFF, DeleteRecordsParams, DiffParams
 from topics.front.answers import Answer
 from topics.front.backend import Body
-from topics.front.pressure.admission import check_append, park_append
+from topics.front.dispatch import Begun, Operation, Then, answer_of
+from topics.front.pressure.admission import hold_back, park_append, refusal_of
 from topics.front.queries import Parameter, boolean
 from topics.front.request import Request
 from topics.front.route import BodyRule, Lane, Route
 from topics.front.routes.context import RouteContext
-from topics.front.routes.joined_appends import answered
 
 RETURN_SEQS = Parameter("return_seqs", boolean, default=True)
 
 
-async def append(context: RouteContext, request: Request, body: Body, at: int) -> Answer:
-    """§2. The shard decodes the body. Raises `Throttled` under pressure."""
+def append(context: RouteContext, request: Request, body: Body, at: int, then: Then) -> Begun:
+    """§2. The shard decodes the body. `Throttled` under pressure."""
     pressure = context.pressure
     if not pressure.is_calm:
-        await check_append(pressure, request, body)
-    band, parked_ms = pressure.bands.of(request.topic), 0.0
+        refusal = refusal_of(pressure, request, body)
+        if refusal is not None:
+            return hold_back(refusal)
+    band = pressure.bands.of(request.topic)
     if not pressure.turns.may_go(band):
-        parked_ms = await park_append(pressure, band, body)
-    with_seqs, appends = request.query[RETURN_SEQS], context.appends
-    return await answered(partial(appends.append, request, body, at, with_seqs, parked_ms))
+        return _append_parked(context, request, body, at, band)
+    context.appends.append(request, body, at, request.query[RETURN_SEQS], 0.0, then)
+    return None
 
 
-async def diff(context: RouteContext, request: Request, body: Body, at: int) -> Answer:
+async def _append_parked(
+    context: RouteContext, request: Request, body: Body, at: int, band: int
+) -> Answer:
+    parked_ms = await park_append(context.pressure, band, body)
+    with_seqs, append = request.query[RETURN_SEQS], context.appends.append
+    return await answer_of(partial(append, request, body, at, with_seqs, parked_ms))
+
+
+def diff(context: RouteContext, request: Request, body: Body, at: int, then: Then) -> Begun:
     """§3. May wait for as long as the ``wait_ms`` of the body says."""
     params = DiffParams(request.topic, at)
     if not (context.drain.is_draining or may_wait(body)):
-        return await context.ask(request, DIFF, params, body)
-    await in_task()
-    with context.drain.waiting(request):
-        return await context.ask(request, DIFF, params, body)
+        return context.ask(request, DIFF, params, body, then)
+    call = context.drain.waiting(request, then)
+    call.asked = context.ask(request, DIFF, params, body, call.answered)
+    return call
 
 
 def may_wait(body: Body) -> bool:
@@ -53,21 +62,21 @@ def may_wait(body: Body) -> bool:
     return type(body) is not bytes or b"wait_ms" in body or b"\\" in body
 
 
-async def delete(context: RouteContext, request: Request, body: Body, at: int) -> Answer:
+def delete(context: RouteContext, request: Request, body: Body, at: int, then: Then) -> Begun:
     """§5."""
     params = DeleteRecordsParams(request.topic, at)
-    return await context.ask(request, DELETE_RECORDS, params, body)
+    return context.ask(request, DELETE_RECORDS, params, body, then)
 
 
-ROUTES = {
+ROUTES: dict[Route, Operation] = {
     Route(
         ("POST",),
         "/v0/topics/:topic",
         "append",
         Scope.WRITE,
         lane=Lane.HOT,
+        is_plain=True,
         body=BodyRule.REQUIRED,
-        is_stepped=True,
         parameters=(RETURN_SEQS,),
         long_body=True,
     ): append,
@@ -77,8 +86,8 @@ ROUTES = {
         "diff",
         Scope.READ,
         lane=Lane.HOT,
+        is_plain=True,
         body=BodyRule.OPTIONAL,
-        is_stepped=True,
         waits=True,
     ): diff,
     Route(
@@ -87,8 +96,8 @@ ROUTES = {
         "topic.delete_records",
         Scope.DELETE,
         lane=Lane.HOT,
+        is_plain=True,
         body=BodyRule.REQUIRED,
-        is_stepped=True,
         is_audited=True,
     ): delete,
 }

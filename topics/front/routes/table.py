@@ -8,16 +8,13 @@ one.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from urllib.parse import unquote_to_bytes
 
 from topics.errors import MethodNotAllowed, NotFound
 from topics.formats.api.request_targets import origin_form
-from topics.front.answers import Answer
-from topics.front.backend import Body
 from topics.front.dispatch import Operation
-from topics.front.request import Request
 from topics.front.route import NAMES, Route, RouteMatch
 from topics.front.routes import (
     health,
@@ -33,7 +30,7 @@ from topics.front.routes.context import RouteContext
 
 Segments = tuple[str, ...]
 
-OPERATIONS: Mapping[Route, Callable[[RouteContext, Request, Body, int], Awaitable[Answer]]] = {
+OPERATIONS: Mapping[Route, Operation] = {
     **records.ROUTES,
     **queues.ROUTES,
     **topics.ROUTES,

@@ -15,7 +15,8 @@ import heapq
 from topics.engine.access import Scope
 from topics.formats.wire import calls
 from topics.front.answers import Answer, shard_answer
-from topics.front.backend import Body, listed
+from topics.front.backend import Body, Reply, listed
+from topics.front.dispatch import Begun, Operation, Then
 from topics.front.queries import Parameter, boolean, text
 from topics.front.request import Request
 from topics.front.route import BodyRule, Lane, Route
@@ -29,24 +30,27 @@ LIST_CURSOR: Parameter[str | None] = Parameter("cursor", paging.NAMES.decode, de
 LIST_TOUCH = Parameter("touch", boolean, default=False)
 
 
-async def put(context: RouteContext, request: Request, body: Body, at: int) -> Answer:
+def put(context: RouteContext, request: Request, body: Body, at: int, then: Then) -> Begun:
     """§1.1."""
     params = calls.TopicPutParams(request.topic, listed(request.principal.prefixes), at)
-    reply = await context.backend.call(request.shard, calls.TOPIC_PUT, params, body)
+    return context.ask(request, calls.TOPIC_PUT, params, body, then, _put_answer)
+
+
+def _put_answer(reply: Reply[calls.TopicPutResult]) -> Answer:
     return shard_answer(reply, created=reply.result.created)
 
 
-async def get(context: RouteContext, request: Request, _body: Body, at: int) -> Answer:
+def get(context: RouteContext, request: Request, _body: Body, at: int, then: Then) -> Begun:
     """§1.2."""
     params = calls.TopicGetParams(request.topic, request.query[TOUCH], at)
-    return await context.ask(request, calls.TOPIC_GET, params)
+    return context.ask(request, calls.TOPIC_GET, params, b"", then)
 
 
-async def delete(context: RouteContext, request: Request, _body: Body, at: int) -> Answer:
+def delete(context: RouteContext, request: Request, _body: Body, at: int, then: Then) -> Begun:
     """§1.4."""
     prefixes = listed(request.principal.prefixes)
     params = calls.TopicDeleteParams(request.topic, request.query[IF_EMPTY], prefixes, at)
-    return await context.ask(request, calls.TOPIC_DELETE, params)
+    return context.ask(request, calls.TOPIC_DELETE, params, b"", then)
 
 
 async def list_topics(context: RouteContext, request: Request, _body: Body, at: int) -> Answer:
@@ -78,14 +82,14 @@ async def _list_of(
         reply.release()
 
 
-ROUTES = {
+ROUTES: dict[Route, Operation] = {
     Route(
         ("PUT",),
         "/v0/topics/:topic",
         "topic.put",
         Scope.ADMIN,
         lane=Lane.HOT,
-        is_stepped=True,
+        is_plain=True,
         body=BodyRule.OPTIONAL,
         is_audited=True,
     ): put,
@@ -95,7 +99,7 @@ ROUTES = {
         "topic.get",
         Scope.READ,
         lane=Lane.HOT,
-        is_stepped=True,
+        is_plain=True,
         parameters=(TOUCH,),
     ): get,
     Route(
@@ -104,7 +108,7 @@ ROUTES = {
         "topic.delete",
         Scope.DELETE,
         lane=Lane.HOT,
-        is_stepped=True,
+        is_plain=True,
         parameters=(IF_EMPTY,),
         is_audited=True,
     ): delete,

@@ -44,10 +44,12 @@ def claim_of_disk(workers: QueueDesk, **config: object) -> list[str]:
 
 async def test_an_acked_job_is_gone_for_good(held: QueueDesk) -> None:
     held.ack(1, 3)
+    held.turn()
     answer = held.answer()
     assert (answer["acked"], answer["skipped"]) == (1, [3])
     assert (answer["ready"], answer["in_flight"]) == (1, 1)
     held.ack(1)
+    held.turn()
     assert held.answer()["skipped"] == [1]
     assert held.seqs("q") == [2, 3]
 
@@ -67,6 +69,42 @@ async def test_an_ack_is_answered_when_it_is_as_durable_as_the_class_says(
     assert (answer["acked"], answer["ready"], answer["in_flight"]) == (1, 0, 1)
     assert answer["performance"]["wal_append_ms"] == 1.5
     assert answer["performance"]["fsync_ms"] == (2.5 if durability == "fsync" else 0)
+
+
+async def test_the_acks_of_a_turn_are_one_frame_and_each_is_told_its_own(
+    workers: QueueDesk,
+) -> None:
+    claim_of_disk(workers)
+    before = len(workers.log.frames)
+    acks = [workers.ack(2), workers.ack(3, 1), workers.ack(2), workers.ack(1, node="other")]
+    gone = workers.ack(1, topic="nowhere")
+    workers.turn()
+    assert [frame.kind for frame in [*workers.log.frames.values()][before:]] == [FrameKind.DELETE]
+    assert workers.answers() == [(gone, "topic_not_found")]
+    workers.written()
+    told = {each["cid"]: (each["acked"], each["skipped"]) for each in workers.told()}
+    assert told == dict(zip(acks, [(1, []), (1, [3]), (0, [2]), (0, [1])], strict=True))
+    assert workers.seqs("q") == []
+
+
+async def test_acks_that_the_log_lost_together_are_refused_and_their_jobs_still_held(
+    workers: QueueDesk,
+) -> None:
+    claim_of_disk(workers)
+    acks = [workers.ack(1), workers.ack(2)]
+    workers.failed(BROKEN)
+    assert workers.answers() == [(ack, "not_ready") for ack in acks]
+    workers.state()
+    assert workers.answer()["queue"]["in_flight"] == 2
+
+
+async def test_acks_are_decided_before_what_comes_behind_them(workers: QueueDesk) -> None:
+    claim_of_disk(workers)
+    ack, nack = workers.ack(1), workers.nack(1, 2)
+    workers.turn()
+    assert [(told["cid"], told["nacked"]) for told in workers.told()] == [(nack, 1)]
+    workers.written()
+    assert [(told["cid"], told["acked"]) for told in workers.told()] == [(ack, 1)]
 
 
 async def test_an_ack_that_is_on_its_way_counts_as_in_flight(workers: QueueDesk) -> None:
@@ -108,6 +146,7 @@ async def test_an_ack_without_room_beside_an_append_is_tried_once_more_alone(
 async def test_a_token_of_another_lease_is_not_believed(workers: QueueDesk) -> None:
     first, second = claim_of_disk(workers, durability="ephemeral")
     workers.ack(1, 2, lease_ids=[first, first])
+    workers.turn()
     answer = workers.answer()
     assert (answer["acked"], answer["skipped"]) == (1, [2])
     workers.nack(2, lease_ids=[second])
@@ -169,6 +208,7 @@ async def test_bad_requests_and_other_topics_are_refused(workers: QueueDesk, cal
         ask(1, topic="log", lease_ms=1000): "not_a_queue",
         ask(1, topic="nowhere", lease_ms=1000): "topic_not_found",
     }
+    workers.turn()
     assert dict(workers.answers()) == told
 
 

@@ -156,7 +156,7 @@ async def test_a_router_has_one_forward_under_way(bench: Bench, nursery: trio.Nu
         found.append(await bench.send(params))
 
     submit = bench.loop.commits.flush
-    bench.loop.commits.flush = lambda **_: False  # type: ignore[method-assign]
+    bench.loop.commits.flush = lambda **_: None  # type: ignore[method-assign]
     nursery.start_soon(send)
     await bench.shards.until(lambda: len(bench.loop.commits))
     assert await bench.send(params) == [(BUSY, 0, 0)]
@@ -284,7 +284,7 @@ async def test_a_log_that_fails_leaves_cursor_and_seqs_as_they_were(
     commits, topic, found = bench.loop.commits, bench.shards.topic("b"), list[object]()
     await commits.wait_drained()
     flush, lsn = commits.flush, bench.loop.context.wal.next_lsn
-    commits.flush = lambda **_: False  # type: ignore[method-assign]
+    commits.flush = lambda **_: None  # type: ignore[method-assign]
 
     async def send() -> None:
         found.append(await bench.send(params))

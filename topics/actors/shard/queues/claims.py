@@ -191,7 +191,7 @@ class Claims(Service):
         poll.stop_clock()
         return self._polls.pop(poll.key, None) is poll
 
-    # What fronts say
+    # What the front says
 
     def _cancelled(self, message: InboundMessage, params: CallCancelledParams) -> None:
         key = message.session, params.cid

@@ -29,7 +29,6 @@ from topics.actors.shard.queues.lanes import Lanes
 from topics.actors.shard.room import unwritable
 from topics.actors.shard.service import Service
 from topics.engine.changes.change import Change
-from topics.engine.changes.delete_topic import DeleteTopic
 from topics.engine.changes.put_topic import PutTopic
 from topics.engine.moved_keys import BATCH_JOBS, copy_key, earlier_copy_key
 from topics.engine.queue.claims import Taken, jobs_of
@@ -86,10 +85,10 @@ class DeadLetters(Service):
             move = self._moves[topic.id] = Move(topic, _rule(topic.config))
             self._begin(move)
 
-    def on_commit(self, change: Change) -> None:
+    def on_config(self, change: Change) -> None:
         """Look at the dead jobs of a queue anew when its config has changed."""
         topic, jobs = change.topic, change.topic.jobs
-        if jobs is None or not isinstance(change, (PutTopic, DeleteTopic)):
+        if jobs is None:
             return
         move = self._moves.get(topic.id)
         waiting = move if move is not None and move.retry is not None else None

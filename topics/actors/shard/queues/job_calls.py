@@ -1,7 +1,8 @@
 """Job calls: ack, nack and extend what a worker holds, and list who holds what (§10.4 to §10.6).
 
 An ack is a delete: it is answered when it is as durable as the queue's class promises, and it may
-use the log's reserve. The others wait for the log only if the queue's leases are durable.
+use the log's reserve. The acks of one turn for one queue are one delete. The others wait for the
+log only if the queue's leases are durable.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from topics.actors.shard.queues.lines import Lines
 from topics.actors.shard.retries import Retries
 from topics.actors.shard.room import unwritable
 from topics.actors.shard.service import Service
+from topics.engine.changes import finish_jobs
 from topics.engine.changes.lease_jobs import LeaseChange
 from topics.engine.queue.claims import jobs_of
 from topics.engine.queue.jobs import Counters
+from topics.engine.queue.leases import Lease
 from topics.engine.topic import Topic
 from topics.formats.api import answers, queue_answers
-from topics.formats.api.queue_bodies import decode_ack, decode_extend, decode_nack
+from topics.formats.api.queue_bodies import JobsRequest, decode_ack, decode_extend, decode_nack
 from topics.formats.wire.calls import (
     ACK,
     EXTEND,
@@ -45,6 +48,8 @@ class JobCalls(Service):
     def __init__(self, context: ShardContext, lines: Lines, retries: Retries) -> None:
         self._context, self._commits, self._engine = context, context.commits, context.engine
         self._lines, self._retries = lines, retries
+        # Acks of this turn, by queue.
+        self.gathered: dict[str, list[tuple[JobsCall, JobsRequest]]] = {}
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
@@ -58,21 +63,57 @@ class JobCalls(Service):
         context.check_writable()
         if context.held.defer_if_held(params.topic, self._ack, request):
             return
-        asked = decode_ack(request.attachment, context.limits)
-        topic = context.fresh_queue(params.topic)
-        change = self._engine.ack(topic, asked.node, asked.seqs, asked.lease_ids, context.now)
-        request.outlast()
+        gathered = request, decode_ack(request.attachment, context.limits)
+        if again:  # what it shares a group with is chosen
+            self._decide_acks(params.topic, [gathered], again=True)
+        else:
+            self.gathered.setdefault(params.topic, []).append(gathered)
+
+    def decide_gathered(self) -> None:
+        """Decide the acks that have come in this turn, those of one queue together: one DELETE
+        frame. When it tears none of them stands, and none is answered before all are durable.
+        """
+        gathered, self.gathered = self.gathered, {}
+        for name, acks in gathered.items():
+            self._decide_acks(name, acks, again=False)
+
+    def _decide_acks(
+        self, name: str, acks: list[tuple[JobsCall, JobsRequest]], *, again: bool
+    ) -> None:
+        context = self._context
+        if context.held.is_held(name):  # by something else of this turn
+            for request, _ in acks:
+                context.held.defer_if_held(name, self._ack, request)
+            return
+        begun: list[tuple[JobsCall, list[Lease], list[int]]] = []
+        try:
+            topic = context.fresh_queue(name)
+            for request, asked in acks:
+                ended, skipped = finish_jobs.begin_ack(
+                    topic, asked.node, asked.seqs, asked.lease_ids, context.now
+                )
+                begun.append((request, ended, skipped))
+                request.outlast()
+            leases = [lease for _, ended, _ in begun for lease in ended]
+            change = finish_jobs.ack(topic, leases, context.now)
+        except Exception as error:
+            for request, _ in acks:
+                answer_error(request, error)
+            return
 
         def settle(result: Progress | OSError) -> None:
             if isinstance(result, OSError):
-                return self._retries.refuse(self._ack, request, result, again=again)
+                for request, _, _ in begun:
+                    self._retries.refuse(self._ack, request, result, again=again)
+                return
             ready, in_flight, *_ = self._counters(topic)
-            count, sync_ms = len(change.seqs), result.sync_ms if topic.config.durable else 0.0
-            body = queue_answers.acked(topic.name, count, change.skipped, ready, in_flight)
-            body += answers.performance(
-                total_ms(params.at), wal_ms=result.write_ms, fsync_ms=sync_ms
-            )
-            return request.reply(NO_RESULT, body)
+            sync_ms = result.sync_ms if topic.config.durable else 0.0
+            for request, ended, skipped in begun:
+                body = queue_answers.acked(topic.name, len(ended), skipped, ready, in_flight)
+                body += answers.performance(
+                    total_ms(request.params.at), wal_ms=result.write_ms, fsync_ms=sync_ms
+                )
+                request.reply(NO_RESULT, body)
 
         self._commits.submit(change, settle)
 

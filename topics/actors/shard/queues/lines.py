@@ -48,7 +48,6 @@ class Lines(Service):
         self._lines: dict[int, Line] = {}  # by topic id
         self._due: dict[Line, None] = {}  # in the order in which turns serve them
         self._budget = 0  # jobs that this turn may still lease
-        self._losses = 0
 
     def __len__(self) -> int:
         return len(self._lines)
@@ -59,7 +58,7 @@ class Lines(Service):
         """Put a claimer at the end of its line, in a turn. ``is_patient``: until `hurry`."""
         line = self._line(claimer.topic)
         line.join(claimer, is_patient=is_patient)
-        self._due[line] = None
+        self._make_due(line)
 
     def leave(self, claimer: Claimer) -> None:
         """Take a claimer out of its line, if it waits there."""
@@ -96,35 +95,33 @@ class Lines(Service):
         if line is None:
             jobs_of(topic).leases.loosened.clear()
         elif line not in self._due:
-            self._due[line] = None
-            # It may be noted behind `on_turn`, or outside of any turn.
+            self._make_due(line)
+            # It may be noted behind `on_due`, or outside of any turn.
             self._context.deadlines.wake()
+
+    def _make_due(self, line: Line) -> None:
+        self._due[line] = None
+        self.is_due = True
 
     def _line(self, topic: Topic) -> Line:
         line = self._lines.get(topic.id)
         if line is None:
             line = self._lines[topic.id] = Line(topic)
+            topic.follow(self._changed)
         return line
 
     # Hooks
 
-    def on_commit(self, change: Change) -> None:
+    def _changed(self, change: Change) -> None:
         """Note what a commit may give to those who wait; end the line of a queue that is gone."""
         topic = change.topic
-        if topic.jobs is None:
-            return
         if isinstance(change, DeleteTopic):
-            if topic.id in self._lines:
-                self._end(self._lines[topic.id])
-        elif isinstance(change, Append | PutTopic) or topic.jobs.leases.loosened:
+            self._end(self._lines[topic.id])
+        elif isinstance(change, Append | PutTopic) or jobs_of(topic).leases.loosened:
             self.note_claimable(topic)
 
-    def on_turn(self) -> bool:
-        """Serve the lines that are due; whether some of them wait for the next turn."""
-        if self._losses != self._commits.losses:
-            self._note_losses()
-        if not self._due:
-            return False
+    def on_due(self) -> None:
+        """Serve the lines that are due; some of them may wait for the next turn."""
         self._budget = JOBS_PER_TURN
         for line in tuple(self._due):
             if self._budget <= 0:
@@ -133,13 +130,10 @@ class Lines(Service):
                 del self._due[line]
                 self._budget -= LINE_COST
                 self._visit(line)
-        return bool(self._due)
+        self.is_due = bool(self._due)
 
-    def _note_losses(self) -> None:
-        """The log has lost changes. A topic that is gone now was never made; leases that were taken
-        back are claimable.
-        """
-        self._losses = self._commits.losses
+    def on_loss(self) -> None:
+        """A topic that is gone now was never made; leases that were taken back are claimable."""
         for line in tuple(self._lines.values()):
             if line.topic.deleted:
                 self._end(line)
@@ -147,7 +141,7 @@ class Lines(Service):
                 # Not at once: the log would refuse the same leases, turn by turn.
                 self._set_alarm(line, RETRY_S)
             else:
-                self._due[line] = None
+                self._make_due(line)
 
     # Serving
 
@@ -212,7 +206,7 @@ class Lines(Service):
         """The window of a line is over."""
         line.window = None
         line.form_cohort(self._ready(line.topic), JOBS_PER_TURN)
-        self._due[line] = None
+        self._make_due(line)
 
     def _deal(self, line: Line) -> None:
         assert line.slices is not None, "a cohort is formed before it is dealt to"
@@ -308,7 +302,7 @@ class Lines(Service):
 
     def _alarmed(self, line: Line) -> None:
         line.alarm = None
-        self._due[line] = None
+        self._make_due(line)
 
     def _end(self, line: Line) -> None:
         """The queue is gone."""
@@ -328,5 +322,7 @@ class Lines(Service):
             line.alarm.cancel()
         if self._lines.get(line.topic.id) is line:
             del self._lines[line.topic.id]
+            line.topic.unfollow(self._changed)
+            jobs_of(line.topic).leases.loosened.clear()
         self._due.pop(line, None)
         return True

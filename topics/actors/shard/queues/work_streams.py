@@ -169,7 +169,7 @@ class WorkStreams(Service):
     def _find(self, session: PeerSession, number: int) -> WorkStream | None:
         return self._by_session.get(session, {}).get(number)
 
-    # What fronts say
+    # What the front says
 
     def _open(self, request: InboundCall[WorkOpenParams, NoResult]) -> None:
         context, params, session = self._context, request.params, request.session

@@ -89,7 +89,8 @@ class Workers(Service):
         self._due: dict[int, None] = {}  # sources, by topic id
         self._crowded: dict[int, None] = {}  # those that wait until others have been answered
         self._next: Deadline | None = None  # when to go on
-        self._has_writes = False  # clients have written since the last turn of forwarding
+        # Appends decided by the last turn of forwarding: whether clients have written since.
+        self._appends_seen = 0
         self._asked = 0  # messages that are not answered
         self._round_began = self._round_ended = self._round_s = 0.0
         self._flying: Counter[int] = Counter()  # forwards under way, by the dest's shard
@@ -118,6 +119,7 @@ class Workers(Service):
         self._wake(source)
 
     def _source(self, topic: Topic) -> Source:
+        topic.follow(self._source_changed)
         return self._sources.setdefault(topic.id, Source(topic))
 
     def _learn_hops(self, source: Source, cursor: int) -> None:
@@ -147,6 +149,7 @@ class Workers(Service):
         self._unlogged.pop(worker, None)
         if not source.workers:
             del self._sources[source.topic.id]
+            source.topic.unfollow(self._source_changed)
         if worker.retry is not None:
             worker.retry.cancel()
         worker.tell_settled()
@@ -181,14 +184,9 @@ class Workers(Service):
 
     # When there is something to do
 
-    def on_commit(self, change: Change) -> None:
+    def _source_changed(self, change: Change) -> None:
         """A source has something new."""
-        if not self._sources:
-            return
-        self._has_writes |= type(change) is Append
-        source = self._sources.get(change.topic.id)
-        if source is None:
-            return
+        source = self._sources[change.topic.id]
         if isinstance(change, Append | Advance):
             _note_hops(source, change)
             self._wake(source)
@@ -215,7 +213,7 @@ class Workers(Service):
         """
         if self._next is None:
             at = -math.inf
-            if self._has_writes:
+            if self._context.append_count != self._appends_seen:
                 pause_s = min(max(PAUSE_RATIO * self._round_s, PAUSE_MIN_S), PAUSE_MAX_S)
                 at = self._round_ended + pause_s
             self._next = self._context.deadlines.call_at(at, self._work)
@@ -227,7 +225,7 @@ class Workers(Service):
             self._next = self._context.deadlines.call_at(-math.inf, self._work)
 
     def _work(self) -> None:
-        self._next, self._has_writes = None, False
+        self._next, self._appends_seen = None, self._context.append_count
         if self._context.is_stopping:
             return
         until = time.perf_counter() + WORK_S

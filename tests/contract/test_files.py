@@ -1,0 +1,120 @@
+"""Files of a server under a running load: names, merged segments, and those of version 0.1."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from tests.contract.retained import page_of, seqs
+from tests.support.api import Api, ok, refused
+from tests.support.copies import kept, passed
+from tests.support.metrics import scrape
+from tests.support.queues import until
+from tests.support.routers import put
+from tests.support.server import Server
+from topics.storage.verify import verify_directory
+
+NAME = "Zebra"  # no file of the server has it
+TOPICS = (f"{NAME}", f"{NAME}..", f"{NAME}:C:", f"{NAME}.wal", "A" * 250 + NAME)
+SLASHES = (f"../{NAME}", f"/tmp/{NAME}", f"{NAME}/../x")
+HOSTILE = (*SLASHES, "..", f"{NAME}\0", f"..\\{NAME}", f"~{NAME}")
+
+
+def test_no_name_of_a_client_becomes_a_name_of_a_file(tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+    with Server(data_dir, shards=2, wal_file_bytes=1 << 16) as server, Api(server.address) as api:
+        for topic in TOPICS:
+            ok(api.put(topic, {"durability": "fsync"}), 201)
+            for _ in range(4):  # full log files are sealed: there are segments, too
+                ok(api.append(topic, "x" * 30_000))
+            ok(api.append(topic, *["x" * 900_000] * 5))  # a streamed append, with a file of its own
+        ok(put(api, f"{NAME}>r", TOPICS[0], TOPICS[1]), 201)
+        for hostile in HOSTILE:
+            path = f"/v0/topics/{quote(hostile, safe='')}"
+            refused(api.call("PUT", path, {}), *refusal(hostile))
+            path = f"/v0/routers/{quote(hostile, safe='')}"
+            ends = {"source": TOPICS[0], "dest": TOPICS[1]}
+            refused(api.call("PUT", path, ends), *refusal(hostile))
+            refused(put(api, "r", hostile, TOPICS[1]), 400, "invalid_request")
+            refused(api.put(TOPICS[0], {"dead_letter": hostile}), 400, "invalid_request")
+    names = [found.name for found in tmp_path.rglob("*")]
+    assert len(names) > 10
+    assert [name for name in names if NAME.lower() in name.lower()] == []
+    assert [found.name for found in tmp_path.iterdir()] == ["data"]
+
+
+def refusal(name: str) -> tuple[int, str]:
+    """A slash is a slash, also an encoded one: the path has a part more."""
+    return (404, "not_found") if name in SLASHES else (400, "invalid_request")
+
+
+BOUND_S = 60.0
+FILES = 20
+FILE_BYTES = 64 << 10
+MERGED = "topics_segments_merged_total"
+
+
+@pytest.mark.slow
+def test_files_become_few_and_a_kill_takes_nothing(tmp_path: Path) -> None:
+    with Server(tmp_path / "data", shards=1, wal_file_bytes=FILE_BYTES) as server:
+        with Api(server.address) as api:
+            for number in range(FILES):
+                answer = api.append("fast", *["x" * 1000] * 70, config={"cap_records": 5})
+                ok(answer, answer.status)
+                answer = api.append("slow", number, config={"durability": "fsync"})
+                ok(answer, answer.status)
+            until(lambda: scrape(api), lambda page: page.value(MERGED) >= 8, BOUND_S)
+            assert seqs(page_of(api, "slow", 0)) == [*range(1, FILES + 1)]
+            # Old files go two checkpoints later, of which none is written more than each 5 s.
+            files = tmp_path / "data" / "segment" / "00"
+            until(lambda: len([*files.glob("*.seg")]), lambda count: count < 12, BOUND_S)
+        server.kill()
+        server.start()
+        with Api(server.address) as api:
+            assert seqs(page_of(api, "slow", 0)) == [*range(1, FILES + 1)]
+            assert seqs(page_of(api, "fast", 0)) == [*range(70 * FILES - 4, 70 * FILES + 1)]
+
+
+OLD = Path(__file__).parent / "data" / "linked-0.1.tar.xz"
+ROUTERS = "htsfb"
+
+
+def shown(api: Api, topic: str) -> list[Any]:
+    records = kept(api, topic)
+    for record in records:
+        if isinstance(record["data"], str):
+            record["data"] = len(record["data"])
+    return records
+
+
+@pytest.mark.slow
+def test_copies_of_version_0_1_are_read_and_moved_into_segments(tmp_path: Path) -> None:
+    with tarfile.open(OLD) as old:
+        old.extraction_filter = lambda member, _: member  # asked for by newer Pythons
+        old.extractall(tmp_path)
+    want = json.loads((tmp_path / "want.json").read_text())
+    source, *dests = want
+    data_dir = tmp_path / "data"
+    assert {*verify_directory(data_dir, 2)} <= {*data_dir.rglob("*")}, "paths, and no finding"
+    with Server(data_dir, wal_file_bytes=1 << 20) as server:
+        for _ in range(2):
+            with Api(server.address) as api:
+                assert {name: shown(api, name) for name in want} == want
+            server.kill()
+            server.start()
+        with Api(server.address) as api:
+            ok(api.append(source, records=[{"data": "new", "tag": "keep"}]))
+            passed(api, *ROUTERS)
+            for dest in dests:
+                last = shown(api, dest)[-1]
+                assert last["$seq"] > want[dest][-1]["$seq"]
+            until(lambda: [*data_dir.glob("linked/*/*")], lambda links: not links, 60)
+            assert {name: shown(api, name)[: len(want[name])] for name in want} == want
+        server.stop()
+    with Server(data_dir, wal_file_bytes=1 << 20) as server, Api(server.address) as api:
+        assert {name: shown(api, name)[: len(want[name])] for name in want} == want

@@ -1,0 +1,299 @@
+"""Ack, nack and extend (§10.4 to §10.6): what the holder of a lease may do, and what it brings
+about.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tests.support.api import Api, ok
+from tests.support.queues import (
+    DAY_MS,
+    HOUR_MS,
+    SHORT_MS,
+    Queue,
+    counters,
+    data,
+    now_ms,
+    tokens,
+)
+from tests.support.server import Server
+from tests.support.sse import watch
+
+
+def test_an_ack_says_what_it_did_and_what_is_left(queue: Queue) -> None:
+    queue.push(*range(5))
+    jobs = queue.claim("w", 3)
+    body = queue.ack(jobs[:2])
+    body.pop("performance")
+    assert body == {
+        "topic": queue.name,
+        "acked": 2,
+        "skipped": [],
+        "ready": 2,
+        "in_flight": 1,
+    }
+    assert queue.counters() == counters(ready=2, in_flight=1)
+
+
+def test_an_ack_deletes_the_job(queue: Queue) -> None:
+    queue.push("a", "b", "c")
+    jobs = queue.claim("w", 3)
+    queue.ack([jobs[1]])
+    assert queue.live() == [1, 3]
+    queue.ack([jobs[0]])
+    state = queue.api.state(queue.name)
+    assert (state["earliest_seq"], state["head_seq"], state["count"]) == (3, 3, 1)
+    queue.ack([jobs[2]])
+    state = queue.api.state(queue.name)
+    assert (state["earliest_seq"], state["count"], state["bytes"]) == (4, 0, 0)
+    page = ok(queue.api.diff(queue.name))
+    assert (page["records"], page["tombstone"], page["caught_up"]) == ([], None, True)
+
+
+def test_an_ack_is_silent_to_readers(queue: Queue) -> None:
+    queue.push("a", "b")
+    with watch(queue.api, [queue.name]) as stream:
+        assert stream.told([queue.name]).data() == ["a", "b"]
+        queue.ack(queue.claim("w", 2))
+        queue.push("c")
+        assert [record["data"] for record in stream.records(1)] == ["c"]
+
+
+# --- what is skipped
+
+
+def test_a_seq_that_stands_twice_is_acked_once(queue: Queue) -> None:
+    queue.push("a", "b")
+    queue.claim("w", 2)
+    body = ok(queue.call("ack", {"node": "w", "seqs": [1, 1]}))
+    assert (body["acked"], body["skipped"], body["in_flight"]) == (1, [], 1)
+    assert queue.live() == [2]
+
+
+# --- the fence
+
+
+def test_tokens_belong_to_the_seqs_in_their_order(queue: Queue) -> None:
+    queue.push("a", "b", "c")
+    jobs = queue.claim("w", 3)
+    first, second, third = tokens(jobs)
+    body = queue.ack(jobs, lease_ids=[second, first, third])
+    assert (body["acked"], body["skipped"]) == (1, [1, 2])
+    assert queue.ack(jobs[:2], lease_ids=[first, second])["acked"] == 2
+
+
+@pytest.mark.parametrize("token", ["", "lease_", "lease_0", "lease_zz", "nonsense", "é", "x" * 999])
+def test_a_token_of_no_lease_skips_its_seq(queue: Queue, token: str) -> None:
+    queue.push("a", "b")
+    jobs = queue.claim("w", 2)
+    body = queue.ack(jobs, lease_ids=[token, jobs[1]["lease_id"]])
+    assert (body["acked"], body["skipped"]) == (1, [1])
+    assert queue.counters() == counters(in_flight=1)
+
+
+# --- what it costs and how much it may be
+
+
+@pytest.mark.parametrize(
+    ("durability", "synced"),
+    [("ephemeral", False), ("memory", False), ("disk", False), ("fsync", True)],
+)
+def test_the_ack_of_a_durable_queue_is_synced_before_its_answer(
+    api: Api, topic: str, durability: str, synced: bool
+) -> None:
+    queue = Queue.create(api, topic, "a", durability=durability)
+    spent: dict[str, Any] = queue.ack(queue.claim())["performance"]
+    assert (spent.get("fsync_ms", 0.0) > 0) == synced
+
+
+def test_concurrent_acks_of_the_same_jobs_count_each_once(
+    server: Server, api: Api, topic: str
+) -> None:
+    queue = Queue.create(api, topic, *range(100), durability="fsync")
+    jobs = queue.claim("w", 100, lease_ms=HOUR_MS)
+
+    def ack(_: int) -> int:
+        with Api(server.address) as own:
+            return int(Queue(own, topic).ack(jobs)["acked"])
+
+    with ThreadPoolExecutor(6) as pool:
+        assert sum(pool.map(ack, range(6))) == 100
+    assert queue.counters() == counters()
+
+
+def test_acks_make_room_in_a_queue_that_rejects(api: Api, topic: str) -> None:
+    queue = Queue.create(api, topic, "a", "b", cap_records=2, discard="reject")
+    assert api.append(topic, "c").status == 422
+    queue.ack(queue.claim())
+    assert queue.push("c") == [3]
+    assert data(queue.claim("w", 5)) == ["b", "c"]
+
+
+def test_a_repeated_write_does_not_bring_an_acked_job_back(queue: Queue) -> None:
+    first = queue.push("a", idempotency_key="k")
+    queue.ack(queue.claim())
+    assert queue.push("a", idempotency_key="k") == first
+    assert queue.claim("w", 5) == []
+
+
+def test_a_nack_says_what_it_did_and_what_is_left(queue: Queue) -> None:
+    queue.push(*range(4))
+    jobs = queue.claim("w", 3)
+    body = queue.nack(jobs[:2])
+    body.pop("performance")
+    assert body == {
+        "topic": queue.name,
+        "nacked": 2,
+        "skipped": [],
+        "ready": 3,
+        "in_flight": 1,
+    }
+    assert queue.counters() == counters(ready=3, in_flight=1)
+
+
+def test_a_nacked_job_is_claimable_at_once_by_anybody(queue: Queue) -> None:
+    queue.push("a")
+    queue.nack(queue.claim("w"))
+    (again,) = queue.claim("other")
+    assert (again["data"], again["deliveries"]) == ("a", 2)
+
+
+def test_nacked_jobs_come_before_fresh_ones(queue: Queue) -> None:
+    queue.push(*range(6))
+    jobs = queue.claim("w", 3)
+    queue.nack([jobs[1], jobs[2]])
+    assert data(queue.claim("w", 2)) == [1, 2]
+    assert data(queue.claim("w", 2)) == [3, 4]
+
+
+# --- delay_ms
+
+
+def test_a_delayed_nack_hides_the_job_from_claims_and_counters(queue: Queue) -> None:
+    queue.push("a", "b")
+    body = queue.nack(queue.claim("w"), delay_ms=HOUR_MS)
+    assert (body["nacked"], body["ready"], body["in_flight"]) == (1, 1, 0)
+    assert queue.counters() == counters(ready=1), "delayed counts appends with a delay only"
+    assert queue.api.state(queue.name)["count"] == 2
+    assert queue.live() == [1, 2]
+    assert data(queue.claim("w", 5)) == ["b"]
+
+
+def test_a_delayed_nack_comes_back_when_its_time_has_come(queue: Queue) -> None:
+    queue.push("a", "b")
+    (job,) = queue.claim("w")
+    before = now_ms()
+    queue.nack([job], delay_ms=400)
+    queue.becomes(ready=2)
+    (again,) = queue.claim("w", lease_ms=HOUR_MS)
+    assert (again["data"], again["deliveries"]) == ("a", 2), "before the fresh one"
+    assert again["deadline"] - HOUR_MS >= before + 400
+
+
+@pytest.mark.parametrize("delay_ms", [DAY_MS, DAY_MS + 1, 2**53], ids=lambda value: f"10.5 {value}")
+def test_a_delay_is_clamped_to_a_day(queue: Queue, delay_ms: int) -> None:
+    queue.push("a")
+    assert queue.nack(queue.claim("w"), delay_ms=delay_ms)["nacked"] == 1
+    assert queue.counters() == counters()
+
+
+def test_a_hidden_job_belongs_to_nobody(queue: Queue) -> None:
+    queue.push("a")
+    jobs = queue.claim("w")
+    queue.nack(jobs, delay_ms=HOUR_MS)
+    assert queue.ack(jobs)["skipped"] == [1]
+    assert queue.nack(jobs)["skipped"] == [1]
+    assert queue.extend(jobs)["skipped"] == [1]
+    assert queue.leases() == []
+
+
+# --- what is skipped
+
+
+@pytest.mark.parametrize("leases_durable", [False, True])
+@pytest.mark.parametrize("durability", ["ephemeral", "memory", "disk", "fsync"])
+def test_a_queue_of_any_class_takes_nacks(
+    api: Api, topic: str, durability: str, leases_durable: bool
+) -> None:
+    queue = Queue.create(api, topic, "a", durability=durability, leases_durable=leases_durable)
+    queue.nack(queue.claim())
+    (job,) = queue.claim()
+    assert job["deliveries"] == 2
+    assert queue.extend([job])["extended"] == 1
+    assert queue.ack([job])["acked"] == 1
+
+
+def test_an_extend_says_what_it_did(queue: Queue) -> None:
+    queue.push(*range(4))
+    jobs = queue.claim("w", 3)
+    before = now_ms()
+    body = queue.extend(jobs[:2], lease_ms=60_000)
+    after = now_ms()
+    body.pop("performance")
+    deadlines = body.pop("deadlines")
+    assert body == {"topic": queue.name, "extended": 2, "skipped": []}
+    assert {*deadlines} == {"1", "2"}
+    for deadline in deadlines.values():
+        assert before + 60_000 <= deadline <= after + 60_000
+    assert [lease["deadline"] for lease in queue.leases()] == [
+        *deadlines.values(),
+        jobs[2]["deadline"],
+    ]
+
+
+@pytest.mark.slow
+def test_an_extended_lease_outlives_its_first_deadline(queue: Queue) -> None:
+    queue.push("kept", "lost")
+    kept = queue.claim("w", 2, lease_ms=4000)[0]
+    queue.extend([kept], lease_ms=HOUR_MS)
+    (reclaimed,) = queue.claim_all(1, "other")
+    assert reclaimed["data"] == "lost"
+    time.sleep(0.3)
+    assert queue.claim("other", 5) == []
+    assert queue.ack([kept])["acked"] == 1
+
+
+def test_an_extend_sets_and_does_not_add(queue: Queue) -> None:
+    queue.push("a")
+    jobs = queue.claim("w", lease_ms=HOUR_MS)
+    before = now_ms()
+    (deadline,) = queue.extend(jobs, lease_ms=SHORT_MS)["deadlines"].values()
+    assert before + SHORT_MS <= deadline <= now_ms() + SHORT_MS
+    assert data(queue.claim_all(1, "other")) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "effective"),
+    [(0, 100), (99, 100), (HOUR_MS, HOUR_MS), (DAY_MS + 1, DAY_MS), (2**53, DAY_MS)],
+    ids=lambda value: f"10.6 {value}",
+)
+def test_lease_ms_is_clamped(queue: Queue, asked: int, effective: int) -> None:
+    queue.push("a")
+    jobs = queue.claim("w")
+    before = now_ms()
+    (deadline,) = queue.extend(jobs, lease_ms=asked)["deadlines"].values()
+    assert before + effective <= deadline <= now_ms() + effective
+
+
+def test_an_extend_keeps_the_lease_id(queue: Queue) -> None:
+    queue.push("a", "b")
+    jobs = queue.claim("w", 2)
+    for _ in range(3):
+        assert queue.extend(jobs, lease_ids=tokens(jobs))["extended"] == 2
+    assert [lease["lease_id"] for lease in queue.leases()] == tokens(jobs)
+    assert queue.ack(jobs, lease_ids=tokens(jobs))["acked"] == 2
+
+
+def test_an_extend_does_not_change_the_delivery_counter(queue: Queue) -> None:
+    queue.push("a")
+    jobs = queue.claim("w")
+    for _ in range(3):
+        queue.extend(jobs)
+    assert [lease["deliveries"] for lease in queue.leases()] == [1]
+    queue.nack(jobs)
+    assert [job["deliveries"] for job in queue.claim("w")] == [2]
