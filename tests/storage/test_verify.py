@@ -178,7 +178,7 @@ def test_a_segment_as_it_was_written_is_whole(store: SegmentStore) -> None:
     segment = add(store, 1, MIXED)
     assert reasons(segment.path) == []
     store.flag_deleted(in_extent(1, 0), [1, 4], 0)
-    store.write_due_flags(0)
+    store.flags.write(0)
     store.punch([in_extent(1, 2)])
     assert reasons(segment.path) == []
 

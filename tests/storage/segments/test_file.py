@@ -122,7 +122,7 @@ def test_pages_that_a_dead_extent_shares_with_others_stay(store: SegmentStore) -
     assert segment.path.stat().st_blocks < before
     held = reopened(store)
     assert [held.records(locator).blob.tobytes() for locator in locators[1::2]] == kept
-    assert held.unpunched(1, {1, 3, 5, 7}) == []
+    assert held.segments[1].unpunched({1, 3, 5, 7}) == []
     assert [*verify_segment(segment.path)] == []
 
 
@@ -140,13 +140,13 @@ def test_an_extent_of_version_1_gives_all_its_pages_back(store: SegmentStore) ->
     held = reopened(store)
     assert [*verify_segment(path)] == []
     assert held.segments[1].header.version == 1
-    assert len(held.unpunched(1, {*range(4)})) == 4
+    assert len(held.segments[1].unpunched({*range(4)})) == 4
     before = path.stat().st_blocks
     held.punch([in_extent(1, extent) for extent in range(4)])
     assert path.stat().st_blocks == before - 4 * PAGE_BYTES // 512
     assert [*verify_segment(path)] == []
     assert held.records(in_extent(1, 4)).slice(0, 1)
-    assert held.unpunched(1, {*range(4, 8)}) == []
+    assert held.segments[1].unpunched({*range(4, 8)}) == []
 
 
 @pytest.mark.parametrize(("code", "raises"), [(errno.EOPNOTSUPP, False), (errno.EIO, True)])

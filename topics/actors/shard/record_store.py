@@ -152,7 +152,7 @@ class RecordStore:
     def forget_asked(self) -> None:
         """Time has gone: mapped pages may have left memory, and are asked for again."""
         self._wal.forget_asked()
-        self._segments.forget_asked()
+        self._segments.maps.forget_asked()
 
     def report(self, damage: Damaged) -> None:
         """Log damage, once for each place: whoever comes across it will do so again."""

@@ -124,7 +124,7 @@ class ShardRepair(RepairPlan):
         finally:
             for file in files:
                 file.close()
-            reader.segments.close()
+            reader.segments.maps.close()
         return True
 
     def _refuse_twice(self, damage: Damaged) -> None:

@@ -15,10 +15,9 @@ from topics.formats.disk.records import RecordsView, View
 from topics.formats.disk.segment import ExtentEntry
 from topics.formats.ranges import IndexRun, SeqRun
 from topics.storage.disk import Damaged
+from topics.storage.frame_reader import FrameReader, frame_lsn
 from topics.storage.segments.store import SegmentStore
-from topics.storage.wal.blobs import BlobStore
 from topics.storage.wal.file import WalFile
-from topics.storage.wal.log import Copies, frame_lsn, frame_records
 
 
 class ReplayStore:
@@ -32,12 +31,11 @@ class ReplayStore:
         self,
         engine: ShardEngine,
         segments: SegmentStore,
-        blobs: BlobStore,
         files: Sequence[WalFile],
-        copies: Copies,
+        frames: FrameReader,
     ) -> None:
-        self._engine, self._segments, self._blobs, self._files = engine, segments, blobs, files
-        self._copies = copies
+        self._engine, self._segments, self._files = engine, segments, files
+        self._frames = frames
         self._flags: dict[int, bytearray] = {}  # of extents whose own are ahead of the replay
 
     def take_back(self, locator: Locator, entry: ExtentEntry, runs: Iterable[SeqRun]) -> None:
@@ -66,7 +64,7 @@ class ReplayStore:
             bisect_right(self._files, lsn_of(locator), key=lambda file: file.base) - 1
         ]
         try:
-            return frame_records(file, locator, self._blobs, self._copies)
+            return self._frames.records(file, locator)
         except Damaged as damage:
             if damage.path.exists():
                 raise

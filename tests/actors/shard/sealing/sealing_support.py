@@ -189,7 +189,7 @@ class Sealer(Client):
         self.give_up()
         self.wal.stop()
         self.sealing.write_last()
-        self.shard.segments.close()
+        self.shard.segments.maps.close()
 
     def again(self, **options: Any) -> Sealer:
         """After a kill."""
@@ -229,7 +229,7 @@ def ended(client: Sealer) -> Iterator[Sealer]:
     client.give_up()
     if client.wal.writer._thread.is_alive():
         client.kill()
-    client.shard.segments.close()  # the test may have read since; a `Sealer` is in a circle
+    client.shard.segments.maps.close()  # the test may have read since; a `Sealer` is in a circle
 
 
 def files(path: Path, kind: str) -> list[Path]:

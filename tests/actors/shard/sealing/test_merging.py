@@ -428,7 +428,7 @@ def test_once_the_copy_is_built_no_error_of_the_disk_keeps_it_from_the_index(
             yield from install(rewriting, sources, *rest)
             return
         delete(aged, "mixed", match=TagMatch("Eq", "odd"))
-        aged.shard.segments.close()  # the next read opens a segment anew
+        aged.shard.segments.maps.close()  # the next read opens a segment anew
         steps, is_done = install(rewriting, sources, *rest), False
         while not is_done:
             with pytest.MonkeyPatch.context() as inner:
@@ -498,7 +498,7 @@ def test_a_segment_with_damage_is_left_out_and_its_readers_are_told(
         "directory": segment.trailer.directory_at + 80 * segment.trailer.entry_count - 30,
     }[where]
     _flip(segment, offset)
-    aged.shard.segments.close()
+    aged.shard.segments.maps.close()
     for _ in range(4):
         aged.sealing.merging.is_due = True
         aged.seal()
