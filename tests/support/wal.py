@@ -28,8 +28,8 @@ from topics.storage.linked import LinkedPayloads
 from topics.storage.wal.blobs import BlobStore
 from topics.storage.wal.file import WalFile
 from topics.storage.wal.log import Wal
-from topics.storage.wal.pace import SyncPace
 from topics.storage.wal.progress import Progress
+from topics.storage.wal.syncer import SyncPace
 
 WAIT_MS = 10_000
 FILE_BYTES = 8192

@@ -35,8 +35,7 @@ from topics.formats.disk.wal import (
     encode_file_header,
 )
 from topics.storage import checkpoints
-from topics.storage.aside import FileAside
-from topics.storage.disk import DAMAGED, Damaged, sync_directory, write_all
+from topics.storage.disk import DAMAGED, Damaged, FileAside, sync_directory, write_all
 from topics.storage.mapped_file import CANNOT_READ, MappedFile
 from topics.storage.recovery.mending import (
     RECORDS_MAX,

@@ -25,8 +25,7 @@ from topics.formats.disk.segment import (
     decode_ends,
     decode_entry,
 )
-from topics.storage.aside import FileAside
-from topics.storage.disk import Damaged, check_room, punch_hole, write_all, write_back
+from topics.storage.disk import Damaged, FileAside, check_room, punch_hole, write_all, write_back
 from topics.storage.mapped_file import read_at
 
 SUFFIX = ".seg"

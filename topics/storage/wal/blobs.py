@@ -25,8 +25,7 @@ from topics.formats.buffers import Buffer
 from topics.formats.disk import blob
 from topics.formats.disk.blob import BadBlob
 from topics.formats.disk.records import RecordsView
-from topics.storage.aside import FileAside
-from topics.storage.disk import Damaged, allocate, make_directory, write_all
+from topics.storage.disk import Damaged, FileAside, allocate, make_directory, write_all
 from topics.storage.mapped_file import MappedFile
 
 SUFFIX, NEW = ".blob", ".new"

@@ -41,7 +41,7 @@ from topics.engine.record_index import IndexEntry
 from topics.engine.replacing import replace_entries
 from topics.engine.topic import Topic
 from topics.formats.api.delete_body import TagMatch
-from topics.storage import aside
+from topics.storage import disk
 from topics.storage.disk import Damaged
 from topics.storage.segments import file as segment_file
 from topics.storage.segments.file import Segment, SegmentWriter
@@ -54,7 +54,7 @@ BUILDING: list[tuple[Any, str]] = [
     (MergeReader, "view"),
     (SegmentStore, "begin"),
     (SegmentWriter, "write"),
-    (aside, "sync_directory"),
+    (disk, "sync_directory"),
     (segment_file, "Segment"),
     (Segment, "check_tables"),
     (rewriting, "MappedSegment"),
