@@ -242,7 +242,7 @@ def repairs(data_dir: Path, shards: int) -> list[ShardRepair]:
 
 
 def _keep(path: Path) -> None:
-    """As `disk.keep_aside`, also where an earlier file was kept. Raises OSError."""
+    """Give a file a second name, also where an earlier one was kept. Raises OSError."""
     for number in count():
         name = path.with_name(f"{path.name}{f'.{number}' if number else ''}{DAMAGED}")
         with contextlib.suppress(FileExistsError):

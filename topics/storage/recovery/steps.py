@@ -8,7 +8,7 @@
     restore_topics     topics and extents as the checkpoint knows them      restore.py
     LogReplay.run      all frames from where the checkpoint says            replay.py
     check_sealed       the log is as long as it was when segments were made
-    restore_keys       idempotency keys that still live                     keys.py
+    restore_keys       idempotency keys that still live                     restore.py
     verify_blobs       the blobs that the log names are there
     decide             no seq and no `$ts` is given twice
     ------------------ up to here a start reads, from here on files change
@@ -41,9 +41,8 @@ from topics.storage.checkpoints import Checkpoint, Kept
 from topics.storage.disk import Damaged, boot_id, make_directory, sync_directory
 from topics.storage.frame_reader import FrameReader
 from topics.storage.linked import LinkedPayloads
-from topics.storage.recovery.keys import restore_keys
 from topics.storage.recovery.replay import LogReplay
-from topics.storage.recovery.restore import restore_topics
+from topics.storage.recovery.restore import restore_keys, restore_topics
 from topics.storage.recovery.store import ReplayStore
 from topics.storage.recovery.tail import LogEnd, end_log
 from topics.storage.segments.file import SUFFIX as SEGMENT

@@ -57,7 +57,7 @@ class ReplayStore:
             self._flags[locator] = flags
 
     def records(self, locator: Locator) -> View:
-        """As `Store.records`."""
+        """The records at a locator. Raises `Damaged`."""
         if is_extent(locator):
             return self._segments.records(locator)
         file = self._files[
@@ -76,13 +76,13 @@ class ReplayStore:
             )
 
     def delete_flags(self, locator: Locator) -> Buffer | None:
-        """As `Store.delete_flags`."""
+        """Delete flags as of the frame that is replayed; None when none is set."""
         if not is_extent(locator):
             return self._engine.delete_flags.of(locator)
         return self._flags.get(locator) or self._segments.delete_flags(locator)
 
     def flag_deleted(self, locator: Locator, runs: Sequence[IndexRun], _size: int) -> None:
-        """As `Store.flag_deleted`."""
+        """Flag these records as deleted."""
         if not is_extent(locator):
             self._engine.delete_flags.flag(locator, self.records(locator).count, runs)
             return
@@ -93,7 +93,7 @@ class ReplayStore:
                 self._flags[locator][start:stop] = b"\1" * (stop - start)
 
     def release(self, locators: Sequence[Locator]) -> None:
-        """As `Store.release`: an extent that is not named after the replay is found then."""
+        """Forget flags in memory; an extent that is not named after the replay is found then."""
         self._engine.delete_flags.forget(locators)
 
     release_later = release

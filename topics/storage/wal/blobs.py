@@ -108,13 +108,13 @@ class BlobView(RecordsView):
 
     @property
     def blob(self) -> memoryview:
-        """As `RecordsView.blob`."""
+        """All rendered records, asked for before they are touched."""
         found = super().blob
         self._ask(self._tables_end, self._tables_end + len(found))
         return found
 
     def part(self, begin: int, end: int) -> memoryview:
-        """As `RecordsView.part`."""
+        """A range of the blob, asked for likewise."""
         self._ask(self._tables_end + begin, self._tables_end + end)
         return super().blob[begin:end]
 

@@ -221,7 +221,7 @@ class Wal:
         return self._no_room or not self.writer.spares.has_reserve
 
     def find_room(self) -> bool:
-        """As `WalWriter.find_room`; when True, the log is not short of room any more."""
+        """Make the next file and the reserve; when True, the log is not short of room any more."""
         found = self.writer.find_room()
         if found:
             self._no_room = False
@@ -281,7 +281,7 @@ class Wal:
         return header_at(file.view(), offset).record_count
 
     def forget_asked(self) -> None:
-        """As `WalFile.forget_asked`, for all files."""
+        """Mapped pages may have left memory: they are asked for again."""
         for file in self._files:
             file.forget_asked()
 

@@ -71,7 +71,7 @@ class Syncer:
         self._lock.release()
 
     def sync_held(self, file: WalFile, lsn: int) -> bool:
-        """As `sync`, between `try_hold` and `release`."""
+        """Sync for the loop, which holds all syncs off. False: the log is broken, and cut."""
         return self._sync(file, lsn, by_loop=True)
 
     def _sync(self, file: WalFile, lsn: int, *, by_loop: bool) -> bool:

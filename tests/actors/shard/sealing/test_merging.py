@@ -127,15 +127,6 @@ def test_files_and_extents_are_bounded_by_what_lives_however_long_the_history_is
     survives_a_kill(client, seen(client))
 
 
-def test_without_merges_the_same_load_leaves_more_files(
-    client: Sealer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Merging, "merge", _no_merge)
-    age(client, 160)
-    free_all(client)
-    assert len(files(client.path, "segment")) > 30
-
-
 @pytest.mark.usefixtures("eager")
 def test_a_merge_changes_nothing_that_readers_or_writers_notice(aged: Sealer) -> None:
     before, old = seen(aged), segments_of(aged)
@@ -453,16 +444,6 @@ def test_once_the_copy_is_built_no_error_of_the_disk_keeps_it_from_the_index(
     else:
         aged.kill()
     assert findings(aged.path) == []
-    comes_back(aged, before)
-
-
-@pytest.mark.usefixtures("eager")
-def test_a_stop_in_the_middle_of_an_install_finishes_it(aged: Sealer) -> None:
-    before = seen(aged)
-    while not aged.sealing.rewriting.is_installing:
-        assert aged.step()
-    aged.stop()
-    assert aged.sealing.rewriting.merged
     comes_back(aged, before)
 
 
