@@ -203,8 +203,7 @@ def _on_directory(run: Callable[[], ExitCode], name: str) -> ExitCode:
 def _look_for_damage(directory: Path) -> ExitCode:
     from topics.storage.data_dir import held_for_reading
     from topics.storage.disk import DAMAGED
-    from topics.storage.verify.directory import verify_directory
-    from topics.storage.verify.finding import Finding
+    from topics.storage.verify import Finding, verify_directory
 
     files = findings = 0
     with held_for_reading(directory) as shards:

@@ -43,8 +43,7 @@ from tests.campaigns.opened import Found, Opened
 from tests.support.model import Kept, TopicModel
 from topics.engine.dedupe import DIGEST_BYTES, digest_of
 from topics.storage.data_dir import decode_meta
-from topics.storage.verify.directory import verify_directory
-from topics.storage.verify.finding import Finding
+from topics.storage.verify import Finding, verify_directory
 
 CLASSES = ("ephemeral", "memory", "disk", "fsync")  # the weakest first
 ASK = """

@@ -12,8 +12,7 @@ import msgspec
 from tests.campaigns.fault_workload import FILE_BYTES, Journal
 from tests.support.log import Client
 from topics.actors.shard.context import clock
-from topics.storage.verify.directory import verify_directory
-from topics.storage.verify.finding import Finding
+from topics.storage.verify import Finding, verify_directory
 
 AFTER = "1000000"  # the number of what is written after the fault
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.support.server import Server, kill_one
-from topics.storage.verify.directory import verify_directory
-from topics.storage.verify.finding import Finding
+from topics.storage.verify import Finding, verify_directory
 
 EVERYTHING = "everything"
 BACK_S = 20.0  # for a campaign; how fast a single shard is back is measured in test_kill.py

@@ -17,7 +17,7 @@ from tests.support.metrics import scrape
 from tests.support.queues import until
 from tests.support.routers import put
 from tests.support.server import Server
-from topics.storage.verify.directory import verify_directory
+from topics.storage.verify import verify_directory
 
 NAME = "Zebra"  # no file of the server has it
 TOPICS = (f"{NAME}", f"{NAME}..", f"{NAME}:C:", f"{NAME}.wal", "A" * 250 + NAME)

@@ -15,7 +15,7 @@ from tests.support.server import Server
 from topics.storage import checkpoints
 from topics.storage.data_dir import DataDirectoryDamaged, encode_meta
 from topics.storage.disk import Damaged
-from topics.storage.verify.blobs import verify_blob
+from topics.storage.verify import verify_blob
 
 pytestmark = pytest.mark.slow
 MIB = 1 << 20

@@ -1,4 +1,4 @@
-"""What durable files need: room that is looked for before it is taken, zeros, write-back."""
+"""Durable files: what is written whole has its name, and errors are told."""
 
 from __future__ import annotations
 
@@ -10,13 +10,17 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.support.log import failing
 from tests.support.wal import leave_room
 from topics.formats.disk.wal import FileHeader
 from topics.storage import checkpoints, disk
-from topics.storage.disk import MARGIN_BYTES, allocate, check_room, write_back
+from topics.storage.disk import MARGIN_BYTES, FileAside, allocate, check_room, write_back
 from topics.storage.wal.blobs import BlobStore
 from topics.storage.wal.file import WalFile
 from topics.storage.wal.spares import prepare
+
+# What durable files need: room that is looked for before it is taken, zeros, write-back
+
 
 SIZE = 64 << 10
 
@@ -74,3 +78,36 @@ def test_zeros_are_written_where_the_disk_has_no_call_for_it(
         monkeypatch.setattr(disk, "_fallocate", None)
         disk.zero(file.fileno(), 100, 9_000)
     assert path.read_bytes() == b"x" * 100 + bytes(9_000) + b"x" * 900
+
+
+# File aside: it has its own name only when it is whole on the disk
+
+
+def test_a_published_file_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
+    path = tmp_path / "name.kind"
+    path.write_bytes(b"before")
+    file = FileAside(path, ".tmp")
+    with open(file.fd, "wb", closefd=False) as stream:
+        stream.write(b"after")
+    assert path.read_bytes() == b"before"
+    file.publish()
+    assert path.read_bytes() == b"after"
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_an_abandoned_file_leaves_nothing_and_may_be_abandoned_again(tmp_path: Path) -> None:
+    file = FileAside(tmp_path / "name.kind", ".tmp")
+    file.abandon()
+    file.abandon()
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_file_whose_name_cannot_be_synced_is_abandoned_under_that_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = FileAside(tmp_path / "name.kind", ".tmp")
+    monkeypatch.setattr("topics.storage.disk.sync_directory", failing(errno.EIO))
+    with pytest.raises(OSError):
+        file.publish()
+    file.abandon()
+    assert [*tmp_path.iterdir()] == []

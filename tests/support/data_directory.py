@@ -8,8 +8,7 @@ from pathlib import Path
 
 from tests.formats.disk.segment_support import Write, plain
 from topics.storage.data_dir import held_for_reading
-from topics.storage.verify.directory import verify_directory
-from topics.storage.verify.finding import Finding
+from topics.storage.verify import Finding, verify_directory
 
 MIXED = [
     (

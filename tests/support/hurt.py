@@ -23,8 +23,7 @@ from topics.formats.disk.copies import Run
 from topics.formats.disk.frames import FrameHeader, FrameKind
 from topics.storage.data_dir import DataDirectory
 from topics.storage.recovery.repair import ShardRepair
-from topics.storage.verify.directory import verify_directory
-from topics.storage.verify.finding import Finding
+from topics.storage.verify import Finding, verify_directory
 
 FILE_BYTES = 12 << 10
 Tree = dict[str, bytes | None]

@@ -176,13 +176,13 @@ class Client:
         finish what it holds.
         """
         self.wal.stop()
-        self.shard.segments.close()
+        self.shard.segments.maps.close()
 
     def stop(self) -> None:
         """An orderly stop, as the shard's process makes it."""
         self.wal.stop()
         Sealing(self.shard, self.commits).write_last()
-        self.shard.segments.close()
+        self.shard.segments.maps.close()
 
 
 def append_streamed(client: Client, name: str, *datas: Any, **body_fields: Any) -> Path:

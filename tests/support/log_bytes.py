@@ -8,7 +8,7 @@ from topics.formats.disk import wal
 from topics.formats.disk.frames import FrameKind
 from topics.formats.disk.wal import FILE_HEADER_BYTES
 from topics.storage.mapped_file import MappedFile
-from topics.storage.verify.log import frames
+from topics.storage.verify import frames
 
 
 def log_ends(data_dir: Path) -> dict[int, int]:

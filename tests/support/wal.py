@@ -22,14 +22,14 @@ from topics.formats.disk.frames import (
     check_frame,
 )
 from topics.formats.disk.wal import FILE_HEADER_BYTES
-from topics.storage.copy_reader import CopyReader
 from topics.storage.disk import make_directory
+from topics.storage.frame_reader import FrameReader
 from topics.storage.linked import LinkedPayloads
 from topics.storage.wal.blobs import BlobStore
 from topics.storage.wal.file import WalFile
 from topics.storage.wal.log import Wal
-from topics.storage.wal.pace import SyncPace
 from topics.storage.wal.progress import Progress
+from topics.storage.wal.syncer import SyncPace
 
 WAIT_MS = 10_000
 FILE_BYTES = 8192
@@ -72,7 +72,7 @@ class Log(Wal):
             [*files],
             lsn,
             blobs=blobs,
-            copies=CopyReader(blobs, LinkedPayloads(folder.parent, shard)),
+            frames=FrameReader(blobs, LinkedPayloads(folder.parent, shard)),
             file_bytes=file_bytes,
             sync_ms=sync_ms,
         )

@@ -57,7 +57,9 @@ def _part_end(
     index: RecordIndex, extents: Sequence[IndexEntry], start: int, end_seq: int
 ) -> tuple[int, int]:
     """Where the next part begins: index of its first extent, and seq of its first entry."""
-    first = index.find(extents[start].first_seq) if start < len(extents) else 0
+    if len(extents) - start < 2:
+        return len(extents), end_seq
+    first = index.find(extents[start].first_seq)
     for stop in range(start + 1, len(extents)):
         seq = extents[stop].first_seq
         at = index.find(seq)

@@ -318,7 +318,7 @@ def whole(folder: Path, beat: Beat = _nothing) -> list[Checkpoint]:
 
 
 def _read_if_possible(path: Path, beat: Beat) -> Checkpoint | None:
-    """As `read`; one that the disk cannot read is not whole."""
+    """The checkpoint, None when the file is not whole or the disk cannot read it."""
     try:
         return read(path, beat)
     except OSError as error:

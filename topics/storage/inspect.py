@@ -24,8 +24,7 @@ from topics.formats.disk.segment import BadSegment, ExtentEntry, SegmentHeader
 from topics.formats.disk.wal import FILE_HEADER_BYTES, BadHeader
 from topics.storage import checkpoints, data_dir
 from topics.storage.mapped_file import MappedFile
-from topics.storage.verify.log import frames
-from topics.storage.verify.segments import is_punched
+from topics.storage.verify import frames, is_punched
 from topics.storage.wal.file import RESERVE, SPARE
 
 MAGIC_BYTES = 8
@@ -63,9 +62,9 @@ def describe_segment(path: Path) -> Iterator[str]:
         header = segment.decode_header(data[: segment.HEADER_BYTES])
         log = f"log {header.base:#x} to {header.end:#x}"
         yield f"segment {header.number} of shard {header.shard}, {log}, {len(data)} bytes"
-        trailer = segment.decode_trailer(data[-segment.TRAILER_BYTES :], len(data))
-        directory = data[trailer.directory_at : len(data) - segment.TRAILER_BYTES]
-        segment.check_directory(directory, trailer)
+        _, trailer, directory = segment.decode_ends(
+            lambda offset, length: data[offset : offset + length], len(data)
+        )
     except BadSegment as error:
         yield f"offset {error.offset}: {error.reason}"
         return

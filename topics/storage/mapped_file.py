@@ -71,7 +71,7 @@ class MappedFile:
         return True
 
     def _can_copy(self, start: int, end: int) -> bool:
-        """As `can_read`, for a kernel that does not know the call."""
+        """Ask a kernel that does not know the call: it copies a byte of each page."""
         pages = range(start, end, PAGE_BYTES)
         try:
             return all(

@@ -24,7 +24,7 @@ from tests.support.streamed import (
 from topics.actors.shard import appends
 from topics.formats.disk.frames import Frame
 from topics.formats.disk.records import RecordFlags
-from topics.storage.verify.blobs import verify_blob
+from topics.storage.verify import verify_blob
 
 pytestmark = pytest.mark.usefixtures("small_pieces")
 

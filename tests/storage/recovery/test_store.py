@@ -38,7 +38,7 @@ def store(client: Client) -> ReplayStore:
 def store_of(client: Client) -> ReplayStore:
     """As a replay of the client's log has it."""
     wal = client.wal
-    return ReplayStore(client.engine, client.shard.segments, wal.blobs, wal._files, wal.copies)
+    return ReplayStore(client.engine, client.shard.segments, wal._files, wal.frames)
 
 
 def flags(store: ReplayStore | SegmentStore) -> bytes:

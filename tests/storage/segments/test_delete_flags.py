@@ -20,7 +20,7 @@ def test_flags_are_seen_at_once_and_after_a_start(store: SegmentStore) -> None:
     add(store, 1)
     locator, other = in_extent(1, 0), in_extent(1, 1)
     store.flag_deleted(locator, [0, 3, 3, 299], 0)
-    store.sync(0)
+    store.flags.sync(0)
     for held in (store, reopened(store)):
         flags = held.delete_flags(locator)
         assert flags is not None
@@ -47,11 +47,11 @@ def test_a_flag_is_written_when_the_log_is_synced_behind_its_delete(
         store.flag_deleted(locator, indexes, position)
     store.flag_deleted(other, [0], 300)
     for position, written in ((0, []), (99, []), (100, [1, 2]), (249, [1, 2]), (300, [1, 2, 3])):
-        store.write_due_flags(position)
+        store.flags.write(position)
         assert dead_of(store, locator) == [1, 2, 3]
         assert dead_of(reopened(store), locator) == written
-        assert not store.has_due_flags(position)
-    assert not store._flags._flags
+        assert not store.flags.is_due(position)
+    assert not store.flags._flags
     assert dead_of(reopened(store), other) == [0]
 
 
@@ -63,7 +63,7 @@ def test_flags_in_several_blocks_change_no_other_byte(store: SegmentStore) -> No
     before = segment.path.read_bytes()
     indexes = [0, BLOCK_BYTES - 1, BLOCK_BYTES, 2 * BLOCK_BYTES + 9]
     store.flag_deleted(in_extent(1, 0), indexes, 0)
-    store.write_due_flags(0)
+    store.flags.write(0)
     after = bytearray(segment.path.read_bytes())
     at = segment.trailer.flags_at
     assert [index for index in range(len(after)) if after[index] != before[index]] == [
@@ -81,7 +81,7 @@ def test_synced_flags_survive_a_power_loss(tmp_path: Path, monkeypatch: pytest.M
     add(store, 2)
     store.flag_deleted(in_extent(1, 0), [1], 0)
     store.flag_deleted(in_extent(2, 0), [2], 0)
-    store.sync(0)
+    store.flags.sync(0)
     store.flag_deleted(in_extent(1, 0), [5], 0)
     forgetful.power_loss(store.folder, tmp_path / "after")
     held = SegmentStore.open(tmp_path / "after", 3, [1, 2])
@@ -99,10 +99,10 @@ def test_flags_that_a_killed_process_left_unsynced_are_synced_by_the_next(
     store = SegmentStore.open(tmp_path / "data" / "s", 3, [])
     add(store, 1)
     store.flag_deleted(in_extent(1, 0), [1], 0)
-    store.write_due_flags(0)
+    store.flags.write(0)
     after_kill = SegmentStore.open(store.folder, 3, [1])
     after_kill.flag_deleted(in_extent(1, 0), [], 0)  # a replay finds the flag set
-    after_kill.sync(0)
+    after_kill.flags.sync(0)
     forgetful.power_loss(store.folder, tmp_path / "after")
     flags = SegmentStore.open(tmp_path / "after", 3, [1]).delete_flags(in_extent(1, 0))
     assert [index for index, flag in enumerate(flags or b"") if flag] == [1]
@@ -122,10 +122,10 @@ def test_only_segments_with_unsynced_flags_are_synced_and_again_after_a_failure(
     with monkeypatch.context() as patch:
         patch.setattr(os, "fdatasync", failing)
         with pytest.raises(OSError, match="Input/output"):
-            store.sync(0)
+            store.flags.sync(0)
     monkeypatch.setattr(
         os, "fdatasync", lambda fd: synced.append(Path(f"/proc/self/fd/{fd}").readlink().name)
     )
-    store.sync(0)
-    store.sync(0)
+    store.flags.sync(0)
+    store.flags.sync(0)
     assert synced == ["0000000002.seg"]

@@ -1,10 +1,11 @@
-"""Segment file: whole or refused; punched extents give their room back."""
+"""Segment files: written aside, opened whole or refused."""
 
 from __future__ import annotations
 
 import ctypes
 import errno
 import os
+from pathlib import Path
 
 import pytest
 
@@ -14,9 +15,11 @@ from topics.engine.locators import in_extent
 from topics.formats.disk.segment import HEADER_BYTES, PAGE_BYTES, TRAILER_BYTES
 from topics.storage import disk
 from topics.storage.disk import Damaged
-from topics.storage.segments.file import segment_path
+from topics.storage.segments.file import Segment, segment_path
 from topics.storage.segments.store import SegmentStore
-from topics.storage.verify.segments import verify_segment
+from topics.storage.verify import verify_segment
+
+# Segment file: whole or refused; punched extents give their room back
 
 
 @pytest.mark.parametrize(
@@ -119,7 +122,7 @@ def test_pages_that_a_dead_extent_shares_with_others_stay(store: SegmentStore) -
     assert segment.path.stat().st_blocks < before
     held = reopened(store)
     assert [held.records(locator).blob.tobytes() for locator in locators[1::2]] == kept
-    assert held.unpunched(1, {1, 3, 5, 7}) == []
+    assert held.segments[1].unpunched({1, 3, 5, 7}) == []
     assert [*verify_segment(segment.path)] == []
 
 
@@ -137,13 +140,13 @@ def test_an_extent_of_version_1_gives_all_its_pages_back(store: SegmentStore) ->
     held = reopened(store)
     assert [*verify_segment(path)] == []
     assert held.segments[1].header.version == 1
-    assert len(held.unpunched(1, {*range(4)})) == 4
+    assert len(held.segments[1].unpunched({*range(4)})) == 4
     before = path.stat().st_blocks
     held.punch([in_extent(1, extent) for extent in range(4)])
     assert path.stat().st_blocks == before - 4 * PAGE_BYTES // 512
     assert [*verify_segment(path)] == []
     assert held.records(in_extent(1, 4)).slice(0, 1)
-    assert held.unpunched(1, {*range(4, 8)}) == []
+    assert held.segments[1].unpunched({*range(4, 8)}) == []
 
 
 @pytest.mark.parametrize(("code", "raises"), [(errno.EOPNOTSUPP, False), (errno.EIO, True)])
@@ -163,3 +166,48 @@ def test_where_holes_cannot_be_punched_the_flags_alone_are_set(
         store.punch([in_extent(1, 0)])
     assert bytes(store.delete_flags(in_extent(1, 0)) or b"") == b"\1" * 300
     assert store.records(in_extent(1, 0)).count == 300
+
+
+# Segment writer: a segment has its name only when it is whole on the disk
+
+
+def test_an_abandoned_segment_leaves_nothing(store: SegmentStore, folder: Path) -> None:
+    writer = store.begin(1, 0, 1)
+    writer.write([b"half"])
+    writer.abandon()
+    writer.abandon()
+    assert [*folder.iterdir()] == []
+
+
+def test_a_segment_has_its_name_only_when_it_is_whole_on_disk(
+    store: SegmentStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[tuple[str, list[str]]] = []
+
+    def note(fd: int) -> None:
+        synced.append(
+            (Path(f"/proc/self/fd/{fd}").readlink().name, [path.name for path in folder.iterdir()])
+        )
+
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(os, "fdatasync", note)
+    monkeypatch.setattr(os, "fsync", note)
+    add(store, 1)
+    assert synced == [("0000000001.tmp", ["0000000001.tmp"]), ("03", ["0000000001.seg"])]
+
+
+def test_a_segment_that_reads_back_differently_is_none(
+    store: SegmentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Segment.check_tables
+
+    def spoilt(segment: Segment) -> None:
+        entry = [*segment.entries()][1]
+        with segment.path.open("r+b") as file:
+            os.pwrite(file.fileno(), b"!", entry.tables_at + entry.tables_len - 1)
+        original(segment)
+
+    monkeypatch.setattr(Segment, "check_tables", spoilt)
+    with pytest.raises(Damaged, match="tables"):
+        add(store, 1)
+    assert not store.segments

@@ -28,8 +28,8 @@ def test_no_more_segments_are_mapped_than_allowed(folder: Path) -> None:
                 .tobytes()
                 .startswith(b'{"$seq":%d,' % number)
             )
-            assert store.mapped_count <= 2
-            assert len(maps(folder)) == store.mapped_count
+            assert len(store.maps) <= 2
+            assert len(maps(folder)) == len(store.maps)
         assert maps(folder) == {"0000000001.seg", "0000000005.seg"}
     finally:
         gc.enable()
@@ -56,7 +56,7 @@ def test_what_a_reader_holds_outlives_the_map_and_the_file(folder: Path) -> None
     assert maps(folder) == {"0000000001.seg (deleted)", "0000000002.seg"}
     del piece
     assert maps(folder) == {"0000000002.seg"}
-    store.close()
+    store.maps.close()
     assert maps(folder) == set()
 
 

@@ -32,17 +32,17 @@ def test_a_store_reads_through_maps_that_are_pinned(store: SegmentStore, folder:
         add(store, number)
     store.flag_deleted(in_extent(2, 0), [4], 10)
     views = [bytes(store.records(in_extent(number, 0)).blob) for number in range(1, 9)]
-    store.close()
+    store.maps.close()
     reader = opened(store)
-    store.pin(reader.maps)
+    store.maps.pin(reader.maps)
     for number in range(1, 9):
         locator = in_extent(number, 0)
         assert bytes(reader.view(locator).blob) == views[number - 1]
         assert bytes(store.records(locator).blob) == views[number - 1]
         assert bool(store.delete_flags(locator)) == (number == 2)
-    assert store.mapped_count == 0
+    assert len(store.maps) == 0
     assert len(maps(folder)) == 8
-    store.pin({})
+    store.maps.pin({})
     del reader
     assert len(maps(folder)) == 0
 

@@ -59,6 +59,6 @@ def test_an_unlinked_segment_is_gone(store: SegmentStore, folder: Path) -> None:
     add(store, 1)
     store.flag_deleted(in_extent(1, 0), [1], 0)
     store.unlink(1)
-    store.sync(0)
+    store.flags.sync(0)
     assert [*folder.iterdir()] == []
     assert store.segments == {}

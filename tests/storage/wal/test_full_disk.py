@@ -95,7 +95,7 @@ def test_a_log_knows_when_its_files_are_gone_or_others(wal: Log) -> None:
     assert wal.is_gone()
     wal.folder.mkdir()
     assert wal.is_gone()
-    wal.give_up(OSError(errno.ENOENT, "gone"))
+    wal.writer.state.break_off(OSError(errno.ENOENT, "gone"))
     assert wal.next_progress().error is wal.failed is not None
 
 

@@ -149,7 +149,7 @@ def test_a_file_that_is_to_be_used_again_has_lost_its_old_name_for_good(
         wal.flush(sync=True)
     wal.wait_synced()
     retired = wal.detach(wal.full_files()[-1][1])
-    wal.retire(retired)
+    wal.writer.spares.add(retired)
     disk.power_loss(tmp_path / "wal", tmp_path / "left")
     wal.stop()
     assert retired

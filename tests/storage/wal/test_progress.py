@@ -166,7 +166,9 @@ def test_a_log_that_is_given_up_during_the_loops_sync_keeps_nothing_of_its_group
     good = hand_over(wal, frame(seq=1), sync=True)
     sync_by(monkeypatch, loop=True)
     with monkeypatch.context() as patch:
-        patch.setattr(WalFile, "sync", lambda _: wal.give_up(OSError(errno.EIO, "given up")))
+        patch.setattr(
+            WalFile, "sync", lambda _: wal.writer.state.break_off(OSError(errno.EIO, "given up"))
+        )
         wal.append(frame(seq=2))
         assert wal.flush(sync=True) is None
     lost = wal.next_progress()

@@ -60,7 +60,7 @@ class RecordStore:
             self.report(damage)
 
     def records(self, locator: int) -> View:
-        """As `Store.records`; the locator was given to `ShardEngine.commit`."""
+        """The records at a locator, valid until the next change. Raises `Damaged`."""
         if locator >= FIRST_MEMORY:
             return self._in_memory[locator]
         if locator >= FIRST_EXTENT:
@@ -72,14 +72,14 @@ class RecordStore:
             raise
 
     def delete_flags(self, locator: int) -> Buffer | None:
-        """As `Store.delete_flags`."""
+        """A byte for each record, 1: deleted; None when none is."""
         if is_extent(locator):
             return self._segments.delete_flags(locator)
         return self._engine.delete_flags.of(locator)
 
     def flag_deleted(self, locator: int, runs: Sequence[IndexRun], size: int) -> None:
-        """As `Store.flag_deleted`. A segment writes the flags once the log is synced up to
-        `committed_to`.
+        """Flag records as deleted, of ``size`` bytes. A segment writes the flags once the log is
+        synced up to `committed_to`.
         """
         if is_extent(locator):
             self.flagged_bytes += size
@@ -91,7 +91,7 @@ class RecordStore:
         self._engine.delete_flags.flag(locator, count, runs)
 
     def release(self, locators: Sequence[int]) -> None:
-        """As `Store.release`."""
+        """Free what the index does not name any more."""
         self._engine.delete_flags.forget(locators)
         if max(locators, default=0) < FIRST_EXTENT:
             return  # of the log: nothing else to do, however many they are
@@ -102,7 +102,7 @@ class RecordStore:
                 self.on_release(locator)
 
     def release_later(self, locators: Sequence[int]) -> None:
-        """As `Store.release_later`: few at once, many by `release_some`."""
+        """Free few records at once, many by `release_some`: none of them is in a segment."""
         if len(locators) <= RELEASE_STEP:
             self.release(locators)
         else:
@@ -152,7 +152,7 @@ class RecordStore:
     def forget_asked(self) -> None:
         """Time has gone: mapped pages may have left memory, and are asked for again."""
         self._wal.forget_asked()
-        self._segments.forget_asked()
+        self._segments.maps.forget_asked()
 
     def report(self, damage: Damaged) -> None:
         """Log damage, once for each place: whoever comes across it will do so again."""

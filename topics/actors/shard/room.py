@@ -82,7 +82,7 @@ class Room(Service):
         while self.broken is None:
             if await trio.to_thread.run_sync(self.wal.is_gone):
                 gone = OSError(errno.ENOENT, "the files of the log are gone or replaced")
-                await trio.to_thread.run_sync(self.wal.give_up, gone)
+                await trio.to_thread.run_sync(self.wal.writer.state.break_off, gone)
             await trio.sleep(FILES_CHECK_S)
 
     async def _watch_room(self) -> None:

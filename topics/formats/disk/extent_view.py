@@ -177,7 +177,7 @@ class ExtentView(View):
         return self._records(start, stop) if start < stop else ()
 
     def with_prefix(self, prefix: bytes, begin: int, end: int) -> Sequence[int]:
-        """As `find_prefix`, of the records from ``begin`` to ``end`` (exclusive); ascending."""
+        """Ascending indexes, from ``begin`` to ``end`` (exclusive), of records with such a tag."""
         start, stop = self.tags.span(prefix)
         found = self._records(start, stop) if start < stop else ()
         if len(found) <= (end - begin) // SORT_COST:
@@ -209,7 +209,7 @@ class ExtentView(View):
         return (ExtentKey(*fields) for fields in keys)
 
     def keys_one_by_one(self) -> Iterator[ExtentKey]:
-        """As `idempotency_keys`; each is decoded when its turn comes."""
+        """Writes with a key, in the order of their seqs, decoded one by one."""
         keys = bytes(self._keys)
         stream = BytesIO(keys)
         stream.seek(1)  # behind the head of an array without a length
@@ -221,7 +221,7 @@ class ExtentView(View):
         return self._postings[ends[start - 1] if start else 0 : ends[stop - 1]]
 
     def part(self, begin: int, end: int) -> memoryview:
-        """Part of the blob, checked."""
+        """Bytes of the blob, checked."""
         first, last = begin // CHUNK_BYTES, -(-end // CHUNK_BYTES)
         if self._checked.count(1, first, last) < last - first:
             self._check(first, last)
@@ -245,7 +245,7 @@ class ExtentView(View):
         return self._checked[chunk] == 1
 
     def bad_run(self, start: int, stop: int) -> tuple[int, int] | None:
-        """As `View.bad_run`: records that lie in damaged chunks, wholly or in part."""
+        """The first run of records that lie in damaged chunks, wholly or in part."""
         ends, run = self._ends, (stop, stop)
         for chunk in range(self._begin(start) // CHUNK_BYTES, -(-self._begin(stop) // CHUNK_BYTES)):
             begin, end = chunk * CHUNK_BYTES, (chunk + 1) * CHUNK_BYTES
@@ -258,13 +258,13 @@ class ExtentView(View):
         return run if run[0] < stop else None
 
     def column(self, flag: int, start: int, stop: int) -> Sequence[int]:
-        """Part of the table of ``flag``, which the extent's flags must have."""
+        """Rows of the table of ``flag``, which the extent's flags must have."""
         if flag == _NODES:
             return self._node_refs[start:stop]
         return (self._tag_refs if flag == _TAGS else self._meta_lens)[start:stop]
 
     def texts(self) -> tuple[Texts, Texts]:
-        """As `View.texts`."""
+        """The dictionaries of nodes and tags."""
         return self.nodes, self.tags
 
     def _refs_of(self, nodes: Set[bytes]) -> Set[int]:

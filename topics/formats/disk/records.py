@@ -89,11 +89,11 @@ class View:
         raise NotImplementedError
 
     def part(self, begin: int, end: int) -> memoryview:
-        """Part of the blob."""
+        """Bytes ``begin`` to ``end`` (exclusive) of the blob."""
         raise NotImplementedError
 
     def column(self, flag: int, start: int, stop: int) -> Sequence[int]:
-        """Part of a table; only of one of which ``flags`` say that it is there."""
+        """Rows of a table that ``flags`` say is there."""
         raise NotImplementedError
 
     def texts(self) -> tuple[Texts, Texts]:
@@ -333,11 +333,11 @@ class RecordsView(View):
         return self.body[self.ext_len + 4 * self.count * (1 + (self.flags & 7).bit_count()) : -1]
 
     def part(self, begin: int, end: int) -> memoryview:
-        """Part of the blob."""
+        """Bytes ``begin`` to ``end`` (exclusive) of the blob."""
         return self.blob[begin:end]
 
     def column(self, flag: int, start: int, stop: int) -> Sequence[int]:
-        """Part of a table; only of one of which ``flags`` say that it is there."""
+        """Rows of a table that ``flags`` say is there."""
         number = 1 + (self.flags & 7 & (flag - 1)).bit_count()
         return self._table(number)[start:stop]
 

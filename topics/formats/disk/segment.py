@@ -93,7 +93,7 @@ with it, and no other. So the tags with one prefix are neighbours, and so are th
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import crc32c
@@ -265,6 +265,19 @@ def check_directory(data: Buffer, trailer: Trailer) -> None:
     length = ENTRY_BYTES * trailer.entry_count
     if len(data) != length or crc32c.crc32c(data) != trailer.directory_crc:
         raise BadSegment(trailer.directory_at, "has a damaged directory")
+
+
+def decode_ends(
+    read: Callable[[int, int], Buffer], size: int
+) -> tuple[SegmentHeader, Trailer, Buffer]:
+    """Header, trailer and directory of a file of ``size`` bytes. ``read`` gives the bytes at an
+    offset, so many. Raises `BadSegment`.
+    """
+    header = decode_header(read(0, HEADER_BYTES))
+    trailer = decode_trailer(read(max(size - TRAILER_BYTES, 0), TRAILER_BYTES), size)
+    directory = read(trailer.directory_at, ENTRY_BYTES * trailer.entry_count)
+    check_directory(directory, trailer)
+    return header, trailer, directory
 
 
 def encode_entry(entry: ExtentEntry) -> bytes:

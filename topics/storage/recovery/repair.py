@@ -35,8 +35,7 @@ from topics.formats.disk.wal import (
     encode_file_header,
 )
 from topics.storage import checkpoints
-from topics.storage.aside import FileAside
-from topics.storage.disk import DAMAGED, Damaged, sync_directory, write_all
+from topics.storage.disk import DAMAGED, Damaged, FileAside, sync_directory, write_all
 from topics.storage.mapped_file import CANNOT_READ, MappedFile
 from topics.storage.recovery.mending import (
     RECORDS_MAX,
@@ -124,7 +123,7 @@ class ShardRepair(RepairPlan):
         finally:
             for file in files:
                 file.close()
-            reader.segments.close()
+            reader.segments.maps.close()
         return True
 
     def _refuse_twice(self, damage: Damaged) -> None:
@@ -243,7 +242,7 @@ def repairs(data_dir: Path, shards: int) -> list[ShardRepair]:
 
 
 def _keep(path: Path) -> None:
-    """As `disk.keep_aside`, also where an earlier file was kept. Raises OSError."""
+    """Give a file a second name, also where an earlier one was kept. Raises OSError."""
     for number in count():
         name = path.with_name(f"{path.name}{f'.{number}' if number else ''}{DAMAGED}")
         with contextlib.suppress(FileExistsError):

@@ -8,7 +8,7 @@
     restore_topics     topics and extents as the checkpoint knows them      restore.py
     LogReplay.run      all frames from where the checkpoint says            replay.py
     check_sealed       the log is as long as it was when segments were made
-    restore_keys       idempotency keys that still live                     keys.py
+    restore_keys       idempotency keys that still live                     restore.py
     verify_blobs       the blobs that the log names are there
     decide             no seq and no `$ts` is given twice
     ------------------ up to here a start reads, from here on files change
@@ -38,12 +38,11 @@ from topics.formats.disk.frames import Frame
 from topics.formats.disk.segment import HEADER_BYTES, BadSegment, decode_header
 from topics.storage import checkpoints
 from topics.storage.checkpoints import Checkpoint, Kept
-from topics.storage.copy_reader import CopyReader
 from topics.storage.disk import Damaged, boot_id, make_directory, sync_directory
+from topics.storage.frame_reader import FrameReader
 from topics.storage.linked import LinkedPayloads
-from topics.storage.recovery.keys import restore_keys
 from topics.storage.recovery.replay import LogReplay
-from topics.storage.recovery.restore import restore_topics
+from topics.storage.recovery.restore import restore_keys, restore_topics
 from topics.storage.recovery.store import ReplayStore
 from topics.storage.recovery.tail import LogEnd, end_log
 from topics.storage.segments.file import SUFFIX as SEGMENT
@@ -117,7 +116,7 @@ class ShardReader:
         self.linked = LinkedPayloads(data_dir, shard)
         if self.linked.is_there:  # frames that only the older checkpoint needs may name them
             self.linked.needed_to = checkpoint.replay_from if checkpoint else 0
-        self.copies = CopyReader(self.blobs, self.linked)
+        self.frames = FrameReader(self.blobs, self.linked)
         self.topics = Replay(self.engine.table)
         self.replay = LogReplay(self.topics, self.blobs, self.linked, checkpoint, progress)
 
@@ -130,7 +129,7 @@ class ShardReader:
         checkpoint, engine, progress = self.checkpoint, self.engine, self._progress
         if checkpoint is None:
             check_founded(self.folders, files)
-        store = ReplayStore(engine, self.segments, self.blobs, files, self.copies)
+        store = ReplayStore(engine, self.segments, files, self.frames)
         engine.store = store
         restored = restore_topics(self.topics, self.segments, store, checkpoint, files, progress)
         end = self.replay.run(self.folders.wal, files)
@@ -183,7 +182,7 @@ def recover(
         file.take_name()
     cut_bytes = end_log(files, end, replay.durable_lsn, is_clean=is_clean)
     if not is_clean and replay.boot == boot:
-        segments.rewrite_flags()
+        segments.flags.write_again()
     segments.sweep(frozenset().union(*(each.segments for each in kept)), progress.beat)
     for unfinished in folders.wal.glob(f"*{NEW}"):
         unfinished.unlink()
@@ -194,7 +193,7 @@ def recover(
         files,
         end.lsn,
         blobs=blobs,
-        copies=reader.copies,
+        frames=reader.frames,
         file_bytes=wal_file_bytes,
         sync_ms=wal_sync_ms,
     )
@@ -267,7 +266,7 @@ def _closed_on_refusal(
         for file in files:
             file.close()
         if segments is not None:
-            segments.close()
+            segments.maps.close()
         raise
 
 

@@ -15,10 +15,9 @@ from topics.formats.disk.records import RecordsView, View
 from topics.formats.disk.segment import ExtentEntry
 from topics.formats.ranges import IndexRun, SeqRun
 from topics.storage.disk import Damaged
+from topics.storage.frame_reader import FrameReader, frame_lsn
 from topics.storage.segments.store import SegmentStore
-from topics.storage.wal.blobs import BlobStore
 from topics.storage.wal.file import WalFile
-from topics.storage.wal.log import Copies, frame_lsn, frame_records
 
 
 class ReplayStore:
@@ -32,12 +31,11 @@ class ReplayStore:
         self,
         engine: ShardEngine,
         segments: SegmentStore,
-        blobs: BlobStore,
         files: Sequence[WalFile],
-        copies: Copies,
+        frames: FrameReader,
     ) -> None:
-        self._engine, self._segments, self._blobs, self._files = engine, segments, blobs, files
-        self._copies = copies
+        self._engine, self._segments, self._files = engine, segments, files
+        self._frames = frames
         self._flags: dict[int, bytearray] = {}  # of extents whose own are ahead of the replay
 
     def take_back(self, locator: Locator, entry: ExtentEntry, runs: Iterable[SeqRun]) -> None:
@@ -59,14 +57,14 @@ class ReplayStore:
             self._flags[locator] = flags
 
     def records(self, locator: Locator) -> View:
-        """As `Store.records`."""
+        """The records at a locator. Raises `Damaged`."""
         if is_extent(locator):
             return self._segments.records(locator)
         file = self._files[
             bisect_right(self._files, lsn_of(locator), key=lambda file: file.base) - 1
         ]
         try:
-            return frame_records(file, locator, self._blobs, self._copies)
+            return self._frames.records(file, locator)
         except Damaged as damage:
             if damage.path.exists():
                 raise
@@ -78,13 +76,13 @@ class ReplayStore:
             )
 
     def delete_flags(self, locator: Locator) -> Buffer | None:
-        """As `Store.delete_flags`."""
+        """Delete flags as of the frame that is replayed; None when none is set."""
         if not is_extent(locator):
             return self._engine.delete_flags.of(locator)
         return self._flags.get(locator) or self._segments.delete_flags(locator)
 
     def flag_deleted(self, locator: Locator, runs: Sequence[IndexRun], _size: int) -> None:
-        """As `Store.flag_deleted`."""
+        """Flag these records as deleted."""
         if not is_extent(locator):
             self._engine.delete_flags.flag(locator, self.records(locator).count, runs)
             return
@@ -95,7 +93,7 @@ class ReplayStore:
                 self._flags[locator][start:stop] = b"\1" * (stop - start)
 
     def release(self, locators: Sequence[Locator]) -> None:
-        """As `Store.release`: an extent that is not named after the replay is found then."""
+        """Forget flags in memory; an extent that is not named after the replay is found then."""
         self._engine.delete_flags.forget(locators)
 
     release_later = release

@@ -16,13 +16,14 @@ import threading
 from array import array
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from topics.engine.locators import Locator, in_extent, split_locator
 from topics.formats.disk.segment import ExtentEntry
 from topics.storage.disk import write_again, write_all
 from topics.storage.segments.file import Segment
+from topics.storage.segments.maps import SegmentMaps
 
 BLOCK_BYTES = 4096  # flags are written by blocks of so many
 
@@ -47,14 +48,11 @@ class _Flags:
 class PendingFlags:
     """Flags on their way into the files of ``segments``.
 
-    One thread at a time may write and sync; `add` may be called meanwhile. ``read`` gives an
-    extent's flags as its file has them.
+    One thread at a time may write and sync; `add` may be called meanwhile.
     """
 
-    def __init__(
-        self, segments: Mapping[int, Segment], read: Callable[[int, int], memoryview]
-    ) -> None:
-        self._segments, self._read = segments, read
+    def __init__(self, segments: Mapping[int, Segment], maps: SegmentMaps) -> None:
+        self._segments, self._maps = segments, maps
         self._queue: deque[_Delete] = deque()  # by LSN
         self._flags: dict[int, _Flags] = {}  # of the extents in the queue, by locator
         self._lock = threading.Lock()  # of these two
@@ -80,7 +78,9 @@ class PendingFlags:
         with self._lock:
             flags = self._flags.get(locator)
             if flags is None:
-                flags = self._flags[locator] = _Flags(bytearray(self._read(number, extent)))
+                flags = self._flags[locator] = _Flags(
+                    bytearray(self._maps.of(number).flags(extent))
+                )
             for index in added:
                 flags.data[index] = 1
             flags.queued += 1

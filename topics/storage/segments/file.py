@@ -15,21 +15,17 @@ from pathlib import Path
 
 import crc32c
 
+from topics.formats.buffers import Buffer
 from topics.formats.disk.segment import (
     ENTRY_BYTES,
-    HEADER_BYTES,
-    TRAILER_BYTES,
     BadSegment,
     ExtentEntry,
     SegmentHeader,
-    Trailer,
-    check_directory,
     decode_directory,
+    decode_ends,
     decode_entry,
-    decode_header,
-    decode_trailer,
 )
-from topics.storage.disk import Damaged, punch_hole, write_all
+from topics.storage.disk import Damaged, FileAside, check_room, punch_hole, write_all, write_back
 from topics.storage.mapped_file import read_at
 
 SUFFIX = ".seg"
@@ -51,7 +47,11 @@ class Segment:
         self.findings: list[str] = []  # flags that are neither 0 nor 1; their records are live
         try:
             with path.open("rb") as file:
-                self.header, self.trailer, directory, flags = _read_ends(path, file.fileno())
+                fd = file.fileno()
+                self.header, self.trailer, directory = decode_ends(
+                    lambda offset, length: read_at(path, fd, length, offset), os.fstat(fd).st_size
+                )
+                flags = read_at(path, fd, self.trailer.record_count, self.trailer.flags_at)
         except FileNotFoundError as error:
             raise Damaged(path, 0, "segment named by the checkpoint is missing") from error
         except BadSegment as error:
@@ -66,7 +66,7 @@ class Segment:
         if flags.count(0) != len(flags):
             self._note_flags(directory, flags)
 
-    def _note_flags(self, directory: bytes, flags: bytes) -> None:
+    def _note_flags(self, directory: Buffer, flags: bytes) -> None:
         for extent, entry in enumerate(decode_directory(directory)):
             start = entry.flags_at - self.trailer.flags_at
             part = flags[start : start + entry.record_count]
@@ -158,18 +158,43 @@ class Segment:
             punch_hole(fd, pages.start, len(pages))
 
 
-def _read_ends(path: Path, fd: int) -> tuple[SegmentHeader, Trailer, bytes, bytes]:
-    size = os.fstat(fd).st_size
-    header = decode_header(read_at(path, fd, HEADER_BYTES, 0))
-    end = read_at(path, fd, TRAILER_BYTES, max(size - TRAILER_BYTES, 0))
-    trailer = decode_trailer(end, size)
-    directory = read_at(path, fd, ENTRY_BYTES * trailer.entry_count, trailer.directory_at)
-    check_directory(directory, trailer)
-    return header, trailer, directory, read_at(path, fd, trailer.record_count, trailer.flags_at)
-
-
 def _is_hole(fd: int, pages: range) -> bool:
     try:
         return not pages or os.lseek(fd, pages.start, os.SEEK_DATA) >= pages.stop
     except OSError as error:
         return error.errno == errno.ENXIO  # no data up to the end of the file
+
+
+class SegmentWriter:
+    """A new segment: `write` what ``segment_build.build`` yields, then `finish`. For a thread.
+
+    It is written aside, and pushed to the disk on the way. It has its name only once it is whole on
+    the disk.
+    """
+
+    def __init__(self, folder: Path, header: SegmentHeader) -> None:
+        """Raises OSError."""
+        self.header = header
+        self._file = FileAside(segment_path(folder, header.number), ".tmp")
+        self._offset = 0
+
+    def write(self, pieces: Sequence[Buffer]) -> None:
+        """Append to the file. Raises OSError."""
+        begin, length = self._offset, sum(map(len, pieces))
+        self._offset += length
+        check_room(self._file.path.parent, length)
+        write_all(self._file.fd, pieces, begin)
+        write_back(self._file.fd, begin, length)
+
+    def finish(self) -> Segment:
+        """Make the file durable under its name, and open it: what it says is read again. Raises
+        OSError or `Damaged`: then `abandon`.
+        """
+        self._file.publish()
+        segment = Segment(self._file.path, self.header.shard, self.header.number)
+        segment.check_tables()
+        return segment
+
+    def abandon(self) -> None:
+        """Remove the file."""
+        self._file.abandon()

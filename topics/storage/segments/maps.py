@@ -124,6 +124,6 @@ class SegmentMaps:
         """Release the segment's map."""
         self._mapped.pop(number, None)
 
-    def release_all(self) -> None:
+    def close(self) -> None:
         """Release all maps but pinned ones."""
         self._mapped.clear()

@@ -1,7 +1,6 @@
 """Segment store: which segments of a shard there are, and everything that is asked of them.
 
-    ``file.py``          what stands outside of the extents of one file
-    ``writer.py``        a new segment on its way to the disk
+    ``file.py``          what stands outside of the extents of one file; how it comes to the disk
     ``maps.py``          files in memory, while somebody reads them
     ``merge_reader.py``  files that are copied into another one
     ``delete_flags.py``  deletes, in memory first, in the file once the log has them
@@ -11,7 +10,7 @@ Segments are read in place. Only delete flags change, in place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from pathlib import Path
 
 from topics.engine.locators import Locator, in_extent, split_locator
@@ -19,9 +18,8 @@ from topics.formats.disk.extent_view import ExtentView
 from topics.formats.disk.segment import ExtentEntry, SegmentHeader
 from topics.storage.disk import DAMAGED, Damaged, make_directory
 from topics.storage.segments.delete_flags import PendingFlags
-from topics.storage.segments.file import FINDINGS_MAX, Segment, segment_path
-from topics.storage.segments.maps import MAPPED_MAX, MappedSegment, SegmentMaps
-from topics.storage.segments.writer import SegmentWriter
+from topics.storage.segments.file import FINDINGS_MAX, Segment, SegmentWriter, segment_path
+from topics.storage.segments.maps import MAPPED_MAX, SegmentMaps
 
 
 class SegmentStore:
@@ -34,8 +32,8 @@ class SegmentStore:
         self.segments: dict[int, Segment] = {}
         self.damage: list[Damaged] = []  # found before `on_damage` was set
         self.on_damage: Callable[[Damaged], None] = self._note_damage
-        self._maps = SegmentMaps(self.segments, mapped_max)
-        self._flags = PendingFlags(self.segments, self._flags_in_file)
+        self.maps = SegmentMaps(self.segments, mapped_max)
+        self.flags = PendingFlags(self.segments, self.maps)
 
     @classmethod
     def open(
@@ -56,7 +54,7 @@ class SegmentStore:
             segment = Segment(segment_path(folder, number), shard, number)
             store.add(segment)
             if 1 in segment.has_deleted:
-                store._flags.add_unsynced(number)
+                store.flags.add_unsynced(number)
             beat()
         return store
 
@@ -87,25 +85,8 @@ class SegmentStore:
         """
         segment_path(self.folder, number).unlink(missing_ok=True)
         self.segments.pop(number, None)
-        self._maps.release(number)
-        self._flags.forget_segment(number)
-
-    def forget_asked(self) -> None:
-        """As `SegmentMaps.forget_asked`."""
-        self._maps.forget_asked()
-
-    def pin(self, maps: Mapping[int, MappedSegment]) -> None:
-        """As `SegmentMaps.pin`."""
-        self._maps.pin(maps)
-
-    def close(self) -> None:
-        """Release all maps but pinned ones."""
-        self._maps.release_all()
-
-    @property
-    def mapped_count(self) -> int:
-        """How many segments are mapped."""
-        return len(self._maps)
+        self.maps.release(number)
+        self.flags.forget_segment(number)
 
     def _note_damage(self, damage: Damaged) -> None:
         if len(self.damage) < FINDINGS_MAX:
@@ -123,12 +104,12 @@ class SegmentStore:
         The view stays valid while it is held.
         """
         number, extent = split_locator(locator)
-        return self._maps.of(number).view(extent)
+        return self.maps.of(number).view(extent)
 
     def has_tables(self, locator: int) -> bool:
         """Whether the extent's tables are whole; they are gone once it is punched."""
         number, extent = split_locator(locator)
-        return self._maps.of(number).has_tables(extent)
+        return self.maps.of(number).has_tables(extent)
 
     # Delete flags
 
@@ -137,16 +118,13 @@ class SegmentStore:
         number, extent = split_locator(locator)
         if not self.segments[number].has_deleted[extent]:
             return None
-        flags = self._flags.get(locator)
-        return self._flags_in_file(number, extent) if flags is None else flags
+        flags = self.flags.get(locator)
+        return self.maps.of(number).flags(extent) if flags is None else flags
 
     def is_all_deleted(self, locator: int) -> bool:
         """Whether each record of the extent is deleted."""
         flags = self.delete_flags(locator)
         return flags is not None and bytes(flags).count(1) == len(flags)
-
-    def _flags_in_file(self, number: int, extent: int) -> memoryview:
-        return self._maps.of(number).flags(extent)
 
     def flag_deleted(self, locator: int, indexes: Iterable[int], lsn: int) -> None:
         """Flag these records as deleted. Readers see it at once; the file has it after the log is
@@ -154,31 +132,11 @@ class SegmentStore:
         """
         number, extent = split_locator(locator)
         try:
-            self._flags.add(Locator(locator), indexes, lsn)
+            self.flags.add(Locator(locator), indexes, lsn)
         except Damaged:  # readers come to the same damage
             self.segments[number].has_deleted[extent] = 1
 
-    def has_due_flags(self, synced: int) -> bool:
-        """Whether `write_due_flags` has something to do."""
-        return self._flags.is_due(synced)
-
-    def write_due_flags(self, synced: int) -> None:
-        """As `PendingFlags.write`."""
-        self._flags.write(synced)
-
-    def rewrite_flags(self) -> None:
-        """As `PendingFlags.write_again`."""
-        self._flags.write_again()
-
-    def sync(self, synced: int) -> None:
-        """As `PendingFlags.sync`."""
-        self._flags.sync(synced)
-
     # Room
-
-    def unpunched(self, number: int, used: Set[int]) -> list[Locator]:
-        """As `Segment.unpunched`."""
-        return [in_extent(number, extent) for extent in self.segments[number].unpunched(used)]
 
     def punch(self, locators: Iterable[int]) -> None:
         """Give the room of these extents back; nobody may read them again. May run in a thread.
@@ -194,6 +152,6 @@ class SegmentStore:
 
     def _punch(self, segment: Segment, extents: list[int]) -> None:
         with segment.opened() as fd:
-            self._flags.forget(segment.number, extents)
-            self._maps.forget_views(segment.number, extents)
+            self.flags.forget(segment.number, extents)
+            self.maps.forget_views(segment.number, extents)
             segment.punch(fd, extents)

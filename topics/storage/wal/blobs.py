@@ -25,8 +25,7 @@ from topics.formats.buffers import Buffer
 from topics.formats.disk import blob
 from topics.formats.disk.blob import BadBlob
 from topics.formats.disk.records import RecordsView
-from topics.storage.aside import FileAside
-from topics.storage.disk import Damaged, allocate, make_directory, write_all
+from topics.storage.disk import Damaged, FileAside, allocate, make_directory, write_all
 from topics.storage.mapped_file import MappedFile
 
 SUFFIX, NEW = ".blob", ".new"
@@ -109,13 +108,13 @@ class BlobView(RecordsView):
 
     @property
     def blob(self) -> memoryview:
-        """As `RecordsView.blob`."""
+        """All rendered records, asked for before they are touched."""
         found = super().blob
         self._ask(self._tables_end, self._tables_end + len(found))
         return found
 
     def part(self, begin: int, end: int) -> memoryview:
-        """As `RecordsView.part`."""
+        """A range of the blob, asked for likewise."""
         self._ask(self._tables_end + begin, self._tables_end + end)
         return super().blob[begin:end]
 

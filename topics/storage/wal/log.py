@@ -27,14 +27,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 from pathlib import Path
-from typing import Protocol
 
 from topics.formats.buffers import Buffer
-from topics.formats.disk.copies import frame_behind, is_row
 from topics.formats.disk.frames import (
-    APPEND_FIELDS,
-    FRAME_HEADER_BYTES,
-    FRAME_MAGIC,
     Frame,
     FrameHeader,
     FrameKind,
@@ -43,15 +38,15 @@ from topics.formats.disk.frames import (
 )
 from topics.formats.disk.records import RecordFlags, RecordsView
 from topics.formats.disk.wal import FILE_HEADER_BYTES, FileHeader
-from topics.storage.disk import Damaged
-from topics.storage.wal.blobs import BlobStore, BlobView
-from topics.storage.wal.file import BODY_BYTES, NoRoom, WalFile
+from topics.storage.frame_reader import FrameReader, frame_in, frame_lsn
+from topics.storage.wal.blobs import BlobStore
+from topics.storage.wal.file import NoRoom, WalFile
 from topics.storage.wal.groups import WalGroup
-from topics.storage.wal.progress import Progress, WalCounters
+from topics.storage.wal.progress import Progress
 from topics.storage.wal.writer import WalWriter
 
 BEAT_MS, BEATS_MAX = 500, 20
-_EXTERNAL, _ROUTER = int(RecordFlags.EXTERNAL), int(FrameKind.ROUTER)
+_EXTERNAL = int(RecordFlags.EXTERNAL)
 # LEASE frames do not: jobs are claimed and extended without end, and that would use up the reserve,
 # which acks, deletes and starts need. A lease that cannot be released ends at its deadline.
 # ROUTERS_GONE frames do: a topic goes with its routers.
@@ -66,70 +61,6 @@ MAKE_ROOM = frozenset(
 )
 
 
-class Copies(Protocol):
-    """Reads rows of FORWARD frames as records."""
-
-    def payload(self, file: WalFile, lsn: int) -> RecordsView:
-        """The records of an APPEND frame, or the payload of a FORWARD frame. Raises `Damaged`."""
-
-    def records(self, file: WalFile, lsn: int) -> RecordsView:
-        """The copies of the row at ``lsn``. Raises `Damaged`."""
-
-    def forget_below(self, lsn: int) -> None:
-        """The log begins at ``lsn`` now."""
-
-    def forget_from(self, lsn: int) -> None:
-        """The log has dropped its frames from ``lsn`` on, and gives their LSNs to others."""
-
-
-def frame_records(file: WalFile, locator: int, blobs: BlobStore, copies: Copies) -> RecordsView:
-    """Records of the APPEND frame, or of the row of a FORWARD frame, that ``locator`` locates in
-    ``file``. Raises `Damaged` where they cannot be read.
-    """
-    if locator & 3:
-        return copies.records(file, locator)
-    view, offset = file.view(), file.offset(locator)
-    if not file.asked_from <= offset < file.asked_to:
-        file.ask(offset)
-    magic, lsn, topic_id, first_seq, body_len, count, ext_len, kind, flags = (
-        APPEND_FIELDS.unpack_from(view, offset)
-    )
-    if lsn != locator or magic != FRAME_MAGIC:  # as in a file that was cut, and written on
-        raise Damaged(file.path, offset, "the frame is not there any more")
-    if kind == _ROUTER:
-        return copies.records(file, locator)
-    if flags & _EXTERNAL:
-        held = blobs.file(topic_id, first_seq)
-        return BlobView(flags, count, ext_len, held, blobs.on_damage)
-    if body_len > BODY_BYTES:
-        file.ask(offset)
-    start = offset + FRAME_HEADER_BYTES
-    return RecordsView(flags, count, ext_len, view[start : start + body_len])
-
-
-def frame_in(file: WalFile, lsn: int) -> tuple[FrameHeader, memoryview]:
-    """Header and body of the frame at ``lsn``, unchecked. Raises `Damaged` where they cannot be
-    read.
-    """
-    view, offset = file.view(), file.offset(lsn)
-    file.ask(offset)
-    header = header_at(view, offset)
-    start = offset + FRAME_HEADER_BYTES
-    return header, view[start : start + header.body_len]
-
-
-def frame_lsn(file: WalFile, locator: int) -> int:
-    """LSN of the frame that ``locator`` locates, or one of whose rows it locates. Raises
-    `Damaged`.
-    """
-    if not is_row(locator):
-        return locator
-    offset = file.offset(locator)
-    if not file.asked_from <= offset < file.asked_to:
-        file.ask(offset)
-    return locator - frame_behind(file.view(), offset)
-
-
 class Wal:
     """The log from ``lsn`` on; ``files`` hold everything before it."""
 
@@ -141,12 +72,12 @@ class Wal:
         lsn: int,
         *,
         blobs: BlobStore,
-        copies: Copies,
+        frames: FrameReader,
         file_bytes: int,
         sync_ms: int,
     ) -> None:
         self.folder, self.shard, self.blobs, self.file_bytes = folder, shard, blobs, file_bytes
-        self.copies = copies
+        self.frames = frames
         self._files = files
         self._folder_id = _identity(folder.stat())
         self._bases = [file.base for file in files]
@@ -169,21 +100,22 @@ class Wal:
         self.writer = WalWriter(
             folder, lsn, self._tail, self._opened, file_bytes=file_bytes, sync_ms=sync_ms
         )
-        self.progress_fd, self._counters = self.writer.progress_fd, self.writer.counters
+        self.progress_fd, self.counters = self.writer.progress_fd, self.writer.counters
 
     def _opened(self, file: WalFile) -> None:
         self._files.append(file)
         self._bases.append(file.base)
 
     @property
-    def counters(self) -> WalCounters:
-        """For the metrics."""
-        return self._counters
-
-    @property
     def is_syncing(self) -> bool:
         """A sync is under way."""
         return self.writer.syncer.is_syncing()
+
+    def watch_hangs(self, on_hang: Callable[[int], None]) -> None:
+        """Have ``on_hang`` called by a thread, with the number of a disk call of the loop that does
+        not return.
+        """
+        self.writer.hang_watch.on_hang = on_hang
 
     def hold_together(self, length: int) -> None:
         """Let the next frames, ``length`` bytes in all, go into one file.
@@ -214,7 +146,7 @@ class Wal:
             self._blob_bytes += frame.named_bytes
         self._pieces += encode_frame(frame, lsn, self.synced_lsn, file.seed)
         self.next_lsn = lsn + length
-        self._counters.frames += 1
+        self.counters.frames += 1
         return lsn
 
     def _is_full(self, frame: Frame) -> bool:
@@ -289,7 +221,7 @@ class Wal:
         return self._no_room or not self.writer.spares.has_reserve
 
     def find_room(self) -> bool:
-        """As `WalWriter.find_room`; when True, the log is not short of room any more."""
+        """Make the next file and the reserve; when True, the log is not short of room any more."""
         found = self.writer.find_room()
         if found:
             self._no_room = False
@@ -297,7 +229,7 @@ class Wal:
 
     def take_progress(self) -> list[Progress]:
         """What has been done since the last call, oldest first; not what `flush` returned."""
-        taken = self.writer.take()
+        taken = self.writer.state.take()
         for progress in taken:
             if progress.error is None:
                 # The threads may report out of order.
@@ -320,18 +252,18 @@ class Wal:
         self.writer.resume(lsn)
         self._tail = self._files[-1] if self._files else None
         self.blobs.forget_from(lsn)
-        self.copies.forget_from(lsn)
+        self.frames.forget_from(lsn)
         self._blob_bytes = self.blobs.bytes_from(self._tail.base) if self._tail else 0
         self.rotates_by_blobs = False
 
     def records(self, locator: int) -> RecordsView:
         """Records of a written APPEND frame, or of a row of a written FORWARD frame."""
         file = self._files[bisect_right(self._bases, locator) - 1]
-        return frame_records(file, locator, self.blobs, self.copies)
+        return self.frames.records(file, locator)
 
     def payload(self, lsn: int) -> RecordsView:
         """The records that an APPEND or FORWARD frame holds. Raises `Damaged`."""
-        return self.copies.payload(self.file(lsn), lsn)
+        return self.frames.payload(self.file(lsn), lsn)
 
     def frame_at(self, locator: int) -> tuple[FrameHeader, memoryview]:
         """Header and body of the frame that ``locator`` locates, or one of whose rows it locates.
@@ -349,7 +281,7 @@ class Wal:
         return header_at(file.view(), offset).record_count
 
     def forget_asked(self) -> None:
-        """As `WalFile.forget_asked`, for all files."""
+        """Mapped pages may have left memory: they are asked for again."""
         for file in self._files:
             file.forget_asked()
 
@@ -375,19 +307,15 @@ class Wal:
         return max(len(self._bases) - 1 - bisect_left(self._bases, lsn), 0)
 
     def detach(self, lsn: int) -> list[WalFile]:
-        """Forget all files that end at ``lsn`` or before; `retire` then takes them off the disk."""
+        """Forget all files that end at ``lsn`` or before; `SpareFiles.add` is next."""
         detached = self.ending_at(lsn)
         del self._files[: len(detached)], self._bases[: len(detached)]
-        self.copies.forget_below(self.oldest_lsn)
+        self.frames.forget_below(self.oldest_lsn)
         return detached
 
     def ending_at(self, lsn: int) -> list[WalFile]:
         """All files that end at ``lsn`` or before."""
         return self._files[: max(bisect_right(self._bases, lsn) - 1, 0)]
-
-    def retire(self, files: list[WalFile]) -> None:
-        """As `SpareFiles.add`."""
-        self.writer.spares.add(files)
 
     def is_gone(self) -> bool:
         """Whether the folder, or the file that is written to, has lost its name to something else.
@@ -403,14 +331,6 @@ class Wal:
             return True
         except OSError:  # a disk that fails shows in the writes
             return False
-
-    def watch_hangs(self, on_hang: Callable[[int], None]) -> None:
-        """As `HangWatch.on_hang`."""
-        self.writer.hang_watch.on_hang = on_hang
-
-    def give_up(self, error: OSError) -> None:
-        """As `WalWriter.give_up`."""
-        self.writer.give_up(error)
 
     def wait_synced(self, beat: Callable[[], None] = lambda: None) -> None:
         """Block until everything that was handed over is on the disk. For use outside a loop.

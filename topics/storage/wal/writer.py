@@ -162,23 +162,12 @@ class WalWriter:
         """
         self._sync_wanted = min(self._sync_wanted, lsn)
 
-    def take(self) -> list[Progress]:
-        """What the threads have done since the last call, oldest first."""
-        return self.state.take()
-
     def find_room(self) -> bool:
         """Make the next file and the reserve, where they are missing; whether both are there.
 
         For a thread.
         """
         return self.state.broken is None and self.spares.fill(f"{self.state.written:016x}.room")
-
-    def give_up(self, error: OSError) -> None:
-        """Break the log off as a failed write does: what is handed over from now on is refused.
-
-        For a thread.
-        """
-        self.state.break_off(error)
 
     def stop(self) -> None:
         """Do what was handed over, then end the threads; `take` still tells of it."""

@@ -37,8 +37,7 @@ from topics.engine.reading import read
 from topics.formats.api.delete_body import TagMatch
 from topics.formats.api.diff_body import Diff
 from topics.formats.disk import segment_build
-from topics.storage.verify.directory import verify_directory
-from topics.storage.verify.finding import Finding
+from topics.storage.verify import Finding, verify_directory
 from topics.storage.wal.file import NoRoom
 from topics.storage.wal.progress import Progress
 
@@ -191,7 +190,7 @@ class Sealer(Client):
         self.give_up()
         self.wal.stop()
         self.sealing.write_last()
-        self.shard.segments.close()
+        self.shard.segments.maps.close()
 
     def again(self, **options: Any) -> Sealer:
         """After a kill."""
@@ -231,7 +230,7 @@ def ended(client: Sealer) -> Iterator[Sealer]:
     client.give_up()
     if client.wal.writer._thread.is_alive():
         client.kill()
-    client.shard.segments.close()  # the test may have read since; a `Sealer` is in a circle
+    client.shard.segments.maps.close()  # the test may have read since; a `Sealer` is in a circle
 
 
 def files(path: Path, kind: str) -> list[Path]:

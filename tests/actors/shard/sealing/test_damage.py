@@ -56,7 +56,7 @@ def hurt(client: Sealer, segment: Segment, offset: int) -> None:
     segment.checked[:] = bytes(
         len(segment.checked)
     )  # as after a start: these were found whole when they were written
-    client.shard.segments.close()
+    client.shard.segments.maps.close()
 
 
 def hurt_seqs(client: Sealer, segment: Segment, extent: int, chunk: int) -> set[int]:
@@ -148,7 +148,7 @@ def test_damaged_tables_cost_the_live_records_of_their_extent_as_one_gap(
 def test_a_segment_file_removed_under_a_running_shard_is_damage(client: Sealer, how: str) -> None:
     fill(client)
     (segment, entry), *_ = extents(client)
-    client.shard.segments.close()
+    client.shard.segments.maps.close()
     segment.path.unlink() if how == "missing" else segment.path.write_bytes(
         segment.path.read_bytes()[:5000]
     )
@@ -161,7 +161,7 @@ def test_a_segment_that_cannot_be_opened_for_lack_of_descriptors_is_not_damaged(
     client: Sealer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(client)
-    client.shard.segments.close()
+    client.shard.segments.maps.close()
 
     def fail(_path: Path) -> None:
         raise OSError(24, "Too many open files")

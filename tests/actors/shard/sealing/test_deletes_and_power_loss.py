@@ -178,7 +178,7 @@ def test_a_delete_counts_at_once_and_its_flags_are_written_when_the_log_is_synce
     client.seal()
     assert flagged(client) > synced
     assert seen(client) == after
-    assert not client.shard.segments._flags._queue
+    assert not client.shard.segments.flags._queue
     assert seen_after_power_loss(client, disk, tmp_path / "after", after["head"]) == after
 
 

@@ -26,10 +26,10 @@ from topics.engine.locators import split_locator
 from topics.formats.api.delete_body import TagMatch
 from topics.storage.checkpoints import CheckpointWriter
 from topics.storage.disk import Damaged
-from topics.storage.segments.file import Segment
+from topics.storage.segments.delete_flags import PendingFlags
+from topics.storage.segments.file import Segment, SegmentWriter
 from topics.storage.segments.store import SegmentStore
-from topics.storage.segments.writer import SegmentWriter
-from topics.storage.wal.log import Wal
+from topics.storage.wal.spares import SpareFiles
 
 FAILING: list[tuple[Any, str]] = [
     (SegmentStore, "begin"),
@@ -37,10 +37,10 @@ FAILING: list[tuple[Any, str]] = [
     (SegmentWriter, "finish"),
     (Segment, "entries"),
     (rewriting, "MappedSegment"),
-    (SegmentStore, "sync"),
+    (PendingFlags, "sync"),
     (CheckpointWriter, "write"),
     (CheckpointWriter, "finish"),
-    (Wal, "retire"),
+    (SpareFiles, "add"),
     (SegmentStore, "unlink"),
     (SegmentStore, "punch"),
 ]
@@ -124,7 +124,7 @@ def test_a_flag_that_the_disk_refuses_counts_at_once_and_is_written_later(
         assert seen(client) == before
     client.checkpoint()
     client.checkpoint()
-    assert not client.shard.segments._flags._queue
+    assert not client.shard.segments.flags._queue
     assert seen(client) == before
     survives_a_kill(client, before)
 
@@ -139,15 +139,15 @@ def test_after_a_failed_sync_all_flags_are_written_again(
     with monkeypatch.context() as patch:
         patch.setattr("topics.storage.segments.delete_flags.sync_segment", failing(errno.EIO))
         with pytest.raises(OSError):
-            store.sync(client.wal.next_lsn)
+            store.flags.sync(client.wal.next_lsn)
     before = seen(client)
     for number, segment in store.segments.items():  # what the page cache held is gone
         data = bytearray(segment.path.read_bytes())
         start = segment.trailer.flags_at
-        if any(split_locator(queued.locator)[0] == number for queued in store._flags._queue):
+        if any(split_locator(queued.locator)[0] == number for queued in store.flags._queue):
             data[start : start + segment.trailer.record_count] = bytes(segment.trailer.record_count)
             segment.path.write_bytes(data)
-    assert store._flags._queue
-    store.sync(client.wal.next_lsn)
-    assert not store._flags._queue
+    assert store.flags._queue
+    store.flags.sync(client.wal.next_lsn)
+    assert not store.flags._queue
     assert seen(client) == before

@@ -41,13 +41,12 @@ from topics.engine.record_index import IndexEntry
 from topics.engine.replacing import replace_entries
 from topics.engine.topic import Topic
 from topics.formats.api.delete_body import TagMatch
-from topics.storage import aside
+from topics.storage import disk
 from topics.storage.disk import Damaged
-from topics.storage.segments import writer
-from topics.storage.segments.file import Segment
+from topics.storage.segments import file as segment_file
+from topics.storage.segments.file import Segment, SegmentWriter
 from topics.storage.segments.merge_reader import MergeReader
 from topics.storage.segments.store import SegmentStore
-from topics.storage.segments.writer import SegmentWriter
 
 BUILDING: list[tuple[Any, str]] = [
     (MergeReader, "open"),
@@ -55,8 +54,8 @@ BUILDING: list[tuple[Any, str]] = [
     (MergeReader, "view"),
     (SegmentStore, "begin"),
     (SegmentWriter, "write"),
-    (aside, "sync_directory"),
-    (writer, "Segment"),
+    (disk, "sync_directory"),
+    (segment_file, "Segment"),
     (Segment, "check_tables"),
     (rewriting, "MappedSegment"),
     (Segment, "entries"),
@@ -126,15 +125,6 @@ def test_files_and_extents_are_bounded_by_what_lives_however_long_the_history_is
     assert max(counts) <= 24
     assert len(extents(client)) <= 2 * len(SLOW) + 10
     survives_a_kill(client, seen(client))
-
-
-def test_without_merges_the_same_load_leaves_more_files(
-    client: Sealer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Merging, "merge", _no_merge)
-    age(client, 160)
-    free_all(client)
-    assert len(files(client.path, "segment")) > 30
 
 
 @pytest.mark.usefixtures("eager")
@@ -430,7 +420,7 @@ def test_once_the_copy_is_built_no_error_of_the_disk_keeps_it_from_the_index(
             yield from install(rewriting, sources, *rest)
             return
         delete(aged, "mixed", match=TagMatch("Eq", "odd"))
-        aged.shard.segments.close()  # the next read opens a segment anew
+        aged.shard.segments.maps.close()  # the next read opens a segment anew
         steps, is_done = install(rewriting, sources, *rest), False
         while not is_done:
             with pytest.MonkeyPatch.context() as inner:
@@ -454,16 +444,6 @@ def test_once_the_copy_is_built_no_error_of_the_disk_keeps_it_from_the_index(
     else:
         aged.kill()
     assert findings(aged.path) == []
-    comes_back(aged, before)
-
-
-@pytest.mark.usefixtures("eager")
-def test_a_stop_in_the_middle_of_an_install_finishes_it(aged: Sealer) -> None:
-    before = seen(aged)
-    while not aged.sealing.rewriting.is_installing:
-        assert aged.step()
-    aged.stop()
-    assert aged.sealing.rewriting.merged
     comes_back(aged, before)
 
 
@@ -500,7 +480,7 @@ def test_a_segment_with_damage_is_left_out_and_its_readers_are_told(
         "directory": segment.trailer.directory_at + 80 * segment.trailer.entry_count - 30,
     }[where]
     _flip(segment, offset)
-    aged.shard.segments.close()
+    aged.shard.segments.maps.close()
     for _ in range(4):
         aged.sealing.merging.is_due = True
         aged.seal()

@@ -27,8 +27,7 @@ from tests.support.log import append_streamed, failing
 from topics.formats.disk.wal import FILE_HEADER_BYTES
 from topics.storage import checkpoints
 from topics.storage.segments.store import SegmentStore
-from topics.storage.wal.log import Wal
-from topics.storage.wal.spares import SPARES_MAX
+from topics.storage.wal.spares import SPARES_MAX, SpareFiles
 
 
 def test_a_full_disk_still_gives_back_the_room_of_deletes(
@@ -207,7 +206,7 @@ def test_a_log_file_that_outlives_its_blobs_is_not_damaged(
     blob = append_streamed(client, "a", *["x" * 3000] * 10)
     fill(client, "a", rounds=4)
     before = seen(client)
-    monkeypatch.setattr(Wal, "retire", failing(errno.EIO))
+    monkeypatch.setattr(SpareFiles, "add", failing(errno.EIO))
     with pytest.raises(OSError):
         client.checkpoint()
     assert not blob.exists()

@@ -17,7 +17,7 @@ from tests.actors.shard.sealing.sealing_support import (
     small_extents,
 )
 from topics.actors.shard.sealing import rewriting
-from topics.storage.segments.writer import SegmentWriter
+from topics.storage.segments.file import SegmentWriter
 
 
 def test_a_segment_is_written_in_parts_with_pauses_between_steps(

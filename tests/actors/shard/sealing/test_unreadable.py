@@ -24,8 +24,7 @@ from topics.formats.api.delete_body import TagMatch
 from topics.storage.disk import Damaged
 from topics.storage.inspect import describe
 from topics.storage.mapped_file import CANNOT_READ, PAGE_BYTES
-from topics.storage.verify.directory import verify_directory
-from topics.storage.verify.finding import Finding
+from topics.storage.verify import Finding, verify_directory
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +96,7 @@ def test_a_file_that_is_cut_under_its_map_costs_what_was_in_it_and_is_told(
             client = Sealer(path, file_bytes=FILE_BYTES)
             file, before = kinds(path)[kind][number], seen(client)
             if not is_read_before:
-                client.shard.segments.close()
+                client.shard.segments.maps.close()
             client.commits.store.forget_asked()
             size = file.stat().st_size
             os.truncate(file, size // 3 // PAGE_BYTES * PAGE_BYTES)
@@ -145,7 +144,7 @@ def test_a_sector_that_cannot_be_read_costs_what_was_in_it_and_is_told(
         def break_and_read() -> None:
             client = Sealer(path, file_bytes=FILE_BYTES)
             before = seen(client)
-            client.shard.segments.close()
+            client.shard.segments.maps.close()
             client.commits.store.forget_asked()
             break_off()
             after = seen(client)

@@ -23,13 +23,12 @@ from topics.formats.disk.blob import BadBlob, checking
 from topics.formats.disk.copies import BadCopies, is_row
 from topics.formats.disk.frames import FrameHeader, FrameKind, check_frame, scan_frames
 from topics.formats.disk.records import RecordFlags
-from topics.storage.copy_reader import forward_at
 from topics.storage.disk import Damaged
+from topics.storage.frame_reader import forward_at, frame_in, frame_lsn
 from topics.storage.linked import LinkedPayloads
 from topics.storage.mapped_file import MappedFile
 from topics.storage.wal.blobs import BlobStore
 from topics.storage.wal.file import WalFile
-from topics.storage.wal.log import frame_in, frame_lsn
 
 # A step checks so much at most, unless one frame is longer. It takes less than a millisecond.
 STEP_BYTES = 1 << 20

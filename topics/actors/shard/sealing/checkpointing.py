@@ -72,7 +72,7 @@ class Checkpointing:
             try:
                 builder = await self._write_pieces(writer, numbers)
                 lsn = await self._sync_log(losses)
-                await trio.to_thread.run_sync(self._segments.sync, lsn)
+                await trio.to_thread.run_sync(self._segments.flags.sync, lsn)
                 header = builder.header(lsn, replay_from, clean=False)
                 await trio.to_thread.run_sync(writer.finish, header)
             except BaseException:
@@ -98,7 +98,7 @@ class Checkpointing:
 
     def write_last(self) -> None:
         """Write the checkpoint of an orderly stop, after the log is closed. Raises OSError."""
-        self._segments.sync(self._wal.synced_lsn)
+        self._segments.flags.sync(self._wal.synced_lsn)
         folder, replay_from = self._shard.checkpoint_folder, self._reclaim.replay_from
         items = (item for item in self._items(self._reclaim.named_segments) if item is not None)
         checkpoints.write(folder, self._wal.next_lsn, replay_from, items, clean=True)

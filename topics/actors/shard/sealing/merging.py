@@ -78,7 +78,7 @@ class Merging:
         try:
             await self._merge(run)
         except (OSError, Damaged) as error:
-            self._segments.pin({})
+            self._segments.maps.pin({})
             if not self._leave_out(run, error):
                 self.again_at = time.monotonic() + RETRY_S
                 raise
@@ -89,7 +89,7 @@ class Merging:
         sources = Segments(self._commits.store, reader)
         await self._rewriting.find(sources)
         await trio.to_thread.run_sync(reader.open)
-        self._segments.pin(reader.maps)
+        self._segments.maps.pin(reader.maps)
         some: list[Wanted] = []
         for wanted in sources.wanted():  # the loop must not wait for the disk
             some.append(wanted)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import trio
 
-from topics.engine.locators import Locator, is_extent, split_locator
+from topics.engine.locators import Locator, in_extent, is_extent, split_locator
 from topics.storage import checkpoints
 from topics.storage.checkpoints import Kept
 from topics.storage.recovery.steps import Shard
@@ -53,10 +53,10 @@ class Reclaim:
         }
         # Since the last checkpoint. An earlier process may have left extents unpunched.
         self._extents = [
-            locator
+            in_extent(number, extent)
             for number, extents in used.items()
             if extents
-            for locator in self._segments.unpunched(number, extents)
+            for extent in self._segments.segments[number].unpunched(extents)
         ]
         self._blobs = list(shard.absorbed)
         self._freed: deque[Freed] = deque()  # by checkpoint, the newest last
@@ -139,7 +139,7 @@ class Reclaim:
             self._freed.popleft()
         self._detached += self._wal.detach(older.replay_from)
         while self._detached:
-            await trio.to_thread.run_sync(self._wal.retire, self._detached[:1])
+            await trio.to_thread.run_sync(self._wal.writer.spares.add, self._detached[:1])
             del self._detached[0]
 
     async def _unlink_segments(self, named: frozenset[int]) -> None:

@@ -99,7 +99,7 @@ class Rewriting:
         except BaseException:
             segment.path.unlink(missing_ok=True)
             raise
-        self._segments.pin({**sources.maps, segment.number: mapped})
+        self._segments.maps.pin({**sources.maps, segment.number: mapped})
         self._installing = self._install(sources, segment, extents, written)
         for _ in self._installing:
             await trio.lowlevel.checkpoint()
@@ -175,7 +175,7 @@ class Rewriting:
             assert self._reclaim.are_unused(sources.numbers), "the index names no old extent"
             self.merged += len(sources.numbers)
             self.merged_bytes += segment.size
-        self._segments.pin({})
+        self._segments.maps.pin({})
         self._installing = None
 
     def _install_topic(

@@ -91,9 +91,9 @@ class Sealing(Service):
         await self._release()
         self._burst.observe(self.wal.next_lsn)
         waits = self._burst.is_burst(self.backlog_files)
-        if self.segments.has_due_flags(self.wal.synced_lsn):
+        if self.segments.flags.is_due(self.wal.synced_lsn):
             with contextlib.suppress(OSError):  # the next checkpoint reports it
-                await trio.to_thread.run_sync(self.segments.write_due_flags, self.wal.synced_lsn)
+                await trio.to_thread.run_sync(self.segments.flags.write, self.wal.synced_lsn)
         sealed, failure = 0, None
         try:
             for base, end in () if waits else self._ready_files():

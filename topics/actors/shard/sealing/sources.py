@@ -77,14 +77,15 @@ class LogFile:
 
     def _stretch(self, span: Span) -> Iterator[Piece]:
         """Writes of contiguous seqs, from the one behind the last seq of the span on."""
-        for entry in self.writes(span.topic, span.last_seq + 1):
-            start = span.last_seq + 1 - entry.first_seq
-            if start < 0:
-                return
-            span.last_seq = entry.last_seq
-            view = self._store.records(entry.locator)
+        seq = span.last_seq + 1
+        for first_seq, count, locator, _, _ in self.writes(span.topic, seq):
+            if seq < first_seq:
+                break
+            view = self._store.records(locator)
             assert isinstance(view, RecordsView), "a write in the log is read through its frame"
-            yield view, start, entry.record_count
+            yield view, seq - first_seq, count
+            seq = first_seq + count
+        span.last_seq = seq - 1
 
 
 class Segments:

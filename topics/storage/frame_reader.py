@@ -1,6 +1,7 @@
-"""Copy reader: rows of FORWARD frames as records (bytes: ``formats/disk/copies.py``).
+"""Frame reader: records of APPEND frames in place, and rows of FORWARD frames as records (bytes:
+``formats/disk/copies.py``).
 
-The copies are rendered from the payload of their frame, or from the frames of the same file that it
+Copies are rendered from the payload of their frame, or from the frames of the same file that it
 names. The newest renderings are kept, within a bound of bytes: copies are mostly read when they
 have just been written, and by many readers.
 """
@@ -20,26 +21,33 @@ from topics.formats.disk.copies import (
     Stamp,
     copies_size,
     decode_forward,
+    frame_behind,
     is_row,
     row_index,
     view_of,
 )
-from topics.formats.disk.frames import FrameHeader, FrameKind
+from topics.formats.disk.frames import (
+    APPEND_FIELDS,
+    FRAME_HEADER_BYTES,
+    FRAME_MAGIC,
+    FrameHeader,
+    FrameKind,
+    header_at,
+)
 from topics.formats.disk.records import RecordFlags, RecordsView
 from topics.formats.disk.rendering import EncodedRecords
 from topics.storage.disk import Damaged
 from topics.storage.linked import LinkedPayloads
-from topics.storage.wal.blobs import BlobStore
-from topics.storage.wal.file import WalFile
-from topics.storage.wal.log import frame_in, frame_lsn, frame_records
+from topics.storage.wal.blobs import BlobStore, BlobView
+from topics.storage.wal.file import BODY_BYTES, WalFile
 
 CACHE_BYTES = 16 << 20
-_EXTERNAL = int(RecordFlags.EXTERNAL)
+_EXTERNAL, _ROUTER = int(RecordFlags.EXTERNAL), int(FrameKind.ROUTER)
 _KEPT_BYTES = 512  # what a rendering takes besides its body, about
 
 
-class CopyReader:
-    """Reads rows of FORWARD frames as records; keeps the newest renderings, 16 MiB at most.
+class FrameReader:
+    """Reads what a locator of the log locates; keeps the newest renderings, 16 MiB at most.
 
     ``linked``: the payloads of ROUTER frames, which version 0.1 has written.
     """
@@ -49,16 +57,35 @@ class CopyReader:
     ) -> None:
         self._blobs, self._linked, self._cache_bytes = blobs, linked, cache_bytes
         self._kept: OrderedDict[int, RecordsView] = OrderedDict()  # by LSN, the last used last
-        self._bytes = 0
+        self.kept_bytes = 0  # what the renderings take
         # Of the frame that was read last: dests with equal stamps share it.
         self._last: tuple[int, Copier] | None = None
 
-    @property
-    def kept_bytes(self) -> int:
-        """What the renderings take that are kept."""
-        return self._bytes
+    def records(self, file: WalFile, locator: int) -> RecordsView:
+        """Records of the APPEND frame, or of the row of a FORWARD frame, that ``locator`` locates
+        in ``file``. Raises `Damaged` where they cannot be read.
+        """
+        if locator & 3:
+            return self._copies(file, locator)
+        view, offset = file.view(), file.offset(locator)
+        if not file.asked_from <= offset < file.asked_to:
+            file.ask(offset)
+        magic, lsn, topic_id, first_seq, body_len, count, ext_len, kind, flags = (
+            APPEND_FIELDS.unpack_from(view, offset)
+        )
+        if lsn != locator or magic != FRAME_MAGIC:  # as in a file that was cut, and written on
+            raise Damaged(file.path, offset, "the frame is not there any more")
+        if kind == _ROUTER:
+            return self._copies(file, locator)
+        if flags & _EXTERNAL:
+            held = self._blobs.file(topic_id, first_seq)
+            return BlobView(flags, count, ext_len, held, self._blobs.on_damage)
+        if body_len > BODY_BYTES:
+            file.ask(offset)
+        start = offset + FRAME_HEADER_BYTES
+        return RecordsView(flags, count, ext_len, view[start : start + body_len])
 
-    def records(self, file: WalFile, lsn: int) -> RecordsView:
+    def _copies(self, file: WalFile, lsn: int) -> RecordsView:
         """The copies of the row at ``lsn``, or of a ROUTER frame. Raises `Damaged`."""
         view = self._kept.get(lsn)
         if view is not None:
@@ -98,14 +125,14 @@ class CopyReader:
         if size > self._cache_bytes:
             return
         self._kept[lsn] = view
-        self._bytes += size
-        while self._bytes > self._cache_bytes:
+        self.kept_bytes += size
+        while self.kept_bytes > self._cache_bytes:
             self._forget(next(iter(self._kept)))
 
     def _forget(self, lsn: int) -> None:
         view = self._kept.pop(lsn, None)
         if view is not None:
-            self._bytes -= view.length + _KEPT_BYTES
+            self.kept_bytes -= view.length + _KEPT_BYTES
 
     def _rendered(self, file: WalFile, lsn: int) -> EncodedRecords:
         begin = frame_lsn(file, lsn)
@@ -139,7 +166,7 @@ class CopyReader:
             raise BadCopies("a FORWARD frame names no frame with records")
         if header.flags & _EXTERNAL and not self._blobs.is_added(header.topic_id, header.first_seq):
             self._blobs.add(header.topic_id, header.first_seq, lsn)  # in a directory at rest
-        return frame_records(file, lsn, self._blobs, self)
+        return self.records(file, lsn)
 
     def _linked_copies(self, file: WalFile, lsn: int) -> EncodedRecords:
         header, body = frame_in(file, lsn)
@@ -148,6 +175,29 @@ class CopyReader:
         encoded = Copier(pieces, held.stamps).render(header.first_seq, header.ts_ms)
         _check(encoded, header, held.size)
         return encoded
+
+
+def frame_in(file: WalFile, lsn: int) -> tuple[FrameHeader, memoryview]:
+    """Header and body of the frame at ``lsn``, unchecked. Raises `Damaged` where they cannot be
+    read.
+    """
+    view, offset = file.view(), file.offset(lsn)
+    file.ask(offset)
+    header = header_at(view, offset)
+    start = offset + FRAME_HEADER_BYTES
+    return header, view[start : start + header.body_len]
+
+
+def frame_lsn(file: WalFile, locator: int) -> int:
+    """LSN of the frame that ``locator`` locates, or one of whose rows it locates. Raises
+    `Damaged`.
+    """
+    if not is_row(locator):
+        return locator
+    offset = file.offset(locator)
+    if not file.asked_from <= offset < file.asked_to:
+        file.ask(offset)
+    return locator - frame_behind(file.view(), offset)
 
 
 def forward_at(file: WalFile, lsn: int) -> tuple[FrameHeader, ForwardBody]:

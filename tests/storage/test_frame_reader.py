@@ -26,8 +26,8 @@ from topics.formats.disk.frame_bodies import append_frame
 from topics.formats.disk.frames import Frame
 from topics.formats.disk.records import RecordsView
 from topics.formats.disk.rendering import encode
-from topics.storage.copy_reader import CACHE_BYTES, CopyReader
 from topics.storage.disk import Damaged, make_directory
+from topics.storage.frame_reader import CACHE_BYTES, FrameReader
 from topics.storage.linked import LinkedPayloads
 
 RECORDS: list[Record] = [("n", "t", b'"%b"' % (b"x" * 1000), None), (None, None, b"2", b"{}")]
@@ -46,8 +46,8 @@ class Bench:
         self.linked = LinkedPayloads(folder, 0)
         self.copies = self.reader(CACHE_BYTES)
 
-    def reader(self, cache_bytes: int) -> CopyReader:
-        return CopyReader(self.wal.blobs, self.linked, cache_bytes)
+    def reader(self, cache_bytes: int) -> FrameReader:
+        return FrameReader(self.wal.blobs, self.linked, cache_bytes)
 
     def write(self, frame: Frame) -> int:
         """Its LSN."""
@@ -73,7 +73,7 @@ class Bench:
         lsn = self.write(frame)
         return [row_lsn(lsn, frame.ext_len, index) for index in range(len(rows))]
 
-    def read(self, lsn: int, reader: CopyReader | None = None) -> RecordsView:
+    def read(self, lsn: int, reader: FrameReader | None = None) -> RecordsView:
         return (reader or self.copies).records(self.wal.file(lsn), lsn)
 
 

@@ -1,0 +1,350 @@
+"""Verification: every byte counts; what a crash may leave is no damage."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.formats.disk.segment_support import plain
+from tests.storage.segments.segments_support import add
+from tests.support.data_directory import MIXED, findings, topics
+from tests.support.log import Client, append_streamed, log_files
+from topics.engine.locators import in_extent
+from topics.formats.disk.segment import HEADER_BYTES, TRAILER_BYTES, ExtentEntry, encode_entry
+from topics.storage import checkpoints
+from topics.storage.data_dir import (
+    DataDirectory,
+    held_for_reading,
+)
+from topics.storage.disk import DAMAGED
+from topics.storage.linked import LinkedPayloads
+from topics.storage.segments.store import SegmentStore
+from topics.storage.verify import (
+    Finding,
+    LogCheck,
+    standing_checkpoints,
+    unfounded,
+    verify_blob,
+    verify_checkpoint,
+    verify_directory,
+    verify_segment,
+)
+
+# Verifying a directory: what its files say of one another; what a crash may leave is no damage
+
+
+def test_a_directory_after_an_orderly_stop_is_whole(data: Path) -> None:
+    with held_for_reading(data) as shards:
+        seen = [found.name for found in verify_directory(data, shards)]  # type: ignore[union-attr]
+    assert [Path(name).suffix for name in seen] == [".wal", ".wal", ".wal", ".ckpt", ".seg"]
+
+
+@pytest.mark.parametrize("kind", ["*.ckpt", "*.wal", "*.seg"])
+def test_a_hurt_header_is_damage(data: Path, kind: str) -> None:
+    path = sorted(data.rglob(kind))[-1]
+    whole = bytearray(path.read_bytes())
+    whole[17] ^= 1
+    path.write_bytes(whole)
+    assert any(found.startswith(path.name) for found in findings(data))
+
+
+@pytest.mark.slow
+def test_the_command_says_what_it_found(data: Path) -> None:
+    done = topics("verify", str(data))
+    assert (done.returncode, done.stdout) == (0, "5 files, no damage\n")
+    path = next(data.rglob("*.seg"))
+    whole = bytearray(path.read_bytes())
+    whole[HEADER_BYTES + 20] ^= 1
+    path.write_bytes(whole)
+    done = topics("verify", str(data))
+    assert (done.returncode, done.stdout) == (
+        3,
+        f"{path}, offset 4096: records are damaged\n5 files, 1 findings\n",
+    )
+    held = DataDirectory(data, shards=1)
+    done = topics("verify", str(data))
+    held.close()
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "in use by process" in done.stderr
+    done = topics("verify", str(data / "nowhere"))
+    assert (done.returncode, done.stderr) == (2, f"topics: {data}/nowhere: no such directory\n")
+    done = topics("inspect", str(data / "nowhere"))
+    assert (done.returncode, done.stderr) == (
+        2,
+        f"topics: {data}/nowhere: No such file or directory\n",
+    )
+
+
+# Verifying the log: a torn tail is no damage, a damaged frame before synced ones is
+
+
+def test_a_torn_tail_is_no_damage_and_a_hurt_frame_is(data: Path) -> None:
+    last, first = log_files(data)[-1], log_files(data)[0]
+    for checkpoint in (data / "checkpoint" / "00").iterdir():
+        checkpoint.unlink()
+    whole = last.read_bytes()
+    end = len(whole.rstrip(b"\0"))
+    last.write_bytes(whole[:end] + b"WF01 torn".ljust(len(whole) - end, b"\0"))
+    assert findings(data) == []
+    hurt = bytearray(whole)
+    hurt[5000] ^= 1
+    last.write_bytes(hurt)
+    (found,) = findings(data)
+    assert found.startswith(f"{last.name}: damaged frame; the frame at offset ")
+    last.write_bytes(whole)
+    hurt = bytearray(first.read_bytes())
+    hurt[9000] ^= 1
+    first.write_bytes(hurt)
+    (found,) = findings(data)
+    assert "the log before it ends at" in found
+
+
+def test_a_missing_log_file_is_damage(data: Path) -> None:
+    log_files(data)[1].unlink()
+    (found,) = findings(data)
+    assert "a file between is missing or cut" in found
+
+
+def test_a_log_file_that_was_kept_aside_is_no_finding(data: Path) -> None:
+    path = log_files(data)[0]
+    path.with_name(path.name + DAMAGED).write_bytes(b"hurt")
+    assert findings(data) == []
+
+
+def test_a_file_that_is_cut_or_of_another_shard_is_found(data: Path) -> None:
+    path = log_files(data)[0]
+    check = LogCheck(path, 1, LinkedPayloads(data, 1))
+    assert [finding.reason for finding in check.run(begins_at=None, last=False)] == [
+        "belongs to shard 0, LSN 0x0"
+    ]
+    size = path.stat().st_size
+    os.truncate(path, size - 1)
+    assert [*LogCheck(path, 0, LinkedPayloads(data, 0)).run(begins_at=None, last=False)] == [
+        Finding(path, size - 1, f"the file is cut: it was made with {size} bytes")
+    ]
+
+
+# Verifying checkpoints: each for itself, and against the log and the segments
+
+
+def test_a_log_that_ends_before_its_checkpoint_is_damage(data: Path) -> None:
+    last = log_files(data)[-1]
+    last.write_bytes(last.read_bytes()[:HEADER_BYTES].ljust(last.stat().st_size, b"\0"))
+    (found,) = findings(data)
+    assert ".ckpt: says that the log was synced to 0x" in found
+
+
+def test_a_segment_that_a_checkpoint_names_must_be_there(data: Path) -> None:
+    (path,) = (data / "checkpoint" / "00").glob("*.ckpt")
+    checkpoint = checkpoints.read(path)
+    assert checkpoint is not None
+    named = checkpoint._replace(shard={**checkpoint.shard, "segments": [1, 0xAB]})
+    (finding,) = unfounded(path, named, checkpoint.lsn, data / "segment" / "00")
+    assert finding.reason == "names segment 0xab, which is missing"
+
+
+def test_a_checkpoint_that_is_cut_or_of_an_unknown_version_is_found(data: Path) -> None:
+    (path,) = (data / "checkpoint" / "00").glob("*.ckpt")
+    whole = path.read_bytes()
+    assert [*verify_checkpoint(path)] == []
+    path.write_bytes(whole[:-1])
+    assert [finding.reason for finding in verify_checkpoint(path)] == ["is not a whole checkpoint"]
+    path.write_bytes(whole[:8] + b"\x63" + whole[9:])
+    assert [finding.offset for finding in verify_checkpoint(path)] == [8]
+
+
+def test_only_the_checkpoints_that_are_kept_are_asked_about_other_files(data: Path) -> None:
+    folder = data / "checkpoint" / "00"
+    (path,) = folder.glob("*.ckpt")
+    later = [folder / f"{number:016x}{checkpoints.SUFFIX}" for number in (0xE, 0xF)]
+    for other in later:
+        other.write_bytes(path.read_bytes())
+    assert [*standing_checkpoints(folder)] == later
+    later[1].write_bytes(b"")
+    assert [*standing_checkpoints(folder)] == later[:1]
+
+
+# Verifying a segment: every byte counts, and its parts must agree with one another
+
+
+def reasons(path: Path) -> list[str]:
+    return [finding.reason for finding in verify_segment(path)]
+
+
+def test_a_segment_as_it_was_written_is_whole(store: SegmentStore) -> None:
+    segment = add(store, 1, MIXED)
+    assert reasons(segment.path) == []
+    store.flag_deleted(in_extent(1, 0), [1, 4], 0)
+    store.flags.write(0)
+    store.punch([in_extent(1, 2)])
+    assert reasons(segment.path) == []
+
+
+@pytest.mark.slow
+def test_every_flipped_byte_is_found(store: SegmentStore) -> None:
+    segment = add(store, 1, MIXED)
+    whole = segment.path.read_bytes()
+    flags = range(segment.trailer.flags_at, segment.trailer.flags_at + segment.trailer.record_count)
+    dice = random.Random(5)
+    used = [at for at in range(len(whole)) if whole[at]]
+    for at in {
+        *dice.sample(used, 300),
+        *dice.sample(range(len(whole)), 300),
+        *flags,
+        *range(60),
+        *range(len(whole) - 100, len(whole)),
+    }:
+        if at >= len(whole):
+            continue
+        data = bytearray(whole)
+        data[at] ^= dice.choice([2, 4, 8, 16, 128])
+        segment.path.write_bytes(data)
+        assert reasons(segment.path), at
+
+
+def test_a_flipped_delete_flag_that_is_0_or_1_cannot_be_told(store: SegmentStore) -> None:
+    segment = add(store, 1, MIXED)
+    data = bytearray(segment.path.read_bytes())
+    data[segment.trailer.flags_at] ^= 1
+    segment.path.write_bytes(data)
+    assert reasons(segment.path) == []
+
+
+def test_an_extent_of_zeros_is_damage_where_a_record_lives(store: SegmentStore) -> None:
+    segment = add(store, 1)
+    store.punch([in_extent(1, 0)])
+    with segment.path.open("r+b") as file:
+        file.seek(next(segment.entries()).flags_at)
+        file.write(b"\0")
+    assert reasons(segment.path) == ["the tables of the extent are damaged"]
+
+
+@pytest.mark.parametrize("length", [0, 10, HEADER_BYTES, HEADER_BYTES + TRAILER_BYTES, -1, -4096])
+def test_a_short_file_is_found(store: SegmentStore, length: int) -> None:
+    segment = add(store, 1, MIXED)
+    os.truncate(segment.path, length if length >= 0 else segment.size + length)
+    assert len(reasons(segment.path)) == 1
+
+
+def test_another_segments_file_is_found(store: SegmentStore) -> None:
+    segment = add(store, 1, MIXED)
+    moved = segment.path.rename(segment.path.with_name("0000000002.seg"))
+    assert reasons(moved) == ["belongs to shard 3, number 1"]
+    assert [finding.reason for finding in verify_segment(moved, 3)] == [
+        "belongs to shard 3, number 1"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"offset": 8192}, "does not begin where the one before it ends"),
+        ({"flags_at": 1}, "does not begin where"),
+        ({"record_count": 0}, "another length than its parts"),
+        ({"first_seq": 6}, "seq 6 is not that of the tables"),
+        ({"first_ts": 1}, "other times"),
+        ({"last_ts": 1}, "other times"),
+        ({"keys_len": 1}, "another length of the keys"),
+    ],
+)
+def test_a_directory_that_contradicts_the_rest_is_found(
+    store: SegmentStore, change: dict[str, int], reason: str
+) -> None:
+    segment = add(store, 1, [(1, 5, [plain(4)])])
+    (entry,) = segment.entries()
+    rewrite(segment.path, segment.trailer.directory_at, encode_entry(entry._replace(**change)))
+    assert any(reason in found for found in reasons(segment.path))
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "reason"),
+    [
+        ("ends", 1, "the ends of the records do not ascend"),
+        ("tag_refs", 2, "the postings are not those of the tags"),
+        ("tag_refs", 9, "a record has a tag that is not in the dictionary"),
+        ("tag_ends", 99, "the tags do not ascend"),
+        ("postings", 1, "the postings are not those of the tags"),
+    ],
+)
+def test_tables_that_contradict_each_other_are_found_behind_right_checksums(
+    store: SegmentStore, at: str, value: int, reason: str
+) -> None:
+    segment = add(store, 1, [(1, 5, [plain(4, tag="t%d")])])
+    (entry,) = segment.entries()
+    number = {"ends": 3, "tag_refs": 4, "tag_ends": 9, "postings": 17}[at]
+    data = bytearray(segment.path.read_bytes())
+    start = entry.tables_at + 32 + 4 * number
+    data[start : start + 4] = value.to_bytes(4, "little")
+    segment.path.write_bytes(data)
+    fix(segment.path, entry)
+    assert any(reason in found for found in reasons(segment.path))
+
+
+def fix(path: Path, entry: ExtentEntry) -> None:
+    """Make the checksum of the tables right again."""
+    import crc32c
+
+    data = path.read_bytes()
+    crc = crc32c.crc32c(data[entry.tables_at : entry.tables_at + entry.tables_len])
+    rewrite(path, len(data) - TRAILER_BYTES - 80, encode_entry(entry._replace(tables_crc=crc)))
+
+
+def rewrite(path: Path, directory_at: int, directory: bytes) -> None:
+    """Another directory, with a trailer that bears it out."""
+    import crc32c
+
+    from topics.formats.disk.segment import decode_trailer, encode_trailer
+
+    data = bytearray(path.read_bytes())
+    trailer = decode_trailer(data[-TRAILER_BYTES:], len(data))
+    data[directory_at : directory_at + len(directory)] = directory
+    data[-TRAILER_BYTES:] = encode_trailer(trailer._replace(directory_crc=crc32c.crc32c(directory)))
+    path.write_bytes(data)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> SegmentStore:
+    return SegmentStore.open(tmp_path / "segment" / "00", 3, [])
+
+
+# Verifying blobs: every byte counts, and a blob is of the write in its name
+
+
+@pytest.fixture
+def blob(tmp_path: Path) -> Path:
+    """The blob of a write that only the log holds yet."""
+    DataDirectory(tmp_path / "data", shards=1).close()
+    client = Client(tmp_path / "data")
+    client.put("a")
+    path = append_streamed(client, "a", records=[{"data": "x" * 100}] * 3)
+    client.stop()
+    return path
+
+
+def test_a_blob_as_it_was_written_is_whole(blob: Path) -> None:
+    assert [*verify_blob(blob)] == []
+
+
+def test_every_flipped_bit_and_every_cut_of_a_blob_is_found(blob: Path) -> None:
+    whole = blob.read_bytes()
+    for at in range(len(whole)):
+        blob.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+        assert len([*verify_blob(blob)]) == 1, at
+        blob.write_bytes(whole[:at])
+        assert len([*verify_blob(blob)]) == 1, at
+
+
+@pytest.mark.parametrize("name", ["1-2.blob", "2-1.blob", "no numbers.blob", "1.blob"])
+def test_a_blob_under_another_name_is_found(blob: Path, name: str) -> None:
+    moved = blob.rename(blob.with_name(name))
+    (finding,) = verify_blob(moved)
+    assert finding.path == moved
+
+
+def test_a_blob_that_the_log_names_must_be_there(blob: Path, tmp_path: Path) -> None:
+    assert findings(tmp_path / "data") == []
+    blob.unlink()
+    assert findings(tmp_path / "data") == [f"{blob.name}: blob named by the log is missing"]
