@@ -17,6 +17,7 @@ from tests.support.queues import (
     Queue,
     counters,
     data,
+    fill_the_log,
     names_on,
     now_ms,
     numbers,
@@ -29,19 +30,6 @@ pytestmark = pytest.mark.slow
 SMALL_LOG = 64 << 10
 ENDS = pytest.mark.parametrize("end", ["stop", "kill"])
 CLASSES = ("disk", "fsync")
-
-
-def restart(server: Server, end: str) -> None:
-    server.stop() if end == "stop" else server.kill()
-    server.start()
-
-
-def fill_the_log(api: Api) -> None:
-    """Enough other writes to seal all log files so far, on both shards."""
-    for name in names_on("filler"):
-        for number in range(60):
-            answer = api.append(name, f"{number}" * 4000)
-            ok(answer, answer.status)
 
 
 @pytest.fixture
@@ -69,8 +57,7 @@ def test_acks_are_durable_through_sealing(server: Server, end: str) -> None:
             queue.ack(kept[durability][-5:])
             del kept[durability][-5:]
     for _ in range(2):
-        restart(server, end)
-        with Api(server.address) as api:
+        with server.again(end) as api:
             for durability, seqs in kept.items():
                 queue = Queue(api, durability)
                 assert queue.live() == seqs
@@ -132,8 +119,7 @@ def test_dead_lettered_counts_on_over_a_restart(server: Server, end: str) -> Non
                 queue.spend(1, 1)
                 queue.bury(1)
             fill_the_log(api)
-        restart(server, end)
-        with Api(server.address) as api:
+        with server.again(end) as api:
             for name in CLASSES:
                 assert Queue(api, name).counters() == counters(dead_lettered=number)
                 letters = api.read(f"{name}.dead")
