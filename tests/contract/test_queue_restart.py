@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +16,6 @@ from tests.support.queues import (
     counters,
     data,
     fill_the_log,
-    names_on,
     now_ms,
     numbers,
     until,
@@ -124,41 +121,3 @@ def test_dead_lettered_counts_on_over_a_restart(server: Server, end: str) -> Non
                 assert Queue(api, name).counters() == counters(dead_lettered=number)
                 letters = api.read(f"{name}.dead")
                 assert [letter["data"] for letter in letters] == [*range(1, number + 1)]
-
-
-@pytest.mark.parametrize("after_s", [0.0, 0.01, 0.03, 0.08], ids=lambda value: f"{value} s")
-@pytest.mark.parametrize("where", ["same shard", "another shard"])
-def test_a_kill_while_jobs_are_moved_doubles_and_loses_none(
-    server: Server, where: str, after_s: float
-) -> None:
-    same, other = names_on("q")
-    dead = same if where == "same shard" else other
-    config = {"durability": "fsync", "max_deliveries": 1, "dead_letter": dead}
-    with Api(server.address) as api:
-        queue = Queue.create(api, "q", *range(400), leases_durable=True, **config)
-        queue.spend(400, 1)
-    passing = threading.Thread(target=_pass, args=(server,))
-    passing.start()
-    time.sleep(after_s)
-    server.kill()
-    passing.join()
-    server.start()
-    with Api(server.address) as api:
-        queue = Queue(api, "q")
-
-        def look() -> int:
-            assert queue.claim("w", 400) == [], "each has been delivered as often as it may be"
-            return len(queue.live())
-
-        until(look, lambda left: left == 0)
-        letters = api.read(dead)
-        assert sorted(letter["data"] for letter in letters) == list(range(400))
-        assert queue.counters() == counters(dead_lettered=400)
-
-
-def _pass(server: Server) -> None:
-    try:
-        with Api(server.address) as api:
-            Queue(api, "q").call("claim", {"node": "w"})
-    except (OSError, http.client.HTTPException):
-        return  # the server was killed

@@ -4,7 +4,6 @@ forwarding goes on.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -221,26 +220,6 @@ def test_a_gap_is_told_after_a_restart(server: Server, shards: tuple[int, int], 
                 page.pop("performance", None)
             assert after == before
             assert forwarded(api, name) == 6
-
-
-@ENDS
-def test_a_chain_goes_on_after_a_restart(server: Server, end: str) -> None:
-    row = names_for("t", [0, 1, 0, 1])
-    with Api(server.address) as api:
-        names = [route(api, *pair) for pair in itertools.pairwise(row)]
-        append(api, row[0], 20)
-        passed(api, *names)
-        before = [kept(api, topic) for topic in row]
-    for turn in range(1, 4):
-        with server.again(end) as api:
-            for topic, found in zip(row, before, strict=True):
-                assert kept(api, topic) == found
-            assert [forwarded(api, name) for name in names] == [20 * turn] * 3
-            append(api, row[0], 20, 20 * turn)
-            passed(api, *names)
-            before = [kept(api, topic) for topic in row]
-            assert data(before[-1]) == data(before[0])
-            fill_the_log(api)
 
 
 @ENDS

@@ -233,25 +233,6 @@ def test_topics_made_by_their_first_write_come_back(tmp_path: Path, end: str) ->
                 assert ok(api.append(topic, "next"))["first_seq"] == len(data) + 1
 
 
-@pytest.mark.parametrize("end", ["stop", "kill"])
-def test_an_ephemeral_topic_keeps_its_config_and_never_reuses_a_seq(
-    tmp_path: Path, end: str
-) -> None:
-    with Server(tmp_path / "data", shards=1) as server:
-        with Api(server.address) as api:
-            config = ok(api.put("e", {"durability": "ephemeral", "priority": 3}), 201)["config"]
-            ok(api.append("e", *range(50)))
-            assert len(api.read("e")) == 50
-        with server.again(end) as api:
-            state = api.state("e")
-            assert (state["config"], state["count"]) == (config, 0)
-            assert state["earliest_seq"] == state["head_seq"] + 1
-            assert ok(api.append("e", "new"))["first_seq"] > 50
-            assert [
-                record["data"] for record in ok(api.diff("e", epoch=state["epoch"]))["records"]
-            ] == ["new"]
-
-
 def test_a_recreated_topic_stays_apart_from_its_former_self_after_a_kill(tmp_path: Path) -> None:
     with Server(tmp_path / "data", shards=1) as server:
         with Api(server.address) as api:
