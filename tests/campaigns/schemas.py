@@ -18,7 +18,6 @@ Make = Callable[[Source], Any]
 TOPICS, ROUTERS = 24, 24
 NODES = ("w1", "w2", "é-node", "n" * 128)
 TAGS = ("a", "a:1", "a:2", "b:x", "public:1", "t" * 256, "*")
-NOW_MS = 1_800_000_000_000
 DAY_MS = 86_400_000
 
 
