@@ -48,6 +48,7 @@ def test_prefixes_are_joined_by_a_bar_and_may_contain_colons() -> None:
     assert principal.covers("tenant42:jobs")
     assert principal.covers("tenant42:")
     assert principal.covers("shared.news")
+    assert key("key::a>b").covers("a>b:all"), "a router"
     assert not principal.covers("tenant42")
     assert not principal.covers("tenant421:jobs")
     assert not principal.covers("shared")
@@ -55,31 +56,10 @@ def test_prefixes_are_joined_by_a_bar_and_may_contain_colons() -> None:
     assert not principal.covers("")
 
 
-def test_an_empty_scopes_field_with_prefixes_means_all_scopes() -> None:
-    principal = key("key::tenant42:")
-    assert principal.scopes == ALL_SCOPES
-    assert principal.prefixes == ("tenant42:",)
-
-
 @pytest.mark.parametrize("text", ["key::", "key:", "key:r+w+d+a:"])
 def test_an_empty_prefixes_field_means_any_name(text: str) -> None:
     assert key(text).scopes == ALL_SCOPES
     assert key(text).prefixes is None
-
-
-def test_the_examples_of_the_threat_model() -> None:
-    access = Access.parse("dash:read:tenant42:,prod:write:tenant42:,ops::")
-    dash, prod, ops = (access.authenticate(secret) for secret in (b"dash", b"prod", b"ops"))
-    assert dash
-    assert prod
-    assert ops
-    assert (dash.scopes, dash.prefixes) == (READ, ("tenant42:",))
-    assert (prod.scopes, prod.prefixes) == (WRITE, ("tenant42:",))
-    assert (ops.scopes, ops.prefixes) == (ALL_SCOPES, None)
-
-
-def test_a_prefix_may_name_a_router() -> None:
-    assert key("key::a>b").covers("a>b:all")
 
 
 def test_entries_are_separated_by_commas_and_white_space_around_them_means_nothing() -> None:
@@ -122,11 +102,6 @@ def test_what_begins_like_a_digest_and_is_none_is_refused(text: str) -> None:
         Access.parse(text)
 
 
-def test_a_key_and_its_own_digest_are_the_same_key_twice() -> None:
-    with pytest.raises(ValueError, match="twice"):
-        Access.parse(f"hunter2:r,sha256:{hashlib.sha256(b'hunter2').hexdigest()}:w")
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -159,9 +134,10 @@ def test_a_key_that_no_header_could_carry_is_refused(text: str) -> None:
         Access.parse(text)
 
 
-def test_the_same_key_twice_is_refused() -> None:
+@pytest.mark.parametrize("again", ["key:write", f"sha256:{hashlib.sha256(b'key').hexdigest()}"])
+def test_the_same_key_twice_is_refused(again: str) -> None:
     with pytest.raises(ValueError, match="twice"):
-        Access.parse("key:read,other,key:write")
+        Access.parse(f"key:read,other,{again}")
 
 
 def test_only_commas_are_refused_because_somebody_meant_keys() -> None:
@@ -262,9 +238,3 @@ def test_a_key_is_allowed_exactly_its_scopes() -> None:
         principal = Principal(b"", Scope(mask))
         for asked in range(1, 16):
             assert principal.allows(Scope(asked)) == (asked & mask == asked)
-
-
-def test_a_claim_needs_read_and_write_together() -> None:
-    assert key("key:rw").allows(READ | WRITE)
-    assert not key("key:r").allows(READ | WRITE)
-    assert not key("key:w").allows(READ | WRITE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,11 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.engine.shard_support import Desk, records_of, seqs_of
-from topics.engine.losses import lose, trim_to
 from topics.engine.reading import SCAN_RECORDS_MAX, read
-from topics.engine.topic import Topic
 from topics.formats.api.diff_body import Diff
-from topics.formats.ranges import SeqRange
 
 
 def filled(*writes: int, **body: Any) -> Desk:
@@ -104,91 +100,6 @@ def test_a_cursor_of_an_earlier_topic_is_told_so(
     )
     assert seqs_of(page) == [1, 2]
     assert page.worth_answering
-
-
-# What a restart took, or a router burnt
-
-
-LOST = (SeqRange(3, 6), SeqRange(11, 13))
-
-
-def torn(take: Callable[[Topic, SeqRange], None] = lose) -> Desk:
-    """Topic ``a``: live are 1, 2, 9, 14 and, from the node "me", 8; 7 and 10 are deleted; the
-    others are taken so.
-    """
-    desk = Desk()
-    desk.append("a", 1, 2)
-    desk.commit()
-    topic = desk.engine.topic("a")
-    take(topic, LOST[0])
-    topic.next_seq = 7
-    desk.append(
-        "a",
-        records=[
-            {"data": 7, "tag": "no"},
-            {"data": 8, "node": "me"},
-            {"data": 9},
-            {"data": 10, "tag": "no"},
-        ],
-    )
-    desk.commit()
-    desk.delete_records("a", match="no")
-    desk.commit()
-    take(topic, LOST[1])
-    topic.next_seq = 14
-    desk.append("a", 14)
-    desk.commit()
-    return desk
-
-
-@pytest.mark.parametrize("from_seq", range(15))
-@pytest.mark.parametrize("nodes", [frozenset(), frozenset({"me"})])
-@pytest.mark.parametrize("limit", [1, 1000])
-@pytest.mark.parametrize(("take", "reason"), [(lose, "mixed"), (trim_to, "source_trim")])
-def test_each_loss_is_told_once_and_whole_wherever_pages_end(
-    from_seq: int,
-    nodes: frozenset[str],
-    limit: int,
-    take: Callable[[Topic, SeqRange], None],
-    reason: str,
-) -> None:
-    desk = torn(take)
-    lost = [seq for first, last in LOST for seq in range(first, last + 1) if seq > from_seq]
-    live = [seq for seq in (1, 2, 8, 9, 14) if seq > from_seq and (seq != 8 or not nodes)]
-    for until_seq in range(from_seq + 1, 15):
-        told: set[int] = set()
-        cursor, ends, found = from_seq, [], []
-        while cursor < 14:
-            page = desk.read(
-                "a", cursor, limit, nodes=nodes, until_seq=until_seq if cursor < until_seq else None
-            )
-            assert cursor < page.next_from_seq
-            assert page.caught_up == (page.next_from_seq == 14)
-            if page.tombstone is not None:
-                assert page.tombstone.reason == reason
-                ends.append(page.tombstone.gap_to)
-                told.update(range(page.tombstone.gap_from, page.tombstone.gap_to + 1))
-                assert (
-                    cursor < page.tombstone.gap_from <= page.tombstone.gap_to <= page.next_from_seq
-                )
-            found += seqs_of(page)
-            cursor = page.next_from_seq
-        assert (ends, found) == ([last for _, last in LOST if last > from_seq], live), (
-            f"first read until {until_seq}"
-        )
-        assert told - {7, 10} == {*lost}  # a gap goes across deleted records
-
-
-def test_no_loss_is_told_past_the_head_that_the_reader_may_see() -> None:
-    desk = torn()
-    page = read(desk.engine.topic("a"), Diff(from_seq=2, until_seq=3), desk, head_seq=5)
-    assert page.tombstone is not None
-    assert (page.tombstone.gap_from, page.tombstone.gap_to, page.next_from_seq, page.caught_up) == (
-        3,
-        5,
-        5,
-        True,
-    )
 
 
 # Against the obvious model

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from tests.engine.shard_support import Desk, fill
+from topics.engine.changes import append
 from topics.engine.replay import Misfit, Replay
 from topics.formats.api.topic_config import TopicConfig
 from topics.formats.disk.frame_bodies import Floors
@@ -63,3 +64,20 @@ def test_each_topic_of_the_checkpoint_has_the_lsn_that_was_noted(desk: Desk) -> 
     heads = [header(topic.id)._replace(lsn=8) for topic in topics]
     assert [*map(replay.is_ahead, heads)] == [True, False, True]
     assert not replay.is_ahead(header(99)._replace(lsn=8))
+
+
+def test_a_write_is_replayed_once_and_caps_take_nothing_before_the_checkpoint(desk: Desk) -> None:
+    """What it held was within its caps, also where a record that was deleted made room."""
+    desk.put("a", cap_records=2)
+    desk.commit()
+    replay, topic = Replay(desk.engine.table), desk.engine.topic("a")
+    replay.note_restored(topic, 0, 4096)
+    frame = header(topic.id)._replace(kind=FrameKind.APPEND, record_count=1, body_len=50)
+    for seq in (1, 2, 3):
+        append.replay(replay, frame._replace(lsn=seq * 100, first_seq=seq), checkpointed=True)
+        assert (topic.start_seq, topic.count) == (1, seq)
+    assert append.replay(replay, frame._replace(first_seq=3), checkpointed=True) is None
+    with pytest.raises(Misfit, match="seq 3 is there already"):
+        append.replay(replay, frame._replace(first_seq=3))
+    append.replay(replay, frame._replace(lsn=4096, first_seq=4))
+    assert (topic.start_seq, topic.count) == (3, 2)

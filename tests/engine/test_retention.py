@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.engine.shard_support import Desk, fill
+from tests.engine.shard_support import Desk, advance, expire, fill
 from topics.engine.changes.append import Append
 from topics.engine.dedupe import DedupeEntry
 from topics.errors import TopicFull
@@ -51,3 +51,20 @@ def test_a_retry_is_answered_also_when_the_topic_is_full(desk: Desk) -> None:
     desk.append("a", 1, key="k")
     desk.commit()
     assert desk.append("a", 2, key="k") == DedupeEntry(1, 1)
+
+
+def test_seqs_that_are_to_burn_take_no_room(desk: Desk) -> None:
+    desk.put("a", cap_records=2, discard="reject")
+    desk.commit()
+    desk.pending.append(advance(desk.engine.topic("a"), 5, desk.now))
+    assert isinstance(desk.append("a", 1, 2), Append)
+
+
+def test_the_log_is_told_of_a_cut_for_records_that_it_does_not_hold(desk: Desk) -> None:
+    fill(desk, 1, 1, cap_records=2)
+    desk.put("a", durability="ephemeral")
+    desk.commit()
+    for told in (True, True, False):  # the third cut takes what the log has not held
+        desk.append("a", 1)
+        desk.commit()
+        assert (expire(desk) is not None) is told

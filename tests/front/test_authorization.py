@@ -6,7 +6,7 @@ import pytest
 
 from topics.engine.access import ANYONE, Principal, Scope
 from topics.errors import Forbidden, InvalidRequest
-from topics.front.authorization import authorize, check_router_name, check_topic_name
+from topics.front.authorization import authorize, check_topic_name
 
 WRITER = Principal(b"digest", Scope.WRITE, ("jobs.",))
 
@@ -31,10 +31,3 @@ def test_a_bad_name_is_refused_with_the_detail_of_the_caller(name: str) -> None:
         check_topic_name(name, field="topic")
     assert raised.value.detail == {"field": "topic"}
     check_topic_name("a" * 255)
-
-
-@pytest.mark.parametrize("name", ["", ">", "->a", "a b", "ä", "a->b\n", "a" * 256])
-def test_a_bad_name_of_a_router_is_refused(name: str) -> None:
-    with pytest.raises(InvalidRequest, match="router name"):
-        check_router_name(name)
-    check_router_name("a->" + "b" * 252)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.engine.shard_support import Desk, fill
 from tests.engine.transcript_shell import Shell
 from topics.engine.removal import delete_runs
-from topics.engine.routing.hops import Hops
+from topics.engine.routing.hops import HOPS_MAX, Hops
 from topics.engine.routing.picking import Picked, pick
 from topics.engine.store import Store, Unreadable
 from topics.engine.topic import Topic
@@ -77,6 +77,20 @@ def test_a_batch_ends_at_its_bounds(desk: Desk, bounds: dict[str, Any], seqs: li
     found = picked(desk, **bounds)
     assert (seqs_of(found), found.to_seq, found.count) == (seqs, seqs[-1], len(seqs))
     assert found.size == 34 * len(seqs)
+
+
+def test_a_batch_has_one_hop_and_the_highest_is_not_forwarded(desk: Desk) -> None:
+    fill(desk, 3, 3, 4)
+    hops = Hops()
+    hops.note(3, 4, 2)
+    hops.note(5, 7, HOPS_MAX)
+    hops.note(8, 8, 2)
+    found = [picked(desk, cursor, hops=hops) for cursor in (0, 2, 8, 4)]
+    assert [(seqs_of(each), each.to_seq, each.hop) for each in found] == [
+        *(([1, 2], 2, 0), ([3, 4, 8], 8, 2), ([9, 10], 10, 0), ([8], 8, 2)),
+    ]
+    hops.note(9, 10, HOPS_MAX)
+    assert picked(desk, 8, hops=hops) == ([], 10, 0, 0, 0, 0)
 
 
 # The filter

@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topics.errors import InvalidRequest
-from topics.formats.api import request_heads
+from topics.formats.api import body_framing, request_heads
+from topics.formats.api.fields import LIST_MAX, HeadFields, list_members
 from topics.formats.api.request_heads import FIELDS_MAX, PartialHead, parse_head
+from topics.formats.api.request_targets import authority_of, origin_form
 
 
 @given(st.binary(max_size=200))
@@ -74,3 +76,66 @@ def test_a_head_has_at_most_fields_max_fields() -> None:
     assert len(parse_head(b"GET / HTTP/1.1\r\nhost: x\r\n" + fields + b"\r\n").fields) == FIELDS_MAX
     with pytest.raises(InvalidRequest, match="more than"):
         parse_head(b"GET / HTTP/1.1\r\nhost: x\r\na:\r\n" + fields + b"\r\n")
+
+
+# Request targets in origin form and absolute form
+
+
+@pytest.mark.parametrize(
+    ("target", "authority", "origin"),
+    [
+        (b"/a?b", (), b"/a?b"),
+        (b"http://host:1/a?b", (b"host:1",), b"/a?b"),
+        (b"HTTPS://host", (b"host",), b"/"),
+        (b"http://host?b", (b"host",), b"/?b"),
+        (b"http:///a", (), b"http:///a"),
+        (b"ftp://host/a", (), b"ftp://host/a"),
+    ],
+)
+def test_absolute_form_is_read_as_authority_and_origin_form(
+    target: bytes, authority: tuple[bytes, ...], origin: bytes
+) -> None:
+    assert (authority_of(target), origin_form(target)) == (authority, origin)
+
+
+# Header fields that hold lists
+
+
+def test_a_list_has_at_most_list_max_members() -> None:
+    assert list_members(b" A ,b") == [b"a", b"b"]
+    assert list_members(b"a," * LIST_MAX + b"close") == [b"a"] * LIST_MAX
+
+
+def test_fields_without_one_are_all_others_in_order() -> None:
+    fields = HeadFields([(b"a", b"1"), (b"b", b"2"), (b"a", b"3"), (b"c", b"4")])
+    rest = fields.without(b"a")
+    assert (len(rest), rest.values(b"a")) == (2, [])
+    assert (rest.values(b"b"), rest.values(b"c")) == ([b"2"], [b"4"])
+
+
+# Body framing: the dechunker
+
+
+@given(
+    body=st.binary(max_size=300),
+    cuts=st.lists(st.integers(1, 40), max_size=20),
+    feeds=st.lists(st.integers(1, 30), min_size=1),
+)
+def test_the_dechunker_gives_the_body_and_stops_at_its_end(
+    body: bytes, cuts: list[int], feeds: list[int]
+) -> None:
+    wire, rest = b"", body
+    for cut in [*cuts, 10_000]:
+        if rest:
+            wire += b"%x\r\n%b\r\n" % (len(rest[:cut]), rest[:cut])
+            rest = rest[cut:]
+    wire += b"0\r\n\r\n" + b"NEXT"
+    parts, got, pos, turn = body_framing.Dechunker(), b"", 0, 0
+    while not parts.done:
+        size = feeds[turn % len(feeds)]
+        turn += 1
+        pieces, used = parts.take(wire[pos : pos + size], 0)
+        got += b"".join(pieces)
+        pos += used
+    assert got == body
+    assert wire[pos:] == b"NEXT"

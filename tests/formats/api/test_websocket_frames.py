@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from wsproto.utilities import generate_accept_token
 
 from tests.support.websocket_streams import KEY, frame, parse
 from topics.formats.api import websocket_frames
@@ -14,6 +18,7 @@ from topics.formats.api.websocket_frames import (
     pong_frame,
     text_frame,
 )
+from topics.formats.api.websocket_handshake import accept_key, is_key
 from topics.formats.api.websocket_messages import Binary, CloseCode, close_frame
 
 
@@ -69,3 +74,28 @@ def test_opcodes_are_those_of_the_rfc() -> None:
         *(("CONTINUATION", 0), ("TEXT", 1), ("BINARY", 2), ("CLOSE", 8)),
         *(("PING", 9), ("PONG", 10)),
     ]
+
+
+# The keys of a WebSocket handshake
+
+
+def test_the_handshake_answers_the_key_of_the_rfc() -> None:
+    assert accept_key(b"dGhlIHNhbXBsZSBub25jZQ==") == b"s3pPLMBiTxaQ9kYGzzhZRbK+xOo="
+
+
+@given(st.binary(min_size=16, max_size=16))
+def test_the_handshake_answers_as_another_implementation_does(nonce: bytes) -> None:
+    key = base64.b64encode(nonce)
+    assert is_key(key)
+    assert accept_key(key) == generate_accept_token(key)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *(b"", b"dGhlIHNhbXBsZSBub25jZQ=", b"dGhlIHNhbXBsZSBub25jZQ==\n", b"dGhlIHNhbXBsZSBub25j"),
+        *(b"dGhl*HNhbXBsZSBub25jZQ==", b"A" * 24),
+    ],
+)
+def test_a_key_that_is_not_16_bytes_of_base64_is_invalid(key: bytes) -> None:
+    assert not is_key(key)

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import gc
+from array import array
 from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.formats.disk.segment_support import HEADER, plain
+from tests.formats.disk.segment_support import (
+    HEADER,
+    build_bytes,
+    extents,
+    plain,
+)
 from topics.engine.tags import PORTION_TAGS, TagIndex, json_prefix
+from topics.formats.disk import text_table
 from topics.formats.disk.packed import PackedTexts
 from topics.formats.disk.segment_build import Source, build
+from topics.formats.disk.segment_check import check_extent
+from topics.formats.disk.text_table import TextTable
 from topics.formats.json_text import json_string
 
 TEXTS = 10_000
@@ -58,3 +67,37 @@ def test_the_collector_does_not_follow_tags_of_a_segment_being_built() -> None:
     view.ext()
     steps = build(HEADER, [Source(1, 1, [(view, 0, TEXTS)])])
     assert _most_followed(steps, lambda count: count % 8 == 0) < TEXTS / 2
+
+
+# Text tables: sorted in steps, and refs that follow
+
+
+def test_many_tags_are_sorted_across_runs() -> None:
+    count = 2 * text_table.RUN_TEXTS + 100
+    view = plain(count, tag="t%d").view(1)
+    (extent,) = extents(build_bytes([Source(1, 1, [(view, 0, count)])]))
+    assert [*check_extent(extent)] == []
+    assert len(extent.tags) == count
+    assert [*extent.find_tag(b'"t77"')] == [77]
+    assert sorted(extent.find_prefix(b'"t77')) == [
+        number for number in range(count) if str(number).startswith("77")
+    ]
+
+
+@given(st.lists(st.sampled_from([b'"a"', b'"ab"', b'"b"', b'"\xc3\xa9"', None]), max_size=40))
+def test_refs_and_postings_name_the_texts_in_order(texts: list[bytes | None]) -> None:
+    table = TextTable()
+    for count, text in enumerate(texts):
+        if text is not None:
+            table.add(count, [text], b"\1")
+    table.fill(len(texts))
+    for _ in table.sort():
+        pass
+    ordered = sorted({text for text in texts if text is not None})
+    assert b"".join(table.parts) == b"".join(ordered)
+    assert [ref and ordered[ref - 1] for ref in table.refs] == [text or 0 for text in texts]
+    ends, postings = [*table.postings()][-1] if ordered else (b"", b"")
+    bounds, indexes = [0, *array("I", ends)], array("I", postings)
+    for ref, text in enumerate(ordered):
+        named = indexes[bounds[ref] : bounds[ref + 1]]
+        assert [*named] == [index for index, each in enumerate(texts) if each == text]
