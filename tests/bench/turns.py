@@ -189,8 +189,7 @@ def measure(name: str, case: Case, scale: float) -> bool:
             fill(server, "probe", b'{"data":1}', 1, 1)
             run = case.prepare(server, scale)
             if case.restart:
-                server.stop()
-                server.start()
+                server.restart("stop")
             probe = Probe(server)
             probe.start()
             time.sleep(0.5)

@@ -52,8 +52,7 @@ def campaign(data_dir: Path, *, seed: int, kills: int, kinds: str = ",".join(KIN
             summary.counts["log files"] = len(list(data_dir.glob("wal/*/*.wal")))
         assert not any(owner.is_alive() for owner in owners), "an owner hangs"
         server.wait_ready(BACK_S)
-        server.stop()
-        server.start()
+        server.restart("stop")
         for owner in owners:
             owner.check_again()
     for report in (owner.report for owner in owners):

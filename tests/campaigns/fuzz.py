@@ -14,21 +14,18 @@ What must hold (the topics' names say what may become of a request, see `fuzz_in
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
 import json
-import multiprocessing
 import random
 import sys
 import tempfile
-import threading
 import time
-import traceback
-from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.campaigns import fuzz_crew
 from tests.campaigns.fuzz_answers import answers_of, check_envelope, messages_of, spoken
+from tests.campaigns.fuzz_crew import PROBLEMS_MAX, SHOWN_BYTES
 from tests.campaigns.fuzz_inputs import BROKEN, LANES, Case, case
 from tests.campaigns.fuzz_steady import STEADY
 from tests.campaigns.hostile import Bystander, Memory, Probe, beside, watched
@@ -37,71 +34,49 @@ from tests.support.server import Server
 
 WORKERS = 6  # two for each lane
 STEADY_EVERY = 4  # cases; then a request that must be answered as ever
-PROBLEMS_MAX = 20
 AIM_MS = 20.0  # 99 of 100 probes
-SHOWN_BYTES = 2000
 Stored = dict[str, int]
 
 
-@dataclass(slots=True)
-class Findings:
-    """What happened. ``stored``: records by topic as acknowledged; ``unsaid``: publishes whose
-    answer never came.
+@dataclass
+class Findings(fuzz_crew.Findings):
+    """``stored``: records by topic as acknowledged; ``unsaid``: publishes whose answer never
+    came.
     """
 
-    sent: int = 0
-    outcomes: Counter[str] = field(default_factory=Counter)
     stored: Stored = field(default_factory=dict)
     unsaid: int = 0
     steady: dict[str, list[Any]] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
 
     def add(self, other: Findings) -> None:
-        """What another worker found."""
-        self.sent += other.sent
-        self.outcomes += other.outcomes
+        super().add(other)
         for topic, count in other.stored.items():
             self.stored[topic] = self.stored.get(topic, 0) + count
         self.unsaid += other.unsaid
         self.steady |= other.steady
-        self.problems += other.problems
 
 
-class Worker(threading.Thread):
-    """Sends cases of one lane, at a bounded rate, until its time is over."""
+class Worker(fuzz_crew.Worker[Findings]):
+    """Cases of one lane."""
 
-    def __init__(
-        self, address: tuple[str, int], seed: int, number: int, seconds: float, rate: float
-    ) -> None:
-        super().__init__(daemon=True)
-        self.findings = Findings()
-        self._address, self._number = address, number
-        self._lane = LANES[number % len(LANES)]
-        self._source = random.Random(f"{seed}-{number}")
-        self._pause_s, self._until = WORKERS / rate, time.monotonic() + seconds
+    def __init__(self, address: tuple[str, int], seed: int, number: int) -> None:
+        source = random.Random(f"{seed}-{number}")
+        super().__init__(address, f"worker {number}", source, Findings())
+        self._number, self._lane = number, LANES[number % len(LANES)]
         self._steady = STEADY[self._lane](address, number)
 
-    def run(self) -> None:
-        try:
-            self._work()
-        except Exception:  # in a thread nobody would hear of it
-            self.findings.problems.append(f"worker {self._number} died:\n{traceback.format_exc()}")
+    def one(self) -> None:
+        self._one(case(self.source, self._lane, self._number))
+        if self.findings.sent % STEADY_EVERY == 0:
+            self._be_steady()
 
-    def _work(self) -> None:
-        due = time.monotonic()
-        while due < self._until and len(self.findings.problems) < PROBLEMS_MAX:
-            time.sleep(max(0.0, due - time.monotonic()))
-            due = max(due + self._pause_s, time.monotonic() - 1)
-            self._one(case(self._source, self._lane, self._number))
-            if self.findings.sent % STEADY_EVERY == 0:
-                self._be_steady()
+    def finish(self) -> None:
         self.findings.steady = self._steady.told()
         self._steady.close()
 
     def _one(self, sent: Case) -> None:
-        self.findings.sent += 1
         try:
-            self._judge(sent, spoken(self._address, sent, self._source))
+            self._judge(sent, spoken(self.address, sent, self.source))
         except (AssertionError, OSError, ValueError) as error:
             self._report(sent, f"{type(error).__name__}: {error}")
 
@@ -144,31 +119,19 @@ class Worker(threading.Thread):
 
     def _be_steady(self) -> None:
         try:
-            self._steady.ask(self._source)
+            self._steady.ask(self.source)
         except (AssertionError, OSError, EOFError, ValueError, KeyError) as error:
-            self.findings.problems.append(
-                f"worker {self._number}, after case {self.findings.sent}: a valid request:"
-                f" {type(error).__name__}: {error}"
-            )
+            self.problem(f"then a valid request: {type(error).__name__}: {error}")
 
     def _report(self, sent: Case, what: str) -> None:
         shown = f"{sent.wire[:SHOWN_BYTES]!r} in pieces that end at {sent.cuts}"
-        self.findings.problems.append(
-            f"worker {self._number}, case {self.findings.sent} ({sent.kind}: {sent.name}):"
-            f" {what}\n  {shown}"
-        )
+        self.problem(f"{sent.kind}: {sent.name}: {what}\n  {shown}")
 
 
 def work(address: tuple[str, int], seed: int, seconds: float, rate: float) -> Findings:
-    """All workers; meant for a process of its own, so that the probe's times are the server's."""
-    workers = [Worker(address, seed, number, seconds, rate) for number in range(WORKERS)]
-    findings = Findings()
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-        findings.add(worker.findings)
-    return findings
+    """All workers; meant for a process of its own."""
+    workers = [Worker(address, seed, number) for number in range(WORKERS)]
+    return fuzz_crew.together(workers, seconds, rate, Findings())
 
 
 def check_stored(server: Server, findings: Findings) -> None:
@@ -197,20 +160,10 @@ def fuzz(
     server: Server, *, seed: int, seconds: float, rate: float
 ) -> tuple[Findings, Bystander, Memory]:
     """Fuzz a server that runs; the answers to the probe and the memory that it took beside it."""
-    roles = server.roles()
-    spawn = multiprocessing.get_context("spawn")
-    pool = concurrent.futures.ProcessPoolExecutor(1, mp_context=spawn)
-    with pool, watched(server) as memory, beside(server, Probe) as probe:
-        findings = pool.submit(work, server.address, seed, seconds, rate).result()
+    with watched(server) as memory, beside(server, Probe) as probe:
+        findings = fuzz_crew.apart(work, server, seed, seconds, rate)
     findings.problems += probe.trouble
-    if server.roles() != roles:
-        findings.problems.append(f"a process was replaced: {roles} before, {server.roles()} after")
     check_stored(server, findings)
-    for event in server.log.events() if server.log else ():
-        if event.get("level") in ("error", "critical") or "exception" in event:
-            findings.problems.append(f"in the log: {json.dumps(event)[:SHOWN_BYTES]}")
-    if "Traceback" in server.logged:
-        findings.problems.append("a traceback is in the log")
     return findings, probe, memory
 
 

@@ -23,7 +23,6 @@ import errno
 import json
 import multiprocessing
 import os
-import resource
 import select
 import socket
 import time
@@ -33,6 +32,7 @@ from multiprocessing.connection import Connection
 
 from tests.support.api import Api, ok, request
 from tests.support.ws import KEY, frame_bytes, handshake
+from topics.process.children import raise_file_limit
 
 MIB = 2**20
 KEYS = "hostile-key:rw,reader-key:read,other-key"
@@ -245,8 +245,7 @@ def crowd(address: tuple[str, int], kind: str, count: int, seconds: float) -> It
 
 
 def _run(told: Connection, address: tuple[str, int], kind: str, count: int, seconds: float) -> None:
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    raise_file_limit()
     many = Crowd(address, KINDS[kind], count)
     told.send("ready")
     many.run(seconds)

@@ -25,9 +25,10 @@ from pathlib import Path
 
 from tests.bench.processes import cpu_s
 from tests.campaigns.hostile import Bystander, beside
-from tests.campaigns.idle_crowd import TOPICS, CrowdState, raise_limit, run
+from tests.campaigns.idle_crowd import TOPICS, CrowdState, run
 from tests.support.api import Api, ok
 from tests.support.server import Server, open_files, rss_bytes
+from topics.process.children import raise_file_limit
 
 SPARE_FILES = 500  # of a front: links, listeners, the writer
 BACK_S = 20.0  # until the front has noticed that all have gone
@@ -137,7 +138,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each part of a round")
     arguments = parser.parse_args()
-    most = raise_limit() - SPARE_FILES
+    most = raise_file_limit()[1] - SPARE_FILES
     slow = min(arguments.slow, most // 2)
     streams = min(arguments.streams, most - slow)
     if (streams, slow) != (arguments.streams, arguments.slow):

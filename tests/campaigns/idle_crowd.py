@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import heapq
-import resource
 import select
 import socket
 import time
@@ -22,6 +21,7 @@ from multiprocessing.connection import Connection
 
 from tests.support.api import Api
 from tests.support.sse import session
+from topics.process.children import raise_file_limit
 
 CLIENTS_PER_ADDRESS = 5000
 BURST = 200  # streams that are opened before their answers are heard
@@ -153,16 +153,9 @@ class Crowd:
         return sock
 
 
-def raise_limit() -> int:
-    """As many descriptors as this process may have."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return hard
-
-
 def run(address: tuple[str, int], streams: int, slow: int, parent: Connection) -> None:
     """The process: does what the parent says, until it hangs up."""
-    raise_limit()
+    raise_file_limit()
     crowd = Crowd(address, streams, slow)
     parent.send(crowd.state())
     while True:

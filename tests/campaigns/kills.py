@@ -38,8 +38,7 @@ class Campaign:
         with self._server as server:
             self._with_writers()
             self._verify("while it runs")
-            server.stop()
-            server.start()
+            server.restart("stop")
             self._verify("after a clean restart")
         return self.summary
 

@@ -16,27 +16,24 @@ What must hold:
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
 import json
-import multiprocessing
 import os
 import random
 import sys
 import tempfile
 import threading
 import time
-import traceback
-from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.campaigns import fuzz_crew
 from tests.campaigns.fuzz_answers import check_envelope
+from tests.campaigns.fuzz_crew import PROBLEMS_MAX, SHOWN_BYTES, Worker
 from tests.campaigns.schema_mutations import bytes_of, spoil, spoiled_value, text_of
-from tests.campaigns.schemas import Asked, Source, asked, command
+from tests.campaigns.schemas import Asked, asked, command
 from tests.support.api import Answer, Api, Wire, ok
 from tests.support.server import Server, rss_bytes
 from tests.support.sse import Decoder
@@ -46,10 +43,8 @@ HTTP_WORKERS, SOCKET_WORKERS = 4, 2
 VALID_SHARE = 0.35
 END_S, WAIT_S, STREAM_S = 15.0, 0.5, 0.05
 SOCKET_COMMANDS = 40  # then another socket
-PROBLEMS_MAX = 20
 SLOWEST_MAX = 5
 SAMPLE_S = 0.5
-SHOWN_BYTES = 1500
 TOKEN = "fuzz-key"
 MIB = 2**20
 GROWTH, GROWTH_BYTES = 1.5, 64 * MIB  # from a quarter of the time on
@@ -79,15 +74,12 @@ VALID_FRAME_CODES = {"topic_not_found", "topic_full", "throttled"}
 DELAYS = (b'"delay_ms"', b'"deliver_at"')  # a log has none: 400
 
 
-@dataclass(slots=True)
-class Findings:
-    """What happened."""
+@dataclass
+class Findings(fuzz_crew.Findings):
+    """``slowest``: seconds, and what took them."""
 
-    sent: int = 0
     valid: int = 0
-    outcomes: Counter[str] = field(default_factory=Counter)
-    problems: list[str] = field(default_factory=list)
-    slowest: list[tuple[float, str]] = field(default_factory=list)  # seconds, and what took them
+    slowest: list[tuple[float, str]] = field(default_factory=list)
 
     def took(self, seconds: float, what: bytes) -> None:
         """One answer, or one pong behind a command."""
@@ -96,44 +88,12 @@ class Findings:
             self.slowest = sorted([*self.slowest, (seconds, shown)], reverse=True)[:SLOWEST_MAX]
 
     def add(self, other: Findings) -> None:
-        self.sent += other.sent
+        super().add(other)
         self.valid += other.valid
-        self.outcomes += other.outcomes
-        self.problems += other.problems
         self.slowest = sorted(self.slowest + other.slowest, reverse=True)[:SLOWEST_MAX]
 
 
-class Worker(threading.Thread, ABC):
-    """Sends until its time is over."""
-
-    def __init__(
-        self, address: tuple[str, int], name: str, source: Source, until: float, pause_s: float
-    ) -> None:
-        super().__init__(daemon=True, name=name)
-        self.findings = Findings()
-        self.address, self.source = address, source
-        self._until, self._pause_s = until, pause_s
-
-    def run(self) -> None:
-        due = time.monotonic()
-        try:
-            while due < self._until and len(self.findings.problems) < PROBLEMS_MAX:
-                time.sleep(max(0.0, due - time.monotonic()))
-                due = max(due + self._pause_s, time.monotonic() - 1)
-                self.findings.sent += 1
-                self.one()
-        except Exception:  # in a thread nobody would hear of it
-            self.problem(f"died:\n{traceback.format_exc()}")
-
-    @abstractmethod
-    def one(self) -> None:
-        """One case."""
-
-    def problem(self, text: str) -> None:
-        self.findings.problems.append(f"{self.name}, case {self.findings.sent}: {text}")
-
-
-class HttpWorker(Worker):
+class HttpWorker(Worker[Findings]):
     """One connection, kept alive as long as the server lets it."""
 
     _wire: Wire | None = None
@@ -232,7 +192,7 @@ class HttpWorker(Worker):
             self.findings.outcomes[f"stream {status}"] += 1
 
 
-class SocketWorker(Worker):
+class SocketWorker(Worker[Findings]):
     """One socket after the other."""
 
     _socket: Socket | None = None
@@ -289,18 +249,11 @@ class SocketWorker(Worker):
 def work(address: tuple[str, int], seed: int, seconds: float, rate: float) -> Findings:
     """All workers; meant for a process of its own."""
     kinds = [HttpWorker] * HTTP_WORKERS + [SocketWorker] * SOCKET_WORKERS
-    until, pause_s = time.monotonic() + seconds, len(kinds) / rate
     workers = [
-        kind(address, f"worker {number}", random.Random(f"{seed}/{number}"), until, pause_s)
+        kind(address, f"worker {number}", random.Random(f"{seed}/{number}"), Findings())
         for number, kind in enumerate(kinds)
     ]
-    findings = Findings()
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-        findings.add(worker.findings)
-    return findings
+    return fuzz_crew.together(workers, seconds, rate, Findings())
 
 
 class Growth(threading.Thread):
@@ -350,20 +303,10 @@ def fuzzed_server(folder: Path) -> Iterator[Server]:
 
 def fuzz(server: Server, *, seed: int, seconds: float, rate: float) -> tuple[Findings, Growth]:
     """Fuzz a server that runs."""
-    assert server.log is not None
-    roles, growth, logged = server.roles(), Growth(server), len(server.log.events())
+    growth = Growth(server)
     growth.start()
-    spawn = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(1, mp_context=spawn) as pool:
-        findings = pool.submit(work, server.address, seed, seconds, rate).result()
+    findings = fuzz_crew.apart(work, server, seed, seconds, rate)
     findings.problems += growth.finish()
-    if server.roles() != roles:
-        findings.problems.append(f"a process was replaced: {roles} before, {server.roles()} after")
-    for event in server.log.events()[logged:]:
-        if event.get("level") in ("error", "critical") or "exception" in event:
-            findings.problems.append(f"in the log: {json.dumps(event)[:SHOWN_BYTES]}")
-    if "Traceback" in server.logged:
-        findings.problems.append("a traceback is in the log")
     with Api(server.address) as api:
         ok(api.call("GET", "/v0/health"))
     return findings, growth

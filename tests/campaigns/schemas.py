@@ -8,6 +8,7 @@ A value is what `json` can write, or a `Raw`. Topics come from a small pool, so 
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,6 @@ Make = Callable[[Source], Any]
 TOPICS, ROUTERS = 24, 24
 NODES = ("w1", "w2", "é-node", "n" * 128)
 TAGS = ("a", "a:1", "a:2", "b:x", "public:1", "t" * 256, "*")
-NOW_MS = 1_800_000_000_000
 DAY_MS = 86_400_000
 
 
@@ -42,7 +42,6 @@ class Row:
     fine: frozenset[int]
     answer: frozenset[str] = frozenset()
     waits: bool = False
-    streams: bool = False
 
 
 @dataclass(slots=True)
@@ -237,189 +236,154 @@ def _plain(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def at(name: Make, rest: str = "", folder: str = "topics") -> Make:
-    return lambda source: f"/v0/{folder}/{name(source)}{rest}"
+PLACES = {"topic": topic, "queue": queue, "router": router, "dead": one_of("dead-0", "dead-1")}
 
 
-def fixed(path: str) -> Make:
-    return lambda source: path
+def at(template: str) -> Make:
+    """A path; of several, any."""
+    paths = template.split("|")
+    return lambda source: re.sub(
+        r"{(\w+)}", lambda place: PLACES[place[1]](source), source.choice(paths)
+    )
 
 
 def _row(
     name: str,
-    method: str,
-    path: Make,
+    line: str,
     body: Make | None = None,
     *,
     fine: str = "200",
     asks: Make = no_query,
     answer: str = "",
     waits: bool = False,
-    streams: bool = False,
 ) -> Row:
+    method, _, path = line.partition(" ")
     statuses = frozenset(map(int, fine.split()))
     told = frozenset(answer.split()) | ({"performance"} if answer else set())
-    return Row(name, method, path, asks, body, statuses, told, waits, streams)
+    return Row(name, method, at(path), asks, body, statuses, told, waits)
+
+
+def nothing(_: Source) -> dict[str, Any]:
+    """A body that needs the name of the topic is made in `asked`."""
+    return {}
 
 
 PAGE: dict[str, Make] = {"page_size": number(1, 1000)}
+TOPICS_PAGE = query(prefix=one_of("log", "q", ""), touch=BOOL, **PAGE)
+ROUTERS_PAGE = query(prefix=one_of("log", ""), source=log, dest=log, **PAGE)
 STATE = "topic type head_seq earliest_seq next_seq count bytes config effective_priority"
+READ = "topic records next_from_seq head_seq earliest_seq caught_up tombstone lag"
+ROUTED = "router created source dest preserve_node preserve_tag filter allow_cycle guarantee"
 SETTLED = "topic skipped ready in_flight"
-# An append needs the name of its topic for the body, so both are made in `asked`.
+LEASE = number(0, DAY_MS)
+WATCH = members({"topics": starts}, WATCH_FIELDS)
+CLAIM = {"max": number(1, 2000), "lease_ms": LEASE, "wait_ms": number(0, 30)}
+REDRIVE = {"to": queue, "match": match, "before_seq": SEQ, "limit": number(1, 20_000)}
+DELETES = one_of(members({"before_seq": SEQ}, {"match": match}), members({"match": match}, {}))
+TOPIC, QUEUE, ROUTER_AT = "/v0/topics/{topic}", "/v0/topics/{queue}", "/v0/routers/{router}"
 APPEND = _row(
     "append",
-    "POST",
-    at(topic),
-    lambda source: {},
+    f"POST {TOPIC}",
+    nothing,
     fine="200 201 404 422 429",
     asks=query(return_seqs=BOOL),
     answer="topic first_seq last_seq head_seq count created deduped",
 )
-PUT = _row(
-    "put",
-    "PUT",
-    at(topic),
-    lambda source: {},
-    fine="200 201 409 429",
-    answer="topic created config",
-)
+PUT = _row("put", f"PUT {TOPIC}", nothing, fine="200 201 409 429", answer="topic created config")
+JOBS = "200 404 409"
 ROWS = (
     APPEND,
     APPEND,
     PUT,
-    _row("state", "GET", at(topic), fine="200 404", asks=query(touch=BOOL), answer=STATE),
-    _row(
-        "list",
-        "GET",
-        fixed("/v0/topics"),
-        asks=query(prefix=one_of("log", "q", ""), touch=BOOL, **PAGE),
-        answer="topics",
-    ),
+    _row("state", f"GET {TOPIC}", fine="200 404", asks=query(touch=BOOL), answer=STATE),
+    _row("list", "GET /v0/topics", asks=TOPICS_PAGE, answer="topics"),
     _row(
         "delete a topic",
-        "DELETE",
-        at(topic),
+        f"DELETE {TOPIC}",
         fine="200 409",
         asks=query(if_empty=BOOL),
         answer="topic deleted routers_removed",
     ),
-    _row(
-        "diff",
-        "POST",
-        at(topic, "/diff"),
-        DIFF,
-        fine="200 404",
-        answer="topic records next_from_seq head_seq earliest_seq caught_up tombstone lag",
-        waits=True,
-    ),
+    _row("diff", f"POST {TOPIC}/diff", DIFF, fine="200 404", answer=READ, waits=True),
     _row(
         "delete records",
-        "POST",
-        at(topic, "/delete"),
-        lambda source: source.choice(DELETES)(source),
+        f"POST {TOPIC}/delete",
+        lambda source: DELETES(source)(source),
         fine="200 404",
         answer="topic deleted earliest_seq head_seq count bytes",
     ),
+    # 400: both ends are one
     _row(
         "put a router",
-        "PUT",
-        at(router, folder="routers"),
+        f"PUT {ROUTER_AT}",
         ROUTER,
-        fine="200 201 400 404 409 429",  # 400: both ends are one
-        answer="router created source dest preserve_node preserve_tag filter allow_cycle guarantee",
+        fine="200 201 400 404 409 429",
+        answer=ROUTED,
     ),
     _row(
         "get a router",
-        "GET",
-        at(router, folder="routers"),
+        f"GET {ROUTER_AT}",
         fine="200 404",
         answer="router source dest forwarded_total lag_records lag_ms",
     ),
-    _row(
-        "list routers",
-        "GET",
-        fixed("/v0/routers"),
-        asks=query(prefix=one_of("log", ""), source=log, dest=log, **PAGE),
-        answer="routers",
-    ),
-    _row("delete a router", "DELETE", at(router, folder="routers"), answer="router deleted"),
+    _row("list routers", "GET /v0/routers", asks=ROUTERS_PAGE, answer="routers"),
+    _row("delete a router", f"DELETE {ROUTER_AT}", answer="router deleted"),
     _row(
         "watch",
-        "POST",
-        fixed("/v0/watch"),
-        lambda source: members({"topics": starts}, WATCH_FIELDS)(source),
+        "POST /v0/watch",
+        WATCH,
         fine="200 404 429",
         asks=query(lenient=BOOL),
         answer="wid stream_url session_ttl_ms topics",
     ),
     _row(
         "claim",
-        "POST",
-        at(queue, "/claim"),
-        members(
-            {"node": NODE},
-            {"max": number(1, 2000), "lease_ms": number(0, DAY_MS), "wait_ms": number(0, 30)},
-        ),
-        fine="200 404 409",
+        f"POST {QUEUE}/claim",
+        members({"node": NODE}, CLAIM),
+        fine=JOBS,
         answer="topic claimed count ready",
         waits=True,
     ),
-    _row(
-        "ack",
-        "POST",
-        at(queue, "/ack"),
-        members(SETTLE, {}),
-        fine="200 404 409",
-        answer=SETTLED + " acked",
-    ),
+    _row("ack", f"POST {QUEUE}/ack", members(SETTLE, {}), fine=JOBS, answer=f"{SETTLED} acked"),
     _row(
         "nack",
-        "POST",
-        at(queue, "/nack"),
+        f"POST {QUEUE}/nack",
         members(SETTLE, {"delay_ms": number(0, 2 * DAY_MS)}),
-        fine="200 404 409",
-        answer=SETTLED + " nacked",
+        fine=JOBS,
+        answer=f"{SETTLED} nacked",
     ),
     _row(
         "extend",
-        "POST",
-        at(queue, "/extend"),
-        members(SETTLE | {"lease_ms": number(0, DAY_MS)}, {}),
-        fine="200 404 409",
+        f"POST {QUEUE}/extend",
+        members(SETTLE | {"lease_ms": LEASE}, {}),
+        fine=JOBS,
         answer="topic extended skipped deadlines",
     ),
     _row(
         "leases",
-        "GET",
-        at(queue, "/leases"),
-        fine="200 404 409",
+        f"GET {QUEUE}/leases",
+        fine=JOBS,
         asks=query(node=one_of("w1", "w2"), **PAGE),
         answer="leases",
     ),
+    # 400: to itself
     _row(
         "redrive",
-        "POST",
-        at(one_of("dead-0", "dead-1", "queue-0")),
-        members({}, {"to": queue, "match": match, "before_seq": SEQ, "limit": number(1, 20_000)}),
-        fine="200 400 404",  # 400: to itself
+        f"POST /v0/topics/{{dead}}/redrive|{QUEUE}/redrive",
+        members({}, REDRIVE),
+        fine="200 400 404",
         answer="topic moved remaining skipped",
     ),
     _row(
         "work",
-        "GET",
-        at(queue, "/work"),
-        fine="200 404 409 429",
-        asks=lambda s: [("node", "w1"), *query(max=number(1, 2000), lease_ms=number(0, DAY_MS))(s)],
-        streams=True,
+        f"GET {QUEUE}/work",
+        fine=f"{JOBS} 429",
+        asks=lambda s: [("node", "w1"), *query(max=number(1, 2000), lease_ms=LEASE)(s)],
     ),
-    _row("health", "GET", one_of("/v0/health", "/healthz"), answer="status version uptime_ms"),
-    _row("ready", "GET", one_of("/v0/ready", "/readyz"), answer="status topics"),
-    _row("root", "GET", fixed("/"), answer="name version"),
-    _row("metrics", "GET", one_of("/v0/metrics", "/metrics")),
-)
-DELETES: tuple[Make, ...] = (
-    members({"before_seq": SEQ}, {"match": match}),
-    members({"match": match}, {}),
+    _row("health", "GET /v0/health|/healthz", answer="status version uptime_ms"),
+    _row("ready", "GET /v0/ready|/readyz", answer="status topics"),
+    _row("root", "GET /", answer="name version"),
+    _row("metrics", "GET /v0/metrics|/metrics"),
 )
 
 
@@ -433,8 +397,6 @@ def asked(source: Source) -> Asked:
         body = append(source, name)
     elif row is PUT:
         body = config("queue" if name.startswith("queue") else "log")(source)
-    elif row.name == "redrive":
-        path += "/redrive"
     return Asked(row, row.method, path, row.query(source), body)
 
 

@@ -37,8 +37,7 @@ class Ending:
             parts = {queue: self._end_of(api, queue) for queue in self._history.queues}
         self._journal.close()
         self._history.take(notes_of(self._path))
-        self._server.stop()
-        self._server.start()
+        self._server.restart("stop")
         with Api(self._server.address, timeout_s=60) as api:
             ends = {
                 queue: End(**part, restarted=_counted(api, queue), copies=self._copies(api, queue))

@@ -55,9 +55,7 @@ def test_many_long_appends_to_a_small_topic_keep_a_bounded_disk(server: Server) 
             assert ok(api.diff("t", from_seq=11 * number, limit=1))["records"][0]["data"] == number
         settles(server, BOUND)
         assert mapped(server) <= 16, "maps of what is sealed are let go"
-    server.stop()
-    server.start()
-    with Api(server.address) as api:
+    with server.again("stop") as api:
         settles(server, BOUND)
         assert [record["data"] for record in api.read("t", max_batch_bytes=8 << 20)][-11:] == [
             35,

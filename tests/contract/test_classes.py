@@ -108,8 +108,7 @@ class Stage:
 
     def restart(self) -> None:
         self.api.close()
-        self.server.stop() if self.end == "stop" else self.server.kill()
-        self.server.start()
+        self.server.restart(self.end)
         self.api = Api(self.server.address)
 
 

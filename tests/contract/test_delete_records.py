@@ -400,8 +400,7 @@ def restarted(
                 name: everything(api, name)
                 for name in [*_scenes(api, "fsync"), *_scenes(api, "disk")]
             }
-        server.stop() if request.param == "stop" else server.kill()
-        server.start()
+        server.restart(request.param)
         yield server, before
 
 
@@ -422,7 +421,5 @@ def test_deletes_outlive_a_restart_and_go_on_after_it(
             assert ok(api.append(f"{durability}.all", "again", idempotency_key="k3"))["seqs"] == [3]
             assert ok(api.append(f"{durability}.all", "new"))["seqs"] == [11]
         after = {name: everything(api, name) for name in before}
-    server.kill()
-    server.start()
-    with Api(server.address) as api:
+    with server.again("kill") as api:
         assert {name: everything(api, name) for name in after} == after

@@ -73,9 +73,7 @@ def test_files_become_few_and_a_kill_takes_nothing(tmp_path: Path) -> None:
             # Old files go two checkpoints later, of which none is written more than each 5 s.
             files = tmp_path / "data" / "segment" / "00"
             until(lambda: len([*files.glob("*.seg")]), lambda count: count < 12, BOUND_S)
-        server.kill()
-        server.start()
-        with Api(server.address) as api:
+        with server.again("kill") as api:
             assert seqs(page_of(api, "slow", 0)) == [*range(1, FILES + 1)]
             assert seqs(page_of(api, "fast", 0)) == [*range(70 * FILES - 4, 70 * FILES + 1)]
 
@@ -105,8 +103,7 @@ def test_copies_of_version_0_1_are_read_and_moved_into_segments(tmp_path: Path) 
         for _ in range(2):
             with Api(server.address) as api:
                 assert {name: shown(api, name) for name in want} == want
-            server.kill()
-            server.start()
+            server.restart("kill")
         with Api(server.address) as api:
             ok(api.append(source, records=[{"data": "new", "tag": "keep"}]))
             passed(api, *ROUTERS)

@@ -189,9 +189,7 @@ def test_keys_outlive_the_process_as_their_records_do(tmp_path: Path, end: str) 
                 ok(api.put(durability, {"durability": durability}), 201)
                 first[durability] = ok(api.append(durability, 1, 2, idempotency_key="k"))
                 ok(api.append(durability, 3))
-        server.stop() if end == "stop" else server.kill()
-        server.start()
-        with Api(server.address) as api:
+        with server.again(end) as api:
             for durability, answer in first.items():
                 same(answer, ok(api.append(durability, 9, idempotency_key="k")))
                 assert [record["data"] for record in api.read(durability)] == [1, 2, 3]

@@ -68,14 +68,6 @@ def test_a_claim_takes_up_to_max_jobs_from_the_head(queue: Queue) -> None:
     assert data(queue.claim("w", 4)) == [4, 5, 6, 7]
 
 
-def test_a_queue_with_less_work_answers_with_fewer_jobs(queue: Queue) -> None:
-    queue.push("a", "b")
-    body = queue.claimed("w", 5)
-    assert (body["count"], body["ready"]) == (2, 0)
-    body = queue.claimed("w", 5)
-    assert (body["claimed"], body["count"], body["ready"]) == ([], 0, 0)
-
-
 @pytest.mark.parametrize("asked", [1001, 2**32 - 1], ids=lambda value: f"10.2 {value}")
 def test_max_is_clamped_to_1000(queue: Queue, asked: int) -> None:
     queue.push(*range(1001))
@@ -113,13 +105,6 @@ def test_a_lease_lasts_30_s_by_default(queue: Queue) -> None:
     before = now_ms()
     (job,) = queue.claim()
     assert before + 30_000 <= job["deadline"] <= now_ms() + 30_000
-
-
-@pytest.mark.parametrize("node", ["w", "other"])
-def test_a_leased_job_is_not_claimable(queue: Queue, node: str) -> None:
-    queue.push("a")
-    assert data(queue.claim("w")) == ["a"]
-    assert queue.claim(node, 5) == []
 
 
 def test_a_worker_may_claim_what_its_own_node_has_produced(queue: Queue) -> None:

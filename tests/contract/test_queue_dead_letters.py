@@ -385,9 +385,7 @@ def restarted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
                     )
                     queue.spend(1, 1)
                     queue.bury(1)
-        server.kill()
-        server.start()
-        with Api(server.address) as api:
+        with server.again("kill") as api:
             yield api
 
 

@@ -132,15 +132,6 @@ def test_reclaimed_jobs_come_before_due_ones(queue: Queue) -> None:
 # --- what else may happen to it
 
 
-def test_a_delayed_job_belongs_to_nobody(queue: Queue) -> None:
-    push(queue, {"data": "a", "delay_ms": HOUR_MS})
-    assert queue.ack([1])["skipped"] == [1]
-    assert queue.nack([1])["skipped"] == [1]
-    assert queue.extend([1])["skipped"] == [1]
-    assert queue.counters() == counters(delayed=1)
-    assert queue.leases() == []
-
-
 def test_a_job_that_expires_before_it_is_due_is_never_delivered(api: Api, topic: str) -> None:
     queue = Queue.create(api, topic, ttl_ms=300)
     push(queue, {"data": "a", "delay_ms": 600})

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.api import Api, ok
+from tests.support.api import Api
 from tests.support.queues import (
     HOUR_MS,
     SHORT_MS,
@@ -20,6 +20,7 @@ from tests.support.queues import (
     Work,
     counters,
     data,
+    fill_the_log,
     numbers,
     tokens,
     until,
@@ -69,12 +70,6 @@ def nacked(queue: Queue) -> list[Job]:
     return jobs
 
 
-def hidden(queue: Queue) -> list[Job]:
-    jobs = queue.claim("a", 2)
-    queue.nack(jobs[:1], "a", delay_ms=HOUR_MS)
-    return jobs
-
-
 def reclaimed(queue: Queue) -> list[Job]:
     """A lease that superseded another one."""
     old = queue.claim("a", lease_ms=SHORT_MS)
@@ -96,7 +91,7 @@ def released(queue: Queue) -> list[Job]:
 
 
 ACTS: list[Callable[[Queue], list[Job]]] = [
-    *(held, extended, shortened, nacked, hidden, reclaimed, acked, released),
+    *(held, extended, shortened, nacked, reclaimed, acked, released),
 ]
 
 
@@ -113,13 +108,6 @@ def scenes(api: Api, *, leases_durable: bool) -> Iterator[Scene]:
             yield Scene(queue, act(queue))
 
 
-def fill_the_log(api: Api) -> None:
-    """Enough other writes to seal all log files that tell of the scenes."""
-    for number in range(60):
-        answer = api.append("filler", f"{number}" * 4000)
-        ok(answer, answer.status)
-
-
 @pytest.fixture(scope="module", params=ENDS)
 def restarted(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
@@ -133,9 +121,7 @@ def restarted(
             found += scenes(api, leases_durable=False)
             for scene in found:
                 scene.leases, scene.counters = scene.queue.leases(), scene.queue.counters()
-        server.stop() if request.param == "stop" else server.kill()
-        server.start()
-        with Api(server.address) as api:
+        with server.again(request.param) as api:
             for scene in found:
                 scene.queue = Queue(api, scene.queue.name)
             yield {scene.queue.name: scene for scene in found}
@@ -183,25 +169,12 @@ def test_a_lease_that_ends_meanwhile_is_reclaimed_first_and_counted(durable: Dur
     assert scene.queue.ack(scene.jobs, "a")["skipped"] == [1]
 
 
-def test_a_hidden_job_stays_hidden(durable: Durable) -> None:
-    scene = durable(hidden)
-    assert scene.queue.counters() == scene.counters == counters(ready=3, in_flight=1)
-    assert data(scene.queue.claim("c", 9)) == [2, 3, 4]
-
-
 def test_the_last_holder_is_the_holder(durable: Durable) -> None:
     scene = durable(reclaimed)
     (old, new) = scene.jobs
     assert scene.queue.leases() == scene.leases
     assert scene.queue.ack([old], "a", lease_ids=tokens([old]))["skipped"] == [1]
     assert scene.queue.ack([new], "b", lease_ids=tokens([new]))["acked"] == 1
-
-
-def test_acked_jobs_stay_gone_and_the_others_held(durable: Durable) -> None:
-    scene = durable(acked)
-    assert scene.queue.live() == [2, 4, 5]
-    assert [lease["$seq"] for lease in scene.queue.leases()] == [2]
-    assert numbers(scene.queue.claim("c", 9)) == [4, 5]
 
 
 def test_the_jobs_of_a_stream_that_dropped_stay_released(durable: Durable) -> None:
@@ -255,33 +228,13 @@ def test_an_ephemeral_queue_is_empty_after_a_restart(tmp_path: Path, end: str) -
         with Api(server.address) as api:
             queue = Queue.create(api, "q", *range(5), durability="ephemeral", leases_durable=True)
             jobs = queue.claim("w", 2, lease_ms=HOUR_MS)
-        server.stop() if end == "stop" else server.kill()
-        server.start()
-        with Api(server.address) as api:
+        with server.again(end) as api:
             queue = Queue(api, "q")
             assert queue.counters() == counters()
             assert queue.leases() == []
             assert queue.ack(jobs)["skipped"] == numbers(jobs)
             queue.push("new")
             assert data(queue.claim("w", 9)) == ["new"]
-
-
-@pytest.mark.parametrize("end", ENDS)
-def test_leases_outlive_one_restart_after_another(tmp_path: Path, end: str) -> None:
-    with Server(tmp_path / "data", wal_file_bytes=SMALL_LOG) as server:
-        with Api(server.address) as api:
-            queue = Queue.create(api, "q", *range(4), leases_durable=True, lease_ms=HOUR_MS)
-            queue.claim("w")
-            expected = queue.leases()
-        for number in range(2, 5):
-            server.stop() if end == "stop" else server.kill()
-            server.start()
-            with Api(server.address) as api:
-                queue = Queue(api, "q")
-                assert queue.leases() == expected
-                fill_the_log(api)
-                assert numbers(queue.claim("w")) == [number]
-                expected = queue.leases()
 
 
 def test_leases_become_durable_and_loose_again_in_place(tmp_path: Path) -> None:
@@ -292,7 +245,5 @@ def test_leases_become_durable_and_loose_again_in_place(tmp_path: Path) -> None:
             queue.configure(leases_durable=True)
             queue.claim("w")
             expected = queue.leases()
-        server.kill()
-        server.start()
-        with Api(server.address) as api:
+        with server.again("kill") as api:
             assert Queue(api, "q").leases() == expected

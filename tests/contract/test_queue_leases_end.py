@@ -38,15 +38,6 @@ def claimed_at(job: Job) -> int:
 # --- when
 
 
-def test_a_lease_that_nobody_keeps_up_ends(queue: Queue) -> None:
-    queue.push("a")
-    (first,) = queue.claim("w", lease_ms=SHORT_MS)
-    again = reclaimed(queue)
-    assert (again["data"], again["deliveries"], again["$seq"]) == ("a", 2, 1)
-    assert again["$ts"] == first["$ts"]
-    assert again["lease_id"] != first["lease_id"]
-
-
 def test_a_lease_does_not_end_before_its_deadline(queue: Queue) -> None:
     for _ in range(5):
         queue.push("a")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +15,7 @@ from tests.support.queues import (
     Queue,
     counters,
     data,
-    names_on,
+    fill_the_log,
     now_ms,
     numbers,
     until,
@@ -29,19 +27,6 @@ pytestmark = pytest.mark.slow
 SMALL_LOG = 64 << 10
 ENDS = pytest.mark.parametrize("end", ["stop", "kill"])
 CLASSES = ("disk", "fsync")
-
-
-def restart(server: Server, end: str) -> None:
-    server.stop() if end == "stop" else server.kill()
-    server.start()
-
-
-def fill_the_log(api: Api) -> None:
-    """Enough other writes to seal all log files so far, on both shards."""
-    for name in names_on("filler"):
-        for number in range(60):
-            answer = api.append(name, f"{number}" * 4000)
-            ok(answer, answer.status)
 
 
 @pytest.fixture
@@ -69,8 +54,7 @@ def test_acks_are_durable_through_sealing(server: Server, end: str) -> None:
             queue.ack(kept[durability][-5:])
             del kept[durability][-5:]
     for _ in range(2):
-        restart(server, end)
-        with Api(server.address) as api:
+        with server.again(end) as api:
             for durability, seqs in kept.items():
                 queue = Queue(api, durability)
                 assert queue.live() == seqs
@@ -132,47 +116,8 @@ def test_dead_lettered_counts_on_over_a_restart(server: Server, end: str) -> Non
                 queue.spend(1, 1)
                 queue.bury(1)
             fill_the_log(api)
-        restart(server, end)
-        with Api(server.address) as api:
+        with server.again(end) as api:
             for name in CLASSES:
                 assert Queue(api, name).counters() == counters(dead_lettered=number)
                 letters = api.read(f"{name}.dead")
                 assert [letter["data"] for letter in letters] == [*range(1, number + 1)]
-
-
-@pytest.mark.parametrize("after_s", [0.0, 0.01, 0.03, 0.08], ids=lambda value: f"{value} s")
-@pytest.mark.parametrize("where", ["same shard", "another shard"])
-def test_a_kill_while_jobs_are_moved_doubles_and_loses_none(
-    server: Server, where: str, after_s: float
-) -> None:
-    same, other = names_on("q")
-    dead = same if where == "same shard" else other
-    config = {"durability": "fsync", "max_deliveries": 1, "dead_letter": dead}
-    with Api(server.address) as api:
-        queue = Queue.create(api, "q", *range(400), leases_durable=True, **config)
-        queue.spend(400, 1)
-    passing = threading.Thread(target=_pass, args=(server,))
-    passing.start()
-    time.sleep(after_s)
-    server.kill()
-    passing.join()
-    server.start()
-    with Api(server.address) as api:
-        queue = Queue(api, "q")
-
-        def look() -> int:
-            assert queue.claim("w", 400) == [], "each has been delivered as often as it may be"
-            return len(queue.live())
-
-        until(look, lambda left: left == 0)
-        letters = api.read(dead)
-        assert sorted(letter["data"] for letter in letters) == list(range(400))
-        assert queue.counters() == counters(dead_lettered=400)
-
-
-def _pass(server: Server) -> None:
-    try:
-        with Api(server.address) as api:
-            Queue(api, "q").call("claim", {"node": "w"})
-    except (OSError, http.client.HTTPException):
-        return  # the server was killed

@@ -19,7 +19,6 @@ from tests.support.queues import (
     counters,
     data,
     now_ms,
-    tokens,
 )
 from tests.support.server import Server
 from tests.support.sse import watch
@@ -73,27 +72,6 @@ def test_a_seq_that_stands_twice_is_acked_once(queue: Queue) -> None:
     body = ok(queue.call("ack", {"node": "w", "seqs": [1, 1]}))
     assert (body["acked"], body["skipped"], body["in_flight"]) == (1, [], 1)
     assert queue.live() == [2]
-
-
-# --- the fence
-
-
-def test_tokens_belong_to_the_seqs_in_their_order(queue: Queue) -> None:
-    queue.push("a", "b", "c")
-    jobs = queue.claim("w", 3)
-    first, second, third = tokens(jobs)
-    body = queue.ack(jobs, lease_ids=[second, first, third])
-    assert (body["acked"], body["skipped"]) == (1, [1, 2])
-    assert queue.ack(jobs[:2], lease_ids=[first, second])["acked"] == 2
-
-
-@pytest.mark.parametrize("token", ["", "lease_", "lease_0", "lease_zz", "nonsense", "é", "x" * 999])
-def test_a_token_of_no_lease_skips_its_seq(queue: Queue, token: str) -> None:
-    queue.push("a", "b")
-    jobs = queue.claim("w", 2)
-    body = queue.ack(jobs, lease_ids=[token, jobs[1]["lease_id"]])
-    assert (body["acked"], body["skipped"]) == (1, [1])
-    assert queue.counters() == counters(in_flight=1)
 
 
 # --- what it costs and how much it may be
@@ -156,21 +134,6 @@ def test_a_nack_says_what_it_did_and_what_is_left(queue: Queue) -> None:
     assert queue.counters() == counters(ready=3, in_flight=1)
 
 
-def test_a_nacked_job_is_claimable_at_once_by_anybody(queue: Queue) -> None:
-    queue.push("a")
-    queue.nack(queue.claim("w"))
-    (again,) = queue.claim("other")
-    assert (again["data"], again["deliveries"]) == ("a", 2)
-
-
-def test_nacked_jobs_come_before_fresh_ones(queue: Queue) -> None:
-    queue.push(*range(6))
-    jobs = queue.claim("w", 3)
-    queue.nack([jobs[1], jobs[2]])
-    assert data(queue.claim("w", 2)) == [1, 2]
-    assert data(queue.claim("w", 2)) == [3, 4]
-
-
 # --- delay_ms
 
 
@@ -200,16 +163,6 @@ def test_a_delay_is_clamped_to_a_day(queue: Queue, delay_ms: int) -> None:
     queue.push("a")
     assert queue.nack(queue.claim("w"), delay_ms=delay_ms)["nacked"] == 1
     assert queue.counters() == counters()
-
-
-def test_a_hidden_job_belongs_to_nobody(queue: Queue) -> None:
-    queue.push("a")
-    jobs = queue.claim("w")
-    queue.nack(jobs, delay_ms=HOUR_MS)
-    assert queue.ack(jobs)["skipped"] == [1]
-    assert queue.nack(jobs)["skipped"] == [1]
-    assert queue.extend(jobs)["skipped"] == [1]
-    assert queue.leases() == []
 
 
 # --- what is skipped
@@ -278,22 +231,3 @@ def test_lease_ms_is_clamped(queue: Queue, asked: int, effective: int) -> None:
     before = now_ms()
     (deadline,) = queue.extend(jobs, lease_ms=asked)["deadlines"].values()
     assert before + effective <= deadline <= now_ms() + effective
-
-
-def test_an_extend_keeps_the_lease_id(queue: Queue) -> None:
-    queue.push("a", "b")
-    jobs = queue.claim("w", 2)
-    for _ in range(3):
-        assert queue.extend(jobs, lease_ids=tokens(jobs))["extended"] == 2
-    assert [lease["lease_id"] for lease in queue.leases()] == tokens(jobs)
-    assert queue.ack(jobs, lease_ids=tokens(jobs))["acked"] == 2
-
-
-def test_an_extend_does_not_change_the_delivery_counter(queue: Queue) -> None:
-    queue.push("a")
-    jobs = queue.claim("w")
-    for _ in range(3):
-        queue.extend(jobs)
-    assert [lease["deliveries"] for lease in queue.leases()] == [1]
-    queue.nack(jobs)
-    assert [job["deliveries"] for job in queue.claim("w")] == [2]

@@ -328,9 +328,7 @@ def restarted(
         with Api(server.address) as api:
             scenes = [*_scenes(api, "fsync"), *_scenes(api, "disk")]
             before = {name: everything(api, name) for name in scenes}
-        server.stop() if request.param == "stop" else server.kill()
-        server.start()
-        with Api(server.address) as api:
+        with server.again(request.param) as api:
             yield api, before
 
 

@@ -192,9 +192,7 @@ def test_the_cap_counts_what_a_restart_has_found(tmp_path: Path, end: str) -> No
         with Api(server.address) as api:
             ok(put(api, "r1", "a", "b"), 201)
             ok(put(api, "r2", "b", "c"), 201)
-        server.stop() if end == "stop" else server.kill()
-        server.start()
-        with Api(server.address) as api:
+        with server.again(end) as api:
             capped(put(api, "r3", "x", "y"), "max_routers", 2)
             absent(api, "x", "y")
             ok(put(api, "r2", "b", "c"))

@@ -274,9 +274,7 @@ def test_routers_survive_a_restart(tmp_path: Path, end: str) -> None:
             ok(api.append("a3", records=[{"data": 1, "tag": "public:x"}]))
             until(lambda: ok(get(api, "r03"))["forwarded_total"], lambda total: total == 1)
             before = [ok(get(api, name)) | {"performance": {}} for name in names(api)]
-        server.stop() if end == "stop" else server.kill()
-        server.start()
-        with Api(server.address) as api:
+        with server.again(end) as api:
             assert names(api) == [f"r{number:02}" for number in range(20) if number not in (1, 2)]
             until(
                 lambda: [ok(get(api, name)) | {"performance": {}} for name in names(api)],
@@ -353,9 +351,7 @@ def test_what_is_deleted_stays_so_after_a_restart(tmp_path: Path, end: str) -> N
             assert ok(api.delete(topics[3]))["routers_removed"] == sorted(made[2:4])
             ok(put(api, made[0], topics[0], "elsewhere"), 201)
             ok(delete(api, made[0]))
-        server.stop() if end == "stop" else server.kill()
-        server.start()
-        with Api(server.address) as api:
+        with server.again(end) as api:
             assert names(api) == sorted([made[1], *made[4:]])
             for name in (made[0], *made[2:4]):
                 assert ok(delete(api, name))["deleted"] is False

@@ -4,7 +4,6 @@ forwarding goes on.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 
 from tests.support.api import Api, data, ok, refused
 from tests.support.copies import arrived, forwarded, kept, passed, route, shown
-from tests.support.queues import Queue, counters, names_on, until
+from tests.support.queues import Queue, counters, fill_the_log, until
 from tests.support.routers import names_for, path_of
 from tests.support.server import Server
 from tests.support.sse import seqs
@@ -26,19 +25,6 @@ ENDS = pytest.mark.parametrize("end", ["stop", "kill"])
 # Whether both ends lie in one shard has little to do with how the server ends.
 RUNS = pytest.mark.parametrize(("shards", "end"), [((0, 0), "stop"), ((0, 1), "kill")], ids=str)
 GUARANTEES = ("at_least_once", "exactly_once")
-
-
-def restart(server: Server, end: str) -> None:
-    server.stop() if end == "stop" else server.kill()
-    server.start()
-
-
-def fill_the_log(api: Api) -> None:
-    """Enough other writes to seal all log files so far, on both shards."""
-    for name in names_on("filler"):
-        for number in range(60):
-            answer = api.append(name, f"{number}" * 4000)
-            ok(answer, answer.status)
 
 
 def records(count: int, first: int = 0) -> list[dict[str, Any]]:
@@ -99,8 +85,7 @@ def test_copies_are_the_same_after_a_restart(
         if sealed:
             fill_the_log(api)
     for turn in range(1, 3):
-        restart(server, end)
-        with Api(server.address) as api:
+        with server.again(end) as api:
             for source, dest, name in made:
                 found = kept(api, dest)
                 assert found[: len(before[dest])] == before[dest]
@@ -132,8 +117,7 @@ def test_copies_outlive_their_source(
         for _, dest, _ in made:
             assert kept(api, dest) == before[dest]
     for _ in range(2):
-        restart(server, end)
-        with Api(server.address) as api:
+        with server.again(end) as api:
             for source, dest, name in made:
                 assert kept(api, dest) == before[dest]
                 assert api.get(source).status == 404
@@ -156,8 +140,7 @@ def test_copies_outlive_records_that_the_source_has_evicted_or_deleted(
             ok(api.call("POST", f"/v0/topics/{source}/delete", {"before_seq": 30}))
         fill_the_log(api)
         fill_the_log(api)
-    restart(server, end)
-    with Api(server.address) as api:
+    with server.again(end) as api:
         for source, dest, name in made:
             assert kept(api, dest) == before[dest]
             assert forwarded(api, name) == 30
@@ -183,8 +166,7 @@ def test_a_streamed_append_is_copied_over_a_restart(
         before = arrived(api, dest, *large)
         ok(api.delete(source))
     for _ in range(2):
-        restart(server, end)
-        with Api(server.address) as api:
+        with server.again(end) as api:
             assert kept(api, dest) == before
             fill_the_log(api)
             assert kept(api, dest) == before
@@ -201,8 +183,7 @@ def test_what_waits_for_a_full_dest_is_forwarded_after_a_restart(
         for _, dest, _ in made:
             until(lambda dest=dest: len(kept(api, dest)), lambda count: count == 3)  # type: ignore[misc]
         fill_the_log(api)
-    restart(server, end)
-    with Api(server.address) as api:
+    with server.again(end) as api:
         for source, dest, name in made:
             found = shown(api, name)
             assert (found["forwarded_total"], found["lag_records"]) == (3, 27)
@@ -210,8 +191,7 @@ def test_what_waits_for_a_full_dest_is_forwarded_after_a_restart(
             until(lambda dest=dest: len(kept(api, dest)), lambda count: count == 30)  # type: ignore[misc]
             assert data(kept(api, dest)) == data(kept(api, source))
             assert forwarded(api, name) == 30
-    restart(server, end)
-    with Api(server.address) as api:
+    with server.again(end) as api:
         for source, dest, name in made:
             assert data(kept(api, dest)) == data(kept(api, source))
             assert forwarded(api, name) == 30
@@ -234,34 +214,12 @@ def test_a_gap_is_told_after_a_restart(server: Server, shards: tuple[int, int], 
         assert (before[1]["tombstone"]["gap_from"], before[1]["tombstone"]["gap_to"]) == (2, 16)
         fill_the_log(api)
     for _ in range(2):
-        restart(server, end)
-        with Api(server.address) as api:
+        with server.again(end) as api:
             after = [ok(api.diff(dest, from_seq=seq)) for seq in range(22)]
             for page in (*before, *after):
                 page.pop("performance", None)
             assert after == before
             assert forwarded(api, name) == 6
-
-
-@ENDS
-def test_a_chain_goes_on_after_a_restart(server: Server, end: str) -> None:
-    row = names_for("t", [0, 1, 0, 1])
-    with Api(server.address) as api:
-        names = [route(api, *pair) for pair in itertools.pairwise(row)]
-        append(api, row[0], 20)
-        passed(api, *names)
-        before = [kept(api, topic) for topic in row]
-    for turn in range(1, 4):
-        restart(server, end)
-        with Api(server.address) as api:
-            for topic, found in zip(row, before, strict=True):
-                assert kept(api, topic) == found
-            assert [forwarded(api, name) for name in names] == [20 * turn] * 3
-            append(api, row[0], 20, 20 * turn)
-            passed(api, *names)
-            before = [kept(api, topic) for topic in row]
-            assert data(before[-1]) == data(before[0])
-            fill_the_log(api)
 
 
 @ENDS
@@ -272,8 +230,7 @@ def test_copies_in_a_queue_stay_acked_and_free(server: Server, end: str) -> None
         route(api, source, dest)
         ok(api.append(source, *range(10)))
         queue.ack(queue.claim_all(4))
-    restart(server, end)
-    with Api(server.address) as api:
+    with server.again(end) as api:
         queue = Queue(api, dest)
         assert queue.counters() == counters(ready=6)
         assert data(queue.claim("w", 10)) == [*range(4, 10)]
@@ -295,8 +252,7 @@ def test_what_an_ephemeral_end_loses(server: Server, shards: tuple[int, int], en
         passed(api, *names)
         before = arrived(api, dest, *range(10))
         head = api.state(second)["head_seq"]
-    restart(server, end)
-    with Api(server.address) as api:
+    with server.again(end) as api:
         assert kept(api, dest) == before
         assert forwarded(api, names[0]) == 10
         assert api.state(second)["head_seq"] >= head

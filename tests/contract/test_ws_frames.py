@@ -224,20 +224,6 @@ def test_a_full_topic_refuses_a_publish(socket: Socket, api: Api, topic: str) ->
     alive(socket)
 
 
-def test_errors_and_acks_keep_their_order(socket: Socket, api: Api, topic: str) -> None:
-    create(api, topic)
-    for number in range(20):
-        socket.say(
-            "publish", str(number), topic=topic, records=[{"data": number}] if number % 2 else []
-        )
-    answers = {
-        message["request_id"]: message["op"]
-        for message in (socket.message("ack", "error") for _ in range(20))
-    }
-    assert answers == {str(number): "ack" if number % 2 else "error" for number in range(20)}
-    assert data(api.read(topic)) == list(range(1, 20, 2))
-
-
 def test_a_command_needs_no_request_id(socket: Socket, api: Api, topic: str) -> None:
     create(api, topic)
     socket.say("ping")

@@ -37,13 +37,6 @@ def test_an_ack_has_the_documented_fields(socket: Socket, api: Api, topic: str) 
     assert data(api.read(topic)) == ["old", 1, 2]
 
 
-def test_seqs_are_returned_when_asked_for(socket: Socket, api: Api, topic: str) -> None:
-    create(api, topic, "old")
-    assert socket.ask(
-        "publish", "p1", topic=topic, records=[{"data": 1}, {"data": 2}], return_seqs=True
-    )["seqs"] == [2, 3]
-
-
 def test_records_are_published_with_all_their_fields(socket: Socket, api: Api, topic: str) -> None:
     create(api, topic)
     writes = [{"data": {"a": None}, "tag": "t", "node": "mine", "meta": {"m": [1]}}, {"data": None}]
@@ -130,15 +123,6 @@ def test_an_idempotency_key_makes_a_repeated_publish_harmless(
     body = ok(api.append(topic, "again", idempotency_key="once"))
     assert (body["seqs"], body["deduped"]) == ([1], True)
     assert data(api.read(topic)) == [0]
-
-
-def test_what_a_socket_publishes_comes_back_to_it(socket: Socket, api: Api, topic: str) -> None:
-    create(api, topic)
-    subscribe(socket, topic)
-    socket.say("publish", "p", topic=topic, records=[{"data": "x"}])
-    waiting = {"ack", "record"}
-    while waiting:
-        waiting.discard(socket.message("ack", "record", "caught_up")["op"])
 
 
 def test_two_sockets_in_a_room_hear_each_other_and_not_themselves(

@@ -57,6 +57,11 @@ def found(
     return FoundCopies(there, [*gaps], [(last, len(there) if total is None else total)])
 
 
+def one(**fields: Any) -> FoundCopies:
+    """The copy of the first append."""
+    return FoundCopies({1: copy(1, 1, **fields)}, [], [(1, 1)])
+
+
 STAMPED = {"meta": {"_topics_router": {"source_seq": 1}}}
 RIGHT = [
     ("all is there", history("fsync", 1, 2), found(1, 2)),
@@ -74,11 +79,7 @@ RIGHT = [
         found(1, 0, 3, gaps=((2, 2),)),
     ),
     ("the source was deleted", history("fsync", 1, 3, kind="free"), found(1, 3)),
-    (
-        "a stamp",
-        history("fsync", stamped=True, ever=0),
-        FoundCopies({1: copy(1, 1, **STAMPED)}, [], [(1, 1)]),
-    ),
+    ("a stamp", history("fsync", stamped=True, ever=0), one(**STAMPED)),
 ]
 WRONG = [
     ("a copy is gone", history("fsync", 1, 2), found(1, gaps=((2, 9),)), "copy 2 was read and is"),
@@ -103,24 +104,14 @@ WRONG = [
         found(1, 3),
         "copy 2 is {'$seq': 2, '$ts': 5, '$tag': 't3'",
     ),
-    (
-        "another time",
-        history("fsync", 1),
-        FoundCopies({1: copy(1, 1, **{"$ts": 6})}, [], [(1, 1)]),
-        "it was",
-    ),
+    ("another time", history("fsync", 1), one(**{"$ts": 6}), "it was"),
     (
         "other bytes that nobody has read",
         history("fsync", ever=0),
-        FoundCopies({1: copy(1, 1, data=[1, 0, "x"])}, [], [(1, 1)]),
+        one(data=[1, 0, "x"]),
         "appended was",
     ),
-    (
-        "a copy of nothing",
-        history("fsync", ever=0),
-        found(9),
-        "appended was None",
-    ),
+    ("a copy of nothing", history("fsync", ever=0), found(9), "appended was None"),
     ("one is skipped", history("fsync", 1, ever=1), found(1, 3), "1 records are missing, 0 seqs"),
     (
         "one is burnt that was not lost",

@@ -47,97 +47,58 @@ def delete(**body: Any) -> dict[str, Any]:
 def found(
     *seqs: int, head: int = 4, gaps: tuple[tuple[int, int], ...] = (), next_seq: int = 0
 ) -> Found:
-    records = {
-        seq: {"$seq": seq, "data": "abcdef"[seq - 1], "$tag": "abcdef"[seq - 1]} for seq in seqs
-    }
-    return Found(
-        1,
-        head,
-        min(seqs, default=head + 1),
-        len(seqs),
-        None,
-        records,
-        list(gaps),
-        [],
-        next_seq or head + 1,
-    )
+    written = {seq: "abcdef"[seq - 1] for seq in seqs}
+    records = {seq: {"$seq": seq, "data": tag, "$tag": tag} for seq, tag in written.items()}
+    first, end = min(seqs, default=head + 1), next_seq or head + 1
+    return Found(1, head, first, len(seqs), None, records, list(gaps), [], end)
 
 
 WROTE = (append(1, "a", "b"), True), (append(3, "c", "d"), True)
 CAPPED = (*WROTE, ({"step": "put", "config": {"cap_records": 1}}, True))
 SAME = {"step": "put", "config": {"durability": "disk"}}, True
+DELETED, DELETING = ((delete(before_seq=3), done) for done in (True, False))
+REMOVED, REMOVING = (({"step": "remove"}, done) for done in (True, False))
+WRITING = append(5, "e"), False
+ALL, TAIL_LOST = found(1, 2, 3, 4), found(1, 2, head=9, gaps=((3, 9),))
+
+
+def wrote(durability: str, *steps: tuple[dict[str, Any], bool]) -> History:
+    return history(durability, *WROTE, *steps)
+
+
 RIGHT = [
-    ("all is there", history("fsync", *WROTE), found(1, 2, 3, 4)),
-    (
-        "a write under way came through",
-        history("fsync", *WROTE, (append(5, "e"), False)),
-        found(1, 2, 3, 4, 5, head=5),
-    ),
-    (
-        "a write under way did not",
-        history("fsync", *WROTE, (append(5, "e"), False)),
-        found(1, 2, 3, 4),
-    ),
-    ("a delete holds", history("fsync", *WROTE, (delete(before_seq=3), True)), found(3, 4)),
-    (
-        "a delete under way came through",
-        history("fsync", *WROTE, (delete(before_seq=3), False)),
-        found(3, 4),
-    ),
-    (
-        "a disk tail is gone, deletes and all",
-        history("disk", *WROTE, (delete(before_seq=3), True)),
-        found(1, 2, head=9, gaps=((3, 9),)),
-    ),
-    ("a disk tail is gone and told", history("disk", *WROTE), found(1, 2, head=9, gaps=((3, 9),))),
-    (
-        "a put that changed nothing promises nothing",
-        history("disk", *WROTE, SAME),
-        found(1, 2, head=9, gaps=((3, 9),)),
-    ),
+    ("all is there", wrote("fsync"), ALL),
+    ("a write under way came through", wrote("fsync", WRITING), found(1, 2, 3, 4, 5, head=5)),
+    ("a write under way did not", wrote("fsync", WRITING), ALL),
+    ("a delete holds", wrote("fsync", DELETED), found(3, 4)),
+    ("a delete under way came through", wrote("fsync", DELETING), found(3, 4)),
+    ("a disk tail is gone, deletes and all", wrote("disk", DELETED), TAIL_LOST),
+    ("a disk tail is gone and told", wrote("disk"), TAIL_LOST),
+    ("a put that changed nothing promises nothing", wrote("disk", SAME), TAIL_LOST),
     ("a cap has taken and told", history("fsync", *CAPPED), found(4, gaps=((1, 3),))),
-    ("memory lost all and told", history("memory", *WROTE), found(head=9, gaps=((1, 9),))),
-    ("the topic was removed", history("fsync", *WROTE, ({"step": "remove"}, True)), None),
-    (
-        "a removal under way",
-        history("fsync", *WROTE, ({"step": "remove"}, False)),
-        found(1, 2, 3, 4),
-    ),
+    ("memory lost all and told", wrote("memory"), found(head=9, gaps=((1, 9),))),
+    ("the topic was removed", wrote("fsync", REMOVED), None),
+    ("a removal under way", wrote("fsync", REMOVING), ALL),
 ]
 WRONG = [
-    ("a record is gone", history("fsync", *WROTE), found(1, 2, 4), "missing"),
-    ("the tail is gone", history("fsync", *WROTE), found(1, 2, head=9, gaps=((3, 9),)), "missing"),
-    (
-        "a delete is undone",
-        history("fsync", *WROTE, (delete(before_seq=3), True)),
-        found(1, 2, 3, 4),
-        "should not be",
-    ),
-    (
-        "a delete under way took a part",
-        history("fsync", *WROTE, (delete(before_seq=3), False)),
-        found(2, 3, 4),
-        "missing",
-    ),
+    ("a record is gone", wrote("fsync"), found(1, 2, 4), "missing"),
+    ("the tail is gone", wrote("fsync"), TAIL_LOST, "missing"),
+    ("a delete is undone", wrote("fsync", DELETED), ALL, "should not be"),
+    ("a delete under way took a part", wrote("fsync", DELETING), found(2, 3, 4), "missing"),
     (
         "a lost delete took a part",
-        history("disk", *WROTE, (delete(match="b"), True)),
+        wrote("disk", (delete(match="b"), True)),
         found(1, head=9, gaps=((3, 9),)),
         "missing",
     ),
-    (
-        "a put that changed something was synced",
-        history("disk", *CAPPED),
-        found(1, 2, head=9, gaps=((3, 9),)),
-        "missing",
-    ),
+    ("a put that changed something was synced", history("disk", *CAPPED), TAIL_LOST, "missing"),
     (
         "half a batch of a disk topic",
-        history("disk", *WROTE),
+        wrote("disk"),
         found(1, 2, 3, head=9, gaps=((4, 9),)),
         "missing",
     ),
-    ("a silent hole", history("disk", *WROTE), found(1, 2, head=9), "nobody tells"),
+    ("a silent hole", wrote("disk"), found(1, 2, head=9), "nobody tells"),
     ("a silent eviction", history("fsync", *CAPPED), found(4), "not told"),
     (
         "an eviction brought back",
@@ -145,14 +106,9 @@ WRONG = [
         found(3, 4, gaps=((1, 2),)),
         "should not be",
     ),
-    (
-        "too much is told",
-        history("fsync", *WROTE, (delete(before_seq=3), True)),
-        found(3, 4, gaps=((1, 2),)),
-        "belongs there",
-    ),
-    ("a seq would be given again", history("memory", *WROTE), found(1, 2, head=2), "handed out"),
-    ("memory is silent", history("memory", *WROTE), found(head=4), "nobody tells"),
+    ("too much is told", wrote("fsync", DELETED), found(3, 4, gaps=((1, 2),)), "belongs there"),
+    ("a seq would be given again", wrote("memory"), found(1, 2, head=2), "handed out"),
+    ("memory is silent", wrote("memory"), found(head=4), "nobody tells"),
     (
         "memory makes something up",
         history("memory", (append(1, "x"), True)),
@@ -160,12 +116,7 @@ WRONG = [
         "written as",
     ),
     ("the topic is gone", history("ephemeral"), None, "gone"),
-    (
-        "a removed topic is back",
-        history("fsync", *WROTE, ({"step": "remove"}, True)),
-        found(1, 2, 3, 4),
-        "removed",
-    ),
+    ("a removed topic is back", wrote("fsync", REMOVED), ALL, "removed"),
 ]
 
 

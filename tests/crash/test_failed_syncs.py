@@ -53,8 +53,7 @@ def power_loss(server: Server, lossy: Lossy, policy: str = "drop") -> None:
 def test_a_record_refused_by_a_failed_sync_is_not_shown_after_a_restart(lossy: Lossy) -> None:
     with Server(lossy.path / "data", shards=1, wal_file_bytes=1 * MIB) as server:
         refuse_one(server, lossy)
-        server.kill()
-        server.start()
+        server.restart("kill")
         assert data_of(server, "t") == [*range(5)]
 
 
@@ -63,9 +62,7 @@ def test_what_is_acknowledged_after_a_failed_sync_and_a_restart_outlives_a_power
 ) -> None:
     with Server(lossy.path / "data", shards=1, wal_file_bytes=1 * MIB) as server:
         refuse_one(server, lossy)
-        server.kill()
-        server.start()
-        with Api(server.address) as api:
+        with server.again("kill") as api:
             ok(api.append("t", "goes on"))
         power_loss(server, lossy)
         assert data_of(server, "t") == [*range(5), "goes on"]
@@ -83,8 +80,7 @@ def test_what_was_acknowledged_before_a_failed_sync_is_written_again_by_the_next
             for number in range(20):
                 ok(api.append("d", number))
         refuse_one(server, lossy)
-        server.kill()
-        server.start()
+        server.restart("kill")
         before = data_of(server, "d")
         with Api(server.address) as api:
             ok(api.append("t", "goes on"))

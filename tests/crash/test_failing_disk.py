@@ -131,9 +131,7 @@ def test_a_failed_write_is_never_shown_and_the_shard_takes_no_more(
                 # Never trusted again until a restart.
                 refused(api.append("t", "after"), 503, "not_ready")
             assert data_of(api, "t")[: len(acknowledged)] == acknowledged
-        server.kill()
-        server.start()
-        with Api(server.address) as api:
+        with server.again("kill") as api:
             found = data_of(api, "t")
             assert found[: len(acknowledged)] == acknowledged
             assert len(found) <= len(acknowledged) + 1
@@ -150,9 +148,7 @@ def test_a_disk_that_fills_up_between_writes_is_told_and_got_over(lossy: Lossy) 
             taken, answer = fill_up(api, "t", "x" * 20_000, 500)
             refused(answer, 503, "not_ready")
             lossy.ctl("limit", bytes=0)
-        server.kill()
-        server.start()
-        with Api(server.address) as api:
+        with server.again("kill") as api:
             assert [number for number, _ in data_of(api, "t")] == taken
             ok(api.append("t", "room again"))
 

@@ -117,21 +117,15 @@ def test_a_shard_starts_on_a_full_disk_reads_and_deletes(disk: Path) -> None:
             ok(api.put("t", {"durability": "fsync"}), 201)
             taken = fill_up(api, "t", disk)
         with not_a_byte_left(disk):
-            server.kill()
-            server.start()
-            with Api(server.address) as api:
+            with server.again("kill") as api:
                 assert numbers(api, "t") == [*range(taken)]
                 refused(api.append("t", [-1, "x" * 8_000]), 503, "not_ready")
                 ok(api.call("POST", "/v0/topics/t/delete", {"before_seq": 2}))
-            server.kill()
-            server.start()
-            with Api(server.address) as api:
+            with server.again("kill") as api:
                 assert numbers(api, "t") == [*range(1, taken)]
                 ok(api.delete("t"))
                 until(api, "u", 201)
-            server.stop()
-            server.start()
-            with Api(server.address) as api:
+            with server.again("stop") as api:
                 assert numbers(api, "u") == ["again"]
 
 
@@ -171,7 +165,5 @@ def test_a_shard_without_a_reserve_whose_log_is_full_can_be_read_and_goes_on_whe
         with Api(server.address) as api:
             until(api, "t")
             assert numbers(api, "t") == [*range(taken), "again"]
-        server.kill()
-        server.start()
-        with Api(server.address) as api:
+        with server.again("kill") as api:
             assert numbers(api, "t") == [*range(taken), "again"]

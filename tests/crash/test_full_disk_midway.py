@@ -87,8 +87,6 @@ def test_a_full_disk_during_a_streamed_append_gives_no_seq_twice_and_loses_nothi
             long, small = ok(answers[0])["seqs"], ok(api.append("t", "small"))["seqs"]
             assert (long, small) == ([*range(2, 882)], [882])
             lossy.ctl("fsyncms", ms=0)
-        server.kill()
-        server.start()
-        with Api(server.address) as api:
+        with server.again("kill") as api:
             assert [record["$seq"] for record in api.read("t", max_batch_bytes=8 * MIB)][-1] == 882
             assert ok(api.append("t", "again"))["first_seq"] == 883

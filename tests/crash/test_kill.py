@@ -190,9 +190,7 @@ def test_a_restart_gives_the_same_topics_back(tmp_path: Path, end: str) -> None:
             ok(api.put("gone"), 201)
             ok(api.delete("gone"))
             before = everything(api, topics)
-        server.stop() if end == "stop" else server.kill()
-        server.start()
-        with Api(server.address) as api:
+        with server.again(end) as api:
             assert everything(api, topics) == before
             refused(api.get("gone"), 404, "topic_not_found")
             for topic in topics:
@@ -227,35 +225,12 @@ def test_topics_made_by_their_first_write_come_back(tmp_path: Path, end: str) ->
                     made[topic] = data
             ok(api.append("memory.one", 2))
             made["memory.one"] = [1, 2]
-        server.stop() if end == "stop" else server.kill()
-        server.start()
-        with Api(server.address) as api:
+        with server.again(end) as api:
             for topic, data in made.items():
                 assert [record["data"] for record in api.read(topic)] == data
                 assert api.state(topic)["config"]["priority"] == 3
                 assert ok(api.append(topic, "other", idempotency_key="first"))["deduped"] is True
                 assert ok(api.append(topic, "next"))["first_seq"] == len(data) + 1
-
-
-@pytest.mark.parametrize("end", ["stop", "kill"])
-def test_an_ephemeral_topic_keeps_its_config_and_never_reuses_a_seq(
-    tmp_path: Path, end: str
-) -> None:
-    with Server(tmp_path / "data", shards=1) as server:
-        with Api(server.address) as api:
-            config = ok(api.put("e", {"durability": "ephemeral", "priority": 3}), 201)["config"]
-            ok(api.append("e", *range(50)))
-            assert len(api.read("e")) == 50
-        server.stop() if end == "stop" else server.kill()
-        server.start()
-        with Api(server.address) as api:
-            state = api.state("e")
-            assert (state["config"], state["count"]) == (config, 0)
-            assert state["earliest_seq"] == state["head_seq"] + 1
-            assert ok(api.append("e", "new"))["first_seq"] > 50
-            assert [
-                record["data"] for record in ok(api.diff("e", epoch=state["epoch"]))["records"]
-            ] == ["new"]
 
 
 def test_a_recreated_topic_stays_apart_from_its_former_self_after_a_kill(tmp_path: Path) -> None:
@@ -266,9 +241,7 @@ def test_a_recreated_topic_stays_apart_from_its_former_self_after_a_kill(tmp_pat
             ok(api.delete("t"))
             ok(api.append("t", 4), 201)
             new = api.state("t")["epoch"]
-        server.kill()
-        server.start()
-        with Api(server.address) as api:
+        with server.again("kill") as api:
             assert api.state("t")["epoch"] == new
             assert [record["data"] for record in api.read("t")] == [4]
             assert ok(api.diff("t", from_seq=1, epoch=old))["tombstone"]["reason"] == "recreated"

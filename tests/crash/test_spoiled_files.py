@@ -31,9 +31,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with server:
         with Api(server.address) as api:
             _busy(api, 0)
-        server.stop()
-        server.start()
-        with Api(server.address) as api:
+        with server.again("stop") as api:
             _busy(api, 1)
         server.kill()
     return server.data_dir

@@ -324,6 +324,14 @@ def names_on(base: str, shards: int = 2) -> tuple[str, str]:
     return same, next(name for name in candidates if shard_of(name, shards) != home)
 
 
+def fill_the_log(api: Api) -> None:
+    """Enough other writes to seal all small log files so far, on both shards."""
+    for name in names_on("filler"):
+        for number in range(60):
+            answer = api.append(name, f"{number}" * 4000)
+            ok(answer, answer.status)
+
+
 def twins(address: tuple[str, int], base: str, shards: int = 2, **config: Any) -> list[list[str]]:
     """Queues with the epoch of a queue of another shard, in groups of one epoch; others go.
 

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 from urllib.parse import urlsplit
 
+from tests.support.api import Api
 from tests.support.polling import is_readable
 from tests.support.zygote import Forked, Zygote
 
@@ -176,6 +177,16 @@ class Server:
         except BaseException:
             self.kill()
             raise
+
+    def restart(self, end: str) -> None:
+        """``end``: "stop" or "kill"."""
+        self.stop() if end == "stop" else self.kill()
+        self.start()
+
+    def again(self, end: str) -> Api:
+        """Restart; a client of what has started."""
+        self.restart(end)
+        return Api(self.address)
 
     def wait_ready(self, timeout_s: float = START_S) -> None:
         """Ask /v0/ready until it says 200; readiness announces itself in no other way."""

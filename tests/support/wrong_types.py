@@ -47,7 +47,6 @@ SEQS = (
     *(f"[1,{text}]" for text in SEQ),
 )
 # Beside one seq.
-TOKENS_OF_ONE = ("5", '"x"', "true", "{}", "[]", "[5]", "[null]", "[[]]", '["a","b"]')
 MATCH = (
     *("5", "true", "{}", "[]", '["tag"]'),
     *('["tag","Eq",5]', '["node","Eq","a"]', '["tag","Glob","a"]'),
