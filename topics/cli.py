@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import signal
 import sys
 from collections.abc import Callable, MutableMapping, Sequence
 from pathlib import Path
@@ -31,8 +32,6 @@ def main(argv: Sequence[str] | None = None) -> ExitCode:
     """Run the command line."""
     given = sys.argv[1:] if argv is None else argv
     if given[:1] == ["serve"]:  # before all that takes time: a hang-up must not end a server
-        from topics.process.hang_ups import hold_hang_ups
-
         hold_hang_ups()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a name that is not UTF-8 is shown with escapes
@@ -49,6 +48,15 @@ def main(argv: Sequence[str] | None = None) -> ExitCode:
     except BrokenPipeError:  # the reader of the output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.FAILED
+
+
+def hold_hang_ups() -> None:
+    """Keep a hang-up (SIGHUP) until the supervisor listens, also where it was ignored (``nohup``):
+    it does not end this process.
+    """
+    # Blocked first: a blocked hang-up does not end the process, which is the default action.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -160,22 +160,6 @@ class Settings:
         return [f"{name}={_shown(value)}" for name, value in given.items()]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tuning:
-    """Optimizations that can be switched off one by one, to measure what each is worth.
-
-    Not settings: answers, bytes on disk and promises are the same without them.
-    """
-
-    switch_interval: bool = True  # `process/interpreter.py`, decision 0022
-    sealing_pauses: bool = True  # `actors/shard/sealing/sealing.py`, decision 0022
-    prefetch: bool = True  # `storage/segments/prefetch.py`
-    merging: bool = True  # `actors/shard/sealing/merging.py`, decision 0044
-
-
-TUNING = Tuning()
-
-
 def variable_of(field_name: str) -> str:
     """The environment variable of a field."""
     return f"TOPICS_{field_name.upper()}"

@@ -35,7 +35,8 @@ from tests.bench.http_load import DATA, Load, append, drive
 from tests.bench.processes import rss_mb
 from tests.support.server import Server
 from topics.config import Settings
-from topics.engine.changes.append import Append
+from topics.engine.changes import reservation
+from topics.engine.changes.append import Append, decide
 from topics.engine.locators import in_log
 from topics.engine.now import Now
 from topics.formats.api.append_body import AppendBody, RecordIn
@@ -93,12 +94,12 @@ def build(folder: Path, topics: int) -> None:
     )
     engine, wal, flushed = shard.engine, shard.wal, 0
     for number in range(topics):
-        change = engine.append(f"topic-{number}", AppendBody([RecordIn(Raw(DATA))]), now())
+        change = decide(engine.table, f"topic-{number}", AppendBody([RecordIn(Raw(DATA))]), now())
         assert isinstance(change, Append)
         for frame in change.frames:
             wal.append(frame)
-        reservation = engine.reserve(change.topic)
-        for frame in reservation.frames if reservation else ():
+        reserved = reservation.decide(change.topic)
+        for frame in reserved.frames if reserved else ():
             wal.append(frame)
         engine.commit(change, in_log(0), now())
         if wal.next_lsn - flushed > GROUP_BYTES:

@@ -52,39 +52,26 @@ class Mix(NamedTuple):
     @property
     def options(self) -> list[str]:
         """For a command line."""
-        return [
-            "--classes",
-            ",".join(self.classes),
-            "--delete-share",
-            str(self.delete_share),
-            "--queue-share",
-            str(self.queue_share),
-            "--router-share",
-            str(self.router_share),
-            "--sync-ms",
-            str(self.sync_ms),
-        ]
+        classes = ",".join(self.classes)
+        given = self._asdict() | {"classes": classes}
+        return [part for name, value in given.items() for part in (_option(name), str(value))]
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def add_mix(parser: argparse.ArgumentParser) -> None:
-    """The options of `Mix`."""
-    default = Mix()
-    parser.add_argument(
-        "--classes",
-        default=",".join(default.classes),
-        help="one that stands there twice comes twice as often",
-    )
-    parser.add_argument("--delete-share", type=float, default=default.delete_share)
-    parser.add_argument("--queue-share", type=float, default=default.queue_share)
-    parser.add_argument("--router-share", type=float, default=default.router_share)
-    parser.add_argument("--sync-ms", type=int, default=default.sync_ms)
+    """The options of `Mix`. A class that stands there twice comes twice as often."""
+    for name, default in Mix()._asdict().items():
+        shown = ",".join(default) if name == "classes" else default
+        parser.add_argument(_option(name), type=type(shown), default=shown)
 
 
 def mix_of(arguments: argparse.Namespace) -> Mix:
     """What was asked for."""
-    classes = tuple(arguments.classes.split(","))
-    shares = arguments.delete_share, arguments.queue_share, arguments.router_share
-    return Mix(classes, *shares, arguments.sync_ms)
+    given = {name: getattr(arguments, name) for name in Mix._fields}
+    return Mix(**given | {"classes": tuple(arguments.classes.split(","))})
 
 
 class Load:

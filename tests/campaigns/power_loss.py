@@ -77,26 +77,11 @@ def record(folder: Path, *, seed: int, steps: int, mix: Mix = DEFAULT_MIX) -> Co
     """Run the load on a recorded disk, into ``folder``. Gives how often each of `WANTED`, and what
     else of the kind, came to pass.
     """
-    load = [
-        sys.executable,
-        "-m",
-        "tests.campaigns.power_load",
-        str(folder / "disk"),
-        str(folder / "acknowledged"),
-    ]
-    load += ["--seed", str(seed), "--steps", str(steps), *mix.options]
-    (folder / "disk").mkdir()
-    command = [
-        sys.executable,
-        CRASHSTATES,
-        "record",
-        "--dir",
-        str(folder / "disk"),
-        "--log",
-        str(folder / "log"),
-        "--",
-        *load,
-    ]
+    disk = folder / "disk"
+    disk.mkdir()
+    load = [*(sys.executable, "-m", "tests.campaigns.power_load", disk, folder / "acknowledged")]
+    load += ["--seed", seed, "--steps", steps, *mix.options]
+    command = _crashstates("record", "--dir", disk, "--log", folder / "log", "--", *load)
     done = subprocess.run(
         command, cwd=ROOT, env=_environment(), capture_output=True, text=True, check=False
     )
@@ -106,12 +91,8 @@ def record(folder: Path, *, seed: int, steps: int, mix: Mix = DEFAULT_MIX) -> Co
 
 def what_happened(folder: Path) -> Counter[str]:
     """What the recorded operations did to files of each kind."""
-    told = subprocess.run(
-        [sys.executable, CRASHSTATES, "points", "-v", str(folder / "log")],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    command = _crashstates("points", "-v", folder / "log")
+    told = subprocess.run(command, capture_output=True, text=True, check=True)
     found: Counter[str] = Counter()
     inodes: dict[tuple[str, str], str] = {}  # by folder's inode and name
     segments: set[str] = set()  # inodes of those that are whole
@@ -162,26 +143,11 @@ def judge(
     with _scratch(folder) as scratch, _judge_at(folder / "acknowledged", scratch) as ask:
         checks = [
             subprocess.Popen(
-                [
-                    sys.executable,
-                    CRASHSTATES,
-                    "check",
-                    str(folder / "log"),
-                    "--policies",
-                    policies,
-                    "--models",
-                    model,
-                    "--seeds",
-                    str(seeds),
-                    "--max",
-                    str(points),
-                    "--stop",
-                    str(stop),
-                    "--work",
-                    str(scratch / model),
-                    "--",
-                    *ask,
-                ],
+                _crashstates(
+                    *("check", folder / "log", "--policies", policies, "--models", model),
+                    *("--seeds", seeds, "--max", points, "--stop", stop),
+                    *("--work", scratch / model, "--", *ask),
+                ),
                 cwd=ROOT,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -211,14 +177,8 @@ def _scratch(folder: Path) -> Iterator[Path]:
 def _judge_at(acknowledged: Path, scratch: Path) -> Iterator[list[str]]:
     """The command that has a directory judged, by a process that has been started before."""
     path = scratch / "judge"
-    serve = [
-        sys.executable,
-        "-m",
-        "tests.campaigns.check_state",
-        str(acknowledged),
-        "--serve",
-        str(path),
-    ]
+    serve = [sys.executable, "-m", "tests.campaigns.check_state"]
+    serve += [str(acknowledged), "--serve", str(path)]
     judge = subprocess.Popen(serve, cwd=ROOT, env=_environment())
     try:
         deadline = time.monotonic() + START_S
@@ -230,6 +190,11 @@ def _judge_at(acknowledged: Path, scratch: Path) -> Iterator[list[str]]:
     finally:
         judge.kill()
         judge.wait()
+
+
+def _crashstates(*arguments: object) -> list[str]:
+    """A command of the program that records and builds states of a disk."""
+    return [sys.executable, str(CRASHSTATES), *map(str, arguments)]
 
 
 def _environment() -> dict[str, str]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.api import Api, ok, refused
+from tests.support.api import Api, ok, refused, spread
 from tests.support.queues import until
 from tests.support.routers import (
     config_of,
@@ -134,14 +134,19 @@ def test_a_cursor_stands_though_routers_come_and_go(
 @pytest.mark.slow
 def test_a_default_page_holds_100_and_a_page_at_most_1000(api: Api, topic: str) -> None:
     made = [f"{topic}.{number:04d}" for number in range(1010)]
-    for number, name in enumerate(made):
-        ok(put(api, name, topic, f"{topic}.d{number % 3}"), 201)
+    for number in range(16):
+        ok(api.put(f"{topic}.s{number}"), 201)
+
+    def make(own: Api, at: int) -> None:
+        ok(put(own, made[at], f"{topic}.s{at % 16}", f"{topic}.d{at % 16}"), 201)
+
+    spread(api, make, len(made))
     prefix = f"{topic}."
     assert named(ok(listing(api, prefix=prefix))["routers"]) == made[:100]
     assert named(ok(listing(api, prefix=prefix, page_size=1000))["routers"]) == made[:1000]
     assert len(ok(listing(api, prefix=prefix, page_size=5000))["routers"]) == 1000
     assert names(api, prefix=prefix) == made
-    assert names(api, dest=f"{topic}.d1") == made[1::3]
+    assert names(api, dest=f"{topic}.d1") == made[1::16]
 
 
 # --- refusals

@@ -35,7 +35,9 @@ def api(server: Server) -> Iterator[Api]:
 
 @pytest.mark.parametrize("guarantee", ["at_least_once", "exactly_once"])
 @pytest.mark.parametrize("durability", CLASSES)
-@pytest.mark.parametrize("size", [100, MIB - 100], ids=["100 B", "1 MiB"])
+@pytest.mark.parametrize(
+    "size", [100, pytest.param(MIB - 100, marks=pytest.mark.slow)], ids=["100 B", "1 MiB"]
+)
 def test_a_payload_is_written_once_whatever_the_fan_out(
     server: Server, api: Api, topic: str, durability: str, guarantee: str, size: int
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.api import Api, listed, ok, refused
+from tests.support.api import Api, listed, ok, refused, spread
 
 URL_SAFE = re.compile(r"[A-Za-z0-9_.~=-]+")
 CLOCK_SLACK_MS = 1000
@@ -195,8 +195,7 @@ def test_a_cursor_stands_though_topics_come_and_go(api: Api, topic: str, family:
 
 @pytest.mark.slow
 def test_a_default_page_holds_100_and_a_page_at_most_1000(api: Api, topic: str) -> None:
-    for number in range(1010):
-        ok(api.put(f"{topic}.{number:04d}"), 201)
+    spread(api, lambda own, number: ok(own.put(f"{topic}.{number:04d}"), 201), 1010)
     prefix = f"{topic}."
     assert len(ok(api.listing(prefix=prefix))["topics"]) == 100
     assert len(ok(api.listing(prefix=prefix, page_size=1000))["topics"]) == 1000

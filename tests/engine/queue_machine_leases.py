@@ -13,10 +13,10 @@ from tests.engine.queue_claims import check_pass
 from tests.engine.queue_machine import NAMES, NODES, Effect, Granted, Stream
 from tests.engine.queue_machine_records import QueueRecords
 from tests.engine.queue_model import Lease, QueueModel, keeps_leases
-from topics.engine.changes import finish_jobs
+from topics.engine.changes import finish_jobs, lease_jobs
 from topics.engine.changes.change import Change
 from topics.engine.changes.lease_jobs import LeaseChange
-from topics.engine.queue.claims import Ask
+from topics.engine.queue.claims import Ask, jobs_of
 from topics.engine.queue.leases import Holder, lease_id
 from topics.engine.topic import Topic
 from topics.formats.disk.frames import FrameKind
@@ -54,7 +54,9 @@ class QueueLeases(QueueRecords):
         ]
         model, jobs = self.models[topic.id], self.jobs(topic)
         dead = set(jobs.dead)
-        changes = self.world.engine.claim(topic, passed, self.now, evenly=evenly, max_bytes=1 << 20)
+        changes = lease_jobs.claim(
+            self.world.engine.table, topic, passed, self.now, evenly=evenly, max_bytes=1 << 20
+        )
         taken = [change.seqs for change in changes]
         found = set(jobs.dead) - dead
         check_pass(model, [room for _, room, _ in asks], taken, found, self.now.ms, evenly=evenly)
@@ -70,7 +72,7 @@ class QueueLeases(QueueRecords):
         if stream is not None and stream.topic_id == topic.id:
             return stream.holder, stream.number
         node = who if isinstance(who, str) else "n"
-        return self.world.engine.poller(topic, node), 0
+        return jobs_of(topic).leases.poller(node), 0
 
     def _check_records(self, model: QueueModel, change: LeaseChange) -> None:
         assert [job.seq for job in change.jobs] == list(change.seqs)
@@ -158,7 +160,7 @@ class QueueLeases(QueueRecords):
         model.advance(self.now.ms)
         held = {job.seq: job.number for job in model.held()}
         chosen = {seq: number for seq, number in held.items() if seq % 41 in picks}
-        change = self.world.engine.unclaim(topic, [*chosen.items(), (10**6, 7)], self.now)
+        change = lease_jobs.unclaim(topic, [*chosen.items(), (10**6, 7)], self.now)
         assert sorted(change.seqs) == sorted(chosen)
         seqs, now = list(chosen), self.now
         self.lease_change(
@@ -244,7 +246,7 @@ class QueueLeases(QueueRecords):
         topic, seqs, ids = asked
         now = self.now
         ours, skipped = self.models[topic.id].matched(node, seqs, ids, now.ms)
-        change = self.world.engine.nack(topic, node, seqs, ids, delay_ms, now)
+        change = lease_jobs.nack(topic, node, seqs, ids, delay_ms, now)
         assert (list(change.seqs), list(change.skipped)) == (ours, skipped)
         self.lease_change(
             topic,
@@ -261,7 +263,7 @@ class QueueLeases(QueueRecords):
         topic, seqs, ids = asked
         now = self.now
         ours, skipped = self.models[topic.id].matched(node, seqs, ids, now.ms)
-        change = self.world.engine.extend(topic, node, seqs, ids, lease_ms, now)
+        change = lease_jobs.extend(topic, node, seqs, ids, lease_ms, now)
         assert (list(change.seqs), list(change.skipped)) == (ours, skipped)
         assert change.until_ts == now.ts + lease_ms
 
@@ -292,7 +294,7 @@ class QueueLeases(QueueRecords):
         model, now = self.models[topic.id], self.now
         model.advance(now.ms)
         seqs = [job.seq for job in model.held() if job.stream == stream.number]
-        change = self.world.engine.release(topic, stream.holder, now)
+        change = lease_jobs.release(topic, stream.holder, now)
         assert sorted(change.seqs) == seqs
         self.lease_change(
             topic,

@@ -8,6 +8,8 @@ from hypothesis.stateful import precondition, rule
 from tests.engine.queue_machine import NAMES, Effect
 from tests.engine.queue_machine_leases import QueueLeases
 from tests.engine.queue_model import ANYWHERE, Job, QueueModel
+from topics.engine.changes import finish_jobs, lease_jobs
+from topics.engine.queue import claims
 from topics.engine.topic import Topic
 from topics.formats.disk.frames import FrameKind
 
@@ -27,7 +29,7 @@ class QueueMoves(QueueLeases):
         model, jobs = self.models[topic.id], self.jobs(topic)
         is_known = bool(jobs.dying)  # a batch goes on
         expected = list(jobs.dying or jobs.dead)[:count]
-        change = self.world.engine.dying(topic, count, self.now)
+        change = lease_jobs.dying(topic, count, self.now)
         seqs = list(change.seqs)
         assert seqs == expected
         if not seqs:
@@ -83,10 +85,10 @@ class QueueMoves(QueueLeases):
         there = sorted(seq for seq in seqs if seq in model.jobs)
         if is_refused:
             self.busy.discard(topic_id)
-            self.world.engine.keep_dead(topic, seqs)
+            lease_jobs.keep_dead(topic, seqs)
             model.keep_dead(seqs)
             return
-        change = self.world.engine.bury(topic, seqs, self.now)
+        change = finish_jobs.bury(topic, seqs, self.now)
         assert list(change.seqs) == there
         is_logged = bool(change.frames)
 
@@ -112,7 +114,7 @@ class QueueMoves(QueueLeases):
         seqs = sorted({live[pick % len(live)] for pick in picks}) if live else []
         expected = model.set_aside(seqs, self.now.ms)
         self.jobs(topic).advance(self.now.ms)
-        assert self.world.engine.set_aside(topic, seqs) == list(expected)
+        assert claims.set_aside(topic, seqs) == list(expected)
         if expected:
             self.aside.append((topic.id, expected))
 
@@ -129,12 +131,12 @@ class QueueMoves(QueueLeases):
             self._put_back(topic, jobs)
             return
         seqs = list(jobs)
-        change = self.world.engine.remove(topic, seqs, self.now)
+        change = finish_jobs.remove(topic, seqs, self.now)
         assert list(change.seqs) == seqs
         self.finish(topic, change, seqs, take_back=lambda: self.aside.append((topic_id, jobs)))
 
     def _put_back(self, topic: Topic, jobs: dict[int, Job]) -> None:
-        self.world.engine.put_back(topic, list(jobs), self.now)
+        claims.put_back(topic, list(jobs), self.now)
         model = self.models[topic.id]
         model.put_back(jobs.values(), self.now)
         passed = [seq for seq in jobs if seq < self.jobs(topic).cursor and seq in model.jobs]

@@ -14,9 +14,10 @@ from tests.engine.queue_model import Job, QueueModel
 from tests.engine.shard_support import decide_long
 from tests.engine.topic_machine_changes import SMALL_SLICES
 from tests.support.limits import LIMITS
-from topics.engine.changes import delete_records
+from topics.engine.changes import append, delete_records, delete_topic, put_topic, reservation
 from topics.engine.changes.append import Append
 from topics.engine.changes.delete_records import Rest
+from topics.engine.queue.claims import jobs_of
 from topics.engine.topic import Topic
 from topics.errors import TopicFull, TopicNotEmpty
 from topics.formats.api.append_body import decode_append
@@ -81,7 +82,7 @@ class QueueRecords(QueueMachine):
             change = (
                 decide_long(self.world.engine, topic, body, self.now)
                 if is_long
-                else self.world.engine.append(name, body, self.now)
+                else append.decide(self.world.engine.table, name, body, self.now)
             )
         except TopicFull:
             assert not has_room
@@ -114,9 +115,9 @@ class QueueRecords(QueueMachine):
             {FrameKind.APPEND: effect},
             lambda: self.models[topic_id].append(jobs, self.now),
         )
-        reservation = self.world.engine.reserve(change.topic)
-        if reservation is not None:
-            self.submit(reservation, {})
+        reserved = reservation.decide(change.topic)
+        if reserved is not None:
+            self.submit(reserved, {})
 
     def _has_room(self, topic: Topic, records: list[Record]) -> bool:
         model, ts = self.models[topic.id], max(self.now.ts, topic.last_ts)
@@ -145,8 +146,11 @@ class QueueRecords(QueueMachine):
         ):
             self.commit_all()
         is_new = name not in self.world.engine.topics
-        change = self.world.engine.put(
-            name, decode_config(json_bytes({"type": "queue", **patch})), self.now
+        change = put_topic.decide(
+            self.world.engine.table,
+            name,
+            decode_config(json_bytes({"type": "queue", **patch})),
+            self.now,
         )
         topic, config = change.topic, change.topic.config
         if is_new:
@@ -175,14 +179,14 @@ class QueueRecords(QueueMachine):
         """Whoever moves dead letters does so after a change of the config."""
         topic = self.topic(name)
         if topic is not None:
-            self.world.engine.revive_dead(topic)
+            jobs_of(topic).revive_dead()
             self.models[topic.id].revive_dead()
 
     @rule(name=NAMES, if_empty=st.sampled_from([True, True, False]))
     def delete(self, name: str, if_empty: bool) -> None:
         topic = self.topic(name)
         try:
-            change = self.world.engine.delete(name, if_empty, self.now)
+            change = delete_topic.decide(self.world.engine.table, name, if_empty, self.now)
         except TopicNotEmpty:
             assert topic is not None
             return
@@ -204,9 +208,11 @@ class QueueRecords(QueueMachine):
             return
         before = None if back is None else max(topic.head_seq - back, 0)
         asked = decode_delete(json_bytes({"before_seq": before, "match": match}))
-        if asked.match is not None and self.world.engine.delete_must_wait(name):
+        if asked.match is not None and delete_records.must_wait(self.world.engine.table, name):
             self.commit_all()
-        rest: Rest | None = self.world.engine.delete_asked(name, asked.before_seq, asked.match)
+        rest: Rest | None = delete_records.asked(
+            self.world.engine.table, name, asked.before_seq, asked.match
+        )
         while rest is not None:
             rest = self._delete(rest)
             if rest is not None:
@@ -216,7 +222,7 @@ class QueueRecords(QueueMachine):
         """One slice; what is left."""
         topic_id = rest.topic.id
         with patch.multiple(delete_records, **SMALL_SLICES):
-            change = self.world.engine.delete_more(rest, self.now)
+            change = delete_records.decide(self.world.engine.table, rest, self.now)
         found = self.models[topic_id].matching(change.bound, rest.match)
         seqs = {seq for seq in found if seq >= rest.first}
 

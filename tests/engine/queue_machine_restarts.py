@@ -12,6 +12,7 @@ from tests.engine.queue_machine import NAMES, Models
 from tests.engine.queue_machine_moves import QueueMoves
 from tests.engine.queue_states import check_lists, check_nothing_is_left
 from topics.engine.now import Now
+from topics.engine.queue import claims
 from topics.engine.snapshot import jobs_to_keep, snapshot_topic, topics_to_keep
 from topics.engine.topic import Topic
 from topics.formats.disk.frames import Frame
@@ -29,7 +30,7 @@ class Queues(QueueMoves):
         model, jobs, now = self.models[topic.id], self.jobs(topic), self.now
         jobs.advance(now.ms)
         assert tuple(jobs.counters(topic.count)) == tuple(model.counters(now.ms))
-        shown = self.world.engine.leases(topic, after, 3, node, now)
+        shown = claims.leases(topic, after, 3, node, now)
         held = [job for job in model.held(node) if job.seq > after]
         assert [tuple(view) for view in shown] == [
             (job.seq, job.node, job.number, now.ts + job.at_ms - now.ms, job.deliveries)

@@ -28,10 +28,12 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 
 from tests.engine.transcript_shell import START, Shell, fields_of, values_of
+from topics.engine.changes import finish_jobs, lease_jobs
 from topics.engine.changes.finish_jobs import FinishJobs, ack, begin_ack
 from topics.engine.changes.lease_jobs import LeaseChange
 from topics.engine.now import Now
-from topics.engine.queue.claims import Ask
+from topics.engine.queue import claims
+from topics.engine.queue.claims import Ask, jobs_of
 from topics.engine.queue.leases import Holder, lease_id
 from topics.engine.topic import Topic
 
@@ -88,7 +90,7 @@ class QueueShell(Shell):
 
     def _claim(self, name: str, node: str, *words: str) -> Iterator[str]:
         fields, topic = fields_of(words), self._topic(name)
-        holder = self.world.engine.poller(topic, node)
+        holder = jobs_of(topic).leases.poller(node)
         yield from self._lease(topic, holder, fields.get("max", 1), fields.get("lease"))
 
     def _lease(
@@ -98,7 +100,9 @@ class QueueShell(Shell):
         yield from self._pass(topic, [ask], evenly=False) or ["nothing"]
 
     def _pass(self, topic: Topic, asks: list[Ask], *, evenly: bool) -> list[str]:
-        changes = self.world.engine.claim(topic, asks, self.now, evenly=evenly, max_bytes=1 << 20)
+        changes = lease_jobs.claim(
+            self.world.engine.table, topic, asks, self.now, evenly=evenly, max_bytes=1 << 20
+        )
         for change in changes:
             self._lease_change(change)
         return [
@@ -111,7 +115,7 @@ class QueueShell(Shell):
     def _cohort(self, name: str, *words: str) -> Iterator[str]:
         topic = self._topic(name)
         asks = [
-            Ask(self.world.engine.poller(topic, node), max_jobs, topic.config.lease_ms)
+            Ask(jobs_of(topic).leases.poller(node), max_jobs, topic.config.lease_ms)
             for node, max_jobs in fields_of(words).items()
         ]
         yield from self._pass(topic, asks, evenly=True) or ["nothing"]
@@ -130,7 +134,7 @@ class QueueShell(Shell):
 
     def _close(self, stream: str) -> Iterator[str]:
         name, holder = self._streams.pop(stream)
-        change = self.world.engine.release(self._topic(name), holder, self.now)
+        change = lease_jobs.release(self._topic(name), holder, self.now)
         self._lease_change(change)
         yield _told("released", change.seqs)
 
@@ -146,14 +150,14 @@ class QueueShell(Shell):
     def _nack(self, name: str, node: str, *words: str) -> Iterator[str]:
         seqs, tokens = _asked(words)
         delay_ms, topic = fields_of(words).get("delay", 0), self._topic(name)
-        change = self.world.engine.nack(topic, node, seqs, tokens, delay_ms, self.now)
+        change = lease_jobs.nack(topic, node, seqs, tokens, delay_ms, self.now)
         self._lease_change(change)
         yield _told("nacked", change.seqs, change.skipped)
 
     def _extend(self, name: str, node: str, *words: str) -> Iterator[str]:
         seqs, tokens = _asked(words)
         lease_ms, topic = fields_of(words)["lease"], self._topic(name)
-        change = self.world.engine.extend(topic, node, seqs, tokens, lease_ms, self.now)
+        change = lease_jobs.extend(topic, node, seqs, tokens, lease_ms, self.now)
         self._lease_change(change)
         until = f" until {change.until_ts}" if change.seqs else ""
         yield _told("extended", change.seqs, change.skipped) + until
@@ -169,7 +173,7 @@ class QueueShell(Shell):
 
     def _leases(self, name: str) -> Iterator[str]:
         topic = self._topic(name)
-        shown = self.world.engine.leases(topic, 0, 100, None, self.now)
+        shown = claims.leases(topic, 0, 100, None, self.now)
         yield from [
             f"{view.seq}: {view.node}, {lease_id(view.number)}, delivery {view.deliveries}, "
             f"until {view.deadline_ts}"
@@ -179,7 +183,7 @@ class QueueShell(Shell):
     # Moves
 
     def _move(self, name: str) -> Iterator[str]:
-        change = self.world.engine.dying(self._topic(name), 100, self.now)
+        change = lease_jobs.dying(self._topic(name), 100, self.now)
         self._lease_change(change)
         yield _told("moving", change.seqs)
 
@@ -188,26 +192,26 @@ class QueueShell(Shell):
         yield _told(done, change.seqs)
 
     def _bury(self, name: str, *seqs: str) -> Iterator[str]:
-        change = self.world.engine.bury(self._topic(name), [*map(int, seqs)], self.now)
+        change = finish_jobs.bury(self._topic(name), [*map(int, seqs)], self.now)
         yield from self._finish(change, "buried")
 
     def _refuse(self, name: str, *seqs: str) -> Iterator[str]:
-        self.world.engine.keep_dead(self._topic(name), [*map(int, seqs)])
+        lease_jobs.keep_dead(self._topic(name), [*map(int, seqs)])
         return iter(())
 
     def _revive(self, name: str) -> Iterator[str]:
-        self.world.engine.revive_dead(self._topic(name))
+        jobs_of(self._topic(name)).revive_dead()
         return iter(())
 
     def _aside(self, name: str, *seqs: str) -> Iterator[str]:
-        yield _told("aside", self.world.engine.set_aside(self._topic(name), [*map(int, seqs)]))
+        yield _told("aside", claims.set_aside(self._topic(name), [*map(int, seqs)]))
 
     def _back(self, name: str, *seqs: str) -> Iterator[str]:
-        self.world.engine.put_back(self._topic(name), [*map(int, seqs)], self.now)
+        claims.put_back(self._topic(name), [*map(int, seqs)], self.now)
         return iter(())
 
     def _remove(self, name: str, *seqs: str) -> Iterator[str]:
-        change = self.world.engine.remove(self._topic(name), [*map(int, seqs)], self.now)
+        change = finish_jobs.remove(self._topic(name), [*map(int, seqs)], self.now)
         yield from self._finish(change, "removed")
 
     # The world around the shard

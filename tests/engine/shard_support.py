@@ -8,7 +8,14 @@ from typing import Any
 import msgspec
 
 from tests.support.limits import LIMITS
-from topics.engine.changes import forward
+from topics.engine.changes import (
+    append,
+    delete_records,
+    delete_topic,
+    forward,
+    put_topic,
+    reservation,
+)
 from topics.engine.changes.append import Append, InFlightDuplicate, due_times, keeps_key
 from topics.engine.changes.change import Change
 from topics.engine.changes.delete_records import DeleteRecords
@@ -45,7 +52,7 @@ def decide_long(engine: ShardEngine, topic: Topic, body: AppendBody, now: Now) -
     key = body.idempotency_key
     rendering = Rendering(body, keep_key=key is not None and keeps_key(topic, key), due=due or None)
     ends = rendering.ends(topic.next_seq, max(now.ts, topic.last_ts))
-    change = engine.append_streamed(topic, body, rendering, ends[-1], now, due)
+    change = append.decide_streamed(engine.table, topic, body, rendering, ends[-1], now, due)
     blob = b"".join(rendering.render(0, change.count, change.first_seq, change.ts))
     parts = (rendering.ext, ends.tobytes(), *rendering.tables, blob)
     if topic.config.durability == "ephemeral":
@@ -99,14 +106,14 @@ class Desk:
         self, name: str, *datas: Any, key: str | None = None, **body: Any
     ) -> Append | InFlightDuplicate | DedupeEntry:
         request = {"records": [{"data": data} for data in datas], "idempotency_key": key, **body}
-        outcome = self.engine.append(
-            name, decode_append(json_bytes(request), None, LIMITS), self.now
+        outcome = append.decide(
+            self.engine.table, name, decode_append(json_bytes(request), None, LIMITS), self.now
         )
         if isinstance(outcome, Append):
             self.pending.append(outcome)
-            reservation = self.engine.reserve(outcome.topic)
-            if reservation is not None:
-                self.pending.append(reservation)
+            reserved = reservation.decide(outcome.topic)
+            if reserved is not None:
+                self.pending.append(reserved)
         return outcome
 
     def decide_long(self, name: str, *datas: Any) -> Append:
@@ -117,19 +124,25 @@ class Desk:
         return decide_long(self.engine, self.engine.topic(name), body, self.now)
 
     def put(self, name: str, **config: Any) -> Change:
-        change = self.engine.put(name, decode_config(json_bytes(config)), self.now)
+        change = put_topic.decide(
+            self.engine.table, name, decode_config(json_bytes(config)), self.now
+        )
         self.pending.append(change)
         return change
 
     def delete(self, name: str, *, if_empty: bool = False) -> Change | None:
-        change = self.engine.delete(name, if_empty, self.now)
+        change = delete_topic.decide(self.engine.table, name, if_empty, self.now)
         if change is not None:
             self.pending.append(change)
         return change
 
     def delete_records(self, name: str, **body: Any) -> DeleteRecords:
         asked = decode_delete(json_bytes(body))
-        change = self.engine.delete_records(name, asked.before_seq, asked.match, self.now)
+        change = delete_records.decide(
+            self.engine.table,
+            delete_records.asked(self.engine.table, name, asked.before_seq, asked.match),
+            self.now,
+        )
         self.pending.append(change)
         return change
 

@@ -9,6 +9,7 @@ settled is charged for just what it has, or for its own cap while it trims itsel
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tests.engine.shard_support import Desk, body
 from tests.support.quota import Caps
+from topics.engine.changes import append, put_topic
 from topics.engine.changes.append import Append
 from topics.engine.topic import Topic
 from topics.errors import NotReady, Throttled, TopicFull, TopicNotFound, TopicsError
@@ -48,7 +50,8 @@ def test_a_new_topic_takes_a_place_and_a_delete_gives_it_back() -> None:
     shard.desk.append("b", 1)
     told = {"limit": "max_topics", "max": 2}
     assert refusal(shard.desk.put, "c") == refusal(shard.desk.append, "c", 1) == told
-    assert refusal(shard.desk.engine.create, "c", body(), shard.desk.now) == told
+    table, now = shard.desk.engine.table, shard.desk.now
+    assert refusal(append.make_topic, table, "c", body(), now) == told
     shard.desk.put("a", cap_records=5)
     shard.desk.append("b", 2)
     shard.desk.commit()
@@ -123,7 +126,7 @@ def test_while_a_shard_is_unknown_only_what_takes_no_room_is_done() -> None:
 
 def test_a_streamed_append_keeps_room_from_the_making_of_its_topic_on() -> None:
     shard = Capped(max_bytes=1000)
-    create = shard.desk.engine.create
+    create = partial(append.make_topic, shard.desk.engine.table)
     assert refusal(create, "a", body(), shard.desk.now, None, 1001)["limit"] == "max_total_bytes"
     assert shard.held == (0, 0)
     change = create("a", body(), shard.desk.now, None, 900)
@@ -134,30 +137,30 @@ def test_a_streamed_append_keeps_room_from_the_making_of_its_topic_on() -> None:
     write = shard.desk.decide_long("a", "x" * 200)
     assert shard.bytes.own == write.size
     shard.desk.engine.undo(write)
-    shard.desk.engine.let_go(write.topic)
+    shard.desk.engine.table.let_go(write.topic)
     assert shard.held == (1, 0)
 
 
 def test_room_that_is_kept_stays_so_when_a_longer_write_is_refused() -> None:
     shard = Capped(max_bytes=1000)
-    change = shard.desk.engine.create("a", body(), shard.desk.now, None, 500)
+    change = append.make_topic(shard.desk.engine.table, "a", body(), shard.desk.now, None, 500)
     shard.desk.pending.append(change)
     shard.desk.commit()
     shard.bytes.others = 480
     refusal(shard.desk.decide_long, "a", "x" * 600)
     assert shard.bytes.own == 500
-    shard.desk.engine.let_go(change.topic)
+    shard.desk.engine.table.let_go(change.topic)
     assert shard.bytes.own == 0
 
 
 def test_room_that_is_kept_and_not_used_is_given_back() -> None:
     shard = Capped(max_bytes=1000)
-    change = shard.desk.engine.create("a", body(), shard.desk.now, None, 900)
-    shard.desk.engine.let_go(change.topic)
+    change = append.make_topic(shard.desk.engine.table, "a", body(), shard.desk.now, None, 900)
+    shard.desk.engine.table.let_go(change.topic)
     assert shard.bytes.own == 0
     shard.desk.engine.undo(change)
     assert shard.held == (0, 0)
-    change = shard.desk.engine.create("a", body(), shard.desk.now, None, 900)
+    change = append.make_topic(shard.desk.engine.table, "a", body(), shard.desk.now, None, 900)
     shard.desk.engine.undo(change)
     assert shard.held == (0, 0)
     assert not shard.quota._held
@@ -168,7 +171,7 @@ def test_a_place_that_another_shard_keeps_is_there_above_the_cap() -> None:
     shard.topics.others = 3
     refusal(shard.desk.put, "a")
     engine, now = shard.desk.engine, shard.desk.now
-    change = engine.put("a", TopicConfigPatch(), now, has_place=True)
+    change = put_topic.decide(engine.table, "a", TopicConfigPatch(), now, has_place=True)
     assert shard.topics.own == 1
     engine.undo(change)
     assert shard.topics.own == 0

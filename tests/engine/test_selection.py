@@ -7,6 +7,7 @@ from random import Random
 import pytest
 
 from tests.engine.shard_support import Desk
+from topics.engine import selection
 from topics.engine.locators import Locator
 from topics.engine.removal import delete_runs
 from topics.engine.selection import Selection, count_live
@@ -32,7 +33,7 @@ def filled(desk: Desk, *writes: str) -> Topic:
 def select(
     desk: Desk, topic: Topic, before_seq: int | None = None, match: TagMatch | None = None
 ) -> Selection:
-    return desk.engine.select(topic, before_seq, match)
+    return selection.select(topic, desk.engine.store, before_seq, match)
 
 
 def everything(selection: Selection, step: int = 2) -> list[int]:
@@ -71,7 +72,7 @@ def test_live_records_are_counted_among_any_seqs(desk: Desk) -> None:
     topic = filled(desk, "---", "---")
     delete_runs(topic, [SeqRun(2, 1), SeqRun(4, 3)], desk)
     assert count_live(topic, desk, [1, 2, 3, 4, 6, 7]) == 2
-    assert desk.engine.count_live(topic, []) == 0
+    assert selection.count_live(topic, desk.engine.store, []) == 0
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -8,7 +8,8 @@ import pytest
 
 from tests.engine.shard_support import Desk
 from topics.engine import usage
-from topics.engine.queue.claims import Ask
+from topics.engine.changes import finish_jobs, lease_jobs
+from topics.engine.queue.claims import Ask, jobs_of
 from topics.engine.topic import Topic
 from topics.engine.usage import Sums, Usage
 
@@ -99,8 +100,8 @@ def test_another_class_counts_from_when_it_is_committed() -> None:
 
 
 def claim(desk: Desk, topic: Topic, lease_ms: int) -> None:
-    ask = Ask(desk.engine.poller(topic, "w"), 1, lease_ms)
-    desk.pending += desk.engine.claim(topic, [ask], desk.now, evenly=False)
+    ask = Ask(jobs_of(topic).leases.poller("w"), 1, lease_ms)
+    desk.pending += lease_jobs.claim(desk.engine.table, topic, [ask], desk.now, evenly=False)
     desk.commit()
 
 
@@ -135,7 +136,8 @@ def test_a_busy_queue_is_planned_once() -> None:
     counted = Usage([topic], desk.now.ms)
     for seq in range(1, 51):
         claim(desk, topic, 30_000)
-        desk.pending.append(desk.engine.ack(topic, "w", [seq], None, desk.now))
+        leases, _ = finish_jobs.begin_ack(topic, "w", [seq], None, desk.now)
+        desk.pending.append(finish_jobs.ack(topic, leases, desk.now))
         desk.commit()
         counted.touch(topic)
         desk.later(10)

@@ -23,7 +23,7 @@ from tests.engine.topic_machine import (
 )
 from tests.engine.topic_model import Record, TopicModel, joined
 from tests.support.limits import LIMITS
-from topics.engine.changes import delete_records
+from topics.engine.changes import append, delete_records, delete_topic, put_topic, reservation
 from topics.engine.changes.append import Append
 from topics.engine.changes.delete_records import Rest
 from topics.engine.topic import Topic
@@ -55,7 +55,10 @@ class TopicChanges(TopicMachine):
             return
         topic = self._fresh(name)
         decided = self._decide(
-            topic, records, node, lambda body: self.world.engine.append(name, body, self.now)
+            topic,
+            records,
+            node,
+            lambda body: append.decide(self.world.engine.table, name, body, self.now),
         )
         if decided is not None:
             _, submit = decided
@@ -154,9 +157,9 @@ class TopicChanges(TopicMachine):
 
         def submit() -> None:
             self._submit(change, effects, lambda: self.models[topic_id].append(made))
-            reservation = self.world.engine.reserve(change.topic)
-            if reservation is not None:
-                self._submit(reservation, {}, nothing)
+            reserved = reservation.decide(change.topic)
+            if reserved is not None:
+                self._submit(reserved, {}, nothing)
 
         return change, submit
 
@@ -189,7 +192,9 @@ class TopicChanges(TopicMachine):
         ):
             self.commit_all()
         before = self.world.engine.topics.get(name)
-        change = self.world.engine.put(name, decode_config(json_bytes(patch)), self.now)
+        change = put_topic.decide(
+            self.world.engine.table, name, decode_config(json_bytes(patch)), self.now
+        )
         topic = change.topic
         topic_id, config = topic.id, topic.config
         if before is None:
@@ -238,7 +243,7 @@ class TopicChanges(TopicMachine):
             return
         topic = self._fresh(name)
         try:
-            change = self.world.engine.delete(name, if_empty, self.now)
+            change = delete_topic.decide(self.world.engine.table, name, if_empty, self.now)
         except TopicNotEmpty:
             assert topic is not None
             assert self.models[topic.id].count or topic.next_seq > topic.head_seq + 1
@@ -264,9 +269,11 @@ class TopicChanges(TopicMachine):
             return
         before = None if back is None else max(topic.head_seq - back, 0)
         asked = decode_delete(json_bytes({"before_seq": before, "match": match}))
-        if asked.match is not None and self.world.engine.delete_must_wait(name):
+        if asked.match is not None and delete_records.must_wait(self.world.engine.table, name):
             self.commit_all()
-        self._delete(self.world.engine.delete_asked(name, asked.before_seq, asked.match))
+        self._delete(
+            delete_records.asked(self.world.engine.table, name, asked.before_seq, asked.match)
+        )
 
     @precondition(lambda self: self.rests)
     @rule()
@@ -275,7 +282,7 @@ class TopicChanges(TopicMachine):
         topic, *_ = rest = self.rests.pop(0)
         if self.world.engine.by_id.get(topic.id) is not topic or self._is_taken(topic.name):
             return
-        if rest.match is not None and self.world.engine.delete_must_wait(topic.name):
+        if rest.match is not None and delete_records.must_wait(self.world.engine.table, topic.name):
             self.commit_all()
         self._delete(rest)
 
@@ -283,7 +290,7 @@ class TopicChanges(TopicMachine):
         """A slice; in the log and in segments it may take less than is left."""
         topic_id, model = rest.topic.id, self.models[rest.topic.id]
         with patch.multiple(delete_records, **SMALL_SLICES):
-            change = self.world.engine.delete_more(rest, self.now)
+            change = delete_records.decide(self.world.engine.table, rest, self.now)
         assert change.rest is None or change.bound > rest.first, "each slice comes further"
         seqs = {seq for seq in model.matching(change.bound, rest.match) if seq >= rest.first}
         assert rest.match is None or len(seqs) <= 4 * SMALL_SLICES["SLICE_RECORDS"]

@@ -28,6 +28,7 @@ from typing import Any
 from tests.engine.shard_support import advance
 from tests.engine.world import World
 from tests.support.limits import LIMITS
+from topics.engine.changes import append, delete_records, delete_topic, put_topic, reservation
 from topics.engine.changes.append import InFlightDuplicate
 from topics.engine.changes.change import Change
 from topics.engine.changes.delete_records import DeleteRecords
@@ -82,7 +83,9 @@ class Shell:
 
     def _put(self, name: str, *words: str) -> Iterator[str]:
         is_new = name not in self.world.engine.topics
-        change = self.world.engine.put(name, decode_config(json_bytes(fields_of(words))), self.now)
+        change = put_topic.decide(
+            self.world.engine.table, name, decode_config(json_bytes(fields_of(words))), self.now
+        )
         self.submit(change)
         yield "created" if is_new else "configured" if change.frames else "unchanged"
 
@@ -97,7 +100,7 @@ class Shell:
         body["idempotency_key"] = fields.pop("key", None)
         self.expire(name)
         request = decode_append(json_bytes({**body, **fields}), None, LIMITS)
-        outcome = self.world.engine.append(name, request, self.now)
+        outcome = append.decide(self.world.engine.table, name, request, self.now)
         if isinstance(outcome, InFlightDuplicate):
             yield f"follows {_seqs(outcome.leader.first_seq, outcome.leader.count)}"
         elif isinstance(outcome, DedupeEntry):
@@ -105,9 +108,9 @@ class Shell:
         else:
             yield _seqs(outcome.first_seq, outcome.count)
             self.submit(outcome)
-            reservation = self.world.engine.reserve(outcome.topic)
-            if reservation is not None:
-                self.submit(reservation)
+            reserved = reservation.decide(outcome.topic)
+            if reserved is not None:
+                self.submit(reserved)
 
     def _delete(self, name: str, *words: str) -> Iterator[str]:
         fields = fields_of(words)
@@ -119,12 +122,18 @@ class Shell:
             body["match"] = ["tag", "Glob" if tag.endswith("*") else "Eq", tag]
         asked = decode_delete(json_bytes(body))
         self.expire(name)
-        change = self.world.engine.delete_records(name, asked.before_seq, asked.match, self.now)
+        change = delete_records.decide(
+            self.world.engine.table,
+            delete_records.asked(self.world.engine.table, name, asked.before_seq, asked.match),
+            self.now,
+        )
         self.submit(change)
         yield "pending" if self._holds else f"deleted {change.deleted}"
 
     def _drop(self, name: str, *words: str) -> Iterator[str]:
-        change = self.world.engine.delete(name, fields_of(words).get("if_empty", False), self.now)
+        change = delete_topic.decide(
+            self.world.engine.table, name, fields_of(words).get("if_empty", False), self.now
+        )
         if change is None:
             yield "no such topic"
             return

@@ -49,7 +49,7 @@ async def test_an_answer_keeps_its_media_type_also_under_gzip(fast: bool) -> Non
         return Answer(200, b"up 1\n" * 1000, media_type=b"text/plain; version=0.0.4")
 
     async with running(fast=fast) as run:
-        run.server.dispatcher._operations = dict.fromkeys(ROUTES, metrics)
+        run.server.dispatcher.operations = dict.fromkeys(ROUTES, metrics)
         client = await run.connect()
         for codings in ("", "gzip"):
             answer = await client.ask("GET", "/v0/metrics", accept_encoding=codings)

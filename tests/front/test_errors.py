@@ -7,8 +7,8 @@ import json
 import pytest
 
 from topics import errors
-from topics.actors.rpc.call import RemoteError
-from topics.actors.rpc.failures import failure_of
+from topics.actors.rpc.replies import failure_of
+from topics.actors.rpc.session import RemoteError
 from topics.formats.wire.envelope import ErrorCode
 from topics.front.errors import STATUS, error_answer, retry_after_s
 

@@ -12,6 +12,7 @@ from tests.support.fake_backend import FakeBackend, FakeReply
 from tests.support.front import HANDSHAKE, LANES, RECORD, Running, bearer, running
 from tests.support.raw_client import Answered, RawClient, request
 from tests.support.ws import TEXT, frame_bytes
+from topics.actors.rpc.session import PendingCall, Reply
 from topics.engine.access import ANYONE, Access
 from topics.errors import Unauthorized
 from topics.formats.wire import calls
@@ -29,20 +30,31 @@ POLL = b'{"wait_ms":30000}'
 class Shards(FakeBackend):
     """Topics can be watched, but nothing comes."""
 
-    async def call(self, shard: int, call: Call[P, R], params: Any, body: Body = b"") -> FakeReply:
+    async def answer(
+        self, shard: int, call: Call[P, R], params: Any, body: Body = b""
+    ) -> Reply[Any]:
         if call is calls.TOPIC_HEADS:
             if self.gate is not None:
                 await self.gate.wait()
             return FakeReply(
                 calls.TopicHeadsResult(dict.fromkeys(params.topics, (0, 1, 1))), b"", self
             )
-        return await super().call(shard, call, params, body)
+        return await super().answer(shard, call, params, body)
 
-    def ask(self, *asked: Any) -> Any:
-        if not asked[1].method.startswith("feed."):
-            return super().ask(*asked)
-        self.calls.append((asked[1].method, asked[2], b""))
-        return None
+    def call(
+        self,
+        shard: int,
+        call: Call[P, R],
+        params: Any,
+        body: Body,
+        then: Callable[[Any], None],
+        *,
+        early: bool = False,
+    ) -> PendingCall:
+        if call is not calls.FEED_OPEN and call is not calls.FEED_READ:
+            return super().call(shard, call, params, body, then)
+        self.calls.append((call.method, params, b""))
+        return PendingCall(0, call, then, None)
 
 
 def shards(gate: trio.Event | None = None) -> Shards:
@@ -263,11 +275,11 @@ async def test_a_stream_that_begins_after_its_key_has_gone_is_told_so_at_once() 
     gate = trio.Event()
 
     class Slow(Shards):
-        async def call(
+        async def answer(
             self, shard: int, call: Call[P, R], params: Any, body: Body = b""
-        ) -> FakeReply:
+        ) -> Reply[Any]:
             await gate.wait()
-            return await super().call(shard, call, params, body)
+            return await super().answer(shard, call, params, body)
 
     async with running(keys=KEYS, backend=Slow(topics={"a": []})) as run:
         client = await run.connect()

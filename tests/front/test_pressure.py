@@ -7,14 +7,14 @@ import pytest
 from tests.support.front import HANDSHAKE, LANES, RECORD, running
 from tests.support.live_desk import refuse_next
 from topics.engine.priority import BANDS
-from topics.front.pressure import admission
+from topics.front.pressure import pressure
 
 FORCED = b'{"records":[{"data":1}],"disable_backpressure":true}'
 
 
 @pytest.fixture(autouse=True)
 def _no_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "REFUSAL_HOLD_S", 0.0)
+    monkeypatch.setattr(pressure, "REFUSAL_HOLD_S", 0.0)
 
 
 @LANES

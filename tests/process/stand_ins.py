@@ -26,11 +26,11 @@ import structlog
 
 from topics.actors.link.board import FrontState, ShardState
 from topics.actors.link.process_id import FRONT, shard_id
+from topics.cli import hold_hang_ups
 from topics.config import Settings
 from topics.process import boot, health, logs
 from topics.process.children import wait_for_signal
 from topics.process.family import Shared, Workers
-from topics.process.hang_ups import hold_hang_ups
 from topics.process.notify import Notifier
 from topics.process.serve import serve
 

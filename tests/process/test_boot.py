@@ -143,7 +143,7 @@ def test_no_plaintext_key_lingers_in_the_memory_of_the_process_or_in_its_childre
 
 HANG_UPS = """
 import os, signal, sys
-from topics.process.hang_ups import hold_hang_ups
+from topics.cli import hold_hang_ups
 
 if sys.argv[1] == "ignored":
     signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -8,7 +8,7 @@ import pytest
 
 from topics.actors.link.board import Board, ShardState, ShardWords
 from topics.actors.link.process_id import shard_id
-from topics.process.child import Child
+from topics.process.family import Child
 
 
 @pytest.mark.parametrize("lived_s", [0.0, 1.5, 29.0])

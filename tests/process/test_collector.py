@@ -18,8 +18,8 @@ from tests.actors.shard.sealing.sealing_support import (
     no_syncs,
 )
 from topics.formats.api.delete_body import TagMatch
-from topics.process import collector
-from topics.process.collector import FREEZE_OBJECTS, freeze_survivors
+from topics.process import shard_writer
+from topics.process.shard_writer import FREEZE_OBJECTS, freeze_survivors
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +57,7 @@ def test_what_does_not_survive_is_found_and_not_frozen() -> None:
 
 
 def test_only_the_oldest_look_freezes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collector, "FREEZE_OBJECTS", 0)
+    monkeypatch.setattr(shard_writer, "FREEZE_OBJECTS", 0)
     gc.collect()
     freeze_survivors()
     before = gc.get_freeze_count()

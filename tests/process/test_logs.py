@@ -11,16 +11,37 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
+from typing import TextIO
 
 import pytest
 import structlog
 
 from topics.process import logs
+from topics.process.log_sink import DescriptorSink
 
 
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
+
+
+class StreamSink(DescriptorSink):
+    """Lines into a text stream."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.dropped = 0
+        self._stream = stream
+
+    def write(self, line: str) -> bool:
+        try:
+            self._stream.write(line + "\n")
+        except (OSError, ValueError):
+            self.dropped += 1
+            return False
+        return True
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +60,7 @@ def as_before() -> Iterator[None]:
 @pytest.fixture
 def out() -> io.StringIO:
     stream = io.StringIO()
-    logs.configure("front 0", "info", stream)
+    logs.configure("front 0", "info", StreamSink(stream))
     return stream
 
 
@@ -140,7 +161,7 @@ def test_a_terminal_gets_readable_lines_in_colour_unless_not_wanted(
     monkeypatch.setenv("NO_COLOR", no_color)
     monkeypatch.setenv("TERM", "xterm")
     terminal = Terminal()
-    logs.configure("supervisor", "info", terminal)
+    logs.configure("supervisor", "info", StreamSink(terminal))
     structlog.get_logger().info("listening", url="http://127.0.0.1:4000", token="s3cret")
     assert "listening" in terminal.getvalue()
     assert "s3cret" not in terminal.getvalue()
@@ -190,7 +211,7 @@ class FullDisk(io.StringIO):
 
 def test_lines_that_cannot_be_written_are_dropped_and_their_number_is_told_later() -> None:
     disk = FullDisk()
-    logs.configure("supervisor", "error", disk)
+    logs.configure("supervisor", "error", StreamSink(disk))
     for _ in range(3):
         structlog.get_logger().error("lost")
     logs.tell_dropped()
@@ -207,7 +228,7 @@ def test_lines_that_cannot_be_written_are_dropped_and_their_number_is_told_later
 
 def test_the_number_of_dropped_lines_is_told_without_another_line() -> None:
     disk = FullDisk()
-    logs.configure("supervisor", "info", disk)
+    logs.configure("supervisor", "info", StreamSink(disk))
     structlog.get_logger().info("lost")
     logs.tell_dropped()
     assert logs.dropped_count() == 1, "what tells of it does not count"
@@ -222,7 +243,7 @@ def test_a_reader_that_is_gone_does_not_stop_the_process() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     broken = os.fdopen(writing, "w")
-    logs.configure("supervisor", "info", broken)
+    logs.configure("supervisor", "info", StreamSink(broken))
     structlog.get_logger().info("nobody hears this")
     with pytest.raises(BrokenPipeError):
         broken.close()
@@ -230,7 +251,7 @@ def test_a_reader_that_is_gone_does_not_stop_the_process() -> None:
 
 def test_a_request_has_a_line_whatever_the_level_of_the_log() -> None:
     out = io.StringIO()
-    logs.configure("front 0", "error", out)
+    logs.configure("front 0", "error", StreamSink(out))
     logs.write_request({"route": "append", "status": 200, "ms": 0.5, "cut": True})
     (line,) = lines(out)
     assert str(line.pop("time")).endswith("Z")
@@ -255,7 +276,7 @@ def test_a_request_id_that_holds_a_secret_is_cleaned(out: io.StringIO) -> None:
 
 def test_a_person_reads_requests_in_words() -> None:
     terminal = Terminal()
-    logs.configure("front 0", "info", terminal)
+    logs.configure("front 0", "info", StreamSink(terminal))
     logs.write_request({"route": "append", "status": 200})
     (line,) = terminal.getvalue().splitlines()
     assert "request" in line
@@ -268,7 +289,7 @@ def test_a_line_of_a_request_that_cannot_be_written_is_dropped_and_counted() -> 
         def write(self, _: str) -> int:
             raise OSError(errno.ENOSPC, "no room")
 
-    logs.configure("front 0", "info", Full())
+    logs.configure("front 0", "info", StreamSink(Full()))
     logs.write_request({"route": "append"})
     assert logs._sink is not None
     assert logs._sink.dropped == 1

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
+import os
+import resource
+from pathlib import Path
+
+import pytest
 import trio
 import trio.testing
 
@@ -9,7 +16,10 @@ from tests.actors.link.link_support import Pair
 from topics.actors.link import counters
 from topics.actors.link.counters import CounterWords
 from topics.actors.link.process_id import shard_id
-from topics.process.measure import BEAT_S, measure
+from topics.formats.api.metrics_text import Histogram, Value
+from topics.process.measure import BEAT_S, UNKNOWN, measure, used_files
+
+MIB = 1 << 20
 
 
 async def test_each_beat_stores_how_late_it_is_and_what_the_links_and_the_process_count(
@@ -24,9 +34,68 @@ async def test_each_beat_stores_how_late_it_is_and_what_the_links_and_the_proces
         measure, words, [pair.shard.link], lambda: {"topics_wal_fsyncs_total": next(fsyncs)}
     )
     await trio.sleep(2.5 * BEAT_S)
-    totals = counters.read(pair.board)
-    assert totals["topics_link_backlog_bytes"] == (pair.shard.link.backlog_bytes,)
-    assert totals["topics_link_unread_bytes"] == (pair.shard.link.statistics().unread_bytes,)
-    assert totals["topics_wal_fsyncs_total"] == (4,)
-    assert totals["topics_loop_lag_us"][-1] == 2
+    found = {family.name: [*family.series] for family in counters.families(pair.board)}
+
+    def value(name: str) -> Value:
+        """Of the shard, which comes last where processes are shown one by one."""
+        return found[name][-1][1]
+
+    assert value("topics_link_backlog_bytes") == pair.shard.link.backlog_bytes
+    assert value("topics_link_unread_bytes") == pair.shard.link.statistics().unread_bytes
+    assert value("topics_wal_fsyncs_total") == 4
+    lag = value("topics_loop_lag_us")
+    assert isinstance(lag, Histogram)
+    assert sum(lag.buckets) == 2
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert value("topics_process_open_files_max") == max(0, soft)
+    for name in ("resident_bytes", "own_bytes", "cpu_ms_total", "open_files"):
+        assert value(f"topics_process_{name}") > 0  # type: ignore[operator]
     pair.close()
+
+
+def test_memory_that_is_touched_counts_as_own_unless_it_is_shared() -> None:
+    before = used_files(UNKNOWN)
+    own, shared = mmap.mmap(-1, 16 * MIB, mmap.MAP_PRIVATE), mmap.mmap(-1, 16 * MIB)
+    for memory in (own, shared):
+        memory.write(bytes(16 * MIB))
+    after = used_files(before)
+    grown = {name: after[name] - before[name] for name in before}
+    assert 31 * MIB <= grown["topics_process_resident_bytes"] < 64 * MIB
+    assert 15 * MIB <= grown["topics_process_own_bytes"] < 31 * MIB
+
+
+def test_open_files_are_counted_also_where_the_kernel_does_not_tell_their_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = used_files(UNKNOWN)["topics_process_open_files"]
+    pipe = os.pipe()
+    assert used_files(UNKNOWN)["topics_process_open_files"] == before + 2
+    for fd in pipe:
+        os.close(fd)
+    (tmp_path / "statm").write_text("100 50 20 1 0 30 0\n")
+    files = tmp_path / "fd"
+    files.mkdir()
+    for number in range(4):
+        (files / str(number)).touch()
+    real = Path.stat
+
+    def stat(path: Path) -> os.stat_result:
+        found = real(path)
+        return os.stat_result((*found[:6], 0, *found[7:])) if path == files else found
+
+    monkeypatch.setattr(Path, "stat", stat)
+    page = resource.getpagesize()
+    assert [*used_files(UNKNOWN, tmp_path).values()] == [50 * page, 30 * page, 3]
+
+
+def test_a_process_without_a_free_descriptor_goes_on_with_what_it_read_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = used_files(UNKNOWN)
+
+    def refuse(*_args: object, **_more: object) -> str:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    assert used_files(known) == known
+    assert used_files(UNKNOWN, tmp_path) == UNKNOWN, "where there is no such file at all"

@@ -7,9 +7,9 @@ import sys
 
 PROGRAM = """
 import gc, sys, threading
-from topics.process import serve, preload
+from topics.process import serve
 before = gc.isenabled(), gc.get_freeze_count()
-preload.{load}()
+serve.{load}()
 wanted = {{"trio", "topics.actors.rpc.message_router", "topics.process.shard_writer"}}
 print(
     sorted(wanted & {{*sys.modules}}),

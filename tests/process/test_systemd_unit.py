@@ -14,7 +14,7 @@ import pytest
 
 from topics.config import Settings
 from topics.errors import ExitCode
-from topics.process import drain
+from topics.process import supervisor
 from topics.process.keys import CREDENTIAL
 
 ROOT = Path(__file__).parents[2]
@@ -91,5 +91,5 @@ def test_the_unit_has_no_privileges_and_sees_its_own_data_only() -> None:
 
 
 def test_systemd_gives_a_stop_the_time_that_it_takes() -> None:
-    needed_ms = Settings().drain_ms + drain.STOP_EXTENSION_MS
+    needed_ms = Settings().drain_ms + supervisor.STOP_EXTENSION_MS
     assert int(unit()["TimeoutStopSec"]) * 1000 >= needed_ms

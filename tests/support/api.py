@@ -8,6 +8,8 @@ import http.client
 import json
 import select
 import socket
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Self
 from urllib.parse import urlencode
@@ -218,6 +220,18 @@ def create(api: Api, topic: str, *data: Any, **config: Any) -> int:
     if data:
         ok(api.append(topic, *data))
     return int(api.state(topic)["epoch"])
+
+
+def spread(api: Api, ask: Callable[[Api, int], object], count: int) -> None:
+    """Ask for each number below ``count``, on 16 connections at once: that shares commits."""
+
+    def some(numbers: Sequence[int]) -> None:
+        with Api(api.address, token=api._token) as own:
+            for number in numbers:
+                ask(own, number)
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(some, [range(first, count, 16) for first in range(16)]))
 
 
 def data(records: list[Any]) -> list[Any]:

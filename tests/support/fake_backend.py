@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 from zlib import crc32
 
 import trio
-import trio.testing
 
-from topics.actors.link.arena import Holder
-from topics.actors.rpc.call import PendingCall, RpcReply
+from topics.actors.link.arena import ArenaBlock, Holder
+from topics.actors.rpc.session import Attachment, LinkSession, PendingCall, Reply
 from topics.actors.shard_client.readiness import Readiness
-from topics.actors.shard_client.shard_link import Listener
+from topics.actors.shard_client.shards import Batch, Listener, Shards
 from topics.engine.priority import TOP_BAND
 from topics.errors import (
     Internal,
@@ -37,93 +35,67 @@ from topics.formats.wire.calls import (
     TopicMetrics,
 )
 from topics.formats.wire.contract import Call, Event, P, R
-from topics.formats.wire.message import Message
-from topics.front.backend import Body
 
 
-class Nobody:
-    """Owns calls that no session knows."""
+class FakeReply(Reply[Any]):
+    """``FakeReply(result, body, owner)``; the owner counts those that are out."""
 
-    def forget_call(self, cid: int) -> None:
-        """Nobody is told."""
+    _message: Any  # the owner
+    _session: Any = None
+    is_released: bool = False
 
-    def release(self, message: Message) -> None:
-        """Nothing is shared."""
-
-
-async def a_pass() -> None:
-    """Wait as a call does, until the next pass of the loop."""
-    owner = Nobody()
-    call = PendingCall(0, "fake", owner)
-    reply = RpcReply(None, Message(0, 0, "", b"", b""), owner)
-
-    def answer() -> None:
-        if not call.is_over:
-            call.succeed(reply)
-
-    trio.lowlevel.current_trio_token().run_sync_soon(answer)
-    await call.wait()
-
-
-class FakeReply:
-    def __init__(self, result: Any, body: bytes | memoryview, owner: FakeBackend) -> None:
-        self.result = result
-        self.body = body
-        self._owner = owner
-        self._released = False
-        owner.replies_out += 1
+    def __post_init__(self) -> None:
+        self._message.replies_out += 1
 
     def release(self) -> None:
-        assert not self._released, "released twice"
-        self._released = True
-        self._owner.replies_out -= 1
+        assert not self.is_released, "released twice"
+        self.is_released = True
+        self._message.replies_out -= 1
 
-    def on_lost(self, release: Callable[[], object]) -> None:
-        self._owner.releases.append(release)
+    def on_lost(self, give_up: Callable[[], object]) -> None:
+        self._message.releases.append(give_up)
 
 
-class FakeBlock:
+class FakeBlock(ArenaBlock):
     """Arena memory. The owner counts what is out."""
 
     def __init__(self, length: int, owner: FakeBackend) -> None:
         self.view = memoryview(bytearray(length))
         self.freed = False
-        self._owner = owner
+        self._backend = owner
         owner.blocks_out += 1
 
     def grow(self, length: int, keep: int) -> Iterator[None] | None:
-        if self._owner.full:
+        if self._backend.full:
             return None
         old, self.view = self.view, memoryview(bytearray(length))
         self.view[:keep] = old[:keep]
         return iter([None])
 
-    def shrink(self, n: int) -> None:
-        self.view = self.view[:n]
+    def shrink(self, length: int) -> None:
+        self.view = self.view[:length]
 
     def free(self) -> None:
         assert not self.freed, "freed twice"
         self.freed = True
-        self._owner.blocks_out -= 1
+        self._backend.blocks_out -= 1
 
 
-class Waiting(PendingCall):
-    """A call that waits for the gate."""
+class Waiting:
+    """The session of a call that waits for the gate: it hears that nobody wants the answer."""
 
     def __init__(self, owner: FakeBackend) -> None:
-        super().__init__(0, "fake", Nobody())
-        self._backend = owner
-        self.is_abandoned = False
+        self._owner = owner
+        self.calls: dict[int, PendingCall] = {}
+        self.peer_id = "fake"
 
-    def abandon(self) -> None:
-        if not self.is_abandoned:
-            self.is_abandoned = True
-            self._backend.cancelled += 1
-            self._backend.waiting -= 1
+    def notify(self, event: Event[Any], params: Any) -> None:
+        self._owner.cancelled += 1
+        self._owner.waiting -= 1
 
 
 @dataclass
-class FakeBackend:
+class FakeBackend(Shards):
     """Crude shards: topics are lists of JSON values."""
 
     shards: int = 2
@@ -144,76 +116,74 @@ class FakeBackend:
     leased: list[int] = field(default_factory=list)  # by claims, under numbers from 7 on
     leases: int = 0  # of every topic: so many, from 1 on
     silent: set[int] = field(default_factory=set)  # shards that do not answer
-    batch: AbstractContextManager[None] = field(default_factory=nullcontext)
+    batch: Batch = field(default_factory=lambda: Batch([]))
+    _is_waited: bool = False  # by a task, for the next call
 
     def shard_of(self, topic: str) -> int:
         return crc32(topic.encode()) % self.shards
 
-    async def call(self, shard: int, call: Call[P, R], params: Any, body: Body = b"") -> FakeReply:
-        raw = self._take(body)
-        self.calls.append((call.method, params, raw))
-        if not self.ready:
-            await a_pass()
-            raise NotReady("the shard is recovering")
-        if getattr(params, "topic", "") == "slow" and self.gate is not None:
-            self.waiting += 1
-            try:
-                await self.gate.wait()
-            except trio.Cancelled:
-                self.cancelled += 1
-                raise
-            finally:
-                self.waiting -= 1
-        if shard in self.silent:
-            await trio.sleep_forever()
-        await a_pass()
-        return FakeReply(*self._answer(call, params, raw, shard), self)
-
     def listen(self, listener: Listener) -> None:
         self.listener = listener
 
-    def ask(
+    def call(
         self,
         shard: int,
         call: Call[P, R],
         params: Any,
-        body: Body,
-        then: Callable[[FakeReply | TopicsError], None],
-    ) -> PendingCall | None:
-        raw = self._take(body)
+        body: Attachment,
+        then: Callable[[Any], None],
+        *,
+        early: bool = False,
+    ) -> PendingCall:
+        raw, is_waited, self._is_waited = self._take(body), self._is_waited, False
         self.calls.append((call.method, params, raw))
-
-        def answer() -> None:
-            try:
-                reply: FakeReply | TopicsError = FakeReply(
-                    *self._answer(call, params, raw, shard), self
-                )
-            except TopicsError as failure:
-                reply = failure
-            then(reply)
-
-        async def answer_late(gate: trio.Event, call: Waiting) -> None:
-            await gate.wait()
-            if not call.is_abandoned:
-                self.waiting -= 1
-                answer()
-
-        if not self.ready:
-            then(NotReady("the shard is recovering"))
-        elif getattr(params, "topic", "") == "slow" and self.gate is not None:
+        if getattr(params, "topic", "") == "bug":
+            raise RuntimeError("a secret of the inside")
+        pending = PendingCall(0, call, then, cast("LinkSession", Waiting(self)))
+        if getattr(params, "topic", "") == "slow" and self.gate is not None and self.ready:
             self.waiting += 1
-            waiting = Waiting(self)
-            trio.lowlevel.spawn_system_task(answer_late, self.gate, waiting)
-            return waiting
-        elif shard not in self.silent:
-            answer()
-        return None
+            trio.lowlevel.spawn_system_task(
+                self._answer_late, self.gate, pending, params, raw, shard
+            )
+            return pending
+        pending._session = None  # nobody counts it
+        if shard in self.silent and self.ready:
+            return pending
+        if is_waited:
+            token = trio.lowlevel.current_trio_token()
+            token.run_sync_soon(self._answer_now, pending, params, raw, shard)
+        else:
+            self._answer_now(pending, params, raw, shard)
+        return pending
+
+    async def _answer_late(self, gate: trio.Event, pending: PendingCall, *asked: Any) -> None:
+        await gate.wait()
+        if not pending.is_over:
+            self.waiting -= 1
+            self._answer_now(pending, *asked)
+
+    def _answer_now(self, pending: PendingCall, params: Any, raw: bytes, shard: int) -> None:
+        if pending.is_over:
+            return
+        pending.is_over = True
+        answer: FakeReply | TopicsError
+        try:
+            if not self.ready:
+                raise NotReady("the shard is recovering")
+            answer = FakeReply(*self._answer(pending.call, params, raw, shard), self)
+        except TopicsError as failure:
+            answer = failure
+        pending.then(answer)
+
+    async def answer(
+        self, shard: int, call: Call[P, R], params: Any, body: Attachment = b""
+    ) -> Reply[Any]:
+        """The answer comes in a later pass of the loop, as that of a shard."""
+        self._is_waited = True
+        return await super().answer(shard, call, params, body)
 
     def notify(self, shard: int, event: Event[P], params: P, *, quiet: bool = False) -> None:
         self.calls.append((event.method, params, b""))
-
-    def flush(self, shard: int) -> None:
-        pass
 
     def reserve(self, shard: int, length: int, holder: Holder | None) -> FakeBlock | None:
         if self.full:
@@ -231,7 +201,7 @@ class FakeBackend:
     def readiness(self) -> Readiness:
         return Readiness(self.ready, 1.0 if self.ready else 0.25, len(self.topics), False)
 
-    def _take(self, body: Body) -> bytes:
+    def _take(self, body: Attachment) -> bytes:
         if isinstance(body, FakeBlock):
             raw = bytes(body.view)
             body.free()
@@ -247,11 +217,9 @@ class FakeBackend:
             return self._metrics(params, shard), b""
         if call.method.startswith("router."):
             assert shard == calls.ROUTER_OWNER
-            return self._router(call, params, raw)
+            return self._router_answer(call, params, raw)
         topic = params.topic
         assert self.shard_of(topic) == shard
-        if topic == "bug":
-            raise RuntimeError("a secret of the inside")
         if topic == "shard-bug":
             raise Internal("a secret of the shard")
         if call is calls.APPEND and params.lengths is not None:
@@ -285,7 +253,6 @@ class FakeBackend:
             result = calls.ClaimResult(7, self.leased)
             answer |= {"claimed": rows}
         elif call is calls.DIFF:
-            result = calls.NO_RESULT
             answer |= {
                 "records": rows[document.get("from_seq", 0) :],
                 "filler": "x" * self.answer_bytes,
@@ -314,7 +281,9 @@ class FakeBackend:
         lengths = [len(body) for body in bodies]
         return calls.AppendResult(bytes(outcomes), lengths, failures), b"".join(bodies)
 
-    def _router(self, call: Call[P, R], params: Any, raw: bytes) -> tuple[tuple[Any, ...], bytes]:
+    def _router_answer(
+        self, call: Call[P, R], params: Any, raw: bytes
+    ) -> tuple[tuple[Any, ...], bytes]:
         if call is calls.ROUTER_LIST:
             found = sorted(name for name in self.routers if name > (params.after or ""))
             items = [(name, b'{"router":"%b"}' % name.encode()) for name in found[: params.limit]]

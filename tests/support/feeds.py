@@ -120,7 +120,7 @@ def _told(frame: Message) -> dict[str, Any]:
     if isinstance(envelope, Success):
         (call,) = (call for call in CALLS if call.subject == frame.subject)
         return {"answer": envelope.cid, **_fields(call.result_of(envelope.result)), **records}
-    return {"answer": 0, "code": envelope.data["code"]}  # type: ignore[union-attr]
+    return {"answer": 0, "code": envelope.data["code"]}
 
 
 def _fields(params: Any) -> dict[str, Any]:

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from tests.support.log import LIMITS, Client
+from topics.engine.changes import reservation
 from topics.engine.changes.forward import Forward, Forwarded, Taker, copy_ts
+from topics.engine.changes.forward import forward as decide_forward
 from topics.engine.routing.derivations import derivation_of
 from topics.formats.api.append_body import decode_append
 from topics.formats.disk.copies import Copier, ForwardBody, Run, view_of
@@ -44,12 +46,12 @@ def _submit(client: Client, names: Sequence[str], copier: Copier, body: ForwardB
     takers = [Taker(each, ROUTER, derivation_of(each, ROUTER, 0).total, "r") for each in topics]
     body = body._replace(cursor=topics[0].next_seq, tail_bytes=copier.tail_bytes)
     ts = copy_ts(topics[0], client.now)
-    forwarded: Forwarded = engine.forward(takers, copier, body, ts, client.now)
+    forwarded: Forwarded = decide_forward(engine.table, takers, copier, body, ts, client.now)
     lsn = client.commits.submit_forward(forwarded, lambda *_: None)
     for change in forwarded.changes:
         assert isinstance(change, Forward)
-        reservation = engine.reserve(change.topic)
-        if reservation is not None:
-            client.submit(reservation)
+        reserved = reservation.decide(change.topic)
+        if reserved is not None:
+            client.submit(reserved)
     assert client.wait() is None
     return lsn

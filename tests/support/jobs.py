@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tests.support.log import Client
+from topics.engine.changes import finish_jobs, lease_jobs
 from topics.engine.changes.change import Change
 from topics.engine.changes.finish_jobs import FinishJobs
 from topics.engine.changes.lease_jobs import LeaseChange
@@ -40,37 +41,44 @@ def claiming(
 ) -> LeaseChange:
     """A claim that is decided."""
     engine, topic = client.engine, client.engine.queue(name)
-    ask = Ask(engine.poller(topic, node), max_jobs, lease_ms)
-    (change,) = engine.claim(topic, [ask], client.now, evenly=False)
+    ask = Ask(jobs_of(topic).leases.poller(node), max_jobs, lease_ms)
+    (change,) = lease_jobs.claim(engine.table, topic, [ask], client.now, evenly=False)
     return change
 
 
+def acking(client: Client, name: str, *seqs: int, node: str = "w") -> FinishJobs:
+    """An ack that is decided."""
+    topic = client.engine.queue(name)
+    leases, _ = finish_jobs.begin_ack(topic, node, seqs, None, client.now)
+    return finish_jobs.ack(topic, leases, client.now)
+
+
 def ack(client: Client, name: str, *seqs: int, node: str = "w") -> list[int]:
-    change = client.engine.ack(client.engine.queue(name), node, seqs, None, client.now)
+    change = acking(client, name, *seqs, node=node)
     done(client, change)
     return list(change.seqs)
 
 
 def nack(client: Client, name: str, *seqs: int, node: str = "w", delay_ms: int = 0) -> None:
     queue = client.engine.queue(name)
-    done(client, client.engine.nack(queue, node, seqs, None, delay_ms, client.now))
+    done(client, lease_jobs.nack(queue, node, seqs, None, delay_ms, client.now))
 
 
 def extend(client: Client, name: str, *seqs: int, node: str = "w", lease_ms: int) -> None:
     queue = client.engine.queue(name)
-    done(client, client.engine.extend(queue, node, seqs, None, lease_ms, client.now))
+    done(client, lease_jobs.extend(queue, node, seqs, None, lease_ms, client.now))
 
 
 def begin_move(client: Client, name: str, max_jobs: int = 100) -> list[int]:
     """Exhausted jobs are on their way to the dead-letter topic."""
-    change = client.engine.dying(client.engine.queue(name), max_jobs, client.now)
+    change = lease_jobs.dying(client.engine.queue(name), max_jobs, client.now)
     done(client, change)
     return list(change.seqs)
 
 
 def end_move(client: Client, name: str, *seqs: int) -> None:
     """The dead-letter topic has them."""
-    done(client, client.engine.bury(client.engine.queue(name), seqs, client.now))
+    done(client, finish_jobs.bury(client.engine.queue(name), seqs, client.now))
 
 
 # What a restart must know

@@ -23,7 +23,7 @@ from topics.front.limits import make_slots
 from topics.front.live.live import Live
 from topics.front.live.sse import WatchStream
 from topics.front.live.watch_sessions import WatchSession
-from topics.front.pressure.governor import COALESCE_AT, SHARE_MAX
+from topics.front.pressure.governor import COALESCE_AT, LATE_MAX, PACE_AT, SHARE_MAX
 from topics.front.pressure.pressure import Pressure
 
 BY_METHOD = {call.method: call for call in calls.CALLS}
@@ -39,7 +39,8 @@ def press(pressure: Pressure, pace: float = 0.0) -> None:
     """Everything is late: pages are coalesced, and with a ``pace`` streams are paced."""
     pressure.is_calm = False
     for governor in pressure.governors:
-        governor.is_calm, governor._steps, governor.pace = False, COALESCE_AT, pace
+        late = PACE_AT + pace * (LATE_MAX - PACE_AT) if pace else COALESCE_AT
+        governor.is_calm, governor._late = False, late
 
 
 def refuse_next(pressure: Pressure) -> None:
@@ -56,7 +57,7 @@ def relax(pressure: Pressure) -> None:
     press(pressure)
     pressure.is_calm = True
     for governor in pressure.governors:
-        governor.is_calm, governor._steps = True, 0
+        governor.is_calm, governor._late = True, 0.0
 
 
 def tell(live: Live, shard: int, method: str, params: dict[str, Any], body: bytes) -> None:
@@ -96,7 +97,7 @@ class Shards:
         self.told: list[tuple[str, dict[str, Any]]] = []
         self.quiet: list[bool] = []
         self.elsewhere: set[str] = set()  # topics of a second shard
-        self.heads: dict[str, tuple[int, int, int]] = {}  # what `call` answers
+        self.heads: dict[str, tuple[int, int, int]] = {}  # what `answer` says of them
 
     def listen(self, listener: Any) -> None:
         """Tests speak to `Live` themselves."""
@@ -104,8 +105,8 @@ class Shards:
     def shard_of(self, topic: str) -> int:
         return int(topic in self.elsewhere)
 
-    async def call(self, shard: int, call: Call[P, R], params: Any, body: bytes = b"") -> Said:
-        """Where the topics stand is answered at once, all else waits for `answer`."""
+    async def answer(self, shard: int, call: Call[P, R], params: Any, body: bytes = b"") -> Said:
+        """Where the topics stand is answered at once, all else waits for `settle`."""
         if call is calls.TOPIC_HEADS:
             await trio.lowlevel.checkpoint()
             heads = {name: self.heads[name] for name in params.topics if name in self.heads}
@@ -116,23 +117,20 @@ class Shards:
             answers.append(answer)
             answered.set()
 
-        self.ask(shard, call, params, body, then)
+        self.call(shard, call, params, body, then)
         await answered.wait()
         if isinstance(answers[0], TopicsError):
             raise answers[0]
         return answers[0]
 
-    def ask(self, shard: int, call: Call[P, R], params: Any, body: bytes, then: Then) -> None:
+    def call(self, shard: int, call: Call[P, R], params: Any, body: bytes, then: Then) -> None:
         self.asked.append((call.method, params._asdict(), then))
 
     def notify(self, shard: int, event: Event[P], params: Any, *, quiet: bool = False) -> None:
         self.told.append((event.method, params._asdict()))
         self.quiet.append(quiet)
 
-    def flush(self, shard: int) -> None:
-        """Nothing waits."""
-
-    def answer(self, method: str, body: bytes = b"", **result: Any) -> dict[str, Any]:
+    def settle(self, method: str, body: bytes = b"", **result: Any) -> dict[str, Any]:
         """Answer the oldest question of this kind; what was asked."""
         params, then = self._next(method)
         then(Said(BY_METHOD[method].result(**result), body))
@@ -231,7 +229,7 @@ class Desk:
 
     async def answer(self, method: str, body: bytes = b"", **result: Any) -> dict[str, Any]:
         """As `Shards.answer`, and all that follows from it."""
-        params = self.shards.answer(method, body, **result)
+        params = self.shards.settle(method, body, **result)
         await wait_all_tasks_blocked()
         return params
 

@@ -15,6 +15,7 @@ import pytest
 from topics.actors.shard.group_commit import GroupCommit
 from topics.actors.shard.record_store import RecordStore
 from topics.actors.shard.sealing.sealing import Sealing
+from topics.engine.changes import append, delete_records, delete_topic, put_topic, reservation
 from topics.engine.changes.append import Append, InFlightDuplicate, due_times
 from topics.engine.changes.change import Change
 from topics.engine.now import Now
@@ -79,15 +80,15 @@ class Client:
     ) -> tuple[Any, list[Progress | OSError]]:
         """Decide and submit an append; the answer stands in the list when it has come."""
         request = {"records": [{"data": data} for data in datas], "idempotency_key": key, **body}
-        outcome = self.engine.append(
-            name, decode_append(json_bytes(request), None, LIMITS), self.now
+        outcome = append.decide(
+            self.engine.table, name, decode_append(json_bytes(request), None, LIMITS), self.now
         )
         if not isinstance(outcome, Append):
             return outcome, []
         answer = self.submit(outcome)
-        reservation = self.engine.reserve(outcome.topic)
-        if reservation is not None:
-            self.commits.submit(reservation, None)
+        reserved = reservation.decide(outcome.topic)
+        if reserved is not None:
+            self.commits.submit(reserved, None)
         return outcome, answer
 
     def submit(self, change: Change) -> list[Progress | OSError]:
@@ -126,12 +127,14 @@ class Client:
         return outcome.first_seq, not isinstance(outcome, Append)
 
     def put(self, name: str, **config: Any) -> None:
-        answer = self.submit(self.engine.put(name, decode_config(json_bytes(config)), self.now))
+        answer = self.submit(
+            put_topic.decide(self.engine.table, name, decode_config(json_bytes(config)), self.now)
+        )
         assert self.wait() is None
         assert isinstance(answer[0], Progress)
 
     def delete(self, name: str) -> None:
-        change = self.engine.delete(name, False, self.now)
+        change = delete_topic.decide(self.engine.table, name, False, self.now)
         assert change is not None
         answer = self.submit(change)
         assert self.wait() is None
@@ -140,7 +143,11 @@ class Client:
     def delete_records(self, name: str, **body: Any) -> int:
         """How many are gone by it."""
         asked = decode_delete(json_bytes(body))
-        change = self.engine.delete_records(name, asked.before_seq, asked.match, self.now)
+        change = delete_records.decide(
+            self.engine.table,
+            delete_records.asked(self.engine.table, name, asked.before_seq, asked.match),
+            self.now,
+        )
         answer = self.submit(change)
         assert self.wait() is None
         assert isinstance(answer[0], Progress)
@@ -186,7 +193,9 @@ def append_streamed(client: Client, name: str, *datas: Any, **body_fields: Any) 
     due = due_times(topic, body, client.now)
     rendering = Rendering(body, keep_key=False, due=due or None)
     ends = rendering.ends(topic.next_seq, client.now.ts)
-    change = client.engine.append_streamed(topic, body, rendering, ends[-1], client.now, due)
+    change = append.decide_streamed(
+        client.engine.table, topic, body, rendering, ends[-1], client.now, due
+    )
     head = [rendering.ext, ends.tobytes(), *rendering.tables]
     writer = client.wal.blobs.begin(topic.id, change.first_seq, sum(map(len, head)) + ends[-1])
     writer.write(head)

@@ -11,6 +11,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.support.shard import Desk
 from topics.actors.shard.peers import PeerReply
+from topics.engine.changes import lease_jobs
 from topics.engine.priority import TOP_BAND
 from topics.engine.queue.claims import Ask, jobs_of
 from topics.engine.topic import Topic
@@ -124,8 +125,10 @@ def make_queue(desk: Desk, name: str, *datas: Any, **config: Any) -> Topic:
 def claim(desk: Desk, topic: Topic, count: int = 1000) -> Sequence[int]:
     """Lease jobs to a worker; a pass finds the exhausted ones."""
     engine, now = desk.engine, desk.loop.context.clock()
-    holder = engine.poller(topic, "worker")
-    (change,) = engine.claim(topic, [Ask(holder, count, HOUR_MS)], now, evenly=False)
+    holder = jobs_of(topic).leases.poller("worker")
+    (change,) = lease_jobs.claim(
+        engine.table, topic, [Ask(holder, count, HOUR_MS)], now, evenly=False
+    )
     return change.seqs
 
 
@@ -135,7 +138,7 @@ def exhaust(desk: Desk, topic: Topic) -> None:
     for _ in range(topic.config.max_deliveries):
         seqs = claim(desk, topic)
         assert seqs
-        desk.engine.nack(topic, "worker", seqs, None, 0, now)
+        lease_jobs.nack(topic, "worker", seqs, None, 0, now)
     assert not claim(desk, topic)
     assert jobs_of(topic).dead
 

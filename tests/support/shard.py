@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import trio
 
-from tests.support.wire import Wire
+from tests.support.wire import Wire, encode_notification, encode_request
 from topics.actors.link.board import Board
 from topics.actors.shard.loop import ShardLoop
 from topics.engine.shard import ShardEngine
@@ -25,13 +25,7 @@ from topics.formats.json_text import json_bytes
 from topics.formats.wire import calls
 from topics.formats.wire.calls import AppendOutcome, outcome_in
 from topics.formats.wire.contract import Call, Event, P, R
-from topics.formats.wire.envelope import (
-    Failure,
-    Success,
-    decode,
-    encode_notification,
-    encode_request,
-)
+from topics.formats.wire.envelope import Failure, Success, decode
 from topics.formats.wire.message import Message
 from topics.storage.linked import LinkedPayloads
 from topics.storage.segments.store import SegmentStore

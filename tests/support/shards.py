@@ -13,6 +13,7 @@ import trio
 
 from tests.support.peers import ask
 from tests.support.shard import LIMITS
+from tests.support.wire import encode_refusal
 from topics.actors.link.board import Board
 from topics.actors.link.process_id import shard_id
 from topics.actors.rpc.message_router import MessageRouter
@@ -35,7 +36,6 @@ from topics.formats.wire.calls import (
     RouterSyncResult,
 )
 from topics.formats.wire.contract import Call
-from topics.formats.wire.envelope import encode_refusal
 from topics.formats.wire.message import ERROR, Message, PeerGone
 from topics.storage.recovery.steps import Shard, recover
 
@@ -107,11 +107,7 @@ class Pipe:
 
     def __init__(self, shards: Shards, own: int, other: int) -> None:
         self._shards, self.own, self.other = shards, own, other
-        self._message_id = 0
-
-    def next_message_id(self) -> int:
-        self._message_id += 1
-        return self._message_id
+        self.message_id = 0
 
     def send(
         self, subject: str, payload: bytes, attachment: Any = b"", *, message_id: int | None = None
@@ -119,15 +115,19 @@ class Pipe:
         if self.session.closed:
             raise PeerGone
         if message_id is None:
-            message_id = self.next_message_id()
+            self.message_id = message_id = self.message_id + 1
         self._put(Message(message_id, 0, subject, bytes(payload), bytes(attachment)))
         return message_id
 
     def send_refusal(self, code: int, message: str, about: int) -> None:
         payload = encode_refusal(code, message, about)
-        self._put(Message(self.next_message_id(), ERROR, "", payload, b""))
+        self.message_id += 1
+        self._put(Message(self.message_id, ERROR, "", payload, b""))
 
     def release(self, message: Message) -> None:
+        """No message is in shared memory."""
+
+    def on_lost(self, view: memoryview, release: Callable[[], object]) -> None:
         """No message is in shared memory."""
 
     def _put(self, message: Message) -> None:

@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from tests.support.shard import Desk
-from topics.actors.shard.blob_sinks import MemorySink
+from topics.actors.shard.streamed_appends import MemorySink
 from topics.storage.wal import blobs
 from topics.storage.wal.file import NoRoom
 

@@ -4,25 +4,54 @@ side sees it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
-import cbor2
+import msgspec
 
-from topics.actors.rpc.inbound import InboundMessage, RpcContext
+from topics.actors.link.arena import ArenaBlock
+from topics.actors.rpc.inbound import InboundMessage
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.route_table import MessageHandler
-from topics.actors.rpc.session import LinkSession
+from topics.actors.rpc.session import LinkSession, Reply
+from topics.formats.wire.contract import Call
 from topics.formats.wire.envelope import (
+    UNREADABLE,
+    Failure,
+    Notification,
+    Refusal,
+    Request,
+    Success,
     decode,
-    encode_notification,
-    encode_refusal,
-    encode_request,
 )
+from topics.formats.wire.envelope import encode as encoded
 from topics.formats.wire.message import ARENA, ERROR, Message, PeerGone, decode_all, encode
 
+Inbound: TypeAlias = InboundMessage[Any, Any]
 
-class FakeBlock:
+
+def encode_request(cid: int, method: str, params: Any) -> bytes:
+    return encoded(Request(cid, method, params))
+
+
+def encode_success(cid: int, result: Any) -> bytes:
+    return encoded(Success(cid, result))
+
+
+def encode_failure(cid: int, code: int, message: str, data: Any = None) -> bytes:
+    return encoded(Failure(cid, code, message, data))
+
+
+def encode_notification(method: str, params: Any) -> bytes:
+    return encoded(Notification(method, params))
+
+
+def encode_refusal(code: int, message: str, about: int) -> bytes:
+    return encoded(Refusal(code, message, about))
+
+
+class FakeBlock(ArenaBlock):
     """Stands for memory that was reserved in an arena."""
 
     def __init__(self) -> None:
@@ -41,11 +70,7 @@ class Wire:
     message_ids: list[int] = field(default_factory=list)
     blocks: list[FakeBlock] = field(default_factory=list)
     broken: bool = False
-    last_id: int = 100
-
-    def next_message_id(self) -> int:
-        self.last_id += 1
-        return self.last_id
+    message_id: int = 100
 
     def send(
         self, subject: str, payload: bytes, attachment: Any = b"", *, message_id: int | None = None
@@ -53,24 +78,23 @@ class Wire:
         if isinstance(attachment, FakeBlock):
             self.blocks.append(attachment)
             attachment = b"in the arena"
-        return self._put(
-            subject,
-            payload,
-            attachment,
-            0,
-            self.next_message_id() if message_id is None else message_id,
-        )
+        return self._put(subject, payload, attachment, 0, message_id)
 
     def send_refusal(self, code: int, message: str, about: int) -> None:
-        self._put("", encode_refusal(code, message, about), b"", ERROR, self.next_message_id())
+        self._put("", encode_refusal(code, message, about), b"", ERROR, None)
 
     def release(self, message: Message) -> None:
         assert message.flags & ARENA
         self.released.append(message.message_id)
 
+    def on_lost(self, view: memoryview, release: Callable[[], object]) -> None:
+        """No session waits for memory here."""
+
     def _put(
-        self, subject: str, payload: bytes, attachment: bytes, flags: int, message_id: int
+        self, subject: str, payload: bytes, attachment: bytes, flags: int, message_id: int | None
     ) -> int:
+        if message_id is None:
+            self.message_id = message_id = self.message_id + 1
         if self.broken:
             raise PeerGone("cut")
         (message,), _ = decode_all(encode(message_id, subject, payload, attachment, flags))
@@ -91,7 +115,7 @@ class Wire:
 
 def readable(message: Message) -> dict[str, Any]:
     kind = {"refusal": True} if message.flags & ERROR else {"subject": message.subject}
-    fields: dict[str, Any] = cbor2.loads(message.payload)
+    fields: dict[str, Any] = msgspec.msgpack.decode(message.payload)
     return kind | fields
 
 
@@ -102,7 +126,7 @@ def payload_for(subject: str) -> bytes:
     return encode_notification(subject[6:], None) if subject.startswith("event/") else b"opaque"
 
 
-def rpc_of(message: InboundMessage) -> RpcContext:
+def rpc_of(message: Inbound) -> Inbound:
     """The exchange of a request."""
     assert message.rpc is not None
     return message.rpc
@@ -120,15 +144,15 @@ class Bench:
     def note(self, text: str) -> MessageHandler:
         """A plain handler that records ``text`` and answers a request that is still open."""
 
-        def handler(message: InboundMessage) -> None:
+        def handler(message: Inbound) -> None:
             self.record.append(text)
-            if message.rpc is not None and message.rpc.open:
+            if message.rpc is not None and message.is_open:
                 message.rpc.reply(text)
 
         return handler
 
     def fail(self, text: str, error: Exception | None = None) -> MessageHandler:
-        def handler(message: InboundMessage) -> None:
+        def handler(message: Inbound) -> None:
             self.record.append(text)
             raise error or ValueError(f"{text} failed")
 
@@ -167,6 +191,22 @@ class Bench:
         return self.put("event/" + method, encode_notification(method, params), flags=flags)
 
 
+class Asked:
+    """A call under way, and what it was told."""
+
+    def __init__(
+        self, session: LinkSession, call: Call[Any, Any], params: Any, body: Any = b""
+    ) -> None:
+        self.told: list[Any] = []
+        self.pending = session.call(call, params, body, self.told.append)
+        self.cid = self.pending.cid
+
+    def reply(self) -> Reply[Any]:
+        (answer,) = self.told
+        assert isinstance(answer, Reply), answer
+        return answer
+
+
 class Pair:
     """Two routers and a session of each, joined: ``deliver()`` carries what was sent, until nobody
     sends any more.
@@ -174,9 +214,13 @@ class Pair:
 
     def __init__(self) -> None:
         self.front, self.shard = MessageRouter(), MessageRouter()
-        self.to_shard, self.to_front = Wire(), Wire(last_id=100_000)
+        self.to_shard, self.to_front = Wire(), Wire(message_id=100_000)
         self.caller: LinkSession = self.front.open_session("shard-0", self.to_shard)
         self.server: LinkSession = self.shard.open_session("front-0", self.to_front)
+
+    def ask(self, call: Call[Any, Any], params: Any, body: Any = b"") -> Asked:
+        """The front asks the shard."""
+        return Asked(self.caller, call, params, body)
 
     def deliver(self) -> list[str]:
         """What was carried, in order, as ``subject kind``."""
@@ -194,4 +238,7 @@ class Pair:
 def describe(message: Message) -> str:
     if message.flags & ERROR:
         return "refusal"
-    return f"{message.subject} {type(decode(message.payload)).__name__}"
+    try:
+        return f"{message.subject} {type(decode(message.payload)).__name__}"
+    except UNREADABLE:
+        return f"{message.subject} Malformed"

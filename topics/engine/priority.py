@@ -5,7 +5,8 @@ The effective priority of a topic is its manual one; else it follows the last re
     age of the last read   0    30 s   60 s   90 s   ...   4 min 29 s   later, never
     effective priority     500  250    125    62           1            0
 
-Effective priorities fall into bands, of which the highest goes first:
+Effective priorities fall into bands, of which the highest goes first. Bands that have something to
+do share by weight, 16:8:4:2:1, so none starves; one that is alone gets all:
 
     band   effective priority   usually
     4      750 to 1000          manual
@@ -18,7 +19,10 @@ Effective priorities fall into bands, of which the highest goes first:
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import Final
+from collections import deque
+from typing import Final, Generic, TypeVar
+
+T = TypeVar("T")
 
 RECENT: Final = 500  # priority of a topic that is read now
 HALF_LIFE_MS: Final = 30_000
@@ -28,6 +32,7 @@ NEW_BAND: Final = 1  # of a topic without a manual priority that nobody has read
 _LOWEST_OF_BAND: Final = (0, 1, 250, 750)  # of the bands from 1 on
 BANDS: Final = len(_LOWEST_OF_BAND) + 1
 assert BANDS == TOP_BAND + 1
+WEIGHTS: Final = (1, 2, 4, 8, 16)  # by band
 
 
 def recency_priority(age_ms: int) -> int:
@@ -38,3 +43,31 @@ def recency_priority(age_ms: int) -> int:
 def band_of(priority: int) -> int:
     """The band of an effective priority, from 0 to `TOP_BAND`."""
     return bisect_right(_LOWEST_OF_BAND, priority)
+
+
+class Queues(Generic[T]):
+    """A queue for each band, by number; ``weights`` may have one more for what has no band."""
+
+    def __init__(self, weights: tuple[int, ...] = WEIGHTS) -> None:
+        self._weights = weights
+        self._credit = [0] * len(weights)
+        self.queues: tuple[deque[T], ...] = tuple(deque() for _ in weights)
+
+    def next(self) -> int | None:
+        """Whose turn it is; None when all are empty."""
+        having = [number for number, queue in enumerate(self.queues) if queue]
+        if not having:
+            return None
+        while True:
+            for number in reversed(having):
+                if self._credit[number] > 0:
+                    return number
+            for number, weight in enumerate(self._weights):
+                # Debts are paid back, but nothing is saved up.
+                self._credit[number] = min(self._credit[number], 0)
+                if self.queues[number]:
+                    self._credit[number] += weight
+
+    def spend(self, number: int, cost: int = 1) -> None:
+        """What was taken from a queue counts so much."""
+        self._credit[number] -= cost

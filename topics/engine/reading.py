@@ -185,27 +185,32 @@ class _Reader:
         """Take entries as long as the reader gets each as it stands: most reads are nothing else.
         `_step` does the rest.
         """
+        if not self._may_take_whole:
+            return
         page, at, seq, budget = self._page, self._at, self.seq, self._budget
         room, scanned, asked, nodes = self._asked.limit - page.count, 0, self._asked, self._nodes
-        entry_at, records, gone = self._index.entry, self._store.records, self._index.gone
-        stop = self._end if self._cut_at < 0 else self._cut_at
+        records, gone = self._store.records, self._index.gone
+        stop = min(self._end if self._cut_at < 0 else self._cut_at, at + room)
+        known_flags = -1
         stop_seq = self._last + 1 if self._loss is None else self._loss.first
         may_scan = SCAN_RECORDS_MAX - self._scanned
         try:
-            while self._may_take_whole and at < stop and scanned < may_scan:
-                first_seq, count, locator, size = entry_at(at)
+            for first_seq, count, locator, size in self._index.entries(at, stop):
                 if (
                     not (seq <= first_seq < stop_seq and 0 < size <= budget and count <= room)
+                    or scanned >= may_scan
                     or first_seq in gone
                 ):
                     break
                 view = records(locator)
-                if not view.cuts_nothing(
-                    nodes, asked.include_tags, asked.include_meta, asked.include_data
-                ):
-                    self._may_take_whole = False
-                    break
-                piece = view.slice(0, count)
+                if view.flags != known_flags:
+                    if not view.cuts_nothing(
+                        nodes, asked.include_tags, asked.include_meta, asked.include_data
+                    ):
+                        self._may_take_whole = False
+                        break
+                    known_flags = view.flags
+                piece = view.whole()
                 page.pieces.append(piece)
                 room -= count
                 scanned += count

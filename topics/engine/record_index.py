@@ -94,6 +94,17 @@ class RecordIndex:
             self._sizes[index],
         )
 
+    def entries(self, start: int, stop: int) -> Iterator[tuple[int, int, Locator, int]]:
+        """As `entry`, of each from ``start`` to ``stop`` (exclusive)."""
+        some = slice(start + self._front, stop + self._front)
+        return zip(
+            self._first_seqs[some],
+            self._counts[some],
+            self._locators[some],
+            self._sizes[some],
+            strict=True,
+        )
+
     def whole_entry(self, index: int) -> IndexEntry:
         """All columns of an entry."""
         return IndexEntry(*self.entry(index), self._ts[index + self._front])

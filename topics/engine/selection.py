@@ -80,6 +80,12 @@ class Selection:
             at += 1
 
 
+def select(topic: Topic, store: Store, before_seq: int | None, match: TagMatch | None) -> Selection:
+    """The records of now that are below ``before_seq`` and match, each if given."""
+    bound = topic.head_seq + 1 if before_seq is None else before_seq
+    return Selection(topic, store, bound, match)
+
+
 def count_live(topic: Topic, store: Store, seqs: Sequence[int]) -> int:
     """How many of these seqs, rising, are those of live records."""
     return sum(map(len, _live(topic, store, seqs)))

@@ -112,6 +112,11 @@ class TopicTable:
         if self.byte_quota is not None:
             self.byte_quota.release(topic)
 
+    def let_go(self, topic: Topic) -> None:
+        """The append for which the topic was made is decided, or will not be."""
+        if self.byte_quota is not None:
+            self.byte_quota.let_go(topic)
+
     def take_lease_numbers(self, count: int) -> int:
         """The first of ``count`` numbers of leases, which are never given again."""
         first = self.next_lease_number

@@ -51,26 +51,13 @@ class Dispatcher:
     def __init__(
         self, operations: Mapping[Route, Operation], readiness: Callable[[], Readiness]
     ) -> None:
-        self._operations, self._readiness = operations, readiness
-
-    def begin(self, request: Request, body: Body, at: int, then: Then) -> Begun:
-        """Begin the operation of a hot request; takes over ``body``. ``at``: monotonic ns when the
-        front had the whole request. Returns as operations do; what ``then`` gets goes to
-        `finished`.
-        """
-        try:
-            begun: Begun = self._operations[request.route](request, body, at, then)
-        except TopicsError as failure:
-            then(failure)
-        except Exception:
-            then(self._unexpected(request))
-        else:
-            return begun
-        return None
+        self.operations, self._readiness = operations, readiness
 
     async def run(self, request: Request, body: Body, at: int) -> Answer:
-        """Answer an admitted request, in a task; otherwise as `begin`."""
-        operation = self._operations[request.route]
+        """Answer an admitted request, in a task; takes over ``body``. ``at``: monotonic ns when the
+        front had the whole request.
+        """
+        operation = self.operations[request.route]
         call = (
             answer_of(lambda then: operation(request, body, at, then))
             if request.route.is_plain
@@ -85,7 +72,7 @@ class Dispatcher:
         except TopicsError as failure:
             result = failure
         except Exception:
-            result = self._unexpected(request)
+            result = self.unexpected(request)
         return await self.compressed(request, self.finished(request, result, at), at)
 
     def finished(self, request: Request, result: Answer | TopicsError, at: int) -> Answer:
@@ -114,7 +101,7 @@ class Dispatcher:
             failure.detail.setdefault("replay_progress", self._readiness().progress)
         return error_answer(failure, at)
 
-    def _unexpected(self, request: Request) -> Internal:
+    def unexpected(self, request: Request) -> Internal:
         """After an error that is being handled."""
         LOG.exception("unexpected server error: route %s", request.route.name)
         return Internal(UNEXPECTED)

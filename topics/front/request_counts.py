@@ -51,7 +51,7 @@ class RequestCounts:
         row[BUCKETS + bisect_left(_BOUNDS_S, seconds)] += 1
 
     def values(self) -> Mapping[str, Sequence[int]]:
-        """The words of each metric, as `CounterWords.set` takes them."""
+        """The words of each metric, as `CounterWords.store` takes them."""
         rows = self._rows
         return {
             "topics_http_requests_total": [int(n) for row in rows for n in row[: len(STATUSES)]],

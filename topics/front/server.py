@@ -31,9 +31,10 @@ from topics.front.http.cold_loader import ColdLoader, Stack
 from topics.front.http.connection import Connection, Timings
 from topics.front.http.connections import Connections
 from topics.front.http.exchange import Exchanges, RequestIds
-from topics.front.http.fast_lane import FastLane, Lanes
+from topics.front.http.fast_lane import FastLane
 from topics.front.http.head_reader import HeadReader
 from topics.front.http.poller import Poller
+from topics.front.http.request_tasks import Lanes
 from topics.front.keys import LOOK_S, Keys, KeySource
 from topics.front.limits import make_slots
 from topics.front.live.live import Live
@@ -152,7 +153,7 @@ class Server:
                 nursery.start_soon(self.live.run)
                 nursery.start_soon(self._look_for_keys)
                 nursery.start_soon(self.pressure.run)
-                poller = Poller(nursery, self.connections, self._context.appends)
+                poller = Poller(nursery, self.connections, self._backend.batch)
                 nursery.start_soon(poller.run)
                 await self._serve_until(listener, stop, poller)
                 nursery.cancel_scope.cancel()

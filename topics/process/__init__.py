@@ -2,12 +2,9 @@
 
     boot.py           reads settings and keys
     serve.py          checks, listens, makes what the processes share
-    supervisor.py     the parent's loop: forks, restarts, stops
-      family.py       all children: births, links, signals, ends
-      child.py        one child: signs of life, back-off
+    supervisor.py     the parent's loop: forks, restarts, stops in phases
+      family.py       all children: births, links, signs of life, back-off, ends
       health.py       the watchdog of the children; what systemd hears
-      drain.py        the phases of a stop
-    preload.py        what the parent imports for its children
     children.py       a fork that never outlives its parent
     front.py          the process that speaks HTTP
     shard_writer.py   the process that owns the topics of one shard

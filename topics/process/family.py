@@ -3,6 +3,14 @@
 Any two of them are linked. The board has a session number for any pair, and memory that nobody
 touches costs nothing; what a link does cost is two descriptors in the supervisor.
 
+               fork                serves            30 s of service
+    WAITING ──────────▶ STARTED ─────────────▶ UP ───────────────────▶ UP, clean record
+       ▲                   │                    │                          │
+       └── back-off ◀──────┴──────── death ◀────┴──────────────────────────┘
+
+The first restart comes at once, the next after 0.1 s, doubling up to 5 s, until a child has served
+for HEALTHY_S. A child that is damaged is never due again.
+
 A child keeps only what it uses: the front the listening socket, each the doorbells of its own
 links. When a child is reaped, the supervisor clears its words on the board and ends its link
 sessions before it forks the next one, so no process mistakes a successor for the dead.
@@ -10,6 +18,7 @@ sessions before it forks the next one, so no process mistakes a successor for th
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
@@ -22,11 +31,11 @@ from typing import Final
 import structlog
 
 from topics.actors.link import counters
-from topics.actors.link.board import Board
+from topics.actors.link.board import Board, ShardWords
 from topics.actors.link.key_table import KeyTable
 from topics.actors.link.link_memory import LinkMemory, LinkSizes
 from topics.actors.link.process_id import FRONT, ProcessId
-from topics.process.child import Child
+from topics.actors.link.pulse import Pulse
 from topics.process.children import fork
 from topics.process.notify import Notifier
 
@@ -36,6 +45,12 @@ log = structlog.get_logger()
 DOORBELLS: Final = 2  # of each link
 # Without an arena: long attachments go through the ring in pieces.
 SHARD_LINK: Final = LinkSizes(ring_bytes=256 << 10, inline_bytes=64 << 10, arena_bytes=0)
+
+HEALTHY_S = 30.0  # a child that has served so long starts again with a clean record
+BACKOFF_FIRST_S = 0.1
+BACKOFF_MAX_S = 5.0
+FAILURES_MAX = 16  # counted in a row; the back-off is at its maximum long before
+UP_STATES = frozenset({"READY", "READ_ONLY", "NO_ROOM", "SERVING"})
 
 
 def descriptors_of(shards: int) -> int:
@@ -74,13 +89,72 @@ class Links:
                 memory.close()
 
 
+class Child:
+    """One process id; processes come and go under it. Times are seconds of the monotonic clock."""
+
+    def __init__(self, id: ProcessId, board: Board, main: Callable[[], None]) -> None:
+        self.id = id
+        self.name = str(id)
+        self.words = board.process(id)
+        self.main = main
+        self.pid = 0
+        self.due = 0.0  # when to fork it, if it is not there
+        self.failures = 0  # deaths in a row
+        self.spawned_at = 0.0
+        self.up_at = math.inf  # when it was first seen to serve
+        self.pulse = Pulse()
+        self._heartbeat_ms_before = 0  # of its predecessor
+        self.is_stalled = False  # and that has been logged
+        self.is_condemned = False  # it was killed for it and is still there
+        self.is_damaged = False  # it found data that cannot be trusted, and is not started again
+
+    @property
+    def is_up(self) -> bool:
+        """A shard that answers, if only reads, or the front, when it serves."""
+        return self.words.state.name in UP_STATES
+
+    @property
+    def has_beaten(self) -> bool:
+        """Its heart has beaten since the fork; before, it imports."""
+        return self.words.heartbeat_ms != self._heartbeat_ms_before
+
+    def begin(self, now: float) -> None:
+        """It is forked now."""
+        self.spawned_at, self.up_at = now, math.inf
+        self._heartbeat_ms_before = self.words.heartbeat_ms
+        self.is_stalled = self.is_condemned = False
+        self.words.spawns += 1
+
+    def watch(self, now: float) -> float:
+        """Look for a heartbeat or progress of the replay; for how many seconds there was none."""
+        words = self.words
+        if self.is_up:
+            self.up_at = min(self.up_at, now)
+        sign = [words.spawns, words.heartbeat_ms, words.state]
+        if isinstance(words, ShardWords):
+            # The second, because it grows while the loop itself hangs in the disk.
+            sign += words.progress_ppm, words.disk_silent_ms
+        return self.pulse.look(tuple(sign), now)
+
+    def schedule(self, now: float) -> float:
+        """Plan the restart after a death; the delay in seconds."""
+        if now - self.up_at >= HEALTHY_S:
+            self.failures = 0
+        delay = 0.0
+        if self.failures:
+            delay = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0 ** (self.failures - 1))
+        self.failures = min(self.failures + 1, FAILURES_MAX)
+        self.due = now + delay
+        return delay
+
+
 def _nothing() -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Workers:
     """What the children run; a shard takes its index. ``load_*`` run in the parent before each
-    fork, and take time at the first one only (`topics.process.preload`).
+    fork, and take time at the first one only (`topics.process.serve`).
     """
 
     front: Callable[[], None]

@@ -21,8 +21,7 @@ import structlog
 
 from topics.actors.link import pulse
 from topics.process import logs
-from topics.process.child import Child
-from topics.process.family import Family, Shared
+from topics.process.family import Child, Family, Shared
 
 STALLED_S = pulse.STALLED_S
 FIRST_SIGN_S = 15.0  # imports take 0.1 s, and seconds where many processes want the cores

@@ -27,57 +27,22 @@ import sys
 import termios
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol, TextIO
 
 PIPE_BUF = select.PIPE_BUF
 Send = Callable[[bytes], int]
 _NON_BLOCKING = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
-class Sink(Protocol):
-    """Where lines go."""
-
-    dropped: int  # lines since the last report
-
-    def write(self, line: str) -> bool:
-        """Write a line, without its end. False when it was dropped. Never waits, never raises."""
-
-    def isatty(self) -> bool:
-        """A person reads along."""
-
-
-class StreamSink:
-    """A text stream of the caller's."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self.dropped = 0
-        self._stream = stream
-
-    def write(self, line: str) -> bool:
-        """As `Sink.write`."""
-        try:
-            self._stream.write(line + "\n")
-            self._stream.flush()
-        except (OSError, ValueError):
-            self.dropped += 1
-            return False
-        return True
-
-    def isatty(self) -> bool:
-        """As `Sink.isatty`."""
-        return self._stream.isatty()
-
-
 class DescriptorSink:
-    """A descriptor, as the table above says."""
+    """Where lines go: a descriptor, as the table above says."""
 
     def __init__(self, fd: int) -> None:
-        self.dropped = 0
+        self.dropped = 0  # lines since the last report
         self.fd, self._send, self._close = _open(fd)
         self._is_torn = False
 
     def write(self, line: str) -> bool:
-        """As `Sink.write`."""
+        """Write a line, without its end. False when it was dropped. Never waits, never raises."""
         data = line.encode("utf-8", "backslashreplace") + b"\n"
         if self._is_torn:
             data = b"\n" + data
@@ -92,7 +57,7 @@ class DescriptorSink:
         return sent == len(data)
 
     def isatty(self) -> bool:
-        """As `Sink.isatty`."""
+        """A person reads along."""
         return os.isatty(self.fd)
 
     def close(self) -> None:
@@ -129,7 +94,7 @@ class LineStream(io.TextIOBase):
         return self._sink.fd
 
     def isatty(self) -> bool:
-        """As `Sink.isatty`."""
+        """A person reads along."""
         return self._sink.isatty()
 
     def writable(self) -> bool:

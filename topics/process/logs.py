@@ -21,18 +21,12 @@ import sys
 import threading
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, TextIO
+from typing import Any
 
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-from topics.process.log_sink import (
-    DescriptorSink,
-    LineStream,
-    Sink,
-    StreamSink,
-    open_missing_descriptors,
-)
+from topics.process.log_sink import DescriptorSink, LineStream, open_missing_descriptors
 
 _BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[^\s\"',]+")
 _QUERY = re.compile(r"(/[^\s?\"'<>]*)\?[^\s\"'<>]*")
@@ -40,19 +34,19 @@ _SECRET_NAMES = frozenset({"authorization", "token", "api_key", "api_keys", "sec
 
 
 _stderr: DescriptorSink | None = None  # of this process and of those that it forks
-_sink: Sink | None = None  # that of `configure`
+_sink: DescriptorSink | None = None  # that of `configure`
 _process = ""  # likewise
 _told_count = 0  # dropped lines that the log itself has told of
 
 
-def configure(process: str, level: str = "info", stream: TextIO | None = None) -> None:
-    """Send everything that this process logs to ``stream`` (stderr), each line with the process's
+def configure(process: str, level: str = "info", sink: DescriptorSink | None = None) -> None:
+    """Send everything that this process logs to ``sink`` (stderr), each line with the process's
     name.
     """
     global _process, _sink, _told_count
     _process = process
     _told_count = 0
-    _sink = sink = _stderr_sink() if stream is None else StreamSink(stream)
+    _sink = sink = _stderr_sink() if sink is None else sink
     sink.dropped = 0  # the parent reports its own
     prepare: list[Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -184,7 +178,7 @@ def _naming(process: str) -> Processor:
     return name_process
 
 
-def _rendering(sink: Sink) -> list[Processor]:
+def _rendering(sink: DescriptorSink) -> list[Processor]:
     """Tracebacks are always plain: pretty ones show local variables, and with them tokens."""
     if sink.isatty():
         colors = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
@@ -231,7 +225,7 @@ class _Lines:
     mix.
     """
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: DescriptorSink) -> None:
         self._sink = sink
 
     def msg(self, line: str) -> None:

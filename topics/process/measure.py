@@ -6,35 +6,71 @@ Twice a second, so nothing is counted for each request or record (`topics.actors
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import os
+import resource
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Final
 
 import trio
 
-from topics.actors.link.counters import CounterWords
+from topics.actors.link.counters import LAG_BOUNDS_US, CounterWords, Values
 from topics.actors.link.link import Link
-from topics.process.usage import Usage
+from topics.process import logs
 
 BEAT_S: Final = 0.5
+PAGE_BYTES: Final = resource.getpagesize()
+UNKNOWN: Final = dict.fromkeys(
+    (
+        *("topics_process_resident_bytes", "topics_process_own_bytes"),
+        "topics_process_open_files",
+    ),
+    0,
+)
 
 
 async def measure(
-    counters: CounterWords,
-    links: Sequence[Link],
-    counts: Callable[[], Mapping[str, int | Sequence[int]]] = dict,
+    counters: CounterWords, links: Sequence[Link], counts: Callable[[], Values]
 ) -> None:
     """Until cancelled, store the loop's lag, the links' statistics, what the process uses and its
     ``counts``.
     """
-    usage = Usage()
+    lags, lag_us, beats, known = [0] * (len(LAG_BOUNDS_US) + 1), 0, 0, UNKNOWN
     while True:
         due = trio.current_time() + BEAT_S
         await trio.sleep_until(due)
-        counters.observe("topics_loop_lag_us", int((trio.current_time() - due) * 1e6))
+        late_us = int((trio.current_time() - due) * 1e6)
+        lags[bisect_left(LAG_BOUNDS_US, late_us)] += 1
+        lag_us, beats = lag_us + late_us, beats + 1
         seen = [link.statistics() for link in links]
-        counters.set("topics_link_late_bells_total", sum(one.late_bells for one in seen))
-        counters.set("topics_link_backlog_bytes", sum(one.backlog_bytes for one in seen))
-        counters.set("topics_link_unread_bytes", sum(one.unread_bytes for one in seen))
-        counters.set("topics_link_stalls_total", sum(one.stalls for one in seen))
-        for name, value in {**usage.values(), **counts()}.items():
-            counters.set(name, value)
+        known = used_files(known)
+        spent = resource.getrusage(resource.RUSAGE_SELF)
+        most_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        counters.store(
+            {
+                "topics_loop_lag_us": [*lags, lag_us, beats],
+                "topics_link_late_bells_total": sum(one.late_bells for one in seen),
+                "topics_link_backlog_bytes": sum(one.backlog_bytes for one in seen),
+                "topics_link_unread_bytes": sum(one.unread_bytes for one in seen),
+                "topics_link_stalls_total": sum(one.stalls for one in seen),
+                **known,
+                "topics_process_cpu_ms_total": int(1000 * (spent.ru_utime + spent.ru_stime)),
+                "topics_process_open_files_max": max(0, most_files),  # RLIM_INFINITY is -1
+                "topics_log_lines_dropped_total": logs.dropped_count(),
+                **counts(),
+            }
+        )
+
+
+def used_files(known: dict[str, int], proc: Path = Path("/proc/self")) -> dict[str, int]:
+    """Memory and descriptors of this process; ``known`` when its descriptors have run out."""
+    with contextlib.suppress(OSError):
+        _, resident, shared, *_ = map(int, (proc / "statm").read_text().split())
+        # Linux 6.2 and later tell the number as the size of the folder. Else it is listed, which
+        # needs a descriptor of its own.
+        files = (proc / "fd").stat().st_size or len(os.listdir(proc / "fd")) - 1  # noqa: PTH208
+        sizes = (resident * PAGE_BYTES, (resident - shared) * PAGE_BYTES, files)
+        return dict(zip(known, sizes, strict=True))
+    return known

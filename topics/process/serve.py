@@ -2,15 +2,26 @@
 their parent.
 
 Everything that can be refused is refused before the first fork, with one log line and an exit code
-(`topics.errors.ExitCode`).
+(`topics.errors.ExitCode`). The parent imports before a fork what its children share:
+
+    parent   imports what all share ─ fork front ─ imports what shards share ─ fork shards ─ waits
+    front                                └─ imports its own ─ serves
+    shards                                                                       └─ recover, serve
+
+So on two cores the front's modules and those of the shards are imported side by side. The parent
+imports modules only: it starts no thread and no event loop, and runs nothing of them. A front's
+modules stay out of it, and with them whatever reads bytes of clients. No shared module may read a
+clock or draw a number when it is imported: all children would have the same.
 """
 
 from __future__ import annotations
 
+import gc
 import resource
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import structlog
@@ -22,7 +33,6 @@ from topics.actors.link.process_id import FRONT, shard_id
 from topics.config import Settings
 from topics.engine.access import Access
 from topics.errors import ExitCode
-from topics.process import preload
 from topics.process.boot import Boot
 from topics.process.children import forbid_dumps, raise_file_limit
 from topics.process.family import Links, Shared, Workers, descriptors_of
@@ -55,7 +65,38 @@ def real_workers(settings: Settings, shared: Shared) -> Workers:
 
         shard_writer.main(settings, board, links.of(shard_id(index)), index)
 
-    return Workers(front, shard, preload.load_shared, preload.load_shard)
+    return Workers(front, shard, load_shared, load_shard)
+
+
+def load_shared() -> None:
+    """Import what the front and the shards have in common."""
+    with _frozen():
+        import topics.actors.rpc.message_router
+        import topics.actors.rpc.typed_calls
+        import topics.formats.api.answers
+        import topics.process.measure  # noqa: F401
+
+
+def load_shard() -> None:
+    """Import what shards run."""
+    load_shared()
+    with _frozen():
+        import topics.process.shard_writer  # noqa: F401
+
+
+@contextmanager
+def _frozen() -> Iterator[None]:
+    """Import without the collector, and exempt the modules from later collections: one in a child
+    would touch, and thereby copy, the shared pages.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if collects:
+            gc.enable()
 
 
 def serve(

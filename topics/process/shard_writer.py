@@ -1,14 +1,27 @@
 """A shard writer: the process that owns the topics of one shard. It recovers, then serves until
 SIGTERM.
+
+The cyclic collector. Python looks at all that is old whenever a quarter has come anew: 0.2 s with
+100,000 topics, for which nobody is served. So what survives such a look is frozen once there is
+much of it, and is not looked at again: no look takes longer than some milliseconds, however many
+topics there are (``decisions/0053``).
+
+    young --survives--> old --survives, with FREEZE_OBJECTS others--> frozen
+
+What is frozen goes as anything does when nothing refers to it. Circles of references would stay, so
+nothing that a shard keeps may be in one (``tests/process/test_collector.py``). The front does not
+freeze: its connections and streams may end in circles.
 """
 
 from __future__ import annotations
 
+import gc
 import secrets
 import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
+from typing import Final
 
 import structlog
 import trio
@@ -23,21 +36,25 @@ from topics.actors.shard.loop import ShardLoop
 from topics.config import Settings
 from topics.errors import ExitCode
 from topics.formats.api.limits import limits_of
-from topics.process import interpreter
 from topics.process.children import note_sigterm
-from topics.process.collector import freeze_survivors
 from topics.process.measure import measure
 from topics.storage.disk import BOOT_ID, Damaged
 from topics.storage.recovery.steps import Shard, recover
 
-LEASE_NUMBER_BITS = 60
+LEASE_NUMBER_BITS: Final = 60
+FREEZE_OBJECTS: Final = 20_000
+OLD_THRESHOLD: Final = 2  # of `gc.set_threshold`: so some 40,000 are old at most
+# Each thread that wants the interpreter waits for one interval before the running thread must give
+# it up. The log's threads need it after each call, for moments only; Python's own interval is 5 ms
+# (`decisions/0022`).
+SWITCH_INTERVAL_S: Final = 0.0005
 
 log = structlog.get_logger()
 
 
 def main(settings: Settings, board: Board, links: Sequence[LinkMemory], index: int) -> None:
     """Run shard ``index``; returns after SIGTERM. ``links`` are those that end in it."""
-    interpreter.favour_log_threads()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     words = board.shard(index)
     words.progress_ppm = 0
     words.state = ShardState.RECOVERING
@@ -105,7 +122,7 @@ async def _serve(
             nursery.start_soon(_stop_on, signals, stop)
             own = [Link(memory, board, shard_id(index)) for memory in links]
             counters = CounterWords(board, shard_id(index))
-            loop.services.gauges.tell = counters.set_all
+            loop.services.gauges.tell = counters.store
             nursery.start_soon(
                 measure, counters, own, lambda: {"topics_inbox_messages": len(loop.inbox)}
             )
@@ -123,3 +140,15 @@ async def _serve(
 async def _stop_on(signals: AsyncIterator[int], stop: trio.Event) -> None:
     async for _ in signals:
         stop.set()
+
+
+def freeze_survivors() -> None:
+    """Freeze what is there, and what survives from now on."""
+    gc.freeze()
+    gc.set_threshold(*gc.get_threshold()[:2], OLD_THRESHOLD)
+    gc.callbacks.append(_freeze)
+
+
+def _freeze(phase: str, info: dict[str, int]) -> None:
+    if phase == "stop" and info["generation"] == 2 and len(gc.get_objects(2)) >= FREEZE_OBJECTS:
+        gc.freeze()

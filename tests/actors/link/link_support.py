@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 import trio
 import trio.testing
 
-from topics.actors.link.arena import ArenaWriter
-from topics.actors.link.arena_memory import PAGE_BYTES, ArenaMemory
-from topics.actors.link.arena_reader import ArenaReader
+from topics.actors.link.arena import PAGE_BYTES, ArenaMemory, ArenaReader, ArenaWriter
 from topics.actors.link.board import Board
 from topics.actors.link.link import Link
 from topics.actors.link.link_memory import LinkMemory, LinkSizes
@@ -74,6 +72,19 @@ def exchange(sender: End, receiver: End) -> list[Message]:
         got += frames
         sender.turn()
     return got
+
+
+class Fence:
+    """Does something at the fence."""
+
+    def __init__(self, fence: Callable[[], None]) -> None:
+        self._fence = fence
+
+    def __enter__(self) -> None:
+        self._fence()
+
+    def __exit__(self, *_: object) -> None:
+        """The fence is at the beginning."""
 
 
 class Running:

@@ -8,8 +8,7 @@ import pytest
 
 from tests.actors.link.link_support import arena_ends
 from topics.actors.link import arena
-from topics.actors.link.arena import LARGE_PAGES, ArenaBlock, ArenaWriter
-from topics.actors.link.arena_memory import PAGE_BYTES, ArenaMemory
+from topics.actors.link.arena import LARGE_PAGES, PAGE_BYTES, ArenaBlock, ArenaMemory, ArenaWriter
 
 
 def resident_kib(memory: ArenaMemory) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from topics.actors.link.arena_memory import PAGE_BYTES, ArenaMemory, pages_of
+from topics.actors.link.arena import PAGE_BYTES, ArenaMemory, pages_of
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from tests.actors.link.link_support import arena_ends
-from topics.actors.link.arena_memory import PAGE_BYTES
+from topics.actors.link.arena import PAGE_BYTES
 
 
 def test_a_slow_reader_is_told_once_when_a_session_waits_for_what_it_reads() -> None:

@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from tests.actors.link.link_support import Pair, Running, asleep
-from topics.actors.link.guard import GUARD_S, Guard
+from topics.actors.link.link import GUARD_S, Guard
 
 
 async def test_the_guard_finds_data_whose_bell_was_lost_and_counts_it(

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from tests.actors.link.link_support import Pair, exchange
-from topics.actors.link.arena_memory import PAGE_BYTES
+from topics.actors.link.arena import PAGE_BYTES
 from topics.actors.link.ring import RingDamaged
 from topics.formats.wire.message import encode
 

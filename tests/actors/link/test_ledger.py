@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 
+from tests.actors.link.link_support import Fence
 from topics.actors.link.board import Board, ShardState
 from topics.actors.link.ledger import Limit, ShardLedger
 
@@ -47,7 +48,7 @@ def test_who_took_a_count_back_looks_again_whether_there_is_room() -> None:
         elif fences == 2:
             there[Limit.TOPICS] = 0
 
-    here._fence = race
+    here._fence = Fence(race)
     assert here.take(1)
     assert (fences, here.total(), there[Limit.TOPICS]) == (3, 1, 0)
     assert not other.topics.take(1)
@@ -60,7 +61,7 @@ def test_what_cannot_fit_is_not_in_the_way_of_what_fits() -> None:
     def fail() -> None:
         raise AssertionError("nothing was counted")
 
-    here._fence = fail
+    here._fence = Fence(fail)
     assert not here.take(10, amount=11)
     assert board.shard(0).limits[Limit.TOPICS] == 0
 

@@ -16,7 +16,7 @@ import trio
 
 from tests.actors.link.link_support import SMALL, Pair, Running, echo
 from tests.support.polling import is_readable
-from topics.actors.link.arena_memory import PAGE_BYTES
+from topics.actors.link.arena import PAGE_BYTES
 from topics.actors.link.link import Link
 from topics.actors.link.process_id import FRONT, shard_id
 from topics.formats.wire.message import Message, PeerGone

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from tests.actors.link.link_support import End, Pair, exchange
-from topics.actors.link.arena_memory import PAGE_BYTES
+from topics.actors.link.arena import PAGE_BYTES
 from topics.actors.link.process_id import FRONT, shard_id
 from topics.formats.wire.message import Message, PeerGone
 

@@ -1,323 +1,137 @@
-"""Calls and notifications between two sessions, and how calls end."""
+"""Calls and events between two sessions: typed at both ends, and how calls end."""
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
-import trio
-import trio.testing
 from structlog.testing import capture_logs
 
-from tests.support.wire import Bench, FakeBlock, Pair, rpc_of
-from topics.actors.rpc.call import PendingCall, RemoteError, RpcReply
-from topics.actors.rpc.inbound import InboundMessage, RpcContext
-from topics.actors.rpc.stepping import NOW, Command
-from topics.formats.wire.envelope import encode_failure, encode_success
+from tests.support.wire import (
+    Asked,
+    Bench,
+    FakeBlock,
+    Inbound,
+    Pair,
+    encode_failure,
+    encode_success,
+)
+from topics.actors.rpc.inbound import InboundEvent
+from topics.actors.rpc.session import RemoteError
+from topics.actors.rpc.typed_calls import InboundCall, serve, subscribe
+from topics.formats.wire.calls import (
+    FEED_PAGE,
+    TOPIC_PUT,
+    CallCancelledParams,
+    DiffParams,
+    FeedPageParams,
+    TopicPutParams,
+    TopicPutResult,
+)
+from topics.formats.wire.contract import NO_ATTACHMENT, TO_SHARD, Call
 from topics.formats.wire.message import ARENA, ERROR, Message, PeerGone
+
+
+class Number(NamedTuple):
+    number: int | None
+
+
+DIFF = Call("diff", TO_SHARD, DiffParams, NO_ATTACHMENT, Number, NO_ATTACHMENT)
+PUT = TopicPutParams("a", ["a.", "b."], 7)
+PARAMS = DiffParams("a", 1)
+PAGE = FeedPageParams(1, 3, 3, 1, 2, {"gap_to": 2}, 9, 4, False)
+
+
+def answer(pair: Pair, cid: int, *, flags: int = ARENA) -> None:
+    """The peer answers the call, from its arena."""
+    payload = encode_success(cid, [5])
+    pair.front.dispatch(pair.caller, Message(9, flags, DIFF.subject, payload, memoryview(b"body")))
+
 
 # Calls
 
 
-async def test_a_call_gets_the_answer_of_the_other_side(pair: Pair, nursery: trio.Nursery) -> None:
-    pair.shard.route(
-        "rpc/append",
-        lambda m: rpc_of(m).reply([rpc_of(m).method, rpc_of(m).params], bytes(m.attachment) + b"!"),
-    )
-    replies: list[RpcReply] = []
+def test_a_handler_gets_the_params_and_the_caller_the_result(pair: Pair) -> None:
+    seen: list[tuple[Any, bytes]] = []
 
-    async def ask() -> None:
-        replies.append(await pair.caller.call("append", {"topic": "a"}, b"body"))
+    def put(request: InboundCall[TopicPutParams, TopicPutResult]) -> None:
+        seen.append((request.params, bytes(request.attachment)))
+        request.reply(TopicPutResult(created=True), b"answer")
 
-    nursery.start_soon(ask)
-    await trio.testing.wait_all_tasks_blocked()
-    assert pair.deliver() == ["rpc/append Request", "rpc/append Success"]
-    await trio.testing.wait_all_tasks_blocked()
-    assert [(reply.result, reply.attachment) for reply in replies] == [
-        (["append", {"topic": "a"}], b"body!")
-    ]
+    serve(pair.shard, TOPIC_PUT, put)
+    asked = pair.ask(TOPIC_PUT, PUT, b"body")
+    assert [message.message_id for message in pair.to_shard.sent] == [asked.cid]
+    assert pair.deliver() == ["rpc/topic.put Request", "rpc/topic.put Success"]
+    reply = asked.reply()
+    assert (type(seen[0][0]), seen) == (TopicPutParams, [(PUT, b"body")])
+    assert (type(reply.result), reply.result) == (TopicPutResult, TopicPutResult(created=True))
+    assert (reply.body, asked.pending.is_over) == (b"answer", True)
 
 
-async def test_the_cid_is_the_id_of_the_request(pair: Pair) -> None:
-    call = pair.caller.call_soon("append", None)
-    assert [message.message_id for message in pair.to_shard.sent] == [call.cid]
-
-
-async def test_calls_are_answered_in_any_order(pair: Pair, nursery: trio.Nursery) -> None:
-    waiting: list[RpcContext] = []
-    pair.shard.route("rpc/append", lambda message: waiting.append(rpc_of(message)))
-    record: list[str] = []
-
-    async def ask(n: int) -> None:
-        reply = await pair.caller.call("append", n)
-        record.append(f"{n} got {reply.result}")
-
-    for n in range(3):
-        nursery.start_soon(ask, n)
-        await trio.testing.wait_all_tasks_blocked()
+async def test_a_request_tells_of_itself(pair: Pair) -> None:
+    kept: list[InboundCall[DiffParams, Number]] = []
+    serve(pair.shard, DIFF, kept.append)
+    asked = pair.ask(DIFF, PARAMS)
     pair.deliver()
-    for n in (2, 0, 1):
-        waiting[n].reply(n * 10)
-        pair.deliver()
-        await trio.testing.wait_all_tasks_blocked()
-    assert record == ["2 got 20", "0 got 0", "1 got 10"]
-
-
-async def test_an_error_answer_is_raised(pair: Pair) -> None:
-    pair.shard.route(
-        "rpc/append",
-        lambda message: rpc_of(message).error(2001, "no such topic", {"code": "topic_not_found"}),
-    )
-    call = pair.caller.call_soon("append", None)
-    pair.deliver()
-    with pytest.raises(RemoteError) as info:
-        await call.wait()
-    assert (info.value.code, info.value.message, info.value.data) == (
+    (request,) = kept
+    assert (request.subject, request.method, request.cid) == (DIFF.subject, "diff", asked.cid)
+    assert (request.session, request.is_open, request.rpc) == (pair.server, True, request)
+    request.outlast()
+    assert not pair.server.unanswered
+    request.error(2001, "no such topic", {"code": "topic_not_found"})
+    assert not request.is_open
+    assert pair.deliver() == ["rpc/diff Failure"]
+    (error,) = asked.told
+    assert isinstance(error, RemoteError)
+    assert (error.code, error.message, error.data) == (
         2001,
         "no such topic",
         {"code": "topic_not_found"},
     )
-    assert str(info.value) == "no such topic (2001)"
+    assert str(error) == "no such topic (2001)"
+
+
+def test_a_registration_can_be_taken_back(pair: Pair) -> None:
+    serve(pair.shard, DIFF, lambda request: request.reply(Number(None)))()
+    pair.ask(DIFF, PARAMS)
+    assert pair.deliver() == ["rpc/diff Request", "rpc/diff Failure"]
+
+
+async def test_calls_are_answered_in_any_order(pair: Pair) -> None:
+    waiting: list[Inbound] = []
+    serve(pair.shard, DIFF, waiting.append)
+    calls = [pair.ask(DIFF, PARAMS) for _ in range(3)]
+    pair.deliver()
+    for n in (2, 0, 1):
+        waiting[n].reply(Number(n))
+        pair.deliver()
+        assert calls[n].reply().result == Number(n)
+
+
+def test_both_sides_may_call(pair: Pair) -> None:
+    serve(pair.front, DIFF, lambda request: request.reply(Number(1)))
+    serve(pair.shard, DIFF, lambda request: request.reply(Number(2)))
+    calls = [pair.ask(DIFF, PARAMS), Asked(pair.server, DIFF, PARAMS)]
+    pair.deliver()
+    assert [call.reply().result for call in calls] == [Number(2), Number(1)]
 
 
 @pytest.mark.parametrize(("subject", "code"), [("stream/x", 1003), ("debug/x", 1002)])
-async def test_a_refused_message_that_is_no_call_is_logged(
-    pair: Pair, subject: str, code: int
-) -> None:
+def test_a_refused_message_that_is_no_call_is_logged(pair: Pair, subject: str, code: int) -> None:
     pair.caller.send(subject, b"")
     with capture_logs() as logs:
         pair.deliver()
     assert [(entry["event"], entry["code"]) for entry in logs] == [("message refused", code)]
 
 
-async def test_a_refused_call_fails(pair: Pair) -> None:
-    call = pair.caller.call_soon("append", None)
+def test_a_refused_call_fails(pair: Pair) -> None:
+    asked = pair.ask(DIFF, PARAMS)
     (request,) = pair.to_shard.take()
-    pair.to_shard.send("rpc/append", b"damaged", message_id=request.message_id)
-    assert pair.deliver() == ["rpc/append Malformed", "refusal"]
-    with pytest.raises(RemoteError, match=r"malformed payload: .* \(1002\)"):
-        await call.wait()
-
-
-async def test_both_sides_may_call(pair: Pair) -> None:
-    pair.front.route("rpc/where", lambda message: rpc_of(message).reply("front"))
-    pair.shard.route("rpc/where", lambda message: rpc_of(message).reply("shard"))
-    calls = [pair.caller.call_soon("where", None), pair.server.call_soon("where", None)]
-    pair.deliver()
-    assert [(await call.wait()).result for call in calls] == ["shard", "front"]
-
-
-async def test_a_notification_reaches_the_handlers_of_its_event(pair: Pair) -> None:
-    seen: list[InboundMessage] = []
-    pair.shard.route("event/topic.appended", seen.append)
-    pair.caller.notify("topic.appended", {"topic": "a"}, b"body")
-    pair.deliver()
-    assert seen[0].notification is not None
-    assert (seen[0].notification.params, seen[0].attachment) == ({"topic": "a"}, b"body")
-
-
-# Calls that end otherwise
-
-
-async def test_closing_fails_the_calls_that_wait_and_those_that_nobody_awaits_yet(
-    pair: Pair,
-) -> None:
-    record: list[str] = []
-
-    async def ask() -> None:
-        try:
-            await pair.caller.call("append", None)
-        except PeerGone as error:
-            record.append(str(error))
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(ask)
-        await trio.testing.wait_all_tasks_blocked()
-        early = pair.caller.call_soon("append", None)
-        pair.caller.on_closed(lambda session: record.append("closed"))
-        pair.caller.close()
-    assert record == ["closed", "the link session with shard-0 closed, call 101 was pending"]
-    with pytest.raises(PeerGone):
-        await early.wait()
-
-
-@pytest.mark.parametrize("how", ["closed", "broken"])
-async def test_no_call_starts_when_the_peer_is_gone(pair: Pair, how: str) -> None:
-    if how == "closed":
-        pair.caller.close()
-    else:
-        pair.to_shard.broken = True
-    with pytest.raises(PeerGone):
-        await pair.caller.call("append", None)
-    with pytest.raises(PeerGone):
-        pair.caller.notify("topic.appended", None)
-    pair.to_shard.broken = False
-    assert pair.to_shard.sent == []
-
-
-async def test_a_cancelled_call_is_forgotten_and_a_late_answer_released(pair: Pair) -> None:
-    waiting: list[RpcContext] = []
-    pair.shard.route("rpc/diff", lambda message: waiting.append(rpc_of(message)))
-    cancelled: list[object] = []
-    pair.shard.route(
-        "event/call.cancelled", lambda m: cancelled.append(m.notification and m.notification.params)
-    )
-    with trio.CancelScope() as scope:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(pair.caller.call, "diff", None)
-            await trio.testing.wait_all_tasks_blocked()
-            pair.deliver()
-            scope.cancel()
-    assert pair.deliver() == ["event/call.cancelled Notification"]
-    assert cancelled == [[waiting[0].cid]]
-    answer = encode_success(waiting[0].cid, None)
-    pair.front.dispatch(pair.caller, Message(9, ARENA, "rpc/diff", answer, memoryview(b"body")))
-    assert pair.to_shard.released == [9]
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [encode_failure(102, 2000, "late"), encode_success(102, None)],
-    ids=["error", "success"],
-)
-async def test_a_late_answer_wakes_nobody_and_disturbs_no_other_call(
-    pair: Pair, answer: bytes
-) -> None:
-    kept = pair.caller.call_soon("diff", None)
-    given_up = pair.caller.call_soon("diff", None)
-    given_up.abandon()
-    pair.front.dispatch(pair.caller, Message(9, 0, "rpc/diff", answer, b""))
-    pair.front.dispatch(
-        pair.caller, Message(10, 0, "rpc/diff", encode_success(kept.cid, "mine"), b"")
-    )
-    assert (await kept.wait()).result == "mine"
-
-
-@pytest.mark.parametrize("how", ["abandoned", "failed", "answered before"])
-@pytest.mark.parametrize("is_wanted", [True, False])
-async def test_an_answer_that_nobody_waits_for_goes_once_to_who_wants_it(
-    pair: Pair, how: str, is_wanted: bool
-) -> None:
-    call = pair.caller.call_soon("diff", None)
-    late: list[object] = []
-    if is_wanted:
-        call.on_late = lambda reply: late.append(reply.result)
-    if how == "abandoned":
-        call.abandon()
-    elif how == "failed":
-        pair.caller.fail_calls(lambda _: True)
-    answer = encode_success(call.cid, "late")
-    for _ in range(2):
-        pair.front.dispatch(pair.caller, Message(9, ARENA, "rpc/diff", answer, memoryview(b"")))
-    if how == "answered before":
-        call.abandon()
-    assert late == (["late"] if is_wanted else [])
-    assert pair.to_shard.released == [9, 9]
-    assert pair.caller._given_up == {}
-
-
-async def test_a_cancelled_call_whose_peer_is_gone_is_just_cancelled(pair: Pair) -> None:
-    with trio.CancelScope() as scope:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(pair.caller.call, "diff", None)
-            await trio.testing.wait_all_tasks_blocked()
-            pair.to_shard.broken = True
-            scope.cancel()
-    assert scope.cancelled_caught
-
-
-async def test_a_caller_that_is_cancelled_while_the_answer_is_on_its_way_to_it_still_gets_it(
-    pair: Pair,
-) -> None:
-    """Between the wake-up and the task's turn the reply is the task's: nothing may lose the memory
-    that it names.
-    """
-    got: list[RpcReply] = []
-
-    async def ask() -> None:
-        got.append(await pair.caller.call("diff", None))
-
-    with trio.CancelScope() as scope:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(ask)
-            await trio.testing.wait_all_tasks_blocked()
-            (request,) = pair.to_shard.take()
-            answer = Message(
-                9, ARENA, "rpc/diff", encode_success(request.message_id, 1), memoryview(b"body")
-            )
-            pair.front.dispatch(pair.caller, answer)
-            scope.cancel()
-    assert [reply.result for reply in got] == [1]
-    assert (pair.to_shard.released, pair.to_shard.sent) == ([], [])
-    got[0].release()
-    assert pair.to_shard.released == [9]
-
-
-async def answered_call(pair: Pair) -> PendingCall:
-    call = pair.caller.call_soon("diff", None)
-    pair.to_shard.take()
-    answer = Message(9, ARENA, "rpc/diff", encode_success(call.cid, 1), memoryview(b"body"))
-    pair.front.dispatch(pair.caller, answer)
-    return call
-
-
-async def test_an_answer_that_came_before_the_wait_is_released_when_the_wait_is_cancelled(
-    pair: Pair,
-) -> None:
-    call = await answered_call(pair)
-    with trio.CancelScope() as scope:
-        scope.cancel()
-        await call.wait()
-    assert scope.cancelled_caught
-    assert (pair.to_shard.released, pair.to_shard.sent) == ([9], [])
-
-
-async def test_an_abandoned_answer_is_released_once(pair: Pair) -> None:
-    call = await answered_call(pair)
-    call.abandon()
-    call.abandon()
-    assert pair.to_shard.released == [9]
-    with pytest.raises(RuntimeError, match="is over"):
-        await call.wait()
-
-
-async def test_abandoning_after_the_answer_was_taken_releases_nothing(pair: Pair) -> None:
-    call = await answered_call(pair)
-    reply = await call.wait()
-    call.abandon()
-    assert (reply.result, pair.to_shard.released) == (1, [])
-    with pytest.raises(RuntimeError, match="is over"):
-        await call.wait()
-
-
-async def test_one_task_waits_for_a_call_and_nobody_abandons_it_meanwhile(
-    pair: Pair, nursery: trio.Nursery
-) -> None:
-    pair.shard.route("rpc/diff", lambda message: rpc_of(message).reply())
-    call = pair.caller.call_soon("diff", None)
-    nursery.start_soon(call.wait)
-    await trio.testing.wait_all_tasks_blocked()
-    with pytest.raises(RuntimeError, match="another task waits"):
-        await call.wait()
-    with pytest.raises(RuntimeError, match="cancel it instead"):
-        call.abandon()
-    pair.deliver()
-
-
-async def test_what_has_no_cbor_form_starts_no_call_and_frees_its_block(pair: Pair) -> None:
-    blocks = [FakeBlock(), FakeBlock()]
-    with pytest.raises(Exception, match="cannot encode type"):
-        pair.caller.call_soon("append", object(), blocks[0])
-    with pytest.raises(Exception, match="cannot encode type"):
-        pair.caller.notify("append", object(), blocks[1])
-    assert ([block.freed for block in blocks], pair.to_shard.sent) == ([1, 1], [])
-
-
-async def test_a_block_goes_to_the_transport_as_it_is(pair: Pair) -> None:
-    block = FakeBlock()
-    pair.caller.call_soon("append", None, block)
-    assert (pair.to_shard.blocks, block.freed) == ([block], 0)
+    pair.to_shard.send("rpc/diff", b"damaged", message_id=request.message_id)
+    assert pair.deliver() == ["rpc/diff Malformed", "refusal"]
+    (error,) = asked.told
+    assert error.code == 1002
+    assert error.message.startswith("malformed payload: ")
 
 
 def test_a_refusal_is_never_answered() -> None:
@@ -327,89 +141,133 @@ def test_a_refusal_is_never_answered() -> None:
     assert ([entry["event"] for entry in logs], bench.wire.sent) == (["refusal dropped"], [])
 
 
-# Calls of stepped coroutines
+# Events
 
 
-class Hand:
-    """A driver that keeps the answer."""
+def test_an_event_reaches_its_handler_with_typed_params(pair: Pair) -> None:
+    seen: list[tuple[Any, bytes]] = []
 
-    def __init__(self) -> None:
-        self.answers: list[Any] = []
+    def page(event: InboundEvent[FeedPageParams]) -> None:
+        seen.append((event.params, bytes(event.attachment)))
 
-    def answered(self, answer: Any) -> None:
-        self.answers.append(answer)
-
-    def failed(self, error: Exception) -> None:
-        self.answers.append(error)
-
-
-def stepped(driver: Hand, coroutine: Coroutine[Any, Any, RpcReply], value: object = None) -> object:
-    """One step."""
-    NOW.driver = driver
-    try:
-        return coroutine.send(value)
-    finally:
-        NOW.driver = None
-
-
-async def test_a_stepped_call_is_answered_through_its_driver(pair: Pair) -> None:
-    pair.shard.route("rpc/append", lambda message: rpc_of(message).reply("done"))
-    driver, call = Hand(), pair.caller.call_soon("append", None)
-    waiting = call.wait()
-    assert stepped(driver, waiting) is Command.ANSWER
+    subscribe(pair.front, FEED_PAGE, page)
+    pair.server.notify(FEED_PAGE, PAGE, b"records")
     pair.deliver()
-    (answer,) = driver.answers
-    with pytest.raises(StopIteration) as over:
-        stepped(driver, waiting, answer)
-    assert over.value.value.result == "done"
+    assert (type(seen[0][0]), seen) == (FeedPageParams, [(PAGE, b"records")])
 
 
-async def test_a_stepped_call_raises_what_its_answer_says(pair: Pair) -> None:
-    driver, call = Hand(), pair.caller.call_soon("append", None)
-    waiting = call.wait()
-    assert stepped(driver, waiting) is Command.ANSWER
+# Calls that end otherwise
+
+
+def test_closing_fails_the_calls_under_way_before_the_listeners_hear(pair: Pair) -> None:
+    asked = pair.ask(DIFF, PARAMS)
+    pair.caller.on_closed(lambda session: asked.told.append("closed"))
     pair.caller.close()
-    (error,) = driver.answers
+    assert list(map(str, asked.told)) == [
+        "the link session with shard-0 closed, call 101 was pending",
+        "closed",
+    ]
+
+
+@pytest.mark.parametrize("how", ["closed", "broken"])
+def test_no_call_starts_when_the_peer_is_gone_and_its_block_is_freed(pair: Pair, how: str) -> None:
+    if how == "closed":
+        pair.caller.close()
+    else:
+        pair.to_shard.broken = True
+    blocks = [FakeBlock(), FakeBlock()]
     with pytest.raises(PeerGone):
-        waiting.throw(error)
+        pair.ask(TOPIC_PUT, PUT, blocks[0])
+    with pytest.raises(PeerGone):
+        pair.caller.notify(FEED_PAGE, PAGE, blocks[1])
+    assert (pair.to_shard.sent, pair.caller.calls) == ([], {})
+    if how == "closed":  # else the transport has taken them
+        assert [block.freed for block in blocks] == [1, 1]
 
 
-async def test_an_answer_that_came_before_a_step_is_taken_at_once(pair: Pair) -> None:
-    call = await answered_call(pair)
-    with pytest.raises(StopIteration) as over:
-        stepped(Hand(), call.wait())
-    assert over.value.value.result == 1
-    with pytest.raises(RuntimeError, match="is over"):
-        stepped(Hand(), call.wait())
+def test_an_abandoned_call_is_told_to_the_peer_and_a_late_answer_released(pair: Pair) -> None:
+    cancelled: list[InboundEvent[CallCancelledParams]] = []
+    pair.shard.route("event/call.cancelled", cancelled.append, params=CallCancelledParams)
+    asked = pair.ask(DIFF, PARAMS)
+    pair.to_shard.take()
+    for _ in range(2):
+        asked.pending.abandon()
+    assert pair.deliver() == ["event/call.cancelled Notification"]
+    assert [event.params for event in cancelled] == [CallCancelledParams(asked.cid)]
+    answer(pair, asked.cid)
+    assert (asked.told, pair.to_shard.released) == ([], [9])
 
 
-async def test_a_stepped_call_whose_coroutine_is_closed_is_abandoned(pair: Pair) -> None:
-    driver, call = Hand(), pair.caller.call_soon("diff", None)
-    (request,) = pair.to_shard.take()
-    waiting = call.wait()
-    stepped(driver, waiting)
-    waiting.close()
-    (told,) = pair.to_shard.take()
-    assert told.subject == "event/call.cancelled"
-    answer = encode_success(request.message_id, None)
-    pair.front.dispatch(pair.caller, Message(9, ARENA, "rpc/diff", answer, memoryview(b"body")))
-    assert (pair.to_shard.released, driver.answers) == ([9], [])
+@pytest.mark.parametrize(
+    "late",
+    [encode_failure(102, 2000, "late"), encode_success(102, None)],
+    ids=["error", "success"],
+)
+def test_a_late_answer_disturbs_no_other_call(pair: Pair, late: bytes) -> None:
+    kept, given_up = pair.ask(DIFF, PARAMS), pair.ask(DIFF, PARAMS)
+    given_up.pending.abandon()
+    pair.front.dispatch(pair.caller, Message(9, 0, "rpc/diff", late, b""))
+    answer(pair, kept.cid, flags=0)
+    assert (kept.reply().result, given_up.told) == (Number(5), [])
 
 
-async def test_a_close_passes_over_a_call_that_an_earlier_one_has_abandoned(pair: Pair) -> None:
-    first, second, third = (pair.caller.call_soon("diff", n) for n in range(3))
-    failed: list[str] = []
-    first.then(lambda _: second.abandon())
-    second.then(lambda _: failed.append("second"))
-    third.then(lambda _: failed.append("third"))
+@pytest.mark.parametrize("how", ["abandoned", "failed"])
+@pytest.mark.parametrize("is_wanted", [True, False])
+def test_an_answer_that_nobody_waits_for_goes_once_to_who_wants_it(
+    pair: Pair, how: str, is_wanted: bool
+) -> None:
+    asked, late = pair.ask(DIFF, PARAMS), list[Any]()
+    if is_wanted:
+        asked.pending.on_late = lambda reply: late.append(reply.result)
+    if how == "abandoned":
+        asked.pending.abandon()
+    else:
+        pair.caller.fail_calls(lambda _: True)
+    for _ in range(2):
+        answer(pair, asked.cid)
+    assert late == ([Number(5)] if is_wanted else [])
+    assert (pair.to_shard.released, pair.caller.calls) == ([9, 9], {})
+    assert list(map(type, asked.told)) == ([] if how == "abandoned" else [PeerGone])
+
+
+def test_abandoning_when_the_peer_is_gone_is_no_error(pair: Pair) -> None:
+    asked = pair.ask(DIFF, PARAMS)
+    pair.to_shard.broken = True
+    asked.pending.abandon()
+    assert (asked.pending.is_over, asked.told) == (True, [])
+
+
+def test_a_reply_is_released_once_and_abandoning_it_does_nothing(pair: Pair) -> None:
+    asked = pair.ask(DIFF, PARAMS)
+    pair.to_shard.take()
+    answer(pair, asked.cid)
+    asked.pending.abandon()
+    assert (pair.to_shard.released, pair.to_shard.sent) == ([], [])
+    reply = asked.reply()
+    assert bytes(reply.body) == b"body"
+    reply.release()
+    assert (reply.body, pair.to_shard.released) == (b"", [9])
+
+
+def test_a_call_that_fails_may_abandon_another_one(pair: Pair) -> None:
+    others: list[Asked] = []
+    first = pair.caller.call(DIFF, PARAMS, b"", lambda _: others[0].pending.abandon())
+    others += [pair.ask(DIFF, PARAMS), pair.ask(DIFF, PARAMS)]
     pair.caller.close()
-    assert (first.is_over, failed) == (True, ["third"])
+    assert (first.is_over, others[0].told) == (True, [])
+    assert list(map(type, others[1].told)) == [PeerGone]
 
 
-async def test_one_stepped_coroutine_waits_for_a_call(pair: Pair) -> None:
-    call = pair.caller.call_soon("diff", None)
-    first = call.wait()
-    stepped(Hand(), first)
-    with pytest.raises(RuntimeError, match="another coroutine waits"):
-        stepped(Hand(), call.wait())
-    first.close()
+def test_what_cannot_be_encoded_starts_no_call_and_frees_its_block(pair: Pair) -> None:
+    blocks = [FakeBlock(), FakeBlock()]
+    with pytest.raises(TypeError, match="unsupported"):
+        pair.ask(DIFF, DiffParams(object(), 1), blocks[0])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="unsupported"):
+        pair.caller.notify(FEED_PAGE, PAGE._replace(tombstone={"a": object()}), blocks[1])
+    assert ([block.freed for block in blocks], pair.to_shard.sent) == ([1, 1], [])
+
+
+def test_a_block_goes_to_the_transport_as_it_is(pair: Pair) -> None:
+    block = FakeBlock()
+    pair.ask(DIFF, PARAMS, block)
+    assert (pair.to_shard.blocks, block.freed) == ([block], 0)

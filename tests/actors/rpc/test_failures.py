@@ -5,9 +5,14 @@ from __future__ import annotations
 import pytest
 
 from topics import errors
-from topics.actors.rpc.call import RemoteError
-from topics.actors.rpc.failures import failure_of, failures_of
-from topics.actors.rpc.replies import APPLICATION_ERROR, CONTRACT_ERROR, map_error
+from topics.actors.rpc.replies import (
+    APPLICATION_ERROR,
+    CONTRACT_ERROR,
+    failure_of,
+    failures_of,
+    map_error,
+)
+from topics.actors.rpc.session import RemoteError
 from topics.errors import Internal, NotReady, TopicFull, TopicNotFound, TopicsError
 from topics.formats.wire.calls import AppendOutcome, AppendResult
 from topics.formats.wire.envelope import ErrorCode

@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import cbor2
+import msgspec
 import pytest
 import trio
 import trio.testing
 
-from tests.support.wire import Bench
-from topics.actors.rpc.inbound import InboundMessage
-from topics.formats.wire.envelope import encode_notification, encode_request, encode_success
+from tests.support.wire import Bench, Inbound, encode_notification, encode_request, encode_success
 from topics.formats.wire.message import ARENA, ERROR
 
 # §2, §9: the message
 
 
 async def test_s2_a_handler_sees_all_of_the_message(bench: Bench) -> None:
-    seen: list[InboundMessage] = []
+    seen: list[Inbound] = []
     bench.router.route("rpc/append", seen.append)
     payload = encode_request(9, "append", {"topic": "a"})
     bench.put("rpc/append", payload, message_id=9, attachment=b"body")
@@ -40,30 +38,25 @@ async def test_s2_a_handler_sees_all_of_the_message(bench: Bench) -> None:
         {"topic": "a"},
         9,
     )
-    assert message.notification is None
 
 
 def test_s2_rpc_is_there_only_for_a_request(bench: Bench) -> None:
-    seen: list[InboundMessage] = []
+    seen: list[Inbound] = []
     bench.router.route_prefix("", seen.append)
     bench.event("topic.appended", {"topic": "a"})
     bench.put("app/x", encode_request(7, "append", None))
     event, custom = seen
     assert (event.rpc, custom.rpc) == (None, None)
-    assert event.notification is not None
-    assert (event.notification.method, event.notification.params) == (
-        "topic.appended",
-        {"topic": "a"},
-    )
-    assert custom.notification is None
+    assert (event.method, event.params) == ("topic.appended", {"topic": "a"})
+    assert (custom.envelope, custom.params) == (None, None)
 
 
 @pytest.mark.parametrize(
     "name",
-    ["subject", "payload", "attachment", "peer_id", "session", "frame", "rpc", "notification"],
+    ["subject", "payload", "attachment", "peer_id", "session", "frame", "rpc", "params"],
 )
 def test_s9_nothing_of_a_message_can_be_set(bench: Bench, name: str) -> None:
-    seen: list[InboundMessage] = []
+    seen: list[Inbound] = []
     bench.router.route("app/x", seen.append)
     bench.put("app/x", b"")
     with pytest.raises(AttributeError):
@@ -73,7 +66,7 @@ def test_s9_nothing_of_a_message_can_be_set(bench: Bench, name: str) -> None:
 
 
 def test_s9_every_message_goes_out_under_a_fresh_message_id(bench: Bench) -> None:
-    def handler(message: InboundMessage) -> None:
+    def handler(message: Inbound) -> None:
         assert message.rpc is not None
         message.send("event/x", encode_notification("x", None))
         message.send("event/x", encode_notification("x", None))
@@ -95,7 +88,7 @@ def test_s9_a_reply_keeps_subject_and_cid(bench: Bench) -> None:
     )
     bench.request("a", cid=41)
     (answer,) = bench.wire.sent
-    assert (answer.subject, cbor2.loads(answer.payload), answer.attachment) == (
+    assert (answer.subject, msgspec.msgpack.decode(answer.payload), answer.attachment) == (
         "rpc/a",
         {"t": "R", "cid": 41, "result": {"n": 1}},
         b"body",
@@ -137,7 +130,7 @@ def test_s9_memory_of_the_peer_goes_back_when_it_is_done_with(
 
 
 async def test_s9_memory_of_the_peer_is_kept_until_the_answer(bench: Bench) -> None:
-    seen: list[InboundMessage] = []
+    seen: list[Inbound] = []
     bench.router.route("rpc/a", seen.append)
     bench.request("a", flags=ARENA)
     assert bench.wire.released == []
@@ -150,7 +143,7 @@ async def test_s9_memory_of_the_peer_is_kept_until_the_answer(bench: Bench) -> N
 async def test_s9_memory_of_the_peer_is_kept_until_the_last_handler_has_returned(
     bench: Bench,
 ) -> None:
-    async def wait(message: InboundMessage) -> None:
+    async def wait(message: Inbound) -> None:
         await trio.lowlevel.checkpoint()
         bench.record.append(f"released {bench.wire.released}")
 

@@ -13,9 +13,8 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.wire import Bench, payload_for
-from topics.actors.rpc.inbound import InboundMessage
-from topics.actors.rpc.subject_policy import Mode
+from tests.support.wire import Bench, Inbound, payload_for
+from topics.actors.rpc.route_table import Mode
 
 # §1, §4, §8: who is called, and in which order
 
@@ -201,7 +200,7 @@ def test_s8_one_sessions_handlers_are_not_anothers(bench: Bench) -> None:
 def test_s4_a_handler_added_in_a_dispatch_waits_for_the_next_message(bench: Bench) -> None:
     added: list[Callable[[], None]] = []
 
-    def add(message: InboundMessage) -> None:
+    def add(message: Inbound) -> None:
         bench.record.append("add")
         if not added:
             added.append(bench.router.route("app/x", bench.note("added")))
@@ -223,7 +222,7 @@ def test_s4_a_handler_taken_back_in_a_dispatch_is_not_called_any_more(bench: Ben
 async def test_s4_a_handler_taken_back_while_another_one_waits_is_not_called(bench: Bench) -> None:
     go_on = trio.Event()
 
-    async def wait(message: InboundMessage) -> None:
+    async def wait(message: Inbound) -> None:
         await go_on.wait()
 
     bench.router.route("app/x", wait)
@@ -243,8 +242,8 @@ async def test_s4_a_handler_taken_back_while_another_one_waits_is_not_called(ben
 async def test_s4_broadcast_awaits_each_handler_before_the_next(
     bench: Bench, autojump_clock: trio.testing.MockClock
 ) -> None:
-    def slow(name: str) -> Callable[[InboundMessage], Any]:
-        async def handler(message: InboundMessage) -> None:
+    def slow(name: str) -> Callable[[Inbound], Any]:
+        async def handler(message: Inbound) -> None:
             bench.record.append(f"{name} starts")
             await trio.sleep(1)
             bench.record.append(f"{name} ends")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from structlog.testing import capture_logs
 
-from tests.support.wire import Bench, FakeBlock, rpc_of
-from topics.actors.rpc.inbound import InboundMessage
+from tests.support.wire import Bench, FakeBlock, Inbound, rpc_of
 from topics.actors.rpc.session import LinkSession
 from topics.formats.wire.message import ARENA, PeerGone
 
@@ -101,7 +100,7 @@ def test_s8_the_router_does_not_keep_what_has_closed() -> None:
 
 
 async def test_s8_an_answer_after_the_end_goes_nowhere() -> None:
-    bench, seen = Bench(), list[InboundMessage]()
+    bench, seen = Bench(), list[Inbound]()
     bench.router.route("rpc/append", seen.append)
     bench.request()
     bench.session.close()
@@ -115,7 +114,7 @@ async def test_s8_an_answer_after_the_end_goes_nowhere() -> None:
 async def test_s8_a_handler_may_close_its_session() -> None:
     bench = Bench()
 
-    def close(message: InboundMessage) -> None:
+    def close(message: Inbound) -> None:
         message.session.close()
 
     bench.router.route("rpc/append", close)

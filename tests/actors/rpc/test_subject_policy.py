@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from tests.support.wire import Bench
+from tests.support.wire import Bench, encode_notification
 from topics.actors.rpc.message_router import (
     MessageRouter,
     RouterConfig,
 )
-from topics.actors.rpc.subject_policy import SubjectKind, SubjectPolicy
-from topics.formats.wire.envelope import encode_notification
+from topics.actors.rpc.route_table import SubjectKind, SubjectPolicy
 
 # §3: policy
 

@@ -15,6 +15,7 @@ import trio
 
 from tests.support.shard import Desk
 from topics.actors.shard import appends
+from topics.engine.changes import append
 from topics.engine.priority import NEW_BAND, TOP_BAND
 from topics.errors import Internal
 from topics.formats.disk.frames import FrameKind
@@ -250,14 +251,14 @@ async def test_a_bug_met_by_one_is_told_to_that_one(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desk.make("a")
-    append = desk.engine.append
+    decide = append.decide
 
-    def broken(name: str, asked: Any, *rest: Any) -> Any:
+    def broken(table: Any, name: str, asked: Any, *rest: Any) -> Any:
         if b"2" in [bytes(record.data) for record in asked.records]:
             raise ZeroDivisionError("a bug")
-        return append(name, asked, *rest)
+        return decide(table, name, asked, *rest)
 
-    monkeypatch.setattr(desk.engine, "append", broken)
+    monkeypatch.setattr(append, "decide", broken)
     desk.append_many("a", body(1), body(2), body(3))
     desk.written()
     ((_, answers),) = desk.batches()
@@ -294,7 +295,7 @@ async def test_a_retry_follows_the_first_attempt_out_of_another_message(desk: De
     assert desk.wire.sent == []
     desk.synced()
     alone_frame, *batches = desk.wire.take()
-    assert decode(alone_frame.payload).cid == alone  # type: ignore[union-attr]
+    assert decode(alone_frame.payload).cid == alone
     desk.wire.sent = batches
     assert sorted(said(answers) for _, answers in desk.batches()) == [[[1]], [[1], [2]]]
     assert desk.seqs("a") == [1, 2]
@@ -347,7 +348,7 @@ async def test_a_burst_waits_in_its_place_for_a_long_write(
     while len(desk.wire.sent) < 2:
         await trio.lowlevel.checkpoint()
     first, second = desk.wire.take()
-    assert decode(first.payload).cid == long  # type: ignore[union-attr]
+    assert decode(first.payload).cid == long
     desk.wire.sent = [second]
     ((number, answers),) = desk.batches()
     assert (number, said(answers)) == (burst, [[10], "invalid_request", [11]])
@@ -367,7 +368,7 @@ async def test_outcomes_tell_the_band_of_the_topic(desk: Desk) -> None:
     def bands() -> list[list[int]]:
         desk.synced()
         answers = [decode(frame.payload) for frame in desk.wire.take()]
-        results = [APPEND.result_of(answer.result) for answer in answers]  # type: ignore[union-attr]
+        results = [APPEND.result_of(answer.result) for answer in answers]
         return [[*map(band_in, result.outcomes)] for result in results]
 
     desk.make("high", priority=1000)

@@ -11,6 +11,7 @@ from tests.support.shard import Desk
 from tests.support.streamed import FULL
 from topics.actors.shard import expiry
 from topics.actors.shard.expiry import SWEEP_MS, Expiry
+from topics.engine import retention
 from topics.engine.now import Now
 from topics.formats.disk.frames import FrameKind
 
@@ -174,7 +175,7 @@ async def test_each_topic_with_records_that_age_is_planned_in_time_whatever_come
         desk.synced()
         time.to(time.ts + dice.choice([1, 100, 900, SWEEP_MS]))
         for topic in desk.engine.topics.values():
-            due = desk.engine.next_expiry(topic)
+            due = retention.next_expiry(topic, desk.engine.store)
             if due is not None:
                 now, planned = time.ts // SWEEP_MS, time.service._planned[topic.id]
                 assert now <= planned <= max(due // SWEEP_MS, now)

@@ -13,6 +13,7 @@ from trio.testing import wait_all_tasks_blocked
 from tests.support.feeds import Front, contiguous, seqs
 from topics.actors.shard import feeds
 from topics.engine import reading
+from topics.engine.changes import delete_records
 
 # Following the head
 
@@ -231,7 +232,12 @@ def test_whatever_happens_pages_have_no_hole_and_tell_of_all_that_was_lost(
                 elif step == "delete":
                     topic = front.engine.topic("a")
                     front.commits.submit(
-                        front.engine.delete_records("a", what, None, front.commits.now()), None
+                        delete_records.decide(
+                            front.engine.table,
+                            delete_records.asked(front.engine.table, "a", what, None),
+                            front.commits.now(),
+                        ),
+                        None,
                     )
                     deleted = max(deleted, min(what, topic.head_seq + 1))
                 elif step == "write":

@@ -15,10 +15,10 @@ from topics.actors.link.board import Board
 from topics.actors.link.link import Link
 from topics.actors.link.link_memory import LinkMemory, LinkSizes
 from topics.actors.link.process_id import FRONT, shard_id
-from topics.actors.rpc import typed_calls
-from topics.actors.rpc.inbound import InboundMessage
+from topics.actors.rpc.inbound import InboundEvent
 from topics.actors.rpc.message_router import MessageRouter
-from topics.actors.rpc.session import LinkSession
+from topics.actors.rpc.session import LinkSession, Reply
+from topics.actors.rpc.typed_calls import subscribe
 from topics.actors.shard.context import clock
 from topics.actors.shard.loop import ShardLoop
 from topics.config import Settings
@@ -34,6 +34,7 @@ from topics.formats.wire.calls import (
     FeedPageParams,
     FeedTakenParams,
 )
+from topics.formats.wire.contract import Call, R
 from topics.formats.wire.message import Message
 from topics.storage.recovery.steps import recover
 
@@ -151,21 +152,26 @@ async def test_pages_go_over_a_real_link_short_or_long(
     sessions: list[LinkSession] = []
     got, pages = trio.open_memory_channel[tuple[Any, bytes]](10)
 
-    def page(message: InboundMessage, params: FeedPageParams) -> None:
-        got.send_nowait((params, bytes(message.attachment)))
+    def page(event: InboundEvent[FeedPageParams]) -> None:
+        got.send_nowait((event.params, bytes(event.attachment)))
 
     def arrived(frames: list[Message]) -> None:
         for frame in frames:
             assert router.dispatch(sessions[0], frame) is None
 
+    async def asked(call: Call[Any, R], params: Any, body: bytes = b"") -> Reply[R]:
+        send, receive = trio.open_memory_channel[Any](1)
+        sessions[0].call(call, params, body, send.send_nowait)
+        link.flush()
+        reply: Reply[R] = await receive.receive()
+        return reply
+
     async def write() -> None:
         body = json_bytes({"records": [{"data": "x" * size}]})
         params = AppendParams("a", None, True, None, 0)
-        call = typed_calls.call_soon(sessions[0], APPEND, params, body)
-        link.flush()
-        await call.wait()
+        await asked(APPEND, params, body)
 
-    typed_calls.subscribe(router, FEED_PAGE, page)
+    subscribe(router, FEED_PAGE, page)
     nursery.start_soon(
         link.run,
         lambda: sessions.append(router.open_session("shard-0", link)),
@@ -176,15 +182,14 @@ async def test_pages_go_over_a_real_link_short_or_long(
         while not sessions:
             await trio.lowlevel.checkpoint()
         await write()
-        call = typed_calls.call_soon(sessions[0], FEED_OPEN, FeedOpenParams(3, "a", VIEW))
-        link.flush()
-        assert FEED_OPEN.result_of((await call.wait()).result).head_seq == 1
+        opened = await asked(FEED_OPEN, FeedOpenParams(3, "a", VIEW))
+        assert opened.result.head_seq == 1
         for _ in range(3):
             await write()
         found = [await pages.receive(), await pages.receive()]
         with pytest.raises(trio.WouldBlock):
             pages.receive_nowait()
-        typed_calls.notify(sessions[0], FEED_TAKEN, FeedTakenParams(3))
+        sessions[0].notify(FEED_TAKEN, FeedTakenParams(3))
         link.flush()
         found.append(await pages.receive())
     assert [(params.from_seq, params.to_seq, params.record_count) for params, _ in found] == [

@@ -17,7 +17,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.support.feeds import BROKEN
 from tests.support.queue_desk import QueueDesk, trio_clock
 from tests.support.wal import sync_by
-from topics.actors.link.counters import REGISTRY
+from topics.actors.link.counters import TABLE
 from topics.actors.link.process_id import ProcessKind
 from topics.actors.shard import gauges
 from topics.actors.shard.gauges import BEAT_S, DISK_S, FIRST_LOOK_MAX_S
@@ -448,7 +448,7 @@ async def test_a_shard_beats_in_turns_from_its_start_on(
 async def test_what_is_told_is_declared_as_it_is_told(
     desk: GaugeDesk, mock_clock: MockClock
 ) -> None:
-    metrics = {metric.name: metric for metric in REGISTRY[ProcessKind.SHARD]}
+    metrics = {metric.name: metric for metric in TABLE[ProcessKind.SHARD]}
     for name, value in (await desk.beat()).items():
         assert metrics[name].words == (1 if isinstance(value, int) else len(value)), name
-    assert metrics["topics_topics_by_class"].rows == tuple((name,) for name in CLASSES)
+    assert metrics["topics_topics_by_class"].rows == [(name,) for name in CLASSES]

@@ -11,6 +11,7 @@ import trio.testing
 
 from tests.support.shard import Desk
 from topics.actors.shard.service import Service
+from topics.engine.changes import put_topic
 from topics.engine.changes.put_topic import PutTopic
 from topics.formats.api.decoding import decode_config
 from topics.formats.disk.frames import FrameKind
@@ -288,4 +289,6 @@ async def test_one_sync_is_asked_for_a_batch_and_none_for_the_next(desk: Desk) -
 
 
 def put(desk: Desk, name: str, **config: Any) -> PutTopic:
-    return desk.engine.put(name, decode_config(json_bytes(config)), desk.loop.context.now)
+    return put_topic.decide(
+        desk.engine.table, name, decode_config(json_bytes(config)), desk.loop.context.now
+    )

@@ -11,6 +11,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.support.shard import Desk
+from topics.engine.changes import append, put_topic
 from topics.engine.changes.append import Append
 from topics.engine.changes.change import Change
 from topics.engine.changes.put_topic import PutTopic
@@ -142,7 +143,7 @@ async def test_a_change_that_meets_a_broken_log_ends_at_once(desk: Desk) -> None
     desk.make("a")
     desk.failed(BROKEN)
     body = decode_append(b'{"records":[{"data":1}]}', None, desk.loop.context.limits)
-    change = desk.engine.append("a", body, desk.loop.context.now)
+    change = append.decide(desk.engine.table, "a", body, desk.loop.context.now)
     assert isinstance(change, Append)
     with trio.fail_after(10):
         assert await desk.commits.submit_and_wait(change) is BROKEN
@@ -150,7 +151,9 @@ async def test_a_change_that_meets_a_broken_log_ends_at_once(desk: Desk) -> None
 
 
 def put(desk: Desk, name: str, **config: Any) -> PutTopic:
-    return desk.engine.put(name, decode_config(json_bytes(config)), desk.loop.context.now)
+    return put_topic.decide(
+        desk.engine.table, name, decode_config(json_bytes(config)), desk.loop.context.now
+    )
 
 
 async def test_a_change_can_be_awaited(desk: Desk, nursery: trio.Nursery) -> None:

@@ -5,11 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from tests.support.wire import encode_notification, encode_request, encode_success
 from topics.actors.shard import inbox
-from topics.actors.shard.inbox import CHUNK, FEW_MAX, FIRST_COST_S, TURN_S, Inbox
-from topics.formats.wire.calls import APPEND, AppendParams
-from topics.formats.wire.envelope import encode_request
+from topics.actors.shard.inbox import (
+    COST_BYTES,
+    COST_MAX,
+    FEW_MAX,
+    FIRST_COST_S,
+    TURN_S,
+    Inbox,
+    topic_of,
+)
+from topics.formats.wire.calls import APPEND, CALL_CANCELLED, AppendParams
 from topics.formats.wire.message import Message
 
 MESSAGE_S = TURN_S / 40
@@ -32,15 +42,22 @@ class Desk:
         self.looked_up += 1
         return int(topic[-1])
 
-    def put(self, topic: str, count: int = 1, session: Any = None) -> list[int]:
+    def put(self, topic: str, count: int = 1, session: Any = None, body: bytes = b"") -> list[int]:
         """Appends that come together; the ids of their messages."""
         numbers = range(self._number + 1, self._number + 1 + count)
         self._number += count
         messages = [
-            Message(number, 0, APPEND.subject, _request(number, topic), b"") for number in numbers
+            Message(number, 0, APPEND.subject, _request(number, topic), body) for number in numbers
         ]
         self.box.put(session or self.session, messages)
         return [*numbers]
+
+    def tell(self) -> list[int]:
+        """An event; the id of its message."""
+        self._number += 1
+        payload = encode_notification(CALL_CANCELLED.method, (1,))
+        self.box.put(self.session, [Message(self._number, 0, CALL_CANCELLED.subject, payload, b"")])
+        return [self._number]
 
     def turn(self) -> list[int]:
         return [message.message_id for message in self.messages()]
@@ -79,7 +96,7 @@ def test_many_messages_are_taken_by_weight_as_long_as_a_turn_may_take(desk: Desk
     taken = desk.turn()
     assert set(high) <= set(taken)
     assert taken[0] == high[0]
-    assert TURN_S / MESSAGE_S <= len(taken) < TURN_S / MESSAGE_S + CHUNK
+    assert TURN_S / MESSAGE_S <= len(taken) <= TURN_S / MESSAGE_S + 1
     assert len(desk.box) == len(low + high) - len(taken)
 
 
@@ -92,6 +109,58 @@ def test_each_message_is_taken_once_and_a_topic_stays_in_order(desk: Desk) -> No
             high += desk.put("high4", 10)
     assert [number for number in taken if number in low] == low
     assert [number for number in taken if number in high] == high
+
+
+def test_all_but_appends_keep_their_order_and_no_flood_of_one_kind_starves_the_other(
+    desk: Desk,
+) -> None:
+    low, others = desk.put("low0", 300), []
+    for _ in range(100):
+        others += desk.tell()
+    taken = []
+    while desk.box.count:
+        taken += desk.turn()
+    assert [number for number in taken if number in others] == others
+    assert [number for number in taken if number in low] == low
+    middle = taken[: len(taken) // 4]
+    assert set(middle) & set(low)
+    assert set(middle) & set(others)
+
+
+def test_topics_of_a_band_take_turns_and_a_long_body_counts_more(desk: Desk) -> None:
+    flood, quiet = desk.put("flood1", 200), desk.put("quiet1", 5)
+    taken = desk.turn()
+    assert set(quiet) < set(taken)
+    desk = Desk()
+    desk.put("long3", 100, body=bytes(COST_BYTES * COST_MAX))
+    short = desk.put("short1", 100)
+    assert len(set(desk.turn()) & set(short)) > len(taken) // 2
+    assert flood
+
+
+def test_a_topic_whose_band_changes_keeps_its_order(desk: Desk) -> None:
+    bands = iter([0, 4] * 1000)
+    desk.box._band_of = lambda _: next(bands)
+    first, second = desk.put("a", 100), desk.put("b", 100)
+    taken = []
+    while desk.box.count:
+        taken += desk.turn()
+    assert [number for number in taken if number in first] == first
+    assert [number for number in taken if number in second] == second
+
+
+@pytest.mark.parametrize("length", [1, 23, 24, 255])
+def test_the_topic_of_a_request_to_append_is_read_off_its_payload(length: int) -> None:
+    payload = _request(7, "t" * length)
+    assert topic_of(Message(7, 0, APPEND.subject, payload, b"")) == "t" * length
+
+
+@given(st.integers(0, 120), st.binary(max_size=8))
+def test_any_bytes_name_a_topic_or_none(cut: int, more: bytes) -> None:
+    payload = _request(7, "topic")[:cut] + more
+    found = topic_of(Message(7, 0, APPEND.subject, payload, b""))
+    assert found is None or len(found) < 256
+    assert topic_of(Message(7, 0, APPEND.subject, encode_success(3, ["topic"]), b"")) is None
 
 
 def test_what_comes_during_a_turn_waits_for_the_next_one(desk: Desk) -> None:

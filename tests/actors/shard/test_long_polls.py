@@ -13,6 +13,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.support.shard import LIMITS, Desk
 from topics.engine import reading
+from topics.engine.changes import append
 from topics.engine.changes.append import Append
 from topics.formats.api.append_body import decode_append
 from topics.formats.json_text import json_bytes
@@ -50,7 +51,7 @@ async def test_a_commit_outside_of_a_turn_wakes_the_reader(desk: Desk) -> None:
     poll = desk.diff("a", wait_ms=30_000)
     await wait_all_tasks_blocked()
     body = decode_append(json_bytes({"records": [{"data": "x"}]}), None, LIMITS)
-    change = desk.engine.append("a", body, desk.commits.now())
+    change = append.decide(desk.engine.table, "a", body, desk.commits.now())
     assert isinstance(change, Append)
     await desk.commits.submit_and_wait(change)
     await wait_all_tasks_blocked()

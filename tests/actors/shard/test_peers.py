@@ -13,7 +13,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.support.peers import ask, ask_until_there
 from tests.support.shard import LIMITS, Desk
-from tests.support.wire import Wire
+from tests.support.wire import Wire, encode_failure, encode_success
 from topics.actors.link.board import Board
 from topics.actors.link.link import Link
 from topics.actors.link.link_memory import LinkMemory
@@ -34,7 +34,6 @@ from topics.formats.wire.calls import (
     TopicGetParams,
     outcome_in,
 )
-from topics.formats.wire.envelope import encode_failure, encode_success
 from topics.formats.wire.message import Message
 from topics.process.family import SHARD_LINK
 from topics.storage.recovery.steps import recover

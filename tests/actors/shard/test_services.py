@@ -26,4 +26,4 @@ async def test_a_front_that_has_gone_leaves_the_lines_with_its_claims_and_stream
 ) -> None:
     closing = order_of(desk, "on_session_closed")
     assert {"Claims", "WorkStreams"} <= set(closing)
-    assert "Lines" not in closing, "its claimers leave by themselves"
+    assert "JobDispatch" not in closing, "its claimers leave by themselves"

@@ -132,7 +132,7 @@ async def test_what_is_decided_is_answered_as_the_log_says_however_long_it_takes
     ]
     assert await later(desk, mock_clock) == []
     desk.synced()
-    answered = [decode(frame.payload).cid for frame in desk.wire.take()]  # type: ignore[union-attr]
+    answered = [decode(frame.payload).cid for frame in desk.wire.take()]
     assert sorted(answered) == numbers
 
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 
 from topics.actors.link.board import Board, ShardState, ShardWords
-from topics.actors.shard_client.readiness import not_ready, readiness_of, trouble_of
+from topics.actors.shard_client.readiness import Readiness, unready
+from topics.actors.shard_client.shards import ShardLink, Shards
 
 
-@dataclass
-class View:
-    words: ShardWords
-    is_connected: bool = True
-    is_stalled: bool = False
+class View(ShardLink):
+    """A shard without a link."""
+
+    is_connected = is_stalled = False
+
+    def __init__(self, words: ShardWords, *, is_connected: bool, is_stalled: bool) -> None:
+        self.words, self.number = words, 0
+        self.is_connected, self.is_stalled = is_connected, is_stalled
 
 
 def view(
@@ -22,12 +24,23 @@ def view(
     *,
     progress_ppm: int = 0,
     silent_ms: int = 0,
-    **fields: bool,
+    is_connected: bool = True,
+    is_stalled: bool = False,
 ) -> View:
     words = Board(1).shard(0)
     words.state, words.progress_ppm, words.disk_silent_ms = state, progress_ppm, silent_ms
     words.topics = 3
-    return View(words, **fields)
+    return View(words, is_connected=is_connected, is_stalled=is_stalled)
+
+
+def readiness_of(views: list[View], *, draining: bool) -> Readiness:
+    board = Board(len(views))
+    board.draining = draining
+    shards = Shards([], board)
+    shards._links[:] = views
+    for number, each in enumerate(views):
+        each.number = number
+    return shards.readiness()
 
 
 TROUBLES = [
@@ -48,8 +61,8 @@ TROUBLES = [
 def test_each_trouble_has_its_word_and_its_reason(
     shard: View, trouble: str, reason: str | None
 ) -> None:
-    assert trouble_of(shard) == trouble
-    assert not_ready(shard).detail.get("reason") == reason
+    assert shard.trouble == trouble
+    assert shard.not_ready().detail.get("reason") == reason
 
 
 def test_progress_is_that_of_all_shards_together() -> None:
@@ -57,9 +70,32 @@ def test_progress_is_that_of_all_shards_together() -> None:
     found = readiness_of([view(), replaying], draining=False)
     assert (found.ready, found.progress, found.topics) == (False, 0.75, 6)
     assert found.unwell == ((1, "recovering"),)
-    assert not_ready(replaying).detail == {"replay_progress": 0.5}
+    assert replaying.not_ready().detail == {"replay_progress": 0.5}
 
 
 def test_a_shard_that_serves_readers_only_is_ready_and_limited() -> None:
     found = readiness_of([view(), view(ShardState.NO_ROOM)], draining=True)
     assert (found.ready, found.draining, found.limited) == (True, True, ((1, "no_room"),))
+
+
+REPLAYING = (0, "recovering")
+
+
+@pytest.mark.parametrize(
+    ("unwell", "message", "reason"),
+    [
+        ((REPLAYING,), "the log is being replayed", None),
+        ((REPLAYING, (1, "stalled")), "shard 1 does not answer", "stalled"),
+        ((REPLAYING, (2, "damaged"), (3, "stalled")), "shard 2 has damaged data", "damaged"),
+        (((4, "disk_stalled"),), "shard 4 waits for its disk", "disk_stalled"),
+    ],
+)
+def test_a_trouble_is_the_reason_before_a_replay(
+    unwell: tuple[tuple[int, str], ...], message: str, reason: str | None
+) -> None:
+    failure = unready(Readiness(False, 0.5, 0, False, unwell))
+    assert (failure.message, failure.detail.get("reason")) == (message, reason)
+    assert failure.detail["replay_progress"] == 0.5
+    assert failure.detail["shards"] == [
+        {"shard": shard, "state": state} for shard, state in unwell
+    ], "all of them are named"

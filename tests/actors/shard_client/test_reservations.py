@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.actors.link.link_support import Pair
-from topics.actors.link.arena_memory import PAGE_BYTES
-from topics.actors.shard_client.reservations import TURNOVER_MAX_S
-from topics.actors.shard_client.shards import Shards
+from topics.actors.link.arena import PAGE_BYTES
+from topics.actors.shard_client.shards import TURNOVER_MAX_S, Shards
 from topics.errors import NotReady, Throttled
 
 
@@ -39,7 +38,7 @@ class Front:
 
     def turn(self) -> None:
         link = self.shards._links[0]
-        link.link.turn(link._opened, link._arrived, link._closed)
+        link.link.turn(link.opened, link.arrived, link.closed)
 
 
 @pytest.fixture

@@ -15,11 +15,9 @@ from topics.actors.link.link import Link
 from topics.actors.link.link_memory import LinkMemory, LinkSizes
 from topics.actors.link.process_id import FRONT, shard_id
 from topics.actors.rpc.message_router import MessageRouter
-from topics.actors.rpc.session import LinkSession
-from topics.actors.rpc.stepping import NOW, Command
+from topics.actors.rpc.session import LinkSession, Reply
 from topics.actors.rpc.typed_calls import InboundCall, serve, subscribe
-from topics.actors.shard_client.shard_link import RING_BYTES_PER_MS, ShardReply
-from topics.actors.shard_client.shards import Shards
+from topics.actors.shard_client.shards import RING_BYTES_PER_MS, Shards
 from topics.config import Settings
 from topics.errors import NotReady, TopicsError
 from topics.formats.wire.calls import (
@@ -41,19 +39,6 @@ POLL = b'{"from_seq":0,"wait_ms":30000}'
 WAITING = b'{"node":"n","wait_ms":30000}'
 
 
-class Hand:
-    """A driver that keeps the answer."""
-
-    def __init__(self) -> None:
-        self.answers: list[Any] = []
-
-    def answered(self, answer: Any) -> None:
-        self.answers.append(answer)
-
-    def failed(self, error: Exception) -> None:
-        self.answers.append(error)
-
-
 class Shard:
     """The other end. It beats and reads while ``awake``, and answers what it has read when it is
     told to.
@@ -68,7 +53,7 @@ class Shard:
         for call in (APPEND, CLAIM, DIFF, FEED_READ):
             serve(self.router, call, self.asked.append)
         self.given_back: list[UnclaimedParams] = []
-        subscribe(self.router, UNCLAIMED, lambda _, params: self.given_back.append(params))
+        subscribe(self.router, UNCLAIMED, lambda event: self.given_back.append(event.params))
         self.words.state = ShardState.READY
 
     async def beat(self) -> None:
@@ -116,7 +101,7 @@ class Desk:
 
         async def ask() -> None:
             try:
-                answers.append((await self.shards.call(0, call, params, body)).result[0])
+                answers.append((await self.shards.answer(0, call, params, body)).result[0])
             except NotReady as failure:
                 answers.append(failure.detail.get("reason"))
 
@@ -144,8 +129,8 @@ async def test_a_stalled_shard_ends_what_hangs_and_refuses_what_is_new(
     desk: Desk, autojump_clock: trio.testing.MockClock
 ) -> None:
     hanging = desk.ask(APPEND)
-    heard: list[ShardReply[Any] | TopicsError] = []
-    desk.shards.ask(0, FEED_READ, NOTHING, b"", heard.append)
+    heard: list[Reply[Any] | TopicsError] = []
+    desk.shards.call(0, FEED_READ, NOTHING, b"", heard.append)
     await desk.stall()
     assert hanging == ["stalled"]
     assert isinstance(heard[0], NotReady)
@@ -233,49 +218,67 @@ async def test_a_shard_begins_with_eight_calls_of_a_batch_before_its_end(
     desk: Desk, autojump_clock: trio.testing.MockClock
 ) -> None:
     link = desk.shards._links[0].link
-    calls = [desk.shards.call(0, APPEND, NOTHING, b"{}") for _ in range(9)]
+    is_kept = []
     with desk.shards.batch:
-        is_kept = []
-        for call in calls:
-            NOW.driver = Hand()
-            assert call.send(None) is Command.ANSWER
-            NOW.driver = None
+        for _ in range(9):
+            desk.shards.call(0, APPEND, NOTHING, b"{}", lambda _: None)
             is_kept.append(link.backlog_bytes > 0)
-        assert is_kept == [*[True] * 7, False, True]
+    assert is_kept == [*[True] * 7, False, True]
     assert link.backlog_bytes == 0
-    for call in calls:
-        call.close()
 
 
-async def test_what_is_asked_in_a_batch_travels_at_its_end(
+async def test_a_call_that_is_cancelled_is_abandoned(
     desk: Desk, autojump_clock: trio.testing.MockClock
 ) -> None:
-    with desk.shards.batch:
-        for _ in range(3):
-            desk.shards.ask(0, APPEND, NOTHING, b"", lambda _: None)
-            desk.shards.flush(0)
-        call = desk.shards.call(0, APPEND, NOTHING)
-        hand = NOW.driver = Hand()
-        assert call.send(None) is Command.ANSWER
-        NOW.driver = None
-        link = desk.shards._links[0].link
-        assert link.backlog_bytes > 0
-    assert link.backlog_bytes == 0
-    await wait_all_tasks_blocked()
-    assert len(desk.shard.asked) == 4
+    with trio.move_on_after(1):
+        await desk.shards.answer(0, APPEND, NOTHING)
+    session = desk.shards._links[0].session
+    assert session is not None
+    assert session.calls == {}
     await desk.shard.answer()
-    (answer,) = hand.answers
-    with pytest.raises(StopIteration) as over:
-        call.send(answer)
-    assert over.value.value.result[0] == OK
+    again = desk.ask(APPEND)
+    await wait_all_tasks_blocked()
+    await desk.shard.answer()
+    assert again == [OK]
 
 
-async def test_calls_of_steps_in_the_turn_of_a_ring_travel_at_its_end(
+async def test_a_caller_that_is_cancelled_while_the_answer_is_on_its_way_still_gets_it(
+    desk: Desk, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Between the wake-up and the task's turn the reply is the task's: nothing may lose the memory
+    that it names.
+    """
+    with trio.CancelScope() as scope:
+        got: list[Any] = []
+
+        async def ask() -> None:
+            got.append(await desk.shards.answer(0, APPEND, NOTHING))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            await wait_all_tasks_blocked()
+            session = desk.shards._links[0].session
+            assert session is not None
+            (pending,) = session.calls.values()
+            answered, then = trio.Event(), pending.then
+
+            def cancel(answer: Any) -> None:
+                then(answer)
+                scope.cancel()
+                answered.set()
+
+            pending.then = cancel
+            await desk.shard.answer()
+            with trio.CancelScope(shield=True):
+                await answered.wait()
+    assert [reply.result[0] for reply in got] == [OK]
+
+
+async def test_what_is_asked_in_the_turn_of_a_ring_travel_at_its_end(
     desk: Desk, autojump_clock: trio.testing.MockClock
 ) -> None:
     seen: list[bool] = []
-    desk.shards.ask(0, APPEND, NOTHING, b"", lambda _: seen.append(desk.shards.batch.is_open))
-    desk.shards.flush(0)
+    desk.shards.call(0, APPEND, NOTHING, b"", lambda _: seen.append(desk.shards.batch.is_open))
     await wait_all_tasks_blocked()
     await desk.shard.answer()
     assert seen == [True]
@@ -288,7 +291,7 @@ async def test_a_damaged_shard_says_so(desk: Desk, autojump_clock: trio.testing.
         [Link(desk.memory, desk.board, FRONT)], desk.board
     )  # one that has no session yet
     with pytest.raises(NotReady) as refused:
-        await shards.call(0, APPEND, NOTHING)
+        await shards.answer(0, APPEND, NOTHING)
     assert refused.value.detail == {"reason": "damaged", "replay_progress": 0.0}
     assert shards.readiness().unwell == ((0, "damaged"),)
 
@@ -303,7 +306,7 @@ async def test_a_message_waits_for_the_ring_and_then_in_the_shard(
     link = desk.shards._links[0].link
     while link.backlog_bytes < 10 * RING_BYTES_PER_MS:
         for body in backlog:
-            desk.shards.ask(0, APPEND, NOTHING, body, lambda _answer: None)
+            desk.shards.call(0, APPEND, NOTHING, body, lambda _answer: None)
     assert 17 <= desk.shards.delay_ms(0) < 18
 
 

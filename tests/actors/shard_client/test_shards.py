@@ -15,7 +15,7 @@ from topics.actors.link.link_memory import LinkMemory
 from topics.actors.link.process_id import FRONT, shard_id
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.session import LinkSession
-from topics.actors.rpc.typed_calls import InboundCall, notify, serve
+from topics.actors.rpc.typed_calls import InboundCall, serve
 from topics.actors.shard_client.shards import LINKED_MAX_S, Shards
 from topics.formats.names import shard_of
 from topics.formats.wire.calls import (
@@ -95,7 +95,7 @@ class Desk:
     def turn(self) -> None:
         for _ in range(2):
             for link in self.shards._links:
-                link.link.turn(link._opened, link._arrived, link._closed)
+                link.link.turn(link.opened, link.arrived, link.closed)
             for other in self.others:
                 other.turn()
 
@@ -118,8 +118,7 @@ def test_a_question_goes_to_the_shard_that_is_named_and_its_answer_to_who_asked(
     heard: list[list[Any]] = [[], []]
     for shard, answers in enumerate(heard):
         params = TopicGetParams(f"t{shard}", touch=False, at=0)
-        desk.shards.ask(shard, TOPIC_GET, params, b"", answers.append)
-        desk.shards.flush(shard)
+        desk.shards.call(shard, TOPIC_GET, params, b"", answers.append)
     desk.turn()
     assert [other.asked for other in desk.others] == [["t0"], ["t1"]]
     assert [[bytes(reply.body) for reply in answers] for answers in heard] == [
@@ -133,10 +132,10 @@ def test_what_a_shard_sends_unasked_is_told_with_its_number(desk: Desk) -> None:
     jobs, work_ended = WorkJobsParams(7, [1, 2], [4, 5]), WorkEndedParams(7, "not_a_queue", "why")
     for other in reversed(desk.others):
         assert other.session is not None
-        notify(other.session, FEED_PAGE, PAGE, b"records of %d" % other.number)
-        notify(other.session, FEED_ENDED, ended)
-        notify(other.session, WORK_JOBS, jobs, b"jobs of %d" % other.number)
-        notify(other.session, WORK_ENDED, work_ended)
+        other.session.notify(FEED_PAGE, PAGE, b"records of %d" % other.number)
+        other.session.notify(FEED_ENDED, ended)
+        other.session.notify(WORK_JOBS, jobs, b"jobs of %d" % other.number)
+        other.session.notify(WORK_ENDED, work_ended)
         other.turn()
         desk.turn()
     assert desk.told == [
@@ -178,3 +177,22 @@ async def test_a_front_that_is_linked_does_not_wait(desk: Desk, autojump_clock: 
     began = autojump_clock.current_time()
     await desk.shards.wait_linked()
     assert autojump_clock.current_time() == began
+
+
+def test_a_batch_that_fails_is_sent_and_over(desk: Desk) -> None:
+    def fail() -> None:
+        with desk.shards.batch:
+            for shard in range(2):
+                params = TopicGetParams(f"t{shard}", touch=False, at=0)
+                desk.shards.call(shard, TOPIC_GET, params, b"", lambda _: None)
+            for other in desk.others:
+                other.turn()
+                assert other.asked == []
+            raise ValueError("a bug")
+
+    with pytest.raises(ValueError, match="a bug"):
+        fail()
+    assert not desk.shards.batch.is_open
+    for other in desk.others:
+        other.turn()
+    assert [other.asked for other in desk.others] == [["t0"], ["t1"]]

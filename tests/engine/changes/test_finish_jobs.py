@@ -6,6 +6,8 @@ import pytest
 
 from tests.engine.queue.job_desk import JobDesk
 from tests.engine.shard_support import seqs_of
+from topics.engine.changes import finish_jobs
+from topics.engine.queue import claims
 from topics.engine.store import Unreadable
 from topics.formats.disk.frame_bodies import DeleteFlags, decode_runs
 from topics.formats.disk.frames import Frame
@@ -80,9 +82,9 @@ def test_records_of_a_log_may_be_moved_too() -> None:
     desk.append("log", 1, 2)
     desk.commit()
     topic = desk.engine.topic("log")
-    assert desk.engine.set_aside(topic, [1, 2]) == [1, 2]
-    desk.pending.append(desk.engine.remove(topic, [1], desk.now))
-    desk.engine.put_back(topic, [2], desk.now)
+    assert claims.set_aside(topic, [1, 2]) == [1, 2]
+    desk.pending.append(finish_jobs.remove(topic, [1], desk.now))
+    claims.put_back(topic, [2], desk.now)
     desk.commit()
     assert seqs_of(desk.read("log")) == [2]
 

@@ -70,7 +70,7 @@ def forward_to(
     body = ForwardBody(cursor, hop, (), runs, copier.tail_bytes, payload=view_of(source))
     takers = [taker(desk, name) for name in names]
     ts = copy_ts(takers[0].topic, desk.now)
-    found = desk.engine.forward(takers, copier, body, ts, desk.now)
+    found = forward.forward(desk.engine.table, takers, copier, body, ts, desk.now)
     for change in found.changes:
         assert isinstance(change, Forward)
         desk.copies[change] = view_of(copier.render(change.first_seq, ts))
@@ -87,7 +87,7 @@ def send(desk: Desk, *datas: Any, cursor: int, hop: int = 1, **fields: Any) -> F
 
 
 def skip(desk: Desk, cursor: int, trimmed: int = 0) -> Advance:
-    found = desk.engine.advance([taker(desk, "a")], cursor, trimmed, 1, desk.now)
+    found = forward.advance([taker(desk, "a")], cursor, trimmed, 1, desk.now)
     (change,) = found.changes
     assert isinstance(change, Advance)
     change.frames.append(found.frame)
@@ -406,7 +406,7 @@ def test_each_dest_has_the_stamp_of_its_own_router(dest: Desk) -> None:
     own = OwnStamp("source", 3, 1, ())
     body = ForwardBody(4, 1, (), [Run(0, 4, 0, 1, OWN_STAMP)], copier.tail_bytes, own_stamp=own)
     takers = [taker(dest, "a"), taker(dest, "b")._replace(name="s")]
-    found = dest.engine.forward(takers, copier, body, dest.now.ts, dest.now)
+    found = forward.forward(dest.engine.table, takers, copier, body, dest.now.ts, dest.now)
     held = decode_forward(header_of(found.frame), body_of(found.frame))
     assert held.own_stamp == own._replace(routers=["r", "s"])
 
@@ -426,7 +426,7 @@ def test_a_replay_of_fan_outs_comes_to_the_same_topics(steps: list[tuple[int, in
         cursor += count
         names = "abc"[at % 3 :] if at % 2 else "abc"
         found = (
-            desk.engine.advance([taker(desk, name) for name in names], cursor, lost, 1, desk.now)
+            forward.advance([taker(desk, name) for name in names], cursor, lost, 1, desk.now)
             if lost
             else forward_to(desk, names, *range(count), cursor=cursor)
         )

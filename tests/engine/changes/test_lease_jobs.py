@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.engine.queue.job_desk import JobDesk
+from topics.engine.changes import lease_jobs
 from topics.engine.changes.change import Change
 from topics.engine.queue.claims import Ask
 from topics.engine.queue.leases import Holder, lease_id
@@ -104,7 +105,7 @@ def test_a_move_begins_with_as_many_as_are_asked_for() -> None:
     assert [*desk.dying(2).seqs] == [1, 2]
     again = desk.dying(2)
     assert ([*again.seqs], again.frames) == ([1, 2], []), "one batch is under way at a time"
-    desk.engine.keep_dead(desk.topic, [1, 2])
+    lease_jobs.keep_dead(desk.topic, [1, 2])
     assert [*desk.dying(2).seqs] == [3, 1]
 
 
@@ -123,7 +124,7 @@ def test_a_seq_that_comes_with_two_tokens_is_taken_if_one_is_right() -> None:
     (change,) = desk.claims(Ask(desk.poll(), 1, 1000))
     right = lease_id(change.jobs[0].number)
     for tokens in (["lease_0", right], [right, "lease_0"]):
-        change = desk.engine.extend(desk.topic, "n", [1, 1], tokens, 5000, desk.now)
+        change = lease_jobs.extend(desk.topic, "n", [1, 1], tokens, 5000, desk.now)
         assert ([*change.seqs], [*change.skipped]) == ([1], [])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.engine.shard_support import Desk, body, kinds
+from topics.engine.changes import append, put_topic
 from topics.engine.changes.append import Append
 from topics.errors import (
     Forbidden,
@@ -35,24 +36,30 @@ def test_an_append_makes_the_topic_with_its_inline_config(desk: Desk) -> None:
 )
 def test_create_speaks_before_auto_create(desk: Desk, more: bytes, made: bool) -> None:
     if made:
-        desk.engine.append("a", body(more), desk.now)
+        append.decide(desk.engine.table, "a", body(more), desk.now)
         assert "a" in desk.engine.topics
     else:
         with pytest.raises(TopicNotFound):
-            desk.engine.append("a", body(more), desk.now)
+            append.decide(desk.engine.table, "a", body(more), desk.now)
         assert desk.engine.topics == {}
 
 
 def test_a_dead_letter_outside_the_prefixes_is_forbidden(desk: Desk) -> None:
     patch = decode_config(b'{"dead_letter":"other"}')
     with pytest.raises(Forbidden):
-        desk.engine.put("mine.a", patch, desk.now, ["mine."])
+        put_topic.decide(desk.engine.table, "mine.a", patch, desk.now, ["mine."])
     with pytest.raises(Forbidden):
-        desk.engine.append(
-            "mine.a", body(b',"config":{"dead_letter":"other"}'), desk.now, ["mine."]
+        append.decide(
+            desk.engine.table,
+            "mine.a",
+            body(b',"config":{"dead_letter":"other"}'),
+            desk.now,
+            ["mine."],
         )
     assert desk.engine.topics == {}
-    desk.engine.put("mine.a", decode_config(b'{"dead_letter":"mine.b"}'), desk.now, ["mine."])
+    put_topic.decide(
+        desk.engine.table, "mine.a", decode_config(b'{"dead_letter":"mine.b"}'), desk.now, ["mine."]
+    )
 
 
 def test_a_refused_change_of_type_changes_nothing(desk: Desk) -> None:

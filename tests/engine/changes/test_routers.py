@@ -39,13 +39,13 @@ def contents(table: TopicTable) -> tuple[dict[int, Router], list[str], int]:
 
 def test_a_change_is_in_the_graph_when_it_is_committed() -> None:
     engine = ShardEngine()
-    change = engine.put_router(router(1, "ab"), NOW)
+    change = routers.put(engine.table, router(1, "ab"), NOW)
     assert change.sync
     assert [frame.kind for frame in change.frames] == [FrameKind.ROUTER_SET]
     assert not engine.routers.by_name
     change.commit(engine.table)
     assert engine.routers.by_name == {"a->b": router(1, "ab")}
-    gone = engine.remove_routers([1, 7], NOW)
+    gone = routers.remove(engine.table, [1, 7], NOW)
     assert [frame.kind for frame in gone.frames] == [FrameKind.ROUTERS_GONE]
     assert engine.routers.by_name
     gone.commit(engine.table)
@@ -55,19 +55,19 @@ def test_a_change_is_in_the_graph_when_it_is_committed() -> None:
 
 def test_what_is_undone_leaves_nothing() -> None:
     engine = ShardEngine()
-    engine.put_router(router(1, "ab"), NOW).commit(engine.table)
+    routers.put(engine.table, router(1, "ab"), NOW).commit(engine.table)
     before = contents(engine.table)
-    engine.undo(engine.put_router(router(2, "cd", "a->b"), NOW))
-    engine.undo(engine.remove_routers([1], NOW))
+    engine.undo(routers.put(engine.table, router(2, "cd", "a->b"), NOW))
+    engine.undo(routers.remove(engine.table, [1], NOW))
     assert contents(engine.table) == before
     assert (engine.table.shard_topic.pending, engine.table.shard_topic.pending_sync) == (0, 0)
 
 
 def test_routers_are_changed_one_after_another() -> None:
     engine = ShardEngine()
-    engine.put_router(router(1, "ab"), NOW)
+    routers.put(engine.table, router(1, "ab"), NOW)
     with pytest.raises(AssertionError, match="one after another"):
-        engine.remove_routers([1], NOW)
+        routers.remove(engine.table, [1], NOW)
 
 
 def test_the_topic_of_the_shard_is_in_no_table() -> None:

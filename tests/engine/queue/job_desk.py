@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from tests.engine.shard_support import Desk
-from topics.engine.changes import finish_jobs
+from topics.engine.changes import finish_jobs, lease_jobs
 from topics.engine.changes.finish_jobs import FinishJobs
 from topics.engine.changes.lease_jobs import LeaseChange
-from topics.engine.queue.claims import Ask
+from topics.engine.queue.claims import Ask, jobs_of
 from topics.engine.queue.jobs import Counters, Jobs
 from topics.engine.queue.leases import Holder
 from topics.engine.store import Unreadable
@@ -64,11 +64,13 @@ class JobDesk(Desk):
         self, *asks: Ask, evenly: bool = False, max_bytes: int = NO_BOUND
     ) -> list[LeaseChange]:
         """One pass."""
-        changes = self.engine.claim(self.topic, asks, self.now, evenly=evenly, max_bytes=max_bytes)
+        changes = lease_jobs.claim(
+            self.engine.table, self.topic, asks, self.now, evenly=evenly, max_bytes=max_bytes
+        )
         return [self._note(change) for change in changes]
 
     def poll(self, node: str = "n") -> Holder:
-        return self.engine.poller(self.topic, node)
+        return jobs_of(self.topic).leases.poller(node)
 
     def claim(self, max_jobs: int = 1, node: str = "n", lease_ms: int = 1000) -> list[int]:
         """Seqs of what one claim gets."""
@@ -82,26 +84,26 @@ class JobDesk(Desk):
         return change
 
     def nack(self, *seqs: int, node: str = "n", delay_ms: int = 0) -> LeaseChange:
-        return self._note(self.engine.nack(self.topic, node, seqs, None, delay_ms, self.now))
+        return self._note(lease_jobs.nack(self.topic, node, seqs, None, delay_ms, self.now))
 
     def extend(self, *seqs: int, node: str = "n", lease_ms: int = 1000) -> LeaseChange:
-        return self._note(self.engine.extend(self.topic, node, seqs, None, lease_ms, self.now))
+        return self._note(lease_jobs.extend(self.topic, node, seqs, None, lease_ms, self.now))
 
     def unclaim(self, *jobs: tuple[int, int]) -> LeaseChange:
-        return self._note(self.engine.unclaim(self.topic, jobs, self.now))
+        return self._note(lease_jobs.unclaim(self.topic, jobs, self.now))
 
     def close(self, holder: Holder) -> LeaseChange:
-        return self._note(self.engine.release(self.topic, holder, self.now))
+        return self._note(lease_jobs.release(self.topic, holder, self.now))
 
     def dying(self, max_jobs: int = 100) -> LeaseChange:
-        return self._note(self.engine.dying(self.topic, max_jobs, self.now))
+        return self._note(lease_jobs.dying(self.topic, max_jobs, self.now))
 
     def bury(self, *seqs: int) -> FinishJobs:
-        change = self.engine.bury(self.topic, seqs, self.now)
+        change = finish_jobs.bury(self.topic, seqs, self.now)
         self.pending.append(change)
         return change
 
     def remove(self, *seqs: int) -> FinishJobs:
-        change = self.engine.remove(self.topic, seqs, self.now)
+        change = finish_jobs.remove(self.topic, seqs, self.now)
         self.pending.append(change)
         return change

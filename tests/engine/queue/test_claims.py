@@ -12,7 +12,9 @@ import pytest
 
 from tests.engine.queue.job_desk import JobDesk
 from tests.engine.shard_support import Desk
+from topics.engine.changes import lease_jobs
 from topics.engine.locators import Locator
+from topics.engine.queue import claims
 from topics.engine.queue.claims import STEP, UNREADABLE_MS, Ask, jobs_of
 from topics.engine.queue.jobs import PASS_STEPS, Jobs
 from topics.engine.queue.ledger import Ledger
@@ -81,7 +83,7 @@ def test_a_job_with_an_unreadable_record_is_hidden_and_stops_nobody() -> None:
     desk.unreadable.add(locator)
     assert desk.claim(9) == [2]
     assert desk.counters.ready == 0
-    assert desk.engine.records_of(desk.topic, [1]) == []
+    assert claims.records_of(desk.topic, desk.engine.store, [1]) == []
     desk.later(UNREADABLE_MS - 1)
     desk.ack(2)
     assert desk.claim() == [2]  # its lease was over
@@ -98,7 +100,7 @@ def test_records_are_given_in_the_order_asked_and_only_those_that_live() -> None
     desk.add(4)
     desk.delete_records("q", match="t")
     desk.commit()
-    found = desk.engine.records_of(desk.topic, [4, 3, 2, 1, 9])
+    found = claims.records_of(desk.topic, desk.engine.store, [4, 3, 2, 1, 9])
     assert [(seq, msgspec.json.decode(record)["data"]) for seq, record in found] == [
         (4, 4),
         (3, 3),
@@ -255,10 +257,14 @@ def exhausted_dead(desk: Desk, *datas: str) -> Topic:
         desk.append("q", data)
     desk.commit()
     topic = desk.engine.topic("q")
-    holder = desk.engine.poller(topic, "worker")
-    (claim,) = desk.engine.claim(topic, [Ask(holder, 99, 1000)], desk.now, evenly=False)
-    desk.engine.nack(topic, "worker", claim.seqs, None, 0, desk.now)
-    (claim,) = desk.engine.claim(topic, [Ask(holder, 99, 1000)], desk.now, evenly=False)
+    holder = jobs_of(topic).leases.poller("worker")
+    (claim,) = lease_jobs.claim(
+        desk.engine.table, topic, [Ask(holder, 99, 1000)], desk.now, evenly=False
+    )
+    lease_jobs.nack(topic, "worker", claim.seqs, None, 0, desk.now)
+    (claim,) = lease_jobs.claim(
+        desk.engine.table, topic, [Ask(holder, 99, 1000)], desk.now, evenly=False
+    )
     assert not claim.seqs
     return topic
 
@@ -270,7 +276,7 @@ def test_no_more_are_taken_than_the_bounds_allow_but_one_in_any_case(
     desk: Desk, max_jobs: int, max_bytes: int, seqs: list[int]
 ) -> None:
     topic = exhausted_dead(desk, "x" * 80, "y" * 80, "z" * 80)
-    found = desk.engine.dead(topic, max_jobs, max_bytes, desk.now)
+    found = claims.dead(topic, desk.engine.store, max_jobs, max_bytes, desk.now)
     assert [seq for seq, _ in found] == seqs
     assert list(jobs_of(topic).dead) == [1, 2, 3], "nothing is taken yet"
 
@@ -287,7 +293,7 @@ def test_a_job_whose_record_cannot_be_read_is_hidden_and_stops_no_other(
         return real(locator)
 
     monkeypatch.setattr(desk, "records", records)
-    assert [seq for seq, _ in desk.engine.dead(topic, 9, PLENTY, desk.now)] == [2]
+    assert [seq for seq, _ in claims.dead(topic, desk.engine.store, 9, PLENTY, desk.now)] == [2]
     jobs = jobs_of(topic)
     assert (list(jobs.dead), jobs.counters(topic.count).ready) == ([2], 0)
     desk.later(UNREADABLE_MS)
@@ -297,8 +303,12 @@ def test_a_job_whose_record_cannot_be_read_is_hidden_and_stops_no_other(
 
 def test_the_rest_of_a_batch_that_is_dying_comes_first(desk: Desk) -> None:
     topic = exhausted_dead(desk, "x", "y", "z")
-    desk.engine.dying(topic, 2, desk.now)
-    desk.engine.keep_dead(topic, [1])
-    assert [seq for seq, _ in desk.engine.dead(topic, 9, PLENTY, desk.now)] == [2]
-    desk.engine.keep_dead(topic, [2])
-    assert [seq for seq, _ in desk.engine.dead(topic, 9, PLENTY, desk.now)] == [3, 1, 2]
+    lease_jobs.dying(topic, 2, desk.now)
+    lease_jobs.keep_dead(topic, [1])
+    assert [seq for seq, _ in claims.dead(topic, desk.engine.store, 9, PLENTY, desk.now)] == [2]
+    lease_jobs.keep_dead(topic, [2])
+    assert [seq for seq, _ in claims.dead(topic, desk.engine.store, 9, PLENTY, desk.now)] == [
+        3,
+        1,
+        2,
+    ]

@@ -11,6 +11,7 @@ import pytest
 
 from tests.engine.queue.job_desk import JobDesk
 from topics.engine.now import Now
+from topics.engine.queue import claims
 from topics.engine.queue import jobs as module
 from topics.engine.queue.jobs import HEAP_STALE_MIN, LEDGER_STEP, Counters, Jobs
 from topics.engine.queue.ledger import JobState, Ledger
@@ -40,14 +41,14 @@ def test_next_at_leads_to_the_next_job_and_does_not_stay_behind() -> None:
 def test_a_delayed_record_that_comes_back_waits_for_its_time_and_a_due_one_does_not() -> None:
     desk = JobDesk()
     desk.add("a", delay_ms=50)
-    desk.engine.set_aside(desk.topic, [1])
-    desk.engine.put_back(desk.topic, [1], desk.now)
+    claims.set_aside(desk.topic, [1])
+    claims.put_back(desk.topic, [1], desk.now)
     assert desk.counters.delayed == 1
     desk.later(50)
     assert desk.counters.delayed == 0
-    desk.engine.set_aside(desk.topic, [1])
+    claims.set_aside(desk.topic, [1])
     desk.now = desk.now._replace(ts=desk.now.ts - 5000)  # the wall clock is set back
-    desk.engine.put_back(desk.topic, [1], desk.now)
+    claims.put_back(desk.topic, [1], desk.now)
     assert desk.claim() == [1]
 
 
@@ -135,7 +136,7 @@ def test_redrives_that_fail_leave_nothing_behind() -> None:
     desk.add("due", delay_ms=100)
     desk.later(100)
     for _ in range(HEAP_STALE_MIN + 10):
-        assert desk.engine.set_aside(desk.topic, [1, 2, 5]) == [1, 2, 5]
-        desk.engine.put_back(desk.topic, [1, 2, 5], desk.now)
+        assert claims.set_aside(desk.topic, [1, 2, 5]) == [1, 2, 5]
+        claims.put_back(desk.topic, [1, 2, 5], desk.now)
     assert max(len(desk.jobs._in_line), len(desk.jobs._due)) <= HEAP_STALE_MIN + 8
     assert [desk.claim() for _ in range(6)] == [[1], [2], [3], [4], [5], []]

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.engine.queue.job_desk import JobDesk
-from topics.engine.queue.lease_list import LeaseView
+from topics.engine.queue import claims
+from topics.engine.queue.claims import LeaseView
 from topics.engine.queue.leases import ORDER_SLACK, Holder, LeaseTable, lease_id
 
 NODE = "n"
@@ -66,7 +67,7 @@ def test_the_slot_of_a_lease_is_used_again() -> None:
 def views(
     desk: JobDesk, after: int = 0, limit: int = 9, node: str | None = None
 ) -> list[LeaseView]:
-    return desk.engine.leases(desk.topic, after, limit, node, desk.now)
+    return claims.leases(desk.topic, after, limit, node, desk.now)
 
 
 def test_a_lease_is_shown_with_its_holder_deadline_and_deliveries() -> None:

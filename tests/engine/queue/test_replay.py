@@ -9,6 +9,7 @@ import pytest
 
 from tests.engine.shard_support import Desk, fill
 from topics.engine.changes.by_kind import replay_frame
+from topics.engine.queue import claims
 from topics.engine.queue.claims import jobs_of
 from topics.engine.queue.ledger import JobRow, JobState, Ledger
 from topics.engine.queue.replay import begin, follow_config, ledger_of, note_delays, open_ledger
@@ -204,7 +205,7 @@ def test_jobs_that_are_set_aside_are_in_a_checkpoint_as_they_were(desk: Desk) ->
     queue.ledger.rows |= ROWS
     queue.ledger.delays[5] = 1_003_000
     queue.begin()
-    assert desk.engine.set_aside(queue.topic, range(1, 7)) == [2, 3, 4, 5, 6]
+    assert claims.set_aside(queue.topic, range(1, 7)) == [2, 3, 4, 5, 6]
     ledger = restored(kept(queue.topic, desk))
     assert (ledger.rows, dict(ledger.delays)) == (ROWS, {5: 1_003_000})
 

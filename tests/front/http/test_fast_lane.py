@@ -91,7 +91,7 @@ class Spawned(trio.abc.Instrument):
         self.count = 0
 
     def task_spawned(self, task: trio.lowlevel.Task) -> None:
-        self.count += "FastLane._run" in task.name
+        self.count += "RequestTasks._run" in task.name
 
 
 ANSWERED_AT_ONCE = ["append", "diff", "get", "health", "wrong media", "unknown path", "put"]

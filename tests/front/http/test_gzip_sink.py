@@ -16,8 +16,7 @@ from tests.support.fake_backend import FakeBackend
 from tests.support.front import LANES, RECORD, running
 from topics.config import Settings
 from topics.errors import PayloadTooLarge
-from topics.front.http.body_sink import BodySink
-from topics.front.http.gzip_sink import STEP_BYTES, STEPS_PER_TURN, GzipSink
+from topics.front.http.body_sink import STEP_BYTES, STEPS_PER_TURN, BodySink, GzipSink
 
 
 @LANES

@@ -49,7 +49,7 @@ async def test_equal_questions_in_flight_are_asked_once_and_share_their_page(
         nursery.start_soon(asking.read, reader())
     await wait_all_tasks_blocked()
     assert len(asking.shards.asked) == 1
-    asking.shards.answer("feed.read", records(0, 2), **PAGE)
+    asking.shards.settle("feed.read", records(0, 2), **PAGE)
     await wait_all_tasks_blocked()
     assert len(asking.heard) == 3
     assert len({id(each) for each in asking.heard}) == 1, "one page, whose events are made once"
@@ -75,7 +75,7 @@ async def test_a_shard_reads_a_bounded_part_of_what_streams_ask_for(nursery: tri
         await wait_all_tasks_blocked()
     assert [params["from_seq"] for _, params, _ in asking.shards.asked] == [0, 1]
     cast("Any", readers[2].stream).is_following = lambda _: False
-    asking.shards.answer("feed.read", records(0, 2), **PAGE)
+    asking.shards.settle("feed.read", records(0, 2), **PAGE)
     await wait_all_tasks_blocked()
     assert [params["from_seq"] for _, params, _ in asking.shards.asked] == [1, 3]
     assert [type(each) for each in asking.heard] == [FeedPage, NotReady]
@@ -84,7 +84,7 @@ async def test_a_shard_reads_a_bounded_part_of_what_streams_ask_for(nursery: tri
         asking.shards.refuse("feed.read", NotReady("the shard is down"))
         await wait_all_tasks_blocked()
     assert asking.shards.asked, "one page, however long it may be"
-    asking.shards.answer("feed.read", records(0, 2), **PAGE)
+    asking.shards.settle("feed.read", records(0, 2), **PAGE)
     await wait_all_tasks_blocked()
     assert len(asking.heard) == 5
 
@@ -103,7 +103,7 @@ async def test_a_failure_is_for_all_that_wait_and_the_next_question_is_asked_ane
     nursery.start_soon(asking.read, reader())
     await wait_all_tasks_blocked()
     assert len(asking.shards.asked) == 1
-    asking.shards.answer("feed.read", records(0, 2), **PAGE)
+    asking.shards.settle("feed.read", records(0, 2), **PAGE)
 
 
 async def test_a_feed_is_open_as_soon_as_its_answer_is_there(nursery: trio.Nursery) -> None:
@@ -112,7 +112,7 @@ async def test_a_feed_is_open_as_soon_as_its_answer_is_there(nursery: trio.Nurse
     feed = FeedSubscription(1, 0, "t", View())
     nursery.start_soon(asking.calls.open, feed)
     await wait_all_tasks_blocked()
-    asking.shards.answer("feed.open", head_seq=5, earliest_seq=1, epoch=9)
+    asking.shards.settle("feed.open", head_seq=5, earliest_seq=1, epoch=9)
     assert (feed.is_open, feed.seq, feed.head_seq, feed.epoch) == (True, 5, 5, 9)
 
 

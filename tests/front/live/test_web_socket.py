@@ -111,7 +111,7 @@ async def test_above_the_shared_bound_every_socket_may_have_one_publish_in_fligh
     monkeypatch.setattr(web_socket_publish, "UNANSWERED_MAX_BYTES", 1 << 40)
     held: list[Any] = []
     async with running() as run:
-        monkeypatch.setattr(run.backend, "ask", lambda *asked: held.append(asked))
+        monkeypatch.setattr(run.backend, "call", lambda *asked: held.append(asked))
         run.server.live.messages.most = 1000
         first, second = await open_socket(run), await open_socket(run)
         publish = frame_bytes(

@@ -12,10 +12,14 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from topics.front.pressure.admission import REFUSAL_HOLD_S
-from topics.front.pressure.governor import RETRY_MAX_S, TICK_S, Governor
-from topics.front.pressure.lag import LoopLag
-from topics.front.pressure.promises import Promises
+from topics.front.pressure.governor import TICK_S, Governor
+from topics.front.pressure.pressure import (
+    RATE_MIN,
+    REFUSAL_HOLD_S,
+    RETRY_PART,
+    LoopLag,
+    Promises,
+)
 
 WRITE_S = 0.0005  # 2,000 a second is what the front can do
 REFUSAL_S = 0.00012
@@ -125,17 +129,11 @@ class Population:
             self._send(writer, self.now + hold_s + writer.retry_s(due, came))
 
     def _refused_until(self, writer: Writer) -> float | None:
-        governor = self.governor
-        if governor.is_calm:
+        governor, holder = self.governor, (b"", writer.topic)
+        if governor.is_calm or governor.admits(writer.band):
             return None
-        if governor.admits(writer.band):
+        if self.promises.redeem(holder, self.now):
             return None
-        if self.promises.redeem(b"", writer.topic, self.now):
-            governor.pass_on(writer.band)
-            return None
-        promises = self.promises
-        earlier, holders = promises.last(b"", writer.topic), promises.holders
-        due = governor.refuse(writer.band, self.now, earlier, holders)
-        if due < self.now + RETRY_MAX_S:
-            promises.give(b"", writer.topic, due)
-        return due
+        governor.refuse()
+        apart_s = 1 / (RETRY_PART * max(governor.taken_per_s, RATE_MIN))
+        return self.promises.give(holder, self.now, apart_s)

@@ -13,7 +13,7 @@ from topics.engine.access import ANYONE, Principal, Scope
 from topics.errors import TopicsError
 from topics.formats.wire.calls import AppendParams
 from topics.front.answers import Answer
-from topics.front.pressure.bands import Bands
+from topics.front.pressure.pressure import Bands
 from topics.front.queries import parse_query
 from topics.front.request import Request
 from topics.front.routes import records
@@ -73,7 +73,7 @@ class Desk:
 
 def test_one_message_and_an_answer_for_each_in_their_order() -> None:
     desk = Desk()
-    with desk.appends:
+    with desk.backend.batch:
         for name in "xyz":
             desk.append(name)
         desk.append("new", "b")
@@ -89,7 +89,7 @@ def test_one_message_and_an_answer_for_each_in_their_order() -> None:
 
 def test_each_has_its_own_failure() -> None:
     desk = Desk()
-    with desk.appends:
+    with desk.backend.batch:
         desk.append("x", "b", b"{")
         desk.append("y", "b")
         desk.append("z", "b", b"]")
@@ -99,7 +99,7 @@ def test_each_has_its_own_failure() -> None:
 def test_all_have_the_failure_of_their_shard() -> None:
     desk = Desk()
     desk.backend.ready = False
-    with desk.appends:
+    with desk.backend.batch:
         desk.append("x")
         desk.append("y")
     assert desk.heard == [("x", "not_ready"), ("y", "not_ready")]
@@ -118,7 +118,7 @@ def test_all_have_the_failure_of_their_shard() -> None:
 )
 def test_only_equal_requests_join(other: dict[str, Any]) -> None:
     desk = Desk()
-    with desk.appends:
+    with desk.backend.batch:
         desk.append("x")
         desk.append("y", **other)
         desk.append("z")
@@ -136,7 +136,7 @@ def test_outside_of_a_turn_each_goes_at_once() -> None:
 def test_a_full_group_goes_within_the_turn() -> None:
     desk = Desk()
     long = b'{"records":[{"data":"%b"}]}' % (b"x" * JOINED_MAX_BYTES)
-    with desk.appends:
+    with desk.backend.batch:
         for number in range(JOINED_MAX):
             desk.append(str(number))
         assert desk.sent == [JOINED_MAX]
@@ -148,7 +148,7 @@ def test_a_full_group_goes_within_the_turn() -> None:
 
 def test_what_follows_an_answer_joins() -> None:
     desk = Desk()
-    with desk.appends:
+    with desk.backend.batch:
         for name in "xyz":
             desk.append(name, then=lambda: desk.append("next"))
     assert desk.sent == [3, 3]
@@ -158,11 +158,11 @@ def test_what_follows_an_answer_joins() -> None:
 def test_an_unexpected_error_fails_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk()
 
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(desk.backend, "ask", broken)
-    with desk.appends:
+    monkeypatch.setattr(desk.backend, "call", broken)
+    with desk.backend.batch:
         desk.append("x")
         desk.append("y")
     assert desk.heard == [("x", "internal"), ("y", "internal")]

@@ -8,9 +8,10 @@ import pytest
 import trio
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.fake_backend import FakeBackend, FakeReply
+from tests.support.fake_backend import FakeBackend
 from tests.support.front import LANES, bearer, running
 from tests.support.raw_client import Answered, request
+from topics.actors.rpc.session import Reply
 from topics.config import Settings
 from topics.formats.api.route_names import ROUTE_INDEXES
 from topics.formats.wire import calls
@@ -72,11 +73,13 @@ async def test_it_is_served_while_the_server_drains(fast: bool) -> None:
 class Slow(FakeBackend):
     """A shard that answers for metrics when its gate opens."""
 
-    async def call(self, shard: int, call: Call[P, R], params: Any, body: Body = b"") -> FakeReply:
+    async def answer(
+        self, shard: int, call: Call[P, R], params: Any, body: Body = b""
+    ) -> Reply[Any]:
         if call is calls.METRICS_READ:
             assert self.gate is not None
             await self.gate.wait()
-        return await super().call(shard, call, params, body)
+        return await super().answer(shard, call, params, body)
 
 
 @LANES

@@ -14,6 +14,7 @@ from tests.support.log import (
     Client,
 )
 from tests.support.recovery import busy_client, recovered_state
+from topics.engine.changes import append
 from topics.engine.moved_keys import earlier_copy_key
 from topics.engine.now import Now
 from topics.errors import TopicNotFound
@@ -118,7 +119,7 @@ def test_a_checkpoint_of_the_version_before_gives_its_keys(tmp_path: Path) -> No
     client = Client(data, now=Now(START.ts + 60_000, 17))
     assert [client.append("a", 2, key=key) for key in ("k", "gone")] == [(3, True), (1, True)]
     client.later(1 << 40)
-    assert client.engine.known(client.engine.topic("a"), copy, client.now) == (2, 1)
+    assert append.find_duplicate(client.engine.topic("a"), copy, client.now) == (2, 1)
     client.kill()
 
 

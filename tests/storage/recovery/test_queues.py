@@ -27,6 +27,7 @@ from tests.support.jobs import (
 )
 from tests.support.log import Client, ForgetfulDisk, append_streamed, log_files
 from tests.support.recovery import frames_of
+from topics.engine.changes import delete_records, lease_jobs
 from topics.engine.now import Now
 from topics.formats.api.delete_body import TagMatch
 from topics.formats.disk.frame_bodies import LeaseOp, LeaseRows, lease_frame
@@ -195,7 +196,7 @@ def test_a_refused_move_is_known_as_long_as_the_log_knows_it(tmp_path: Path) -> 
     claim(client, "q")
     nack(client, "q", 1)
     claim(client, "q")
-    client.engine.keep_dead(client.engine.queue("q"), begin_move(client, "q"))
+    lease_jobs.keep_dead(client.engine.queue("q"), begin_move(client, "q"))
     for stop in (True, False):
         client = again(client, stop=stop)
         assert of(client).rows == {1: (DYING, 0, 0, 1, "d")}
@@ -260,7 +261,11 @@ def test_leases_of_records_that_were_only_in_memory_are_gone_with_them(tmp_path:
 def test_a_lease_behind_the_delete_of_its_job_does_not_bring_it_back(tmp_path: Path) -> None:
     client = queue(tmp_path, durability="fsync")
     client.append("q", records=[{"data": 1, "tag": "x"}, {"data": 2}])
-    deleted = client.engine.delete_records("q", None, TagMatch("Eq", "x"), client.now)
+    deleted = delete_records.decide(
+        client.engine.table,
+        delete_records.asked(client.engine.table, "q", None, TagMatch("Eq", "x")),
+        client.now,
+    )
     client.submit(deleted)
     claim(client, "q", 2)
     assert list(of(client).rows) == [2]

@@ -12,6 +12,7 @@ import pytest
 from tests.engine.routing.test_graph import router
 from tests.support.log import Client, log_files
 from tests.support.recovery import frames_of
+from topics.engine.changes import routers
 from topics.engine.changes.routers import RouterChange
 from topics.engine.routing.graph import Router
 from topics.formats.api.delete_body import TagMatch
@@ -32,11 +33,11 @@ def done(client: Client, change: RouterChange) -> None:
 
 
 def put(client: Client, each: Router) -> None:
-    done(client, client.engine.put_router(each, client.now))
+    done(client, routers.put(client.engine.table, each, client.now))
 
 
 def remove(client: Client, *router_ids: int) -> None:
-    done(client, client.engine.remove_routers(router_ids, client.now))
+    done(client, routers.remove(client.engine.table, router_ids, client.now))
 
 
 def busy(client: Client, tell: Callable[[Client], None] = lambda _: None) -> None:

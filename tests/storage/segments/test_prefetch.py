@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.formats.disk.segment_support import plain, source
-from topics.config import Tuning
 from topics.engine.locators import in_extent, split_locator
 from topics.formats.disk.segment import ENTRY_BYTES
 from topics.formats.disk.segment_build import build
@@ -171,11 +170,3 @@ def test_the_kernel_is_asked_in_parts_that_it_reads_whole(
         (100 + disk.ADVICE_BYTES, disk.ADVICE_BYTES),
         (100 + 2 * disk.ADVICE_BYTES, 1),
     ]
-
-
-def test_without_the_switch_nothing_is_asked_for(
-    store: SegmentStore, asked: Disk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(prefetch, "TUNING", Tuning(prefetch=False))
-    Prefetch(store).read_on(LOCATORS[0], 0, LOCATORS[1])
-    assert asked.taken() == []

@@ -1,30 +1,74 @@
-"""Arena: blocks of shared memory for attachments that are too long for a ring; the producer's end.
+"""Arena: shared memory for attachments that are too long for a ring, one for each direction of a
+link. The producer writes an attachment once, the consumer reads it in place.
 
     reserve ──▶ RESERVED ──send──▶ SENT ──RELEASE of the consumer──▶ free
                    │ grow, shrink    └────end of the session───────▶ free
                    └──free──▶ free
 
-A block grows while it is filled: in place if the pages after it are free, else it moves, a slice at
-a time. So what a body holds follows what has arrived of it, and a body that is alone finds
-room up to the whole half (`topics.actors.link.arena_memory`).
+There are two halves of ``half_bytes``; session n uses half n % 2:
 
-The pages of a large block go back to the system when it is freed, a portion with each ``trim``; its
-row stays taken until then. All pages go back when everything is free. A holder must send or free
-every block, also after the end of its session: the session after the next one waits for it.
+    offset                 size         content
+    0                      half_bytes   blocks of even sessions, each from a page boundary
+    half_bytes             half_bytes   blocks of odd sessions
+
+Why two: when one side dies, the other may still read blocks of the session that is over (a slow
+client is being sent one) or fill them (an upload is under way). The next session must not write
+there, and must not wait either. Only the session after the next one waits for these users. So a
+holder must send or free every block, also after the end of its session.
+
+A block grows while it is filled: in place if the pages after it are free, else it moves, a slice at
+a time. So what a body holds follows what has arrived of it, and a body that is alone finds room up
+to the whole half.
+
+Pages are taken from the system when they are first touched. Those of a large block go back when it
+is freed, a portion with each ``trim``; its row stays taken until then. All pages go back when
+everything is free.
 """
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Iterator
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
-from topics.actors.link.arena_memory import PAGE_BYTES, ArenaMemory, pages_of
 from topics.actors.link.page_allocator import PageAllocator
 
+PAGE_BYTES: Final = mmap.PAGESIZE
+# Linux, every architecture that we run on; the mmap module names it from Python 3.13 on.
+MAP_NORESERVE: Final = 0x4000
 LARGE_PAGES: Final = (4 << 20) // PAGE_BYTES  # below it, new pages cost more than old ones hold
 PORTION_PAGES: Final = (2 << 20) // PAGE_BYTES  # given back at once: a millisecond without service
 # Of a block that moves, copied at once: about a millisecond, most of it for new pages.
 SLICE_BYTES: Final = 1 << 20
+
+
+class ArenaMemory:
+    """The mapping, made before the fork. ``half_bytes`` 0 makes an arena in which nothing fits."""
+
+    def __init__(self, half_bytes: int) -> None:
+        self.half_bytes = pages_of(half_bytes) * PAGE_BYTES
+        self.view = memoryview(b"")
+        if self.half_bytes:
+            # Most of it is never used, and must not count against the machine's memory.
+            flags = mmap.MAP_SHARED | MAP_NORESERVE
+            self._map = mmap.mmap(-1, 2 * self.half_bytes, flags=flags)
+            self.view = memoryview(self._map)
+
+    def base(self, session: int) -> int:
+        """Where the half of ``session`` begins."""
+        return (session & 1) * self.half_bytes
+
+    def give_back(self, start: int, length: int) -> None:
+        """Give the pages of a range back to the system, for all processes; they read as zeros from
+        then on.
+        """
+        if length:
+            self._map.madvise(mmap.MADV_REMOVE, start, length)
+
+
+def pages_of(length: int) -> int:
+    """How many pages ``length`` bytes take."""
+    return -(-length // PAGE_BYTES)
 
 
 class Holder(Protocol):
@@ -262,3 +306,84 @@ class ArenaWriter:
 def _row_pages(length: int) -> int:
     """How many pages the row of a block takes; an empty block has one."""
     return max(1, pages_of(length))
+
+
+_Held: TypeAlias = tuple[memoryview, int, int]  # view, offset, length
+
+
+class ArenaReader:
+    """The consumer's end: the blocks that were received and not yet released.
+
+    A holder that may take long leaves a callback, which is called when a session waits for the half
+    of its block.
+    """
+
+    __slots__ = ("_held", "_memory", "_on_lost", "_view", "session")
+
+    def __init__(self, memory: ArenaMemory) -> None:
+        self._memory = memory
+        self._view = memory.view.toreadonly()
+        # By half, then by id of the view, which cannot be another's while it is kept here.
+        self._held: tuple[dict[int, _Held], dict[int, _Held]] = ({}, {})
+        self._on_lost: dict[int, Callable[[], object]] = {}  # by id of the view, too
+        self.session = 0
+
+    def is_used(self, session: int) -> bool:
+        """Somebody here still reads a block in the half that ``session`` would use."""
+        return bool(self._held[session & 1])
+
+    def begin(self, session: int) -> None:
+        """Go on with ``session``. Not while ``is_used(session)``. The half of the session that is
+        over goes back to the system if nobody reads it.
+        """
+        assert not self.is_used(session), "nobody reads in a half that is written anew"
+        self.session = session
+        if not self.is_used(session + 1):
+            self._give_back(session + 1)
+
+    @property
+    def held(self) -> int:
+        """Blocks that were received and not yet released, of the session before too."""
+        return len(self._held[0]) + len(self._held[1])
+
+    def open(self, offset: int, length: int) -> memoryview | None:
+        """The block of a received message, read-only; held until ``release``. None when it lies
+        outside the session's half.
+        """
+        start = self._memory.base(self.session)
+        if offset < start or offset + length > start + self._memory.half_bytes:
+            return None
+        view = self._view[offset : offset + length]
+        self._held[self.session & 1][id(view)] = (view, offset, length)
+        return view
+
+    def on_lost(self, view: memoryview, release: Callable[[], object]) -> None:
+        """``release`` is called, once, when a session waits for the memory of ``view``."""
+        if any(id(view) in half for half in self._held):
+            self._on_lost[id(view)] = release
+
+    def reclaim(self, session: int) -> None:
+        """Ask those who hold up ``session`` and can be asked to release their blocks."""
+        for view in [*self._held[session & 1]]:
+            if (release := self._on_lost.pop(view, None)) is not None:
+                release()
+
+    def release(self, view: memoryview) -> tuple[int, int] | None:
+        """Nobody here reads from ``view`` any more.
+
+        Returns its offset and length for the RELEASE message; None when its session is over, or it
+        was released before.
+        """
+        half = self.session & 1
+        self._on_lost.pop(id(view), None)
+        if (block := self._held[half].pop(id(view), None)) is not None:
+            return block[1:]
+        left = self._held[1 - half]
+        if left.pop(id(view), None) is not None and not left:
+            self._give_back(half + 1)
+        return None
+
+    def _give_back(self, session: int) -> None:
+        # The session of that half is over, and the next one there waits for this end: no process
+        # writes in it now.
+        self._memory.give_back(self._memory.base(session), self._memory.half_bytes)

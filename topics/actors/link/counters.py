@@ -1,7 +1,7 @@
-"""Counters: the one registry of what a process counts for the metrics, and where on the board.
+"""Counters: the one table of what a process counts for the metrics, and where on the board.
 
 Each process has COUNTERS words (`topics.actors.link.board`). A metric has consecutive words there,
-in the order of its registry, and one such block for each row of label values:
+in the order of the table, and one such block for each row of label values:
 
     kind        words            content
     COUNTER     1                only grows, over restarts of the process, too
@@ -9,18 +9,15 @@ in the order of its registry, and one such block for each row of label values:
     HISTOGRAM   len(bounds) + 3  observations up to each bound, those above the last one, the sum
                                  of all and their number; each only grows
 
-A process stores in its own words only; a reader brings the processes together as `Across` says. A
-metric is counted for each batch, or copied from the process's own numbers with each heartbeat:
-never once for each record.
+A process stores in its own words only; a reader brings the processes together as `Across` says.
+Values are the process's own plain numbers, stored with each heartbeat: never once for each record.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple, TypeAlias
 
 from topics.actors.link.board import COUNTERS, Board
 from topics.actors.link.process_id import ProcessId, ProcessKind
@@ -28,6 +25,16 @@ from topics.engine.usage import CLASSES
 from topics.formats.api.metrics_text import Family, Histogram, MetricKind, Series
 from topics.formats.api.route_names import ROUTE_NAMES, STATUS_NAMES
 from topics.storage.wal.progress import SYNC_BOUNDS_US
+
+COUNTER, GAUGE, HISTOGRAM = MetricKind
+LAG_BOUNDS_US: Final = (1_000, 5_000, 25_000, 100_000, 500_000, 2_500_000)
+LATENCY_BOUNDS_US: Final = (
+    *(250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000),
+    *(1_000_000, 2_500_000, 10_000_000),
+)
+
+Values: TypeAlias = Mapping[str, int | Sequence[int]]
+"""By the names of metrics: gauges, and counts since this process started."""
 
 
 class Across(Enum):
@@ -38,27 +45,28 @@ class Across(Enum):
     EACH = "each"  # a series for each process, with the label ``process``
 
 
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One declaration. ``bounds`` are the upper ends of a histogram's buckets, ends included.
+SUM, LARGEST, EACH = Across
 
-    ``rows`` has the values of ``labels`` for each series. ``is_sparse``: a series without any count
-    is not shown.
+
+class Metric(NamedTuple):
+    """One declaration. ``rows`` has the values of ``labels`` for each series; ``bounds`` are the
+    upper ends of a histogram's buckets, ends included. ``is_sparse``: a series without any count is
+    not shown.
     """
 
     name: str
+    kind: MetricKind
     help: str
-    kind: MetricKind = MetricKind.COUNTER
-    bounds: tuple[int, ...] = ()
+    across: Across = SUM
     labels: tuple[str, ...] = ()
-    rows: tuple[tuple[str, ...], ...] = ((),)
-    across: Across = Across.SUM
+    rows: Sequence[tuple[str, ...]] = ((),)
+    bounds: tuple[int, ...] = ()
     is_sparse: bool = False
 
     @property
     def row_words(self) -> int:
         """How many words of the board one row takes."""
-        return len(self.bounds) + 3 if self.kind is MetricKind.HISTOGRAM else 1
+        return len(self.bounds) + 3 if self.kind is HISTOGRAM else 1
 
     @property
     def words(self) -> int:
@@ -66,355 +74,187 @@ class Metric:
         return len(self.rows) * self.row_words
 
 
-LATENCY_BOUNDS_US: Final = (
-    *(250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000),
-    *(1_000_000, 2_500_000, 10_000_000),
-)
-_ROUTE_ROWS: Final = tuple((route,) for route in ROUTE_NAMES)
+_ROUTES: Final = [(route,) for route in ROUTE_NAMES]
+_STATUSES: Final = [(route, status) for route in ROUTE_NAMES for status in STATUS_NAMES]
+_CLASSES: Final = [(name,) for name in CLASSES]
+_STREAMS: Final = [("watch",), ("work",), ("websocket",)]
 
-_LOOP_LAG = Metric(
-    "topics_loop_lag_us",
-    "How much later than planned the process's loop was, by its heartbeats.",
-    MetricKind.HISTOGRAM,
-    bounds=(1_000, 5_000, 25_000, 100_000, 500_000, 2_500_000),
-    across=Across.EACH,
+# fmt: off
+_OF_ALL = (
+    Metric("topics_loop_lag_us", HISTOGRAM,
+           "How much later than planned the process's loop was, by its heartbeats.",
+           EACH, bounds=LAG_BOUNDS_US),
+    Metric("topics_link_late_bells_total", COUNTER,
+           "Wake-ups between processes that were lost. Ought to be 0."),
+    Metric("topics_link_backlog_bytes", GAUGE, "Bytes of messages that wait for room in a ring."),
+    Metric("topics_link_unread_bytes", GAUGE,
+           "Bytes in rings between processes that the receiver has not read."),
+    Metric("topics_link_stalls_total", COUNTER,
+           "How often a message found no room in a ring between processes."),
+    Metric("topics_process_resident_bytes", GAUGE,
+           "Resident memory, with mapped files and memory that processes share.", EACH),
+    Metric("topics_process_own_bytes", GAUGE,
+           "Resident memory that no other process and no file has.", EACH),
+    Metric("topics_process_cpu_ms_total", COUNTER, "Processor time, of the system included.", EACH),
+    Metric("topics_process_open_files", GAUGE, "Open file descriptors.", EACH),
+    Metric("topics_process_open_files_max", GAUGE,
+           "The most that the process may have; 0: no bound.", EACH),
+    Metric("topics_log_lines_dropped_total", COUNTER, "Log lines that stderr did not take."),
 )
-_LATE_BELLS = Metric(
-    "topics_link_late_bells_total", "Wake-ups between processes that were lost. Ought to be 0."
+_OF_THE_FRONT = (
+    Metric("topics_http_requests_total", COUNTER,
+           "Requests by route and by the status of the answer.",
+           SUM, ("route", "status"), _STATUSES, is_sparse=True),
+    Metric("topics_http_received_bytes_total", COUNTER,
+           "Bytes of requests, heads included.", SUM, ("route",), _ROUTES, is_sparse=True),
+    Metric("topics_http_sent_bytes_total", COUNTER,
+           "Bytes of answers and streams, heads included.",
+           SUM, ("route",), _ROUTES, is_sparse=True),
+    Metric("topics_http_request_duration_us", HISTOGRAM,
+           "From a request to the end of its answer. Long polls and streams count as long as "
+           "they are open.",
+           SUM, ("route",), _ROUTES, LATENCY_BOUNDS_US, is_sparse=True),
+    Metric("topics_connections_open", GAUGE, "Connections of clients."),
+    Metric("topics_connections_refused_total", COUNTER,
+           "Clients that were refused, or not accepted."),
+    Metric("topics_streams", GAUGE,
+           "Event streams and WebSockets that are open.", SUM, ("kind",), _STREAMS),
+    Metric("topics_held_answer_bytes", GAUGE,
+           "Bytes of answers and streams that wait for slow clients."),
 )
-_LINK_BACKLOG = Metric(
-    "topics_link_backlog_bytes",
-    "Bytes of messages that wait for room in a ring.",
-    MetricKind.GAUGE,
+_OF_SHARDS = (
+    Metric("topics_wal_frames_total", COUNTER, "Frames put into the log."),
+    Metric("topics_wal_batches_total", COUNTER, "Groups of frames written together."),
+    Metric("topics_wal_fsyncs_total", COUNTER, "Syncs of the log."),
+    Metric("topics_wal_loop_fsyncs_total", COUNTER,
+           "Syncs of the log made by the shard's loop itself."),
+    Metric("topics_wal_bytes_written_total", COUNTER, "Bytes written to the log."),
+    Metric("topics_wal_rotations_total", COUNTER, "Log files begun."),
+    Metric("topics_wal_queue_depth", GAUGE,
+           "Changes that wait for their write or sync, with whoever waits for their answers."),
+    Metric("topics_wal_queue_depth_peak", GAUGE,
+           "The most changes of a shard that waited at the end of a turn since its process "
+           "began.",
+           LARGEST),
+    Metric("topics_wal_submit_full_total", COUNTER,
+           "Writes that a shard refused because its log could not take them: no room on the "
+           "disk, a broken log, or a disk that does not answer."),
+    Metric("topics_wal_read_only", GAUGE, "Shards whose log is broken: they refuse writes."),
+    Metric("topics_wal_fsync_latency_us", HISTOGRAM,
+           "How long each sync of the log took, in microseconds.", bounds=SYNC_BOUNDS_US),
+    Metric("topics_topics", GAUGE, "Topics."),
+    Metric("topics_topics_by_class", GAUGE,
+           "Topics by durability class.", SUM, ("class",), _CLASSES),
+    Metric("topics_queue_topics", GAUGE, "Topics of type queue."),
+    Metric("topics_routers", GAUGE, "Routers."),
+    Metric("topics_records_live", GAUGE,
+           "Records that readers can get, and those of topics that nobody uses which are too old."),
+    Metric("topics_bytes_live", GAUGE, "Bytes of these records, as quotas count them."),
+    Metric("topics_idempotency_keys", GAUGE, "Idempotency keys in memory."),
+    Metric("topics_queue_leases_in_flight", GAUGE, "Jobs of all queues that are leased."),
+    Metric("topics_queue_delayed", GAUGE, "Jobs of all queues whose time has not come."),
+    Metric("topics_seal_backlog_files", GAUGE, "Full log files that wait for their segment."),
+    Metric("topics_segment_files", GAUGE, "Segments."),
+    Metric("topics_segments_merged_total", COUNTER,
+           "Segments whose live records were copied into another one together with those of "
+           "others."),
+    Metric("topics_segment_merged_bytes_total", COUNTER,
+           "Bytes of segments written by these merges."),
+    Metric("topics_segment_bytes", GAUGE, "Bytes on the disk of segments."),
+    Metric("topics_log_bytes", GAUGE,
+           "Bytes on the disk of the logs, files for what comes included."),
+    Metric("topics_blob_bytes", GAUGE,
+           "Bytes on the disk of streamed appends that no segment holds."),
+    Metric("topics_checkpoint_bytes", GAUGE,
+           "Bytes on the disk of checkpoints, and kept for the next."),
+    Metric("topics_checkpoint_age_ms", GAUGE,
+           "Since the newest checkpoint of a shard, the oldest of all shards; 0 before the "
+           "first. None is written while nothing is to be gained from it.",
+           LARGEST),
+    Metric("topics_disk_free_bytes", GAUGE, "Bytes free where the data directory is.", LARGEST),
+    Metric("topics_inbox_messages", GAUGE, "Messages that wait for a turn of their shard."),
+    Metric("topics_turns_total", COUNTER, "Turns of the loops of shards."),
 )
+# fmt: on
 
-_RING_UNREAD = Metric(
-    "topics_link_unread_bytes",
-    "Bytes in rings between processes that the receiver has not read.",
-    MetricKind.GAUGE,
-)
-_RING_STALLS = Metric(
-    "topics_link_stalls_total", "How often a message found no room in a ring between processes."
-)
-
-
-def _gauge(
-    name: str,
-    text: str,
-    across: Across = Across.SUM,
-    labels: tuple[str, ...] = (),
-    rows: tuple[tuple[str, ...], ...] = ((),),
-) -> Metric:
-    return Metric(name, text, MetricKind.GAUGE, labels=labels, rows=rows, across=across)
-
-
-_LOG = (
-    _gauge(
-        "topics_wal_queue_depth",
-        "Changes that wait for their write or sync, with whoever waits for their answers.",
-    ),
-    _gauge(
-        "topics_wal_queue_depth_peak",
-        "The most changes of a shard that waited at the end of a turn since its process began.",
-        Across.LARGEST,
-    ),
-    Metric(
-        "topics_wal_submit_full_total",
-        "Writes that a shard refused because its log could not take them: no room on the disk, a"
-        " broken log, or a disk that does not answer.",
-    ),
-    _gauge("topics_wal_read_only", "Shards whose log is broken: they refuse writes."),
-    Metric(
-        "topics_wal_fsync_latency_us",
-        "How long each sync of the log took, in microseconds.",
-        MetricKind.HISTOGRAM,
-        bounds=SYNC_BOUNDS_US,
-    ),
-)
-_USAGE = (
-    _gauge("topics_topics", "Topics."),
-    _gauge(
-        "topics_topics_by_class",
-        "Topics by durability class.",
-        labels=("class",),
-        rows=tuple((name,) for name in CLASSES),
-    ),
-    _gauge("topics_queue_topics", "Topics of type queue."),
-    _gauge("topics_routers", "Routers."),
-    _gauge(
-        "topics_records_live",
-        "Records that readers can get, and those of topics that nobody uses which are too old.",
-    ),
-    _gauge("topics_bytes_live", "Bytes of these records, as quotas count them."),
-    _gauge("topics_idempotency_keys", "Idempotency keys in memory."),
-    _gauge("topics_queue_leases_in_flight", "Jobs of all queues that are leased."),
-    _gauge("topics_queue_delayed", "Jobs of all queues whose time has not come."),
-)
-_FILES = (
-    _gauge("topics_seal_backlog_files", "Full log files that wait for their segment."),
-    _gauge("topics_segment_files", "Segments."),
-    Metric(
-        "topics_segments_merged_total",
-        "Segments whose live records were copied into another one together with those of others.",
-    ),
-    Metric("topics_segment_merged_bytes_total", "Bytes of segments written by these merges."),
-    _gauge("topics_segment_bytes", "Bytes on the disk of segments."),
-    _gauge("topics_log_bytes", "Bytes on the disk of the logs, files for what comes included."),
-    _gauge("topics_blob_bytes", "Bytes on the disk of streamed appends that no segment holds."),
-    _gauge("topics_checkpoint_bytes", "Bytes on the disk of checkpoints, and kept for the next."),
-    _gauge(
-        "topics_checkpoint_age_ms",
-        "Since the newest checkpoint of a shard, the oldest of all shards; 0 before the first. None"
-        " is written while nothing is to be gained from it.",
-        Across.LARGEST,
-    ),
-    _gauge("topics_disk_free_bytes", "Bytes free where the data directory is.", Across.LARGEST),
-)
-_TURNS = (
-    _gauge("topics_inbox_messages", "Messages that wait for a turn of their shard."),
-    Metric("topics_turns_total", "Turns of the loops of shards."),
-)
-
-_HTTP = (
-    Metric(
-        "topics_http_requests_total",
-        "Requests by route and by the status of the answer.",
-        labels=("route", "status"),
-        rows=tuple((route, status) for route in ROUTE_NAMES for status in STATUS_NAMES),
-        is_sparse=True,
-    ),
-    Metric(
-        "topics_http_received_bytes_total",
-        "Bytes of requests, heads included.",
-        labels=("route",),
-        rows=_ROUTE_ROWS,
-        is_sparse=True,
-    ),
-    Metric(
-        "topics_http_sent_bytes_total",
-        "Bytes of answers and streams, heads included.",
-        labels=("route",),
-        rows=_ROUTE_ROWS,
-        is_sparse=True,
-    ),
-    Metric(
-        "topics_http_request_duration_us",
-        "From a request to the end of its answer. Long polls and streams count as long as they are"
-        " open.",
-        MetricKind.HISTOGRAM,
-        bounds=LATENCY_BOUNDS_US,
-        labels=("route",),
-        rows=_ROUTE_ROWS,
-        is_sparse=True,
-    ),
-)
-
-_CONNECTIONS = (
-    Metric("topics_connections_open", "Connections of clients.", MetricKind.GAUGE),
-    Metric("topics_connections_refused_total", "Clients that were refused, or not accepted."),
-    Metric(
-        "topics_streams",
-        "Event streams and WebSockets that are open.",
-        MetricKind.GAUGE,
-        labels=("kind",),
-        rows=(("watch",), ("work",), ("websocket",)),
-    ),
-    Metric(
-        "topics_held_answer_bytes",
-        "Bytes of answers and streams that wait for slow clients.",
-        MetricKind.GAUGE,
-    ),
-)
-_PROCESS = (
-    Metric(
-        "topics_process_resident_bytes",
-        "Resident memory, with mapped files and memory that processes share.",
-        MetricKind.GAUGE,
-        across=Across.EACH,
-    ),
-    Metric(
-        "topics_process_own_bytes",
-        "Resident memory that no other process and no file has.",
-        MetricKind.GAUGE,
-        across=Across.EACH,
-    ),
-    Metric(
-        "topics_process_cpu_ms_total",
-        "Processor time, of the system included.",
-        across=Across.EACH,
-    ),
-    Metric(
-        "topics_process_open_files",
-        "Open file descriptors.",
-        MetricKind.GAUGE,
-        across=Across.EACH,
-    ),
-    Metric(
-        "topics_process_open_files_max",
-        "The most that the process may have; 0: no bound.",
-        MetricKind.GAUGE,
-        across=Across.EACH,
-    ),
-    Metric(
-        "topics_log_lines_dropped_total",
-        "Log lines that stderr did not take.",
-    ),
-)
-
-# In the order of the words. Append only: the words of a process that is restarted go on.
-REGISTRY: Final[Mapping[ProcessKind, tuple[Metric, ...]]] = {
-    ProcessKind.FRONT: (
-        _LOOP_LAG,
-        _LATE_BELLS,
-        _LINK_BACKLOG,
-        *_HTTP,
-        _RING_UNREAD,
-        _RING_STALLS,
-        *_CONNECTIONS,
-        *_PROCESS,
-    ),
-    ProcessKind.SHARD: (
-        _LOOP_LAG,
-        _LATE_BELLS,
-        _LINK_BACKLOG,
-        Metric("topics_wal_frames_total", "Frames put into the log."),
-        Metric("topics_wal_batches_total", "Groups of frames written together."),
-        Metric("topics_wal_fsyncs_total", "Syncs of the log."),
-        Metric("topics_wal_loop_fsyncs_total", "Syncs of the log made by the shard's loop itself."),
-        Metric("topics_wal_bytes_written_total", "Bytes written to the log."),
-        Metric("topics_wal_rotations_total", "Log files begun."),
-        _RING_UNREAD,
-        _RING_STALLS,
-        *_LOG,
-        *_USAGE,
-        *_FILES,
-        *_TURNS,
-        *_PROCESS,
-    ),
+TABLE: Final[Mapping[ProcessKind, Sequence[Metric]]] = {
+    ProcessKind.FRONT: _OF_ALL + _OF_THE_FRONT,
+    ProcessKind.SHARD: _OF_ALL + _OF_SHARDS,
 }
 
 
-def offsets(kind: ProcessKind) -> dict[str, int]:
-    """The first word of each metric of a kind of process, by its name."""
-    found, at = {}, 0
-    for metric in REGISTRY[kind]:
-        found[metric.name] = at
-        at += metric.words
-    assert at <= COUNTERS, "the registry fits into the words of a process"
-    return found
+def _blocks(kind: ProcessKind) -> Iterator[tuple[Metric, slice]]:
+    """Each metric of a kind of process, and its words."""
+    at = 0
+    for metric in TABLE[kind]:
+        yield metric, slice(at, at := at + metric.words)
+    assert at <= COUNTERS, "the table fits into the words of a process"
 
 
 class CounterWords:
     """The counters of this process. Gauges begin with 0, the others where a predecessor stopped."""
 
     def __init__(self, board: Board, own: ProcessId) -> None:
-        self._words = board.process(own).counters
-        self._metrics = {metric.name: metric for metric in REGISTRY[own.kind]}
-        self._at = offsets(own.kind)
         forget_gauges(board, own)
-        self._bases = {
-            name: self._words[at : at + self._metrics[name].words].tolist()
-            for name, at in self._at.items()
+        self._words = board.process(own).counters
+        self._blocks = {
+            metric.name: (block, self._words[block].tolist()) for metric, block in _blocks(own.kind)
         }
 
-    def add(self, name: str, amount: int = 1, row: int = 0) -> None:
-        """Count on. ``row``: an index of `Metric.rows`, here and below."""
-        self._words[self._at[name] + row] += amount
-
-    def set(self, name: str, value: int | Sequence[int]) -> None:
-        """Store a gauge's value, or a counter's own count since this process started. A sequence
-        has a value for each word of the metric.
+    def store(self, values: Values) -> None:
+        """Store what the process has counted. A sequence has a value for each word of its metric.
 
         Below 0 counts as 0: what two processes store is compared while one of them moves.
         """
-        at, bases, words = self._at[name], self._bases[name], self._words
-        values = (value,) if isinstance(value, int) else value
-        for word, (base, own) in enumerate(zip(bases, values, strict=True), start=at):
-            words[word] = max(0, base + own)
-
-    def set_all(self, values: Mapping[str, int | Sequence[int]]) -> None:
-        """As `set`, of some metrics by their names."""
+        words = self._words
         for name, value in values.items():
-            self.set(name, value)
-
-    def observe(self, name: str, value: int, row: int = 0) -> None:
-        """Count one observation of a histogram."""
-        metric, words = self._metrics[name], self._words
-        bounds, at = metric.bounds, self._at[name] + row * metric.row_words
-        words[at + bisect_left(bounds, value)] += 1
-        words[at + len(bounds) + 1] += value
-        words[at + len(bounds) + 2] += 1
+            block, bases = self._blocks[name]
+            own = (value,) if isinstance(value, int) else value
+            for at, (base, count) in enumerate(zip(bases, own, strict=True), block.start):
+                words[at] = max(0, base + count)
 
 
 def forget_gauges(board: Board, process: ProcessId) -> None:
     """Say that the process has nothing now; what it has counted stays."""
-    words, at = board.process(process).counters, offsets(process.kind)
-    for metric in REGISTRY[process.kind]:
-        if metric.kind is MetricKind.GAUGE:
-            for word in range(at[metric.name], at[metric.name] + metric.words):
-                words[word] = 0
-
-
-def read(board: Board) -> dict[str, tuple[int, ...]]:
-    """The words of every metric by its name, over all processes that count it: the largest of
-    LARGEST, the sum of the others.
-    """
-    return {
-        name: _together(metric, [words for _, words in blocks])
-        for name, (metric, blocks) in _blocks(board).items()
-    }
+    words = board.process(process).counters
+    for metric, block in _blocks(process.kind):
+        if metric.kind is GAUGE:
+            for at in range(block.start, block.stop):
+                words[at] = 0
 
 
 def families(board: Board) -> Iterator[Family]:
-    """All metrics of the registry, as they are shown."""
-    for metric, blocks in _blocks(board).values():
-        if metric.across is Across.EACH:
-            shown = [
-                Series((*series.labels, ("process", str(process))), series.value)
-                for process, words in blocks
-                for series in _series(metric, words)
-            ]
-        else:
-            shown = [*_series(metric, _together(metric, [words for _, words in blocks]))]
-        yield Family(metric.name, metric.kind, metric.help, shown)
+    """All metrics of the table, as they are shown."""
+    found: dict[str, tuple[Metric, list[tuple[ProcessId, list[int]]]]] = {}
+    for process in board.processes:
+        words = board.process(process).counters.tolist()
+        for metric, block in _blocks(process.kind):
+            found.setdefault(metric.name, (metric, []))[1].append((process, words[block]))
+    for name, (metric, parts) in found.items():
+        yield Family(name, metric.kind, metric.help, [*_shown(metric, parts)])
 
 
-_Block = tuple[ProcessId, Sequence[int]]  # the words of one metric and process
+def _shown(metric: Metric, parts: Sequence[tuple[ProcessId, list[int]]]) -> Iterator[Series]:
+    if metric.across is EACH:
+        for process, words in parts:
+            yield from _series(metric, words, (("process", str(process)),))
+    else:
+        together = max if metric.across is LARGEST else sum
+        columns = zip(*(words for _, words in parts), strict=True)
+        yield from _series(metric, [together(column) for column in columns], ())
 
 
-def _blocks(board: Board) -> dict[str, tuple[Metric, list[_Block]]]:
-    """Each metric by its name, with its words of all processes."""
-    found: dict[str, tuple[Metric, list[_Block]]] = {}
-    for kind, metrics in REGISTRY.items():
-        at, used = offsets(kind), sum(metric.words for metric in metrics)
-        for process in (one for one in board.processes if one.kind is kind):
-            words = board.process(process).counters[:used].tolist()
-            for metric in metrics:
-                start = at[metric.name]
-                block = (process, words[start : start + metric.words])
-                found.setdefault(metric.name, (metric, []))[1].append(block)
-    return found
-
-
-def _together(metric: Metric, blocks: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    if len(blocks) == 1:
-        return tuple(blocks[0])
-    return tuple(map(max if metric.across is Across.LARGEST else _sum, *blocks))
-
-
-def _sum(*values: int) -> int:
-    return sum(values)
-
-
-def _series(metric: Metric, words: Sequence[int]) -> Iterator[Series]:
+def _series(
+    metric: Metric, words: list[int], more: tuple[tuple[str, str], ...]
+) -> Iterator[Series]:
     """The rows of a metric; of a sparse one those that count something."""
-    width, bounds = metric.row_words, metric.bounds
-    for row, values in enumerate(metric.rows):
+    width = metric.row_words
+    for row, texts in enumerate(metric.rows):
         found = words[row * width : (row + 1) * width]
         if metric.is_sparse and not any(found):
             continue
-        labels = tuple(zip(metric.labels, values, strict=True))
-        if metric.kind is MetricKind.HISTOGRAM:
-            yield Series(labels, Histogram(bounds, found[: len(bounds) + 1], found[-2]))
+        labels = (*zip(metric.labels, texts, strict=True), *more)
+        if metric.kind is HISTOGRAM:
+            yield labels, Histogram(metric.bounds, found[:-2], found[-2])
         else:
-            yield Series(labels, found[0])
+            yield labels, found[0]

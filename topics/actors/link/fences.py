@@ -12,16 +12,19 @@ import ctypes
 import platform
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
 class Fences:
-    """``full``: no load or store passes it, in either direction. ``order``: the same, or None where
-    the machine never lets a store pass an earlier store, nor a load or a store an earlier load.
+    """``with full: pass``: no load or store passes it, in either direction. ``order()``: the same,
+    or None where the machine never lets a store pass an earlier store, nor a load or a store an
+    earlier load.
     """
 
-    full: Callable[[], None]
+    full: AbstractContextManager[Any]
     order: Callable[[], None] | None
 
 
@@ -33,34 +36,27 @@ def load_fences(machine: str | None = None) -> Fences:
     are full fences there. Elsewhere a lock is only acquire and release, which is not enough.
     """
     if (machine or platform.machine()) in ("x86_64", "AMD64"):
-        return Fences(full=_lock_fence(), order=None)
-    fence = _library_fence("libatomic.so.1")
-    return Fences(full=fence, order=fence)
+        return Fences(full=threading.Lock(), order=None)
+    fence = _LibraryFence("libatomic.so.1")
+    return Fences(full=fence, order=fence.__enter__)
 
 
-def _lock_fence() -> Callable[[], None]:
-    lock = threading.Lock()
-    acquire, release = lock.acquire, lock.release
+class _LibraryFence:
+    """The fence of C11."""
 
-    def full_fence() -> None:
-        acquire()
-        release()
+    def __init__(self, library: str) -> None:
+        try:
+            self._call = ctypes.CDLL(library).atomic_thread_fence
+        except (OSError, AttributeError) as error:
+            raise RuntimeError(
+                f"no memory fence on this machine ({platform.machine()}): {library} has no"
+                " atomic_thread_fence; install libatomic"
+            ) from error
+        self._call.argtypes, self._call.restype = [ctypes.c_int], None
 
-    return full_fence
+    def __enter__(self) -> None:
+        seq_cst = 5  # memory_order_seq_cst
+        self._call(seq_cst)
 
-
-def _library_fence(library: str) -> Callable[[], None]:
-    try:
-        call = ctypes.CDLL(library).atomic_thread_fence
-    except (OSError, AttributeError) as error:
-        raise RuntimeError(
-            f"no memory fence on this machine ({platform.machine()}): {library} has no"
-            " atomic_thread_fence; install libatomic"
-        ) from error
-    call.argtypes, call.restype = [ctypes.c_int], None
-    seq_cst = 5  # memory_order_seq_cst of C11
-
-    def full_fence() -> None:
-        call(seq_cst)
-
-    return full_fence
+    def __exit__(self, *_: object) -> None:
+        """The fence stands before what is inside."""

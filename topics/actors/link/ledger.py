@@ -42,7 +42,7 @@ class Allowance:
 
     def __init__(self, own: memoryview, rows: list[memoryview], index: int) -> None:
         self._own, self._rows, self._index = own, rows, index
-        self._fence = load_fences().full if len(rows) > 1 else None
+        self._fence = load_fences().full
 
     def take(self, most: int, amount: int = 1) -> bool:
         """Count ``amount`` more; False, and nothing is counted, when the sum would exceed ``most``.
@@ -59,13 +59,13 @@ class Allowance:
             if self.total() + amount > most:
                 return False
             own[index] = held + amount
-            if fence is None:
-                return True
-            fence()
+            with fence:
+                pass
             if self.total() <= most:
                 return True
             own[index] = held
-            fence()
+            with fence:
+                pass
         return False
 
     def give_back(self, amount: int = 1) -> None:
@@ -94,7 +94,8 @@ class ShardLedger:
     def report(self, topics: int, total_bytes: int) -> None:
         """Store what a start has found, instead of what the process before it held."""
         self._own[Limit.TOPICS], self._own[Limit.TOTAL_BYTES] = topics, total_bytes
-        load_fences().full()
+        with load_fences().full:
+            pass
         self._own[REPORTED] = 1
 
     def replayed(self) -> float | None:

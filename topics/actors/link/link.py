@@ -20,34 +20,70 @@ from __future__ import annotations
 
 import os
 import select
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import trio
 
-from topics.actors.link.arena import ArenaBlock, ArenaWriter
-from topics.actors.link.arena_reader import ArenaReader
+from topics.actors.link.arena import ArenaBlock, ArenaReader, ArenaWriter
 from topics.actors.link.board import Board
 from topics.actors.link.fences import load_fences
-from topics.actors.link.guard import Guard
-from topics.actors.link.inbox import Inbox
 from topics.actors.link.link_memory import LinkMemory
 from topics.actors.link.outbox import Outbox
 from topics.actors.link.process_id import ProcessId
-from topics.actors.link.ring import RingConsumer, RingProducer
+from topics.actors.link.ring import HEAD, RingConsumer, RingDamaged, RingProducer
 from topics.formats.buffers import Buffer
-from topics.formats.wire.envelope import encode_refusal
+from topics.formats.wire.envelope import Refusal, encode
 from topics.formats.wire.message import (
     ARENA,
     ARENA_REF,
     ERROR,
     RELEASE,
+    Assembler,
     Message,
     PeerGone,
+    encode_head,
 )
 
 OnMessages: TypeAlias = Callable[[list[Message]], None]
+
+GUARD_S: Final = 0.050
+
+
+class Guard:
+    """One timer for all links of a trio run.
+
+    The fences of `topics.actors.link.ring` make lost wake-ups impossible. The guard proves that:
+    each GUARD_S it visits every link, mends what it finds, and the link counts it (`late_bells`).
+    """
+
+    def __init__(self) -> None:
+        self.links: set[Link] = set()
+
+    @classmethod
+    def of_this_run(cls) -> Guard:
+        """The guard of the running trio loop; started with its first link."""
+        try:
+            return _GUARD.get()
+        except LookupError:
+            guard = cls()
+            _GUARD.set(guard)
+            trio.lowlevel.spawn_system_task(guard.run)
+            return guard
+
+    async def run(self) -> None:
+        """Visit every link each GUARD_S. Other tasks run between two portions of memory."""
+        while True:
+            await trio.sleep(GUARD_S)
+            for link in tuple(self.links):
+                link.check()
+                while link.trim():
+                    await trio.lowlevel.checkpoint()
+
+
+_GUARD: trio.lowlevel.RunVar[Guard] = trio.lowlevel.RunVar("topics link guard")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +114,14 @@ class Link:
         self._producer = RingProducer(memory.rings[end], self._peer_bell, fences)
         self._reader = ArenaReader(memory.arenas[1 - end])
         self._writer = ArenaWriter(memory.arenas[end])
-        self._inbox = Inbox(self._consumer, self._reader, self._writer, self._name)
-        self._outbox = Outbox(self._producer, sizes.ring_bytes, fences.full)
+        self._assembler = Assembler()
+        self.outbox = Outbox(self._producer, sizes.ring_bytes, fences.full)
         self._inline_bytes = sizes.inline_bytes
-        self._backlog_max = sizes.ring_bytes if end == 1 else None
+        # With a longer backlog it is held off: it reads no more.
+        self._backlog_max = sizes.ring_bytes if end == 1 else sys.maxsize
         self._session = 0  # the one that our words announce; 0: none yet
         self._open = False
-        self._message_id = 0
+        self.message_id = 0  # of the last message; the next one counts it up
         self._asleep = False
         self._late = 0
 
@@ -102,12 +139,7 @@ class Link:
     @property
     def backlog_bytes(self) -> int:
         """Bytes that were sent here and are not in the ring yet."""
-        return self._outbox.backlog_bytes
-
-    def next_message_id(self) -> int:
-        """A fresh message id, for a message that must name itself in its payload."""
-        self._message_id += 1
-        return self._message_id
+        return self.outbox.backlog_bytes
 
     def send(
         self,
@@ -116,62 +148,59 @@ class Link:
         attachment: Buffer | ArenaBlock = b"",
         *,
         message_id: int | None = None,
+        flags: int = 0,
     ) -> int:
         """Queue one message; ``flush`` publishes it. Never blocks. Returns its message id.
 
         A long attachment goes through the arena, or through the ring piece by piece when the arena
         is full. An ArenaBlock is taken over, also when this raises PeerGone: the session is over,
-        or has not begun.
+        or has not begun. ``flags``: the link's own.
         """
         if message_id is None:
-            self._message_id = message_id = self._message_id + 1
-        if type(attachment) is bytes and len(attachment) <= self._inline_bytes:
-            # As `_put` does, without a call more for each message.
-            if not self._open or self._cell[0] != self._session:
-                raise self._peer_gone()
-            self._outbox.put(message_id, subject, payload, attachment)
-        else:
-            self._send_long(message_id, subject, payload, attachment)
+            self.message_id = message_id = self.message_id + 1
+        if type(attachment) is not bytes or len(attachment) > self._inline_bytes:
+            attachment, flags = self._in_arena(attachment)
+        if not self._open or self._cell[0] != self._session:
+            raise self._peer_gone()
+        outbox = self.outbox
+        head = encode_head(message_id, subject, payload, len(attachment), flags)
+        outbox.queue.append(head)
+        if attachment:
+            outbox.queue.append(attachment)
+        outbox.queued_bytes += len(head) + len(attachment)
+        outbox.is_due = True
         return message_id
 
-    def quieten(self) -> None:
-        """Let the message that was sent last, without an attachment, wait until another one is
-        flushed. There may never be one.
+    def _in_arena(self, attachment: Buffer | ArenaBlock) -> tuple[bytes, int]:
+        """A reference to the attachment in the arena, and its flag; or a copy, when it is short or
+        has no room there.
         """
-        self._outbox.quieten()
-
-    def _put(
-        self, message_id: int, subject: str, payload: bytes, attachment: bytes, flags: int = 0
-    ) -> None:
-        if not self.connected:
-            raise self._peer_gone()
-        self._outbox.put(message_id, subject, payload, attachment, flags)
-
-    def _send_long(
-        self, message_id: int, subject: str, payload: bytes, attachment: Buffer | ArenaBlock
-    ) -> None:
         if not isinstance(attachment, ArenaBlock):
             view = memoryview(attachment).cast("B")
             if len(view) <= self._inline_bytes or (block := self.reserve(len(view))) is None:
-                # A copy, because the caller may change what is behind a view before it is written.
-                self._put(message_id, subject, payload, bytes(view))
-                return
+                # The caller may change what is behind a view before it is written.
+                return bytes(view), 0
             block.view[:] = view
             attachment = block
         if not self.connected or attachment.session != self._session:
             attachment.free()
             raise self._peer_gone()
         self._writer.take_over(attachment)
-        reference = ARENA_REF.pack(attachment.offset, attachment.length)
-        self._put(message_id, subject, payload, reference, ARENA)
+        return ARENA_REF.pack(attachment.offset, attachment.length), ARENA
+
+    def quieten(self) -> None:
+        """Let the message that was sent last, without an attachment, wait until another one is
+        flushed. There may never be one.
+        """
+        self.outbox.quieten()
 
     def _peer_gone(self) -> PeerGone:
         return PeerGone(f"link {self._name} is not connected")
 
     def send_refusal(self, code: int, message: str, about: int) -> None:
         """Queue a refusal about the message with id ``about``. Raises PeerGone as ``send`` does."""
-        payload = encode_refusal(code, message, about)
-        self._put(self.next_message_id(), "", payload, b"", ERROR)
+        payload = encode(Refusal(int(code), message, about))
+        self.send("", payload, flags=ERROR)
 
     def reserve(self, length: int) -> ArenaBlock | None:
         """Shared memory for an attachment; None when the arena is full or the peer is not there."""
@@ -186,13 +215,8 @@ class Link:
         """Publish what was sent; nothing happens when the session is over, or when all that was
         sent is quiet.
         """
-        if self._outbox.is_due and self._cell[0] == self._session:
-            self._outbox.flush()
-
-    def flush_many(self) -> None:
-        """As `flush`, once there are many messages: within a turn that sends more of them."""
-        if self._outbox.has_many:
-            self.flush()
+        if self.outbox.is_due and self._cell[0] == self._session:
+            self.outbox.flush()
 
     # --- attachments of the peer ---
 
@@ -211,7 +235,7 @@ class Link:
         assert isinstance(message.attachment, memoryview), "an arena attachment is a view"
         block = self._reader.release(message.attachment)
         if block is not None and self.connected:
-            self._put(self.next_message_id(), "", b"", ARENA_REF.pack(*block), RELEASE)
+            self.send("", b"", ARENA_REF.pack(*block), flags=RELEASE)
 
     # --- the session ---
 
@@ -227,10 +251,27 @@ class Link:
         """
         guard = Guard.of_this_run()
         guard.links.add(self)
+        outbox, reading, writing = self.outbox, self._consumer.sleeper, self._producer.sleeper
         try:
             while True:
                 self.turn(on_open, on_messages, on_close)
-                await self._pause()
+                if outbox.unsent_bytes <= self._backlog_max:
+                    reading.fall_asleep()
+                with self._fence:  # the producer is asleep already when it found the ring full
+                    pass
+                try:
+                    # The other tasks run meanwhile: they are what the messages were for.
+                    if self._has_work():
+                        await trio.lowlevel.checkpoint()
+                    else:
+                        self._asleep = True
+                        await trio.lowlevel.wait_readable(self._bell)
+                        os.eventfd_read(self._bell)
+                finally:
+                    self._asleep = False
+                    reading.wake_up()
+                    if writing.number & 1:
+                        writing.wake_up()
         finally:
             guard.links.discard(self)
 
@@ -244,17 +285,50 @@ class Link:
         if not self._open and self._peer_agrees():
             self._open = True
             on_open()
-        if self._open:
-            if self._outbox.unsent_bytes:
-                self._outbox.pump()
-            if not self._is_held_off() and (messages := self._inbox.receive()):
-                on_messages(messages)
+        if not self._open:
+            return
+        outbox = self.outbox
+        if outbox.unsent_bytes:
+            outbox.pump()
+        if outbox.unsent_bytes <= self._backlog_max and (messages := self._receive()):
+            on_messages(messages)
+        if outbox.is_due:
             self.flush()
+
+    def _receive(self) -> list[Message]:
+        """Every message that is complete. An arena reference becomes the memory that it names; a
+        RELEASE is carried out here.
+        """
+        data = self._consumer.read()
+        if not data:
+            return []
+        messages = self._assembler.feed(data)
+        if self._assembler.damaged:
+            raise RingDamaged(f"bytes in the ring are no message ({self._name})")
+        for message in messages:
+            if message.flags & (ARENA | RELEASE):
+                resolved = map(self._resolve, messages)
+                return [message for message in resolved if message is not None]
+        return messages
+
+    def _resolve(self, message: Message) -> Message | None:
+        """The message with its arena block as attachment; None for a RELEASE, done here."""
+        if not message.flags & (ARENA | RELEASE):
+            return message
+        if len(message.attachment) == ARENA_REF.size:
+            offset, length = ARENA_REF.unpack(message.attachment)
+            if message.flags & RELEASE and self._writer.release(offset):
+                return None
+            if message.flags & ARENA and (view := self._reader.open(offset, length)) is not None:
+                return Message(
+                    message.message_id, message.flags, message.subject, message.payload, view
+                )
+        raise RingDamaged(f"message {message.message_id} names no arena block ({self._name})")
 
     def _leave(self, on_close: Callable[[], None]) -> None:
         if self._open:
             self._open = False
-            self._outbox.clear()
+            self.outbox.clear()
             on_close()
 
     def _adopt(self, session: int) -> None:
@@ -269,7 +343,7 @@ class Link:
         self._consumer.clear()
         self._reader.begin(session)
         self._writer.begin(session)
-        self._inbox.clear()
+        self._assembler = Assembler()  # a message that has arrived in part is forgotten
         self._producer.announce(session)
         self._consumer.announce(session)
         self._session = session
@@ -287,9 +361,6 @@ class Link:
             == self._producer.peer_session()
         )
 
-    def _is_held_off(self) -> bool:
-        return self._backlog_max is not None and self._outbox.unsent_bytes > self._backlog_max
-
     # --- waiting ---
 
     def _has_work(self) -> bool:
@@ -299,29 +370,10 @@ class Link:
             return self._open or not self._is_half_used(session)
         if not self._open:
             return self._peer_agrees()
-        if self._consumer.has_data() and not self._is_held_off():
+        unsent, consumer = self.outbox.unsent_bytes, self._consumer
+        if unsent <= self._backlog_max and consumer.words[HEAD] > consumer.tail:
             return True
-        return self._outbox.unsent_bytes > 0 and self._outbox.can_pump()
-
-    async def _pause(self) -> None:
-        """Return when there may be something to do. The other tasks run meanwhile: they are what
-        the messages were for.
-        """
-        consumer, producer = self._consumer.sleeper, self._producer.sleeper
-        if not self._is_held_off():
-            consumer.fall_asleep()
-        self._fence()  # the producer is asleep already when it found the ring full
-        try:
-            if self._has_work():
-                await trio.lowlevel.checkpoint()
-            else:
-                self._asleep = True
-                await trio.lowlevel.wait_readable(self._bell)
-                os.eventfd_read(self._bell)
-        finally:
-            self._asleep = False
-            consumer.wake_up()
-            producer.wake_up()
+        return unsent > 0 and self._producer.room() > 0
 
     def check(self) -> None:
         """The guard's visit: flush what nobody flushed (releases), wake a sleeper whose bell was
@@ -344,7 +396,7 @@ class Link:
             late_bells=self._late,
             backlog_bytes=self.backlog_bytes,
             unread_bytes=self._producer.unread_bytes,
-            stalls=self._outbox.stalls,
+            stalls=self.outbox.stalls,
             arena_used_bytes=self._writer.used_bytes,
             arena_held=self._reader.held,
         )

@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from topics.actors.link.arena_memory import ArenaMemory
+from topics.actors.link.arena import ArenaMemory
 from topics.actors.link.fences import load_fences
 from topics.actors.link.process_id import ProcessId
 from topics.actors.link.ring import RingMemory

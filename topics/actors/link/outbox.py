@@ -12,15 +12,14 @@ The order of messages is the order of ``put``. The outbox never waits.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from typing import Final
+from contextlib import AbstractContextManager
+from typing import Any, Final
 
 from topics.actors.link.ring import RingProducer
-from topics.formats.wire.message import encode_head
 
 JOIN_BYTES: Final = 1 << 20  # a longer queue is written in pieces: joining would copy it once more
 QUIET_MAX: Final = 64  # quiet messages that wait for others
-MANY: Final = 16  # pieces in a queue: eight messages with an attachment each
+MANY: Final = 16  # pieces: the peer should begin with them, though more will follow
 
 
 class Outbox:
@@ -30,20 +29,26 @@ class Outbox:
         "_fence",
         "_half_ring",
         "_producer",
-        "_queued",
         "_quiet",
         "_unsent",
+        "is_due",
         "queue",
+        "queued_bytes",
         "stalls",
         "unsent_bytes",
     )
 
-    def __init__(self, producer: RingProducer, ring_bytes: int, fence: Callable[[], None]) -> None:
+    def __init__(
+        self, producer: RingProducer, ring_bytes: int, fence: AbstractContextManager[Any]
+    ) -> None:
         self._producer = producer
         self._half_ring = ring_bytes // 2
         self._fence = fence
+        # `Link.send` puts the pieces of a message into the queue, and says so.
         self.queue: list[bytes] = []  # since the last flush
-        self._queued = 0  # bytes in queue
+        self.queued_bytes = 0
+        self.is_due = False
+        """There is something to flush that does not wait for others."""
         self._quiet = 0  # messages in queue that wait for others
         self._unsent: deque[memoryview] = deque()  # flushed, and the ring was full
         self.unsent_bytes = 0
@@ -53,27 +58,7 @@ class Outbox:
     @property
     def backlog_bytes(self) -> int:
         """Bytes that were put and are not in the ring yet."""
-        return self._queued + self.unsent_bytes
-
-    @property
-    def is_due(self) -> bool:
-        """There is something to flush that does not wait for others."""
-        return len(self.queue) > self._quiet
-
-    @property
-    def has_many(self) -> bool:
-        """The peer should begin with what was put, though more will follow."""
-        return len(self.queue) >= MANY
-
-    def put(
-        self, message_id: int, subject: str, payload: bytes, attachment: bytes, flags: int = 0
-    ) -> None:
-        """Queue a message; ``flush`` publishes it. Raises as `encode_head` does."""
-        head = encode_head(message_id, subject, payload, len(attachment), flags)
-        self.queue.append(head)
-        if attachment:
-            self.queue.append(attachment)
-        self._queued += len(head) + len(attachment)
+        return self.queued_bytes + self.unsent_bytes
 
     def quieten(self) -> None:
         """Let the message that was put last wait for others, unless too many do. It has no
@@ -82,11 +67,12 @@ class Outbox:
         assert self.is_due, "a message that waits is in the queue"
         if self._quiet < QUIET_MAX:
             self._quiet += 1
+            self.is_due = len(self.queue) > self._quiet
 
     def flush(self) -> None:
         """Publish what was put. What finds no room is published by ``pump`` as room appears."""
-        queue, length, is_stalled = self.queue, self._queued, bool(self._unsent)
-        self.queue, self._queued, self._quiet = [], 0, 0
+        queue, length, is_stalled = self.queue, self.queued_bytes, bool(self._unsent)
+        self.queue, self.queued_bytes, self._quiet, self.is_due = [], 0, 0, False
         if length <= JOIN_BYTES:
             joined = b"".join(queue)
             written = 0 if self._unsent else self._producer.write(joined)
@@ -117,18 +103,16 @@ class Outbox:
             elif self._is_full():
                 return
 
-    def can_pump(self) -> bool:
-        """Something is unsent and the ring has room."""
-        return bool(self._unsent) and self._producer.room() > 0
-
     def clear(self) -> None:
         """Forget everything: the session is over."""
         self.queue.clear()
         self._unsent.clear()
-        self._queued = self._quiet = self.unsent_bytes = 0
+        self.queued_bytes = self._quiet = self.unsent_bytes = 0
+        self.is_due = False
 
     def _is_full(self) -> bool:
         """Ask the consumer to ring when it has read; False when it has just read."""
         self._producer.sleeper.fall_asleep()
-        self._fence()
+        with self._fence:
+            pass
         return self._producer.room() == 0

@@ -53,37 +53,6 @@ class RingDamaged(Exception):
     """The shared words or the stream hold what no correct process writes: the ring is useless."""
 
 
-# --- arithmetic: no memory, no other process ---
-
-
-def room(size: int, head: int, tail: int) -> int:
-    """How many bytes the producer may write.
-
-    ``tail`` may have been reset to 0 by a consumer that is a session ahead; the answer is then too
-    small, never too large.
-    """
-    return max(0, size - (head - tail))
-
-
-def available(size: int, head: int, tail: int) -> int:
-    """How many bytes the consumer may read; 0 when ``head`` was reset by a producer that is a
-    session ahead.
-    """
-    if head < tail:
-        return 0
-    if head - tail > size:
-        raise RingDamaged(f"{head - tail} bytes wait in a ring of {size}")
-    return head - tail
-
-
-def until_end(size: int, position: int) -> int:
-    """How many bytes of the stream fit from ``position`` to the end of the data area."""
-    return size - (position & (size - 1))
-
-
-# --- the two ends ---
-
-
 class RingMemory:
     """The shared mapping of one direction. Made before the fork; it disappears with the last
     process that maps it.
@@ -168,7 +137,7 @@ class RingProducer:
 
     def room(self) -> int:
         """Bytes that may be written now."""
-        return room(self._size, self._head, self._words[TAIL])
+        return max(0, self._size - self._head + int(self._words[TAIL]))
 
     @property
     def unread_bytes(self) -> int:
@@ -180,10 +149,11 @@ class RingProducer:
         Returns how much it was.
         """
         words, head, size = self._words, self._head, self._size
-        free = room(size, head, words[TAIL])
-        length = len(data)
-        if length > free:
-            length = free
+        # One look at the tail, which moves. A consumer that is a session ahead has reset it to 0:
+        # there is then too little room here, below 0 even, never too much.
+        length, room = len(data), size - head + words[TAIL]
+        if length > room:
+            length = max(0, room)
             data = memoryview(data)[:length]
         if not length:
             return 0
@@ -191,17 +161,17 @@ class RingProducer:
         if order:
             order()
         at = head & (size - 1)
-        first = until_end(size, head)
-        if length <= first:
+        if length <= size - at:
             self._data[at : at + length] = data
         else:
             with memoryview(data) as view:
-                self._data[at:] = view[:first]
-                self._data[: length - first] = view[first:]
+                self._data[at:] = view[: size - at]
+                self._data[: length - (size - at)] = view[size - at :]
         if order:
             order()
         self._head = words[HEAD] = head + length
-        self._fences.full()
+        with self._fences.full:
+            pass
         sleep = words[CONSUMER_SLEEP]
         if sleep & 1 and sleep != self._rung:
             self._rung = sleep
@@ -219,17 +189,17 @@ class RingConsumer:
         "_fences",
         "_rung",
         "_size",
-        "_tail",
-        "_words",
         "bells",
         "sleeper",
+        "tail",
+        "words",
     )
 
     def __init__(self, memory: RingMemory, producer_bell: int, fences: Fences) -> None:
-        self._words, self._data, self._size = memory.words, memory.data, memory.size
+        self.words, self._data, self._size = memory.words, memory.data, memory.size
         self._fences = fences
         self._bell = producer_bell
-        self._tail = 0
+        self.tail = 0  # below words[HEAD]: there is something to read
         self._rung = 0  # the producer's sleep number that we rang for
         self.sleeper = Sleeper(memory.words, CONSUMER_SLEEP)
         self.bells = 0
@@ -237,48 +207,45 @@ class RingConsumer:
 
     def clear(self) -> None:
         """Begin a session: forget what was read. ``announce`` must follow."""
-        self._tail = self._words[TAIL] = 0
+        self.tail = self.words[TAIL] = 0
 
     def announce(self, session: int) -> None:
         """Say that the words belong to ``session``. The producer believes them from here on."""
         if self._fences.order:
             self._fences.order()
-        self._words[CONSUMER_SESSION] = session
+        self.words[CONSUMER_SESSION] = session
 
     def peer_session(self) -> int:
         """The session that the producer is in."""
-        session = int(self._words[PRODUCER_SESSION])
+        session = int(self.words[PRODUCER_SESSION])
         if self._fences.order:
             self._fences.order()
         return session
-
-    def has_data(self) -> bool:
-        """There is something to read."""
-        return bool(self._words[HEAD] > self._tail)
 
     def read(self) -> bytes:
         """Everything that is there, copied out; the room is given back with one store. Raises
         RingDamaged.
         """
-        words, tail, size = self._words, self._tail, self._size
-        length = available(size, words[HEAD], tail)
-        if not length:
+        words, tail, size = self.words, self.tail, self._size
+        length = words[HEAD] - tail
+        if length <= 0:  # below 0: a producer that is a session ahead has reset the head
             return b""
+        if length > size:
+            raise RingDamaged(f"{length} bytes wait in a ring of {size}")
         order = self._fences.order
         if order:
             order()
-        at = tail & (size - 1)
-        first = until_end(size, tail)
-        data = self._data
+        at, data = tail & (size - 1), self._data
         taken = (
             bytes(data[at : at + length])
-            if length <= first
-            else b"".join((data[at:], data[: length - first]))
+            if length <= size - at
+            else b"".join((data[at:], data[: length - (size - at)]))
         )
         if order:
             order()
-        self._tail = words[TAIL] = tail + length
-        self._fences.full()
+        self.tail = words[TAIL] = tail + length
+        with self._fences.full:
+            pass
         sleep = words[PRODUCER_SLEEP]
         if sleep & 1 and sleep != self._rung:
             self._rung = sleep

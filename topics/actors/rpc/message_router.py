@@ -4,17 +4,17 @@ says how the ADR reads in Python, and why.
     message -> policy: reserved 1003, not allowed 1002
             -> rpc     request: 1002 malformed, 1101 no handler, 2000 handler raised,
                        1103 no answer in time
-                       answer: wakes the call that waits for it
+                       answer: ends the call that it answers
                event   not a notification: logged, dropped; a handler that raises: logged, the
                        next one runs
                custom  the payload is opaque; a handler that raises: logged, the next one runs
 
 Handlers of one message run in order, each after the one before has finished: exact matches, then
 prefixes, longer ones first; among equals the session's handlers before the global ones, then in
-registration order; up to and with the first exclusive handler.
+registration order; up to and with the first exclusive handler. A subject is resolved once for each
+session: what follows is one look-up.
 
-The router is general: it knows no subject of this program. `topics.actors.rpc.typed_calls` puts the
-calls table on top of it.
+The router is general: it knows no subject of this program.
 """
 
 from __future__ import annotations
@@ -26,21 +26,26 @@ from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 
 import structlog
 import trio
+from msgspec.structs import force_setattr
 
-from topics.actors.rpc.inbound import InboundMessage, PeerSession, RpcContext
-from topics.actors.rpc.route_table import Plan, Registration, RouteTable
-from topics.actors.rpc.session import LinkSession
-from topics.actors.rpc.subject_policy import DEFAULT_MODES, Mode, SubjectPolicy
-from topics.actors.rpc.transport import Transport
-from topics.formats.wire import envelope
+from topics.actors.rpc.inbound import InboundMessage
+from topics.actors.rpc.route_table import (
+    DEFAULT_MODES,
+    Mode,
+    Plan,
+    Registration,
+    RouteTable,
+    SubjectKind,
+    SubjectPolicy,
+)
+from topics.actors.rpc.session import LinkSession, RemoteError, Transport
 from topics.formats.wire.envelope import (
+    UNREADABLE,
     ErrorCode,
-    Failure,
-    Malformed,
     Notification,
-    Refusal,
     Request,
-    Success,
+    decode,
+    decode_refusal,
 )
 from topics.formats.wire.message import ERROR, Message, PeerGone
 
@@ -57,12 +62,17 @@ class RpcErrorPayload(NamedTuple):
     data: Any = None
 
 
-ErrorMapper: TypeAlias = Callable[[Exception, InboundMessage], RpcErrorPayload]
+Inbound: TypeAlias = InboundMessage[Any, Any]
+ErrorMapper: TypeAlias = Callable[[Exception, Inbound], RpcErrorPayload]
 
 
-def default_error_mapper(error: Exception, _message: InboundMessage) -> RpcErrorPayload:
+def default_error_mapper(error: Exception, _message: Inbound) -> RpcErrorPayload:
     """2000 with the error's text."""
     return RpcErrorPayload(ErrorCode.APPLICATION, str(error))
+
+
+def _as_it_is(error: RemoteError | PeerGone) -> Exception:
+    return error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,9 +104,17 @@ class MessageRouter(RouteTable):
         self._idle: trio.Event | None = None
         super().__init__(self._config.subject_policy, self._drop_plans)
 
-    def open_session(self, peer_id: str, transport: Transport) -> LinkSession:
-        """A new session; the global handlers serve it from now on."""
-        session = LinkSession(peer_id, transport, self._config.subject_policy, self._forget_session)
+    def open_session(
+        self,
+        peer_id: str,
+        transport: Transport,
+        failure_of: Callable[[RemoteError | PeerGone], Exception] = _as_it_is,
+    ) -> LinkSession:
+        """A new session; the global handlers serve it from now on. ``failure_of``: what its callers
+        are told of a call that has failed.
+        """
+        policy = self._config.subject_policy
+        session = LinkSession(peer_id, transport, policy, self._forget_session, failure_of)
         self._sessions[session] = None
         return session
 
@@ -115,25 +133,77 @@ class MessageRouter(RouteTable):
         in a nursery, which awaits that handler and runs the rest. Messages that arrive on a closed
         session are dropped.
         """
-        if session.closed:
-            session.release(message)
-            return None
-        if message.flags & ERROR:
+        if session.closed or message.flags & ERROR:
             self._take_refusal(session, message)
             return None
         kind, routes = session.plans.get(message.subject) or self._plan(session, message.subject)
-        if kind == "rpc":
-            return self._dispatch_rpc(session, message, routes)
-        if kind == "event":
-            return self._dispatch_event(session, message, routes)
-        if kind == "custom":
-            return self._deliver(InboundMessage(session, message), routes)
-        if kind == "reserved":
-            self._refuse(session, message, ErrorCode.UNSUPPORTED_FEATURE, "reserved subject prefix")
-        else:
-            self._refuse(
-                session, message, ErrorCode.INVALID_FRAME, "subject is under no allowed prefix"
+        if kind != "rpc":
+            return self._dispatch_unanswered(session, message, kind, routes)
+        try:
+            envelope = decode(message.payload)
+        except UNREADABLE as error:
+            self._refuse(session, message, ErrorCode.INVALID_FRAME, f"malformed payload: {error}")
+            return None
+        if type(envelope) is Request:
+            inbound: Inbound = InboundMessage(
+                session,
+                message,
+                message.attachment,
+                message.parked_ms,
+                envelope,
+                envelope.params,
+                envelope.cid,
+                True,
             )
+            remaining = iter(routes)
+            waiting = self._run_plain(inbound, remaining)
+            if inbound.is_open and inbound.is_timed:
+                self._keep_open(inbound, routes)
+            return None if waiting is None else self._run_rest(inbound, waiting, remaining)
+        if type(envelope) is Notification:
+            reason = "malformed payload: a notification cannot be answered"
+            self._refuse(session, message, ErrorCode.INVALID_FRAME, reason)
+        else:
+            session.take_answer(message, envelope)
+        return None
+
+    def _dispatch_unanswered(
+        self,
+        session: LinkSession,
+        message: Message,
+        kind: SubjectKind | None,
+        routes: tuple[Registration, ...],
+    ) -> Coroutine[Any, Any, None] | None:
+        """Events and custom messages; subjects that may not pass are refused."""
+        envelope = None
+        if kind == "event":
+            try:
+                envelope, reason = decode(message.payload), "not a notification"
+            except UNREADABLE as error:
+                reason = str(error)
+            if type(envelope) is not Notification:
+                log.warning(
+                    "event dropped", subject=message.subject, peer_id=session.peer_id, reason=reason
+                )
+                session.release(message)
+                return None
+        elif kind != "custom":
+            is_reserved = kind == "reserved"
+            code = ErrorCode.UNSUPPORTED_FEATURE if is_reserved else ErrorCode.INVALID_FRAME
+            reason = (
+                "reserved subject prefix" if is_reserved else "subject is under no allowed prefix"
+            )
+            self._refuse(session, message, code, reason)
+            return None
+        params = None if envelope is None else envelope.params
+        inbound: Inbound = InboundMessage(
+            session, message, message.attachment, message.parked_ms, envelope, params
+        )
+        remaining = iter(routes)
+        waiting = self._run_plain(inbound, remaining)
+        if waiting is not None:
+            return self._run_rest(inbound, waiting, remaining)
+        session.release(message)
         return None
 
     async def expire_overdue(self) -> NoReturn:
@@ -182,47 +252,18 @@ class MessageRouter(RouteTable):
         for session in self._sessions:
             session.plans.clear()
 
-    # The kinds of subjects
-
-    def _dispatch_rpc(
-        self, session: LinkSession, message: Message, routes: tuple[Registration, ...]
-    ) -> Coroutine[Any, Any, None] | None:
-        decoded = envelope.decode(message.payload)
-        if type(decoded) is Request:
-            rpc = RpcContext(session, message, decoded)
-            if routes:
-                return self._deliver(InboundMessage(session, message, rpc), routes)
-            rpc.error(ErrorCode.UNSUPPORTED_METHOD, "Method not found")
-            return None
-        if type(decoded) is Success or type(decoded) is Failure:
-            session.take_answer(message, decoded)
-            return None
-        reason = (
-            decoded.reason if type(decoded) is Malformed else "a notification cannot be answered"
-        )
-        self._refuse(session, message, ErrorCode.INVALID_FRAME, f"malformed payload: {reason}")
-        return None
-
-    def _dispatch_event(
-        self, session: LinkSession, message: Message, routes: tuple[Registration, ...]
-    ) -> Coroutine[Any, Any, None] | None:
-        decoded = envelope.decode(message.payload)
-        if type(decoded) is Notification:
-            return self._deliver(InboundMessage(session, message, None, decoded), routes)
-        reason = decoded.reason if type(decoded) is Malformed else "not a notification"
-        log.warning(
-            "event dropped", subject=message.subject, peer_id=session.peer_id, reason=reason
-        )
-        session.release(message)
-        return None
+    # What has no handler
 
     def _take_refusal(self, session: LinkSession, message: Message) -> None:
-        # An Refusal is never answered: two sides would refuse each other's refusals for ever.
+        """A refusal, or any message on a closed session. A refusal is never answered: two sides
+        would refuse each other's refusals for ever.
+        """
         session.release(message)
-        error = envelope.decode_refusal(message.payload)
-        if type(error) is Refusal:
-            session.take_refusal(error)
-        else:
+        if session.closed:
+            return
+        try:
+            session.take_refusal(decode_refusal(message.payload))
+        except UNREADABLE:
             log.warning("refusal dropped", peer_id=session.peer_id, message_id=message.message_id)
 
     def _refuse(self, session: LinkSession, message: Message, code: int, reason: str) -> None:
@@ -236,28 +277,28 @@ class MessageRouter(RouteTable):
 
     # Running handlers
 
-    def _deliver(
-        self, message: InboundMessage, routes: tuple[Registration, ...]
-    ) -> Coroutine[Any, Any, None] | None:
-        remaining = iter(routes)
-        waiting = self._run_plain(message, remaining)
-        rpc = message.rpc
-        if rpc is not None and rpc.timed and rpc.open and not message.session.closed:
-            self._start_clock(message.session, rpc)
-        if waiting is not None:
-            return self._run_rest(message, waiting, remaining)
-        if rpc is None:
-            message.release()
-        return None
+    def _keep_open(self, request: Inbound, routes: tuple[Registration, ...]) -> None:
+        """The plain handlers have not answered: from now on the time of the request runs."""
+        if not routes:
+            request.error(ErrorCode.UNSUPPORTED_METHOD, "Method not found")
+        elif not request.session.closed:
+            # A dict, not a queue: an answered request leaves at once and frees its message.
+            request.session.unanswered[request] = trio.current_time() + self._timeout
+            if self._idle is not None:
+                self._idle.set()
 
     def _run_plain(
-        self, message: InboundMessage, routes: Iterator[Registration]
+        self, message: Inbound, routes: Iterator[Registration]
     ) -> Awaitable[None] | None:
         """Run handlers until one returns an awaitable, and return that."""
         for route in routes:
             if not route.active:
                 continue
             try:
+                if route.params is not None:
+                    assert message.envelope is not None, "only calls and events have params"
+                    params = tuple.__new__(route.params, message.envelope.params)
+                    force_setattr(message, "params", params)
                 waiting = route.handler(message)
             except Exception as error:
                 if self._handler_failed(message, error):
@@ -269,7 +310,7 @@ class MessageRouter(RouteTable):
 
     async def _run_rest(
         self,
-        message: InboundMessage,
+        message: Inbound,
         waiting: Awaitable[None] | None,
         routes: Iterator[Registration],
     ) -> None:
@@ -286,37 +327,30 @@ class MessageRouter(RouteTable):
         if message.rpc is None:
             message.release()
 
-    def _handler_failed(self, message: InboundMessage, error: Exception) -> bool:
+    def _handler_failed(self, message: Inbound, error: Exception) -> bool:
         """Answer or log the error. True: no further handler may run, because a caller that was told
         of a failure must not find the work done.
         """
-        rpc = message.rpc
-        if rpc is not None and rpc.open:
-            self._answer_failure(message, rpc, error)
+        if message.is_open:
+            self._answer_failure(message, error)
             return True
         log.warning(
             "handler failed", subject=message.subject, peer_id=message.peer_id, exc_info=error
         )
-        if rpc is None:
+        if message.rpc is None:
             return False
         message.release()  # it had timed out, so no answer has released it
         return True
 
-    def _answer_failure(self, message: InboundMessage, rpc: RpcContext, error: Exception) -> None:
+    def _answer_failure(self, message: Inbound, error: Exception) -> None:
         try:
-            rpc.error(*self._config.error_mapper(error, message))
+            message.error(*self._config.error_mapper(error, message))
         except Exception:
             log.exception("error mapper failed", subject=message.subject, handler_error=repr(error))
-            if rpc.open:
-                rpc.error(ErrorCode.APPLICATION, "handler failed")
+            if message.is_open:
+                message.error(ErrorCode.APPLICATION, "handler failed")
 
     # Deadlines
-
-    def _start_clock(self, session: PeerSession, rpc: RpcContext) -> None:
-        # A dict, not a queue: an answered request leaves at once and frees its message.
-        session.unanswered[rpc] = trio.current_time() + self._timeout
-        if self._idle is not None:
-            self._idle.set()
 
     def _expire_until(self, now: float) -> float | None:
         """Expire what is due and return the next deadline. All requests have one timeout, so the
@@ -326,10 +360,10 @@ class MessageRouter(RouteTable):
         for session in tuple(self._sessions):
             unanswered = session.unanswered
             while unanswered:
-                rpc, deadline = next(iter(unanswered.items()))
+                message, deadline = next(iter(unanswered.items()))
                 if deadline > now:
                     upcoming.append(deadline)
                     break
-                del unanswered[rpc]
-                rpc.expire()
+                del unanswered[message]
+                message.expire()
         return min(upcoming, default=None)

@@ -1,28 +1,38 @@
-"""Replies: how the handlers of a shard answer, with JSON for the client or with an error.
+"""Replies: how the handlers of a shard answer, with JSON for the client or with an error, and what
+their caller makes of an error.
 
-A failure of the contract travels with code 2001, its own code and its detail; the front makes it
-again (`topics.actors.rpc.failures`). Every other error is unexpected and travels with code
-2000; the shard's log has it.
+A failure of the contract travels with code 2001, its own code and its detail. Every other error is
+unexpected and travels with code 2000; the shard's log has it.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
 import structlog
 
+from topics import errors
+from topics.actors.rpc.inbound import InboundMessage
 from topics.actors.rpc.message_router import RpcErrorPayload
-from topics.actors.rpc.typed_calls import InboundCall
-from topics.errors import Internal, TopicsError
+from topics.actors.rpc.session import RemoteError
+from topics.errors import Internal, NotReady, TopicsError
 from topics.formats.api import answers
+from topics.formats.wire.calls import AppendResult
 from topics.formats.wire.contract import R
-from topics.formats.wire.envelope import Encoded
+from topics.formats.wire.envelope import ErrorCode
 from topics.storage.disk import Damaged
 
 APPLICATION_ERROR: Final = 2000
 CONTRACT_ERROR: Final = 2001
 log: Final = structlog.get_logger()
+
+_CLASSES: Final[dict[str, type[TopicsError]]] = {
+    error.code: error
+    for error in vars(errors).values()
+    if isinstance(error, type) and hasattr(error, "code")
+}
 
 
 class Inbound(Protocol):
@@ -56,7 +66,7 @@ def map_error(error: Exception, message: Inbound) -> RpcErrorPayload:
     return RpcErrorPayload(APPLICATION_ERROR, f"{type(error).__name__}: {error}")
 
 
-def answer_error(request: InboundCall[Any, Any], error: Exception) -> None:
+def answer_error(request: InboundMessage[Any, Any], error: Exception) -> None:
     """Answer the request with `map_error`."""
     request.error(*map_error(error, request))
 
@@ -66,6 +76,27 @@ def total_ms(at: int) -> float:
     return (time.monotonic_ns() - at) / 1e6
 
 
-def reply_json(request: InboundCall[Any, R], result: R | Encoded, body: bytes, at: int) -> None:
+def reply_json(request: InboundMessage[Any, R], result: R, body: bytes, at: int) -> None:
     """Answer with a JSON body that lacks its ``performance`` member."""
     request.reply(result, body + answers.performance(total_ms(at)))
+
+
+def restored(code: str, message: str, detail: Mapping[str, Any]) -> TopicsError:
+    """The failure that the shard raised."""
+    return TopicsError.restore(_CLASSES[code], message, dict(detail))
+
+
+def failures_of(result: AppendResult) -> list[TopicsError]:
+    """The failures of those requests of an append message that failed."""
+    return [restored(*failure) for failure in result.failures or ()]
+
+
+def failure_of(error: RemoteError) -> TopicsError:
+    """The failure behind an error answer; one without a code of the contract is `Internal`."""
+    if error.code == CONTRACT_ERROR and isinstance(error.data, dict):
+        return restored(error.data["code"], error.message, error.data["detail"])
+    if error.code == ErrorCode.TIMEOUT:  # a shard answers so only what it has not begun to change
+        return NotReady(
+            "the shard was too busy to begin in time; nothing was done", reason="timeout"
+        )
+    return Internal(error.message)

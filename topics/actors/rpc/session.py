@@ -1,6 +1,6 @@
-"""A link session with one peer: its registrations, its pending calls and its end (ADR 011 §8).
+"""A link session with one peer: what is asked of it, its registrations and its end (ADR 011 §8).
 
-    open --close()--> closing: pending calls fail, closed-listeners run
+    open --close()--> closing: calls under way fail, closed-listeners run
                          --> closed: session-scoped handlers are gone
 
 A session is one connection, not one peer: a peer that comes back gets a new session, and no message
@@ -11,30 +11,126 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Generic, Protocol, TypeAlias
 
+import msgspec
 import structlog
 
-from topics.actors.rpc.call import PendingCall, RemoteError, RpcReply
-from topics.actors.rpc.inbound import RpcContext
-from topics.actors.rpc.route_table import Plan, RouteTable, Unsubscribe
-from topics.actors.rpc.subject_policy import SubjectPolicy
-from topics.actors.rpc.transport import Attachment, Transport, discard
+from topics.actors.link.arena import ArenaBlock
+from topics.actors.rpc.route_table import Plan, RouteTable, SubjectPolicy, Unsubscribe
+from topics.formats.buffers import Buffer
 from topics.formats.wire.calls import CALL_CANCELLED, CallCancelledParams
-from topics.formats.wire.envelope import (
-    EVENT_PREFIX,
-    RPC_PREFIX,
-    Failure,
-    Refusal,
-    Success,
-    encode_notification,
-    encode_request,
-)
+from topics.formats.wire.contract import Call, Event, P, R
+from topics.formats.wire.envelope import Failure, Notification, Refusal, Request, Success, encode
 from topics.formats.wire.message import ARENA, Message, PeerGone
 
 log: Final = structlog.get_logger(__name__)
 
+# Whoever takes a block owns it from then on, also when the call raises.
+Attachment: TypeAlias = Buffer | ArenaBlock
 ClosedListener: TypeAlias = Callable[["LinkSession"], None]
+
+
+class RemoteError(Exception):
+    """The peer answered with an error. ``code`` as in ADR 011 §7; from 2000 on application."""
+
+    def __init__(self, code: int, message: str, data: Any = None) -> None:
+        super().__init__(f"{message} ({code})")
+        self.code = code
+        self.message = message
+        self.data = data
+
+
+class Transport(Protocol):
+    """Sends the messages of one link session at a time. It may outlive the session and serve the
+    next one. Nothing here blocks. ``message_id``: of the last message; a message that must name
+    itself in its payload counts it up.
+    """
+
+    message_id: int
+
+    def send(
+        self, subject: str, payload: bytes, attachment: Any = b"", *, message_id: int | None = None
+    ) -> int:
+        """Queue one message, by default under a fresh id. Raises PeerGone.
+
+        ``message_id``: one that its sender has taken.
+        """
+
+    def send_refusal(self, code: int, message: str, about: int) -> None:
+        """Queue a refusal about the peer's message ``about``. Raises PeerGone."""
+
+    def release(self, message: Message) -> None:
+        """Give the attachment's memory back to the peer. Does nothing for an inline attachment, nor
+        the second time.
+        """
+
+    def on_lost(self, view: memoryview, release: Callable[[], object]) -> None:
+        """``release`` is called if a session waits for the memory of the attachment ``view``."""
+
+
+def discard(attachment: Attachment) -> None:
+    """Free an attachment that is not sent."""
+    if not isinstance(attachment, Buffer):
+        attachment.free()
+
+
+class Reply(msgspec.Struct, Generic[R], eq=False):
+    """The answer to a call that went well. ``body`` may lie in the peer's memory: it is valid until
+    `release`, which its receiver calls, or the end of the session.
+    """
+
+    result: R
+    body: bytes | memoryview
+    _message: Message
+    _session: LinkSession
+
+    def on_lost(self, give_up: Callable[[], object]) -> None:
+        """``give_up`` is called if the memory of the body is needed; it leads to `release` soon."""
+        if isinstance(self.body, memoryview):
+            self._session.transport.on_lost(self.body, give_up)
+
+    def release(self) -> None:
+        """The body is not needed any more. Does nothing the second time."""
+        self.body = b""
+        if self._message.flags & ARENA:
+            self._session.transport.release(self._message)
+
+
+class PendingCall(msgspec.Struct, eq=False):
+    """A call under way.
+
+         answer, error, PeerGone
+    WAITING --------------------> OVER  ``then`` is called, once
+       |     abandon()
+       +------------------------> OVER  the peer is told; a late answer goes to ``on_late``, if
+                                        there is one, and is released
+    """
+
+    cid: int
+    call: Call[Any, Any]
+    then: Callable[[Any], None]
+    _session: LinkSession | None  # None: it was refused here
+    is_over: bool = False
+    # The answer may take long by its nature; the caller says so.
+    is_patient: bool = False
+    # Called with an answer that nobody waits for any more, and that takes effect all the same.
+    on_late: Callable[[Reply[Any]], None] | None = None
+
+    def abandon(self) -> None:
+        """Forget the call and tell the peer, so that it can stop working on the answer. Does
+        nothing when it is over.
+        """
+        session = self._session
+        if self.is_over or session is None:
+            return
+        self.is_over = True
+        if self.on_late is None:
+            session.calls.pop(self.cid, None)
+        try:
+            session.notify(CALL_CANCELLED, CallCancelledParams(self.cid))
+        except PeerGone:
+            log.debug("cancel not sent", peer_id=session.peer_id, cid=self.cid)
 
 
 class LinkSession:
@@ -48,134 +144,67 @@ class LinkSession:
         transport: Transport,
         policy: SubjectPolicy,
         forget: Callable[[LinkSession], None],
+        failure_of: Callable[[RemoteError | PeerGone], Exception],
     ) -> None:
         self.peer_id: Final = peer_id
         self.transport: Final = transport
         self.closed = False
+        self.calls: Final[dict[int, PendingCall]] = {}
+        """By cid: those under way, and abandoned ones with an ``on_late``."""
         self.plans: Final[dict[str, Plan]] = {}
         """The router's: subjects that it has resolved for this session."""
-        self.unanswered: Final[dict[RpcContext, float]] = {}
+        self.unanswered: Final[dict[Any, float]] = {}
         """The router's: open requests and their deadlines, the earliest first."""
         self.router: Final = RouteTable(policy, self.plans.clear)
         """Session-scoped registrations: they go when the session closes."""
         self._forget = forget
-        self._calls: dict[int, PendingCall] = {}
-        self._given_up: dict[int, PendingCall] = {}  # of those with an `on_late`
+        self._failure_of = failure_of
         self._listeners: list[ClosedListener] = []
 
     # Sending
 
-    def call_soon(self, method: str, params: Any, attachment: Attachment = b"") -> PendingCall:
-        """Queue the request and return at once. Await ``call.wait()``, or ``call.abandon()`` it.
-        Raises PeerGone.
+    def call(
+        self,
+        call: Call[P, R],
+        params: P,
+        attachment: Attachment,
+        then: Callable[[Reply[R] | Exception], None],
+    ) -> PendingCall:
+        """Queue the request. ``then`` gets the answer or the failure in the loop that takes the
+        peer's messages; it must not raise. Raises PeerGone.
         """
-        cid = self.transport.next_message_id()
+        transport = self.transport
+        cid = transport.message_id = transport.message_id + 1
         try:
-            payload = encode_request(cid, method, params)
+            payload = encode(Request(cid, call.method, params))
+            if self.closed:
+                raise self._gone()
         except Exception:
             discard(attachment)
             raise
-        self.send(RPC_PREFIX + method, payload, attachment, message_id=cid)
-        call = self._calls[cid] = PendingCall(cid, method, self)
-        return call
+        transport.send(call.subject, payload, attachment, message_id=cid)
+        pending = self.calls[cid] = PendingCall(cid, call, then, self)
+        return pending
 
-    async def call(
-        self,
-        method: str,
-        params: Any,
-        attachment: Attachment = b"",
-        *,
-        timeout_ms: float | None = None,
-    ) -> RpcReply:
-        """Queue the request and wait for its answer.
-
-        Without ``timeout_ms`` the peer's own limit ends the wait, with a RemoteError of code 1103.
-        Raises RemoteError for an error answer, PeerGone when the session closes, trio.TooSlowError
-        after ``timeout_ms``.
-        """
-        call = self.call_soon(method, params, attachment)
-        return await (call.wait() if timeout_ms is None else call.wait_at_most(timeout_ms / 1000))
-
-    def notify(self, method: str, params: Any, attachment: Attachment = b"") -> None:
-        """Queue ``event/METHOD``; nobody answers. Raises PeerGone."""
+    def notify(self, event: Event[P], params: P, attachment: Attachment = b"") -> None:
+        """Queue an event; nobody answers. Raises PeerGone."""
         try:
-            payload = encode_notification(method, params)
+            payload = encode(Notification(event.method, params))
         except Exception:
             discard(attachment)
             raise
-        self.send(EVENT_PREFIX + method, payload, attachment)
+        self.send(event.subject, payload, attachment)
 
-    def send(
-        self,
-        subject: str,
-        payload: bytes,
-        attachment: Attachment = b"",
-        *,
-        message_id: int | None = None,
-    ) -> None:
-        """Queue any message; without ``message_id`` under a fresh id.
+    def send(self, subject: str, payload: bytes, attachment: Attachment = b"") -> None:
+        """Queue any message, under a fresh id.
 
         Raises PeerGone, also when the transport serves a newer session: a message of the old
         session is never sent in the new one.
         """
         if self.closed:
             discard(attachment)
-            raise PeerGone(f"the link session with {self.peer_id} is closed")
-        self.transport.send(subject, payload, attachment, message_id=message_id)
-
-    # Pending calls
-
-    def forget_call(self, cid: int) -> None:
-        """Nobody waits any more. The peer is told, so that it can stop working on the answer."""
-        call = self._calls.pop(cid, None)
-        if call is not None:
-            self._await_late(call)
-            try:
-                self.notify(CALL_CANCELLED.method, CallCancelledParams(cid))
-            except PeerGone:
-                log.debug("cancel not sent", peer_id=self.peer_id, cid=cid)
-
-    def fail_calls(self, which: Callable[[PendingCall], bool]) -> None:
-        """Fail these calls with PeerGone, as if the session had closed."""
-        for call in [call for call in self._calls.values() if which(call)]:
-            # A listener of an earlier one may have abandoned this one.
-            if self._calls.pop(call.cid, None) is not None:
-                self._await_late(call)
-                call.fail(PeerGone(f"{self.peer_id} does not answer call {call.cid}"))
-
-    def take_answer(self, message: Message, answer: Success | Failure) -> None:
-        """Settle the call of an answer. Without one (cancelled, timed out), release the memory."""
-        call = self._calls.pop(answer.cid, None)
-        if call is not None and type(answer) is Success:
-            call.succeed(RpcReply(answer.result, message, self))
-            return
-        if call is None and self._given_up:
-            late = self._given_up.pop(answer.cid, None)
-            if late is not None and type(answer) is Success:
-                late.take_late(RpcReply(answer.result, message, self))
-                return
-        self.release(message)
-        if call is not None and type(answer) is Failure:
-            call.fail(RemoteError(answer.code, answer.message, answer.data))
-
-    def take_refusal(self, error: Refusal) -> None:
-        """The peer refused a message. If it was a request, its call fails: it is never answered."""
-        call = self._calls.pop(error.about, None)
-        if call is None:
-            log.warning(
-                "message refused",
-                peer_id=self.peer_id,
-                code=error.code,
-                reason=error.message,
-                about=error.about,
-            )
-        else:
-            call.fail(RemoteError(error.code, error.message))
-
-    def _await_late(self, call: PendingCall) -> None:
-        """The peer answers the call all the same."""
-        if call.on_late is not None:
-            self._given_up[call.cid] = call
+            raise self._gone()
+        self.transport.send(subject, payload, attachment)
 
     def release(self, message: Message) -> None:
         """Give the attachment's memory back to the peer. Does nothing for an inline attachment, nor
@@ -186,6 +215,53 @@ class LinkSession:
         """
         if message.flags & ARENA:
             self.transport.release(message)
+
+    def _gone(self) -> PeerGone:
+        return PeerGone(f"the link session with {self.peer_id} is closed")
+
+    # Answers
+
+    def take_answer(self, message: Message, answer: Success | Failure) -> None:
+        """Settle the call of an answer. Without one (cancelled, timed out), release the memory."""
+        pending = self.calls.pop(answer.cid, None)
+        if pending is not None and type(answer) is Success:
+            result = tuple.__new__(pending.call.result, answer.result or ())
+            reply = Reply(result, message.attachment, message, self)
+            if not pending.is_over:
+                pending.is_over = True
+                pending.then(reply)
+                return
+            if pending.on_late is not None:
+                pending.on_late(reply)
+        self.release(message)
+        if pending is not None and type(answer) is Failure:
+            self._fail(pending, RemoteError(answer.code, answer.message, answer.data))
+
+    def take_refusal(self, error: Refusal) -> None:
+        """The peer refused a message. If it was a request, its call fails: it is never answered."""
+        pending = self.calls.pop(error.about, None)
+        if pending is None:
+            log.warning(
+                "message refused",
+                peer_id=self.peer_id,
+                code=error.code,
+                reason=error.message,
+                about=error.about,
+            )
+        else:
+            self._fail(pending, RemoteError(error.code, error.message))
+
+    def fail_calls(self, which: Callable[[PendingCall], bool]) -> None:
+        """Fail these calls with PeerGone, as if the session had closed."""
+        for pending in [pending for pending in self.calls.values() if which(pending)]:
+            if pending.on_late is None:  # the peer answers the others all the same
+                self.calls.pop(pending.cid, None)
+            self._fail(pending, PeerGone(f"{self.peer_id} does not answer call {pending.cid}"))
+
+    def _fail(self, pending: PendingCall, error: RemoteError | PeerGone) -> None:
+        if not pending.is_over:  # an earlier one that failed may have abandoned it
+            pending.is_over = True
+            pending.then(self._failure_of(error))
 
     # The end
 
@@ -199,7 +275,7 @@ class LinkSession:
     def close(self) -> None:
         """End the session. Later calls do nothing.
 
-        Pending calls fail with PeerGone. Then the listeners run in registration order; when one
+        Calls under way fail with PeerGone. Then the listeners run in registration order; when one
         raises, the error is logged and the next one runs. Then the session's handlers are cleared.
         Open requests are not timed any more; their answers are dropped.
         """
@@ -207,28 +283,23 @@ class LinkSession:
             return
         self.closed = True
         self.unanswered.clear()
-        calls = list(self._calls.values())
-        self._calls.clear()
-        self._given_up.clear()
-        for call in calls:
-            # A coroutine that an earlier one has resumed may have abandoned this one.
-            if not call.is_over:
-                call.fail(
-                    PeerGone(
-                        f"the link session with {self.peer_id} closed, call {call.cid} was pending"
-                    )
-                )
-        self._call_listeners()
-        self.router.clear()
-        self._forget(self)
-
-    def _call_listeners(self) -> None:
+        calls = list(self.calls.values())
+        for pending in calls:
+            self._fail(
+                pending,
+                PeerGone(
+                    f"the link session with {self.peer_id} closed, call {pending.cid} was pending"
+                ),
+            )
+        self.calls.clear()
         for listener in tuple(self._listeners):
             try:
                 listener(self)
             except Exception as error:
                 log.warning("closed listener failed", peer_id=self.peer_id, exc_info=error)
         self._listeners.clear()
+        self.router.clear()
+        self._forget(self)
 
     def _drop_listener(self, listener: ClosedListener) -> None:
         if listener in self._listeners:

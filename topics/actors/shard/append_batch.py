@@ -28,17 +28,14 @@ from topics.formats.wire.calls import (
     Failure,
     outcome_byte,
 )
-from topics.formats.wire.envelope import Encoded
 from topics.storage.wal.progress import Progress
 
 AppendCall: TypeAlias = InboundCall[AppendParams, AppendResult]
 
 APPENDED, CREATED, FAILED = map(int, AppendOutcome)
-ALONE = {  # by outcome and band
-    outcome: [
-        Encoded.of(AppendResult(bytes((outcome_byte(outcome, band),)))) for band in range(BANDS)
-    ]
-    for outcome in (APPENDED, CREATED)
+ALONE = {
+    byte: AppendResult(bytes((byte,)))
+    for byte in (outcome_byte(outcome, band) for outcome in AppendOutcome for band in range(BANDS))
 }
 UNANSWERED = 255
 assert outcome_byte(max(AppendOutcome), BANDS) < UNANSWERED
@@ -175,7 +172,7 @@ class AppendBatch:
             deduped=deduped,
         )
         if params.lengths is None:
-            self._request.reply(ALONE[outcome][self.band], body)
+            self._request.reply(ALONE[outcome_byte(outcome, self.band)], body)
             return
         self._answers[index] = body
         self._note(index, outcome)

@@ -25,6 +25,7 @@ from topics.actors.shard.context import ShardContext
 from topics.actors.shard.group_commit import Settle
 from topics.actors.shard.service import Service
 from topics.actors.shard.streamed_appends import STREAMED_MIN_BYTES, StreamedAppends
+from topics.engine.changes import append, reservation
 from topics.engine.changes.append import Append, InFlightDuplicate
 from topics.engine.dedupe import DedupeEntry
 from topics.engine.priority import NEW_BAND
@@ -129,11 +130,13 @@ class Appends(Service):
     ) -> Append | InFlightDuplicate | DedupeEntry:
         params = batch.params
         self._context.freshen(self._engine.topics.get(params.topic))
-        return self._engine.append(params.topic, body, self._context.now, params.prefixes)
+        return append.decide(
+            self._engine.table, params.topic, body, self._context.now, params.prefixes
+        )
 
     def _submit(self, change: Append, settle: Settle) -> None:
         self._context.append_count += 1
         self._commits.submit(change, settle)
-        reservation = self._engine.reserve(change.topic)
-        if reservation is not None:
-            self._commits.submit(reservation, None)
+        reserved = reservation.decide(change.topic)
+        if reserved is not None:
+            self._commits.submit(reserved, None)

@@ -32,6 +32,7 @@ from topics.actors.shard.retries import Retries
 from topics.actors.shard.room import unwritable
 from topics.actors.shard.routing.barriers import Barriers
 from topics.actors.shard.service import Service
+from topics.engine.changes import delete_records, delete_topic
 from topics.engine.changes.delete_records import DeleteRecords, Rest
 from topics.engine.topic import Topic
 from topics.errors import TopicNotFound, TopicsError
@@ -94,7 +95,7 @@ class Deletes(Service):
             return
         self._context.freshen(self._engine.topics.get(name))
         if self._context.routers_of(name) and name in self._engine.topics:
-            self._engine.check_deletable(name, params.if_empty)
+            delete_topic.check(self._engine.table, name, params.if_empty)
             self._remove_routers(request, routers)
         else:
             self._delete_now(request, routers, again=again)
@@ -127,7 +128,9 @@ class Deletes(Service):
 
     def _delete_now(self, request: DeleteCall, routers: Sequence[str], *, again: bool) -> None:
         params = request.params
-        change = self._engine.delete(params.topic, params.if_empty, self._context.now)
+        change = delete_topic.decide(
+            self._engine.table, params.topic, params.if_empty, self._context.now
+        )
         visible = [name for name in routers if covered(name, params.prefixes)]
         body = answers.deleted(params.topic, existed=change is not None, routers=visible)
         if change is None:
@@ -149,16 +152,16 @@ class Deletes(Service):
             return
         asked = decode_delete(request.attachment)
         topic = self._context.fresh_topic(params.topic)
-        if asked.match is not None and self._engine.delete_must_wait(topic.name):
+        if asked.match is not None and delete_records.must_wait(self._engine.table, topic.name):
             self._context.held.take(topic.name)
             self._context.start(self._delete_when_idle, topic, request)
             return
-        whole = self._engine.delete_asked(topic.name, asked.before_seq, asked.match)
+        whole = delete_records.asked(self._engine.table, topic.name, asked.before_seq, asked.match)
         request.outlast()
         if self._has_first_slice:  # many of them would make this turn long
             self._context.start(self._delete_rest, request, whole, 0)
             return
-        change = self._engine.delete_more(whole, self._context.now)
+        change = delete_records.decide(self._engine.table, whole, self._context.now)
         self._has_first_slice = change.rest is not None
 
         def settle(result: Progress | OSError) -> None:
@@ -204,13 +207,13 @@ class Deletes(Service):
             await self._commits.wait_idle(topic)
         if topic.deleted:
             raise TopicNotFound(topic.name)
-        holds = rest.match is not None and self._engine.delete_must_wait(topic.name)
+        holds = rest.match is not None and delete_records.must_wait(self._engine.table, topic.name)
         if holds:
             held.take(topic.name)
             await self._commits.wait_idle(topic)
         try:
             self._context.begin_turn()
-            change = self._engine.delete_more(rest, self._context.now)
+            change = delete_records.decide(self._engine.table, rest, self._context.now)
             return change, await self._commits.submit_and_wait(change)
         finally:
             if holds:

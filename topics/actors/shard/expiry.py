@@ -27,6 +27,7 @@ import trio
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.deadlines import Deadline
 from topics.actors.shard.service import Service
+from topics.engine import retention
 from topics.engine.changes.change import Change
 from topics.engine.topic import Topic
 
@@ -82,7 +83,7 @@ class Expiry(Service):
     # The timetable
 
     def _plan(self, topic: Topic) -> None:
-        due_ts = self._engine.next_expiry(topic)
+        due_ts = retention.next_expiry(topic, self._engine.store)
         if due_ts is None:
             if topic.committed.ttl_ms and topic.id not in self._planned:
                 topic.follow(self._changed)

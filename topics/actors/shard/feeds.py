@@ -20,12 +20,11 @@ from __future__ import annotations
 
 import structlog
 
-from topics.actors.rpc.inbound import InboundMessage, PeerSession
+from topics.actors.rpc.inbound import InboundEvent, PeerSession
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.typed_calls import InboundCall, notify, serve, subscribe
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.feed_reads import diff_of, joined, page_fields, topic_to_read, visible_head
-from topics.actors.shard.feed_table import Feed, FeedTable
 from topics.actors.shard.service import Service
 from topics.engine.changes.append import Append
 from topics.engine.changes.change import Change
@@ -33,7 +32,9 @@ from topics.engine.changes.delete_topic import DeleteTopic
 from topics.engine.changes.forward import Advance
 from topics.engine.page import Page
 from topics.engine.reading import read
+from topics.engine.topic import Topic
 from topics.errors import Internal
+from topics.formats.api.diff_body import Diff
 from topics.formats.buffers import Buffer
 from topics.formats.wire.calls import (
     FEED_CLOSE,
@@ -60,6 +61,73 @@ PAGE_COST = 16 << 10
 RECORD_COST = 256
 
 log = structlog.get_logger()
+
+
+class Feed:
+    """A cursor that follows the head of a topic: ``seq`` is where its last page ended.
+
+    ``strong``: it follows only what is synced. ``under_way`` counts pages that the front has not
+    taken yet.
+    """
+
+    __slots__ = ("number", "seq", "session", "strong", "topic", "under_way", "view")
+
+    def __init__(
+        self, session: PeerSession, number: int, topic: Topic, view: Diff, strong: bool, seq: int
+    ) -> None:
+        self.session, self.number, self.topic = session, number, topic
+        self.view, self.strong, self.seq = view, strong, seq
+        self.under_way = 0
+
+
+class FeedTable:
+    """The open feeds. A session names each of its feeds by a number."""
+
+    def __init__(self) -> None:
+        self._by_session: dict[PeerSession, dict[int, Feed]] = {}
+        self._by_topic: dict[int, dict[Feed, None]] = {}
+        self.has_feeds = self._by_topic.__contains__  # whether a feed follows the topic of this id
+
+    def __len__(self) -> int:
+        return sum(map(len, self._by_session.values()))
+
+    def add(self, feed: Feed) -> None:
+        """Add a feed whose number is free."""
+        self._by_session.setdefault(feed.session, {})[feed.number] = feed
+        self._by_topic.setdefault(feed.topic.id, {})[feed] = None
+
+    def remove(self, feed: Feed) -> bool:
+        """Remove a feed; False when it is not here any more."""
+        if self.find(feed.session, feed.number) is not feed:
+            return False
+        of_session, of_topic = self._by_session[feed.session], self._by_topic[feed.topic.id]
+        del of_session[feed.number], of_topic[feed]
+        if not of_session:
+            del self._by_session[feed.session]
+        if not of_topic:
+            del self._by_topic[feed.topic.id]
+        return True
+
+    def find(self, session: PeerSession, number: int) -> Feed | None:
+        """The feed of that number, if it is open."""
+        return self._by_session.get(session, {}).get(number)
+
+    def of_topic(self, topic_id: int) -> tuple[Feed, ...]:
+        """All feeds of a topic, oldest first."""
+        return tuple(self._by_topic.get(topic_id, ()))
+
+    def of_session(self, session: PeerSession) -> tuple[Feed, ...]:
+        """All feeds of a session."""
+        return tuple(self._by_session.get(session, {}).values())
+
+    def of_deleted_topics(self) -> list[Feed]:
+        """All feeds whose topic is deleted."""
+        return [
+            feed
+            for feeds in self._by_topic.values()
+            if next(iter(feeds)).topic.deleted
+            for feed in feeds
+        ]
 
 
 class Feeds(Service):
@@ -228,14 +296,14 @@ class Feeds(Service):
         earliest_seq = min(topic.start_seq, head_seq + 1)
         request.reply(FeedOpenResult(head_seq, earliest_seq, topic.epoch))
 
-    def _taken(self, message: InboundMessage, params: FeedTakenParams) -> None:
-        feed = self._table.find(message.session, params.feed)
+    def _taken(self, message: InboundEvent[FeedTakenParams]) -> None:
+        feed = self._table.find(message.session, message.params.feed)
         if feed is not None and feed.under_way:
             feed.under_way -= 1
             self._make_due(feed)
 
-    def _close(self, message: InboundMessage, params: FeedCloseParams) -> None:
+    def _close(self, message: InboundEvent[FeedCloseParams]) -> None:
         # It may have ended while the event was on its way.
-        feed = self._table.find(message.session, params.feed)
+        feed = self._table.find(message.session, message.params.feed)
         if feed is not None:
             self._forget(feed)

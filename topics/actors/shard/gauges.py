@@ -12,13 +12,14 @@ the last of them: so what is told holds for the time of a beat, and is told in l
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Final
 
 import structlog
 import trio
 
+from topics.actors.link.counters import Values
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.sealing.sealing import Sealing
 from topics.actors.shard.service import Service
@@ -30,8 +31,6 @@ from topics.storage.recovery.steps import Shard
 BEAT_S: Final = 0.5
 DISK_S: Final = 10.0  # between two looks at all files
 FIRST_LOOK_MAX_S: Final = 1.0  # a disk that hangs does not keep the rest from being told
-
-Values: TypeAlias = Mapping[str, int | Sequence[int]]
 
 log: Final = structlog.get_logger()
 
@@ -79,21 +78,17 @@ class Gauges(Service):
             await self._look_at_files()
 
     async def _look_at_files(self) -> None:
-        try:
-            self._disk = await trio.to_thread.run_sync(
-                disk_usage, self._folders(), abandon_on_cancel=True
-            )
-        except OSError as error:
-            log.warning("disk usage unknown", error=str(error))
-
-    def _folders(self) -> ShardFolders:
         shard = self._shard
-        return ShardFolders(
+        folders = ShardFolders(
             log=shard.wal.folder,
             blobs=shard.wal.blobs.folder,
             segments=shard.segments.folder,
             checkpoints=shard.checkpoint_folder,
         )
+        try:
+            self._disk = await trio.to_thread.run_sync(disk_usage, folders, abandon_on_cancel=True)
+        except OSError as error:
+            log.warning("disk usage unknown", error=str(error))
 
     def beat(self) -> None:
         """Count what has changed; `tell` follows in this turn, or in one soon."""
@@ -116,30 +111,19 @@ class Gauges(Service):
             self.tell(self._values())
 
     def _values(self) -> Values:
-        return {
-            **self._usage_values(),
-            **self._log_values(),
-            **self._file_values(),
-            "topics_routers": len(self._engine.routers),
-            "topics_turns_total": self._turns,
-        }
-
-    def _usage_values(self) -> Values:
-        sums = self._usage.sums
+        sums, counted, disk = self._usage.sums, self._shard.wal.counters, self._disk
+        age_ms = max(self._context.now.ts - disk.checkpoint_ts, 0) if disk.checkpoint_ts else 0
         return {
             "topics_topics": sum(sums.by_class),
             "topics_topics_by_class": sums.by_class,
             "topics_queue_topics": sums.queues,
+            "topics_routers": len(self._engine.routers),
             "topics_records_live": sums.records,
             "topics_bytes_live": sums.bytes,
             "topics_idempotency_keys": sums.keys,
             "topics_queue_leases_in_flight": sums.leases,
             "topics_queue_delayed": sums.delayed,
-        }
-
-    def _log_values(self) -> Values:
-        counted = self._shard.wal.counters
-        return {
+            "topics_turns_total": self._turns,
             "topics_wal_frames_total": counted.frames,
             "topics_wal_batches_total": counted.batches,
             "topics_wal_fsyncs_total": counted.fsyncs,
@@ -152,12 +136,6 @@ class Gauges(Service):
             "topics_wal_read_only": int(self._context.room.broken is not None),
             "topics_wal_fsync_latency_us": tuple(counted.sync_us),
             "topics_seal_backlog_files": self._sealing.backlog_files,
-        }
-
-    def _file_values(self) -> Values:
-        disk = self._disk
-        age_ms = max(self._context.now.ts - disk.checkpoint_ts, 0) if disk.checkpoint_ts else 0
-        return {
             "topics_segment_files": len(self._shard.segments.segments),
             "topics_segments_merged_total": self._sealing.rewriting.merged,
             "topics_segment_merged_bytes_total": self._sealing.rewriting.merged_bytes,

@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 import trio
 
-from topics.actors.rpc.inbound import InboundMessage, PeerSession
+from topics.actors.rpc.inbound import InboundEvent, PeerSession
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.replies import answer_error, total_ms
 from topics.actors.rpc.typed_calls import InboundCall, subscribe
@@ -116,8 +116,8 @@ class LongPolls(Service):
             if poll.request.session is session:
                 self._drop(poll)
 
-    def _cancelled(self, message: InboundMessage, params: CallCancelledParams) -> None:
-        poll = self._polls.get((message.session, params.cid))
+    def _cancelled(self, message: InboundEvent[CallCancelledParams]) -> None:
+        poll = self._polls.get((message.session, message.params.cid))
         if poll is not None:
             self._drop(poll)
 

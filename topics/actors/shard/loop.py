@@ -22,8 +22,7 @@ from topics.actors.link.link import Link
 from topics.actors.link.process_id import ProcessKind, shard_id
 from topics.actors.rpc.message_router import MessageRouter, RouterConfig
 from topics.actors.rpc.replies import map_error
-from topics.actors.rpc.session import LinkSession
-from topics.actors.rpc.transport import Transport
+from topics.actors.rpc.session import LinkSession, Transport
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.peers import Loopback, Peers
 from topics.actors.shard.service import Service

@@ -11,7 +11,7 @@ Only the answer is encoded at once: 1,000 rows take about a millisecond.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Final, TypeAlias, TypeVar, TypeVarTuple
 
 import trio
@@ -36,6 +36,7 @@ from topics.formats.wire.calls import (
 
 ReadCall: TypeAlias = InboundCall[MetricsParams, MetricsResult]
 Row = TypeVar("Row")
+Result = TypeVar("Result")
 Args = TypeVarTuple("Args")
 
 NAMES_PER_STEP: Final = 2048
@@ -62,34 +63,50 @@ class MetricsReads(Service):
         self._context.start(self._answer, request)
 
     async def _answer(self, request: ReadCall) -> None:
-        params = request.params
         try:
-            found = MetricsResult(*await self._topics(params), *await self._routers(params))
+            found = await self._result(request.params)
         except Exception as error:
             self._in_turn(answer_error, request, error)
         else:
             self._in_turn(self._measure)
             self._in_turn(request.reply, found)
 
-    def _in_turn(self, call: Callable[[*Args], Row], *args: *Args) -> Row:
+    async def _result(self, params: MetricsParams) -> MetricsResult:
+        prefixes, topics_max, routers_max = params
+        routers = {row.name: row for row in self._workers.rows()}
+
+        def is_topic(name: str) -> bool:
+            return covered(name, prefixes)
+
+        def is_router(name: str) -> bool:
+            row = routers[name]
+            return all(covered(each, prefixes) for each in (name, row.source, row.dest))
+
+        def router_rows(names: Iterable[str]) -> list[RouterMetrics]:
+            return self._router_rows(routers[name] for name in names)
+
+        names, topics_cut = await _first(self._engine.topics, is_topic, topics_max)
+        topics = await self._rows(names, TOPICS_PER_STEP, self._topic_rows)
+        names, routers_cut = await _first(routers, is_router, routers_max)
+        found = await self._rows(names, ROUTERS_PER_STEP, router_rows)
+        routers_cut = routers_cut or len(found) < len(names)
+        return MetricsResult(topics, topics_cut, found, routers_cut)
+
+    async def _rows(
+        self, names: list[str], per_step: int, rows_of: Callable[[list[str]], list[Row]]
+    ) -> list[Row]:
+        rows: list[Row] = []
+        for start in range(0, len(names), per_step):
+            rows += self._in_turn(rows_of, names[start : start + per_step])
+            await trio.lowlevel.checkpoint()
+        return rows
+
+    def _in_turn(self, call: Callable[[*Args], Result], *args: *Args) -> Result:
         """Work of a turn of its own: floors that it finds out go to the log."""
         self._context.begin_turn()
         result = call(*args)
         self._context.end_turn()
         return result
-
-    # Topics
-
-    async def _topics(self, params: MetricsParams) -> tuple[list[TopicMetrics], bool]:
-        visible = _Smallest(params.topics_max)
-        for names in _steps(list(self._engine.topics), NAMES_PER_STEP):
-            visible.add(name for name in names if covered(name, params.prefixes))
-            await trio.lowlevel.checkpoint()
-        rows: list[TopicMetrics] = []
-        for names in _steps(visible.names, TOPICS_PER_STEP):
-            rows += self._in_turn(self._topic_rows, names)
-            await trio.lowlevel.checkpoint()
-        return rows, visible.is_truncated
 
     def _topic_rows(self, names: Iterable[str]) -> list[TopicMetrics]:
         """Rows of those that are still there."""
@@ -97,20 +114,6 @@ class MetricsReads(Service):
         for topic in found:
             self._context.freshen(topic)
         return [_topic_row(topic, self._context.now) for topic in found]
-
-    # Routers
-
-    async def _routers(self, params: MetricsParams) -> tuple[list[RouterMetrics], bool]:
-        visible = _Smallest(params.routers_max)
-        rows = {row.name: row for row in self._workers.rows()}
-        for names in _steps([*rows], NAMES_PER_STEP):
-            visible.add(name for name in names if _is_covered(rows[name], params.prefixes))
-            await trio.lowlevel.checkpoint()
-        found: list[RouterMetrics] = []
-        for names in _steps(visible.names, ROUTERS_PER_STEP):
-            found += self._in_turn(self._router_rows, [rows[name] for name in names])
-            await trio.lowlevel.checkpoint()
-        return found, visible.is_truncated or len(found) < len(visible.names)
 
     def _router_rows(self, rows: Iterable[RouterRow]) -> list[RouterMetrics]:
         """Rows of those that are still there, and whose dest has told how far they are."""
@@ -134,39 +137,16 @@ def _topic_row(topic: Topic, now: Now) -> TopicMetrics:
     )
 
 
-def _is_covered(row: RouterRow, prefixes: list[str] | None) -> bool:
-    return all(covered(name, prefixes) for name in (row.name, row.source, row.dest))
-
-
-def _steps(names: list[str], length: int) -> Iterator[list[str]]:
-    for start in range(0, len(names), length):
-        yield names[start : start + length]
-
-
-class _Smallest:
-    """The first ``count`` of all names that are added. Most names are only compared with the last
-    of the first ones so far.
-    """
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._found: list[str] = []
-        self._last: str | None = None  # no name behind it is one of the first
-
-    def add(self, names: Iterable[str]) -> None:
-        """More names, none of which was added before."""
-        last = self._last
-        self._found += names if last is None else [name for name in names if name < last]
-        if len(self._found) > 2 * self._count:
-            self._found = self.names
-            self._last = self._found[-1] if self._found else ""
-
-    @property
-    def names(self) -> list[str]:
-        """They, in order."""
-        return sorted(self._found)[: self._count]
-
-    @property
-    def is_truncated(self) -> bool:
-        """There are others."""
-        return self._last is not None or len(self._found) > self._count
+async def _first(
+    names: Iterable[str], is_visible: Callable[[str], bool], count: int
+) -> tuple[list[str], bool]:
+    """The first ``count`` of the visible names, in order, and whether there are others."""
+    all_names, found = list(names), list[str]()
+    for start in range(0, len(all_names), NAMES_PER_STEP):
+        step = all_names[start : start + NAMES_PER_STEP]
+        if len(found) > count:  # most names are only compared with the last of the first ones
+            last = found[-1]
+            step = [name for name in step if name < last]
+        found = sorted([*found, *filter(is_visible, step)])[: count + 1]
+        await trio.lowlevel.checkpoint()
+    return found[:count], len(found) > count

@@ -18,42 +18,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, Generic, TypeAlias
+from typing import Any, Final, TypeAlias
 
-import outcome
-
-from topics.actors.rpc.call import RemoteError, RpcReply
-from topics.actors.rpc.failures import failure_of
-from topics.actors.rpc.inbound import PeerSession
-from topics.actors.rpc.session import LinkSession
-from topics.actors.rpc.typed_calls import call_soon
+from topics.actors.rpc.replies import failure_of
+from topics.actors.rpc.session import LinkSession, RemoteError, Reply
 from topics.actors.shard.inbox import Inbox
 from topics.actors.shard.service import Service
 from topics.errors import NotReady, TopicsError
 from topics.formats.buffers import Buffer
 from topics.formats.names import shard_of
 from topics.formats.wire.contract import Call, P, R
-from topics.formats.wire.envelope import encode_refusal
+from topics.formats.wire.envelope import Refusal, encode
 from topics.formats.wire.message import ERROR, Message, PeerGone
 
 PEER_AWAY: Final = "shard_away"
 Failed: TypeAlias = Callable[[TopicsError], None]
 
 
-class PeerReply(Generic[R]):
-    """A peer's answer. ``body`` is valid until `release`."""
-
-    __slots__ = ("_reply", "body", "result")
-
-    def __init__(self, call: Call[Any, R], reply: RpcReply) -> None:
-        self._reply = reply
-        self.result: R = call.result_of(reply.result)
-        self.body = reply.attachment
-
-    def release(self) -> None:
-        """The body is not needed any more."""
-        self.body = b""
-        self._reply.release()
+PeerReply = Reply  # its name in modules that have not changed yet
 
 
 class Peers(Service):
@@ -63,7 +45,7 @@ class Peers(Service):
         """``wake`` makes another turn of the loop begin soon."""
         self.shards, self._wake = shards, wake
         self._sessions: dict[int, LinkSession] = {}
-        self.open: set[PeerSession] = set()  # with a shard at the other end
+        self.open: set[LinkSession] = set()  # with a shard at the other end
         self._failed: list[tuple[Failed, TopicsError]] = []  # told of in the next turn
         # Called when a shard can be asked, the own one too, and again on each new session. What
         # they ask it comes before all that is asked later.
@@ -81,7 +63,7 @@ class Peers(Service):
         for on_open in self.on_open:
             on_open(shard)
 
-    def _remove(self, shard: int, session: PeerSession) -> None:
+    def _remove(self, shard: int, session: LinkSession) -> None:
         self.open.discard(session)
         if self._sessions.get(shard) is session:
             del self._sessions[shard]
@@ -96,7 +78,7 @@ class Peers(Service):
         call: Call[P, R],
         params: P,
         body: Buffer,
-        then: Callable[[PeerReply[R] | TopicsError], None],
+        then: Callable[[Reply[R] | TopicsError], None],
     ) -> None:
         """Ask ``shard``; ``then`` gets its reply or the failure, in a later turn.
 
@@ -104,20 +86,20 @@ class Peers(Service):
         may have done what it was asked. Only inside of a turn, which sends the request at its end.
         """
 
-        def answered(answer: outcome.Outcome[RpcReply]) -> None:
-            if not isinstance(answer, outcome.Error):
-                then(PeerReply(call, answer.unwrap()))
-            elif isinstance(answer.error, RemoteError):
-                then(failure_of(answer.error))
-            else:
+        def answered(answer: Reply[R] | Exception) -> None:
+            if isinstance(answer, RemoteError):
+                then(failure_of(answer))
+            elif isinstance(answer, Exception):
                 self._fail_later(then, shard)
+            else:
+                then(answer)
 
         session = self._sessions.get(shard)
         if session is None:
             self._fail_later(then, shard)
             return
         try:
-            call_soon(session, call, params, body).then(answered)
+            session.call(call, params, body, answered)
         except PeerGone:
             self._fail_later(then, shard)
 
@@ -145,29 +127,28 @@ class Loopback:
 
     def __init__(self, inbox: Inbox, wake: Callable[[], None]) -> None:
         self._inbox, self._wake = inbox, wake
-        self._message_id = 0
-
-    def next_message_id(self) -> int:
-        """As `Transport.next_message_id`."""
-        self._message_id += 1
-        return self._message_id
+        self.message_id = 0
 
     def send(
         self, subject: str, payload: bytes, attachment: Any = b"", *, message_id: int | None = None
     ) -> int:
         """As `Transport.send`; the attachment is copied."""
         if message_id is None:
-            message_id = self.next_message_id()
+            self.message_id = message_id = self.message_id + 1
         self._put(Message(message_id, 0, subject, payload, bytes(attachment)))
         return message_id
 
     def send_refusal(self, code: int, message: str, about: int) -> None:
         """As `Transport.send_refusal`."""
-        payload = encode_refusal(code, message, about)
-        self._put(Message(self.next_message_id(), ERROR, "", payload, b""))
+        payload = encode(Refusal(int(code), message, about))
+        self.message_id += 1
+        self._put(Message(self.message_id, ERROR, "", payload, b""))
 
     def release(self, message: Message) -> None:
         """As `Transport.release`: no message is in shared memory."""
+
+    def on_lost(self, view: memoryview, release: Callable[[], object]) -> None:
+        """As `Transport.on_lost`: no message is in shared memory."""
 
     def _put(self, message: Message) -> None:
         self._inbox.put(self.session, [message])

@@ -20,7 +20,7 @@ from topics.actors.shard.peers import Peers
 from topics.actors.shard.queues.claims import Claims
 from topics.actors.shard.queues.dead_letters import DeadLetters
 from topics.actors.shard.queues.job_calls import JobCalls
-from topics.actors.shard.queues.lines import Lines
+from topics.actors.shard.queues.job_dispatch import JobDispatch
 from topics.actors.shard.queues.redrive import Redrives
 from topics.actors.shard.queues.work_streams import WorkStreams
 from topics.actors.shard.quota import Quotas
@@ -52,7 +52,7 @@ class ShardServices(NamedTuple):
     claims: Claims
     job_calls: JobCalls
     work_streams: WorkStreams
-    lines: Lines
+    job_dispatch: JobDispatch
     dead_letters: DeadLetters
     redrives: Redrives
     endpoints: Endpoints
@@ -83,8 +83,8 @@ def build_services(context: ShardContext, shard: Shard, ledger: ShardLedger) -> 
     streamed_appends, long_polls = StreamedAppends(context), LongPolls(context)
     retries = Retries(context.commits)
     # Each is told by the other: of dead jobs, and of those that are claimable again.
-    lines = Lines(context, lambda topic: dead_letters.wake(topic))
-    dead_letters = DeadLetters(context, lines.note_claimable)
+    dispatch = JobDispatch(context, lambda topic: dead_letters.wake(topic))
+    dead_letters = DeadLetters(context, dispatch.note_claimable)
     routers = Routers(context)
     workers = Workers(context)
     registry = Registry(context, workers)
@@ -98,12 +98,12 @@ def build_services(context: ShardContext, shard: Shard, ledger: ShardLedger) -> 
         streamed_appends,
         TopicCalls(context, barriers),
         Deletes(context, retries, barriers),
-        Claims(context, lines, barriers),
-        JobCalls(context, lines, retries),
-        WorkStreams(context, lines),
-        lines,
+        Claims(context, dispatch, barriers),
+        JobCalls(context, dispatch, retries),
+        WorkStreams(context, dispatch),
+        dispatch,
         dead_letters,
-        Redrives(context, lines.note_claimable),
+        Redrives(context, dispatch.note_claimable),
         Endpoints(context),
         routers,
         RouterViews(context, routers.mutations),

@@ -11,15 +11,16 @@ the body is known to be good.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import trio
 
 from topics.actors.shard.append_batch import AppendBatch, AppendCall
-from topics.actors.shard.blob_sinks import MemorySink, Sink
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.service import Service
+from topics.engine.changes import append
 from topics.engine.changes.append import Append, due_times, keeps_key
 from topics.engine.changes.put_topic import check_inline_config
 from topics.engine.dedupe import DedupeEntry
@@ -88,14 +89,14 @@ class StreamedAppends(Service):
             return found
         topic, created = found
         if request.idempotency_key is not None:
-            known = self._engine.known(topic, request.idempotency_key, self._context.clock())
+            known = append.find_duplicate(topic, request.idempotency_key, self._context.clock())
             if known is not None:
                 assert isinstance(known, DedupeEntry), "nothing else is under way on this topic"
                 return known
         try:
             return await self._store(topic, request, created)
         finally:
-            self._engine.let_go(topic)
+            self._engine.table.let_go(topic)
 
     async def _decode(self, body: Buffer) -> AppendBody:
         view = memoryview(body)
@@ -123,7 +124,7 @@ class StreamedAppends(Service):
         if is_full_of or self._limits.total_bytes:
             # What does not fit makes no topic either.
             size = Rendering(request, keep_key=False).ends(1, now.ts)[-1]
-        change = self._engine.create(name, request, now, prefixes, size)
+        change = append.make_topic(self._engine.table, name, request, now, prefixes, size)
         result = await self._commits.submit_and_wait(change)
         return result if isinstance(result, OSError) else (change.topic, True)
 
@@ -140,7 +141,9 @@ class StreamedAppends(Service):
         await trio.lowlevel.checkpoint()
         head: list[Buffer] = [rendering.ext, ends.tobytes(), *rendering.tables]
         body_len = sum(map(len, head)) + ends[-1]
-        change = self._engine.append_streamed(topic, request, rendering, ends[-1], now, due)
+        change = append.decide_streamed(
+            self._engine.table, topic, request, rendering, ends[-1], now, due
+        )
         try:
             sink, resident = self._sink(change, rendering, body_len)
             await self._write(sink, head, _runs(rendering, list(ends), change))
@@ -178,6 +181,39 @@ class StreamedAppends(Service):
             except BaseException:
                 sink.abandon()
                 raise
+
+
+class Sink(Protocol):
+    """Takes a body piece by piece. The calls block: they are for a thread."""
+
+    def write(self, pieces: Sequence[Buffer]) -> None:
+        """Append to the body."""
+
+    def finish(self) -> None:
+        """Make the body durable; it is whole."""
+
+    def abandon(self) -> None:
+        """Leave nothing of the body."""
+
+
+class MemorySink:
+    """Keeps the body in memory, for a class that keeps its records there."""
+
+    def __init__(self, body_len: int) -> None:
+        self.body = memoryview(bytearray(body_len))
+        self._end = 0
+
+    def write(self, pieces: Sequence[Buffer]) -> None:
+        """As `Sink.write`."""
+        for piece in pieces:
+            self.body[self._end : self._end + len(piece)] = piece
+            self._end += len(piece)
+
+    def finish(self) -> None:
+        """As `Sink.finish`; memory is as durable as it gets."""
+
+    def abandon(self) -> None:
+        """As `Sink.abandon`; the memory goes with this object."""
 
 
 def _answer(batch: AppendBatch, outcome: Outcome) -> None:

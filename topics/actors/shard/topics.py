@@ -11,6 +11,7 @@ from topics.actors.shard.context import ShardContext
 from topics.actors.shard.room import unwritable
 from topics.actors.shard.routing.barriers import Barriers
 from topics.actors.shard.service import Service
+from topics.engine.changes import put_topic
 from topics.engine.now import Now
 from topics.engine.topic import Topic
 from topics.formats.api import answers
@@ -28,10 +29,9 @@ from topics.formats.wire.calls import (
     TopicPutParams,
     TopicPutResult,
 )
-from topics.formats.wire.envelope import Encoded
 from topics.storage.wal.progress import Progress
 
-RESULTS = tuple(Encoded.of(TopicPutResult(created)) for created in (False, True))
+RESULTS = tuple(TopicPutResult(created) for created in (False, True))
 
 
 class TopicCalls(Service):
@@ -54,7 +54,8 @@ class TopicCalls(Service):
             return
         # What is too old by the config so far does not come back.
         self._context.freshen(self._engine.topics.get(params.topic))
-        change = self._engine.put(
+        change = put_topic.decide(
+            self._engine.table,
             params.topic,
             decode_config(request.attachment),
             self._context.now,

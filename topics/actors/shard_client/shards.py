@@ -1,43 +1,248 @@
-"""The shards, for one front: `Shards` finds the shard of a topic and passes calls, events and
-reservations to its link. It is the front's `Backend`.
+"""The shards, for one front: `Shards` asks each of them, and each has its own state.
+
+                  opened                     no heartbeat for STALLED_S
+        AWAY -------------> ANSWERING --------------------------------------> STALLED
+          ^    closed           |    <--------------------------------------     |
+          '---------------------'---------------------------- closed -----------'
+                                                a heartbeat
+
+A stalled shard is asked nothing. Its calls under way fail, but not those that wait by their nature,
+such as long polls and waiting claims; they go on when the shard does. One that waits for its disk
+is asked for no writes.
+
+    shards.call(shard, CALL, params, body, then)     ``then`` gets a `Reply` or a `TopicsError`
+    await shards.answer(shard, CALL, params, body)   for a task: asks and waits
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final, Protocol
 
+import structlog
 import trio
+from trio.lowlevel import Abort, RaiseCancelT
 
 from topics.actors.link.arena import ArenaBlock, Holder
-from topics.actors.link.board import Board
+from topics.actors.link.board import Board, ShardState, ShardWords
 from topics.actors.link.link import Link
-from topics.actors.rpc.call import PendingCall
+from topics.actors.link.outbox import MANY
+from topics.actors.link.pulse import (
+    DAMAGED,
+    DISK_STALLED,
+    DISK_STALLED_S,
+    STALLED,
+    STALLED_S,
+    Pulse,
+)
 from topics.actors.rpc.inbound import InboundMessage
 from topics.actors.rpc.message_router import MessageRouter, RouterConfig
-from topics.actors.rpc.transport import Attachment
-from topics.actors.rpc.typed_calls import subscribe
-from topics.actors.shard_client import reservations
-from topics.actors.shard_client.batch import Batch
-from topics.actors.shard_client.readiness import SERVING, Readiness, readiness_of
-from topics.actors.shard_client.shard_link import Listener, ShardLink, ShardReply
-from topics.errors import TopicsError
+from topics.actors.rpc.replies import failure_of
+from topics.actors.rpc.session import (
+    Attachment,
+    LinkSession,
+    PendingCall,
+    RemoteError,
+    Reply,
+    discard,
+)
+from topics.actors.shard_client.readiness import LIMITED, SERVING, Readiness
+from topics.errors import NotReady, Throttled, TopicsError
+from topics.formats.buffers import Buffer
 from topics.formats.names import shard_of
 from topics.formats.wire.calls import (
+    CLAIM,
+    DIFF,
     FEED_ENDED,
     FEED_PAGE,
+    UNCLAIMED,
     WORK_ENDED,
     WORK_JOBS,
+    ClaimResult,
     FeedEndedParams,
     FeedPageParams,
+    UnclaimedParams,
     WorkEndedParams,
     WorkJobsParams,
 )
 from topics.formats.wire.contract import Call, Event, P, R
+from topics.formats.wire.message import Message, PeerGone
 
 CHECK_S: Final = 0.5  # between two checks of the heartbeats
 LINKED_MAX_S: Final = 1.0  # a shard takes up a session within a turn of its loop
 LINKED_LOOK_S: Final = 0.001
+RING_BYTES_PER_MS: Final = 100_000  # about what a shard takes out of its ring
+TURNOVER_MAX_S: Final = 10.0  # a body that takes longer to bring what it holds may have to go
+
+log: Final = structlog.get_logger()
+
+
+class Listener(Protocol):
+    """Is told what shards send unasked, by the loop that reads a ring: it must not wait."""
+
+    def opened(self, shard: int) -> None:
+        """The shard serves, for the first time or again."""
+
+    def closed(self, shard: int) -> None:
+        """The shard is gone, and with it all its feeds and work streams."""
+
+    def page(self, shard: int, params: FeedPageParams, records: Buffer) -> None:
+        """A page of a feed; ``records`` is valid until this returns."""
+
+    def feed_ended(self, shard: int, params: FeedEndedParams) -> None:
+        """A feed has ended in the shard."""
+
+    def jobs(self, shard: int, params: WorkJobsParams, jobs: Buffer) -> None:
+        """Jobs for a work stream; ``jobs`` is valid until this returns."""
+
+    def work_ended(self, shard: int, params: WorkEndedParams) -> None:
+        """A work stream has ended in the shard."""
+
+
+class Batch:
+    """What one turn of a front asks its shards. While it is open, few messages are not flushed; its
+    end does that. A shard begins with eight calls or more while the front still reads. What is
+    inside never waits. ``at_end`` is called before the last flush: it may ask more.
+    """
+
+    __slots__ = ("_links", "at_end", "is_open")
+
+    def __init__(self, links: Sequence[Link]) -> None:
+        self._links = links
+        self.at_end: Callable[[], None] | None = None
+        self.is_open = False
+
+    def __enter__(self) -> None:
+        assert not self.is_open, "a turn is not inside another one"
+        self.is_open = True
+
+    def __exit__(self, *_: object) -> None:
+        if self.at_end is not None:
+            self.at_end()
+        self.is_open = False
+        for link in self._links:
+            if link.outbox.is_due:
+                link.flush()
+
+
+class ShardLink:
+    """One shard: its link, the link session that is open on it, if any, and its words on the board.
+    ``batch``: of all links of the front.
+    """
+
+    def __init__(self, link: Link, words: ShardWords, router: MessageRouter, batch: Batch) -> None:
+        self.link, self.words, self.number = link, words, link.peer.index
+        self.peer_id = link.peer.session_name
+        self.session: LinkSession | None = None
+        self.answering: LinkSession | None = None  # the session, unless the shard is stalled
+        self.listener: Listener | None = None
+        self.waits_for_disk = False  # at the last check
+        self._router, self._batch = router, batch
+        self._pulse = Pulse()
+
+    def opened(self) -> None:
+        """A link session begins."""
+        self.session = self._router.open_session(self.peer_id, self.link, self._failure_of)
+        self.answering = self.session
+        self._pulse, self.waits_for_disk = Pulse(), False
+        if self.listener is not None:
+            self.listener.opened(self.number)
+
+    def arrived(self, messages: list[Message]) -> None:
+        """Take what the shard has sent."""
+        session, dispatch = self.session, self._router.dispatch
+        assert session is not None, "messages arrive between open and close"
+        with self._batch:
+            for message in messages:
+                rest = dispatch(session, message)
+                assert rest is None, "a front has no asynchronous handler"
+
+    def closed(self) -> None:
+        """The link session is over."""
+        if self.session is not None:
+            session, self.session, self.answering = self.session, None, None
+            session.close()
+            for block in self.link.filling:
+                if block.holder is not None:
+                    block.holder.give_up(self.not_ready())
+            if self.listener is not None:
+                self.listener.closed(self.number)
+
+    def _failure_of(self, error: RemoteError | PeerGone) -> TopicsError:
+        return failure_of(error) if isinstance(error, RemoteError) else self.not_ready()
+
+    # How it is
+
+    def check(self, now: float) -> None:
+        """See the shard's words on the board, twice a second, and fail the calls that hang."""
+        session = self.session
+        if session is None:
+            return
+        self.waits_for_disk = self.is_waiting_for_disk()
+        if self.waits_for_disk:
+            session.fail_calls(lambda pending: pending.call.is_write)
+        stalled = self._pulse.look(self.words.heartbeat_ms, now) >= STALLED_S
+        if stalled and not self.is_stalled:
+            log.warning("shard stalled", shard=self.number)
+            self.answering = None
+            session.fail_calls(lambda pending: not pending.is_patient)
+        elif not stalled and self.is_stalled:
+            log.info("shard answers again", shard=self.number)
+            self.answering = session
+
+    @property
+    def is_connected(self) -> bool:
+        """A link session is open, and the board has not ended it: a process that has died and is
+        replaced is not taken for its successor.
+        """
+        return self.link.connected
+
+    @property
+    def is_stalled(self) -> bool:
+        """A link session is open, and no heartbeat comes."""
+        return self.answering is not self.session
+
+    def is_waiting_for_disk(self) -> bool:
+        """The shard's writes have hung in the kernel for long."""
+        return self.words.disk_silent_ms >= DISK_STALLED_S * 1000
+
+    @property
+    def progress(self) -> float:
+        """Share of the shard's log that is replayed."""
+        serves = self.is_connected and self.words.state in SERVING
+        return 1.0 if serves else self.words.progress_ppm / 1e6
+
+    @property
+    def trouble(self) -> str:
+        """Why the shard does not serve, in a word; empty when it does."""
+        if self.is_stalled:
+            return DISK_STALLED if self.is_waiting_for_disk() else STALLED
+        state = self.words.state
+        if state not in SERVING:
+            return state.name.lower()
+        if not self.is_connected:
+            return "connecting"
+        return DISK_STALLED if self.is_waiting_for_disk() else ""
+
+    def not_ready(self) -> NotReady:
+        """The failure of a call that the shard cannot serve now (§8.2, §0.6)."""
+        for applies, text, reason in (
+            (
+                self.words.state is ShardState.DAMAGED,
+                "the data of this topic's shard is damaged",
+                DAMAGED,
+            ),
+            (
+                self.is_connected and self.is_waiting_for_disk(),
+                "the disk of this topic's shard does not answer",
+                DISK_STALLED,
+            ),
+            (self.is_stalled, "the shard of this topic does not answer", STALLED),
+        ):
+            if applies:
+                return NotReady(text, reason=reason, replay_progress=self.progress)
+        return NotReady("the shard of this topic is not ready", replay_progress=self.progress)
 
 
 class Shards:
@@ -46,13 +251,12 @@ class Shards:
     def __init__(self, links: Sequence[Link], board: Board) -> None:
         self._board = board
         self._router = MessageRouter(RouterConfig())
+        self.batch = Batch(links)
         self._links = [
-            ShardLink(link, board.shard(link.peer.index), self._router) for link in links
+            ShardLink(link, board.shard(link.peer.index), self._router, self.batch)
+            for link in links
         ]
         self.shards = len(links)
-        self.batch = Batch(links)
-        for link in self._links:
-            link.batch = self.batch
 
     def listen(self, listener: Listener) -> None:
         """From now on ``listener`` is told what the shards send unasked. Once, before `run`."""
@@ -60,30 +264,28 @@ class Shards:
         for link in self._links:
             link.listener = listener
 
-        def page(message: InboundMessage, params: FeedPageParams) -> None:
-            listener.page(numbers[message.peer_id], params, message.attachment)
-            message.release()
+        def page(message: InboundMessage[FeedPageParams, Any]) -> None:
+            listener.page(numbers[message.session.peer_id], message.params, message.attachment)
 
-        def feed_ended(message: InboundMessage, params: FeedEndedParams) -> None:
-            listener.feed_ended(numbers[message.peer_id], params)
+        def feed_ended(message: InboundMessage[FeedEndedParams, Any]) -> None:
+            listener.feed_ended(numbers[message.session.peer_id], message.params)
 
-        def jobs(message: InboundMessage, params: WorkJobsParams) -> None:
-            listener.jobs(numbers[message.peer_id], params, message.attachment)
-            message.release()
+        def jobs(message: InboundMessage[WorkJobsParams, Any]) -> None:
+            listener.jobs(numbers[message.session.peer_id], message.params, message.attachment)
 
-        def work_ended(message: InboundMessage, params: WorkEndedParams) -> None:
-            listener.work_ended(numbers[message.peer_id], params)
+        def work_ended(message: InboundMessage[WorkEndedParams, Any]) -> None:
+            listener.work_ended(numbers[message.session.peer_id], message.params)
 
-        subscribe(self._router, FEED_PAGE, page)
-        subscribe(self._router, FEED_ENDED, feed_ended)
-        subscribe(self._router, WORK_JOBS, jobs)
-        subscribe(self._router, WORK_ENDED, work_ended)
+        self._router.route(FEED_PAGE.subject, page, params=FeedPageParams)
+        self._router.route(FEED_ENDED.subject, feed_ended, params=FeedEndedParams)
+        self._router.route(WORK_JOBS.subject, jobs, params=WorkJobsParams)
+        self._router.route(WORK_ENDED.subject, work_ended, params=WorkEndedParams)
 
     async def run(self) -> None:
         """Carry messages until cancelled."""
         async with trio.open_nursery() as nursery:
             for link in self._links:
-                nursery.start_soon(link.run)
+                nursery.start_soon(link.link.run, link.opened, link.arrived, link.closed)
             while True:
                 await trio.sleep(CHECK_S)
                 self.check(trio.current_time())
@@ -108,33 +310,98 @@ class Shards:
         """The shard that owns the topic."""
         return shard_of(topic, self.shards)
 
-    def call(
-        self, shard: int, call: Call[P, R], params: P, body: Attachment = b""
-    ) -> Coroutine[Any, Any, ShardReply[R]]:
-        """As `ShardLink.call`."""
-        return self._links[shard].call(call, params, body)
+    # Asking
 
-    def ask(
+    def call(
         self,
         shard: int,
         call: Call[P, R],
         params: P,
         body: Attachment,
-        then: Callable[[ShardReply[R] | TopicsError], None],
-    ) -> PendingCall | None:
-        """As `ShardLink.ask`. `flush` sends it."""
-        return self._links[shard].ask(call, params, body, then)
+        then: Callable[[Reply[R] | TopicsError], None],
+        *,
+        early: bool = False,
+    ) -> PendingCall:
+        """Ask a shard. ``then`` is called with its answer or the failure, once, by the loop that
+        reads the ring, or at once when the shard cannot be asked: `NotReady` while it is down,
+        recovering or stalled, or when it becomes so.
+
+        It is sent at once, or with others at the end of an open batch, unless the shard should
+        begin ``early``. A block is no longer the caller's. Whoever does not want the answer
+        abandons the call.
+        """
+        link = self._links[shard]
+        session = link.answering
+        if session is None or (
+            link.waits_for_disk and call.is_write and link.is_waiting_for_disk()
+        ):
+            # A loop that hangs with its disk would take the write later.
+            discard(body)
+            return self._refused(link, call, then)
+        try:
+            pending = session.call(call, params, body, then)  # type: ignore[arg-type]
+        except PeerGone:
+            return self._refused(link, call, then)
+        if call is DIFF or call is CLAIM:
+            pending.is_patient = isinstance(body, bytes | bytearray) and b"wait_ms" in body
+            if call is CLAIM:
+                pending.on_late = partial(self._give_back, shard, params)
+        if early or not self.batch.is_open or len(link.link.outbox.queue) >= MANY:
+            link.link.flush()
+        return pending
+
+    def _refused(
+        self, link: ShardLink, call: Call[P, R], then: Callable[[TopicsError], None]
+    ) -> PendingCall:
+        then(link.not_ready())
+        return PendingCall(0, call, then, None, is_over=True)
+
+    def _give_back(self, shard: int, params: Any, late: Reply[ClaimResult]) -> None:
+        """Jobs have come for a claim that nobody waits for."""
+        if late.result.seqs:
+            self.notify(shard, UNCLAIMED, UnclaimedParams(params.topic, *late.result))
+
+    async def answer(
+        self, shard: int, call: Call[P, R], params: P, body: Attachment = b""
+    ) -> Reply[R]:
+        """Ask a shard and wait, in a task. Raises the failure. Cancelling it abandons the call."""
+        answers: list[Reply[R] | TopicsError] = []
+        task, is_waiting = trio.lowlevel.current_task(), False
+
+        def answered(answer: Reply[R] | TopicsError) -> None:
+            answers.append(answer)
+            if is_waiting:
+                trio.lowlevel.reschedule(task)
+
+        def abort(_raise_cancel: RaiseCancelT) -> Abort:
+            pending.abandon()
+            return Abort.SUCCEEDED
+
+        pending = self.call(shard, call, params, body, answered)
+        if not answers:
+            is_waiting = True
+            await trio.lowlevel.wait_task_rescheduled(abort)
+        answer = answers[0]
+        if isinstance(answer, TopicsError):
+            raise answer
+        return answer
 
     def notify(self, shard: int, event: Event[P], params: P, *, quiet: bool = False) -> None:
-        """As `ShardLink.notify`. `flush` sends it."""
-        self._links[shard].notify(event, params, quiet=quiet)
+        """Tell a shard; nobody answers, and one that is down hears nothing. Sent as a call is.
+        ``quiet``: the shard need not hear of it before it hears of something else.
+        """
+        link = self._links[shard]
+        if link.session is not None:
+            try:
+                link.session.notify(event, params)
+            except PeerGone:
+                return
+            if quiet:
+                link.link.quieten()
+            elif not self.batch.is_open:
+                link.link.flush()
 
-    def flush(self, shard: int) -> None:
-        """Send what was asked and notified. An open batch does that at its end, if it is little."""
-        if self.batch.is_open:
-            self._links[shard].link.flush_many()
-        else:
-            self._links[shard].link.flush()
+    # Shared memory for long bodies
 
     def reserve(self, shard: int, length: int, holder: Holder | None) -> ArenaBlock | None:
         """Shared memory for a long body that ``holder`` fills; None when there is no room.
@@ -142,18 +409,57 @@ class Shards:
         Raises `NotReady` when the shard is away. The holder is told to give up when the shard goes,
         or when others need the room more. Without a holder the block is filled and sent at once.
         """
-        self._links[shard].check_answering()
-        return reservations.reserve(self._links[shard].link, length, holder)
+        link = self._links[shard]
+        if link.answering is None or not link.is_connected:
+            raise link.not_ready()
+        block = link.link.reserve(length)
+        if block is not None:
+            block.holder = holder
+        return block
 
     def make_room(self, shard: int, holder: Holder, now: float) -> bool:
-        """As `reservations.make_room`. Raises `NotReady` when the shard is away."""
-        self._links[shard].check_connected()
-        return reservations.make_room(self._links[shard].link, holder, now)
+        """Tell the slowest body to give up, unless it is ``holder``'s or none is slow: a body keeps
+        its memory as long as it brings a tenth of it a second. Raises `NotReady` when the shard is
+        away.
+
+        Returns whether one was told: it gives up when other tasks run.
+        """
+        link = self._links[shard]
+        if not link.is_connected:
+            raise link.not_ready()
+        holders = {block.holder: None for block in link.link.filling if block.holder is not None}
+        slowest = max(holders, key=lambda one: one.turnover_s(now), default=holder)
+        bound = max(TURNOVER_MAX_S, holder.turnover_s(now))
+        if slowest is holder or slowest.turnover_s(now) < bound:
+            return False
+        reason = "no memory for a large body that arrives this slowly"
+        slowest.give_up(Throttled(reason, retry_after_ms=1000))
+        return True
+
+    # How they are
 
     def delay_ms(self, shard: int) -> float:
-        """As `ShardLink.delay_ms`."""
-        return self._links[shard].delay_ms
+        """How long a message that is sent now waits: for the ring, then in the shard. 0 while the
+        shard is away or stalled: it is asked nothing.
+        """
+        link = self._links[shard]
+        if link.answering is None:
+            return 0.0
+        return link.words.delay_ms + link.link.backlog_bytes / RING_BYTES_PER_MS
 
     def readiness(self) -> Readiness:
         """Of all shards together."""
-        return readiness_of(self._links, draining=self._board.draining)
+        links = self._links
+        troubles = [(link.number, link.trouble) for link in links]
+        unwell = tuple((number, trouble) for number, trouble in troubles if trouble)
+        states = [(link.number, link.words.state) for link in links]
+        return Readiness(
+            ready=not unwell,
+            progress=sum(link.progress for link in links) / len(links),
+            topics=sum(link.words.topics for link in links),
+            draining=self._board.draining,
+            unwell=unwell,
+            limited=tuple(
+                (number, state.name.lower()) for number, state in states if state in LIMITED
+            ),
+        )

@@ -156,9 +156,13 @@ class InFlightDuplicate(NamedTuple):
 
 
 def decide(
-    table: TopicTable, name: str, body: AppendBody, now: Now, prefixes: list[str] | None
+    table: TopicTable, name: str, body: AppendBody, now: Now, prefixes: list[str] | None = None
 ) -> Append | InFlightDuplicate | DedupeEntry:
-    """As `ShardEngine.append`."""
+    """Give the records their seqs (§2), unless their key is known.
+
+    Raises `TopicFull` when they do not fit and the topic rejects, `TopicNotFound` when it is not to
+    be made.
+    """
     topic = table.by_name.get(name)
     made = topic is None
     key = body.idempotency_key
@@ -206,7 +210,11 @@ def decide_streamed(
     now: Now,
     due: Sequence[int] = (),
 ) -> Append:
-    """As `ShardEngine.append_streamed`."""
+    """Give seqs to a write that is rendered run by run, of ``size`` bytes. The topic has no other
+    change under way. ``due``: as `due_times` gives it.
+
+    Its frame holds no records: they must be durable in a blob before it is written.
+    """
     assert not topic.pending, "a streamed append has its topic to itself"
     check_topic_room(topic, len(body.records), size)
     take_bytes(table, topic, size)
@@ -227,6 +235,31 @@ def decide_streamed(
         change.frames.append(frame)
     if rendering.flags & _TAGS:
         change.tags = _tags_of(body)
+    return change
+
+
+def make_topic(
+    table: TopicTable,
+    name: str,
+    body: AppendBody,
+    now: Now,
+    prefixes: list[str] | None = None,
+    size: int = 0,
+) -> put_topic.PutTopic:
+    """Make the topic that a streamed append asks for, before its records. ``size``: their bytes,
+    where it matters; room for them is kept until `decide_streamed` or `TopicTable.let_go`.
+    """
+    topic = put_topic.new_topic_for(table, name, body, now, prefixes)
+    check_topic_room(topic, len(body.records), size)
+    due_times(topic, body, now)
+    change = put_topic.make(table, topic, now)
+    if table.byte_quota is not None:
+        try:
+            table.byte_quota.hold(topic, size)
+        except TopicsError:
+            change.undo(table)
+            table.byte_quota.recharge(topic)
+            raise
     return change
 
 

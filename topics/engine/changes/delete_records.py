@@ -104,14 +104,18 @@ class DeleteRecords(Change):
 
 
 def asked(table: TopicTable, name: str, before_seq: int | None, match: TagMatch | None) -> Rest:
-    """As `ShardEngine.delete_asked`."""
+    """What a delete of now is about: the records below ``before_seq`` that match, of those that are
+    there (§5). Raises `TopicNotFound`.
+    """
     topic = table.topic(name)
     bound = topic.head_seq + 1 if before_seq is None else min(before_seq, topic.head_seq + 1)
     return Rest(topic, topic.start_seq, bound, match)
 
 
 def decide(table: TopicTable, rest: Rest, now: Now) -> DeleteRecords:
-    """As `ShardEngine.delete_more`."""
+    """Delete the first slice of ``rest``; ``rest`` of the change is what is left then. The topic
+    still stands, and the slice before this one is committed.
+    """
     topic, first, bound, match = rest
     runs = None
     if match is None:
@@ -133,7 +137,12 @@ def decide(table: TopicTable, rest: Rest, now: Now) -> DeleteRecords:
 
 
 def must_wait(table: TopicTable, name: str) -> bool:
-    """As `ShardEngine.delete_must_wait`."""
+    """Whether a delete of matching records is decided only when its topic has no other change under
+    way.
+
+    A replay lets what this delete names live until it comes to it. Had another delete taken some of
+    that before, caps on the way would count it and evict more than they did at first.
+    """
     topic = table.by_name.get(name)
     return (
         topic is not None

@@ -36,14 +36,16 @@ class DeleteTopic(Change):
 
 
 def check(table: TopicTable, name: str, if_empty: bool) -> None:
-    """As `ShardEngine.check_deletable`."""
+    """Raises `TopicNotEmpty` when `decide` would."""
     topic = table.by_name.get(name)
     if if_empty and topic and (topic.count or topic.next_seq > topic.head_seq + 1):
         raise TopicNotEmpty(f'topic "{name}" holds records', topic=name, count=topic.count)
 
 
 def decide(table: TopicTable, name: str, if_empty: bool, now: Now) -> DeleteTopic | None:
-    """As `ShardEngine.delete`."""
+    """Remove a topic with everything in it (§1.4); None when there is none. Raises
+    `TopicNotEmpty`.
+    """
     topic = table.by_name.get(name)
     if topic is None:
         return None

@@ -111,12 +111,14 @@ def ack(topic: Topic, leases: Iterable[Lease], now: Now) -> AckJobs:
 
 
 def bury(topic: Topic, seqs: Sequence[int], now: Now) -> FinishJobs:
-    """As `ShardEngine.bury`. Jobs whose record has gone meanwhile are not counted."""
+    """The dead-letter topic has these jobs: delete them. Those whose record has gone meanwhile are
+    not counted.
+    """
     dying = jobs_of(topic).dying
     there = sorted(seq for seq in seqs if seq in dying)
     return BuryJobs(topic, there, now, dead_lettered=True)
 
 
 def remove(topic: Topic, seqs: Sequence[int], now: Now) -> FinishJobs:
-    """As `ShardEngine.remove`."""
+    """These records were set aside, and go."""
     return FinishJobs(topic, sorted(seqs), now)

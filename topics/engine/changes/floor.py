@@ -33,7 +33,9 @@ class FloorMoved(Change):
 
 
 def decide(table: TopicTable, topic: Topic, now: Now) -> FloorMoved | None:
-    """As `ShardEngine.expire`."""
+    """Remove what is too old, before anything is answered or decided. The change tells the log, if
+    it must know.
+    """
     expire(topic, now.ts, table.store)
     if not topic.floor_due:
         return None

@@ -130,7 +130,9 @@ def forward(
     ts: int,
     now: Now,
 ) -> Forwarded:
-    """As `ShardEngine.forward`."""
+    """Append the copies of ``copier`` to the dests of ``takers``, which have room for them and
+    whose `copy_ts` is ``ts`` (§6). ``body``: of the frame, rows omitted.
+    """
     changes, refused, rows = [], [], []
     tags = [*view_of(copier.render(1, ts)).tagged(0, copier.count)] if copier.flags & _TAGS else ()
     for taker in takers:
@@ -196,7 +198,9 @@ def bytes_left(table: TopicTable, topic: Topic) -> int | None:
 
 
 def advance(takers: Sequence[Taker], cursor: int, trimmed: int, hop: int, now: Now) -> Forwarded:
-    """As `ShardEngine.advance`."""
+    """Move routers on to ``cursor`` without copies. ``trimmed``: how many seqs the source has lost;
+    ``hop``: of the seqs that are burnt for them.
+    """
     ts = max(copy_ts(taker.topic, now) for taker in takers)
     changes = [Advance(taker, trimmed, cursor, hop) for taker in takers]
     rows = [

@@ -22,6 +22,7 @@ from topics.engine.queue.leases import Holder, Lease
 from topics.engine.queue.ledger import keeps_leases
 from topics.engine.topic import Topic
 from topics.engine.topic_table import TopicTable
+from topics.formats.api.limits import U64_MAX
 from topics.formats.disk.frame_bodies import LeaseOp, LeaseRows, lease_frame
 from topics.formats.disk.frames import Frame
 
@@ -139,9 +140,13 @@ def claim(
     now: Now,
     *,
     evenly: bool,
-    max_bytes: int,
+    max_bytes: int = U64_MAX,
 ) -> list[LeaseChange]:
-    """As `ShardEngine.claim`."""
+    """Lease jobs to all askers in one pass, free ones first (§10.2); a change for each.
+
+    ``evenly``: dealt round-robin, to a cohort. Otherwise the first asker takes what it may. The
+    records of all of them have about ``max_bytes`` at most.
+    """
     hands = deal(topic, table.store, asks, now, evenly=evenly, max_bytes=max_bytes)
     return [_leased(table, topic, ask, hand, now) for ask, hand in zip(asks, hands, strict=True)]
 
@@ -173,14 +178,16 @@ def _leased(table: TopicTable, topic: Topic, ask: Ask, taken: list[Taken], now: 
 
 
 def release(topic: Topic, holder: Holder, now: Now) -> LeaseChange:
-    """As `ShardEngine.release`."""
+    """End all leases of a stream (§10.8)."""
     assert holder.seqs is not None, "only streams are released"
     jobs_of(topic).advance(now.ms)
     return _end(topic, list(holder.seqs), (), 0, now)
 
 
 def unclaim(topic: Topic, jobs: Iterable[tuple[int, int]], now: Now) -> LeaseChange:
-    """As `ShardEngine.unclaim`."""
+    """A claim has reached nobody: end these leases, (seq, number), as if they had not been given,
+    unless others have taken their place.
+    """
     jobs_of(topic).advance(now.ms)
     leases = jobs_of(topic).leases
     seqs = [seq for seq, number in jobs if leases.has_number(seq, number)]
@@ -195,7 +202,7 @@ def nack(
     delay_ms: int,
     now: Now,
 ) -> LeaseChange:
-    """As `ShardEngine.nack`."""
+    """Give back the jobs that ``node`` holds; they are claimable after ``delay_ms`` (§10.5)."""
     return _end(topic, *held_by(topic, node, seqs, tokens, now), delay_ms, now)
 
 
@@ -231,7 +238,7 @@ def extend(
     lease_ms: int,
     now: Now,
 ) -> LeaseChange:
-    """As `ShardEngine.extend`."""
+    """The leases that ``node`` holds end ``lease_ms`` from now (§10.6)."""
     table = jobs_of(topic).leases
     held, skipped = held_by(topic, node, seqs, tokens, now)
     change = ExtendLeases(topic, [table.lease(seq) for seq in held], skipped)
@@ -249,7 +256,9 @@ def extend(
 
 
 def dying(topic: Topic, max_jobs: int, now: Now) -> LeaseChange:
-    """As `ShardEngine.dying`."""
+    """Begin to move exhausted jobs to the dead-letter topic (§10.6), or go on with the batch that
+    is dying. When it is committed, append them there, then `finish_jobs.bury` or `keep_dead`.
+    """
     jobs = jobs_of(topic)
     if jobs.dying:  # the log knows
         return DyingJobs(topic, [*islice(jobs.dying, max_jobs)])
@@ -267,7 +276,7 @@ def dying(topic: Topic, max_jobs: int, now: Now) -> LeaseChange:
 
 
 def keep_dead(topic: Topic, seqs: Iterable[int]) -> None:
-    """As `ShardEngine.keep_dead`."""
+    """The dead-letter topic has refused these jobs: they stay."""
     jobs = jobs_of(topic)
     for seq in seqs:
         if seq in jobs.dying:

@@ -66,11 +66,13 @@ def decide(
     name: str,
     patch: TopicConfigPatch,
     now: Now,
-    prefixes: list[str] | None,
+    prefixes: list[str] | None = None,
     *,
     has_place: bool = False,
 ) -> PutTopic:
-    """As `ShardEngine.put`."""
+    """Make or configure a topic (§1.1). Without a difference it has no frame, but still waits for
+    earlier ones. ``has_place``: another shard keeps a place for a new one.
+    """
     topic = table.by_name.get(name)
     config = merge(name, topic.config if topic else None, patch)
     _check_prefixes(config, prefixes)

@@ -39,7 +39,7 @@ class Reservation(Change):
 
 
 def decide(topic: Topic) -> Reservation | None:
-    """As `ShardEngine.reserve`."""
+    """The reservation that is due after an append, None for most. No other change waits for it."""
     if topic.config.durability == "fsync":
         return None  # no seq is acknowledged before its own sync
     ceiling = topic.reservation_after(topic.next_seq - 1)

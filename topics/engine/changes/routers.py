@@ -73,14 +73,14 @@ class RemoveRouters(RouterChange):
 
 
 def put(table: TopicTable, router: Router, now: Now) -> PutRouter:
-    """As `ShardEngine.put_router`."""
+    """Make or configure a router (§6.1). No other change of routers is under way."""
     graph = table.routers
     assert router.id > graph.last_id or router.id in graph.by_id, "an id is not used again"
     return PutRouter(table, router, now)
 
 
 def remove(table: TopicTable, router_ids: Sequence[int], now: Now) -> RemoveRouters:
-    """As `ShardEngine.remove_routers`."""
+    """Remove those of these routers that are there. No other change of routers is under way."""
     return RemoveRouters(table, [each for each in router_ids if each in table.routers.by_id], now)
 
 

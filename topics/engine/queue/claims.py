@@ -13,8 +13,8 @@ from __future__ import annotations
 import contextlib
 import sys
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from itertools import cycle
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import cycle, islice
 from typing import NamedTuple
 
 from topics.engine.locators import is_extent
@@ -243,3 +243,71 @@ def _readable(topic: Topic, store: Store, at: int) -> tuple[View | None, Buffer 
         return store.records(topic.index.entry(at)[2]), deleted_in(topic, at, store)
     except Unreadable:
         return None, None
+
+
+# Jobs that are moved elsewhere
+
+
+def dead(topic: Topic, store: Store, max_jobs: int, max_bytes: int, now: Now) -> list[Taken]:
+    """The exhausted jobs that are to be moved next (§10.6), and their rendered records: the rest of
+    the batch that is dying, else those that `lease_jobs.dying` begins with. At most ``max_jobs``,
+    and no more once these have ``max_bytes``.
+
+    Jobs whose record cannot be read are hidden for a while.
+    """
+    jobs, found, size = jobs_of(topic), list[Taken](), 0
+    waiting = jobs.dying or jobs.dead
+    for seq in [*islice(waiting, max_jobs)]:
+        if size >= max_bytes:
+            break
+        record = records_of(topic, store, (seq,))
+        found += record
+        if record:
+            size += len(record[0][1])
+        else:  # as for a claim: it must not stop the others
+            del waiting[seq]
+            jobs.park(seq, now.ms + UNREADABLE_MS)
+    return found
+
+
+def set_aside(topic: Topic, seqs: Iterable[int]) -> list[int]:
+    """Those of these records that nobody holds, of a queue or a log. Nobody may claim them until
+    they are put back or removed.
+    """
+    jobs = topic.jobs
+    return [seq for seq in seqs if jobs is None or jobs.set_aside(seq)]
+
+
+def busy(topic: Topic) -> list[int]:
+    """The records that `set_aside` leaves out, rising."""
+    return topic.jobs.busy() if topic.jobs is not None else []
+
+
+def put_back(topic: Topic, seqs: Iterable[int], now: Now) -> None:
+    """These records were set aside, and stay."""
+    if topic.jobs is not None:
+        for seq in seqs:
+            topic.jobs.put_back(seq, now)
+
+
+# Who holds which jobs
+
+
+class LeaseView(NamedTuple):
+    """A lease as it is listed. ``deadline_ts``: wall ms."""
+
+    seq: int
+    node: str
+    number: int
+    deadline_ts: int
+    deliveries: int
+
+
+def leases(topic: Topic, after: int, limit: int, node: str | None, now: Now) -> list[LeaseView]:
+    """Up to ``limit`` leases of jobs above ``after``, of ``node`` or of all, by seq."""
+    jobs = jobs_of(topic)
+    jobs.advance(now.ms)
+    return [
+        LeaseView(seq, holder.node, number, now.ts + deadline_ms - now.ms, jobs.deliveries(seq))
+        for seq, number, deadline_ms, holder in jobs.leases.page(after, limit, node, now.ms)
+    ]

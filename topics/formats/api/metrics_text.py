@@ -6,33 +6,27 @@
     topics_wal_fsync_latency_us_bucket{le="500"} 84120       cumulative, up to le="+Inf"
     topics_topics_by_class{class="fsync"} 12
 
-The JSON object has a member for each family, by its name: a number where
-the family has no labels, else a list of objects with the labels and the ``value``. In place of a
-number a histogram has ``{"buckets": [{"le", "count"}], "sum", "count"}``.
-
-Both forms come piece by piece, so that a long page does not hold up the loop, and take the series
-of a family one by one.
+The JSON object has a member for each family, by its name: a number where the family has no labels,
+else a list of objects with the labels and the ``value``. In place of a number a histogram has
+``{"buckets": [{"le", "count"}], "sum", "count"}``. Both come series by series.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from enum import Enum
-from itertools import accumulate, chain, islice
+from enum import StrEnum
+from itertools import accumulate
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
 MEDIA_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
-SERIES_PER_PIECE: Final = 500  # some hundred microseconds
 _LABEL_ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 _HELP_ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n"})
 
-Labels: TypeAlias = tuple[tuple[str, str], ...]
 
-
-class MetricKind(Enum):
-    """The values are the type names of the exposition format."""
+class MetricKind(StrEnum):
+    """The type names of the exposition format."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -48,15 +42,13 @@ class Histogram(NamedTuple):
     buckets: Sequence[int]
     sum: int
 
+    def cumulative(self) -> list[tuple[str, int]]:
+        """Each bound, and the observations up to it."""
+        return [*zip([*map(str, self.bounds), "+Inf"], accumulate(self.buckets), strict=True)]
+
 
 Value: TypeAlias = int | float | Histogram
-
-
-class Series(NamedTuple):
-    """One value of a family."""
-
-    labels: Labels
-    value: Value
+Series: TypeAlias = tuple[tuple[tuple[str, str], ...], Value]  # labels and value
 
 
 class Family(NamedTuple):
@@ -68,12 +60,31 @@ class Family(NamedTuple):
     series: Iterable[Series]
 
 
-def text_pieces(families: Iterable[Family]) -> Iterator[str]:
+def text_pieces(families: Iterable[Family]) -> Iterator[bytes]:
     """The exposition text of all families, those without a value included."""
     for name, kind, text, series in families:
-        yield f"# HELP {name} {text.translate(_HELP_ESCAPES)}\n# TYPE {name} {kind.value}\n"
-        for part in _parts(series):
-            yield "".join([_lines(name, *one) for one in part])
+        head = f"# HELP {name} {text.translate(_HELP_ESCAPES)}\n# TYPE {name} {kind.value}\n"
+        yield head.encode()
+        for labels, value in series:
+            pairs = [f'{label}="{text.translate(_LABEL_ESCAPES)}"' for label, text in labels]
+            if isinstance(value, Histogram):
+                yield _histogram_lines(name, pairs, value).encode()
+            else:
+                yield f"{name}{_braces(pairs)} {value}\n".encode()
+
+
+def _histogram_lines(name: str, pairs: list[str], value: Histogram) -> str:
+    counts, shown = value.cumulative(), _braces(pairs)
+    lines = []
+    for bound, count in counts:
+        up_to = _braces([*pairs, f'le="{bound}"'])
+        lines.append(f"{name}_bucket{up_to} {count}\n")
+    lines += f"{name}_sum{shown} {value.sum}\n", f"{name}_count{shown} {counts[-1][1]}\n"
+    return "".join(lines)
+
+
+def _braces(pairs: list[str]) -> str:
+    return f"{{{','.join(pairs)}}}" if pairs else ""
 
 
 def json_pieces(families: Iterable[Family], tail: bytes) -> Iterator[bytes]:
@@ -81,55 +92,22 @@ def json_pieces(families: Iterable[Family], tail: bytes) -> Iterator[bytes]:
     and the end of the object.
     """
     yield b"{"
-    for family in families:
-        yield b'"%b":' % family.name.encode()
-        yield from _json_values(_parts(family.series))
-        yield b","
+    for name, _, _, series in families:
+        yield b'"%b":' % name.encode()
+        begin, end = b"[", b"],"
+        for labels, value in series:
+            shown = _json_value(value)
+            if not labels:
+                begin, end = msgspec.json.encode(shown), b","
+                break
+            yield begin + msgspec.json.encode({**dict(labels), "value": shown})
+            begin = b","
+        yield end if begin == b"," else begin + end
     yield tail
-
-
-def _parts(series: Iterable[Series]) -> Iterator[list[Series]]:
-    rest = iter(series)
-    while part := list(islice(rest, SERIES_PER_PIECE)):
-        yield part
-
-
-def _lines(name: str, labels: Labels, value: Value) -> str:
-    if not isinstance(value, Histogram):
-        return f"{name}{_braces(labels)} {value}\n"
-    bounds = [*map(str, value.bounds), "+Inf"]
-    counts = [*accumulate(value.buckets)]
-    lines = [
-        f"{name}_bucket{_braces((*labels, ('le', bound)))} {count}\n"
-        for bound, count in zip(bounds, counts, strict=True)
-    ]
-    shown = _braces(labels)
-    return "".join((*lines, f"{name}_sum{shown} {value.sum}\n{name}_count{shown} {counts[-1]}\n"))
-
-
-def _braces(labels: Labels) -> str:
-    if not labels:
-        return ""
-    pairs = [f'{name}="{value.translate(_LABEL_ESCAPES)}"' for name, value in labels]
-    return f"{{{','.join(pairs)}}}"
-
-
-def _json_values(parts: Iterator[list[Series]]) -> Iterator[bytes]:
-    first = next(parts, [])
-    if first and not first[0].labels:
-        yield msgspec.json.encode(_json_value(first[0].value))
-        return
-    separator = b"["
-    for part in chain((first,), parts):
-        rows = [{**dict(labels), "value": _json_value(value)} for labels, value in part]
-        yield separator + msgspec.json.encode(rows)[1:-1]
-        separator = b","
-    yield b"]"
 
 
 def _json_value(value: Value) -> Any:
     if not isinstance(value, Histogram):
         return value
-    bounds, counts = [*map(str, value.bounds), "+Inf"], [*accumulate(value.buckets)]
-    buckets = [{"le": bound, "count": count} for bound, count in zip(bounds, counts, strict=True)]
-    return {"buckets": buckets, "sum": value.sum, "count": counts[-1]}
+    buckets = [{"le": bound, "count": count} for bound, count in value.cumulative()]
+    return {"buckets": buckets, "sum": value.sum, "count": buckets[-1]["count"]}

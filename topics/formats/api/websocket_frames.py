@@ -20,8 +20,6 @@ from enum import IntEnum
 from typing import Final
 
 SHORT_MAX_BYTES: Final = 125  # of a payload without an extended length, and of a control frame
-EMPTY_TEXT: Final = 0x8180  # first and second of a masked TEXT frame with FIN and no payload
-TWO_AND_KEY: Final = struct.Struct(">HI")  # first and second or a short ``extended``; then the key
 
 # By the short length: ``extended``, and the least length that needs it.
 EXTENDED: Final = {126: (struct.Struct(">H"), 126), 127: (struct.Struct(">Q"), 1 << 16)}

@@ -164,6 +164,10 @@ class View:
         ends = self.ends
         return self.part(ends[start - 1] if start else 0, ends[stop - 1] - 1)
 
+    def whole(self) -> memoryview:
+        """All records as they are, joined by commas."""
+        return self.slice(0, self.count)
+
     def bad_run(self, start: int, stop: int) -> tuple[int, int] | None:  # noqa: ARG002 - has no checksums
         """``(start, stop)`` of the first adjacent records in the range that are damaged; None for
         none.
@@ -323,6 +327,10 @@ class RecordsView(View):
     def delays(self) -> list[int]:
         """When each record is due as a job, 0: at once; empty when none is delayed."""
         return decode_delays(self.body[: self.ext_len]) if self.flags & _DELAYS else []
+
+    def whole(self) -> memoryview:
+        """As `View.whole`: what most reads take, so without a look at the ends."""
+        return self.body[self.ext_len + 4 * self.count * (1 + (self.flags & 7).bit_count()) : -1]
 
     def part(self, begin: int, end: int) -> memoryview:
         """Part of the blob."""

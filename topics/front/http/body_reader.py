@@ -16,9 +16,8 @@ from topics.formats.api.response_heads import CONTINUE
 from topics.front.backend import Backend, Body
 from topics.front.body_limits import too_large
 from topics.front.guard import Guard
-from topics.front.http.body_sink import BodySink
+from topics.front.http.body_sink import BodySink, GzipSink
 from topics.front.http.connection import NEVER, Connection
-from topics.front.http.gzip_sink import GzipSink
 from topics.front.http.head_reader import AdmittedHead
 from topics.front.request import Request
 from topics.front.route import BodyRule

@@ -7,7 +7,7 @@ whose input nobody reads now leaves it until it is read again; while its connect
 it stays, and only a hang-up is watched for.
 
 A turn takes all sockets that are ready, as a pass of trio does. Pressure is measured over passes
-(`topics.front.pressure.lag`): it would not see input that waits in the kernel for a later turn.
+(`LoopLag`): it would not see input that waits in the kernel for a later turn.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from typing import Any
 import trio
 
 from topics.front.http.connections import Connections
-from topics.front.http.fast_lane import FastLane
+from topics.front.http.request_tasks import RequestTasks
 
 READY_MAX = 4096  # sockets of one turn
 
 
 class Poller:
     """Tells lanes that their sockets have input, and starts the tasks that they need in
-    ``nursery``. ``batch``: a turn, as `Appends` is. ``connections``: they end when `run` does.
+    ``nursery``. ``batch``: what it asks shards. ``connections``: they end when `run` does.
     """
 
     def __init__(
@@ -39,14 +39,14 @@ class Poller:
     ) -> None:
         self._nursery, self._connections, self._batch = nursery, connections, batch
         self._epoll = select.epoll()
-        self._watched: dict[int, FastLane] = {}
+        self._watched: dict[int, RequestTasks] = {}
         self._is_over = False
 
     def is_watched(self, fd: int) -> bool:
         """Whether the descriptor is in the epoll."""
         return fd in self._watched
 
-    def watch(self, lane: FastLane, events: int) -> None:
+    def watch(self, lane: RequestTasks, events: int) -> None:
         """Part of `Watcher`."""
         if self._is_over:
             raise OSError(errno.ECANCELED, "the server is over")
@@ -57,7 +57,7 @@ class Poller:
             self._epoll.modify(lane.fd, events)
         lane.watched = events
 
-    def leave(self, lane: FastLane) -> None:
+    def leave(self, lane: RequestTasks) -> None:
         """Part of `Watcher`."""
         lane.watched = None
         del self._watched[lane.fd]

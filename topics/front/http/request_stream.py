@@ -14,13 +14,13 @@ from topics.formats.api.request_heads import HEAD_END, PartialHead, end_of_empty
 
 
 class RequestStream:
-    """What one client sends. ``buffer[pos:]`` has come and is not used yet."""
+    """What one client sends. ``buffer[pos:]`` has come and is not used yet. ``part``: of a head."""
 
     def __init__(self, said: bytes = b"") -> None:
         """``said`` has come already."""
         self.buffer = said
         self.pos = 0
-        self._part: PartialHead | None = None  # of a head
+        self.part: PartialHead | None = None
 
     def receive(self, data: bytes) -> None:
         """These bytes have come."""
@@ -30,13 +30,13 @@ class RequestStream:
     @property
     def is_idle(self) -> bool:
         """Nothing of a request has come."""
-        return self._part is None and self.pos == len(self.buffer)
+        return self.part is None and self.pos == len(self.buffer)
 
     def next_head(self) -> bytes | None:
         """A whole head, or None before all of it has come. Raises `InvalidRequest` when it cannot
         become one.
         """
-        buffer, part = self.buffer, self._part
+        buffer, part = self.buffer, self.part
         if part is None:
             if self.pos == len(buffer):
                 return None
@@ -50,13 +50,13 @@ class RequestStream:
                 return raw
             if self.pos == len(buffer):
                 return None
-            part = self._part = PartialHead()
+            part = self.part = PartialHead()
         used = part.feed(buffer[self.pos :])
         if used is None:
             self.buffer, self.pos = b"", 0
             return None
         self.pos += used
-        self._part, raw = None, part.whole()
+        self.part, raw = None, part.whole()
         if not raw.startswith(b"\r\n"):
             return raw
         # Its first byte ended an empty line: the bytes after it are searched again.
@@ -79,4 +79,4 @@ class RequestStream:
 
     def clear(self) -> None:
         """Forget what is left."""
-        self.buffer, self.pos, self._part = b"", 0, None
+        self.buffer, self.pos, self.part = b"", 0, None

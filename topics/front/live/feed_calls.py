@@ -99,12 +99,10 @@ class FeedCalls:
         """
         if feed.is_open:
             self.taken(feed)
-            self._backend.flush(feed.shard)
 
     def close(self, feed: FeedSubscription) -> None:
         """Unsubscribe."""
         self._backend.notify(feed.shard, FEED_CLOSE, FeedCloseParams(feed.number))
-        self._backend.flush(feed.shard)
 
     def _share(
         self,
@@ -127,8 +125,7 @@ class FeedCalls:
                     answered(answer.result)
                 shared.settle(answer)
 
-            self._backend.ask(shard, call, params, b"", then)
-            self._backend.flush(shard)
+            self._backend.call(shard, call, params, b"", then)
         return shared
 
     def _ask_page(
@@ -145,8 +142,7 @@ class FeedCalls:
             shared.settle(NotReady("nobody waits for this page"))
             return False
         shared.over = partial(self._rooms[shard].leave, FeedView(*params.view).bytes)
-        self._backend.ask(shard, FEED_READ, params, b"", then)
-        self._backend.flush(shard)
+        self._backend.call(shard, FEED_READ, params, b"", then)
         return True
 
 

@@ -47,7 +47,7 @@ async def heads_of(backend: Backend, topics: Iterable[str]) -> dict[str, TopicHe
         by_shard.setdefault(backend.shard_of(topic), []).append(topic)
     found: dict[str, TopicHead] = {}
     for shard, names in by_shard.items():
-        reply = await backend.call(shard, TOPIC_HEADS, TopicHeadsParams(names))
+        reply = await backend.answer(shard, TOPIC_HEADS, TopicHeadsParams(names))
         found.update({name: TopicHead(*head) for name, head in reply.result.heads.items()})
         reply.release()
     return {topic: found[topic] for topic in topics if topic in found}

@@ -14,7 +14,6 @@ key that may not write has no use for long messages: one of them is too big, and
 from __future__ import annotations
 
 from collections.abc import Coroutine
-from functools import partial
 from typing import Any
 
 import trio
@@ -52,7 +51,6 @@ from topics.front.live.message_clock import MessageClock
 from topics.front.live.web_socket_publish import COPY_BYTES, Publishes
 from topics.front.live.web_socket_replies import pong, refusal
 from topics.front.live.web_socket_stream import WebSocketStream
-from topics.front.pressure.admission import may_not_be_refused
 
 EVENTS_PER_TURN = 64  # 1 ms of publishes or refusals; then others have a turn
 FLUSH_EVERY = 32  # events: the shard works on the first while the front decodes the rest
@@ -274,7 +272,7 @@ class WebSocket(WebSocketStream):
     def _check_pressure(self, topic: str, message: bytes) -> None:
         """Raises `Throttled`."""
         shard, digest = self.live.backend.shard_of(topic), self.principal.digest
-        self.live.pressure.check_write(digest, topic, shard, partial(may_not_be_refused, message))
+        self.live.pressure.check_write(digest, topic, shard, message)
 
     async def _subscribe(self, request_id: bytes, message: bytes) -> None:
         """Everything said before is sent first, because this waits for shards."""

@@ -85,7 +85,6 @@ class Publishes:
         self._may_configure = stream.principal.allows(Scope.ADMIN)
         self._batch_max_bytes = min(settings.inline_bytes, RECV_BYTES)
         self._batches: dict[str, PublishBatch] = {}  # not sent; empty whenever the socket waits
-        self._unflushed: set[int] = set()  # shards
         self._unanswered = self._unanswered_bytes = 0
         self._answers: list[bytes] = []
 
@@ -168,9 +167,6 @@ class Publishes:
         batches, self._batches = self._batches, {}
         for batch in batches.values():
             self._send(batch)
-        for shard in self._unflushed:
-            self._live.backend.flush(shard)
-        self._unflushed.clear()
 
     def _send(self, batch: PublishBatch) -> None:
         bodies = batch.bodies
@@ -191,12 +187,11 @@ class Publishes:
             *(batch.topic, None, batch.seqs, self._prefixes, batch.at, lengths),
             may_configure=self._may_configure,
         )
-        self._unflushed.add(shard)
 
         def answered(answer: Reply[AppendResult] | TopicsError) -> None:
             self._stream.attempt(self._answered, batch, answer)
 
-        self._live.backend.ask(shard, APPEND, params, body, answered)
+        self._live.backend.call(shard, APPEND, params, body, answered)
 
     def _attachment(self, shard: int, body: bytes) -> Body:
         """The body as it travels: a long one in shared memory, for which it must not wait here.

@@ -106,7 +106,7 @@ class WorkSubscriptions:
         self.by_number[subscription.number] = subscription
         params = WorkOpenParams(subscription.number, topic, node, max_jobs, lease_ms)
         try:
-            (await self._backend.call(shard, WORK_OPEN, params)).release()
+            (await self._backend.answer(shard, WORK_OPEN, params)).release()
         except BaseException:
             # A shard that has stalled, or has not heard of the cancellation, may open it yet.
             self.close(subscription)
@@ -138,7 +138,6 @@ class WorkSubscriptions:
         if subscription.number in self.by_number:
             params = WorkTakenParams(subscription.number)
             self._backend.notify(subscription.shard, WORK_TAKEN, params)
-            self._backend.flush(subscription.shard)
 
     def close(self, subscription: WorkSubscription) -> None:
         """The client has gone, or never came: the shard releases its leases. Safe to call twice."""
@@ -150,7 +149,6 @@ class WorkSubscriptions:
         if self.by_number.pop(subscription.number, None) is not None:
             params = WorkCloseParams(subscription.number, subscription.pages)
             self._backend.notify(subscription.shard, WORK_CLOSE, params)
-            self._backend.flush(subscription.shard)
 
     # What shards say
 

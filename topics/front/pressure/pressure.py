@@ -1,34 +1,167 @@
-"""Pressure of one front: a governor for each shard, and what they have in common (decision 0030).
+"""Pressure of one front: how late it and its shards are, and what follows for writes and streams
+(decision 0030).
 
-    the loop's passes --LoopLag--+
-    shards' delays --------------+--> Governor, every TICK_S --> refusals, pauses of streams
-    writes, while not calm ------+
+``is_calm`` is all that a write looks at while nothing is wrong. A refused write is told a time of
+its own, as far from the next as the server needs, and is let in then:
 
-``is_calm`` is all that a write looks at while nothing is wrong.
+    refused --promise--> due at its time --a write of the same key to the same topic--> let in
+                                    '--LIFE_S later-------------------------------> lapsed
+
+A promise belongs to a key and a topic; whichever write of theirs would be refused from its time on
+is let in. The next one for the same stands behind the last: clients that do not wait delay
+themselves. The answer to a refusal is held back a moment, so that who comes back at once cannot
+spend on refusals what they save.
 """
 
 from __future__ import annotations
 
+import heapq
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable
+from functools import partial
+from typing import Final, TypeAlias
 
 import trio
 
+from topics.engine.priority import NEW_BAND
 from topics.errors import Throttled
-from topics.front.pressure.bands import Bands
-from topics.front.pressure.governor import RETRY_MAX_S, TICK_S, Governor, Level
-from topics.front.pressure.lag import LoopLag
-from topics.front.pressure.promises import Promises
+from topics.formats.api.backpressure import opts_out
+from topics.formats.buffers import Buffer
+from topics.front.answers import Answer
+from topics.front.backend import Body
+from topics.front.pressure.governor import TICK_S, Governor
 from topics.front.pressure.turns import Turns
+from topics.front.request import Request
 
 LOG = logging.getLogger("topics.front")
 
-IDLE_TICK_S = 0.25  # while the loop has little to do
-IDLE_LAG_MS = 1.0
-PARKED_PART = 0.25  # of the time that appends of low bands are parked counts as lag of the loop
-TOLD_EVERY_S = 10.0  # in the log
+IDLE_TICK_S: Final = 0.25  # while the loop has little to do
+IDLE_LAG_MS: Final = 1.0
+PARKED_PART: Final = 0.25  # of the time that appends are parked counts as lag of the loop
+TOLD_EVERY_S: Final = 10.0  # in the log
+BANDS_MAX: Final = 65_536  # topics whose bands are known
+PROMISES_MAX: Final = 100_000
+LIFE_S: Final = 30.0  # of a promise after it was due
+RETRY_MIN_S, RETRY_MAX_S = 1.0, 30.0
+RETRY_PART: Final = 0.1  # of what the server can take; the rest is for writes that come anew
+RATE_MIN: Final = 20.0  # writes a second, where the server has taken fewer
+REFUSAL_HOLD_S: Final = 0.1
+# A longer body has cost what a refusal could save, and its opt-out takes long to find.
+REFUSABLE_MAX_BYTES: Final = 4 << 20
+
+Holder: TypeAlias = tuple[bytes, str]  # digest of the key, and the topic
+
+
+class Bands:
+    """The bands of topics, as shards tell them with each append. Most topics are in the band of new
+    ones: only the others are kept, the latest `BANDS_MAX` of them.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, int] = {}
+
+    def of(self, topic: str) -> int:
+        """The topic's band, as last heard."""
+        return self._known.get(topic, NEW_BAND)
+
+    def learn(self, topic: str, band: int) -> None:
+        """A shard has told the topic's band."""
+        if self._known.get(topic, NEW_BAND) != band:
+            self._known.pop(topic, None)
+            if band != NEW_BAND:
+                if len(self._known) >= BANDS_MAX:
+                    del self._known[next(iter(self._known))]
+                self._known[topic] = band
+
+
+class LoopLag(trio.abc.Instrument):
+    """How long an event waits until the loop looks at it. What comes during a pass of ``d`` seconds
+    waits ``d / 2`` on average: over a window, the sum of ``d * d / 2`` divided by its length.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.pass_began = self._since = clock()
+        self._busy = self._squares = 0.0
+
+    def after_io_wait(self, timeout: float) -> None:  # noqa: ARG002 - the instrument's signature
+        """A pass begins."""
+        self.pass_began = self._clock()
+
+    def before_io_wait(self, timeout: float) -> None:  # noqa: ARG002 - the instrument's signature
+        """A pass ends."""
+        spent = self._clock() - self.pass_began
+        self._busy += spent
+        self._squares += spent * spent
+
+    def take_ms(self) -> float:
+        """The mean wait since the last call, in milliseconds; the pass under way counts later."""
+        now = self._clock()
+        # The first of the passes may have begun before the window.
+        window = max(now - self._since, self._busy)
+        mean_s = self._squares / (2 * window) if window else 0.0
+        self._since, self._busy, self._squares = now, 0.0, 0.0
+        return mean_s * 1000
+
+
+class Promises:
+    """Times at which writes are let in; `PROMISES_MAX` in all, so that who collects them gets no
+    more.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._due: dict[Holder, deque[float]] = {}  # rising
+        self._lapsing: list[tuple[float, Holder]] = []  # a heap
+        self._slot = 0.0  # the last time that was told to a new holder
+
+    def give(self, holder: Holder, now: float, apart_s: float) -> float:
+        """When the holder may come again, ``apart_s`` behind the last new holder. It is promised
+        unless that is too far ahead, or there are too many promises.
+        """
+        dues = self._due.get(holder)
+        if dues:  # a line of its own, one of so many
+            due = max(now + RETRY_MIN_S, dues[-1] + apart_s * len(self._due))
+        else:
+            due = self._slot = max(now + RETRY_MIN_S, self._slot + apart_s)
+        if due >= now + RETRY_MAX_S:
+            return now + RETRY_MAX_S
+        if self.count < PROMISES_MAX:
+            self._due.setdefault(holder, deque()).append(due)
+            heapq.heappush(self._lapsing, (due + LIFE_S, holder))
+            self.count += 1
+        return due
+
+    def redeem(self, holder: Holder, now: float) -> bool:
+        """Use up a promise that is due; False when there is none."""
+        dues = self._due.get(holder)
+        if dues is None:
+            return False
+        self._lapse(holder, dues, now)
+        if not dues or dues[0] > now:
+            return False
+        self._pop(holder, dues)
+        return True
+
+    def expire(self, now: float) -> None:
+        """Forget promises that have lapsed. Call it now and then."""
+        while self._lapsing and self._lapsing[0][0] < now:
+            _, holder = heapq.heappop(self._lapsing)
+            if (dues := self._due.get(holder)) is not None:
+                self._lapse(holder, dues, now)
+
+    def _lapse(self, holder: Holder, dues: deque[float], now: float) -> None:
+        while dues and dues[0] + LIFE_S < now:
+            self._pop(holder, dues)
+
+    def _pop(self, holder: Holder, dues: deque[float]) -> None:
+        dues.popleft()
+        self.count -= 1
+        if not dues:
+            del self._due[holder]
 
 
 class Pressure:
@@ -41,8 +174,8 @@ class Pressure:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.is_calm = True
-        self.bands = Bands()
-        self.promises = Promises()
+        self.bands, self.promises = Bands(), Promises()
+        self.refused_count = 0  # writes and streams, since the start
         self._delay_ms, self._clock = delay_ms, clock
         self._lag = LoopLag(clock)
         self._lag_ms = 0.0
@@ -50,18 +183,6 @@ class Pressure:
         self.governors = [Governor(clock()) for _ in range(shards)]
         self._is_told = False  # the log: that writes are refused
         self._told_at = -math.inf
-
-    @property
-    def level(self) -> Level:
-        """The highest of all shards."""
-        return max(governor.level for governor in self.governors)
-
-    @property
-    def refused_count(self) -> int:
-        """Writes and streams, since the start."""
-        return sum(governor.refused_count for governor in self.governors)
-
-    # Each tick
 
     async def run(self) -> None:
         """Measure and govern the loop that this is called in, until cancelled."""
@@ -82,34 +203,46 @@ class Pressure:
         self._lag_ms = lag_ms = max(lag_ms, PARKED_PART * self.turns.oldest_ms())
         rates = [governor.writes_per_s for governor in self.governors]
         for shard, governor in enumerate(self.governors):
-            queued = (sum(rates) - rates[shard]) * lag_ms / 1000  # for the loop
-            governor.tick(now, max(lag_ms, self._delay_ms(shard)), queued)
+            delay_ms = self._delay_ms(shard)
+            others = sum(rates) - rates[shard] if lag_ms > delay_ms else 0.0
+            governor.tick(now, max(lag_ms, delay_ms), others)
         self.is_calm = all(governor.is_calm for governor in self.governors)
         self.promises.expire(now)
         self._tell(now)
 
     def _tell(self, now: float) -> None:
-        level = self.level
-        if level is Level.REFUSING and not self._is_told and now - self._told_at >= TOLD_EVERY_S:
+        share = max(governor.share for governor in self.governors)
+        if share and not self._is_told and now - self._told_at >= TOLD_EVERY_S:
             self._is_told, self._told_at = True, now
-            share = max(governor.share for governor in self.governors)
             LOG.warning(
                 "under pressure: writes are refused, about %d in 100, loop lag %.0f ms",
                 math.ceil(100 * share),
                 self._lag_ms,
             )
-        elif level is Level.CALM and self._is_told:
+        elif self.is_calm and self._is_told:
             self._is_told = False
             LOG.info("pressure is over: %d refused since the start", self.refused_count)
 
     # While not calm
 
-    def check_write(self, key: bytes, topic: str, shard: int, opts_out: Callable[[], bool]) -> None:
-        """Whether a write may go on now. ``key``: digest of its API key. ``opts_out`` is asked only
+    def refusal_of(self, request: Request, body: Body) -> Throttled | None:
+        """Why an append is refused, if it is; its body is freed then."""
+        view = body if isinstance(body, Buffer) else body.view
+        try:
+            self.check_write(request.principal.digest, request.topic, request.shard, view)
+        except Throttled as refusal:
+            if not isinstance(body, Buffer):
+                body.free()
+            return refusal
+        return None
+
+    def check_write(self, key: bytes, topic: str, shard: int, body: Buffer) -> None:
+        """Whether a write may go on now. ``key``: digest of its API key. The body is looked at only
         if the answer would be a refusal. Raises `Throttled`.
         """
         if not self.is_calm:
-            self._check(self.governors[shard], key, topic, self.bands.of(topic), opts_out)
+            may_not = partial(may_not_be_refused, body)
+            self._check(self.governors[shard], (key, topic), self.bands.of(topic), may_not)
 
     def check_stream(self, key: bytes, name: str, topics: list[str], shard: int | None) -> None:
         """Whether a stream of these topics may begin, which counts as a write to the one that goes
@@ -123,34 +256,46 @@ class Pressure:
                 else self.governors[shard]
             )
             band = max(map(self.bands.of, topics or [""]))
-            self._check(governor, key, f"/{name}", band, lambda: False)
+            self._check(governor, (key, f"/{name}"), band, lambda: False)
 
     def _check(
-        self, governor: Governor, key: bytes, name: str, band: int, opts_out: Callable[[], bool]
+        self, governor: Governor, holder: Holder, band: int, may_not: Callable[[], bool]
     ) -> None:
         if governor.admits(band):
             return
         now = self._clock()
         # Only now: a write that gets through anyway leaves the promise to those it was made to.
-        if self.promises.redeem(key, name, now):
-            governor.pass_on(band)
-        elif opts_out():
-            governor.pass_free()
-        else:
-            raise self._refused(governor, key, name, band, now)
-
-    def _refused(
-        self, governor: Governor, key: bytes, name: str, band: int, now: float
-    ) -> Throttled:
-        promises = self.promises
-        due = governor.refuse(band, now, promises.last(key, name), promises.holders)
-        if due < now + RETRY_MAX_S:  # what comes later has no time of its own
-            promises.give(key, name, due)
-        return Throttled(
+        if self.promises.redeem(holder, now) or may_not():
+            return
+        governor.refuse()
+        self.refused_count += 1
+        apart_s = 1.0 / (RETRY_PART * max(governor.taken_per_s, RATE_MIN))
+        due = self.promises.give(holder, now, apart_s)
+        raise Throttled(
             "the server is under pressure: try again later",
             retry_after_ms=math.ceil(round((due - now) * 1000, 3)),  # not 1001 for a second
         )
 
+    async def park_append(self, band: int, body: Body) -> float:
+        """Wait while appends of higher bands go first. Returns the milliseconds of the wait."""
+        try:
+            return await self.turns.park(band)
+        except BaseException:  # the client is gone
+            if not isinstance(body, Buffer):
+                body.free()
+            raise
+
     def pause_s(self, shard: int, band: int) -> float:
         """How much later than usual the next page of a stream is asked for; 0 while calm."""
         return self.governors[shard].pause_s(band)
+
+
+async def hold_back(refusal: Throttled) -> Answer:
+    """Refuse, a moment later."""
+    await trio.sleep(REFUSAL_HOLD_S)
+    raise refusal
+
+
+def may_not_be_refused(body: Buffer) -> bool:
+    """Whether an append of this body is let in whatever the pressure."""
+    return len(body) > REFUSABLE_MAX_BYTES or opts_out(body)

@@ -5,35 +5,25 @@
 
 Within a pass every task that can run runs, in any order: what comes meanwhile waits for the whole
 pass, whatever its priority. So while a higher band is active, appends of lower ones leave a pass
-that has become long, and passes stay short. The pump takes bands by weight, so none starves; within
-a band it takes what came first. The top band is never parked.
+that has become long, and passes stay short. The top band is never parked.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import math
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeAlias
 
 import trio
 
-from topics.engine.priority import BANDS, TOP_BAND
+from topics.engine.priority import BANDS, TOP_BAND, Queues
 
 PASS_S: Final = 0.004  # a pass that takes longer is long
 ACTIVE_S: Final = 1.0  # for so long a band is active after an append
 RELEASE_MIN, RELEASE_MAX = 8, 256  # appends of one pass
 GROWTH, CUT = 1.1, 0.8  # of what a pass releases, when it was short or long
-WEIGHTS: Final = (1, 2, 4, 8, 16)  # by band
-_NEVER: Final = float("-inf")
 
-
-class Parked:
-    """An append that waits for its turn."""
-
-    __slots__ = ("since", "task")
-
-    def __init__(self, task: trio.lowlevel.Task, since: float) -> None:
-        self.task, self.since = task, since
+Parked: TypeAlias = tuple[trio.lowlevel.Task, float]  # and since when
 
 
 class Turns:
@@ -41,10 +31,8 @@ class Turns:
 
     def __init__(self, clock: Callable[[], float], pass_began: Callable[[], float]) -> None:
         self._clock, self._pass_began = clock, pass_began
-        self._seen = [_NEVER] * BANDS  # when each band had its last append
-        self._lines: tuple[deque[Parked], ...] = tuple(deque() for _ in range(BANDS))
-        self._credits = [*WEIGHTS]
-        self._release = float(RELEASE_MIN)
+        self._seen = [-math.inf] * BANDS  # when each band had its last append
+        self._parked: Queues[Parked] = Queues()
         self._has_parked = trio.Event()
         self.waiting = 0
 
@@ -58,51 +46,42 @@ class Turns:
 
     async def park(self, band: int) -> float:
         """Wait for a turn. Returns the milliseconds of the wait."""
-        parked = Parked(trio.lowlevel.current_task(), self._clock())
-        self._lines[band].append(parked)
+        parked = trio.lowlevel.current_task(), self._clock()
+        self._parked.queues[band].append(parked)
         self.waiting += 1
         self._has_parked.set()
 
         def give_up(_: object) -> trio.lowlevel.Abort:
-            self._lines[band].remove(parked)
+            self._parked.queues[band].remove(parked)
             self.waiting -= 1
             return trio.lowlevel.Abort.SUCCEEDED
 
         await trio.lowlevel.wait_task_rescheduled(give_up)
-        return (self._clock() - parked.since) * 1000
+        return (self._clock() - parked[1]) * 1000
 
     def oldest_ms(self) -> float:
         """How long the append that came first has waited; 0 when none waits."""
-        since = [line[0].since for line in self._lines if line]
-        return (self._clock() - min(since)) * 1000 if since else 0.0
+        now = self._clock()
+        return max((now - queue[0][1] for queue in self._parked.queues if queue), default=0.0) * 1e3
 
     async def run(self) -> None:
         """Give turns until cancelled."""
+        release = float(RELEASE_MIN)
         while True:
             if not self.waiting:
                 self._has_parked = trio.Event()
                 await self._has_parked.wait()
             began = self._clock()
-            self._give(int(self._release))
+            self._give(int(release))
             await trio.lowlevel.checkpoint()  # until the next pass
             factor = CUT if self._clock() - began > PASS_S else GROWTH
-            self._release = min(max(self._release * factor, RELEASE_MIN), RELEASE_MAX)
+            release = min(max(release * factor, RELEASE_MIN), RELEASE_MAX)
 
     def _give(self, count: int) -> None:
-        for _ in range(count):
-            parked = self._next()
-            if parked is None:
-                return
+        for _ in range(min(count, self.waiting)):
+            band = self._parked.next()
+            assert band is not None, "an append waits"
+            self._parked.spend(band)
+            task, _since = self._parked.queues[band].popleft()
             self.waiting -= 1
-            trio.lowlevel.reschedule(parked.task)
-
-    def _next(self) -> Parked | None:
-        """By weight among the bands that have some, the oldest of its band."""
-        bands = [band for band in reversed(range(BANDS)) if self._lines[band]]
-        if not bands:
-            return None
-        if not any(self._credits[band] for band in bands):
-            self._credits = [*WEIGHTS]
-        band = next(band for band in bands if self._credits[band])
-        self._credits[band] -= 1
-        return self._lines[band].popleft()
+            trio.lowlevel.reschedule(task)

@@ -75,12 +75,10 @@ class RouteContext:
         def answered(reply: Reply[R] | TopicsError) -> None:
             then(reply if isinstance(reply, TopicsError) else answer(reply))
 
-        pending = self.backend.ask(request.shard, call, params, body, answered)
-        self.backend.flush(request.shard)
-        return pending
+        return self.backend.call(request.shard, call, params, body, answered)
 
     async def answer(
         self, request: Request, call: Call[P, NoResult], params: P, body: Body = b""
     ) -> Answer:
         """As `ask`, for an operation that is a coroutine."""
-        return shard_answer(await self.backend.call(request.shard, call, params, body))
+        return shard_answer(await self.backend.answer(request.shard, call, params, body))

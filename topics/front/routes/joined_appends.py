@@ -7,13 +7,12 @@ Requests join whose bodies are in memory and short, without a key, of clients wi
 shard decides each request for itself. A request that is alone in its turn is the message that it
 would be anyway.
 
-The requests that come next on connections which a group's answer has answered are a turn, too.
+A turn is an open batch (`topics.actors.shard_client.shards`): a pass of the poller, or of a link.
 """
 
 from __future__ import annotations
 
 import logging
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import TypeAlias
 
@@ -28,10 +27,10 @@ from topics.formats.wire.calls import (
     band_in,
     outcome_in,
 )
-from topics.front.answers import Answer, shard_answer
+from topics.front.answers import Answer
 from topics.front.backend import Backend, Body, Reply
 from topics.front.dispatch import Then
-from topics.front.pressure.bands import Bands
+from topics.front.pressure.pressure import Bands
 from topics.front.request import Request
 
 LOG = logging.getLogger("topics.front")
@@ -42,6 +41,7 @@ JOINED_MAX_BYTES = 16 * 1024  # of their bodies, or one request
 Key: TypeAlias = tuple[str, bool, Principal]
 
 CREATED, FAILED = AppendOutcome.CREATED, AppendOutcome.FAILED
+DECODED = [(outcome_in(byte), band_in(byte)) for byte in range(256)]
 
 
 class Group:
@@ -58,32 +58,18 @@ class Group:
 
 
 class Appends:
-    """All appends of a front. It is its turn, too: a context manager around what never waits.
-    ``batch``: `Backend.batch`, which is open meanwhile.
-    """
+    """All appends of a front."""
 
     def __init__(self, backend: Backend, bands: Bands) -> None:
-        self._backend, self._bands = backend, bands
-        self._batch: AbstractContextManager[None] = backend.batch
+        self._backend, self._bands, self._batch = backend, bands, backend.batch
         self._groups: dict[Key, Group] = {}
-        self._is_turn = False
-
-    def __enter__(self) -> None:
-        self._batch.__enter__()
-        self._is_turn = True
-
-    def __exit__(self, *_: object) -> None:
-        try:
-            self._end_turn()
-        finally:
-            self._batch.__exit__(None, None, None)
 
     def _end_turn(self) -> None:
-        while self._groups:
+        self._batch.at_end = None
+        while self._groups:  # who is refused at once may append again
             groups, self._groups = self._groups, {}
             for group in groups.values():
                 self._send(group)
-        self._is_turn = False
 
     def append(
         self,
@@ -97,26 +83,25 @@ class Appends:
         """Ask for an append; takes over ``body``. ``then`` is called with the answer, or with the
         failure; perhaps before this returns.
         """
-        if self._is_turn and type(body) is bytes and request.key is None and not parked_ms:
+        if self._batch.is_open and type(body) is bytes and request.key is None and not parked_ms:
             key = request.topic, with_seqs, request.principal
             group = self._groups.get(key)
             if group is None:
                 group = self._groups[key] = Group(request, with_seqs)
+                self._batch.at_end = self._end_turn
             group.bodies.append(body)
             group.ats.append(at)
             group.thens.append(then)
             group.length += len(body)
             if group.length > JOINED_MAX_BYTES or len(group.thens) == JOINED_MAX:
                 del self._groups[key]
-                self._send(group)
-                self._batch.__exit__(None, None, None)  # the shard begins while the turn goes on
-                self._batch.__enter__()
+                self._send(group, early=True)
         else:
             group = Group(request, with_seqs)
             group.bodies, group.ats, group.thens = [body], [at], [then]
-            self._send(group, parked_ms)
+            self._send(group, parked_ms=parked_ms)
 
-    def _send(self, group: Group, parked_ms: float = 0.0) -> None:
+    def _send(self, group: Group, *, parked_ms: float = 0.0, early: bool = False) -> None:
         request, bodies, ats = group.request, group.bodies, group.ats
         principal, shard, is_one = request.principal, request.shard, len(bodies) == 1
         params = AppendParams(
@@ -133,36 +118,31 @@ class Appends:
         body = bodies[0] if is_one else b"".join(bodies)  # type: ignore[arg-type]
         answered = partial(self._answered_one if is_one else self._answered, group)
         try:
-            self._backend.ask(shard, APPEND, params, body, answered)
+            self._backend.call(shard, APPEND, params, body, answered, early=early)
         except Exception:
             LOG.exception("unexpected server error: append")
             answered(Internal("internal error"))
-        self._backend.flush(shard)
 
     def _answered_one(self, group: Group, reply: Reply[AppendResult] | TopicsError) -> None:
         if isinstance(reply, TopicsError):
             group.thens[0](reply)
             return
-        byte = reply.result.outcomes[0]
-        self._bands.learn(group.request.topic, band_in(byte))
-        outcome = outcome_in(byte)
+        outcome, band = DECODED[reply.result.outcomes[0]]
+        self._bands.learn(group.request.topic, band)
         if outcome == FAILED:
             reply.release()
             group.thens[0](failures_of(reply.result)[0])
         else:
-            group.thens[0](shard_answer(reply, created=outcome == CREATED))
+            group.thens[0](Answer(201 if outcome == CREATED else 200, reply.body, reply))
 
     def _answered(self, group: Group, reply: Reply[AppendResult] | TopicsError) -> None:
         """Answer each request of a group."""
-        is_outermost, self._is_turn = not self._is_turn, True
         if isinstance(reply, TopicsError):
             answers: list[Answer | TopicsError] = [reply] * len(group.thens)
         else:
             answers = self._answers(group.request.topic, reply)
         for then, answer in zip(group.thens, answers, strict=True):
             then(answer)
-        if is_outermost:
-            self._end_turn()
 
     def _answers(self, topic: str, reply: Reply[AppendResult]) -> list[Answer | TopicsError]:
         result, bodies = reply.result, bytes(reply.body)
@@ -173,7 +153,7 @@ class Appends:
         answers: list[Answer | TopicsError] = []
         end = 0
         for byte, length in zip(result.outcomes, result.lengths, strict=True):
-            outcome = outcome_in(byte)
+            outcome, _ = DECODED[byte]
             if outcome == FAILED:
                 answers.append(next(failures))
             else:

@@ -2,32 +2,69 @@
 
 GET   /v0/metrics, /metrics    Accept: application/json
 
-Answered whatever the state of the shards, and while the server drains.
+What processes have counted stands on the board, what they are in the words and settings of the
+server: neither needs a shard, so a page is answered whatever their state, and while the server
+drains. Rows of single topics and routers come from the shards, which are asked all at once. One
+that has not answered within `READ_MAX_S`, or is down, is left out, and the page says so:
+``topics_topic_metrics_truncated`` is 1 whenever a topic may be missing. A shard looks at all its
+names for one answer, so a few pages are read at once: in a crowd of requests many have no rows.
 """
 
 from __future__ import annotations
 
+import heapq
+import platform
 import time
-from collections.abc import Iterator
-from itertools import chain
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
+from operator import itemgetter
+from typing import Any, Final
 
 import msgspec
 import trio
 
+from topics import __version__
 from topics.actors.link import counters
+from topics.actors.link.board import FrontState, ShardState
+from topics.actors.link.counters import COUNTER, GAUGE
 from topics.engine.access import Scope
-from topics.formats.api.metrics_text import MEDIA_TYPE, Family, json_pieces, text_pieces
+from topics.errors import TopicsError
+from topics.formats.api.metrics_text import MEDIA_TYPE, Family, Series, json_pieces, text_pieces
+from topics.formats.wire.calls import (
+    METRICS_READ,
+    MetricsParams,
+    MetricsResult,
+    RouterMetrics,
+    TopicMetrics,
+)
 from topics.front.answers import Answer, elapsed_ms
 from topics.front.backend import Body, listed
 from topics.front.media import prefers_json
-from topics.front.metric_rows import row_families
 from topics.front.request import Request
 from topics.front.route import READ_ONLY, Lane, Route
 from topics.front.routes.context import RouteContext
-from topics.front.server_families import server_families
 
 STEP_NS: Final = 1_000_000  # then others have their turn
+READ_MAX_S: Final = 1.0
+CAPS: Final = (
+    *("max_topics", "max_routers", "max_total_bytes", "max_watch_sessions"),
+    *("max_sse_connections", "max_sse_connections_per_key", "max_inflight_per_key"),
+)
+# By the fields of a row.
+TOPICS: Final = {
+    "head_seq": ("head_seq", GAUGE, "Highest assigned seq per topic."),
+    "earliest_seq": ("earliest_seq", GAUGE, "Lowest seq that readers can get."),
+    "records": ("records_live", GAUGE, "Records that readers can get."),
+    "bytes": ("bytes_live", GAUGE, "Bytes of these records, as caps count them."),
+    "queue_ready": ("queue_ready", GAUGE, "Jobs that can be claimed now."),
+    "queue_in_flight": ("queue_in_flight", GAUGE, "Jobs that are leased."),
+    "queue_delayed": ("queue_delayed", GAUGE, "Jobs whose time has not come."),
+}
+ROUTERS: Final = {
+    "lag_records": ("lag_records", GAUGE, "Records that it has yet to forward."),
+    "lag_ms": ("lag_ms", GAUGE, "Age of the oldest of these records."),
+    "forwarded_total": ("forwarded_total", COUNTER, "Records that it has forwarded."),
+}
 
 
 async def metrics(context: RouteContext, request: Request, _body: Body, at: int) -> Answer:
@@ -36,25 +73,15 @@ async def metrics(context: RouteContext, request: Request, _body: Body, at: int)
     """
     assert request.head is not None, "the route negotiates"
     prefixes, most = listed(request.principal.prefixes), context.settings.metrics_topics
-    rows = await row_families(context.backend, prefixes, most, context.metric_reads)
+    found = await _ask_all(context, MetricsParams(prefixes, most, most)) if most else []
     context.live.keys.check(request.principal)  # it may have changed while this waited
-    families = chain(_aggregates(context), rows)
+    families = chain(
+        server_families(context), counters.families(context.board), row_families(context, found)
+    )
     if prefers_json(request.head.joined(b"accept")):
         tail = msgspec.json.encode({"performance": {"server_total_ms": elapsed_ms(at)}})[1:]
         return Answer(200, await _joined(json_pieces(families, tail)))
-    text = await _joined(piece.encode() for piece in text_pieces(families))
-    return Answer(200, text, media_type=MEDIA_TYPE)
-
-
-def _aggregates(context: RouteContext) -> Iterator[Family]:
-    yield from server_families(
-        context.board,
-        context.backend.readiness(),
-        context.live.slots,
-        context.settings,
-        draining=context.drain.is_draining,
-    )
-    yield from counters.families(context.board)
+    return Answer(200, await _joined(text_pieces(families)), media_type=MEDIA_TYPE)
 
 
 async def _joined(pieces: Iterator[bytes]) -> bytes:
@@ -66,6 +93,150 @@ async def _joined(pieces: Iterator[bytes]) -> bytes:
             await trio.lowlevel.checkpoint()
             until = time.monotonic_ns() + STEP_NS
     return b"".join(made)
+
+
+# Of the whole server
+
+
+def server_families(context: RouteContext) -> Iterator[Family]:
+    """What the board, the limits and the settings say."""
+    board, slots, readiness = context.board, context.live.slots, context.backend.readiness()
+    is_ready = readiness.ready and not (readiness.draining or context.drain.is_draining)
+    uptime_ms = time.monotonic_ns() // 1_000_000 - board.started_monotonic_ms
+    versions = (("version", __version__), ("python", platform.python_version()))
+    shards = [board.shard(index) for index in range(board.shards)]
+    spawns = [(str(process), board.process(process).spawns) for process in board.processes]
+    caps = [(name, getattr(context.settings, name)) for name in CAPS]
+    one, label = _one, _labelled
+    families = (
+        ("topics_ready", "1 while /v0/ready answers 200.", one(int(is_ready))),
+        (
+            "topics_recovery_progress",
+            "Share of the logs that is replayed, 0 to 1.",
+            one(round(readiness.progress, 6)),
+        ),
+        ("topics_uptime_ms", "Since the start of the server.", one(uptime_ms)),
+        (
+            "topics_sse_connections",
+            "Event streams and WebSockets that are open.",
+            one(slots.streams.used),
+        ),
+        ("topics_watch_sessions", "Watch sessions.", one(slots.watch_sessions.used)),
+        (
+            "topics_keys_reload_failed_total",
+            "How often a file of keys was refused, and the keys before it were kept.",
+            one(board.keys_reload_failed),
+        ),
+        (
+            "topics_build_info",
+            "1, with the versions of the program and of Python.",
+            [(versions, 1)],
+        ),
+        (
+            "topics_limit_max",
+            "The caps of the settings, by the name that a 429 tells; 0: no cap.",
+            label("limit", caps),
+        ),
+        (
+            "topics_process_restarts_total",
+            "How often a process was started again.",
+            label("process", ((name, max(0, count - 1)) for name, count in spawns)),
+        ),
+        ("topics_front_state", _states_text(FrontState), label("front", [(0, board.front.state)])),
+        (
+            "topics_shard_state",
+            _states_text(ShardState),
+            label("shard", enumerate(shard.state for shard in shards)),
+        ),
+        (
+            "topics_shard_delay_ms",
+            "How long a message that comes now will wait.",
+            label("shard", enumerate(shard.delay_ms for shard in shards)),
+        ),
+        (
+            "topics_shard_disk_silent_ms",
+            "How long writes have waited for the disk without any progress.",
+            label("shard", enumerate(shard.disk_silent_ms for shard in shards)),
+        ),
+    )
+    for name, text, series in families:
+        yield Family(name, COUNTER if name.endswith("_total") else GAUGE, text, series)
+
+
+def _one(value: float) -> list[Series]:
+    return [((), value)]
+
+
+def _labelled(label: str, values: Iterable[tuple[object, int]]) -> list[Series]:
+    return [(((label, str(name)),), int(value)) for name, value in values]
+
+
+def _states_text(states: type[FrontState] | type[ShardState]) -> str:
+    return ", ".join(f"{state.value}: {state.name.lower()}" for state in states) + "."
+
+
+# Of single topics and routers
+
+
+async def _ask_all(context: RouteContext, params: MetricsParams) -> list[MetricsResult]:
+    """The results of those shards that answer in time."""
+    found: list[MetricsResult] = []
+
+    async def ask(shard: int) -> None:
+        try:
+            reply = await context.backend.answer(shard, METRICS_READ, params)
+        except TopicsError:  # it is down, and the others count
+            return
+        found.append(reply.result)
+        reply.release()
+
+    with trio.move_on_after(READ_MAX_S):
+        async with context.metric_reads, trio.open_nursery() as nursery:
+            for shard in range(context.backend.shards):
+                nursery.start_soon(ask, shard)
+    return found
+
+
+def row_families(context: RouteContext, found: Sequence[MetricsResult]) -> Iterator[Family]:
+    """The rows that the shards have told of, a bounded number, the first by name."""
+    is_cut = len(found) < context.backend.shards
+    most = context.settings.metrics_topics
+    topics, topics_cut = _first([one.topics for one in found], most)
+    topics_cut |= is_cut or any(one.topics_truncated for one in found)
+    yield from _families("topic", TopicMetrics._fields, TOPICS, topics, topics_cut)
+    routers, routers_cut = _first([one.routers for one in found], most)
+    routers_cut |= is_cut or any(one.routers_truncated for one in found)
+    yield from _families("router", RouterMetrics._fields, ROUTERS, routers, routers_cut)
+
+
+def _first(lists: Iterable[Sequence[Sequence[Any]]], most: int) -> tuple[list[Sequence[Any]], bool]:
+    """The first rows of sorted lists, and whether there are others."""
+    rows = [*islice(heapq.merge(*lists, key=itemgetter(0)), most + 1)]
+    return rows[:most], len(rows) > most
+
+
+def _families(
+    label: str,
+    fields: Sequence[str],
+    columns: Mapping[str, tuple[str, Any, str]],
+    rows: Sequence[Sequence[Any]],
+    is_cut: bool,
+) -> Iterator[Family]:
+    """A family for each column; a field that is None has no series."""
+    for field, (name, kind, text) in columns.items():
+        series = _column(label, rows, fields.index(field))
+        yield Family(f"topics_{label}_{name}", kind, text, series)
+    text = (
+        f"1: some {label}s have no row, because of TOPICS_METRICS_TOPICS or of a shard that does"
+        " not answer."
+    )
+    yield Family(f"topics_{label}_metrics_truncated", GAUGE, text, _one(int(is_cut)))
+
+
+def _column(label: str, rows: Sequence[Sequence[Any]], at: int) -> Iterator[Series]:
+    for row in rows:
+        if row[at] is not None:
+            yield ((label, row[0]),), row[at]
 
 
 def _route(path: str) -> Route:

@@ -61,7 +61,6 @@ def claim(context: RouteContext, request: Request, body: Body, at: int, then: Th
 
 def _give_back(backend: Backend, shard: int, leases: calls.UnclaimedParams) -> None:
     backend.notify(shard, calls.UNCLAIMED, leases)
-    backend.flush(shard)
 
 
 def ack(context: RouteContext, request: Request, body: Body, at: int, then: Then) -> Begun:
@@ -124,7 +123,7 @@ async def leases(context: RouteContext, request: Request, _body: Body, at: int) 
         with_ids=request.principal.allows(Scope.WRITE),
         at=at,
     )
-    reply = await context.backend.call(request.shard, calls.LEASES, params)
+    reply = await context.backend.answer(request.shard, calls.LEASES, params)
     try:
         page, after = bytes(reply.body), reply.result.next_after
     finally:

@@ -14,7 +14,7 @@ from topics.formats.wire.calls import DELETE_RECORDS, DIFF, DeleteRecordsParams,
 from topics.front.answers import Answer
 from topics.front.backend import Body
 from topics.front.dispatch import Begun, Operation, Then, answer_of
-from topics.front.pressure.admission import hold_back, park_append, refusal_of
+from topics.front.pressure.pressure import hold_back
 from topics.front.queries import Parameter, boolean
 from topics.front.request import Request
 from topics.front.route import BodyRule, Lane, Route
@@ -27,7 +27,7 @@ def append(context: RouteContext, request: Request, body: Body, at: int, then: T
     """§2. The shard decodes the body. `Throttled` under pressure."""
     pressure = context.pressure
     if not pressure.is_calm:
-        refusal = refusal_of(pressure, request, body)
+        refusal = pressure.refusal_of(request, body)
         if refusal is not None:
             return hold_back(refusal)
     band = pressure.bands.of(request.topic)
@@ -40,7 +40,7 @@ def append(context: RouteContext, request: Request, body: Body, at: int, then: T
 async def _append_parked(
     context: RouteContext, request: Request, body: Body, at: int, band: int
 ) -> Answer:
-    parked_ms = await park_append(context.pressure, band, body)
+    parked_ms = await context.pressure.park_append(band, body)
     with_seqs, append = request.query[RETURN_SEQS], context.appends.append
     return await answer_of(partial(append, request, body, at, with_seqs, parked_ms))
 

@@ -68,7 +68,7 @@ async def list_routers(context: RouteContext, request: Request, _body: Body, at:
 
 
 async def _ask(context: RouteContext, call: Call[P, R], params: P, body: Body = b"") -> Reply[R]:
-    return await context.backend.call(calls.ROUTER_OWNER, call, params, body)
+    return await context.backend.answer(calls.ROUTER_OWNER, call, params, body)
 
 
 ROUTES = {

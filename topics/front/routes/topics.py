@@ -75,7 +75,7 @@ async def _list_of(
     context: RouteContext, shard: int, params: calls.TopicListParams
 ) -> list[tuple[str, bytes]]:
     """Names of one shard, each with the topic's JSON."""
-    reply = await context.backend.call(shard, calls.TOPIC_LIST, params)
+    reply = await context.backend.answer(shard, calls.TOPIC_LIST, params)
     try:
         return [(name, bytes(item)) for name, item in reply.result.items]
     finally:

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 
-from topics.config import TUNING
 from topics.engine.locators import split_locator
 from topics.formats.disk.segment import ENTRY_BYTES, ExtentEntry
 from topics.storage.disk import Damaged, will_need
@@ -39,8 +38,6 @@ class Prefetch:
 
     def read_on(self, locator: int, index: int, following: int | None) -> None:
         """A reader goes on at a record of this extent, and then in the extent ``following``."""
-        if not TUNING.prefetch:
-            return
         with contextlib.suppress(OSError, Damaged):
             number, _ = split_locator(locator)
             view = self._store.records(locator)

@@ -103,7 +103,7 @@ async def test_the_time_of_a_waiting_claim_ends_it_without_jobs(
     assert workers.claimed() == []
     await trio.sleep(0.002)
     assert workers.claimed() == [(claim, [])]
-    assert len(workers.services.lines) == 0
+    assert len(workers.services.job_dispatch) == 0
     assert workers.services.claims._polls == {}
     workers.jobs(1)
     assert workers.claimed() == []
@@ -165,7 +165,7 @@ async def test_deleting_the_queue_ends_waits(workers: QueueDesk) -> None:
     assert workers.answers() == []
     workers.synced()
     assert workers.answers() == [(delete, 200), (claim, "topic_not_found")]
-    assert len(workers.services.lines) == 0
+    assert len(workers.services.job_dispatch) == 0
 
 
 async def test_a_deletion_that_the_log_lost_ends_no_wait(workers: QueueDesk) -> None:
@@ -188,7 +188,7 @@ async def test_a_queue_whose_making_was_lost_ends_waits(workers: QueueDesk) -> N
     workers.failed(FULL)
     workers.turn()
     assert workers.answers() == [(put, "not_ready"), (claim, "topic_not_found")]
-    assert len(workers.services.lines) == 0
+    assert len(workers.services.job_dispatch) == 0
 
 
 # Unwanted leases
@@ -281,7 +281,7 @@ async def test_the_claims_of_a_front_that_has_gone_are_dropped(workers: QueueDes
     workers.claim(wait_ms=30_000)
     workers.turn()
     workers.close_session()
-    assert len(workers.services.lines) == 0
+    assert len(workers.services.job_dispatch) == 0
     claim = workers.claim(wait_ms=30_000)
     workers.jobs(1)
     assert workers.claimed() == [(claim, [1])]

@@ -24,11 +24,12 @@ from tests.support.moves import (
 )
 from tests.support.shard import Desk
 from topics.actors.shard.context import clock
-from topics.actors.shard.queues import copies, dead_letters, lanes
+from topics.actors.shard.queues import copies, dead_letters
 from topics.actors.shard.queues.dead_letters import RETRY_MAX_S, RETRY_MIN_S
 from topics.engine.changes import lease_jobs
 from topics.engine.moved_keys import copy_key, earlier_copy_key
 from topics.engine.now import Now
+from topics.engine.queue import claims
 from topics.engine.queue.claims import jobs_of
 from topics.engine.removal import cut_to
 from topics.engine.topic import Topic
@@ -180,7 +181,7 @@ async def test_a_batch_is_bounded_in_bytes(desk: Desk, monkeypatch: pytest.Monke
 async def test_a_shard_that_does_not_answer_stops_the_moves_to_its_topics_only(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lanes, "LANE_MOVES", 1)
+    monkeypatch.setattr(dead_letters, "MOVES_MAX", 1)
     peers = with_fake_peers(desk)
     targets = {"a": "dead1", "b": "dead1", "c": "dead2"}
     queues = {name: make_queue(desk, name, "x", dead_letter=to) for name, to in targets.items()}
@@ -252,7 +253,7 @@ async def test_a_batch_whose_fate_is_unknown_is_tried_again_alone_and_first(
 ) -> None:
     """Keys of other copies would push its keys out of the target."""
     monkeypatch.setattr(dead_letters, "BATCH_JOBS", 3)
-    monkeypatch.setattr(lanes, "LANE_MOVES", 1)
+    monkeypatch.setattr(dead_letters, "MOVES_MAX", 1)
     peers = with_fake_peers(desk)
     queue, other = make_queue(desk, "q", *range(6)), make_queue(desk, "other", "x")
     for topic in (queue, other):
@@ -393,7 +394,7 @@ async def test_records_that_cannot_be_read_now_are_tried_again(
         raise OSError(24, "too many open files")
 
     with monkeypatch.context() as patched:
-        patched.setattr(desk.engine, "dead", dead)
+        patched.setattr(claims, "dead", dead)
         wake(desk, queue)
     await trio.sleep(RETRY_MIN_S + 0.01)
     await run_log(desk)
@@ -525,7 +526,7 @@ async def test_a_copy_that_was_made_before_is_not_made_again(desk: Desk) -> None
     queue = make_queue(desk, "q", "x")
     exhaust(desk, queue)
     sent: list[copies.Sent] = []
-    record = desk.engine.records_of(queue, [1])[0][1]
+    record = claims.records_of(queue, desk.engine.store, [1])[0][1]
     copy = desk.loop.services.dead_letters._copy_of(queue, 1, record)
     copies.send(desk.loop.context.peers, "dead", [copy], sent.append)
     await run_log(desk)

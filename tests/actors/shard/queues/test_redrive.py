@@ -24,7 +24,9 @@ from tests.support.shard import Desk
 from topics.actors.shard.context import clock
 from topics.actors.shard.queues import redrive as redrives
 from topics.actors.shard.queues import transfer
+from topics.engine.changes import lease_jobs
 from topics.engine.moved_keys import copy_key
+from topics.engine.queue import claims
 from topics.engine.queue.claims import jobs_of
 from topics.engine.topic import Topic
 from topics.errors import NotReady, TopicFull, TopicNotFound
@@ -188,7 +190,7 @@ async def test_leased_jobs_are_passed_over_and_all_others_are_nobodys(desk: Desk
     queue = make_queue(desk, "q", "held", "free", "fresh")
     assert claim(desk, queue, 2) == [1, 2]
     now = desk.loop.context.clock()
-    desk.engine.nack(queue, "worker", [2], None, HOUR_MS, now)
+    lease_jobs.nack(queue, "worker", [2], None, HOUR_MS, now)
     redrive(desk, "q", to="a")
     await run_log(desk)
     assert claim(desk, queue) == [], "they are on their way"
@@ -270,16 +272,16 @@ async def test_when_the_only_target_refuses_all_others_are_skipped_too(
     peers, looked = with_fake_peers(desk), list[int]()
     desk.make("dead", **({"type": "queue"} if is_queue else {}))
     dead = letters(desk, *[None] * 7)
-    set_aside = desk.engine.set_aside
+    set_aside = claims.set_aside
 
     def noted(topic: Topic, seqs: list[int]) -> list[int]:
         looked.extend(seqs)
         return set_aside(topic, seqs)
 
-    monkeypatch.setattr(desk.engine, "set_aside", noted)
+    monkeypatch.setattr(claims, "set_aside", noted)
     if is_queue:
         assert claim(desk, dead, 4) == [1, 2, 3, 4]
-        desk.engine.nack(dead, "worker", [1, 2, 4], None, 0, desk.loop.context.clock())
+        lease_jobs.nack(dead, "worker", [1, 2, 4], None, 0, desk.loop.context.clock())
     redrive(desk, "dead", to="a")
     await run_log(desk)
     (asked,) = peers.take()
@@ -482,7 +484,7 @@ async def test_records_that_cannot_be_read_now_fail_it_and_stay(
     monkeypatch.setattr(desk.loop.services.redrives, "_note_claimable", told.append)
     number = redrive(desk, "q", to="a")
     with monkeypatch.context() as patched:
-        patched.setattr(desk.engine, "records_of", records_of)
+        patched.setattr(claims, "records_of", records_of)
         await run_log(desk)
     assert told == [queue], "who waits for jobs is told that they are there again"
     ((answered, body),) = desk.bodies()

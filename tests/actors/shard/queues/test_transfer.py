@@ -110,5 +110,5 @@ async def test_it_is_over_when_nobody_wants_more(desk: Desk, why: str) -> None:
         desk.delete("dead")
         assert one.remaining == 0
     else:
-        one.request.session.closed = True  # type: ignore[misc]
+        one.request.session.closed = True
     assert one.is_over

@@ -11,6 +11,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.support.queue_desk import TS_0, QueueDesk
+from topics.engine.changes import lease_jobs
 from topics.formats.disk.frame_bodies import LeaseOp
 from topics.formats.disk.frames import FrameKind
 from topics.storage.wal.file import NoRoom
@@ -221,7 +222,7 @@ async def test_closing_a_stream_releases_what_it_holds_and_nothing_else(
     workers.close()
     claim = workers.claim(node="other", max=9)
     assert workers.claimed() == [(claim, [3])]
-    assert len(workers.services.work_streams) == len(workers.services.lines) == 0
+    assert len(workers.services.work_streams) == len(workers.services.job_dispatch) == 0
 
 
 @pytest.mark.parametrize(("pages", "deliveries"), [(0, [1, 1, 1]), (1, [2, 2, 1]), (2, [2, 2, 2])])
@@ -262,7 +263,7 @@ async def test_the_end_of_the_session_ends_its_streams(workers: QueueDesk) -> No
     workers.open(1, work=2)
     workers.turn()
     workers.close_session()
-    assert len(workers.services.work_streams) == len(workers.services.lines) == 0
+    assert len(workers.services.work_streams) == len(workers.services.job_dispatch) == 0
     claim = workers.claim(max=9)
     assert workers.claimed() == [(claim, [1, 2])]
 
@@ -315,7 +316,7 @@ async def test_a_deleted_queue_ends_its_streams_whatever_comes_after_it(
         ("work.ended", 2, "not_a_queue"),
         ("work.ended", 1, "not_a_queue"),
     ]
-    assert len(workers.services.work_streams) == len(workers.services.lines) == 0
+    assert len(workers.services.work_streams) == len(workers.services.job_dispatch) == 0
     workers.close()
     workers.taken(2)
 
@@ -348,7 +349,7 @@ async def test_a_stream_whose_records_cannot_be_read_ends_and_releases_its_jobs(
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     with monkeypatch.context() as patch:
-        patch.setattr(workers.engine, "claim", fail)
+        patch.setattr(lease_jobs, "claim", fail)
         workers.turn()
     (ended,) = workers.told()
     assert (ended["event"], ended["error"]) == ("work.ended", "internal")

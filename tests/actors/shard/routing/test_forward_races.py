@@ -11,6 +11,7 @@ import trio
 
 from tests.support.shards import Shards
 from topics.actors.shard.routing import pushes
+from topics.engine.changes import put_topic
 from topics.engine.topic import Topic
 from topics.formats.api.topic_config import TopicConfigPatch
 from topics.formats.wire.calls import ROUTER_SYNC
@@ -79,7 +80,7 @@ async def test_what_is_lost_in_a_circle_is_not_told_round_and_round(shards: Shar
     for number in range(5):
         await shards.append("c", number)
     source.begin_turn()
-    change = source.engine.put("c", TopicConfigPatch(cap_records=2), source.now)
+    change = put_topic.decide(source.engine.table, "c", TopicConfigPatch(cap_records=2), source.now)
     await source.commits.submit_and_wait(change)
     shards.connect(1, 2)
     heads = [0, 0]

@@ -11,6 +11,7 @@ import trio
 
 from tests.support.routing import FILLERS, RoutedShards
 from topics.actors.shard.routing.batches import frame_bytes_max
+from topics.engine.changes import forward
 from topics.errors import TopicsError
 from topics.formats.disk.copies import OWN_STAMP, Run, decode_runs, encode_runs, payload_of
 from topics.formats.disk.frames import Frame, FrameKind
@@ -346,18 +347,17 @@ async def test_an_unexpected_error_is_answered_once(
 ) -> None:
     """The group of one dest is under way when that of the other fails."""
     await bench.make("f", cap_records=1, discard="reject")
-    engine = bench.loop.context.engine
-    forward = engine.forward
+    decide = forward.forward
 
-    def fail(takers: Any, *arguments: Any) -> Any:
+    def fail(table: Any, takers: Any, *arguments: Any) -> Any:
         if takers[0].topic.name == "f":
             raise RuntimeError("a bug")
-        return forward(takers, *arguments)
+        return decide(table, takers, *arguments)
 
     targets = bench.target("b"), bench.target("f", router=1)
     params = bench.params([bench.run(1)], *targets, to_seq=3)
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "forward", fail)
+        patch.setattr(forward, "forward", fail)
         bench.loop.services.registry.is_told = False
         found = await bench.shards.call(FORWARD, *bench.with_records(params), shard=2)
         assert isinstance(found, TopicsError)

@@ -13,6 +13,7 @@ import trio
 from tests.support.shards import Shards
 from topics.actors.shard.group_commit import GroupCommit
 from topics.actors.shard.routing import mutations, pushes
+from topics.engine.changes import delete_topic
 from topics.engine.changes.change import Change
 from topics.engine.routing.graph import FAN_IN
 from topics.errors import (
@@ -370,7 +371,7 @@ async def test_an_end_that_goes_while_a_router_is_made_is_made_again(shards: Sha
         is_sync = (to, subject) == (2, SYNC) and "b" in engine.topics
         if is_sync and len(topic_ids) < 2:
             topic_ids.append(engine.topics["b"].id)
-            change = engine.delete("b", False, shards.loops[2].context.now)
+            change = delete_topic.decide(engine.table, "b", False, shards.loops[2].context.now)
             assert change is not None
             shards.loops[2].commits.submit(change, None)
         return True
@@ -386,7 +387,7 @@ async def test_a_router_whose_end_goes_again_and_again_is_given_up(shards: Shard
     def let_it_go(_: int, to: int, subject: str) -> bool:
         context = shards.loops[2].context
         if (to, subject) == (2, SYNC) and "b" in context.engine.topics:
-            change = context.engine.delete("b", False, context.now)
+            change = delete_topic.decide(context.engine.table, "b", False, context.now)
             assert change is not None
             context.commits.submit(change, None)
         return True

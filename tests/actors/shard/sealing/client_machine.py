@@ -22,6 +22,7 @@ from tests.actors.shard.sealing.sealing_support import (
     no_syncs,
     small_extents,
 )
+from topics.engine.changes import delete_records, delete_topic, put_topic
 from topics.engine.changes.append import Append
 from topics.engine.topic import Topic
 from topics.formats.api.decoding import decode_config
@@ -183,7 +184,9 @@ class ClientMachine(RuleBasedStateMachine):
         self._expire(name)
         config = {"cap_records": cap, "ttl_ms": ttl, "durability": durability}
         config = {field: value for field, value in config.items() if value is not None}
-        change = self.client.engine.put(name, decode_config(json_bytes(config)), self.client.now)
+        change = put_topic.decide(
+            self.client.engine.table, name, decode_config(json_bytes(config)), self.client.now
+        )
         topic, decided = change.topic, change.config
         if change.created:
             self._made(topic)
@@ -207,7 +210,11 @@ class ClientMachine(RuleBasedStateMachine):
         if name not in self.names or (below is None and match is None):
             return
         model = self.models[self.names[name]]
-        change = self.client.engine.delete_records(name, below, match, self.client.now)
+        change = delete_records.decide(
+            self.client.engine.table,
+            delete_records.asked(self.client.engine.table, name, below, match),
+            self.client.now,
+        )
         bound = model.head_seq + 1 if below is None else min(below, model.head_seq + 1)
         chosen = [
             seq for seq, (_, tag, _) in model.live.items() if seq < bound and matches(match, tag)
@@ -225,7 +232,7 @@ class ClientMachine(RuleBasedStateMachine):
     def delete_topic(self, name: str, wait: bool) -> None:
         if name not in self.names:
             return
-        change = self.client.engine.delete(name, False, self.client.now)
+        change = delete_topic.decide(self.client.engine.table, name, False, self.client.now)
         assert change is not None
         del self.names[name]
         topic = change.topic

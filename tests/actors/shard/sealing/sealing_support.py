@@ -28,6 +28,7 @@ from topics.actors.shard.sealing import (
 )
 from topics.actors.shard.sealing.sealing import Sealing
 from topics.engine import replacing
+from topics.engine.changes import delete_records
 from topics.engine.changes.delete_records import matching_seqs
 from topics.engine.locators import is_extent
 from topics.engine.now import Now
@@ -333,7 +334,13 @@ def comes_back(client: Sealer, before: Seen) -> None:
 def delete(
     client: Sealer, name: str, before_seq: int | None = None, match: TagMatch | None = None
 ) -> None:
-    client.submit(client.engine.delete_records(name, before_seq, match, client.now))
+    client.submit(
+        delete_records.decide(
+            client.engine.table,
+            delete_records.asked(client.engine.table, name, before_seq, match),
+            client.now,
+        )
+    )
     client.wait()
 
 

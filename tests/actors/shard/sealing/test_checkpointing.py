@@ -16,6 +16,7 @@ from tests.actors.shard.sealing.sealing_support import (
 from tests.support.log import Client
 from topics.actors.shard.sealing import sealing
 from topics.actors.shard.sealing.sealing import Sealing
+from topics.engine.changes import delete_records, delete_topic, put_topic
 from topics.formats.api.decoding import decode_config
 from topics.formats.api.delete_body import TagMatch
 from topics.storage.wal.file import NoRoom
@@ -27,7 +28,7 @@ def test_a_checkpoint_is_given_up_when_a_full_disk_undoes_changes(
     client = Client(tmp_path / "data")
     client.append("a", "stays")
     before, wal = client.wal.next_lsn, client.wal
-    going = client.engine.delete("a", False, client.now)
+    going = delete_topic.decide(client.engine.table, "a", False, client.now)
     assert going is not None
     client.commits.submit(going, None)
 
@@ -61,7 +62,11 @@ def test_a_delete_after_a_checkpoint_brings_back_nothing_that_a_cap_took(
     run(sealing._round())
     assert sealing.checkpoints.written == 1
     client.append("a", 6)
-    deleted = client.engine.delete_records("a", None, TagMatch("Eq", "t3"), client.now)
+    deleted = delete_records.decide(
+        client.engine.table,
+        delete_records.asked(client.engine.table, "a", None, TagMatch("Eq", "t3")),
+        client.now,
+    )
     client.submit(deleted)
     assert client.wait() is None
     assert deleted.deleted == 1
@@ -90,7 +95,7 @@ def test_a_long_round_writes_checkpoints_and_releases_log_files_on_its_way(clien
 def test_no_checkpoint_holds_a_topic_whose_creation_was_undone(client: Sealer) -> None:
     fill(client, "a", rounds=2)
     client.under_way = client.sealing.checkpoint()
-    client.submit(client.engine.put("ghost", decode_config(b"{}"), client.now))
+    client.submit(put_topic.decide(client.engine.table, "ghost", decode_config(b"{}"), client.now))
     client.step()
     client.commits._lose(OSError(errno.ENOSPC, "full"))
     client.wal.resume(client.wal._start)

@@ -71,11 +71,11 @@ def append(client: Sealer, count: int) -> None:
 
 def delete(client: Sealer, match: TagMatch = ODD, before_seq: int | None = None) -> Rest | None:
     """What is left for other slices."""
-    return delete_more(client, client.engine.delete_asked("a", before_seq, match))
+    return delete_more(client, delete_records.asked(client.engine.table, "a", before_seq, match))
 
 
 def delete_more(client: Sealer, rest: Rest) -> Rest | None:
-    change = client.engine.delete_more(rest, client.now)
+    change = delete_records.decide(client.engine.table, rest, client.now)
     client.submit(change)
     client.wait()
     return change.rest

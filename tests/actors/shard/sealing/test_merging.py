@@ -34,6 +34,7 @@ from topics.actors.shard.sealing import merging, rewriting, sealing
 from topics.actors.shard.sealing.merging import Merging
 from topics.actors.shard.sealing.rewriting import Rewriting
 from topics.actors.shard.sealing.sources import LogFile, Segments
+from topics.engine.changes import delete_topic
 from topics.engine.changes.change import Change
 from topics.engine.locators import Locator, split_locator
 from topics.engine.record_index import IndexEntry
@@ -342,7 +343,7 @@ def test_nothing_is_left_when_all_records_go_while_they_are_merged(
 @pytest.mark.usefixtures("eager")
 def test_a_delete_of_a_topic_that_is_undone_meanwhile_keeps_its_records(aged: Sealer) -> None:
     before = seen(aged)
-    change = aged.engine.delete("mixed", False, aged.now)
+    change = delete_topic.decide(aged.engine.table, "mixed", False, aged.now)
     assert isinstance(change, Change)
     aged.submit(change)
     while aged.sealing.rewriting.merged == 0 and aged.step():

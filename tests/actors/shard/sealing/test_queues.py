@@ -20,6 +20,7 @@ from tests.support.jobs import (
     HELD,
     Known,
     ack,
+    acking,
     all_known,
     begin,
     begin_move,
@@ -29,6 +30,7 @@ from tests.support.jobs import (
     known,
     nack,
 )
+from topics.engine.changes import delete_records, finish_jobs, lease_jobs
 from topics.engine.queue import jobs as jobs_module
 from topics.engine.queue.claims import jobs_of
 from topics.engine.queue.ledger import Ledger
@@ -204,11 +206,11 @@ def test_claims_and_acks_that_are_not_written_yet_are_known_once(
             nack(client, "q", 3)
             claim(client, "q", 1)
             moved = begin_move(client, "q")
-            queue, engine = client.engine.queue("q"), client.engine
+            queue = client.engine.queue("q")
             begin(client, claiming(client, "q", 2, node="v"))
-            begin(client, engine.ack(queue, "w", [1], None, client.now))
-            begin(client, engine.bury(queue, moved, client.now))
-            begin(client, engine.nack(queue, "v", [5], None, 0, client.now))
+            begin(client, acking(client, "q", 1))
+            begin(client, finish_jobs.bury(queue, moved, client.now))
+            begin(client, lease_jobs.nack(queue, "v", [5], None, 0, client.now))
             checkpoint_at(client, at, client.wait)
             assert client.wait() is None
             before = of(client)
@@ -226,7 +228,7 @@ def test_a_checkpoint_never_holds_a_lease_that_was_undone(client: Sealer) -> Non
     before = normal(client)
     change = claiming(client, "q", 2, node="v")
     begin(client, change)
-    begin(client, client.engine.ack(client.engine.queue("q"), "w", [1], None, client.now))
+    begin(client, acking(client, "q", 1))
     client.under_way = client.sealing.checkpoint()
     client.step()
     lose(client)
@@ -249,9 +251,9 @@ def test_a_second_begin_of_a_move_that_is_undone_takes_nothing_from_the_first(
     claim(client, "q", 2)
     nack(client, "q", 1, 2)
     claim(client, "q")
-    queue, engine = client.engine.queue("q"), client.engine
-    engine.keep_dead(queue, begin_move(client, "q", 1))
-    begin(client, engine.dying(queue, 2, client.now))
+    queue = client.engine.queue("q")
+    lease_jobs.keep_dead(queue, begin_move(client, "q", 1))
+    begin(client, lease_jobs.dying(queue, 2, client.now))
     lose(client)
     client.checkpoint()
     client.kill()
@@ -330,38 +332,41 @@ class Walk:
 
     def ack(self) -> None:
         queue, node = self.queue(), self.dice.choice("abc")
-        now = self.client.now
-        begin(self.client, self.client.engine.ack(queue, node, self.held(queue), None, now))
+        begin(self.client, acking(self.client, queue.name, *self.held(queue), node=node))
 
     def nack(self) -> None:
         queue, node = self.queue(), self.dice.choice("abc")
         delay_ms, now = self.dice.choice([0, 0, 300]), self.client.now
         seqs = self.held(queue)
-        begin(self.client, self.client.engine.nack(queue, node, seqs, None, delay_ms, now))
+        begin(self.client, lease_jobs.nack(queue, node, seqs, None, delay_ms, now))
 
     def extend(self) -> None:
         queue, node = self.queue(), self.dice.choice("abc")
         seqs, now = self.held(queue), self.client.now
-        begin(self.client, self.client.engine.extend(queue, node, seqs, None, 2000, now))
+        begin(self.client, lease_jobs.extend(queue, node, seqs, None, 2000, now))
 
     def move(self) -> None:
         queue = self.queue()
-        engine, moving = self.client.engine, self.moving[queue.name]
+        moving = self.moving[queue.name]
         if not moving:
             self.wait()
             moving += begin_move(self.client, queue.name, 2)
             return
         if self.dice.random() < 0.3:
-            engine.keep_dead(queue, moving)
+            lease_jobs.keep_dead(queue, moving)
         else:
-            begin(self.client, engine.bury(queue, moving, self.client.now))
+            begin(self.client, finish_jobs.bury(queue, moving, self.client.now))
         moving.clear()
 
     def delete(self) -> None:
         queue = self.queue()
         bound = queue.start_seq + self.dice.randint(0, 3)
         self.client.submit(
-            self.client.engine.delete_records(queue.name, bound, None, self.client.now)
+            delete_records.decide(
+                self.client.engine.table,
+                delete_records.asked(self.client.engine.table, queue.name, bound, None),
+                self.client.now,
+            )
         )
 
     def time_passes(self) -> None:

@@ -22,7 +22,8 @@ from tests.actors.shard.sealing.sealing_support import (
 )
 from topics.actors.shard import record_store
 from topics.actors.shard.sealing import sealing
-from topics.config import Tuning
+from topics.engine import retention
+from topics.engine.changes import delete_topic
 from topics.engine.locators import is_extent
 from topics.engine.now import Now
 from topics.formats.api.delete_body import TagMatch
@@ -63,13 +64,13 @@ def test_the_next_expiry_is_that_of_the_first_live_record_within_an_extent_too(
     assert all(map(is_extent, topic.index.locators()))
     assert topic.index.entry(0)[1] > 2
     for left in range(10, -2, -2):
-        due = client.engine.next_expiry(topic)
+        due = retention.next_expiry(topic, client.engine.store)
         assert due is not None
         client.engine.expire(topic, Now(due - 1, 0))
         assert topic.count == left + 2
         client.engine.expire(topic, Now(due, 0))
         assert topic.count == left
-    assert client.engine.next_expiry(topic) is None
+    assert retention.next_expiry(topic, client.engine.store) is None
 
 
 def test_a_round_frees_what_went_in_large_numbers(
@@ -165,7 +166,7 @@ def test_changes_between_any_two_steps_have_the_same_result(
 def test_a_topic_whose_delete_is_undone_during_sealing_keeps_its_records(client: Sealer) -> None:
     fill(client, "a", "b", rounds=6)
     before = seen(client)
-    change = client.engine.delete("a", False, client.now)
+    change = delete_topic.decide(client.engine.table, "a", False, client.now)
     assert change is not None
     client.submit(change)  # not handed over, so the log does not hold it
     while client.sealing.reclaim.sealed < 1:
@@ -225,8 +226,3 @@ def test_pauses_get_shorter_with_the_backlog() -> None:
     assert pauses[sealing.BACKLOG_MAX_FILES - 1] > 0
     assert pauses[sealing.BACKLOG_MAX_FILES :] == [0.0, 0.0]
     assert sealing.pause_after(1.0, 0) == sealing.PAUSE_MAX_S
-
-
-def test_without_the_switch_there_are_no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sealing, "TUNING", Tuning(sealing_pauses=False))
-    assert [sealing.pause_after(0.001, backlog) for backlog in range(3)] == [0.0] * 3

@@ -1,6 +1,6 @@
-"""Claimer: whoever wants jobs of a queue, a polled claim or a work stream, as its line sees it.
+"""Claimer: whoever wants jobs of a queue, a polled claim or a work stream, as a wait list sees it.
 
-in line --served--> its leases are decided --settle--> the jobs go out, or the log lost them
+waiting --served--> its leases are decided --settle--> the jobs go out, or the log lost them
     |--get_nothing--> answered without jobs
     '--end--> told why it gets no more
 """
@@ -29,7 +29,7 @@ class Claimer:
 
     @property
     def room(self) -> int:
-        """How many jobs it takes now. One without room leaves the line."""
+        """How many jobs it takes now. One without room leaves the wait list."""
         raise NotImplementedError
 
     def ask(self, max_jobs: int) -> Ask:
@@ -41,7 +41,7 @@ class Claimer:
         """Note that it was not served in the turn in which it came."""
 
     def served(self, change: LeaseChange) -> None:
-        """Note that it has left the line with these leases."""
+        """Note that it has left the wait list with these leases."""
         raise NotImplementedError
 
     def settle(self, change: LeaseChange, result: Progress | OSError) -> None:
@@ -49,11 +49,11 @@ class Claimer:
         raise NotImplementedError
 
     def get_nothing(self) -> None:
-        """It has left the line without jobs. Only for one that does not wait any longer."""
+        """It has left the wait list without jobs. Only for one that does not wait any longer."""
         raise NotImplementedError
 
     def end(self, error: Exception) -> None:
-        """It has left the line because of ``error``, and gets no more jobs."""
+        """It has left the wait list because of ``error``, and gets no more jobs."""
         raise NotImplementedError
 
 

@@ -18,17 +18,18 @@ from typing import TypeAlias
 
 import trio
 
-from topics.actors.rpc.inbound import InboundMessage, PeerSession
+from topics.actors.rpc.inbound import InboundEvent, PeerSession
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.replies import answer_error, total_ms
 from topics.actors.rpc.typed_calls import InboundCall, serve, subscribe
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.deadlines import Deadline
 from topics.actors.shard.queues.claimers import Claimer, job_json
-from topics.actors.shard.queues.lines import Lines
+from topics.actors.shard.queues.job_dispatch import JobDispatch
 from topics.actors.shard.room import unwritable
 from topics.actors.shard.routing.barriers import Barriers
 from topics.actors.shard.service import Service
+from topics.engine.changes import lease_jobs
 from topics.engine.changes.lease_jobs import LeaseChange
 from topics.engine.queue.claims import jobs_of
 from topics.engine.queue.leases import Holder
@@ -52,7 +53,7 @@ ClaimCall: TypeAlias = InboundCall[ClaimParams, ClaimResult]
 
 
 class PolledClaim(Claimer):
-    """A claim that is not answered yet. ``leased``: what it has got, once it has left the line."""
+    """A claim that is not answered yet. ``leased``: what it has got, once it has left its list."""
 
     __slots__ = ("asked", "claims", "deadline", "leased", "request")
     is_stream = False
@@ -114,11 +115,11 @@ class PolledClaim(Claimer):
 class Claims(Service):
     """Handles `queue.claim`."""
 
-    def __init__(self, context: ShardContext, lines: Lines, barriers: Barriers) -> None:
+    def __init__(self, context: ShardContext, dispatch: JobDispatch, barriers: Barriers) -> None:
         self._context, self._commits, self._engine = context, context.commits, context.engine
-        self._lines, self._barriers = lines, barriers
+        self._dispatch, self._barriers = dispatch, barriers
         self._polls: dict[tuple[PeerSession, int], PolledClaim] = {}
-        # Claims that wait for their queue, the oldest first: they are not in line yet.
+        # Claims that wait for their queue, the oldest first: they are not in its wait list yet.
         self._deferred: dict[tuple[PeerSession, int], ClaimCall] = {}
 
     def register(self, router: MessageRouter) -> None:
@@ -155,9 +156,9 @@ class Claims(Service):
         topic.touch(*self._context.now)
         request.outlast()  # its own time ends it
         request.release()
-        holder = self._engine.poller(topic, asked.node)
+        holder = jobs_of(topic).leases.poller(asked.node)
         poll = self._polls[key] = PolledClaim(self, request, topic, holder, asked)
-        self._lines.join(poll, is_patient=asked.wait_ms > 0)
+        self._dispatch.join(poll, is_patient=asked.wait_ms > 0)
 
     def _note_deferred(self, key: tuple[PeerSession, int], request: ClaimCall) -> None:
         while self._deferred:  # those that have timed out, the oldest first
@@ -172,7 +173,7 @@ class Claims(Service):
     def when_over(self, poll: PolledClaim) -> Deadline:
         """The end of the claim's own time."""
         until = trio.current_time() + poll.asked.wait_ms / 1000
-        return self._context.deadlines.call_at(until, partial(self._lines.hurry, poll))
+        return self._context.deadlines.call_at(until, partial(self._dispatch.hurry, poll))
 
     def answer(self, poll: PolledClaim, change: LeaseChange | None) -> None:
         """Answer with the jobs of ``change``, or with none."""
@@ -193,8 +194,8 @@ class Claims(Service):
 
     # What the front says
 
-    def _cancelled(self, message: InboundMessage, params: CallCancelledParams) -> None:
-        key = message.session, params.cid
+    def _cancelled(self, message: InboundEvent[CallCancelledParams]) -> None:
+        key = message.session, message.params.cid
         poll, deferred = self._polls.get(key), self._deferred.pop(key, None)
         if poll is not None:
             self._drop(poll)
@@ -202,14 +203,15 @@ class Claims(Service):
             _refuse(deferred)
         # Of an answer that is on its way to the front, the front gives the leases back.
 
-    def _unclaimed(self, _: InboundMessage, params: UnclaimedParams) -> None:
+    def _unclaimed(self, message: InboundEvent[UnclaimedParams]) -> None:
+        params = message.params
         topic = self._engine.topics.get(params.topic)
         if topic is not None and topic.jobs is not None and not topic.deleted:
             self._give_back(topic, zip(params.seqs, count(params.number)))
 
     def _drop(self, poll: PolledClaim) -> None:
         self.forget(poll)
-        self._lines.leave(poll)
+        self._dispatch.leave(poll)
         if poll.leased is not None and not poll.topic.deleted:
             self._give_back(poll.topic, [(job.seq, job.number) for job in poll.leased.jobs])
         _refuse(poll.request)
@@ -218,10 +220,10 @@ class Claims(Service):
         """End exactly these leases (seq, number), those of them that are still as they were
         given.
         """
-        change = self._engine.unclaim(topic, leases, self._commits.now())
+        change = lease_jobs.unclaim(topic, leases, self._commits.now())
         if change.frames:
             self._context.submit_or_undo(change, grows=True)
-        self._lines.note_claimable(topic)
+        self._dispatch.note_claimable(topic)
 
 
 def _refuse(request: ClaimCall) -> None:

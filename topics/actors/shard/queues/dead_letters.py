@@ -15,6 +15,8 @@ delete takes meanwhile is not counted; its copy may be there.
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,14 +25,15 @@ import structlog
 import trio
 
 from topics.actors.shard.context import ShardContext
-from topics.actors.shard.deadlines import Deadline
+from topics.actors.shard.deadlines import Deadline, Deadlines
 from topics.actors.shard.queues.copies import COPIES_BYTES, Copy, Sent, send
-from topics.actors.shard.queues.lanes import Lanes
 from topics.actors.shard.room import unwritable
 from topics.actors.shard.service import Service
+from topics.engine.changes import finish_jobs, lease_jobs
 from topics.engine.changes.change import Change
 from topics.engine.changes.put_topic import PutTopic
 from topics.engine.moved_keys import BATCH_JOBS, copy_key, earlier_copy_key
+from topics.engine.queue import claims
 from topics.engine.queue.claims import Taken, jobs_of
 from topics.engine.topic import Topic
 from topics.errors import NotReady, TopicsError
@@ -39,6 +42,7 @@ from topics.formats.api.topic_config import TopicConfig
 from topics.storage.wal.progress import Progress
 
 RETRY_MIN_S, RETRY_MAX_S = 1.0, 4.0  # doubled as long as nothing can be moved
+MOVES_MAX = 8  # to one shard at once
 
 log = structlog.get_logger()
 
@@ -50,7 +54,7 @@ Rule = tuple[str | None, int]
 class Move:
     """A queue whose dead jobs are being moved, or wait for another attempt (``retry``). The
     ``rule`` is that of the batch under way; ``trouble``: code of what stopped the last one;
-    ``lane``: the shard in whose lane it has a place.
+    ``target_shard``: to which it counts as under way.
     """
 
     topic: Topic
@@ -58,7 +62,38 @@ class Move:
     retry_s: float = 0.0
     retry: Deadline | None = None
     trouble: str = ""
-    lane: int | None = None
+    target_shard: int | None = None
+
+
+class MoveLimit:
+    """Bounds how many moves to each shard are under way at once: one holds up to 1 MiB of records,
+    and a shard that does not answer stops the moves to its topics and no others.
+
+        enter --fewer than MOVES_MAX--> started --leave--> the first that waits, in a later turn
+          '--as many--> waits
+    """
+
+    def __init__(self, deadlines: Deadlines) -> None:
+        self._deadlines = deadlines
+        self._under_way: dict[int, int] = {}
+        self._waiting: dict[int, deque[Callable[[], object]]] = {}
+
+    def enter(self, shard: int, start: Callable[[], object]) -> None:
+        """Call ``start`` once there is room; whoever is started leaves when it is done."""
+        under_way = self._under_way.get(shard, 0)
+        if under_way == MOVES_MAX:
+            self._waiting.setdefault(shard, deque()).append(start)
+            return
+        self._under_way[shard] = under_way + 1
+        start()
+
+    def leave(self, shard: int) -> None:
+        """A move is over."""
+        waiting = self._waiting.get(shard)
+        if waiting:
+            self._deadlines.call_at(-math.inf, waiting.popleft())
+        else:
+            self._under_way[shard] -= 1
 
 
 class DeadLetters(Service):
@@ -68,7 +103,7 @@ class DeadLetters(Service):
 
     def __init__(self, context: ShardContext, note_claimable: Callable[[Topic], object]) -> None:
         self._context, self._engine, self._commits = context, context.engine, context.commits
-        self._note_claimable, self._lanes = note_claimable, Lanes(context.deadlines)
+        self._note_claimable, self._move_limit = note_claimable, MoveLimit(context.deadlines)
         self._moves: dict[int, Move] = {}  # by topic id
 
     async def run(self) -> None:
@@ -102,22 +137,22 @@ class DeadLetters(Service):
         """The move is over, or begins anew later."""
         if move.retry is not None:
             move.retry.cancel()
-        self._leave_lane(move)
+        self._make_way(move)
         del self._moves[move.topic.id]
 
-    def _leave_lane(self, move: Move) -> None:
-        if move.lane is not None:
-            self._lanes.leave(move.lane)
-            move.lane = None
+    def _make_way(self, move: Move) -> None:
+        if move.target_shard is not None:
+            self._move_limit.leave(move.target_shard)
+            move.target_shard = None
 
     def _revive(self, topic: Topic, *, with_batch: bool) -> None:
         """The next pass looks at the dead jobs again, and at those that are on their way under a
         rule that counts no more.
         """
         if with_batch:
-            self._engine.keep_dead(topic, tuple(jobs_of(topic).dying))
+            lease_jobs.keep_dead(topic, tuple(jobs_of(topic).dying))
         if jobs_of(topic).dead:
-            self._engine.revive_dead(topic)
+            jobs_of(topic).revive_dead()
             self._note_claimable(topic)
 
     # One batch
@@ -129,15 +164,15 @@ class DeadLetters(Service):
         elif topic.config.dead_letter is None or not topic.config.max_deliveries:
             self._forget(move)
             self._revive(topic, with_batch=True)
-        elif move.lane is not None:
+        elif move.target_shard is not None:
             self._mark(move)
         else:
             move.rule = _rule(topic.config)
-            lane = self._context.peers.shard_of(topic.config.dead_letter)
-            self._lanes.enter(lane, partial(self._enter, move, lane))
+            shard = self._context.peers.shard_of(topic.config.dead_letter)
+            self._move_limit.enter(shard, partial(self._enter, move, shard))
 
-    def _enter(self, move: Move, lane: int) -> None:
-        move.lane = lane
+    def _enter(self, move: Move, shard: int) -> None:
+        move.target_shard = shard
         self._mark(move)
 
     def _mark(self, move: Move) -> None:
@@ -154,11 +189,11 @@ class DeadLetters(Service):
             return
         context.freshen(topic)
         try:
-            jobs = self._engine.dead(topic, BATCH_JOBS, COPIES_BYTES, context.now)
+            jobs = claims.dead(topic, self._engine.store, BATCH_JOBS, COPIES_BYTES, context.now)
         except OSError as error:
             self._end(move, unwritable(error))
             return
-        change = self._engine.dying(topic, len(jobs), context.now)
+        change = lease_jobs.dying(topic, len(jobs), context.now)
 
         def settle(result: Progress | OSError) -> None:
             if isinstance(result, OSError):
@@ -198,7 +233,7 @@ class DeadLetters(Service):
     def _copied(self, move: Move, sent: Sent) -> None:
         # After `NotReady` the target may have a copy: the job stays in the batch.
         refused = [seq for seq, why in sent.refused.items() if not isinstance(why, NotReady)]
-        self._engine.keep_dead(move.topic, refused)
+        lease_jobs.keep_dead(move.topic, refused)
         trouble = next(iter(sent.refused.values()), None)
         if sent.appended:
             self._bury(move, sent.appended, trouble)
@@ -223,17 +258,17 @@ class DeadLetters(Service):
             move.retry_s = 0.0
             self._end(move, trouble)
 
-        self._commits.submit(self._engine.bury(topic, seqs, context.now), settle)
+        self._commits.submit(finish_jobs.bury(topic, seqs, context.now), settle)
 
     def _end(self, move: Move, trouble: TopicsError | None = None) -> None:
         """Go on with the next batch, or after a while if there was trouble. A batch whose fate is
-        not known keeps its place in the lane: no other may push its keys out of the target.
+        not known counts as under way: no other may push its keys out of the target.
         """
         topic, is_outdated = move.topic, move.rule != _rule(move.topic.config)
         if is_outdated and not topic.deleted:
             self._revive(topic, with_batch=True)
         if is_outdated or topic.deleted or not jobs_of(topic).dying:
-            self._leave_lane(move)
+            self._make_way(move)
         if trouble is None or not _is_moving(topic):
             move.trouble = ""
             self._begin(move)

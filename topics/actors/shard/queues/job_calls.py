@@ -14,12 +14,13 @@ from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.replies import answer_error, reply_json, total_ms
 from topics.actors.rpc.typed_calls import InboundCall, serve
 from topics.actors.shard.context import ShardContext
-from topics.actors.shard.queues.lines import Lines
+from topics.actors.shard.queues.job_dispatch import JobDispatch
 from topics.actors.shard.retries import Retries
 from topics.actors.shard.room import unwritable
 from topics.actors.shard.service import Service
-from topics.engine.changes import finish_jobs
+from topics.engine.changes import finish_jobs, lease_jobs
 from topics.engine.changes.lease_jobs import LeaseChange
+from topics.engine.queue import claims
 from topics.engine.queue.claims import jobs_of
 from topics.engine.queue.jobs import Counters
 from topics.engine.queue.leases import Lease
@@ -45,9 +46,9 @@ JobsCall: TypeAlias = InboundCall[QueueParams, NoResult]
 class JobCalls(Service):
     """Handles `queue.ack`, `queue.nack`, `queue.extend` and `queue.leases`."""
 
-    def __init__(self, context: ShardContext, lines: Lines, retries: Retries) -> None:
+    def __init__(self, context: ShardContext, dispatch: JobDispatch, retries: Retries) -> None:
         self._context, self._commits, self._engine = context, context.commits, context.engine
-        self._lines, self._retries = lines, retries
+        self._dispatch, self._retries = dispatch, retries
         # Acks of this turn, by queue.
         self.gathered: dict[str, list[tuple[JobsCall, JobsRequest]]] = {}
 
@@ -125,10 +126,10 @@ class JobCalls(Service):
         asked = decode_nack(request.attachment, context.limits)
         topic = context.fresh_queue(params.topic)
         context.check_leasable(topic)
-        change = self._engine.nack(
+        change = lease_jobs.nack(
             topic, asked.node, asked.seqs, asked.lease_ids, asked.delay_ms, context.now
         )
-        self._lines.note_claimable(topic)
+        self._dispatch.note_claimable(topic)
 
         def answer() -> bytes:
             ready, in_flight, *_ = self._counters(topic)
@@ -145,10 +146,10 @@ class JobCalls(Service):
         asked = decode_extend(request.attachment, context.limits)
         topic = context.fresh_queue(params.topic)
         context.check_leasable(topic)
-        change = self._engine.extend(
+        change = lease_jobs.extend(
             topic, asked.node, asked.seqs, asked.lease_ids, asked.lease_ms, context.now
         )
-        self._lines.note_claimable(topic)  # perhaps sooner than before
+        self._dispatch.note_claimable(topic)  # perhaps sooner than before
 
         def answer() -> bytes:
             return queue_answers.extended(topic.name, change.seqs, change.until_ts, change.skipped)
@@ -173,9 +174,7 @@ class JobCalls(Service):
     def _leases(self, request: InboundCall[LeasesParams, LeasesResult]) -> None:
         params = request.params
         topic = self._context.fresh_queue(params.topic)
-        found = self._engine.leases(
-            topic, params.after, params.limit + 1, params.node, self._context.now
-        )
+        found = claims.leases(topic, params.after, params.limit + 1, params.node, self._context.now)
         page = found[: params.limit]
         items = [
             queue_answers.lease_json(

@@ -22,6 +22,7 @@ from topics.actors.shard.queues.copies import Sent, send
 from topics.actors.shard.queues.transfer import RedriveCall, Transfer
 from topics.actors.shard.room import unwritable
 from topics.actors.shard.service import Service
+from topics.engine.changes import finish_jobs
 from topics.engine.topic import Topic
 from topics.errors import Forbidden, InvalidRequest
 from topics.formats.api import queue_answers
@@ -128,7 +129,7 @@ class Redrives(Service):
             else:
                 transfer.finish(seqs)
 
-        self._commits.submit(self._engine.remove(topic, seqs, context.now), settle)
+        self._commits.submit(finish_jobs.remove(topic, seqs, context.now), settle)
 
     def _keep(self, transfer: Transfer, seqs: Sequence[int], error: OSError) -> None:
         """The log cannot tell that they are gone: they stay, though the target has them."""

@@ -16,8 +16,10 @@ import trio
 from topics.actors.rpc.typed_calls import InboundCall
 from topics.actors.shard.deadlines import Deadline
 from topics.actors.shard.queues.copies import COPIES_BYTES, Copy
+from topics.engine import selection
 from topics.engine.moved_keys import WINDOW_RECORDS, copy_key
 from topics.engine.now import Now
+from topics.engine.queue import claims
 from topics.engine.shard import ShardEngine
 from topics.engine.topic import Topic
 from topics.errors import Forbidden, Internal, TopicsError
@@ -59,7 +61,7 @@ class Transfer:
         self.under_way: set[int] = set()
         self.settled = trio.Event()
         self._engine = engine
-        self._selection = engine.select(topic, asked.before_seq, asked.match)
+        self._selection = selection.select(topic, engine.store, asked.before_seq, asked.match)
         self._passed_over: list[int] = []
         self._refused: dict[str, str] = {}  # targets that take no more, each with the code
 
@@ -82,7 +84,9 @@ class Transfer:
         if self.topic.deleted:
             return 0
         others = sorted((*self._passed_over, *self.under_way))
-        return self._selection.count_left() + self._engine.count_live(self.topic, others)
+        return self._selection.count_left() + selection.count_live(
+            self.topic, self._engine.store, others
+        )
 
     # Choosing
 
@@ -99,10 +103,10 @@ class Transfer:
                 self.is_stopped = True
                 break
             scanned += len(seqs)
-            free = self._engine.set_aside(self.topic, seqs)
+            free = claims.set_aside(self.topic, seqs)
             self._passed_over += sorted(set(seqs).difference(free))
             self.under_way.update(free)
-            records = dict(self._engine.records_of(self.topic, free))
+            records = dict(claims.records_of(self.topic, self._engine.store, free))
             for seq in free:
                 self._choose_one(seq, records.get(seq), found, now)
             size += sum(map(len, records.values()))
@@ -112,9 +116,11 @@ class Transfer:
         if (self.asked.to or "") not in self._refused:
             return self._selection.take(count)
         # The only target takes no more.
-        busy = self._selection.left_of(self._engine.busy(self.topic))
+        busy = self._selection.left_of(claims.busy(self.topic))
         self._passed_over += busy
-        self.skipped += self._selection.drop() - self._engine.count_live(self.topic, busy)
+        self.skipped += self._selection.drop() - selection.count_live(
+            self.topic, self._engine.store, busy
+        )
         return []
 
     def _choose_one(
@@ -146,7 +152,7 @@ class Transfer:
 
     def skip(self, seq: int, code: str, now: Now) -> None:
         """Put it back: it stays, for the reason that ``code`` gives."""
-        self._engine.put_back(self.topic, (seq,), now)
+        claims.put_back(self.topic, (seq,), now)
         self.has_put_back = True
         self.skipped += 1
         skip = Skip(seq, code)
@@ -166,7 +172,7 @@ class Transfer:
 
     def put_back_all(self, now: Now) -> None:
         """All that were chosen stay: none of them was sent."""
-        self._engine.put_back(self.topic, self.under_way, now)
+        claims.put_back(self.topic, self.under_way, now)
         self.has_put_back = True
         self._leave(tuple(self.under_way))
 

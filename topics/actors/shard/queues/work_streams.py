@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from topics.actors.rpc.inbound import InboundMessage, PeerSession
+from topics.actors.rpc.inbound import InboundEvent, PeerSession
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.typed_calls import InboundCall, notify, serve, subscribe
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.queues.claimers import Claimer, job_json
-from topics.actors.shard.queues.lines import Lines
+from topics.actors.shard.queues.job_dispatch import JobDispatch
 from topics.actors.shard.service import Service
+from topics.engine.changes import lease_jobs
 from topics.engine.changes.lease_jobs import LeaseChange
 from topics.engine.queue.leases import Holder
 from topics.engine.topic import Topic
@@ -94,8 +95,8 @@ class WorkStream(Claimer):
 class WorkStreams(Service):
     """All work streams of a shard."""
 
-    def __init__(self, context: ShardContext, lines: Lines) -> None:
-        self._context, self._commits, self._lines = context, context.commits, lines
+    def __init__(self, context: ShardContext, dispatch: JobDispatch) -> None:
+        self._context, self._commits, self._dispatch = context, context.commits, dispatch
         self._engine = context.engine
         self._by_session: dict[PeerSession, dict[int, WorkStream]] = {}
 
@@ -121,7 +122,7 @@ class WorkStreams(Service):
         if self._find(stream.session, stream.number) is not stream:
             return
         if isinstance(result, OSError):
-            stream.page = None  # it holds less than before, and joins the line again
+            stream.page = None  # it holds less than before, and joins the wait list again
             return
         stream.topic.touch(*self._context.now)
         jobs = [job_json(job) for job in change.jobs]
@@ -155,16 +156,16 @@ class WorkStreams(Service):
         del of_session[stream.number]
         if not of_session:
             del self._by_session[stream.session]
-        self._lines.unfollow(stream)
+        self._dispatch.unfollow(stream)
         if stream.holder.held and not stream.topic.deleted:
             now = self._commits.now()
             for change in (
-                self._engine.unclaim(stream.topic, unshown, now),
-                self._engine.release(stream.topic, stream.holder, now),
+                lease_jobs.unclaim(stream.topic, unshown, now),
+                lease_jobs.release(stream.topic, stream.holder, now),
             ):
                 if change.frames:
                     self._context.submit_or_undo(change, grows=True)
-            self._lines.note_claimable(stream.topic)
+            self._dispatch.note_claimable(stream.topic)
 
     def _find(self, session: PeerSession, number: int) -> WorkStream | None:
         return self._by_session.get(session, {}).get(number)
@@ -182,20 +183,20 @@ class WorkStreams(Service):
         max_jobs = max(1, min(params.max_jobs, context.limits.claim))
         stream = WorkStream(self, session, topic, params, max_jobs)
         self._by_session.setdefault(session, {})[params.work] = stream
-        self._lines.follow(stream)
-        self._lines.join(stream, is_patient=True)
+        self._dispatch.follow(stream)
+        self._dispatch.join(stream, is_patient=True)
         request.reply(NO_RESULT)
 
-    def _taken(self, message: InboundMessage, params: WorkTakenParams) -> None:
-        stream = self._find(message.session, params.work)
+    def _taken(self, message: InboundEvent[WorkTakenParams]) -> None:
+        stream = self._find(message.session, message.params.work)
         if stream is not None and stream.page is not None:
             stream.page = None
             if stream.room:
-                self._lines.join(stream, is_patient=True)
+                self._dispatch.join(stream, is_patient=True)
 
-    def _close(self, message: InboundMessage, params: WorkCloseParams) -> None:
+    def _close(self, message: InboundEvent[WorkCloseParams]) -> None:
         # It may have ended while the event was on its way.
-        stream = self._find(message.session, params.work)
+        stream = self._find(message.session, message.params.work)
         if stream is not None:
-            is_shown = params.pages >= stream.pages
+            is_shown = message.params.pages >= stream.pages
             self._release(stream, () if is_shown else stream.page or ())

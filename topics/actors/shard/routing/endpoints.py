@@ -8,6 +8,7 @@ from topics.actors.rpc.typed_calls import InboundCall, serve
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.room import unwritable
 from topics.actors.shard.service import Service
+from topics.engine.changes import put_topic
 from topics.engine.topic import Topic
 from topics.formats.api.topic_config import TopicConfigPatch
 from topics.formats.wire.calls import ROUTER_ENDPOINT, EndpointParams, EndpointResult
@@ -39,8 +40,12 @@ class Endpoints(Service):
             self._context.check_writable(grows=True)
         # It may be there without being durable: then this waits for it.
         now = self._context.now
-        change = self._engine.put(
-            params.topic, TopicConfigPatch(), now, has_place=now.ms <= params.place_until_ms
+        change = put_topic.decide(
+            self._engine.table,
+            params.topic,
+            TopicConfigPatch(),
+            now,
+            has_place=now.ms <= params.place_until_ms,
         )
         request.outlast()
 

@@ -25,6 +25,7 @@ from topics.actors.shard.context import ShardContext
 from topics.actors.shard.routing.batches import frame_bytes_max, records_in
 from topics.actors.shard.routing.registry import Registry
 from topics.actors.shard.service import Service
+from topics.engine.changes import forward, reservation
 from topics.engine.changes.forward import (
     Advance,
     Forward,
@@ -140,7 +141,7 @@ class Forwards(Service):
     def _advance(
         self, params: ForwardParams, takers: Mapping[int, Taker], answers: _Answers
     ) -> None:
-        forwarded = self._engine.advance(
+        forwarded = forward.advance(
             [*takers.values()], params.to_seq, params.trimmed, params.hop, self._context.now
         )
         self._submit(forwarded, params, takers, answers, ForwardStatus.DONE)
@@ -213,8 +214,8 @@ class Forwards(Service):
             body = body._replace(
                 own_stamp=OwnStamp(params.source, params.source_id, params.epoch, ())
             )
-        forwarded = self._engine.forward(
-            [*takers.values()], copier, body, alike.ts, self._context.now
+        forwarded = forward.forward(
+            self._engine.table, [*takers.values()], copier, body, alike.ts, self._context.now
         )
         lsn = self._submit(forwarded, params, takers, answers, status)
         if lsn and body.payload is not None:
@@ -254,9 +255,9 @@ class Forwards(Service):
         lsn = commits.submit_forward(forwarded, settled)
         for change in forwarded.changes:
             if isinstance(change, Forward):
-                reservation = self._engine.reserve(change.topic)
-                if reservation is not None:
-                    commits.submit(reservation, None)
+                reserved = reservation.decide(change.topic)
+                if reserved is not None:
+                    commits.submit(reserved, None)
         return lsn
 
     # Where the records are

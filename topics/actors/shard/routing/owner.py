@@ -33,6 +33,7 @@ from topics.actors.shard.room import unwritable
 from topics.actors.shard.routing.mutations import ASK_MAX_S, Mutations, ask
 from topics.actors.shard.routing.pushes import Pushes
 from topics.actors.shard.service import Service
+from topics.engine.changes import routers as router_changes
 from topics.engine.changes.routers import RouterChange
 from topics.engine.routing.graph import Router
 from topics.errors import (
@@ -183,7 +184,9 @@ class Routers(Service):
             if not router.id:
                 router = replace(router, id=self._graph.last_id + 1)
             cyclic = set(self._graph.cyclic)
-            await self._log(lambda: self._engine.put_router(router, self._context.now))
+            await self._log(
+                lambda: router_changes.put(self._engine.table, router, self._context.now)
+            )
         return router, self._turned(cyclic, router.id)
 
     def _turned(self, cyclic: Set[int], besides: int = 0) -> list[Router]:
@@ -325,7 +328,9 @@ class Routers(Service):
         self._context.check_writable()
         async with self._changing:
             cyclic = set(self._graph.cyclic)
-            await self._log(lambda: self._engine.remove_routers(router_ids, self._context.now))
+            await self._log(
+                lambda: router_changes.remove(self._engine.table, router_ids, self._context.now)
+            )
         await self._pushes.push_each(self._turned(cyclic), routers)
 
     # Small steps

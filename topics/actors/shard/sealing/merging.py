@@ -28,7 +28,6 @@ from topics.actors.shard.group_commit import GroupCommit
 from topics.actors.shard.sealing.reclaim import Reclaim
 from topics.actors.shard.sealing.rewriting import Rewriting
 from topics.actors.shard.sealing.sources import Segments, sealed_entries
-from topics.config import TUNING
 from topics.engine.locators import is_extent, split_locator
 from topics.engine.topic import Topic
 from topics.storage.disk import Damaged, check_room
@@ -109,8 +108,6 @@ class Merging:
 
     async def _choose(self) -> list[int]:
         """Numbers of the segments to be merged."""
-        if not TUNING.merging:
-            return []
         named, room = self._reclaim.named_segments, LiveRoom()
         topics = [*self._engine.by_id.values(), *self._commits.leaving()]
         await self._rewriting.in_steps(chain.from_iterable(map(room.count, topics)))

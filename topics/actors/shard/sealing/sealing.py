@@ -40,7 +40,6 @@ from topics.actors.shard.sealing.reclaim import Reclaim
 from topics.actors.shard.sealing.rewriting import Rewriting
 from topics.actors.shard.sealing.sources import LogFile
 from topics.actors.shard.service import Service
-from topics.config import TUNING
 from topics.engine.changes.floor import FloorMoved
 from topics.engine.losses import lose_damaged
 from topics.engine.record_index import IndexEntry
@@ -220,7 +219,5 @@ class BurstDetector:
 
 def pause_after(step_s: float, backlog_files: int) -> float:
     """Seconds that follow a step of ``step_s`` seconds."""
-    if not TUNING.sealing_pauses:
-        return 0.0
     share = (BACKLOG_MAX_FILES - backlog_files) / (BACKLOG_MAX_FILES - BACKLOG_NORMAL_FILES)
     return min(max(min(share, 1.0), 0.0) * PAUSE_RATIO * step_s, PAUSE_MAX_S)

@@ -1,11 +1,11 @@
-"""Line: the claimers of one queue in the order of arrival, and the cohort that is dealt to.
+"""Wait list: the claimers of one queue in the order of arrival, and the cohort that is dealt to.
 
     greedy (`claim_jitter_ms` 0)   the first claimer takes what it can, then the next one
     jitter                         GATHERING --window over--> DEALING --cohort served--> GATHERING
 
 A cohort is everybody who waits when its window is over. Each gets its even share of the jobs, in
 the order of arrival, in passes of what a turn may take. Where jobs are fewer than members, the
-first ones get one each, and no work is done for the others: they stay in line.
+first ones get one each, and no work is done for the others: they stay in the list.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class Share(NamedTuple):
     max_jobs: int
 
 
-class Line:
+class WaitList:
     """The claimers of one queue.
 
     ``waiting``: those with room, the next one first. ``impatient``: those of them that are answered
     without jobs rather than wait on. ``streams``: all work streams of the queue. ``newcomers`` came
-    since the line was served last, ``unheard`` since a cohort was formed. ``window`` ends the
+    since the list was served last, ``unheard`` since a cohort was formed. ``window`` ends the
     gathering of a cohort, ``slices`` of it are dealt to in one pass each.
     """
 

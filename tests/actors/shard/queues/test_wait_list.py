@@ -1,4 +1,4 @@
-"""Line: who is next, and how much each member of a cohort gets."""
+"""Wait list: who is next, and how much each member of a cohort gets."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topics.actors.shard.queues.claimers import Claimer
-from topics.actors.shard.queues.line import Line, Share, even_shares
+from topics.actors.shard.queues.wait_list import Share, WaitList, even_shares
 from topics.engine.queue.leases import Holder
 from topics.engine.topic import Topic
 from topics.formats.api.topic_config import TopicConfig
@@ -19,7 +19,7 @@ class Stub(Claimer):
     is_stream = True
     max_bytes = 1
 
-    def __init__(self, line: Line, jobs: int) -> None:
+    def __init__(self, line: WaitList, jobs: int) -> None:
         super().__init__(line.topic, Holder("w", is_stream=True), None)
         self.jobs = jobs
 
@@ -28,15 +28,15 @@ class Stub(Claimer):
         return self.jobs
 
 
-def line_of(*rooms: int) -> tuple[Line, list[Stub]]:
-    line = Line(Topic(1, "q", 1, TopicConfig(type="queue")))
+def line_of(*rooms: int) -> tuple[WaitList, list[Stub]]:
+    line = WaitList(Topic(1, "q", 1, TopicConfig(type="queue")))
     claimers = [Stub(line, room) for room in rooms]
     for claimer in claimers:
         line.join(claimer, is_patient=True)
     return line, claimers
 
 
-def shares_of(line: Line) -> list[list[int]]:
+def shares_of(line: WaitList) -> list[list[int]]:
     return [[share.max_jobs for share in part] for part in line.slices or ()]
 
 

@@ -1,4 +1,4 @@
-"""Lines: who gets which jobs, in which turn; cohorts, bounds of a turn, and what wakes a line."""
+"""Job dispatch: who gets which jobs, in which turn; cohorts, bounds of a turn, what wakes it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.support.queue_desk import QueueDesk, seqs_of
 from topics.actors.rpc.replies import APPLICATION_ERROR
-from topics.actors.shard.queues import lines
+from topics.actors.shard.queues import job_dispatch
+from topics.engine.changes import lease_jobs
 from topics.engine.queue import jobs
 
 # In order
@@ -67,10 +68,10 @@ async def test_a_line_is_forgotten_when_nobody_waits_any_more(workers: QueueDesk
     workers.claim(wait_ms=30_000)
     workers.claim(wait_ms=30_000)
     workers.turn()
-    assert len(workers.services.lines) == 1
+    assert len(workers.services.job_dispatch) == 1
     workers.jobs(1)
     workers.turn()
-    assert (len(workers.services.lines), len(workers.loop.deadlines)) == (0, idle)
+    assert (len(workers.services.job_dispatch), len(workers.loop.deadlines)) == (0, idle)
 
 
 async def test_a_commit_behind_the_turn_serves_those_who_wait(workers: QueueDesk) -> None:
@@ -108,7 +109,7 @@ async def test_records_that_cannot_be_read_cost_one_claim_its_answer(
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     with monkeypatch.context() as patch:
-        patch.setattr(workers.engine, "claim", fail)
+        patch.setattr(lease_jobs, "claim", fail)
         workers.jobs(1)
         workers.turn()
     told = [each for each in workers.told() if each.get("cid") == waiting]
@@ -123,7 +124,7 @@ async def test_records_that_cannot_be_read_cost_one_claim_its_answer(
 async def test_a_turn_leases_a_bounded_number_of_jobs_and_each_line_gets_its_turn(
     workers: QueueDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lines, "JOBS_PER_TURN", 20)
+    monkeypatch.setattr(job_dispatch, "JOBS_PER_TURN", 20)
     for topic in ("a", "b"):
         workers.queue(topic)
         workers.jobs(100, topic)
@@ -149,7 +150,7 @@ async def test_large_jobs_count_more_than_small_ones(workers: QueueDesk) -> None
 async def test_what_a_turn_has_left_is_served_without_another_message(
     workers: QueueDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lines, "JOBS_PER_TURN", lines.LINE_COST + 1)
+    monkeypatch.setattr(job_dispatch, "JOBS_PER_TURN", job_dispatch.VISIT_COST + 1)
     workers.queue()
     workers.jobs(3)
     workers.told()
@@ -241,7 +242,7 @@ async def test_a_claim_whose_time_ends_in_a_window_is_answered_at_its_end(
 async def test_a_cohort_that_needs_several_turns_gets_even_shares(
     workers: QueueDesk, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lines, "JOBS_PER_TURN", 20)
+    monkeypatch.setattr(job_dispatch, "JOBS_PER_TURN", 20)
     workers.queue(claim_jitter_ms=100)
     workers.jobs(45)
     workers.told()
@@ -253,7 +254,7 @@ async def test_a_cohort_that_needs_several_turns_gets_even_shares(
 async def test_who_comes_while_a_cohort_is_served_belongs_to_the_next_one(
     workers: QueueDesk, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lines, "JOBS_PER_TURN", 10)
+    monkeypatch.setattr(job_dispatch, "JOBS_PER_TURN", 10)
     workers.queue(claim_jitter_ms=100)
     workers.jobs(40)
     workers.told()
@@ -288,7 +289,7 @@ async def test_a_window_that_everybody_has_left_ends(
     claim = workers.claim()
     workers.turn()
     workers.cancel(claim)
-    assert (len(workers.services.lines), len(workers.loop.deadlines)) == (0, idle)
+    assert (len(workers.services.job_dispatch), len(workers.loop.deadlines)) == (0, idle)
 
 
 # Dead letters
@@ -296,7 +297,7 @@ async def test_a_window_that_everybody_has_left_ends(
 
 async def test_exhausted_jobs_are_told_of_and_do_not_use_up_a_claim(workers: QueueDesk) -> None:
     told: list[str] = []
-    workers.services.lines._on_dead = lambda topic: told.append(topic.name)
+    workers.services.job_dispatch._on_dead = lambda topic: told.append(topic.name)
     workers.queue(max_deliveries=1, dead_letter="dlq")
     workers.jobs(2)
     workers.claim()

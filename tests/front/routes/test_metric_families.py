@@ -1,0 +1,266 @@
+"""The families of the metrics page: of the whole server, and the rows of topics and routers."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from tests.support.fake_backend import FakeBackend
+from topics.actors.link.board import Board, FrontState, ShardState
+from topics.actors.shard_client.readiness import Readiness
+from topics.config import Settings
+from topics.engine.access import Principal
+from topics.formats.api.metrics_text import Family, MetricKind, Value, text_pieces
+from topics.formats.wire.calls import MetricsParams, MetricsResult, RouterMetrics, TopicMetrics
+from topics.front.limits import FrontSlots, make_slots
+from topics.front.routes import metrics
+from topics.front.routes.metrics import CAPS, READ_MAX_S
+
+READY = Readiness(ready=True, progress=1.0, topics=3, draining=False)
+SETTINGS = Settings()
+
+
+def shown(
+    board: Board,
+    readiness: Readiness = READY,
+    *,
+    draining: bool = False,
+    slots: FrontSlots | None = None,
+) -> dict[str, Family]:
+    context: Any = SimpleNamespace(
+        board=board,
+        backend=SimpleNamespace(readiness=lambda: readiness),
+        drain=SimpleNamespace(is_draining=draining),
+        live=SimpleNamespace(slots=slots or make_slots(SETTINGS, connections_max=10)),
+        settings=SETTINGS,
+    )
+    found = [*metrics.server_families(context)]
+    assert len({family.name for family in found}) == len(found)
+    return {family.name: family for family in found}
+
+
+def values(family: Family) -> dict[str, Value]:
+    return {labels[0][1] if labels else "": value for labels, value in family.series}
+
+
+@pytest.mark.parametrize(
+    ("ready", "server_drains", "front_drains", "expected"),
+    [
+        (True, False, False, 1),
+        (False, False, False, 0),
+        (True, True, False, 0),
+        (True, False, True, 0),
+    ],
+)
+def test_ready_is_what_the_probe_says(
+    ready: bool, server_drains: bool, front_drains: bool, expected: int
+) -> None:
+    readiness = Readiness(ready, 0.123456789, 0, server_drains)
+    found = shown(Board(1), readiness, draining=front_drains)
+    assert values(found["topics_ready"]) == {"": expected}
+    assert values(found["topics_recovery_progress"]) == {"": 0.123457}
+
+
+def test_restarts_are_the_forks_but_the_first() -> None:
+    board = Board(2)
+    board.front.spawns, board.shard(1).spawns = 1, 4
+    family = shown(board)["topics_process_restarts_total"]
+    assert family.kind is MetricKind.COUNTER
+    assert values(family) == {"front 0": 0, "shard 0": 0, "shard 1": 3}
+
+
+def test_states_are_numbers_that_the_help_explains() -> None:
+    board = Board(2)
+    board.front.state, board.shard(1).state = FrontState.SERVING, ShardState.DAMAGED
+    board.shard(0).delay_ms, board.shard(1).disk_silent_ms = 40, 50
+    found = shown(board)
+    assert values(found["topics_front_state"]) == {"0": 2}
+    assert values(found["topics_shard_state"]) == {"0": 0, "1": 7}
+    assert "7: damaged" in found["topics_shard_state"].help
+    assert values(found["topics_shard_delay_ms"]) == {"0": 40, "1": 0}
+    assert values(found["topics_shard_disk_silent_ms"]) == {"0": 0, "1": 50}
+
+
+def test_streams_sessions_and_caps_are_those_of_the_limits() -> None:
+    slots = make_slots(SETTINGS, connections_max=10)
+    for _ in range(2):
+        slots.streams.acquire(Principal(b"k"))
+    slots.watch_sessions.acquire()
+    found = shown(Board(1), slots=slots)
+    assert values(found["topics_sse_connections"]) == {"": 2}
+    assert values(found["topics_watch_sessions"]) == {"": 1}
+    caps = values(found["topics_limit_max"])
+    assert caps == {name: getattr(SETTINGS, name) for name in CAPS}
+
+
+def test_refused_keys_are_counted_by_the_supervisor() -> None:
+    board = Board(1)
+    board.keys_reload_failed = 3
+    family = shown(board)["topics_keys_reload_failed_total"]
+    assert (family.kind, values(family)) == (MetricKind.COUNTER, {"": 3})
+
+
+def test_uptime_counts_from_the_start_of_the_server() -> None:
+    board = Board(1)
+    board.started_monotonic_ms = time.monotonic_ns() // 1_000_000 - 5_000
+    uptime = values(shown(board)["topics_uptime_ms"])[""]
+    assert isinstance(uptime, int)
+    assert 5_000 <= uptime < 60_000
+
+
+# Rows
+
+
+def backend(count: int = 6, *, shards: int = 3) -> FakeBackend:
+    topics = {f"t{number}": [0] * number for number in range(count)}
+    return FakeBackend(shards=shards, topics=topics, routers={"r": {}, "q": {}})
+
+
+def context_of(
+    shards: FakeBackend, most: int = 100, reads: trio.CapacityLimiter | None = None
+) -> SimpleNamespace:
+    settings = SimpleNamespace(metrics_topics=most)
+    return SimpleNamespace(backend=shards, settings=settings, metric_reads=reads)
+
+
+async def lines(
+    shards: FakeBackend,
+    most: int = 100,
+    prefixes: list[str] | None = None,
+    reads: trio.CapacityLimiter | None = None,
+) -> list[str]:
+    """The lines of both blocks that have a value."""
+    context: Any = context_of(shards, most, reads or trio.CapacityLimiter(1))
+    params = MetricsParams(prefixes, most, most)
+    found = await metrics._ask_all(context, params) if most else []
+    text = b"".join(text_pieces(metrics.row_families(context, found))).decode()
+    assert shards.replies_out == 0
+    return [line for line in text.splitlines() if not line.startswith("#")]
+
+
+async def test_rows_of_all_shards_are_shown_by_name() -> None:
+    found = await lines(backend(3))
+    assert found == [
+        *[f'topics_topic_head_seq{{topic="t{n}"}} {n}' for n in range(3)],
+        *[f'topics_topic_earliest_seq{{topic="t{n}"}} 1' for n in range(3)],
+        *[f'topics_topic_records_live{{topic="t{n}"}} {n}' for n in range(3)],
+        *[f'topics_topic_bytes_live{{topic="t{n}"}} 10' for n in range(3)],
+        "topics_topic_metrics_truncated 0",
+        *[f'topics_router_lag_records{{router="{name}"}} 7' for name in "qr"],
+        *[f'topics_router_lag_ms{{router="{name}"}} 900' for name in "qr"],
+        *[f'topics_router_forwarded_total{{router="{name}"}} 12' for name in "qr"],
+        "topics_router_metrics_truncated 0",
+    ]
+
+
+async def test_at_most_so_many_rows_are_shown_the_first_by_name() -> None:
+    found = await lines(backend(6), most=2)
+    assert [line for line in found if "head_seq" in line] == [
+        'topics_topic_head_seq{topic="t0"} 0',
+        'topics_topic_head_seq{topic="t1"} 1',
+    ]
+    assert "topics_topic_metrics_truncated 1" in found
+    assert "topics_router_metrics_truncated 0" in found
+    assert "topics_router_metrics_truncated 1" in await lines(backend(1), most=1)
+    assert "topics_topic_metrics_truncated 0" in await lines(backend(2), most=2)
+
+
+async def test_rows_are_cut_when_each_shard_has_few_and_all_together_too_many() -> None:
+    shards = backend(64, shards=8)
+    counts = [sum(shards.shard_of(name) == shard for name in shards.topics) for shard in range(8)]
+    found = await lines(shards, most=max(counts))
+    assert sum("head_seq" in line for line in found) == max(counts)
+    assert "topics_topic_metrics_truncated 1" in found
+
+
+async def test_names_outside_the_prefixes_are_not_asked_for() -> None:
+    shards = backend()
+    found = await lines(shards, prefixes=["t3"])
+    assert [line for line in found if "head_seq" in line] == ['topics_topic_head_seq{topic="t3"} 3']
+    assert "topics_topic_metrics_truncated 0" in found
+    asked = {tuple(params.prefixes) for method, params, _ in shards.calls}
+    assert asked == {("t3",)}
+
+
+async def test_a_shard_that_does_not_answer_in_time_is_left_out(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    shards = backend()
+    shards.silent = {shards.shard_of("t3")}
+    began = trio.current_time()
+    found = await lines(shards)
+    assert trio.current_time() - began == READ_MAX_S
+    missing = {name for name in shards.topics if shards.shard_of(name) in shards.silent}
+    assert {line.split('"')[1] for line in found if "head_seq" in line} == {
+        *shards.topics
+    } - missing
+    assert "topics_topic_metrics_truncated 1" in found
+    assert "topics_router_metrics_truncated 1" in found
+
+
+async def test_shards_that_are_down_are_left_out_at_once(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    shards = backend()
+    shards.ready = False
+    began = trio.current_time()
+    assert await lines(shards) == [
+        "topics_topic_metrics_truncated 1",
+        "topics_router_metrics_truncated 1",
+    ]
+    assert trio.current_time() == began
+
+
+async def test_a_page_that_does_not_get_its_turn_in_time_has_no_rows(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    shards, reads, pages = backend(), trio.CapacityLimiter(2), list[list[str]]()
+    shards.silent = {shards.shard_of("t3")}
+
+    async def read() -> None:
+        pages.append(await lines(shards, reads=reads))
+
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        for _ in range(5):
+            nursery.start_soon(read)
+    assert trio.current_time() - began == READ_MAX_S
+    assert len(shards.calls) == 2 * shards.shards, "the crowd costs the shards no more"
+    assert sorted(len(page) > 2 for page in pages) == [False] * 3 + [True] * 2
+    assert all("topics_topic_metrics_truncated 1" in page for page in pages)
+
+
+async def test_without_rows_no_shard_is_asked() -> None:
+    shards = backend()
+    assert await lines(shards, most=0) == [
+        "topics_topic_metrics_truncated 1",
+        "topics_router_metrics_truncated 1",
+    ]
+    assert shards.calls == []
+
+
+def test_every_field_has_its_column() -> None:
+    assert ("topic", *metrics.TOPICS) == TopicMetrics._fields
+    assert ("router", *metrics.ROUTERS) == RouterMetrics._fields
+
+
+def test_a_queue_has_its_three_numbers() -> None:
+    rows = [
+        TopicMetrics("jobs", 9, 1, 8, 70, 5, 2, 1),
+        TopicMetrics("log", 9, 1, 8, 70, None, None, None),
+    ]
+    context: Any = context_of(backend(shards=1))
+    found = [*metrics.row_families(context, [MetricsResult(rows, False, [], False)])]
+    text = b"".join(text_pieces(found)).decode()
+    assert [line for line in text.splitlines() if line.startswith("topics_topic_queue")] == [
+        'topics_topic_queue_ready{topic="jobs"} 5',
+        'topics_topic_queue_in_flight{topic="jobs"} 2',
+        'topics_topic_queue_delayed{topic="jobs"} 1',
+    ]
+    kinds = {family.name: family.kind for family in found}
+    assert kinds["topics_router_forwarded_total"] is MetricKind.COUNTER

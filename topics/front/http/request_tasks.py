@@ -1,0 +1,403 @@
+"""Request tasks: what a request of a connection does in a task, and how a connection ends.
+
+    body       long, chunked, or not there after `SHORT_MAX_BYTES`     body_reader
+    cold       Hypercorn and Quart                                      cold_bridge
+    stream     until either side ends it
+    answer     compressed, or longer than what the socket takes at once
+    the end    of a connection with unread input
+
+`topics.front.http.fast_lane` does everything else, and goes on when a task is over.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any, Protocol
+
+import trio
+
+from topics.engine.access import Scope
+from topics.errors import Internal, TopicsError
+from topics.formats.api.response_heads import ResponseHeads, stream_head, with_lines
+from topics.front.answers import Answer
+from topics.front.dispatch import Dispatcher
+from topics.front.errors import error_answer
+from topics.front.guard import Guard
+from topics.front.http.body_reader import BodyReader
+from topics.front.http.cold_call import ColdCall
+from topics.front.http.cold_loader import ColdLoader
+from topics.front.http.connection import GONE, HALF_CLOSED, Connection
+from topics.front.http.connections import Connections
+from topics.front.http.exchange import Exchange, Exchanges
+from topics.front.http.head_reader import AdmittedHead, HeadReader
+from topics.front.request import Request
+
+LOG = logging.getLogger("topics.front")
+
+COPY_MAX_BYTES = 32 * 1024  # of an answer that is appended to its head; above, nothing is copied
+NO_CONTENT = 204
+CLIENT_GONE = (OSError, trio.ClosedResourceError, trio.BrokenResourceError)
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """What all connections of a front share. ``left``: a connection has ended."""
+
+    guard: Guard
+    heads: HeadReader
+    bodies: BodyReader
+    dispatcher: Dispatcher
+    connections: Connections
+    cold: ColdLoader
+    responses: ResponseHeads
+    exchanges: Exchanges
+    left: Callable[[], None]
+
+
+class State(Enum):
+    """What the connection waits for."""
+
+    READING = auto()  # input: the poller watches the socket
+    SERVING = auto()  # nothing: it is being served
+    CALLING = auto()  # a shard
+    IN_TASK = auto()
+    OVER = auto()
+
+
+class Watcher(Protocol):
+    """Tells lanes that their sockets have input (`topics.front.http.poller`)."""
+
+    def watch(self, lane: RequestTasks, events: int) -> None:
+        """Call its `ready` when one of the ``events`` of epoll happens, or the client is gone, from
+        now on. Raises OSError.
+        """
+
+    def leave(self, lane: RequestTasks) -> None:
+        """Stop calling its `ready`."""
+
+    def start(self, task: Callable[..., Awaitable[None]], *args: Any) -> bool:
+        """Start a task; False when the server is over."""
+
+
+class RequestTasks(ABC):
+    """One connection. ``watched`` is the watcher's: the events that it watches for, None while it
+    does not.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_call",
+        "_has_answered",
+        "_head",
+        "_is_entered",
+        "_is_head",
+        "_is_serving",
+        "_lanes",
+        "_refusal",
+        "_request",
+        "_result",
+        "_scope",
+        "_state",
+        "_watcher",
+        "connection",
+        "exchange",
+        "fd",
+        "watched",
+    )
+
+    def __init__(self, connection: Connection, lanes: Lanes, watcher: Watcher) -> None:
+        self.connection, self._lanes, self._watcher = connection, lanes, watcher
+        self.fd = connection.fd
+        self.watched: int | None = None
+        self.exchange = Exchange(connection, lanes.exchanges)
+        self._state = State.SERVING
+        self._is_serving = False
+        self._scope: trio.CancelScope | None = None  # of its task
+        # Of the current request
+        self._head: AdmittedHead | None = None
+        self._request: Request | None = None  # with the rights that its key has now
+        self._refusal: tuple[Answer, bool, int] | None = None  # and how much of its body is to come
+        self._call: Any = None  # what is asked of a shard, if it may be abandoned
+        self._result: Answer | TopicsError | None = None  # came before the operation returned
+        self._is_entered = False  # `Guard.enter` has let it in
+        self._is_head = False  # a HEAD: its answer has no body
+        self._has_answered = False  # at least in part
+        connection.lane = self
+
+    @abstractmethod
+    def ready(self, events: int) -> None:
+        """The socket has input, or the client has hung up."""
+
+    @abstractmethod
+    def serve(self) -> None:
+        """Answer requests until one has to wait, or there is none."""
+
+    def _note_hang_up(self, events: int) -> None:
+        connection = self.connection
+        if not connection.waits:
+            self._watcher.leave(self)
+        elif events & GONE:
+            self._watcher.leave(self)
+            connection.cut()
+        elif events & HALF_CLOSED:
+            self._watch(0)
+            connection.probe()
+        else:
+            self._watch(HALF_CLOSED)
+
+    def watch_hang_up(self) -> None:
+        """See `topics.front.http.connection.Owner`."""
+        if self.watched is None or not self.watched & HALF_CLOSED:
+            self._watch(HALF_CLOSED)
+
+    def end(self) -> None:
+        """See `topics.front.http.connection.Owner`."""
+        if self._state is State.IN_TASK:
+            if self._scope is not None:
+                self._scope.cancel()
+        elif not self._is_serving:
+            self._over()
+
+    def leave(self) -> None:
+        """The socket is about to be closed: the next one may get its descriptor at once."""
+        if self.watched is not None:
+            self._watcher.leave(self)
+
+    def _watch(self, events: int) -> None:
+        try:
+            self._watcher.watch(self, events)
+        except OSError:  # no memory for it
+            self.connection.end_idle()
+
+    def _start(self, function: Callable[..., Awaitable[None]], *args: Any) -> None:
+        """Go on in a task."""
+        self._state = State.IN_TASK
+        if not self._watcher.start(self._run, function, *args):
+            self._state = State.SERVING
+            for arg in args:
+                if isinstance(arg, Answer):
+                    arg.unsent()
+                    arg.done()
+                elif isinstance(arg, Coroutine):
+                    arg.close()
+            self._over()
+
+    async def _run(self, function: Callable[..., Awaitable[None]], *args: Any) -> None:
+        try:
+            with trio.CancelScope() as self._scope:
+                if self.connection.is_ended:
+                    self._scope.cancel()
+                await self._attempt(function, *args)
+        except BaseException:
+            self._over()
+            raise
+        self._scope = None
+        if self.connection.is_ended:
+            self._over()
+        elif self._state is not State.OVER:
+            self.serve()
+
+    async def _attempt(self, function: Callable[..., Awaitable[None]], *args: Any) -> None:
+        try:
+            await function(*args)
+        except* CLIENT_GONE:
+            self._over()
+        except* Exception:
+            LOG.exception("unexpected server error: connection")
+            if self._has_answered:
+                self._over()
+            else:
+                self.exchange.begin_unread()
+                self.connection.unread_body = True
+                await self._apologize_in_task()
+
+    async def _apologize_in_task(self) -> None:
+        try:
+            await self._deliver(error_answer(Internal("internal error")), close=True)
+        except CLIENT_GONE:
+            self._over()
+
+    def _over(self) -> None:
+        """The connection is over. Safe to call twice."""
+        if self._state is State.OVER:
+            return
+        self._state = State.OVER
+        call, self._call = self._call, None
+        if call is not None:
+            call.abandon()
+        if self._is_entered:
+            self._leave_guard()
+        self.connection.close()
+        self.exchange.end(whole=False)
+        self._lanes.connections.remove(self.connection)
+        self._lanes.left()
+
+    async def _linger(self) -> None:
+        await self.connection.linger()
+        self._over()
+
+    def _leave_guard(self) -> None:
+        assert self._head is not None, "a request was let in"
+        self._is_entered = False
+        self._lanes.guard.leave(self._head.request)
+
+    def _sent(self) -> None:
+        """The current request is over."""
+        self.exchange.end()
+        if self._is_entered:
+            self._leave_guard()
+        connection, connections = self.connection, self._lanes.connections
+        self._head = self._request = connection.trace = None  # the client may be idle for long
+        self._has_answered = self._is_head = False
+        connections.request_count += 1
+        connection.quiet_since = connections.now
+
+    # Requests
+
+    async def _read_and_answer(self, head: AdmittedHead) -> None:
+        """A request whose body has not come, or is long."""
+        try:
+            body = await self._lanes.bodies.read(self.connection, head)
+        except TopicsError as failure:
+            self.connection.unread_body = True
+            await self._deliver(self._lanes.dispatcher.failed(failure), close=True)
+        else:
+            await self._answer_in_task(head, body)
+
+    async def _answer_in_task(self, head: AdmittedHead, body: Any) -> None:
+        connection, lanes = self.connection, self._lanes
+        self._request = request = lanes.guard.renewed(head.request)
+        self.exchange.at = at = time.monotonic_ns()
+        if request.route.waits:
+            connection.begin_waiting()
+        if not head.is_hot:
+            await self._answer_cold(ColdCall(request, body, at, head.close))
+            return
+        answer = await lanes.dispatcher.run(request, body, at)
+        connection.waits = False
+        if answer.stream is not None:
+            await self._send_stream(answer)
+            return
+        await self._deliver(self._with_room(request, answer), head.close)
+
+    async def _answer_cold(self, call: ColdCall) -> None:
+        connection = self.connection
+        try:
+            answer = await self._lanes.cold.ask(call)
+            connection.waits = False
+            self._has_answered = True
+            connection.closing = connection.closing or call.close
+            if call.on_unsent is not None:
+                await connection.check_client()
+            await connection.send(*with_lines(answer, self.exchange.fields(call.status)))
+        except BaseException:
+            if call.on_unsent is not None:
+                call.on_unsent()
+            raise
+        self._sent()
+
+    async def _send_stream(self, answer: Answer) -> None:
+        """Give the connection to a stream until either side ends it. The limits and deadlines of
+        requests do not apply to it.
+        """
+        connection, stream, head = self.connection, answer.stream, self._head
+        assert stream is not None, "only a stream comes here"
+        if self._is_entered:
+            self._leave_guard()
+        if head is not None and head.request.head is not None:
+            head.request.head.forget()
+        self._has_answered = connection.closing = True
+        connection.idle = False
+        # What the client said behind the head belongs to the stream; the head holds a token.
+        connection.buffer, connection.pos = connection.buffer[connection.pos :], 0
+        lines = self.exchange.fields(answer.status)
+        try:
+            await connection.send(stream_head(answer.status, answer.headers, lines))
+        except BaseException:
+            answer.unsent()
+            raise
+        await stream(connection)
+        self.exchange.end()
+
+    async def _await_answer(self, call: Coroutine[Any, Any, Answer]) -> None:
+        """An operation that needs time."""
+        head, request = self._head, self._request
+        assert head is not None, "a request is under way"
+        assert request is not None, "a request is under way"
+        answer = await self._lanes.dispatcher.awaited(request, call, self.exchange.at)
+        self.connection.waits = False
+        await self._deliver(self._with_room(request, answer), head.close)
+
+    async def _compress_and_send(self, answer: Answer) -> None:
+        head, request = self._head, self._request
+        assert head is not None, "a request is under way"
+        assert request is not None, "a request is under way"
+        packed = await self._lanes.dispatcher.compressed(request, answer, self.exchange.at)
+        await self._deliver(self._with_room(request, packed), head.close)
+
+    # Answers
+
+    def _with_room(self, request: Request, answer: Answer) -> Answer:
+        """The long answer of a request that has changed nothing; a refusal if it might have to be
+        held, and there is no memory for that.
+        """
+        if len(answer.body) <= COPY_MAX_BYTES or request.route.scope is not Scope.READ:
+            return answer
+        held = self.connection.connections.held
+        failure = held.refusal(request.principal.digest, len(answer.body))
+        if failure is None:
+            return answer
+        answer.unsent()
+        answer.done()
+        return self._lanes.dispatcher.failed(failure)
+
+    def _rendered(self, answer: Answer, close: bool) -> tuple[bytes | memoryview, ...]:
+        self._has_answered = True
+        lanes, connection = self._lanes, self.connection
+        if close or lanes.connections.draining:
+            connection.closing = close = True
+        body, status, lines = answer.body, answer.status, self.exchange.fields(answer.status)
+        if status == NO_CONTENT:
+            return (lanes.responses.render_empty(status, answer.headers, lines=lines, close=close),)
+        head = lanes.responses.render(
+            status,
+            len(body),
+            answer.headers,
+            lines=lines,
+            media_type=answer.media_type,
+            close=close,
+        )
+        if self._is_head:
+            return (head,)
+        return (head, body) if len(body) > COPY_MAX_BYTES else (head + body,)
+
+    async def _deliver(self, answer: Answer, close: bool) -> None:
+        """As `_send`, in a task."""
+        connection = self.connection
+        try:
+            if answer.on_unsent is not None:
+                await connection.check_client()
+            answer.on_lost(connection.cut)
+            await connection.send(*self._rendered(answer, close))
+        except BaseException:
+            answer.unsent()
+            raise
+        finally:
+            answer.done()
+        self._sent()
+
+    async def _send_rest(self, answer: Answer, unsent: Sequence[memoryview], length: int) -> None:
+        try:
+            answer.on_lost(self.connection.cut)
+            await self.connection.send_rest(unsent, length)
+        except BaseException:
+            answer.unsent()
+            raise
+        finally:
+            answer.done()
+        self._sent()
