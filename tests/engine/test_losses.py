@@ -6,10 +6,12 @@ import pytest
 
 from tests.engine.shard_support import Desk, fill, seqs_of, told
 from topics.engine.locators import Locator
-from topics.engine.losses import lose_damaged, next_loss, trim_to
+from topics.engine.losses import lose, lose_damaged, next_loss, trim_to
+from topics.engine.reading import read
 from topics.engine.removal import cut_to, live_of, settle
 from topics.engine.store import Unreadable
 from topics.engine.topic import Topic
+from topics.formats.api.diff_body import Diff
 from topics.formats.disk.records import RecordsView
 from topics.formats.ranges import SeqRange, seq_ranges
 
@@ -38,6 +40,34 @@ def test_records_that_were_deleted_before_are_not_lost(desk: Desk) -> None:
     assert topic.damage_floor == 4, "seqs 2 and 3 were damaged"
     assert (topic.count, topic.earliest_seq) == (1, 5)
     assert told(desk.read("a", 1)) == (2, 4, "damaged"), "a gap runs across what was deleted"
+
+
+def test_each_loss_is_told_once_across_what_was_deleted_and_behind_what_a_filter_drops(
+    desk: Desk,
+) -> None:
+    for data in (1, 2):
+        desk.append("a", records=[{"data": data, "tag": f"t{data}"}], node="me")
+    desk.commit()
+    desk.delete_records("a", match="t2")
+    desk.commit()
+    topic = desk.engine.topic("a")
+    for first in (3, 6):
+        lose(topic, SeqRange(first, first + 1))
+        topic.next_seq = first + 2
+        desk.append("a", 5, node="me")
+        desk.commit()
+    pages = [
+        desk.read("a", seq, nodes=frozenset(nodes))
+        for seq, nodes in ((0, {"me"}), (1, {"me"}), (4, {"me"}), (5, {"me"}), (0, {}), (1, {}))
+    ]
+    assert [(told(page), page.next_from_seq) for page in pages] == [
+        *(((3, 4, "mixed"), 5), ((2, 4, "mixed"), 5), ((6, 7, "mixed"), 8)),
+        *(((6, 7, "mixed"), 8), (None, 2), ((2, 4, "mixed"), 5)),
+    ]
+    assert told(desk.read("a", 1, until_seq=3)) == (2, 4, "mixed"), "a gap is told whole"
+    assert desk.read("a", 1, until_seq=3).next_from_seq == 5, "and the reader goes on behind it"
+    page = read(topic, Diff(from_seq=1), desk, head_seq=3)
+    assert (told(page), page.next_from_seq) == ((2, 3, "mixed"), 3), "but to the head it may see"
 
 
 # Seqs that are burnt for what the source of a router has lost
