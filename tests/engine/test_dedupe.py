@@ -5,7 +5,7 @@ from __future__ import annotations
 from time import perf_counter
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from topics.engine import dedupe
@@ -23,6 +23,7 @@ STEPS = st.lists(
 
 @pytest.mark.parametrize("generation_keys", [1, 3, 1 << 17])
 @given(steps=STEPS)
+@example(steps=[("a", 0, 10), ("d", 3, 10), ("a", 0, 0), ("a", 0, 10), ("d", 0, 10), ("a", 0, 10)])
 def test_a_key_stands_for_its_last_write_as_long_as_the_window(
     generation_keys: int, steps: list[tuple[str, int, int]]
 ) -> None:

@@ -117,6 +117,7 @@ class DedupeWindow:
         ):
             newest = _Generation()
             self._generations += (newest,)
+        newest.rows.pop(digest, None)  # a key that comes again is the newest
         newest.rows[digest] = len(newest.at)
         newest.at.append(at_ms)
         newest.seqs.append(first_seq)
