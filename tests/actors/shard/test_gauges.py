@@ -260,7 +260,7 @@ async def test_what_the_log_has_lost_does_not_count(
     told = await desk.beat()
     assert (told["topics_topics"], told["topics_queue_topics"]) == (1, 1)
     monkeypatch.setattr(desk.log.writer.state, "report", held)
-    desk.log.give_up(BROKEN)
+    desk.log.writer.state.break_off(BROKEN)
     while not desk.log.failed:
         await trio.lowlevel.checkpoint()
     told = await desk.beat()
@@ -343,7 +343,7 @@ async def test_a_broken_log_is_told_and_so_is_each_write_that_it_refuses(
 ) -> None:
     desk.put("a")
     await desk.settled()
-    desk.log.give_up(BROKEN)
+    desk.log.writer.state.break_off(BROKEN)
     while desk.loop.context.room.broken is None:
         await trio.lowlevel.checkpoint()
     desk.append("a", 1)
