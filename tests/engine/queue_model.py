@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from topics.engine.now import Now
-from topics.formats.api.delete_body import TagMatch
+from topics.formats.api.diff_body import TagMatch
 from topics.formats.api.limits import LEASE_MS_BOUNDS
 from topics.formats.api.topic_config import TopicConfig
 

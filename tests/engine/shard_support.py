@@ -30,8 +30,7 @@ from topics.engine.shard import ShardEngine
 from topics.engine.topic import Topic
 from topics.formats.api.append_body import AppendBody, decode_append
 from topics.formats.api.decoding import decode_config
-from topics.formats.api.delete_body import decode_delete
-from topics.formats.api.diff_body import Diff
+from topics.formats.api.diff_body import Diff, decode_delete
 from topics.formats.buffers import Buffer
 from topics.formats.disk.frames import FrameKind
 from topics.formats.disk.records import RecordsView

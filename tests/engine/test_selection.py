@@ -13,7 +13,7 @@ from topics.engine.removal import delete_runs
 from topics.engine.selection import Selection, count_live
 from topics.engine.store import Unreadable
 from topics.engine.topic import Topic
-from topics.formats.api.delete_body import TagMatch
+from topics.formats.api.diff_body import TagMatch
 from topics.formats.buffers import Buffer
 from topics.formats.ranges import SeqRun
 

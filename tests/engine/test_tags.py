@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from topics.engine.tags import PORTION_TAGS, TagIndex
-from topics.formats.api.delete_body import TagMatch
+from topics.formats.api.diff_body import TagMatch
 from topics.formats.json_text import json_string
 
 

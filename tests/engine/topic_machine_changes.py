@@ -30,7 +30,7 @@ from topics.engine.topic import Topic
 from topics.errors import TopicFull, TopicNotEmpty
 from topics.formats.api.append_body import AppendBody, decode_append
 from topics.formats.api.decoding import decode_config
-from topics.formats.api.delete_body import decode_delete
+from topics.formats.api.diff_body import decode_delete
 from topics.formats.api.topic_config import TopicConfig, merge
 from topics.formats.disk.frames import FrameKind
 from topics.formats.json_text import json_bytes

@@ -18,7 +18,7 @@ from topics.engine.routing.hops import HOPS_MAX, Hops
 from topics.engine.routing.lag import lag
 from topics.engine.routing.picking import Picked, pick
 from topics.engine.topic import Topic
-from topics.formats.api.delete_body import TagMatch, tag_match
+from topics.formats.api.diff_body import TagMatch, tag_match
 
 Bounds: TypeAlias = tuple[int, int, int, int]
 """Records, bytes, runs and what is scanned, at most."""

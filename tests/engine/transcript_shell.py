@@ -39,8 +39,7 @@ from topics.engine.reading import read
 from topics.errors import TopicsError
 from topics.formats.api.append_body import decode_append
 from topics.formats.api.decoding import decode_config
-from topics.formats.api.delete_body import decode_delete
-from topics.formats.api.diff_body import Diff
+from topics.formats.api.diff_body import Diff, decode_delete
 from topics.formats.json_text import json_bytes
 
 START = Now(ts=1_000_000, ms=0)

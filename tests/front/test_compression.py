@@ -11,7 +11,7 @@ from tests.support.fake_backend import FakeBackend, FakeReply
 from tests.support.front import LANES, running
 from topics.errors import NotReady
 from topics.front.answers import Answer
-from topics.front.compression import compressed
+from topics.front.dispatch import compressed
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import pytest
 from tests.support.front import HANDSHAKE, LANES, RECORD, Running, running
 from tests.support.raw_client import Answered, request
 from topics.config import Settings
-from topics.formats.api.fields import HeadFields
+from topics.formats.api.request_heads import HeadFields
 from topics.front.cors import Cors
 
 APP, OTHER = "https://app.example", "https://other.example"

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from topics.errors import UnsupportedMediaType
-from topics.formats.api.fields import HeadFields
+from topics.formats.api.request_heads import HeadFields
 from topics.front.media import accepts_events, accepts_gzip, check_body_media, prefers_json
 
 

@@ -17,7 +17,7 @@ from tests.actors.shard.sealing.sealing_support import (
     fill,
     no_syncs,
 )
-from topics.formats.api.delete_body import TagMatch
+from topics.formats.api.diff_body import TagMatch
 from topics.process import shard_writer
 from topics.process.shard_writer import FREEZE_OBJECTS, freeze_survivors
 

@@ -17,8 +17,7 @@ from tests.support.forwarding import RECORDS, forward, forward_named
 from tests.support.log import START, Client, append_streamed, log_files
 from tests.support.recovery import frames_of
 from topics.engine.reading import read
-from topics.formats.api.delete_body import TagMatch
-from topics.formats.api.diff_body import Diff
+from topics.formats.api.diff_body import Diff, TagMatch
 from topics.formats.disk.copies import Run
 from topics.formats.disk.frames import FrameHeader, FrameKind
 from topics.storage.data_dir import DataDirectory

@@ -23,8 +23,7 @@ from topics.engine.page import Page
 from topics.engine.reading import read
 from topics.formats.api.append_body import decode_append
 from topics.formats.api.decoding import decode_config
-from topics.formats.api.delete_body import decode_delete
-from topics.formats.api.diff_body import Diff
+from topics.formats.api.diff_body import Diff, decode_delete
 from topics.formats.api.limits import Limits
 from topics.formats.disk.rendering import Rendering
 from topics.formats.json_text import json_bytes

@@ -14,7 +14,7 @@ from topics.engine.changes.delete_records import matching_seqs
 from topics.engine.removal import deleted_in
 from topics.engine.store import Store, Unreadable
 from topics.engine.topic import Topic
-from topics.formats.api.delete_body import TagMatch
+from topics.formats.api.diff_body import TagMatch
 from topics.formats.disk.records import live_runs
 from topics.formats.ranges import IndexRun
 

@@ -13,7 +13,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 
-from topics.formats.api.delete_body import TagMatch
+from topics.formats.api.diff_body import TagMatch
 from topics.formats.disk.packed import PackedTexts
 from topics.formats.json_text import json_string
 

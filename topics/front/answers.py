@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from topics.actors.rpc.session import Reply
-from topics.formats.api.fields import Headers
+from topics.formats.api.request_heads import Headers
 from topics.formats.api.response_heads import JSON
 
 Stream = Callable[[Any], Awaitable[None]]  # given the connection, until either side ends it

@@ -10,7 +10,7 @@ import re
 
 from topics.engine.access import ANYONE, Access, Principal, Scope
 from topics.errors import Forbidden, InvalidRequest, Unauthorized
-from topics.formats.api.fields import HeadFields
+from topics.formats.api.request_heads import HeadFields
 from topics.formats.names import valid_router_name, valid_topic_name
 
 BEARER = re.compile(rb"[Bb][Ee][Aa][Rr][Ee][Rr] +([\x21-\x7e]+)")

@@ -16,8 +16,7 @@ not reach with the same key.
 
 from __future__ import annotations
 
-from topics.formats.api.fields import Headers, HeadFields
-from topics.formats.api.request_heads import Head
+from topics.formats.api.request_heads import Head, Headers, HeadFields
 from topics.formats.api.response_heads import field_lines
 
 ANY = b"*"

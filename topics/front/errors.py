@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from topics import errors
-from topics.formats.api.fields import Headers
+from topics.formats.api.request_heads import Headers
 from topics.front.answers import Answer, elapsed_ms
 
 STATUS: dict[type[errors.TopicsError], int] = {

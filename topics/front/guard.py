@@ -32,9 +32,7 @@ from topics.errors import (
     Unauthorized,
     UnsupportedMediaType,
 )
-from topics.formats.api.fields import HeadFields
-from topics.formats.api.request_heads import Head
-from topics.formats.api.request_targets import authority_of
+from topics.formats.api.request_heads import Head, HeadFields, authority_of
 from topics.front.access_log import Subject
 from topics.front.authorization import (
     authenticate,

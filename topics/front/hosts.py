@@ -25,7 +25,7 @@ from collections.abc import Iterable
 
 from topics.config import Settings
 from topics.errors import Forbidden
-from topics.formats.api.fields import HeadFields
+from topics.formats.api.request_heads import HeadFields
 
 AUTHORITY = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[^][/:@?#\s]+)(?::[0-9]*)?")
 AUTHORITY_MAX_BYTES = 255 + 6  # the longest name of DNS, and a port

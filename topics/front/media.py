@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from topics.errors import UnsupportedMediaType
-from topics.formats.api.fields import HeadFields, list_members
+from topics.formats.api.request_heads import HeadFields, list_members
 from topics.formats.api.response_heads import JSON
 
 JSON_MEDIA = re.compile(

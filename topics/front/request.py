@@ -8,7 +8,7 @@ from typing import TypeAlias
 from topics.actors.rpc.session import Attachment
 from topics.engine.access import Principal
 from topics.errors import UnsupportedMediaType
-from topics.formats.api.fields import HeadFields
+from topics.formats.api.request_heads import HeadFields
 from topics.front.queries import Query
 from topics.front.route import Route
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from topics.formats.api.fields import Headers
+from topics.formats.api.request_heads import Headers
 from topics.front.answers import Answer, elapsed_ms
 from topics.front.queries import Parameter, Query, boolean
 from topics.front.route import Route

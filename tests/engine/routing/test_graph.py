@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from topics.engine.routing.graph import FAN_IN, Router, RouterGraph
 from topics.errors import RouterCycle, RouterNotFound, TopicExistsIncompatible
-from topics.formats.api.delete_body import TagMatch
-from topics.formats.api.router_bodies import RouterConfig
+from topics.formats.api.diff_body import TagMatch
+from topics.formats.api.routers import RouterConfig
 
 
 def router(router_id: int, ends: str, name: str | None = None, **config: Any) -> Router:

@@ -18,7 +18,7 @@ from topics.engine.routing.hops import HOPS_MAX, Hops
 from topics.engine.routing.picking import Picked, pick
 from topics.engine.store import Store, Unreadable
 from topics.engine.topic import Topic
-from topics.formats.api.delete_body import TagMatch
+from topics.formats.api.diff_body import TagMatch
 from topics.formats.buffers import Buffer
 from topics.formats.disk.extent_view import ExtentView
 from topics.formats.disk.records import RecordsView

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from topics.formats.api.backpressure import opts_out
+from topics.front.pressure.pressure import opts_out
 
 RECORDS = b'"records":[{"data":1}]'
 ESCAPED = "".join(f"\\u{ord(letter):04x}" for letter in "disable_backpressure").encode()

@@ -11,7 +11,8 @@ from tests.formats.disk.record_support import RECORDS, Record, request, view_of
 from tests.support.limits import LIMITS
 from topics.errors import RecordTooLarge
 from topics.formats.api.append_body import decode_append
-from topics.formats.api.dead_letters import (
+from topics.formats.api.limits import MOVE_LIMITS
+from topics.formats.api.queue_answers import (
     RecordParts,
     append_request,
     record_parts,
@@ -19,7 +20,6 @@ from topics.formats.api.dead_letters import (
     stamped,
     unstamped,
 )
-from topics.formats.api.limits import MOVE_LIMITS
 from topics.formats.json_text import json_string
 
 STAMP = b'"$dead_letter_from":"jobs","$dead_letter_deliveries":3,"$dead_letter_src_seq":7'

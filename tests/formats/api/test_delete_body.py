@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from topics.errors import InvalidRequest
-from topics.formats.api.delete_body import TagMatch, decode_delete
+from topics.formats.api.diff_body import TagMatch, decode_delete
 
 
 @pytest.mark.parametrize(

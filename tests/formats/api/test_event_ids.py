@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topics.formats.api.event_ids import (
+from topics.formats.api.watch import (
     ID_MAX_BYTES,
     MAP_MAX_TOPICS,
     decode_id,

@@ -9,7 +9,7 @@ import pytest
 from tests.formats.api.body_support import LIMITS, refused
 from tests.support import wrong_types
 from topics.errors import BatchTooLarge, InvalidRequest
-from topics.formats.api.delete_body import TagMatch
+from topics.formats.api.diff_body import TagMatch
 from topics.formats.api.limits import Limits
 from topics.formats.api.queue_bodies import (
     Claim,

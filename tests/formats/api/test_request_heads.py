@@ -10,9 +10,16 @@ from hypothesis import strategies as st
 
 from topics.errors import InvalidRequest
 from topics.formats.api import body_framing, request_heads
-from topics.formats.api.fields import LIST_MAX, HeadFields, list_members
-from topics.formats.api.request_heads import FIELDS_MAX, PartialHead, parse_head
-from topics.formats.api.request_targets import authority_of, origin_form
+from topics.formats.api.request_heads import (
+    FIELDS_MAX,
+    LIST_MAX,
+    HeadFields,
+    PartialHead,
+    authority_of,
+    list_members,
+    origin_form,
+    parse_head,
+)
 
 
 @given(st.binary(max_size=200))

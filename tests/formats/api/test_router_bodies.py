@@ -15,8 +15,8 @@ from tests.support import routers
 from tests.support.routers import OTHERS
 from tests.support.wrong_types import FLAG, GUARANTEE, MATCH, TOPIC_NAMES
 from topics.errors import InvalidRequest
-from topics.formats.api.delete_body import TagMatch
-from topics.formats.api.router_bodies import RouterConfig, decode_router, merge
+from topics.formats.api.diff_body import TagMatch
+from topics.formats.api.routers import RouterConfig, decode_router, merge
 from topics.formats.json_text import json_bytes
 
 ENDS = {"source": "orders", "dest": "audit"}

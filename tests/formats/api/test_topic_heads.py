@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topics.errors import TopicsError
-from topics.formats.api.request_heads import HEAD_MAX_BYTES, parse_head
-from topics.formats.api.topic_heads import cut_topic_name
+from topics.formats.api.request_heads import HEAD_MAX_BYTES, cut_topic_name, parse_head
 from topics.formats.names import valid_topic_name
 from topics.front.routes.table import match
 

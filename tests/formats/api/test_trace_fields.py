@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from topics.errors import InvalidRequest
-from topics.formats.api.request_heads import parse_head
-from topics.formats.api.trace_fields import cut_trace_fields
+from topics.formats.api.request_heads import cut_trace_fields, parse_head
 
 LINE = b"GET / HTTP/1.1\r\n"
 HOST = b"host: a\r\n"

@@ -18,8 +18,7 @@ from topics.formats.api.websocket_frames import (
     pong_frame,
     text_frame,
 )
-from topics.formats.api.websocket_handshake import accept_key, is_key
-from topics.formats.api.websocket_messages import Binary, CloseCode, close_frame
+from topics.formats.api.websocket_messages import Binary, CloseCode, accept_key, close_frame, is_key
 
 
 def test_the_table_in_the_docstring_is_how_a_frame_is_read() -> None:

@@ -11,7 +11,7 @@ from hypercorn.trio.worker_context import WorkerContext
 
 from tests.support.fake_backend import FakeBackend, FakeBlock
 from topics.engine.access import ANYONE
-from topics.formats.api.fields import HeadFields
+from topics.formats.api.request_heads import HeadFields
 from topics.front.http.cold_bridge import ColdStack
 from topics.front.http.cold_call import CALL, ColdCall
 from topics.front.http.cold_lane import hypercorn_config

@@ -11,7 +11,7 @@ import pytest
 from tests.support.fake_backend import FakeBackend
 from tests.support.front import HANDSHAKE, LANES, RECORD, Running, running
 from tests.support.raw_client import RawClient, request
-from topics.formats.api.fields import HeadFields
+from topics.formats.api.request_heads import HeadFields
 from topics.front.request import Request
 from topics.front.route import NAMES
 from topics.front.routes.table import ROUTES

@@ -9,7 +9,7 @@ import pytest
 
 from topics.errors import Throttled
 from topics.formats.api.response_heads import ResponseHeads
-from topics.front.http.refusing import LINGERING_MAX, Refusals
+from topics.front.http.accepting import LINGERING_MAX, Refusals
 
 LINE = b"x-request-id: made\r\n"
 FULL = Throttled("there are too many connections", retry_after_ms=1000)

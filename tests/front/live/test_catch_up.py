@@ -9,7 +9,7 @@ import pytest
 from trio.testing import wait_all_tasks_blocked
 
 from tests.support.live_desk import Client, Desk, gap, page, records
-from topics.formats.api.event_ids import decode_id
+from topics.formats.api.watch import decode_id
 
 
 def seqs(told: bytes) -> list[int]:

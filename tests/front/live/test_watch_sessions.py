@@ -7,8 +7,7 @@ import base64
 import pytest
 
 from topics.engine.access import ANYONE
-from topics.formats.api.event_ids import ID_MAX_BYTES, MAP_MAX_TOPICS, decode_id, encode_id
-from topics.formats.api.watch import View
+from topics.formats.api.watch import ID_MAX_BYTES, MAP_MAX_TOPICS, View, decode_id, encode_id
 from topics.front.live.watch_sessions import MAPS_KEPT, MOVES_KEPT, WatchSession
 
 TOPICS = [f"t{number}" for number in range(MAP_MAX_TOPICS + 1)]

@@ -6,8 +6,8 @@ import pytest
 
 from tests.support.ws import KEY, accept_of
 from topics.errors import InvalidRequest, TopicsError, UpgradeRequired
-from topics.formats.api.fields import HeadFields
-from topics.front.live.web_socket_upgrade import upgrade
+from topics.formats.api.request_heads import HeadFields
+from topics.front.routes.web_socket import upgrade
 
 GOOD = {
     b"upgrade": b"websocket",

@@ -15,7 +15,7 @@ from tests.support.live_desk import calm, refuse_next
 from tests.support.raw_client import RawClient, request
 from topics.engine.access import ANYONE
 from topics.errors import Throttled
-from topics.formats.api.fields import HeadFields
+from topics.formats.api.request_heads import HeadFields
 from topics.formats.wire import calls
 from topics.formats.wire.contract import Call, P, R
 from topics.front.http.connection import Connection

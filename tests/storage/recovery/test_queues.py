@@ -29,7 +29,7 @@ from tests.support.log import Client, ForgetfulDisk, append_streamed, log_files
 from tests.support.recovery import frames_of
 from topics.engine.changes import delete_records, lease_jobs
 from topics.engine.now import Now
-from topics.formats.api.delete_body import TagMatch
+from topics.formats.api.diff_body import TagMatch
 from topics.formats.disk.frame_bodies import LeaseOp, LeaseRows, lease_frame
 from topics.formats.disk.frames import FRAME_HEADER_BYTES, FrameKind
 from topics.storage import checkpoints

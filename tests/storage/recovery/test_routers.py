@@ -15,7 +15,7 @@ from tests.support.recovery import frames_of
 from topics.engine.changes import routers
 from topics.engine.changes.routers import RouterChange
 from topics.engine.routing.graph import Router
-from topics.formats.api.delete_body import TagMatch
+from topics.formats.api.diff_body import TagMatch
 from topics.formats.disk.frames import FRAME_HEADER_BYTES, FrameKind
 from topics.storage.wal.progress import Progress
 

@@ -37,7 +37,7 @@ from topics.engine.changes.delete_records import DeleteRecords, Rest
 from topics.engine.topic import Topic
 from topics.errors import TopicNotFound, TopicsError
 from topics.formats.api import answers
-from topics.formats.api.delete_body import decode_delete
+from topics.formats.api.diff_body import decode_delete
 from topics.formats.names import covered
 from topics.formats.wire.calls import (
     DELETE_RECORDS,

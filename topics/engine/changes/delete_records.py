@@ -27,7 +27,7 @@ from topics.engine.store import Store, Unreadable
 from topics.engine.tags import json_prefix
 from topics.engine.topic import Topic
 from topics.engine.topic_table import TopicTable
-from topics.formats.api.delete_body import TagMatch
+from topics.formats.api.diff_body import TagMatch
 from topics.formats.buffers import Buffer
 from topics.formats.disk.extent_view import ExtentView
 from topics.formats.disk.frame_bodies import decode_runs, delete_below_frame, delete_runs_frame

@@ -8,7 +8,7 @@ import msgspec
 
 from topics.errors import BatchTooLarge, InvalidRequest
 from topics.formats.api.decoding import decode
-from topics.formats.api.delete_body import TagMatch, tag_match
+from topics.formats.api.diff_body import TagMatch, tag_match
 from topics.formats.api.limits import (
     U64_MAX,
     Limits,

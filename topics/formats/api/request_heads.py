@@ -13,10 +13,50 @@ An ambiguous head is refused: request smuggling needs two servers that read one 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from topics.errors import InvalidRequest
-from topics.formats.api.fields import HeadFields, list_members
+from topics.formats.names import TOPIC_NAME
+
+Headers = tuple[tuple[bytes, bytes], ...]  # of a response: name and value
+
+LIST_MAX = 64  # members that are parsed: fields are read before the client is authenticated
+
+
+def list_members(value: bytes) -> list[bytes]:
+    """The members of a list in lower case; everything after the first `LIST_MAX` is ignored."""
+    return [member.strip().lower() for member in value.split(b",", LIST_MAX)[:LIST_MAX]]
+
+
+class HeadFields:
+    """The fields of a request head by lower-case name; a repeated field keeps all its values."""
+
+    __slots__ = ("_fields",)
+
+    def __init__(self, fields: Sequence[tuple[bytes, bytes]]) -> None:
+        self._fields = fields
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    def values(self, name: bytes) -> list[bytes]:
+        """All values of the field, in order."""
+        return [value for field, value in self._fields if field == name]
+
+    def without(self, name: bytes) -> HeadFields:
+        """All other fields."""
+        return HeadFields([field for field in self._fields if field[0] != name])
+
+    def forget(self) -> None:
+        """Keep none of them: they may be long, and a stream lasts for days."""
+        self._fields = ()
+
+    def joined(self, name: bytes) -> bytes:
+        """Repeated fields as one list (RFC 9110 §5.3); empty when the field is absent."""
+        return b",".join(self.values(name))
+
 
 HEAD_END = b"\r\n\r\n"
 HEAD_MAX_BYTES = 64 * 1024
@@ -144,3 +184,86 @@ def _body_length(fields: HeadFields, is_1_1: bool) -> int | None:
     if len(lengths) > 1 or not (lengths[0].isdigit() and len(lengths[0]) <= LENGTH_DIGITS_MAX):
         raise InvalidRequest("Content-Length must be one decimal number")
     return int(lengths[0])
+
+
+ABSOLUTE = re.compile(rb"https?://([^/?#]+)(.*)", re.IGNORECASE | re.DOTALL)
+
+
+def authority_of(target: bytes) -> tuple[bytes, ...]:
+    """The ``host:port`` of a target in absolute form; empty for any other form."""
+    absolute = ABSOLUTE.fullmatch(target)
+    return (absolute[1],) if absolute else ()
+
+
+def origin_form(target: bytes) -> bytes:
+    """``http://host/path?query`` as ``/path?query``, ``http://host?query`` as ``/?query``."""
+    absolute = ABSOLUTE.fullmatch(target)
+    if absolute is None:
+        return target
+    rest: bytes = absolute[2]
+    return rest if rest.startswith(b"/") else b"/" + rest
+
+
+_START = re.compile(
+    rb"[A-Z]{1,16} /v0/topics/(" + TOPIC_NAME.pattern.encode("ascii") + rb")(?=[ /?])"
+)
+
+
+def cut_topic_name(raw: bytes) -> tuple[bytes, str] | None:
+    """A whole head without the name of its topic, and the name; None when the target is no topic,
+    or the name is escaped or not valid.
+
+    What is left has at least one byte behind the place of the name, which no name can hold: heads
+    that are equal without their names differ in these alone.
+    """
+    found = _START.match(raw)
+    if found is None or len(raw) > HEAD_MAX_BYTES:
+        return None
+    start, end = found.span(1)
+    return raw[:start] + raw[end:], found[1].decode("ascii")
+
+
+_STARTS = frozenset({b"x-request-id", b"traceparent:"})  # the first 12 bytes of their lines
+_NAMES = re.compile(rb"\r\n(?:x-request-id|traceparent):", re.IGNORECASE)
+_VALUE = re.compile(VALUE)
+_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+# Version, trace, parent, flags. Later versions may append members, of which nothing is known.
+_IDS = rb"-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
+_LATER = rb"(?!00|ff)[0-9a-f]{2}" + _IDS + rb"(?:-[\x21-\x7e]{0,72})?"
+_TRACEPARENT = re.compile(rb"00" + _IDS + rb"|" + _LATER)
+
+
+class TraceFields(NamedTuple):
+    """The valid values; None for an absent field, one that came twice and one that is not valid."""
+
+    request_id: bytes | None
+    traceparent: bytes | None
+
+
+def cut_trace_fields(raw: bytes) -> tuple[bytes, TraceFields] | None:
+    """A whole head without its trace fields, and these; None when it has neither.
+
+    What is left is well-formed only if ``raw`` is: a cut takes whole lines, which are well-formed
+    themselves. A head that breaks one of the bounds of heads is not cut.
+    """
+    if _NAMES.search(raw) is None:  # the usual case
+        return None
+    lines = raw.split(b"\r\n")
+    if len(raw) > HEAD_MAX_BYTES or len(lines) > FIELDS_MAX + 3:  # request line and two empty ones
+        return None
+    found = [at for at, line in enumerate(lines) if line[:12].lower() in _STARTS and at]
+    ids: list[bytes] = []
+    parents: list[bytes] = []
+    for at in reversed(found):
+        name, colon, value = lines[at].partition(b":")
+        values = {12: ids, 11: parents}.get(len(name))
+        if values is not None and colon and _VALUE.fullmatch(value):
+            values.append(value.strip(b" \t"))
+            del lines[at]
+    if not ids and not parents:
+        return None
+    return b"\r\n".join(lines), TraceFields(_only(ids, _REQUEST_ID), _only(parents, _TRACEPARENT))
+
+
+def _only(values: list[bytes], form: re.Pattern[bytes]) -> bytes | None:
+    return values[0] if len(values) == 1 and form.fullmatch(values[0]) else None

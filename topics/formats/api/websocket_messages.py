@@ -10,6 +10,9 @@ A CLOSE payload holds nothing, or a table of two fields:
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import re
 from enum import IntEnum
 from typing import Final, TypeAlias
 
@@ -116,3 +119,18 @@ def decode_close(payload: bytes) -> Close | Failure:
         return Failure(
             int(CloseCode.INVALID_DATA), "the reason of a close frame is not valid UTF-8"
         )
+
+
+VERSION: Final = b"13"
+_ACCEPT_SUFFIX: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+_KEY: Final = re.compile(rb"[A-Za-z0-9+/]{22}==")
+
+
+def is_key(key: bytes) -> bool:
+    """Whether a Sec-WebSocket-Key is 16 bytes of base64 (§4.2.1)."""
+    return _KEY.fullmatch(key) is not None
+
+
+def accept_key(key: bytes) -> bytes:
+    """The Sec-WebSocket-Accept that answers a Sec-WebSocket-Key (§4.2.2)."""
+    return base64.b64encode(hashlib.sha1(key + _ACCEPT_SUFFIX, usedforsecurity=False).digest())

@@ -28,7 +28,7 @@ from typing import Protocol
 import trio
 
 from topics.engine.access import ANYONE, Principal
-from topics.formats.api.trace_fields import TraceFields
+from topics.formats.api.request_heads import TraceFields
 from topics.front.held_memory import HeldMemory
 from topics.front.http.request_stream import RequestStream
 

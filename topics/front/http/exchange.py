@@ -16,8 +16,8 @@ import time
 from dataclasses import dataclass
 from itertools import count
 
+from topics.formats.api.request_heads import TraceFields
 from topics.formats.api.route_names import OTHER_ROUTE
-from topics.formats.api.trace_fields import TraceFields
 from topics.front.access_log import AccessLog, Finished, Subject
 from topics.front.guard import Guard
 from topics.front.http.connection import Connection

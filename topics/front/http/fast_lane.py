@@ -29,7 +29,7 @@ import trio
 from topics.engine.access import ANYONE
 from topics.errors import Internal, InvalidRequest, TopicsError
 from topics.front.answers import Answer
-from topics.front.compression import COMPRESS_MIN_BYTES
+from topics.front.dispatch import COMPRESS_MIN_BYTES
 from topics.front.errors import error_answer
 from topics.front.http.connection import HALF_CLOSED, NEVER, RECV_BYTES
 from topics.front.http.head_reader import AdmittedHead, PreflightHead, RefusedHead

@@ -21,11 +21,15 @@ from hashlib import blake2b
 from typing import Final, Generic, TypeVar
 
 from topics.errors import TopicsError
-from topics.formats.api.fields import Headers
-from topics.formats.api.request_heads import Head, parse_head
+from topics.formats.api.request_heads import (
+    Head,
+    Headers,
+    TraceFields,
+    cut_topic_name,
+    cut_trace_fields,
+    parse_head,
+)
 from topics.formats.api.route_names import OTHER_ROUTE, ROUTE_INDEXES
-from topics.formats.api.topic_heads import cut_topic_name
-from topics.formats.api.trace_fields import TraceFields, cut_trace_fields
 from topics.front.guard import Guard
 from topics.front.request import Request
 from topics.front.route import Lane, Route

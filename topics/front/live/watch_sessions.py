@@ -19,8 +19,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from topics.engine.access import Principal
-from topics.formats.api.event_ids import decode_id, encode_checkpoint, encode_id
-from topics.formats.api.watch import View
+from topics.formats.api.watch import View, decode_id, encode_checkpoint, encode_id
 from topics.front.live.topic_streams import TopicStream
 
 MOVES_KEPT = 4096  # so many moves can be taken back exactly

@@ -13,6 +13,7 @@ key that may not write has no use for long messages: one of them is too big, and
 
 from __future__ import annotations
 
+import time
 from collections.abc import Coroutine
 from typing import Any
 
@@ -45,12 +46,36 @@ from topics.formats.api.websocket_messages import (
 from topics.front.authorization import authorize, check_topic_name
 from topics.front.body_limits import short_body_max, too_large
 from topics.front.drain import shutting_down
-from topics.front.http.connection import RECV_BYTES, Connection
+from topics.front.http.connection import NEVER, RECV_BYTES, Connection
 from topics.front.live.live import Live
-from topics.front.live.message_clock import MessageClock
 from topics.front.live.web_socket_publish import COPY_BYTES, Publishes
 from topics.front.live.web_socket_replies import pong, refusal
 from topics.front.live.web_socket_stream import WebSocketStream
+
+
+class MessageClock:
+    """The clock of one socket; its message is late at ``due``."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._timings = connection.timings
+        self._left_s = self._timings.body_grace_s
+        self.due = NEVER
+
+    def restart(self) -> None:
+        """No message has begun, or another one."""
+        self._left_s = self._timings.body_grace_s
+
+    def start_waiting(self) -> None:
+        """The socket waits for the client."""
+        self.due = time.monotonic() + self._left_s
+
+    def received(self, count: int) -> None:
+        """So many bytes have come."""
+        left_s = self.due - time.monotonic()
+        earned_s = count / self._timings.body_bytes_per_s
+        self._left_s = min(left_s + earned_s, self._timings.body_grace_s)
+        self.due = NEVER
+
 
 EVENTS_PER_TURN = 64  # 1 ms of publishes or refusals; then others have a turn
 FLUSH_EVERY = 32  # events: the shard works on the first while the front decodes the rest

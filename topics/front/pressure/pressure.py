@@ -24,11 +24,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, TypeAlias
 
+import msgspec
 import trio
 
 from topics.engine.priority import NEW_BAND
 from topics.errors import Throttled
-from topics.formats.api.backpressure import opts_out
 from topics.formats.buffers import Buffer
 from topics.front.answers import Answer
 from topics.front.pressure.governor import TICK_S, Governor
@@ -298,3 +298,27 @@ async def hold_back(refusal: Throttled) -> Answer:
 def may_not_be_refused(body: Buffer) -> bool:
     """Whether an append of this body is let in whatever the pressure."""
     return len(body) > REFUSABLE_MAX_BYTES or opts_out(body)
+
+
+# One of them is there, however the name is spelled: its letters can be escaped as \uXXXX only.
+_SIGNS = (b"backpressure", b"\\u")
+
+
+class _OptOut(msgspec.Struct):
+    disable_backpressure: bool = False
+
+
+_opt_out = msgspec.json.Decoder(_OptOut)
+
+
+def opts_out(body: Buffer) -> bool:
+    """Whether the write may not be refused under pressure. A body that cannot be read does not opt
+    out: it is refused in one way or the other.
+    """
+    text = bytes(body)
+    if not any(sign in text for sign in _SIGNS):
+        return False
+    try:
+        return _opt_out.decode(text).disable_backpressure
+    except (UnicodeDecodeError, msgspec.MsgspecError, RecursionError):
+        return False

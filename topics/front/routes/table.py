@@ -13,7 +13,7 @@ from functools import partial
 from urllib.parse import unquote_to_bytes
 
 from topics.errors import MethodNotAllowed, NotFound
-from topics.formats.api.request_targets import origin_form
+from topics.formats.api.request_heads import origin_form
 from topics.front.dispatch import Operation
 from topics.front.route import NAMES, Route, RouteMatch
 from topics.front.routes import (

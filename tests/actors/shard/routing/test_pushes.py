@@ -17,7 +17,7 @@ from topics.actors.shard.routing import pushes
 from topics.actors.shard.routing.pushes import Pushes, row_of
 from topics.engine.routing.graph import RouterGraph
 from topics.errors import Internal, NotReady, TopicsError
-from topics.formats.api.delete_body import TagMatch
+from topics.formats.api.diff_body import TagMatch
 from topics.formats.wire.calls import RouterRow, RouterSyncParams, RouterSyncResult
 
 AWAY = NotReady("away", reason=PEER_AWAY)

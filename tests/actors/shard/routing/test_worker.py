@@ -8,7 +8,7 @@ import pytest
 
 from topics.actors.shard.routing.worker import Source, Worker, WorkerState
 from topics.engine.topic import Topic
-from topics.formats.api.delete_body import TagMatch
+from topics.formats.api.diff_body import TagMatch
 from topics.formats.api.topic_config import TopicConfig
 from topics.formats.disk.copies import Drops
 from topics.formats.wire.calls import RouterRow

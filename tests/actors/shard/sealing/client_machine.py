@@ -26,7 +26,7 @@ from topics.engine.changes import delete_records, delete_topic, put_topic
 from topics.engine.changes.append import Append
 from topics.engine.topic import Topic
 from topics.formats.api.decoding import decode_config
-from topics.formats.api.delete_body import TagMatch
+from topics.formats.api.diff_body import TagMatch
 from topics.formats.json_text import json_bytes
 from topics.storage.wal.file import NoRoom, WalFile
 from topics.storage.wal.progress import Progress

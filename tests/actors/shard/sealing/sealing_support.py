@@ -34,8 +34,7 @@ from topics.engine.locators import is_extent
 from topics.engine.now import Now
 from topics.engine.page import Page
 from topics.engine.reading import read
-from topics.formats.api.delete_body import TagMatch
-from topics.formats.api.diff_body import Diff
+from topics.formats.api.diff_body import Diff, TagMatch
 from topics.formats.disk import segment_build
 from topics.storage.verify import Finding, verify_directory
 from topics.storage.wal.file import NoRoom

@@ -18,7 +18,7 @@ from topics.actors.shard.sealing import sealing
 from topics.actors.shard.sealing.sealing import Sealing
 from topics.engine.changes import delete_records, delete_topic, put_topic
 from topics.formats.api.decoding import decode_config
-from topics.formats.api.delete_body import TagMatch
+from topics.formats.api.diff_body import TagMatch
 from topics.storage.wal.file import NoRoom
 
 

@@ -24,7 +24,7 @@ from tests.actors.shard.sealing.sealing_support import (
 from tests.support.log import ForgetfulDisk
 from topics.engine.changes import delete_records
 from topics.engine.changes.delete_records import Rest
-from topics.formats.api.delete_body import TagMatch
+from topics.formats.api.diff_body import TagMatch
 from topics.storage.recovery import steps
 
 ODD, EVEN = TagMatch("Eq", "odd"), TagMatch("Eq", "even")

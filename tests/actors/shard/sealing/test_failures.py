@@ -23,7 +23,7 @@ from tests.actors.shard.sealing.sealing_support import (
 from tests.support.log import failing
 from topics.actors.shard.sealing import rewriting
 from topics.engine.locators import split_locator
-from topics.formats.api.delete_body import TagMatch
+from topics.formats.api.diff_body import TagMatch
 from topics.storage.checkpoints import CheckpointWriter
 from topics.storage.disk import Damaged
 from topics.storage.segments.delete_flags import PendingFlags

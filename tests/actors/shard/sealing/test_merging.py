@@ -40,7 +40,7 @@ from topics.engine.locators import Locator, split_locator
 from topics.engine.record_index import IndexEntry
 from topics.engine.replacing import replace_entries
 from topics.engine.topic import Topic
-from topics.formats.api.delete_body import TagMatch
+from topics.formats.api.diff_body import TagMatch
 from topics.storage import disk
 from topics.storage.disk import Damaged
 from topics.storage.segments import file as segment_file

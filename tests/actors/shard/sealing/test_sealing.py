@@ -26,7 +26,7 @@ from topics.engine import retention
 from topics.engine.changes import delete_topic
 from topics.engine.locators import is_extent
 from topics.engine.now import Now
-from topics.formats.api.delete_body import TagMatch
+from topics.formats.api.diff_body import TagMatch
 
 
 def test_topics_look_the_same_before_and_after_sealing_and_a_restart(client: Sealer) -> None:

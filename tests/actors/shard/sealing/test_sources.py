@@ -16,7 +16,7 @@ from tests.formats.disk.segment_support import build_bytes, extents, plain, sour
 from topics.actors.shard.sealing import rewriting, sources
 from topics.actors.shard.sealing.sources import GAP_BYTES, kept_runs
 from topics.engine.locators import is_extent, is_in_memory
-from topics.formats.api.delete_body import TagMatch
+from topics.formats.api.diff_body import TagMatch
 from topics.formats.disk.extent_view import ExtentView
 from topics.formats.disk.segment_build import build
 from topics.formats.ranges import IndexRun

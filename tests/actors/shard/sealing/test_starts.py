@@ -20,7 +20,7 @@ from tests.actors.shard.sealing.sealing_support import (
 )
 from tests.formats.disk.segment_support import version_1
 from tests.support.log import append_streamed
-from topics.formats.api.delete_body import TagMatch
+from topics.formats.api.diff_body import TagMatch
 from topics.storage import checkpoints
 from topics.storage.disk import Damaged
 

@@ -37,7 +37,7 @@ from topics.engine.queue import claims
 from topics.engine.queue.claims import Taken, jobs_of
 from topics.engine.topic import Topic
 from topics.errors import NotReady, TopicsError
-from topics.formats.api.dead_letters import append_request, record_parts, stamped
+from topics.formats.api.queue_answers import append_request, record_parts, stamped
 from topics.formats.api.topic_config import TopicConfig
 from topics.storage.wal.progress import Progress
 

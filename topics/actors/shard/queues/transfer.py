@@ -23,7 +23,7 @@ from topics.engine.queue import claims
 from topics.engine.shard import ShardEngine
 from topics.engine.topic import Topic
 from topics.errors import Forbidden, Internal, TopicsError
-from topics.formats.api.dead_letters import append_request, record_parts, source_of, unstamped
+from topics.formats.api.queue_answers import append_request, record_parts, source_of, unstamped
 from topics.formats.api.queue_bodies import Redrive
 from topics.formats.names import covered
 from topics.formats.wire.calls import NoResult, RedriveParams

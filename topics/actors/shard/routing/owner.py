@@ -45,8 +45,8 @@ from topics.errors import (
     TopicNotFound,
     TopicsError,
 )
-from topics.formats.api import router_answers
-from topics.formats.api.router_bodies import RouterConfig, RouterPatch, decode_router, merge
+from topics.formats.api import routers as router_json
+from topics.formats.api.routers import RouterConfig, RouterPatch, decode_router, merge
 from topics.formats.names import covered
 from topics.formats.wire.calls import (
     NO_RESULT,
@@ -142,7 +142,7 @@ class Routers(Service):
             except RouterCycle as error:
                 raise _as_seen(error, params.prefixes) from None
         is_new = before is None
-        body = router_answers.configured(params.router, config, created=is_new)
+        body = router_json.configured(params.router, config, created=is_new)
         self._in_turn(lambda: reply_json(request, RouterPutResult(is_new), body, params.at))
 
     def _is_known(self, router: Router) -> bool:
@@ -306,7 +306,7 @@ class Routers(Service):
         if router is not None:
             check_covered(params.router, router.config, params.prefixes)
             await self._remove([router])
-        body = router_answers.deleted(params.router, existed=router is not None)
+        body = router_json.deleted(params.router, existed=router is not None)
         self._in_turn(lambda: reply_json(request, NO_RESULT, body, params.at))
 
     async def _remove_all_of(self, request: CascadeCall) -> None:

@@ -23,7 +23,7 @@ from topics.actors.shard.routing.owner import check_covered, check_owner
 from topics.actors.shard.service import Service
 from topics.engine.routing.graph import Router
 from topics.errors import NotReady
-from topics.formats.api import router_answers
+from topics.formats.api import routers as router_json
 from topics.formats.names import covered
 from topics.formats.wire.calls import (
     NO_RESULT,
@@ -94,7 +94,7 @@ class RouterViews(Service):
         router = self._graph.router(params.router)
         check_covered(router.name, router.config, params.prefixes)
         (counters,) = await self._count([router])
-        body = router_answers.state(
+        body = router_json.state(
             router.name,
             router.config,
             forwarded_total=counters.total,
@@ -111,7 +111,7 @@ class RouterViews(Service):
         items = [
             (
                 router.name,
-                router_answers.item(router.name, router.config, forwarded_total=counters.total),
+                router_json.item(router.name, router.config, forwarded_total=counters.total),
             )
             for router, counters in counted
         ]

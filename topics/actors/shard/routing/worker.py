@@ -15,7 +15,7 @@ from typing import NamedTuple
 from topics.actors.shard.deadlines import Deadline
 from topics.engine.routing.hops import HOPS_MAX, Hops
 from topics.engine.topic import Topic
-from topics.formats.api.delete_body import TagMatch
+from topics.formats.api.diff_body import TagMatch
 from topics.formats.api.limits import U64_MAX
 from topics.formats.disk.copies import Drops
 from topics.formats.wire.calls import ForwardTarget, RouterRow

@@ -50,7 +50,7 @@ from topics.engine.routing.picking import Picked, pick
 from topics.engine.store import Unreadable
 from topics.engine.topic import Topic
 from topics.errors import TopicsError
-from topics.formats.api.delete_body import TagMatch
+from topics.formats.api.diff_body import TagMatch
 from topics.formats.disk.copies import decode_forward, is_row
 from topics.formats.wire.calls import (
     FORWARD,

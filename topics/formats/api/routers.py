@@ -1,4 +1,5 @@
-"""Router bodies (§6): what a PUT asks for, and the config that it makes of the one before.
+"""Routers as JSON (§6): what a PUT asks for, the config that it makes of the one before, and the
+answers to router requests, rendered up to ``performance`` (`answers`).
 
 ``source`` and ``dest`` stand in every body. A field that is not named keeps its value, or takes the
 default in a new router.
@@ -13,9 +14,10 @@ from msgspec import UNSET, UnsetType
 
 from topics.errors import InvalidRequest
 from topics.formats.api.decoding import decode
-from topics.formats.api.delete_body import TagMatch, tag_match
+from topics.formats.api.diff_body import TagMatch, tag_match
 from topics.formats.api.limits import Limits
 from topics.formats.buffers import Buffer
+from topics.formats.json_text import json_bytes
 from topics.formats.names import valid_topic_name
 
 Guarantee = Literal["at_least_once", "exactly_once"]
@@ -91,3 +93,39 @@ def _tuple_of(match: TagMatch | None) -> list[str] | None:
     if match is None:
         return None
     return ["tag", match.op, match.text + ("*" if match.op == "Glob" else "")]
+
+
+def configured(router: str, config: RouterConfig, *, created: bool) -> bytes:
+    """Answer to a router PUT."""
+    return json_bytes({"router": router, "created": created, **config.as_json()})[:-1]
+
+
+def state(
+    router: str, config: RouterConfig, *, forwarded_total: int, lag_records: int, lag_ms: int
+) -> bytes:
+    """Answer to a router GET."""
+    fields = {
+        "router": router,
+        **config.as_json(),
+        "forwarded_total": forwarded_total,
+        "lag_records": lag_records,
+        "lag_ms": lag_ms,
+    }
+    return json_bytes(fields)[:-1]
+
+
+def item(router: str, config: RouterConfig, *, forwarded_total: int) -> bytes:
+    """A router in the list of routers; the whole object."""
+    fields = {
+        "router": router,
+        "source": config.source,
+        "dest": config.dest,
+        "guarantee": config.guarantee,
+        "forwarded_total": forwarded_total,
+    }
+    return json_bytes(fields)
+
+
+def deleted(router: str, *, existed: bool) -> bytes:
+    """Answer to a router DELETE."""
+    return json_bytes({"router": router, "deleted": existed})[:-1]
