@@ -77,7 +77,7 @@ class Shard:
         self.asked: dict[object, Callable[[Any], None]] = {}
         self.feeds: dict[int, list[Any]] = {}  # topic, seq, pages under way
 
-    # As a backend
+    # As `Shards`
 
     def listen(self, listener: Any) -> None:
         """`Live` is spoken to by name."""
@@ -85,16 +85,13 @@ class Shard:
     def shard_of(self, topic: str) -> int:
         return 0
 
-    def flush(self, shard: int) -> None:
-        """Everything takes its time anyway."""
-
     def notify(self, shard: int, event: Event[P], params: Any, *, quiet: bool = False) -> None:
         if self.is_up and quiet:
             self.quiet.append(lambda: self._notified(event, params.feed))
         elif self.is_up:
             self._say(lambda: self._notified(event, params.feed))
 
-    def ask(
+    def call(
         self,
         shard: int,
         call: Call[P, R],
