@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PAGES = [
     ROOT / "topics/ARCHITECTURE.md",
+    ROOT / "topics/PROMISES.md",
     ROOT / "topics/SECURITY.md",
     *sorted((ROOT / "topics/decisions").glob("*.md")),
 ]
