@@ -166,3 +166,16 @@ def test_an_unexpected_error_fails_its_requests(monkeypatch: pytest.MonkeyPatch)
         desk.append("x")
         desk.append("y")
     assert desk.heard == [("x", "internal"), ("y", "internal")]
+
+
+def test_what_fails_behind_one_answer_takes_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    desk = Desk()
+
+    def broken() -> None:
+        raise ZeroDivisionError
+
+    with desk.backend.batch:
+        desk.append("x", then=broken)
+        desk.append("y")
+    assert desk.heard == [("x", 200), ("y", 200)]
+    assert "unexpected server error: append" in caplog.text

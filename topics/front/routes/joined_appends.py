@@ -143,7 +143,10 @@ class Appends:
         else:
             answers = self._answers(group.request.topic, reply)
         for then, answer in zip(group.thens, answers, strict=True):
-            then(answer)
+            try:
+                then(answer)
+            except Exception:  # of one connection: the others have their answers
+                LOG.exception("unexpected server error: append")
 
     def _answers(self, topic: str, reply: Reply[AppendResult]) -> list[Answer | TopicsError]:
         result, bodies = reply.result, bytes(reply.body)
