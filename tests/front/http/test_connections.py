@@ -192,6 +192,16 @@ async def test_a_request_that_comes_before_its_idle_connection_is_closed_is_answ
         assert asks.client.recv(4096)[9:12] == b"200"
 
 
+@pytest.mark.parametrize("how", ["said", "gone"])
+def test_who_has_unread_input_keeps_the_place_and_the_look_for_others_ends(
+    pair: Pair, how: str
+) -> None:
+    connections, connection, client = pair
+    client.send(b"GET") if how == "said" else client.close()
+    assert not connections.make_room()
+    assert ended(connection) == "open"
+
+
 def ports_of(run: Running) -> set[int]:
     """Those of the clients whose connections are open."""
     return {one.sock.getpeername()[1] for one in run.server.connections}

@@ -199,7 +199,8 @@ class Acceptor:
         except OSError as failure:
             if failure.errno in OUT_OF_FILES and not again:
                 self._make_room()
-                await trio.lowlevel.checkpoint()  # clients that have left are seen, and make room
+                for _ in range(2):  # clients that have left are seen by the poller, and make room
+                    await trio.lowlevel.checkpoint()
                 return await self._accept(listener, take, again=True)
             return await self._can_go_on(listener, failure)
         try:

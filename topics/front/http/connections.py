@@ -71,7 +71,12 @@ class Connections:
 
     def make_room(self) -> bool:
         """End the connection that has been quiet for longest; whether one has left."""
-        while self._quiet or self._look_for_quiet():
+        has_looked = False
+        while True:
+            if not self._quiet:
+                if has_looked or not self._look_for_quiet():
+                    return False
+                has_looked = True  # once: others run before input is read, or a hang-up is seen
             since, connection = self._quiet.pop()
             if connection.quiet_since == since and not connection.is_ended:
                 if connection.has_input:  # its request has come just now
@@ -80,7 +85,6 @@ class Connections:
                 if connection not in self._open:  # else its task ends it, later
                     self._displaced += 1
                     return True
-        return False
 
     def _look_for_quiet(self) -> bool:
         """Find those that go next; whether there are any."""
