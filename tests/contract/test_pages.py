@@ -18,7 +18,7 @@ PAGE = 7
 def page_of(
     api: Api, topic: str, from_seq: int, *, spaces: int = 0, limit: int = PAGE, **fields: Any
 ) -> Any:
-    """``spaces`` make other bytes of the same request."""
+    """``spaces`` make other bytes of the same request, which nobody has expected."""
     body = json.dumps({"from_seq": from_seq, "limit": limit, **fields}).encode() + b" " * spaces
     page = ok(api.call("POST", f"/v0/topics/{topic}/diff", body))
     page.pop("performance")

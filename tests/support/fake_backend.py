@@ -11,6 +11,7 @@ from zlib import crc32
 import trio
 
 from topics.actors.link.arena import ArenaBlock, Holder
+from topics.actors.link.heads import HeadMark
 from topics.actors.rpc.session import Attachment, LinkSession, PendingCall, Reply
 from topics.actors.shard_client.readiness import Readiness
 from topics.actors.shard_client.shards import Batch, Listener, Shards
@@ -195,6 +196,9 @@ class FakeBackend(Shards):
     def make_room(self, shard: int, holder: Holder, now: float) -> bool:
         return False
 
+    def head(self, shard: int, mark: HeadMark) -> int | None:
+        return None
+
     def delay_ms(self, shard: int) -> float:
         return 0.0
 
@@ -253,6 +257,7 @@ class FakeBackend(Shards):
             result = calls.ClaimResult(7, self.leased)
             answer |= {"claimed": rows}
         elif call is calls.DIFF:
+            result = calls.DiffResult(None)
             answer |= {
                 "records": rows[document.get("from_seq", 0) :],
                 "filler": "x" * self.answer_bytes,

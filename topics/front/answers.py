@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -13,6 +13,16 @@ from topics.formats.api.request_heads import Headers
 from topics.formats.api.response_heads import JSON
 
 Stream = Callable[[Any], Awaitable[None]]  # given the connection, until either side ends it
+
+
+class Held(Protocol):
+    """What holds the memory of an answer's body: a shard's `Reply`, or what stands for it."""
+
+    def on_lost(self, give_up: Callable[[], object]) -> None:
+        """``give_up`` is called if the memory is needed; it leads to `release` soon."""
+
+    def release(self) -> None:
+        """The body is not needed any more."""
 
 
 class Answer:
@@ -28,7 +38,7 @@ class Answer:
         self,
         status: int,
         body: bytes | memoryview = b"",
-        reply: Reply[Any] | None = None,
+        reply: Held | None = None,
         headers: Headers = (),
         stream: Stream | None = None,
         media_type: bytes = JSON,

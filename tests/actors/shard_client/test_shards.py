@@ -10,6 +10,7 @@ from trio.testing import MockClock
 
 from tests.actors.link.link_support import SMALL
 from topics.actors.link.board import Board, ShardState
+from topics.actors.link.heads import HeadWriter
 from topics.actors.link.link import Link
 from topics.actors.link.link_memory import LinkMemory
 from topics.actors.link.process_id import FRONT, shard_id
@@ -17,6 +18,8 @@ from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.session import LinkSession
 from topics.actors.rpc.typed_calls import InboundCall, serve
 from topics.actors.shard_client.shards import LINKED_MAX_S, Shards
+from topics.engine.topic import Topic
+from topics.formats.api.topic_config import TopicConfig
 from topics.formats.names import shard_of
 from topics.formats.wire.calls import (
     FEED_ENDED,
@@ -148,6 +151,13 @@ def test_what_a_shard_sends_unasked_is_told_with_its_number(desk: Desk) -> None:
         (0, jobs, b"jobs of 0"),
         (0, work_ended),
     ]
+
+
+def test_the_head_of_a_page_is_read_from_the_words_of_its_shard(desk: Desk) -> None:
+    topic = Topic(1, "a", 1, TopicConfig())
+    topic.head_seq = 10
+    mark = HeadWriter(desk.board.heads(1)).mark(topic)
+    assert (desk.shards.head(1, mark), desk.shards.head(0, mark)) == (10, None)
 
 
 def test_all_shards_together_are_ready_when_each_is(desk: Desk) -> None:

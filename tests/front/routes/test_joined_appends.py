@@ -17,7 +17,12 @@ from topics.front.pressure.pressure import Bands
 from topics.front.queries import parse_query
 from topics.front.request import Request
 from topics.front.routes import records
-from topics.front.routes.joined_appends import JOINED_MAX, JOINED_MAX_BYTES, Appends
+from topics.front.routes.joined_appends import (
+    JOINED_FIRST,
+    JOINED_MAX,
+    JOINED_MAX_BYTES,
+    Appends,
+)
 
 ROUTE = next(route for route in records.ROUTES if route.name == "append")
 
@@ -137,13 +142,16 @@ def test_a_full_group_goes_within_the_turn() -> None:
     desk = Desk()
     long = b'{"records":[{"data":"%b"}]}' % (b"x" * JOINED_MAX_BYTES)
     with desk.backend.batch:
+        for number in range(JOINED_FIRST):
+            desk.append(str(number))
+        assert desk.sent == [JOINED_FIRST]
         for number in range(JOINED_MAX):
             desk.append(str(number))
-        assert desk.sent == [JOINED_MAX]
+        assert desk.sent == [JOINED_FIRST, JOINED_MAX]
         desk.append("one more")
         desk.append("long", body=long)
-        assert desk.sent == [JOINED_MAX, 2]
-    assert len(desk.heard) == JOINED_MAX + 2
+        assert desk.sent == [JOINED_FIRST, JOINED_MAX, 2]
+    assert len(desk.heard) == JOINED_FIRST + JOINED_MAX + 2
 
 
 def test_what_follows_an_answer_joins() -> None:

@@ -20,6 +20,8 @@ store changes it. The sections follow one another in this order, each from a lin
                          7     delay_ms: how long a message that comes now will wait [shard p]
                          8     counters, 2048 words, see `topics.actors.link.counters` [p]
                          2056  counts of limits, 8 words, see `topics.actors.link.ledger` [shard p]
+    heads of shard i     two words for each slot, see `topics.actors.link.heads` [shard i]
+    (16 lines each)
 
 Pair n is that of the processes with ranks a < b, n = b * (b - 1) / 2 + a, where the front has rank
 0 and shard i rank i + 1. Words that nobody uses cost address space, no memory.
@@ -31,6 +33,7 @@ import mmap
 from enum import IntEnum
 from typing import Final
 
+from topics.actors.link.heads import SLOT_WORDS, SLOTS
 from topics.actors.link.process_id import FRONT, ProcessId, shard_id
 
 LINE_WORDS: Final = 8
@@ -39,7 +42,9 @@ COUNTERS: Final = 2048
 LIMITS_AT: Final = COUNTERS_AT + COUNTERS
 LIMITS: Final = 8
 PROCESS_WORDS: Final = LIMITS_AT + LIMITS
+HEADS_WORDS: Final = SLOTS * SLOT_WORDS
 assert PROCESS_WORDS == 258 * LINE_WORDS
+assert HEADS_WORDS == 16 * LINE_WORDS
 
 
 class ShardState(IntEnum):
@@ -166,7 +171,8 @@ class Board:
         pairs = count * (count - 1) // 2
         self._sessions_at = LINE_WORDS
         self._processes_at = self._sessions_at + _whole_lines(pairs)
-        length = self._processes_at + count * PROCESS_WORDS
+        self._heads_at = self._processes_at + count * PROCESS_WORDS
+        length = self._heads_at + (count - 1) * HEADS_WORDS
         self._words = memoryview(mmap.mmap(-1, 8 * length)).cast("Q")
         for pair in range(pairs):
             # 1, because rings are born with 0: nothing flows before both sides have started.
@@ -193,6 +199,11 @@ class Board:
     def shard(self, index: int) -> ShardWords:
         """The words of shard ``index``."""
         return ShardWords(self._process(shard_id(index)))
+
+    def heads(self, shard: int) -> memoryview:
+        """The words of the slots of ``shard`` (`topics.actors.link.heads`)."""
+        at = self._heads_at + shard * HEADS_WORDS
+        return self._words[at : at + HEADS_WORDS]
 
     def process(self, process: ProcessId) -> FrontWords | ShardWords:
         """The words of the front or a shard."""

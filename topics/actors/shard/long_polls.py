@@ -18,6 +18,7 @@ from typing import TypeAlias
 
 import trio
 
+from topics.actors.link.heads import holds_still
 from topics.actors.rpc.inbound import InboundEvent
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.replies import answer_error, total_ms
@@ -37,15 +38,14 @@ from topics.formats.api import answers
 from topics.formats.api.diff_body import Diff
 from topics.formats.wire.calls import (
     CALL_CANCELLED,
-    NO_RESULT,
     CallCancelledParams,
     DiffParams,
-    NoResult,
+    DiffResult,
 )
 from topics.formats.wire.envelope import ErrorCode
 from topics.storage.disk import Damaged
 
-DiffCall: TypeAlias = InboundCall[DiffParams, NoResult]
+DiffCall: TypeAlias = InboundCall[DiffParams, DiffResult]
 
 SCAN_S_MAX = 20.0  # it must be answered before the router gives it up
 POLLS_PER_TURN = 64
@@ -198,4 +198,5 @@ def reply_page(request: DiffCall, topic: Topic, page: Page) -> None:
         total_ms=total_ms(request.params.at),
         throttle_ms=request.parked_ms,
     )
-    request.reply(NO_RESULT, answers.difference(topic.name, page.pieces, end))
+    result = DiffResult(page.next_from_seq if holds_still(topic, page) else None)
+    request.reply(result, answers.difference(topic.name, page.pieces, end))

@@ -54,7 +54,7 @@ class ShardLoop:
             RouterConfig(rpc_timeout_ms=RPC_TIMEOUT_MS, error_mapper=map_error)
         )
         ledger = ShardLedger(board, index)
-        self.services = services = build_services(context, shard, ledger)
+        self.services = services = build_services(context, shard, board.heads(index), ledger)
         for service in services:
             service.register(self.router)
         self._on_commit = [s.on_commit for s in services if _defines(s, "on_commit")]

@@ -1,46 +1,88 @@
-"""Reads: pages of a topic (§3).
+"""Reads: pages of a topic, now, later or ahead (§3).
 
-a page worth answering                         answered at once
-nothing yet, and a wait_ms; or more to scan    a long poll
+diff         a page worth answering          answered at once
+             nothing yet, and a wait_ms;
+             or more to scan                 a long poll
+diff.ahead   pages that nobody has asked for yet, for a reader that goes on page by page
 """
 
 from __future__ import annotations
 
+from typing import Any
+
+from topics.actors.link.heads import HeadWriter, holds_still
 from topics.actors.rpc.message_router import MessageRouter
-from topics.actors.rpc.typed_calls import serve
+from topics.actors.rpc.typed_calls import InboundCall, serve
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.long_polls import DiffCall, LongPolls, reply_page
 from topics.actors.shard.routing.barriers import Barriers
 from topics.actors.shard.service import Service
+from topics.engine.page import Page
 from topics.engine.reading import read
-from topics.formats.api.diff_body import decode_diff
-from topics.formats.wire.calls import DIFF
+from topics.engine.topic import Topic
+from topics.formats.api import answers
+from topics.formats.api.diff_body import Diff, decode_diff
+from topics.formats.wire.calls import DIFF, DIFF_AHEAD, DiffAheadParams, DiffAheadResult
+
+AHEAD_BYTES_MAX = 1 << 20  # of pages that are read ahead in one go
 
 
 class Reads(Service):
-    """Answers diffs."""
+    """Answers diffs. ``heads``: of topics that are read ahead."""
 
-    def __init__(self, context: ShardContext, polls: LongPolls, barriers: Barriers) -> None:
-        self._context, self._polls, self._barriers = context, polls, barriers
+    def __init__(
+        self, context: ShardContext, polls: LongPolls, heads: HeadWriter, barriers: Barriers
+    ) -> None:
+        self._context, self._polls, self._heads = context, polls, heads
+        self._barriers = barriers
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
         serve(router, DIFF, self._diff)
+        serve(router, DIFF_AHEAD, self._diff_ahead)
 
     def _diff(self, request: DiffCall) -> None:
         if not self._barriers.defer_if_behind((request.params.topic,), self._read, request):
             self._read(request)
 
     def _read(self, request: DiffCall) -> None:
-        context = self._context
-        asked = decode_diff(request.attachment, context.limits)
-        request.release()
-        topic = context.fresh_topic(request.params.topic)
-        topic.touch(*context.commits.now())
-        page = read(topic, asked, context.store)
+        topic, asked, page = self._first_page(request, request.params.topic)
         if page.unfinished or (asked.wait_ms and not page.worth_answering):
             self._polls.add(request, topic, asked, page)
             return
         reply_page(request, topic, page)
-        if page.count and not page.caught_up:
-            context.store.prefetch(topic, page.next_from_seq + 1)  # the reader goes on
+        if page.count and not page.caught_up:  # the reader goes on
+            self._context.store.prefetch(topic, page.next_from_seq + 1)
+
+    def _first_page(self, request: InboundCall[Any, Any], name: str) -> tuple[Topic, Diff, Page]:
+        context = self._context
+        asked = decode_diff(request.attachment, context.limits)
+        request.release()
+        topic = context.fresh_topic(name)
+        topic.touch(*context.commits.now())
+        return topic, asked, read(topic, asked, context.store)
+
+    def _diff_ahead(self, request: InboundCall[DiffAheadParams, DiffAheadResult]) -> None:
+        """Answer with pages that nobody has asked for yet, trailers omitted; with none that may be
+        another one when somebody does.
+        """
+        topic, asked, page = self._first_page(request, request.params.topic)
+        bodies: list[bytes] = []
+        pages: list[tuple[int, int, int]] = []
+        room = AHEAD_BYTES_MAX
+        while holds_still(topic, page) and len(pages) < request.params.page_count:
+            bodies.append(answers.difference(topic.name, page.pieces))
+            length = len(bodies[-1])
+            room -= length
+            if room < 0:
+                break
+            pages.append((length, page.next_from_seq, page.scanned))
+            if room < length:  # the next one is likely to be as long
+                break
+            page = read(topic, asked, self._context.store, page.next_from_seq)
+        if not pages:
+            request.reply(DiffAheadResult())
+            return
+        self._context.store.prefetch(topic, pages[-1][1] + 1)
+        result = DiffAheadResult(pages, self._heads.mark(topic), topic.earliest_seq, topic.epoch)
+        request.reply(result, b"".join(bodies[: len(pages)]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from topics.actors.link.heads import HeadWriter
 from topics.actors.link.ledger import ShardLedger
 from topics.actors.shard.appends import Appends
 from topics.actors.shard.context import ShardContext
@@ -76,8 +77,12 @@ class ShardServices(NamedTuple):
     gauges: Gauges
 
 
-def build_services(context: ShardContext, shard: Shard, ledger: ShardLedger) -> ShardServices:
-    """All services of one shard. ``ledger``: what the shards hold of the caps of the server."""
+def build_services(
+    context: ShardContext, shard: Shard, heads: memoryview, ledger: ShardLedger
+) -> ShardServices:
+    """All services of one shard. ``heads``: its words for pages that are read ahead; ``ledger``:
+    what the shards hold of the caps of the server.
+    """
     expiry = Expiry(context)
     quotas = Quotas(context, ledger, expiry)
     streamed_appends, long_polls = StreamedAppends(context), LongPolls(context)
@@ -111,7 +116,7 @@ def build_services(context: ShardContext, shard: Shard, ledger: ShardLedger) -> 
         registry,
         barriers,
         Forwards(context, registry),
-        Reads(context, long_polls, barriers),
+        Reads(context, long_polls, HeadWriter(heads), barriers),
         long_polls,
         Feeds(context),
         FeedReads(context, barriers),

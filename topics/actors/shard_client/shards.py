@@ -26,6 +26,7 @@ from trio.lowlevel import Abort, RaiseCancelT
 
 from topics.actors.link.arena import ArenaBlock, Holder
 from topics.actors.link.board import Board, ShardState, ShardWords
+from topics.actors.link.heads import HeadMark, HeadReader
 from topics.actors.link.link import Link
 from topics.actors.link.outbox import MANY
 from topics.actors.link.pulse import (
@@ -256,6 +257,7 @@ class Shards:
             ShardLink(link, board.shard(link.peer.index), self._router, self.batch)
             for link in links
         ]
+        self._heads = [HeadReader(board.heads(link.peer.index)) for link in links]
         self.shards = len(links)
 
     def listen(self, listener: Listener) -> None:
@@ -437,6 +439,12 @@ class Shards:
         return True
 
     # How they are
+
+    def head(self, shard: int, mark: HeadMark) -> int | None:
+        """Head of the topic of a page that was read ahead; None when the page is not its answer any
+        more.
+        """
+        return self._heads[shard].head(mark)
 
     def delay_ms(self, shard: int) -> float:
         """How long a message that is sent now waits: for the ring, then in the shard. 0 while the

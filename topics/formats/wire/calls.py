@@ -3,7 +3,8 @@ module spells a subject or builds params.
 
     subject                   direction  params               attachment  result            answer
     rpc/append                to shard   AppendParams         requests    AppendResult      answers
-    rpc/diff                  to shard   DiffParams           request     NoResult          answer
+    rpc/diff                  to shard   DiffParams           request     DiffResult        answer
+    rpc/diff.ahead            to shard   DiffAheadParams      request     DiffAheadResult   answers
     rpc/topic.put             to shard   TopicPutParams       request     TopicPutResult    answer
     rpc/topic.get             to shard   TopicGetParams       -           NoResult          answer
     rpc/topic.list            to shard   TopicListParams      -           TopicListResult   -
@@ -42,7 +43,7 @@ module spells a subject or builds params.
     event/call.cancelled      to shard   CallCancelledParams  -
 
     request, requests  the JSON body as the client sent it; of an append: n of them, joined
-    answer, answers    the JSON body for the client
+    answer, answers    the JSON body for the client; of `diff.ahead`: pages that lack their ends
     records            rendered records, joined by commas
     jobs               leased jobs as JSON objects, one behind the other
     copied             records that no log holds, as the body of an APPEND frame; mostly empty
@@ -145,6 +146,28 @@ class DiffParams(NamedTuple):
 
     topic: str
     at: int
+
+
+class DiffResult(NamedTuple):
+    """``next_from_seq``: the reader's next cursor, if the page behind it would hold still."""
+
+    next_from_seq: int | None
+
+
+class DiffAheadParams(NamedTuple):
+    """Up to ``page_count`` pages that nobody has asked for yet."""
+
+    topic: str
+    page_count: int
+
+
+class DiffAheadResult(NamedTuple):
+    """The pages that hold still, trailers omitted; none: the other fields mean nothing."""
+
+    pages: Sequence[tuple[int, int, int]] = ()  # bytes, next_from_seq, records scanned
+    mark: Sequence[int] = (0, 0)  # the fields of `HeadMark`
+    earliest_seq: int = 0
+    epoch: int = 0
 
 
 # Topics
@@ -655,7 +678,10 @@ class CallCancelledParams(NamedTuple):
 APPEND: Final = Call(
     "append", TO_SHARD, AppendParams, "requests", AppendResult, "answers", is_write=True
 )
-DIFF: Final = Call("diff", TO_SHARD, DiffParams, "request", NoResult, "answer")
+DIFF: Final = Call("diff", TO_SHARD, DiffParams, "request", DiffResult, "answer")
+DIFF_AHEAD: Final = Call(
+    "diff.ahead", TO_SHARD, DiffAheadParams, "request", DiffAheadResult, "answers"
+)
 TOPIC_PUT: Final = Call(
     "topic.put", TO_SHARD, TopicPutParams, "request", TopicPutResult, "answer", is_write=True
 )
@@ -741,6 +767,7 @@ CALL_CANCELLED: Final = Event("call.cancelled", TO_SHARD, CallCancelledParams, N
 CALLS: Final[tuple[Call[Any, Any], ...]] = (
     APPEND,
     DIFF,
+    DIFF_AHEAD,
     TOPIC_PUT,
     TOPIC_GET,
     TOPIC_LIST,

@@ -24,6 +24,7 @@ from topics.front.live.watches import Watches
 from topics.front.pressure.pressure import Pressure
 from topics.front.request import Body, Request
 from topics.front.routes.joined_appends import Appends
+from topics.front.routes.read_ahead import ReadAhead
 
 METRIC_READS_MAX = 4  # at once, by one front
 
@@ -40,6 +41,7 @@ class RouteContext:
     pressure: Pressure
     watches: Watches
     appends: Appends
+    read_ahead: ReadAhead
     board: Board
     metric_reads: trio.CapacityLimiter
     started_ns: int = field(default_factory=monotonic_ns)
@@ -58,6 +60,7 @@ class RouteContext:
             pressure=live.pressure,
             watches=Watches(live),
             appends=Appends(backend, live.pressure.bands),
+            read_ahead=ReadAhead(backend),
             board=board,
             metric_reads=trio.CapacityLimiter(METRIC_READS_MAX),
         )

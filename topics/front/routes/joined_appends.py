@@ -36,7 +36,8 @@ from topics.front.request import Body, Request
 
 LOG = logging.getLogger("topics.front")
 
-JOINED_MAX = 8  # requests of a message: the shard decides them while the front reads the next
+JOINED_FIRST = 8  # requests of a turn's first message: the shard begins while the front reads on
+JOINED_MAX = 32  # of those that follow
 JOINED_MAX_BYTES = 16 * 1024  # of their bodies, or one request
 
 Key: TypeAlias = tuple[str, bool, Principal]
@@ -64,9 +65,11 @@ class Appends:
     def __init__(self, backend: Shards, bands: Bands) -> None:
         self._backend, self._bands, self._batch = backend, bands, backend.batch
         self._groups: dict[Key, Group] = {}
+        self._begun: set[Key] = set()  # sent within this turn
 
     def _end_turn(self) -> None:
         self._batch.at_end = None
+        self._begun.clear()
         while self._groups:  # who is refused at once may append again
             groups, self._groups = self._groups, {}
             for group in groups.values():
@@ -94,8 +97,10 @@ class Appends:
             group.ats.append(at)
             group.thens.append(then)
             group.length += len(body)
-            if group.length > JOINED_MAX_BYTES or len(group.thens) == JOINED_MAX:
+            most = JOINED_MAX if key in self._begun else JOINED_FIRST
+            if group.length > JOINED_MAX_BYTES or len(group.thens) == most:
                 del self._groups[key]
+                self._begun.add(key)
                 self._send(group, early=True)
         else:
             group = Group(request, with_seqs)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import partial
 
 from topics.engine.access import Scope
-from topics.formats.wire.calls import DELETE_RECORDS, DIFF, DeleteRecordsParams, DiffParams
+from topics.formats.wire.calls import DELETE_RECORDS, DeleteRecordsParams
 from topics.front.answers import Answer
 from topics.front.dispatch import Begun, Operation, Then, answer_of
 from topics.front.pressure.pressure import hold_back
@@ -46,11 +46,10 @@ async def _append_parked(
 
 def diff(context: RouteContext, request: Request, body: Body, at: int, then: Then) -> Begun:
     """§3. May wait for as long as the ``wait_ms`` of the body says."""
-    params = DiffParams(request.topic, at)
     if not (context.drain.is_draining or may_wait(body)):
-        return context.ask(request, DIFF, params, body, then)
+        return context.read_ahead.diff(request, body, at, then)
     call = context.drain.waiting(request, then)
-    call.asked = context.ask(request, DIFF, params, body, call.answered)
+    call.asked = context.read_ahead.diff(request, body, at, call.answered)
     return call
 
 

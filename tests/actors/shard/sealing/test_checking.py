@@ -19,6 +19,9 @@ from tests.actors.shard.sealing.sealing_support import (
 )
 from tests.support.log import append_streamed, failing
 from tests.support.quota import Caps
+from topics.actors.link.board import Board
+from topics.actors.link.heads import HeadReader, HeadWriter
+from topics.engine.changes.change import Change
 from topics.formats.disk.frames import FRAME_HEADER_BYTES, FrameKind, scan_frames
 from topics.formats.disk.wal import FILE_HEADER_BYTES, decode_file_header
 from topics.storage.disk import Damaged
@@ -138,6 +141,24 @@ def test_a_damaged_frame_at_the_front_of_a_topic_is_reported_as_damaged(small: S
         small.kill()
         small = small.again()
     small.kill()
+
+
+def test_pages_read_ahead_are_void_when_a_frame_is_found_damaged(small: Sealer) -> None:
+    two_topics(small)
+    first = first_log(small.path)
+    header = next(header for header in frames_of(first) if header.kind == FrameKind.APPEND)
+    words = Board(1).heads(0)
+    writer, reader = HeadWriter(words), HeadReader(words)
+
+    def committed(change: Change) -> None:
+        for tell in change.topic.followers:
+            tell(change)
+
+    small.commits.on_commit = committed
+    mark = writer.mark(small.engine.by_id[header.topic_id])
+    flip(first, FILE_HEADER_BYTES + header.lsn + FRAME_HEADER_BYTES + 3)
+    small.checkpoint()
+    assert reader.head(mark) is None
 
 
 def test_a_topic_reports_its_damage_after_it_is_configured_again(small: Sealer) -> None:

@@ -1,0 +1,118 @@
+"""The words that tell whether a page that was read ahead is still the answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from topics.actors.link.board import Board
+from topics.actors.link.heads import SLOTS, HeadReader, HeadWriter, holds_still
+from topics.engine.changes.append import Append
+from topics.engine.changes.delete_records import DeleteRecords
+from topics.engine.changes.delete_topic import DeleteTopic
+from topics.engine.changes.put_topic import PutTopic
+from topics.engine.changes.reservation import Reservation
+from topics.engine.page import Page, Tombstone
+from topics.engine.topic import Topic
+from topics.formats.api.topic_config import TopicConfig
+
+
+def topic(number: int, head_seq: int = 10, *, ttl_ms: int = 0, cap_records: int = 0) -> Topic:
+    config = TopicConfig(ttl_ms=ttl_ms, cap_records=cap_records)
+    made = Topic(number, f"t{number}", 1, config)
+    made.head_seq = head_seq
+    return made
+
+
+def words() -> memoryview:
+    return Board(1).heads(0)
+
+
+def commit(change: Any) -> None:
+    for tell in change.topic.followers:
+        tell(change)
+
+
+def append(to: Topic, count: int = 1) -> Append:
+    to.head_seq += count
+    return Append(to, to.head_seq, count, 0, 0, None)
+
+
+def test_an_append_moves_the_head_and_leaves_the_page() -> None:
+    shared, a = words(), topic(1)
+    writer, reader = HeadWriter(shared), HeadReader(shared)
+    mark = writer.mark(a)
+    assert reader.head(mark) == 10
+    commit(append(a, 3))
+    commit(Reservation(a, 5000))
+    assert reader.head(mark) == 13
+    assert writer.mark(a) == mark
+
+
+def test_anything_else_makes_the_page_void_for_good() -> None:
+    shared, a = words(), topic(1)
+    writer, reader = HeadWriter(shared), HeadReader(shared)
+    for change in (
+        PutTopic(a, [], a.config),
+        DeleteRecords(a, 5, None, None),
+        DeleteTopic(a, [], sync=True),
+    ):
+        mark = writer.mark(a)
+        commit(change)
+        assert reader.head(mark) is None
+        commit(append(a))
+        assert reader.head(mark) is None
+        assert writer.mark(a) != mark
+
+
+def test_other_topics_have_no_part_in_it() -> None:
+    shared, a, b = words(), topic(1), topic(2, 77)
+    writer, reader = HeadWriter(shared), HeadReader(shared)
+    mark = writer.mark(a)
+    for change in (append(b), DeleteRecords(b, 5, None, None), DeleteTopic(b, [], sync=True)):
+        writer.mark(b)
+        commit(change)
+    commit(append(topic(3)))
+    assert reader.head(mark) == 10
+
+
+def test_the_slot_lent_longest_ago_goes_to_another_topic() -> None:
+    shared = words()
+    writer, reader = HeadWriter(shared), HeadReader(shared)
+    marks = [writer.mark(topic(number, number)) for number in range(1, SLOTS + 2)]
+    assert [reader.head(mark) for mark in marks] == [None, *range(2, SLOTS + 2)]
+    assert marks[0].slot == marks[-1].slot
+
+
+def test_a_deleted_topic_gives_its_slot_back_before_anyone_loses_one() -> None:
+    shared = words()
+    writer, reader = HeadWriter(shared), HeadReader(shared)
+    topics = [topic(number, number) for number in range(1, SLOTS + 1)]
+    marks = [writer.mark(each) for each in topics]
+    commit(DeleteTopic(topics[5], [], sync=True))
+    last = writer.mark(topic(SLOTS + 1, 99))
+    assert [reader.head(mark) for mark in marks] == [
+        None if number == 6 else number for number in range(1, SLOTS + 1)
+    ]
+    assert (last.slot, reader.head(last)) == (marks[5].slot, 99)
+
+
+def test_a_new_shard_process_makes_every_page_void() -> None:
+    shared, a = words(), topic(1)
+    before = HeadWriter(shared).mark(a)
+    after = HeadWriter(shared)
+    assert HeadReader(shared).head(before) is None
+    assert after.mark(a) != before
+
+
+def test_which_pages_hold_still() -> None:
+    page = Page(0, 5, 10, 1, None, count=5)
+    assert holds_still(topic(1), page)
+    assert not holds_still(topic(1), Page(0, 10, 10, 1, None, count=10)), (
+        "at the head, an append adds to it"
+    )
+    assert not holds_still(topic(1), Page(0, 5, 10, 1, None)), (
+        "a long poll waits for what it does not have"
+    )
+    assert not holds_still(topic(1), Page(0, 5, 10, 1, Tombstone(1, 2, "cap", 3, 10), count=3))
+    assert not holds_still(topic(1, ttl_ms=1000), page), "time takes its records"
+    assert not holds_still(topic(1, cap_records=20), page), "an append takes its records"

@@ -1,0 +1,111 @@
+"""Head slots: shared words by which a front knows whether a page that was read ahead is still the
+answer (`front/routes/read_ahead.py`).
+
+A shard has `SLOTS` slots of two words on the board. It lends one to each topic that is read ahead,
+and takes the one back that it lent first. Only the shard stores in them:
+
+    version   grows with every change of the topic but an append, and when the slot is lent anew
+    head      head_seq of the topic
+
+An append does not change a page that ends below the head, except for the head in the answer. So a
+page is the answer of this moment as long as its slot has the version at which it was made. A shard
+that starts advances all versions.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from topics.actors.link.fences import load_fences
+from topics.engine.changes.append import Append
+from topics.engine.changes.change import Change
+from topics.engine.changes.delete_topic import DeleteTopic
+from topics.engine.changes.forward import Advance
+from topics.engine.changes.reservation import Reservation
+from topics.engine.page import Page
+from topics.engine.topic import Topic
+
+SLOTS = 64
+SLOT_WORDS = 2
+
+
+class HeadMark(NamedTuple):
+    """The slot of a page's topic, and the version at which the page was made."""
+
+    slot: int
+    version: int
+
+
+def holds_still(topic: Topic, page: Page) -> bool:
+    """The page changes only with the version: neither an append nor the clock changes it."""
+    return (
+        bool(page.count)
+        and page.tombstone is None
+        and not (page.caught_up or topic.capped or topic.is_perishable)
+    )
+
+
+class HeadReader:
+    """A front's view of a shard's slots."""
+
+    def __init__(self, words: memoryview) -> None:
+        self._words, self._order = words, load_fences().order
+
+    def head(self, mark: HeadMark) -> int | None:
+        """The topic's head now; None when another change than an append was committed since."""
+        words, at = self._words, mark.slot * SLOT_WORDS
+        if words[at] != mark.version:
+            return None
+        if self._order:
+            self._order()
+        head = int(words[at + 1])
+        if self._order:
+            self._order()
+        return head if words[at] == mark.version else None
+
+
+class HeadWriter:
+    """The shard's own slots. It follows the topics that have one."""
+
+    def __init__(self, words: memoryview) -> None:
+        self._words, self._order = words, load_fences().order
+        self._lent: dict[int, tuple[int, Topic]] = {}  # by topic id, in the order of lending
+        self._free = list(range(SLOTS))
+        for slot in self._free:
+            self._advance(slot)
+
+    def mark(self, topic: Topic) -> HeadMark:
+        """The mark of a page that is read now; lends a slot if the topic has none."""
+        lent = self._lent.get(topic.id)
+        slot = self._lend(topic) if lent is None else lent[0]
+        return HeadMark(slot, int(self._words[slot * SLOT_WORDS]))
+
+    def _changed(self, change: Change) -> None:
+        """Publish a change, before anybody learns of its success."""
+        if isinstance(change, Reservation) or (isinstance(change, Advance) and not change.burnt):
+            return
+        slot, topic = self._lent[change.topic.id]
+        if isinstance(change, Append):
+            self._words[slot * SLOT_WORDS + 1] = topic.head_seq
+            return
+        self._advance(slot)
+        if isinstance(change, DeleteTopic):
+            self._free.append(self._take_back(topic.id))
+
+    def _lend(self, topic: Topic) -> int:
+        slot = self._free.pop() if self._free else self._take_back(next(iter(self._lent)))
+        self._lent[topic.id] = slot, topic
+        topic.follow(self._changed)
+        self._advance(slot)
+        self._words[slot * SLOT_WORDS + 1] = topic.head_seq
+        return slot
+
+    def _take_back(self, topic_id: int) -> int:
+        slot, topic = self._lent.pop(topic_id)
+        topic.unfollow(self._changed)
+        return slot
+
+    def _advance(self, slot: int) -> None:
+        self._words[slot * SLOT_WORDS] += 1
+        if self._order:
+            self._order()
