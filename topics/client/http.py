@@ -8,6 +8,7 @@ that doubles, with jitter and a maximum. Any other failure is a ``RequestError``
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -206,7 +207,12 @@ class TopicsClient:
 
     def close(self) -> None:
         """Close the connection."""
-        self._pool.clear()
+        # Clearing runs a finalizer of the pool's, in which a Ctrl-C would be lost.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+        try:
+            self._pool.clear()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def state(self, topic: str) -> dict[str, Any] | None:
         """The topic's state (§1), or None when there is no such topic. Does not count as a read."""
