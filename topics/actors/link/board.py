@@ -109,7 +109,7 @@ class ProcessWords:
 
 
 class FrontWords(ProcessWords):
-    """The words of the front."""
+    """What the front shows of itself: its state and counters."""
 
     __slots__ = ()
 

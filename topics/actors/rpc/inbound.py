@@ -78,7 +78,7 @@ class InboundMessage(msgspec.Struct, Generic[P, R], frozen=True, eq=False):
 
     @property
     def peer_id(self) -> str:
-        """The name of the sender."""
+        """The process that has sent it, as its sessions name it: ``front-0``, ``shard-1``."""
         return self.session.peer_id
 
     @property

@@ -142,10 +142,10 @@ class Loopback:
         self._put(Message(self.message_id, ERROR, "", payload, b""))
 
     def release(self, message: Message) -> None:
-        """As `Transport.release`: no message is in shared memory."""
+        """Nothing to give back: no message is in shared memory."""
 
     def on_lost(self, view: memoryview, release: Callable[[], object]) -> None:
-        """As `Transport.on_lost`: no message is in shared memory."""
+        """Never called: no message is in shared memory."""
 
     def _put(self, message: Message) -> None:
         self._inbox.put(self.session, [message])

@@ -204,16 +204,16 @@ class MemorySink:
         self._end = 0
 
     def write(self, pieces: Sequence[Buffer]) -> None:
-        """As `Sink.write`."""
+        """Copy the pieces behind those before."""
         for piece in pieces:
             self.body[self._end : self._end + len(piece)] = piece
             self._end += len(piece)
 
     def finish(self) -> None:
-        """As `Sink.finish`; memory is as durable as it gets."""
+        """Nothing to sync: memory is as durable as it gets."""
 
     def abandon(self) -> None:
-        """As `Sink.abandon`; the memory goes with this object."""
+        """Nothing to remove: the memory goes with this object."""
 
 
 def _answer(batch: AppendBatch, outcome: Outcome) -> None:
