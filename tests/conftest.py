@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tests.support.server import Server
 from tests.support.zygote import Zygote
@@ -23,6 +24,19 @@ settings.register_profile(
     derandomize="CI" in os.environ,
 )
 settings.load_profile("topics")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def first_example() -> None:
+    """Hypothesis makes its generator of random numbers before any test freezes objects, as a
+    process of a server does: of a frozen one it cannot see who refers to it, and warns.
+    """
+
+    @given(st.none())
+    def run(_: None) -> None:
+        pass
+
+    run()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -195,6 +195,7 @@ def test_a_client_that_missed_the_recreation_of_a_topic_is_told_again(api: Api, 
     url = session(api, [topic])["stream_url"]
     with Stream(api.address, url) as stream:
         last_id = stream.told([topic]).last_id
+        stream.leave()
     ok(api.delete(topic))
     create(api, topic, *range(8))
     with Stream(api.address, url, last_event_id=last_id) as stream:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import socket
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -175,6 +176,15 @@ class Stream(Wire):
 
     def close(self) -> None:
         self.socket.close()
+
+    def leave(self) -> None:
+        """Hang up, and wait until the server has ended the stream. After `close` it may still send
+        into the dead connection.
+        """
+        self.socket.shutdown(socket.SHUT_WR)
+        self.socket.settimeout(self._timeout_s)
+        while self._receive():
+            pass
 
     # --- events, as they come
 
