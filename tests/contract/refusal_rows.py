@@ -204,7 +204,7 @@ METHODS = {
     **dict.fromkeys(("/v0/topics/log/leases", "/v0/topics/log/work", "/v0/watch/wid_A"), GET),
     **{f"/v0/topics/log/{verb}": {"POST"} for verb in ("diff", "delete", "claim", "redrive")},
     **{f"/v0/topics/log/{verb}": {"POST"} for verb in ("ack", "nack", "extend")},
-    "/v0/watch": {"POST"},
+    "/v0/watch": {"GET", "POST"},
     "/v0/topics/log": {"GET", "PUT", "POST", "DELETE"},
     "/v0/routers/r": {"GET", "PUT", "DELETE"},
 }
