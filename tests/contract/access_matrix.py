@@ -196,6 +196,7 @@ HTTP = (
     _row("ready", "", "GET /v0/ready", is_open=True),
     _row("ready at the root", "", "GET /readyz", is_open=True),
     _row("root", "", "GET /", is_open=True),
+    _row("root of the version", "", "GET /v0", is_open=True),
 )
 STREAMS = (
     _row("watch at once", READ, "GET /v0/watch?topic=<0>log&topic=<1>queue", token=True),
