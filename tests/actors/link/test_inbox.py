@@ -7,9 +7,9 @@ import random
 import pytest
 
 from tests.actors.link.link_support import Pair, exchange
+from tests.support.wire import encode
 from topics.actors.link.arena import PAGE_BYTES
 from topics.actors.link.ring import RingDamaged
-from topics.formats.wire.message import encode
 
 
 def test_bytes_that_are_no_message_stop_the_link(pair: Pair) -> None:
