@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from topics.process.log_sink import DescriptorSink, LineStream
+from topics.process.log_sink import DescriptorSink
 
 ROOT = Path(__file__).parents[2]
 LINES = 3000
@@ -117,18 +117,6 @@ def test_a_file_gets_every_line_whole(tmp_path: Path) -> None:
         sink = DescriptorSink(file.fileno())
         assert all(sink.write(f"{number} \udc80") for number in range(100))
     assert (tmp_path / "log").read_text() == "".join(f"{number} \\udc80\n" for number in range(100))
-
-
-def test_what_is_printed_to_the_stream_goes_the_same_way(opened: contextlib.ExitStack) -> None:
-    reader, writer = reading_end("pipe", opened)
-    sink = sink_of(writer, opened)
-    stream = LineStream(sink)
-    print("a", 1, "b\nc", file=stream)
-    print("rest", end="", file=stream, flush=True)
-    assert drain(reader) == b"a 1 b\nc\nrest\n"
-    for _ in range(LINES):
-        print(LINE, file=stream)
-    assert sink.dropped
 
 
 def test_the_last_words_of_an_interpreter_wait_for_nobody(opened: contextlib.ExitStack) -> None:

@@ -18,7 +18,6 @@ import array
 import contextlib
 import errno
 import fcntl
-import io
 import os
 import select
 import socket
@@ -65,43 +64,6 @@ class DescriptorSink:
         self._close()
 
 
-class LineStream(io.TextIOBase):
-    """A stand-in for ``sys.stderr``: a print waits no more than the log does."""
-
-    encoding = "utf-8"
-
-    def __init__(self, sink: DescriptorSink) -> None:
-        self._sink = sink
-        self._begun = ""
-
-    def write(self, text: str) -> int:
-        """Write the lines that ``text`` completes; keep the rest."""
-        *lines, self._begun = (self._begun + text).split("\n")
-        for line in lines:
-            self._sink.write(line)
-        if len(self._begun) > PIPE_BUF:  # a line without end must not fill the memory
-            self.flush()
-        return len(text)
-
-    def flush(self) -> None:
-        """Write what is kept as a line."""
-        if self._begun:
-            self._sink.write(self._begun)
-            self._begun = ""
-
-    def fileno(self) -> int:
-        """The descriptor behind it."""
-        return self._sink.fd
-
-    def isatty(self) -> bool:
-        """A person reads along."""
-        return self._sink.isatty()
-
-    def writable(self) -> bool:
-        """Always."""
-        return True
-
-
 def open_missing_descriptors() -> None:
     """Put /dev/null where stdin, stdout or stderr is closed: the next file would get the number."""
     for fd in range(3):
@@ -113,8 +75,9 @@ def open_missing_descriptors() -> None:
             found = os.open(os.devnull, os.O_RDWR)
             assert found == fd, "the lowest free descriptor is taken"
             os.set_inheritable(fd, True)
-    if sys.stdout is None:  # so it is when descriptor 1 was closed at the start
-        sys.stdout = os.fdopen(1, "w", closefd=False)
+    for fd, name in ((1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is None:  # so it is when its descriptor was closed at the start
+            setattr(sys, name, os.fdopen(fd, "w", closefd=False))
 
 
 def _open(fd: int) -> tuple[int, Send, Callable[[], None]]:

@@ -2,8 +2,8 @@
 honoured).
 
 Each process calls ``configure`` once, after the fork, and logs with ``structlog.get_logger()``.
-What libraries send to ``logging`` and ``warnings``, and what is printed to ``sys.stderr``, takes
-the same way. An event is a lower-case phrase; details are fields.
+What libraries send to ``logging`` and ``warnings`` takes the same way. An event is a lower-case
+phrase; details are fields.
 
 A line never holds a token or a query string, whoever logged it. Logging neither raises nor waits: a
 line that cannot be written is dropped, and the number of such lines is logged once there is room
@@ -26,7 +26,7 @@ from typing import Any
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-from topics.process.log_sink import DescriptorSink, LineStream, open_missing_descriptors
+from topics.process.log_sink import DescriptorSink, open_missing_descriptors
 
 _BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[^\s\"',]+")
 _QUERY = re.compile(r"(/[^\s?\"'<>]*)\?[^\s\"'<>]*")
@@ -124,7 +124,6 @@ def _stderr_sink() -> DescriptorSink:
     if _stderr is None:
         open_missing_descriptors()
         _stderr = DescriptorSink(2)
-    sys.stderr = LineStream(_stderr)
     return _stderr
 
 

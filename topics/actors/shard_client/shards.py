@@ -36,11 +36,11 @@ from topics.actors.link.pulse import (
     STALLED_S,
     Pulse,
 )
-from topics.actors.rpc.inbound import InboundMessage
 from topics.actors.rpc.message_router import MessageRouter, RouterConfig
 from topics.actors.rpc.replies import failure_of
 from topics.actors.rpc.session import (
     Attachment,
+    InboundMessage,
     LinkSession,
     PendingCall,
     RemoteError,
@@ -118,6 +118,10 @@ class Batch:
         self.is_open = True
 
     def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Ask what is left to ask, and flush the links."""
         if self.at_end is not None:
             self.at_end()
         self.is_open = False
@@ -153,10 +157,11 @@ class ShardLink:
         """Take what the shard has sent."""
         session, dispatch = self.session, self._router.dispatch
         assert session is not None, "messages arrive between open and close"
-        with self._batch:
-            for message in messages:
-                rest = dispatch(session, message)
-                assert rest is None, "a front has no asynchronous handler"
+        self._batch.is_open = True
+        for message in messages:
+            rest = dispatch(session, message)
+            assert rest is None, "a front has no asynchronous handler"
+        self._batch.end()
 
     def closed(self) -> None:
         """The link session is over."""
@@ -227,22 +232,15 @@ class ShardLink:
 
     def not_ready(self) -> NotReady:
         """The failure of a call that the shard cannot serve now (§8.2, §0.6)."""
-        for applies, text, reason in (
-            (
-                self.words.state is ShardState.DAMAGED,
-                "the data of this topic's shard is damaged",
-                DAMAGED,
-            ),
-            (
-                self.is_connected and self.is_waiting_for_disk(),
-                "the disk of this topic's shard does not answer",
-                DISK_STALLED,
-            ),
-            (self.is_stalled, "the shard of this topic does not answer", STALLED),
-        ):
-            if applies:
-                return NotReady(text, reason=reason, replay_progress=self.progress)
-        return NotReady("the shard of this topic is not ready", replay_progress=self.progress)
+        if self.words.state is ShardState.DAMAGED:
+            text, reason = "the data of this topic's shard is damaged", DAMAGED
+        elif self.is_connected and self.is_waiting_for_disk():
+            text, reason = "the disk of this topic's shard does not answer", DISK_STALLED
+        elif self.is_stalled:
+            text, reason = "the shard of this topic does not answer", STALLED
+        else:
+            return NotReady("the shard of this topic is not ready", replay_progress=self.progress)
+        return NotReady(text, reason=reason, replay_progress=self.progress)
 
 
 class Shards:
@@ -265,22 +263,20 @@ class Shards:
         for link in self._links:
             link.listener = listener
 
-        def page(message: InboundMessage[FeedPageParams, Any]) -> None:
-            listener.page(numbers[message.session.peer_id], message.params, message.attachment)
+        def bare(tell: Callable[[int, Any], None]) -> Callable[[InboundMessage[Any, Any]], None]:
+            return lambda message: tell(numbers[message.session.peer_id], message.params)
 
-        def feed_ended(message: InboundMessage[FeedEndedParams, Any]) -> None:
-            listener.feed_ended(numbers[message.session.peer_id], message.params)
+        def with_body(
+            tell: Callable[[int, Any, Buffer], None],
+        ) -> Callable[[InboundMessage[Any, Any]], None]:
+            return lambda message: tell(
+                numbers[message.session.peer_id], message.params, message.attachment
+            )
 
-        def jobs(message: InboundMessage[WorkJobsParams, Any]) -> None:
-            listener.jobs(numbers[message.session.peer_id], message.params, message.attachment)
-
-        def work_ended(message: InboundMessage[WorkEndedParams, Any]) -> None:
-            listener.work_ended(numbers[message.session.peer_id], message.params)
-
-        self._router.route(FEED_PAGE.subject, page, params=FeedPageParams)
-        self._router.route(FEED_ENDED.subject, feed_ended, params=FeedEndedParams)
-        self._router.route(WORK_JOBS.subject, jobs, params=WorkJobsParams)
-        self._router.route(WORK_ENDED.subject, work_ended, params=WorkEndedParams)
+        self._router.subscribe(FEED_PAGE, with_body(listener.page))
+        self._router.subscribe(FEED_ENDED, bare(listener.feed_ended))
+        self._router.subscribe(WORK_JOBS, with_body(listener.jobs))
+        self._router.subscribe(WORK_ENDED, bare(listener.work_ended))
 
     async def run(self) -> None:
         """Carry messages until cancelled."""
