@@ -24,7 +24,7 @@ import pytest
 import structlog
 
 from topics.process import logs
-from topics.process.log_sink import DescriptorSink
+from topics.process.logs import DescriptorSink
 
 
 class Terminal(io.StringIO):

@@ -47,7 +47,7 @@ from topics.actors.rpc.session import (
     Reply,
     discard,
 )
-from topics.actors.shard_client.readiness import LIMITED, SERVING, Readiness
+from topics.actors.shard_client.readiness import LIMITED, SERVING, TROUBLES, Readiness
 from topics.errors import NotReady, Throttled, TopicsError
 from topics.formats.buffers import Buffer
 from topics.formats.names import shard_of
@@ -221,9 +221,11 @@ class ShardLink:
     @property
     def trouble(self) -> str:
         """Why the shard does not serve, in a word; empty when it does."""
+        state = self.words.state
+        if state is ShardState.DAMAGED:
+            return DAMAGED
         if self.is_stalled:
             return DISK_STALLED if self.is_waiting_for_disk() else STALLED
-        state = self.words.state
         if state not in SERVING:
             return state.name.lower()
         if not self.is_connected:
@@ -232,15 +234,11 @@ class ShardLink:
 
     def not_ready(self) -> NotReady:
         """The failure of a call that the shard cannot serve now (§8.2, §0.6)."""
-        if self.words.state is ShardState.DAMAGED:
-            text, reason = "the data of this topic's shard is damaged", DAMAGED
-        elif self.is_connected and self.is_waiting_for_disk():
-            text, reason = "the disk of this topic's shard does not answer", DISK_STALLED
-        elif self.is_stalled:
-            text, reason = "the shard of this topic does not answer", STALLED
-        else:
-            return NotReady("the shard of this topic is not ready", replay_progress=self.progress)
-        return NotReady(text, reason=reason, replay_progress=self.progress)
+        trouble, progress = self.trouble, self.progress
+        if trouble in TROUBLES:
+            text = f"the shard of this topic {TROUBLES[trouble]}"
+            return NotReady(text, reason=trouble, replay_progress=progress)
+        return NotReady("the shard of this topic is not ready", replay_progress=progress)
 
 
 class Shards:
