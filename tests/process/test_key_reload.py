@@ -1,8 +1,11 @@
-"""What a hang-up does to the keys of a server, at times that the test passes."""
+"""Where keys come from, and what a hang-up does to them, at times that the test passes."""
 
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +14,9 @@ from structlog.testing import capture_logs
 
 from topics.actors.link.board import Board
 from topics.engine.access import Access
+from topics.process import keys
 from topics.process.key_reload import GIVE_UP_S, SETTLE_S, KeyReload
-from topics.process.keys import KeyFile, KeySources
+from topics.process.keys import KEY_FILE_MAX_BYTES, KeyFile, KeySources, key_files, take_fixed
 
 
 class Server:
@@ -49,12 +53,6 @@ def server(tmp_path: Path) -> Server:
 
 def events(logs: list[Any]) -> list[str]:
     return [line["event"] for line in logs]
-
-
-def test_the_keys_of_the_start_are_published(server: Server) -> None:
-    assert server.known("fixed", "old", "kept") == [True, True, True]
-    assert server.reload.table.generation == 1
-    assert server.reload.next_at == math.inf
 
 
 def test_a_hang_up_replaces_the_keys_of_the_file(server: Server) -> None:
@@ -169,12 +167,137 @@ def test_a_file_that_changes_while_it_is_read_is_read_once_more(
     assert server.reload.table.generation == 2
 
 
-def test_more_keys_than_the_table_has_room_for_change_nothing(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+# Where keys come from
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> KeyFile:
+    (tmp_path / "keys").write_text("file-key:r\n")
+    return KeyFile(tmp_path / "keys", "TOPICS_API_KEYS_FILE")
+
+
+def secrets(access: Access, *asked: str) -> list[bool]:
+    return [access.authenticate(secret.encode()) is not None for secret in asked]
+
+
+def test_the_file_and_the_credential_are_found_and_a_credential_that_is_not_there_means_nothing(
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(server.reload.table, "_half_bytes", 200)
-    server.hang_up(",".join(f"key{number}" for number in range(10)))
-    with capture_logs() as logs:
-        server.wait(SETTLE_S)
-    assert logs[0]["reason"].startswith("the keys and their prefixes are too long")
-    assert server.known("old") == [True]
+    environ = {"TOPICS_API_KEYS_FILE": " keys ", "CREDENTIALS_DIRECTORY": str(tmp_path)}
+    assert list(key_files(environ)) == [KeyFile(Path.cwd() / "keys", "TOPICS_API_KEYS_FILE")]
+    credential = tmp_path / keys.CREDENTIAL
+    credential.write_text("one")
+    found = list(key_files(environ))
+    assert found[1] == KeyFile(credential, "$CREDENTIALS_DIRECTORY/topics.api-keys")
+    environ["TOPICS_API_KEYS_FILE"] = str(credential)
+    assert list(key_files(environ)) == [KeyFile(credential, "TOPICS_API_KEYS_FILE")]
+
+
+def test_the_keys_of_the_environment_are_taken_out_of_it() -> None:
+    environ = {"TOPICS_API_KEYS": "one,two", "OTHER": "x"}
+    assert bytes(take_fixed(environ)) == b"one,two"
+    assert environ == {"OTHER": "x"}
+    assert not take_fixed(environ)
+
+
+ONE_BYTE = """
+import os
+from topics.process.keys import take_fixed
+print(bytes(take_fixed(os.environ)), bytes([ord("k")]), "TOPICS_API_KEYS" in os.environ)
+"""
+
+
+def test_a_key_of_one_character_leaves_that_character_to_others() -> None:
+    """CPython has one object for each byte."""
+    done = subprocess.run(
+        [sys.executable, "-c", ONE_BYTE],
+        cwd=Path(__file__).parents[2],
+        env={"TOPICS_API_KEYS": "k"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("b'k' b'k' False\n", "")
+
+
+def test_a_file_is_read_again_wherever_its_path_leads_now(tmp_path: Path) -> None:
+    """As systemd and Kubernetes replace it: by a rename, or with the folder that a link names."""
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "keys").write_text(f"{name}:r")
+    (tmp_path / "now").symlink_to("first")
+    sources = KeySources(files=(KeyFile(tmp_path / "now" / "keys", "X"),))
+    assert secrets(sources.read_again(), "first", "second") == [True, False]
+    before = sources.state()
+    (tmp_path / "new").symlink_to("second")
+    (tmp_path / "new").replace(tmp_path / "now")
+    assert sources.state() != before
+    assert secrets(sources.read_again(), "first", "second") == [False, True]
+    before = sources.state()
+    (tmp_path / "aside").write_text("third::")
+    (tmp_path / "aside").replace(tmp_path / "second" / "keys")
+    assert sources.state() != before
+    assert secrets(sources.read_again(), "second", "third") == [False, True]
+
+
+def test_the_keys_of_the_environment_stay(file: KeyFile) -> None:
+    sources = KeySources(Access.parse("fixed:w").principals, (file,))
+    assert secrets(sources.read_again(), "fixed", "file-key") == [True, True]
+    file.path.write_text("other")
+    assert secrets(sources.read_again(), "fixed", "file-key", "other") == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "No such file or directory"),
+        ("", "the file holds no key"),
+        ("\n# hunter2\n ,\n", "the file holds no key"),
+        ("one\nhunter2:fly", "entry 2: a scope is none of"),
+        ("one\nhunter2:r:.x", "entry 2: a name prefix"),
+        ("sha256:hunter2", "entry 1: 'sha256:' is not followed by"),
+        ("hunter2\nhunter2:r", "the same key is configured twice"),
+        ("hunter3", "the same key is configured twice"),
+        ("hunter2," * (KEY_FILE_MAX_BYTES // 8 + 1), "the file is longer than 1048576 bytes"),
+    ],
+)
+def test_a_file_that_is_wrong_is_named_and_nothing_of_it_shown(
+    file: KeyFile, content: str | None, reason: str
+) -> None:
+    if content is None:
+        file.path.unlink()
+    else:
+        file.path.write_text(content)
+    sources = KeySources(Access.parse("hunter3").principals, (file,))
+    with pytest.raises(ValueError, match=reason) as refused:
+        sources.read_again()
+    assert "hunter" not in str(refused.value)
+    if content != "hunter3":
+        assert str(refused.value).startswith(f"TOPICS_API_KEYS_FILE='{file.path}': ")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder"])
+def test_what_is_no_regular_file_is_not_waited_for(file: KeyFile, kind: str) -> None:
+    file.path.unlink()
+    if kind == "pipe":
+        os.mkfifo(file.path)
+    else:
+        file.path.mkdir()
+    files = Path("/proc/self/fd")
+    open_before = len([*files.iterdir()])
+    with pytest.raises(ValueError, match=r"not a regular file|Is a directory"):
+        KeySources(files=(file,)).read_again()
+    assert len([*files.iterdir()]) == open_before
+
+
+def test_at_the_start_a_pipe_will_do(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    if os.fork() == 0:
+        with (tmp_path / "pipe").open("wb") as pipe:
+            pipe.write(b"one\n")
+            pipe.flush()
+            pipe.write(b"two\n")
+        os._exit(0)
+    access = KeyFile(tmp_path / "pipe", "X").read()
+    assert secrets(access, "one", "two") == [True, True]
+    assert os.wait()[1] == 0

@@ -2,32 +2,52 @@
 honoured).
 
 Each process calls ``configure`` once, after the fork, and logs with ``structlog.get_logger()``.
-What libraries send to ``logging`` and ``warnings``, and what is printed to ``sys.stderr``, takes
-the same way. An event is a lower-case phrase; details are fields.
+What libraries send to ``logging`` and ``warnings`` takes the same way. An event is a lower-case
+phrase; details are fields.
 
 A line never holds a token or a query string, whoever logged it. Logging neither raises nor waits: a
-line that cannot be written is dropped, and the number of such lines is logged once there is room
-again (`topics.process.log_sink`).
+line that cannot be written (EAGAIN, ENOSPC, EIO, EPIPE) is dropped and counted, and the number of
+such lines is logged once there is room again. A line that is cut short counts, too, and the next
+one begins on a line of its own.
+
+Other programs may share stderr, so its own file description is never set to non-blocking:
+
+    pipe, terminal      opened once more through /proc, non-blocking
+    another user's pipe cannot be opened: the room is checked before each write
+    socket (journal)    sent with MSG_DONTWAIT
+    anything else       written: a file waits for no reader (another user's terminal does at Ctrl-S)
+    closed              /dev/null from now on, so that no data file ever gets the number 2
 """
 
 from __future__ import annotations
 
+import array
+import contextlib
 import datetime
+import errno
+import fcntl
 import json
 import logging
 import os
 import re
+import select
+import socket
+import stat
 import sys
+import termios
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any
 
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-from topics.process.log_sink import DescriptorSink, LineStream, open_missing_descriptors
+Send = Callable[[bytes], int]
 
+PIPE_BUF = select.PIPE_BUF
+_NON_BLOCKING = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[^\s\"',]+")
 _QUERY = re.compile(r"(/[^\s?\"'<>]*)\?[^\s\"'<>]*")
 _SECRET_NAMES = frozenset({"authorization", "token", "api_key", "api_keys", "secret"})
@@ -124,7 +144,6 @@ def _stderr_sink() -> DescriptorSink:
     if _stderr is None:
         open_missing_descriptors()
         _stderr = DescriptorSink(2)
-    sys.stderr = LineStream(_stderr)
     return _stderr
 
 
@@ -245,3 +264,95 @@ class _Forward(logging.Handler):
         except Exception:  # the arguments do not fit the format
             text = str(record.msg)
         log.log(record.levelno, text, exc_info=record.exc_info)
+
+
+# Where lines go
+
+
+class DescriptorSink:
+    """A descriptor that takes lines, as the table above says."""
+
+    def __init__(self, fd: int) -> None:
+        self.dropped = 0  # lines since the last report
+        self.fd, self._send, self._close = _open(fd)
+        self._is_torn = False
+
+    def write(self, line: str) -> bool:
+        """Write a line, without its end. False when it was dropped. Never waits, never raises."""
+        data = line.encode("utf-8", "backslashreplace") + b"\n"
+        if self._is_torn:
+            data = b"\n" + data
+        try:
+            sent = self._send(data)
+        except OSError:
+            sent = 0
+        if sent:
+            self._is_torn = sent < len(data)
+        if sent < len(data):
+            self.dropped += 1
+        return sent == len(data)
+
+    def isatty(self) -> bool:
+        """A person reads along."""
+        return os.isatty(self.fd)
+
+    def close(self) -> None:
+        """Give back what was opened here; ``fd`` itself stays as it is."""
+        self._close()
+
+
+def open_missing_descriptors() -> None:
+    """Put /dev/null where stdin, stdout or stderr is closed: the next file would get the number."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError as error:
+            if error.errno != errno.EBADF:
+                raise
+            found = os.open(os.devnull, os.O_RDWR)
+            assert found == fd, "the lowest free descriptor is taken"
+            os.set_inheritable(fd, True)
+    for fd, name in ((1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is None:  # so it is when its descriptor was closed at the start
+            setattr(sys, name, os.fdopen(fd, "w", closefd=False))
+
+
+def _open(fd: int) -> tuple[int, Send, Callable[[], None]]:
+    """The descriptor to use for ``fd``, how to send there (bytes sent, or OSError), how to close
+    it.
+    """
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISSOCK(mode):
+        own = socket.socket(fileno=os.dup(fd))
+        return (
+            own.fileno(),
+            lambda data: own.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL),
+            own.close,
+        )
+    if stat.S_ISFIFO(mode) or os.isatty(fd):
+        with contextlib.suppress(OSError):  # another user's, or a FIFO without a reader
+            own_fd = os.open(f"/proc/self/fd/{fd}", _NON_BLOCKING)
+            return own_fd, partial(os.write, own_fd), partial(os.close, own_fd)
+    return fd, partial(_write_what_fits if stat.S_ISFIFO(mode) else os.write, fd), _nothing
+
+
+def _nothing() -> None: ...
+
+
+def _write_what_fits(pipe: int, data: bytes) -> int:
+    """Write to a blocking pipe as much as does not block."""
+    sent = 0
+    while sent < len(data) and _has_room(pipe):
+        sent += os.write(pipe, data[sent : sent + PIPE_BUF])
+    return sent
+
+
+def _has_room(pipe: int) -> bool:
+    """Room for PIPE_BUF bytes, also when each process that shares the pipe has just checked."""
+    poll = select.poll()
+    poll.register(pipe, select.POLLOUT)
+    if not poll.poll(0):
+        return False
+    waiting = array.array("i", [0])
+    fcntl.ioctl(pipe, termios.FIONREAD, waiting)
+    return waiting[0] < fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ) // 4

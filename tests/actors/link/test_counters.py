@@ -134,12 +134,6 @@ def test_a_value_below_0_stops_no_process(declared: Board) -> None:
     assert values(declared, "topics_temperature") == [0, 5]
 
 
-def test_a_dead_process_has_no_gauge_in_any_row(declared: Board) -> None:
-    CounterWords(declared, shard_id(0)).store({"topics_temperature": (7, 8)})
-    counters.forget_gauges(declared, shard_id(0))
-    assert values(declared, "topics_temperature") == [0, 0]
-
-
 def test_every_metric_is_shown_once_and_of_all_kinds_of_processes() -> None:
     board = Board(2)
     for process in (FRONT, shard_id(1)):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from tests.actors.link.link_support import Fence
-from topics.actors.link import ring
+from topics.actors.link import fences, ring
 from topics.actors.link.fences import Fences, load_fences
 from topics.actors.link.ring import (
     CONSUMER_SLEEP,
@@ -68,11 +68,6 @@ def test_a_ring_of_another_size_is_refused() -> None:
     for size in (0, 1024, PAGE_BYTES + 1, 3 * PAGE_BYTES):
         with pytest.raises(ValueError, match="power of two"):
             RingMemory(size)
-
-
-def test_nothing_is_nothing(ends: Ends) -> None:
-    assert ends.producer.write(b"") == 0
-    assert ends.consumer.read() == b""
 
 
 def test_a_ring_can_be_filled_to_the_last_byte_and_drained(ends: Ends) -> None:
@@ -341,3 +336,23 @@ class SessionsInAnyOrder(RuleBasedStateMachine):
 
 
 TestSessions = pytest.mark.slow(SessionsInAnyOrder.TestCase)
+
+
+# --- fences ---
+
+
+def test_a_machine_without_strong_ordering_calls_the_library() -> None:
+    found = load_fences("aarch64")
+    with found.full:
+        pass
+    assert found.order is not None
+    found.order()
+
+
+def test_a_machine_without_any_fence_is_refused_with_a_reason() -> None:
+    with pytest.raises(
+        RuntimeError, match=r"libnothere\.so has no atomic_thread_fence; install libatomic"
+    ):
+        fences._LibraryFence("libnothere.so")
+    with pytest.raises(RuntimeError, match="atomic_thread_fence"):
+        fences._LibraryFence("libc.so.6")

@@ -46,31 +46,19 @@ class PageAllocator:
             self._taken[start] = pages
             self._add_hole(start + pages, before - pages)
 
-    def extend(self, start: int, pages: int) -> int | None:
-        """Find ``pages`` in a row for the row at ``start``: in place if they are free, else in the
-        first hole that is long enough.
-
-        Returns where the longer row begins. It may overlap the old one; then it reaches to the end
-        of the old one until it is shrunk. Otherwise the old row stays taken. None, and nothing has
-        changed, when there is no such row.
-        """
+    def extend(self, start: int, pages: int) -> bool:
+        """Make the row at ``start`` longer, if the pages behind it are free; whether they are."""
         before = self._taken[start]
-        assert pages > before, "an extended row is longer"
-        self.free(start)
-        new = start if self._is_free(start, pages) else self._first_fit(pages)
-        overlaps = new is not None and new <= start < new + pages
-        if not overlaps:
-            self._take(start, before)
-        if new is not None:
-            self._take(new, max(pages, start + before - new) if overlaps else pages)
-        return new
+        hole, length = self._holes[self._hole_around(start + before)] if self._holes else (-1, 0)
+        if hole != start + before or before + length < pages:
+            return False
+        self._take(hole, pages - before)
+        self._taken[start] = pages
+        del self._taken[hole]
+        return True
 
     def _first_fit(self, pages: int) -> int | None:
         return next((start for start, length in self._holes if length >= pages), None)
-
-    def _is_free(self, start: int, pages: int) -> bool:
-        hole, length = self._holes[self._hole_around(start)]
-        return start + pages <= hole + length
 
     def _hole_around(self, page: int) -> int:
         return bisect_right(self._holes, (page, self.count)) - 1
