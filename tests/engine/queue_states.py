@@ -85,7 +85,7 @@ def check_nothing_is_left(topic: Topic, *, is_lazy: bool = True) -> None:
     assert not jobs._deliveries
     assert not jobs.leases.pollers
     if not is_lazy:
-        times = (jobs._hidden_times, jobs._delay_times, jobs.leases._expiry)
+        times = (jobs._hidden_times, jobs._delay_times, jobs.leases.expiry)
         assert [each.count for each in times] == [0, 0, 0]
         assert not jobs._in_line
-        assert not jobs._due
+        assert not jobs.due

@@ -12,6 +12,7 @@ the class of the topic promises; a move is synced before it goes on.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from itertools import islice, repeat
 
@@ -148,21 +149,20 @@ def claim(
     records of all of them have about ``max_bytes`` at most.
     """
     hands = deal(topic, table.store, asks, now, evenly=evenly, max_bytes=max_bytes)
-    return [_leased(table, topic, ask, hand, now) for ask, hand in zip(asks, hands, strict=True)]
+    changes = list[LeaseChange]()
+    for ask, hand in zip(asks, hands, strict=True):
+        changes.append(_leased(table, topic, ask, hand, now))
+    return changes
 
 
 def _leased(table: TopicTable, topic: Topic, ask: Ask, taken: list[Taken], now: Now) -> LeaseChange:
-    jobs, seqs = jobs_of(topic), [seq for seq, _ in taken]
-    change = ClaimJobs(topic, seqs)
     if not taken:
-        return change
+        return ClaimJobs(topic, ())
+    seqs, records = zip(*taken, strict=True)
+    change = ClaimJobs(topic, seqs)
     number, deadline_ts = table.take_lease_numbers(len(seqs)), now.ts + ask.lease_ms
-    jobs.deliver(seqs, number, now.ms + ask.lease_ms, ask.holder)
-    counts = [jobs.deliveries(seq) for seq in seqs]
-    change.jobs = [
-        Job(seq, number + index, deadline_ts, deliveries, record)
-        for index, ((seq, record), deliveries) in enumerate(zip(taken, counts, strict=True))
-    ]
+    counts = jobs_of(topic).deliver(seqs, number, now.ms + ask.lease_ms, ask.holder)
+    change.jobs = [*map(Job, seqs, itertools.count(number), repeat(deadline_ts), counts, records)]
     if keeps_leases(topic.config):
         rows = LeaseRows(
             LeaseOp.CLAIMED,

@@ -52,22 +52,22 @@ def lease_id(number: int) -> str:
 
 
 class LeaseTable:
-    """The leases of one queue. ``loosened``: streams that hold fewer than before; whoever serves
-    them takes them out.
+    """The leases of one queue. ``slots``: by seq, the columns' index of each job that is held.
+    ``expiry``: when leases are over. ``loosened``: streams that hold fewer than before; whoever
+    serves them takes them out.
     """
 
     __slots__ = (
-        *("_deadlines", "_expiry", "_free_slots", "_holders", "_later", "_numbers"),
-        *("_order", "_slots"),
-        *("loosened", "pollers"),
+        *("_deadlines", "_free_slots", "_holders", "_later", "_numbers", "_order"),
+        *("expiry", "loosened", "pollers", "slots"),
     )
 
     def __init__(self) -> None:
-        self._slots: dict[int, int] = {}
+        self.slots: dict[int, int] = {}
         self._deadlines, self._numbers = array("q"), array("Q")
         self._holders: list[Holder | None] = []
         self._free_slots: list[int] = []
-        self._expiry = Timetable(self._over_at)
+        self.expiry = Timetable(self._over_at)
         # While they are listed: all seqs that were held at some time since, in two sorted parts.
         self._order: array[int] | None = None
         self._later: list[int] = []  # those that were leased since, not sorted
@@ -75,18 +75,13 @@ class LeaseTable:
         self.loosened: list[Holder] = []
 
     def __len__(self) -> int:
-        return len(self._slots)
+        return len(self.slots)
 
     def __contains__(self, seq: int) -> bool:
-        return seq in self._slots
+        return seq in self.slots
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._slots)
-
-    @property
-    def next_over_at(self) -> int | None:
-        """No lease is over before it (monotonic ms)."""
-        return self._expiry.next_at
+        return iter(self.slots)
 
     def poller(self, node: str) -> Holder:
         """Who holds what this node claims by polling."""
@@ -94,7 +89,7 @@ class LeaseTable:
 
     def lease(self, seq: int) -> Lease:
         """The lease of a job that is held."""
-        slot = self._slots[seq]
+        slot = self.slots[seq]
         holder = self._holders[slot]
         assert holder is not None, "a slot in use has a holder"
         return Lease(seq, self._numbers[slot], self._deadlines[slot], holder)
@@ -106,13 +101,13 @@ class LeaseTable:
         number of new leases: the next page sorts anew.
         """
         if self._order is None:
-            self._order = array("Q", sorted(self._slots))
+            self._order = array("Q", sorted(self.slots))
         at = bisect_right(self._order, after)
         later = sorted({seq for seq in self._later if seq > after})
         found: list[Lease] = []
         last = 0
         for seq in heapq.merge(map(self._order.__getitem__, range(at, len(self._order))), later):
-            if seq == last or seq not in self._slots:
+            if seq == last or seq not in self.slots:
                 continue
             last, lease = seq, self.lease(seq)
             if lease.deadline_ms >= now_ms and node in (None, lease.holder.node):
@@ -124,7 +119,7 @@ class LeaseTable:
 
     def is_held(self, seq: int, node: str, token: str | None, now_ms: int) -> bool:
         """Whether ``node`` holds the job now; under this token, if one is given."""
-        slot = self._slots.get(seq)
+        slot = self.slots.get(seq)
         if slot is None or self._deadlines[slot] < now_ms:
             return False
         holder = self._holders[slot]
@@ -133,7 +128,7 @@ class LeaseTable:
 
     def has_number(self, seq: int, number: int) -> bool:
         """Whether the job is held under this number."""
-        slot = self._slots.get(seq)
+        slot = self.slots.get(seq)
         return slot is not None and self._numbers[slot] == number
 
     def grant(self, seqs: Sequence[int], number: int, deadline_ms: int, holder: Holder) -> None:
@@ -146,16 +141,16 @@ class LeaseTable:
             self._deadlines[slot] = deadline_ms
             self._numbers[slot] = number + offset
             self._holders[slot] = holder
-        self._slots.update(zip(seqs, slots, strict=True))
+        self.slots.update(zip(seqs, slots, strict=True))
         if self._order is not None:
             self._later.extend(seqs)
             if len(self._later) > ORDER_SLACK + len(self._order) // 8:
                 self._order, self._later = None, []
-        self._expiry.add(deadline_ms + 1, seqs)
+        self.expiry.add(deadline_ms + 1, seqs)
         holder.held += count
         if holder.seqs is not None:
             holder.seqs.update(dict.fromkeys(seqs))
-        self._expiry.trim(len(self._slots), count)
+        self.expiry.trim(len(self.slots), count)
 
     def _take_slots(self, count: int) -> Sequence[int]:
         free = self._free_slots
@@ -172,20 +167,20 @@ class LeaseTable:
     def extend(self, seqs: Sequence[int], deadline_ms: int) -> None:
         """Set the deadline of jobs that are held."""
         for seq in seqs:
-            self._deadlines[self._slots[seq]] = deadline_ms
-        self._expiry.add(deadline_ms + 1, seqs)
-        self._expiry.trim(len(self._slots), len(seqs))
+            self._deadlines[self.slots[seq]] = deadline_ms
+        self.expiry.add(deadline_ms + 1, seqs)
+        self.expiry.trim(len(self.slots), len(seqs))
 
     def drop(self, seq: int) -> Lease | None:
         """End a lease; what it was, None when nobody holds the job."""
-        slot = self._slots.pop(seq, None)
+        slot = self.slots.pop(seq, None)
         if slot is None:
             return None
         holder = self._holders[slot]
         assert holder is not None, "a slot in use has a holder"
         lease = Lease(seq, self._numbers[slot], self._deadlines[slot], holder)
         self._holders[slot] = None
-        if self._slots:
+        if self.slots:
             self._free_slots.append(slot)
         else:
             self._reset()
@@ -199,7 +194,7 @@ class LeaseTable:
 
     def _reset(self) -> None:
         """Nothing is held: give the memory back."""
-        self._slots = {}
+        self.slots = {}
         self._deadlines, self._numbers = array("q"), array("Q")
         self._holders, self._free_slots = [], []
         self._order, self._later = None, []
@@ -208,9 +203,9 @@ class LeaseTable:
         """End the leases that are over; (time, seq) of each, in this order. ``limit``: as
         `Timetable.take_due`.
         """
-        due = self._expiry.take_due(now_ms, limit)
+        due = self.expiry.take_due(now_ms, limit)
         return [each for each in due if self.drop(each[1]) is not None]
 
     def _over_at(self, seq: int) -> int | None:
-        slot = self._slots.get(seq)
+        slot = self.slots.get(seq)
         return None if slot is None else self._deadlines[slot] + 1
