@@ -234,19 +234,19 @@ def _delete_in_entry(topic: Topic, at: int, pieces: list[IndexRun], store: Store
     if not pieces:
         return
     first_seq, whole, locator, left = topic.index.entry(at)
-    if pieces == [(0, whole)] and first_seq not in topic.index.gone:
-        live, count, size = pieces, whole, left
-    else:
-        live, ends = pieces, sized_view(topic, at, store).ends
+    live, count, size = pieces, whole, left
+    if pieces != [(0, whole)] or first_seq in topic.index.gone:
+        ends = sized_view(topic, at, store).ends
         try:
             deleted = store.delete_flags(locator)
         except Unreadable:  # nobody reads what is in there
             deleted = None
         if deleted is not None and 1 in bytes(deleted[pieces[0][0] : pieces[-1][1]]):
             live = [run for piece in pieces for run in live_runs(deleted, *piece)]
-        count = sum([stop - start for start, stop in live])
-        size = sum([ends[stop - 1] for _, stop in live])
-        size -= sum([ends[start - 1] for start, _ in live if start])
+        count = size = 0
+        for start, stop in live:
+            count += stop - start
+            size += ends[stop - 1] - (ends[start - 1] if start else 0)
     if count:
-        store.flag_deleted(locator, live, size)
+        store.flag_deleted(locator, whole, live, size)
         _take(topic, at, count, size)

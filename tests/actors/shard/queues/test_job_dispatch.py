@@ -134,7 +134,7 @@ async def test_a_turn_leases_a_bounded_number_of_jobs_and_each_line_gets_its_tur
     served = []
     while claimed := [cid for cid, seqs in workers.claimed() if len(seqs) == 10]:
         served.append(claimed)
-    assert served == [of_a[:2], of_b[:2], of_a[2:]]
+    assert served == [of_a[:2], of_a[2:], of_b]
 
 
 async def test_large_jobs_count_more_than_small_ones(workers: QueueDesk) -> None:
