@@ -24,7 +24,7 @@ from topics.engine.routing.graph import RouterGraph
 from topics.engine.store import Store
 from topics.engine.topic import Topic
 from topics.engine.topic_table import TopicTable
-from topics.errors import NotAQueue
+from topics.errors import NotAQueue, TopicNotFound
 
 SWEEP_TOPICS = 1024  # half a millisecond
 SWEEP_KEYS = 1 << 17  # some milliseconds
@@ -70,7 +70,9 @@ class ShardEngine:
 
     def queue(self, name: str) -> Topic:
         """The queue of that name. Raises `TopicNotFound` and `NotAQueue`."""
-        topic = self.table.topic(name)
+        topic = self.topics.get(name)
+        if topic is None:
+            raise TopicNotFound(name)
         if topic.jobs is None:
             raise NotAQueue(name)
         return topic

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.wire import encode_notification, encode_request, encode_success
-from topics.actors.shard import inbox
 from topics.actors.shard.inbox import (
     BY_TOPIC,
     COST_BYTES,
@@ -117,7 +116,7 @@ def test_few_messages_are_taken_at_once_in_order_of_arrival(desk: Desk) -> None:
     taken = [*desk.box.turn()]
     assert [session for session, _ in taken] == [desk.session, other, desk.session]
     assert [message.message_id for _, each in taken for message in each] == first + second + third
-    assert (len(desk.box), desk.looked_up) == (0, 0), "nothing is read of them"
+    assert (desk.box.count, desk.looked_up) == (0, 0), "nothing is read of them"
     assert desk.turn() == []
 
 
@@ -127,7 +126,7 @@ def test_many_messages_are_taken_by_weight_as_long_as_a_turn_may_take(desk: Desk
     assert set(high) <= set(taken)
     assert taken[0] == high[0]
     assert TURN_S / MESSAGE_S <= len(taken) <= TURN_S / MESSAGE_S + 1
-    assert len(desk.box) == len(low + high) - len(taken)
+    assert desk.box.count == len(low + high) - len(taken)
 
 
 @pytest.mark.parametrize("call", sorted(BY_TOPIC))
@@ -235,16 +234,6 @@ def test_messages_tell_how_long_they_were_parked(desk: Desk) -> None:
         assert waited[0] == pytest.approx(number * 500, rel=0.1)
     desk.put("a1", 3)
     assert [message.parked_ms for message in desk.messages()] == [0.0] * 3
-
-
-def test_an_inbox_is_full_above_its_bound(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inbox, "WAITING_MAX", 6)
-    desk.put("a1", 6)
-    assert not desk.box.is_full
-    desk.put("a1")
-    assert desk.box.is_full
-    desk.turn()
-    assert not desk.box.is_full
 
 
 # How long those that wait will take

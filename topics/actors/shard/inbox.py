@@ -81,14 +81,6 @@ class Inbox:
         self._cost_s = FIRST_COST_S
         self._last_turn, self._taken = 0.0, 0  # when it began, how many it took
 
-    def __len__(self) -> int:
-        return self.count
-
-    @property
-    def is_full(self) -> bool:
-        """A turn is due before more messages are taken from the links."""
-        return self.count > WAITING_MAX
-
     @property
     def wait_s(self) -> float:
         """For how long those that wait will keep the shard busy; 0 while few wait."""

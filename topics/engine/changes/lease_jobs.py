@@ -19,6 +19,7 @@ from itertools import islice, repeat
 from topics.engine.changes.change import Change
 from topics.engine.now import Now
 from topics.engine.queue.claims import Ask, Job, Taken, deal, jobs_of
+from topics.engine.queue.jobs import Jobs
 from topics.engine.queue.leases import Holder, Lease
 from topics.engine.queue.ledger import keeps_leases
 from topics.engine.topic import Topic
@@ -148,20 +149,23 @@ def claim(
     ``evenly``: dealt round-robin, to a cohort. Otherwise the first asker takes what it may. The
     records of all of them have about ``max_bytes`` at most.
     """
-    hands = deal(topic, table.store, asks, now, evenly=evenly, max_bytes=max_bytes)
+    jobs = jobs_of(topic)
+    hands = deal(topic, jobs, table.store, asks, now, evenly=evenly, max_bytes=max_bytes)
     changes = list[LeaseChange]()
     for ask, hand in zip(asks, hands, strict=True):
-        changes.append(_leased(table, topic, ask, hand, now))
+        changes.append(_leased(table, topic, jobs, ask, hand, now))
     return changes
 
 
-def _leased(table: TopicTable, topic: Topic, ask: Ask, taken: list[Taken], now: Now) -> LeaseChange:
+def _leased(
+    table: TopicTable, topic: Topic, jobs: Jobs, ask: Ask, taken: list[Taken], now: Now
+) -> LeaseChange:
     if not taken:
         return ClaimJobs(topic, ())
     seqs, records = zip(*taken, strict=True)
     change = ClaimJobs(topic, seqs)
     number, deadline_ts = table.take_lease_numbers(len(seqs)), now.ts + ask.lease_ms
-    counts = jobs_of(topic).deliver(seqs, number, now.ms + ask.lease_ms, ask.holder)
+    counts = jobs.deliver(seqs, number, now.ms + ask.lease_ms, ask.holder)
     change.jobs = [*map(Job, seqs, itertools.count(number), repeat(deadline_ts), counts, records)]
     if keeps_leases(topic.config):
         rows = LeaseRows(

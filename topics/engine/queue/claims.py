@@ -53,14 +53,20 @@ Taken = tuple[int, bytes]
 
 
 def deal(
-    topic: Topic, store: Store, asks: Sequence[Ask], now: Now, *, evenly: bool, max_bytes: int
+    topic: Topic,
+    jobs: Jobs,
+    store: Store,
+    asks: Sequence[Ask],
+    now: Now,
+    *,
+    evenly: bool,
+    max_bytes: int,
 ) -> list[list[Taken]]:
     """Take jobs for all askers; a list for each of them, in the order of seqs.
 
     ``evenly``: dealt round-robin. Otherwise the first takes what it may, and so on. No more are
     taken once their records have ``max_bytes``.
     """
-    jobs = jobs_of(topic)
     jobs.advance(now.ms)
     jobs.steps_left = PASS_STEPS
     if len(asks) == 1:

@@ -69,11 +69,6 @@ class PolledClaim(Claimer):
         self.leased: LeaseChange | None = None
         self.is_over = False
 
-    @property
-    def key(self) -> tuple[LinkSession, int]:
-        """What a cancellation names."""
-        return self.request.session, self.request.cid
-
     def begin_waiting(self) -> None:
         """As `Claimer.begin_waiting`."""
         if self.asked.wait_ms:
@@ -146,8 +141,7 @@ class Claims(Service):
             self._note_deferred((request.session, request.cid), request)
             return
         asked = decode_claim(request.attachment, context.limits)
-        topic = self._engine.queue(params.topic)
-        context.freshen(topic)
+        topic = context.fresh_queue(params.topic)
         topic.touch(*context.now)
         holder = jobs_of(topic).leases.poller(asked.node)
         poll = PolledClaim(self, request, topic, holder, asked)
@@ -156,7 +150,7 @@ class Claims(Service):
             return
         request.outlast()  # its own time ends it
         request.release()
-        self._polls[poll.key] = poll
+        self._polls[request.session, request.cid] = poll
         if not is_served:
             self._dispatch.join(poll, is_patient=asked.wait_ms > 0)
 
@@ -181,18 +175,18 @@ class Claims(Service):
         jobs = jobs_of(topic)
         jobs.advance(self._commits.now().ms)
         ready = jobs.counters(topic.count).ready
-        leased = () if change is None else change.jobs
+        leased, seqs = (change.jobs, [*change.seqs]) if change is not None else ((), [])
         body = queue_answers.claimed(topic.name, queue_answers.jobs_json(leased), ready)
         body += answers.performance(total_ms(params.at), throttle_ms=poll.request.parked_ms)
         number = leased[0].number if leased else 0
-        poll.request.reply(ClaimResult(number, [job.seq for job in leased]), body)
+        poll.request.reply(ClaimResult(number, seqs), body)
 
     def forget(self, poll: PolledClaim) -> None:
         """The claim is over."""
         poll.is_over = True
         if poll.deadline is not None:
             poll.deadline.cancel()
-        self._polls.pop(poll.key, None)
+        self._polls.pop((poll.request.session, poll.request.cid), None)
 
     # What the front says
 

@@ -62,12 +62,14 @@ class JobCalls(Service):
     def _ack(self, request: JobsCall, *, again: bool = False) -> None:
         context, params = self._context, request.params
         context.check_writable()
-        if context.held.defer_if_held(params.topic, self._ack, request):
+        if params.topic in context.held.waiting:
+            context.held.defer_if_held(params.topic, self._ack, request)
             return
         gathered = request, decode_ack(request.attachment, context.limits)
         if again:  # what it shares a group with is chosen
             self._decide_acks(params.topic, [gathered], again=True)
         else:
+            request.outlast()  # it is decided in this turn
             self.gathered.setdefault(params.topic, []).append(gathered)
 
     def decide_gathered(self) -> None:
@@ -82,11 +84,12 @@ class JobCalls(Service):
         self, name: str, acks: list[tuple[JobsCall, JobsRequest]], *, again: bool
     ) -> None:
         context = self._context
-        if context.held.is_held(name):  # by something else of this turn
+        if name in context.held.waiting:  # by something else of this turn
             for request, _ in acks:
                 context.held.defer_if_held(name, self._ack, request)
             return
         begun: list[tuple[JobsCall, list[Lease], list[int]]] = []
+        leases: list[Lease] = []
         try:
             topic = context.fresh_queue(name)
             for request, asked in acks:
@@ -94,8 +97,7 @@ class JobCalls(Service):
                     topic, asked.node, asked.seqs, asked.lease_ids, context.now
                 )
                 begun.append((request, ended, skipped))
-                request.outlast()
-            leases = [lease for _, ended, _ in begun for lease in ended]
+                leases += ended
             change = finish_jobs.ack(topic, leases, context.now)
         except Exception as error:
             for request, _ in acks:

@@ -26,7 +26,8 @@ from topics.engine.changes.append import Append
 from topics.engine.changes.change import Change
 from topics.engine.changes.delete_topic import DeleteTopic
 from topics.engine.changes.put_topic import PutTopic
-from topics.engine.queue.claims import jobs_of
+from topics.engine.queue.claims import Ask, jobs_of
+from topics.engine.queue.ledger import keeps_leases
 from topics.engine.queue.timetable import NEVER
 from topics.engine.topic import Topic
 from topics.errors import NotReady, TopicNotFound
@@ -65,9 +66,11 @@ class JobDispatch(Service):
             return False
         if topic.config.claim_jitter_ms:
             return False
-        self._context.check_leasable(topic)
+        if keeps_leases(topic.committed):
+            self._context.check_leasable(topic)
         self.is_due = True  # a turn that has spent something ends with `on_due`
-        return self._lease(topic, [Share(claimer, claimer.room)], evenly=False) > 0
+        asked = claimer.ask(claimer.room)
+        return self._lease(topic, [claimer], [asked], claimer.max_bytes, evenly=False) > 0
 
     def join(self, claimer: Claimer, *, is_patient: bool) -> None:
         """Put a claimer at the end of its wait list, in a turn. ``is_patient``: until `hurry`."""
@@ -247,24 +250,33 @@ class JobDispatch(Service):
 
     def _claim(self, wait_list: WaitList, shares: Sequence[Share], *, evenly: bool) -> int:
         """As `_lease`. What cannot be read costs these claimers their jobs, and nobody else."""
+        claimers = [share.claimer for share in shares]
+        asks = [share.claimer.ask(share.max_jobs) for share in shares]
+        bounds = [claimer.max_bytes for claimer in claimers]
+        max_bytes = min(max(TURN_BYTES_MAX, *bounds), sum(bounds))
         try:
-            return self._lease(wait_list.topic, shares, evenly=evenly)
+            return self._lease(wait_list.topic, claimers, asks, max_bytes, evenly=evenly)
         except OSError as error:
             log.exception("claim failed", topic=wait_list.topic.name)
-            for share in shares:
-                wait_list.leave(share.claimer)
-                share.claimer.end(error)
+            for claimer in claimers:
+                wait_list.leave(claimer)
+                claimer.end(error)
             return 0
 
-    def _lease(self, topic: Topic, shares: Sequence[Share], *, evenly: bool) -> int:
+    def _lease(
+        self,
+        topic: Topic,
+        claimers: Sequence[Claimer],
+        asks: Sequence[Ask],
+        max_bytes: int,
+        *,
+        evenly: bool,
+    ) -> int:
         """Lease jobs to these claimers; how many. 0: there are no more, or the turn is over."""
-        asks = [share.claimer.ask(share.max_jobs) for share in shares]
-        bounds = [share.claimer.max_bytes for share in shares]
-        max_bytes = min(max(TURN_BYTES_MAX, *bounds), sum(bounds))
         table, now = self._engine.table, self._context.now
         changes = lease_jobs.claim(table, topic, asks, now, evenly=evenly, max_bytes=max_bytes)
         leased, wait_list = 0, self._wait_lists.get(topic.id)
-        for (claimer, _), change in zip(shares, changes, strict=True):
+        for claimer, change in zip(claimers, changes, strict=True):
             if not change.jobs:
                 continue
             leased, size = leased + len(change.jobs), 0
@@ -280,7 +292,7 @@ class JobDispatch(Service):
                 self._context.note_changed(topic)
                 claimer.settle(change, NO_IO)
         jobs = jobs_of(topic)
-        if jobs.is_unfinished:
+        if jobs.steps_left <= 0:
             self._spent = JOBS_PER_TURN
         if jobs.dead:
             self._on_dead(topic)
