@@ -31,7 +31,7 @@ def check_lists(topic: Topic, model: QueueModel, now_ms: int, *, is_lazy: bool) 
         assert (jobs._apart.next_out(seq) > seq) == (seq in states) or seq < jobs.cursor
     assert all(count >= 0 for count in jobs._deliveries.values())
     for seq in jobs.leases:
-        lease, job = jobs.leases.lease(seq), model.jobs[seq]
+        lease, job = jobs.leases.held[seq], model.jobs[seq]
         if job.state == "held":
             assert (lease.number, lease.deadline_ms) == (job.number, job.at_ms)
             assert (lease.holder.node, lease.holder.seqs is not None) == (job.node, job.stream > 0)
@@ -63,7 +63,7 @@ def _check_holders(jobs: Jobs) -> None:
     held: dict[int, list[int]] = {}
     holders = {}
     for seq in leases:
-        holder = leases.lease(seq).holder
+        holder = leases.held[seq].holder
         holders[id(holder)] = holder
         held.setdefault(id(holder), []).append(seq)
     for key, holder in holders.items():

@@ -9,7 +9,7 @@ replay   a DELETE frame (`delete_records.replay`); its flag DEAD_LETTERED counts
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from operator import itemgetter
+from operator import attrgetter
 
 from topics.engine.changes.change import Change
 from topics.engine.changes.lease_jobs import held_by
@@ -21,6 +21,8 @@ from topics.engine.topic import Topic
 from topics.engine.topic_table import TopicTable
 from topics.formats.disk.frame_bodies import delete_runs_frame
 from topics.formats.ranges import runs_of_seqs
+
+SEQ = attrgetter("seq")
 
 
 class FinishJobs(Change):
@@ -83,8 +85,8 @@ def begin_ack(
 
 def ack(topic: Topic, leases: Iterable[Lease], now: Now) -> FinishJobs:
     """Delete the jobs of these leases for good, of one ack or of several."""
-    leases = sorted(leases, key=itemgetter(0))
-    return FinishJobs(topic, [*map(itemgetter(0), leases)], now, leases=leases)
+    leases = sorted(leases, key=SEQ)
+    return FinishJobs(topic, [*map(SEQ, leases)], now, leases=leases)
 
 
 def bury(topic: Topic, seqs: Sequence[int], now: Now) -> FinishJobs:

@@ -245,7 +245,7 @@ def extend(
     """The leases that ``node`` holds end ``lease_ms`` from now (§10.6)."""
     table = jobs_of(topic).leases
     held, skipped = held_by(topic, node, seqs, tokens, now)
-    change = ExtendLeases(topic, [table.lease(seq) for seq in held], skipped)
+    change = ExtendLeases(topic, [table.held[seq] for seq in held], skipped)
     change.until_ts = now.ts + lease_ms
     table.extend(held, now.ms + lease_ms)
     if held and keeps_leases(topic.config):

@@ -312,6 +312,12 @@ def leases(topic: Topic, after: int, limit: int, node: str | None, now: Now) -> 
     jobs = jobs_of(topic)
     jobs.advance(now.ms)
     return [
-        LeaseView(seq, holder.node, number, now.ts + deadline_ms - now.ms, jobs.deliveries(seq))
-        for seq, number, deadline_ms, holder in jobs.leases.page(after, limit, node, now.ms)
+        LeaseView(
+            lease.seq,
+            lease.holder.node,
+            lease.number,
+            now.ts + lease.deadline_ms - now.ms,
+            jobs.deliveries(lease.seq),
+        )
+        for lease in jobs.leases.page(after, limit, node, now.ms)
     ]

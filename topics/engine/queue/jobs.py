@@ -118,7 +118,7 @@ class Jobs:
 
     def counters(self, live_count: int) -> Counters:
         """The counters as of the last `advance`, when so many records of the topic live."""
-        in_flight = len(self.leases.slots) + len(self.acking)
+        in_flight = len(self.leases.held) + len(self.acking)
         hidden, delayed = len(self._hidden), self._delays.waiting
         moving = len(self.dead) + len(self.dying) + len(self.aside)
         ready = live_count - in_flight - hidden - delayed - moving
@@ -126,7 +126,7 @@ class Jobs:
 
     def deliveries(self, seq: int) -> int:
         """How many times a job has been delivered."""
-        is_held = seq in self.leases.slots or seq in self.acking
+        is_held = seq in self.leases.held or seq in self.acking
         return self._deliveries.get(seq, 1 if is_held else 0)
 
     @property
@@ -454,7 +454,7 @@ class Jobs:
         if seq in self.doomed:
             # The dead-letter topic may have it: it is not delivered again, whatever refused it.
             return JobRow(JobState.DYING, 0, 0, deliveries, self.doomed[seq])
-        lease = self.leases.lease(seq) if seq in self.leases else self.acking.get(seq)
+        lease = self.leases.held.get(seq) or self.acking.get(seq)
         if lease is not None:
             until_ts = now.ts + lease.deadline_ms - now.ms
             return JobRow(JobState.HELD, until_ts, lease.number, deliveries, lease.holder.node)
