@@ -1,4 +1,4 @@
-"""Caps and age, one sentence each; the long runs are in test_topic_machine.py and topic_walk.py."""
+"""Caps and age, one sentence each; the long runs are in test_topic_machine.py."""
 
 from __future__ import annotations
 

@@ -188,12 +188,10 @@ def _first_live_seq(topic: Topic, store: Store) -> int:
     """The first live seq, or the one behind the head."""
     if not len(topic.index):
         return max(topic.start_seq, topic.head_seq + 1)
-    first_seq, count, _, _ = topic.index.entry(0)
+    first_seq, count, locator, _ = topic.index.entry(0)
     start = max(topic.start_seq, first_seq)
-    deleted = deleted_in(topic, 0, store)
-    if deleted is None:
-        return start
-    return first_seq + first_live(deleted, start - first_seq, count)
+    deleted = store.delete_flags(locator) if first_seq in topic.index.gone else None
+    return start if deleted is None else first_seq + first_live(deleted, start - first_seq, count)
 
 
 # Deletes

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.engine.shard_support import Desk, kinds
+from topics.engine.changes import reservation
 from topics.engine.changes.append import Append
 from topics.engine.dedupe import DedupeEntry
 from topics.engine.topic import RESERVE_MAX, RESERVE_MIN, Topic
+from topics.engine.topic_table import TopicTable
 from topics.formats.api.topic_config import TopicConfig
 from topics.formats.disk.frames import FrameKind
 
@@ -100,13 +102,12 @@ def test_a_reservation_is_undone_with_the_records_that_carried_it(desk: Desk) ->
 def test_reservations_grow_with_the_topic_and_are_few() -> None:
     topic = Topic(1, "a", 1, TopicConfig())
     steps = []
-    last = 0
-    while last < 10_000_000:
-        last += 1000
-        ceiling = topic.reservation_after(last)
-        if ceiling is not None:
-            steps.append(ceiling - last)
-            topic.reserving_seq = topic.reserved_seq = ceiling
+    for last in range(1000, 10_000_000, 1000):
+        topic.next_seq = last + 1
+        due = reservation.decide(topic)
+        if due is not None:
+            steps.append(due.ceiling - last)
+            due.commit(TopicTable())
         assert topic.reserved_seq > last
     assert steps == sorted(steps)
     assert (steps[0], steps[-1]) == (RESERVE_MIN, RESERVE_MAX)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from topics.engine.changes.change import Change
 from topics.engine.replay import Replay
-from topics.engine.topic import Topic
+from topics.engine.topic import RESERVE_MAX, RESERVE_MIN, Topic
 from topics.engine.topic_table import TopicTable
 from topics.formats.buffers import Buffer
 from topics.formats.disk.frame_bodies import TS_AHEAD_MS, seqs_reserved_frame
@@ -42,11 +42,10 @@ def decide(topic: Topic) -> Reservation | None:
     """The reservation that is due after an append, None for most. No other change waits for it."""
     if topic.config.durability == "fsync":
         return None  # no seq is acknowledged before its own sync
-    ceiling = topic.reservation_after(topic.next_seq - 1)
-    if ceiling is None:
+    last_seq = topic.next_seq - 1
+    if last_seq + min(max(last_seq, RESERVE_MIN), RESERVE_MAX) // 2 <= topic.reserving_seq:
         return None
-    topic.reserving_seq = ceiling
-    return Reservation(topic, ceiling)
+    return Reservation(topic, topic.reserve_above(last_seq))
 
 
 def replay_seqs(replay: Replay, header: FrameHeader, _body: Buffer, checkpointed: bool) -> None:

@@ -99,8 +99,7 @@ async def bench(routed: RoutedShards) -> Bench:
 
 async def test_routers_are_known_by_their_ends_here(bench: Bench) -> None:
     assert await bench.sync(bench.row(1, "c", "g"), bench.row(2, "a", "g")) == ([], {})
-    assert sorted(bench.registry.feeders("g")) == [1, 2]
-    assert bench.registry.feeders("c") == {}
+    assert {dest: sorted(rows) for dest, rows in bench.registry.by_dest.items()} == {"g": [1, 2]}
     assert [*bench.workers.known()] == [1], "the other one has its source elsewhere"
     assert [bench.registry.has_routers(name) for name in "cgl"] == [True, True, False]
     assert bench.shards.loops[1].context.routers_of("c")
@@ -109,7 +108,7 @@ async def test_routers_are_known_by_their_ends_here(bench: Bench) -> None:
 async def test_a_changed_row_counts_from_then_on(bench: Bench) -> None:
     await bench.sync(bench.row(1, "c", "g"))
     await bench.sync(bench.row(1, "c", "g", filter=("Eq", "x")))
-    assert bench.registry.feeders("g")[1].filter == ["Eq", "x"]
+    assert bench.registry.by_dest["g"][1].filter == ["Eq", "x"]
     await bench.shards.write("c", [{"data": 1, "tag": "y"}, {"data": 2, "tag": "x"}])
     await bench.shards.until(lambda: bench.shards.datas("g"))
     assert bench.shards.datas("g") == [2]
@@ -121,7 +120,7 @@ async def test_removed_routers_stop_and_their_totals_are_told(bench: Bench) -> N
     await bench.shards.until(lambda: bench.shards.datas("g") == bench.shards.datas("l") == [1, 2])
     assert await bench.sync(removed=(1, 3, 50)) == ([], {1: 2})
     assert await bench.sync(removed=(1,)) == ([], {})
-    assert (bench.registry.feeders("g"), sorted(bench.registry.feeders("l"))) == ({}, [2])
+    assert {dest: [*rows] for dest, rows in bench.registry.by_dest.items()} == {"l": [2]}
     await bench.shards.write("c", [{"data": 3}])
     await bench.shards.until(lambda: bench.shards.datas("l") == [1, 2, 3])
     assert bench.shards.datas("g") == [1, 2]
@@ -157,7 +156,7 @@ async def test_a_list_of_all_drops_the_others_and_what_is_known_of_them(bench: B
     note_derivation(bench.shards.topic("l"), 9, Derivation(4, 4))
     assert await bench.sync(bench.row(2, "c", "l"), is_all=True) == ([], {1: 1})
     assert [*bench.workers.known()] == [2]
-    assert bench.registry.feeders("g") == {}
+    assert [*bench.registry.by_dest] == ["l"]
     assert bench.shards.topic("g").derivations is None
     assert bench.shards.topic("l").derivations == {2: (1, 1)}
 
@@ -200,7 +199,7 @@ async def test_routers_without_an_end_here_are_orphans(bench: Bench) -> None:
     found, _ = await bench.sync(*rows)
     assert found == sorted({2, 3, 4, 5, 6} - set(elsewhere))
     assert sorted(bench.workers.known()) == sorted([1, *elsewhere])
-    assert bench.registry.feeders("l") == {}
+    assert "l" not in bench.registry.by_dest
 
 
 async def test_before_it_was_told_the_owner_is_to_be_asked(routed: RoutedShards) -> None:

@@ -47,7 +47,7 @@ class Registry(Service):
         self._context, self._engine, self._workers = context, context.engine, workers
         self._rows: dict[int, RouterRow] = {}
         self._by_source: dict[str, dict[int, RouterRow]] = {}
-        self._by_dest: dict[str, dict[int, RouterRow]] = {}
+        self.by_dest: dict[str, dict[int, RouterRow]] = {}  # those that feed a topic of this shard
         context.routers_of = self.has_routers
         self.is_told = False
         self._when_told: list[Callable[[], object]] = []
@@ -72,15 +72,11 @@ class Registry(Service):
         """
         if not self.is_told:
             return self._context.peers.is_there(ROUTER_OWNER)
-        return topic in self._by_source or topic in self._by_dest
-
-    def feeders(self, topic: str) -> dict[int, RouterRow]:
-        """The routers that feed a topic of this shard, by id."""
-        return self._by_dest.get(topic, {})
+        return topic in self._by_source or topic in self.by_dest
 
     def may_feed(self, topic: str, router: int) -> bool:
         """Whether the router feeds a topic of this shard, or nobody has told of those that do."""
-        return not self.is_told or router in self.feeders(topic)
+        return not self.is_told or router in self.by_dest.get(topic, ())
 
     def _is_here(self, topic: str) -> bool:
         return self._context.peers.shard_of(topic) == self._context.wal.shard
@@ -130,7 +126,7 @@ class Registry(Service):
         for name in dests:
             topic = self._engine.topics.get(name)
             if topic is not None and topic.derivations is not None:
-                forget_derivations(topic, self.feeders(name))
+                forget_derivations(topic, self.by_dest.get(name, ()))
 
     def _tell(self) -> None:
         self.is_told = True
@@ -147,7 +143,7 @@ class Registry(Service):
             return False
         self._rows[row.id] = row
         if dest is not None:
-            self._by_dest.setdefault(row.dest, {})[row.id] = row
+            self.by_dest.setdefault(row.dest, {})[row.id] = row
         if source is not None:
             self._by_source.setdefault(row.source, {})[row.id] = row
             self._workers.set(row, source)
@@ -157,7 +153,7 @@ class Registry(Service):
         row = self._rows.pop(router, None)
         if row is None:
             return
-        for table, name in ((self._by_source, row.source), (self._by_dest, row.dest)):
+        for table, name in ((self._by_source, row.source), (self.by_dest, row.dest)):
             rows = table.get(name, {})
             rows.pop(router, None)
             if not rows:
