@@ -59,14 +59,6 @@ def test_a_replay_whose_clock_had_stepped_keeps_the_order_of_seqs() -> None:
     assert [window.find(key, 15, WINDOW_MS) for key in "ab"] == [None, None]
 
 
-def test_keys_that_share_a_generation_live_until_each_is_over() -> None:
-    window = DedupeWindow()
-    for seq, (key, now_ms) in enumerate([("a", 0), ("b", 10), ("c", 40)], 1):
-        window.remember(key, seq, 1, now_ms, 40)
-    assert [window.find(key, 40, 40) for key in "abc"] == [None, (2, 1), (3, 1)]
-    assert (window.expire(49, 40), window.expire(50, 40), len(window)) == (0, 2, 1)
-
-
 def test_a_copy_is_known_when_the_window_is_over_and_where_there_is_none() -> None:
     window = DedupeWindow()
     keys = [copy_key("dead_letter", "q", 7, seq) for seq in (1, 2)]

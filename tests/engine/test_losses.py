@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.engine.shard_support import Desk, fill, seqs_of, told
+from tests.engine.shard_support import Desk, fill, told
 from topics.engine.locators import Locator
 from topics.engine.losses import lose, lose_damaged, next_loss, trim_to
 from topics.engine.reading import read
@@ -14,18 +14,6 @@ from topics.engine.topic import Topic
 from topics.formats.api.diff_body import Diff
 from topics.formats.disk.records import RecordsView
 from topics.formats.ranges import SeqRange, seq_ranges
-
-
-def test_a_damaged_write_leaves_the_index_with_all_that_it_counted(desk: Desk) -> None:
-    fill(desk, 2, 3, 1)
-    topic = desk.engine.topic("a")
-    size = topic.bytes
-    gone = topic.index.entry(1)[3]
-    lose_damaged(topic, 1, desk)
-    assert (topic.count, topic.bytes, len(topic.index)) == (3, size - gone, 2)
-    page = desk.read("a", 2)
-    assert told(page) == (3, 5, "damaged")
-    assert seqs_of(desk.read("a", 5)) == [6]
 
 
 def test_records_that_were_deleted_before_are_not_lost(desk: Desk) -> None:

@@ -40,16 +40,6 @@ def topic(desk: Desk) -> Topic:
     return desk.engine.topic("a")
 
 
-def test_extents_cut_writes_anew_and_leave_counts_and_bytes(topic: Topic, desk: Desk) -> None:
-    before = state(topic)
-    assert replace(topic, desk, extent(1, 4, 0), extent(5, 5, 1)) == []
-    assert layout(topic) == [(1, 4, 4), (5, 5, 5)]
-    assert state(topic) == before
-    assert topic.index.totals(0, 2) == before[1:]
-    assert [*topic.index.locators()] == [in_extent(1, 0), in_extent(1, 1)]
-    assert topic.sealed_seq == 9
-
-
 def test_one_extent_takes_the_place_of_others(topic: Topic, desk: Desk) -> None:
     before = state(topic)
     replace(topic, desk, extent(1, 2, 0), extent(3, 3, 1), extent(6, 4, 2))
@@ -100,12 +90,6 @@ def test_what_was_dead_between_two_extents_is_left_out(desk: Desk) -> None:
     assert topic.index.totals(0, 2) == before[1:]
 
 
-def test_an_extent_in_which_nothing_lives_is_not_used(topic: Topic, desk: Desk) -> None:
-    cut_to(topic, 6, desk)
-    assert replace(topic, desk, extent(1, 5, 0), extent(6, 4, 1)) == [in_extent(1, 0)]
-    assert layout(topic) == [(6, 4, 4)]
-
-
 def test_records_in_memory_stay_where_they_are(desk: Desk) -> None:
     fill(desk, 2, 3)
     fill(desk, 2, 1, durability="ephemeral")
@@ -116,11 +100,6 @@ def test_records_in_memory_stay_where_they_are(desk: Desk) -> None:
     assert layout(topic) == [(1, 5, 5), (6, 2, 2), (8, 1, 1), (9, 4, 4)]
     assert [topic.index.entry(at) for at in (1, 2)] == between
     assert state(topic) == before
-
-
-def test_what_lives_must_be_the_same(topic: Topic, desk: Desk) -> None:
-    with pytest.raises(AssertionError, match="as many records live"):
-        replace(topic, desk, extent(1, 8, 0), end_seq=10)
 
 
 def test_a_topic_that_is_empty_by_now_stays_so(desk: Desk) -> None:

@@ -5,43 +5,15 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tests.engine.shard_support import Desk, fill
+from tests.engine.shard_support import Desk
 from topics.engine.changes import append
 from topics.engine.replay import Misfit, Replay
 from topics.formats.api.topic_config import TopicConfig
-from topics.formats.disk.frame_bodies import Floors
 from topics.formats.disk.frames import FrameHeader, FrameKind
 
 
 def header(topic_id: int) -> FrameHeader:
     return FrameHeader(b"", 0, 0, 0, topic_id, 1, 0, 0, 0, 0, FrameKind.FLOOR, 0, 0)
-
-
-def test_a_frame_of_a_topic_that_is_gone_fits_below_the_checkpoint_alone(desk: Desk) -> None:
-    fill(desk, 1)
-    replay, topic = Replay(desk.engine.table), desk.engine.topic("a")
-    assert replay.topic_of(header(topic.id), checkpointed=False) is topic
-    assert replay.topic_of(header(99), checkpointed=True) is None
-    with pytest.raises(Misfit):
-        replay.topic_of(header(99), checkpointed=False)
-
-
-def test_a_topic_of_the_checkpoint_has_its_head_and_lsn_and_another_has_none(desk: Desk) -> None:
-    desk.put("a")
-    desk.put("b")
-    replay, topic = Replay(desk.engine.table), desk.engine.topic("a")
-    replay.note_restored(topic, 7, 4096)
-    assert (replay.restored_head(topic), replay.news_from(topic)) == (7, 4096)
-    other = desk.engine.topic("b")
-    assert (replay.restored_head(other), replay.news_from(other)) == (0, 0)
-
-
-def test_floors_take_records_away_and_never_fall(desk: Desk) -> None:
-    fill(desk, 2, 3)
-    replay, topic = Replay(desk.engine.table), desk.engine.topic("a")
-    replay.raise_floors(topic, Floors(4, 1, 1, 1, 2), 4)
-    replay.raise_floors(topic, Floors(2, 3, 1, 1, 1), 3)
-    assert (topic.floors, topic.start_seq, topic.count) == (Floors(4, 3, 1, 1, 2), 4, 2)
 
 
 def test_topics_of_one_config_share_it(desk: Desk) -> None:

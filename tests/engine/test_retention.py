@@ -6,7 +6,6 @@ import pytest
 
 from tests.engine.shard_support import Desk, advance, expire, fill
 from topics.engine.changes.append import Append
-from topics.engine.dedupe import DedupeEntry
 from topics.errors import TopicFull
 
 
@@ -38,19 +37,6 @@ def test_a_topic_that_rejects_takes_a_write_whole_or_not_at_all(
         assert desk.engine.topic("a").next_seq == before + 1
     desk.commit()
     assert desk.engine.topic("a").earliest_seq == 1
-
-
-def test_a_write_that_does_not_fit_makes_no_topic(desk: Desk) -> None:
-    with pytest.raises(TopicFull):
-        desk.append("a", 1, 2, config={"discard": "reject", "cap_records": 1})
-    assert desk.engine.topics == {}
-
-
-def test_a_retry_is_answered_also_when_the_topic_is_full(desk: Desk) -> None:
-    desk.put("a", cap_records=1, discard="reject")
-    desk.append("a", 1, key="k")
-    desk.commit()
-    assert desk.append("a", 2, key="k") == DedupeEntry(1, 1)
 
 
 def test_seqs_that_are_to_burn_take_no_room(desk: Desk) -> None:

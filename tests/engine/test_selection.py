@@ -10,7 +10,7 @@ from tests.engine.shard_support import Desk
 from topics.engine import selection
 from topics.engine.locators import Locator
 from topics.engine.removal import delete_runs
-from topics.engine.selection import Selection, count_live
+from topics.engine.selection import Selection
 from topics.engine.store import Unreadable
 from topics.engine.topic import Topic
 from topics.formats.api.diff_body import TagMatch
@@ -66,13 +66,6 @@ def test_records_are_passed_over_when_it_is_unknown_which_of_them_live(
 
     monkeypatch.setattr(desk, "delete_flags", flags)
     assert everything(select(desk, topic)) == [1, 2, 5, 6]
-
-
-def test_live_records_are_counted_among_any_seqs(desk: Desk) -> None:
-    topic = filled(desk, "---", "---")
-    delete_runs(topic, [SeqRun(2, 1), SeqRun(4, 3)], desk)
-    assert count_live(topic, desk, [1, 2, 3, 4, 6, 7]) == 2
-    assert selection.count_live(topic, desk.engine.store, []) == 0
 
 
 @pytest.mark.parametrize("seed", range(30))

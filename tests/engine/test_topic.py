@@ -48,16 +48,6 @@ def test_an_idle_topic_takes_less_than_a_kilobyte() -> None:
 # Topic table: ids, epochs and names
 
 
-def test_ids_of_shards_never_meet() -> None:
-    desks = [Desk(shard, 3) for shard in range(3)]
-    for desk in desks:
-        for number in range(5):
-            desk.put(f"t{number}")
-    ids = [{topic.id for topic in desk.engine.topics.values()} for desk in desks]
-    assert [{number % 3 for number in each} for each in ids] == [{0}, {1}, {2}]
-    assert 0 not in ids[0]
-
-
 def test_epochs_rise_though_the_clock_goes_back(desk: Desk) -> None:
     epochs = []
     for ts in (100, 50, 50, 7):

@@ -7,7 +7,6 @@ import pytest
 from tests.engine.shard_support import Desk, kinds
 from topics.engine.changes import reservation
 from topics.engine.changes.append import Append
-from topics.engine.dedupe import DedupeEntry
 from topics.engine.topic import RESERVE_MAX, RESERVE_MIN, Topic
 from topics.engine.topic_table import TopicTable
 from topics.formats.api.topic_config import TopicConfig
@@ -27,27 +26,6 @@ def test_only_the_class_fsync_waits_for_the_disk(desk: Desk, durability: str, sy
     assert bool(change.frames) is (durability != "ephemeral")
 
 
-def test_a_write_behind_one_that_waits_for_the_disk_waits_too(desk: Desk) -> None:
-    desk.put("a")
-    change = desk.append("a", 1)
-    assert isinstance(change, Append)
-    assert change.sync, "the topic itself is not on the disk yet"
-
-
-def test_a_key_whose_time_is_over_does_not_come_back_with_a_longer_window(desk: Desk) -> None:
-    desk.put("a", idempotency_window_ms=100)
-    desk.append("a", 1, key="old")
-    desk.commit()
-    desk.later(60)
-    desk.append("a", 2, key="young")
-    desk.commit()
-    desk.later(40)
-    desk.put("a", idempotency_window_ms=1000)
-    desk.commit()
-    assert desk.append("a", 3, key="young") == DedupeEntry(2, 1)
-    assert isinstance(desk.append("a", 3, key="old"), Append)
-
-
 # Reservations of seqs
 
 
@@ -60,16 +38,6 @@ def test_a_write_does_not_wait_for_a_reservation_that_leaves_room(desk: Desk) ->
     change = desk.append("a", 2)
     assert isinstance(change, Append)
     assert not change.sync
-
-
-def test_a_write_beyond_the_reserved_seqs_waits_for_the_disk(desk: Desk) -> None:
-    desk.put("a")
-    desk.commit()
-    change = desk.append("a", *range(RESERVE_MIN + 1))
-    assert isinstance(change, Append)
-    assert change.sync
-    desk.commit()
-    assert desk.engine.topic("a").reserved_seq > RESERVE_MIN
 
 
 def test_records_in_memory_only_carry_the_reservation_that_they_need(desk: Desk) -> None:

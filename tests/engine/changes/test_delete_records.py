@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.shard_support import Desk, fill, seqs_of
-from topics.errors import TopicNotFound
+from tests.engine.shard_support import Desk, seqs_of
 
 
 @pytest.mark.parametrize(
@@ -46,12 +45,3 @@ def test_only_a_class_that_is_synced_syncs_its_deletes_and_only_logged_records_a
         assert (len(change.frames), change.sync) == (frames, sync)
         desk.commit()
         assert change.deleted == 1
-
-
-def test_a_delete_of_nothing_tells_the_log_nothing(desk: Desk) -> None:
-    fill(desk, 1)
-    assert not desk.delete_records("a", before_seq=1).frames
-    assert not desk.delete_records("a", before_seq=0).frames
-    assert not desk.delete_records("a", match="t").frames
-    with pytest.raises(TopicNotFound):
-        desk.delete_records("b", before_seq=1)

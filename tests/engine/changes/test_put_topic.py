@@ -4,25 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.engine.shard_support import Desk, body, kinds
+from tests.engine.shard_support import Desk, body
 from topics.engine.changes import append, put_topic
-from topics.engine.changes.append import Append
 from topics.errors import (
     Forbidden,
-    TopicExistsIncompatible,
     TopicNotFound,
 )
 from topics.formats.api.decoding import decode_config
-from topics.formats.api.topic_config import TopicConfig
-from topics.formats.disk.frames import FrameKind
-
-
-def test_an_append_makes_the_topic_with_its_inline_config(desk: Desk) -> None:
-    change = desk.append("a", 1, config={"ttl_ms": 7})
-    assert isinstance(change, Append)
-    assert change.created
-    assert kinds(change) == [FrameKind.TOPIC, FrameKind.APPEND]
-    assert desk.engine.topic("a").config == TopicConfig(ttl_ms=7)
 
 
 @pytest.mark.parametrize(
@@ -62,20 +50,8 @@ def test_a_dead_letter_outside_the_prefixes_is_forbidden(desk: Desk) -> None:
     )
 
 
-def test_a_refused_change_of_type_changes_nothing(desk: Desk) -> None:
-    desk.put("a", ttl_ms=1)
-    with pytest.raises(TopicExistsIncompatible):
-        desk.put("a", type="queue", ttl_ms=2)
-    assert desk.engine.topic("a").config == TopicConfig(ttl_ms=1)
-
-
 def test_a_put_without_a_difference_has_no_frame_and_waits_for_nothing(desk: Desk) -> None:
     desk.put("a", ttl_ms=1)
     desk.commit()
     again = desk.put("a", ttl_ms=1)
     assert (again.frames, again.sync) == ([], False)
-
-
-def test_a_put_without_a_difference_waits_for_the_one_before_it(desk: Desk) -> None:
-    desk.put("a", ttl_ms=1)
-    assert desk.put("a", ttl_ms=1).sync

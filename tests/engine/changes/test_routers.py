@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import cbor2
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -61,20 +60,6 @@ def test_what_is_undone_leaves_nothing() -> None:
     engine.undo(routers.remove(engine.table, [1], NOW))
     assert contents(engine.table) == before
     assert (engine.table.shard_topic.pending, engine.table.shard_topic.pending_sync) == (0, 0)
-
-
-def test_routers_are_changed_one_after_another() -> None:
-    engine = ShardEngine()
-    routers.put(engine.table, router(1, "ab"), NOW)
-    with pytest.raises(AssertionError, match="one after another"):
-        routers.remove(engine.table, [1], NOW)
-
-
-def test_the_topic_of_the_shard_is_in_no_table() -> None:
-    engine = ShardEngine()
-    assert engine.table.shard_topic.id == 0
-    assert not engine.by_id
-    assert not engine.topics
 
 
 steps = st.lists(

@@ -7,7 +7,6 @@ import pytest
 from tests.engine.shard_support import Desk, expire, fill, seqs_of, told
 from topics.engine.changes import floor, start
 from topics.engine.changes.by_kind import REPLAYS, replay_frame
-from topics.engine.now import Now
 from topics.engine.replay import Misfit, Replay
 from topics.engine.topic import RESERVE_MIN
 from topics.engine.topic_table import TopicTable
@@ -84,18 +83,6 @@ def test_a_start_reserves_ts_and_a_replay_of_it_knows_them(desk: Desk) -> None:
 # Floor moved
 
 
-def test_a_floor_that_was_shown_stays_when_the_clock_steps_back(desk: Desk) -> None:
-    fill(desk, 2, ttl_ms=10)
-    desk.later(11)
-    expire(desk)
-    desk.now = Now(desk.now.ts - 1000, desk.now.ms)
-    assert expire(desk) is None
-    assert (desk.engine.topic("a").earliest_seq, desk.engine.topic("a").count) == (3, 0)
-    desk.put("a", ttl_ms=0)
-    desk.commit()
-    assert desk.engine.topic("a").earliest_seq == 3
-
-
 def test_the_log_is_told_again_of_a_floor_whose_frame_was_lost(desk: Desk) -> None:
     fill(desk, 1, ttl_ms=10)
     desk.later(11)
@@ -161,17 +148,6 @@ def lose(replay: Replay, topic_id: int, first_seq: int, seqs: int, *, lsn: int =
 def started_lost(desk: Desk, replay: Replay) -> list[FrameKind]:
     frames = start.decide(replay, desk.now, clean=False, tail_may_be_lost=False)
     return [frame.kind for frame in frames]
-
-
-def test_lost_seqs_are_told_and_not_given_again(desk: Desk) -> None:
-    fill(desk, 3)
-    topic, replay = desk.engine.topic("a"), Replay(desk.engine.table)
-    for _ in range(2):  # twice does no harm
-        lose(replay, topic.id, 4, 2)
-        assert started_lost(desk, replay) == []
-        assert (topic.head_seq, topic.next_seq) == (5, 6)
-        assert seqs_of(desk.read("a")) == [1, 2, 3]
-        assert told(desk.read("a", 3)) == (4, 5, "damaged")
 
 
 def test_a_topic_that_is_not_known_keeps_its_id(desk: Desk) -> None:

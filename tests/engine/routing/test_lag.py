@@ -8,9 +8,7 @@ from random import Random
 
 import pytest
 
-from tests.engine.shard_support import Desk
 from tests.engine.transcript_shell import Shell
-from topics.engine.losses import trim_to
 from topics.engine.removal import delete_runs
 from topics.engine.routing.derivations import (
     Derivation,
@@ -24,47 +22,7 @@ from topics.engine.store import Unreadable
 from topics.engine.topic import Topic
 from topics.formats.api.topic_config import TopicConfig
 from topics.formats.disk.records import RecordsView
-from topics.formats.ranges import SeqRange, SeqRun
-
-
-def filled(*writes: int) -> Desk:
-    """Topic ``a`` with so many records in each write, a second apart."""
-    desk = Desk()
-    desk.put("a")
-    for count in writes:
-        desk.append("a", *range(count))
-        desk.later(1000)
-    desk.commit()
-    return desk
-
-
-def lag_of(desk: Desk, cursor: int) -> tuple[int, int]:
-    return lag(desk.engine.topic("a"), desk, cursor, desk.now.ts)
-
-
-def test_lag_is_what_is_past_the_cursor() -> None:
-    desk = filled(2, 3, 1)
-    assert [lag_of(desk, cursor) for cursor in range(8)] == [
-        *((6, 3000), (5, 3000), (4, 2000), (3, 2000), (2, 2000), (1, 1000)),
-        *((0, 0), (0, 0)),
-    ]
-
-
-def test_what_was_deleted_or_lost_does_not_count() -> None:
-    desk = filled(2, 3, 2, 2)
-    topic = desk.engine.topic("a")
-    delete_runs(topic, [SeqRun(2, 5), SeqRun(9, 1)], desk)
-    trim_to(topic, SeqRange(10, 12))
-    assert [lag_of(desk, cursor) for cursor in (0, 1, 4, 7, 8)] == [
-        *((3, 4000), (2, 2000), (2, 2000), (1, 1000), (0, 0)),
-    ]
-    assert lag_of(desk, 12) == (0, 0)
-
-
-def test_a_clock_that_went_back_makes_no_age() -> None:
-    desk = filled(1)
-    desk.later(-5000)
-    assert lag_of(desk, 0) == (1, 0)
+from topics.formats.ranges import SeqRun
 
 
 def test_records_of_an_extent_have_their_own_times() -> None:
@@ -100,10 +58,6 @@ def topic() -> Topic:
     return Topic(1, "a", 1, TopicConfig())
 
 
-def test_a_router_that_has_not_begun_stands_at_its_start(topic: Topic) -> None:
-    assert derivation_of(topic, 3, start_seq=9) == (9, 0)
-
-
 def test_a_router_stands_where_it_was_noted_last(topic: Topic) -> None:
     note_derivation(topic, 3, Derivation(12, 2))
     note_derivation(topic, 4, Derivation(5, 1))
@@ -123,13 +77,6 @@ def test_routers_that_are_gone_are_forgotten(topic: Topic) -> None:
 
 
 # Hops
-
-
-def test_seqs_are_noted_in_their_order() -> None:
-    hops = Hops()
-    hops.note(5, 6, 1)
-    with pytest.raises(AssertionError, match="seqs rise"):
-        hops.note(6, 7, 1)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -139,15 +139,6 @@ def test_a_filter_takes_the_records_whose_tag_matches(
         assert steps == seqs
 
 
-# Loss
-
-
-def test_what_is_below_the_floor_is_lost_up_to_the_first_live_record(desk: Desk) -> None:
-    fill(desk, 3, 3, cap_records=4)
-    assert [picked(desk, cursor)[:3] for cursor in (0, 1)] == [([], 2, 2), ([], 2, 1)]
-    assert seqs_of(picked(desk, 2)) == [3, 4, 5, 6]
-
-
 # Damage
 
 
