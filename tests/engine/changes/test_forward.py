@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.engine.shard_support import Desk, seqs_of, view_of
+from tests.engine.shard_support import Desk, body_of, header_of, seqs_of, view_of
 from tests.support.limits import LIMITS
 from tests.support.quota import Caps
 from topics.engine.changes import append, forward
@@ -36,7 +36,7 @@ from topics.formats.disk.copies import (
     Stamp,
     decode_forward,
 )
-from topics.formats.disk.frames import Frame, FrameHeader, FrameKind
+from topics.formats.disk.frames import FrameKind
 from topics.formats.disk.rendering import EncodedRecords, encode
 from topics.formats.json_text import json_bytes
 from topics.formats.ranges import SeqRange
@@ -101,29 +101,6 @@ def fits_of(desk: Desk, topic: Topic, source: EncodedRecords) -> int:
 
 def stand(desk: Desk) -> Derivation:
     return derivation_of(desk.engine.topic("a"), ROUTER, 0)
-
-
-def header_of(frame: Frame, lsn: int = 10) -> FrameHeader:
-    body_len = sum(map(len, frame.parts))
-    return FrameHeader(
-        b"",
-        0,
-        lsn,
-        0,
-        frame.topic_id,
-        frame.first_seq,
-        frame.ts_ms,
-        body_len,
-        frame.record_count,
-        frame.ext_len,
-        frame.kind,
-        frame.flags,
-        0,
-    )
-
-
-def body_of(frame: Frame) -> memoryview:
-    return memoryview(b"".join(map(bytes, frame.parts)))
 
 
 def replay(table: TopicTable, change: Forward | Advance, lsn: int = 10, **checked: Any) -> None:

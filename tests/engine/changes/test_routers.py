@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.engine.routing.test_graph import router
+from tests.engine.shard_support import body_of, header_of
 from topics.engine.changes import routers
 from topics.engine.changes.by_kind import replay_frame
 from topics.engine.changes.routers import RouterChange
@@ -18,16 +19,14 @@ from topics.engine.routing.graph import Router
 from topics.engine.shard import ShardEngine
 from topics.engine.snapshot import restore_shard, snapshot_shard
 from topics.engine.topic_table import TopicTable
-from topics.formats.disk.frames import Frame, FrameHeader, FrameKind
+from topics.formats.disk.frames import Frame, FrameKind
 
 NOW = Now(1000, 5)
 
 
 def play(table: TopicTable, frame: Frame) -> None:
     """Replay a frame as the log has it."""
-    body = b"".join(map(bytes, frame.parts))
-    header = FrameHeader(b"", 0, 0, 0, 0, 0, frame.ts_ms, len(body), 0, len(body), frame.kind, 0, 0)
-    replay_frame(Replay(table), header, memoryview(body), False)
+    replay_frame(Replay(table), header_of(frame), body_of(frame), False)
 
 
 def contents(table: TopicTable) -> tuple[dict[int, Router], list[str], int]:
