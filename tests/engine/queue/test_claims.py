@@ -24,30 +24,10 @@ from topics.engine.queue import jobs as module
 from topics.engine.queue.claims import STEP, UNREADABLE_MS, Ask, jobs_of
 from topics.engine.queue.jobs import HEAP_STALE_MIN, LEDGER_STEP, PASS_STEPS, Counters, Jobs
 from topics.engine.queue.ledger import JobState, Ledger
-from topics.engine.queue.timetable import STALE_MIN
 from topics.engine.store import Unreadable
 from topics.engine.topic import Topic
 from topics.formats.disk.frame_bodies import LeaseOp, LeaseRows
 from topics.formats.disk.records import RecordsView
-from topics.formats.ranges import SeqRun
-
-
-def test_next_at_leads_to_the_next_job_and_does_not_stay_behind() -> None:
-    desk = JobDesk(2)
-    assert desk.jobs.next_at is None
-    desk.claim(2, lease_ms=900)
-    desk.nack(1, delay_ms=300)
-    desk.delete_records("q", before_seq=2)  # what was to come first is gone
-    desk.commit()
-    desk.later(300)
-    assert desk.claim() == []
-    assert desk.jobs.next_at is not None
-    assert desk.now.ms < desk.jobs.next_at <= 5000 + 901
-    desk.ack(2)
-    desk.commit()
-    desk.later(1000)
-    assert desk.claim() == []
-    assert desk.jobs.next_at is None
 
 
 def test_a_delayed_record_that_comes_back_waits_for_its_time_and_a_due_one_does_not() -> None:
@@ -84,15 +64,6 @@ def test_an_idle_queue_holds_no_memory_of_jobs_that_were_done() -> None:
     desk.claim()
     assert desk.jobs.next_at is None
     assert desk.jobs.leases.pollers == {}
-
-
-def test_delayed_jobs_that_are_deleted_leave_the_timetable() -> None:
-    jobs = Jobs()
-    for seq in range(1, 3 * STALE_MIN):
-        jobs.delay(seq, 10**9, Now(ts=0, ms=0))
-        jobs.forget_runs([SeqRun(seq, 1)])
-    assert jobs.counters(0).delayed == 0
-    assert jobs._delay_times.count <= STALE_MIN * 1.2
 
 
 # Very many jobs
@@ -157,21 +128,6 @@ def test_redrives_that_fail_leave_nothing_behind() -> None:
 # Claims
 
 
-def test_a_claim_gives_the_records_with_what_belongs_to_their_leases() -> None:
-    desk = JobDesk()
-    desk.add("a", tag="t", meta={"k": 1})
-    (change,) = desk.claims(Ask(desk.poll(), 5, 700))
-    (job,) = change.jobs
-    assert job[:4] == (1, change.jobs[0].number, desk.now.ts + 700, 1)
-    assert msgspec.json.decode(job.record) == {
-        "$seq": 1,
-        "$ts": desk.now.ts,
-        "$tag": "t",
-        "data": "a",
-        "meta": {"k": 1},
-    }
-
-
 @pytest.mark.parametrize("others", [0, 2])
 def test_a_job_that_is_due_at_its_own_ts_is_delivered(others: int) -> None:
     """`$ts` never goes back, so after a step of the wall clock a delay may lead to it."""
@@ -182,17 +138,6 @@ def test_a_job_that_is_due_at_its_own_ts_is_delivered(others: int) -> None:
     desk.commit()
     desk.later(5)
     assert desk.claim(9) == [*range(2, 3 + others)]
-
-
-def test_a_pass_ends_when_its_records_have_enough_bytes() -> None:
-    desk = JobDesk()
-    desk.add(*["x" * 1000] * (3 * STEP))
-    (change,) = desk.claims(Ask(desk.poll(), 1000, 1000), max_bytes=1)
-    assert len(change.jobs) == 1
-    assert desk.counters.in_flight == 1
-    (change,) = desk.claims(Ask(desk.poll(), 1000, 1000), max_bytes=(STEP + 1) * 1100)
-    assert STEP <= len(change.jobs) <= STEP + 8
-    assert desk.counters.in_flight == 1 + len(change.jobs)
 
 
 def test_a_pass_counts_the_bytes_of_large_jobs_among_many_small_ones() -> None:
@@ -261,19 +206,6 @@ def test_a_pass_that_fails_takes_no_job(monkeypatch: pytest.MonkeyPatch) -> None
             assert desk.counters.ready == 3
     (change,) = desk.claims(Ask(desk.poll(), 3, 1000))
     assert [(job.seq, job.deliveries) for job in change.jobs] == [(1, 1), (2, 1), (3, 1)]
-
-
-def test_an_unreadable_job_that_a_cap_takes_is_hidden_no_more() -> None:
-    desk = JobDesk(cap_records=10)
-    for data in range(10):
-        desk.add(data)
-    assert desk.claim(2) == [1, 2]
-    desk.add(10)
-    desk.unreadable.add(desk.topic.index.entry(1)[2])
-    assert desk.claim(5) == [4, 5, 6, 7, 8]
-    for data in range(5):
-        desk.add(data)
-    assert (desk.topic.start_seq, desk.counters.in_flight, desk.counters.ready) == (7, 2, 8)
 
 
 # Jobs that no pass may take
@@ -403,18 +335,6 @@ def exhausted_dead(desk: Desk, *datas: str) -> Topic:
     return topic
 
 
-@pytest.mark.parametrize(
-    ("max_jobs", "max_bytes", "seqs"), [(2, PLENTY, [1, 2]), (9, 1, [1]), (9, 150, [1, 2])]
-)
-def test_no_more_are_taken_than_the_bounds_allow_but_one_in_any_case(
-    desk: Desk, max_jobs: int, max_bytes: int, seqs: list[int]
-) -> None:
-    topic = exhausted_dead(desk, "x" * 80, "y" * 80, "z" * 80)
-    found = claims.dead(topic, desk.engine.store, max_jobs, max_bytes, desk.now)
-    assert [seq for seq, _ in found] == seqs
-    assert list(jobs_of(topic).dead) == [1, 2, 3], "nothing is taken yet"
-
-
 def test_a_job_whose_record_cannot_be_read_is_hidden_and_stops_no_other(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -433,16 +353,3 @@ def test_a_job_whose_record_cannot_be_read_is_hidden_and_stops_no_other(
     desk.later(UNREADABLE_MS)
     jobs.advance(desk.now.ms)
     assert jobs.counters(topic.count).ready == 1, "tried again by a later pass"
-
-
-def test_the_rest_of_a_batch_that_is_dying_comes_first(desk: Desk) -> None:
-    topic = exhausted_dead(desk, "x", "y", "z")
-    lease_jobs.dying(topic, 2, desk.now)
-    lease_jobs.keep_dead(topic, [1])
-    assert [seq for seq, _ in claims.dead(topic, desk.engine.store, 9, PLENTY, desk.now)] == [2]
-    lease_jobs.keep_dead(topic, [2])
-    assert [seq for seq, _ in claims.dead(topic, desk.engine.store, 9, PLENTY, desk.now)] == [
-        3,
-        1,
-        2,
-    ]

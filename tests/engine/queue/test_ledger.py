@@ -20,7 +20,7 @@ from topics.engine.queue import claims
 from topics.engine.queue import ledger as module
 from topics.engine.queue.claims import jobs_of
 from topics.engine.queue.ledger import JobRow, JobState, Ledger, keeps_leases
-from topics.engine.queue.replay import begin, follow_config, ledger_of, note_delays, open_ledger
+from topics.engine.queue.replay import begin, ledger_of, note_delays, open_ledger
 from topics.engine.replay import Misfit, Replay
 from topics.engine.snapshot import jobs_to_keep, restore_topic, snapshot_topic
 from topics.engine.topic import Topic
@@ -70,11 +70,6 @@ def again(ledger: Ledger) -> Ledger:
 # What the log says
 
 
-def test_free_jobs_are_in_the_order_of_their_releases() -> None:
-    ledger = after(claimed(1, 2, 3), released(2), released(3), claimed(2), released(1), released(2))
-    assert free(ledger) == [3, 1, 2]
-
-
 @pytest.mark.parametrize(
     ("leases_durable", "durability", "expected"),
     [
@@ -88,13 +83,6 @@ def test_a_restart_knows_leases_when_they_and_their_records_are_in_the_log(
 ) -> None:
     config = TopicConfig(leases_durable=leases_durable, durability=durability)  # type: ignore[arg-type]
     assert keeps_leases(config) is expected
-
-
-def test_a_move_does_not_go_on_when_the_job_is_not_exhausted_any_more() -> None:
-    ledger = after(dying(1, deliveries=3), dying(2, deliveries=5), claimed(4))
-    ledger.revive(lambda row: row.deliveries >= 5)
-    assert [row.state for row in ledger.rows.values()] == [FREE, DYING, HELD]
-    assert ledger.rows[1] == (FREE, 0, 0, 3, "")
 
 
 # Records that go
@@ -290,13 +278,6 @@ class Replaying:
         begin(self.topic, self.desk, self.desk.now)
 
 
-def test_leases_that_the_checkpoint_holds_are_not_replayed(desk: Desk) -> None:
-    queue = Replaying(desk, 3)
-    queue.claim(1, lsn=POSITION - 8)
-    queue.claim(2)
-    assert queue.ledger.rows == {2: (HELD, 2_000_000, 70, 1, "w")}
-
-
 def test_a_lease_of_a_log_or_of_an_unknown_operation_does_not_fit(desk: Desk) -> None:
     queue = Replaying(desk, 1)
     fill(desk, 1)
@@ -306,18 +287,6 @@ def test_a_lease_of_a_log_or_of_an_unknown_operation_does_not_fit(desk: Desk) ->
     desk.put("log")
     with pytest.raises(Misfit, match="no queue"):
         queue.play(lease_frame(desk.engine.topic("log").id, 5, rows))
-
-
-def test_dead_lettered_jobs_are_counted_by_frames_that_the_checkpoint_does_not_hold(
-    desk: Desk,
-) -> None:
-    queue = Replaying(desk, 9)
-    for lsn, seq in ((POSITION - 8, 1), (POSITION, 4)):
-        runs = [SeqRun(seq, 2), SeqRun(seq + 2, 1)]
-        queue.play(delete_runs_frame(queue.topic.id, runs, 5, dead_lettered=True), lsn)
-    queue.play(delete_runs_frame(queue.topic.id, [SeqRun(8, 1)], 5))
-    assert queue.ledger.dead_lettered == 3
-    assert queue.topic.count == 2
 
 
 def test_delays_that_the_checkpoint_holds_are_not_replayed(desk: Desk) -> None:
@@ -337,17 +306,6 @@ def test_delays_that_the_checkpoint_holds_are_not_replayed(desk: Desk) -> None:
     assert queue.ledger.delays == {1: desk.now.ts + 70}
 
 
-@pytest.mark.parametrize("config", [{"leases_durable": False}, {"durability": "ephemeral"}])
-def test_where_the_log_has_no_leases_they_are_forgotten(desk: Desk, config: Any) -> None:
-    queue = Replaying(desk, 3)
-    queue.claim(1)
-    follow_config(queue.topic)
-    assert [*queue.ledger.rows] == [1]
-    desk.put("a", **config)
-    follow_config(queue.topic)
-    assert [*queue.ledger.rows] == []
-
-
 # After the last frame
 
 
@@ -361,26 +319,6 @@ def test_jobs_without_a_live_record_are_not_known_any_more(desk: Desk) -> None:
     queue.begin()
     assert sorted(jobs_of(queue.topic).leases) == [2, 3, 5, 8, 9]
     assert jobs_of(queue.topic).counters(queue.topic.count) == (0, 5, 0, 0)
-
-
-@pytest.mark.parametrize(
-    ("config", "state"),
-    [
-        ({"max_deliveries": 3, "dead_letter": "d"}, DYING),
-        ({"max_deliveries": 4, "dead_letter": "d"}, FREE),
-        ({"max_deliveries": 0, "dead_letter": "d"}, FREE),
-        ({"max_deliveries": 3}, FREE),
-    ],
-)
-def test_a_move_goes_on_while_the_job_is_exhausted(
-    desk: Desk, config: Any, state: JobState
-) -> None:
-    queue = Replaying(desk, 1, **config)
-    queue.ledger.rows[1] = JobRow(DYING, 0, 0, 3, "")
-    queue.begin()
-    jobs = jobs_of(queue.topic)
-    assert ([*jobs.dying], jobs.deliveries(1)) == ([1] if state is DYING else [], 3)
-    assert jobs.counters(1).ready == (state is not DYING), "what a claim can get"
 
 
 # The checkpoint
@@ -408,16 +346,6 @@ KEPT = {
 }
 
 
-def test_a_checkpoint_holds_all_that_a_restart_knows(desk: Desk) -> None:
-    queue = Replaying(desk, 6, max_deliveries=3, dead_letter="d")
-    queue.ledger.rows |= KEPT
-    queue.ledger.delays[5] = 1_003_000
-    queue.ledger.dead_lettered = 7
-    queue.begin()
-    ledger = restored(kept(queue.topic, desk))
-    assert (ledger.rows, dict(ledger.delays), ledger.dead_lettered) == (KEPT, {5: 1_003_000}, 7)
-
-
 def test_a_checkpoint_holds_moves_and_delays_alone_where_leases_are_not_durable(desk: Desk) -> None:
     queue = Replaying(desk, 6, max_deliveries=3, dead_letter="d", leases_durable=False)
     queue.ledger.rows |= KEPT
@@ -435,11 +363,3 @@ def test_jobs_that_are_set_aside_are_in_a_checkpoint_as_they_were(desk: Desk) ->
     assert claims.set_aside(queue.topic, range(1, 7)) == [2, 3, 4, 5, 6]
     ledger = restored(kept(queue.topic, desk))
     assert (ledger.rows, dict(ledger.delays)) == (KEPT, {5: 1_003_000})
-
-
-def test_a_checkpoint_from_before_there_were_leases_has_no_jobs(desk: Desk) -> None:
-    queue = Replaying(desk, 1)
-    queue.begin()
-    value = kept(queue.topic, desk)
-    del value["queue"]
-    assert restored(value).rows == {}
