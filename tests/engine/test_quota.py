@@ -176,10 +176,10 @@ def test_how_much_a_topic_may_take() -> None:
     assert shard.quota.room_for(topic("free")) == 200
     assert shard.quota.room_for(topic("small")) is None
     assert shard.quota.room_for(topic("large")) == 200
-    assert not shard.quota.is_scarce
+    assert not shard.quota.cap.is_scarce
     shard.bytes.others = 1100
     assert shard.quota.room_for(topic("free")) == 0
-    assert shard.quota.is_scarce
+    assert shard.quota.cap.is_scarce
 
 
 NAMES = st.sampled_from("ab")

@@ -128,7 +128,7 @@ class _EvenView(View):
 
     @property
     def ends(self) -> memoryview:
-        """As `View.ends`."""
+        """Where each record would end."""
         return cast("memoryview", self._ends)
 
 

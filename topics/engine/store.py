@@ -39,9 +39,7 @@ class Store(Protocol):
         """Free what these locators find: the topic has no record there any more."""
 
     def release_later(self, locators: Sequence[Locator]) -> None:
-        """As `release`, of records that are in no segment, when there is time: millions may go at
-        once.
-        """
+        """Free records that are in no segment when there is time: millions may go at once."""
 
 
 class DeleteFlags:
@@ -56,11 +54,11 @@ class DeleteFlags:
         return len(self._flags)
 
     def of(self, locator: int) -> bytes | bytearray | None:
-        """As `Store.delete_flags`."""
+        """Flags at a locator, None when none is set."""
         return self._flags.get(locator)
 
     def flag(self, locator: int, count: int, runs: Sequence[IndexRun]) -> None:
-        """As `Store.flag_deleted`; the entry has ``count`` records."""
+        """Flag records of an entry of ``count`` records."""
         flags = self._flags.get(locator)
         if flags is None:
             if count == 1:

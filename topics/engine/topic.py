@@ -274,7 +274,7 @@ class Topic:
         return recency_priority(now_ms - self.last_read_ms)
 
     def band(self, now_ms: int) -> int:
-        """The band of the effective priority."""
+        """Which band of appends it belongs to (`topics.engine.priority`)."""
         if self.last_read_ms is None and self.config.priority is None:
             return NEW_BAND
         return band_of(self.effective_priority(now_ms))

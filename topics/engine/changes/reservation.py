@@ -3,10 +3,8 @@
 A power loss takes unsynced records, and no seq may be given twice: a start goes on above what was
 reserved. Seqs are reserved by topic, `$ts` for all topics of the shard that keep records in memory.
 
-    decide   a SEQS_RESERVED frame after the append that comes near the end of the last reservation
-    commit   the ceiling holds
-    undo     only what was reserved durably holds
-    replay   SEQS_RESERVED and TS_RESERVED frames raise the ceilings again
+    SEQS_RESERVED   after the append that comes near the end of the last reservation
+    TS_RESERVED     with records in memory, about once a second
 """
 
 from __future__ import annotations
@@ -30,11 +28,11 @@ class Reservation(Change):
         self.ceiling = ceiling
 
     def commit(self, _: TopicTable, /) -> None:
-        """As `Change.commit`."""
+        """Let the ceiling hold."""
         self.topic.reserved(self.ceiling)
 
     def undo(self, _: TopicTable, /) -> None:
-        """As `Change.undo`."""
+        """Go back to what is reserved durably."""
         self.topic.forget_reservation(self.ceiling)
 
 
