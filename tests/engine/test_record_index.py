@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +14,6 @@ from topics.engine.locators import (
     is_extent,
     is_in_log,
     is_in_memory,
-    lsn_of,
     split_locator,
 )
 from topics.engine.record_index import IndexEntry, RecordIndex
@@ -82,22 +79,11 @@ def test_every_locator_is_of_one_kind(locator: Locator, kind: str) -> None:
     assert answers == tuple(kind == each for each in ("log", "extent", "memory"))
 
 
-@pytest.mark.parametrize(("locator", "kind"), EDGES)
-def test_a_locator_fits_the_column_of_the_index(locator: Locator, kind: str) -> None:
-    assert array("Q", [locator])[0] == locator
-
-
 def test_an_extent_locator_gives_back_its_segment_and_its_index() -> None:
     assert in_extent(7, 3) == 1 << 62 | 7 << 24 | 3
     for segment, index in [(0, 0), (1, 2**24 - 1), (2**38 - 1, 0)]:
         locator = in_extent(segment, index)
         assert split_locator(locator) == (segment, index)
-
-
-def test_a_log_locator_is_the_lsn_of_its_frame() -> None:
-    assert lsn_of(in_log(4711)) == 4711
-    with pytest.raises(AssertionError, match="kind LOG"):
-        lsn_of(in_extent(1, 1))
 
 
 # Store

@@ -28,7 +28,6 @@ from topics.actors.shard.reads import Reads
 from topics.actors.shard.retries import Retries
 from topics.actors.shard.room import Room
 from topics.actors.shard.routing.barriers import Barriers
-from topics.actors.shard.routing.endpoints import Endpoints
 from topics.actors.shard.routing.forwards import Forwards
 from topics.actors.shard.routing.owner import Routers
 from topics.actors.shard.routing.registry import Registry
@@ -55,7 +54,6 @@ class ShardServices(NamedTuple):
     job_dispatch: JobDispatch
     dead_letters: DeadLetters
     redrives: Redrives
-    endpoints: Endpoints
     routers: Routers
     router_views: RouterViews
     workers: Workers
@@ -107,7 +105,6 @@ def build_services(
         dispatch,
         dead_letters,
         Redrives(context, dispatch.note_claimable),
-        Endpoints(context),
         routers,
         RouterViews(context, routers.mutations),
         workers,

@@ -16,7 +16,7 @@ import time
 from itertools import count
 from pathlib import Path
 
-from topics.engine.changes.lost import settle
+from topics.engine.changes.start import settle_doubt
 from topics.engine.now import Now
 from topics.formats.disk import blob
 from topics.formats.disk.blob import BadBlob
@@ -194,7 +194,7 @@ class ShardRepair(RepairPlan):
         """Topics that may have lost more than is known."""
         for topic in reader.engine.by_id.values():
             head_seq, doubt = topic.head_seq, reader.topics.doubts.get(topic.id)
-            if doubt is not None and self.changed and settle(reader.topics, topic):
+            if doubt is not None and self.changed and settle_doubt(reader.topics, topic):
                 self.lines.append(
                     f'topic "{topic.name}": may have lost records behind seq {head_seq};'
                     f" it goes on behind {topic.head_seq}"

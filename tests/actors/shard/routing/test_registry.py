@@ -12,7 +12,6 @@ from topics.actors.shard.routing import registry as registry_module
 from topics.actors.shard.routing.registry import Registry
 from topics.actors.shard.routing.worker import Worker, WorkerState
 from topics.engine.routing.derivations import Derivation, note_derivation
-from topics.formats.wire import calls
 from topics.formats.wire.calls import (
     FORWARD,
     ROUTER_STATS,
@@ -99,20 +98,10 @@ async def bench(routed: RoutedShards) -> Bench:
 
 async def test_routers_are_known_by_their_ends_here(bench: Bench) -> None:
     assert await bench.sync(bench.row(1, "c", "g"), bench.row(2, "a", "g")) == ([], {})
-    assert sorted(bench.registry.feeders("g")) == [1, 2]
-    assert bench.registry.feeders("c") == {}
+    assert {dest: sorted(rows) for dest, rows in bench.registry.by_dest.items()} == {"g": [1, 2]}
     assert [*bench.workers.known()] == [1], "the other one has its source elsewhere"
     assert [bench.registry.has_routers(name) for name in "cgl"] == [True, True, False]
     assert bench.shards.loops[1].context.routers_of("c")
-
-
-async def test_a_changed_row_counts_from_then_on(bench: Bench) -> None:
-    await bench.sync(bench.row(1, "c", "g"))
-    await bench.sync(bench.row(1, "c", "g", filter=("Eq", "x")))
-    assert bench.registry.feeders("g")[1].filter == ["Eq", "x"]
-    await bench.shards.write("c", [{"data": 1, "tag": "y"}, {"data": 2, "tag": "x"}])
-    await bench.shards.until(lambda: bench.shards.datas("g"))
-    assert bench.shards.datas("g") == [2]
 
 
 async def test_removed_routers_stop_and_their_totals_are_told(bench: Bench) -> None:
@@ -121,7 +110,7 @@ async def test_removed_routers_stop_and_their_totals_are_told(bench: Bench) -> N
     await bench.shards.until(lambda: bench.shards.datas("g") == bench.shards.datas("l") == [1, 2])
     assert await bench.sync(removed=(1, 3, 50)) == ([], {1: 2})
     assert await bench.sync(removed=(1,)) == ([], {})
-    assert (bench.registry.feeders("g"), sorted(bench.registry.feeders("l"))) == ({}, [2])
+    assert {dest: [*rows] for dest, rows in bench.registry.by_dest.items()} == {"l": [2]}
     await bench.shards.write("c", [{"data": 3}])
     await bench.shards.until(lambda: bench.shards.datas("l") == [1, 2, 3])
     assert bench.shards.datas("g") == [1, 2]
@@ -157,7 +146,7 @@ async def test_a_list_of_all_drops_the_others_and_what_is_known_of_them(bench: B
     note_derivation(bench.shards.topic("l"), 9, Derivation(4, 4))
     assert await bench.sync(bench.row(2, "c", "l"), is_all=True) == ([], {1: 1})
     assert [*bench.workers.known()] == [2]
-    assert bench.registry.feeders("g") == {}
+    assert [*bench.registry.by_dest] == ["l"]
     assert bench.shards.topic("g").derivations is None
     assert bench.shards.topic("l").derivations == {2: (1, 1)}
 
@@ -173,15 +162,6 @@ async def test_a_router_that_comes_back_goes_on_where_it_was(bench: Bench) -> No
     await bench.shards.until(lambda: len(bench.shards.datas("g")) > 1)
     await trio.sleep(0.02)
     assert bench.shards.datas("g") == [1, 2]
-
-
-async def test_derivations_of_removed_routers_go_with_the_next_message(bench: Bench) -> None:
-    await bench.sync(bench.row(1, "c", "g"))
-    await bench.shards.write("c", [{"data": 1}])
-    await bench.shards.until(lambda: bench.shards.datas("g") == [1])
-    await bench.sync(removed=(1,))
-    await bench.sync(bench.row(2, "c", "l"))
-    assert bench.shards.topic("g").derivations is None
 
 
 async def test_routers_without_an_end_here_are_orphans(bench: Bench) -> None:
@@ -200,7 +180,7 @@ async def test_routers_without_an_end_here_are_orphans(bench: Bench) -> None:
     found, _ = await bench.sync(*rows)
     assert found == sorted({2, 3, 4, 5, 6} - set(elsewhere))
     assert sorted(bench.workers.known()) == sorted([1, *elsewhere])
-    assert bench.registry.feeders("l") == {}
+    assert "l" not in bench.registry.by_dest
 
 
 async def test_before_it_was_told_the_owner_is_to_be_asked(routed: RoutedShards) -> None:
@@ -222,14 +202,6 @@ async def test_before_it_was_told_the_owner_is_to_be_asked(routed: RoutedShards)
     routed.connect(0, 1)
     await routed.until(lambda: registry.is_told)
     assert (calls_, registry.has_routers("c")) == ([1], False)
-
-
-async def test_stats_are_of_routers_with_their_source_here(bench: Bench) -> None:
-    await bench.sync(bench.row(1, "c", "g"), bench.row(2, "a", "g"))
-    await bench.shards.write("c", [{"data": 1}, {"data": 2}])
-    await bench.shards.until(lambda: bench.shards.datas("g") == [1, 2])
-    assert await bench.stats(2, 1, 50) == [(1, 2, 0, 0)]
-    assert await bench.stats() == []
 
 
 async def test_stats_wait_for_what_is_under_way(bench: Bench, nursery: trio.Nursery) -> None:
@@ -270,17 +242,3 @@ async def test_stats_do_not_wait_longer_than_half_a_second(
     assert trio.current_time() - began > 0.09
     shards.go_on()
     await shards.until(lambda: bench.workers.stats(1) == (1, 2, 0, 0))
-
-
-async def test_what_was_told_outlives_the_owner(routed: RoutedShards) -> None:
-    await routed.route("c>b")
-    await routed.settle()
-    await routed.kill(0)
-    await routed.write("c", [{"data": 1}])
-    await routed.until(lambda: routed.datas("b") == [1])
-    assert routed.loops[1].services.registry.has_routers("c")
-    routed.start(0)
-    await routed.settle()
-    assert calls.ROUTER_OWNER == 0
-    await routed.write("c", [{"data": 2}])
-    await routed.until(lambda: routed.datas("b") == [1, 2])

@@ -45,14 +45,6 @@ async def test_a_router_is_shown_to_a_key_that_may_see_it_and_both_ends(
         assert ([row.router for row in found], is_truncated) == (seen, False)
 
 
-async def test_the_total_goes_on_when_a_router_gets_another_dest(routed: RoutedShards) -> None:
-    for dest in ("b", "f"):
-        await routed.put("r", "a", dest)
-        await routed.write("a", [{"data": 1}, {"data": 2}])
-        await routed.settle()
-    assert await routers(routed) == ([RouterMetrics("r", 0, 0, 4)], False)
-
-
 async def test_a_router_whose_dest_has_not_told_of_it_is_left_out(routed: RoutedShards) -> None:
     routed.on_message = lambda *found: found[2] != FORWARD.subject
     await routed.route("a>b")

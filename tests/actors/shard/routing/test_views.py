@@ -68,12 +68,6 @@ async def test_the_list_is_in_order_and_in_pages(shards: Shards) -> None:
     assert names(await shards.list_routers(source="c", dest="f")) == []
 
 
-async def test_a_key_lists_what_is_whole_inside_of_its_prefixes(shards: Shards) -> None:
-    await three(shards)
-    assert names(await shards.list_routers(prefixes=["c", "b", "y"])) == ["c->b"]
-    assert names(await shards.list_routers(prefixes=["c", "b", "y", "k"])) == ["c->b", "y"]
-
-
 async def test_a_page_asks_each_shard_once(shards: Shards) -> None:
     await three(shards)
     asked = []

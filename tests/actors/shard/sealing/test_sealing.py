@@ -89,26 +89,6 @@ def test_a_round_frees_what_went_in_large_numbers(
     assert seen(client) == before
 
 
-@pytest.mark.slow
-def test_ten_thousand_topics(tmp_path: Path) -> None:
-    client = Sealer(tmp_path / "data", file_bytes=1 << 20)
-    for number in range(10_000):
-        client.start(f"t{number}", number)
-        if number % 500 == 0:
-            client.wait()
-    client.wait()
-    fill(client, "last", rounds=2000, size=300)
-    assert client.wal.full_files()
-    client.seal()
-    client.kill()
-    again = client.again()
-    assert len(again.engine.topics) == 10_001
-    assert [again.shown(f"t{number}")[0]["data"] for number in range(0, 10_000, 977)] == [
-        *range(0, 10_000, 977)
-    ]
-    again.kill()
-
-
 def recreate(client: Sealer) -> None:
     client.delete("a")
     fill(client, "a", rounds=2)
@@ -180,13 +160,6 @@ def test_a_topic_whose_delete_is_undone_during_sealing_keeps_its_records(client:
     assert seen(client) == before
     client.checkpoint()
     survives_a_kill(client, before)
-
-
-def test_a_deleted_topic_names_no_records(client: Sealer) -> None:
-    fill(client, "a", rounds=3)
-    topic = client.engine.topic("a")
-    client.delete("a")
-    assert len(topic.index) == 0
 
 
 # Pace

@@ -30,7 +30,7 @@ from topics.actors.rpc.replies import reply_json
 from topics.actors.rpc.typed_calls import InboundCall, serve
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.room import unwritable
-from topics.actors.shard.routing.mutations import ASK_MAX_S, Mutations, ask
+from topics.actors.shard.routing.mutations import ASK_MAX_S, Mutations, ask, turn
 from topics.actors.shard.routing.pushes import Pushes
 from topics.actors.shard.service import Service
 from topics.engine.changes import routers as router_changes
@@ -145,7 +145,8 @@ class Routers(Service):
                 raise _as_seen(error, params.prefixes) from None
         is_new = before is None
         body = router_json.configured(params.router, config, created=is_new) + ignored
-        self._in_turn(lambda: reply_json(request, RouterPutResult(is_new), body, params.at))
+        with turn(self._context):
+            reply_json(request, RouterPutResult(is_new), body, params.at)
 
     def _is_known(self, router: Router) -> bool:
         """Whether the shards of its ends have taken it."""
@@ -309,14 +310,16 @@ class Routers(Service):
             check_covered(params.router, router.config, params.prefixes)
             await self._remove([router])
         body = router_json.deleted(params.router, existed=router is not None)
-        self._in_turn(lambda: reply_json(request, NO_RESULT, body, params.at))
+        with turn(self._context):
+            reply_json(request, NO_RESULT, body, params.at)
 
     async def _remove_all_of(self, request: CascadeCall) -> None:
         routers = self._graph.of_topic(request.params.topic)
         if routers:
             await self._remove(routers)
         result = CascadeResult([router.name for router in routers])
-        self._in_turn(lambda: request.reply(result))
+        with turn(self._context):
+            request.reply(result)
 
     async def _remove_orphans(self, router_ids: Sequence[int]) -> None:
         by_id = self._graph.by_id
@@ -347,11 +350,6 @@ class Routers(Service):
             result = await self._commits.submit_and_wait(decide())
         if isinstance(result, OSError):
             raise unwritable(result)
-
-    def _in_turn(self, call: Callable[[], object]) -> None:
-        self._context.begin_turn()
-        call()
-        self._context.end_turn()
 
 
 def _is_life_of(

@@ -18,7 +18,7 @@ from topics.actors.rpc.replies import answer_error, reply_json
 from topics.actors.rpc.typed_calls import InboundCall, serve
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.held_topics import Request
-from topics.actors.shard.routing.mutations import Mutations, ask
+from topics.actors.shard.routing.mutations import Mutations, ask, turn
 from topics.actors.shard.routing.owner import check_covered, check_owner
 from topics.actors.shard.service import Service
 from topics.engine.routing.graph import Router
@@ -49,8 +49,12 @@ class Counters(NamedTuple):
     lag_ms: int
 
 
-class Uncounted(Exception):
-    """The shard of its source does not know a router: it is being changed. ``args``: names."""
+class Uncounted(NotReady):
+    """The shards of their sources do not know these routers: they are being changed."""
+
+    def __init__(self, routers: list[str]) -> None:
+        super().__init__("a router is being changed")
+        self.routers = routers
 
 
 class RouterViews(Service):
@@ -77,17 +81,10 @@ class RouterViews(Service):
         try:
             await show()
         except Uncounted as error:
-            self._mutations.add(error.args, partial(self._show_again, show), request)
+            self._mutations.add(error.routers, show, request)
         except Exception as error:
-            self._context.begin_turn()
-            answer_error(request, error)
-            self._context.end_turn()
-
-    async def _show_again(self, show: Callable[[], Awaitable[None]]) -> None:
-        try:
-            await show()
-        except Uncounted as error:
-            raise NotReady("a router is being changed") from error
+            with turn(self._context):
+                answer_error(request, error)
 
     async def _show_one(self, request: GetCall) -> None:
         params = request.params
@@ -101,9 +98,8 @@ class RouterViews(Service):
             lag_records=counters.lag_records,
             lag_ms=counters.lag_ms,
         )
-        self._context.begin_turn()
-        reply_json(request, NO_RESULT, body, params.at)
-        self._context.end_turn()
+        with turn(self._context):
+            reply_json(request, NO_RESULT, body, params.at)
 
     async def _show_some(self, request: ListCall) -> None:
         routers = self._page(request.params)
@@ -115,9 +111,8 @@ class RouterViews(Service):
             )
             for router, counters in counted
         ]
-        self._context.begin_turn()
-        request.reply(RouterListResult(items))
-        self._context.end_turn()
+        with turn(self._context):
+            request.reply(RouterListResult(items))
 
     def _page(self, params: RouterListParams) -> list[Router]:
         prefixes = params.prefixes
@@ -140,7 +135,7 @@ class RouterViews(Service):
             found.update((row[0], row[1:]) for row in answer.stats)
         unknown = [router.name for router in routers if router.id not in found]
         if unknown:
-            raise Uncounted(*unknown)
+            raise Uncounted(unknown)
         return [
             Counters(router.base_total + total, lag_records, lag_ms)
             for router in routers

@@ -68,7 +68,7 @@ class Sealing(Service):
         self.checkpoints = Checkpointing(shard, commits, self.reclaim)
         self.rewriting = Rewriting(shard, commits, self.reclaim, self._pause)
         self.merging = Merging(shard, commits, self.reclaim, self.rewriting)
-        self._burst = BurstDetector(self.wal.next_lsn)
+        self._seen_lsn = self.wal.next_lsn  # at the last look
         self.store.on_release = self.reclaim.release_extent
 
     # The task
@@ -89,8 +89,9 @@ class Sealing(Service):
         merge segments.
         """
         await self._release()
-        self._burst.observe(self.wal.next_lsn)
-        waits = self._burst.is_burst(self.backlog_files)
+        grown, self._seen_lsn = self.wal.next_lsn - self._seen_lsn, self.wal.next_lsn
+        # Perhaps a short burst: it is sealed when it is over, or a normal backlog waits.
+        waits = grown >= BURST_MIN_BYTES and self.backlog_files < BACKLOG_NORMAL_FILES
         if self.segments.flags.is_due(self.wal.synced_lsn):
             with contextlib.suppress(OSError):  # the next checkpoint reports it
                 await trio.to_thread.run_sync(self.segments.flags.write, self.wal.synced_lsn)
@@ -198,23 +199,6 @@ class Sealing(Service):
             self.commits.engine.recharge(topic)
             # A page that was read ahead may show it.
             self.commits.on_commit(FloorMoved(topic, [], sync=False))
-
-
-class BurstDetector:
-    """Whether the log has grown so much since the last look that its load may be a short burst."""
-
-    def __init__(self, lsn: int) -> None:
-        self._lsn = lsn
-        self._is_busy = False
-
-    def observe(self, lsn: int) -> None:
-        """Note the log's end, once for each look."""
-        self._is_busy = lsn - self._lsn >= BURST_MIN_BYTES
-        self._lsn = lsn
-
-    def is_burst(self, backlog_files: int) -> bool:
-        """Whether sealing should wait for the end of a burst. Never once a normal backlog waits."""
-        return self._is_busy and backlog_files < BACKLOG_NORMAL_FILES
 
 
 def pause_after(step_s: float, backlog_files: int) -> float:

@@ -1,20 +1,23 @@
-"""Selection: the live records that are meant, each taken once, and the count of those left."""
+"""Deletes and selections: the live records that are meant, each taken once."""
 
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 
-from tests.engine.shard_support import Desk
+from tests.engine.shard_support import Desk, seqs_of
 from topics.engine import selection
 from topics.engine.locators import Locator
 from topics.engine.removal import delete_runs
-from topics.engine.selection import Selection, count_live
+from topics.engine.selection import Selection
 from topics.engine.store import Unreadable
+from topics.engine.tags import PORTION_TAGS, TagIndex
 from topics.engine.topic import Topic
 from topics.formats.api.diff_body import TagMatch
 from topics.formats.buffers import Buffer
+from topics.formats.json_text import json_string
 from topics.formats.ranges import SeqRun
 
 A = TagMatch("Eq", "a")
@@ -68,13 +71,6 @@ def test_records_are_passed_over_when_it_is_unknown_which_of_them_live(
     assert everything(select(desk, topic)) == [1, 2, 5, 6]
 
 
-def test_live_records_are_counted_among_any_seqs(desk: Desk) -> None:
-    topic = filled(desk, "---", "---")
-    delete_runs(topic, [SeqRun(2, 1), SeqRun(4, 3)], desk)
-    assert count_live(topic, desk, [1, 2, 3, 4, 6, 7]) == 2
-    assert selection.count_live(topic, desk.engine.store, []) == 0
-
-
 @pytest.mark.parametrize("seed", range(30))
 def test_any_selection_is_what_a_list_would_give(seed: int) -> None:
     rng, desk = Random(seed), Desk()
@@ -104,3 +100,72 @@ def test_any_selection_is_what_a_list_would_give(seed: int) -> None:
         assert seqs == left[:count]
         taken = seqs[-1] if seqs else topic.head_seq + 9
         remove()
+
+
+# Deletes of records
+
+
+@pytest.mark.parametrize(
+    ("match", "left"),
+    [
+        *(("x", [2, 3, 4, 5, 6]), (["tag", "Eq", "x"], [2, 3, 4, 5, 6])),
+        *((["tag", "Glob", "x*"], [4, 5, 6]), (["tag", "Glob", "*"], [6])),
+        *(("x*", [1, 3, 4, 5, 6]), ("", [1, 2, 3, 4, 6])),
+        *(("nobody", [1, 2, 3, 4, 5, 6]), (["tag", "Glob", 'é"*'], [1, 2, 3, 5, 6])),
+    ],
+)
+def test_eq_is_the_tag_and_glob_its_beginning(desk: Desk, match: Any, left: list[int]) -> None:
+    tags = ["x", "x*", "xyz", 'é"\\', "", None]
+    desk.append(
+        "a", records=[{"data": 1} if tag is None else {"data": 1, "tag": tag} for tag in tags]
+    )
+    desk.commit()
+    desk.delete_records("a", match=match)
+    desk.commit()
+    assert seqs_of(desk.read("a")) == left
+
+
+def test_only_a_class_that_is_synced_syncs_its_deletes_and_only_logged_records_are_told_of(
+    desk: Desk,
+) -> None:
+    for durability, frames, sync in (
+        ("fsync", 1, True),
+        ("disk", 1, False),
+        ("memory", 1, False),
+        ("ephemeral", 0, False),
+    ):
+        desk.put(durability, durability=durability)
+        desk.append(durability, 1)
+        desk.commit()
+        change = desk.delete_records(durability, before_seq=2)
+        assert (len(change.frames), change.sync) == (frames, sync)
+        desk.commit()
+        assert change.deleted == 1
+
+
+# Tag index
+
+
+def test_tags_are_found_in_every_portion_until_they_are_forgotten() -> None:
+    tags = TagIndex()
+    texts = [f"tag-{number * 7919 % 20_011:05d}" for number in range(3 * PORTION_TAGS)]
+    tags.add([(index, json_string(text)) for index, text in enumerate(texts)], 100)
+    for prefix in ("tag-00", "tag-1", "", "tag-20010", "tag-x", "u"):
+        for first, stop in ((0, 1 << 40), (100, 101), (4000, 4500), (4195, 4197), (9000, 1 << 40)):
+            expected = [
+                100 + index
+                for index, text in enumerate(texts)
+                if text.startswith(prefix) and first <= 100 + index < stop
+            ]
+            found, looked = tags.find(TagMatch("Glob", prefix), first, stop)
+            assert sorted(found) == expected
+            assert looked <= len(texts) + 1
+    one = TagMatch("Eq", texts[17])
+    assert tags.find(one, 0, 99_000)[0] == [117]
+    tags.add([(0, json_string(texts[17])), (1, json_string(texts[17]))], 99_000)
+    tags.forget(one, 0, 200)
+    assert tags.find(TagMatch("Glob", texts[17]), 0, 100_000)[0] == [99_000, 99_001]
+    tags.forget(one, 200, 99_001)
+    assert tags.find(one, 0, 100_000)[0] == [99_001]
+    tags.forget(one, 200, 100_000)
+    assert tags.find(one, 0, 100_000)[0] == []
