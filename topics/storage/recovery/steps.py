@@ -247,11 +247,11 @@ def open_segments(
     return SegmentStore.open(folder, shard, numbers, beat=progress.beat)
 
 
-def open_log(folder: Path, shard: int) -> list[WalFile]:
+def open_log(folder: Path, shard: int, *, writable: bool = True) -> list[WalFile]:
     """Afterwards every file of the log is open. Raises `Damaged`."""
     files: list[WalFile] = []
     with _closed_on_refusal(files):
-        files += (WalFile.open(path, shard) for path in log_paths(folder, shard))
+        files += (WalFile.open(path, shard, writable=writable) for path in log_paths(folder, shard))
     return files
 
 
