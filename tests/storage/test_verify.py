@@ -117,11 +117,8 @@ def test_a_file_that_is_cut_or_of_another_shard_is_found(data: Path) -> None:
         findings(data)
     )
     (data / "wal" / "00").rename(data / "wal" / "01")
-    (path,) = (
-        found
-        for found in verify_directory(data, 2)
-        if isinstance(found, Finding) and "belongs" in found.reason
-    )
+    told = [each for each in verify_directory(data, 2) if isinstance(each, Finding)]
+    assert any(each.reason.startswith("belongs to shard 0, LSN 0x") for each in told)
 
 
 # Verifying checkpoints: each for itself, and against the log and the segments

@@ -28,6 +28,7 @@ from topics.formats.disk.records import RecordFlags
 from topics.formats.disk.segment import BadSegment, ExtentEntry, SegmentHeader
 from topics.formats.disk.wal import FILE_HEADER_BYTES, BadHeader
 from topics.storage import checkpoints, data_dir
+from topics.storage.disk import Damaged
 from topics.storage.mapped_file import MappedFile
 from topics.storage.verify import frames, is_punched
 from topics.storage.wal.file import RESERVE, SPARE
@@ -150,8 +151,8 @@ def describe_checkpoint(path: Path) -> Iterator[str]:
     """Its LSN, then its members."""
     try:
         found = checkpoints.read(path)
-    except checkpoints.UnreadableVersion as error:
-        yield f"offset 8: {error}"
+    except Damaged as damage:
+        yield f"offset {damage.offset}: {damage.reason}"
         return
     if found is None:
         yield "offset 0: is not a whole checkpoint"

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from topics.engine.now import Now
 from topics.formats.buffers import Buffer
-from topics.formats.disk import blob, linked_copies
+from topics.formats.disk import linked_copies
 from topics.formats.disk.blob import BadBlob
 from topics.formats.disk.copies import BadCopies
 from topics.formats.disk.extent_build import check_extent
@@ -41,13 +41,14 @@ from topics.storage.checkpoints import Checkpoint
 from topics.storage.disk import Damaged
 from topics.storage.linked import LinkedPayloads
 from topics.storage.mapped_file import CANNOT_READ, FILE_ERRORS, MappedFile
-from topics.storage.recovery.steps import ShardReader, open_log, without_collector
+from topics.storage.recovery.steps import ShardReader, without_collector
 from topics.storage.recovery.tail import HurtLog, synced_beyond
 from topics.storage.segments.file import SUFFIX as SEGMENT_SUFFIX
 from topics.storage.segments.file import segment_path
 from topics.storage.start_progress import StartProgress
 from topics.storage.wal.blobs import SUFFIX as BLOB_SUFFIX
-from topics.storage.wal.file import WalFile, log_paths
+from topics.storage.wal.blobs import check_blob
+from topics.storage.wal.file import log_paths
 
 STRANGE_FLAGS_MAX = 10  # told one by one for each extent
 _ZEROS = bytes(1 << 20)
@@ -75,7 +76,7 @@ def _verify_shard(data_dir: Path, shard: int, shards: int) -> Iterator[Finding |
         data_dir / part / f"{shard:02d}" for part in ("wal", "checkpoint", "segment", "blob")
     )
     standing: list[Checkpoint] = []
-    with contextlib.suppress(checkpoints.UnreadableVersion):
+    with contextlib.suppress(Damaged):
         # A crash may leave one checkpoint more: files that it needs may be gone.
         standing = checkpoints.whole(checkpoint)[: checkpoints.KEEP]
     logs, linked = log_paths(wal, shard), LinkedPayloads(data_dir, shard)
@@ -107,19 +108,16 @@ def _refusal(data_dir: Path, shard: int, shards: int, age: int) -> Damaged | Non
     """Why the shard would not start from its newest checkpoint, or with ``age`` 1 from the one
     before; None if it would.
     """
-    files: list[WalFile] = []
     reader = None
     try:
         reader = ShardReader(data_dir, shard, shards, StartProgress(lambda _: None), age=age)
-        files = open_log(reader.folders.wal, shard, writable=False)
-        reader.read(files, Now(0, 0), trusts_stop=False)
+        reader.open_log(writable=False)
+        reader.read(Now(0, 0), trusts_stop=False)
     except Damaged as damage:
         return damage
     finally:
-        for file in files:
-            file.close()
         if reader is not None:
-            reader.segments.maps.close()
+            reader.close()
     return None
 
 
@@ -165,8 +163,8 @@ def verify_checkpoint(path: Path) -> Iterator[Finding]:
     try:
         if not checkpoints.is_whole(path):
             yield Finding(path, 0, "is not a whole checkpoint")
-    except checkpoints.UnreadableVersion as error:
-        yield Finding(path, 8, str(error))
+    except Damaged as damage:
+        yield Finding(path, damage.offset, damage.reason)
     except OSError as error:
         if error.errno not in FILE_ERRORS:
             raise
@@ -260,14 +258,10 @@ def is_punched(header: SegmentHeader, entry: ExtentEntry, data: memoryview) -> b
 
 def verify_blob(path: Path) -> Iterator[Finding]:
     """A blob file, which must be that of the write in its name."""
-    file = MappedFile.of(path)
     try:
-        topic_id, first_seq = (int(part, 16) for part in path.stem.split("-"))
-        blob.check(file.data, topic_id, first_seq, file.can_read)
+        check_blob(path)
     except BadBlob as error:
         yield Finding(path, error.offset, f"blob {error}")
-    except ValueError as error:
-        yield Finding(path, 0, f"blob {error}")
 
 
 def read_file(path: Path) -> tuple[memoryview, list[Finding]]:
