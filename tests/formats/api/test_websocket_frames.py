@@ -13,7 +13,6 @@ from wsproto.utilities import generate_accept_token
 from tests.support.websocket_streams import KEY, frame, parse
 from topics.formats.api import websocket_frames
 from topics.formats.api.websocket_frames import (
-    Opcode,
     ping_frame,
     pong_frame,
     text_frame,
@@ -47,39 +46,7 @@ def test_encoded_frames_are_those_of_the_rfc() -> None:
     assert close_frame(CloseCode.NO_STATUS, "never sent").hex() == "8800"
 
 
-@pytest.mark.parametrize(
-    ("length", "header"),
-    [
-        (0, "8100"),
-        (125, "817d"),
-        (126, "817e007e"),
-        (65_535, "817effff"),
-        (65_536, "817f0000000000010000"),
-    ],
-)
-def test_a_length_is_in_its_shortest_form(length: int, header: str) -> None:
-    assert text_frame(b"x" * length) == bytes.fromhex(header) + b"x" * length
-
-
-def test_control_frames_that_do_not_fit_are_refused() -> None:
-    assert len(ping_frame(b"x" * 125)) == len(pong_frame(b"x" * 125)) == 127
-    for encode in (ping_frame, pong_frame):
-        with pytest.raises(ValueError, match="126 bytes"):
-            encode(b"x" * 126)
-
-
-def test_opcodes_are_those_of_the_rfc() -> None:
-    assert [(opcode.name, opcode.value) for opcode in Opcode] == [
-        *(("CONTINUATION", 0), ("TEXT", 1), ("BINARY", 2), ("CLOSE", 8)),
-        *(("PING", 9), ("PONG", 10)),
-    ]
-
-
 # The keys of a WebSocket handshake
-
-
-def test_the_handshake_answers_the_key_of_the_rfc() -> None:
-    assert accept_key(b"dGhlIHNhbXBsZSBub25jZQ==") == b"s3pPLMBiTxaQ9kYGzzhZRbK+xOo="
 
 
 @given(st.binary(min_size=16, max_size=16))

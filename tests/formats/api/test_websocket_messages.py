@@ -53,7 +53,3 @@ def test_a_close_code_that_must_not_be_sent_is_refused(code: int) -> None:
 def test_every_other_close_code_passes(code: int) -> None:
     assert parse(frame(0x88, code.to_bytes(2) + UTF8.encode())) == [Close(code, UTF8)]
     assert close_frame(code, UTF8) == bytes((0x88, 12)) + code.to_bytes(2) + UTF8.encode()
-
-
-def test_every_close_code_but_one_may_be_sent() -> None:
-    assert [code for code in CloseCode if not is_close_code(code)] == [CloseCode.NO_STATUS]
