@@ -25,8 +25,9 @@ from topics.front.live.event_stream import (
     error_event,
     paced_event,
 )
-from topics.front.live.live import Live, StreamKind
+from topics.front.live.live import Live
 from topics.front.live.pages import FeedPage
+from topics.front.live.streams import StreamKind
 from topics.front.live.subscriptions import Reader
 from topics.front.live.topic_streams import TopicStream
 from topics.front.live.watch_sessions import Cursor, WatchSession
@@ -99,7 +100,7 @@ class WatchStream(TopicStream):
             self.outbox.write(b"".join(events))
 
     def tell_deleted(self, reader: Reader, head_seq: int) -> None:
-        """As any stream, and note it in the session."""
+        """Note it in the session, too."""
         if self.is_following(reader):
             self.session.deleted[reader.topic] = head_seq
         super().tell_deleted(reader, head_seq)
@@ -116,7 +117,7 @@ class WatchStream(TopicStream):
             self._before.clear()
 
     def end(self) -> None:
-        """As any stream. The session's next stream shows again what was not sent whole."""
+        """The session's next stream shows again what was not sent whole."""
         if not self.ended and self.session.stream is self:
             self.session.unsent = self._before
         super().end()
