@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.fake_backend import FakeBackend
 from tests.support.front import HANDSHAKE, running
 from topics.config import Settings
 from topics.errors import Forbidden
@@ -20,26 +19,6 @@ THEIRS = [
     *("notlocalhost", "10.0.0.7", "[fd00::1]", "a..b", "[::2]:80", "0.0.0.0", "127.1"),
     *("2130706433", ":4000", "a" * 255 + ".localhost"),
 ]
-
-
-@pytest.mark.parametrize("fast", [True, False], ids=["fast", "cold"])
-async def test_without_keys_a_loopback_server_goes_by_loopback_names_only(fast: bool) -> None:
-    async with running(fast=fast, backend=FakeBackend(topics={"a": []})) as run:
-        client = await run.connect()
-        for method, path in (
-            ("POST", "/v0/topics/a/diff"),
-            ("GET", "/v0/topics/a"),
-            ("GET", "/v0/health"),
-        ):
-            for host in OURS:
-                assert (await client.ask(method, path, host=host)).status == 200
-                assert (await client.ask(method, f"http://{host}{path}")).status == 200
-            for host in THEIRS:
-                answer = await client.ask(method, path, host=host)
-                assert (answer.status, answer.code) == (403, "forbidden")
-                assert "TOPICS_ALLOWED_HOSTS" in answer.json()["error"]["message"]
-                if host != ":4000":
-                    assert (await client.ask(method, f"http://{host}{path}")).code == "forbidden"
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.methods[0]} {route.path}")
@@ -72,14 +51,6 @@ async def test_a_remembered_head_of_another_name_is_refused_again() -> None:
             assert (
                 await client.ask("POST", "/v0/topics/a", b'{"records":[{"data":1}]}', host=host)
             ).status == status
-
-
-@pytest.mark.parametrize("path", ["/v0/topics/a/diff", "/v0/health", "/"])
-async def test_a_request_that_names_no_host_passes(path: str) -> None:
-    async with running(backend=FakeBackend(topics={"a": []})) as run:
-        client = await run.connect()
-        await client.say(f"{'POST' if 'diff' in path else 'GET'} {path} HTTP/1.0\r\n\r\n".encode())
-        assert (await client.hear()).status == 200
 
 
 @pytest.mark.parametrize(
