@@ -7,7 +7,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from topics.engine.priority import TOP_BAND
-from topics.front.pressure.turns import ACTIVE_S, PASS_S, RELEASE_MIN, Turns
+from topics.front.pressure.pressure import ACTIVE_S, PASS_S, RELEASE_MIN, Turns
 
 
 class Desk:

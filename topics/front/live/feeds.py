@@ -133,8 +133,6 @@ class Feeds:
 
     def pause_s(self, feed: FeedSubscription) -> float:
         """How long its readers wait between two pages; 0: not long enough to tell them."""
-        if self._pressure.is_calm:
-            return 0.0
         pause_s = self._pressure.pause_s(feed.shard, feed.band)
         return pause_s if pause_s > COALESCE_S else 0.0
 

@@ -133,8 +133,6 @@ class WorkSubscriptions:
 
     def _pause_s(self, subscription: WorkSubscription) -> float:
         pressure = self._pressure
-        if pressure.is_calm:
-            return 0.0
         return pressure.pause_s(subscription.shard, pressure.bands.of(subscription.topic))
 
     def _tell_taken(self, subscription: WorkSubscription) -> None:
