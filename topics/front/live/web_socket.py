@@ -32,8 +32,7 @@ from topics.formats.api.websocket_commands import (
     request_id_of,
 )
 from topics.formats.api.websocket_decoder import WebSocketDecoder
-from topics.formats.api.websocket_frames import pong_frame
-from topics.formats.api.websocket_messages import (
+from topics.formats.api.websocket_frames import (
     Binary,
     Close,
     CloseCode,
@@ -42,6 +41,7 @@ from topics.formats.api.websocket_messages import (
     Ping,
     Text,
     close_frame,
+    pong_frame,
 )
 from topics.front.authorization import authorize, check_topic_name
 from topics.front.body_limits import short_body_max, too_large

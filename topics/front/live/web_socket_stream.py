@@ -27,8 +27,13 @@ from topics.errors import (
     Unauthorized,
 )
 from topics.formats.api.watch import Start, WatchRequest
-from topics.formats.api.websocket_frames import ping_frame, text_frame, text_frame_of
-from topics.formats.api.websocket_messages import CloseCode, close_frame
+from topics.formats.api.websocket_frames import (
+    CloseCode,
+    close_frame,
+    ping_frame,
+    text_frame,
+    text_frame_of,
+)
 from topics.formats.json_text import json_bytes
 from topics.front.live.event_stream import PACED
 from topics.front.live.pages import FeedPage
