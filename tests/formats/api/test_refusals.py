@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from topics.config import Settings
 from topics.errors import BatchTooLarge, InvalidRequest, RecordTooLarge
 from topics.formats.api.append_body import decode_append
-from topics.formats.api.decoding import decode_config
+from topics.formats.api.decoding import CHOICES, decode_config
 from topics.formats.api.diff_body import decode_delete, decode_diff
 from topics.formats.api.limits import limits_of
 from topics.formats.api.queue_bodies import (
@@ -25,7 +25,6 @@ from topics.formats.api.queue_bodies import (
     decode_nack,
     decode_redrive,
 )
-from topics.formats.api.refusals import CHOICES
 from topics.formats.api.routers import decode_router
 from topics.formats.api.surrogates import SEARCH_MAX_BYTES
 from topics.formats.api.watch import decode_watch

@@ -22,8 +22,7 @@ from tests.support.websocket_streams import (
 )
 from topics.formats.api import websocket_decoder
 from topics.formats.api.websocket_decoder import WebSocketDecoder
-from topics.formats.api.websocket_frames import text_frame, unmask
-from topics.formats.api.websocket_messages import (
+from topics.formats.api.websocket_frames import (
     Binary,
     Close,
     Event,
@@ -32,6 +31,8 @@ from topics.formats.api.websocket_messages import (
     Pong,
     Text,
     close_frame,
+    text_frame,
+    unmask,
 )
 
 

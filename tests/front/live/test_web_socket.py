@@ -16,7 +16,7 @@ from tests.support.ws import KEY as KEY_FIELD
 from topics.config import Settings
 from topics.engine.access import ANYONE
 from topics.formats.api.limits import limits_of
-from topics.formats.api.websocket_messages import Text
+from topics.formats.api.websocket_frames import Text
 from topics.formats.wire.calls import AppendOutcome, AppendResult
 from topics.front.live import web_socket_publish
 from topics.front.live.streams import Outbox

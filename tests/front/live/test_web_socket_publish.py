@@ -17,7 +17,7 @@ from topics.engine.access import ANYONE
 from topics.engine.priority import BANDS, TOP_BAND
 from topics.errors import NotReady, TopicFull, TopicsError
 from topics.formats.api.limits import limits_of
-from topics.formats.api.websocket_messages import Text
+from topics.formats.api.websocket_frames import Text
 from topics.formats.json_text import json_bytes
 from topics.formats.wire.calls import (
     APPEND,

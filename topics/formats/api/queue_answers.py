@@ -37,24 +37,15 @@ def claimed(topic: str, jobs: Sequence[bytes], ready: int) -> bytes:
     )
 
 
-def acked(topic: str, count: int, skipped: Iterable[int], ready: int, in_flight: int) -> bytes:
-    """Answer to an ack (§10.4)."""
-    return _counted(b"acked", topic, count, skipped, ready, in_flight)
-
-
-def nacked(topic: str, count: int, skipped: Iterable[int], ready: int, in_flight: int) -> bytes:
-    """Answer to a nack (§10.5)."""
-    return _counted(b"nacked", topic, count, skipped, ready, in_flight)
-
-
-def _counted(
+def counted(
     what: bytes, topic: str, count: int, skipped: Iterable[int], ready: int, in_flight: int
 ) -> bytes:
+    """Answer to an ack (§10.4) or a nack (§10.5); ``what`` they say was done."""
     return b'{"topic":"%b","%b":%d,"skipped":%b,"ready":%d,"in_flight":%d' % (
         topic.encode(),
         what,
         count,
-        _numbers(skipped),
+        json_bytes([*skipped]),
         ready,
         in_flight,
     )
@@ -66,7 +57,7 @@ def extended(topic: str, seqs: Sequence[int], until_ts: int, skipped: Iterable[i
     return b'{"topic":"%b","extended":%d,"skipped":%b,"deadlines":{%b}' % (
         topic.encode(),
         len(seqs),
-        _numbers(skipped),
+        json_bytes([*skipped]),
         deadlines,
     )
 
@@ -99,10 +90,6 @@ def redriven(topic: str, moved: int, remaining: int, skipped: int, reason: str |
         skipped,
         b"" if reason is None else b',"reason":' + json_string(reason),
     )
-
-
-def _numbers(numbers: Iterable[int]) -> bytes:
-    return json_bytes([*numbers])
 
 
 _STAMP = "$dead_letter_"

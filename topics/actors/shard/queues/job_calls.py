@@ -110,7 +110,9 @@ class JobCalls(Service):
             ready, in_flight, *_ = self._counters(topic)
             sync_ms = result.sync_ms if topic.config.durable else 0.0
             for request, ended, skipped in begun:
-                body = queue_answers.acked(topic.name, len(ended), skipped, ready, in_flight)
+                body = queue_answers.counted(
+                    b"acked", topic.name, len(ended), skipped, ready, in_flight
+                )
                 body += answers.performance(
                     total_ms(request.params.at), wal_ms=result.write_ms, fsync_ms=sync_ms
                 )
@@ -134,7 +136,9 @@ class JobCalls(Service):
         def answer() -> bytes:
             ready, in_flight, *_ = self._counters(topic)
             count = len(change.seqs)
-            return queue_answers.nacked(topic.name, count, change.skipped, ready, in_flight)
+            return queue_answers.counted(
+                b"nacked", topic.name, count, change.skipped, ready, in_flight
+            )
 
         self._settle(change, request, answer)
 
