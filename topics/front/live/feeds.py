@@ -205,8 +205,11 @@ class Feeds:
                 feed.live.pop(reader, None)
                 reader.is_live = False
                 stream.catch_up()
-            else:
-                stream.attempt(stream.show, reader, page)
+                continue
+            try:  # not `Stream.attempt`: a page costs each of many streams a call
+                stream.show(reader, page)
+            except Exception:
+                stream.broke()
         if pause_s > COALESCE_S:
             self._tell_paced(feed)
 

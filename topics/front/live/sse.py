@@ -191,13 +191,13 @@ class RequestStream(EventStream):
 
 def _record_event(page: FeedPage, line: bytes = b"") -> bytes:
     """A record event behind its id line, or without it: then it is made once."""
-    event = None if line else page.renderings.get("record")
+    event, body = None if line else page.renderings.get("record"), page.body
     if event is None:
         event = b"".join(
             (
                 line,
                 b'event: record\ndata: {"topic":"%b","records":[' % page.topic.encode(),
-                continued(page.body),
+                continued(body) if b"\n" in body or b"\r" in body else body,
                 b'],"from_seq":%d,"to_seq":%d,"head_seq":%d}\n\n'
                 % (page.from_seq, page.to_seq, page.head_seq),
             )

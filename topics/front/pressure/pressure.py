@@ -179,11 +179,11 @@ class Turns:
     Within a pass every task that can run runs, in any order: what comes meanwhile waits for the
     whole pass, whatever its priority. So while a higher band is active, appends of lower ones leave
     a pass that has become long, and passes stay short. The top band is never parked.
-    ``pass_began`` tells when the pass under way began.
+    ``lag`` knows when the pass under way began.
     """
 
-    def __init__(self, clock: Callable[[], float], pass_began: Callable[[], float]) -> None:
-        self._clock, self._pass_began = clock, pass_began
+    def __init__(self, clock: Callable[[], float], lag: LoopLag) -> None:
+        self._clock, self._lag = clock, lag
         self._seen = [-math.inf] * BANDS  # when each band had its last append
         self._parked: Queues[Parked] = Queues()
         self._has_parked = trio.Event()
@@ -191,7 +191,7 @@ class Turns:
 
     def may_go(self, band: int) -> bool:
         """Whether an append of this band goes on in this pass; `park` it otherwise."""
-        began = self._pass_began()
+        began = self._lag.pass_began
         self._seen[band] = began
         if band == TOP_BAND or not (self.waiting or self._clock() - began > PASS_S):
             return True
@@ -255,7 +255,7 @@ class Pressure:
         self._delay_ms, self._clock = delay_ms, clock
         self._lag = LoopLag(clock)
         self._lag_ms = 0.0
-        self.turns = Turns(clock, lambda: self._lag.pass_began)
+        self.turns = Turns(clock, self._lag)
         self.governors = [Governor(clock()) for _ in range(shards)]
         self._is_told = False  # the log: that writes are refused
         self._told_at = -math.inf
