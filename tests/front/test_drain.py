@@ -15,20 +15,6 @@ from topics.config import Settings
 
 @pytest.mark.slow
 @LANES
-async def test_readiness_reports_the_drain(fast: bool) -> None:
-    async with running(fast=fast) as run:
-        client = await run.connect()
-        await client.say(b"GET /v0/ready HTTP/1.1\r\n")
-        await run.until(lambda: any(not c.idle for c in run.server.connections))
-        run.stop.set()
-        await run.until(lambda: run.server.guard.drain.is_draining)
-        await client.say(b"host: localhost\r\n\r\n")
-        assert (await client.hear()).code == "shutting_down"
-        assert await client.is_closed()
-
-
-@pytest.mark.slow
-@LANES
 async def test_a_long_poll_that_outlives_the_drain_is_told_so(fast: bool) -> None:
     backend = FakeBackend(topics={"slow": []}, gate=trio.Event())
     async with running(fast=fast, backend=backend, settings=Settings(drain_ms=300)) as run:

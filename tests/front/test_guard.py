@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from tests.support.front import KEYS, LANES, RECORD, running
 from topics.errors import Forbidden

@@ -11,7 +11,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.front.live.streams_support import BUG, broken, goes_on, two
 from tests.support.live_desk import Desk, desk
-from topics.front.live.live import TICK_S, StreamKind
+from topics.front.live.streams import TICK_S, StreamKind
 
 
 async def test_streams_are_counted_by_kind(front: Desk) -> None:
@@ -53,17 +53,6 @@ async def test_a_deferred_call_that_fails_ends_its_stream_only(
         assert done == [1, 2]
         await goes_on(front, first, second)
     assert [record.message for record in caplog.records] == [BUG]
-
-
-async def test_a_stream_that_fails_during_the_drain_does_not_keep_others_from_being_told(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with desk() as front:
-        first, second = await two(front)
-        monkeypatch.setattr(first.stream, "failure_event", broken)
-        front.live.drain()
-        assert b'"code":503' in second.hear()
-        assert first.stream.ended
 
 
 async def test_a_stream_that_begins_during_the_drain_is_told_so(front: Desk) -> None:

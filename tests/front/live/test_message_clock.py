@@ -16,7 +16,7 @@ from topics.engine.access import ANYONE
 from topics.formats.api.limits import limits_of
 from topics.front.http.connection import Connection, Timings
 from topics.front.http.connections import Connections
-from topics.front.live.live import TICK_S
+from topics.front.live.streams import TICK_S
 from topics.front.live.web_socket import WebSocket
 from topics.front.live.web_socket_publish import UNANSWERED_MAX
 

@@ -21,20 +21,6 @@ async def test_a_page_that_cannot_be_shown_ends_one_stream(
     assert [record.message for record in caplog.records] == [BUG]
 
 
-async def test_a_deletion_that_cannot_be_shown_ends_one_stream(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with desk() as front:
-        first, second = await two(front)
-        for name in ("deleted_event", "failure_event"):
-            monkeypatch.setattr(first.stream, name, broken)
-        front.event(0, "feed.ended", {"feed": 1, "head_seq": 0}, b"")
-        assert b"topic-deleted" in second.hear()
-        assert (first.stream.ended, first.hear()) == (True, b"")
-        assert not second.stream.ended
-    assert {record.message for record in caplog.records} == {BUG}
-
-
 async def test_a_stream_that_fails_while_it_catches_up_ends_alone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -17,7 +17,7 @@ from topics.engine.access import ANYONE
 from topics.engine.priority import BANDS, TOP_BAND
 from topics.errors import NotReady, TopicFull, TopicsError
 from topics.formats.api.limits import limits_of
-from topics.formats.api.websocket_messages import Close, CloseCode, Text
+from topics.formats.api.websocket_frames import Text
 from topics.formats.json_text import json_bytes
 from topics.formats.wire.calls import (
     APPEND,
@@ -177,12 +177,6 @@ async def test_publishes_of_one_read_travel_as_one_batch_for_each_topic(desk: De
     assert desk.sent() == [a, b, [publish("c", "c2")]]
 
 
-async def test_a_single_publish_travels_alone(desk: Desk) -> None:
-    await desk.say(publish("1"))
-    await desk.say(publish("2"))
-    assert desk.sent() == [[publish("1")], [publish("2")]]
-
-
 @pytest.mark.parametrize("size", [LONG, COPY_BYTES])
 async def test_a_long_publish_travels_alone_in_its_turn(desk: Desk, size: int) -> None:
     said = [
@@ -277,13 +271,6 @@ async def test_every_publish_in_flight_is_refused_when_the_shard_goes(desk: Desk
     assert desk.heard() == [("error", "1"), ("error", "2"), ("error", "3")]
 
 
-async def test_publishes_before_a_close_are_sent(desk: Desk) -> None:
-    assert not await desk.stream._take(
-        [Text(publish("1")), Text(publish("2")), Close(int(CloseCode.NORMAL), "")]
-    )
-    assert desk.sent() == [[publish("1"), publish("2")]]
-
-
 @pytest.mark.parametrize("drained_first", [True, False])
 async def test_a_drained_socket_ends_after_its_publishes_are_answered(
     desk: Desk, drained_first: bool
@@ -318,9 +305,3 @@ async def test_a_publish_that_opts_out_goes_on(desk: Desk) -> None:
     refuse_next(desk.pressure)
     await desk.say(publish("1", disable_backpressure=True))
     assert len(desk.sent()) == 1
-
-
-async def test_the_band_of_a_topic_is_learned_from_its_batch(desk: Desk) -> None:
-    await desk.say(publish("1"), publish("2"))
-    desk.shards.asked[0].answer(b'{"a":1}', b'{"a":1}')
-    assert desk.pressure.bands.of("t") == TOP_BAND

@@ -8,18 +8,16 @@ import socket
 import pytest
 from trio.testing import wait_all_tasks_blocked
 
-from tests.support.live_desk import Desk, desk, page, press, records, socket_pair
+from tests.support.live_desk import Desk, desk, press, socket_pair
 from topics.config import Settings
 from topics.engine.access import ANYONE
-from topics.errors import InvalidRequest, TopicNotFound
+from topics.errors import Internal, InvalidRequest
 from topics.formats.api.limits import limits_of
 from topics.formats.api.watch import Start, View, WatchRequest
-from topics.formats.wire.calls import FeedReadResult
 from topics.front.http.connection import Connection, Timings
 from topics.front.http.connections import Connections
-from topics.front.live.pages import FeedPage
 from topics.front.live.web_socket import WebSocket
-from topics.front.live.web_socket_stream import WebSocketStream
+from topics.front.live.web_socket_stream import WebSocketStream, refusal
 
 
 @pytest.mark.parametrize(
@@ -52,38 +50,6 @@ def asked(**starts: Start) -> WatchRequest:
     return WatchRequest(starts, View(), 15_000)
 
 
-async def test_a_subscription_is_answered_before_any_event_of_its_topics(front: Desk) -> None:
-    front.shards.heads = {"t": (5, 2, 1), "u": (0, 1, 1)}
-    stream, client = joined(front)
-    with client, stream.sock:
-        await stream.subscribe(b"7", asked(t=Start(3), u=Start(0, tail=True)), 2)
-        told = client.recv(4096)
-        assert json.loads(told[told.index(b"{") :]) == {
-            "op": "subscribed",
-            "request_id": 7,
-            "topics": {
-                "t": {"from_seq": 3, "head_seq": 5, "earliest_seq": 2, "epoch": 1},
-                "u": {"from_seq": 0, "head_seq": 0, "earliest_seq": 1, "epoch": 1},
-            },
-        }
-        assert stream.readers.keys() == {"t", "u"}
-        await wait_all_tasks_blocked()
-        assert [params["topic"] for _, params, _ in front.shards.asked] == ["t"]
-        stream.end()
-
-
-async def test_a_subscription_with_an_unknown_topic_follows_none_of_its_topics(
-    front: Desk,
-) -> None:
-    front.shards.heads = {"t": (5, 2, 1)}
-    stream, client = joined(front)
-    with client, stream.sock:
-        with pytest.raises(TopicNotFound):
-            await stream.subscribe(b"7", asked(t=Start(0), u=Start(0)), 9)
-        assert stream.readers == {}
-        stream.end()
-
-
 async def test_topics_that_are_followed_already_count_once(front: Desk) -> None:
     front.shards.heads = dict.fromkeys("tuv", (0, 1, 1))
     stream, client = joined(front)
@@ -95,26 +61,6 @@ async def test_topics_that_are_followed_already_count_once(front: Desk) -> None:
         assert b'"op":"unsubscribed"' in stream.unsubscribe(b"4", "u")
         await stream.subscribe(b"5", asked(v=Start(0)), 2)
         assert stream.readers.keys() == {"t", "v"}
-        stream.end()
-
-
-async def test_all_sockets_are_sent_the_same_frame_of_a_page(front: Desk) -> None:
-    front.shards.heads = {"t": (0, 1, 1)}
-    stream, client = joined(front)
-    with client, stream.sock:
-        await stream.subscribe(b"1", asked(t=Start(0)), 1)
-        reader = stream.readers["t"]
-        shown = FeedPage("t", FeedReadResult(**page(0, 2), epoch=1), records(0, 2))
-        (frame,) = stream.page_event(reader, shown)
-        assert frame is stream.page_event(reader, shown)[0]
-        assert json.loads(frame[2:]) == {
-            "op": "record",
-            "topic": "t",
-            "from_seq": 0,
-            "to_seq": 2,
-            "head_seq": 2,
-            "records": [{"$seq": 1}, {"$seq": 2}],
-        }
         stream.end()
 
 
@@ -142,3 +88,10 @@ async def test_a_paced_socket_is_told_so_behind_a_page_and_goes_on(front: Desk) 
         await front.page(1, 2)
         assert client.recv(4096).count(b'"op"') == 1
         stream.end()
+
+
+def test_an_unexpected_error_is_logged_and_not_told(caplog: pytest.LogCaptureFixture) -> None:
+    told = refusal(b"1", Internal("a secret of the shard"))
+    assert b'"request_id":1,"code":"internal","message":"internal error"}' in told
+    assert b"secret" not in told
+    assert "a secret of the shard" in caplog.text

@@ -10,31 +10,13 @@ import trio.testing
 from trio.testing import wait_all_tasks_blocked
 
 from tests.front.live.streams_support import BUG, broken
-from tests.front.live.work_support import Worker, event, job, jobs, opened, worker
+from tests.front.live.work_support import Worker, event, jobs, opened, worker
 from tests.support.live_desk import SEND_BYTES, Desk
-from topics.formats.wire.calls import WorkJobsParams
 from topics.front.held_memory import STALL_MAX_S
-from topics.front.live.live import TICK_S
-from topics.front.live.work_stream import job_events
+from topics.front.live.streams import TICK_S
 
 TAKEN, CLOSED = ("work.taken", {"work": 1}), ("work.close", {"work": 1, "pages": 0})
 LONG = b'"%b"' % (b"x" * 40 * SEND_BYTES)
-
-
-async def test_each_job_is_an_event_and_then_more_may_come(front: Desk) -> None:
-    client = await worker(front)
-    await jobs(front, 4, 7)
-    assert client.hear() == event(4) + event(7)
-    assert front.shards.told == [TAKEN]
-    await jobs(front, 8)
-    assert client.hear() == event(8)
-    assert front.shards.told == [TAKEN, TAKEN]
-
-
-def test_line_ends_within_a_job_begin_another_data_line() -> None:
-    made = job(3, b"[\r\n1]")
-    events = job_events("jobs", WorkJobsParams(1, [3], [len(made)]), made)
-    assert events == event(3, b"[\ndata: 1]")
 
 
 async def test_no_more_jobs_come_before_the_socket_has_taken_all(front: Desk) -> None:
@@ -116,16 +98,6 @@ async def test_a_stream_that_its_shard_ends_says_why(front: Desk, error: str, co
     assert client.hear() == b'event: error\ndata: {"code":%d,"error":"it was"}\n\n' % code
     assert (client.stream.ended, front.live.slots.streams.used) == (True, 0)
     assert front.shards.told == [], "the shard has released the leases itself"
-
-
-async def test_a_stream_ends_when_its_shard_goes_and_others_go_on(front: Desk) -> None:
-    client = await worker(front)
-    watcher = await front.client()
-    front.live.closed(0)
-    await wait_all_tasks_blocked()
-    assert b'event: error\ndata: {"code":503,' in client.hear()
-    assert client.stream.ended
-    assert not watcher.stream.ended
 
 
 async def test_the_drain_ends_a_stream_and_releases_its_leases(front: Desk) -> None:

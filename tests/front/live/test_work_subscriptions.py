@@ -24,14 +24,6 @@ def slots_used(front: Desk) -> int:
     return front.live.slots.streams.used
 
 
-async def test_the_shard_is_asked_with_what_the_client_wants(front: Desk) -> None:
-    ask(front)
-    await wait_all_tasks_blocked()
-    asked = await front.answer("work.open")
-    assert asked == {"work": 1, "topic": "jobs", "node": "n", "max_jobs": 2, "lease_ms": None}
-    assert (slots_used(front), front.shards.told) == (1, [])
-
-
 @pytest.mark.parametrize("failure", [TopicNotFound("jobs"), NotAQueue("jobs"), NotReady("down")])
 async def test_a_refusal_is_the_shards_and_leaves_nothing(
     front: Desk, failure: TopicsError
@@ -92,18 +84,6 @@ async def test_an_end_that_comes_before_the_client_is_ready_is_told_behind_the_j
     assert (front.shards.told, slots_used(front)) == ([], 0)
 
 
-async def test_only_the_streams_of_a_shard_that_has_gone_end(front: Desk) -> None:
-    subscription = await opened(front)
-    front.live.closed(1)
-    assert front.live.work.by_number == {1: subscription}
-
-
-async def test_numbers_are_not_given_twice(front: Desk) -> None:
-    first = await opened(front)
-    front.live.work.close(first)
-    assert (await opened(front)).number == first.number + 1
-
-
 @pytest.mark.parametrize(
     ("settings", "limit"),
     [
@@ -119,7 +99,7 @@ async def test_a_slot_is_taken_before_the_shard_leases_anything(
         front.shards,  # type: ignore[arg-type]
         front.live.slots.streams,
         front.pressure,
-        front.live.later,
+        front.live.call_in,
     )
     principal = Principal(b"key")
     outcomes = [ask(front, principal) for _ in range(4)]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.support.fake_backend import FakeBackend
 from topics.engine.access import ANYONE, Principal, Scope

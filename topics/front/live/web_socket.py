@@ -32,8 +32,7 @@ from topics.formats.api.websocket_commands import (
     request_id_of,
 )
 from topics.formats.api.websocket_decoder import WebSocketDecoder
-from topics.formats.api.websocket_frames import pong_frame
-from topics.formats.api.websocket_messages import (
+from topics.formats.api.websocket_frames import (
     Binary,
     Close,
     CloseCode,
@@ -42,6 +41,7 @@ from topics.formats.api.websocket_messages import (
     Ping,
     Text,
     close_frame,
+    pong_frame,
 )
 from topics.front.authorization import authorize, check_topic_name
 from topics.front.body_limits import short_body_max, too_large
@@ -49,8 +49,7 @@ from topics.front.drain import shutting_down
 from topics.front.http.connection import NEVER, RECV_BYTES, Connection
 from topics.front.live.live import Live
 from topics.front.live.web_socket_publish import COPY_BYTES, Publishes
-from topics.front.live.web_socket_replies import pong, refusal
-from topics.front.live.web_socket_stream import WebSocketStream
+from topics.front.live.web_socket_stream import WebSocketStream, refusal, reply
 
 
 class MessageClock:
@@ -162,19 +161,15 @@ class WebSocket(WebSocketStream):
         self._held_bytes = length
         self.live.messages.hold(self, length)
 
-    def give_up(self) -> None:
-        """As `Holder.give_up`."""
-        self.fail(429, "there is no room for the rest of this message; try again later")
-
     def tick(self, now: float) -> None:
-        """As any stream, and end when a message does not come to its end."""
+        """End when a message does not come to its end."""
         if self._clock.due <= now:
             self.fail(408, "the message took too long to come")
         else:
             super().tick(now)
 
     def resumed(self) -> None:
-        """As any stream, and read again."""
+        """Read again."""
         self._room.set()
         super().resumed()
 
@@ -185,7 +180,7 @@ class WebSocket(WebSocketStream):
             super().drain()
 
     def end(self) -> None:
-        """As any stream, and hold no memory."""
+        """Hold no memory, too."""
         self.live.messages.release(self)
         super().end()
 
@@ -256,7 +251,7 @@ class WebSocket(WebSocketStream):
                     await waiting
 
     def _decided(self, envelope: bytes, message: bytes) -> Coroutine[Any, Any, None] | None:
-        """As `_command`. ``envelope``: the message, perhaps without its records."""
+        """Do what ``envelope`` asks for: the message, perhaps without its records."""
         try:
             head = decode_command(envelope)
         except TopicsError as failure:
@@ -274,7 +269,7 @@ class WebSocket(WebSocketStream):
                 topic = self._topic(head, Scope.READ)
                 self._replies.append(self.unsubscribe(request_id, topic))
             elif head.op == "ping":
-                self._replies.append(pong(request_id))
+                self._replies.append(reply(b"pong", request_id))
             else:
                 raise InvalidRequest("op is subscribe, unsubscribe, publish or ping")
         except TopicsError as failure:

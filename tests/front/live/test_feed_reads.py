@@ -1,20 +1,19 @@
-"""Feed calls: readers that ask the same question share one call and its answer."""
+"""Feed reads: readers that ask the same question share one call and its answer."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any, cast
 
-import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.support.live_desk import Shards, page, records
 from topics.errors import NotReady
 from topics.formats.api.watch import Start, View
-from topics.front.live.feed_calls import READING_MAX_BYTES, FeedCalls
+from topics.front.live.feed_reads import READING_MAX_BYTES, FeedReads
 from topics.front.live.pages import FeedPage
-from topics.front.live.subscriptions import FeedSubscription, Reader
+from topics.front.live.subscriptions import Reader
 
 PAGE = {**page(0, 2), "epoch": 1}
 
@@ -29,12 +28,12 @@ class Asking:
 
     def __init__(self) -> None:
         self.shards = Shards()
-        self.calls = FeedCalls(cast("Any", self.shards))
+        self.reads = FeedReads(cast("Any", self.shards))
         self.heard: list[FeedPage | NotReady] = []
 
     async def read(self, asking: Reader, until_seq: int | None = None) -> None:
         try:
-            found, epoch = await self.calls.read(asking, until_seq)
+            found, epoch = await self.reads.read(asking, until_seq)
             assert epoch == 1
             self.heard.append(found)
         except NotReady as failure:
@@ -104,22 +103,3 @@ async def test_a_failure_is_for_all_that_wait_and_the_next_question_is_asked_ane
     await wait_all_tasks_blocked()
     assert len(asking.shards.asked) == 1
     asking.shards.settle("feed.read", records(0, 2), **PAGE)
-
-
-async def test_a_feed_is_open_as_soon_as_its_answer_is_there(nursery: trio.Nursery) -> None:
-    """Its first page may be the next message of the same batch: no task runs in between."""
-    asking = Asking()
-    feed = FeedSubscription(1, 0, "t", View())
-    nursery.start_soon(asking.calls.open, feed)
-    await wait_all_tasks_blocked()
-    asking.shards.settle("feed.open", head_seq=5, earliest_seq=1, epoch=9)
-    assert (feed.is_open, feed.seq, feed.head_seq, feed.epoch) == (True, 5, 5, 9)
-
-
-@pytest.mark.parametrize("method", ["taken", "close"])
-async def test_the_shard_is_told_of_a_page_and_of_the_end_by_the_number_of_the_feed(
-    method: str,
-) -> None:
-    asking = Asking()
-    getattr(asking.calls, method)(FeedSubscription(3, 0, "t", View()))
-    assert asking.shards.told == [(f"feed.{method}", {"feed": 3})]
