@@ -4,6 +4,7 @@ beside one another, and quantiles.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -23,6 +24,15 @@ def cpu_s(*pids: int) -> float:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         ticks += int(fields[11]) + int(fields[12])
     return ticks / TICK_HZ
+
+
+def queued_s(*pids: int) -> float:
+    """How long the threads of these processes together were ready and had no processor."""
+    queued_ns = 0
+    for row in (row for pid in pids for row in Path(f"/proc/{pid}/task").glob("*/schedstat")):
+        with contextlib.suppress(OSError):  # a thread has just ended
+            queued_ns += int(row.read_text().split()[1])
+    return queued_ns / 1e9
 
 
 def anon_mb(pids: Sequence[int]) -> float:
