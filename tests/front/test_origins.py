@@ -1,4 +1,4 @@
-"""Origins (decisions 0019, 0033): a page of another site reaches nothing through a visitor's
+"""Origins (decision 0019): a page of another site reaches nothing through a visitor's
 browser, with keys or without.
 """
 

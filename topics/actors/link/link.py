@@ -190,7 +190,7 @@ class Link:
 
     def quieten(self) -> None:
         """Let the message that was sent last, without an attachment, wait until another one is
-        flushed. There may never be one.
+        flushed. There may never be one: a flush by the guard would be a wake-up for nothing.
         """
         self.outbox.quieten()
 
