@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING
 
 from tests.bench.processes import cpu_s, quantiles_ms, quiet, stolen_s, verdict
 from tests.support.server import Server
-from topics.client.http import Target, TopicsClient
-from topics.client.ranges import Lost, read_range
 from topics.spark import register
+from topics.spark.client.http import Target, TopicsClient
+from topics.spark.client.ranges import Lost, read_range
 from topics.spark.producer import session
 
 if TYPE_CHECKING:
