@@ -19,21 +19,20 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import shutil
 import statistics
 import tempfile
 import threading
 import time
 from collections.abc import Callable
-from itertools import cycle
 from pathlib import Path
 from typing import NamedTuple
 
 from msgspec import Raw
 
-from tests.bench.http_load import DATA, Load, append, drive
-from tests.bench.processes import rss_mb
-from tests.support.server import Server
+from tests.bench.peers.load import RECORD, Client, Connection, append, drive, repeated
+from tests.bench.peers.replies import Http
+from tests.bench.processes import anon_mb, cpu_s, server_of
+from tests.support.server import ROOT, Server
 from topics.config import Settings
 from topics.engine.changes import reservation
 from topics.engine.changes.append import Append, decide
@@ -48,7 +47,6 @@ GROUP_BYTES = 4 << 20
 LOADS = (("fsync", 16, 1), ("disk", 16, 1), ("fsync", 4, 1000), ("disk", 4, 1000))
 START_S = 120.0
 DROP_CACHES = Path("/proc/sys/vm/drop_caches")
-TICK_HZ = os.sysconf("SC_CLK_TCK")
 
 
 class Start(NamedTuple):
@@ -72,10 +70,7 @@ def many_topics(count: int, *, stop: bool) -> Scene:
         (folder / "meta").write_bytes(encode_meta(1))
         server = server_of(root, folder, shards=1)
         server.start(START_S)
-        if stop:
-            server.stop()
-        else:
-            server.kill()
+        server.stop() if stop else server.kill()
         return server
 
     return run
@@ -84,17 +79,11 @@ def many_topics(count: int, *, stop: bool) -> Scene:
 def build(folder: Path, topics: int) -> None:
     """Write a record to each of so many topics, as a shard does."""
     settings = Settings()
-    shard = recover(
-        folder,
-        0,
-        1,
-        now(),
-        wal_file_bytes=settings.wal_file_bytes,
-        wal_sync_ms=settings.wal_sync_ms,
-    )
+    sync_ms, file_bytes = settings.wal_sync_ms, settings.wal_file_bytes
+    shard = recover(folder, 0, 1, now(), wal_file_bytes=file_bytes, wal_sync_ms=sync_ms)
     engine, wal, flushed = shard.engine, shard.wal, 0
     for number in range(topics):
-        change = decide(engine.table, f"topic-{number}", AppendBody([RecordIn(Raw(DATA))]), now())
+        change = decide(engine.table, f"topic-{number}", AppendBody([RecordIn(Raw(RECORD))]), now())
         assert isinstance(change, Append)
         for frame in change.frames:
             wal.append(frame)
@@ -115,13 +104,17 @@ def now() -> Now:
 
 def full_speed(durability: str, clients: int, records: int, seconds: float) -> Scene:
     """A server that is killed while its clients write."""
-    config = b'{"durability":"%b"}' % durability.encode()
+    config = b'"config":{"durability":"%b"},' % durability.encode()
     requests = [append(f"topic-{number}", records, config) for number in range(TOPICS)]
 
     def run(root: Path, folder: Path) -> Server:
         server = server_of(root, folder)
         server.start(START_S)
-        writing = threading.Thread(target=_write, args=(server, clients, requests))
+        writers = [
+            (Connection(server.address), repeated(requests[number % TOPICS], Http(), records))
+            for number in range(clients)
+        ]
+        writing = threading.Thread(target=_write, args=(writers,))
         writing.start()
         time.sleep(seconds)
         server.kill()
@@ -131,15 +124,9 @@ def full_speed(durability: str, clients: int, records: int, seconds: float) -> S
     return run
 
 
-def _write(server: Server, clients: int, requests: list[bytes]) -> None:
+def _write(writers: list[Client]) -> None:
     with contextlib.suppress(OSError, AssertionError):  # the server is killed
-        drive(server.address, [Load("load", clients, cycle(requests).__next__)], None)
-
-
-def server_of(root: Path, folder: Path, **env: object) -> Server:
-    server = Server(folder, **env)
-    server.root = root
-    return server
+        drive(writers, 1e6)
 
 
 def start_again(server: Server) -> Start:
@@ -150,11 +137,11 @@ def start_again(server: Server) -> Start:
     server.start(START_S)
     seconds = time.perf_counter() - began
     shards = [pid for role, pid in server.roles().items() if role.startswith("shard")]
-    cpu_s = sum(map(cpu_of, server.pids()))
+    used_s = cpu_s(*server.pids())
     assert server.log is not None
     lines = server.log.events()
     recovered_s = max(line["seconds"] for line in lines if line["event"] == "recovered")
-    found = Start(seconds, recovered_s, cpu_s, rss_mb(shards)[0], log_bytes / 1e6)
+    found = Start(seconds, recovered_s, used_s, anon_mb(shards), log_bytes / 1e6)
     server.kill()
     return found
 
@@ -164,12 +151,6 @@ def drop_caches() -> None:
     os.sync()
     if os.access(DROP_CACHES, os.W_OK):
         DROP_CACHES.write_text("3")
-
-
-def cpu_of(pid: int) -> float:
-    """Seconds of processor time."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICK_HZ
 
 
 def show(name: str, root: Path, starts: list[Start]) -> None:
@@ -195,8 +176,7 @@ def main() -> None:
     for durability, clients, records in LOADS:
         name = f"{durability} {clients} x {records}"
         scenes[name] = full_speed(durability, clients, records, chosen.seconds)
-    here = Path(__file__).resolve().parents[2]
-    roots = [chosen.before.resolve(), here] if chosen.before else [here]
+    roots = [chosen.before.resolve(), ROOT] if chosen.before else [ROOT]
     names = ("seconds", "recovered", "CPU", "shards MB", "log MB")
     print(f"{'':<16}{'checkout':<14}" + "".join(f"{name:>11}" for name in names))
     for name, scene in scenes.items():
@@ -204,11 +184,8 @@ def main() -> None:
             continue
         starts: dict[Path, list[Start]] = {root: [] for root in roots}
         for root in roots * chosen.turns:
-            folder = Path(tempfile.mkdtemp(prefix="topics-restarts-", dir=chosen.dir))
-            try:
-                starts[root].append(start_again(scene(root, folder)))
-            finally:
-                shutil.rmtree(folder)
+            with tempfile.TemporaryDirectory(prefix="topics-restarts-", dir=chosen.dir) as folder:
+                starts[root].append(start_again(scene(root, Path(folder))))
         for root in roots:
             show(name, root, starts[root])
 

@@ -25,8 +25,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from tests.bench.processes import cpu_s, quiet
-from tests.bench.versions import stolen_s
+from tests.bench.processes import cpu_s, quiet, stolen_s
 from tests.support.server import Server
 from topics.spark import register
 from topics.spark.client.http import Target, TopicsClient
@@ -181,9 +180,9 @@ def one_and_three(spark: SparkSession, directory: Path, count: int, turns: int) 
                 for server in servers:
                     quiet(server)
                 pids = [pid for server in servers for pid in server.pids()]
-                before = sum(map(cpu_s, pids))
+                before = cpu_s(*pids)
                 took = write(rows_of(spark, count, 8), names, None)
-                costs[number].append((sum(map(cpu_s, pids)) - before) / count * 1e6)
+                costs[number].append((cpu_s(*pids) - before) / count * 1e6)
                 rates[number].append(count / took)
     for number in (1, 3):
         rate, cost = statistics.median(rates[number]), statistics.median(costs[number])

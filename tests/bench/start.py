@@ -28,9 +28,10 @@ from array import array
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
-from tests.bench.http_load import append, quantiles_ms, verdict
-from tests.bench.processes import cpu_s
-from tests.support.server import ROOT, Server
+from tests.bench.peers.load import append
+from tests.bench.peers.programs import free_port
+from tests.bench.processes import cpu_s, quantiles_ms, server_of, verdict
+from tests.support.server import ROOT
 
 READY_MS = 250
 STUTTER_S = 1.0  # for which appends follow one another
@@ -101,12 +102,6 @@ def ask_until_done(asker: Asker, request: bytes, until: float) -> None:
         time.sleep(PAUSE_S)
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        port: int = sock.getsockname()[1]
-        return port
-
-
 def pss_mb(pids: list[int]) -> float:
     """Memory of these processes together; a page that several of them map counts once."""
     total_kb = 0
@@ -121,10 +116,9 @@ def start(root: Path, shards: int, compiled: Path) -> Start:
     """Start a server of the checkout ``root`` once, with its modules compiled in ``compiled``."""
     folder = Path(tempfile.mkdtemp(prefix="topics-start-"))
     port = free_port()
-    server = Server(folder / "data", port=port, shards=shards)
-    server.root = root
+    server = server_of(root, folder / "data", port=port, shards=shards)
     server.env["PYTHONPYCACHEPREFIX"] = str(compiled)
-    one = append("first", 1, b'{"durability":"fsync"}')
+    one = append("first", 1, b'"config":{"durability":"fsync"},')
     try:
         began = time.perf_counter()
 
@@ -142,7 +136,7 @@ def start(root: Path, shards: int, compiled: Path) -> Start:
         delays, cold = stutter(asker, connected(("127.0.0.1", port), until), one, began)
         _, p99, _, most = quantiles_ms(delays)
         pids = server.pids()
-        cpu = sum(map(cpu_s, pids)) * 1000
+        cpu = cpu_s(*pids) * 1000
         return Start(listening, ready, first, cold, p99, most, cpu, pss_mb(pids))
     finally:
         server.kill()

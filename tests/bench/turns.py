@@ -17,7 +17,6 @@ Required: cpu <= 50 ms in every row, and nothing refused.
 from __future__ import annotations
 
 import argparse
-import socket
 import statistics
 import tempfile
 import threading
@@ -26,7 +25,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.bench.http_load import Client, append, post
+from tests.bench.peers.load import Connection, append
+from tests.bench.peers.replies import BadReply, http
 from tests.support.api import Api, ok
 from tests.support.server import Server
 
@@ -46,12 +46,12 @@ class Probe(threading.Thread):
 
     def run(self) -> None:
         shard = Path(f"/proc/{self._server.roles()['shard 0']}/schedstat")
-        client, request = Client(self._server.address), append("probe", 1)
+        client, request = Connection(self._server.address), append("probe", 1)
         while not self._ended.is_set():
             cpu_ns, began = _cpu_ns(shard), time.perf_counter()
             try:
                 client.ask(request)
-            except AssertionError:  # no 2xx
+            except BadReply:
                 self.refused += 1
             wait_ms = (time.perf_counter() - began) * 1e3
             self.waits_ms.append(wait_ms)
@@ -79,10 +79,9 @@ class Case:
 
 def fill(server: Server, topic: str, records: bytes, count: int, times: int) -> None:
     """Append so many batches; ``records``: one, with its fields."""
-    client = Client(server.address)
-    request = post(
-        f"/v0/topics/{topic}?return_seqs=false", b'{"records":[%b]}' % b",".join([records] * count)
-    )
+    client = Connection(server.address)
+    body = b'{"records":[%b]}' % b",".join([records] * count)
+    request = http("POST", f"/v0/topics/{topic}?return_seqs=false", body)
     for _ in range(times):
         client.ask(request)
     client.close()
@@ -122,9 +121,8 @@ def cohort(server: Server, scale: float) -> Callable[[], object]:
     body = b'{"node":"n","max":1,"lease_ms":60000,"wait_ms":30000}'
     waiters = []
     for _ in range(int(8_000 * scale)):
-        waiter = socket.create_connection(server.address)
-        waiter.sendall(post("/v0/topics/jobs/claim", body))
-        waiters.append(waiter)
+        waiters.append(Connection(server.address))
+        waiters[-1].send(http("POST", "/v0/topics/jobs/claim", body))
     time.sleep(2)
 
     def appends() -> None:
@@ -138,15 +136,10 @@ def keys_end(server: Server, scale: float) -> Callable[[], object]:
     """600,000 idempotency keys whose window ends at once, then one more."""
     with Api(server.address) as api:
         ok(api.put("keyed", {"idempotency_window_ms": DAY_MS}), 201)
-    client = Client(server.address)
+    client = Connection(server.address)
     for number in range(int(600_000 * scale)):
-        client.send(
-            post(
-                "/v0/topics/keyed", b'{"idempotency_key":"key-%d","records":[{"data":1}]}' % number
-            )
-        )
-        while not client.collect():
-            pass
+        body = b'{"idempotency_key":"key-%d","records":[{"data":1}]}' % number
+        client.ask(http("POST", "/v0/topics/keyed", body))
 
     def end() -> None:
         with Api(server.address) as api:
@@ -160,7 +153,7 @@ def keys_end(server: Server, scale: float) -> Callable[[], object]:
 
 def checkpoint_of_topics(server: Server, scale: float) -> Callable[[], object]:
     """100,000 topics, and a log file that becomes full, which a checkpoint follows."""
-    client = Client(server.address)
+    client = Connection(server.address)
     for number in range(int(100_000 * scale)):
         client.ask(append(f"t{number:06}", 1))
 
@@ -171,12 +164,19 @@ def checkpoint_of_topics(server: Server, scale: float) -> Callable[[], object]:
     return fill_log
 
 
+def long_bodies(server: Server, _: float) -> Callable[[], object]:
+    """Eight appends of 64 MiB, one after the other."""
+    record = b'{"data":"%b"}' % (b"x" * 200_000)
+    return lambda: fill(server, "long", record, 330, 8)
+
+
 CASES = {
     "delete-by-tag": Case(delete_by_tag),
     "delayed-jobs": Case(delayed_jobs),
     "delayed-jobs-restart": Case(delayed_jobs, restart=True),
     "cohort": Case(cohort),
     "keys-end": Case(keys_end),
+    "long-bodies": Case(long_bodies),
     "topics-checkpoint": Case(checkpoint_of_topics, {"max_topics": 0}),
 }
 

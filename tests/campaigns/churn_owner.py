@@ -6,13 +6,11 @@ It asks after each outage, and now and then; whatever was not acknowledged is re
 from __future__ import annotations
 
 import random
-import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tests.campaigns.churn_call import Caller, Report, Wrong
+from tests.campaigns.clients import Actor, Address, Wrong
 from tests.support.model import Kept, TopicModel
 
 LOSSES = ("cap", "ttl", "mixed")
@@ -61,21 +59,16 @@ class Age:
         return max(self.gone, sent_ms - self.ttl_ms), max(self.doubtful, answered_ms - self.ttl_ms)
 
 
-class Owner(threading.Thread):
-    """Works on one topic of one ``kind`` until told to stop or until something is wrong."""
+class Owner(Actor):
+    """Works on one topic of one ``kind``."""
 
-    def __init__(
-        self, kind: str, durability: str, address: Callable[[], tuple[str, int]], seed: int
-    ) -> None:
-        super().__init__(name=f"{kind}.{durability}", daemon=True)
-        self.report = Report()
-        self.stop = threading.Event()
-        self._kind, self._durability = kind, durability
-        self._topic = f"{kind}.{durability}"
-        self._random = random.Random(f"{seed}/{self._topic}")
-        self._line = Caller(address, self._topic, self.report)
+    def __init__(self, kind: str, durability: str, address: Address, seed: int) -> None:
+        topic = f"{kind}.{durability}"
+        super().__init__(topic, address, random.Random(f"{seed}/{topic}"))
+        self._kind, self._durability, self._topic = kind, durability, topic
         self._lives = 0
         self._written = 0
+        self._refusals = 0  # that it has checked the topic after
         self._begin()
 
     def _begin(self) -> None:
@@ -87,25 +80,23 @@ class Owner(threading.Thread):
 
     # Acting
 
-    def run(self) -> None:
-        try:
+    def _call(self, method: str, tail: str, body: Any = None) -> Any:
+        return self.line.insist(method, f"/v0/topics/{self._topic}{tail}", body)
+
+    def turn(self) -> None:
+        if not self._lives:
             self._make()
-            while not self.stop.is_set():
-                self._step()
-                self.report.steps += 1
-                if self._line.is_broken or self._random.random() < 0.03:
-                    self._line.is_broken = False
-                    self.check()
+        self._step()
+        self.counts["steps"] += 1
+        if self.line.refusals > self._refusals or self.dice.random() < 0.03:
+            self._refusals = self.line.refusals
             self.check()
-        except Wrong as wrong:
-            self.report.problem = (
-                f"{self._topic}, step {self.report.steps}, life {self._lives}: {wrong}"
-            )
-        finally:
-            self._line.close()
+
+    def wrong(self, text: str) -> None:
+        super().wrong(f"step {self.counts['steps']}, life {self._lives}: {text}")
 
     def _step(self) -> None:
-        step = self._random.random()
+        step = self.dice.random()
         kind = self._kind
         if kind == "bulk" and step > 0.6:
             self._take_away()
@@ -116,28 +107,28 @@ class Owner(threading.Thread):
         elif step < 0.96 and kind in ("caps", "everything"):
             self._set_cap()
         elif step < 0.96 and kind == "ttl":
-            self._set_ttl(self._random.choice((0, SHORT_TTL_MS, LONG_TTL_MS)))
+            self._set_ttl(self.dice.choice((0, SHORT_TTL_MS, LONG_TTL_MS)))
         elif step > 0.99 and kind in ("recreated", "everything"):
             self._make_again()
 
     def _make(self) -> None:
         self._lives += 1
-        self._line.call("PUT", "", {"durability": self._durability})
+        self._call("PUT", "", {"durability": self._durability})
         if self._kind == "bytes":
             self._cap_bytes = CAP_BYTES
-            self._line.call("PUT", "", {"cap_bytes": CAP_BYTES})
+            self._call("PUT", "", {"cap_bytes": CAP_BYTES})
 
     def _make_again(self) -> None:
-        old = self._line.call("GET", "?touch=false").json()
-        self._line.call("DELETE", "")
+        old = self._call("GET", "?touch=false")
+        self._call("DELETE", "")
         self._begin()
         self._make()
-        new = self._line.call("GET", "?touch=false").json()
+        new = self._call("GET", "?touch=false")
         if new["epoch"] == old["epoch"] or new["head_seq"] != 0:
             raise Wrong(f"made again it is {new}, before it was {old}")
-        stone = self._line.call(
-            "POST", "/diff", {"from_seq": old["head_seq"], "epoch": old["epoch"]}
-        ).json()["tombstone"]
+        stone = self._call("POST", "/diff", {"from_seq": old["head_seq"], "epoch": old["epoch"]})[
+            "tombstone"
+        ]
         if (
             stone is None
             or stone["reason"] != "recreated"
@@ -148,16 +139,16 @@ class Owner(threading.Thread):
     def _append(self) -> None:
         self._written += 1
         records, is_bulk = [], self._kind == "bulk"
-        for number in range(self._random.choice((1, 3000, 8000) if is_bulk else (1, 1, 2, 5, 30))):
-            padding = "x" * (0 if is_bulk else self._random.choice((0, 50, 800, 4000)))
+        for number in range(self.dice.choice((1, 3000, 8000) if is_bulk else (1, 1, 2, 5, 30))):
+            padding = "x" * (0 if is_bulk else self.dice.choice((0, 50, 800, 4000)))
             records.append(
-                Kept([self._lives, self._written, number, padding], self._random.choice(TAGS))
+                Kept([self._lives, self._written, number, padding], self.dice.choice(TAGS))
             )
         sent = [{"data": kept.data} | ({"tag": kept.tag} if kept.tag else {}) for kept in records]
         sent_ms = now_ms()
-        body = self._line.call(
+        body = self._call(
             "POST", "", {"records": sent, "idempotency_key": f"{self._written}", "create": False}
-        ).json()
+        )
         first, model = body["first_seq"], self._model
         if body["seqs"] != list(range(first, first + len(records))):
             raise Wrong(f"the seqs of one write are {body['seqs']}")
@@ -165,7 +156,7 @@ class Owner(threading.Thread):
             raise Wrong(f"a write after seq {model.head_seq} begins at {first}")
         model.append(records, first)
         self._stamps |= dict.fromkeys(body["seqs"], sent_ms)
-        self.report.records += len(records)
+        self.counts["records"] += len(records)
 
     @property
     def _may_skip(self) -> bool:
@@ -176,37 +167,37 @@ class Owner(threading.Thread):
 
     def _take_away(self) -> None:
         body: dict[str, Any] = {}
-        if self._random.random() < 0.7:
-            body["match"] = self._random.choice(MATCHES)
-        if not body or self._random.random() < 0.5:
+        if self.dice.random() < 0.7:
+            body["match"] = self.dice.choice(MATCHES)
+        if not body or self.dice.random() < 0.5:
             back = 8000 if self._kind == "bulk" else 200
-            body["before_seq"] = self._random.randint(
+            body["before_seq"] = self.dice.randint(
                 max(0, self._model.head_seq - back), self._model.head_seq + 5
             )
-        outages = self.report.outages
-        answer = self._line.call("POST", "/delete", body).json()
+        refusals = self.line.refusals
+        answer = self._call("POST", "/delete", body)
         count = self._model.delete(**body)
-        self.report.deleted += count
+        self.counts["deleted"] += count
         # Asked a second time, the first may have done it: a delete has no key.
-        if answer["deleted"] != count and outages == self.report.outages and not self._may_skip:
+        if answer["deleted"] != count and refusals == self.line.refusals and not self._may_skip:
             raise Wrong(f"a delete {body} took {answer['deleted']} records, {count} were there")
 
     def _set_cap(self) -> None:
-        cap = self._random.choice((0, 20, 100, 300))
-        self._line.call("PUT", "", {"cap_records": cap})
+        cap = self.dice.choice((0, 20, 100, 300))
+        self._call("PUT", "", {"cap_records": cap})
         self._model.set_cap(cap)
 
     def _set_ttl(self, ttl_ms: int) -> None:
         sent = now_ms()
-        self._line.call("PUT", "", {"ttl_ms": ttl_ms})
+        self._call("PUT", "", {"ttl_ms": ttl_ms})
         self._age.change(ttl_ms, sent, now_ms())
 
     # Checking
 
     def check(self) -> None:
         """Read the whole topic and compare. Raises `Wrong`."""
-        self.report.checks += 1
-        cursor = self._random.choice((0, 0, self._random.randint(0, self._model.head_seq)))
+        self.counts["checks"] += 1
+        cursor = self.dice.choice((0, 0, self.dice.randint(0, self._model.head_seq)))
         sent = now_ms()
         records, gaps, page = self._read(cursor)
         answered = now_ms()
@@ -225,25 +216,13 @@ class Owner(threading.Thread):
             self._check_state()
         self._check_covered(cursor, records, gaps, page)
 
-    def check_again(self) -> None:
-        """After the end of the work: check a few times, and note what is wrong."""
-        if self.report.problem is not None:
-            return
-        try:
-            for _ in range(3):
-                self.check()
-        except Wrong as wrong:
-            self.report.problem = f"{self._topic}, after a clean restart: {wrong}"
-        finally:
-            self._line.close()
-
     def _read(self, cursor: int) -> tuple[dict[int, Any], list[tuple[int, int]], Any]:
         records: dict[int, Any] = {}
         gaps = []
         while True:
-            page = self._line.call(
+            page = self._call(
                 "POST", "/diff", {"from_seq": cursor, "limit": 1000, "include_tags": True}
-            ).json()
+            )
             if (stone := page["tombstone"]) is not None:
                 if stone["reason"] not in LOSSES or stone["gap_from"] != cursor + 1:
                     raise Wrong(f"from {cursor}: {stone}")
@@ -311,7 +290,7 @@ class Owner(threading.Thread):
     def _forget_evicted(self, missing: list[int], records: dict[int, Any]) -> None:
         if any(seq > min(records, default=0) for seq in missing):
             raise Wrong(f"a cap of bytes took {missing[-1]} and left {min(records, default=0)}")
-        held = self._line.call("GET", "?touch=false").json()["bytes"]
+        held = self._call("GET", "?touch=false")["bytes"]
         if held > self._cap_bytes:
             raise Wrong(f"{held} bytes are live under a cap of {self._cap_bytes}")
         # More than the largest record and its framing.
@@ -324,7 +303,7 @@ class Owner(threading.Thread):
             self._model.live.pop(seq, None)
 
     def _check_state(self) -> None:
-        state = self._line.call("GET", "?touch=false").json()
+        state = self._call("GET", "?touch=false")
         model = self._model
         expected = {
             "head_seq": model.head_seq,

@@ -12,9 +12,10 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
+from tests.campaigns.clients import Address, end
 from tests.campaigns.worker import Worker
 from tests.campaigns.worker_history import History, Journal, notes_of
 from tests.support.server import ROOT
@@ -29,7 +30,7 @@ def tell_address(folder: Path, address: tuple[str, int]) -> None:
     aside.replace(folder / "address")
 
 
-def address_in(folder: Path) -> Callable[[], tuple[str, int]]:
+def address_in(folder: Path) -> Address:
     """What `tell_address` told last."""
 
     def address() -> tuple[str, int]:
@@ -66,9 +67,7 @@ class Crew:
         """SIGKILL, and another life."""
         assert self._process is not None
         assert self._process.poll() is None, f"{self._journal.stem} has ended by itself"
-        self._killed[self._journal] = time.monotonic_ns()
-        self._process.kill()
-        self._reap()
+        self._end()
         self.kills += 1
         self.start()
 
@@ -81,23 +80,23 @@ class Crew:
         try:
             self._process.wait(END_S)
         except subprocess.TimeoutExpired:
-            self._killed[self._journal] = time.monotonic_ns()
-            self._process.kill()
-            self._process.wait()
+            self._end()
             raise AssertionError(f"{self._journal.stem} does not end") from None
         self._process = None
+
+    def _end(self) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        self._killed[self._journal] = time.monotonic_ns()
+        self._process.kill()
+        self._process.stdin.close()
+        self._process.wait()
 
     def tell(self, history: History) -> None:
         """Add what all lives noted."""
         for journal, killed in self._killed.items():
             if journal.exists():
                 history.take(notes_of(journal), killed)
-
-    def _reap(self) -> None:
-        assert self._process is not None
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
 
 
 def main() -> int:
@@ -124,10 +123,7 @@ def main() -> int:
     for worker in workers:
         worker.start()
     sys.stdin.buffer.read()
-    for worker in workers:
-        worker.stop()
-    for worker in workers:
-        worker.join(END_S)
+    end(workers)
     journal.close()
     return 0
 

@@ -17,13 +17,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.campaigns.hostile_crowd import KEYS, KINDS, OTHER, crowd, fill
+from tests.campaigns.crowd import KEYS, OTHER, crowd, fill
 from tests.support.api import Answer, Api, Wire, ok, request
 from tests.support.server import Server, rss_bytes
 
 MIB = 2**20
 FILES_RESERVED = 128  # of a front
 UNKNOWN = ("idle", "heads", "refused")  # kinds that have no key, and take all connections
+KINDS = (
+    *("nodes", "answers", "streams", "trickles", "churning", "works", "sockets", "echoes"),
+    *("messages", *UNKNOWN),
+)
 SAMPLE_S = 0.01
 
 
@@ -263,13 +267,15 @@ def bother(directory: Path, kind: str, clients: int, seconds: float, **settings:
             fill(api)
         visitor = Visitor if kind in UNKNOWN else Neighbour
         with (
-            crowd(server.address, kind, clients, seconds) as told,
+            crowd(server.address, {kind: clients}) as remote,
             watched(server) as memory,
             beside(server, visitor) as others,
         ):
-            made, ended = told.recv()
+            remote.say("come", False)
+            time.sleep(seconds)
+            told = remote.say("leave")
         assert "Traceback" not in server.logged, server.log_tail
-    return Cost(kind, made, ended, memory, others)
+    return Cost(kind, told.made, told.ended[kind], memory, others)
 
 
 def main() -> int:

@@ -80,6 +80,10 @@ class Summary:
     counts: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
 
+    def tell(self, line: str) -> None:
+        """Of a long campaign, as it goes."""
+        print(line, flush=True)
+
     def __str__(self) -> str:
         counts = ", ".join(f"{name} {count:,}" for name, count in sorted(self.counts.items()))
         lines = [f"seed {self.seed}: {self.killed}", counts, f"{len(self.problems)} problems"]

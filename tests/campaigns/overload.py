@@ -1,20 +1,24 @@
 """Overload: three times the clients that reach the peak, over topics of all bands.
 
 Runs as a program: ``python -m tests.campaigns.overload --seconds 60``. The clients run in processes
-of their own (`overload_clients`), each of which shares the machine's cores with the server: what
-they take is told.
+of their own (`overload_clients`), each of which shares the machine's cores with the server.
 
     peak       closed-loop clients in steps, with ``disable_backpressure``: the most that the server
                stores in a second, and how many clients that takes
-    overload   three times as many, at least 300. Half of them obey ``Retry-After``, half
-               ``retry_after_ms``, a few obey nothing.
+    pushed     three times as many, at least 300, with ``disable_backpressure``
+    overload   the same number. Half of them obey ``Retry-After``, half ``retry_after_ms``, a few
+               obey nothing.
 
-What should hold, as far as the machine allows:
+What must hold:
 
 - 99 of 100 stored writes to the topic of priority 1000 take at most 50 ms
 - no topic starves: each stores something every 5 s, from obeying clients
 - of the obeying clients' second tries 95 % are stored
-- the whole stores 0.8 times the peak; no answer is anything but a success or a refusal
+- the whole stores 0.8 times what is pushed, and on a quiet machine 0.8 times the peak; no answer is
+  anything but a success or a refusal
+
+Times and rates are those of the server's own time. Others on the machine keep server and clients
+waiting for a processor, which the kernel counts: it stretches all that they do by one factor.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.bench.processes import cpu_s, machine_s
+from tests.bench.processes import cpu_s, machine_s, queued_s
 from tests.campaigns.overload_clients import Manner, Plan, Report, Tally, drive
 from tests.support.api import Api, ok
 from tests.support.server import Server
@@ -52,6 +56,7 @@ GREEDY_EVERY = 20  # clients
 BOSS = "boss-key"
 
 AIM_MS, GAP_S, SECOND_SHARE, PEAK_KEPT = 50.0, 5.0, 0.95, 0.8
+QUIET = 1.25  # stretched by no more, the peak of a few clients counts for a crowd, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,35 +159,47 @@ def percentile_ms(seconds: array[float], share: float) -> float:
 
 
 class Usage:
-    """Shares of one core from here on: front, shards, clients."""
+    """Processor time of front, shards, clients and all others from here on."""
 
     def __init__(self, server: Server) -> None:
         self._roles, self._began = server.roles(), time.perf_counter()
         self._before = {role: cpu_s(pid) for role, pid in self._roles.items()}
-        self._machine = machine_s()
+        self._queued, self._machine = queued_s(*self._roles.values()), machine_s()
 
-    def text(self, reports: Iterable[Report]) -> str:
-        took = time.perf_counter() - self._began
-        used = {role: cpu_s(pid) - self._before[role] for role, pid in self._roles.items()}
-        used["clients"] = sum(report.cpu_s for report in reports)
-        used["others"] = max(0.0, machine_s() - self._machine - sum(used.values()))
-        return ", ".join(f"{who} {share / took:.0%}" for who, share in sorted(used.items()))
+    def end(self, reports: Sequence[Report]) -> None:
+        self._took = time.perf_counter() - self._began
+        self._used = {role: cpu_s(pid) - self._before[role] for role, pid in self._roles.items()}
+        self._used["clients"] = sum(report.cpu_s for report in reports)
+        ours = sum(self._used.values())
+        others = max(0.0, machine_s() - self._machine - ours)
+        queued = queued_s(*self._roles.values()) - self._queued
+        queued += sum(report.queued_s for report in reports)
+        # Who waits for a processor waits for whoever runs meanwhile, ours or others.
+        self.stretch = 1 + queued * others / (others + ours) / ours
+        self._used["others"] = others
+
+    def __str__(self) -> str:
+        shares = (f"{who} {used / self._took:.0%}" for who, used in sorted(self._used.items()))
+        return f"{', '.join(shares)}; stretched {self.stretch:.2f} x"
+
+
+def measured(server: Server, shape: Shape, clients: int, seconds: float) -> float:
+    """Writes a second of so many clients that push, in the server's own time."""
+    plans, usage = plans_of(clients, shape, greedy=False, pushes=True), Usage(server)
+    reports = run(server.address, plans, seconds, shape.processes)
+    usage.end(reports)
+    took = merged(t for r in reports for t in r.tallies.values()).took_s
+    print(
+        f"{clients:4d} clients: {rate(reports):8,.0f} writes/s, p50 {percentile_ms(took, 0.5):.1f}"
+        f" ms, p99 {percentile_ms(took, 0.99):.1f} ms; {usage}",
+        flush=True,
+    )
+    return rate(reports) * usage.stretch
 
 
 def find_peak(server: Server, shape: Shape, seconds: float) -> tuple[float, int]:
     """The most writes a second, and the fewest clients that come near it."""
-    rates = {}
-    for clients in PEAK_STEPS:
-        plans, usage = plans_of(clients, shape, greedy=False, pushes=True), Usage(server)
-        reports = run(server.address, plans, seconds, shape.processes)
-        rates[clients] = rate(reports)
-        took = merged(t for r in reports for t in r.tallies.values()).took_s
-        print(
-            f"{clients:4d} clients: {rates[clients]:8,.0f} writes/s, p50"
-            f" {percentile_ms(took, 0.5):.1f} ms, p99 {percentile_ms(took, 0.99):.1f} ms;"
-            f" {usage.text(reports)}",
-            flush=True,
-        )
+    rates = {clients: measured(server, shape, clients, seconds) for clients in PEAK_STEPS}
     peak = max(rates.values())
     return peak, min(clients for clients, found in rates.items() if found >= PEAK_SHARE * peak)
 
@@ -213,21 +230,27 @@ def of_topic(reports: Sequence[Report], topic: str) -> Tally:
     return merged(t for r in reports for (name, _), t in r.tallies.items() if name == topic)
 
 
-def judge(reports: Sequence[Report], peak: float) -> list[tuple[bool, str]]:
-    """Every aim, and whether it is met."""
-    first = percentile_ms(of_topic(reports, topic_of(0)).took_s, 0.99)
+def judge(
+    reports: Sequence[Report], peak: float, pushed: float, stretch: float
+) -> list[tuple[bool, str]]:
+    """Every aim, and whether it is met. Times and rates are those of the server's own time."""
+    first = percentile_ms(of_topic(reports, topic_of(0)).took_s, 0.99) / stretch
     names = [topic_of(index) for index in range(len(PRIORITIES))]
-    gaps = {name: _obeying(reports, name).gap_s for name in names}
+    gaps = {name: _obeying(reports, name).gap_s / stretch for name in names}
     worst = max(gaps, key=lambda name: gaps[name])
     obeying = merged(_obeying(reports, name) for name in names)
     share = obeying.second_stored / obeying.second_tries if obeying.second_tries else 1.0
     others = merged(t for r in reports for t in r.tallies.values()).others
-    kept = rate(reports) / peak
+    stored = rate(reports) * stretch
+    # Long passes of a busy machine cost a crowd more than the few clients of the peak.
+    quiet = peak if stretch <= QUIET else 0.0
+    kept = stored >= PEAK_KEPT * max(pushed, quiet)
+    shares = f"{stored / peak:.2f} of the peak, {stored / pushed:.2f} of what so many push"
     return [
         (first <= AIM_MS, f"p99 of priority 1000: {first:.1f} ms; aim {AIM_MS:.0f}"),
         (gaps[worst] <= GAP_S, f"longest gap of a topic: {gaps[worst]:.1f} s ({worst})"),
         (share >= SECOND_SHARE, f"second tries of obeying clients stored: {share:.1%}"),
-        (kept >= PEAK_KEPT, f"stored {rate(reports):,.0f}/s, {kept:.2f} of the peak"),
+        (kept, f"stored {stored:,.0f}/s, {shares}"),
         (not others, f"other answers: {others or 'none'}"),
     ]
 
@@ -249,15 +272,18 @@ def campaign(server: Server, shape: Shape, seconds: float, peak_s: float, client
     peak, enough = find_peak(server, shape, peak_s)
     clients = clients or max(OVERLOAD * enough, CLIENTS_MIN)
     print(f"peak: {peak:,.0f} writes/s with {enough} clients; now {clients} for {seconds:.0f} s")
+    pushed = measured(server, shape, clients, peak_s)
     plans, usage = plans_of(clients, shape, greedy=True, pushes=False), Usage(server)
     reports = run(server.address, plans, seconds, shape.processes)
+    usage.end(reports)
     tell(reports, seconds)
     seconds_of = zip(*(report.by_second for report in reports), strict=True)
     print(
         "stored/refused by second:", *(f"{sum(s)}/{sum(r)}" for s, r in map(_columns, seconds_of))
     )
-    print(f"processor time: {usage.text(reports)}")
-    verdicts = judge(reports, peak)
+    print(f"processor time: {usage}")
+    pushed = (pushed + measured(server, shape, clients, peak_s)) / 2
+    verdicts = judge(reports, peak, pushed, usage.stretch)
     for holds, text in verdicts:
         print(f"{'pass' if holds else 'FAIL'}  {text}")
     return all(holds for holds, _ in verdicts)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import gc
 import heapq
 import math
+import os
 import re
 import select
 import socket
@@ -24,6 +25,8 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+
+from tests.bench.processes import queued_s
 
 RECEIVE_BYTES = 64 * 1024
 HEAD_END = b"\r\n\r\n"
@@ -91,6 +94,7 @@ class Report:
 
     took_s: float
     cpu_s: float
+    queued_s: float  # ready, without a processor
     tallies: dict[tuple[str, Manner], Tally]
     by_second: list[tuple[int, int]]
 
@@ -157,7 +161,7 @@ class Clients:
 
     def run(self, seconds: float) -> Report:
         """Write for so long; answers that come later are not counted."""
-        cpu = time.process_time()
+        cpu, queued = time.process_time(), queued_s(os.getpid())
         began = self._now = time.perf_counter()
         self._until = began + seconds
         self._by_second = [[0, 0] for _ in range(math.ceil(seconds) + 1)]
@@ -174,7 +178,8 @@ class Clients:
             tally.gap_s = max(tally.gap_s, self._now - tally.last_stored)
         self._close()
         counts = [(stored, refused) for stored, refused in self._by_second][: math.ceil(seconds)]
-        return Report(took, time.process_time() - cpu, self._tallies, counts)
+        cpu, queued = time.process_time() - cpu, queued_s(os.getpid()) - queued
+        return Report(took, cpu, queued, self._tallies, counts)
 
     def _pass(self, began: float) -> None:
         """Take the answers that have come, then send what is due."""

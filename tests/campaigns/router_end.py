@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import http.client
 import time
 from typing import Any
 from urllib.parse import quote
 
+from tests.campaigns.clients import BROKEN, Refused
 from tests.campaigns.killer import BACK_S
 from tests.campaigns.router_history import End, History, Total, ranges_of
-from tests.campaigns.router_reader import Refused, read_page
+from tests.campaigns.router_reader import read_page
 from tests.campaigns.router_topology import Topology
 from tests.support.api import Api, ok
 from tests.support.server import Server
@@ -66,7 +66,7 @@ def _read_whole(api: Api, topic: str, history: History) -> list[int]:
     while time.monotonic() < deadline:
         try:
             read = read_page(api, topic, cursor, PAGE)
-        except (Refused, OSError, http.client.HTTPException):
+        except (Refused, *BROKEN):
             time.sleep(POLL_S)
             continue
         history.take(read.page, read.copies)

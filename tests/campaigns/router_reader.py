@@ -4,102 +4,61 @@ they have read before, and let the gates open and close.
 
 from __future__ import annotations
 
-import http.client
-import json
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from tests.campaigns.killer import BACK_S
+from tests.campaigns.clients import Actor, Address, Refused, Wrong
 from tests.campaigns.router_history import History, Read, read_of
 from tests.campaigns.router_topology import Dest
 from tests.support.api import Api
 
-RETRY_S = 0.05
 PAUSE_S = 0.02
 AGAIN_SHARE = 0.15
 WAIT_SHARE = 0.1
 SHUT_S = (0.2, 2.5)
 PAGE_BYTES = 4 << 20
 
-Address = Callable[[], tuple[str, int]]
-
-
-class Refused(Exception):
-    """An answer that promises nothing: try again."""
-
 
 def read_page(api: Api, topic: str, from_seq: int, limit: int, wait_ms: int = 0) -> Read:
-    """One page. ValueError for an answer that the contract does not have."""
-    answer = api.diff(
-        topic,
-        from_seq=from_seq,
-        limit=limit,
-        include_tags=True,
-        wait_ms=wait_ms,
-        max_batch_bytes=PAGE_BYTES,
-    )
+    """One page."""
+    asked = {"limit": limit, "wait_ms": wait_ms, "max_batch_bytes": PAGE_BYTES}
+    answer = api.diff(topic, from_seq=from_seq, include_tags=True, **asked)
     if answer.status in (429, 503):
         raise Refused(str(answer))
     if answer.status != 200:
-        raise ValueError(f"a read of {topic} from {from_seq} answers {answer}")
+        raise Wrong(f"a read of {topic} from {from_seq} answers {answer}")
     return read_of(topic, from_seq, answer.body)
 
 
-class Reader(threading.Thread):
-    """Follows some dests until it is stopped or an answer is wrong. Nobody else reads them."""
+class Reader(Actor):
+    """Follows some dests. Nobody else reads them."""
 
     def __init__(
         self, number: int, dests: Sequence[Dest], address: Address, history: History, seed: int
     ) -> None:
-        super().__init__(name=f"reader-{number}", daemon=True)
-        self._dests, self._address, self._history = dests, address, history
-        self._random = random.Random(f"{seed}/reader/{number}")
-        self._cursors = {dest.name: 0 for dest in dests}
-        self._ending = threading.Event()
-        self._api: Api | None = None
-        self.again = 0  # pages that were read again
+        super().__init__(f"reader-{number}", address, random.Random(f"{seed}/reader/{number}"))
+        self._names, self._history = [dest.name for dest in dests], history
+        self._cursors = dict.fromkeys(self._names, 0)
 
-    def stop(self) -> None:
-        self._ending.set()
+    def turn(self) -> None:
+        self._follow(self.dice.choice(self._names))
+        self.ending.wait(PAUSE_S)
 
-    def run(self) -> None:
-        while not self._ending.is_set():
-            try:
-                self._turn(self._random.choice(self._dests).name)
-                self._ending.wait(PAUSE_S)
-            except (OSError, EOFError, http.client.HTTPException, Refused):
-                self._hang_up()
-                self._ending.wait(RETRY_S)
-            except Exception as error:
-                self._history.wrong.append(f"{self.name}: {error!r}")
-                break
-        self._hang_up()
-
-    def _turn(self, topic: str) -> None:
-        cursor, limit = self._cursors[topic], self._random.choice((7, 100, 1000))
-        if cursor and self._random.random() < AGAIN_SHARE:
-            self._read(topic, self._random.randrange(cursor), limit)
-            self.again += 1
+    def _follow(self, topic: str) -> None:
+        cursor, limit = self._cursors[topic], self.dice.choice((7, 100, 1000))
+        if cursor and self.dice.random() < AGAIN_SHARE:
+            self._read(topic, self.dice.randrange(cursor), limit)
+            self.counts["read again"] += 1
         else:
-            wait_ms = 300 if self._random.random() < WAIT_SHARE else 0
+            wait_ms = 300 if self.dice.random() < WAIT_SHARE else 0
             self._cursors[topic] = self._read(topic, cursor, limit, wait_ms)
 
     def _read(self, topic: str, from_seq: int, limit: int, wait_ms: int = 0) -> int:
         """The next cursor."""
-        read = read_page(self._connected(), topic, from_seq, limit, wait_ms)
+        read = read_page(self.line.api, topic, from_seq, limit, wait_ms)
         self._history.take(read.page, read.copies)
         return read.page.next_seq
-
-    def _connected(self) -> Api:
-        if self._api is None:
-            self._api = Api(self._address(), timeout_s=BACK_S)
-        return self._api
-
-    def _hang_up(self) -> None:
-        if self._api is not None:
-            self._api.close()
-            self._api = None
 
 
 class GateKeeper(Reader):
@@ -117,26 +76,21 @@ class GateKeeper(Reader):
     def open(self) -> None:
         self._open.set()
 
-    def _turn(self, topic: str) -> None:
+    def _follow(self, topic: str) -> None:
         # A gate that is shut has nothing new behind its cursor: what is there was read.
         self._cursors[topic] = cursor = self._read(topic, self._cursors[topic], 1000)
         self._count(topic)
         if not self._open.is_set():
-            self._ending.wait(self._random.uniform(*SHUT_S))
+            self.ending.wait(self.dice.uniform(*SHUT_S))
             self._count(topic)
-            cursor -= self._random.choice((0, 0, 3, 20))
+            cursor -= self.dice.choice((0, 0, 3, 20))
         if cursor > self._deleted[topic]:
             self._history.may_delete(topic, cursor)
-            answer = self._connected().call(
-                "POST", f"/v0/topics/{topic}/delete", {"before_seq": cursor + 1}
-            )
-            if answer.status in (429, 503):
-                raise Refused(str(answer))
-            if answer.status != 200:
-                raise ValueError(f"a delete in {topic} answers {answer}")
+            asked = {"before_seq": cursor + 1}
+            self.line.ask("POST", f"/v0/topics/{topic}/delete", asked)
             self._deleted[topic] = cursor
 
     def _count(self, topic: str) -> None:
-        answer = self._connected().get(topic, touch="false")
+        answer = self.line.api.get(topic, touch="false")
         if answer.status == 200:
-            self._history.saw_count(topic, json.loads(answer.body)["count"])
+            self._history.saw_count(topic, answer.json()["count"])

@@ -35,13 +35,9 @@ CUTS = ("end", "reset", "vanish")
 class PacedWriter(Writer):
     """Few and small enough for many watchers."""
 
-    def _data(self, number: int) -> list[list[Any]]:
-        self.stop.wait(self._random.uniform(0.0, 0.04))
-        padding = "x" * self._random.choice(PADDINGS)
-        return [
-            [self.ledger.writer, number, position, padding]
-            for position in range(self._random.randint(1, 4))
-        ]
+    def records(self, topic: str) -> list[dict[str, Any]]:
+        self.ending.wait(self.dice.uniform(0.0, 0.04))
+        return self.made(self.dice.randint(1, 4), "x" * self.dice.choice(PADDINGS))
 
 
 def campaign(data_dir: Path, *, seed: int, seconds: float, watchers: int) -> Summary:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.campaigns.killer import BACK_S
-from tests.campaigns.worker_history import History, Journal, monotonic_ns, notes_of
+from tests.campaigns.worker_history import History, Journal, notes_of, row_of
 from tests.campaigns.worker_judge import Copy, Counted, End
 from tests.support.api import Api, ok
 from tests.support.server import Server
@@ -70,22 +70,9 @@ class Ending:
         held: list[tuple[int, str]] = []
         deadline = time.monotonic() + SETTLED_S
         while time.monotonic() < deadline:
-            call, sent = self._journal.call(), time.monotonic_ns()
-            self._journal.note("claim", call=call, node=NODE, queue=queue, sent=sent)
-            asked = {"node": NODE, "max": CLAIM_MAX, "lease_ms": LEASE_MS}
-            body = ok(api.call("POST", f"/v0/topics/{queue}/claim", asked))
-            at = time.monotonic_ns()
-            rows = [
-                [
-                    job["$seq"],
-                    job["lease_id"],
-                    monotonic_ns(job["deadline"]),
-                    job["deliveries"],
-                    job["data"],
-                ]
-                for job in body["claimed"]
-            ]
-            self._journal.note("jobs", call=call, at=at, jobs=rows)
+            call, body = self._ask(api, "claim", queue, {"max": CLAIM_MAX, "lease_ms": LEASE_MS})
+            rows = [row_of(job) for job in body["claimed"]]
+            self._journal.note("jobs", call=call, at=time.monotonic_ns(), jobs=rows)
             held += [(row[0], row[1]) for row in rows]
             if not rows and not body["ready"]:
                 break
@@ -95,15 +82,17 @@ class Ending:
         for at in range(0, len(held), CLAIM_MAX):
             some = held[at : at + CLAIM_MAX]
             seqs, tokens = [seq for seq, _ in some], [token for _, token in some]
-            call, sent = self._journal.call(), time.monotonic_ns()
-            self._journal.note(
-                "ack", call=call, node=NODE, queue=queue, sent=sent, seqs=seqs, tokens=tokens
-            )
-            asked = {"node": NODE, "seqs": seqs, "lease_ids": tokens}
-            body = ok(api.call("POST", f"/v0/topics/{queue}/ack", asked))
-            self._journal.note(
-                "done", call=call, at=time.monotonic_ns(), skipped=body["skipped"], deadlines={}
-            )
+            asked = {"seqs": seqs, "lease_ids": tokens}
+            call, body = self._ask(api, "ack", queue, asked, seqs=seqs, tokens=tokens)
+            done = {"at": time.monotonic_ns(), "skipped": body["skipped"], "deadlines": {}}
+            self._journal.note("done", call=call, **done)
+
+    def _ask(
+        self, api: Api, do: str, queue: str, body: dict[str, Any], **noted: Any
+    ) -> tuple[str, Any]:
+        call, sent = self._journal.call(), time.monotonic_ns()
+        self._journal.note(do, call=call, node=NODE, queue=queue, sent=sent, **noted)
+        return call, ok(api.call("POST", f"/v0/topics/{queue}/{do}", {"node": NODE, **body}))
 
     def _copies(self, api: Api, queue: str) -> list[Copy]:
         """What stands in its dead-letter topic."""

@@ -67,6 +67,12 @@ def monotonic_ns(wall_ms: int) -> int:
             return before + wall_ms * 1_000_000 - wall
 
 
+def row_of(job: dict[str, Any]) -> list[Any]:
+    """A job of an answer, or of a stream, as a note has it."""
+    deadline = monotonic_ns(job["deadline"])
+    return [job["$seq"], job["lease_id"], deadline, job["deliveries"], job["data"]]
+
+
 class Rules(NamedTuple):
     """What a queue was told to do."""
 

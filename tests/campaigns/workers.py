@@ -15,6 +15,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from tests.campaigns.clients import end
 from tests.campaigns.crew import Crew, tell_address
 from tests.campaigns.killer import BACK_S, Killer, Summary, damage, deaths_by_themselves, program
 from tests.campaigns.movers import Mover, judged, movers
@@ -22,8 +23,8 @@ from tests.campaigns.worker import REJECTED
 from tests.campaigns.worker_end import Ending
 from tests.campaigns.worker_history import Death, History, Job, Rules
 from tests.campaigns.worker_judge import judge
-from tests.campaigns.writers import Write, Writer, finish
-from tests.support.api import Answer, Api, ok
+from tests.campaigns.writers import Writer, finish
+from tests.support.api import Api, ok
 from tests.support.server import Server
 from topics.formats.names import shard_of
 
@@ -80,37 +81,30 @@ class Producer(Writer):
         super().__init__(number, lambda: server.address, [*QUEUES], seed)
         self.jobs: dict[tuple[str, int], Job] = {}
         self._backlog = backlog
-        self._dues: list[int] = []
 
-    def _data(self, number: int) -> list[list[Any]]:
-        self.stop.wait(self._random.uniform(0.0, 0.06))
-        padding = "x" * self._random.choice(PADDINGS)
-        size = self._random.choice((1, 1, 2, 3, 8))
-        return [[self.ledger.writer, number, position, padding] for position in range(size)]
-
-    def _until_acknowledged(self, topic: str, number: int, data: list[list[Any]]) -> Answer | None:
-        while self._backlog.get(topic, 0) > BACKLOG_MAX and not self.stop.wait(0.05):
+    def records(self, topic: str) -> list[dict[str, Any]]:
+        self.ending.wait(self.dice.uniform(0.0, 0.06))
+        while self._backlog.get(topic, 0) > BACKLOG_MAX and not self.ending.wait(0.05):
             pass
-        delays = [self._random.choice((0, 0, 0, 0, 0, 60, 700)) for _ in data]
-        if self._random.random() < 0.01:
-            delays[-1] = FAR_MS
-        now = time.monotonic_ns()
-        self._dues = [now + delay * 1_000_000 if delay else 0 for delay in delays]
-        self._records = [
-            {"data": value} | ({"delay_ms": delay} if delay else {})
-            for value, delay in zip(data, delays, strict=True)
-        ]
-        return super()._until_acknowledged(topic, number, data)
+        records = self.made(self.dice.choice((1, 1, 2, 3, 8)), "x" * self.dice.choice(PADDINGS))
+        for record in records:
+            if delay := self.dice.choice((0, 0, 0, 0, 0, 60, 700)):
+                record["delay_ms"] = delay
+        if self.dice.random() < 0.01:
+            records[-1]["delay_ms"] = FAR_MS
+        self._made = time.monotonic_ns()
+        return records
 
-    def _append(self, api: Api, topic: str, number: int, data: list[list[Any]]) -> Answer:
-        key = f"w{self.ledger.writer}-{number}"
-        return api.append(topic, records=self._records, idempotency_key=key)
+    def fields(self, topic: str) -> dict[str, Any]:
+        return {}
 
-    def _note(self, topic: str, number: int, answer: Answer) -> None:
-        super()._note(topic, number, answer)
-        write: Write = self.ledger.acked[number]
-        for seq, record, due in zip(write.seqs, self._records, self._dues, strict=True):
-            self.jobs[topic, seq] = Job(record["data"], due)
+    def note(self, topic: str, records: list[dict[str, Any]], answer: Any) -> None:
+        super().note(topic, records, answer)
+        for seq, record in zip(answer["seqs"], records, strict=True):
+            delay = record.get("delay_ms", 0)
+            self.jobs[topic, seq] = Job(
+                record["data"], self._made + delay * 1_000_000 if delay else 0
+            )
 
 
 def campaign(data_dir: Path, *, seed: int, seconds: float, crews: int = CREWS) -> Summary:
@@ -160,11 +154,9 @@ def _load(
             thread.start()
         summary.problems += _harm(server, killer, crews, journals, backlog, seconds)
     finally:
-        for mover in moving:
-            mover.stop.set()
         ledgers = finish(producers)
+        end(moving)
         for mover in moving:
-            mover.join()
             summary.counts += mover.counts + Counter({"jobs of twins": len(mover.acked)})
         for crew in crews:
             crew.stop()

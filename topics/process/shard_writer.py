@@ -45,8 +45,8 @@ LEASE_NUMBER_BITS: Final = 60
 FREEZE_OBJECTS: Final = 20_000
 OLD_THRESHOLD: Final = 2  # of `gc.set_threshold`: so some 40,000 are old at most
 # Each thread that wants the interpreter waits for one interval before the running thread must give
-# it up. The log's threads need it after each call, for moments only; Python's own interval is 5 ms
-# (`decisions/0022`).
+# it up. The log's threads need it after each call, for moments only; Python's own interval is 5 ms.
+# 0.1 ms while something is sealed gave nothing.
 SWITCH_INTERVAL_S: Final = 0.0005
 
 log = structlog.get_logger()

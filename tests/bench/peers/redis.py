@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 from tests.bench.peers.load import MARK, RECORD, Connection, Stream, Subscriber
 from tests.bench.peers.programs import find, free_port, version_of
-from tests.bench.peers.replies import Http, Marks, Reply
-from tests.bench.peers.system import NAME, Peer, event_stream, http
+from tests.bench.peers.replies import Http, Marks, Reply, http
+from tests.bench.peers.system import NAME, Peer, event_stream
 
 KEY = NAME.encode()
 LINE = b"\r\n"

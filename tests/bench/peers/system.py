@@ -118,12 +118,6 @@ class Peer(System):
         return self.programs.pids()
 
 
-def http(method: str, path: str, body: bytes = b"", media_type: str = "application/json") -> bytes:
-    """A request as it goes over the wire."""
-    head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {media_type}\r\n"
-    return head.encode() + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
-
-
 def event_stream(connection: Connection, path: str, until: bytes = HEAD_END) -> Connection:
     """Open a stream of events and read it up to a mark."""
     head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n\r\n"

@@ -197,7 +197,8 @@ class Link:
 
     def quieten(self) -> None:
         """Let the message that was sent last, without an attachment, wait until another one is
-        flushed, unless too many do. There may never be one.
+        flushed, unless too many do. There may never be one: a flush by the guard would be a
+        wake-up for nothing.
         """
         assert self.is_due, "a message that waits is in the queue"
         if self._quiet < QUIET_MAX:

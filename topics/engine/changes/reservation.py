@@ -1,7 +1,10 @@
 """Reservation: seqs and `$ts` promised to the disk ahead of use.
 
 A power loss takes unsynced records, and no seq may be given twice: a start goes on above what was
-reserved. Seqs are reserved by topic, `$ts` for all topics of the shard that keep records in memory.
+reserved. A kill takes what was in memory alone, an orderly stop nothing: so a process that was only
+killed leaves no hole, which a start above the ceiling in every case would. To sync the head with
+each acknowledgement is class ``fsync``, which needs no reservation. Seqs are reserved by topic,
+`$ts` for all topics of the shard that keep records in memory.
 
     SEQS_RESERVED   after the append that comes near the end of the last reservation
     TS_RESERVED     with records in memory, about once a second

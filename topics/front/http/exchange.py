@@ -5,7 +5,9 @@
 
 Every answer has the header fields of its exchange: the request id, the traceparent, those of CORS.
 What came of it is counted, and goes into the access log. A connection has one `Exchange`, which is
-used again for each request: without the log it costs a request no memory.
+used again for each request: without the log it costs a request no memory. Both lanes, refusals and
+streams send through it, which middleware of Quart would not see. A line of the log is written at
+the end alone: a request that hangs is seen in the metrics.
 """
 
 from __future__ import annotations

@@ -13,7 +13,9 @@ broken log ends sealing: its files are found by name, and the names may belong t
 
 A full log file is sealed at once, unless the log grows fast: a burst of a few files has the disk
 and the interpreter to itself, and is sealed when it is over. Each step of the work is followed by a
-pause, in which the loop serves requests and the log's threads get the interpreter (decision 0022):
+pause, in which the loop serves requests and the log's threads get the interpreter. With graded
+pauses 1.3 to 1.55 times the appends are done beside sealing; steps a quarter as long without pauses
+doubled the slowest ones, and a thread would hold the interpreter in their way.
 
     backlog (full log files)           pause after a step
     up to BACKLOG_NORMAL_FILES         PAUSE_RATIO times as long as the step, PAUSE_MAX_S at most
