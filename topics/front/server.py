@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 import trio
 
 from topics.actors.link.board import Board
+from topics.actors.link.event_loop import EventLoop
 from topics.actors.shard_client.shards import Shards
 from topics.config import Settings
 from topics.engine.access import Access
@@ -97,7 +98,8 @@ class Server:
             lambda: self.connections.request_count,
             self.connections.make_room,
         )
-        self.pressure = Pressure(backend.shards, backend.delay_ms)
+        lag = EventLoop.of_this_run().lag
+        self.pressure = Pressure(backend.shards, backend.delay_ms, lag=lag)
         self.live = Live(backend, settings, self.slots, self.pressure, self.keys, held)
         self._context = context = RouteContext.of(
             backend,
@@ -153,7 +155,7 @@ class Server:
                 nursery.start_soon(self.live.run)
                 nursery.start_soon(self._look_for_keys)
                 nursery.start_soon(self.pressure.run)
-                poller = Poller(nursery, self.connections, self._backend.batch)
+                poller = Poller(nursery, self.connections)
                 nursery.start_soon(poller.run)
                 await self._serve_until(listener, stop, poller)
                 nursery.cancel_scope.cancel()

@@ -1,9 +1,8 @@
-"""The poller: who is told of input, in one batch, and what ends with it."""
+"""The poller: who is told of input, and what ends with it."""
 
 from __future__ import annotations
 
 import errno
-from types import TracebackType
 
 import pytest
 import trio
@@ -15,32 +14,6 @@ from tests.support.raw_client import request
 from topics.front.http.poller import Poller
 
 HEALTH = request("GET", "/v0/health")
-
-
-class Marked:
-    """A batch that knows when it is open."""
-
-    def __init__(self) -> None:
-        self.is_open, self.count = False, 0
-
-    def __enter__(self) -> None:
-        self.is_open, self.count = True, self.count + 1
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
-        self.is_open = False
-
-
-async def test_a_turn_serves_all_that_have_input_in_one_batch() -> None:
-    batch = Marked()
-    async with running() as run, scenes(run, batch) as make:
-        several = [make() for _ in range(50)]
-        for scene in several:
-            scene.client.sendall(HEALTH)
-        several[0].poller.turn()
-        assert {scene.client.recv(4096)[9:12] for scene in several} == {b"200"}
-        assert (batch.count, batch.is_open) == (1, False)
 
 
 async def test_a_connection_that_was_closed_in_this_turn_is_left_alone() -> None:
@@ -56,7 +29,7 @@ async def test_a_connection_that_was_closed_in_this_turn_is_left_alone() -> None
         run.server.guard.enter = cut_all  # type: ignore[method-assign,assignment]
         for scene in several:
             scene.client.sendall(HEALTH)
-        several[0].poller.turn()
+        several[0].turn()
         assert all(scene.is_over for scene in several)
 
 

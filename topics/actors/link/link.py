@@ -29,6 +29,7 @@ import trio
 
 from topics.actors.link.arena import ArenaBlock, ArenaReader, ArenaWriter
 from topics.actors.link.board import Board
+from topics.actors.link.event_loop import EventLoop
 from topics.actors.link.fences import load_fences
 from topics.actors.link.link_memory import LinkMemory
 from topics.actors.link.outbox import Outbox
@@ -249,31 +250,48 @@ class Link:
         cancelled). What they send is flushed when they return. Raises RingDamaged when the peer
         wrote what no correct process writes.
         """
-        guard = Guard.of_this_run()
-        guard.links.add(self)
-        outbox, reading, writing = self.outbox, self._consumer.sleeper, self._producer.sleeper
-        try:
-            while True:
+        loop, guard = EventLoop.of_this_run(), Guard.of_this_run()
+        ended = trio.Event()
+        errors: list[Exception] = []
+
+        def ready(_events: int) -> None:
+            try:
+                self._wake_up()
                 self.turn(on_open, on_messages, on_close)
-                if outbox.unsent_bytes <= self._backlog_max:
-                    reading.fall_asleep()
-                with self._fence:  # the producer is asleep already when it found the ring full
-                    pass
-                try:
-                    # The other tasks run meanwhile: they are what the messages were for.
-                    if self._has_work():
-                        await trio.lowlevel.checkpoint()
-                    else:
-                        self._asleep = True
-                        await trio.lowlevel.wait_readable(self._bell)
-                        os.eventfd_read(self._bell)
-                finally:
-                    self._asleep = False
-                    reading.wake_up()
-                    if writing.number & 1:
-                        writing.wake_up()
+                self._fall_asleep()
+            except Exception as error:
+                errors.append(error)
+                loop.leave(self._bell)
+                ended.set()
+
+        guard.links.add(self)
+        loop.watch(self._bell, select.EPOLLIN, ready)
+        try:
+            os.eventfd_write(self._bell, 1)  # for what is there already
+            await ended.wait()
+            raise errors[0]
         finally:
             guard.links.discard(self)
+            if not errors:
+                loop.leave(self._bell)
+
+    def _wake_up(self) -> None:
+        """The bell was rung; until `_fall_asleep` the peer need not ring it."""
+        os.eventfd_read(self._bell)
+        self._asleep = False
+        self._consumer.sleeper.wake_up()
+        if self._producer.sleeper.number & 1:
+            self._producer.sleeper.wake_up()
+
+    def _fall_asleep(self) -> None:
+        """Wait for the bell, or ring it when there is work: others run before it is done."""
+        if self.outbox.unsent_bytes <= self._backlog_max:
+            self._consumer.sleeper.fall_asleep()
+        with self._fence:  # the producer is asleep already when it found the ring full
+            pass
+        self._asleep = not self._has_work()
+        if not self._asleep:
+            os.eventfd_write(self._bell, 1)
 
     def turn(
         self, on_open: Callable[[], None], on_messages: OnMessages, on_close: Callable[[], None]

@@ -16,6 +16,7 @@ from typing import Final, TypeAlias
 
 import trio
 
+from topics.actors.link.event_loop import LoopLag
 from topics.engine.priority import BANDS, TOP_BAND, Queues
 
 PASS_S: Final = 0.004  # a pass that takes longer is long
@@ -27,10 +28,10 @@ Parked: TypeAlias = tuple[trio.lowlevel.Task, float]  # and since when
 
 
 class Turns:
-    """The appends of one front. ``pass_began`` tells when the pass under way began."""
+    """The appends of one front. ``lag`` tells when the pass under way began."""
 
-    def __init__(self, clock: Callable[[], float], pass_began: Callable[[], float]) -> None:
-        self._clock, self._pass_began = clock, pass_began
+    def __init__(self, clock: Callable[[], float], lag: LoopLag) -> None:
+        self._clock, self._lag = clock, lag
         self._seen = [-math.inf] * BANDS  # when each band had its last append
         self._parked: Queues[Parked] = Queues()
         self._has_parked = trio.Event()
@@ -38,7 +39,7 @@ class Turns:
 
     def may_go(self, band: int) -> bool:
         """Whether an append of this band goes on in this pass; `park` it otherwise."""
-        began = self._pass_began()
+        began = self._lag.pass_began
         self._seen[band] = began
         if band == TOP_BAND or not (self.waiting or self._clock() - began > PASS_S):
             return True
