@@ -12,6 +12,7 @@ from typing import Any
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from tests.support.wire import TABLE
 from topics.config import Settings
 from topics.engine.access import ANYONE
 from topics.engine.priority import BANDS, NEW_BAND
@@ -26,7 +27,7 @@ from topics.front.live.watch_sessions import WatchSession
 from topics.front.pressure.governor import COALESCE_AT, LATE_MAX, PACE_AT, SHARE_MAX
 from topics.front.pressure.pressure import Pressure
 
-BY_METHOD = {call.method: call for call in calls.CALLS}
+BY_METHOD = {row.method: row for row in TABLE if isinstance(row, Call)}
 PAGE = {"band": NEW_BAND, "is_awaited": False}  # of pages that say nothing of it
 
 

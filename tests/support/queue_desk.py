@@ -139,14 +139,14 @@ class QueueDesk(Desk):
         envelope = decode(frame.payload)
         body = bytes(frame.attachment)
         if isinstance(envelope, Notification):
-            params = EVENTS[envelope.method].params_of(envelope.params)._asdict()
+            params = EVENTS[envelope.method].params._make(envelope.params)._asdict()
             return {"event": envelope.method, **params, "jobs": _cut(body, params.get("lengths"))}
         if isinstance(envelope, Failure):
             code = envelope.data["code"] if envelope.data else envelope.code
             return {"cid": envelope.cid, "status": code}
         assert isinstance(envelope, Success)
         call = self._asked[envelope.cid]
-        told: Told = {"cid": envelope.cid, "status": 200} | call.result_of(
+        told: Told = {"cid": envelope.cid, "status": 200} | call.result._make(
             envelope.result
         )._asdict()
         if call is calls.APPEND:

@@ -310,7 +310,7 @@ class Desk:
 def _read_batch(frame: Message) -> tuple[int, list[dict[str, Any]]]:
     answer = decode(frame.payload)
     assert isinstance(answer, Success)
-    outcomes, lengths, failures = calls.APPEND.result_of(answer.result)
+    outcomes, lengths, failures = calls.APPEND.result._make(answer.result)
     content, refusals = bytes(frame.attachment), iter(failures or ())
     found: list[dict[str, Any]] = []
     for outcome, length in zip(map(outcome_in, outcomes), lengths or [len(content)], strict=True):

@@ -147,3 +147,17 @@ def test_a_function_sets_a_deadline_for_a_task_that_sleeps(
         loop.leave(bell)
 
     run(main)
+
+
+def test_what_a_served_function_raises_ends_the_task_that_serves_it(
+    run: Callable[[Main], None], bell: int
+) -> None:
+    async def main(loop: EventLoop) -> None:
+        def ready(_events: int) -> None:
+            raise RuntimeError("served")
+
+        os.eventfd_write(bell, 1)
+        with pytest.raises(RuntimeError, match="served"):
+            await loop.serve(bell, ready)
+
+    run(main)

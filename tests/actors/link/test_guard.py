@@ -24,7 +24,7 @@ async def test_the_guard_finds_data_whose_bell_was_lost_and_counts_it(
     started = trio.current_time()
     await shard.inbox.receive()
     assert trio.current_time() - started <= GUARD_S
-    assert pair.shard.link.statistics().late_bells == 1
+    assert pair.shard.link.late_bells == 1
 
 
 async def test_a_release_that_nobody_flushes_goes_out_with_the_guard(
@@ -40,7 +40,7 @@ async def test_a_release_that_nobody_flushes_goes_out_with_the_guard(
     await trio.sleep(2 * GUARD_S)
     assert shard.link.backlog_bytes == 0
     pair.front.turn()
-    assert pair.front.link.statistics().arena_used_bytes == 0
+    assert pair.front.link.writer.used_bytes == 0
 
 
 async def test_all_links_of_a_process_share_one_guard(nursery: trio.Nursery) -> None:

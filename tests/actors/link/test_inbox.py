@@ -7,13 +7,13 @@ import random
 import pytest
 
 from tests.actors.link.link_support import Pair, exchange
+from tests.support.wire import encode
 from topics.actors.link.arena import PAGE_BYTES
 from topics.actors.link.ring import RingDamaged
-from topics.formats.wire.message import encode
 
 
 def test_bytes_that_are_no_message_stop_the_link(pair: Pair) -> None:
-    pair.front.link._producer.write(b"\xff" * 24)
+    pair.front.link.producer.write(b"\xff" * 24)
     with pytest.raises(RingDamaged, match="no message"):
         pair.shard.turn()
 
@@ -23,7 +23,7 @@ def test_bytes_that_are_no_message_stop_the_link(pair: Pair) -> None:
 def test_an_arena_reference_to_nothing_stops_the_link(
     pair: Pair, flags: int, attachment: bytes
 ) -> None:
-    pair.front.link._producer.write(encode(1, "", b"", attachment, flags))
+    pair.front.link.producer.write(encode(1, "", b"", attachment, flags))
     with pytest.raises(RingDamaged, match="no arena block"):
         pair.shard.turn()
 
@@ -35,13 +35,13 @@ def test_a_long_attachment_is_read_in_place_and_its_block_freed_by_the_release(p
     assert isinstance(frame.attachment, memoryview)
     assert frame.attachment.readonly
     assert bytes(frame.attachment) == body
-    assert pair.front.link.statistics().arena_used_bytes == 3 * PAGE_BYTES
-    assert pair.shard.link.statistics().arena_held == 1
+    assert pair.front.link.writer.used_bytes == 3 * PAGE_BYTES
+    assert pair.shard.link.reader.held == 1
     pair.shard.link.release(frame)
     pair.shard.link.release(frame)
     assert exchange(pair.shard, pair.front) == [], "a RELEASE is the link's own business"
-    assert pair.front.link.statistics().arena_used_bytes == 0
-    assert pair.shard.link.statistics().arena_held == 0
+    assert pair.front.link.writer.used_bytes == 0
+    assert pair.shard.link.reader.held == 0
 
 
 def test_releasing_an_inline_attachment_sends_nothing(pair: Pair) -> None:

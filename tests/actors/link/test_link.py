@@ -118,10 +118,10 @@ def test_half_a_message_is_forgotten_with_its_session(pair: Pair) -> None:
 
 def test_a_front_that_has_not_noticed_cannot_reach_the_new_shard(pair: Pair) -> None:
     pair.front.link.send("a", b"x" * 500)
-    stale = pair.front.link.outbox.queue
+    stale = pair.front.link.queue
     pair.restart_shard()
     pair.shard.turn()
-    pair.front.link._producer.write(
+    pair.front.link.producer.write(
         b"".join(stale)
     )  # as if the bump came between its look at the board and its store
     assert pair.shard.turn() == []
@@ -162,8 +162,8 @@ async def test_requests_and_answers_go_back_and_forth(nursery: trio.Nursery) -> 
         frame = await front.inbox.receive()
         assert (frame.payload, bytes(frame.attachment)) == (b"%d" % n, body)
         front.link.release(frame)
-    assert front.link.statistics().late_bells == shard.link.statistics().late_bells == 0
-    assert shard.link.statistics().arena_held == 0
+    assert front.link.late_bells == shard.link.late_bells == 0
+    assert shard.link.reader.held == 0
 
 
 async def test_everything_that_waits_comes_in_one_call(nursery: trio.Nursery) -> None:
@@ -185,14 +185,14 @@ async def test_a_sleeping_link_is_woken_once_for_what_was_flushed_together(
 ) -> None:
     pair = Pair()
     shard = await asleep(nursery, pair)
-    before = pair.front.link.statistics().bells
+    before = pair.front.link.producer.bells
     for _ in range(10):
         pair.front.link.send("n", b"")
     pair.front.link.flush()
-    assert pair.front.link.statistics().bells == before + 1
+    assert pair.front.link.producer.bells == before + 1
     for _ in range(10):
         await shard.inbox.receive()
-    assert pair.shard.link.statistics().late_bells == 0
+    assert pair.shard.link.late_bells == 0
 
 
 async def test_a_bump_wakes_both_sides_and_they_meet_again(nursery: trio.Nursery) -> None:

@@ -9,7 +9,8 @@ import trio
 import trio.testing
 
 from tests.actors.link.link_support import SMALL, Pair, Running, exchange
-from topics.actors.link import outbox
+from topics.actors.link import link as link_module
+from topics.actors.link.link import QUIET_MAX
 
 
 def test_a_producer_faster_than_its_consumer_keeps_the_order(pair: Pair) -> None:
@@ -41,7 +42,7 @@ def test_a_message_larger_than_the_ring_arrives_whole(pair: Pair) -> None:
 
 
 def test_more_than_is_joined_arrives_in_order(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox, "JOIN_BYTES", 2000)
+    monkeypatch.setattr(link_module, "JOIN_BYTES", 2000)
     for n in range(40):
         pair.front.link.send("n", b"%d" % n, bytes(900))
     assert [int(bytes(frame.payload)) for frame in exchange(pair.front, pair.shard)] == list(
@@ -83,19 +84,19 @@ def test_a_message_without_room_counts_as_a_stall_once_however_often_it_is_tried
     link = pair.front.link
     link.send("small", b"")
     link.flush()
-    assert link.statistics().stalls == 0
-    assert link.statistics().unread_bytes > 0
+    assert link.stalls == 0
+    assert link.unread_bytes > 0
     link.send("big", bytes(3 * SMALL.ring_bytes))
     for _ in range(3):
         link.flush()
         link.send("more", b"")
-    assert link.statistics().stalls == 1
-    assert link.statistics().unread_bytes == SMALL.ring_bytes
+    assert link.stalls == 1
+    assert link.unread_bytes == SMALL.ring_bytes
     exchange(pair.front, pair.shard)
-    assert link.statistics().unread_bytes == 0
+    assert link.unread_bytes == 0
     link.send("big", bytes(3 * SMALL.ring_bytes))
     link.flush()
-    assert link.statistics().stalls == 2
+    assert link.stalls == 2
 
 
 def test_nothing_is_unread_while_the_other_end_is_still_in_the_session_before(pair: Pair) -> None:
@@ -104,12 +105,12 @@ def test_nothing_is_unread_while_the_other_end_is_still_in_the_session_before(pa
     exchange(pair.front, pair.shard)
     pair.bump()
     pair.front.turn()
-    assert link.statistics().unread_bytes == 0
+    assert link.unread_bytes == 0
     pair.shard.turn()
     pair.front.turn()
     link.send("b", bytes(100))
     link.flush()
-    assert link.statistics().unread_bytes > 100
+    assert link.unread_bytes > 100
 
 
 def test_quiet_messages_wait_for_another_one_and_keep_their_place(pair: Pair) -> None:
@@ -130,13 +131,13 @@ def test_quiet_messages_wait_for_another_one_and_keep_their_place(pair: Pair) ->
 
 def test_too_many_quiet_messages_wait_for_no_other_one(pair: Pair) -> None:
     link = pair.front.link
-    for _ in range(outbox.QUIET_MAX + 1):
+    for _ in range(QUIET_MAX + 1):
         link.flush()
         assert pair.shard.turn() == []
         link.send("quiet", b"")
         link.quieten()
     link.flush()
-    assert len(pair.shard.turn()) == outbox.QUIET_MAX + 1
+    assert len(pair.shard.turn()) == QUIET_MAX + 1
 
 
 def test_quiet_messages_do_not_outlive_their_session(pair: Pair) -> None:

@@ -28,7 +28,7 @@ from topics.formats.wire.calls import (
     TopicPutParams,
     TopicPutResult,
 )
-from topics.formats.wire.contract import NO_ATTACHMENT, TO_SHARD, Call
+from topics.formats.wire.contract import Call
 from topics.formats.wire.message import ARENA, ERROR, Message, PeerGone
 
 
@@ -36,7 +36,7 @@ class Number(NamedTuple):
     number: int | None
 
 
-DIFF = Call("diff", TO_SHARD, DiffParams, NO_ATTACHMENT, Number, NO_ATTACHMENT)
+DIFF = Call("diff", DiffParams, Number)
 PUT = TopicPutParams("a", ["a.", "b."], 7)
 PARAMS = DiffParams("a", 1)
 PAGE = FeedPageParams(1, 3, 3, 1, 2, {"gap_to": 2}, 9, 4, False)

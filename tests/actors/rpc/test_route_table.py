@@ -1,5 +1,5 @@
-"""ADR 011 §1, §4: which handlers a message gets, in which order, and registrations that change
-meanwhile. Test ids name the section.
+"""ADR 011 §1, §3, §4: which subjects pass, which handlers a message gets, in which order, and
+registrations that change meanwhile. Test ids name the section.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import trio
 import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
-from tests.support.wire import Bench, Inbound, payload_for
-from topics.actors.rpc.route_table import Mode
+from tests.support.wire import Bench, Inbound, encode_notification, payload_for
+from topics.actors.rpc.message_router import MessageRouter, RouterConfig
+from topics.actors.rpc.route_table import Mode, SubjectKind, SubjectPolicy
 
 # §1, §4, §8: who is called, and in which order
 
@@ -136,24 +138,14 @@ def test_order_is_rank_then_registration(prefixes: list[str], data: st.DataObjec
 
 
 def test_s1_unsubscribe_takes_back_one_registration_once(bench: Bench) -> None:
-    first = bench.router.route("app/x", bench.note("first"))
-    bench.router.route("app/x", bench.note("second"))
-    bench.put("app/x", b"")
-    first()
-    bench.put("app/x", b"")
-    first()
-    bench.put("app/x", b"")
-    assert bench.record == ["first", "second", "second", "second"]
-
-
-def test_s1_the_same_handler_twice_is_two_registrations(bench: Bench) -> None:
     handler = bench.note("twice")
     first = bench.router.route("app/x", handler)
     bench.router.route("app/x", handler)
     bench.put("app/x", b"")
-    first()
-    bench.put("app/x", b"")
-    assert bench.record == ["twice"] * 3
+    for _ in range(2):
+        first()
+        bench.put("app/x", b"")
+    assert bench.record == ["twice"] * 4
 
 
 def test_s1_unroute_takes_all_of_the_subject_and_no_prefix(bench: Bench) -> None:
@@ -179,11 +171,6 @@ def test_s1_clear_takes_all_of_its_own_scope(bench: Bench) -> None:
     bench.session.router.clear()
     bench.put("app/x", b"")
     assert bench.record == ["session", "exact", "prefix", "session"]
-
-
-def test_s1_an_unknown_mode_is_refused(bench: Bench) -> None:
-    with pytest.raises(ValueError, match="'both' is not one of broadcast, exclusive"):
-        bench.router.route("app/x", bench.note("x"), mode="both")  # type: ignore[arg-type]
 
 
 def test_s8_one_sessions_handlers_are_not_anothers(bench: Bench) -> None:
@@ -269,12 +256,101 @@ async def test_s4_broadcast_awaits_each_handler_before_the_next(
     ]
 
 
-async def test_s4_a_plain_callable_that_gives_an_awaitable_is_awaited(bench: Bench) -> None:
-    async def work() -> None:
-        await trio.lowlevel.checkpoint()
-        bench.record.append("awaited")
+# §3: policy
 
-    bench.router.route("app/x", lambda message: work())
-    bench.router.route("app/x", bench.note("after"))
-    await bench.put("app/x", b"")
-    assert bench.record == ["awaited", "after"]
+
+def refused(code: int, message: str, about: int = 7) -> dict[str, Any]:
+    return {"refusal": True, "code": code, "message": message, "about": about}
+
+
+RESERVED = refused(1003, "reserved subject prefix")
+NOT_ALLOWED = refused(1002, "subject is under no allowed prefix")
+
+POLICIES = {
+    "§3 stream is reserved": (SubjectPolicy(), "stream/x", [RESERVED]),
+    "§3 an unknown prefix": (SubjectPolicy(), "debug/x", [NOT_ALLOWED]),
+    "§3 an empty subject": (SubjectPolicy(), "", [NOT_ALLOWED]),
+    "§3 a prefix without its slash": (SubjectPolicy(), "rpc", [NOT_ALLOWED]),
+    "§3 app is let through": (SubjectPolicy(), "app/x", []),
+    "§3 reserved wins over allowed": (SubjectPolicy(("app/",), ("app/",)), "app/x", [RESERVED]),
+    "§3 reserved inside allowed": (
+        SubjectPolicy(("app/",), ("app/internal/",)),
+        "app/internal/x",
+        [RESERVED],
+    ),
+    "§3 reserved need not be allowed": (
+        SubjectPolicy(("app/",), ("stream/",)),
+        "stream/x",
+        [RESERVED],
+    ),
+    "§3 a custom prefix": (SubjectPolicy(("app/", "debug/"), ()), "debug/x", []),
+    "§3 a prefix that is reserved no more": (SubjectPolicy(reserved_prefixes=()), "stream/x", []),
+    "§3 classify says reserved": (
+        SubjectPolicy(classify=lambda subject: "reserved"),
+        "app/x",
+        [RESERVED],
+    ),
+    "§3 classify comes after reserved": (
+        SubjectPolicy(classify=lambda subject: "custom"),
+        "stream/x",
+        [RESERVED],
+    ),
+    "§3 classify comes after allowed": (
+        SubjectPolicy(classify=lambda subject: "custom"),
+        "debug/x",
+        [NOT_ALLOWED],
+    ),
+}
+
+
+def classifying(kind: SubjectKind) -> Bench:
+    """All subjects are of this kind."""
+    policy = SubjectPolicy(classify=lambda _subject: kind)
+    return Bench(MessageRouter(RouterConfig(subject_policy=policy)))
+
+
+@pytest.mark.parametrize(("policy", "subject", "sent"), POLICIES.values(), ids=POLICIES.keys())
+def test_s3_the_policy_decides_what_passes(
+    policy: SubjectPolicy, subject: str, sent: list[dict[str, Any]]
+) -> None:
+    bench = Bench(MessageRouter(RouterConfig(subject_policy=policy)))
+    bench.router.route_prefix("", bench.note("called"))
+    for _ in range(2):
+        bench.put(subject, b"opaque")
+        assert bench.wire.answers() == sent
+    assert bench.record == ([] if sent else ["called", "called"])
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [b"", b"opaque", encode_notification("x", None)],
+    ids=["empty", "opaque", "notification"],
+)
+def test_s3_what_is_classified_as_rpc_must_be_an_rpc(payload: bytes) -> None:
+    bench = classifying("rpc")
+    bench.router.route("app/x", bench.note("called"))
+    bench.put("app/x", payload)
+    (answer,) = bench.wire.answers()
+    assert (answer["code"], answer["about"], bench.record) == (1002, 7, [])
+    assert answer["message"].startswith("malformed payload: ")
+
+
+def test_s3_what_is_classified_as_rpc_is_answered_as_rpc() -> None:
+    bench = classifying("rpc")
+    bench.router.route("app/x", bench.note("first"))
+    bench.router.route("app/x", bench.note("second"))
+    bench.request("x", subject="app/x")
+    assert bench.wire.answers() == [{"subject": "app/x", "t": "R", "cid": 7, "result": "first"}]
+    assert bench.record == ["first"]
+
+
+def test_s3_what_is_classified_as_event_must_be_a_notification() -> None:
+    bench = classifying("event")
+    bench.router.route("rpc/a", bench.note("called"))
+    with capture_logs() as logs:
+        bench.request("a")
+    assert (bench.wire.answers(), bench.record, [entry["event"] for entry in logs]) == (
+        [],
+        [],
+        ["event dropped"],
+    )

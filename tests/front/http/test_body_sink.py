@@ -33,7 +33,7 @@ def sink_of(front: Front, max_bytes: int = ARENA) -> BodySink:
 
 
 def used(front: Front) -> int:
-    return front.pair.front.link.statistics().arena_used_bytes
+    return front.pair.front.link.writer.used_bytes
 
 
 @pytest.mark.parametrize("length", [0, 1, INLINE - 1, INLINE])
@@ -127,7 +127,7 @@ async def after(seconds: float, block: ArenaBlock) -> None:
 
 async def test_a_body_whose_shard_goes_fails_and_frees_its_block(front: Front) -> None:
     await fail_when_the_shard_goes(front, trio.sleep_forever)
-    assert not front.pair.front.link._writer.is_used(1)
+    assert not front.pair.front.link.writer.is_used(1)
 
 
 async def test_a_whole_body_that_was_told_to_give_up_is_not_sent(front: Front) -> None:

@@ -10,8 +10,8 @@ instead of 8.5, and half of the time. Trio asks the clock of its run how long it
 loop is that clock. While tasks keep trio busy nobody asks: then each pass looks here
 (`before_io_wait`). Under any other clock, as in tests, a system task waits for the epoll.
 
-What a function raises ends the process: whoever can fail catches it. Nobody may wait here for trio
-to be idle (`trio.testing.wait_all_tasks_blocked`).
+What a function raises goes to the task that waits for its end (`serve`), or ends the process.
+Nobody may wait here for trio to be idle (`trio.testing.wait_all_tasks_blocked`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import math
 import select
 import time
 from collections.abc import Awaitable, Callable
-from typing import Final, Protocol, TypeVarTuple
+from typing import Final, NoReturn, Protocol, TypeVarTuple
 
 import trio
 from trio._core import _run as trio_run  # for the descriptor of its epoll, which nothing tells
@@ -77,6 +77,7 @@ class EventLoop(trio.abc.Clock, trio.abc.Instrument):
         self.turn: Turn | None = None
         self._epoll = select.epoll()
         self._ready: dict[int, Ready] = {}
+        self._serving: dict[int, tuple[trio.Event, list[Exception]]] = {}
         self._has_polled = False
 
     def run(self, main: Callable[[*Args], Awaitable[None]], *args: *Args) -> None:
@@ -111,6 +112,17 @@ class EventLoop(trio.abc.Clock, trio.abc.Instrument):
         del self._ready[fd]
         self._epoll.unregister(fd)
 
+    async def serve(self, fd: int, ready: Ready) -> NoReturn:
+        """Watch for input until cancelled. Raises what ``ready`` raises."""
+        ended, errors = self._serving[fd] = trio.Event(), []
+        self.watch(fd, select.EPOLLIN, ready)
+        try:
+            await ended.wait()
+            raise errors[0]
+        finally:
+            del self._serving[fd]
+            self.leave(fd)
+
     def poll(self) -> None:
         """Serve what is ready now."""
         self.deadline_to_sleep_time(-math.inf)
@@ -134,13 +146,25 @@ class EventLoop(trio.abc.Clock, trio.abc.Instrument):
         self._has_polled = True
         if turn is not None:
             turn.is_open = True
-        for fd, which in events:
-            function = ready.get(fd)
-            if function is not None:  # else it is trio's, or was left in this turn
-                function(which)
+        fd = -1
+        try:
+            for fd, which in events:
+                function = ready.get(fd)
+                if function is not None:  # else it is trio's, or was left in this turn
+                    function(which)
+        except Exception as error:
+            self._end_serving(fd, error)
         if turn is not None:
             turn.end()
         return 0.0
+
+    def _end_serving(self, fd: int, error: Exception) -> None:
+        if fd not in self._serving:
+            raise error
+        ended, errors = self._serving[fd]
+        errors.append(error)
+        self._epoll.modify(fd, 0)
+        ended.set()
 
     def before_io_wait(self, timeout: float) -> None:  # noqa: ARG002 - the instrument's signature
         """Trio looks at its own descriptors; while it has tasks to run it has not asked before."""

@@ -28,7 +28,6 @@ import structlog
 import trio
 from msgspec.structs import force_setattr
 
-from topics.actors.rpc.inbound import InboundMessage
 from topics.actors.rpc.route_table import (
     DEFAULT_MODES,
     Mode,
@@ -37,8 +36,10 @@ from topics.actors.rpc.route_table import (
     RouteTable,
     SubjectKind,
     SubjectPolicy,
+    Unsubscribe,
 )
-from topics.actors.rpc.session import LinkSession, RemoteError, Transport
+from topics.actors.rpc.session import InboundMessage, LinkSession, RemoteError, Transport
+from topics.formats.wire.contract import Call, Event, P, R
 from topics.formats.wire.envelope import (
     UNREADABLE,
     ErrorCode,
@@ -50,8 +51,6 @@ from topics.formats.wire.envelope import (
 from topics.formats.wire.message import ERROR, Message, PeerGone
 
 log: Final = structlog.get_logger(__name__)
-
-PLANS_MAX: Final = 1024  # of a session; a peer that makes up subjects must not fill the memory
 
 
 class RpcErrorPayload(NamedTuple):
@@ -83,10 +82,6 @@ class RouterConfig:
     subject_policy: SubjectPolicy = field(default_factory=SubjectPolicy)
     error_mapper: ErrorMapper = default_error_mapper
 
-    def __post_init__(self) -> None:
-        if self.rpc_timeout_ms <= 0:
-            raise ValueError(f"rpc_timeout_ms must be above 0, not {self.rpc_timeout_ms}")
-
 
 class MessageRouter(RouteTable):
     """Global registrations, the link sessions, and the dispatch between them.
@@ -102,7 +97,7 @@ class MessageRouter(RouteTable):
         self._timeout = self._config.rpc_timeout_ms / 1000
         # `expire_overdue` waits for it while no request is open.
         self._idle: trio.Event | None = None
-        super().__init__(self._config.subject_policy, self._drop_plans)
+        super().__init__(self._drop_plans)
 
     def open_session(
         self,
@@ -113,10 +108,21 @@ class MessageRouter(RouteTable):
         """A new session; the global handlers serve it from now on. ``failure_of``: what its callers
         are told of a call that has failed.
         """
-        policy = self._config.subject_policy
-        session = LinkSession(peer_id, transport, policy, self._forget_session, failure_of)
+        session = LinkSession(peer_id, transport, self._forget_session, failure_of)
         self._sessions[session] = None
         return session
+
+    def serve(
+        self, call: Call[P, R], handler: Callable[[InboundMessage[P, R]], Awaitable[None] | None]
+    ) -> Unsubscribe:
+        """Handle the requests of ``call`` on all sessions."""
+        return self.route(call.subject, handler, params=call.params)
+
+    def subscribe(
+        self, event: Event[P], handler: Callable[[InboundMessage[P, Any]], None]
+    ) -> Unsubscribe:
+        """Handle the events of ``event`` on all sessions."""
+        return self.route(event.subject, handler, params=event.params)
 
     def close(self) -> None:
         """Close every session (its listeners still see all handlers), then clear the global
@@ -228,8 +234,6 @@ class MessageRouter(RouteTable):
             if kind is None or kind == "reserved"
             else self._routes_for(session, subject, DEFAULT_MODES[kind])
         )
-        if len(session.plans) >= PLANS_MAX:
-            session.plans.clear()
         plan = session.plans[subject] = Plan(kind, routes)
         return plan
 

@@ -28,8 +28,7 @@ from topics.actors.link.arena import ArenaBlock, Holder
 from topics.actors.link.board import Board, ShardState, ShardWords
 from topics.actors.link.event_loop import EventLoop
 from topics.actors.link.heads import HeadMark, HeadReader
-from topics.actors.link.link import Link
-from topics.actors.link.outbox import MANY
+from topics.actors.link.link import MANY, Link
 from topics.actors.link.pulse import (
     DAMAGED,
     DISK_STALLED,
@@ -128,7 +127,7 @@ class Batch:
             self.at_end()
         self.is_open = False
         for link in self._links:
-            if link.outbox.is_due:
+            if link.is_due:
                 link.flush()
 
 
@@ -168,7 +167,7 @@ class ShardLink:
         if self.session is not None:
             session, self.session, self.answering = self.session, None, None
             session.close()
-            for block in self.link.filling:
+            for block in self.link.writer.filling:
                 if block.holder is not None:
                     block.holder.give_up(self.not_ready())
             if self.listener is not None:
@@ -352,7 +351,7 @@ class Shards:
             pending.is_patient = isinstance(body, bytes | bytearray) and b"wait_ms" in body
             if call is CLAIM:
                 pending.on_late = partial(self._give_back, shard, params)
-        if early or not self.batch.is_open or len(link.link.outbox.queue) >= MANY:
+        if early or not self.batch.is_open or len(link.link.queue) >= MANY:
             link.link.flush()
         return pending
 
@@ -433,7 +432,9 @@ class Shards:
         link = self._links[shard]
         if not link.is_connected:
             raise link.not_ready()
-        holders = {block.holder: None for block in link.link.filling if block.holder is not None}
+        holders = {
+            block.holder: None for block in link.link.writer.filling if block.holder is not None
+        }
         slowest = max(holders, key=lambda one: one.turnover_s(now), default=holder)
         bound = max(TURNOVER_MAX_S, holder.turnover_s(now))
         if slowest is holder or slowest.turnover_s(now) < bound:

@@ -67,7 +67,7 @@ from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from topics.formats.wire.contract import NO_ATTACHMENT, TO_FRONT, TO_SHARD, Call, Event
+from topics.formats.wire.contract import Call, Event
 
 
 class NoResult(NamedTuple):
@@ -675,135 +675,43 @@ class CallCancelledParams(NamedTuple):
     cid: int
 
 
-APPEND: Final = Call(
-    "append", TO_SHARD, AppendParams, "requests", AppendResult, "answers", is_write=True
-)
-DIFF: Final = Call("diff", TO_SHARD, DiffParams, "request", DiffResult, "answer")
-DIFF_AHEAD: Final = Call(
-    "diff.ahead", TO_SHARD, DiffAheadParams, "request", DiffAheadResult, "answers"
-)
-TOPIC_PUT: Final = Call(
-    "topic.put", TO_SHARD, TopicPutParams, "request", TopicPutResult, "answer", is_write=True
-)
-TOPIC_GET: Final = Call("topic.get", TO_SHARD, TopicGetParams, NO_ATTACHMENT, NoResult, "answer")
-TOPIC_LIST: Final = Call(
-    "topic.list", TO_SHARD, TopicListParams, NO_ATTACHMENT, TopicListResult, NO_ATTACHMENT
-)
-TOPIC_DELETE: Final = Call(
-    "topic.delete", TO_SHARD, TopicDeleteParams, NO_ATTACHMENT, NoResult, "answer", is_write=True
-)
-DELETE_RECORDS: Final = Call(
-    "topic.delete_records",
-    TO_SHARD,
-    DeleteRecordsParams,
-    "request",
-    NoResult,
-    "answer",
-    is_write=True,
-)
-TOPIC_HEADS: Final = Call(
-    "topic.heads", TO_SHARD, TopicHeadsParams, NO_ATTACHMENT, TopicHeadsResult, NO_ATTACHMENT
-)
-CLAIM: Final = Call("queue.claim", TO_SHARD, ClaimParams, "request", ClaimResult, "answer")
-ACK: Final = Call("queue.ack", TO_SHARD, QueueParams, "request", NoResult, "answer", is_write=True)
-NACK: Final = Call("queue.nack", TO_SHARD, QueueParams, "request", NoResult, "answer")
-EXTEND: Final = Call("queue.extend", TO_SHARD, QueueParams, "request", NoResult, "answer")
-LEASES: Final = Call("queue.leases", TO_SHARD, LeasesParams, NO_ATTACHMENT, LeasesResult, "answer")
-REDRIVE: Final = Call(
-    "queue.redrive", TO_SHARD, RedriveParams, "request", NoResult, "answer", is_write=True
-)
-WORK_OPEN: Final = Call(
-    "work.open", TO_SHARD, WorkOpenParams, NO_ATTACHMENT, NoResult, NO_ATTACHMENT
-)
-ROUTER_PUT: Final = Call(
-    "router.put", TO_SHARD, RouterPutParams, "request", RouterPutResult, "answer", is_write=True
-)
-ROUTER_GET: Final = Call("router.get", TO_SHARD, RouterGetParams, NO_ATTACHMENT, NoResult, "answer")
-ROUTER_LIST: Final = Call(
-    "router.list", TO_SHARD, RouterListParams, NO_ATTACHMENT, RouterListResult, NO_ATTACHMENT
-)
-ROUTER_DELETE: Final = Call(
-    "router.delete", TO_SHARD, RouterDeleteParams, NO_ATTACHMENT, NoResult, "answer", is_write=True
-)
-ROUTER_CASCADE: Final = Call(
-    "router.cascade", TO_SHARD, CascadeParams, NO_ATTACHMENT, CascadeResult, NO_ATTACHMENT
-)
-ROUTER_ENDPOINT: Final = Call(
-    "router.endpoint", TO_SHARD, EndpointParams, NO_ATTACHMENT, EndpointResult, NO_ATTACHMENT
-)
-ROUTER_SYNC: Final = Call(
-    "router.sync", TO_SHARD, RouterSyncParams, NO_ATTACHMENT, RouterSyncResult, NO_ATTACHMENT
-)
-ROUTER_STATS: Final = Call(
-    "router.stats", TO_SHARD, RouterStatsParams, NO_ATTACHMENT, RouterStats, NO_ATTACHMENT
-)
-FORWARD: Final = Call(
-    "router.forward", TO_SHARD, ForwardParams, "copied", ForwardResult, NO_ATTACHMENT
-)
-CATCH_UP: Final = Call(
-    "router.catch_up", TO_SHARD, CatchUpParams, NO_ATTACHMENT, NoResult, NO_ATTACHMENT
-)
-METRICS_READ: Final = Call(
-    "metrics.read", TO_SHARD, MetricsParams, NO_ATTACHMENT, MetricsResult, NO_ATTACHMENT
-)
-FEED_OPEN: Final = Call(
-    "feed.open", TO_SHARD, FeedOpenParams, NO_ATTACHMENT, FeedOpenResult, NO_ATTACHMENT
-)
-FEED_READ: Final = Call(
-    "feed.read", TO_SHARD, FeedReadParams, NO_ATTACHMENT, FeedReadResult, "records"
-)
+APPEND: Final = Call("append", AppendParams, AppendResult, is_write=True)
+DIFF: Final = Call("diff", DiffParams, DiffResult)
+DIFF_AHEAD: Final = Call("diff.ahead", DiffAheadParams, DiffAheadResult)
+TOPIC_PUT: Final = Call("topic.put", TopicPutParams, TopicPutResult, is_write=True)
+TOPIC_GET: Final = Call("topic.get", TopicGetParams, NoResult)
+TOPIC_LIST: Final = Call("topic.list", TopicListParams, TopicListResult)
+TOPIC_DELETE: Final = Call("topic.delete", TopicDeleteParams, NoResult, is_write=True)
+DELETE_RECORDS: Final = Call("topic.delete_records", DeleteRecordsParams, NoResult, is_write=True)
+TOPIC_HEADS: Final = Call("topic.heads", TopicHeadsParams, TopicHeadsResult)
+CLAIM: Final = Call("queue.claim", ClaimParams, ClaimResult)
+ACK: Final = Call("queue.ack", QueueParams, NoResult, is_write=True)
+NACK: Final = Call("queue.nack", QueueParams, NoResult)
+EXTEND: Final = Call("queue.extend", QueueParams, NoResult)
+LEASES: Final = Call("queue.leases", LeasesParams, LeasesResult)
+REDRIVE: Final = Call("queue.redrive", RedriveParams, NoResult, is_write=True)
+WORK_OPEN: Final = Call("work.open", WorkOpenParams, NoResult)
+ROUTER_PUT: Final = Call("router.put", RouterPutParams, RouterPutResult, is_write=True)
+ROUTER_GET: Final = Call("router.get", RouterGetParams, NoResult)
+ROUTER_LIST: Final = Call("router.list", RouterListParams, RouterListResult)
+ROUTER_DELETE: Final = Call("router.delete", RouterDeleteParams, NoResult, is_write=True)
+ROUTER_CASCADE: Final = Call("router.cascade", CascadeParams, CascadeResult)
+ROUTER_ENDPOINT: Final = Call("router.endpoint", EndpointParams, EndpointResult)
+ROUTER_SYNC: Final = Call("router.sync", RouterSyncParams, RouterSyncResult)
+ROUTER_STATS: Final = Call("router.stats", RouterStatsParams, RouterStats)
+FORWARD: Final = Call("router.forward", ForwardParams, ForwardResult)
+CATCH_UP: Final = Call("router.catch_up", CatchUpParams, NoResult)
+METRICS_READ: Final = Call("metrics.read", MetricsParams, MetricsResult)
+FEED_OPEN: Final = Call("feed.open", FeedOpenParams, FeedOpenResult)
+FEED_READ: Final = Call("feed.read", FeedReadParams, FeedReadResult)
 
-FEED_PAGE: Final = Event("feed.page", TO_FRONT, FeedPageParams, "records")
-FEED_ENDED: Final = Event("feed.ended", TO_FRONT, FeedEndedParams, NO_ATTACHMENT)
-FEED_TAKEN: Final = Event("feed.taken", TO_SHARD, FeedTakenParams, NO_ATTACHMENT)
-FEED_CLOSE: Final = Event("feed.close", TO_SHARD, FeedCloseParams, NO_ATTACHMENT)
-WORK_JOBS: Final = Event("work.jobs", TO_FRONT, WorkJobsParams, "jobs")
-WORK_ENDED: Final = Event("work.ended", TO_FRONT, WorkEndedParams, NO_ATTACHMENT)
-WORK_TAKEN: Final = Event("work.taken", TO_SHARD, WorkTakenParams, NO_ATTACHMENT)
-WORK_CLOSE: Final = Event("work.close", TO_SHARD, WorkCloseParams, NO_ATTACHMENT)
-UNCLAIMED: Final = Event("queue.unclaimed", TO_SHARD, UnclaimedParams, NO_ATTACHMENT)
-CALL_CANCELLED: Final = Event("call.cancelled", TO_SHARD, CallCancelledParams, NO_ATTACHMENT)
-
-CALLS: Final[tuple[Call[Any, Any], ...]] = (
-    APPEND,
-    DIFF,
-    DIFF_AHEAD,
-    TOPIC_PUT,
-    TOPIC_GET,
-    TOPIC_LIST,
-    TOPIC_DELETE,
-    DELETE_RECORDS,
-    TOPIC_HEADS,
-    CLAIM,
-    ACK,
-    NACK,
-    EXTEND,
-    LEASES,
-    REDRIVE,
-    WORK_OPEN,
-    ROUTER_PUT,
-    ROUTER_GET,
-    ROUTER_LIST,
-    ROUTER_DELETE,
-    ROUTER_CASCADE,
-    ROUTER_ENDPOINT,
-    ROUTER_SYNC,
-    ROUTER_STATS,
-    FORWARD,
-    CATCH_UP,
-    METRICS_READ,
-    FEED_OPEN,
-    FEED_READ,
-)
-EVENTS: Final[tuple[Event[Any], ...]] = (
-    FEED_PAGE,
-    FEED_ENDED,
-    FEED_TAKEN,
-    FEED_CLOSE,
-    WORK_JOBS,
-    WORK_ENDED,
-    WORK_TAKEN,
-    WORK_CLOSE,
-    UNCLAIMED,
-    CALL_CANCELLED,
-)
+FEED_PAGE: Final = Event("feed.page", FeedPageParams)
+FEED_ENDED: Final = Event("feed.ended", FeedEndedParams)
+FEED_TAKEN: Final = Event("feed.taken", FeedTakenParams)
+FEED_CLOSE: Final = Event("feed.close", FeedCloseParams)
+WORK_JOBS: Final = Event("work.jobs", WorkJobsParams)
+WORK_ENDED: Final = Event("work.ended", WorkEndedParams)
+WORK_TAKEN: Final = Event("work.taken", WorkTakenParams)
+WORK_CLOSE: Final = Event("work.close", WorkCloseParams)
+UNCLAIMED: Final = Event("queue.unclaimed", UnclaimedParams)
+CALL_CANCELLED: Final = Event("call.cancelled", CallCancelledParams)
