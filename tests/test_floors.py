@@ -18,7 +18,7 @@ FLOORS = [
     ["topics", "topics.errors", "topics.config", "topics.formats"],
     ["topics.formats.api", "topics.formats.wire"],
     ["topics.formats.disk"],
-    ["topics.client"],
+    ["topics.spark.client"],
     ["topics.engine"],
     ["topics.process.logs", "topics.process.log_sink"],
     ["topics.storage", "topics.storage.segments", "topics.storage.wal"],

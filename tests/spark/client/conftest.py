@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import urllib3.util.retry
 
-from tests.client.stub_server import StubServer
+from tests.spark.client.stub_server import StubServer
 
 
 @pytest.fixture
