@@ -31,7 +31,7 @@ from topics.front.http.body_reader import BodyReader
 from topics.front.http.cold_loader import ColdLoader, Stack
 from topics.front.http.connection import Connection, Timings
 from topics.front.http.connections import Connections
-from topics.front.http.exchange import Exchanges, RequestIds
+from topics.front.http.exchange import Exchanges, RequestCounts, RequestIds
 from topics.front.http.fast_lane import FastLane
 from topics.front.http.head_reader import HeadReader
 from topics.front.http.poller import Poller
@@ -40,7 +40,6 @@ from topics.front.keys import LOOK_S, Keys, KeySource
 from topics.front.limits import make_slots
 from topics.front.live.live import Live
 from topics.front.pressure.pressure import Pressure
-from topics.front.request_counts import RequestCounts
 from topics.front.routes.context import RouteContext
 from topics.front.routes.table import ROUTES, match, operations_for
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from typing import Any
 
 import pytest
 import trio
@@ -19,14 +20,16 @@ HEALTH = request("GET", "/v0/health")
 async def test_a_connection_that_was_closed_in_this_turn_is_left_alone() -> None:
     async with running() as run, scenes(run) as make:
         several = [make() for _ in range(3)]
-        enter = run.server.guard.enter
+        heads = run.server.lanes.heads
+        decide = heads.decide
 
-        def cut_all(asked: object) -> None:
+        def cut_all(raw: bytes) -> Any:
             for scene in several:
                 scene.connection.cut()
-            run.server.guard.enter = enter  # type: ignore[method-assign]
+            heads.decide = decide  # type: ignore[method-assign]
+            return decide(raw)
 
-        run.server.guard.enter = cut_all  # type: ignore[method-assign,assignment]
+        heads.decide = cut_all  # type: ignore[method-assign]
         for scene in several:
             scene.client.sendall(HEALTH)
         several[0].turn()

@@ -57,24 +57,24 @@ Holder: TypeAlias = tuple[bytes, str]  # digest of the key, and the topic
 
 class Bands:
     """The bands of topics, as shards tell them with each append. Most topics are in the band of new
-    ones: only the others are kept, the latest `BANDS_MAX` of them.
+    ones: only the others are ``known``, the latest `BANDS_MAX` of them.
     """
 
     def __init__(self) -> None:
-        self._known: dict[str, int] = {}
+        self.known: dict[str, int] = {}
 
     def of(self, topic: str) -> int:
         """The topic's band, as last heard."""
-        return self._known.get(topic, NEW_BAND)
+        return self.known.get(topic, NEW_BAND)
 
     def learn(self, topic: str, band: int) -> None:
         """A shard has told the topic's band."""
-        if self._known.get(topic, NEW_BAND) != band:
-            self._known.pop(topic, None)
+        if self.known.get(topic, NEW_BAND) != band:
+            self.known.pop(topic, None)
             if band != NEW_BAND:
-                if len(self._known) >= BANDS_MAX:
-                    del self._known[next(iter(self._known))]
-                self._known[topic] = band
+                if len(self.known) >= BANDS_MAX:
+                    del self.known[next(iter(self.known))]
+                self.known[topic] = band
 
 
 class Promises:
