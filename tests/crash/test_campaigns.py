@@ -1,4 +1,4 @@
-"""Campaigns, each for a little while: kill -9, cut networks, and storms of clients. The programs in
+"""Campaigns, each for a little while: kill -9, and cut networks. The programs in
 ``tests/campaigns`` go on for longer.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.campaigns import churn, routers, storm, watchers, workers
+from tests.campaigns import churn, routers, watchers, workers
 from tests.campaigns.kills import Campaign
 from tests.crash.repeating import repeated_by
 
@@ -70,9 +70,3 @@ def test_a_campaign_finds_no_broken_promise(
         summary = campaign(tmp_path / "data", seed=SEED, **options)
         assert not summary.problems, str(summary)
         assert all(summary.counts[what] > least for what, least in wanted.items()), str(summary)
-
-
-@pytest.mark.parametrize("kind", ["watch", "ask", "killed"])
-def test_all_who_come_back_at_once_are_answered(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.campaigns.storm.CALM_S", 0.2)
-    assert storm.campaign(kind, clients=200, storms=1)

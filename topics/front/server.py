@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 import trio
 
 from topics.actors.link.board import Board
+from topics.actors.link.event_loop import EventLoop
 from topics.actors.shard_client.shards import Shards
 from topics.config import Settings
 from topics.engine.access import Access
@@ -30,7 +31,7 @@ from topics.front.http.body_reader import BodyReader
 from topics.front.http.cold_loader import ColdLoader, Stack
 from topics.front.http.connection import Connection, Timings
 from topics.front.http.connections import Connections
-from topics.front.http.exchange import Exchanges, RequestIds
+from topics.front.http.exchange import Exchanges, RequestCounts, RequestIds
 from topics.front.http.fast_lane import FastLane
 from topics.front.http.head_reader import HeadReader
 from topics.front.http.poller import Poller
@@ -39,7 +40,6 @@ from topics.front.keys import LOOK_S, Keys, KeySource
 from topics.front.limits import make_slots
 from topics.front.live.live import Live
 from topics.front.pressure.pressure import Pressure
-from topics.front.request_counts import RequestCounts
 from topics.front.routes.context import RouteContext
 from topics.front.routes.table import ROUTES, match, operations_for
 
@@ -97,7 +97,8 @@ class Server:
             lambda: self.connections.request_count,
             self.connections.make_room,
         )
-        self.pressure = Pressure(backend.shards, backend.delay_ms)
+        lag = EventLoop.of_this_run().lag
+        self.pressure = Pressure(backend.shards, backend.delay_ms, lag=lag)
         self.live = Live(backend, settings, self.slots, self.pressure, self.keys, held)
         self._context = context = RouteContext.of(
             backend,
@@ -153,7 +154,7 @@ class Server:
                 nursery.start_soon(self.live.run)
                 nursery.start_soon(self._look_for_keys)
                 nursery.start_soon(self.pressure.run)
-                poller = Poller(nursery, self.connections, self._backend.batch)
+                poller = Poller(nursery, self.connections)
                 nursery.start_soon(poller.run)
                 await self._serve_until(listener, stop, poller)
                 nursery.cancel_scope.cancel()

@@ -28,6 +28,7 @@ import trio
 
 from topics.actors.link.board import Board, ShardState, ShardWords
 from topics.actors.link.counters import CounterWords
+from topics.actors.link.event_loop import EventLoop
 from topics.actors.link.link import Link
 from topics.actors.link.link_memory import LinkMemory
 from topics.actors.link.process_id import shard_id
@@ -62,7 +63,7 @@ def main(settings: Settings, board: Board, links: Sequence[LinkMemory], index: i
     # Not those of an earlier process: no token of its leases may hold.
     shard.engine.table.next_lease_number = 1 + secrets.randbits(LEASE_NUMBER_BITS)
     freeze_survivors()
-    trio.run(_serve, settings, board, links, index, shard)
+    EventLoop().run(_serve, settings, board, links, index, shard)
     words.state = ShardState.STOPPED
 
 

@@ -121,7 +121,7 @@ def test_redrives_that_fail_leave_nothing_behind() -> None:
     for _ in range(HEAP_STALE_MIN + 10):
         assert claims.set_aside(desk.topic, [1, 2, 5]) == [1, 2, 5]
         claims.put_back(desk.topic, [1, 2, 5], desk.now)
-    assert max(len(desk.jobs._in_line), len(desk.jobs._due)) <= HEAP_STALE_MIN + 8
+    assert max(len(desk.jobs._in_line), len(desk.jobs.due)) <= HEAP_STALE_MIN + 8
     assert [desk.claim() for _ in range(6)] == [[1], [2], [3], [4], [5], []]
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.support.fake_backend import FakeBackend
 from tests.support.front import HANDSHAKE, LANES, RECORD, Running, running
 from tests.support.raw_client import RawClient, request
-from topics.formats.api.request_heads import HeadFields
+from topics.formats.api.request_heads import Head, HeadFields
 from topics.front.request import Request
 from topics.front.route import NAMES
 from topics.front.routes.table import ROUTES
@@ -78,21 +78,21 @@ async def test_a_long_head_is_kept_neither_for_the_next_one_nor_by_a_stream(
 ) -> None:
     """There may be thousands of both."""
     async with running() as run:
-        guard, entered = run.server.lanes.guard, list[Request]()
-        enter = guard.enter
+        guard, admitted = run.server.lanes.guard, list[Request]()
+        admit = guard.admit
 
-        def note(asked: Request) -> None:
-            entered.append(asked)
-            enter(asked)
+        def note(head: Head) -> Request:
+            admitted.append(admit(head))
+            return admitted[-1]
 
-        monkeypatch.setattr(guard, "enter", note)
+        monkeypatch.setattr(guard, "admit", note)
         client = await run.connect()
         fields = HANDSHAKE if path == "/v0/ws" else {}
         long = {f"x_{number}": "x" * 9000 for number in range(6)}
         await client.say(request("GET", path, b"", **fields, **long))
         assert (await client.hear(method="HEAD")).status in (200, 101)
         assert len(run.server.lanes.heads.remembered) == 0
-        [asked] = entered
+        [asked] = admitted
         assert asked.head is not None
         if path == "/v0/ws":
             await run.until(lambda: len(run.server.live.streams) == 1)

@@ -1,9 +1,9 @@
-"""The poller: who is told of input, in one batch, and what ends with it."""
+"""The poller: who is told of input, and what ends with it."""
 
 from __future__ import annotations
 
 import errno
-from types import TracebackType
+from typing import Any
 
 import pytest
 import trio
@@ -17,46 +17,22 @@ from topics.front.http.poller import Poller
 HEALTH = request("GET", "/v0/health")
 
 
-class Marked:
-    """A batch that knows when it is open."""
-
-    def __init__(self) -> None:
-        self.is_open, self.count = False, 0
-
-    def __enter__(self) -> None:
-        self.is_open, self.count = True, self.count + 1
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
-        self.is_open = False
-
-
-async def test_a_turn_serves_all_that_have_input_in_one_batch() -> None:
-    batch = Marked()
-    async with running() as run, scenes(run, batch) as make:
-        several = [make() for _ in range(50)]
-        for scene in several:
-            scene.client.sendall(HEALTH)
-        several[0].poller.turn()
-        assert {scene.client.recv(4096)[9:12] for scene in several} == {b"200"}
-        assert (batch.count, batch.is_open) == (1, False)
-
-
 async def test_a_connection_that_was_closed_in_this_turn_is_left_alone() -> None:
     async with running() as run, scenes(run) as make:
         several = [make() for _ in range(3)]
-        enter = run.server.guard.enter
+        heads = run.server.lanes.heads
+        decide = heads.decide
 
-        def cut_all(asked: object) -> None:
+        def cut_all(raw: bytes) -> Any:
             for scene in several:
                 scene.connection.cut()
-            run.server.guard.enter = enter  # type: ignore[method-assign]
+            heads.decide = decide  # type: ignore[method-assign]
+            return decide(raw)
 
-        run.server.guard.enter = cut_all  # type: ignore[method-assign,assignment]
+        heads.decide = cut_all  # type: ignore[method-assign]
         for scene in several:
             scene.client.sendall(HEALTH)
-        several[0].poller.turn()
+        several[0].turn()
         assert all(scene.is_over for scene in several)
 
 

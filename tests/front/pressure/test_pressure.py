@@ -10,6 +10,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from topics.actors.link.event_loop import LoopLag
 from topics.engine.access import ANYONE
 from topics.engine.priority import NEW_BAND, TOP_BAND
 from topics.errors import Throttled
@@ -21,7 +22,6 @@ from topics.front.pressure.pressure import (
     RETRY_MAX_S,
     RETRY_MIN_S,
     Bands,
-    LoopLag,
     Pressure,
     Promises,
     hold_back,
@@ -268,14 +268,21 @@ def test_only_topics_whose_band_is_not_that_of_new_ones_are_kept_within_a_bound(
     ids=["idle", "half a pass", "one event in ten waits, 5 ms on average"],
 )
 def test_the_lag_is_what_an_event_waits(spent_s: float, idle_s: float, lag_ms: float) -> None:
-    now = [0.0]
-    lag = LoopLag(lambda: now[0])
+    lag, now = LoopLag(0.0), 0.0
     for _ in range(10):
-        lag.after_io_wait(0.0)
-        now[0] += spent_s
-        lag.before_io_wait(0.0)
-        now[0] += idle_s
-    assert lag.take_ms() == pytest.approx(lag_ms)
+        lag.pass_began = now
+        now += spent_s
+        lag.end_pass(now)
+        now += idle_s
+    assert lag.take_ms(now) == pytest.approx(lag_ms)
+
+
+def test_a_stopped_process_weighs_in_one_window() -> None:
+    lag = LoopLag(0.0)
+    lag.take_ms(4.99)
+    lag.end_pass(5.0)
+    assert lag.take_ms(5.0) == pytest.approx(2500.0), "not more than half of the pass"
+    assert lag.take_ms(5.05) == 0.0
 
 
 # Appends

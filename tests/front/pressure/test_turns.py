@@ -6,16 +6,16 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from topics.actors.link.event_loop import LoopLag
 from topics.engine.priority import TOP_BAND
-from topics.front.pressure.pressure import ACTIVE_S, PASS_S, RELEASE_MIN, LoopLag, Turns
+from topics.front.pressure.pressure import ACTIVE_S, PASS_S, RELEASE_MIN, Turns
 
 
 class Desk:
     """Turns with a clock and a pass that tests set."""
 
     def __init__(self) -> None:
-        self.now = 100.0
-        self.lag = LoopLag(lambda: self.now)
+        self.now, self.lag = 100.0, LoopLag(100.0)
         self.turns = Turns(lambda: self.now, self.lag)
         self.went: list[tuple[int, int]] = []
 

@@ -66,7 +66,11 @@ class Registry(Protocol):
 
 
 class Owner(Protocol):
-    """Who serves a connection: `topics.front.http.fast_lane.FastLane`."""
+    """Who serves a connection: `topics.front.http.fast_lane.FastLane`. ``watched``: the events that
+    its socket is watched for, None while it is not.
+    """
+
+    watched: int | None
 
     def end(self) -> None:
         """End it, wherever it waits; `Connection.is_ended` is set."""
@@ -118,8 +122,9 @@ class Connection(RequestStream):
     def begin_waiting(self) -> None:
         """A call begins that must end if the client hangs up."""
         self.waits = True
-        if self.lane is not None:
-            self.lane.watch_hang_up()
+        lane = self.lane
+        if lane is not None and (lane.watched is None or not lane.watched & HALF_CLOSED):
+            lane.watch_hang_up()
 
     def probe(self) -> None:
         """Send another byte of the answer to come: a client that is gone resets the connection."""

@@ -19,6 +19,7 @@ connection a call under way is abandoned and a task cancelled. Nothing but a can
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import select
 import time
@@ -133,23 +134,26 @@ class FastLane(RequestTasks):
                 self.exchange.begin_unread()
                 connection.unread_body = True
                 return self._send(error_answer(failure), close=True)
-            self.exchange.begin(found)
+            exchange = self.exchange
+            exchange.head, exchange.is_open, exchange.at = found, True, time.monotonic_ns()
             if not isinstance(found, AdmittedHead):
                 return self._answer_unadmitted(found)
             request, head = found.request, found
             self._is_head = request.method == "HEAD"
             connection.quiet_since, connection.principal = NEVER, request.principal
-            try:
-                self._lanes.guard.enter(request)
-            except TopicsError as failure:
-                answer = self._lanes.dispatcher.failed(failure)
-                return self._refuse(answer, head.length, head.close, head.expects_continue)
+            guard = self._lanes.guard
+            if request.principal is not ANYONE or guard.drain.is_draining:
+                try:
+                    guard.enter(request)
+                except TopicsError as failure:
+                    answer = self._lanes.dispatcher.failed(failure)
+                    return self._refuse(answer, head.length, head.close, head.expects_continue)
+                self._is_entered = request.principal is not ANYONE  # who is not counted
             self._head, self._request = head, request
-            self._is_entered = request.principal is not ANYONE  # who is not counted
         if head.plain and (length := head.length) is not None and length <= SHORT_MAX_BYTES:
-            body = self.connection.take(length)
-            if body is None:
-                return self._wait_for_body(head)
+            body = self.connection.take(length) if length else b""
+            if body is None and (body := self._look_for_body(head, length)) is None:
+                return False
             return self._answer(head, body)
         self._start(self._read_and_answer, head)
         return False
@@ -173,15 +177,25 @@ class FastLane(RequestTasks):
         if self.watched != INPUT:
             self._watch(INPUT)
 
-    def _wait_for_body(self, head: AdmittedHead) -> bool:
+    def _look_for_body(self, head: AdmittedHead, length: int) -> bytes | None:
+        """The body, which most clients send right behind the head; None when it is waited for."""
         connection = self.connection
-        if connection.deadline == NEVER:  # from here on it is waited for
+        if connection.deadline == NEVER:  # nobody has waited for it yet
             if head.expects_continue:
                 self._start(self._read_and_answer, head)
-                return False
+                return None
+            with contextlib.suppress(BlockingIOError):
+                data = connection.sock.recv(RECV_BYTES)
+                if not data:
+                    raise ConnectionResetError("the client has left in a request")
+                connection.received_bytes += len(data)
+                connection.receive(data)
+                if (body := connection.take(length)) is not None:
+                    self.exchange.at = time.monotonic_ns()
+                    return body
             connection.begin_body()
         self._read()
-        return False
+        return None
 
     def _read(self) -> None:
         self._state = State.READING
@@ -192,7 +206,7 @@ class FastLane(RequestTasks):
         """A request with its body, which is short."""
         connection, lanes, request = self.connection, self._lanes, head.request
         if connection.deadline != NEVER:  # the body was waited for
-            connection.deadline = NEVER
+            connection.deadline, self.exchange.at = NEVER, time.monotonic_ns()
             try:
                 lanes.guard.check_key(request)
             except TopicsError as failure:
@@ -203,8 +217,7 @@ class FastLane(RequestTasks):
             return False
         if request.principal is not ANYONE:
             self._request = request = lanes.guard.renewed(request)
-        self.exchange.at = at = time.monotonic_ns()
-        self._state = State.CALLING
+        self._state, at = State.CALLING, self.exchange.at
         if request.route.waits:
             connection.begin_waiting()
         try:

@@ -51,7 +51,7 @@ class HeadMemory(Generic[T]):
 
     def __init__(self, young_max: int = YOUNG_MAX) -> None:
         self._young_max = young_max
-        self._young: dict[bytes, T] = {}
+        self.young: dict[bytes, T] = {}
         self._old: dict[bytes, T] = {}
 
     def __len__(self) -> int:
@@ -60,25 +60,25 @@ class HeadMemory(Generic[T]):
     @property
     def entries(self) -> dict[bytes, T]:
         """All of them."""
-        return {**self._old, **self._young}
+        return {**self._old, **self.young}
 
     def get(self, digest: bytes) -> T | None:
         """What is known under the digest, which counts as young again."""
-        found = self._young.get(digest)
+        found = self.young.get(digest)
         if found is None and (found := self._old.get(digest)) is not None:
             self.put(digest, found)
         return found
 
     def put(self, digest: bytes, value: T) -> None:
         """Keep it. When the young generation is full, the old one is forgotten."""
-        young = self._young
+        young = self.young
         if len(young) >= self._young_max:
-            self._old, self._young = young, (young := {})
+            self._old, self.young = young, (young := {})
         young[digest] = value
 
     def clear(self) -> None:
         """Forget everything."""
-        self._young, self._old = {}, {}
+        self.young, self._old = {}, {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ class HeadReader:
         it is not well-formed.
         """
         digest = blake2b(raw, digest_size=16).digest()
-        known = self.remembered.get(digest)
+        known = self.remembered.young.get(digest) or self.remembered.get(digest)
         if known is not None:
             return known, None
         trace, without = None, raw

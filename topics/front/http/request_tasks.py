@@ -152,8 +152,7 @@ class RequestTasks(ABC):
 
     def watch_hang_up(self) -> None:
         """See `topics.front.http.connection.Owner`."""
-        if self.watched is None or not self.watched & HALF_CLOSED:
-            self._watch(HALF_CLOSED)
+        self._watch(HALF_CLOSED)
 
     def end(self) -> None:
         """See `topics.front.http.connection.Owner`."""

@@ -29,6 +29,7 @@ from typing import Final, TypeAlias
 import msgspec
 import trio
 
+from topics.actors.link.event_loop import LoopLag
 from topics.engine.priority import BANDS, NEW_BAND, TOP_BAND, Queues
 from topics.errors import Throttled
 from topics.formats.buffers import Buffer
@@ -63,54 +64,24 @@ Parked: TypeAlias = tuple[trio.lowlevel.Task, float]  # and since when
 
 class Bands:
     """The bands of topics, as shards tell them with each append. Most topics are in the band of new
-    ones: only the others are kept, the latest `BANDS_MAX` of them.
+    ones: only the others are ``known``, the latest `BANDS_MAX` of them.
     """
 
     def __init__(self) -> None:
-        self._known: dict[str, int] = {}
+        self.known: dict[str, int] = {}
 
     def of(self, topic: str) -> int:
         """The topic's band, as last heard."""
-        return self._known.get(topic, NEW_BAND)
+        return self.known.get(topic, NEW_BAND)
 
     def learn(self, topic: str, band: int) -> None:
         """A shard has told the topic's band."""
-        if self._known.get(topic, NEW_BAND) != band:
-            self._known.pop(topic, None)
+        if self.known.get(topic, NEW_BAND) != band:
+            self.known.pop(topic, None)
             if band != NEW_BAND:
-                if len(self._known) >= BANDS_MAX:
-                    del self._known[next(iter(self._known))]
-                self._known[topic] = band
-
-
-class LoopLag(trio.abc.Instrument):
-    """How long an event waits until the loop looks at it. What comes during a pass of ``d`` seconds
-    waits ``d / 2`` on average: over a window, the sum of ``d * d / 2`` divided by its length.
-    """
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self.pass_began = self._since = clock()
-        self._busy = self._squares = 0.0
-
-    def after_io_wait(self, timeout: float) -> None:  # noqa: ARG002 - the instrument's signature
-        """A pass begins."""
-        self.pass_began = self._clock()
-
-    def before_io_wait(self, timeout: float) -> None:  # noqa: ARG002 - the instrument's signature
-        """A pass ends."""
-        spent = self._clock() - self.pass_began
-        self._busy += spent
-        self._squares += spent * spent
-
-    def take_ms(self) -> float:
-        """The mean wait since the last call, in milliseconds; the pass under way counts later."""
-        now = self._clock()
-        # The first of the passes may have begun before the window.
-        window = max(now - self._since, self._busy)
-        mean_s = self._squares / (2 * window) if window else 0.0
-        self._since, self._busy, self._squares = now, 0.0, 0.0
-        return mean_s * 1000
+                if len(self.known) >= BANDS_MAX:
+                    del self.known[next(iter(self.known))]
+                self.known[topic] = band
 
 
 class Promises:
@@ -241,19 +212,22 @@ class Turns:
 
 
 class Pressure:
-    """The governors of a front. ``delay_ms`` tells how long a message to a shard waits there."""
+    """The governors of a front. ``delay_ms`` tells how long a message to a shard waits there,
+    ``lag`` what the loop takes.
+    """
 
     def __init__(
         self,
         shards: int,
         delay_ms: Callable[[int], float],
         clock: Callable[[], float] = time.monotonic,
+        lag: LoopLag | None = None,
     ) -> None:
         self.is_calm = True
         self.bands, self.promises = Bands(), Promises()
         self.refused_count = 0  # writes and streams, since the start
         self._delay_ms, self._clock = delay_ms, clock
-        self._lag = LoopLag(clock)
+        self._lag = LoopLag(clock()) if lag is None else lag
         self._lag_ms = 0.0
         self.turns = Turns(clock, self._lag)
         self.governors = [Governor(clock()) for _ in range(shards)]
@@ -262,16 +236,12 @@ class Pressure:
 
     async def run(self) -> None:
         """Measure and govern the loop that this is called in, until cancelled."""
-        trio.lowlevel.add_instrument(self._lag)
-        try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self.turns.run)
-                while True:
-                    is_idle = self.is_calm and self._lag_ms < IDLE_LAG_MS
-                    await trio.sleep(IDLE_TICK_S if is_idle else TICK_S)
-                    self.tick(self._lag.take_ms())
-        finally:
-            trio.lowlevel.remove_instrument(self._lag)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.turns.run)
+            while True:
+                is_idle = self.is_calm and self._lag_ms < IDLE_LAG_MS
+                await trio.sleep(IDLE_TICK_S if is_idle else TICK_S)
+                self.tick(self._lag.take_ms(self._clock()))
 
     def tick(self, lag_ms: float) -> None:
         """``lag_ms``: of the loop. What waits for the loop does not wait for its shard yet."""
