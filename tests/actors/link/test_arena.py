@@ -13,8 +13,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.actors.link.link_support import arena_ends
 from topics.actors.link import arena
-from topics.actors.link.arena import LARGE_PAGES, PAGE_BYTES, ArenaBlock, ArenaMemory, ArenaWriter
-from topics.actors.link.page_allocator import PageAllocator
+from topics.actors.link.arena import (
+    LARGE_PAGES,
+    PAGE_BYTES,
+    ArenaBlock,
+    ArenaMemory,
+    ArenaWriter,
+    PageAllocator,
+)
 
 
 def resident_kib(memory: ArenaMemory) -> int:
