@@ -214,3 +214,17 @@ def test_the_parent_imports_what_its_children_share_before_their_fork_and_runs_n
     assert shards_run == (
         "['topics.actors.rpc.message_router', 'topics.process.shard_writer', 'trio'] [] 1 True True"
     )
+
+
+def test_no_process_of_a_server_imports_what_is_for_people() -> None:
+    """Client, commands and their libraries: they would cost each process memory and time."""
+    program = """
+import sys
+import topics.process.front, topics.process.serve, topics.process.shard_writer, supervisor
+import topics.front.http.cold_lane
+print(sorted(name for name in sys.modules if name.split(".")[0] in {"httpx2", "anyio", "rich"}
+             or name.startswith(("topics.client", "topics.spark"))))
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
