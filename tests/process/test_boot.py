@@ -226,5 +226,5 @@ print(sorted(name for name in sys.modules if name.split(".")[0] in {"httpx2", "a
              or name.startswith(("topics.client", "topics.spark"))))
 """
     command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

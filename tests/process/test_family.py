@@ -51,11 +51,6 @@ def family(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> Family:
     return Family(shared, Workers(lambda: None, lambda _: None), "info")
 
 
-def test_shards_come_before_the_front_that_asks_them(family: Family) -> None:
-    assert [child.name for child in family] == ["shard 0", "shard 1", "front 0"]
-    assert family.alive() == []
-
-
 def test_what_a_child_shares_is_loaded_before_its_fork(
     shared: Shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,14 +114,6 @@ def test_the_end_of_a_child_clears_its_words_and_ends_its_sessions_only(
     }
     (_, between) = shared.links.of(shard_id(0))
     assert [os.eventfd_read(bell) for bell in between.bells] == [1, 1]
-
-
-def test_a_signal_goes_to_those_that_run(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
-    family.spawn(family.front, 0.0)
-    sent: list[tuple[int, int]] = []
-    monkeypatch.setattr(os, "kill", lambda pid, number: sent.append((pid, number)))
-    family.send(signal.SIGTERM, family)
-    assert sent == [(101, signal.SIGTERM)]
 
 
 @pytest.mark.parametrize(("own", "keeps"), [(FRONT, True), (shard_id(0), False)])

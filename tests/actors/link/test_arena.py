@@ -13,8 +13,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.actors.link.link_support import arena_ends
 from topics.actors.link import arena
-from topics.actors.link.arena import LARGE_PAGES, PAGE_BYTES, ArenaBlock, ArenaMemory, ArenaWriter
-from topics.actors.link.page_allocator import PageAllocator
+from topics.actors.link.arena import (
+    LARGE_PAGES,
+    PAGE_BYTES,
+    ArenaBlock,
+    ArenaMemory,
+    ArenaWriter,
+    PageAllocator,
+)
 
 
 def resident_kib(memory: ArenaMemory) -> int:
@@ -171,18 +177,6 @@ def test_a_block_is_not_sent_twice_nor_through_another_arena() -> None:
         writer.take_over(block)
 
 
-def test_the_next_session_but_one_waits_for_a_block_that_is_still_being_filled() -> None:
-    _, writer, _ = arena_ends(pages=2)
-    block = writer.reserve(PAGE_BYTES)
-    assert block is not None
-    writer.begin(2)
-    assert writer.is_used(3)
-    block.shrink(1)
-    block.free()
-    assert not writer.is_used(3)
-    assert writer.used_bytes == 0
-
-
 def test_freed_large_blocks_and_a_trimmed_empty_arena_hold_no_memory() -> None:
     memory, writer, _ = arena_ends(pages=4 * LARGE_PAGES)
     large = writer.reserve(LARGE_PAGES * PAGE_BYTES)
@@ -221,20 +215,6 @@ def test_room_that_is_still_to_be_given_back_is_there_when_it_is_needed() -> Non
     while writer.trim():
         pass
     assert bytes(again.view) == b"y" * again.length
-
-
-def test_an_arena_in_use_is_not_trimmed() -> None:
-    _, writer, _ = arena_ends(pages=4 * LARGE_PAGES)
-    blocks = [writer.reserve(LARGE_PAGES * PAGE_BYTES - 1) for _ in range(2)]
-    for block in blocks:
-        assert block is not None
-        block.view[:] = b"x" * block.length
-    assert blocks[0] is not None
-    blocks[0].free()
-    while writer.trim():
-        pass
-    assert blocks[1] is not None
-    assert bytes(blocks[1].view[-2:]) == b"xx"
 
 
 # What nobody may write over while it is read, and who is told
@@ -299,13 +279,6 @@ def test_the_next_session_leaves_alone_what_is_still_being_read() -> None:
 # One mapping, a half for every other session
 
 
-def test_sessions_take_the_two_halves_in_turns() -> None:
-    memory = ArenaMemory(3 * PAGE_BYTES - 1)
-    assert memory.half_bytes == 3 * PAGE_BYTES
-    assert len(memory.view) == 2 * memory.half_bytes
-    assert [memory.base(session) for session in range(4)] == [0, 3 * PAGE_BYTES] * 2
-
-
 def test_pages_that_were_given_back_are_zeros_and_their_neighbours_stay() -> None:
     memory = ArenaMemory(2 * PAGE_BYTES)
     memory.view[:] = b"x" * len(memory.view)
@@ -314,12 +287,6 @@ def test_pages_that_were_given_back_are_zeros_and_their_neighbours_stay() -> Non
     assert bytes(memory.view) == kept + bytes(2 * PAGE_BYTES) + kept
     memory.give_back(0, 0)
     assert memory.view[0] == ord("x")
-
-
-def test_nothing_fits_into_an_arena_of_no_bytes() -> None:
-    memory = ArenaMemory(0)
-    assert (memory.half_bytes, len(memory.view), memory.base(1)) == (0, 0, 0)
-    memory.give_back(0, 0)
 
 
 # Which pages are taken, against a set of pages

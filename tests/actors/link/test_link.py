@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 
-import msgspec
 import pytest
 import trio
 import trio.testing
@@ -18,7 +17,7 @@ from topics.actors.link.link import GUARD_S, QUIET_MAX, Guard
 from topics.actors.link.link_memory import LinkMemory, LinkSizes
 from topics.actors.link.process_id import FRONT, shard_id
 from topics.actors.link.ring import HEAD, RingDamaged
-from topics.formats.wire.message import ERROR, Message, PeerGone
+from topics.formats.wire.message import Message, PeerGone
 
 
 def test_nothing_can_be_sent_before_both_sides_are_there() -> None:
@@ -57,17 +56,6 @@ def test_message_ids_are_fresh_and_may_be_taken_in_advance(pair: Pair) -> None:
     assert len({first, taken, third}) == 3
     link.flush()
     assert [frame.message_id for frame in pair.shard.turn()] == [first, third, taken]
-
-
-def test_an_error_frame_names_what_it_is_about(pair: Pair) -> None:
-    pair.shard.link.send_refusal(1003, "reserved", 9)
-    pair.shard.link.flush()
-    [frame] = pair.front.turn()
-    assert (frame.flags, frame.subject, msgspec.msgpack.decode(frame.payload)) == (
-        ERROR,
-        "",
-        {"code": 1003, "message": "reserved", "about": 9},
-    )
 
 
 def test_what_callbacks_send_is_flushed_when_they_return(pair: Pair) -> None:
@@ -111,17 +99,6 @@ def test_a_new_session_sees_nothing_of_the_old_one(pair: Pair) -> None:
     assert [frame.subject for frame in exchange(pair.front, pair.shard)] == ["new"]
 
 
-def test_half_a_message_is_forgotten_with_its_session(pair: Pair) -> None:
-    pair.front.link.send("big", b"p" * 20_000)
-    pair.front.link.flush()
-    assert pair.shard.turn() == []
-    pair.bump()
-    pair.shard.turn()
-    pair.connect()
-    pair.front.link.send("small", b"")
-    assert [frame.subject for frame in exchange(pair.front, pair.shard)] == ["small"]
-
-
 def test_a_front_that_has_not_noticed_cannot_reach_the_new_shard(pair: Pair) -> None:
     pair.front.link.send("a", b"x" * 500)
     stale = pair.front.link.queue
@@ -134,21 +111,6 @@ def test_a_front_that_has_not_noticed_cannot_reach_the_new_shard(pair: Pair) -> 
     assert not pair.shard.link.connected
     pair.connect()
     assert pair.shard.turn() == []
-
-
-def test_both_sides_may_die() -> None:
-    pair = Pair()
-    pair.connect()
-    pair.front.link.send("old", b"")
-    pair.front.link.flush()
-    pair.shard.link.send("old", b"")
-    pair.shard.link.flush()
-    pair.bump()
-    pair.restart_shard()
-    pair.front = pair.end(FRONT)
-    pair.connect()
-    assert (pair.front.got, pair.shard.got) == ([], [])
-    pair.close()
 
 
 # --- trio ---

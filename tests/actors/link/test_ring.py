@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -199,19 +197,6 @@ class Machine:
         return Fences(full=Fence(full), order=None)
 
 
-def write_and_fence_late(producer: RingProducer, data: bytes) -> None:
-    fences, producer._fences = producer._fences, Fences(full=contextlib.nullcontext(), order=None)
-    producer.write(data)
-    with fences.full:
-        pass
-
-
-def write_and_fence_early(producer: RingProducer, data: bytes) -> None:
-    with producer._fences.full:
-        pass
-    write_and_fence_late(producer, data)
-
-
 def test_a_producer_stores_then_fences_then_looks_at_the_sleeper() -> None:
     machine = Machine()
     ends = machine.ends
@@ -229,21 +214,6 @@ def test_a_consumer_stores_then_fences_then_looks_at_the_sleeper() -> None:
     RingConsumer(ends.memory, ends.room_bell, fences).read()
     assert machine.stored == [(3, 3)], "the store comes first"
     assert rings_of(ends.room_bell) == 1, "the look comes last"
-
-
-@pytest.mark.parametrize(
-    ("write", "first_stored", "bells"),
-    [(write_and_fence_late, (3, 0), 0), (write_and_fence_early, (0, 0), 1)],
-    ids=["after the look", "before the store"],
-)
-def test_a_fence_in_the_wrong_place_would_be_noticed(
-    write: Callable[[RingProducer, bytes], None], first_stored: tuple[int, int], bells: int
-) -> None:
-    machine = Machine()
-    ends = machine.ends
-    producer = RingProducer(ends.memory, ends.data_bell, machine.fences(ends.consumer.sleeper))
-    write(producer, b"abc")
-    assert (machine.stored[0], rings_of(ends.data_bell)) == (first_stored, bells)
 
 
 # --- sessions ---

@@ -124,7 +124,7 @@ class FrontWords(ProcessWords):
 
 
 class ShardWords(ProcessWords):
-    """The words of a shard."""
+    """What a shard shows of itself besides: its state, its replay, its disk and its limits."""
 
     __slots__ = ()
 
@@ -206,12 +206,12 @@ class Board:
         return ShardWords(self._process(shard_id(index)))
 
     def heads(self, shard: int) -> memoryview:
-        """The words of the slots of ``shard`` (`topics.actors.link.heads`)."""
+        """What ``shard`` tells of pages that were read ahead (`topics.actors.link.heads`)."""
         at = self._heads_at + shard * HEADS_WORDS
         return self.words[at : at + HEADS_WORDS]
 
     def process(self, process: ProcessId) -> FrontWords | ShardWords:
-        """The words of the front or a shard."""
+        """What a process shows of itself."""
         return self.front if process == FRONT else self.shard(process.index)
 
     def _process(self, process: ProcessId) -> memoryview:

@@ -54,7 +54,7 @@ log: Final = structlog.get_logger(__name__)
 
 
 class RpcErrorPayload(NamedTuple):
-    """The error answer of a failed handler (§7)."""
+    """How a failed handler's request is answered (§7)."""
 
     code: int
     message: str

@@ -15,8 +15,16 @@ from structlog.testing import capture_logs
 from topics.actors.link.board import Board
 from topics.engine.access import Access
 from topics.process import keys
-from topics.process.key_reload import GIVE_UP_S, SETTLE_S, KeyReload
-from topics.process.keys import KEY_FILE_MAX_BYTES, KeyFile, KeySources, key_files, take_fixed
+from topics.process.keys import (
+    GIVE_UP_S,
+    KEY_FILE_MAX_BYTES,
+    SETTLE_S,
+    KeyFile,
+    KeyReload,
+    KeySources,
+    key_files,
+    take_fixed,
+)
 
 
 class Server:
