@@ -1,16 +1,16 @@
-"""What clients do to a server that mean it no good, and what it costs. Runs as a program: ``python
--m tests.campaigns.hostile``.
+"""What clients do to a server that mean it no good, and what it costs others.
+
+Runs as a program: ``python -m tests.campaigns.hostile --kinds streams --clients 1000``. A crowd
+of one kind (`crowd`) bothers a server for a while; nobody else is refused anything meanwhile.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import multiprocessing
 import random
 import statistics
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.campaigns.crowd import KEYS, OTHER, crowd, fill
+from tests.campaigns.killer import Summary, program
 from tests.support.api import Answer, Api, Wire, ok, request
 from tests.support.server import Server, rss_bytes
 
@@ -104,10 +105,8 @@ class Bystander(threading.Thread):
         return statistics.quantiles(self.took_ms * 2, n=100)[percent - 1]
 
     def __str__(self) -> str:
-        costs = (
-            f"p50 {self.percentile(50):.1f} ms, p99 {self.percentile(99):.1f} ms, max"
-            f" {max(self.took_ms):.1f} ms"
-        )
+        p50, p99, most = self.percentile(50), self.percentile(99), max(self.took_ms)
+        costs = f"p50 {p50:.1f} ms, p99 {p99:.1f} ms, max {most:.1f} ms"
         return f"{len(self.took_ms)} small requests: {costs}"
 
 
@@ -180,28 +179,20 @@ def _send_large_bodies(address: tuple[str, int], count: int) -> None:
 
 def malformed(source: random.Random) -> bytes:
     """One request that no server should accept."""
-    path = "/v0/topics/hostile"
+    path, noise = "/v0/topics/hostile", source.randbytes(source.randint(0, 300))
+    chunked = "Content-Type: application/json", "Transfer-Encoding: chunked"
     kinds: list[Callable[[], bytes]] = [
-        lambda: source.randbytes(source.randint(1, 400)),
-        lambda: request("POST", path, source.randbytes(source.randint(0, 300))),
+        lambda: b"?" + noise,
+        lambda: request("POST", path, noise),
         lambda: request("POST", path, b'{"records":[{"data":' + b"[" * source.randint(1, 20_000)),
-        lambda: request(
-            "POST", path, b'{"records":[{"data":"\xff' + source.randbytes(20) + b'"}]}'
-        ),
+        lambda: request("POST", path, b'{"records":[{"data":"\xff' + noise[:20] + b'"}]}'),
         lambda: request("PUT", path, b'{"ttl_ms":' + b"9" * source.randint(21, 5000) + b"}"),
-        lambda: request(
-            "POST", f"{path}/diff", b'{"limit":"' + b"x" * source.randint(0, 2000) + b'"}'
-        ),
-        lambda: (
-            request(
-                "POST", path, None, "Content-Type: application/json", "Transfer-Encoding: chunked"
-            )
-            + b"xyz\r\n"
-        ),
+        lambda: request("POST", f"{path}/diff", b'{"limit":"%b"}' % (b"x" * len(noise) * 7)),
+        lambda: request("POST", path, None, *chunked) + b"xyz\r\n",
         lambda: request("POST", path, b"{}", "Transfer-Encoding: chunked"),
         lambda: request("GET", "/" + "a" * source.randint(1, 3000)),
-        lambda: request("GET", f"{path}%{source.randint(0, 255):02x}\x7f".replace("\x7f", "%0A")),
-        lambda: request("POST", path, b"\x1f\x8b" + source.randbytes(60), "Content-Encoding: gzip"),
+        lambda: request("GET", f"{path}%{source.randint(0, 255):02x}%0A"),
+        lambda: request("POST", path, b"\x1f\x8b" + noise, "Content-Encoding: gzip"),
         lambda: b"GET /v0/health HTTP/1.1\r\n" + b"x: y\r\n" * source.randint(1, 400),
     ]
     return source.choice(kinds)()
@@ -247,11 +238,9 @@ class Cost:
     others: Bystander
 
     def __str__(self) -> str:
-        trouble = self.others.trouble
-        told = f", {len(trouble)} of them refused: {trouble[0]}" if trouble else ""
         return (
             f"{self.kind}: {self.made} clients came, the server ended {self.ended};"
-            f" {self.memory}; others {self.others}{told}"
+            f" {self.memory}; others {self.others}, {len(self.others.trouble)} refused"
         )
 
 
@@ -278,41 +267,16 @@ def bother(directory: Path, kind: str, clients: int, seconds: float, **settings:
     return Cost(kind, told.made, told.ended[kind], memory, others)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Hostile clients, and what they cost.")
-    parser.add_argument("kinds", nargs="*", help=f"of crowds: {', '.join(KINDS)}")
-    parser.add_argument("--clients", type=int, default=1000)
-    parser.add_argument("--seconds", type=float, default=40)
-    asked = parser.parse_args()
-    if not asked.kinds:
-        single()
-    with tempfile.TemporaryDirectory(prefix="topics-hostile-") as directory:
-        for kind in asked.kinds or KINDS:
-            print(bother(Path(directory), kind, asked.clients, asked.seconds), flush=True)
-    return 0
-
-
-def single() -> None:
-    """One hostile client at a time."""
-    with (
-        tempfile.TemporaryDirectory(prefix="topics-hostile-") as directory,
-        Server(Path(directory) / "data", shards=1) as server,
-    ):
-        with beside(server) as bystander:
-            time.sleep(2)
-        print(f"nobody else: {bystander}")
-        with watched(server) as memory, beside(server) as bystander:
-            send_large_bodies(server, 5)
-        print(f"5 bodies of 64 MiB: {memory}; beside them {bystander}")
-        with watched(server) as memory, beside(server) as bystander:
-            pile_up_answers(server, 200)
-        print(f"200 answers of 4 MiB that nobody reads: {memory}; beside them {bystander}")
-        source = random.Random(5)
-        send_malformed(server, source, 400)
-        with watched(server) as memory, beside(server) as bystander:
-            send_malformed(server, source, 2000)
-        print(f"2,000 malformed requests: {memory}; beside them {bystander}")
+def campaign(data_dir: Path, *, seed: int, kinds: str, clients: int, seconds: float) -> Summary:
+    """Crowds of these kinds, one after the other; what they cost is told."""
+    summary = Summary(seed)
+    for kind in kinds.split(","):
+        cost = bother(data_dir.parent, kind, clients, seconds)
+        summary.tell(str(cost))
+        summary.problems += [f"{kind}: {said}" for said in cost.others.trouble[:3]]
+        summary.counts[kind] = cost.made
+    return summary
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(program(__doc__, campaign, kinds=",".join(KINDS), clients=1000, seconds=40.0))

@@ -115,9 +115,11 @@ def program(
     """Run a campaign as a program, with these options and their defaults, in a data directory of
     its own; the exit status. A check of ``wanted`` that met nothing proves nothing.
     """
-    parser = argparse.ArgumentParser(description=doc)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=doc, formatter_class=raw)
     for name, default in (options | {"seed": time.time_ns() % 1_000_000}).items():
-        parser.add_argument(f"--{name}", type=type(default), default=default)
+        option = f"--{name.replace('_', '-')}"
+        parser.add_argument(option, type=type(default), default=default, help=f"default {default}")
     asked = vars(parser.parse_args())
     with tempfile.TemporaryDirectory(prefix="topics-campaign-") as directory:
         try:

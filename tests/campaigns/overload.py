@@ -23,12 +23,10 @@ waiting for a processor, which the kernel counts: it stretches all that they do 
 
 from __future__ import annotations
 
-import argparse
 import concurrent.futures
 import json
 import multiprocessing
 import sys
-import tempfile
 import time
 from array import array
 from collections.abc import Iterable, Sequence
@@ -36,6 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.bench.processes import cpu_s, machine_s, queued_s
+from tests.campaigns.killer import Summary, program
 from tests.campaigns.overload_clients import Manner, Plan, Report, Tally, drive
 from tests.support.api import Api, ok
 from tests.support.server import Server
@@ -264,59 +263,60 @@ def _obeying(reports: Sequence[Report], topic: str) -> Tally:
     )
 
 
-def campaign(server: Server, shape: Shape, seconds: float, peak_s: float, clients: int) -> bool:
-    """Peak, overload, verdict. ``clients`` 0: as many as the peak says."""
-    with Api(server.address, token=BOSS if shape.keys else None) as api:
-        for index, priority in enumerate(PRIORITIES):
-            ok(api.put(topic_of(index), {"priority": priority, "cap_records": 100_000}), 201)
-    peak, enough = find_peak(server, shape, peak_s)
-    clients = clients or max(OVERLOAD * enough, CLIENTS_MIN)
-    print(f"peak: {peak:,.0f} writes/s with {enough} clients; now {clients} for {seconds:.0f} s")
-    pushed = measured(server, shape, clients, peak_s)
-    plans, usage = plans_of(clients, shape, greedy=True, pushes=False), Usage(server)
-    reports = run(server.address, plans, seconds, shape.processes)
-    usage.end(reports)
-    tell(reports, seconds)
-    seconds_of = zip(*(report.by_second for report in reports), strict=True)
-    print(
-        "stored/refused by second:", *(f"{sum(s)}/{sum(r)}" for s, r in map(_columns, seconds_of))
-    )
-    print(f"processor time: {usage}")
-    pushed = (pushed + measured(server, shape, clients, peak_s)) / 2
-    verdicts = judge(reports, peak, pushed, usage.stretch)
-    for holds, text in verdicts:
-        print(f"{'pass' if holds else 'FAIL'}  {text}")
-    return all(holds for holds, _ in verdicts)
-
-
-def _columns(counts: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
-    return [stored for stored, _ in counts], [refused for _, refused in counts]
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--peak-seconds", type=float, default=5.0, help="of each step")
-    parser.add_argument("--clients", type=int, default=0, help="0: as many as the peak says")
-    parser.add_argument("--records", type=int, default=1, help="of each write")
-    parser.add_argument("--data-bytes", type=int, default=190)
-    parser.add_argument("--keys", type=int, default=40, help="0: a server without keys")
-    parser.add_argument("--processes", type=int, default=1, help="of clients")
-    parser.add_argument("--shards", type=int, default=2)
-    arguments = parser.parse_args()
-    shape = Shape(arguments.records, arguments.data_bytes, arguments.keys, arguments.processes)
-    env = {"api_keys": ",".join(keys_of(shape))} if shape.keys else {}
-    with (
-        tempfile.TemporaryDirectory(prefix="topics-overload-") as directory,
-        Server(Path(directory) / "data", shards=arguments.shards, **env) as server,
-    ):
+def campaign(
+    data_dir: Path,
+    *,
+    seed: int,
+    seconds: float,
+    peak_seconds: float,
+    clients: int,
+    records: int,
+    data_bytes: int,
+    keys: int,
+    processes: int,
+    shards: int,
+) -> Summary:
+    """Peak, overload, verdict. ``peak_seconds``: of each step; ``clients`` 0: as many as the peak
+    says; ``keys`` 0: a server without.
+    """
+    summary, shape = Summary(seed), Shape(records, data_bytes, keys, processes)
+    env = {"api_keys": ",".join(keys_of(shape))} if keys else {}
+    with Server(data_dir, shards=shards, **env) as server:
         roles = server.roles()
-        holds = campaign(
-            server, shape, arguments.seconds, arguments.peak_seconds, arguments.clients
-        )
-        assert server.roles() == roles, f"a process was replaced: {server.log_tail}"
-    return 0 if holds else 1
+        with Api(server.address, token=BOSS if keys else None) as api:
+            for index, priority in enumerate(PRIORITIES):
+                config = {"priority": priority, "cap_records": 100_000}
+                ok(api.put(topic_of(index), config), 201)
+        peak, enough = find_peak(server, shape, peak_seconds)
+        clients = clients or max(OVERLOAD * enough, CLIENTS_MIN)
+        print(f"peak: {peak:,.0f} writes/s with {enough}; now {clients} for {seconds:.0f} s")
+        pushed = measured(server, shape, clients, peak_seconds)
+        plans, usage = plans_of(clients, shape, greedy=True, pushes=False), Usage(server)
+        reports = run(server.address, plans, seconds, processes)
+        usage.end(reports)
+        tell(reports, seconds)
+        print(f"processor time: {usage}")
+        pushed = (pushed + measured(server, shape, clients, peak_seconds)) / 2
+        if server.roles() != roles:
+            summary.problems.append(f"a process was replaced: {server.log_tail}")
+    for holds, text in judge(reports, peak, pushed, usage.stretch):
+        print(f"{'pass' if holds else 'FAIL'}  {text}")
+        summary.problems += [] if holds else [text]
+    return summary
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(
+        program(
+            __doc__,
+            campaign,
+            seconds=60.0,
+            peak_seconds=5.0,
+            clients=0,
+            records=1,
+            data_bytes=190,
+            keys=40,
+            processes=1,
+            shards=2,
+        )
+    )

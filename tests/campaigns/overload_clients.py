@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import gc
 import heapq
-import math
 import os
 import re
 import select
@@ -88,15 +87,12 @@ class Tally:
 
 @dataclass(slots=True)
 class Report:
-    """What one process of clients saw. ``tallies`` by topic and manner; ``by_second`` holds the
-    stored and the refused writes of each second.
-    """
+    """What one process of clients saw. ``tallies`` by topic and manner."""
 
     took_s: float
     cpu_s: float
     queued_s: float  # ready, without a processor
     tallies: dict[tuple[str, Manner], Tally]
-    by_second: list[tuple[int, int]]
 
 
 class Client:
@@ -164,24 +160,22 @@ class Clients:
         cpu, queued = time.process_time(), queued_s(os.getpid())
         began = self._now = time.perf_counter()
         self._until = began + seconds
-        self._by_second = [[0, 0] for _ in range(math.ceil(seconds) + 1)]
         for tally in self._tallies.values():
             tally.last_stored = began
         gc.disable()
         for client in self._clients.values():
             client.send(began)
         while self._now < self._until:
-            self._pass(began)
+            self._pass()
         gc.enable()
         took = self._now - began
         for tally in self._tallies.values():
             tally.gap_s = max(tally.gap_s, self._now - tally.last_stored)
         self._close()
-        counts = [(stored, refused) for stored, refused in self._by_second][: math.ceil(seconds)]
         cpu, queued = time.process_time() - cpu, queued_s(os.getpid()) - queued
-        return Report(took, cpu, queued, self._tallies, counts)
+        return Report(took, cpu, queued, self._tallies)
 
-    def _pass(self, began: float) -> None:
+    def _pass(self) -> None:
         """Take the answers that have come, then send what is due."""
         due = self._waits[0][0] if self._waits else self._until
         found = self._poll.poll(max(0.0, min(due, self._until) - self._now), 1024)
@@ -190,7 +184,7 @@ class Clients:
             self._now = time.perf_counter()
             try:
                 if client.receive():
-                    self._take(descriptor, client, int(self._now - began))
+                    self._take(descriptor, client)
             except (EOFError, ConnectionError):
                 self._reconnect(descriptor, client)
         self._now = time.perf_counter()
@@ -198,16 +192,13 @@ class Clients:
             _, descriptor = heapq.heappop(self._waits)
             self._send(descriptor, self._clients[descriptor])
 
-    def _take(self, descriptor: int, client: Client, second: int) -> None:
+    def _take(self, descriptor: int, client: Client) -> None:
         status = client.answer[9:12]
-        counts = self._by_second[min(second, len(self._by_second) - 1)]
         if status in (b"200", b"201"):
-            counts[0] += 1
             client.tally.store(client, self._now)
             client.tries = 0
             self._send(descriptor, client)
         elif status == b"429" and (limit := LIMIT.search(client.answer)) is None:
-            counts[1] += 1
             client.tally.refuse(client)
             self._later(descriptor, client, client.told_s())
         else:

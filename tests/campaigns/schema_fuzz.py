@@ -15,12 +15,9 @@ What must hold:
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import random
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -30,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.campaigns import fuzz_crew
-from tests.campaigns.fuzz_answers import check_envelope
-from tests.campaigns.fuzz_crew import PROBLEMS_MAX, SHOWN_BYTES, Worker
+from tests.campaigns.fuzz_crew import END_S, SHOWN_BYTES, Worker, check_envelope
+from tests.campaigns.killer import Summary, program
 from tests.campaigns.schema_mutations import bytes_of, spoil, spoiled_value, text_of
 from tests.campaigns.schemas import Asked, asked, command
 from tests.support.api import Answer, Api, Wire, ok
@@ -41,7 +38,7 @@ from tests.support.ws import PING, PONG, TEXT, Socket
 
 HTTP_WORKERS, SOCKET_WORKERS = 4, 2
 VALID_SHARE = 0.35
-END_S, WAIT_S, STREAM_S = 15.0, 0.5, 0.05
+WAIT_S, STREAM_S = 0.5, 0.05
 SOCKET_COMMANDS = 40  # then another socket
 SLOWEST_MAX = 5
 SAMPLE_S = 0.5
@@ -167,7 +164,7 @@ class HttpWorker(Worker[Findings]):
             fine = row.fine | ({400} if any(name in content for name in DELAYS) else set())
             assert status in fine, f"valid, and answered {answer}"
         if status >= 300 and answer.body:
-            check_envelope(status, answer.headers, answer.body)
+            check_envelope(answer)
             code = answer.json()["error"]["code"]
             assert code in CODES.get(status, ()), f"{status} with the code {code}"
         if status in (429, 503):
@@ -312,27 +309,19 @@ def fuzz(server: Server, *, seed: int, seconds: float, rate: float) -> tuple[Fin
     return findings, growth
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000)
-    parser.add_argument("--rate", type=float, default=400.0, help="requests a second")
-    arguments = parser.parse_args()
-    with (
-        tempfile.TemporaryDirectory(prefix="topics-schemas-") as directory,
-        fuzzed_server(Path(directory) / "data") as server,
-    ):
-        findings, growth = fuzz(
-            server, seed=arguments.seed, seconds=arguments.seconds, rate=arguments.rate
-        )
-    told = [f"{outcome}: {count}" for outcome, count in sorted(findings.outcomes.items())]
-    print(f"seed {arguments.seed}: {findings.sent} requests, {findings.valid} of them valid")
-    print(*told, *(f"{role}: {line}" for role, line in growth.lines().items()), sep="\n")
-    for seconds, what in findings.slowest:
-        print(f"{seconds:.2f} s: {what[:300]}")
-    print(f"{len(findings.problems)} problems", *findings.problems[:PROBLEMS_MAX], sep=os.linesep)
-    return 1 if findings.problems else 0
+def campaign(data_dir: Path, *, seed: int, seconds: float, rate: float) -> Summary:
+    """``rate``: requests a second."""
+    summary = Summary(seed)
+    with fuzzed_server(data_dir) as server:
+        findings, growth = fuzz(server, seed=seed, seconds=seconds, rate=rate)
+    summary.tell("\n".join(f"{role}: {line}" for role, line in growth.lines().items()))
+    for took, what in findings.slowest:
+        summary.tell(f"{took:.2f} s: {what[:300]}")
+    summary.counts = findings.outcomes
+    summary.counts["requests"], summary.counts["valid"] = findings.sent, findings.valid
+    summary.problems = findings.problems
+    return summary
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(program(__doc__, campaign, seconds=60.0, rate=400.0))

@@ -276,6 +276,7 @@ READ = "topic records next_from_seq head_seq earliest_seq caught_up tombstone la
 ROUTED = "router created source dest preserve_node preserve_tag filter allow_cycle guarantee"
 SETTLED = "topic skipped ready in_flight"
 LEASE = number(0, DAY_MS)
+WATCH_QUERY = query(from_seq=SEQ, tail=BOOL, limit=number(0, 5000), include_data=BOOL, node=NODE)
 WATCH = members({"topics": starts}, WATCH_FIELDS)
 CLAIM = {"max": number(1, 2000), "lease_ms": LEASE, "wait_ms": number(0, 30)}
 REDRIVE = {"to": queue, "match": match, "before_seq": SEQ, "limit": number(1, 20_000)}
@@ -380,9 +381,15 @@ ROWS = (
         fine=f"{JOBS} 429",
         asks=lambda s: [("node", "w1"), *query(max=number(1, 2000), lease_ms=LEASE)(s)],
     ),
+    _row(
+        "watch at once",
+        "GET /v0/watch",
+        fine="200 404 429",
+        asks=lambda s: [("topic", topic(s)), *WATCH_QUERY(s)],
+    ),
     _row("health", "GET /v0/health|/healthz", answer="status version uptime_ms"),
     _row("ready", "GET /v0/ready|/readyz", answer="status topics"),
-    _row("root", "GET /", answer="name version"),
+    _row("root", "GET /|/v0", answer="name version"),
     _row("metrics", "GET /v0/metrics|/metrics"),
 )
 
