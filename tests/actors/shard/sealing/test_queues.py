@@ -38,6 +38,8 @@ from topics.engine.topic import Topic
 from topics.storage.checkpoints import whole
 from topics.storage.wal.file import NoRoom
 
+pytestmark = pytest.mark.slow
+
 HOUR_MS = 3_600_000
 
 
