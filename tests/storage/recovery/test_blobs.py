@@ -19,6 +19,8 @@ from topics.storage.wal import blobs
 from topics.storage.wal.blobs import BlobStore
 from topics.storage.wal.file import WalFile
 
+pytestmark = pytest.mark.slow
+
 RECORDS = [{"data": "x" * 100, "tag": f"t{number % 3}", "node": "n"} for number in range(40)]
 
 

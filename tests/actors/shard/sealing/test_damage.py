@@ -16,6 +16,8 @@ from tests.actors.shard.sealing.sealing_support import Sealer, ended
 from topics.formats.disk.segment import CHUNK_BYTES
 from topics.storage.segments.file import Segment
 
+pytestmark = pytest.mark.slow
+
 FILE_BYTES = 256 << 10
 
 

@@ -46,6 +46,8 @@ from topics.storage.segments.file import Segment, SegmentWriter
 from topics.storage.segments.merge_reader import MergeReader
 from topics.storage.segments.store import SegmentStore
 
+pytestmark = pytest.mark.slow
+
 BUILDING: list[tuple[Any, str]] = [
     (MergeReader, "open"),
     (MergeReader, "read_ahead"),

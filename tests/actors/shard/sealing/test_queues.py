@@ -31,6 +31,8 @@ from topics.engine.changes import finish_jobs, lease_jobs
 from topics.engine.queue import jobs as jobs_module
 from topics.storage.wal.file import NoRoom
 
+pytestmark = pytest.mark.slow
+
 HOUR_MS = 3_600_000
 
 
