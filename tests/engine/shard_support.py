@@ -91,10 +91,10 @@ class Desk:
         return self._views[locator & ~FIRST_MEMORY]
 
     def delete_flags(self, locator: int) -> Buffer | None:
-        return self.engine.delete_flags.of(locator)
+        return self.engine.delete_flags.get(locator)
 
-    def flag_deleted(self, locator: int, runs: Sequence[IndexRun], _size: int) -> None:
-        self.engine.delete_flags.flag(locator, self.records(locator).count, runs)
+    def flag_deleted(self, locator: int, count: int, runs: Sequence[IndexRun], _size: int) -> None:
+        self.engine.delete_flags.flag(locator, count, runs)
 
     def release(self, locators: Sequence[int]) -> None:
         self.engine.delete_flags.forget(locators)

@@ -124,12 +124,12 @@ def test_one_live_record_is_found_among_many_steps_of_deleted_ones(live: int) ->
 
 def test_flags_add_up_by_locator() -> None:
     flags = DeleteFlags()
-    assert flags.of(7) is None
+    assert flags.get(7) is None
     flags.flag(7, 5, [(0, 1)])
     flags.flag(7, 5, [(3, 5)])
     flags.flag(8, 2, [(1, 2)])
-    assert flags.of(7) == b"\1\0\0\1\1"
-    assert flags.of(8) == b"\0\1"
+    assert flags.get(7) == b"\1\0\0\1\1"
+    assert flags.get(8) == b"\0\1"
 
 
 def test_all_deleted_writes_of_one_record_share_one_object() -> None:
@@ -137,8 +137,8 @@ def test_all_deleted_writes_of_one_record_share_one_object() -> None:
     for locator in (1, 2):
         flags.flag(locator, 1, [(0, 1)])
     flags.flag(1, 1, [(0, 1)])
-    assert flags.of(1) == b"\1"
-    assert flags.of(1) is flags.of(2)
+    assert flags.get(1) == b"\1"
+    assert flags.get(1) is flags.get(2)
 
 
 def test_flags_of_released_locators_are_forgotten() -> None:
@@ -146,4 +146,4 @@ def test_flags_of_released_locators_are_forgotten() -> None:
     flags.flag(1, 2, [(0, 1)])
     flags.flag(2, 2, [(0, 1)])
     flags.forget([1, 99])
-    assert (len(flags), flags.of(1), flags.of(2)) == (1, None, b"\1\0")
+    assert (len(flags), flags.get(1), flags.get(2)) == (1, None, b"\1\0")

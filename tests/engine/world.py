@@ -124,16 +124,16 @@ class World:
         if is_extent(locator):
             flags = self.extents[locator].flags
             return memoryview(flags) if any(flags) else None
-        return self.engine.delete_flags.of(locator)
+        return self.engine.delete_flags.get(locator)
 
-    def flag_deleted(self, locator: int, runs: Sequence[IndexRun], _size: int) -> None:
+    def flag_deleted(self, locator: int, count: int, runs: Sequence[IndexRun], _size: int) -> None:
         if is_extent(locator):
             extent = self.extents[locator]
             for start, stop in runs:
                 extent.flags[start:stop] = b"\1" * (stop - start)
             extent.marked.append((self.position, runs))
         else:
-            self.engine.delete_flags.flag(locator, self.records(locator).count, runs)
+            self.engine.delete_flags.flag(locator, count, runs)
 
     def release(self, locators: Sequence[int]) -> None:
         self.released.update(locators)

@@ -21,10 +21,10 @@ from topics.engine.locators import Locator
 from topics.engine.now import Now
 from topics.engine.quota import ByteQuota, SharedCap
 from topics.engine.routing.graph import RouterGraph
-from topics.engine.store import DeleteFlags, Store
+from topics.engine.store import Store
 from topics.engine.topic import Topic
 from topics.engine.topic_table import TopicTable
-from topics.errors import NotAQueue
+from topics.errors import NotAQueue, TopicNotFound
 
 SWEEP_TOPICS = 1024  # half a millisecond
 SWEEP_KEYS = 1 << 17  # some milliseconds
@@ -36,6 +36,8 @@ class ShardEngine:
     def __init__(self, shard: int = 0, shards: int = 1) -> None:
         self.table = TopicTable(shard, shards)
         self.topics, self.by_id = self.table.by_name, self.table.by_id
+        # Of deleted records that are in no segment, for the store to keep.
+        self.delete_flags = self.table.delete_flags
         self._unswept: list[int] = []
 
     # The table
@@ -48,11 +50,6 @@ class ShardEngine:
     @store.setter
     def store(self, store: Store) -> None:
         self.table.store = store
-
-    @property
-    def delete_flags(self) -> DeleteFlags:
-        """Flags of deleted records that are in no segment, for the store to keep."""
-        return self.table.delete_flags
 
     def topic(self, name: str) -> Topic:
         """The topic of that name. Raises `TopicNotFound`."""
@@ -73,7 +70,9 @@ class ShardEngine:
 
     def queue(self, name: str) -> Topic:
         """The queue of that name. Raises `TopicNotFound` and `NotAQueue`."""
-        topic = self.table.topic(name)
+        topic = self.topics.get(name)
+        if topic is None:
+            raise TopicNotFound(name)
         if topic.jobs is None:
             raise NotAQueue(name)
         return topic

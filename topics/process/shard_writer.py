@@ -125,7 +125,7 @@ async def _serve(
             counters = CounterWords(board, shard_id(index))
             loop.services.gauges.tell = counters.store
             nursery.start_soon(
-                measure, counters, own, lambda: {"topics_inbox_messages": len(loop.inbox)}
+                measure, counters, own, lambda: {"topics_inbox_messages": loop.inbox.count}
             )
             await loop.run(own, stop)
             nursery.cancel_scope.cancel()

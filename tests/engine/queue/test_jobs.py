@@ -15,27 +15,26 @@ from topics.engine.queue import claims
 from topics.engine.queue import jobs as module
 from topics.engine.queue.jobs import HEAP_STALE_MIN, LEDGER_STEP, Counters, Jobs
 from topics.engine.queue.ledger import JobState, Ledger
-from topics.engine.queue.timetable import STALE_MIN
+from topics.engine.queue.timetable import NEVER, STALE_MIN
 from topics.formats.disk.frame_bodies import LeaseOp, LeaseRows
 from topics.formats.ranges import SeqRun
 
 
 def test_next_at_leads_to_the_next_job_and_does_not_stay_behind() -> None:
     desk = JobDesk(2)
-    assert desk.jobs.next_at is None
+    assert desk.jobs.next_at == NEVER
     desk.claim(2, lease_ms=900)
     desk.nack(1, delay_ms=300)
     desk.delete_records("q", before_seq=2)  # what was to come first is gone
     desk.commit()
     desk.later(300)
     assert desk.claim() == []
-    assert desk.jobs.next_at is not None
     assert desk.now.ms < desk.jobs.next_at <= 5000 + 901
     desk.ack(2)
     desk.commit()
     desk.later(1000)
     assert desk.claim() == []
-    assert desk.jobs.next_at is None
+    assert desk.jobs.next_at == NEVER
 
 
 def test_a_delayed_record_that_comes_back_waits_for_its_time_and_a_due_one_does_not() -> None:
@@ -70,7 +69,7 @@ def test_an_idle_queue_holds_no_memory_of_jobs_that_were_done() -> None:
     assert not any(desk.jobs.is_listed(seq) for seq in range(1, 1001))
     desk.later(2000)
     desk.claim()
-    assert desk.jobs.next_at is None
+    assert desk.jobs.next_at == NEVER
     assert desk.jobs.leases.pollers == {}
 
 
@@ -97,7 +96,6 @@ def test_what_ends_at_one_moment_ends_part_by_part_in_its_order(
     desk.later(1001)
     for left in (2, 2):
         assert desk.counters == Counters(12 - 2 * left, left, 0, left), "nothing before the pause"
-    assert desk.jobs.next_at is not None
     assert desk.jobs.next_at <= desk.now.ms, "whoever waits for the others comes again"
     desk.later(module.ADVANCE_PAUSE_MS)
     assert desk.counters == Counters(12, 0, 0, 0)
@@ -138,5 +136,5 @@ def test_redrives_that_fail_leave_nothing_behind() -> None:
     for _ in range(HEAP_STALE_MIN + 10):
         assert claims.set_aside(desk.topic, [1, 2, 5]) == [1, 2, 5]
         claims.put_back(desk.topic, [1, 2, 5], desk.now)
-    assert max(len(desk.jobs._in_line), len(desk.jobs._due)) <= HEAP_STALE_MIN + 8
+    assert max(len(desk.jobs._in_line), len(desk.jobs.due)) <= HEAP_STALE_MIN + 8
     assert [desk.claim() for _ in range(6)] == [[1], [2], [3], [4], [5], []]

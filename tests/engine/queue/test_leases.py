@@ -43,25 +43,12 @@ def test_a_job_is_held_by_its_node_and_under_its_token() -> None:
 def test_claims_of_one_node_have_one_holder_that_goes_with_its_last_lease() -> None:
     table = leased(1)
     table.grant((2,), 11, 100, table.poller(NODE))
-    assert table.lease(1).holder is table.lease(2).holder
-    assert table.lease(1).holder.held == 2
+    assert table.held[1].holder is table.held[2].holder
+    assert table.held[1].holder.held == 2
     table.drop(1)
     assert table.pollers.keys() == {NODE}
     table.drop(2)
     assert table.pollers == {}
-
-
-def test_the_slot_of_a_lease_is_used_again() -> None:
-    table = leased(1, 2)
-    table.drop(1)
-    table.grant((3,), 20, 300, table.poller("m"))
-    assert [table.lease(seq).number for seq in (2, 3)] == [11, 20]
-    assert table.lease(2).holder.node == NODE
-    assert not table.has_number(3, 10)
-    assert table.has_number(3, 20)
-
-
-# Lease list: pages of leases by seq
 
 
 def views(
@@ -103,7 +90,7 @@ def test_pages_hold_each_lease_that_is_there_all_the_time_once_and_in_order(
         for _ in range(data.draw(st.integers(0, 2))):
             free = desk.claim(1, node=data.draw(st.sampled_from("ab")))
             gone = data.draw(st.sampled_from(sorted(desk.jobs.leases)))
-            desk.nack(gone, node=desk.jobs.leases.lease(gone).holder.node)
+            desk.nack(gone, node=desk.jobs.leases.held[gone].holder.node)
             always -= {gone}
             assert free or not desk.counters.ready
         page = [view.seq for view in views(desk, after=seen[-1], limit=3)]

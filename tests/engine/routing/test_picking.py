@@ -228,7 +228,7 @@ class Hurt:
     def delete_flags(self, locator: int) -> Buffer | None:
         return self._desk.delete_flags(locator)
 
-    def flag_deleted(self, locator: int, runs: Sequence[IndexRun], size: int) -> None:
+    def flag_deleted(self, locator: int, count: int, runs: Sequence[IndexRun], size: int) -> None:
         raise NotImplementedError
 
     def release(self, locators: Sequence[int]) -> None:

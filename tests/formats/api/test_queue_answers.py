@@ -12,14 +12,14 @@ RECORD = b'{"$seq":480101,"$ts":5,"$tag":"t","data":{ "a": 1.10, "a": 1E400 },"m
 
 
 def test_a_job_is_its_lease_and_its_record_byte_for_byte() -> None:
-    job = queue_answers.job_json(0x7F3A9C, 1748450039000, 2, RECORD)
+    [job] = queue_answers.jobs_json([(9, 0x7F3A9C, 1748450039000, 2, RECORD)])
     assert job == (
         b'{"lease_id":"lease_7f3a9c","deadline":1748450039000,"deliveries":2,' + RECORD[1:]
     )
 
 
 def test_a_claim() -> None:
-    jobs = [queue_answers.job_json(1, 2, 3, b'{"$seq":%d,"data":1}' % seq) for seq in (7, 8)]
+    jobs = queue_answers.jobs_json((seq, 1, 2, 3, b'{"$seq":%d,"data":1}' % seq) for seq in (7, 8))
     assert queue_answers.claimed("jobs", jobs, 840) == (
         b'{"topic":"jobs","claimed":['
         b'{"lease_id":"lease_1","deadline":2,"deliveries":3,"$seq":7,"data":1},'
@@ -32,10 +32,10 @@ def test_a_claim() -> None:
 
 
 def test_an_ack_and_a_nack() -> None:
-    assert queue_answers.acked("jobs", 2, [], 840, 286) == (
+    assert queue_answers.settled(b"acked", "jobs", 2, [], 840, 286) == (
         b'{"topic":"jobs","acked":2,"skipped":[],"ready":840,"in_flight":286'
     )
-    assert queue_answers.nacked("jobs", 1, (9, 2**64 - 1), 841, 285) == (
+    assert queue_answers.settled(b"nacked", "jobs", 1, (9, 2**64 - 1), 841, 285) == (
         b'{"topic":"jobs","nacked":1,"skipped":[9,18446744073709551615],"ready":841,"in_flight":285'
     )
 
@@ -73,8 +73,8 @@ def test_a_redrive() -> None:
 @pytest.mark.parametrize(
     "answer",
     [
-        queue_answers.claimed("q", [queue_answers.job_json(1, 2, 3, RECORD)], 0),
-        queue_answers.acked("q", 1, [1], 0, 0),
+        queue_answers.claimed("q", queue_answers.jobs_json([(1, 1, 2, 3, RECORD)]), 0),
+        queue_answers.settled(b"acked", "q", 1, [1], 0, 0),
         queue_answers.extended("q", [1], 2, [3]),
         queue_answers.redriven("q", 1, 2, 3, "no_source"),
     ],

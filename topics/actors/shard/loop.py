@@ -12,7 +12,7 @@ holds decisions in the order in which they were taken.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import trio
 
@@ -24,6 +24,8 @@ from topics.actors.rpc.message_router import MessageRouter, RouterConfig
 from topics.actors.rpc.replies import map_error
 from topics.actors.rpc.session import LinkSession, Transport
 from topics.actors.shard.context import ShardContext
+from topics.actors.shard.heartbeat import LOOK_MS
+from topics.actors.shard.inbox import FEW_MAX, WAITING_MAX, Arrival
 from topics.actors.shard.peers import Loopback, Peers
 from topics.actors.shard.service import Service
 from topics.actors.shard.services import build_services
@@ -57,10 +59,9 @@ class ShardLoop:
         self.services = services = build_services(context, shard, board.heads(index), ledger)
         for service in services:
             service.register(self.router)
-        self._on_commit = [s.on_commit for s in services if _defines(s, "on_commit")]
         self._on_config = [s.on_config for s in services if _defines(s, "on_config")]
         self._on_loss = [s.on_loss for s in services if _defines(s, "on_loss")]
-        self._on_turn = [s.on_turn for s in services if _defines(s, "on_turn")]
+        self._heartbeat = services.heartbeat
         self._with_due: list[Service] = [s for s in services if _defines(s, "on_due")]
         self._on_closed = [
             s.on_session_closed for s in services if _defines(s, "on_session_closed")
@@ -101,11 +102,15 @@ class ShardLoop:
 
         def arrived(messages: list[Message]) -> None:
             assert session is not None, "messages come between open and close"
-            is_first = not self.inbox.count
-            self.inbox.put(session, messages)
+            inbox = self.inbox
+            if not inbox.count and len(messages) <= FEW_MAX:
+                self.turn(((session, messages),))
+                return
+            is_first = not inbox.count
+            inbox.put(session, messages)
             if is_first:
                 self.turn()
-            while self.inbox.is_full:
+            while inbox.count > WAITING_MAX:
                 self.turn()
 
         def closed() -> None:
@@ -139,11 +144,11 @@ class ShardLoop:
 
     # The turn
 
-    def turn(self) -> None:
-        """Handle the next batch of messages."""
-        self.context.begin_turn()
-        handle = self.handle
-        for session, messages in self.inbox.turn():
+    def turn(self, arrived: Iterable[Arrival] | None = None) -> None:
+        """Handle what has ``arrived`` while nothing waits, or the next batch of the inbox."""
+        context, handle = self.context, self.handle
+        context.now = context.clock()
+        for session, messages in self.inbox.turn() if arrived is None else arrived:
             for message in messages:
                 handle(session, message)
         self.end_turn()
@@ -170,8 +175,9 @@ class ShardLoop:
             if service.is_due:
                 service.is_due = False
                 service.on_due()
-        for on_turn in self._on_turn:
-            on_turn()
+        self.context.turn_count += 1
+        if self.context.now.ms - self._heartbeat.looked_ms >= LOOK_MS:
+            self._heartbeat.look()
         if commits.is_unsent:
             commits.flush()
         for link in self._links:
@@ -185,8 +191,8 @@ class ShardLoop:
     def _committed(self, change: Change) -> None:
         for tell in change.topic.followers:
             tell(change)
-        for on_commit in self._on_commit:
-            on_commit(change)
+        if change.topic is not self.context.engine.table.shard_topic:
+            self.context.note_changed(change.topic)
         if change.is_config:
             for on_config in self._on_config:
                 on_config(change)

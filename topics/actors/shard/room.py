@@ -40,9 +40,8 @@ class Room(Service):
 
     def __init__(self, shard: Shard, commits: GroupCommit, words: ShardWords) -> None:
         self.wal, self.commits, self._words = shard.wal, commits, words
-        self._owed = list(
-            shard.unwritten_frames
-        )  # frames of this start that the log had no room for
+        # Frames of this start that the log had no room for.
+        self.owed = list(shard.unwritten_frames)
         self.broken: OSError | None = None
         self.on_short: Callable[[], None] = lambda: None  # called now and then in NO_ROOM
 
@@ -50,7 +49,7 @@ class Room(Service):
         """Why a change may not be done; None when it may. ``grows``: it makes no room."""
         if self.broken is not None:
             return self.broken
-        return FULL if self._owed or (grows and self.wal.short_of_room) else None
+        return FULL if self.owed or (grows and self.wal.short_of_room) else None
 
     def show(self, error: OSError | None = None) -> None:
         """Put the state on the board. ``error``: the log has failed with it."""
@@ -100,14 +99,14 @@ class Room(Service):
         """Look for room; whether the shard may grow again."""
         if not await trio.to_thread.run_sync(self.wal.find_room):
             return False
-        if self._owed and await self._note_start():
-            self._owed = []
+        if self.owed and await self._note_start():
+            self.owed = []
         self.show()
-        return not self._owed
+        return not self.owed
 
     async def _note_start(self) -> bool:
         """Write the frames of this start; whether the log has them now."""
-        self.wal.begin(self._owed)
+        self.wal.begin(self.owed)
         return await self.commits.wait_synced(self.wal.next_lsn)
 
 

@@ -8,7 +8,6 @@ from topics.actors.link.heads import HeadWriter
 from topics.actors.link.ledger import ShardLedger
 from topics.actors.shard.appends import Appends
 from topics.actors.shard.context import ShardContext
-from topics.actors.shard.delay import Delay
 from topics.actors.shard.deletes import Deletes
 from topics.actors.shard.expiry import Expiry
 from topics.actors.shard.feed_reads import FeedReads
@@ -73,7 +72,6 @@ class ShardServices(NamedTuple):
     expiry: Expiry
     sealing: Sealing
     heartbeat: Heartbeat
-    delay: Delay
     gauges: Gauges
 
 
@@ -126,6 +124,5 @@ def build_services(
         expiry,
         sealing,
         Heartbeat(context),
-        Delay(context),
         gauges,
     )

@@ -12,12 +12,14 @@ the class of the topic promises; a move is synced before it goes on.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from itertools import islice, repeat
 
 from topics.engine.changes.change import Change
 from topics.engine.now import Now
 from topics.engine.queue.claims import Ask, Job, Taken, deal, jobs_of
+from topics.engine.queue.jobs import Jobs
 from topics.engine.queue.leases import Holder, Lease
 from topics.engine.queue.ledger import keeps_leases
 from topics.engine.topic import Topic
@@ -147,22 +149,24 @@ def claim(
     ``evenly``: dealt round-robin, to a cohort. Otherwise the first asker takes what it may. The
     records of all of them have about ``max_bytes`` at most.
     """
-    hands = deal(topic, table.store, asks, now, evenly=evenly, max_bytes=max_bytes)
-    return [_leased(table, topic, ask, hand, now) for ask, hand in zip(asks, hands, strict=True)]
+    jobs = jobs_of(topic)
+    hands = deal(topic, jobs, table.store, asks, now, evenly=evenly, max_bytes=max_bytes)
+    changes = list[LeaseChange]()
+    for ask, hand in zip(asks, hands, strict=True):
+        changes.append(_leased(table, topic, jobs, ask, hand, now))
+    return changes
 
 
-def _leased(table: TopicTable, topic: Topic, ask: Ask, taken: list[Taken], now: Now) -> LeaseChange:
-    jobs, seqs = jobs_of(topic), [seq for seq, _ in taken]
-    change = ClaimJobs(topic, seqs)
+def _leased(
+    table: TopicTable, topic: Topic, jobs: Jobs, ask: Ask, taken: list[Taken], now: Now
+) -> LeaseChange:
     if not taken:
-        return change
+        return ClaimJobs(topic, ())
+    seqs, records = zip(*taken, strict=True)
+    change = ClaimJobs(topic, seqs)
     number, deadline_ts = table.take_lease_numbers(len(seqs)), now.ts + ask.lease_ms
-    jobs.deliver(seqs, number, now.ms + ask.lease_ms, ask.holder)
-    counts = [jobs.deliveries(seq) for seq in seqs]
-    change.jobs = [
-        Job(seq, number + index, deadline_ts, deliveries, record)
-        for index, ((seq, record), deliveries) in enumerate(zip(taken, counts, strict=True))
-    ]
+    counts = jobs.deliver(seqs, number, now.ms + ask.lease_ms, ask.holder)
+    change.jobs = [*map(Job, seqs, itertools.count(number), repeat(deadline_ts), counts, records)]
     if keeps_leases(topic.config):
         rows = LeaseRows(
             LeaseOp.CLAIMED,
@@ -241,7 +245,7 @@ def extend(
     """The leases that ``node`` holds end ``lease_ms`` from now (§10.6)."""
     table = jobs_of(topic).leases
     held, skipped = held_by(topic, node, seqs, tokens, now)
-    change = ExtendLeases(topic, [table.lease(seq) for seq in held], skipped)
+    change = ExtendLeases(topic, [table.held[seq] for seq in held], skipped)
     change.until_ts = now.ts + lease_ms
     table.extend(held, now.ms + lease_ms)
     if held and keeps_leases(topic.config):

@@ -11,13 +11,13 @@ from topics.formats.api.decoding import decode
 from topics.formats.api.diff_body import TagMatch, tag_match
 from topics.formats.api.limits import (
     U64_MAX,
+    WAIT_MS_MAX,
     Limits,
     check_u64,
     check_worker,
     clamped_delay_ms,
     clamped_lease_ms,
     clamped_max_jobs,
-    clamped_wait_ms,
 )
 from topics.formats.buffers import Buffer
 from topics.formats.names import valid_topic_name
@@ -102,7 +102,7 @@ def decode_claim(body: Buffer, limits: Limits) -> Claim:
         asked.node,
         clamped_max_jobs(asked.max, limits),
         None if asked.lease_ms is None else clamped_lease_ms(asked.lease_ms),
-        clamped_wait_ms(asked.wait_ms),
+        min(asked.wait_ms, WAIT_MS_MAX),
     )
 
 

@@ -34,7 +34,6 @@ from topics.formats.disk.frames import (
     FrameHeader,
     FrameKind,
     encode_frame,
-    header_at,
 )
 from topics.formats.disk.records import RecordFlags, RecordsView
 from topics.formats.disk.wal import FILE_HEADER_BYTES, FileHeader
@@ -272,13 +271,6 @@ class Wal:
         """
         file = self.file(locator)
         return frame_in(file, frame_lsn(file, locator))
-
-    def count(self, locator: int) -> int:
-        """How many records an APPEND frame, or a row of a FORWARD frame, has."""
-        file = self.file(locator)
-        offset = file.offset(frame_lsn(file, locator))
-        file.ask(offset)
-        return header_at(file.view(), offset).record_count
 
     def forget_asked(self) -> None:
         """Mapped pages may have left memory: they are asked for again."""

@@ -14,7 +14,7 @@ from tests.support.queue_desk import QueueDesk, seqs_of
 from topics.actors.rpc.replies import APPLICATION_ERROR
 from topics.actors.shard.queues import job_dispatch
 from topics.engine.changes import lease_jobs
-from topics.engine.queue import jobs
+from topics.engine.queue import claims
 
 # In order
 
@@ -134,7 +134,7 @@ async def test_a_turn_leases_a_bounded_number_of_jobs_and_each_line_gets_its_tur
     served = []
     while claimed := [cid for cid, seqs in workers.claimed() if len(seqs) == 10]:
         served.append(claimed)
-    assert served == [of_a[:2], of_b[:2], of_a[2:]]
+    assert served == [of_a[:2], of_a[2:], of_b]
 
 
 async def test_large_jobs_count_more_than_small_ones(workers: QueueDesk) -> None:
@@ -164,7 +164,7 @@ async def test_what_a_turn_has_left_is_served_without_another_message(
 async def test_a_pass_that_ends_early_goes_on_in_the_next_turn_and_nobody_goes_without_a_job(
     workers: QueueDesk, autojump_clock: MockClock, jitter_ms: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "PASS_STEPS", 8)
+    monkeypatch.setattr(claims, "PASS_STEPS", 8)
     workers.queue(max_deliveries=1, dead_letter="d", claim_jitter_ms=jitter_ms)
     exhausted = workers.jobs(20)
     workers.claim(max=20)

@@ -309,7 +309,7 @@ async def test_a_shard_that_has_no_room_refuses_all(
 ) -> None:
     room = bench.loop.context.room
     with monkeypatch.context() as patch:
-        patch.setattr(room, "refusal", lambda **_: NoRoom())
+        patch.setattr(room, "owed", [object()])
         answer = await bench.shards.call(FORWARD, bench.params(to_seq=3), shard=2)
         assert isinstance(answer, TopicsError)
     assert await bench.send(bench.params(to_seq=3)) == [(DONE, 3, 0)]
