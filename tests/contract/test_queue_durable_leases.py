@@ -65,7 +65,7 @@ def shortened(queue: Queue) -> list[Job]:
 def nacked(queue: Queue) -> list[Job]:
     """Job 2 is free and was delivered twice; job 1 is held."""
     jobs = queue.claim("a", 2)
-    queue.nack(jobs[1:], "a")
+    queue.nack(jobs[1:], "a", error="why")
     queue.nack(queue.claim("b"), "b")
     return jobs
 
@@ -182,6 +182,13 @@ def test_the_jobs_of_a_stream_that_dropped_stay_released(durable: Durable) -> No
     assert scene.queue.counters() == counters(ready=5)
     (job,) = scene.queue.claim("c")
     assert (job["$seq"], job["deliveries"]) == (1, 2)
+
+
+def test_a_nack_and_its_reason_outlive_a_restart(durable: Durable) -> None:
+    scene = durable(nacked)
+    assert scene.queue.leases() == scene.leases
+    (job,) = scene.queue.claim("c")
+    assert (job["$seq"], job["deliveries"], job["last_error"]) == (2, 3, "why")
 
 
 # --- leases_durable: false

@@ -24,6 +24,7 @@ from topics.engine.queue import jobs as module
 from topics.engine.queue.claims import STEP, UNREADABLE_MS, Ask, jobs_of
 from topics.engine.queue.jobs import HEAP_STALE_MIN, LEDGER_STEP, PASS_STEPS, Counters, Jobs
 from topics.engine.queue.ledger import JobState, Ledger
+from topics.engine.queue.timetable import NEVER
 from topics.engine.store import Unreadable
 from topics.engine.topic import Topic
 from topics.formats.disk.frame_bodies import LeaseOp, LeaseRows
@@ -62,7 +63,7 @@ def test_an_idle_queue_holds_no_memory_of_jobs_that_were_done() -> None:
     assert not any(desk.jobs.is_listed(seq) for seq in range(1, 1001))
     desk.later(2000)
     desk.claim()
-    assert desk.jobs.next_at is None
+    assert desk.jobs.next_at == NEVER
     assert desk.jobs.leases.pollers == {}
 
 

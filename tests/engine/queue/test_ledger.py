@@ -185,7 +185,7 @@ def free(ledger: Ledger) -> list[int]:
 
 def test_a_part_has_the_columns_of_its_table() -> None:
     rows = table(module.__doc__ or "", "A part;")
-    part = after(claimed(1, 2), released(3), dying(4)).pack()
+    part = after(claimed(1, 2), released(3)._replace(error="why"), dying(4)).pack()
     assert [row["key"] for row in rows] == [*part]
     sizes = {"u8": 1, "u32": 4, "u64": 8, "i64": 8}
     for row in rows[: rows.index(next(row for row in rows if row["key"] == "nodes"))]:
@@ -363,3 +363,16 @@ def test_jobs_that_are_set_aside_are_in_a_checkpoint_as_they_were(desk: Desk) ->
     assert claims.set_aside(queue.topic, range(1, 7)) == [2, 3, 4, 5, 6]
     ledger = restored(kept(queue.topic, desk))
     assert (ledger.rows, dict(ledger.delays)) == (KEPT, {5: 1_003_000})
+
+
+def test_the_last_error_of_a_nack_stays_with_its_job() -> None:
+    why = released(1, 2)._replace(error="why")
+    ledger = after(claimed(1, 2, 3), why, claimed(1), released(1), released(2)._replace(error=""))
+    assert ledger.errors == again(ledger).errors == {1: "why", 2: ""}
+    ledger.forget((1,))
+    assert ledger.errors == {2: ""}
+    ledger.cut(3)
+    assert ledger.errors == {}
+    ledger = after(why, dying(2))
+    ledger.clear_leases()
+    assert ledger.errors == {2: "why"}

@@ -198,7 +198,7 @@ def test_the_table_of_the_floors_is_their_tuple() -> None:
 def test_the_tables_of_a_lease_are_its_ops_and_their_keys() -> None:
     rows = table(DOC, "LEASE: what happened")
     assert {row["name"]: int(row["op"]) for row in rows} == {op.name: op.value for op in LeaseOp}
-    for row, said in zip(rows, (CLAIMED, RELEASED, DYING), strict=True):
+    for row, said in zip(rows, (CLAIMED, RELEASED._replace(error="why"), DYING), strict=True):
         frame = lease_frame(5, 1000, said)
         held = cbor2.loads(body_of(frame)[: frame.ext_len]) if frame.ext_len else {}
         assert [*held] == row["keys of ext"].replace("-", "").split()

@@ -131,7 +131,8 @@ class JobCalls(Service):
         topic = context.fresh_queue(params.topic)
         context.check_leasable(topic)
         change = lease_jobs.nack(
-            topic, asked.node, asked.seqs, asked.lease_ids, asked.delay_ms, context.now
+            *(topic, asked.node, asked.seqs, asked.lease_ids, asked.delay_ms, context.now),
+            error=asked.error,
         )
         self._dispatch.note_claimable(topic)
 
@@ -189,6 +190,7 @@ class JobCalls(Service):
                 lease.number if params.with_ids else None,
                 lease.deadline_ts,
                 lease.deliveries,
+                lease.error,
             )
             for lease in page
         ]
