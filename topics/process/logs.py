@@ -42,7 +42,7 @@ from types import TracebackType
 from typing import Any
 
 import structlog
-from structlog.typing import EventDict, Processor, WrappedLogger
+from structlog.typing import EventDict, WrappedLogger
 
 Send = Callable[[bytes], int]
 
@@ -56,6 +56,7 @@ _SECRET_NAMES = frozenset({"authorization", "token", "api_key", "api_keys", "sec
 _stderr: DescriptorSink | None = None  # of this process and of those that it forks
 _sink: DescriptorSink | None = None  # that of `configure`
 _process = ""  # likewise
+_show: Callable[[EventDict], str] = json.dumps  # likewise
 _told_count = 0  # dropped lines that the log itself has told of
 
 
@@ -63,20 +64,14 @@ def configure(process: str, level: str = "info", sink: DescriptorSink | None = N
     """Send everything that this process logs to ``sink`` (stderr), each line with the process's
     name.
     """
-    global _process, _sink, _told_count
+    global _process, _show, _sink, _told_count
     _process = process
     _told_count = 0
     _sink = sink = _stderr_sink() if sink is None else sink
     sink.dropped = 0  # the parent reports its own
-    prepare: list[Processor] = [
-        structlog.contextvars.merge_contextvars,
-        structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
-        _naming(process),
-        structlog.processors.StackInfoRenderer(),
-    ]
+    _show = _shower(sink)
     structlog.configure(
-        processors=[_Rendering([*prepare, *_rendering(sink)])],
+        processors=[_line_of],
         wrapper_class=structlog.make_filtering_bound_logger(
             logging.getLevelNamesMapping()[level.upper()]
         ),
@@ -101,13 +96,10 @@ def write_request(members: Mapping[str, Any]) -> None:
     sink = _sink
     if sink is None:
         return
-    event: EventDict = {"process": _process, "pid": os.getpid(), "event": "request"}
-    for name, value in members.items():
-        event[name] = _clean(value) if _is_suspect(value) else value
-    event["level"] = "info"
-    event["time"] = datetime.datetime.now(datetime.UTC).isoformat().replace("+00:00", "Z")
-    render = _rendering(sink)[-1]
-    if sink.write(str(render(None, "info", event))):
+    event = {
+        name: _clean(value) if _is_suspect(value) else value for name, value in members.items()
+    }
+    if sink.write(_show(_framed({"event": "request", **event}, "info"))):
         tell_dropped()
 
 
@@ -147,12 +139,31 @@ def _stderr_sink() -> DescriptorSink:
     return _stderr
 
 
-def redact(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Take tokens and query strings out of every text of an event, tracebacks included."""
-    return {
-        name: "[redacted]" if name.lower() in _SECRET_NAMES else _clean(value)
-        for name, value in event.items()
-    }
+def _line_of(logger: WrappedLogger, method: str, event: EventDict) -> str:
+    """From an event to its line. A value that cannot be shown costs the line its fields only."""
+    name = event.get("event")
+    try:
+        # Plain: pretty tracebacks show local variables, and with them tokens.
+        told = structlog.processors.format_exc_info(logger, method, event)
+        return _show(_clean(_framed(told, method)))
+    except Exception as error:
+        told = {"event": name if isinstance(name, str) else "?", "not_shown": type(error).__name__}
+        return _show(_clean(_framed(told, method)))
+
+
+def _framed(event: EventDict, level: str) -> EventDict:
+    now = datetime.datetime.now(datetime.UTC).isoformat().replace("+00:00", "Z")
+    return {"process": _process, "pid": os.getpid(), **event, "level": level, "time": now}
+
+
+def _shower(sink: DescriptorSink) -> Callable[[EventDict], str]:
+    if not sink.isatty():
+        return json.dumps
+    colors = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    console = structlog.dev.ConsoleRenderer(
+        colors=colors, timestamp_key="time", exception_formatter=structlog.dev.plain_traceback
+    )
+    return lambda event: str(console(None, "", event))
 
 
 def _log_uncaught(
@@ -176,6 +187,7 @@ def _log_uncaught_in_thread(args: threading.ExceptHookArgs) -> None:
 
 
 def _clean(value: Any) -> Any:
+    """Without tokens and query strings, in texts of any depth."""
     if isinstance(value, bytes):
         value = value.decode("utf-8", "backslashreplace")
     if isinstance(value, str):
@@ -188,55 +200,6 @@ def _clean(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_clean(item) for item in value]
     return value if value is None or isinstance(value, bool | int | float) else _clean(str(value))
-
-
-def _naming(process: str) -> Processor:
-    def name_process(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-        return {"process": process, "pid": os.getpid(), **event}
-
-    return name_process
-
-
-def _rendering(sink: DescriptorSink) -> list[Processor]:
-    """Tracebacks are always plain: pretty ones show local variables, and with them tokens."""
-    if sink.isatty():
-        colors = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-        console = structlog.dev.ConsoleRenderer(
-            colors=colors, timestamp_key="time", exception_formatter=structlog.dev.plain_traceback
-        )
-        return [structlog.processors.format_exc_info, redact, console]
-    return [
-        structlog.processors.format_exc_info,
-        redact,
-        structlog.processors.JSONRenderer(serializer=json.dumps),
-    ]
-
-
-class _Rendering:
-    """From an event to its line. A value that cannot be shown costs the line its fields only."""
-
-    def __init__(self, processors: list[Processor]) -> None:
-        self._processors = processors
-
-    def __call__(self, logger: WrappedLogger, method: str, event: EventDict) -> str:
-        name = event.get("event")
-        try:
-            return self._render(logger, method, event)
-        except Exception as error:
-            return self._render(
-                logger,
-                method,
-                {
-                    "event": name if isinstance(name, str) else "?",
-                    "not_shown": type(error).__name__,
-                },
-            )
-
-    def _render(self, logger: WrappedLogger, method: str, event: EventDict) -> str:
-        found: Any = event
-        for processor in self._processors:
-            found = processor(logger, method, found)
-        return str(found)
 
 
 class _Lines:

@@ -117,7 +117,8 @@ def test_a_block_that_cannot_grow_where_it_stands_moves_with_its_bytes(
     monkeypatch.setattr(arena, "SLICE_BYTES", 1000)
     _, writer, _ = arena_ends(pages=12)
     before, block = filled(writer, 2, b"b"), filled(writer, 3, b"x")
-    behind = filled(writer, 1, b"y")
+    free, behind = filled(writer, 1, b"-"), filled(writer, 1, b"y")
+    free.free()
     block.view[:] = body = random.Random(1).randbytes(block.length)
     assert grown(block, 5, len(body) - 7) > 3
     assert bytes(block.view[: len(body) - 7]) == body[:-7]

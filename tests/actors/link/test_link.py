@@ -99,6 +99,17 @@ def test_a_new_session_sees_nothing_of_the_old_one(pair: Pair) -> None:
     assert [frame.subject for frame in exchange(pair.front, pair.shard)] == ["new"]
 
 
+def test_half_a_message_is_forgotten_with_its_session(pair: Pair) -> None:
+    pair.front.link.send("big", b"p" * 20_000)
+    pair.front.link.flush()
+    assert pair.shard.turn() == []
+    pair.bump()
+    pair.shard.turn()
+    pair.connect()
+    pair.front.link.send("small", b"")
+    assert [frame.subject for frame in exchange(pair.front, pair.shard)] == ["small"]
+
+
 def test_a_front_that_has_not_noticed_cannot_reach_the_new_shard(pair: Pair) -> None:
     pair.front.link.send("a", b"x" * 500)
     stale = pair.front.link.queue

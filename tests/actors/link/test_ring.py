@@ -177,6 +177,20 @@ def test_a_successor_of_a_consumer_is_rung_for_too(ends: Ends, died_asleep: bool
     assert rings_of(ends.data_bell) == 1
 
 
+def test_a_successor_of_a_producer_that_died_waiting_for_room_is_rung_for_too(ends: Ends) -> None:
+    ends.producer.write(bytes(SIZE))
+    assert ends.producer.is_full()
+    ends.consumer.read()
+    assert rings_of(ends.room_bell) == 1
+    successor = RingProducer(ends.memory, ends.data_bell, load_fences())
+    successor.clear()
+    ends.consumer.clear()
+    successor.write(bytes(SIZE))
+    assert successor.is_full()
+    ends.consumer.read()
+    assert rings_of(ends.room_bell) == 1
+
+
 class Machine:
     """A machine that carries out the other side's falling asleep at the fence, as a real one may.
 

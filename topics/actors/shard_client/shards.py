@@ -25,12 +25,11 @@ import trio
 from trio.lowlevel import Abort, RaiseCancelT
 
 from topics.actors.link.arena import ArenaBlock, Holder
-from topics.actors.link.board import Board, ShardState, ShardWords
+from topics.actors.link.board import Board, ShardWords
 from topics.actors.link.event_loop import EventLoop
 from topics.actors.link.heads import HeadMark, HeadReader
 from topics.actors.link.link import MANY, Link
 from topics.actors.link.pulse import (
-    DAMAGED,
     DISK_STALLED,
     DISK_STALLED_S,
     STALLED,
@@ -221,8 +220,6 @@ class ShardLink:
     def trouble(self) -> str:
         """Why the shard does not serve, in a word; empty when it does."""
         state = self.words.state
-        if state is ShardState.DAMAGED:
-            return DAMAGED
         if self.is_stalled:
             return DISK_STALLED if self.is_waiting_for_disk() else STALLED
         if state not in SERVING:
