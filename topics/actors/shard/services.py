@@ -9,11 +9,12 @@ from topics.actors.link.ledger import ShardLedger
 from topics.actors.shard.appends import Appends
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.deletes import Deletes
-from topics.actors.shard.expiry import Expiry
+from topics.actors.shard.expiry import Expiry, Quotas
 from topics.actors.shard.feed_reads import FeedReads
 from topics.actors.shard.feeds import Feeds
 from topics.actors.shard.gauges import Gauges
 from topics.actors.shard.heartbeat import Heartbeat
+from topics.actors.shard.held_topics import Retries
 from topics.actors.shard.long_polls import LongPolls
 from topics.actors.shard.metrics import MetricsReads
 from topics.actors.shard.queues.claims import Claims
@@ -22,9 +23,7 @@ from topics.actors.shard.queues.job_calls import JobCalls
 from topics.actors.shard.queues.job_dispatch import JobDispatch
 from topics.actors.shard.queues.redrive import Redrives
 from topics.actors.shard.queues.work_streams import WorkStreams
-from topics.actors.shard.quota import Quotas
 from topics.actors.shard.reads import Reads
-from topics.actors.shard.retries import Retries
 from topics.actors.shard.routing.barriers import Barriers
 from topics.actors.shard.routing.endpoints import Endpoints
 from topics.actors.shard.routing.forwards import Forwards
