@@ -16,13 +16,12 @@ import trio
 from topics.actors.link.board import ShardWords
 from topics.actors.link.pulse import DISK_STALLED
 from topics.actors.shard.deadlines import Deadlines
-from topics.actors.shard.disk_watch import DiskWatch
 from topics.actors.shard.group_commit import GroupCommit
 from topics.actors.shard.held_topics import Handler, HeldTopics, Request, handle_late
 from topics.actors.shard.inbox import Inbox
 from topics.actors.shard.peers import Peers
 from topics.actors.shard.record_store import RecordStore
-from topics.actors.shard.room import Room, unwritable
+from topics.actors.shard.room import DiskWatch, Room, unwritable
 from topics.engine.changes.change import Change
 from topics.engine.now import Now
 from topics.engine.priority import NEW_BAND

@@ -141,6 +141,7 @@ async def test_large_jobs_count_more_than_small_ones(workers: QueueDesk) -> None
     workers.queue()
     for _ in range(40):
         workers.append("q", "x" * 1_000_000)
+    workers.synced()  # some of them tell the log, if this takes long
     workers.told()
     for _ in range(40):
         workers.claim()

@@ -14,8 +14,8 @@ from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.replies import answer_error, reply_json, total_ms
 from topics.actors.rpc.typed_calls import InboundCall, serve
 from topics.actors.shard.context import ShardContext
+from topics.actors.shard.held_topics import Retries
 from topics.actors.shard.queues.job_dispatch import JobDispatch
-from topics.actors.shard.retries import Retries
 from topics.actors.shard.room import unwritable
 from topics.actors.shard.service import Service
 from topics.engine.changes import finish_jobs, lease_jobs
