@@ -266,7 +266,7 @@ def test_the_lock_is_not_made_of_what_is_not_installed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("url", ["localhost:4000", "http://x y", "http://[::1", b"http://\xff"])
 def test_the_client_says_what_is_wrong_with_an_address(url: str | bytes) -> None:
     pytest.importorskip("urllib3")
-    done = run([sys.executable, "-m", "topics.client"], "ready", "--url", url)
+    done = run([sys.executable, "-m", "topics.spark.client"], "ready", "--url", url)
     assert done.returncode == 2
     assert "is no address of a server; it looks like http://127.0.0.1:4000" in done.stderr
     assert "Traceback" not in done.stderr
@@ -426,14 +426,14 @@ def test_whoever_waits_for_a_server_is_interrupted_without_a_traceback() -> None
     pytest.importorskip("urllib3")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        command = [sys.executable, "-m", "topics.client", "ready", "--url", url]
+        command = [sys.executable, "-m", "topics.spark.client", "ready", "--url", url]
         with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as running:
             asked, _ = silent.accept()
             assert interrupted(running) == (130, "")
             asked.close()
 
 
-@pytest.mark.parametrize("package", ["topics.spark", "topics.client"])
+@pytest.mark.parametrize("package", ["topics.spark", "topics.spark.client"])
 def test_a_program_that_is_interrupted_while_it_is_loaded_ends_quietly(package: str) -> None:
     code = (
         "import runpy, sys\n"
@@ -461,7 +461,7 @@ def test_deploy_run_is_interrupted_quietly_while_it_waits_for_its_server(tmp_pat
         checkout / ".venv/bin/python": f"""
             case "$*" in
                 *--wait-s*) exec {sys.executable} -c '{waiting}' {asked} ;;
-                *topics.client*) exit 1 ;;
+                *topics.spark.client*) exit 1 ;;
                 *) echo hash ;;
             esac""",
     }.items():

@@ -22,10 +22,10 @@ from typing import Any
 import duckdb
 import msgspec
 
-from topics.client.errors import RequestError
-from topics.client.http import Target, TopicsClient
-from topics.client.ranges import Lost, read_range
 from topics.errors import ExitCode
+from topics.spark.client.errors import RequestError
+from topics.spark.client.http import Target, TopicsClient
+from topics.spark.client.ranges import Lost, read_range
 from topics.spark.jobs.cli import main as topics_spark
 from topics.spark.main import positive
 from workers.flights import TABLES, table

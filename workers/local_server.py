@@ -12,8 +12,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from topics.client.http import Target, TopicsClient
 from topics.errors import ExitCode
+from topics.spark.client.http import Target, TopicsClient
 
 START_S = 60.0
 STOP_S = 15.0

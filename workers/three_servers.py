@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from topics.client.servers import Servers
 from topics.errors import ExitCode
 from topics.spark import register
+from topics.spark.client.servers import Servers
 from topics.spark.errors import JobError, last_line, spark_errors
 from topics.spark.main import positive, quiet_pyspark
 from topics.spark.producer import session

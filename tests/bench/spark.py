@@ -30,9 +30,9 @@ from tests.bench.http_load import quantiles_ms, verdict
 from tests.bench.processes import cpu_s, quiet
 from tests.bench.versions import stolen_s
 from tests.support.server import Server
-from topics.client.http import Target, TopicsClient
-from topics.client.ranges import Lost, read_range
 from topics.spark import register
+from topics.spark.client.http import Target, TopicsClient
+from topics.spark.client.ranges import Lost, read_range
 from topics.spark.producer import session
 
 if TYPE_CHECKING:

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from tests.bench.processes import cpu_s, quiet
 from tests.bench.versions import stolen_s
 from tests.support.server import Server
-from topics.client.http import Target, TopicsClient
 from topics.spark import register
+from topics.spark.client.http import Target, TopicsClient
 from topics.spark.producer import session
 
 if TYPE_CHECKING:

@@ -196,8 +196,11 @@ HTTP = (
     _row("ready", "", "GET /v0/ready", is_open=True),
     _row("ready at the root", "", "GET /readyz", is_open=True),
     _row("root", "", "GET /", is_open=True),
+    _row("root of the version", "", "GET /v0", is_open=True),
 )
-WORK = (
+STREAMS = (
+    _row("watch at once", READ, "GET /v0/watch?topic=<0>log&topic=<1>queue", token=True),
+    _row("watch nothing at once", READ, "GET /v0/watch?topic=<0>gone", fine=404, token=True),
     _row("work", "read+write", f"GET {_QUEUE}/work?node=w", token=True),
     _row("work nowhere", "read+write", "GET /v0/topics/<0>gone/work?node=w", fine=404, token=True),
 )

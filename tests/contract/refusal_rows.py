@@ -200,16 +200,16 @@ TOPIC_CALLS = [  # of every route with a topic in its path: a request that names
 GET = {"GET"}
 METHODS = {
     **dict.fromkeys(("/v0/topics", "/v0/routers", "/v0/metrics", "/metrics", "/v0/ws"), GET),
-    **dict.fromkeys(("/v0/health", "/healthz", "/v0/ready", "/readyz", "/"), GET),
+    **dict.fromkeys(("/v0/health", "/healthz", "/v0/ready", "/readyz", "/", "/v0"), GET),
     **dict.fromkeys(("/v0/topics/log/leases", "/v0/topics/log/work", "/v0/watch/wid_A"), GET),
     **{f"/v0/topics/log/{verb}": {"POST"} for verb in ("diff", "delete", "claim", "redrive")},
     **{f"/v0/topics/log/{verb}": {"POST"} for verb in ("ack", "nack", "extend")},
-    "/v0/watch": {"POST"},
+    "/v0/watch": {"GET", "POST"},
     "/v0/topics/log": {"GET", "PUT", "POST", "DELETE"},
     "/v0/routers/r": {"GET", "PUT", "DELETE"},
 }
 UNKNOWN_PATHS = [
-    *("/v0", "/v0/nope", "/v1/topics", "/topics", "/v0/Topics", "/v0/topic/x", "//v0/topics"),
+    *("/v0/", "/v0/nope", "/v1/topics", "/topics", "/v0/Topics", "/v0/topic/x", "//v0/topics"),
     *("/v0/health/x", "/health", "/v0/topics/x/nope", "/v0/topics/x/y/z", "/v0/topics/x/diff/"),
     *("/v0/topics/x/diff/more", "/v0/topics/x/delete/x", "/v0/topics/x/Delete"),
     *("/v0/topics/x/deletes", "/v0/topics/x/claim/", "/v0/topics/x/claims", "/v0/topics/x/Claim"),

@@ -85,9 +85,9 @@ def test_a_preflight_needs_no_key(listed: Server) -> None:
         refused(wire.answer(), 401, "unauthorized")
 
 
-def test_a_foreign_origin_opens_no_websocket_and_leases_no_jobs(page: Api, topic: str) -> None:
+def test_a_foreign_origin_opens_no_stream_and_leases_no_jobs(page: Api, topic: str) -> None:
     for origin in (OTHER, "null"):
-        for path in ("/v0/ws", f"/v0/topics/{topic}/work?node=n"):
+        for path in ("/v0/ws", f"/v0/topics/{topic}/work?node=n", f"/v0/watch?topic={topic}"):
             refused(page.call("GET", path, None, {"Origin": origin}), 403, "forbidden")
         path = f"/v0/topics/{topic}/redrive"
         refused(page.call("POST", path, None, {"Origin": origin}), 403, "forbidden")

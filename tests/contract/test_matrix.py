@@ -19,7 +19,7 @@ from tests.contract.access_matrix import (
     KEYS,
     OUTSIDE,
     READ,
-    WORK,
+    STREAMS,
     Assignment,
     Key,
     Row,
@@ -32,7 +32,7 @@ from tests.support.sse import session
 from tests.support.ws import KEY, Socket, handshake, shake
 from topics.front.routes.table import ROUTES
 
-ROWS = (*HTTP, *WORK)
+ROWS = (*HTTP, *STREAMS)
 EVENTS = "Accept: text/event-stream"
 NOBODY = {
     "no key": [],

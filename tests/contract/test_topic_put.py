@@ -202,3 +202,18 @@ def test_put_keeps_the_records(api: Api, topic: str) -> None:
         before["epoch"],
     ]
     assert [record["data"] for record in api.read(topic)] == [1, 2, 3]
+
+
+def test_unknown_fields_are_named_and_change_nothing(api: Api, topic: str) -> None:
+    body = {"durabilty": "fsync", "ttl_ms": 5, "TTL_MS": 7, "durabilité": 1}
+    created = ok(api.put(topic, body), 201)
+    assert created["ignored"] == ["durabilty", "TTL_MS", "durabilité"]
+    assert created["config"] == {**DEFAULTS, "ttl_ms": 5}
+    assert "ignored" not in ok(api.put(topic, {"ttl_ms": 5}))
+    assert "ignored" not in ok(api.put(topic))
+    many = ok(api.put(topic, {f"{number:03d}{'x' * 200}": number for number in range(99)}))
+    assert many["ignored"] == [f"{number:03d}{'x' * 125}" for number in range(64)]
+    router = {"source": topic, "dest": f"{topic}.dest", "guarantees": "exactly_once"}
+    for status in (201, 200):
+        answer = ok(api.call("PUT", f"/v0/routers/{topic}", router), status)
+        assert answer["ignored"] == ["guarantees"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.client.stub_server import StubServer
+from tests.spark.client.stub_server import StubServer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

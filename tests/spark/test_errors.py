@@ -11,7 +11,7 @@ Malformed CSV record: 3,4 SQLSTATE: 22023"""
 
 
 def test_the_last_line_is_the_servers_refusal_where_there_is_one() -> None:
-    refusal = 'topics.client.errors.RequestError: topic "t": 422 topic_full: full'
+    refusal = 'topics.spark.client.errors.RequestError: topic "t": 422 topic_full: full'
     spark_text = f"Job aborted\nTraceback:\n{refusal}\n\tat java.Thread"
     assert last_line(Exception(spark_text)) == 'topic "t": 422 topic_full: full'
     assert (

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.client.stub_server import Fault, StubServer
+from tests.spark.client.stub_server import Fault, StubServer
 from topics.spark import main as command
 from topics.spark.main import main, parser
 from topics.spark.producer import MIB

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.client.stub_server import StubServer
-from topics.client.http import Target, TopicsClient
+from tests.spark.client.stub_server import StubServer
+from topics.spark.client.http import Target, TopicsClient
 from topics.spark.errors import JobError
 from topics.spark.opening import HOUR_MS, WINDOW_MS, make_topic, open_topic
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.client.stub_server import Fault, StubServer
+from tests.spark.client.stub_server import Fault, StubServer
 from tests.support.server import Server
-from topics.client.errors import RequestError
-from topics.client.http import Target, TopicsClient
+from topics.spark.client.errors import RequestError
+from topics.spark.client.http import Target, TopicsClient
 from topics.spark.errors import JobError
 from topics.spark.preflight import check_server, check_spark
 

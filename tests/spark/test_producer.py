@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.client.stub_server import Fault, StubServer
-from topics.client.errors import RequestError
-from topics.client.http import Target
+from tests.spark.client.stub_server import Fault, StubServer
+from topics.spark.client.errors import RequestError
+from topics.spark.client.http import Target
 from topics.spark.errors import JobError
 from topics.spark.opening import HOUR_MS, WINDOW_MS
 from topics.spark.producer import produce

@@ -18,8 +18,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.client.stub_server import StubServer
-from topics.client.http import Target
+from tests.spark.client.stub_server import StubServer
+from topics.spark.client.http import Target
 from topics.spark.errors import JobError
 from topics.spark.producer import produce
 from topics.spark.reading import check_csv, check_json, format_of, read

@@ -15,7 +15,7 @@ import pytest
 from tests.spark.killed_server import kill_and_restart, waits_half_way
 from tests.spark.reading import read_back
 from tests.support.server import Server
-from topics.client.http import Target, TopicsClient
+from topics.spark.client.http import Target, TopicsClient
 from topics.spark.producer import produce
 from topics.spark.rows import map_arrow
 

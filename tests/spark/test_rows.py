@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.client.stub_server import StubServer
-from topics.client.http import Target
+from tests.spark.client.stub_server import StubServer
+from topics.spark.client.http import Target
 from topics.spark.producer import produce
 from topics.spark.rows import LINE_MARK, are_lines, quoted, records
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from topics.client.chunks import Chunk
-from topics.client.http import Receipt, Target
+from topics.spark.client.chunks import Chunk
+from topics.spark.client.http import Receipt, Target
 from topics.spark.task import FIGURES, Figures, SendTask, string_block
 
 

@@ -1,56 +1,108 @@
-"""Errors of the batch writer: one exception, whose text is one line that says what to do."""
+"""What goes wrong with a request: one class for each thing that a caller can do about it.
+
+Invalid          400 405 406 413 415   mend the request
+Refused          401 403               use another key
+NotFound         404                   make it first
+Conflict         409 422               what is there does not fit, or is full
+Throttled        429                   later; the client has tried until its deadline
+Unavailable      5xx                   likewise
+ConnectionLost   no answer             likewise
+"""
 
 from __future__ import annotations
 
-_AGAIN = "run the job again, it goes on where it stopped"
-ADVICE = {
-    "unauthorized": "set TOPICS_API_KEY to one of the server's keys",
-    "forbidden": (
-        "the key needs read and write, admin to create the topic, and a prefix that covers its name"
-    ),
-    "not_found": "the URL of a server has no path: http://HOST:PORT",
-    "topic_not_found": "check its name; if it was deleted while the job ran, run the job again",
-    "topic_on_two_servers": (
-        "a pattern reads both; to have one again, append the records of one to the other"
-        " (topics-spark archive, then replay) and delete it"
-    ),
-    "topic_full": (
-        'the topic is full and its discard is "reject"; raise its cap or delete records, then run'
-        " the job again"
-    ),
-    "batch_too_large": "lower --batch-records",
-    "payload_too_large": "lower --batch-bytes",
-    "record_too_large": (
-        "one row is larger than the server's TOPICS_MAX_RECORD_BYTES, or its headers than"
-        " TOPICS_MAX_META_BYTES; leave something out or raise the limit"
-    ),
-    "throttled": f"the server was still busy after every retry; {_AGAIN}",
-    "not_ready": (
-        "the server was still recovering after every retry; run the job again when /v0/ready"
-        " answers 200"
-    ),
-    "shutting_down": "the server is stopping; run the job again when it is back",
-    "unreachable": f"is the server running at this address? Then {_AGAIN}",
-    "bad_answer": "is this address a topics server?",
-}
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
 
 
-class RequestError(Exception):
-    """A request that will not succeed by being sent again now.
-
-    ``status`` is the HTTP status, 0 when no answer came; ``code`` is the contract's ``error.code``
-    (§0.5), or ``unreachable`` or ``bad_answer``. The text names topic, status, code and what to do,
-    in one line. ``topic`` is empty for what is asked of a whole server.
+class TopicsError(Exception):
+    """A request that failed. ``code`` is the contract's ``error.code`` (§0.5), ``status`` the HTTP
+    status, 0 without an answer; ``detail`` and ``request_id`` are the server's words for its log.
     """
 
-    def __init__(self, topic: str, status: int, code: str, message: str) -> None:
-        self.topic = topic
-        self.status = status
-        self.code = code
-        self.message = " ".join(message.split())
-        advice = ADVICE.get(code)
-        super().__init__(
-            (f'topic "{topic}": ' if topic else "")
-            + f"{status or 'no answer'} {code}: {self.message}"
-            + (f" ({advice})" if advice else "")
-        )
+    retry_after_s: float | None = None  # how long the server asks to wait
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str = "",
+        status: int = 0,
+        detail: Mapping[str, Any] | None = None,
+        request_id: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.message, self.code, self.status = message, code, status
+        self.detail, self.request_id = dict(detail or {}), request_id
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.message}" if self.code else self.message
+
+
+class Invalid(TopicsError):
+    """The request is wrong."""
+
+
+class Refused(TopicsError):
+    """The key is missing, unknown, or may not do this."""
+
+
+class NotFound(TopicsError):
+    """There is no such topic, router or path."""
+
+
+class Conflict(TopicsError):
+    """What is there does not fit the request, or is full."""
+
+
+class Throttled(TopicsError):
+    """The server is busy, or a cap is reached."""
+
+
+class Unavailable(TopicsError):
+    """The server, or the shard of this topic, does not serve now; or it has a defect (500)."""
+
+
+class ConnectionLost(TopicsError):
+    """No answer came. ``was_sent``: the server may have done what was asked all the same."""
+
+    def __init__(self, message: str, *, was_sent: bool = True) -> None:
+        super().__init__(message, code="connection_lost")
+        self.was_sent = was_sent
+
+
+_CLASSES = {401: Refused, 403: Refused, 404: NotFound, 409: Conflict, 422: Conflict, 429: Throttled}
+
+
+class _Error(msgspec.Struct):
+    code: str
+    message: str
+    detail: dict[str, Any] = {}
+
+
+class _Envelope(msgspec.Struct):
+    error: _Error
+
+
+def error_of(status: int, headers: Mapping[str, str], body: bytes) -> TopicsError:
+    """What an answer that is no success says; also one that comes from a proxy."""
+    try:
+        error = msgspec.json.decode(body, type=_Envelope).error
+    except msgspec.MsgspecError:
+        text = body[:200].decode("utf-8", "replace").strip()
+        error = _Error(f"http_{status}", text or "an answer that is not the server's")
+    kind = Unavailable if status >= 500 else _CLASSES.get(status, Invalid)
+    failure = kind(
+        error.message,
+        code=error.code,
+        status=status,
+        detail=error.detail,
+        request_id=headers.get("x-request-id", ""),
+    )
+    if (after := headers.get("retry-after", "")).isdigit():
+        failure.retry_after_s = float(after)
+    if isinstance(pause_ms := error.detail.get("retry_after_ms"), int):
+        failure.retry_after_s = pause_ms / 1000
+    return failure

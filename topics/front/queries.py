@@ -1,5 +1,5 @@
 """Query strings: the declared parameters of a route, typed. Unknown parameters are ignored; of a
-repeated parameter the last value counts.
+repeated parameter the last value counts, if the parameter is not a list.
 
 A query has at most `QUERY_MAX_BYTES` and `PARAMETERS_MAX` parameters. ``?token=`` is searched for
 in longer queries too, because a client without a key must hear 401 before anything else.
@@ -11,12 +11,12 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
-from urllib.parse import parse_qsl, unquote_to_bytes
+from urllib.parse import parse_qs, unquote_to_bytes
 
 from topics.errors import InvalidRequest
 
-QUERY_MAX_BYTES = 8 * 1024  # several times the longest prefix, cursor and key together
-PARAMETERS_MAX = 64
+QUERY_MAX_BYTES = 24 * 1024  # 64 of the longest names, with options and a key
+PARAMETERS_MAX = 96
 DIGITS_MAX = 20
 # Any letter of the name may be escaped.
 TOKEN = re.compile(rb"(?:^|&)(?:t|%74)(?:o|%6[Ff])(?:k|%6[Bb])(?:e|%65)(?:n|%6[Ee])=([^&]*)")
@@ -32,6 +32,21 @@ class Parameter(Generic[T]):
     parse: Callable[[str, str], T]
     default: T
 
+    def of(self, values: list[str]) -> T:
+        """The value of a parameter that was sent so often."""
+        return self.parse(self.name, values[-1])
+
+
+class Names(Parameter[tuple[str, ...]]):
+    """A parameter that may be repeated: its texts, each once."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, lambda _name, value: (value,), ())
+
+    def of(self, values: list[str]) -> tuple[str, ...]:
+        """All of them."""
+        return tuple(dict.fromkeys(values))
+
 
 class Query:
     """The parameters of one request."""
@@ -46,6 +61,10 @@ class Query:
         value: T = self._values.get(parameter, parameter.default)
         return value
 
+    def has(self, parameter: Parameter[Any]) -> bool:
+        """Whether it was sent."""
+        return parameter in self._values
+
 
 EMPTY = Query({})
 
@@ -58,16 +77,11 @@ def parse_query(parameters: tuple[Parameter[Any], ...], raw: bytes) -> Query:
         )
     if not raw or not parameters:
         return EMPTY
-    sent = _values(raw)
-    return Query({p: p.parse(p.name, sent[p.name]) for p in parameters if p.name in sent})
-
-
-def _values(raw: bytes) -> dict[str, str]:
     try:
-        pairs = parse_qsl(raw.decode("ascii"), keep_blank_values=True, errors="strict")
+        sent = parse_qs(raw.decode("ascii"), keep_blank_values=True, errors="strict")
     except ValueError:
         raise InvalidRequest("the query string cannot be read") from None
-    return dict(pairs)
+    return Query({p: p.of(sent[p.name]) for p in parameters if p.name in sent})
 
 
 def find_token(raw: bytes) -> bytes | None:

@@ -10,10 +10,10 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from topics.client.errors import RequestError
-from topics.client.http import DEFAULT_URL, Target
 from topics.errors import ExitCode
 from topics.formats.api.surrogates import has_surrogate
+from topics.spark.client.errors import RequestError
+from topics.spark.client.http import DEFAULT_URL, Target
 from topics.spark.errors import JobError, spark_errors
 from topics.spark.local_csv import is_small
 from topics.spark.preflight import check_server, check_source, check_spark

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from topics.client.errors import RequestError
-from topics.client.http import TopicsClient
+from topics.spark.client.errors import RequestError
+from topics.spark.client.http import TopicsClient
 from topics.spark.preflight import refuse_queue
 
 HOUR_MS = 60 * 60 * 1000

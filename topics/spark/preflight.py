@@ -11,8 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from topics.client.errors import RequestError
-from topics.client.http import RETRIED_STATUS, Target, TopicsClient, mistake_in
+from topics.spark.client.errors import RequestError
+from topics.spark.client.http import RETRIED_STATUS, Target, TopicsClient, mistake_in
 from topics.spark.errors import JobError, WrongPath
 from topics.spark.local_csv import GLOB
 

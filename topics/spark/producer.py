@@ -19,8 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from topics.client.errors import RequestError
-from topics.client.http import DEFAULT_URL, Target, TopicsClient
+from topics.spark.client.errors import RequestError
+from topics.spark.client.http import DEFAULT_URL, Target, TopicsClient
 from topics.spark.errors import JobError, spark_errors
 from topics.spark.opening import open_topic
 from topics.spark.preflight import check_spark

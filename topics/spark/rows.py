@@ -48,7 +48,7 @@ def row_json(df: DataFrame) -> Column:
 
 def record_column(df: DataFrame, tag_column: str | None) -> Column:
     """``{"data":{...},"tag":"..."},`` for each row: a record and a comma, as
-    topics/client/chunks.py takes it.
+    topics/spark/client/chunks.py takes it.
     """
     from pyspark.sql import functions as f
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from topics.client.chunks import Chunk, Chunker
-from topics.client.http import Receipt, Target, TopicsClient
-from topics.client.keys import chunk_key
+from topics.spark.client.chunks import Chunk, Chunker
+from topics.spark.client.http import Receipt, Target, TopicsClient
+from topics.spark.client.keys import chunk_key
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.spark.source.live import Live
-from topics.client.errors import RequestError
+from topics.spark.client.errors import RequestError
 from topics.spark.errors import JobError
 from topics.spark.jobs.appending import Appended, append_rows, head_of, open_dest
 from topics.spark.sink.options import SinkOptions

@@ -11,8 +11,8 @@ import polars as pl
 import pytest
 
 from tests.spark.source.live import Live
-from topics.client.errors import RequestError
 from topics.errors import ExitCode
+from topics.spark.client.errors import RequestError
 from topics.spark.errors import JobError
 from topics.spark.jobs.archive import ArchiveJob, ArchiveSummary, archive
 from topics.spark.jobs.archive_check import Checked

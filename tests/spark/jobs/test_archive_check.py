@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.server import Server
-from topics.client.http import TopicsClient
-from topics.client.servers import Servers
+from topics.spark.client.http import TopicsClient
+from topics.spark.client.servers import Servers
 from topics.spark.jobs.archive_check import Checked, Hole, check, fault_of, heads, holes_in, passed
 from topics.spark.jobs.archive_state import Figure
 from topics.spark.source.connection import Connection

@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from tests.client.stub_server import StubServer
+from tests.spark.client.stub_server import StubServer
 from topics.spark.errors import JobError
 from topics.spark.jobs.arguments import add_servers, target_of
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.client.stub_server import StubServer
+from tests.spark.client.stub_server import StubServer
 from tests.spark.reading import read_back
 from tests.support.server import Server
 from topics.spark.jobs import backfill

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from topics.client.errors import RequestError
+from topics.spark.client.errors import RequestError
 from topics.spark.errors import JobError
 from topics.spark.jobs import cli
 

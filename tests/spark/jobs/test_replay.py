@@ -10,11 +10,11 @@ import pytest
 
 pytest.importorskip("pyarrow")
 
-from tests.client.stub_server import Fault, StubServer
+from tests.spark.client.stub_server import Fault, StubServer
 from tests.spark.jobs.archives import Row, write_archive
 from tests.support.server import Server
-from topics.client.http import Record, Target, TopicsClient
-from topics.client.ranges import read_range
+from topics.spark.client.http import Record, Target, TopicsClient
+from topics.spark.client.ranges import read_range
 from topics.spark.jobs.cli import main
 
 DAYS = ("2026-01-01", "2026-01-02")

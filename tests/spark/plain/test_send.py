@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.client.stub_server import Fault, StubServer
-from topics.client.http import Target
-from topics.client.keys import chunk_key
+from tests.spark.client.stub_server import Fault, StubServer
+from topics.spark.client.http import Target
+from topics.spark.client.keys import chunk_key
 from topics.spark.errors import JobError
 from topics.spark.plain.files import read_plain
 from topics.spark.plain.send import send

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.client.stub_server import Fault, StubServer
+from tests.spark.client.stub_server import Fault, StubServer
 from tests.spark.killed_server import kill_and_restart, waits_half_way
 from tests.spark.reading import read_back
 from tests.spark.sink import killed_driver
 from tests.support.server import ROOT, Server
-from topics.client.http import Target, TopicsClient
+from topics.spark.client.http import Target, TopicsClient
 from topics.spark.rows import map_arrow
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.client.stub_server import Fault, StubServer
-from topics.client.servers import Servers
+from tests.spark.client.stub_server import Fault, StubServer
+from topics.spark.client.servers import Servers
 from topics.spark.errors import JobError
 
 pytest.importorskip("pyarrow")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.client.stub_server import Fault, StubServer
+from tests.spark.client.stub_server import Fault, StubServer
 from tests.spark.reading import read_back
 from tests.support.server import Server
 from topics.spark.errors import JobError, last_line

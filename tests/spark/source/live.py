@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from tests.support.api import Api
 from tests.support.server import Server
-from topics.client.http import Target, TopicsClient
+from topics.spark.client.http import Target, TopicsClient
 
 
 class Live:

@@ -15,7 +15,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from tests.spark.source.ddl import struct_of
-from topics.client.http import Record
+from topics.spark.client.http import Record
 from topics.spark.source.columns import SCHEMA, Columns, MisfitError
 from topics.spark.source.connection import BadOption
 

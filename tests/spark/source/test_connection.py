@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.client.stub_server import StubServer
-from topics.client.errors import RequestError
-from topics.client.servers import Server
+from tests.spark.client.stub_server import StubServer
+from topics.spark.client.errors import RequestError
+from topics.spark.client.servers import Server
 from topics.spark.source.connection import (
     RETRIES,
     BadOption,

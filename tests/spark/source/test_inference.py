@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec import Raw
 from pyspark.sql.types import StructField, StructType
 
-from topics.client.http import Record
+from topics.spark.client.http import Record
 from topics.spark.source.columns import Columns
 from topics.spark.source.connection import BadOption
 from topics.spark.source.inference import DEPTH_MAX, infer_data

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topics.client.ranges import GONE, RECREATED, Lost
+from topics.spark.client.ranges import GONE, RECREATED, Lost
 from topics.spark.source.offsets import EARLIEST, LATEST, Bounds, Offsets, Position
 from topics.spark.source.plan import (
     DataLost,

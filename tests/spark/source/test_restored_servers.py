@@ -17,7 +17,7 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from tests.spark.source.live import Live
 from tests.spark.source.test_stream import query
-from topics.client.http import Listed, Page, Record
+from topics.spark.client.http import Listed, Page, Record
 from topics.spark.source.columns import Columns
 from topics.spark.source.connection import Connection
 from topics.spark.source.options import ReadOptions

@@ -9,8 +9,8 @@ from contextlib import closing, contextmanager
 import pytest
 
 from tests.spark.source.live import Live
-from topics.client.errors import RequestError
-from topics.client.ranges import Lost
+from topics.spark.client.errors import RequestError
+from topics.spark.client.ranges import Lost
 from topics.spark.source.connection import BadOption, Patience, ServerError
 from topics.spark.source.offsets import Position
 from topics.spark.source.options import ReadOptions

@@ -15,7 +15,8 @@ from topics.engine.changes import put_topic
 from topics.engine.now import Now
 from topics.engine.topic import Topic
 from topics.formats.api import answers
-from topics.formats.api.decoding import decode_config
+from topics.formats.api.decoding import decode_config, ignored_in
+from topics.formats.api.topic_config import TopicConfigPatch
 from topics.formats.json_text import json_bytes
 from topics.formats.wire.calls import (
     NO_RESULT,
@@ -61,6 +62,7 @@ class TopicCalls(Service):
             self._context.now,
             params.prefixes,
         )
+        ignored = ignored_in(request.attachment, TopicConfigPatch)
         request.outlast()
         request.release()
         topic, config = change.topic, change.topic.config
@@ -69,7 +71,7 @@ class TopicCalls(Service):
             if isinstance(result, OSError):
                 return answer_error(request, unwritable(result))
             body = answers.configured(topic.name, config, created=change.created, epoch=topic.epoch)
-            return reply_json(request, RESULTS[change.created], body, params.at)
+            return reply_json(request, RESULTS[change.created], body + ignored, params.at)
 
         self._commits.submit(change, settle)
 

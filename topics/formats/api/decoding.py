@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import TypeVar
 
 import msgspec
@@ -16,10 +17,14 @@ from topics.errors import InvalidRequest
 from topics.formats.api.refusals import refusal
 from topics.formats.api.topic_config import TopicConfigPatch
 from topics.formats.buffers import Buffer
+from topics.formats.json_text import json_bytes
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
+IGNORED_MAX = 64
+IGNORED_CHARACTERS = 128
 _patch = msgspec.json.Decoder(TopicConfigPatch)
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _BAD_BODY = (UnicodeDecodeError, msgspec.MsgspecError, RecursionError)
 
 
@@ -50,6 +55,15 @@ def decode(parse: Callable[[Buffer], Body], body: Buffer) -> Body:
         return parse(body)
     except _BAD_BODY as error:
         raise _refusal(error, body) from error
+
+
+def ignored_in(body: Buffer, known: type[msgspec.Struct]) -> bytes:
+    """The member ``ignored`` of an answer: the names of a body's fields that ``known`` lacks, at
+    most IGNORED_MAX of them, each cut to IGNORED_CHARACTERS. Empty when there are none.
+    """
+    names = (name for name in _members.decode(body or b"{}") if name not in known.__struct_fields__)
+    told = [name[:IGNORED_CHARACTERS] for name in islice(names, IGNORED_MAX)]
+    return b',"ignored":' + json_bytes(told) if told else b""
 
 
 def decode_config(body: Buffer) -> TopicConfigPatch:

@@ -40,6 +40,7 @@ ROUTE_NAMES: Final = (
     "ready",
     "root",
     "metrics",
+    "watch.topics",
 )
 # Append only.
 STATUSES: Final = (

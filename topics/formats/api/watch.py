@@ -9,7 +9,11 @@ from __future__ import annotations
 
 import base64
 import binascii
-from typing import NamedTuple
+import hashlib
+import struct
+import zlib
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -85,7 +89,20 @@ _watch = msgspec.json.Decoder(WatchBody)
 
 def decode_watch(body: Buffer, limits: Limits, max_topics: int) -> WatchRequest:
     """Body of ``POST /v0/watch``. Raises `InvalidRequest`."""
-    asked = decode(_watch.decode, body or b"{}")
+    return _checked(decode(_watch.decode, body or b"{}"), limits, max_topics)
+
+
+def watch_of(
+    topics: Iterable[str], start: Start, options: Mapping[str, Any], limits: Limits, max_topics: int
+) -> WatchRequest:
+    """The query of ``GET /v0/watch``: ``options`` are those members of a `WatchBody` that it has.
+    Raises `InvalidRequest`.
+    """
+    asked = WatchBody(topics=dict.fromkeys(topics, start), **options)
+    return _checked(asked, limits, min(max_topics, MAP_MAX_TOPICS))
+
+
+def _checked(asked: WatchBody, limits: Limits, max_topics: int) -> WatchRequest:
     check_starts(asked.topics, max_topics)
     check_u64("heartbeat_ms", asked.heartbeat_ms)
     heartbeat_ms = min(max(asked.heartbeat_ms, HEARTBEAT_MIN_MS), HEARTBEAT_MAX_MS)
@@ -126,6 +143,9 @@ def view_of(asked: ViewOptions, limits: Limits) -> View:
 
 
 MAP_MAX_TOPICS = 64
+Cursor = tuple[int, int]
+"""Seq and epoch."""
+
 ID_MAX_BYTES = 4096
 CHECKPOINT_MAX_DIGITS = 19
 
@@ -147,12 +167,68 @@ def encode_checkpoint(number: int) -> bytes:
 
 def decode_id(text: bytes) -> dict[str, int] | int:
     """A map, or the number of a checkpoint; an empty map for what is neither."""
+    packed = _packed(text)
     try:
-        packed = base64.b64decode(text + b"=" * (-len(text) % 4), altchars=b"-_", validate=True)
         is_number = packed.isdigit() and len(packed) <= CHECKPOINT_MAX_DIGITS
         return int(packed) if is_number else _map.decode(packed)
-    except (binascii.Error, msgspec.MsgspecError, ValueError):
+    except (msgspec.MsgspecError, ValueError):
         return {}
+
+
+class CursorsId:
+    """The id of a stream that is one request: its cursors, in base64url.
+
+    offset     bytes
+    0          1      ID_VERSION
+    1 + 24 n   8      BLAKE2b of the name of topic n; names are long, and stand in the URL
+    9 + 24 n   16     its seq and its epoch, 0 when that is not known yet; big-endian
+    last       4      CRC-32 of what comes before
+    """
+
+    def __init__(self, cursors: Mapping[str, Cursor]) -> None:
+        rows = [ROW.pack(_digest(topic), *cursor) for topic, cursor in cursors.items()]
+        self._packed = bytearray((ID_VERSION,)) + b"".join(rows)
+        self._at = {topic: 9 + ROW.size * number for number, topic in enumerate(cursors)}
+
+    def move(self, topic: str, seq: int, epoch: int) -> None:
+        """The reader of a topic stands at ``seq`` now."""
+        CURSOR.pack_into(self._packed, self._at[topic], seq, epoch)
+
+    def text(self) -> bytes:
+        """The id of now."""
+        return _base64(bytes(self._packed) + zlib.crc32(self._packed).to_bytes(4, "big"))
+
+
+ID_VERSION = 1
+ROW, CURSOR = struct.Struct(">8sQQ"), struct.Struct(">QQ")
+
+
+def decode_cursors(text: bytes, topics: Iterable[str]) -> dict[str, Cursor]:
+    """The cursors that a `CursorsId` has for those of ``topics`` that it holds. Raises
+    `InvalidRequest` when it is none: a stream must not begin elsewhere in silence.
+    """
+    packed = _packed(text)
+    body, check = packed[:-4], packed[-4:]
+    if (
+        len(body) % ROW.size != 1
+        or body[0] != ID_VERSION
+        or zlib.crc32(body).to_bytes(4, "big") != check
+    ):
+        raise InvalidRequest("Last-Event-ID is none of this stream's ids", field="Last-Event-ID")
+    known = {digest: (seq, epoch) for digest, seq, epoch in ROW.iter_unpack(body[1:])}
+    return {topic: known[digest] for topic in topics if (digest := _digest(topic)) in known}
+
+
+def _digest(topic: str) -> bytes:
+    return hashlib.blake2b(topic.encode(), digest_size=8).digest()
+
+
+def _packed(text: bytes) -> bytes:
+    """What base64url text stands for; nothing if it is none."""
+    try:
+        return base64.b64decode(text + b"=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    except binascii.Error:
+        return b""
 
 
 def _base64(data: bytes) -> bytes:

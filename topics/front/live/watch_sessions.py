@@ -19,14 +19,11 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from topics.engine.access import Principal
-from topics.formats.api.watch import View, decode_id, encode_checkpoint, encode_id
+from topics.formats.api.watch import Cursor, View, decode_id, encode_checkpoint, encode_id
 from topics.front.live.topic_streams import TopicStream
 
 MOVES_KEPT = 4096  # so many moves can be taken back exactly
 MAPS_KEPT = 32  # whole maps, one every MOVES_KEPT moves or less often, for older checkpoints
-
-Cursor = tuple[int, int]
-"""Seq and epoch."""
 
 
 @dataclass(slots=True)

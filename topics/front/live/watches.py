@@ -21,13 +21,13 @@ from topics.errors import (
     TopicNotFound,
     Unauthorized,
 )
-from topics.formats.api.watch import Start, WatchRequest
+from topics.formats.api.watch import Cursor, Start, WatchRequest
 from topics.front.authorization import authorize
 from topics.front.http.connection import Connection
 from topics.front.live.event_stream import RETRY
 from topics.front.live.live import Live
 from topics.front.live.sse import TAKEN_OVER, WatchStream
-from topics.front.live.starts import begin_at, heads_of
+from topics.front.live.starts import TopicHead, begin_at, heads_of
 from topics.front.live.watch_sessions import WatchSession
 from topics.front.media import accepts_events
 
@@ -48,11 +48,8 @@ class Watches:
         """`POST /v0/watch`: the members of the answer. Raises `Forbidden`, `TopicNotFound`,
         `Throttled`, `NotReady`, `Unauthorized`.
         """
-        for topic in asked.starts:
-            authorize(principal, None, topic)
         self._collect()
-        heads = await heads_of(self.live.backend, asked.starts)
-        self.live.keys.check(principal)  # it may have changed while this waited
+        heads = await self._heads(asked, principal)
         unknown = asked.starts.keys() - heads.keys()
         if unknown and not lenient:
             raise TopicNotFound(min(unknown))
@@ -70,6 +67,29 @@ class Watches:
             "session_ttl_ms": int(SESSION_TTL_S * 1000),
             "topics": {topic: start.members() for topic, start in begun.items()},
         }
+
+    async def _heads(self, asked: WatchRequest, principal: Principal) -> dict[str, TopicHead]:
+        """The heads of those topics that are there. Raises `Forbidden`, `NotReady`,
+        `Unauthorized`.
+        """
+        for topic in asked.starts:
+            authorize(principal, None, topic)
+        heads = await heads_of(self.live.backend, asked.starts)
+        self.live.keys.check(principal)  # it may have changed while this waited
+        return heads
+
+    async def cursors(
+        self, asked: WatchRequest, principal: Principal, known: dict[str, Cursor]
+    ) -> tuple[dict[str, Cursor], set[str]]:
+        """`GET /v0/watch`: where its stream begins in each topic, and which topics that the client
+        knows are gone. Raises `Forbidden`, `TopicNotFound`, `NotReady`, `Unauthorized`.
+        """
+        heads = await self._heads(asked, principal)
+        gone = {topic for topic in asked.starts if topic not in heads}
+        if unknown := gone - known.keys():
+            raise TopicNotFound(min(unknown))
+        begun = {topic: begin_at(asked.starts[topic], head)[:2] for topic, head in heads.items()}
+        return {topic: known.get(topic) or begun[topic] for topic in asked.starts}, gone
 
     def open(self, wid: str, principal: Principal, accept: bytes) -> WatchSession:
         """The session that a GET asks for. Raises `NotFound`, `Unauthorized`, `NotAcceptable`,

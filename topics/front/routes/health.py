@@ -2,7 +2,7 @@
 
 GET   /v0/health, /healthz    §8.1
 GET   /v0/ready, /readyz      §8.2
-GET   /                       name, version, links
+GET   /, /v0                  name, version, links
 """
 
 from __future__ import annotations
@@ -62,5 +62,8 @@ ROUTES: dict[Route, Operation] = {
     _probe("/healthz", "health"): health,
     _probe("/v0/ready", "ready"): ready,
     _probe("/readyz", "ready"): ready,
-    Route(READ_ONLY, "/", "root", None, is_open=True, answers_in_drain=True): root,
+    **{
+        Route(READ_ONLY, path, "root", None, is_open=True, answers_in_drain=True): root
+        for path in ("/", "/v0")
+    },
 }

@@ -2,24 +2,42 @@
 
     POST   /v0/watch    ?lenient    a session for up to TOPICS_MAX_WATCH_TOPICS topics
     GET    /v0/watch/:wid           its event stream; ``?token=`` instead of a header
+    GET    /v0/watch    ?topic ...  both in one request, without a session: the ids of its events
+                                    have all that a client needs to go on
 
 The sessions and streams themselves are `topics.front.live`.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from topics.engine.access import Scope
-from topics.formats.api.watch import decode_watch
+from topics.errors import NotAcceptable
+from topics.formats.api.watch import Start, decode_cursors, decode_watch, watch_of
 from topics.formats.buffers import Buffer
 from topics.front.answers import Answer, json_answer
 from topics.front.http.connection import Connection
 from topics.front.live.event_stream import HEADERS
-from topics.front.queries import Parameter, boolean
+from topics.front.live.sse import RequestStream
+from topics.front.media import accepts_events
+from topics.front.queries import Names, Parameter, boolean, integer
 from topics.front.request import Body, Request
 from topics.front.route import BodyRule, Lane, Route
 from topics.front.routes.context import RouteContext
 
 LENIENT = Parameter("lenient", boolean, default=False)
+TOPICS = Names("topic")
+FROM_SEQ = Parameter("from_seq", integer, default=0)
+TAIL = Parameter("tail", boolean, default=False)
+OPTIONS: tuple[Parameter[Any], ...] = (
+    Names("node"),
+    *(Parameter(name, integer, default=0) for name in ("limit", "max_batch_bytes", "heartbeat_ms")),
+    *(
+        Parameter(name, boolean, default=False)
+        for name in ("include_data", "include_tags", "include_meta")
+    ),
+)
 
 
 async def create(context: RouteContext, request: Request, body: Body, at: int) -> Answer:
@@ -52,10 +70,52 @@ async def stream(context: RouteContext, request: Request, _body: Body, _at: int)
     return answer
 
 
+async def stream_of_topics(
+    context: RouteContext, request: Request, _body: Body, _at: int
+) -> Answer:
+    """The GET without a session. Each is a stream of its own."""
+    assert request.head is not None, "a request for a stream keeps its head"
+    query, live, principal, fields = request.query, context.live, request.principal, request.head
+    names = query[TOPICS]
+    options = {option.name: query[option] for option in OPTIONS if query.has(option)}
+    start = Start(query[FROM_SEQ], tail=query[TAIL])
+    asked = watch_of(names, start, options, context.limits, context.settings.max_watch_topics)
+    last_event_id = fields.joined(b"last-event-id").strip()
+    known = decode_cursors(last_event_id, names) if last_event_id else {}
+    if not accepts_events(fields.joined(b"accept")):
+        raise NotAcceptable("the answer is text/event-stream")
+    cursors, gone = await context.watches.cursors(asked, principal, known)
+    context.pressure.check_stream(principal.digest, f"watch/{min(names)}", [*names], None)
+    live.check_room(principal)
+    let_go = live.hold_slot(principal)
+
+    async def run(connection: Connection) -> None:
+        let_go()
+        heartbeat_s = asked.heartbeat_ms / 1000
+        await RequestStream(
+            live, connection, principal, heartbeat_s, asked.view, cursors, gone
+        ).run()
+
+    answer = Answer(200, headers=HEADERS, stream=run)
+    answer.on_unsent = let_go
+    return answer
+
+
 ROUTES = {
     Route(
         ("POST",), "/v0/watch", "watch", Scope.READ, body=BodyRule.REQUIRED, parameters=(LENIENT,)
     ): create,
+    Route(
+        ("GET",),
+        "/v0/watch",
+        "watch.topics",
+        Scope.READ,
+        lane=Lane.HOT,
+        parameters=(TOPICS, FROM_SEQ, TAIL, *OPTIONS),
+        streams=True,
+        query_token=True,
+        no_preflight=True,  # an EventSource of any page takes a connection for each
+    ): stream_of_topics,
     # No scope: the session knows its key.
     Route(
         ("GET",),

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from topics.client.errors import RequestError
-from topics.client.servers import Server
+from topics.spark.client.errors import RequestError
+from topics.spark.client.servers import Server
 from topics.spark.errors import JobError
 from topics.spark.rows import map_arrow
 from topics.spark.sink.options import SinkOptions

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TextIO
 
-from topics.client.errors import RequestError
 from topics.errors import ExitCode
+from topics.spark.client.errors import RequestError
 from topics.spark.errors import WrongPath, WrongUse, spark_errors
 from topics.spark.jobs.archive_check import Checked, Heads, check, heads, passed
 from topics.spark.jobs.archive_delta import ArchiveDelta, check_installed

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from topics.client.http import TopicsClient
-from topics.client.servers import Servers
+from topics.spark.client.http import TopicsClient
+from topics.spark.client.servers import Servers
 from topics.spark.jobs.archive_state import Figure
 from topics.spark.jobs.arguments import located
 from topics.spark.jobs.checkpoint import Positions

@@ -6,8 +6,8 @@ import argparse
 import os
 from typing import Protocol
 
-from topics.client.http import DEFAULT_URL, Target, mistake_in
-from topics.client.servers import BadServers, Server, Servers
+from topics.spark.client.http import DEFAULT_URL, Target, mistake_in
+from topics.spark.client.servers import BadServers, Server, Servers
 from topics.spark.errors import JobError
 from topics.spark.main import positive
 from topics.spark.source.connection import RETRIES, Connection, ServerError

@@ -12,8 +12,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from topics.client.http import Target
 from topics.errors import ExitCode
+from topics.spark.client.http import Target
 from topics.spark.errors import JobError
 from topics.spark.jobs.arguments import Commands, add_servers, target_of
 from topics.spark.main import add_rows, load

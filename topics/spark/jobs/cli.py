@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol, cast
 
-from topics.client.errors import RequestError
 from topics.errors import ExitCode
 from topics.formats.api.surrogates import has_surrogate
+from topics.spark.client.errors import RequestError
 from topics.spark.errors import JobError
 
 if TYPE_CHECKING:

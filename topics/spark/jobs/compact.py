@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from topics.client.errors import RequestError
 from topics.errors import ExitCode
+from topics.spark.client.errors import RequestError
 from topics.spark.errors import WrongUse, spark_errors
 from topics.spark.jobs.appending import Appended, append_rows, open_dest
 from topics.spark.jobs.arguments import Commands, add_servers, located

@@ -23,11 +23,11 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TextIO
 
-from topics.client.chunks import Chunker
-from topics.client.errors import RequestError
-from topics.client.http import DEFAULT_URL, Target, TopicsClient
-from topics.client.servers import Servers
 from topics.errors import ExitCode
+from topics.spark.client.chunks import Chunker
+from topics.spark.client.errors import RequestError
+from topics.spark.client.http import DEFAULT_URL, Target, TopicsClient
+from topics.spark.client.servers import Servers
 from topics.spark.errors import JobError
 from topics.spark.jobs.archive_parts import Archive, Part
 from topics.spark.jobs.arguments import Commands, add_servers, located

@@ -11,7 +11,7 @@ from topics.spark.task import string_block
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Offsets and data of encoded records, as topics/client/chunks.py takes them.
+# Offsets and data of encoded records, as topics/spark/client/chunks.py takes them.
 Block = tuple[Sequence[int], memoryview]
 
 

@@ -12,11 +12,11 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, TextIO
 
-from topics.client.chunks import Chunk, Chunker
-from topics.client.errors import RequestError
-from topics.client.http import Target, TopicsClient
-from topics.client.keys import chunk_key
-from topics.client.ranges import Lost, read_range
+from topics.spark.client.chunks import Chunk, Chunker
+from topics.spark.client.errors import RequestError
+from topics.spark.client.http import Target, TopicsClient
+from topics.spark.client.keys import chunk_key
+from topics.spark.client.ranges import Lost, read_range
 from topics.spark.errors import JobError
 from topics.spark.opening import open_topic
 from topics.spark.plain.rows import Block, Rows

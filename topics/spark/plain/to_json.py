@@ -38,7 +38,7 @@ def quote(text: str) -> str:
 
 
 def records(names: Sequence[str], columns: Sequence[pa.Array], tag: pa.Array | None) -> pa.Array:
-    """``{"data":{...},"tag":"..."},`` for each row, as topics/client/chunks.py takes it.
+    """``{"data":{...},"tag":"..."},`` for each row, as topics/spark/client/chunks.py takes it.
 
     ``columns`` are JSON text, ``tag`` is plain text; a row without tag has null.
     """

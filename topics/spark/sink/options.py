@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from topics.client.http import DEFAULT_URL
+from topics.spark.client.http import DEFAULT_URL
 from topics.spark.opening import WINDOW_MS
 from topics.spark.source.connection import (
     CONNECTION_OPTIONS,

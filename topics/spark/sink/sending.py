@@ -21,10 +21,10 @@ from typing import Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from topics.client.chunks import Chunk, Chunker
-from topics.client.http import TopicsClient
-from topics.client.keys import chunk_key
-from topics.client.servers import Server
+from topics.spark.client.chunks import Chunk, Chunker
+from topics.spark.client.http import TopicsClient
+from topics.spark.client.keys import chunk_key
+from topics.spark.client.servers import Server
 from topics.spark.errors import JobError
 from topics.spark.opening import make_topic, warn_of_window
 from topics.spark.preflight import refuse_queue

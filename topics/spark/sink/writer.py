@@ -21,8 +21,8 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from topics.client.errors import RequestError
-from topics.client.servers import Server
+from topics.spark.client.errors import RequestError
+from topics.spark.client.servers import Server
 from topics.spark.errors import JobError
 from topics.spark.producer import say
 from topics.spark.sink.columns import Columns

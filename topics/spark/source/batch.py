@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
-from topics.client.servers import Server
+from topics.spark.client.servers import Server
 from topics.spark.source.columns import Columns
 from topics.spark.source.connection import Patience
 from topics.spark.source.options import ReadOptions

@@ -33,7 +33,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from topics.client.http import Record
+from topics.spark.client.http import Record
 from topics.spark.source.connection import BadOption
 from topics.spark.source.typed import TypedParser
 

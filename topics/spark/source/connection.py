@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 
-from topics.client.errors import RequestError
-from topics.client.http import DEFAULT_URL, Target, TopicsClient, mistake_in
-from topics.client.servers import BadServers, Server, Servers
+from topics.spark.client.errors import RequestError
+from topics.spark.client.http import DEFAULT_URL, Target, TopicsClient, mistake_in
+from topics.spark.client.servers import BadServers, Server, Servers
 
 CONNECTION_OPTIONS = (
     "servers",

@@ -23,7 +23,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from topics.client.http import Record
+from topics.spark.client.http import Record
 from topics.spark.source.connection import BadOption
 
 DEPTH_MAX: Final = 20  # deeper values are STRING

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from topics.client.ranges import GONE, RECREATED, UNSYNCED, Lost
+from topics.spark.client.ranges import GONE, RECREATED, UNSYNCED, Lost
 from topics.spark.source.offsets import (
     EARLIEST,
     LATEST,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
 
-from topics.client.ranges import Lost, read_range
+from topics.spark.client.ranges import Lost, read_range
 from topics.spark.source.columns import Columns
 from topics.spark.source.connection import errors_of
 from topics.spark.source.options import ReadOptions

@@ -9,7 +9,7 @@ from contextlib import closing
 
 from pyspark.sql.types import StructField, StructType
 
-from topics.client.http import Record
+from topics.spark.client.http import Record
 from topics.spark.source.columns import DATA, TYPES
 from topics.spark.source.connection import BadOption, Patience
 from topics.spark.source.inference import infer_data

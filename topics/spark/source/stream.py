@@ -24,7 +24,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from topics.client.ranges import Lost
+from topics.spark.client.ranges import Lost
 from topics.spark.source.batch import start_of
 from topics.spark.source.columns import Columns
 from topics.spark.source.connection import Patience, ServerError

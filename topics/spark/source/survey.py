@@ -7,10 +7,10 @@ servers is refused. Connections are kept, so that a stream asks again at the cos
 
 from __future__ import annotations
 
-from topics.client.errors import RequestError
-from topics.client.http import Page, Record, TopicsClient
-from topics.client.ranges import Lost
-from topics.client.servers import Server
+from topics.spark.client.errors import RequestError
+from topics.spark.client.http import Page, Record, TopicsClient
+from topics.spark.client.ranges import Lost
+from topics.spark.client.servers import Server
 from topics.spark.source.connection import (
     BadOption,
     Patience,

@@ -46,6 +46,7 @@ from topics.errors import (
     TopicsError,
 )
 from topics.formats.api import routers as router_json
+from topics.formats.api.decoding import ignored_in
 from topics.formats.api.routers import RouterConfig, RouterPatch, decode_router, merge
 from topics.formats.names import covered
 from topics.formats.wire.calls import (
@@ -100,10 +101,11 @@ class Routers(Service):
     def _put(self, request: PutCall) -> None:
         check_owner(self._context)
         asked = decode_router(request.attachment, self._context.limits)
+        ignored = ignored_in(request.attachment, RouterPatch)
         request.release()
         name = request.params.router
         names = {name, *self._ends_of(name), *filter(None, (asked.source, asked.dest))}
-        self.mutations.add(names, partial(self._configure, request, asked), request)
+        self.mutations.add(names, partial(self._configure, request, asked, ignored), request)
 
     def _delete(self, request: DeleteCall) -> None:
         check_owner(self._context)
@@ -129,7 +131,7 @@ class Routers(Service):
 
     # One is made or configured
 
-    async def _configure(self, request: PutCall, asked: RouterPatch) -> None:
+    async def _configure(self, request: PutCall, asked: RouterPatch, ignored: bytes) -> None:
         params = request.params
         before = self._graph.by_name.get(params.router)
         config = merge(before.config if before else None, asked)
@@ -142,7 +144,7 @@ class Routers(Service):
             except RouterCycle as error:
                 raise _as_seen(error, params.prefixes) from None
         is_new = before is None
-        body = router_json.configured(params.router, config, created=is_new)
+        body = router_json.configured(params.router, config, created=is_new) + ignored
         with turn(self._context):
             reply_json(request, RouterPutResult(is_new), body, params.at)
 

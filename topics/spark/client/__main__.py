@@ -1,4 +1,4 @@
-"""``python -m topics.client ready [--url URL] [--wait-s S]``: is a server ready?
+"""``python -m topics.spark.client ready [--url URL] [--wait-s S]``: is a server ready?
 
 It exits with DONE as soon as the server is ready, with FAILED when it is not in time, with USAGE
 when it cannot be asked: a wrong argument, or urllib3 is missing.
@@ -14,7 +14,7 @@ import time
 from topics.errors import ExitCode
 
 try:
-    from topics.client.http import DEFAULT_URL, Target, TopicsClient, mistake_in
+    from topics.spark.client.http import DEFAULT_URL, Target, TopicsClient, mistake_in
 except ModuleNotFoundError as missing:
     sys.stderr.write(f"error: {missing.name} is not installed: pip install 'topics[spark]'\n")
     raise SystemExit(ExitCode.USAGE) from None
@@ -26,7 +26,7 @@ POLL_S = 0.1
 
 def main(arguments: list[str] | None = None) -> ExitCode:
     """Ask ``/v0/ready`` until it answers 200 or the time is over."""
-    parser = argparse.ArgumentParser(prog="python -m topics.client")
+    parser = argparse.ArgumentParser(prog="python -m topics.spark.client")
     parser.add_argument("command", choices=["ready"])
     parser.add_argument("--url", default=os.environ.get("TOPICS_URL", DEFAULT_URL))
     parser.add_argument(

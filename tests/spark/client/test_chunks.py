@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topics.client.chunks import Chunk, Chunker
+from topics.spark.client.chunks import Chunk, Chunker
 
 
 def block(records: list[bytes]) -> tuple[list[int], memoryview]:

@@ -18,7 +18,7 @@ import msgspec
 import urllib3
 from urllib3.util import Retry, Timeout
 
-from topics.client.errors import RequestError
+from topics.spark.client.errors import RequestError
 
 DEFAULT_URL = "http://127.0.0.1:4000"
 RETRIED_STATUS = (429, 502, 503, 504)

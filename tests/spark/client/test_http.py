@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from tests.client.stub_server import Fault, StubServer
-from topics.client.__main__ import main
-from topics.client.errors import ADVICE, RequestError
-from topics.client.http import Target, TopicsClient
+from tests.spark.client.stub_server import Fault, StubServer
+from topics.spark.client.__main__ import main
+from topics.spark.client.errors import ADVICE, RequestError
+from topics.spark.client.http import Target, TopicsClient
 
 BODY = b'{"create":false,"records":[{"data":1},{"data":2}]}'
 THROTTLED = Fault(status=429, code="throttled", retry_after="3")

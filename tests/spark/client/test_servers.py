@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topics.client.servers import BadServers, Server, Servers
+from topics.spark.client.servers import BadServers, Server, Servers
 
 THREE = "a=http://h1:4000,b=http://h2:4000,c=http://h3:4000"
 

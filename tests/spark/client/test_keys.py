@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topics.client.keys import MAX_KEY_CHARS, chunk_key
+from topics.spark.client.keys import MAX_KEY_CHARS, chunk_key
 
 PLACE = ("batch:job", "flights", 3, 7, 5000, b"body")
 

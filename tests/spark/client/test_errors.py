@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from topics.client.errors import ADVICE, RequestError
 from topics.config import Settings
+from topics.spark.client.errors import ADVICE, RequestError
 
 
 @pytest.mark.parametrize(("code", "advice"), ADVICE.items())

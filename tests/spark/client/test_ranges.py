@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 from msgspec import Raw
 
-from topics.client.http import Page, Record, Tombstone, TopicsClient
-from topics.client.ranges import RECREATED, UNSYNCED, Lost, read_range
+from topics.spark.client.http import Page, Record, Tombstone, TopicsClient
+from topics.spark.client.ranges import RECREATED, UNSYNCED, Lost, read_range
 
 
 class Topic:

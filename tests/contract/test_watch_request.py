@@ -1,0 +1,285 @@
+"""GET /v0/watch?topic=: a stream in one request, which an event id alone resumes."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlencode
+
+import pytest
+
+from tests.support.api import Answer, Api, create, ok, refused
+from tests.support.queues import names_on
+from tests.support.server import Server
+from tests.support.sse import (
+    CAUGHT_UP,
+    DELETED,
+    RECORD,
+    Stream,
+    encoded,
+    seqs,
+    session,
+    stone,
+    turned_away,
+)
+
+URL = "/v0/watch?"
+NO_ID = base64.urlsafe_b64encode(b"\1" + bytes(28)).decode().rstrip("=")  # its check is wrong
+
+
+def url_of(*topics: str, **options: object) -> str:
+    return URL + urlencode([*(("topic", topic) for topic in topics), *options.items()])
+
+
+def refusal(api: Api, url: str, *headers: str) -> Answer:
+    return turned_away(api.address, url, "Accept: text/event-stream", *headers)
+
+
+def test_one_request_shows_what_is_there_and_what_comes(api: Api, topic: str) -> None:
+    create(api, topic, 1, 2)
+    with Stream(api.address, url_of(topic)) as stream:
+        assert stream.told([topic]).data() == [1, 2]
+        ok(api.append(topic, 3))
+        assert [record["data"] for record in stream.records(1)] == [3]
+
+
+def test_an_id_alone_resumes_over_a_kill_of_the_server(tmp_path: Path) -> None:
+    with Server(tmp_path / "data", shards=2) as server:
+        left, right = names_on("events")
+        with Api(server.address) as api:
+            for topic in (left, right):
+                ok(api.put(topic, {"durability": "fsync"}), 201)
+                ok(api.append(topic, f"{topic} 1"))
+        url = url_of(left, right)
+        with Stream(server.address, url) as stream:
+            last_id = stream.told([left, right]).last_id
+        server.restart("kill")
+        with Api(server.address) as api:
+            ok(api.append(right, "new"))
+        with Stream(server.address, url, last_event_id=last_id) as stream:
+            assert stream.told([left, right]).data() == ["new"]
+
+
+def test_the_first_id_comes_before_any_event(api: Api, topic: str) -> None:
+    create(api, topic, *range(5))
+    url = url_of(topic, tail="true")
+    with Stream(api.address, url) as stream:
+        first_id = stream.block().id
+    ok(api.append(topic, "missed"))
+    assert first_id
+    with Stream(api.address, url, last_event_id=first_id) as stream:
+        assert stream.told([topic]).data() == ["missed"]
+
+
+def test_every_id_says_where_all_topics_stand(api: Api, new_name: Callable[[], str]) -> None:
+    """Each event of a stream is the last one that some client saw."""
+    names = [new_name() for _ in range(3)]
+    for topic in names:
+        create(api, topic, *(f"{topic} {number}" for number in range(4)))
+    url = url_of(*names, limit=2)
+    with Stream(api.address, url) as stream:
+        events = stream.told(names).events
+    everything = {f"{topic} {number}" for topic in names for number in range(4)}
+    seen: set[str] = set()
+    for event in events:
+        if event.event == RECORD:
+            seen |= {record["data"] for record in event.json()["records"]}
+        with Stream(api.address, url, last_event_id=event.id) as stream:
+            assert sorted(stream.told(names).data()) == sorted(everything - seen)
+
+
+@pytest.mark.parametrize(
+    ("options", "data"),
+    [
+        ({}, [0, 1, 2, 3, 4]),
+        ({"from_seq": 3}, [3, 4]),
+        ({"tail": "true"}, []),
+        ({"tail": "true", "from_seq": 1}, []),
+        ({"tail": "false", "from_seq": 1}, [1, 2, 3, 4]),
+        ({"node": "n"}, []),
+    ],
+)
+def test_options_say_where_it_begins(
+    api: Api, topic: str, options: dict[str, object], data: list[int]
+) -> None:
+    create(api, topic)
+    ok(api.append(topic, *range(5), node="n"))
+    with Stream(api.address, url_of(topic, **options)) as stream:
+        assert stream.told([topic]).data() == data
+
+
+def test_options_say_how_records_look(api: Api, topic: str) -> None:
+    ok(api.append(topic, records=[{"data": 1, "tag": "t", "meta": {"m": 1}}]), 201)
+    with Stream(api.address, url_of(topic, include_tags="true", include_meta="false")) as stream:
+        (record,) = stream.told([topic]).records
+    assert record.keys() == {"$seq", "$ts", "$tag", "data"}
+    with Stream(api.address, url_of(topic, include_data="false", limit=1)) as stream:
+        (record,) = stream.told([topic]).records
+    assert record.keys() == {"$seq", "$ts"}
+
+
+def test_a_recreated_topic_of_an_id_is_told(api: Api, topic: str) -> None:
+    create(api, topic, *range(5))
+    with Stream(api.address, url_of(topic)) as stream:
+        last_id = stream.told([topic]).last_id
+    ok(api.delete(topic))
+    create(api, topic, *range(8))
+    with Stream(api.address, url_of(topic), last_event_id=last_id) as stream:
+        told = stream.told([topic])
+    assert [stone(body, "recreated") for body in told.tombstones] == [(1, 8)]
+    assert seqs(told.records) == list(range(1, 9))
+
+
+def test_a_deleted_topic_of_an_id_is_told_and_the_others_go_on(
+    api: Api, new_name: Callable[[], str]
+) -> None:
+    gone, stays, new = new_name(), new_name(), new_name()
+    create(api, gone, 1, 2)
+    create(api, stays, 1)
+    with Stream(api.address, url_of(gone, stays)) as stream:
+        last_id = stream.told([gone, stays]).last_id
+        stream.leave()
+    ok(api.delete(gone))
+    ok(api.append(stays, 2))
+    create(api, new, "new")
+    url = url_of(gone, stays, new)
+    for _ in range(2):
+        with Stream(api.address, url, last_event_id=last_id) as stream:
+            event = stream.event(DELETED)
+            assert event.json() == {"topic": gone, "head_seq": 2, "reason": "deleted"}
+            told = stream.told([stays, new])
+            assert sorted(map(str, told.data())) == ["2", "new"]
+    # One that is named by the id alone is ignored.
+    with Stream(api.address, url_of(stays), last_event_id=told.last_id) as stream:
+        assert stream.told([stays]).records == []
+    refused(refusal(api, url), 404, "topic_not_found")
+
+
+def test_a_topic_that_is_deleted_meanwhile_ends_for_itself_only(
+    api: Api, new_name: Callable[[], str]
+) -> None:
+    gone, stays = new_name(), new_name()
+    create(api, gone, 1)
+    create(api, stays)
+    with Stream(api.address, url_of(gone, stays)) as stream:
+        stream.told([gone, stays])
+        ok(api.delete(gone))
+        last_id = stream.event(DELETED).id
+        ok(api.append(stays, "x"))
+        assert [record["data"] for record in stream.records(1)] == ["x"]
+    create(api, gone, "again")
+    with Stream(api.address, url_of(gone, stays), last_event_id=last_id) as stream:
+        told = stream.told([gone, stays])
+    assert [stone(body, "recreated") for body in told.tombstones] == [(1, 1)]
+    assert sorted(told.data()) == ["again", "x"]
+
+
+@pytest.mark.parametrize(
+    "last_id", ["x", "0", "AAAA", NO_ID, encoded({"t": 3}), "é", "A" * 4000, "MTIz"]
+)
+def test_an_id_of_another_origin_is_refused(api: Api, topic: str, last_id: str) -> None:
+    create(api, topic, 1)
+    answer = refusal(api, url_of(topic), f"Last-Event-ID: {last_id}")
+    assert refused(answer, 400, "invalid_request")["detail"]["field"] == "Last-Event-ID"
+
+
+def test_each_changed_character_of_an_id_is_noticed(api: Api, topic: str) -> None:
+    create(api, topic, 1)
+    with Stream(api.address, url_of(topic)) as stream:
+        last_id = stream.told([topic]).last_id
+    assert last_id
+    for at in range(0, len(last_id), 7):
+        other = last_id[:at] + ("A" if last_id[at] != "A" else "B") + last_id[at + 1 :]
+        refused(refusal(api, url_of(topic), f"Last-Event-ID: {other}"), 400, "invalid_request")
+    refused(refusal(api, url_of(topic), f"Last-Event-ID: {last_id[:-4]}"), 400, "invalid_request")
+
+
+def test_64_topics_of_the_longest_names_are_watched_and_resumed(api: Api, topic: str) -> None:
+    names = [f"{topic}-{number:02d}".ljust(255, "x") for number in range(65)]
+    for name in names:
+        create(api, name, 1)
+    with Stream(api.address, url_of(*names[:64], *names[:3])) as stream:
+        last_id = stream.told(names[:64]).last_id
+    ok(api.append(names[63], 2))
+    with Stream(api.address, url_of(*names[:64]), last_event_id=last_id) as stream:
+        assert stream.told(names[:64]).data() == [2]
+    refused(refusal(api, url_of(*names)), 400, "invalid_request")
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        *("", "topic", "topic=", "topic=-x", "topics=<t>", "topic=<t>&topic="),
+        *("topic=<t>&from_seq=-1", "topic=<t>&from_seq=x", "topic=<t>&tail=1"),
+        *("topic=<t>&limit=x", "topic=<t>&include_data=yes"),
+        *("topic=<t>&heartbeat_ms=1.5", f"topic=<t>&from_seq={2**64}"),
+    ],
+)
+def test_a_bad_query_is_refused(api: Api, topic: str, query: str) -> None:
+    create(api, topic)
+    refused(refusal(api, URL + query.replace("<t>", topic)), 400, "invalid_request")
+
+
+def test_only_a_client_that_takes_events_is_served(api: Api, topic: str) -> None:
+    create(api, topic)
+    answer = turned_away(api.address, url_of(topic), "Accept: application/json")
+    refused(answer, 406, "not_acceptable")
+
+
+def test_streams_of_one_id_are_independent(api: Api, topic: str) -> None:
+    create(api, topic, 1)
+    url = url_of(topic)
+    with Stream(api.address, url) as first, Stream(api.address, url) as second:
+        last_id = first.told([topic]).last_id
+        second.told([topic])
+        with Stream(api.address, url, last_event_id=last_id) as third:
+            third.told([topic])
+            ok(api.append(topic, 2))
+            ids = set()
+            for stream in (first, second, third):
+                event = stream.event(RECORD)
+                assert event.json()["records"][0]["data"] == 2
+                ids.add(event.id)
+    assert len(ids) == 1
+
+
+def test_it_counts_as_a_stream_and_as_no_session(tmp_path: Path) -> None:
+    with (
+        Server(
+            tmp_path / "data", max_watch_sessions=1, max_sse_connections=2, max_watch_topics=1
+        ) as server,
+        Api(server.address) as api,
+    ):
+        create(api, "a", 1)
+        create(api, "b", 1)
+        session(api, ["a"])
+        with Stream(api.address, url_of("a")), Stream(api.address, url_of("a")) as second:
+            answer = refusal(api, url_of("a"))
+            assert refused(answer, 429, "throttled")["detail"]["limit"] == "max_sse_connections"
+            second.leave()
+            with Stream(api.address, url_of("a")) as third:
+                assert third.told(["a"]).events[-1].event == CAUGHT_UP
+        refused(refusal(api, url_of("a", "b")), 400, "invalid_request")
+
+
+def test_a_key_opens_what_it_may_read_and_a_page_what_its_origin_may(tmp_path: Path) -> None:
+    with Server(
+        tmp_path / "data", api_keys="full-key,t42-key:read:t42:", cors_origins="https://app.test"
+    ) as server:
+        with Api(server.address, token="full-key") as api:
+            create(api, "t42:a", 1)
+            create(api, "other", 2)
+        tenant = ("Authorization: Bearer t42-key",)
+        with Stream(server.address, url_of("t42:a", token="t42-key")) as stream:
+            assert stream.told(["t42:a"]).data() == [1]
+        refused(refusal(api, url_of("t42:a")), 401, "unauthorized")
+        refused(refusal(api, url_of("t42:a", "other"), *tenant), 403, "forbidden")
+        refused(refusal(api, url_of("missing"), *tenant), 403, "forbidden")
+        url = url_of("t42:a", token="t42-key")
+        refused(refusal(api, url, "Origin: https://other.test"), 403, "forbidden")
+        headers = ("Accept: text/event-stream", "Origin: https://app.test")
+        with Stream(server.address, url, headers=headers) as stream:
+            assert ("access-control-allow-origin", "https://app.test") in [
+                (name.lower(), value) for name, value in stream.headers
+            ]
