@@ -1,0 +1,179 @@
+"""Pushes: what each shard is told of routers, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from tests.engine.routing.test_graph import router
+from tests.support.shard import Desk
+from topics.actors.shard.peers import PEER_AWAY
+from topics.actors.shard.routing import pushes
+from topics.actors.shard.routing.pushes import Pushes, row_of
+from topics.engine.routing.graph import RouterGraph
+from topics.errors import Internal, NotReady, TopicsError
+from topics.formats.api.diff_body import TagMatch
+from topics.formats.wire.calls import RouterRow, RouterSyncParams, RouterSyncResult
+
+AWAY = NotReady("away", reason=PEER_AWAY)
+
+
+class FakePeers:
+    """Peers whose answers the test gives. "a" and "b" live in shard 0, other topics in shard 1."""
+
+    def __init__(self) -> None:
+        self.there = {0, 1}
+        self.asked: list[tuple[int, RouterSyncParams, Callable[[Any], None]]] = []
+
+    def shard_of(self, topic: str) -> int:
+        return 0 if topic in "ab" else 1
+
+    def is_there(self, shard: int) -> bool:
+        return shard in self.there
+
+    def ask(
+        self, shard: int, _call: object, params: RouterSyncParams, _body: bytes, then: Any
+    ) -> None:
+        self.asked.append((shard, params, then))
+
+    def answer(self, answer: TopicsError | None = None, *, orphans: tuple[int, ...] = ()) -> None:
+        """To the oldest message."""
+        _, _, then = self.asked.pop(0)
+        then(answer or FakeReply(RouterSyncResult(orphans, [])))
+
+    def told(self) -> list[tuple[int, list[int], list[int], bool]]:
+        """Shard, ids, removed ids and whether it is all, of each message that is not answered."""
+        return [
+            (shard, [row[0] for row in params.routers], [*params.removed], params.is_all)
+            for shard, params, _ in self.asked
+        ]
+
+
+class FakeReply:
+    def __init__(self, result: RouterSyncResult) -> None:
+        self.result = result
+
+    def release(self) -> None:
+        """Nothing is in shared memory."""
+
+
+class Bench:
+    def __init__(self, desk: Desk) -> None:
+        self.peers, self.orphans = FakePeers(), list[int]()
+        desk.loop.context.peers = cast("Any", self.peers)
+        self.graph: RouterGraph = desk.engine.routers
+        self.pushes = Pushes(desk.loop.context, self.orphans.extend)
+        self.graph.put(router(1, "ab"))
+        self.graph.put(router(2, "bc"))
+        self.graph.put(router(3, "cd"))
+
+
+@pytest.fixture
+def bench(desk: Desk) -> Bench:
+    return Bench(desk)
+
+
+async def test_a_shard_is_told_all_that_have_an_end_there(bench: Bench) -> None:
+    bench.pushes.push_all(0)
+    bench.pushes.push_all(1)
+    assert bench.peers.told() == [(0, [1, 2], [], True), (1, [2, 3], [], True)]
+
+
+async def test_a_change_goes_to_both_ends_in_one_message_each(
+    bench: Bench, nursery: trio.Nursery
+) -> None:
+    by_id = bench.graph.by_id
+    results: list[Any] = []
+
+    async def push() -> None:
+        results.append(await bench.pushes.push_each([by_id[2]], [by_id[1]]))
+
+    nursery.start_soon(push)
+    await trio.testing.wait_all_tasks_blocked()
+    assert bench.peers.told() == [(0, [2], [1], False), (1, [2], [], False)]
+    bench.peers.answer()
+    bench.peers.answer(AWAY)
+    await trio.testing.wait_all_tasks_blocked()
+    assert results[0][0].result == RouterSyncResult((), [])
+    with pytest.raises(NotReady):
+        _ = results[0][1].result
+
+
+async def test_a_shard_knows_all_once_it_has_taken_a_list_and_all_since(bench: Bench) -> None:
+    knows = []
+    bench.pushes.push_all(0)
+    knows.append(bench.pushes.knows_all(0))
+    bench.peers.answer()
+    knows.append(bench.pushes.knows_all(0))
+    bench.pushes.push(0, [], [bench.graph.by_id[1]])
+    knows.append(bench.pushes.knows_all(0))
+    bench.peers.answer()
+    knows.append(bench.pushes.knows_all(0))
+    bench.peers.there = {1}
+    knows.append(bench.pushes.knows_all(0))
+    assert knows == [False, True, False, True, False]
+
+
+async def test_a_shard_that_has_not_taken_a_change_is_told_all_again(
+    bench: Bench, autojump_clock: MockClock
+) -> None:
+    bench.pushes.push_all(0)
+    bench.peers.answer()
+    for _ in range(2):
+        bench.pushes.push(0, [bench.graph.by_id[1]], [])
+    for _ in range(2):
+        bench.peers.answer(Internal("a bug"))
+    assert not bench.pushes.knows_all(0)
+    bench.graph.remove(2)
+    await trio.sleep(pushes.RETRY_S + 0.1)
+    assert bench.peers.told() == [(0, [1], [], True)], "once, as the graph is by then"
+    bench.peers.answer()
+    assert bench.pushes.knows_all(0)
+
+
+async def test_a_shard_that_is_away_is_not_told_before_it_is_back(
+    bench: Bench, autojump_clock: MockClock
+) -> None:
+    bench.pushes.push_all(0)
+    bench.peers.answer(AWAY)
+    bench.pushes.push_all(1)
+    bench.peers.answer(Internal("a bug"))
+    bench.peers.there = set()
+    await trio.sleep(10)
+    assert bench.peers.told() == []
+
+
+async def test_nobody_waits_for_a_shard_that_does_not_answer(
+    bench: Bench, autojump_clock: MockClock
+) -> None:
+    began = trio.current_time()
+    found = await bench.pushes.push_each([bench.graph.by_id[1]], [])
+    assert trio.current_time() - began == pushes.ANSWER_MAX_S
+    with pytest.raises(NotReady, match="does not answer"):
+        _ = found[0].result
+
+
+def test_a_row_says_what_the_shards_need() -> None:
+    one = router(3, "ab", filter=TagMatch("Glob", "x"), guarantee="exactly_once")
+    one = replace(one, base_total=5)
+    assert row_of(one, is_cyclic=False) == RouterRow(
+        id=3,
+        name="a->b",
+        source="a",
+        source_id=97,
+        epoch=7,
+        dest="b",
+        dest_id=98,
+        start_seq=0,
+        preserve_node=True,
+        preserve_tag=True,
+        filter=("Glob", "x"),
+        exactly_once=True,
+        is_cyclic=False,
+        base_total=5,
+    )

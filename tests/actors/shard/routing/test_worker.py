@@ -1,0 +1,122 @@
+"""Worker: one router at its source, and its place among others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from topics.actors.shard.routing.worker import Source, Worker, WorkerState
+from topics.engine.topic import Topic
+from topics.formats.api.diff_body import TagMatch
+from topics.formats.api.topic_config import TopicConfig
+from topics.formats.disk.copies import Drops
+from topics.formats.wire.calls import RouterRow
+
+ROW = RouterRow(
+    id=1,
+    name="r",
+    source="a",
+    source_id=1,
+    epoch=5,
+    dest="b",
+    dest_id=2,
+    start_seq=10,
+    preserve_node=True,
+    preserve_tag=True,
+    filter=None,
+    exactly_once=False,
+    is_cyclic=False,
+)
+
+
+def worker(shard: int = 0, **fields: Any) -> Worker:
+    return Worker(ROW._replace(**fields), shard)
+
+
+@pytest.fixture
+def source() -> Source:
+    return Source(Topic(1, "a", 5, TopicConfig()))
+
+
+def test_what_its_row_says_becomes_match_drops_and_stamp() -> None:
+    plain = worker()
+    assert (plain.match, plain.drops, plain.likeness.is_stamped) == (None, 0, False)
+    other = worker(filter=["Glob", "x"], preserve_node=False, preserve_tag=False, exactly_once=True)
+    assert other.match == TagMatch("Glob", "x")
+    assert other.drops == Drops.NODE | Drops.TAG
+    assert other.target == (1, "b", 2, 10, "r")
+
+
+def test_what_was_passed_over_is_logged_before_another_filter_counts() -> None:
+    router = worker(filter=["Eq", "x"])
+    router.stands_at(10, 0)
+    router.passed(15)
+    router.configure(ROW, 0)
+    assert router.must_log
+    router.stands_at(15, 0)
+    assert not router.must_log
+
+
+def test_workers_that_stand_at_one_place_and_copy_alike_go_together(source: Source) -> None:
+    alike = [worker(id=number) for number in range(1, 4)]
+    others = [worker(id=4, preserve_tag=False), worker(shard=1, id=5)]
+    for each in (*alike, *others):
+        source.add(each)
+    assert source.take_alike(2, lambda _: True) == alike[:2]
+    assert source.take_alike(2, lambda _: True) == alike[2:]
+    assert {
+        tuple(source.take_alike(9, lambda _: True)),
+        tuple(source.take_alike(9, lambda _: True)),
+    } == {
+        (others[0],),
+        (others[1],),
+    }
+    assert not source.ready
+
+
+def test_those_who_wait_are_told_when_the_router_is_there(source: Source) -> None:
+    router, told = worker(), list[str]()
+    source.add(router)
+    router.when_settled(12, lambda: told.append("at 12"))
+    assert not told, "where it stands is not known"
+    router.state = WorkerState.FLYING
+    router.stands_at(11, 1)
+    router.tell_settled()
+    router.when_settled(11, lambda: told.append("at 11"))
+    assert not told, "a forward is under way"
+    source.rest(router)
+    assert told == ["at 11"]
+    router.passed(12)
+    router.tell_settled()
+    assert told == ["at 11", "at 12"]
+
+
+@pytest.mark.parametrize("cause", ["retry", "removed"])
+def test_nobody_waits_for_a_router_that_cannot_go_on(source: Source, cause: str) -> None:
+    router, told = worker(), list[int]()
+    source.add(router)
+    router.when_settled(99, lambda: told.append(1))
+    if cause == "retry":
+        router.state = WorkerState.RETRYING
+    else:
+        router.is_removed = True
+    router.tell_settled()
+    router.when_settled(99, lambda: told.append(2))
+    assert told == [1, 2]
+
+
+def test_hops_are_kept_until_every_router_has_passed_them(source: Source) -> None:
+    first, second = worker(), worker(id=2)
+    for each in (first, second):
+        source.add(each)
+    source.hops.note(11, 20, 3)
+    source.take_alike(9, lambda _: True)
+    first.passed(20)
+    source.rest(first)
+    source.forget_hops()
+    assert source.hops.at(11) == (3, 20)
+    second.passed(20)
+    source.rest(second)
+    source.forget_hops()
+    assert source.hops.at(11)[0] == 0
