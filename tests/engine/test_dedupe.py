@@ -10,8 +10,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.engine.shard_support import Desk
 from tests.support.limits import LIMITS
-from topics.engine import dedupe
+from topics.engine import dedupe, shard
 from topics.engine.dedupe import DedupeEntry, DedupeWindow, digest_of
 from topics.engine.moved_keys import (
     BATCH_JOBS,
@@ -23,8 +24,10 @@ from topics.engine.moved_keys import (
     earlier_copy_key,
     is_copy_key,
 )
+from topics.engine.topic import Topic
 from topics.errors import InvalidRequest
 from topics.formats.api.limits import MOVE_LIMITS, check_key
+from topics.formats.api.topic_config import TopicConfig
 
 WINDOW_MS = 10
 STEPS = st.lists(
@@ -173,3 +176,27 @@ def test_a_checkpoint_and_the_frames_behind_it_come_to_the_same_keys() -> None:
     for key, at in notes[cut - 50 :]:
         again.note(key, at)
     assert sorted(parts(again)) == sorted(parts(whole))
+
+
+# Keys of idle topics
+
+
+def test_keys_of_idle_topics_are_swept_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard, "SWEEP_TOPICS", 4)
+    monkeypatch.setattr(shard, "SWEEP_KEYS", 2)
+    desk, names = Desk(), [f"t{number}" for number in range(10)]
+    for name in names:
+        desk.append(name, 1, key="a")
+        desk.later(TopicConfig().idempotency_window_ms // 2)
+        desk.append(name, 2, key="b")
+    desk.commit()
+    assert desk.engine.sweep_keys(desk.now._replace(ms=0)) == []
+    desk.later(2 * TopicConfig().idempotency_window_ms)
+    topics = [desk.engine.topic(name) for name in names]
+    swept: list[Topic] = []
+    while any(len(topic.dedupe) for topic in topics):
+        some = desk.engine.sweep_keys(desk.now)
+        assert len(some) <= 4
+        swept += some
+    assert {topic.name for topic in swept} == {*names}
+    assert desk.engine.sweep_keys(desk.now) == []

@@ -164,15 +164,6 @@ def layout(topic: Topic) -> list[tuple[int, int, int]]:
     return [(*index.entry(at)[:2], index.live_count(at)) for at in range(len(index))]
 
 
-def test_one_extent_takes_the_place_of_others(topic: Topic, desk: Desk) -> None:
-    before = state(topic)
-    replace(topic, desk, extent(1, 2, 0), extent(3, 3, 1), extent(6, 4, 2))
-    replace(topic, desk, extent(1, 5, 0, segment=2))
-    assert layout(topic) == [(1, 5, 5), (6, 4, 4)]
-    assert state(topic) == before
-    assert topic.sealed_seq == 9
-
-
 def test_extents_are_put_in_part_by_part_and_no_write_reaches_over_two(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import cbor2
-import msgspec
 import pytest
 
 from tests.engine.shard_support import Desk, fill
@@ -30,7 +29,6 @@ from topics.engine.snapshot import (
 )
 from topics.engine.topic import Topic
 from topics.engine.topic_table import TopicTable
-from topics.formats.api.topic_config import TopicConfig
 from topics.formats.disk.checkpoint import KEY_ROW
 from topics.formats.disk.frames import FrameHeader, FrameKind
 from topics.formats.ranges import SeqRange
@@ -161,14 +159,6 @@ def test_keys_of_copies_are_kept_but_for_copies_that_a_restart_takes(
 
 def header(topic_id: int) -> FrameHeader:
     return FrameHeader(b"", 0, 0, 0, topic_id, 1, 0, 0, 0, 0, FrameKind.FLOOR, 0, 0)
-
-
-def test_topics_of_one_config_share_it(desk: Desk) -> None:
-    replay = Replay(desk.engine.table)
-    fields = msgspec.structs.asdict(TopicConfig(ttl_ms=5))
-    assert replay.config(fields) is replay.config({**fields})
-    assert replay.config(fields) == TopicConfig(ttl_ms=5)
-    assert replay.config({**fields, "ttl_ms": 6}) == TopicConfig(ttl_ms=6)
 
 
 def test_each_topic_of_the_checkpoint_has_the_lsn_that_was_noted(desk: Desk) -> None:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import gc
 import tracemalloc
 
-import pytest
-
 from tests.engine.shard_support import Desk, advance, expire, fill
 from topics.engine.changes.append import Append
 from topics.engine.now import Now
 from topics.engine.priority import BANDS, NEW_BAND, TOP_BAND, WEIGHTS, Queues
 from topics.engine.topic import Topic
-from topics.errors import TopicFull
 from topics.formats.api.topic_config import TopicConfig
 
 
@@ -119,27 +116,6 @@ def test_bytes_are_capped_to_the_byte(desk: Desk) -> None:
         desk.put("a", cap_bytes=cap)
         desk.commit()
         assert (desk.engine.topic("a").count, desk.engine.topic("a").bytes) == (left, left * size)
-
-
-@pytest.mark.parametrize(
-    ("before", "count", "fits"),
-    [(0, 3, True), (0, 4, False), (2, 1, True), (2, 2, False), (3, 1, False)],
-)
-def test_a_topic_that_rejects_takes_a_write_whole_or_not_at_all(
-    desk: Desk, before: int, count: int, fits: bool
-) -> None:
-    desk.put("a", cap_records=3, discard="reject")
-    if before:
-        desk.append("a", *range(before))  # on its way counts too
-    if fits:
-        assert isinstance(desk.append("a", *range(count)), Append)
-    else:
-        with pytest.raises(TopicFull) as refused:
-            desk.append("a", *range(count))
-        assert refused.value.detail["topic"] == "a"
-        assert desk.engine.topic("a").next_seq == before + 1
-    desk.commit()
-    assert desk.engine.topic("a").earliest_seq == 1
 
 
 def test_seqs_that_are_to_burn_take_no_room(desk: Desk) -> None:

@@ -68,19 +68,6 @@ def claim(desk: Desk, topic: Topic, lease_ms: int) -> None:
     desk.commit()
 
 
-def test_the_end_of_a_lease_is_seen_though_nothing_touches_the_queue() -> None:
-    desk = Desk()
-    topic = topic_of(desk, "q", 1, 2, 3, type="queue", durability="ephemeral")
-    counted = Usage([topic], desk.now.ms)
-    for lease_ms in (60_000, 5_000):  # the one that ends first comes last
-        claim(desk, topic, lease_ms)
-        counted.touch(topic)
-    assert sums(counted, desk).leases == 2
-    for later, left in ((5_000, 2), (300, 1), (54_000, 1), (1_000, 0)):
-        desk.later(later)
-        assert sums(counted, desk).leases == left
-
-
 def test_a_busy_queue_is_planned_once() -> None:
     desk = Desk()
     topic = topic_of(desk, "q", *range(50), type="queue", durability="ephemeral")

@@ -28,10 +28,8 @@ from topics.engine.topic import Topic
 from topics.engine.topic_table import TopicTable
 from topics.formats.api.append_body import decode_append
 from topics.formats.disk.copies import (
-    OWN_STAMP,
     Copier,
     ForwardBody,
-    OwnStamp,
     Run,
     Stamp,
     decode_forward,
@@ -148,17 +146,6 @@ def test_dests_that_take_the_same_share_a_frame_with_one_payload(dest: Desk) -> 
     for name, seqs in (("a", [1, 2]), ("b", [1]), ("c", [1])):
         assert seqs_of(dest.read(name)) == seqs
         assert derivation_of(dest.engine.topic(name), ROUTER, 0) == (12, 1)
-
-
-def test_a_dest_for_which_the_server_has_no_room_has_no_row(dest: Desk) -> None:
-    dest.put("b", cap_bytes=100)
-    dest.commit()
-    caps = Caps(dest.engine, max_bytes=100)
-    found = forward_to(dest, "ba", "x" * 50, cursor=1)
-    assert [change.topic.name for change in found.changes] == ["b"]
-    assert [taker.topic.name for taker in found.refused] == ["a"]
-    assert len(decode_forward(header_of(found.frame), body_of(found.frame)).rows) == 1
-    assert caps.bytes.own <= 100
 
 
 def test_what_is_undone_leaves_seqs_and_cursor_as_they_were(dest: Desk) -> None:
@@ -336,20 +323,6 @@ def test_frames_that_the_checkpoint_knows_are_passed_over(dest: Desk) -> None:
         replay(table, changes[0], replay=running)
     with pytest.raises(Misfit):
         replay(table, changes[1], replay=running)
-
-
-def test_each_dest_has_the_stamp_of_its_own_router(dest: Desk) -> None:
-    dest.put("b")
-    dest.commit()
-    source = payload("x")
-    stamps = [STAMP]
-    copier = Copier([(view_of(source), Run(0, 4, 0, 1, 1))], stamps)
-    own = OwnStamp("source", 3, 1, ())
-    body = ForwardBody(4, 1, (), [Run(0, 4, 0, 1, OWN_STAMP)], copier.tail_bytes, own_stamp=own)
-    takers = [taker(dest, "a"), taker(dest, "b")._replace(name="s")]
-    found = forward.forward(dest.engine.table, takers, copier, body, dest.now.ts, dest.now)
-    held = decode_forward(header_of(found.frame), body_of(found.frame))
-    assert held.own_stamp == own._replace(routers=["r", "s"])
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 2)), max_size=6))

@@ -126,6 +126,8 @@ def test_an_ack_of_nothing_still_waits_for_the_one_before_it() -> None:
     assert desk.topic.pending == 2
     desk.commit()
     assert not desk.ack(1).sync
+    desk.undo()
+    assert desk.topic.pending == 0
 
 
 def dying(jobs: int = 2) -> JobDesk:

@@ -20,7 +20,7 @@ from topics.engine.queue import claims
 from topics.engine.queue import ledger as module
 from topics.engine.queue.claims import jobs_of
 from topics.engine.queue.ledger import JobRow, JobState, Ledger, keeps_leases
-from topics.engine.queue.replay import begin, ledger_of, note_delays, open_ledger
+from topics.engine.queue.replay import begin, follow_config, ledger_of, note_delays, open_ledger
 from topics.engine.replay import Misfit, Replay
 from topics.engine.snapshot import jobs_to_keep, restore_topic, snapshot_topic
 from topics.engine.topic import Topic
@@ -376,3 +376,24 @@ def test_the_last_error_of_a_nack_stays_with_its_job() -> None:
     ledger = after(why, dying(2))
     ledger.clear_leases()
     assert ledger.errors == {2: "why"}
+
+
+@pytest.mark.parametrize("config", [{"leases_durable": False}, {"durability": "ephemeral"}])
+def test_where_the_log_has_no_leases_they_are_forgotten(desk: Desk, config: Any) -> None:
+    queue = Replaying(desk, 3)
+    queue.claim(1)
+    follow_config(queue.topic)
+    assert [*queue.ledger.rows] == [1]
+    desk.put("a", **config)
+    follow_config(queue.topic)
+    assert [*queue.ledger.rows] == []
+
+
+def test_a_checkpoint_holds_all_that_a_restart_knows(desk: Desk) -> None:
+    queue = Replaying(desk, 6, max_deliveries=3, dead_letter="d")
+    queue.ledger.rows |= KEPT
+    queue.ledger.delays[5] = 1_003_000
+    queue.ledger.dead_lettered = 7
+    queue.begin()
+    ledger = restored(kept(queue.topic, desk))
+    assert (ledger.rows, dict(ledger.delays), ledger.dead_lettered) == (KEPT, {5: 1_003_000}, 7)

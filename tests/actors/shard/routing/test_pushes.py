@@ -177,3 +177,9 @@ def test_a_row_says_what_the_shards_need() -> None:
         is_cyclic=False,
         base_total=5,
     )
+
+
+async def test_orphans_are_told(bench: Bench) -> None:
+    bench.pushes.push_all(0)
+    bench.peers.answer(orphans=(2, 1))
+    assert bench.orphans == [2, 1]

@@ -120,3 +120,27 @@ def test_hops_are_kept_until_every_router_has_passed_them(source: Source) -> Non
     source.rest(second)
     source.forget_hops()
     assert source.hops.at(11)[0] == 0
+
+
+def test_idle_workers_become_ready_by_news(source: Source) -> None:
+    router = worker()
+    source.add(router)
+    source.take_news()
+    source.take_alike(1, lambda _: True)
+    source.rest(router)
+    source.take_news()
+    assert not source.ready
+    source.has_news = True
+    source.take_news()
+    assert source.take_alike(1, lambda _: True) == [router]
+
+
+def test_a_router_that_is_gone_is_nowhere(source: Source) -> None:
+    first, second = worker(), worker(id=2)
+    for each in (first, second):
+        source.add(each)
+    source.remove(first)
+    assert source.take_alike(9, lambda _: True) == [second]
+    source.rest(second)
+    source.remove(second)
+    assert (source.workers, source.idle, source.ready) == ({}, {}, {})

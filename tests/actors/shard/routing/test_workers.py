@@ -13,6 +13,7 @@ from topics.actors.shard.routing import pushes
 from topics.actors.shard.routing import workers as workers_module
 from topics.actors.shard.routing.worker import RETRY_MAX_S, Source, Worker, WorkerState
 from topics.actors.shard.routing.workers import Workers
+from topics.engine.routing.hops import HOPS_MAX
 from topics.formats.disk.frames import FrameKind
 from topics.formats.wire.calls import FORWARD, ROUTER_SYNC
 
@@ -426,3 +427,23 @@ async def test_what_is_lost_in_a_circle_is_not_told_round_and_round(routed: Rout
         await trio.sleep(0.2)
         assert max(heads) < 100
     assert routed.topic("b").trimmed
+
+
+async def test_a_payload_of_the_own_log_is_named_and_not_written(routed: RoutedShards) -> None:
+    await routed.route("a>d", "a>e", "d>dest0")
+    assert routed.shard_of("dest0") == 0
+    await routed.write("a", datas(1, 2))
+    await routed.settle()
+    assert [routed.datas(name) for name in ("d", "e", "dest0")] == [[1, 2]] * 3
+    assert payloads(routed) == 0
+    assert {each.body for each in routed.asked if each.subject == FORWARD.subject} == {b""}
+
+
+async def test_a_cycle_ends_after_eight_hops(routed: RoutedShards) -> None:
+    await routed.route("a>b")
+    await routed.route("b>a", allow_cycle=True)
+    await routed.write("a", datas(1))
+    await routed.settle()
+    await routed.until(lambda: len(routed.datas("a")) + len(routed.datas("b")) == 1 + HOPS_MAX)
+    await routed.settle()
+    assert (routed.datas("a"), routed.datas("b")) == ([1] * 5, [1] * 4)

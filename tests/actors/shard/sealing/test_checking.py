@@ -198,3 +198,23 @@ def test_a_damaged_blob_is_never_sealed_and_its_file_is_kept(small: Sealer) -> N
     assert not other.exists()
     assert Path(f"{blob}.damaged").read_bytes() == hurt_bytes
     small.kill()
+
+
+def test_only_live_records_of_a_damaged_frame_are_reported(small: Sealer) -> None:
+    for _ in range(60):
+        small.append("a", *range(5))
+    small.delete_records("a", before_seq=8)
+    first = first_log(small.path)
+    headers = [header for header in frames_of(first) if header.kind == FrameKind.APPEND]
+    for header in headers[:2]:
+        flip(first, FILE_HEADER_BYTES + header.lsn + FRAME_HEADER_BYTES)
+    small.checkpoint()
+    topic = small.engine.topic("a")
+    assert (topic.count, topic.start_seq) == (300 - 10, 11)
+    page = small.page("a", from_seq=7)
+    assert page.tombstone is not None
+    assert (page.tombstone.gap_from, page.tombstone.gap_to, page.tombstone.reason) == (
+        8,
+        10,
+        "damaged",
+    )

@@ -148,3 +148,13 @@ def test_a_read_reports_a_damaged_blob_as_a_gap_and_continues(damaged: Sealer) -
     assert read(damaged, 31).count == 1
     with pytest.raises(Damaged, match=r"\.blob, offset 64"):
         damaged.wal.blobs.file(damaged.engine.topic("a").id, 2)
+
+
+def test_sealing_reports_a_damaged_blob_for_good_and_keeps_its_file(damaged: Sealer) -> None:
+    for _ in range(3):
+        append_streamed(damaged, "b", *LONG)
+    damaged.append("b", "next")
+    damaged.seal()
+    assert gap(read(damaged, 1)) == ("damaged", 2, 31)
+    assert read(damaged, 31).count == 1
+    assert len([*(damaged.path / "blob" / "00").glob("*.blob.damaged")]) == 1
