@@ -18,7 +18,7 @@ FLOORS = [
     ["topics", "topics.errors", "topics.config", "topics.formats"],
     ["topics.formats.api", "topics.formats.wire"],
     ["topics.formats.disk"],
-    ["topics.spark.client"],
+    ["topics.client", "topics.spark.client"],
     ["topics.engine"],
     ["topics.process.logs", "topics.process.log_sink"],
     ["topics.storage", "topics.storage.segments", "topics.storage.wal"],
@@ -44,6 +44,7 @@ STRANGERS = [
     {"topics.formats.api", "topics.formats.wire"},
     {"topics.storage.segments", "topics.storage.wal"},
     {"topics.actors.shard", "topics.actors.shard_client"},
+    {"topics.client", "topics.spark.client"},
 ]
 PURE = ("topics.formats", "topics.engine")
 TOP_LEVEL = {"README.md", "deploy", "pyproject.toml", "supervisor.py", "tests", "topics", "workers"}

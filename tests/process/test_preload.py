@@ -28,6 +28,20 @@ def loaded(load: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
+def test_no_process_of_a_server_imports_what_is_for_people() -> None:
+    """Client, commands and their libraries: they would cost each process memory and time."""
+    program = """
+import sys
+import topics.process.front, topics.process.serve, topics.process.shard_writer, supervisor
+import topics.front.http.cold_lane
+print(sorted(name for name in sys.modules if name.split(".")[0] in {"httpx2", "anyio", "rich"}
+             or name.startswith(("topics.client", "topics.spark"))))
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_what_all_share_is_imported_before_the_first_fork() -> None:
     shared = "['topics.actors.rpc.message_router', 'trio']"
     assert loaded("load_shared") == f"{shared} [] 1 True True"

@@ -1,0 +1,181 @@
+"""Calls, errors and tries, without a server."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from topics.client import calls, values
+from topics.client.calls import Retry, Tries
+from topics.client.errors import (
+    Conflict,
+    ConnectionLost,
+    Invalid,
+    NotFound,
+    Refused,
+    Throttled,
+    TopicsError,
+    Unavailable,
+    error_of,
+)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        *((400, Invalid), (401, Refused), (403, Refused), (404, NotFound), (405, Invalid)),
+        *((409, Conflict), (413, Invalid), (422, Conflict), (429, Throttled), (500, Unavailable)),
+        *((502, Unavailable), (503, Unavailable)),
+    ],
+)
+def test_each_status_is_an_error_of_its_kind(status: int, kind: type[TopicsError]) -> None:
+    body = b'{"error":{"code":"c","message":"m","detail":{"retry_after_ms":1500}}}'
+    error = error_of(status, {"x-request-id": "r", "retry-after": "7"}, body)
+    assert type(error) is kind
+    assert (error.code, error.message, error.status, error.request_id) == ("c", "m", status, "r")
+    assert error.retry_after_s == 1.5
+    assert str(error) == "c: m"
+
+
+def test_an_answer_of_a_proxy_is_an_error_too() -> None:
+    error = error_of(502, {"retry-after": "3"}, b"<html>Bad \xff Gateway</html>")
+    assert (type(error), error.code, error.retry_after_s) == (Unavailable, "http_502", 3.0)
+    assert "Bad" in error.message
+    assert error_of(418, {}, b"").message
+
+
+def test_an_answer_of_somebody_else_is_an_error() -> None:
+    with pytest.raises(TopicsError, match="not the answer of a topics server"):
+        calls.get_topic("t").result(200, {}, b'{"hello": 1}')
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(calls, "monotonic", lambda: clock.now)
+    return clock
+
+
+def failed(status: int, retry_after_s: float | None = None) -> TopicsError:
+    error = error_of(status, {}, b"")
+    error.retry_after_s = retry_after_s
+    return error
+
+
+def test_pauses_double_with_chance_up_to_the_most(clock: Clock) -> None:
+    tries = Tries(Retry(deadline=1000.0, first=0.1, most=1.0))
+    for wanted in (0.1, 0.2, 0.4, 0.8, 1.0, 1.0):
+        assert wanted / 2 <= tries.pause_after(failed(503)) <= wanted
+
+
+def test_retry_after_is_obeyed_and_the_deadline_ends_it(clock: Clock) -> None:
+    tries = Tries(Retry(deadline=60.0))
+    assert tries.pause_after(failed(429, 50.0)) == 50.0
+    clock.now += 50
+    assert tries.pause_after(failed(503, 10.0)) == 10.0
+    with pytest.raises(Unavailable):
+        tries.pause_after(failed(503, 10.1))
+    tries.succeeded()
+    assert tries.pause_after(failed(503, 60.0)) == 60.0
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 413, 422, 500])
+def test_what_would_fail_again_is_not_tried_again(status: int, clock: Clock) -> None:
+    with pytest.raises(TopicsError):
+        Tries(Retry()).pause_after(failed(status))
+
+
+def test_an_append_without_a_key_is_not_sent_twice_once_it_may_have_arrived(clock: Clock) -> None:
+    lost = ConnectionLost("reset")
+    with pytest.raises(ConnectionLost):
+        Tries(Retry()).pause_after(lost, is_repeatable=False)
+    assert Tries(Retry()).pause_after(lost) > 0
+    refused = ConnectionLost("refused", was_sent=False)
+    assert Tries(Retry()).pause_after(refused, is_repeatable=False) > 0
+    assert Tries(Retry()).pause_after(failed(503), is_repeatable=False) > 0
+    assert not calls.append("t", {}, None).is_repeatable
+    assert calls.append("t", {}, "k").body == {"idempotency_key": "k"}
+    keys = {calls.append("t", {}).body["idempotency_key"] for _ in range(9)}
+    assert len(keys) == 9
+
+
+def test_an_unknown_option_names_the_nearest() -> None:
+    with pytest.raises(TypeError, match="no option durabilty: durability"):
+        calls.put_topic("t", {"durabilty": "fsync"})
+    with pytest.raises(TypeError, match="no option garantee: guarantee"):
+        calls.put_router("r", "a", "b", {"garantee": "exactly_once"})
+
+
+def test_names_are_quoted_in_paths() -> None:
+    assert calls.get_router("a->b:c").path == "/v0/routers/a-%3Eb:c"
+    assert calls.drop_topic("a/b").path == "/v0/topics/a%2Fb"
+
+
+def page(*seqs: int, head: int = 9, caught_up: bool = False, **fields: object) -> bytes:
+    body = {
+        "topic": "t",
+        "records": [{"$seq": seq, "$ts": seq, "data": seq} for seq in seqs],
+        "next_from_seq": seqs[-1] if seqs else 0,
+        "head_seq": head,
+        "earliest_seq": 1,
+        "epoch": 5,
+        "caught_up": caught_up,
+        **fields,
+    }
+    return msgspec.json.encode(body)
+
+
+def taken(reading: calls.Reading, answer: bytes) -> list[values.Event]:
+    return reading.take(reading.call().result(200, {}, answer))
+
+
+def test_a_read_goes_on_where_its_page_ended_and_stops_at_its_limit() -> None:
+    reading = calls.Reading("t", 3, 3, "me", follow=False)
+    assert reading.call().body["from_seq"] == 3
+    assert reading.call().body["limit"] == 3
+    assert "epoch" not in reading.call().body
+    assert [event.seq for event in taken(reading, page(4, 5)) if isinstance(event, values.Record)]
+    body = reading.call().body
+    assert (body["from_seq"], body["limit"], body["epoch"], body["node"]) == (5, 1, 5, "me")
+    assert not reading.is_done
+    taken(reading, page(6))
+    assert reading.is_done
+
+
+def test_a_gap_comes_before_the_records_behind_it() -> None:
+    gap: dict[str, Any] = {"gap_from": 1, "gap_to": 3, "reason": "cap", "missed_estimate": 3}
+    stone = {**gap, "earliest_seq": 4, "head_seq": 9}
+    reading = calls.Reading("t", 0, None, None, follow=False)
+    events = taken(reading, page(4, 9, caught_up=True, tombstone=stone))
+    assert events[0] == values.Tombstone(topic="t", **stone)
+    assert [type(event) for event in events[1:]] == [values.Record, values.Record]
+    assert reading.is_done
+
+
+def test_a_reader_that_follows_waits_at_the_end_and_says_once_that_it_is_there() -> None:
+    reading = calls.Reading("t", 0, None, None, follow=True)
+    assert reading.call().wait_s == 0
+    events = taken(reading, page(9, caught_up=True))
+    assert events[-1] == values.CaughtUp(topic="t", head_seq=9)
+    assert reading.call().wait_s == calls.WAIT_S
+    assert taken(reading, page(caught_up=True, next_from_seq=9)) == []
+    assert len(taken(reading, page(10, head=10, caught_up=True))) == 2
+    assert not reading.is_done
+
+
+@pytest.mark.parametrize("raw", [b"1E400", b'{"a":1.10,"a":2}', b"123456789012345678901"])
+def test_payloads_beyond_a_double_are_read_and_keep_their_bytes(raw: bytes) -> None:
+    body = page(caught_up=True).replace(b"[]", b'[{"$seq":1,"$ts":1,"data":%b}]' % raw)
+    (record,) = calls.diff("t", 0).result(200, {}, body).records
+    assert bytes(record.raw_data) == raw
+    assert record.data == json.loads(raw)
+    assert record.meta is None
+    assert record.topic == "t"

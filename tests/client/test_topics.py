@@ -1,0 +1,266 @@
+"""The client against a server: topics, watches, cursors."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from itertools import islice, takewhile
+from pathlib import Path
+
+import pytest
+
+from tests.client.conftest import url_of
+from tests.support.server import Server
+from topics.client import (
+    TAIL,
+    CaughtUp,
+    Conflict,
+    ConnectionLost,
+    Event,
+    Invalid,
+    NotFound,
+    Record,
+    Refused,
+    Retry,
+    Tombstone,
+    TopicDeleted,
+    Topics,
+    TopicsError,
+    aio,
+    sync,
+)
+
+ONCE = Retry(deadline=0.0)
+
+
+def data(events: Iterator[Event] | list[Event]) -> list[object]:
+    return [event.data for event in events if isinstance(event, Record)]
+
+
+def until_caught_up(events: Iterator[Event], times: int = 1) -> list[Event]:
+    told: list[Event] = []
+    while times:
+        told += takewhile(lambda event: not isinstance(event, CaughtUp), events)
+        times -= 1
+    return told
+
+
+def test_what_is_appended_is_read(client: Topics, name: str) -> None:
+    topic = client.topic(name)
+    assert topic.put(durability="fsync", ttl_ms=10**9).config["durability"] == "fsync"
+    receipt = topic.append({"a": 1.5}, None, node="me")
+    assert (receipt.first_seq, receipt.last_seq, receipt.created) == (1, 2, False)
+    topic.append(records=[{"data": "x", "tag": "t", "meta": {"m": [1]}}])
+    first, second, third = (event for event in topic.read() if isinstance(event, Record))
+    assert (first.data, first.node, first.topic, first.tag) == ({"a": 1.5}, "me", name, None)
+    assert second.data is None
+    assert (third.data, third.tag, third.meta) == ("x", "t", {"m": [1]})
+    assert data(topic.read(1, limit=1)) == [None]
+    assert topic.state().head_seq == 3
+    assert name in [info.name for info in client.topics(name)]
+    assert topic.delete(tag="t*").deleted == 1
+    assert topic.delete(before=2).count == 1
+    assert topic.drop()
+    assert not topic.drop()
+
+
+def test_a_key_is_for_all_tries(client: Topics, name: str) -> None:
+    topic = client.topic(name)
+    assert not topic.append(1, key="k").deduped
+    assert topic.append(1, key="k").deduped
+    topic.append(1)
+    topic.append(1)
+    assert topic.state().head_seq == 3
+
+
+def test_a_program_does_not_hear_itself(url: str, name: str) -> None:
+    with Topics(url, node="me") as me, Topics(url, node="you") as you:
+        me.topic(name).append("mine")
+        you.topic(name).append("yours")
+        assert data(me.topic(name).read()) == ["yours"]
+        assert data(until_caught_up(iter(you.watch(name)))) == ["mine"]
+
+
+def test_pages_and_gaps_are_one_read(client: Topics, name: str) -> None:
+    topic = client.topic(name)
+    topic.put(cap_records=1500)
+    topic.append(*range(2000))
+    gap, *records = topic.read()
+    assert isinstance(gap, Tombstone)
+    assert (gap.gap_from, gap.gap_to) == (1, 500)
+    assert data(records) == [*range(500, 2000)]
+
+
+def test_a_reader_that_follows_is_told_of_the_end_and_of_what_comes(
+    client: Topics, name: str
+) -> None:
+    topic = client.topic(name)
+    topic.append(1)
+    events = topic.read(follow=True, limit=2)
+    assert data([next(events)]) == [1]
+    assert next(events) == CaughtUp(topic=name, head_seq=1)
+    topic.append(2)
+    assert data(events) == [2]
+
+
+def test_since_finds_the_seq_before_a_time(client: Topics, name: str) -> None:
+    topic = client.topic(name)
+    times = []
+    for number in range(12):
+        times.append(datetime.now(UTC))
+        topic.append(number)
+        time.sleep(0.003)
+    topic.delete(before=4)
+    for number in (5, 8, 11):
+        assert topic.since(times[number]) == number
+    assert topic.since(0) == 3
+    assert topic.since(time.time() + 60) == 12
+
+
+def test_refusals_are_exceptions_of_their_kind(client: Topics, name: str, tmp_path: Path) -> None:
+    with pytest.raises(NotFound) as missing:
+        client.topic(name).state()
+    assert (missing.value.code, missing.value.status) == ("topic_not_found", 404)
+    assert missing.value.request_id
+    client.topic(name).put(cap_records=1, discard="reject")
+    client.topic(name).append(1)
+    with pytest.raises(Conflict):
+        client.topic(name).append(2)
+    with pytest.raises(Invalid):
+        client.topic("no name").put()
+    with pytest.raises(Conflict):
+        client.queue(name).claim("me")
+    with Server(tmp_path / "data", api_keys="k") as server:
+        for key in (None, "wrong"):
+            with Topics(url_of(server), key=key) as other, pytest.raises(Refused):
+                next(other.topics())
+        with Topics(url_of(server), key="k") as other:
+            assert [*other.topics()] == []
+
+
+def test_nobody_there_is_told_at_the_deadline() -> None:
+    pauses = []
+    with Topics(
+        "http://127.0.0.1:1",
+        retry=Retry(deadline=0.3),
+        on_pause=lambda failure, pause_s: pauses.append((failure, pause_s)),
+    ) as nobody:
+        with pytest.raises(ConnectionLost, match=r"http://127\.0\.0\.1:1"):
+            nobody.topic("t").append(1)
+        with pytest.raises(ConnectionLost):
+            next(iter(nobody.watch("t")))
+    assert pauses
+
+
+def test_routers_are_made_listed_and_dropped(client: Topics, name: str) -> None:
+    router = client.put_router(f"{name}>r", name, f"{name}.copy", guarantee="exactly_once")
+    assert (router.source, router.guarantee, router.preserve_tag) == (name, "exactly_once", True)
+    assert [found.name for found in client.routers(source=name)] == [f"{name}>r"]
+    assert client.router(f"{name}>r").lag_records == 0
+    assert client.drop_router(f"{name}>r")
+    assert [*client.routers(source=name)] == []
+
+
+def test_a_list_of_many_pages_is_one(
+    client: Topics, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("topics.client.calls.PAGE", 2)
+    names = [f"{name}.{number}" for number in range(5)]
+    for each in names:
+        client.topic(each).put()
+    assert [info.name for info in client.topics(f"{name}.")] == names
+
+
+def test_a_watch_shows_what_is_there_and_what_comes(client: Topics, name: str) -> None:
+    left, right = client.topic(f"{name}.l"), client.topic(f"{name}.r")
+    left.append(1, 2)
+    right.append(3, 4)
+    with client.watch(left.name, (right.name, TAIL)) as watch:
+        assert data(until_caught_up(iter(watch), 2)) == [1, 2]
+        right.append(5)
+        assert data([next(watch)]) == [5]
+        right.drop()
+        gone = next(watch)
+        assert isinstance(gone, TopicDeleted)
+        assert (gone.topic, gone.head_seq) == (right.name, 3)
+        left.append(6)
+        assert data([next(watch)]) == [6]
+    with pytest.raises(NotFound):
+        next(iter(client.watch(right.name)))
+    with client.watch((left.name, 2)) as watch:
+        assert data([next(watch)]) == [6]
+
+
+def fail_at_4(client: Topics, name: str, place: str) -> None:
+    with client.cursor(place) as cursor:
+        for event in client.watch(name, cursor=cursor):
+            assert isinstance(event, Record)
+            if event.data == 4:
+                raise RuntimeError
+
+
+def test_a_cursor_is_where_the_last_loop_ended(client: Topics, name: str) -> None:
+    topic, place = client.topic(name), f"{name}.place"
+    topic.append(*range(6))
+    with client.cursor(place) as cursor:
+        assert data([*islice(client.watch(name, cursor=cursor), 2)]) == [0, 1]
+    with pytest.raises(RuntimeError):
+        fail_at_4(client, name, place)
+    with client.cursor(place) as cursor:
+        assert data(until_caught_up(iter(client.watch(name, cursor=cursor)))) == [4, 5]
+    state = client.topic(f"cursor:{place}").state()
+    assert (state.count, state.config["durability"]) == (1, "fsync")
+    topic.drop()
+    topic.append("new")
+    with client.cursor(place) as cursor:
+        stone, record = islice(client.watch(name, cursor=cursor), 2)
+        assert isinstance(stone, Tombstone)
+        assert stone.reason == "recreated"
+        assert data([record]) == ["new"]
+
+
+def test_a_cursor_is_saved_while_the_loop_runs(
+    client: Topics, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("topics.client.watching.SAVE_EVERY_S", 0.0)
+    client.topic(name).append(1, 2)
+    cursor = client.cursor(name)
+    with cursor:
+        for event in client.watch(name, cursor=cursor):
+            if isinstance(event, Record) and event.data == 2:
+                assert data(client.topic(f"cursor:{name}").read())[-1] == {
+                    name: [1, client.topic(name).state().epoch]
+                }
+                break
+
+
+def test_both_clients_have_the_same_names() -> None:
+    """What one can do, the other can, with the same arguments; producers are for threads."""
+    pairs = ("Topics", "Topic", "Queue", "Watch", "Cursor")
+    for pair in pairs:
+        one, other = getattr(sync, pair), getattr(aio, f"Async{pair}")
+        names = {name for name in dir(one) if not name.startswith("_")} - {"producer", "copy"}
+        assert names == {name for name in dir(other) if not name.startswith("_")}, pair
+        for name in names:
+            if inspect.isfunction(method := getattr(one, name)):
+                wanted = [*inspect.signature(method).parameters]
+                assert [*inspect.signature(getattr(other, name)).parameters] == wanted, name
+
+
+def test_a_stream_that_is_silent_has_ended(
+    client: Topics, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy may hold a connection whose other end has gone."""
+    monkeypatch.setattr("topics.client.sync.HEARTBEAT_S", 0.1)  # the server's is longer
+    client.topic(name).append(1)
+    pauses: list[TopicsError] = []
+    monkeypatch.setattr(client, "pause", lambda _pause_s, failure: pauses.append(failure))
+    with client.watch(name) as watch:
+        assert data(until_caught_up(iter(watch))) == [1]
+        seen: list[Event] = []
+        while len(pauses) < 2:
+            seen.append(next(watch))
+        assert data(seen) == []
+    assert all(isinstance(failure, ConnectionLost) for failure in pauses)

@@ -1,0 +1,135 @@
+"""Watching, without a server: requests, events, places."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from topics.client.errors import Refused, TopicsError, Unavailable
+from topics.client.values import CaughtUp, Record, Tombstone, TopicDeleted, TopicState
+from topics.client.watching import TAIL, Progress, Shown, Watching
+from topics.formats.api.watch import CursorsId, decode_cursors
+
+GAP: dict[str, Any] = {
+    "gap_from": 1,
+    "gap_to": 3,
+    "reason": "cap",
+    "missed_estimate": 3,
+    "earliest_seq": 4,
+}
+
+
+def id_of(**cursors: tuple[int, int]) -> str:
+    return CursorsId(cursors).text().decode()
+
+
+def records(topic: str, *seqs: int) -> str:
+    shown = [{"$seq": seq, "$ts": 1, "data": seq} for seq in seqs]
+    return json.dumps({"topic": topic, "records": shown, "to_seq": seqs[-1]})
+
+
+def state(name: str, head_seq: int) -> TopicState:
+    at: dict[str, Any] = {"head_seq": head_seq, "earliest_seq": 1, "next_seq": head_seq + 1}
+    return TopicState(
+        name=name, type="log", count=0, bytes=0, epoch=7, config={}, effective_priority=0, **at
+    )
+
+
+def test_topics_that_begin_alike_are_asked_for_by_the_query() -> None:
+    path, headers = Watching(["a", "b"], None, {}).request()
+    assert path.startswith("/v0/watch?topic=a&topic=b&")
+    assert path.endswith("from_seq=0")
+    assert headers == {}
+    path, _ = Watching([("a", TAIL), ("b", TAIL)], "me", {}).request()
+    assert path.endswith("node=me&tail=true")
+    assert Watching([("a", 5)], None, {}).request()[0].endswith("from_seq=5")
+
+
+def test_starts_that_differ_become_an_id() -> None:
+    watching = Watching([("a", 5), ("b", TAIL), "c", ("d", 99)], None, {"c": (3, 4)})
+    assert watching.unknown == ["a", "b", "d"]
+    for topic in watching.unknown:
+        watching.begin(state(topic, 10))
+    _, headers = watching.request()
+    assert decode_cursors(headers["Last-Event-ID"].encode(), "abcd") == {
+        "a": (5, 7),
+        "b": (10, 7),
+        "c": (3, 4),
+        "d": (99, 0),  # the server tells that it is another topic
+    }
+
+
+def test_the_first_id_is_where_a_watch_begins() -> None:
+    watching = Watching([("a", TAIL)], None, {})
+    assert [*watching.take("message", "", id_of(a=(10, 7)))] == []
+    assert watching.request()[1] == {"Last-Event-ID": id_of(a=(10, 7))}
+
+
+def test_a_place_moves_with_what_the_caller_has_had() -> None:
+    watching = Watching(["a", "b"], None, {})
+    [*watching.take("message", "", id_of(a=(0, 7), b=(0, 8)))]
+    shown = [*watching.take("record", records("a", 4, 5), id_of(a=(6, 7), b=(0, 8)))]
+    assert [each.cursor for each in shown] == [(4, 7), (6, 7)]  # the last one passes what is hidden
+    assert all(isinstance(each.event, Record) and each.event.topic == "a" for each in shown)
+    assert watching.cursors == {"a": (0, 7), "b": (0, 8)}
+    watching.done(shown[0])
+    assert watching.cursors == {"a": (4, 7), "b": (0, 8)}
+    watching.done(shown[1])
+    assert watching.request()[1] == {"Last-Event-ID": id_of(a=(6, 7), b=(0, 8))}
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "event"),
+    [
+        ("tombstone", {**GAP, "head_seq": 9}, Tombstone(topic="a", head_seq=9, **GAP)),
+        ("caught-up", {"head_seq": 9}, CaughtUp(topic="a", head_seq=9)),
+        ("topic-deleted", {"head_seq": 9}, TopicDeleted(topic="a", head_seq=9)),
+    ],
+)
+def test_what_is_no_record_is_a_value_too(name: str, data: dict[str, Any], event: object) -> None:
+    watching = Watching(["a"], None, {})
+    told = json.dumps({"topic": "a", **data})
+    assert [*watching.take(name, told, id_of(a=(3, 7)))] == [Shown(event, (3, 7))]  # type: ignore[arg-type]
+
+
+def test_what_a_later_server_says_is_passed_over() -> None:
+    assert [*Watching(["a"], None, {}).take("news", "{}", id_of(a=(3, 7)))] == []
+
+
+@pytest.mark.parametrize(
+    ("frame", "kind"),
+    [
+        ({"code": 401, "error": "gone"}, Refused),
+        ({"code": 503, "error": "stops"}, Unavailable),
+        ({"code": 408, "error": "slow"}, Unavailable),
+        ({"code": 500, "error": "bug"}, Unavailable),
+        ({"code": 404, "error": "unreadable", "topics": ["a"]}, TopicsError),
+    ],
+)
+def test_an_error_frame_ends_the_stream(frame: dict[str, Any], kind: type[TopicsError]) -> None:
+    with pytest.raises(kind, match=frame["error"]):
+        Watching(["a"], None, {}).take("error", json.dumps(frame), "")
+
+
+def test_a_word_of_pressure_ends_nothing() -> None:
+    paced = json.dumps({"code": 429, "error": "busy", "retry_after_ms": 5, "topics": ["a"]})
+    assert [*Watching(["a"], None, {}).take("error", paced, "")] == []
+
+
+def test_no_topic_is_no_watch() -> None:
+    with pytest.raises(ValueError, match="needs a topic"):
+        Watching([], None, {})
+
+
+def test_progress_counts_what_was_handled() -> None:
+    progress = Progress()
+    event = CaughtUp(topic="a", head_seq=9)
+    progress.shown = Shown(event, (9, 7))
+    progress.leave(RuntimeError)
+    assert (progress.positions, progress.is_saved) == ({}, True)
+    progress.leave(KeyboardInterrupt)
+    assert (progress.positions, progress.is_saved) == ({"a": (9, 7)}, False)
+    progress.saved()
+    assert progress.is_saved

@@ -1,0 +1,103 @@
+"""Which server, and which key: what the caller says, the environment, a context, the default.
+
+    url    the argument, TOPICS_URL, the context's ``url``, http://127.0.0.1:4000
+    key    the argument, TOPICS_API_KEY, the context's ``key_file`` or ``key``, none
+
+Contexts are tables ``[contexts.NAME]`` of a TOML file; ``current`` names the one that counts when
+neither the caller nor TOPICS_CONTEXT names one. An address that is given by hand leaves the key of
+a context alone: a key goes to no other server.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from topics.client.errors import Invalid, Refused
+
+DEFAULT_URL = "http://127.0.0.1:4000"
+CONTEXT_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+class Context(NamedTuple):
+    """A server that is known by a name."""
+
+    url: str
+    key: str | None = None
+    key_file: str | None = None
+
+
+class Contexts(NamedTuple):
+    """The file of contexts."""
+
+    current: str | None
+    by_name: dict[str, Context]
+
+
+class Target(NamedTuple):
+    """Where requests go. ``url`` has no slash at its end."""
+
+    url: str
+    key: str | None
+
+
+def contexts_file() -> Path:
+    """Where contexts are kept."""
+    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(base) / "topics" / "contexts.toml"
+
+
+def read_contexts(path: Path | None = None) -> Contexts:
+    """The contexts of the file; none without one. Raises `Invalid`."""
+    path = path or contexts_file()
+    try:
+        content = tomllib.loads(path.read_text())
+        tables = {name: Context(**table) for name, table in content.get("contexts", {}).items()}
+    except FileNotFoundError:
+        return Contexts(None, {})
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise Invalid(f"{path}: {error}", code="bad_context") from None
+    return Contexts(content.get("current"), tables)
+
+
+def resolve(url: str | None = None, key: str | None = None, context: str | None = None) -> Target:
+    """The server and the key. Raises `Invalid`."""
+    chosen = context or os.environ.get("TOPICS_CONTEXT")
+    given = url or (None if context else os.environ.get("TOPICS_URL"))
+    key = key or (None if context else os.environ.get("TOPICS_API_KEY")) or None
+    known = _context(chosen) if given is None or context else None
+    if known is not None and given is None:
+        key = key or known.key or (read_key(known.key_file) if known.key_file else None)
+        given = known.url
+    given = (given or DEFAULT_URL).rstrip("/")
+    parts = urlsplit(given)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.path:
+        raise Invalid(f"{given!r} is not the URL of a server: http://HOST:PORT", code="bad_url")
+    if key is not None and not (key.isascii() and key.isprintable()):
+        raise Refused("the key holds characters that no header field may have", code="bad_key")
+    return Target(given, key)
+
+
+def _context(name: str | None) -> Context | None:
+    contexts = read_contexts()
+    name = name or contexts.current
+    if name is None:
+        return None
+    if name not in contexts.by_name:
+        raise Invalid(f"there is no context {name!r} in {contexts_file()}", code="bad_context")
+    return contexts.by_name[name]
+
+
+def read_key(path: str) -> str:
+    """The key in a file: its first line. Raises `Invalid`."""
+    try:
+        key = Path(path).expanduser().read_text().split("\n", 1)[0].strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise Invalid(f"the key cannot be read: {error}", code="bad_key_file") from None
+    if not key:
+        raise Invalid(f"{path} holds no key", code="bad_key_file")
+    return key
