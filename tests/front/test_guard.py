@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.support.front import LANES, RECORD, running
-from topics.errors import Forbidden
+from topics.errors import Forbidden, InvalidRequest
 from topics.formats.api.request_heads import parse_head
 from topics.front.request import Request
 from topics.front.routes.records import RETURN_SEQS
@@ -46,7 +46,7 @@ async def test_every_refusal_has_its_status_and_code_and_the_connection_goes_on(
 
 
 async def test_a_renamed_request_is_the_one_that_the_other_name_would_have_got() -> None:
-    async with running(keys="writer:write:t.,other:write:u.") as run:
+    async with running(keys="writer:write:t.,other:write:u.,boss") as run:
         guard = run.server.guard
 
         def admitted(topic: str, key: str = "writer") -> Request:
@@ -64,3 +64,6 @@ async def test_a_renamed_request_is_the_one_that_the_other_name_would_have_got()
         assert guard.renamed(first, "u.a") is None
         with pytest.raises(Forbidden):
             admitted("u.a")
+        head = b"PUT /v0/topics/t.a HTTP/1.1\r\nhost: x\r\nauthorization: Bearer boss\r\n"
+        with pytest.raises(InvalidRequest, match="more than one"):
+            guard.admit(parse_head(head + b"idempotency-key: a\r\n" * 2 + b"\r\n"))
