@@ -44,7 +44,7 @@ async def test_a_call_whose_body_arrives_after_the_waiting_ones_ended_ends_too(
         await run.until(lambda: any(c.body_deadline < 1e18 for c in run.server.connections))
         run.stop.set()
         await run.until(lambda: run.server.guard.drain.is_draining)
-        run.server.guard.drain.stop_waiting()
+        await run.until(lambda: not run.server.guard.drain._may_wait)
         await client.say(poll[-2:])
         with trio.fail_after(5):
             assert (await client.hear()).code == "shutting_down"

@@ -160,18 +160,6 @@ async def test_a_slow_reader_is_cut_when_its_shared_memory_is_needed() -> None:
             await client.hear()
 
 
-@pytest.mark.slow
-async def test_answers_of_both_lanes_count_while_their_clients_do_not_take_them() -> None:
-    backend = FakeBackend(topics={f"t{number:05}{'x' * 200}": [] for number in range(1000)})
-    async with running(backend=backend) as run:
-        held = run.server.connections.held
-        client = await run.connect()
-        await client.say(request("GET", "/v0/topics?page_size=1000") * 40)
-        await run.until(lambda: held.size > 200_000)
-        client.stream.socket.close()
-        await run.until(lambda: held.size == 0)
-
-
 async def test_an_answer_is_held_from_when_its_head_finds_no_room() -> None:
     connections = Connections(Timings(), 0.0)
     ours, theirs = socket.socketpair()

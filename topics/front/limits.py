@@ -81,7 +81,7 @@ class Slots:
                 self._by_key[principal.digest] = left
 
     def failure(self) -> Throttled:
-        """The failure of a thing that finds no slot in all."""
+        """Why a thing that finds no slot in all is refused."""
         assert self.in_all is not None, "without a cap there is always a slot"
         return self._throttled(self.in_all)
 
@@ -92,7 +92,7 @@ class Slots:
 
 @dataclass(frozen=True, slots=True)
 class FrontSlots:
-    """The slots of the front."""
+    """One `Slots` for each row of the table."""
 
     requests: Slots
     streams: Slots

@@ -43,3 +43,4 @@ def test_an_id_is_short(cursors: dict[str, int]) -> None:
 @given(st.binary(max_size=40))
 def test_any_bytes_give_an_answer(text: bytes) -> None:
     assert isinstance(decode_id(text), dict | int)
+    assert decode_id(encode_checkpoint(10**19)) == {}, "no checkpoint has 20 digits"

@@ -72,11 +72,11 @@ async def test_a_shard_reads_a_bounded_part_of_what_streams_ask_for(nursery: tri
     for each in readers:
         nursery.start_soon(asking.read, each)
         await wait_all_tasks_blocked()
-    assert [params["from_seq"] for _, params, _ in asking.shards.asked] == [0, 1]
+    assert [one.params["from_seq"] for one in asking.shards.asked] == [0, 1]
     cast("Any", readers[2].stream).is_following = lambda _: False
     asking.shards.settle("feed.read", records(0, 2), **PAGE)
     await wait_all_tasks_blocked()
-    assert [params["from_seq"] for _, params, _ in asking.shards.asked] == [1, 3]
+    assert [one.params["from_seq"] for one in asking.shards.asked] == [1, 3]
     assert [type(each) for each in asking.heard] == [FeedPage, NotReady]
     nursery.start_soon(asking.read, reader(9, View(bytes=8 * READING_MAX_BYTES)))
     for _ in range(2):

@@ -209,6 +209,12 @@ def test_no_band_is_ever_refused_wholly() -> None:
     assert 0.9 * SHARE_MAX < refused / came <= SHARE_MAX + 0.001
 
 
+def test_a_little_delay_refuses_nothing_of_the_top_band() -> None:
+    ticks = Ticks(band=TOP_BAND)
+    ticks.run(20.0, 1.5 * TARGET_MS)
+    assert (ticks.governor.share > 0, ticks.refused) == (True, 0)
+
+
 def test_a_band_of_which_nothing_comes_would_be_refused_first() -> None:
     ticks = Ticks()
     ticks.run(5.0, 50.0)

@@ -162,19 +162,6 @@ async def test_a_shard_that_does_not_answer_in_time_is_left_out(
     assert "topics_router_metrics_truncated 1" in found
 
 
-async def test_shards_that_are_down_are_left_out_at_once(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
-    shards = backend()
-    shards.ready = False
-    began = trio.current_time()
-    assert await lines(shards) == [
-        "topics_topic_metrics_truncated 1",
-        "topics_router_metrics_truncated 1",
-    ]
-    assert trio.current_time() == began
-
-
 async def test_a_page_that_does_not_get_its_turn_in_time_has_no_rows(
     autojump_clock: trio.testing.MockClock,
 ) -> None:

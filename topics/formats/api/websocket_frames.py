@@ -51,7 +51,7 @@ def text_frame(payload: bytes) -> bytes:
 
 
 def text_frame_of(*parts: bytes) -> bytes:
-    """As `text_frame`; long parts are copied once."""
+    """A text message of parts in one frame; long ones are copied once."""
     return b"".join((_header(Opcode.TEXT, sum(map(len, parts))), *parts))
 
 

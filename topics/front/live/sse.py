@@ -112,7 +112,7 @@ class WatchStream(EventStream):
         self._before: dict[str, list[Cursor]] = {}
 
     def id(self) -> bytes:
-        """That of the session."""
+        """All cursors of the session."""
         return self.session.id()
 
     def repeat_deleted(self) -> None:

@@ -283,16 +283,12 @@ class WebSocket(WebSocketStream):
             raise shutting_down()
         topic = self._topic(head, Scope.WRITE)
         if not self.live.pressure.is_calm:
-            self._check_pressure(topic, message)
+            shard = self.live.backend.shard_of(topic)
+            self.live.pressure.check_write(self.principal.digest, topic, shard, message)
         if len(message) > COPY_BYTES:
             return self._publishes.add_long(topic, head.return_seqs, request_id, message)
         self._publishes.add(topic, head.return_seqs, request_id, message)
         return None
-
-    def _check_pressure(self, topic: str, message: bytes) -> None:
-        """Raises `Throttled`."""
-        shard, digest = self.live.backend.shard_of(topic), self.principal.digest
-        self.live.pressure.check_write(digest, topic, shard, message)
 
     async def _subscribe(self, request_id: bytes, message: bytes) -> None:
         """Everything said before is sent first, because this waits for shards."""

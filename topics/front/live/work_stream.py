@@ -19,6 +19,7 @@ from topics.front.live.event_stream import HEARTBEAT, RETRY, data_lines, error_e
 from topics.front.live.live import Live
 from topics.front.live.streams import StreamKind
 from topics.front.live.work_subscriptions import Worker, WorkSubscription
+from topics.front.pressure.governor import COALESCE_S
 
 
 class WorkStream(Worker):
@@ -50,7 +51,7 @@ class WorkStream(Worker):
         subscription = self._subscription
         self.outbox.write(job_events(subscription.topic, params, jobs))
         subscription.pages += 1  # not if the socket has failed: the stream has ended then
-        if pause_s := self.live.work.pause_s(subscription):
+        if (pause_s := self.live.work.pause_s(subscription)) > COALESCE_S:
             self.tell_paces(self.live.now, {subscription.topic: pause_s})
 
     def sent_whole(self) -> None:

@@ -33,12 +33,11 @@ from topics.formats.wire.calls import (
 from topics.front.errors import status_of
 from topics.front.limits import Slots
 from topics.front.live.streams import Stream
-from topics.front.pressure.governor import COALESCE_S
 from topics.front.pressure.pressure import Pressure
 
 
 class Worker(Stream):
-    """The stream of a client that jobs are pushed to, a `WorkStream`."""
+    """Pushes jobs to a client; a `WorkStream`."""
 
     @abstractmethod
     def show(self, params: WorkJobsParams, jobs: bytes) -> None:
@@ -120,18 +119,14 @@ class WorkSubscriptions:
         """The client's socket has taken all jobs that were shown. Under pressure the shard hears of
         it late.
         """
-        pause_s = self._pause_s(subscription)
+        pause_s = self.pause_s(subscription)
         if pause_s:
             self._call_in(pause_s, partial(self._tell_taken, subscription))
         else:
             self._tell_taken(subscription)
 
     def pause_s(self, subscription: WorkSubscription) -> float:
-        """How long its next jobs wait; 0: not long enough to tell the client."""
-        pause_s = self._pause_s(subscription)
-        return pause_s if pause_s > COALESCE_S else 0.0
-
-    def _pause_s(self, subscription: WorkSubscription) -> float:
+        """How long its next jobs wait."""
         pressure = self._pressure
         return pressure.pause_s(subscription.shard, pressure.bands.of(subscription.topic))
 

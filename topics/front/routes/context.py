@@ -78,5 +78,5 @@ class RouteContext:
     async def answer(
         self, request: Request, call: Call[P, NoResult], params: P, body: Body = b""
     ) -> Answer:
-        """As `ask`, for an operation that is a coroutine."""
+        """The answer of the shard of the request's topic, for a coroutine. Raises `TopicsError`."""
         return shard_answer(await self.backend.answer(request.shard, call, params, body))
