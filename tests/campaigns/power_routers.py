@@ -96,8 +96,14 @@ ROUTES = _routes()
 class RouterLoad:
     """Appends to sources and reads dests. ``do`` sends a step and notes it."""
 
-    def __init__(self, do: Do, note: Callable[[dict[str, Any]], None], dice: random.Random) -> None:
-        self._do, self._note, self._dice = do, note, dice
+    def __init__(
+        self,
+        do: Do,
+        note: Callable[[dict[str, Any]], None],
+        records: Callable[..., list[dict[str, Any]]],
+        dice: random.Random,
+    ) -> None:
+        self._do, self._note, self._records, self._dice = do, note, records, dice
         self._number = 0
         self._heads = dict.fromkeys(SOURCES, 0)
         self._cursors = {route.dest: 0 for route in ROUTES}
@@ -143,24 +149,13 @@ class RouterLoad:
         answer = api.call("PUT", f"/v0/routers/{route.router}", route.body)
         ended = time.monotonic_ns()
         assert answer.status == 201, str(answer)
-        told: dict[str, Any] = {"router": route.router, "kind": route.kind, "root": route.root}
-        told |= {
-            "source": route.source,
-            "guarantee": route.guarantee,
-            "sent": began,
-            "acknowledged": ended,
-        }
+        told = {"router": route.router, **route._asdict(), "sent": began, "acknowledged": ended}
         self._note({"step": "route", "topic": route.dest, **told})
 
     def _append(self, source: str) -> None:
         self._number += 1
-        records = []
-        for position in range(self._dice.choice((1, 1, 2, 6))):
-            size = self._dice.choice((10, 300, 2500, 6000))
-            record: dict[str, Any] = {"data": [self._number, position, "x" * size]}
-            if (tag := self._dice.choice(TAGS)) is not None:
-                record["tag"] = tag
-            records.append(record)
+        sizes = 10, 300, 2500, 6000
+        records = self._records(self._dice, self._number, (1, 1, 2, 6), sizes, TAGS)
         body = self._do("append", source, "POST", "", {"records": records}, records=records)
         self._heads[source] = body["head_seq"]
 
