@@ -185,7 +185,7 @@ def _judge_at(acknowledged: Path, scratch: Path) -> Iterator[list[str]]:
     """The command that has a directory judged, by a process that has been started before."""
     path = scratch / "judge"
     serve = [sys.executable, "-m", "tests.campaigns.check_state"]
-    serve += [str(acknowledged), "--serve", str(path)]
+    serve += [str(acknowledged), str(path)]
     judge = subprocess.Popen(serve, cwd=ROOT, env=_environment())
     try:
         deadline = time.monotonic() + START_S
