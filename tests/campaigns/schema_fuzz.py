@@ -42,6 +42,7 @@ WAIT_S, STREAM_S = 0.5, 0.05
 SOCKET_COMMANDS = 40  # then another socket
 SLOWEST_MAX = 5
 SAMPLE_S = 0.5
+PARTS = (0, 1, 2, 4)  # quarters of a run
 TOKEN = "fuzz-key"
 MIB = 2**20
 GROWTH, GROWTH_BYTES = 1.5, 64 * MIB  # from a quarter of the time on
@@ -259,31 +260,27 @@ class Growth(threading.Thread):
     def __init__(self, server: Server) -> None:
         super().__init__(daemon=True)
         self._roles, self._done = server.roles(), threading.Event()
-        self.samples: dict[str, list[int]] = {role: [] for role in self._roles}
+        self._samples: dict[str, list[int]] = {role: [] for role in self._roles}
+        self.start()
 
     def run(self) -> None:
         while not self._done.wait(SAMPLE_S):
             for role, pid in self._roles.items():
-                self.samples[role].append(rss_bytes(pid))
+                self._samples[role].append(rss_bytes(pid))
 
     def finish(self) -> list[str]:
         """What grew without end."""
         self._done.set()
         self.join()
-        return [
-            f"{role} grows: {line}"
-            for role, line in self.lines().items()
-            if (found := self.samples[role])
-            and found[-1] > found[len(found) // 4] * GROWTH + GROWTH_BYTES
-        ]
+        ends = {role: (found[len(found) // 4], found[-1]) for role, found in self._samples.items()}
+        grown = [role for role, (one, last) in ends.items() if last > one * GROWTH + GROWTH_BYTES]
+        return [f"{role} grows: {self.lines()[role]}" for role in grown]
 
     def lines(self) -> dict[str, str]:
-        """In MiB: the first sample, at a quarter, at half, the last; the largest."""
+        """In MiB: the first sample, at a quarter, at half, the last."""
         return {
-            role: " -> ".join(f"{found[at] / MIB:.0f}" for at in (0, n // 4, n // 2, n - 1))
-            + f" MiB, at most {max(found) / MIB:.0f}"
-            for role, found in self.samples.items()
-            if (n := len(found))
+            role: " -> ".join(f"{found[len(found) * at // 4 - (at > 3)] / MIB:.0f}" for at in PARTS)
+            for role, found in self._samples.items()
         }
 
 
@@ -301,7 +298,6 @@ def fuzzed_server(folder: Path) -> Iterator[Server]:
 def fuzz(server: Server, *, seed: int, seconds: float, rate: float) -> tuple[Findings, Growth]:
     """Fuzz a server that runs."""
     growth = Growth(server)
-    growth.start()
     findings = fuzz_crew.apart(work, server, seed, seconds, rate)
     findings.problems += growth.finish()
     with Api(server.address) as api:

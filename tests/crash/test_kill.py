@@ -13,7 +13,7 @@ from typing import Any
 import crc32c
 import pytest
 
-from tests.campaigns.kills import Campaign
+from tests.campaigns.kills import campaign
 from tests.campaigns.writers import Writer, finish, verify
 from tests.crash.repeating import repeated_by
 from tests.support.api import Answer, Api, Wire, ok, refused, request
@@ -30,7 +30,7 @@ CLASSES = ("memory", "disk", "fsync")
 @pytest.mark.timeout(600)
 def test_a_kill_campaign_loses_and_doubles_nothing(tmp_path: Path) -> None:
     with repeated_by("kills", kills=KILLS, seed=SEED):
-        summary = Campaign(tmp_path / "data", seed=SEED, kills=KILLS).run()
+        summary = campaign(tmp_path / "data", seed=SEED, kills=KILLS)
         assert not summary.problems, str(summary)
         assert summary.counts["writes"] > 10 * KILLS, str(summary)
 
