@@ -13,7 +13,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -181,21 +181,21 @@ def malformed(source: random.Random) -> bytes:
     """One request that no server should accept."""
     path, noise = "/v0/topics/hostile", source.randbytes(source.randint(0, 300))
     chunked = "Content-Type: application/json", "Transfer-Encoding: chunked"
-    kinds: list[Callable[[], bytes]] = [
-        lambda: b"?" + noise,
-        lambda: request("POST", path, noise),
-        lambda: request("POST", path, b'{"records":[{"data":' + b"[" * source.randint(1, 20_000)),
-        lambda: request("POST", path, b'{"records":[{"data":"\xff' + noise[:20] + b'"}]}'),
-        lambda: request("PUT", path, b'{"ttl_ms":' + b"9" * source.randint(21, 5000) + b"}"),
-        lambda: request("POST", f"{path}/diff", b'{"limit":"%b"}' % (b"x" * len(noise) * 7)),
-        lambda: request("POST", path, None, *chunked) + b"xyz\r\n",
-        lambda: request("POST", path, b"{}", "Transfer-Encoding: chunked"),
-        lambda: request("GET", "/" + "a" * source.randint(1, 3000)),
-        lambda: request("GET", f"{path}%{source.randint(0, 255):02x}%0A"),
-        lambda: request("POST", path, b"\x1f\x8b" + noise, "Content-Encoding: gzip"),
-        lambda: b"GET /v0/health HTTP/1.1\r\n" + b"x: y\r\n" * source.randint(1, 400),
+    kinds = [
+        b"?" + noise,
+        request("POST", path, noise),
+        request("POST", path, b'{"records":[{"data":' + b"[" * source.randint(1, 20_000)),
+        request("POST", path, b'{"records":[{"data":"\xff' + noise[:20] + b'"}]}'),
+        request("PUT", path, b'{"ttl_ms":' + b"9" * source.randint(21, 5000) + b"}"),
+        request("POST", f"{path}/diff", b'{"limit":"%b"}' % (b"x" * len(noise) * 7)),
+        request("POST", path, None, *chunked) + b"xyz\r\n",
+        request("POST", path, b"{}", "Transfer-Encoding: chunked"),
+        request("GET", "/" + "a" * source.randint(1, 3000)),
+        request("GET", f"{path}%{source.randint(0, 255):02x}%0A"),
+        request("POST", path, b"\x1f\x8b" + noise, "Content-Encoding: gzip"),
+        b"GET /v0/health HTTP/1.1\r\n" + b"x: y\r\n" * source.randint(1, 400),
     ]
-    return source.choice(kinds)()
+    return source.choice(kinds)
 
 
 def send_malformed(server: Server, source: random.Random, count: int) -> None:

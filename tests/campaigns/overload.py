@@ -84,7 +84,7 @@ def plan_of(number: int, *, greedy: bool, pushes: bool) -> Plan:
 
 
 def run(server: Server, clients: int, seconds: float, *, pushes: bool) -> tuple[Report, Usage]:
-    """So many clients write in a process of their own; of those that do not push, some are greedy."""
+    """So many clients write in a process of their own; a few that do not push are greedy."""
     plans = [plan_of(number, greedy=not pushes, pushes=pushes) for number in range(clients)]
     usage, spawn = Usage(server), multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=spawn) as pool:
