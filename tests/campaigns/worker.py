@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from tests.campaigns.clients import Actor, Address, Refused, Wrong
+from tests.campaigns.clients import RETRY_S, Actor, Address, Refused, Wrong
 from tests.campaigns.killer import BACK_S
 from tests.campaigns.worker_history import Journal, monotonic_ns, row_of
 from tests.support.api import Wire, request
@@ -124,7 +124,11 @@ class Worker(Actor):
         is_fenced = self._fenced if fenced is None else fenced
         tokens = [job.token for job in jobs] if is_fenced else None
         asked = {"seqs": seqs, **fields} | ({"lease_ids": tokens} if tokens else {})
-        call, body = self._ask(do, queue, asked, seqs=seqs, tokens=tokens, **fields)
+        try:
+            call, body = self._ask(do, queue, asked, seqs=seqs, tokens=tokens, **fields)
+        except Refused:  # nobody knows what became of it
+            self.ending.wait(RETRY_S)
+            return
         deadlines = {
             seq: monotonic_ns(deadline) for seq, deadline in body.get("deadlines", {}).items()
         }
