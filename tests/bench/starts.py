@@ -37,8 +37,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.bench.peers.load import Client, Connection, append, drive, repeated
-from tests.bench.peers.programs import free_port
 from tests.bench.peers.replies import Http, http
+from tests.bench.peers.system import free_port
 from tests.bench.processes import anon_mb, cpu_s, quantiles_ms, server_of, verdict
 from tests.bench.topics import FILLERS, script
 from tests.support.server import ROOT, Server

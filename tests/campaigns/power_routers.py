@@ -66,31 +66,18 @@ def _route(source: str, shard: int, durability: str, kind: str, **fields: Any) -
     return Route(source, dest, durability, kind, source)._replace(**fields)
 
 
-def _routes() -> list[Route]:
-    routes = [
-        _route(source, shard, durability, "plain")
-        for source in (FIRM, LOOSE)
-        for shard in (0, 1)
-        for durability in ("fsync", "disk")
-    ]
-    first = _route(LOOSE, 0, "disk", "plain", dest=named("routed.chain1.", 0))
-    second = _route(first.dest, 1, "fsync", "plain", dest=named("routed.chain2.", 1), root=LOOSE)
-    once = _route(FIRM, 1, "fsync", "plain", dest=named("routed.once", 1))
-    return [
-        *routes,
-        first,
-        second,
-        once._replace(guarantee="exactly_once"),
-        _route(CAPPED, 1, "fsync", "lossy"),
-        _route(CAPPED, 0, "disk", "lossy"),
-        _route(CUT, 0, "fsync", "free"),
-        _route(CUT, 1, "disk", "free"),
-        _route(AGAIN, 1, "fsync", "free"),
-        _route(AGAIN, 0, "fsync", "free"),
-    ]
-
-
-ROUTES = _routes()
+BOTH = ((0, "fsync"), (0, "disk"), (1, "fsync"), (1, "disk"))
+_PLAIN = [_route(source, *where, "plain") for source in (FIRM, LOOSE) for where in BOTH]
+_FIRST = _route(LOOSE, 0, "disk", "plain", dest=named("routed.chain1.", 0))
+ROUTES = [
+    *_PLAIN,
+    _FIRST,
+    _route(_FIRST.dest, 1, "fsync", "plain", dest=named("routed.chain2.", 1), root=LOOSE),
+    _route(FIRM, 1, "fsync", "plain", dest=named("routed.once", 1), guarantee="exactly_once"),
+    *(_route(CAPPED, *where, "lossy") for where in ((1, "fsync"), (0, "disk"))),
+    *(_route(CUT, *where, "free") for where in ((0, "fsync"), (1, "disk"))),
+    *(_route(AGAIN, *where, "free") for where in ((1, "fsync"), (0, "fsync"))),
+]
 
 
 class RouterLoad:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
-from tests.campaigns.clients import BROKEN, Actor, Address, Refused, Wrong
+from tests.campaigns.clients import BROKEN, Actor, Address, Refused
 from tests.campaigns.killer import BACK_S
 from tests.campaigns.router_history import End, History, Read, Total, ranges_of, read_of
 from tests.campaigns.router_topology import Dest, Topology
@@ -34,8 +34,7 @@ def read_page(api: Api, topic: str, from_seq: int, limit: int, wait_ms: int = 0)
     answer = api.diff(topic, from_seq=from_seq, include_tags=True, **asked)
     if answer.status in (429, 503):
         raise Refused(str(answer))
-    if answer.status != 200:
-        raise Wrong(f"a read of {topic} from {from_seq} answers {answer}")
+    assert answer.status == 200, f"a read of {topic} from {from_seq} answers {answer}"
     return read_of(topic, from_seq, answer.body)
 
 
