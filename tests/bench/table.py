@@ -30,10 +30,9 @@ from tests.bench.cells import CELLS, Cell, Figure, Scale, settle
 from tests.bench.peers.beanstalkd import Beanstalkd
 from tests.bench.peers.durable_streams import DurableStreams
 from tests.bench.peers.nats import Nats
-from tests.bench.peers.programs import NotFound, NotStarted
 from tests.bench.peers.redis import Redis, Webdis
 from tests.bench.peers.replies import BadReply
-from tests.bench.peers.system import System
+from tests.bench.peers.system import NotFound, NotStarted, System
 from tests.bench.peers.topics import Before, Topics
 from tests.bench.processes import exit_when_told, stolen_s
 from tests.bench.report import (

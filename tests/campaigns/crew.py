@@ -1,5 +1,5 @@
 """Some workers in a process of their own, so that they can be killed: ``python -m
-tests.campaigns.crew FOLDER NAME --first N --count N --seed N --queues a,b``.
+tests.campaigns.crew FOLDER NAME FIRST COUNT SEED QUEUES``.
 
 FOLDER holds a file ``address``, which says where the server is now, and gets the journal
 ``NAME.jsonl``. The process works until its stdin ends.
@@ -7,7 +7,6 @@ FOLDER holds a file ``address``, which says where the server is now, and gets th
 
 from __future__ import annotations
 
-import argparse
 import random
 import subprocess
 import sys
@@ -59,8 +58,8 @@ class Crew:
         self._journal = self._folder / f"{name}.jsonl"
         self._killed[self._journal] = None
         command = [sys.executable, "-m", "tests.campaigns.crew", str(self._folder), name]
-        command += ["--first", str(self._number * self._count), "--count", str(self._count)]
-        command += ["--seed", str(self._seed), "--queues", ",".join(self._queues)]
+        numbers = self._number * self._count, self._count, self._seed
+        command += [*map(str, numbers), ",".join(self._queues)]
         self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE)
 
     def kill(self) -> None:
@@ -99,34 +98,20 @@ class Crew:
                 history.take(notes_of(journal), killed)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("name")
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--count", type=int, default=4)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--queues", required=True)
-    arguments = parser.parse_args()
-    journal = Journal(arguments.folder / f"{arguments.name}.jsonl")
-    workers = [
-        Worker(
-            number,
-            f"{arguments.name}-{number}",
-            address_in(arguments.folder),
-            arguments.queues.split(","),
-            journal,
-            random.Random(f"{arguments.seed}/{arguments.name}/{number}"),
-        )
-        for number in range(arguments.first, arguments.first + arguments.count)
-    ]
+def main() -> None:
+    folder, name, first, count, seed, queues = sys.argv[1:]
+    journal = Journal(Path(folder) / f"{name}.jsonl")
+    address, names = address_in(Path(folder)), queues.split(",")
+    workers = []
+    for number in range(int(first), int(first) + int(count)):
+        node, dice = f"{name}-{number}", random.Random(f"{seed}/{name}/{number}")
+        workers.append(Worker(number, node, address, names, journal, dice))
     for worker in workers:
         worker.start()
     sys.stdin.buffer.read()
     end(workers)
     journal.close()
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -13,8 +13,8 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.campaigns.crowd import KEYS, OTHER, crowd, fill
@@ -32,30 +32,41 @@ KINDS = (
 SAMPLE_S = 0.01
 
 
-@dataclass(slots=True)
 class Memory:
-    """How far each process rose above where it was, in bytes."""
+    """Resident bytes of front and shards, by time."""
 
-    rise: dict[str, int] = field(default_factory=dict)
+    def __init__(self, roles: dict[str, int]) -> None:
+        self.samples = {role: [rss_bytes(pid)] for role, pid in roles.items()}
+
+    @property
+    def rise(self) -> dict[str, int]:
+        """How far each process rose above where it was."""
+        return {role: max(found) - found[0] for role, found in self.samples.items()}
+
+    def lines(self) -> dict[str, str]:
+        """In MiB: the first sample, at a quarter, at half, the last."""
+        return {
+            role: " -> ".join(
+                f"{found[(len(found) - 1) * at // 4] / MIB:.0f}" for at in (0, 1, 2, 4)
+            )
+            for role, found in self.samples.items()
+        }
 
     def __str__(self) -> str:
-        return ", ".join(
-            f"{role} +{rise / MIB:.1f} MiB" for role, rise in sorted(self.rise.items())
-        )
+        rises = sorted(self.rise.items())
+        return ", ".join(f"{role} +{rise / MIB:.1f} MiB" for role, rise in rises)
 
 
 @contextlib.contextmanager
-def watched(server: Server) -> Iterator[Memory]:
-    """Sample the resident memory of front and shards while the body runs."""
-    roles = server.roles()
-    before = {role: rss_bytes(pid) for role, pid in roles.items()}
-    memory = Memory(dict.fromkeys(roles, 0))
-    done = threading.Event()
+def watched(server: Server, every_s: float = SAMPLE_S) -> Iterator[Memory]:
+    """Sample the memory of front and shards while the body runs."""
+    roles, done = server.roles(), threading.Event()
+    memory = Memory(roles)
 
     def sample() -> None:
-        while not done.wait(SAMPLE_S):
+        while not done.wait(every_s):
             for role, pid in roles.items():
-                memory.rise[role] = max(memory.rise[role], rss_bytes(pid) - before[role])
+                memory.samples[role].append(rss_bytes(pid))
 
     sampler = threading.Thread(target=sample, daemon=True)
     sampler.start()
@@ -181,21 +192,21 @@ def malformed(source: random.Random) -> bytes:
     """One request that no server should accept."""
     path, noise = "/v0/topics/hostile", source.randbytes(source.randint(0, 300))
     chunked = "Content-Type: application/json", "Transfer-Encoding: chunked"
-    kinds: list[Callable[[], bytes]] = [
-        lambda: b"?" + noise,
-        lambda: request("POST", path, noise),
-        lambda: request("POST", path, b'{"records":[{"data":' + b"[" * source.randint(1, 20_000)),
-        lambda: request("POST", path, b'{"records":[{"data":"\xff' + noise[:20] + b'"}]}'),
-        lambda: request("PUT", path, b'{"ttl_ms":' + b"9" * source.randint(21, 5000) + b"}"),
-        lambda: request("POST", f"{path}/diff", b'{"limit":"%b"}' % (b"x" * len(noise) * 7)),
-        lambda: request("POST", path, None, *chunked) + b"xyz\r\n",
-        lambda: request("POST", path, b"{}", "Transfer-Encoding: chunked"),
-        lambda: request("GET", "/" + "a" * source.randint(1, 3000)),
-        lambda: request("GET", f"{path}%{source.randint(0, 255):02x}%0A"),
-        lambda: request("POST", path, b"\x1f\x8b" + noise, "Content-Encoding: gzip"),
-        lambda: b"GET /v0/health HTTP/1.1\r\n" + b"x: y\r\n" * source.randint(1, 400),
+    kinds = [
+        b"?" + noise,
+        request("POST", path, noise),
+        request("POST", path, b'{"records":[{"data":' + b"[" * source.randint(1, 20_000)),
+        request("POST", path, b'{"records":[{"data":"\xff' + noise[:20] + b'"}]}'),
+        request("PUT", path, b'{"ttl_ms":' + b"9" * source.randint(21, 5000) + b"}"),
+        request("POST", f"{path}/diff", b'{"limit":"%b"}' % (b"x" * len(noise) * 7)),
+        request("POST", path, None, *chunked) + b"xyz\r\n",
+        request("POST", path, b"{}", "Transfer-Encoding: chunked"),
+        request("GET", "/" + "a" * source.randint(1, 3000)),
+        request("GET", f"{path}%{source.randint(0, 255):02x}%0A"),
+        request("POST", path, b"\x1f\x8b" + noise, "Content-Encoding: gzip"),
+        b"GET /v0/health HTTP/1.1\r\n" + b"x: y\r\n" * source.randint(1, 400),
     ]
-    return source.choice(kinds)()
+    return source.choice(kinds)
 
 
 def send_malformed(server: Server, source: random.Random, count: int) -> None:

@@ -110,6 +110,7 @@ def program(
     doc: str | None,
     campaign: Callable[..., Summary],
     wanted: Sequence[str] = (),
+    /,
     **options: float | str,
 ) -> int:
     """Run a campaign as a program, with these options and their defaults, in a data directory of

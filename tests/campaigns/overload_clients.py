@@ -102,7 +102,8 @@ class Client:
 
     def __init__(self, address: tuple[str, int], plan: Plan, tally: Tally) -> None:
         self.plan, self.tally = plan, tally
-        self.sock = _connected(address)
+        self.sock = socket.create_connection(address, timeout=30)
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.answer = b""
         self.wanted = 0  # bytes of the answer; 0 while its head is not whole
         self.tries = 0  # of this write
@@ -146,7 +147,6 @@ class Clients:
     """All clients of one process."""
 
     def __init__(self, address: tuple[str, int], plans: Sequence[Plan]) -> None:
-        self._address = address
         self._poll = select.epoll()
         self._waits: list[tuple[float, int]] = []  # when which descriptor sends again
         self._tallies = {(plan.topic, plan.manner): Tally() for plan in plans}
@@ -186,7 +186,7 @@ class Clients:
                 if client.receive():
                     self._take(descriptor, client)
             except (EOFError, ConnectionError):
-                self._reconnect(descriptor, client)
+                self._lost(descriptor, client)
         self._now = time.perf_counter()
         while self._waits and self._waits[0][0] <= self._now:
             _, descriptor = heapq.heappop(self._waits)
@@ -218,29 +218,17 @@ class Clients:
         try:
             client.send(self._now)
         except ConnectionError:
-            self._reconnect(descriptor, client)
+            self._lost(descriptor, client)
 
-    def _reconnect(self, descriptor: int, client: Client) -> None:
-        """The server has hung up: another connection, and the write again after a while."""
+    def _lost(self, descriptor: int, client: Client) -> None:
+        """The server has hung up, as it should not."""
         client.tally.other("hung up")
         self._poll.unregister(descriptor)
-        del self._clients[descriptor]
-        client.sock.close()
-        client.sock = _connected(self._address)
-        self._clients[client.sock.fileno()] = client
-        self._poll.register(client.sock, select.EPOLLIN)
-        self._later(client.sock.fileno(), client, UNTOLD_S)
 
     def _close(self) -> None:
         self._poll.close()
         for client in self._clients.values():
             client.sock.close()
-
-
-def _connected(address: tuple[str, int]) -> socket.socket:
-    sock = socket.create_connection(address, timeout=30)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return sock
 
 
 def drive(address: tuple[str, int], plans: Sequence[Plan], seconds: float) -> Report:

@@ -19,14 +19,12 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import quote
 
 from tests.campaigns.clients import Actor, end
 from tests.campaigns.killer import BACK_S, Killer, Summary, damage, deaths_by_themselves, program
-from tests.campaigns.router_end import read_ends, settle
 from tests.campaigns.router_history import History, Sent
 from tests.campaigns.router_judge import judge
-from tests.campaigns.router_reader import GateKeeper, Reader
+from tests.campaigns.router_reader import GateKeeper, Reader, path_of, read_ends, settle
 from tests.campaigns.router_topology import SHARDS, TAGS, Dest, Topology, topology
 from tests.campaigns.writers import Writer, finish
 from tests.support.api import Api, ok
@@ -193,10 +191,6 @@ class Campaign:
         self.summary.counts += verdict.counts
         self.summary.problems += list(dict.fromkeys(verdict.problems))
         self.summary.problems += damage(self._data_dir, SHARDS)
-
-
-def path_of(router: str) -> str:
-    return f"/v0/routers/{quote(router, safe='')}"
 
 
 def router_of(dest: Dest) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from tests.campaigns.clients import Actor, Address, Refused, Wrong
+from tests.campaigns.clients import RETRY_S, Actor, Address, Refused, Wrong
 from tests.campaigns.killer import BACK_S
 from tests.campaigns.worker_history import Journal, monotonic_ns, row_of
 from tests.support.api import Wire, request
@@ -102,10 +102,9 @@ class Worker(Actor):
         asked |= {"wait_ms": wait_ms} if wait_ms else {}
         call, body = self._ask("claim", queue, asked)
         jobs = self._got(call, queue, body["claimed"])
-        if len(jobs) > max_jobs or body["count"] != len(jobs):
-            raise Wrong(f"a claim of {max_jobs} answers {body}")
-        if [job.seq for job in jobs] != sorted({job.seq for job in jobs}):
-            raise Wrong(f"claimed jobs are not ascending: {body}")
+        assert body["count"] == len(jobs) <= max_jobs, f"a claim of {max_jobs} answers {body}"
+        seqs = [job.seq for job in jobs]
+        assert seqs == sorted({*seqs}), f"claimed jobs are not ascending: {body}"
         return jobs
 
     def _got(self, call: str, queue: str, jobs: Sequence[dict[str, Any]]) -> list[Held]:
@@ -124,7 +123,11 @@ class Worker(Actor):
         is_fenced = self._fenced if fenced is None else fenced
         tokens = [job.token for job in jobs] if is_fenced else None
         asked = {"seqs": seqs, **fields} | ({"lease_ids": tokens} if tokens else {})
-        call, body = self._ask(do, queue, asked, seqs=seqs, tokens=tokens, **fields)
+        try:
+            call, body = self._ask(do, queue, asked, seqs=seqs, tokens=tokens, **fields)
+        except Refused:  # nobody knows what became of it
+            self.ending.wait(RETRY_S)
+            return
         deadlines = {
             seq: monotonic_ns(deadline) for seq, deadline in body.get("deadlines", {}).items()
         }
@@ -132,11 +135,12 @@ class Worker(Actor):
         at = time.monotonic_ns()
         self._journal.note("done", call=call, at=at, skipped=skipped, deadlines=deadlines)
         taken = [job for job in jobs if job.seq not in skipped]
-        if body[f"{do}ed"] != len(taken) or not {*skipped} <= {*seqs}:
-            raise Wrong(f"{do} of {seqs} answers {body}")
-        if do == "extend" and {*deadlines} != {str(job.seq) for job in taken}:
-            raise Wrong(f"extend of {seqs} answers {body}")
-        if do != "extend":
+        told = f"{do} of {seqs} answers {body}"
+        assert body[f"{do}ed"] == len(taken), told
+        assert {*skipped} <= {*seqs}, told
+        if do == "extend":
+            assert {*deadlines} == {str(job.seq) for job in taken}, told
+        else:
             self._over += taken
 
     # What becomes of jobs
@@ -196,9 +200,8 @@ class Worker(Actor):
         try:
             wire.send(request("GET", path, None, "Accept: text/event-stream"))
             status, headers = wire.head()
+            assert status in (200, 429, 503), f"{path} answers {status} {headers}"
             if status != 200:
-                if status not in (429, 503):
-                    raise Wrong(f"{path} answers {status} {headers}")
                 return
             heard = time.monotonic_ns()
             self._journal.note("live", call=call, at=heard)
@@ -259,8 +262,7 @@ class Worker(Actor):
     def _jobs_of(self, events: Sequence[SseEvent], call: str, queue: str) -> list[Held]:
         shown = [event.json() for event in events if event.event == "job"]
         for event in events:
-            if event.event not in (None, "job", ERROR):
-                raise Wrong(f"an unexpected event: {str(event)[:300]}")
+            assert event.event in (None, "job", ERROR), f"an unexpected event: {str(event)[:300]}"
         return self._got(call, queue, shown) if shown else []
 
 

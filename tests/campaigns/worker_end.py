@@ -47,24 +47,15 @@ class Ending:
         return ends
 
     def _end_of(self, api: Api, queue: str) -> dict[str, Any]:
-        before = _settled(
-            api, queue, lambda now: now.in_flight == 0 and now.ready + now.delayed == now.count
-        )
+        before = _settled(api, queue, lambda c: not c.in_flight and c.ready + c.delayed == c.count)
         at = time.monotonic_ns()
         live = _live(api, queue)
         claimed = self._claim_all(api, queue)
         # The exhausted ones are neither ready nor held on their way to the dead-letter topic.
         held = _settled(api, queue, lambda now: now.count == now.delayed + len(claimed))
         self._ack(api, queue, claimed)
-        return {
-            "at": at,
-            "before": before,
-            "live": live,
-            "claimed": len(claimed),
-            "held": held,
-            "acked": _counted(api, queue),
-            "left": _live(api, queue),
-        }
+        found = {"at": at, "before": before, "live": live, "claimed": len(claimed), "held": held}
+        return found | {"acked": _counted(api, queue), "left": _live(api, queue)}
 
     def _claim_all(self, api: Api, queue: str) -> list[tuple[int, str]]:
         held: list[tuple[int, str]] = []
@@ -99,17 +90,12 @@ class Ending:
         topic = self._history.queues[queue].dead_letter
         if topic is None or api.get(topic).status == 404:
             return []
-        return [_copy(record) for record in api.read(topic, max_batch_bytes=8 << 20)]
-
-
-def _copy(record: dict[str, Any]) -> Copy:
-    meta = record.get("meta", {})
-    return Copy(
-        meta.get("$dead_letter_from", ""),
-        meta.get("$dead_letter_src_seq", 0),
-        meta.get("$dead_letter_deliveries", 0),
-        record["data"],
-    )
+        names, copies = [f"$dead_letter_{name}" for name in ("from", "src_seq", "deliveries")], []
+        for record in api.read(topic, max_batch_bytes=8 << 20):
+            meta = record.get("meta", {})
+            told = [meta.get(name, other) for name, other in zip(names, ("", 0, 0), strict=True)]
+            copies.append(Copy._make([*told, record["data"]]))
+        return copies
 
 
 def _settled(api: Api, queue: str, is_settled: Callable[[Counted], bool]) -> Counted:
@@ -123,9 +109,8 @@ def _settled(api: Api, queue: str, is_settled: Callable[[Counted], bool]) -> Cou
 def _counted(api: Api, queue: str) -> Counted:
     state = api.state(queue)
     told = state["queue"]
-    return Counted(
-        state["count"], told["ready"], told["in_flight"], told["delayed"], told["dead_lettered"]
-    )
+    names = "ready", "in_flight", "delayed", "dead_lettered"
+    return Counted(state["count"], *(told[name] for name in names))
 
 
 def _live(api: Api, queue: str) -> dict[int, Any]:

@@ -8,6 +8,7 @@ what is wrong. Runs as a program: ``python -m tests.campaigns.workers --seconds 
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sys
 import time
@@ -64,12 +65,7 @@ for _name, _config in QUEUES.items():
     if "max_deliveries" in _config:
         _config["dead_letter"] = _elsewhere(_name)
 RULES = {
-    name: Rules(
-        shard_of(name, SHARDS),
-        config.get("leases_durable", False),
-        config.get("max_deliveries", 0),
-        config.get("dead_letter"),
-    )
+    name: Rules(shard_of(name, SHARDS), *map(config.get, Rules._fields[1:], Rules(0)[1:]))
     for name, config in QUEUES.items()
 }
 
@@ -107,96 +103,86 @@ class Producer(Writer):
             )
 
 
-def campaign(data_dir: Path, *, seed: int, seconds: float, crews: int = CREWS) -> Summary:
-    """Jobs come and go while processes are killed; then all must be accounted for."""
-    summary, dice, history = Summary(seed), random.Random(seed), History()
-    history.queues = dict(RULES)
-    journals = data_dir.with_name("journals")
-    journals.mkdir()
-    server = Server(data_dir, shards=SHARDS, wal_file_bytes=WAL_FILE_BYTES)
-    with server:
-        tell_address(journals, server.address)
-        with Api(server.address) as api:
-            for name, config in QUEUES.items():
-                ok(api.put(name, config), 201)
-        killer, moving = Killer(server, SHARDS, dice), movers(server, seed)
-        _load(server, killer, journals, history, summary, seconds, crews, moving)
-        summary.problems += judged(moving, server)
-        history.deaths = [Death(*death) for death in killer.deaths]
-        tell_address(journals, server.address)
-        ending = Ending(server, journals, history)
-        ends = ending.run()
-    verdict = judge(history, ends)
-    summary.counts += verdict.counts
-    summary.problems += list(dict.fromkeys(verdict.problems))
-    summary.problems += damage(data_dir, SHARDS)
-    return summary
+class Campaign:
+    """One server with its queues, producers, movers and crews, and what kills them."""
 
+    def __init__(self, data_dir: Path, *, seed: int, seconds: float, crews: int) -> None:
+        self.summary, self._history, self._seconds = Summary(seed), History(), seconds
+        self._history.queues = dict(RULES)
+        self._data_dir, self._journals = data_dir, data_dir.with_name("journals")
+        self._journals.mkdir()
+        self._server = Server(data_dir, shards=SHARDS, wal_file_bytes=WAL_FILE_BYTES)
+        self._killer = Killer(self._server, SHARDS, random.Random(seed))
+        self._backlog: dict[str, int] = {}
+        self._crews = [Crew(self._journals, n, CREW, seed, [*QUEUES]) for n in range(crews)]
 
-def _load(
-    server: Server,
-    killer: Killer,
-    journals: Path,
-    history: History,
-    summary: Summary,
-    seconds: float,
-    count: int,
-    moving: list[Mover],
-) -> None:
-    """Producers, workers and movers at work, and what kills them."""
-    backlog: dict[str, int] = {}
-    producers = [Producer(number, server, summary.seed, backlog) for number in range(PRODUCERS)]
-    crews = [Crew(journals, number, CREW, summary.seed, [*QUEUES]) for number in range(count)]
-    try:
-        for crew in crews:
-            crew.start()
-        for thread in (*producers, *moving):
-            thread.start()
-        summary.problems += _harm(server, killer, crews, journals, backlog, seconds)
-    finally:
-        ledgers = finish(producers)
-        end(moving)
+    def run(self) -> Summary:
+        with self._server as server:
+            tell_address(self._journals, server.address)
+            with Api(server.address) as api:
+                for name, config in QUEUES.items():
+                    ok(api.put(name, config), 201)
+            moving = movers(server, self.summary.seed)
+            self._load(moving)
+            self.summary.problems += judged(moving, server)
+            self._history.deaths = [Death(*death) for death in self._killer.deaths]
+            tell_address(self._journals, server.address)
+            ends = Ending(server, self._journals, self._history).run()
+        verdict = judge(self._history, ends)
+        self.summary.counts += verdict.counts
+        self.summary.problems += list(dict.fromkeys(verdict.problems))
+        self.summary.problems += damage(self._data_dir, SHARDS)
+        return self.summary
+
+    def _load(self, moving: list[Mover]) -> None:
+        """Producers, workers and movers at work, and what kills them."""
+        summary, seed = self.summary, self.summary.seed
+        producers = [Producer(n, self._server, seed, self._backlog) for n in range(PRODUCERS)]
+        try:
+            for crew in self._crews:
+                crew.start()
+            for thread in (*producers, *moving):
+                thread.start()
+            self._harm()
+        finally:
+            ledgers = finish(producers)
+            end(moving)
+            for crew in self._crews:
+                crew.stop()
         for mover in moving:
             summary.counts += mover.counts + Counter({"jobs of twins": len(mover.acked)})
-        for crew in crews:
-            crew.stop()
-    for crew in crews:
-        crew.tell(history)
-    for producer in producers:
-        history.jobs |= producer.jobs
-    summary.killed = f"{killer}; crews killed {sum(crew.kills for crew in crews)}x"
-    summary.problems += [problem for ledger in ledgers for problem in ledger.problems]
-    summary.counts["appends repeated"] = sum(ledger.retries for ledger in ledgers)
+        for crew in self._crews:
+            crew.tell(self._history)
+        for producer in producers:
+            self._history.jobs |= producer.jobs
+        kills = sum(crew.kills for crew in self._crews)
+        summary.killed = f"{self._killer}; crews killed {kills}x"
+        summary.problems += [problem for ledger in ledgers for problem in ledger.problems]
+        summary.counts["appends repeated"] = sum(ledger.retries for ledger in ledgers)
 
-
-def _harm(
-    server: Server,
-    killer: Killer,
-    crews: list[Crew],
-    journals: Path,
-    backlog: dict[str, int],
-    seconds: float,
-) -> list[str]:
-    """Kill at random; what died without being killed here."""
-    deadline, dice, wrong = time.monotonic() + seconds, killer.dice, []
-    while time.monotonic() < deadline:
-        time.sleep(dice.uniform(0.1, 1.0))  # the moment is the point
-        if dice.random() < CREW_SHARE:
-            dice.choice(crews).kill()
-        else:
-            wrong += deaths_by_themselves(server)
-            killer.kill()
-            tell_address(journals, server.address)
-        with Api(server.address) as api:
-            for queue in QUEUES:
-                try:
+    def _harm(self) -> None:
+        """Kill at random; what dies without being killed here is a problem."""
+        deadline, dice, wrong = time.monotonic() + self._seconds, self._killer.dice, list[str]()
+        while time.monotonic() < deadline:
+            time.sleep(dice.uniform(0.1, 1.0))  # the moment is the point
+            if dice.random() < CREW_SHARE:
+                dice.choice(self._crews).kill()
+            else:
+                wrong += deaths_by_themselves(self._server)
+                self._killer.kill()
+                tell_address(self._journals, self._server.address)
+            with contextlib.suppress(OSError, EOFError), Api(self._server.address) as api:
+                for queue in QUEUES:
                     answer = api.get(queue, touch="false")
-                except (OSError, EOFError):
-                    break
-                if answer.status == 200:
-                    backlog[queue] = answer.json()["count"]
-    server.wait_ready(BACK_S)
-    return list(dict.fromkeys(wrong + deaths_by_themselves(server)))
+                    if answer.status == 200:
+                        self._backlog[queue] = answer.json()["count"]
+        self._server.wait_ready(BACK_S)
+        self.summary.problems += dict.fromkeys(wrong + deaths_by_themselves(self._server))
+
+
+def campaign(data_dir: Path, *, seed: int, seconds: float, crews: int = CREWS) -> Summary:
+    """Jobs come and go while processes are killed; then all must be accounted for."""
+    return Campaign(data_dir, seed=seed, seconds=seconds, crews=crews).run()
 
 
 if __name__ == "__main__":
