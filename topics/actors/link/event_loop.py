@@ -16,6 +16,7 @@ Nobody may wait here for trio to be idle (`trio.testing.wait_all_tasks_blocked`)
 
 from __future__ import annotations
 
+import contextlib
 import math
 import select
 import time
@@ -108,9 +109,10 @@ class EventLoop(trio.abc.Clock, trio.abc.Instrument):
         self._epoll.modify(fd, events)
 
     def leave(self, fd: int) -> None:
-        """Watch the descriptor no more; it is still open."""
+        """Watch the descriptor no more. One that is closed has left the epoll by itself."""
         del self._ready[fd]
-        self._epoll.unregister(fd)
+        with contextlib.suppress(OSError):
+            self._epoll.unregister(fd)
 
     async def serve(self, fd: int, ready: Ready) -> NoReturn:
         """Watch for input until cancelled. Raises what ``ready`` raises."""
