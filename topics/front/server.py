@@ -34,8 +34,7 @@ from topics.front.http.connections import Connections
 from topics.front.http.exchange import Exchanges, RequestCounts, RequestIds
 from topics.front.http.fast_lane import FastLane
 from topics.front.http.head_reader import HeadReader
-from topics.front.http.poller import Poller
-from topics.front.http.request_tasks import Lanes
+from topics.front.http.request_tasks import Lanes, Poller
 from topics.front.keys import LOOK_S, Keys, KeySource
 from topics.front.limits import make_slots
 from topics.front.live.live import Live

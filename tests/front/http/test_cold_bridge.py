@@ -12,9 +12,8 @@ from hypercorn.trio.worker_context import WorkerContext
 from tests.support.fake_backend import FakeBackend, FakeBlock
 from topics.engine.access import ANYONE
 from topics.formats.api.request_heads import HeadFields
-from topics.front.http.cold_bridge import ColdStack
-from topics.front.http.cold_call import CALL, ColdCall
-from topics.front.http.cold_lane import hypercorn_config
+from topics.front.http.cold_lane import ColdStack, hypercorn_config
+from topics.front.http.cold_loader import CALL, ColdCall
 from topics.front.queries import EMPTY
 from topics.front.request import Body, Request
 from topics.front.routes.table import match

@@ -12,7 +12,7 @@ from tests.support.driven import scenes
 from tests.support.fake_backend import FakeBackend
 from tests.support.front import RECORD, running
 from tests.support.raw_client import request
-from topics.front.http.poller import Poller
+from topics.front.http.request_tasks import Poller
 
 HEALTH = request("GET", "/v0/health")
 

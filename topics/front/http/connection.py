@@ -249,15 +249,13 @@ class Connection(RequestStream):
         finally:
             held.release(holding)
 
-    def shed(self) -> None:
-        """As `topics.front.held_memory.Client.shed`."""
-        self.cut()
-
     def cut(self) -> None:
         """End the connection now, whatever it waits for: a reset for the client."""
         if self.sock.fileno() >= 0:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
         self._end()
+
+    shed = cut  # for `topics.front.held_memory.Client`
 
     def end_idle(self) -> None:
         """Close a connection that is between two requests, without a reset."""
