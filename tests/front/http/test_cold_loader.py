@@ -13,7 +13,7 @@ import pytest
 import trio
 import trio.testing
 
-from tests.front.http.test_cold_bridge import call_of
+from tests.front.http.test_cold_lane import call_of
 from tests.support.fake_backend import FakeBackend, FakeBlock
 from topics.front.http.cold_loader import IDLE_S, SWITCH_S, ColdCall, ColdLoader
 

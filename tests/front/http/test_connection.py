@@ -20,21 +20,6 @@ from topics.front.http.connections import Connections
 
 @pytest.mark.slow
 @LANES
-@pytest.mark.parametrize("path", ["/v0/topics/a/diff", "/v0/health", "/"])
-async def test_http_1_0_is_answered_and_closed(fast: bool, path: str) -> None:
-    async with running(fast=fast, backend=FakeBackend(topics={"a": []})) as run:
-        client = await run.connect()
-        await client.say(
-            f"{'POST' if path.endswith('diff') else 'GET'} {path} HTTP/1.0\r\n\r\n".encode()
-        )
-        answer = await client.hear()
-        assert answer.status == 200
-        assert answer.headers["connection"] == "close"
-        assert await client.is_closed()
-
-
-@pytest.mark.slow
-@LANES
 async def test_a_half_closed_client_still_gets_its_answers(fast: bool) -> None:
     async with running(fast=fast) as run:
         client = await run.connect()
