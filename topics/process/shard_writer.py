@@ -17,10 +17,9 @@ from __future__ import annotations
 
 import gc
 import secrets
-import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import structlog
@@ -37,7 +36,7 @@ from topics.actors.shard.loop import ShardLoop
 from topics.config import Settings
 from topics.errors import ExitCode
 from topics.formats.api.limits import limits_of
-from topics.process.children import note_sigterm
+from topics.process.children import on_sigterm
 from topics.process.measure import measure
 from topics.storage.disk import BOOT_ID, Damaged
 from topics.storage.recovery.steps import Shard, recover
@@ -115,20 +114,16 @@ async def _serve(
 ) -> None:
     loop = ShardLoop(shard, index, board, limits_of(settings))
     stop = trio.Event()
-    told_early = note_sigterm()
-    with trio.open_signal_receiver(signal.SIGTERM) as signals:
-        if told_early():
-            stop.set()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_stop_on, signals, stop)
-            own = [Link(memory, board, shard_id(index)) for memory in links]
-            counters = CounterWords(board, shard_id(index))
-            loop.services.gauges.tell = counters.store
-            nursery.start_soon(
-                measure, counters, own, lambda: {"topics_inbox_messages": loop.inbox.count}
-            )
-            await loop.run(own, stop)
-            nursery.cancel_scope.cancel()
+    on_sigterm(stop.set)
+    async with trio.open_nursery() as nursery:
+        own = [Link(memory, board, shard_id(index)) for memory in links]
+        counters = CounterWords(board, shard_id(index))
+        loop.services.gauges.tell = counters.store
+        nursery.start_soon(
+            measure, counters, own, lambda: {"topics_inbox_messages": loop.inbox.count}
+        )
+        await loop.run(own, stop)
+        nursery.cancel_scope.cancel()
     # Nothing is answered any more: this checkpoint is the last write.
     shard.wal.stop()
     if loop.context.room.broken is None:
@@ -136,11 +131,6 @@ async def _serve(
             loop.services.sealing.write_last()
         except OSError as error:  # the next start replays more of the log
             log.warning("last checkpoint not written", error=str(error))
-
-
-async def _stop_on(signals: AsyncIterator[int], stop: trio.Event) -> None:
-    async for _ in signals:
-        stop.set()
 
 
 def freeze_survivors() -> None:

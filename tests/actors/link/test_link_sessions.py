@@ -112,15 +112,6 @@ class LinksInAnyOrder(RuleBasedStateMachine):
 TestLinks = pytest.mark.slow(LinksInAnyOrder.TestCase)
 
 
-def test_blocks_that_a_dead_peer_held_are_free_in_the_next_session(pair: Pair) -> None:
-    pair.front.link.send("a", b"", bytes(16 * PAGE_BYTES))
-    exchange(pair.front, pair.shard)
-    assert pair.front.link.reserve(1) is None
-    pair.restart_shard()
-    pair.connect()
-    assert pair.front.link.reserve(16 * PAGE_BYTES) is not None
-
-
 def test_a_block_of_a_session_that_is_over_cannot_be_sent_but_is_given_back(pair: Pair) -> None:
     block = pair.front.link.reserve(PAGE_BYTES)
     assert block is not None

@@ -25,30 +25,29 @@ import trio
 from trio.lowlevel import Abort, RaiseCancelT
 
 from topics.actors.link.arena import ArenaBlock, Holder
-from topics.actors.link.board import Board, ShardState, ShardWords
+from topics.actors.link.board import Board, ShardWords
 from topics.actors.link.event_loop import EventLoop
 from topics.actors.link.heads import HeadMark, HeadReader
 from topics.actors.link.link import MANY, Link
 from topics.actors.link.pulse import (
-    DAMAGED,
     DISK_STALLED,
     DISK_STALLED_S,
     STALLED,
     STALLED_S,
     Pulse,
 )
-from topics.actors.rpc.inbound import InboundMessage
 from topics.actors.rpc.message_router import MessageRouter, RouterConfig
 from topics.actors.rpc.replies import failure_of
 from topics.actors.rpc.session import (
     Attachment,
+    InboundMessage,
     LinkSession,
     PendingCall,
     RemoteError,
     Reply,
     discard,
 )
-from topics.actors.shard_client.readiness import LIMITED, SERVING, Readiness
+from topics.actors.shard_client.readiness import LIMITED, SERVING, TROUBLES, Readiness
 from topics.errors import NotReady, Throttled, TopicsError
 from topics.formats.buffers import Buffer
 from topics.formats.names import shard_of
@@ -122,7 +121,7 @@ class Batch:
         self.end()
 
     def end(self) -> None:
-        """Send what was asked."""
+        """Ask what is left to ask, and flush the links."""
         if self.at_end is not None:
             self.at_end()
         self.is_open = False
@@ -220,9 +219,9 @@ class ShardLink:
     @property
     def trouble(self) -> str:
         """Why the shard does not serve, in a word; empty when it does."""
+        state = self.words.state
         if self.is_stalled:
             return DISK_STALLED if self.is_waiting_for_disk() else STALLED
-        state = self.words.state
         if state not in SERVING:
             return state.name.lower()
         if not self.is_connected:
@@ -231,22 +230,11 @@ class ShardLink:
 
     def not_ready(self) -> NotReady:
         """The failure of a call that the shard cannot serve now (§8.2, §0.6)."""
-        for applies, text, reason in (
-            (
-                self.words.state is ShardState.DAMAGED,
-                "the data of this topic's shard is damaged",
-                DAMAGED,
-            ),
-            (
-                self.is_connected and self.is_waiting_for_disk(),
-                "the disk of this topic's shard does not answer",
-                DISK_STALLED,
-            ),
-            (self.is_stalled, "the shard of this topic does not answer", STALLED),
-        ):
-            if applies:
-                return NotReady(text, reason=reason, replay_progress=self.progress)
-        return NotReady("the shard of this topic is not ready", replay_progress=self.progress)
+        trouble, progress = self.trouble, self.progress
+        if trouble in TROUBLES:
+            text = f"the shard of this topic {TROUBLES[trouble]}"
+            return NotReady(text, reason=trouble, replay_progress=progress)
+        return NotReady("the shard of this topic is not ready", replay_progress=progress)
 
 
 class Shards:
@@ -268,22 +256,20 @@ class Shards:
         for link in self._links:
             link.listener = listener
 
-        def page(message: InboundMessage[FeedPageParams, Any]) -> None:
-            listener.page(numbers[message.session.peer_id], message.params, message.attachment)
+        def bare(tell: Callable[[int, Any], None]) -> Callable[[InboundMessage[Any, Any]], None]:
+            return lambda message: tell(numbers[message.session.peer_id], message.params)
 
-        def feed_ended(message: InboundMessage[FeedEndedParams, Any]) -> None:
-            listener.feed_ended(numbers[message.session.peer_id], message.params)
+        def with_body(
+            tell: Callable[[int, Any, Buffer], None],
+        ) -> Callable[[InboundMessage[Any, Any]], None]:
+            return lambda message: tell(
+                numbers[message.session.peer_id], message.params, message.attachment
+            )
 
-        def jobs(message: InboundMessage[WorkJobsParams, Any]) -> None:
-            listener.jobs(numbers[message.session.peer_id], message.params, message.attachment)
-
-        def work_ended(message: InboundMessage[WorkEndedParams, Any]) -> None:
-            listener.work_ended(numbers[message.session.peer_id], message.params)
-
-        self._router.route(FEED_PAGE.subject, page, params=FeedPageParams)
-        self._router.route(FEED_ENDED.subject, feed_ended, params=FeedEndedParams)
-        self._router.route(WORK_JOBS.subject, jobs, params=WorkJobsParams)
-        self._router.route(WORK_ENDED.subject, work_ended, params=WorkEndedParams)
+        self._router.subscribe(FEED_PAGE, with_body(listener.page))
+        self._router.subscribe(FEED_ENDED, bare(listener.feed_ended))
+        self._router.subscribe(WORK_JOBS, with_body(listener.jobs))
+        self._router.subscribe(WORK_ENDED, bare(listener.work_ended))
 
     async def run(self) -> None:
         """Carry messages until cancelled."""

@@ -96,7 +96,7 @@ _OUTCOME_MASK: Final = (1 << _OUTCOME_BITS) - 1
 
 
 def outcome_byte(outcome: int, band: int) -> int:
-    """The byte of a request in ``AppendResult.outcomes``."""
+    """What ``AppendResult.outcomes`` has for a request."""
     return band << _OUTCOME_BITS | outcome
 
 
