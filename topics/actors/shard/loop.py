@@ -29,7 +29,7 @@ from topics.actors.shard.heartbeat import LOOK_MS
 from topics.actors.shard.inbox import FEW_MAX, WAITING_MAX, Arrival
 from topics.actors.shard.peers import Loopback, Peers
 from topics.actors.shard.service import Service
-from topics.actors.shard.services import build_services
+from topics.actors.shard.services import ShardServices
 from topics.engine.changes.change import Change
 from topics.formats.api.limits import Limits
 from topics.formats.wire.calls import ACK, APPEND, CLAIM, DIFF, FEED_TAKEN, WORK_TAKEN
@@ -57,7 +57,7 @@ class ShardLoop:
             RouterConfig(rpc_timeout_ms=RPC_TIMEOUT_MS, error_mapper=map_error)
         )
         ledger = ShardLedger(board, index)
-        self.services = services = build_services(context, shard, board.heads(index), ledger)
+        self.services = services = ShardServices(context, shard, board.heads(index), ledger)
         for service in services:
             service.register(self.router)
         self._on_config = [s.on_config for s in services if _defines(s, "on_config")]
