@@ -104,6 +104,8 @@ def test_unread_bytes_stay_in_their_order() -> None:
     stream = RequestStream(b"abc")
     assert stream.take(2) == b"ab"
     assert stream.take(2) is None
+    assert stream.take(1) == b"c"
+    stream = RequestStream(b"c")
     stream.receive(b"de")
     assert stream.buffer[stream.pos :] == b"cde"
     assert (stream.skip(5), stream.is_idle) == (2, True)
