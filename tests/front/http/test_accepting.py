@@ -136,7 +136,7 @@ class Poor:
         self._listener, self._acceptor = listener, acceptor
 
     def accept(self) -> tuple[socket.socket, object]:
-        if self._acceptor._spare.is_held:
+        if self._acceptor._spare_fd >= 0:
             raise OSError(errno.EMFILE, "Too many open files")
         return self._listener.accept()
 

@@ -14,8 +14,7 @@ from tests.support.fake_backend import FakeBackend
 from tests.support.front import APPEND, LANES, RECORD, running
 from tests.support.raw_client import request
 from topics.config import Settings
-from topics.front.http.connection import Connection, Timings
-from topics.front.http.connections import Connections
+from topics.front.http.connection import Connection, Connections, Timings
 
 
 @pytest.mark.slow

@@ -16,8 +16,7 @@ from tests.support.driven import scenes
 from tests.support.fake_backend import FakeBackend
 from tests.support.front import APPEND, LANES, RECORD, Running, bearer, running
 from tests.support.raw_client import RawClient, request
-from topics.front.http.connection import Connection, Timings
-from topics.front.http.connections import Connections
+from topics.front.http.connection import Connection, Connections, Timings
 from topics.front.limits import Cap
 
 

@@ -14,8 +14,7 @@ from tests.support.live_desk import Desk, socket_pair
 from topics.config import Settings
 from topics.engine.access import ANYONE
 from topics.formats.api.limits import limits_of
-from topics.front.http.connection import Connection, Timings
-from topics.front.http.connections import Connections
+from topics.front.http.connection import Connection, Connections, Timings
 from topics.front.live.live import TICK_S
 from topics.front.live.web_socket import WebSocket
 from topics.front.live.web_socket_publish import UNANSWERED_MAX

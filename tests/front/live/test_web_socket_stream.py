@@ -15,8 +15,7 @@ from topics.errors import InvalidRequest, TopicNotFound
 from topics.formats.api.limits import limits_of
 from topics.formats.api.watch import Start, View, WatchRequest
 from topics.formats.wire.calls import FeedReadResult
-from topics.front.http.connection import Connection, Timings
-from topics.front.http.connections import Connections
+from topics.front.http.connection import Connection, Connections, Timings
 from topics.front.live.pages import FeedPage
 from topics.front.live.web_socket import WebSocket
 from topics.front.live.web_socket_stream import WebSocketStream

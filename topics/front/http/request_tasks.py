@@ -32,8 +32,7 @@ from topics.front.errors import error_answer
 from topics.front.guard import Guard
 from topics.front.http.body_reader import BodyReader
 from topics.front.http.cold_loader import ColdCall, ColdLoader
-from topics.front.http.connection import GONE, HALF_CLOSED, Connection
-from topics.front.http.connections import Connections
+from topics.front.http.connection import GONE, HALF_CLOSED, Connection, Connections
 from topics.front.http.exchange import Exchange, Exchanges
 from topics.front.http.head_reader import AdmittedHead, HeadReader
 from topics.front.request import Request
