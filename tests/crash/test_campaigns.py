@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.campaigns import churn, routers, watchers, workers
-from tests.campaigns.kills import Campaign
+from tests.campaigns import churn, kills, routers, watchers, workers
 from tests.crash.repeating import repeated_by
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -22,15 +21,11 @@ KILLS = int(os.environ.get("TEST_KILLS", "0"))
 SECONDS = float(os.environ.get("TEST_SECONDS", "0"))
 
 
-def kills(path: Path, *, seed: int, kills: int) -> Any:
-    return Campaign(path, seed=seed, kills=kills).run()
-
-
 @pytest.mark.parametrize(
     ("program", "campaign", "options", "wanted"),
     [
         # Nothing acknowledged is lost or doubled.
-        ("kills", kills, {"kills": KILLS or 12}, {"writes": 120}),
+        ("kills", kills.campaign, {"kills": KILLS or 12}, {"writes": 120}),
         # What was taken away stays away, and the rest is there.
         ("churn", churn.campaign, {"kills": KILLS or 5}, {"log files": 0, "checks": 5}),
         # Every copy comes over once, in order, and stays.

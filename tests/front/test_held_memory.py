@@ -21,8 +21,7 @@ from topics.front.held_memory import (
     HeldMemory,
     Holding,
 )
-from topics.front.http.connection import Connection, Timings
-from topics.front.http.connections import Connections
+from topics.front.http.connection import Connection, Connections, Timings
 
 
 class Client:

@@ -12,7 +12,7 @@ from tests.support.front import Running
 from topics.actors.link.event_loop import EventLoop
 from topics.front.http.connection import Connection
 from topics.front.http.fast_lane import FastLane
-from topics.front.http.poller import Poller
+from topics.front.http.request_tasks import Poller
 
 
 class Scene:

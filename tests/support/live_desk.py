@@ -21,8 +21,7 @@ from topics.formats.api.limits import limits_of
 from topics.formats.api.watch import Start, View
 from topics.formats.wire import calls
 from topics.formats.wire.contract import Call, Event, P, R
-from topics.front.http.connection import Connection, Timings
-from topics.front.http.connections import Connections
+from topics.front.http.connection import Connection, Connections, Timings
 from topics.front.limits import make_slots
 from topics.front.live.live import Live
 from topics.front.live.sse import WatchStream

@@ -29,13 +29,11 @@ from topics.front.held_memory import HeldMemory
 from topics.front.http.accepting import Acceptor, connections_max
 from topics.front.http.body_reader import BodyReader
 from topics.front.http.cold_loader import ColdLoader, Stack
-from topics.front.http.connection import Connection, Timings
-from topics.front.http.connections import Connections
+from topics.front.http.connection import Connection, Connections, Timings
 from topics.front.http.exchange import Exchanges, RequestCounts, RequestIds
 from topics.front.http.fast_lane import FastLane
 from topics.front.http.head_reader import HeadReader
-from topics.front.http.poller import Poller
-from topics.front.http.request_tasks import Lanes
+from topics.front.http.request_tasks import Lanes, Poller
 from topics.front.keys import LOOK_S, Keys, KeySource
 from topics.front.limits import make_slots
 from topics.front.live.live import Live
@@ -123,7 +121,7 @@ class Server:
             cold=self._cold,
             responses=self._responses,
             exchanges=self.exchanges,
-            left=self.acceptor.left,
+            left=self.slots.connections.release,
         )
 
     def _load_cold(self) -> Stack:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.wire import encode_notification, encode_request, encode_success
+from tests.support.wire import BY_SUBJECT, encode_notification, encode_request, encode_success
 from topics.actors.shard.inbox import (
     BY_TOPIC,
     COST_BYTES,
@@ -19,7 +19,6 @@ from topics.actors.shard.inbox import (
     Inbox,
     first_param,
 )
-from topics.formats.wire import calls
 from topics.formats.wire.calls import (
     APPEND,
     CALL_CANCELLED,
@@ -134,7 +133,7 @@ def test_a_request_of_an_urgent_topic_comes_before_a_flood_of_the_same_kind(
     desk: Desk, call: str
 ) -> None:
     """Of every kind, above all reads and claims."""
-    asked = next(each for each in vars(calls).values() if getattr(each, "subject", "") == call)
+    asked = BY_SUBJECT[call]
     desk.put("low0", 300, call=asked)
     urgent = desk.put("high4", 2, call=asked)
     assert desk.turn()[:2] == urgent

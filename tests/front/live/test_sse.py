@@ -9,8 +9,7 @@ from tests.support.live_desk import Desk, page, records
 from topics.engine.access import ANYONE
 from topics.formats.api.watch import Start, View
 from topics.formats.wire.calls import FeedReadResult
-from topics.front.http.connection import Connection, Timings
-from topics.front.http.connections import Connections
+from topics.front.http.connection import Connection, Connections, Timings
 from topics.front.live.pages import FeedPage
 from topics.front.live.sse import WatchStream
 from topics.front.live.subscriptions import Reader

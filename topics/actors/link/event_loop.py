@@ -16,6 +16,7 @@ Nobody may wait here for trio to be idle (`trio.testing.wait_all_tasks_blocked`)
 
 from __future__ import annotations
 
+import contextlib
 import math
 import select
 import time
@@ -37,24 +38,24 @@ class LoopLag:
     waits ``d / 2`` on average: over a window, the sum of ``d * d / 2`` divided by its length.
     """
 
-    __slots__ = ("_busy", "_since", "_squares", "pass_began")
+    __slots__ = ("_since", "busy", "pass_began", "squares")
 
     def __init__(self, now: float) -> None:
         self.pass_began = self._since = now
-        self._busy = self._squares = 0.0
+        self.busy = self.squares = 0.0
 
     def end_pass(self, now: float) -> None:
         """A pass ends, and the loop may sleep; who begins the next one sets ``pass_began``."""
         spent = now - self.pass_began
-        self._busy += spent
-        self._squares += spent * spent
+        self.busy += spent
+        self.squares += spent * spent
 
     def take_ms(self, now: float) -> float:
         """The mean wait since the last call, in milliseconds; the pass under way counts later."""
         # The first of the passes may have begun before the window.
-        window = max(now - self._since, self._busy)
-        mean_s = self._squares / (2 * window) if window else 0.0
-        self._since, self._busy, self._squares = now, 0.0, 0.0
+        window = max(now - self._since, self.busy)
+        mean_s = self.squares / (2 * window) if window else 0.0
+        self._since, self.busy, self.squares = now, 0.0, 0.0
         return mean_s * 1000
 
 
@@ -108,9 +109,10 @@ class EventLoop(trio.abc.Clock, trio.abc.Instrument):
         self._epoll.modify(fd, events)
 
     def leave(self, fd: int) -> None:
-        """Watch the descriptor no more; it is still open."""
+        """Watch the descriptor no more. One that is closed has left the epoll by itself."""
         del self._ready[fd]
-        self._epoll.unregister(fd)
+        with contextlib.suppress(OSError):
+            self._epoll.unregister(fd)
 
     async def serve(self, fd: int, ready: Ready) -> NoReturn:
         """Watch for input until cancelled. Raises what ``ready`` raises."""
@@ -140,7 +142,8 @@ class EventLoop(trio.abc.Clock, trio.abc.Instrument):
         """
         lag, ready, turn = self.lag, self._ready, self.turn
         now = time.monotonic()
-        lag.end_pass(now)
+        lag.busy += (spent := now - lag.pass_began)  # as `end_pass`, without a call
+        lag.squares += spent * spent
         events = self._epoll.poll(min(max(deadline - now, 0.0), SLEEP_MAX_S), READY_MAX)
         lag.pass_began = time.monotonic()
         self._has_polled = True

@@ -121,7 +121,7 @@ class Batch:
         self.end()
 
     def end(self) -> None:
-        """Send what was asked."""
+        """Ask what is left to ask, and flush the links."""
         if self.at_end is not None:
             self.at_end()
         self.is_open = False

@@ -10,7 +10,7 @@
 
 What a request usually needs is a plain function: a short body, an operation that asks a shard, an
 answer that the socket takes at once. All else is a task: bodies that are long, cold requests
-(cold_bridge), streams, slow clients, the end of a connection with unread input. Both lanes accept
+(cold_lane), streams, slow clients, the end of a connection with unread input. Both lanes accept
 exactly the same bytes: heads and bodies are read here, whatever the lane.
 
 A client that hangs up while its connection ``waits`` is noticed in every state. At the end of the
@@ -19,7 +19,6 @@ connection a call under way is abandoned and a task cancelled. Nothing but a can
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import select
 import time
@@ -152,8 +151,8 @@ class FastLane(RequestTasks):
             self._head, self._request = head, request
         if head.plain and (length := head.length) is not None and length <= SHORT_MAX_BYTES:
             body = self.connection.take(length) if length else b""
-            if body is None and (body := self._look_for_body(head, length)) is None:
-                return False
+            if body is None:
+                return self._wait_for_body(head)
             return self._answer(head, body)
         self._start(self._read_and_answer, head)
         return False
@@ -177,25 +176,15 @@ class FastLane(RequestTasks):
         if self.watched != INPUT:
             self._watch(INPUT)
 
-    def _look_for_body(self, head: AdmittedHead, length: int) -> bytes | None:
-        """The body, which most clients send right behind the head; None when it is waited for."""
+    def _wait_for_body(self, head: AdmittedHead) -> bool:
         connection = self.connection
-        if connection.deadline == NEVER:  # nobody has waited for it yet
+        if connection.deadline == NEVER:  # from here on it is waited for
             if head.expects_continue:
                 self._start(self._read_and_answer, head)
-                return None
-            with contextlib.suppress(BlockingIOError):
-                data = connection.sock.recv(RECV_BYTES)
-                if not data:
-                    raise ConnectionResetError("the client has left in a request")
-                connection.received_bytes += len(data)
-                connection.receive(data)
-                if (body := connection.take(length)) is not None:
-                    self.exchange.at = time.monotonic_ns()
-                    return body
+                return False
             connection.begin_body()
         self._read()
-        return None
+        return False
 
     def _read(self) -> None:
         self._state = State.READING
@@ -205,13 +194,9 @@ class FastLane(RequestTasks):
     def _answer(self, head: AdmittedHead, body: bytes) -> bool:
         """A request with its body, which is short."""
         connection, lanes, request = self.connection, self._lanes, head.request
-        if connection.deadline != NEVER:  # the body was waited for
-            connection.deadline, self.exchange.at = NEVER, time.monotonic_ns()
-            try:
-                lanes.guard.check_key(request)
-            except TopicsError as failure:
-                connection.unread_body = True
-                return self._send(lanes.dispatcher.failed(failure), close=True)
+        if connection.deadline != NEVER and (failure := self._end_wait(request)) is not None:
+            connection.unread_body = True
+            return self._send(lanes.dispatcher.failed(failure), close=True)
         if not (head.is_hot and request.route.is_plain):
             self._start(self._answer_in_task, head, body)
             return False
@@ -222,8 +207,8 @@ class FastLane(RequestTasks):
             connection.begin_waiting()
         try:
             call = lanes.dispatcher.operations[request.route](request, body, at, self._answered)
-        except TopicsError as failure:
-            self._result = failure
+        except TopicsError as refusal:
+            self._result = refusal
         except Exception:
             self._result = lanes.dispatcher.unexpected(request)
         result, self._result = self._result, None
@@ -235,6 +220,16 @@ class FastLane(RequestTasks):
         else:
             self._call = call
         return False
+
+    def _end_wait(self, request: Request) -> TopicsError | None:
+        """The body was waited for: why the key does not suffice any more, if it does not."""
+        self.connection.deadline, self.exchange.at = NEVER, time.monotonic_ns()
+        if request.principal is not ANYONE:
+            try:
+                self._lanes.guard.check_key(request)
+            except TopicsError as failure:
+                return failure
+        return None
 
     def _answered(self, result: Answer | TopicsError) -> None:
         """The operation is over, perhaps before it returned."""
