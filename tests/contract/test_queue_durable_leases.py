@@ -76,12 +76,6 @@ def reclaimed(queue: Queue) -> list[Job]:
     return [*old, *until(lambda: queue.claim("b"))]
 
 
-def acked(queue: Queue) -> list[Job]:
-    jobs = queue.claim("a", 3)
-    queue.ack([jobs[0], jobs[2]], "a", lease_ids=tokens([jobs[0], jobs[2]]))
-    return jobs
-
-
 def released(queue: Queue) -> list[Job]:
     """A work stream has dropped with job 1."""
     with Work(queue, "a") as stream:
@@ -90,9 +84,7 @@ def released(queue: Queue) -> list[Job]:
     return jobs
 
 
-ACTS: list[Callable[[Queue], list[Job]]] = [
-    *(held, extended, shortened, nacked, reclaimed, acked, released),
-]
+ACTS: list[Callable[[Queue], list[Job]]] = [held, extended, shortened, nacked, reclaimed, released]
 
 
 def scenes(api: Api, *, leases_durable: bool) -> Iterator[Scene]:
@@ -218,12 +210,6 @@ def test_every_job_is_ready_again(loose: Durable, act: Callable[[Queue], list[Jo
     queue = loose(act).queue
     assert queue.counters() == counters(ready=5)
     assert numbers(queue.claim("c", 9)) == [1, 2, 3, 4, 5]
-
-
-def test_an_ack_is_durable_whatever_the_leases_are(loose: Durable) -> None:
-    queue = loose(acked).queue
-    assert queue.live() == [2, 4, 5]
-    assert numbers(queue.claim("c", 9)) == [2, 4, 5]
 
 
 # --- what else there is to a restart

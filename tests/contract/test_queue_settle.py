@@ -139,16 +139,6 @@ def test_a_nack_says_what_it_did_and_what_is_left(queue: Queue) -> None:
 # --- delay_ms
 
 
-def test_a_delayed_nack_hides_the_job_from_claims_and_counters(queue: Queue) -> None:
-    queue.push("a", "b")
-    body = queue.nack(queue.claim("w"), delay_ms=HOUR_MS)
-    assert (body["nacked"], body["ready"], body["in_flight"]) == (1, 1, 0)
-    assert queue.counters() == counters(ready=1), "delayed counts appends with a delay only"
-    assert queue.api.state(queue.name)["count"] == 2
-    assert queue.live() == [1, 2]
-    assert data(queue.claim("w", 5)) == ["b"]
-
-
 def test_a_delayed_nack_comes_back_when_its_time_has_come(queue: Queue) -> None:
     queue.push("a", "b")
     (job,) = queue.claim("w")
