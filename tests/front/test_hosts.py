@@ -39,7 +39,7 @@ async def test_the_name_is_checked_on_every_route_before_anything_is_done(route:
             **HANDSHAKE,
         )
         assert (answer.status, answer.code) == (403, "forbidden")
-        assert run.backend.calls == []
+        assert run.shards.calls == []
 
 
 async def test_a_remembered_head_of_another_name_is_refused_again() -> None:
@@ -137,4 +137,4 @@ async def test_a_page_of_another_site_leases_moves_and_opens_nothing(line: str) 
     async with running() as run:
         client = await run.connect()
         answer = await client.ask(method, path, b"", origin="http://elsewhere", **HANDSHAKE)
-        assert (answer.status, answer.code, run.backend.calls) == (403, "forbidden", [])
+        assert (answer.status, answer.code, run.shards.calls) == (403, "forbidden", [])

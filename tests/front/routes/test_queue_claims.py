@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from tests.front.routes.queues_support import granted, hang_up
-from tests.support.fake_backend import FakeBackend
+from tests.support.fake_shards import FakeShards
 from tests.support.front import LANES, running
 from tests.support.raw_client import request
 from topics.formats.wire import calls
@@ -24,10 +24,10 @@ UNCLAIMED = ("queue.unclaimed", calls.UnclaimedParams("slow", 7, [1, 2]), b"")
 @pytest.mark.parametrize("how", ["closed", "reset"])
 @pytest.mark.parametrize("behind", [b"", POLL], ids=["alone", "pipelined"])
 async def test_a_call_that_waits_ends_when_its_client_hangs_up(
-    fast: bool, slow: FakeBackend, path: str, how: str, behind: bytes
+    fast: bool, slow: FakeShards, path: str, how: str, behind: bytes
 ) -> None:
     """At once: no sweep has to come."""
-    async with running(fast=fast, backend=slow) as run:
+    async with running(fast=fast, shards=slow) as run:
         client = await run.connect()
         await client.say(POLL.replace(b"/claim", b"/%b" % path.encode()) + behind)
         await run.until(lambda: slow.waiting == 1)
@@ -40,11 +40,11 @@ async def test_a_call_that_waits_ends_when_its_client_hangs_up(
 @LANES
 @pytest.mark.parametrize("how", ["closed", "reset"])
 async def test_jobs_for_a_client_that_has_hung_up_are_given_back(
-    fast: bool, slow: FakeBackend, how: str, monkeypatch: pytest.MonkeyPatch
+    fast: bool, slow: FakeShards, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The front has not seen it when the answer comes."""
     monkeypatch.setattr(Connection, "begin_waiting", lambda self: None)
-    async with running(fast=fast, backend=slow) as run:
+    async with running(fast=fast, shards=slow) as run:
         client = await run.connect()
         await client.say(POLL)
         await run.until(lambda: slow.waiting == 1)
@@ -60,10 +60,10 @@ async def cut_later(connection: Connection) -> None:
 
 @LANES
 async def test_jobs_that_cannot_be_sent_are_given_back(
-    fast: bool, slow: FakeBackend, monkeypatch: pytest.MonkeyPatch
+    fast: bool, slow: FakeShards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client goes between the last look at its socket and the write."""
-    async with running(fast=fast, backend=slow) as run:
+    async with running(fast=fast, shards=slow) as run:
         client = await run.connect()
         await client.say(POLL)
         await run.until(lambda: slow.waiting == 1)
@@ -78,7 +78,7 @@ async def test_jobs_that_cannot_be_sent_are_given_back(
 async def test_only_an_answer_with_jobs_costs_a_look_at_the_socket(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with running(backend=FakeBackend(topics={"a": []})) as run:
+    async with running(shards=FakeShards(topics={"a": []})) as run:
         client = await run.connect()
         await run.until(lambda: len(run.server.connections) == 1)
         [connection] = run.server.connections

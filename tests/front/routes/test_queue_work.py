@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 
 from tests.front.routes.queues_support import granted, hang_up
-from tests.support.fake_backend import FakeBackend
+from tests.support.fake_shards import FakeShards
 from tests.support.front import running
 from tests.support.raw_client import request
 from topics.formats.wire import calls
@@ -14,9 +14,9 @@ WORK_CLOSE = ("work.close", calls.WorkCloseParams(1, 0), b"")
 
 
 async def test_a_shard_hears_of_a_worker_that_went_while_the_stream_was_opened(
-    slow: FakeBackend,
+    slow: FakeShards,
 ) -> None:
-    async with running(backend=slow) as run:
+    async with running(shards=slow) as run:
         client = await run.connect()
         await client.say(request("GET", "/v0/topics/slow/work?node=n"))
         await run.until(lambda: slow.waiting == 1)
@@ -28,9 +28,9 @@ async def test_a_shard_hears_of_a_worker_that_went_while_the_stream_was_opened(
 
 
 async def test_a_shard_hears_of_a_stream_whose_head_could_not_be_sent(
-    slow: FakeBackend,
+    slow: FakeShards,
 ) -> None:
-    async with running(backend=slow) as run:
+    async with running(shards=slow) as run:
         client = await run.connect()
         await client.say(request("GET", "/v0/topics/slow/work?node=n"))
         await run.until(lambda: slow.waiting == 1)

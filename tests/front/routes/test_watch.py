@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import trio
 
-from tests.support.fake_backend import FakeBackend
+from tests.support.fake_shards import FakeShards
 from tests.support.front import HANDSHAKE, Running, running
 from tests.support.raw_client import RawClient, request
 from topics.formats.wire import calls
@@ -18,7 +18,7 @@ from topics.front.limits import Cap
 from topics.front.live.watches import SESSION_TTL_S
 
 
-class Heads(FakeBackend):
+class Heads(FakeShards):
     """Shards that say where their topics stand, and open feeds."""
 
     def _answer(
@@ -41,13 +41,13 @@ async def created(run: Running, query: str = "", padding: int = 0) -> tuple[int,
 
 @pytest.mark.parametrize("padding", [0, 50_000], ids=["inline", "in shared memory"])
 async def test_a_session_is_created_from_a_body_of_any_length(padding: int) -> None:
-    async with running(backend=Heads(topics={"a": [1, 2], "gone": []})) as run:
+    async with running(shards=Heads(topics={"a": [1, 2], "gone": []})) as run:
         status, session = await created(run, padding=padding)
         assert (status, session["stream_url"]) == (200, f"/v0/watch/{session['wid']}")
         assert session["topics"]["a"]["from_seq"] == 2
         assert session["performance"]["server_total_ms"] >= 0
-        assert run.backend.blocks_out == 0
-        assert run.backend.replies_out == 0
+        assert run.shards.blocks_out == 0
+        assert run.shards.replies_out == 0
 
 
 async def shake_of(run: Running) -> bytes:
@@ -63,7 +63,7 @@ async def watch_of(run: Running) -> bytes:
 async def test_a_stream_whose_client_has_not_taken_its_head_yet_has_its_slot(
     asked_by: Callable[[Running], Awaitable[bytes]],
 ) -> None:
-    async with running(backend=Heads(topics={"a": [], "gone": []})) as run:
+    async with running(shards=Heads(topics={"a": [], "gone": []})) as run:
         streams = run.server.slots.streams
         streams.in_all = Cap("max_streams", 1)
         asked, client = await asked_by(run), await run.connect()
@@ -85,7 +85,7 @@ async def test_a_stream_whose_client_has_not_taken_its_head_yet_has_its_slot(
 async def test_a_stream_whose_head_is_never_taken_gives_its_slot_back(
     asked_by: Callable[[Running], Awaitable[bytes]],
 ) -> None:
-    async with running(backend=Heads(topics={"a": [], "gone": []})) as run:
+    async with running(shards=Heads(topics={"a": [], "gone": []})) as run:
         streams = run.server.slots.streams
         asked, client = await asked_by(run), await run.connect()
         slow = await slow_client(run, client)
@@ -99,7 +99,7 @@ async def test_a_stream_whose_head_is_never_taken_gives_its_slot_back(
 
 
 async def test_a_session_is_not_collected_while_its_stream_begins() -> None:
-    async with running(backend=Heads(topics={"a": [], "gone": []})) as run:
+    async with running(shards=Heads(topics={"a": [], "gone": []})) as run:
         asked, client = await watch_of(run), await run.connect()
         (session,) = run.server._context.watches._sessions.values()
         session.left_at -= SESSION_TTL_S - 10

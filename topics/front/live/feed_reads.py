@@ -95,8 +95,8 @@ class ReadingRoom:
 class FeedReads:
     """The reads in flight of all readers of a front."""
 
-    def __init__(self, backend: Shards) -> None:
-        self._backend = backend
+    def __init__(self, shards: Shards) -> None:
+        self._shards = shards
         self._reads: dict[FeedReadParams, PageRead] = {}
         self._rooms: dict[int, ReadingRoom] = defaultdict(ReadingRoom)  # of the shards
         self._long = trio.CapacityLimiter(LONG_PER_PASS)
@@ -138,5 +138,5 @@ class FeedReads:
             then(NotReady("nobody waits for this page"))
             return False
         read.leave = partial(self._rooms[first.shard].leave, first.view.bytes)
-        self._backend.call(first.shard, FEED_READ, params, b"", then)
+        self._shards.call(first.shard, FEED_READ, params, b"", then)
         return True

@@ -27,12 +27,11 @@ from topics.formats.wire.calls import (
     FEED_CLOSE,
     FEED_OPEN,
     FEED_TAKEN,
-    FeedCloseParams,
     FeedEndedParams,
     FeedOpenParams,
     FeedOpenResult,
     FeedPageParams,
-    FeedTakenParams,
+    FeedParams,
     FeedView,
 )
 from topics.front.live.feed_reads import FeedReads, SharedAnswer
@@ -51,13 +50,13 @@ class Feeds:
 
     def __init__(
         self,
-        backend: Shards,
+        shards: Shards,
         pressure: Pressure,
         call_in: Callable[[float, Callable[[], None]], None],
         now: float,
     ) -> None:
-        self._backend, self._pressure, self._call_in = backend, pressure, call_in
-        self.reads = FeedReads(backend)
+        self._shards, self._pressure, self._call_in = shards, pressure, call_in
+        self.reads = FeedReads(shards)
         self.kept = KeptPages()
         self.by_number: dict[int, FeedSubscription] = {}
         self._opening: dict[int, SharedAnswer[FeedOpenResult]] = {}  # by the number of the feed
@@ -94,7 +93,7 @@ class Feeds:
                 opening.settle(answer)
 
             params = FeedOpenParams(feed.number, feed.topic, FeedView(*feed.view))
-            self._backend.call(feed.shard, FEED_OPEN, params, b"", then)
+            self._shards.call(feed.shard, FEED_OPEN, params, b"", then)
         return opening
 
     def _subscription(self, reader: Reader) -> FeedSubscription:
@@ -113,7 +112,7 @@ class Feeds:
             feed.readers.discard(reader)
             if not feed.readers:
                 self._drop(feed)
-                self._backend.notify(feed.shard, FEED_CLOSE, FeedCloseParams(feed.number))
+                self._shards.notify(feed.shard, FEED_CLOSE, FeedParams(feed.number))
 
     def wait_for_shard(self, reader: Reader) -> None:
         """The shard cannot serve the reader now, or there is no memory for what it would be shown:
@@ -193,7 +192,7 @@ class Feeds:
         else:
             # Of two pages under way the shard wakes up for the second one only, or for more.
             quiet = is_calm and params.to_seq == params.head_seq and not params.is_awaited
-            self._backend.notify(shard, FEED_TAKEN, FeedTakenParams(feed.number), quiet=quiet)
+            self._shards.notify(shard, FEED_TAKEN, FeedParams(feed.number), quiet=quiet)
         page = FeedPage(feed.topic, params, bytes(records))
         feed.seq, feed.head_seq = page.to_seq, page.head_seq
         self.kept.keep(feed.kept, page)
@@ -216,7 +215,7 @@ class Feeds:
     def _taken_late(self, feed: FeedSubscription) -> None:
         """A feed that has ended meanwhile is not mentioned."""
         if feed.is_open:
-            self._backend.notify(feed.shard, FEED_TAKEN, FeedTakenParams(feed.number))
+            self._shards.notify(feed.shard, FEED_TAKEN, FeedParams(feed.number))
 
     def _tell_paced(self, feed: FeedSubscription) -> None:
         """Not all at once: that would make the loop later still."""

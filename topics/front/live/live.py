@@ -27,7 +27,7 @@ class Live(Streams):
 
     def __init__(
         self,
-        backend: Shards,
+        shards: Shards,
         settings: Settings,
         slots: FrontSlots,
         pressure: Pressure,
@@ -35,13 +35,13 @@ class Live(Streams):
         held: HeldMemory | None = None,
     ) -> None:
         super().__init__(slots, keys or Keys(), held or HeldMemory())
-        self.backend, self.pressure = backend, pressure
-        self.feeds = feeds = Feeds(backend, pressure, self.call_in, self.now)
-        self.work = work = WorkSubscriptions(backend, slots.streams, pressure, self.call_in)
+        self.shards, self.pressure = shards, pressure
+        self.feeds = feeds = Feeds(shards, pressure, self.call_in, self.now)
+        self.work = work = WorkSubscriptions(shards, slots.streams, pressure, self.call_in)
         self.messages = MessageBudget(LARGEST_MESSAGES_MAX * settings.max_body_bytes)
         self.opened, self.page, self.feed_ended = feeds.opened, feeds.page, feeds.feed_ended
         self.jobs, self.work_ended = work.jobs, work.work_ended
-        backend.listen(self)
+        shards.listen(self)
 
     def closed(self, shard: int) -> None:
         """The shard is gone, and with it all its feeds and work streams."""

@@ -283,7 +283,7 @@ class WebSocket(WebSocketStream):
             raise shutting_down()
         topic = self._topic(head, Scope.WRITE)
         if not self.live.pressure.is_calm:
-            shard = self.live.backend.shard_of(topic)
+            shard = self.live.shards.shard_of(topic)
             self.live.pressure.check_write(self.principal.digest, topic, shard, message)
         if len(message) > COPY_BYTES:
             return self._publishes.add_long(topic, head.return_seqs, request_id, message)

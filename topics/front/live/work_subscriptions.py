@@ -79,12 +79,12 @@ class WorkSubscriptions:
 
     def __init__(
         self,
-        backend: Shards,
+        shards: Shards,
         slots: Slots,
         pressure: Pressure,
         call_in: Callable[[float, Callable[[], None]], None],
     ) -> None:
-        self._backend, self._slots = backend, slots
+        self._shards, self._slots = shards, slots
         self._pressure, self._call_in = pressure, call_in
         self._last_number = 0
         self.by_number: dict[int, WorkSubscription] = {}  # those that their shards know
@@ -108,7 +108,7 @@ class WorkSubscriptions:
         self.by_number[subscription.number] = subscription
         params = WorkOpenParams(subscription.number, topic, node, max_jobs, lease_ms)
         try:
-            (await self._backend.answer(shard, WORK_OPEN, params)).release()
+            (await self._shards.answer(shard, WORK_OPEN, params)).release()
         except BaseException:
             # A shard that has stalled, or has not heard of the cancellation, may open it yet.
             self.close(subscription)
@@ -133,7 +133,7 @@ class WorkSubscriptions:
     def _tell_taken(self, subscription: WorkSubscription) -> None:
         if subscription.number in self.by_number:
             params = WorkTakenParams(subscription.number)
-            self._backend.notify(subscription.shard, WORK_TAKEN, params)
+            self._shards.notify(subscription.shard, WORK_TAKEN, params)
 
     def close(self, subscription: WorkSubscription) -> None:
         """The client has gone, or never came: the shard releases its leases. Safe to call twice."""
@@ -144,7 +144,7 @@ class WorkSubscriptions:
         self._slots.release(subscription.principal)
         if self.by_number.pop(subscription.number, None) is not None:
             params = WorkCloseParams(subscription.number, subscription.pages)
-            self._backend.notify(subscription.shard, WORK_CLOSE, params)
+            self._shards.notify(subscription.shard, WORK_CLOSE, params)
 
     # What shards say
 

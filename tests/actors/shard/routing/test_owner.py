@@ -371,8 +371,8 @@ async def test_a_router_whose_end_goes_again_and_again_is_given_up(shards: Shard
 
 async def test_other_shards_do_not_answer_for_the_owner(shards: Shards) -> None:
     for call, params in (
-        (calls.ROUTER_GET, calls.RouterGetParams("r", None, 1)),
-        (calls.ROUTER_DELETE, calls.RouterDeleteParams("r", None, 1)),
+        (calls.ROUTER_GET, calls.RouterParams("r", None, 1)),
+        (calls.ROUTER_DELETE, calls.RouterParams("r", None, 1)),
         (calls.ROUTER_CASCADE, calls.CascadeParams("b")),
         (calls.ROUTER_LIST, calls.RouterListParams("", None, None, None, 9, None)),
     ):

@@ -17,7 +17,7 @@ import trio
 
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.replies import answer_error
-from topics.actors.rpc.typed_calls import InboundCall, serve
+from topics.actors.rpc.session import InboundMessage
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.room import unwritable
 from topics.actors.shard.routing.worker import WorkerState
@@ -42,9 +42,9 @@ from topics.formats.wire.calls import (
 )
 from topics.storage.wal.progress import Progress
 
-StatsCall: TypeAlias = InboundCall[RouterStatsParams, RouterStats]
-EndpointCall: TypeAlias = InboundCall[EndpointParams, EndpointResult]
-SyncCall: TypeAlias = InboundCall[RouterSyncParams, RouterSyncResult]
+StatsCall: TypeAlias = InboundMessage[RouterStatsParams, RouterStats]
+EndpointCall: TypeAlias = InboundMessage[EndpointParams, EndpointResult]
+SyncCall: TypeAlias = InboundMessage[RouterSyncParams, RouterSyncResult]
 
 SETTLE_S: Final = 0.5  # how long counters wait for a forward that is under way
 LOOK_S: Final = 0.005  # how often they look for its end
@@ -65,9 +65,9 @@ class Registry(Service):
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
-        serve(router, ROUTER_SYNC, self._sync)
-        serve(router, ROUTER_STATS, self._stats)
-        serve(router, ROUTER_ENDPOINT, self._endpoint)
+        router.serve(ROUTER_SYNC, self._sync)
+        router.serve(ROUTER_STATS, self._stats)
+        router.serve(ROUTER_ENDPOINT, self._endpoint)
 
     def when_told(self, call: Callable[[], object]) -> None:
         """Call once the owner has told of all routers."""
