@@ -9,7 +9,7 @@ import pytest
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.trio.worker_context import WorkerContext
 
-from tests.support.fake_backend import FakeBackend, FakeBlock
+from tests.support.fake_shards import FakeBlock, FakeShards
 from topics.engine.access import ANYONE
 from topics.formats.api.request_heads import HeadFields
 from topics.front.http.cold_bridge import ColdStack
@@ -76,18 +76,18 @@ async def test_hypercorn_gets_a_head_of_the_servers_own_and_no_byte_of_the_clien
 
 
 async def test_a_body_that_the_application_did_not_take_is_freed() -> None:
-    backend = FakeBackend()
+    shards = FakeShards()
 
     def handle(_: dict[str, Any], call: ColdCall) -> None:
         call.has_answered = True
 
-    await lane(handle).ask(call_of(b"/v0/topics/a", FakeBlock(9, backend)))
-    assert backend.blocks_out == 0
+    await lane(handle).ask(call_of(b"/v0/topics/a", FakeBlock(9, shards)))
+    assert shards.blocks_out == 0
 
 
 async def test_a_body_that_was_taken_belongs_to_the_application() -> None:
-    backend = FakeBackend()
-    block = FakeBlock(9, backend)
+    shards = FakeShards()
+    block = FakeBlock(9, shards)
 
     def handle(_: dict[str, Any], call: ColdCall) -> None:
         call.has_answered = True

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.front.http.test_cold_bridge import call_of
-from tests.support.fake_backend import FakeBackend, FakeBlock
+from tests.support.fake_shards import FakeBlock, FakeShards
 
 
 def test_a_body_is_taken_once() -> None:
-    body = FakeBlock(9, FakeBackend())
+    body = FakeBlock(9, FakeShards())
     call = call_of(b"/v0/topics/a", body)
     assert call.take_body() is body
     with pytest.raises(AssertionError, match="taken once"):
@@ -19,7 +19,7 @@ def test_a_body_is_taken_once() -> None:
 
 
 def test_a_body_that_nobody_takes_is_freed_once() -> None:
-    body = FakeBlock(9, FakeBackend())
+    body = FakeBlock(9, FakeShards())
     call = call_of(b"/v0/topics/a", body)
     call.drop_body()
     assert body.freed

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.fake_backend import FakeBackend
+from tests.support.fake_shards import FakeShards
 from tests.support.front import RECORD, running
 from topics.front.route import Lane
 from topics.front.routes.table import ROUTES
@@ -23,7 +23,7 @@ from topics.front.routes.table import ROUTES
 async def test_a_bug_in_the_framework_is_answered_with_the_envelope(
     where: str, monkeypatch: Any
 ) -> None:
-    async with running(fast=False, backend=FakeBackend(topics={"a": []})) as run:
+    async with running(fast=False, shards=FakeShards(topics={"a": []})) as run:
         client = await run.connect()
 
         async def explode(*_: object, **__: object) -> None:
@@ -33,7 +33,7 @@ async def test_a_bug_in_the_framework_is_answered_with_the_envelope(
             patch.setattr(where, explode)
             answer = await client.ask("PUT", "/v0/topics/a", b"{}" + b" " * 9000)
         assert (answer.status, answer.code) == (500, "internal")
-        assert run.backend.blocks_out == 0
+        assert run.shards.blocks_out == 0
         other = await run.connect()
         assert (await other.ask("GET", "/v0/health")).status == 200
 
@@ -57,8 +57,8 @@ async def test_an_answer_of_the_cold_lane_says_when_it_is_the_last_of_its_connec
 
 
 async def test_the_cold_lane_has_a_rule_for_every_route_but_streams() -> None:
-    backend = FakeBackend(topics={"a": []}, routers={"a": {}})
-    async with running(fast=False, backend=backend) as run:
+    shards = FakeShards(topics={"a": []}, routers={"a": {}})
+    async with running(fast=False, shards=shards) as run:
         client = await run.connect()
         for route in ROUTES:
             if not route.streams:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from tests.support.fake_backend import FakeBackend
+from tests.support.fake_shards import FakeShards
 from tests.support.front import HANDSHAKE, LANES, RECORD, Running, running
 from tests.support.raw_client import RawClient, request
 from topics.config import Settings
@@ -90,7 +90,7 @@ async def test_what_is_not_http_does_not_get_the_ids_of_the_request_before() -> 
 
 
 async def test_a_websocket_and_an_event_stream_have_them_in_their_heads() -> None:
-    async with running(backend=FakeBackend(topics={"a": []})) as run:
+    async with running(shards=FakeShards(topics={"a": []})) as run:
         client = await run.connect()
         fields = {"x_request_id": "mine", "traceparent": PARENT}
         await client.say(request("GET", "/v0/ws", b"", **HANDSHAKE, **fields))
@@ -263,7 +263,7 @@ async def test_bytes_of_pipelined_and_chunked_requests_are_told_apart() -> None:
 
 
 async def test_no_line_holds_a_token_a_query_or_the_id_of_a_session() -> None:
-    async with logged(keys="hunter2", backend=FakeBackend(topics={"a": []})) as (run, lines):
+    async with logged(keys="hunter2", shards=FakeShards(topics={"a": []})) as (run, lines):
         client = await run.connect()
         auth = {"authorization": "Bearer hunter2"}
         await client.ask("GET", "/v0/topics?prefix=secret-prefix", b"", **auth)

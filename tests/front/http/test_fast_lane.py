@@ -206,7 +206,7 @@ async def test_an_ambiguous_head_is_refused_and_nothing_behind_it_runs(
         assert (answer.status, answer.code) == (400, "invalid_request")
         assert answer.headers["connection"] == "close"
         assert await client.is_closed()
-        assert run.backend.calls == []
+        assert run.shards.calls == []
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ async def test_a_bad_chunk_is_refused_and_nothing_behind_it_runs(fast: bool, chu
         await client.say(head + chunks + SMUGGLED)
         assert (await client.hear()).status == 400
         assert await client.is_closed()
-        assert run.backend.calls == []
+        assert run.shards.calls == []
 
 
 @LANES

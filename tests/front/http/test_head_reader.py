@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.fake_backend import FakeBackend
+from tests.support.fake_shards import FakeShards
 from tests.support.front import HANDSHAKE, LANES, RECORD, Running, running
 from tests.support.raw_client import RawClient, request
 from topics.formats.api.request_heads import HeadFields
@@ -105,7 +105,7 @@ async def test_the_answer_to_a_remembered_head_depends_on_the_body() -> None:
         for n in range(5):
             record = json.dumps({"records": [{"data": n}]}).encode()
             assert (await client.ask("POST", "/v0/topics/a", record)).status == 200
-        assert run.backend.topics["a"] == [{"data": n} for n in range(5)]
+        assert run.shards.topics["a"] == [{"data": n} for n in range(5)]
 
 
 @LANES
@@ -136,7 +136,7 @@ ODD = ["%C3%A9", "%ED%A0%80", "%00"]  # a character, half of one, none
 async def test_a_target_that_is_not_ascii_is_answered_on_every_route(
     fast: bool, keys: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with running(fast=fast, keys=keys, backend=FakeBackend(topics={"a": []})) as run:
+    async with running(fast=fast, keys=keys, shards=FakeShards(topics={"a": []})) as run:
         for route in ROUTES:
             for method in route.methods:
                 for target in _odd_targets(route.path):
@@ -201,7 +201,7 @@ FIELDS = [
 async def test_a_field_that_is_not_ascii_is_answered_on_every_route(
     fast: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with running(fast=fast, backend=FakeBackend(topics={"a": []})) as run:
+    async with running(fast=fast, shards=FakeShards(topics={"a": []})) as run:
         for route in ROUTES:
             for field in FIELDS:
                 client = await run.connect()
@@ -220,7 +220,7 @@ async def test_a_head_that_is_known_without_its_topic_is_about_its_own_topic() -
         for n, topic in enumerate(("a", "b", "a", "c")):
             record = json.dumps({"records": [{"data": n}]}).encode()
             assert (await client.ask("POST", f"/v0/topics/{topic}", record)).status in (200, 201)
-        assert run.backend.topics == {
+        assert run.shards.topics == {
             "a": [{"data": 0}, {"data": 2}],
             "b": [{"data": 1}],
             "c": [{"data": 3}],
@@ -253,7 +253,7 @@ async def test_a_key_is_asked_about_each_topic_whatever_is_known_of_its_heads() 
             fields = {"authorization": f"Bearer {key}"}
             answer = await client.ask("PUT", f"/v0/topics/{topic}", b"{}", **fields)
             assert answer.status == status, (key, topic)
-        assert sorted(run.backend.topics) == ["t.a", "t.b", "t.c", "u.a"]
+        assert sorted(run.shards.topics) == ["t.a", "t.b", "t.c", "u.a"]
         await run.replace_keys("boss")
         fields = {"authorization": "Bearer writer"}
         assert (await client.ask("PUT", "/v0/topics/t.d", b"{}", **fields)).status == 401

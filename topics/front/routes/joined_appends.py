@@ -62,8 +62,8 @@ class Group:
 class Appends:
     """All appends of a front."""
 
-    def __init__(self, backend: Shards, bands: Bands) -> None:
-        self._backend, self._bands, self._batch = backend, bands, backend.batch
+    def __init__(self, shards: Shards, bands: Bands) -> None:
+        self._shards, self._bands, self._batch = shards, bands, shards.batch
         self._groups: dict[Key, Group] = {}
         self._begun: set[Key] = set()  # sent within this turn
 
@@ -124,7 +124,7 @@ class Appends:
         body = bodies[0] if is_one else b"".join(bodies)  # type: ignore[arg-type]
         answered = partial(self._answered_one if is_one else self._answered, group)
         try:
-            self._backend.call(shard, APPEND, params, body, answered, early=early)
+            self._shards.call(shard, APPEND, params, body, answered, early=early)
         except Exception:
             LOG.exception("unexpected server error: append")
             answered(Internal("internal error"))

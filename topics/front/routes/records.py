@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import partial
 
 from topics.engine.access import Scope
-from topics.formats.wire.calls import DELETE_RECORDS, DeleteRecordsParams
+from topics.formats.wire.calls import DELETE_RECORDS, TopicParams
 from topics.front.answers import Answer
 from topics.front.dispatch import Begun, Operation, Then, answer_of
 from topics.front.pressure.pressure import hold_back
@@ -62,7 +62,7 @@ def may_wait(body: Body) -> bool:
 
 def delete(context: RouteContext, request: Request, body: Body, at: int, then: Then) -> Begun:
     """§5."""
-    params = DeleteRecordsParams(request.topic, at)
+    params = TopicParams(request.topic, at)
     return context.ask(request, DELETE_RECORDS, params, body, then)
 
 
