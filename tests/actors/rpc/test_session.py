@@ -117,12 +117,6 @@ def test_s8_what_arrives_on_a_closed_session_is_dropped_and_its_memory_goes_back
     assert (bench.record, bench.wire.sent, bench.wire.released) == ([], [], [7])
 
 
-def test_s8_the_router_does_not_keep_what_has_closed() -> None:
-    bench = Bench()
-    bench.session.close()
-    assert not bench.router._sessions
-
-
 async def test_s8_an_answer_after_the_end_goes_nowhere() -> None:
     bench, seen = Bench(), list[Inbound]()
     bench.router.route("rpc/append", seen.append)
@@ -508,9 +502,3 @@ def test_what_cannot_be_encoded_starts_no_call_and_frees_its_block(pair: Pair) -
     with pytest.raises(TypeError, match="unsupported"):
         pair.caller.notify(FEED_PAGE, PAGE._replace(tombstone={"a": object()}), blocks[1])
     assert ([block.freed for block in blocks], pair.to_shard.sent) == ([1, 1], [])
-
-
-def test_a_block_goes_to_the_transport_as_it_is(pair: Pair) -> None:
-    block = FakeBlock()
-    pair.ask(DIFF, PARAMS, block)
-    assert (pair.to_shard.blocks, block.freed) == ([block], 0)
