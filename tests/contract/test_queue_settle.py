@@ -240,7 +240,8 @@ def test_a_nack_says_why_to_whoever_gets_the_job_next(queue: Queue) -> None:
     queue.nack([2], error="")
     with Work(queue, max_jobs=2) as work:
         assert [job["last_error"] for job in work.jobs(2)] == ['"\n\\', ""]
-    assert [job["last_error"] for job in queue.claim("w", 2)] == ['"\n\\', ""], "nor by its end"
+        work.leave()
+    assert [job["last_error"] for job in queue.claim_all(2)] == ['"\n\\', ""], "nor by its end"
     queue.ack([1, 2])
     queue.push("c")
     assert "last_error" not in queue.claim("w")[0]
