@@ -32,7 +32,6 @@ from topics.actors.shard.routing.barriers import Barriers
 from topics.actors.shard.routing.forwards import Forwards
 from topics.actors.shard.routing.owner import Routers
 from topics.actors.shard.routing.registry import Registry
-from topics.actors.shard.routing.views import RouterViews
 from topics.actors.shard.routing.workers import Workers
 from topics.actors.shard.sealing.sealing import Sealing
 from topics.actors.shard.streamed_appends import StreamedAppends
@@ -56,7 +55,6 @@ class ShardServices(NamedTuple):
     dead_letters: DeadLetters
     redrives: Redrives
     routers: Routers
-    router_views: RouterViews
     workers: Workers
     registry: Registry
     barriers: Barriers
@@ -88,7 +86,6 @@ def build_services(
     # Each is told by the other: of dead jobs, and of those that are claimable again.
     dispatch = JobDispatch(context, lambda topic: dead_letters.wake(topic))
     dead_letters = DeadLetters(context, dispatch.note_claimable)
-    routers = Routers(context)
     workers = Workers(context)
     registry = Registry(context, workers)
     barriers = Barriers(context, registry, workers)
@@ -107,8 +104,7 @@ def build_services(
         dispatch,
         dead_letters,
         Redrives(context, dispatch.note_claimable),
-        routers,
-        RouterViews(context, routers.mutations),
+        Routers(context),
         workers,
         registry,
         barriers,
