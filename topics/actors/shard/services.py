@@ -28,7 +28,6 @@ from topics.actors.shard.routing.barriers import Barriers
 from topics.actors.shard.routing.forwards import Forwards
 from topics.actors.shard.routing.owner import Routers
 from topics.actors.shard.routing.registry import Registry
-from topics.actors.shard.routing.views import RouterViews
 from topics.actors.shard.routing.workers import Workers
 from topics.actors.shard.sealing.sealing import Sealing
 from topics.actors.shard.service import Service
@@ -65,7 +64,6 @@ class ShardServices:
         self.dead_letters = DeadLetters(context, dispatch.note_claimable)
         self.redrives = Redrives(context, dispatch.note_claimable)
         self.routers = Routers(context)
-        self.router_views = RouterViews(context, self.routers.mutations)
         self.forwards = Forwards(context, registry)
         self.long_polls = LongPolls(context)
         self.reads = Reads(context, self.long_polls, HeadWriter(heads), barriers)
