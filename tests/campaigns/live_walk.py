@@ -359,10 +359,12 @@ class Walk:
 
     def leave_and_come(self) -> None:
         """With an id whatever was on its way is shown again; without one a client must have read
-        what left the server.
+        what left the server, and a write that its socket did not take whole is shown again.
         """
         client = self.random.choice(self.clients)
-        with_id = client.last_id is not None and self.random.random() < 0.7
+        stream = client.session.stream
+        is_whole = stream is None or stream.outbox.unsent is None
+        with_id = client.last_id is not None and (self.random.random() < 0.7 or not is_whole)
         while not with_id and client.read(1 << 20):
             pass
         client.leave()

@@ -112,6 +112,7 @@ def judged(found: Iterable[Mover], server: Server) -> Iterator[str]:
     topics = {DEAD, TARGET}
     for mover in found:
         mover.end()
+        mover.line.close()
         yield from mover.problems
         wanted.update(map(tuple, mover.acked))
         topics.update(mover.dying, mover.sources)
