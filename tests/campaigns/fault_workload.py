@@ -14,7 +14,7 @@ from tests.support.shard import Desk
 from topics.actors.link.board import ShardState
 from topics.actors.shard.context import clock
 from topics.formats.json_text import json_bytes
-from topics.formats.wire.calls import ROUTER_PUT, RouterPutParams
+from topics.formats.wire.calls import ROUTER_PUT, RouterParams
 from topics.storage.data_dir import DataDirectory
 from topics.storage.recovery.steps import recover
 
@@ -129,7 +129,7 @@ class Walker:
             self.journal.gone.discard(topic)
 
     async def _route(self, source: str, dest: str) -> None:
-        params = RouterPutParams(dest, None, 0)
+        params = RouterParams(dest, None, 0)
         body = json_bytes({"source": source, "dest": dest, "create_dest": False})
         if await self._answer(self.desk.ask(ROUTER_PUT, params, body)) is not None:
             self.journal.routed.add(dest)

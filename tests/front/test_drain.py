@@ -7,7 +7,7 @@ import trio
 import trio.testing
 
 from tests.support.driven import scenes
-from tests.support.fake_backend import FakeBackend
+from tests.support.fake_shards import FakeShards
 from tests.support.front import APPEND, LANES, running
 from tests.support.raw_client import request
 from topics.config import Settings
@@ -30,11 +30,11 @@ async def test_readiness_reports_the_drain(fast: bool) -> None:
 @pytest.mark.slow
 @LANES
 async def test_a_long_poll_that_outlives_the_drain_is_told_so(fast: bool) -> None:
-    backend = FakeBackend(topics={"slow": []}, gate=trio.Event())
-    async with running(fast=fast, backend=backend, settings=Settings(drain_ms=300)) as run:
+    shards = FakeShards(topics={"slow": []}, gate=trio.Event())
+    async with running(fast=fast, shards=shards, settings=Settings(drain_ms=300)) as run:
         client = await run.connect()
         await client.say(request("POST", "/v0/topics/slow/diff", b'{"wait_ms":30000}'))
-        await run.until(lambda: backend.waiting == 1)
+        await run.until(lambda: shards.waiting == 1)
         run.stop.set()
         answer = await client.hear()
         assert (answer.status, answer.code, answer.headers["connection"]) == (
@@ -42,7 +42,7 @@ async def test_a_long_poll_that_outlives_the_drain_is_told_so(fast: bool) -> Non
             "shutting_down",
             "close",
         )
-        assert backend.cancelled == 1
+        assert shards.cancelled == 1
 
 
 @pytest.mark.slow
@@ -50,8 +50,8 @@ async def test_a_long_poll_that_outlives_the_drain_is_told_so(fast: bool) -> Non
 async def test_a_call_whose_body_arrives_after_the_waiting_ones_ended_ends_too(
     operation: str,
 ) -> None:
-    backend = FakeBackend(topics={"slow": []}, gate=trio.Event())
-    async with running(backend=backend, settings=Settings(drain_ms=20_000)) as run:
+    shards = FakeShards(topics={"slow": []}, gate=trio.Event())
+    async with running(shards=shards, settings=Settings(drain_ms=20_000)) as run:
         client = await run.connect()
         poll = request("POST", f"/v0/topics/slow/{operation}", b'{"wait_ms":30000}')
         await client.say(poll[:-2])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.fake_backend import FakeBackend
+from tests.support.fake_shards import FakeShards
 from tests.support.front import HANDSHAKE, running
 from topics.config import Settings
 from topics.errors import Forbidden
@@ -24,7 +24,7 @@ THEIRS = [
 
 @pytest.mark.parametrize("fast", [True, False], ids=["fast", "cold"])
 async def test_without_keys_a_loopback_server_goes_by_loopback_names_only(fast: bool) -> None:
-    async with running(fast=fast, backend=FakeBackend(topics={"a": []})) as run:
+    async with running(fast=fast, shards=FakeShards(topics={"a": []})) as run:
         client = await run.connect()
         for method, path in (
             ("POST", "/v0/topics/a/diff"),
@@ -57,7 +57,7 @@ async def test_the_name_is_checked_on_every_route_before_anything_is_done(route:
             **HANDSHAKE,
         )
         assert (answer.status, answer.code) == (403, "forbidden")
-        assert run.backend.calls == []
+        assert run.shards.calls == []
 
 
 async def test_a_remembered_head_of_another_name_is_refused_again() -> None:
@@ -76,7 +76,7 @@ async def test_a_remembered_head_of_another_name_is_refused_again() -> None:
 
 @pytest.mark.parametrize("path", ["/v0/topics/a/diff", "/v0/health", "/"])
 async def test_a_request_that_names_no_host_passes(path: str) -> None:
-    async with running(backend=FakeBackend(topics={"a": []})) as run:
+    async with running(shards=FakeShards(topics={"a": []})) as run:
         client = await run.connect()
         await client.say(f"{'POST' if 'diff' in path else 'GET'} {path} HTTP/1.0\r\n\r\n".encode())
         assert (await client.hear()).status == 200

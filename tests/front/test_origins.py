@@ -76,7 +76,7 @@ async def test_a_page_of_another_site_leases_and_moves_no_jobs(line: str) -> Non
     async with running() as run:
         client = await run.connect()
         answer = await client.ask(method, path, origin="http://elsewhere")
-        assert (answer.status, answer.code, run.backend.calls) == (403, "forbidden", [])
+        assert (answer.status, answer.code, run.shards.calls) == (403, "forbidden", [])
         assert (await client.ask(method, path, origin="http://localhost:3000")).status == 404
 
 
@@ -126,4 +126,4 @@ async def test_a_body_that_a_browser_would_send_for_any_page_is_refused(
             )
             assert answer.status == 405
             assert not [name for name in answer.headers if name.startswith("access-control")]
-        assert run.backend.calls == []
+        assert run.shards.calls == []

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.fake_backend import FakeBackend
+from tests.support.fake_shards import FakeShards
 from tests.support.front import HANDSHAKE, LANES, RECORD, running
 from tests.support.raw_client import request
 from topics.front.answers import Answer
@@ -48,8 +48,8 @@ def test_an_answer_without_that_member_has_its_total_alone(body: bytes) -> None:
 @LANES
 @pytest.mark.parametrize("gzip", ["", "gzip"])
 async def test_the_field_is_what_the_answer_says(fast: bool, gzip: str) -> None:
-    backend = FakeBackend(topics={"a": [{"data": "x" * 2000}]})
-    async with running(fast=fast, backend=backend) as run:
+    shards = FakeShards(topics={"a": [{"data": "x" * 2000}]})
+    async with running(fast=fast, shards=shards) as run:
         client = await run.connect()
         for method, path, body in (
             ("POST", "/v0/topics/a?server_timing=true", RECORD),

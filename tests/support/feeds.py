@@ -21,10 +21,9 @@ from topics.formats.wire.calls import (
     FEED_PAGE,
     FEED_READ,
     FEED_TAKEN,
-    FeedCloseParams,
     FeedOpenParams,
+    FeedParams,
     FeedReadParams,
-    FeedTakenParams,
     FeedView,
 )
 from topics.formats.wire.envelope import Notification, Success, decode
@@ -65,10 +64,10 @@ class Front(Desk):
         return self.ask(FEED_READ, params)
 
     def close(self, feed: int = 1) -> None:
-        self.tell(FEED_CLOSE, FeedCloseParams(feed))
+        self.tell(FEED_CLOSE, FeedParams(feed))
 
     def taken(self, feed: int = 1) -> None:
-        self.tell(FEED_TAKEN, FeedTakenParams(feed))
+        self.tell(FEED_TAKEN, FeedParams(feed))
 
     def turn(self) -> None:
         """What the actor does after each batch of messages."""

@@ -56,7 +56,7 @@ class QueueDesk(Desk):
     # What workers ask; each gives the number of the request
 
     def claim(self, topic: str = "q", *, node: str = "w", **fields: Any) -> int:
-        params = calls.ClaimParams(topic, time.monotonic_ns())
+        params = calls.TopicParams(topic, time.monotonic_ns())
         return self.ask(calls.CLAIM, params, json_bytes({"node": node, **fields}))
 
     def ack(self, *seqs: int, topic: str = "q", node: str = "w", **fields: Any) -> int:
@@ -69,9 +69,9 @@ class QueueDesk(Desk):
         return self._of_jobs(calls.EXTEND, topic, {"node": node, "seqs": seqs, **fields})
 
     def _of_jobs(
-        self, call: Call[calls.QueueParams, calls.NoResult], topic: str, body: dict[str, Any]
+        self, call: Call[calls.TopicParams, calls.NoResult], topic: str, body: dict[str, Any]
     ) -> int:
-        return self.ask(call, calls.QueueParams(topic, time.monotonic_ns()), json_bytes(body))
+        return self.ask(call, calls.TopicParams(topic, time.monotonic_ns()), json_bytes(body))
 
     def leases(
         self,

@@ -204,11 +204,11 @@ class Desk:
         return self.ask(calls.TOPIC_DELETE, params)
 
     def delete_records(self, topic: str, **asked: Any) -> int:
-        params = calls.DeleteRecordsParams(topic, time.monotonic_ns())
+        params = calls.TopicParams(topic, time.monotonic_ns())
         return self.ask(calls.DELETE_RECORDS, params, json_bytes(asked))
 
     def diff(self, topic: str, **asked: Any) -> int:
-        params = calls.DiffParams(topic, time.monotonic_ns())
+        params = calls.TopicParams(topic, time.monotonic_ns())
         return self.ask(calls.DIFF, params, json_bytes(asked))
 
     def cancel(self, cid: int) -> None:

@@ -11,10 +11,9 @@ from typing import Any, TypeAlias
 import msgspec
 
 from topics.actors.link.arena import ArenaBlock
-from topics.actors.rpc.inbound import InboundMessage
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.route_table import MessageHandler
-from topics.actors.rpc.session import LinkSession, Reply
+from topics.actors.rpc.session import InboundMessage, LinkSession, Reply
 from topics.formats.wire import calls
 from topics.formats.wire.contract import Call, Event
 from topics.formats.wire.envelope import (

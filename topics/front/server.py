@@ -56,7 +56,7 @@ class Server:
         self,
         settings: Settings,
         key_source: KeySource,
-        backend: Shards,
+        shards: Shards,
         *,
         probe_auth: bool = False,
         use_fast_lane: bool = True,
@@ -73,13 +73,13 @@ class Server:
         self.slots = make_slots(settings, connections_max())
         held = HeldMemory(settings.max_held_bytes)
         self.connections = Connections(timings or Timings(), trio.current_time(), held)
-        self._key_source, self._backend = key_source, backend
+        self._key_source, self._shards = key_source, shards
         self.keys = Keys(key_source.access)
         self.guard = Guard(
             settings,
             self.keys,
             match,
-            backend.shard_of,
+            shards.shard_of,
             self.slots.requests,
             probe_auth=probe_auth,
         )
@@ -96,26 +96,26 @@ class Server:
             self.connections.make_room,
         )
         lag = EventLoop.of_this_run().lag
-        self.pressure = Pressure(backend.shards, backend.delay_ms, lag=lag)
-        self.live = Live(backend, settings, self.slots, self.pressure, self.keys, held)
+        self.pressure = Pressure(shards.count, shards.delay_ms, lag=lag)
+        self.live = Live(shards, settings, self.slots, self.pressure, self.keys, held)
         self._context = context = RouteContext.of(
-            backend,
+            shards,
             settings,
             self.guard.drain,
             self.live,
-            Board(backend.shards) if board is None else board,
+            Board(shards.count) if board is None else board,
         )
-        self.dispatcher = Dispatcher(operations_for(context), backend.readiness)
+        self.dispatcher = Dispatcher(operations_for(context), shards.readiness)
         self._cold = ColdLoader(self._load_cold, lambda: self.connections.request_count)
-        self.lanes = self._make_lanes(settings, backend, use_fast_lane=use_fast_lane)
+        self.lanes = self._make_lanes(settings, shards, use_fast_lane=use_fast_lane)
         self._tick(0.0)
 
-    def _make_lanes(self, settings: Settings, backend: Shards, *, use_fast_lane: bool) -> Lanes:
+    def _make_lanes(self, settings: Settings, shards: Shards, *, use_fast_lane: bool) -> Lanes:
         inline_bytes = settings.inline_bytes
         return Lanes(
             guard=self.guard,
             heads=HeadReader(self.guard, inline_bytes=inline_bytes, use_fast_lane=use_fast_lane),
-            bodies=BodyReader(backend, self.guard, inline_bytes=inline_bytes),
+            bodies=BodyReader(shards, self.guard, inline_bytes=inline_bytes),
             dispatcher=self.dispatcher,
             connections=self.connections,
             cold=self._cold,

@@ -72,7 +72,6 @@ def load_shared() -> None:
     """Import what the front and the shards have in common."""
     with _frozen():
         import topics.actors.rpc.message_router
-        import topics.actors.rpc.typed_calls
         import topics.formats.api.answers
         import topics.process.measure  # noqa: F401
 

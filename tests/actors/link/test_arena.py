@@ -37,20 +37,6 @@ def resident_kib(memory: ArenaMemory) -> int:
     raise AssertionError("the mapping is in the list")
 
 
-def test_what_the_writer_wrote_is_read_in_place_and_only_read() -> None:
-    _, writer, reader = arena_ends()
-    block = writer.reserve(5)
-    assert block is not None
-    block.view[:] = b"hello"
-    writer.take_over(block)
-    view = reader.open(block.offset, block.length)
-    assert view is not None
-    assert bytes(view) == b"hello"
-    assert view.readonly
-    block.view[:1] = b"j"
-    assert bytes(view) == b"jello", "the same memory"
-
-
 def test_a_block_is_free_again_after_its_release_and_not_before() -> None:
     _, writer, reader = arena_ends(pages=4)
     block = writer.reserve(4 * PAGE_BYTES)
@@ -165,17 +151,6 @@ def test_a_block_of_a_session_that_is_over_does_not_grow() -> None:
     assert writer.is_used(3)
     block.free()
     assert not writer.is_used(3)
-
-
-def test_a_block_is_not_sent_twice_nor_through_another_arena() -> None:
-    (_, writer, _), (_, other, _) = arena_ends(), arena_ends()
-    block = writer.reserve(1)
-    assert block is not None
-    with pytest.raises(ValueError, match="another link's"):
-        other.take_over(block)
-    writer.take_over(block)
-    with pytest.raises(ValueError, match="sent or freed before"):
-        writer.take_over(block)
 
 
 def test_freed_large_blocks_and_a_trimmed_empty_arena_hold_no_memory() -> None:

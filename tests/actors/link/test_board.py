@@ -49,17 +49,6 @@ def test_no_two_words_are_the_same_word() -> None:
     assert [board.session(*pair) for pair in pairs(board)] == [1] * 6
 
 
-def test_states_and_global_words_read_back() -> None:
-    board = Board(1)
-    board.draining, board.started_monotonic_ms = True, 1_700_000_000_000
-    board.keys_reload_failed += 3
-    board.shard(0).state, board.front.state = ShardState.READ_ONLY, FrontState.DRAINING
-    assert (board.draining, board.started_monotonic_ms) == (True, 1_700_000_000_000)
-    assert board.keys_reload_failed == 3
-    assert board.shard(0).state is ShardState.READ_ONLY
-    assert board.front.state is FrontState.DRAINING
-
-
 def test_bumping_one_pair_leaves_the_others() -> None:
     board = Board(3)
     for number, pair in enumerate(pairs(board)):

@@ -367,13 +367,6 @@ def test_a_long_attachment_is_read_in_place_and_its_block_freed_by_the_release(p
     assert pair.shard.link.reader.held == 0
 
 
-def test_releasing_an_inline_attachment_sends_nothing(pair: Pair) -> None:
-    pair.front.link.send("a", b"", b"x" * 1000)
-    [frame] = exchange(pair.front, pair.shard)
-    pair.shard.link.release(frame)
-    assert pair.shard.link.backlog_bytes == 0
-
-
 def test_a_short_view_is_copied_when_it_is_sent(pair: Pair) -> None:
     body = bytearray(b"before")
     pair.front.link.send("a", b"", memoryview(body))

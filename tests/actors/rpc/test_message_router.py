@@ -21,13 +21,13 @@ from tests.support.wire import (
     encode_success,
     payload_for,
 )
-from topics.actors.rpc.inbound import AlreadyAnsweredError
 from topics.actors.rpc.message_router import (
     MessageRouter,
     RouterConfig,
     RpcErrorPayload,
     default_error_mapper,
 )
+from topics.actors.rpc.session import AlreadyAnsweredError
 from topics.formats.wire.envelope import encode
 from topics.formats.wire.message import ARENA, ERROR
 

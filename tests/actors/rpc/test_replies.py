@@ -24,8 +24,7 @@ from topics.actors.rpc.replies import (
     map_error,
     reply_json,
 )
-from topics.actors.rpc.session import RemoteError
-from topics.actors.rpc.typed_calls import InboundCall, serve
+from topics.actors.rpc.session import InboundMessage, RemoteError
 from topics.errors import Internal, NotReady, TopicFull, TopicNotFound, TopicsError
 from topics.formats.wire.calls import (
     NO_RESULT,
@@ -77,10 +76,10 @@ def test_an_unexpected_error_is_logged_with_its_traceback() -> None:
 
 
 def test_an_answer_ends_with_the_time_that_it_took(pair: Pair) -> None:
-    def get(request: InboundCall[TopicGetParams, NoResult]) -> None:
+    def get(request: InboundMessage[TopicGetParams, NoResult]) -> None:
         reply_json(request, NO_RESULT, b'{"topic":"a"', time.monotonic_ns() - 5_000_000)
 
-    serve(pair.shard, TOPIC_GET, get)
+    pair.shard.serve(TOPIC_GET, get)
     asked = pair.ask(TOPIC_GET, GET)
     pair.deliver()
     answer = msgspec.json.decode(bytes(asked.reply().body))
@@ -89,7 +88,7 @@ def test_an_answer_ends_with_the_time_that_it_took(pair: Pair) -> None:
 
 
 def test_the_caller_hears_the_error_of_its_request(pair: Pair) -> None:
-    serve(pair.shard, TOPIC_GET, lambda request: answer_error(request, TopicNotFound("a")))
+    pair.shard.serve(TOPIC_GET, lambda request: answer_error(request, TopicNotFound("a")))
     pair.ask(TOPIC_GET, GET)
     pair.shard.dispatch(pair.server, pair.to_shard.take()[0])
     (answer,) = pair.to_front.answers()

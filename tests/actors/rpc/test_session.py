@@ -23,17 +23,15 @@ from tests.support.wire import (
     encode_success,
     rpc_of,
 )
-from topics.actors.rpc.inbound import InboundEvent
-from topics.actors.rpc.session import LinkSession, RemoteError
-from topics.actors.rpc.typed_calls import InboundCall, serve, subscribe
+from topics.actors.rpc.session import InboundMessage, LinkSession, RemoteError
 from topics.formats.wire.calls import (
     FEED_PAGE,
     TOPIC_PUT,
     CallCancelledParams,
-    DiffParams,
     FeedPageParams,
+    PutResult,
+    TopicParams,
     TopicPutParams,
-    TopicPutResult,
 )
 from topics.formats.wire.contract import Call
 from topics.formats.wire.message import ARENA, ERROR, Message, PeerGone
@@ -117,12 +115,6 @@ def test_s8_what_arrives_on_a_closed_session_is_dropped_and_its_memory_goes_back
     bench.session.close()
     assert bench.put("app/x", b"", flags=ARENA) is None
     assert (bench.record, bench.wire.sent, bench.wire.released) == ([], [], [7])
-
-
-def test_s8_the_router_does_not_keep_what_has_closed() -> None:
-    bench = Bench()
-    bench.session.close()
-    assert not bench.router._sessions
 
 
 async def test_s8_an_answer_after_the_end_goes_nowhere() -> None:
@@ -287,9 +279,9 @@ class Number(NamedTuple):
     number: int | None
 
 
-DIFF = Call("diff", DiffParams, Number)
+DIFF = Call("diff", TopicParams, Number)
 PUT = TopicPutParams("a", ["a.", "b."], 7)
-PARAMS = DiffParams("a", 1)
+PARAMS = TopicParams("a", 1)
 PAGE = FeedPageParams(1, 3, 3, 1, 2, {"gap_to": 2}, 9, 4, False)
 
 
@@ -305,23 +297,23 @@ def answer(pair: Pair, cid: int, *, flags: int = ARENA) -> None:
 def test_a_handler_gets_the_params_and_the_caller_the_result(pair: Pair) -> None:
     seen: list[tuple[Any, bytes]] = []
 
-    def put(request: InboundCall[TopicPutParams, TopicPutResult]) -> None:
+    def put(request: InboundMessage[TopicPutParams, PutResult]) -> None:
         seen.append((request.params, bytes(request.attachment)))
-        request.reply(TopicPutResult(created=True), b"answer")
+        request.reply(PutResult(created=True), b"answer")
 
-    serve(pair.shard, TOPIC_PUT, put)
+    pair.shard.serve(TOPIC_PUT, put)
     asked = pair.ask(TOPIC_PUT, PUT, b"body")
     assert [message.message_id for message in pair.to_shard.sent] == [asked.cid]
     assert pair.deliver() == ["rpc/topic.put Request", "rpc/topic.put Success"]
     reply = asked.reply()
     assert (type(seen[0][0]), seen) == (TopicPutParams, [(PUT, b"body")])
-    assert (type(reply.result), reply.result) == (TopicPutResult, TopicPutResult(created=True))
+    assert (type(reply.result), reply.result) == (PutResult, PutResult(created=True))
     assert (reply.body, asked.pending.is_over) == (b"answer", True)
 
 
 async def test_a_request_tells_of_itself(pair: Pair) -> None:
-    kept: list[InboundCall[DiffParams, Number]] = []
-    serve(pair.shard, DIFF, kept.append)
+    kept: list[InboundMessage[TopicParams, Number]] = []
+    pair.shard.serve(DIFF, kept.append)
     asked = pair.ask(DIFF, PARAMS)
     pair.deliver()
     (request,) = kept
@@ -344,7 +336,7 @@ async def test_a_request_tells_of_itself(pair: Pair) -> None:
 
 async def test_calls_are_answered_in_any_order(pair: Pair) -> None:
     waiting: list[Inbound] = []
-    serve(pair.shard, DIFF, waiting.append)
+    pair.shard.serve(DIFF, waiting.append)
     calls = [pair.ask(DIFF, PARAMS) for _ in range(3)]
     pair.deliver()
     for n in (2, 0, 1):
@@ -354,8 +346,8 @@ async def test_calls_are_answered_in_any_order(pair: Pair) -> None:
 
 
 def test_both_sides_may_call(pair: Pair) -> None:
-    serve(pair.front, DIFF, lambda request: request.reply(Number(1)))
-    serve(pair.shard, DIFF, lambda request: request.reply(Number(2)))
+    pair.front.serve(DIFF, lambda request: request.reply(Number(1)))
+    pair.shard.serve(DIFF, lambda request: request.reply(Number(2)))
     calls = [pair.ask(DIFF, PARAMS), Asked(pair.server, DIFF, PARAMS)]
     pair.deliver()
     assert [call.reply().result for call in calls] == [Number(2), Number(1)]
@@ -392,10 +384,10 @@ def test_a_refusal_is_never_answered() -> None:
 def test_an_event_reaches_its_handler_with_typed_params(pair: Pair) -> None:
     seen: list[tuple[Any, bytes]] = []
 
-    def page(event: InboundEvent[FeedPageParams]) -> None:
+    def page(event: InboundMessage[FeedPageParams, Any]) -> None:
         seen.append((event.params, bytes(event.attachment)))
 
-    subscribe(pair.front, FEED_PAGE, page)
+    pair.front.subscribe(FEED_PAGE, page)
     pair.server.notify(FEED_PAGE, PAGE, b"records")
     pair.deliver()
     assert (type(seen[0][0]), seen) == (FeedPageParams, [(PAGE, b"records")])
@@ -431,7 +423,7 @@ def test_no_call_starts_when_the_peer_is_gone_and_its_block_is_freed(pair: Pair,
 
 
 def test_an_abandoned_call_is_told_to_the_peer_and_a_late_answer_released(pair: Pair) -> None:
-    cancelled: list[InboundEvent[CallCancelledParams]] = []
+    cancelled: list[InboundMessage[CallCancelledParams, Any]] = []
     pair.shard.route("event/call.cancelled", cancelled.append, params=CallCancelledParams)
     asked = pair.ask(DIFF, PARAMS)
     pair.to_shard.take()
@@ -506,13 +498,7 @@ def test_a_call_that_fails_may_abandon_another_one(pair: Pair) -> None:
 def test_what_cannot_be_encoded_starts_no_call_and_frees_its_block(pair: Pair) -> None:
     blocks = [FakeBlock(), FakeBlock()]
     with pytest.raises(TypeError, match="unsupported"):
-        pair.ask(DIFF, DiffParams(object(), 1), blocks[0])  # type: ignore[arg-type]
+        pair.ask(DIFF, TopicParams(object(), 1), blocks[0])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="unsupported"):
         pair.caller.notify(FEED_PAGE, PAGE._replace(tombstone={"a": object()}), blocks[1])
     assert ([block.freed for block in blocks], pair.to_shard.sent) == ([1, 1], [])
-
-
-def test_a_block_goes_to_the_transport_as_it_is(pair: Pair) -> None:
-    block = FakeBlock()
-    pair.ask(DIFF, PARAMS, block)
-    assert (pair.to_shard.blocks, block.freed) == ([block], 0)

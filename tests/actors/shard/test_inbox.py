@@ -26,7 +26,7 @@ from topics.formats.wire.calls import (
     DIFF,
     FEED_CLOSE,
     AppendParams,
-    ClaimParams,
+    TopicParams,
 )
 from topics.formats.wire.contract import Call
 from topics.formats.wire.message import Message
@@ -98,7 +98,7 @@ class Desk:
 
 def _request(number: int, topic: str, call: Call[Any, Any] = APPEND) -> bytes:
     is_append = call is APPEND
-    params = AppendParams(topic, None, True, None, 0) if is_append else ClaimParams(topic, 0)
+    params = AppendParams(topic, None, True, None, 0) if is_append else TopicParams(topic, 0)
     return encode_request(number, call.method, params)
 
 

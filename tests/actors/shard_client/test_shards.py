@@ -15,9 +15,8 @@ from topics.actors.link.heads import HeadWriter
 from topics.actors.link.link import Link
 from topics.actors.link.link_memory import LinkMemory, LinkSizes
 from topics.actors.link.process_id import FRONT, shard_id
-from topics.actors.rpc.inbound import InboundMessage as InboundCall
 from topics.actors.rpc.message_router import MessageRouter
-from topics.actors.rpc.session import LinkSession, Reply
+from topics.actors.rpc.session import InboundMessage, LinkSession, Reply
 from topics.actors.shard_client.shards import LINKED_MAX_S, RING_BYTES_PER_MS, Shards
 from topics.config import Settings
 from topics.engine.topic import Topic
@@ -34,10 +33,10 @@ from topics.formats.wire.calls import (
     UNCLAIMED,
     WORK_ENDED,
     WORK_JOBS,
-    ClaimParams,
     FeedEndedParams,
     FeedPageParams,
     TopicGetParams,
+    TopicParams,
     UnclaimedParams,
     WorkEndedParams,
     WorkJobsParams,
@@ -64,7 +63,7 @@ class Shard:
         self.words, self.number = board.shard(number), number
         self.memory = LinkMemory(FRONT, shard_id(number), LinkSizes.of(SETTINGS))
         self.link = Link(self.memory, board, shard_id(number))
-        self.asked: list[InboundCall[Any, Any]] = []
+        self.asked: list[InboundMessage[Any, Any]] = []
         self.names: list[str] = []
         self.awake = True
         self.router = router
@@ -76,7 +75,7 @@ class Shard:
         self.session: LinkSession | None = None
         self.words.state = ShardState.READY
 
-    def _get(self, request: InboundCall[TopicGetParams, Any]) -> None:
+    def _get(self, request: InboundMessage[TopicGetParams, Any]) -> None:
         self.names.append(request.params.topic)
         request.reply((), b"from %d" % self.number)
 
@@ -202,7 +201,7 @@ async def test_a_long_poll_outlasts_the_stall_and_late_answers_are_dropped(
 async def test_a_waiting_claim_outlasts_the_stall_and_another_claim_does_not(
     desk: Desk, autojump_clock: trio.testing.MockClock
 ) -> None:
-    params = ClaimParams("q", 0)
+    params = TopicParams("q", 0)
     waiting = desk.ask(CLAIM, WAITING, params)
     claim = desk.ask(CLAIM, b'{"node":"n"}', params)
     await desk.stall()

@@ -14,7 +14,7 @@ import trio
 import trio.testing
 
 from tests.actors.shard_client.test_reservations import Front
-from tests.support.fake_backend import FakeBackend
+from tests.support.fake_shards import FakeShards
 from tests.support.front import LANES, RECORD, running
 from topics.actors.link.arena import ArenaBlock
 from topics.config import Settings
@@ -174,7 +174,7 @@ async def test_a_gzip_bomb_and_a_cut_gzip_are_refused(fast: bool) -> None:
             assert (
                 await client.ask("POST", "/v0/topics/a", body, content_encoding="gzip")
             ).code == code
-        assert run.backend.calls == []
+        assert run.shards.calls == []
 
 
 async def test_ten_thousand_equal_heartbeats_may_come_under_gzip() -> None:
@@ -192,7 +192,7 @@ ROOM = 100_000
 
 def gunzipped(inline_bytes: int = ROOM) -> BodySink:
     """A sink that takes shared memory for longer bodies than these."""
-    return BodySink(cast("Any", FakeBackend()), 0, inline_bytes=inline_bytes, max_bytes=ROOM)
+    return BodySink(cast("Any", FakeShards()), 0, inline_bytes=inline_bytes, max_bytes=ROOM)
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 7, 1 << 20])
@@ -231,8 +231,8 @@ async def test_a_piece_that_inflates_to_much_leaves_turns_to_others(
 
     nursery.start_soon(others)
     size = 4 * STEPS_PER_TURN * STEP_BYTES
-    backend = cast("Any", FakeBackend())
-    with BodySink(backend, 0, inline_bytes=size, max_bytes=size) as plain:
+    shards = cast("Any", FakeShards())
+    with BodySink(shards, 0, inline_bytes=size, max_bytes=size) as plain:
         await GzipSink(plain, size).write(zlib.compress(bytes(size), wbits=31))
         assert plain.length == size
     assert turns >= 2, "one between two portions, but for the first and the last"

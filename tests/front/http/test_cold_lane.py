@@ -9,7 +9,7 @@ import pytest
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.trio.worker_context import WorkerContext
 
-from tests.support.fake_backend import FakeBackend, FakeBlock
+from tests.support.fake_shards import FakeBlock, FakeShards
 from tests.support.front import RECORD, running
 from topics.engine.access import ANYONE
 from topics.formats.api.request_heads import HeadFields
@@ -77,13 +77,13 @@ async def test_hypercorn_gets_a_head_of_the_servers_own_and_no_byte_of_the_clien
 
 
 async def test_a_body_that_the_application_did_not_take_is_freed() -> None:
-    backend = FakeBackend()
+    shards = FakeShards()
 
     def handle(_: dict[str, Any], call: ColdCall) -> None:
         call.has_answered = True
 
-    await lane(handle).ask(call_of(b"/v0/topics/a", FakeBlock(9, backend)))
-    assert backend.blocks_out == 0
+    await lane(handle).ask(call_of(b"/v0/topics/a", FakeBlock(9, shards)))
+    assert shards.blocks_out == 0
 
 
 async def test_an_answer_of_hypercorns_own_is_never_sent() -> None:
@@ -93,7 +93,7 @@ async def test_an_answer_of_hypercorns_own_is_never_sent() -> None:
 
 @pytest.mark.parametrize("is_taken", [True, False])
 def test_a_body_has_one_owner_who_frees_it(is_taken: bool) -> None:
-    body = FakeBlock(9, FakeBackend())
+    body = FakeBlock(9, FakeShards())
     call = call_of(b"/v0/topics/a", body)
     if is_taken:
         assert call.take_body() is body
@@ -115,7 +115,7 @@ def test_a_body_has_one_owner_who_frees_it(is_taken: bool) -> None:
 async def test_a_bug_in_the_framework_is_answered_with_the_envelope(
     where: str, monkeypatch: Any
 ) -> None:
-    async with running(fast=False, backend=FakeBackend(topics={"a": []})) as run:
+    async with running(fast=False, shards=FakeShards(topics={"a": []})) as run:
         client = await run.connect()
 
         async def explode(*_: object, **__: object) -> None:
@@ -125,7 +125,7 @@ async def test_a_bug_in_the_framework_is_answered_with_the_envelope(
             patch.setattr(where, explode)
             answer = await client.ask("PUT", "/v0/topics/a", b"{}" + b" " * 9000)
         assert (answer.status, answer.code) == (500, "internal")
-        assert run.backend.blocks_out == 0
+        assert run.shards.blocks_out == 0
         other = await run.connect()
         assert (await other.ask("GET", "/v0/health")).status == 200
 
@@ -149,8 +149,8 @@ async def test_an_answer_of_the_cold_lane_says_when_it_is_the_last_of_its_connec
 
 
 async def test_the_cold_lane_has_a_rule_for_every_route_but_streams() -> None:
-    backend = FakeBackend(topics={"a": []}, routers={"a": {}})
-    async with running(fast=False, backend=backend) as run:
+    shards = FakeShards(topics={"a": []}, routers={"a": {}})
+    async with running(fast=False, shards=shards) as run:
         client = await run.connect()
         for route in ROUTES:
             if not route.streams:

@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from tests.support.driven import scenes
-from tests.support.fake_backend import FakeBackend
+from tests.support.fake_shards import FakeShards
 from tests.support.front import APPEND, LANES, RECORD, Running, bearer, running
 from tests.support.raw_client import RawClient, request
 from topics.front.http.connection import Connection, Connections, Timings
@@ -60,25 +60,25 @@ async def test_a_silent_client_is_closed_at_its_deadline(said: bytes, patience: 
 @pytest.mark.slow
 @LANES
 async def test_a_long_poll_ends_when_its_client_hangs_up(fast: bool) -> None:
-    backend = FakeBackend(topics={"slow": []}, gate=trio.Event())
-    async with running(fast=fast, backend=backend) as run:
+    shards = FakeShards(topics={"slow": []}, gate=trio.Event())
+    async with running(fast=fast, shards=shards) as run:
         client = await run.connect()
         await client.say(request("POST", "/v0/topics/slow/diff", b'{"wait_ms":30000}'))
-        await run.until(lambda: backend.waiting == 1)
+        await run.until(lambda: shards.waiting == 1)
         await client.stream.aclose()
-        await run.until(lambda: backend.cancelled == 1)
+        await run.until(lambda: shards.cancelled == 1)
         await run.until(lambda: len(run.server.connections) == 0)
 
 
 @pytest.mark.slow
 @LANES
 async def test_a_client_that_does_not_read_is_cut_off(fast: bool) -> None:
-    backend = FakeBackend(topics={"a": []}, answer_bytes=20_000_000)
-    async with running(fast=fast, backend=backend) as run:
+    shards = FakeShards(topics={"a": []}, answer_bytes=20_000_000)
+    async with running(fast=fast, shards=shards) as run:
         client = await run.connect()
         await client.say(request("POST", "/v0/topics/a/diff", b"{}"))
         await run.until(
-            lambda: any(c.deadline < 1e18 for c in run.server.connections) and bool(backend.calls)
+            lambda: any(c.deadline < 1e18 for c in run.server.connections) and bool(shards.calls)
         )
         await trio.testing.wait_all_tasks_blocked(0.05)
         run.sweep_in(29)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import trio
 
-from tests.support.fake_backend import FakeBackend
+from tests.support.fake_shards import FakeShards
 from tests.support.front import HANDSHAKE, LANES, RECORD, Running, running
 from tests.support.raw_client import RawClient, request
 from topics.config import Settings
@@ -210,7 +210,7 @@ async def test_bytes_of_pipelined_and_chunked_requests_are_told_apart() -> None:
 
 
 async def test_no_line_holds_a_token_a_query_or_the_id_of_a_session() -> None:
-    async with logged(keys="hunter2", backend=FakeBackend(topics={"a": []})) as (run, lines):
+    async with logged(keys="hunter2", shards=FakeShards(topics={"a": []})) as (run, lines):
         client = await run.connect()
         auth = {"authorization": "Bearer hunter2"}
         await client.ask("GET", "/v0/topics?prefix=secret-prefix", b"", **auth)

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.driven import scenes
-from tests.support.fake_backend import FakeBackend
+from tests.support.fake_shards import FakeShards
 from tests.support.front import APPEND, LANES, RECORD, Running, running
 from tests.support.raw_client import Answered, RawClient, request
 from topics.front.http.request_tasks import Poller
@@ -197,7 +197,7 @@ async def test_an_ambiguous_head_is_refused_and_nothing_behind_it_runs(
         assert (answer.status, answer.code) == (400, "invalid_request")
         assert answer.headers["connection"] == "close"
         assert await client.is_closed()
-        assert run.backend.calls == []
+        assert run.shards.calls == []
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ async def test_a_bad_chunk_is_refused_and_nothing_behind_it_runs(fast: bool, chu
         await client.say(head + chunks + SMUGGLED)
         assert (await client.hear()).status == 400
         assert await client.is_closed()
-        assert run.backend.calls == []
+        assert run.shards.calls == []
 
 
 @LANES
@@ -302,8 +302,8 @@ async def test_a_socket_that_cannot_be_watched_is_closed(monkeypatch: pytest.Mon
 
 
 async def test_run_polls_and_ends_every_connection_when_it_is_cancelled() -> None:
-    backend = FakeBackend(topics={"slow": []}, gate=trio.Event())
-    async with running(backend=backend) as run, scenes(run) as make:
+    shards = FakeShards(topics={"slow": []}, gate=trio.Event())
+    async with running(shards=shards) as run, scenes(run) as make:
         reading, calling, in_task = (make() for _ in range(3))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(reading.poller.run)
@@ -313,9 +313,9 @@ async def test_run_polls_and_ends_every_connection_when_it_is_cancelled() -> Non
             with trio.fail_after(10):
                 await trio.lowlevel.wait_readable(reading.client)
             assert reading.client.recv(4096)[9:12] == b"200"
-            await run.until(lambda: backend.waiting == 1)
+            await run.until(lambda: shards.waiting == 1)
             assert not any(scene.is_over for scene in (reading, calling, in_task))
             nursery.cancel_scope.cancel()
         await run.until(lambda: all(scene.is_over for scene in (reading, calling, in_task)))
         assert make().is_over, "the server is over"
-        backend.gate.set()  # type: ignore[union-attr]
+        shards.gate.set()  # type: ignore[union-attr]

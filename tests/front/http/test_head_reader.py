@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.fake_backend import FakeBackend
+from tests.support.fake_shards import FakeShards
 from tests.support.front import HANDSHAKE, LANES, RECORD, Running, bearer, running
 from tests.support.raw_client import request
 from topics.formats.api.request_heads import Head, HeadFields
@@ -134,7 +134,7 @@ def path_of(route: Route, name: str) -> str:
 async def test_what_is_not_ascii_is_answered_on_every_route(
     fast: bool, key: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with running(fast=fast, keys=key, backend=FakeBackend(topics={"a": []})) as run:
+    async with running(fast=fast, keys=key, shards=FakeShards(topics={"a": []})) as run:
         for route, auth in product(ROUTES, [{}, {"authorization": bearer(key)}] if key else [{}]):
             odd = [path_of(route, text) for text in ODD]
             odd += [f"{path_of(route, 'a')}?{query}{text}" for query in QUERIES for text in ODD]
@@ -158,7 +158,7 @@ async def test_a_head_that_is_known_without_its_topic_is_about_its_own_topic() -
         for n, topic in enumerate(("a", "b", "a", "c")):
             record = json.dumps({"records": [{"data": n}]}).encode()
             assert (await client.ask("POST", f"/v0/topics/{topic}", record)).status in (200, 201)
-        assert run.backend.topics == {
+        assert run.shards.topics == {
             "a": [{"data": 0}, {"data": 2}],
             "b": [{"data": 1}],
             "c": [{"data": 3}],
@@ -191,7 +191,7 @@ async def test_a_key_is_asked_about_each_topic_whatever_is_known_of_its_heads() 
             fields = {"authorization": f"Bearer {key}"}
             answer = await client.ask("PUT", f"/v0/topics/{topic}", b"{}", **fields)
             assert answer.status == status, (key, topic)
-        assert sorted(run.backend.topics) == ["t.a", "t.b", "t.c", "u.a"]
+        assert sorted(run.shards.topics) == ["t.a", "t.b", "t.c", "u.a"]
         await run.replace_keys("boss")
         fields = {"authorization": "Bearer writer"}
         assert (await client.ask("PUT", "/v0/topics/t.d", b"{}", **fields)).status == 401

@@ -9,7 +9,7 @@ import gzip
 import pytest
 import trio
 
-from tests.support.fake_backend import FakeBackend
+from tests.support.fake_shards import FakeShards
 from tests.support.front import Running, running
 from tests.support.raw_client import Answered
 from topics.config import Settings
@@ -175,7 +175,7 @@ async def agreed(wires: dict[str, bytes]) -> dict[str, set[Seen]]:
             cors_origins=(APP,),
         )
         async with running(
-            fast=fast, settings=settings, backend=FakeBackend(topics={"a": []})
+            fast=fast, settings=settings, shards=FakeShards(topics={"a": []})
         ) as run:
             for name, plain in wires.items():
                 wire = with_fields(plain)
@@ -258,11 +258,11 @@ async def test_a_body_on_a_route_without_one_is_read_and_dropped(line: str, chun
         if chunked
         else (b"content-length: 30000", body)
     )
-    async with running(backend=FakeBackend(topics={"a": []})) as run:
+    async with running(shards=FakeShards(topics={"a": []})) as run:
         client = await run.connect()
         await client.say(line.encode() + b" HTTP/1.1\r\nhost: localhost\r\n" + fields + b"\r\n\r\n")
         await trio.testing.wait_all_tasks_blocked()
         await client.say(body)
         assert (await client.hear()).status in (200, 404, 426)
         assert (await client.ask("GET", "/v0/health")).status == 200
-        assert run.backend.blocks_out == 0
+        assert run.shards.blocks_out == 0

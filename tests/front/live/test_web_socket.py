@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import trio
 
-from tests.support.fake_backend import FakeReply
+from tests.support.fake_shards import FakeReply
 from tests.support.front import Running, running
 from tests.support.raw_client import RawClient
 from tests.support.ws import BINARY, PING, TEXT, frame_bytes, handshake
@@ -111,7 +111,7 @@ async def test_above_the_shared_bound_every_socket_may_have_one_publish_in_fligh
     monkeypatch.setattr(web_socket_publish, "UNANSWERED_MAX_BYTES", 1 << 40)
     held: list[Any] = []
     async with running() as run:
-        monkeypatch.setattr(run.backend, "call", lambda *asked: held.append(asked))
+        monkeypatch.setattr(run.shards, "call", lambda *asked: held.append(asked))
         run.server.live.messages.most = 1000
         first, second = await open_socket(run), await open_socket(run)
         publish = frame_bytes(
@@ -125,9 +125,9 @@ async def test_above_the_shared_bound_every_socket_may_have_one_publish_in_fligh
         await trio.testing.wait_all_tasks_blocked(0.01)
         assert len(held) == 2, "the first one waits for its answer"
         for *_, then in held:
-            then(FakeReply(APPENDED, b'{"topic":"a"}', run.backend))
+            then(FakeReply(APPENDED, b'{"topic":"a"}', run.shards))
         await run.until(lambda: len(held) == 3)
-        held[2][-1](FakeReply(APPENDED, b'{"topic":"a"}', run.backend))
+        held[2][-1](FakeReply(APPENDED, b'{"topic":"a"}', run.shards))
 
 
 def long_publish(*, shape: bytes = b'{"data":1}', size: int = 20 << 20) -> bytes:

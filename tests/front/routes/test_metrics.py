@@ -8,7 +8,7 @@ import pytest
 import trio
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.fake_backend import FakeBackend
+from tests.support.fake_shards import FakeShards
 from tests.support.front import LANES, bearer, running
 from tests.support.raw_client import Answered, request
 from topics.actors.rpc.session import Reply
@@ -34,7 +34,7 @@ def text_of(answer: Answered) -> str:
 @LANES
 @PATHS
 async def test_the_text_is_what_the_parser_of_prometheus_reads(fast: bool, path: str) -> None:
-    async with running(fast=fast, backend=FakeBackend(topics={"a": [1, 2]})) as run:
+    async with running(fast=fast, shards=FakeShards(topics={"a": [1, 2]})) as run:
         client = await run.connect()
         answer = await client.ask("GET", path, accept=PROMETHEUS)
         assert (answer.status, answer.headers["content-type"]) == (200, TEXT)
@@ -46,7 +46,7 @@ async def test_the_text_is_what_the_parser_of_prometheus_reads(fast: bool, path:
 
 @LANES
 async def test_it_is_served_while_shards_recover(fast: bool) -> None:
-    async with running(fast=fast, backend=FakeBackend(ready=False)) as run:
+    async with running(fast=fast, shards=FakeShards(ready=False)) as run:
         client = await run.connect()
         answer = await client.ask("GET", "/v0/metrics")
         assert answer.status == 200
@@ -70,7 +70,7 @@ async def test_it_is_served_while_the_server_drains(fast: bool) -> None:
         assert "topics_ready 0" in text_of(answer).splitlines()
 
 
-class Slow(FakeBackend):
+class Slow(FakeShards):
     """A shard that answers for metrics when its gate opens."""
 
     async def answer(
@@ -85,7 +85,7 @@ class Slow(FakeBackend):
 @LANES
 async def test_a_key_that_was_removed_meanwhile_sees_no_names(fast: bool) -> None:
     gate = trio.Event()
-    async with running(keys="k,gone", fast=fast, backend=Slow(topics={"a": []}, gate=gate)) as run:
+    async with running(keys="k,gone", fast=fast, shards=Slow(topics={"a": []}, gate=gate)) as run:
         clients = [await run.connect() for _ in range(2)]
         for client, key in zip(clients, ("k", "gone"), strict=True):
             await client.say(request("GET", "/v0/metrics", b"", authorization=bearer(key)))
@@ -97,8 +97,8 @@ async def test_a_key_that_was_removed_meanwhile_sees_no_names(fast: bool) -> Non
 
 
 async def test_the_setting_bounds_the_rows() -> None:
-    backend = FakeBackend(topics={f"t{number}": [] for number in range(9)})
-    async with running(backend=backend, settings=Settings(metrics_topics=4)) as run:
+    shards = FakeShards(topics={f"t{number}": [] for number in range(9)})
+    async with running(shards=shards, settings=Settings(metrics_topics=4)) as run:
         client = await run.connect()
         text = text_of(await client.ask("GET", "/v0/metrics"))
         assert text.count("topics_topic_head_seq{") == 4

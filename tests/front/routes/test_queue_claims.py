@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from tests.front.routes.queues_support import granted, hang_up
-from tests.support.fake_backend import FakeBackend
+from tests.support.fake_shards import FakeShards
 from tests.support.front import LANES, bearer, running
 from tests.support.raw_client import request
 from topics.config import Settings
@@ -25,10 +25,10 @@ UNCLAIMED = ("queue.unclaimed", calls.UnclaimedParams("slow", 7, [1, 2]), b"")
 @pytest.mark.parametrize("how", ["closed", "reset"])
 @pytest.mark.parametrize("behind", [b"", POLL], ids=["alone", "pipelined"])
 async def test_a_call_that_waits_ends_when_its_client_hangs_up(
-    fast: bool, slow: FakeBackend, path: str, how: str, behind: bytes
+    fast: bool, slow: FakeShards, path: str, how: str, behind: bytes
 ) -> None:
     """At once: no sweep has to come."""
-    async with running(fast=fast, backend=slow) as run:
+    async with running(fast=fast, shards=slow) as run:
         client = await run.connect()
         await client.say(POLL.replace(b"/claim", b"/%b" % path.encode()) + behind)
         await run.until(lambda: slow.waiting == 1)
@@ -42,9 +42,9 @@ async def test_a_call_that_waits_ends_when_its_client_hangs_up(
 @pytest.mark.parametrize("path", ["claim", "diff"])
 @pytest.mark.parametrize("behind", [b"", POLL], ids=["alone", "pipelined"])
 async def test_a_client_that_only_ends_its_side_is_answered(
-    fast: bool, slow: FakeBackend, path: str, behind: bytes
+    fast: bool, slow: FakeShards, path: str, behind: bytes
 ) -> None:
-    async with running(fast=fast, backend=slow) as run:
+    async with running(fast=fast, shards=slow) as run:
         client = await run.connect()
         await client.say(POLL.replace(b"/claim", b"/%b" % path.encode()) + behind)
         await run.until(lambda: slow.waiting == 1)
@@ -62,11 +62,11 @@ async def test_a_client_that_only_ends_its_side_is_answered(
 @LANES
 @pytest.mark.parametrize("how", ["closed", "reset"])
 async def test_jobs_for_a_client_that_has_hung_up_are_given_back(
-    fast: bool, slow: FakeBackend, how: str, monkeypatch: pytest.MonkeyPatch
+    fast: bool, slow: FakeShards, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The front has not seen it when the answer comes."""
     monkeypatch.setattr(Connection, "begin_waiting", lambda self: None)
-    async with running(fast=fast, backend=slow) as run:
+    async with running(fast=fast, shards=slow) as run:
         client = await run.connect()
         await client.say(POLL)
         await run.until(lambda: slow.waiting == 1)
@@ -82,10 +82,10 @@ async def cut_later(connection: Connection) -> None:
 
 @LANES
 async def test_jobs_that_cannot_be_sent_are_given_back(
-    fast: bool, slow: FakeBackend, monkeypatch: pytest.MonkeyPatch
+    fast: bool, slow: FakeShards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client goes between the last look at its socket and the write."""
-    async with running(fast=fast, backend=slow) as run:
+    async with running(fast=fast, shards=slow) as run:
         client = await run.connect()
         await client.say(POLL)
         await run.until(lambda: slow.waiting == 1)
@@ -100,10 +100,10 @@ async def test_jobs_that_cannot_be_sent_are_given_back(
 @LANES
 @pytest.mark.parametrize("encoding", ["", "gzip"])
 async def test_jobs_that_were_sent_are_not_given_back(
-    fast: bool, slow: FakeBackend, encoding: str
+    fast: bool, slow: FakeShards, encoding: str
 ) -> None:
     slow.topics["slow"] = [{"data": "x" * 2000}]
-    async with running(fast=fast, backend=slow) as run:
+    async with running(fast=fast, shards=slow) as run:
         client = await run.connect()
         await client.say(request("POST", "/v0/topics/slow/claim", CLAIM, accept_encoding=encoding))
         await run.until(lambda: slow.waiting == 1)
@@ -117,7 +117,7 @@ async def test_jobs_that_were_sent_are_not_given_back(
 async def test_only_an_answer_with_jobs_costs_a_look_at_the_socket(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with running(backend=FakeBackend(topics={"a": []})) as run:
+    async with running(shards=FakeShards(topics={"a": []})) as run:
         client = await run.connect()
         await run.until(lambda: len(run.server.connections) == 1)
         [connection] = run.server.connections
@@ -125,8 +125,8 @@ async def test_only_an_answer_with_jobs_costs_a_look_at_the_socket(
         assert (await client.ask("POST", "/v0/topics/a/claim", CLAIM)).status == 200
 
 
-async def test_the_drain_ends_a_waiting_claim(slow: FakeBackend) -> None:
-    async with running(backend=slow, settings=Settings(drain_ms=300)) as run:
+async def test_the_drain_ends_a_waiting_claim(slow: FakeShards) -> None:
+    async with running(shards=slow, settings=Settings(drain_ms=300)) as run:
         client = await run.connect()
         await client.say(POLL)
         await run.until(lambda: slow.waiting == 1)
@@ -135,9 +135,9 @@ async def test_the_drain_ends_a_waiting_claim(slow: FakeBackend) -> None:
         assert slow.cancelled == 1
 
 
-async def test_a_waiting_claim_is_one_request_in_flight(slow: FakeBackend) -> None:
+async def test_a_waiting_claim_is_one_request_in_flight(slow: FakeShards) -> None:
     settings = Settings(max_inflight_per_key=1)
-    async with running(keys="k", backend=slow, settings=settings) as run:
+    async with running(keys="k", shards=slow, settings=settings) as run:
         client, other = await run.connect(), await run.connect()
         key = bearer("k")
         await client.say(request("POST", "/v0/topics/slow/claim", CLAIM, authorization=key))

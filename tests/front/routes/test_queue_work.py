@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from tests.front.routes.queues_support import HOW, granted, hang_up
-from tests.support.fake_backend import FakeBackend
+from tests.support.fake_shards import FakeShards
 from tests.support.front import Running, running
 from tests.support.raw_client import RawClient, request
 from topics.formats.wire import calls
@@ -28,7 +28,7 @@ WORK_CLOSE = ("work.close", calls.WorkCloseParams(1, 0), b"")
 async def test_a_stream_of_work_begins_with_a_retry_and_a_heartbeat(
     query: str, max_jobs: int, lease_ms: int | None
 ) -> None:
-    async with running(backend=FakeBackend(topics={"a": []})) as run:
+    async with running(shards=FakeShards(topics={"a": []})) as run:
         client = await run.connect()
         path = f"/v0/topics/a/work?node=n{query}"
         await client.say(request("GET", path, accept="text/event-stream"))
@@ -37,7 +37,7 @@ async def test_a_stream_of_work_begins_with_a_retry_and_a_heartbeat(
         for name, value in HEADERS:
             assert b"\r\n%b: %b" % (name, value) in head
         assert events == RETRY + HEARTBEAT
-        [asked] = run.backend.calls
+        [asked] = run.shards.calls
         assert asked == ("work.open", calls.WorkOpenParams(1, "a", "n", max_jobs, lease_ms), b"")
         assert run.server.slots.streams.used == 1
 
@@ -59,17 +59,17 @@ async def opened(run: Running, path: str = "/v0/topics/a/work?node=n") -> RawCli
 
 @pytest.mark.parametrize("how", HOW)
 async def test_a_shard_hears_that_a_worker_has_gone(how: str) -> None:
-    async with running(backend=FakeBackend(topics={"a": []})) as run:
+    async with running(shards=FakeShards(topics={"a": []})) as run:
         client = await opened(run)
         await hang_up(client, how)
-        await run.until(lambda: WORK_CLOSE in run.backend.calls)
+        await run.until(lambda: WORK_CLOSE in run.shards.calls)
         assert run.server.slots.streams.used == 0
 
 
 async def test_a_shard_hears_of_a_worker_that_went_while_the_stream_was_opened(
-    slow: FakeBackend,
+    slow: FakeShards,
 ) -> None:
-    async with running(backend=slow) as run:
+    async with running(shards=slow) as run:
         client = await run.connect()
         await client.say(request("GET", "/v0/topics/slow/work?node=n"))
         await run.until(lambda: slow.waiting == 1)
@@ -81,9 +81,9 @@ async def test_a_shard_hears_of_a_worker_that_went_while_the_stream_was_opened(
 
 
 async def test_a_shard_hears_of_a_stream_whose_head_could_not_be_sent(
-    slow: FakeBackend,
+    slow: FakeShards,
 ) -> None:
-    async with running(backend=slow) as run:
+    async with running(shards=slow) as run:
         client = await run.connect()
         await client.say(request("GET", "/v0/topics/slow/work?node=n"))
         await run.until(lambda: slow.waiting == 1)
@@ -96,8 +96,8 @@ async def test_a_shard_hears_of_a_stream_whose_head_could_not_be_sent(
 
 
 async def test_the_drain_ends_a_stream_of_work() -> None:
-    async with running(backend=FakeBackend(topics={"a": []})) as run:
+    async with running(shards=FakeShards(topics={"a": []})) as run:
         client = await opened(run)
         run.stop.set()
         await said(client, b'{"code":503,"error":"the server is shutting down"}\n\n')
-        await run.until(lambda: WORK_CLOSE in run.backend.calls)
+        await run.until(lambda: WORK_CLOSE in run.shards.calls)

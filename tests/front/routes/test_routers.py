@@ -6,7 +6,7 @@ import base64
 
 import pytest
 
-from tests.support.fake_backend import FakeBackend
+from tests.support.fake_shards import FakeShards
 from tests.support.front import LANES, bearer, running
 from topics.formats.wire import calls
 
@@ -18,18 +18,18 @@ BODY = b'{"source":"t.a","dest":"t.b"}'
 async def test_the_name_reaches_the_owner_decoded_and_the_body_as_it_was_sent(
     fast: bool, name: str
 ) -> None:
-    async with running(fast=fast, backend=FakeBackend(shards=5)) as run:
+    async with running(fast=fast, shards=FakeShards(count=5)) as run:
         client = await run.connect()
         for method in ("PUT", "GET", "DELETE"):
             body = BODY if method == "PUT" else b""
             answer = await client.ask(method, f"/v0/routers/{name}?x=y", body)
             assert answer.status in (200, 201)
-        puts, gets, deletes = run.backend.calls
+        puts, gets, deletes = run.shards.calls
         at = puts[1].at
-        assert puts == ("router.put", calls.RouterPutParams("a->b", None, at), BODY)
-        assert gets[:2] == ("router.get", calls.RouterGetParams("a->b", None, gets[1].at))
+        assert puts == ("router.put", calls.RouterParams("a->b", None, at), BODY)
+        assert gets[:2] == ("router.get", calls.RouterParams("a->b", None, gets[1].at))
         assert deletes[0] == "router.delete"
-        assert deletes[1] == calls.RouterDeleteParams("a->b", None, deletes[1].at)
+        assert deletes[1] == calls.RouterParams("a->b", None, deletes[1].at)
         assert at > 0
 
 
@@ -38,7 +38,7 @@ async def test_a_long_body_reaches_the_owner_whole() -> None:
     async with running() as run:
         client = await run.connect()
         assert (await client.ask("PUT", "/v0/routers/a", body)).status == 201
-        assert run.backend.calls[0][2] == body
+        assert run.shards.calls[0][2] == body
 
 
 # Who may
@@ -58,7 +58,7 @@ async def test_the_owner_is_told_the_prefixes_of_the_key(fast: bool) -> None:
             ):
                 answer = await client.ask(method, path, body, authorization=bearer(key))
                 assert answer.status in (200, 201)
-                assert run.backend.calls[-1][1].prefixes == prefixes
+                assert run.shards.calls[-1][1].prefixes == prefixes
 
 
 # Refusals
@@ -66,7 +66,7 @@ async def test_the_owner_is_told_the_prefixes_of_the_key(fast: bool) -> None:
 
 @pytest.mark.parametrize("path", ["/v0/routers", "/v0/routers/r"])
 async def test_an_owner_that_is_away_is_a_503(path: str) -> None:
-    async with running(backend=FakeBackend(ready=False)) as run:
+    async with running(shards=FakeShards(ready=False)) as run:
         client = await run.connect()
         answer = await client.ask("GET", path)
         assert (answer.status, answer.code) == (503, "not_ready")
@@ -94,4 +94,4 @@ async def test_the_owner_is_asked_for_one_more_than_the_page(fast: bool) -> None
             answer = await client.ask("GET", f"/v0/routers{query}")
             assert answer.status == 200
             assert answer.json()["routers"] == []
-            assert run.backend.calls[-1] == ("router.list", params, b"")
+            assert run.shards.calls[-1] == ("router.list", params, b"")

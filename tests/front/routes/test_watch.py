@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 import trio
 
-from tests.support.fake_backend import FakeBackend
+from tests.support.fake_shards import FakeShards
 from tests.support.front import HANDSHAKE, Running, running
 from tests.support.live_desk import calm, refuse_next
 from tests.support.raw_client import RawClient, request
@@ -25,7 +25,7 @@ from topics.front.live.watches import SESSION_TTL_S
 from topics.front.routes import watch
 
 
-class Heads(FakeBackend):
+class Heads(FakeShards):
     """Shards that say where their topics stand, and open feeds."""
 
     def _answer(
@@ -48,25 +48,25 @@ async def created(run: Running, query: str = "", padding: int = 0) -> tuple[int,
 
 @pytest.mark.parametrize("padding", [0, 50_000], ids=["inline", "in shared memory"])
 async def test_a_session_is_created_from_a_body_of_any_length(padding: int) -> None:
-    async with running(backend=Heads(topics={"a": [1, 2], "gone": []})) as run:
+    async with running(shards=Heads(topics={"a": [1, 2], "gone": []})) as run:
         status, session = await created(run, padding=padding)
         assert (status, session["stream_url"]) == (200, f"/v0/watch/{session['wid']}")
         assert session["topics"]["a"]["from_seq"] == 2
         assert session["performance"]["server_total_ms"] >= 0
-        assert run.backend.blocks_out == 0
-        assert run.backend.replies_out == 0
+        assert run.shards.blocks_out == 0
+        assert run.shards.replies_out == 0
 
 
 @pytest.mark.parametrize(("query", "status"), [("", 404), ("?lenient=true", 200)])
 async def test_only_a_lenient_session_may_name_unknown_topics(query: str, status: int) -> None:
-    async with running(backend=Heads(topics={"a": []})) as run:
+    async with running(shards=Heads(topics={"a": []})) as run:
         found, members = await created(run, query)
         assert found == status
         assert status == 404 or members["topics"].keys() == {"a"}
 
 
 async def test_a_stream_begins_with_its_headers_and_the_time_of_a_retry() -> None:
-    async with running(backend=Heads(topics={"a": [1], "gone": []})) as run:
+    async with running(shards=Heads(topics={"a": [1], "gone": []})) as run:
         _, session = await created(run)
         client = await run.connect()
         await client.say(request("GET", session["stream_url"], accept="text/html"))
@@ -94,7 +94,7 @@ async def watch_of(run: Running) -> bytes:
 async def test_a_stream_whose_client_has_not_taken_its_head_yet_has_its_slot(
     asked_by: Callable[[Running], Awaitable[bytes]],
 ) -> None:
-    async with running(backend=Heads(topics={"a": [], "gone": []})) as run:
+    async with running(shards=Heads(topics={"a": [], "gone": []})) as run:
         streams = run.server.slots.streams
         streams.in_all = Cap("max_streams", 1)
         asked, client = await asked_by(run), await run.connect()
@@ -116,7 +116,7 @@ async def test_a_stream_whose_client_has_not_taken_its_head_yet_has_its_slot(
 async def test_a_stream_whose_head_is_never_taken_gives_its_slot_back(
     asked_by: Callable[[Running], Awaitable[bytes]],
 ) -> None:
-    async with running(backend=Heads(topics={"a": [], "gone": []})) as run:
+    async with running(shards=Heads(topics={"a": [], "gone": []})) as run:
         streams = run.server.slots.streams
         asked, client = await asked_by(run), await run.connect()
         slow = await slow_client(run, client)
@@ -130,7 +130,7 @@ async def test_a_stream_whose_head_is_never_taken_gives_its_slot_back(
 
 
 async def test_a_session_is_not_collected_while_its_stream_begins() -> None:
-    async with running(backend=Heads(topics={"a": [], "gone": []})) as run:
+    async with running(shards=Heads(topics={"a": [], "gone": []})) as run:
         asked, client = await watch_of(run), await run.connect()
         (session,) = run.server._context.watches._sessions.values()
         session.left_at -= SESSION_TTL_S - 10

@@ -84,12 +84,12 @@ class ArenaBlock:
     over, or ``free`` it.
     """
 
-    __slots__ = ("_writer", "holder", "length", "moving_from", "offset", "session", "view")
+    __slots__ = ("holder", "length", "moving_from", "offset", "session", "view", "writer")
 
     def __init__(
         self, writer: ArenaWriter, session: int, offset: int, length: int, view: memoryview
     ) -> None:
-        self._writer: ArenaWriter | None = writer
+        self.writer: ArenaWriter | None = writer  # None: no longer the holder's
         self.session = session
         self.offset = offset
         self.length = length
@@ -102,8 +102,8 @@ class ArenaBlock:
         """Keep only the first ``length`` bytes: the body came out shorter than was reserved."""
         assert 0 <= length <= self.length, "a block only shrinks"
         assert self.moving_from is None, "a block that moves is not whole yet"
-        assert self._writer is not None, "a block that was sent or freed is no longer ours"
-        self._writer.shrink(self, length)
+        assert self.writer is not None, "a block that was sent or freed is no longer ours"
+        self.writer.shrink(self, length)
         self.length = length
         self.view = self.view[:length]
 
@@ -115,22 +115,14 @@ class ArenaBlock:
         """
         assert length > self.length >= keep, "a block grows and keeps what it has"
         assert self.moving_from is None, "a block that moves does not move again"
-        assert self._writer is not None, "a block that was sent or freed is no longer ours"
-        return self._writer.grow(self, length, keep)
+        assert self.writer is not None, "a block that was sent or freed is no longer ours"
+        return self.writer.grow(self, length, keep)
 
     def free(self) -> None:
         """Give the room back unsent. Nothing happens when the block was sent or freed already."""
-        if (writer := self._writer) is not None:
-            self._writer = None
+        if (writer := self.writer) is not None:
+            self.writer = None
             writer.free(self)
-
-    def detach_from(self, writer: ArenaWriter) -> None:
-        """The block is no longer the holder's. Raises ValueError when it was not, or is of another
-        arena.
-        """
-        if self._writer is not writer:
-            raise ValueError("this block was sent or freed before, or is another link's")
-        self._writer = None
 
 
 class ArenaWriter:
@@ -239,7 +231,9 @@ class ArenaWriter:
         Raises ValueError for a block that was sent or freed before, or is of another arena.
         """
         assert block.session == self.session, "a block is sent in the session it was reserved in"
-        block.detach_from(self)
+        if block.writer is not self:
+            raise ValueError("this block was sent or freed before, or is another link's")
+        block.writer = None
         self._filling[block.session & 1].remove(block)
         self._sent.add(block.offset)
 

@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 from typing import TypeAlias
 
 from topics.actors.rpc.replies import map_error
-from topics.actors.rpc.typed_calls import InboundCall
+from topics.actors.rpc.session import InboundMessage
 from topics.actors.shard.group_commit import NO_IO
 from topics.actors.shard.room import unwritable
 from topics.engine.changes.append import Append
@@ -30,7 +30,7 @@ from topics.formats.wire.calls import (
 )
 from topics.storage.wal.progress import Progress
 
-AppendCall: TypeAlias = InboundCall[AppendParams, AppendResult]
+AppendCall: TypeAlias = InboundMessage[AppendParams, AppendResult]
 
 APPENDED, CREATED, FAILED = map(int, AppendOutcome)
 ALONE = {

@@ -19,7 +19,6 @@ from __future__ import annotations
 from functools import partial
 
 from topics.actors.rpc.message_router import MessageRouter
-from topics.actors.rpc.typed_calls import serve
 from topics.actors.shard.append_batch import AppendBatch, AppendCall
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.group_commit import Settle
@@ -45,7 +44,7 @@ class Appends(Service):
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
-        serve(router, APPEND, self._append)
+        router.serve(APPEND, self._append)
 
     def _append(self, request: AppendCall) -> None:
         context, params = self._context, request.params

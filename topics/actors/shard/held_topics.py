@@ -15,9 +15,9 @@ from typing import Any, TypeAlias
 import trio
 
 from topics.actors.rpc.replies import answer_error
-from topics.actors.rpc.typed_calls import InboundCall
+from topics.actors.rpc.session import InboundMessage
 
-Request: TypeAlias = InboundCall[Any, Any]
+Request: TypeAlias = InboundMessage[Any, Any]
 Handler: TypeAlias = Callable[[Request], None]
 
 

@@ -248,7 +248,7 @@ class Shards:
             ShardLink(link, board.shard(link.peer.index), self._router) for link in links
         ]
         self._heads = [HeadReader(board.heads(link.peer.index)) for link in links]
-        self.shards = len(links)
+        self.count = len(links)
 
     def listen(self, listener: Listener) -> None:
         """From now on ``listener`` is told what the shards send unasked. Once, before `run`."""
@@ -299,7 +299,7 @@ class Shards:
 
     def shard_of(self, topic: str) -> int:
         """The shard that owns the topic."""
-        return shard_of(topic, self.shards)
+        return shard_of(topic, self.count)
 
     # Asking
 

@@ -3,25 +3,25 @@ module spells a subject or builds params.
 
     subject                   direction  params               attachment  result            answer
     rpc/append                to shard   AppendParams         requests    AppendResult      answers
-    rpc/diff                  to shard   DiffParams           request     DiffResult        answer
+    rpc/diff                  to shard   TopicParams          request     DiffResult        answer
     rpc/diff.ahead            to shard   DiffAheadParams      request     DiffAheadResult   answers
-    rpc/topic.put             to shard   TopicPutParams       request     TopicPutResult    answer
+    rpc/topic.put             to shard   TopicPutParams       request     PutResult         answer
     rpc/topic.get             to shard   TopicGetParams       -           NoResult          answer
     rpc/topic.list            to shard   TopicListParams      -           TopicListResult   -
     rpc/topic.delete          to shard   TopicDeleteParams    -           NoResult          answer
-    rpc/topic.delete_records  to shard   DeleteRecordsParams  request     NoResult          answer
+    rpc/topic.delete_records  to shard   TopicParams          request     NoResult          answer
     rpc/topic.heads           to shard   TopicHeadsParams     -           TopicHeadsResult  -
-    rpc/queue.claim           to shard   ClaimParams          request     ClaimResult       answer
-    rpc/queue.ack             to shard   QueueParams          request     NoResult          answer
-    rpc/queue.nack            to shard   QueueParams          request     NoResult          answer
-    rpc/queue.extend          to shard   QueueParams          request     NoResult          answer
+    rpc/queue.claim           to shard   TopicParams          request     ClaimResult       answer
+    rpc/queue.ack             to shard   TopicParams          request     NoResult          answer
+    rpc/queue.nack            to shard   TopicParams          request     NoResult          answer
+    rpc/queue.extend          to shard   TopicParams          request     NoResult          answer
     rpc/queue.leases          to shard   LeasesParams         -           LeasesResult      answer
     rpc/queue.redrive         to shard   RedriveParams        request     NoResult          answer
     rpc/work.open             to shard   WorkOpenParams       -           NoResult          -
-    rpc/router.put            to shard   RouterPutParams      request     RouterPutResult   answer
-    rpc/router.get            to shard   RouterGetParams      -           NoResult          answer
+    rpc/router.put            to shard   RouterParams         request     PutResult         answer
+    rpc/router.get            to shard   RouterParams         -           NoResult          answer
     rpc/router.list           to shard   RouterListParams     -           RouterListResult  -
-    rpc/router.delete         to shard   RouterDeleteParams   -           NoResult          answer
+    rpc/router.delete         to shard   RouterParams         -           NoResult          answer
     rpc/router.cascade        to shard   CascadeParams        -           CascadeResult     -
     rpc/router.endpoint       to shard   EndpointParams       -           EndpointResult    -
     rpc/router.sync           to shard   RouterSyncParams     -           RouterSyncResult  -
@@ -33,8 +33,8 @@ module spells a subject or builds params.
     rpc/feed.read             to shard   FeedReadParams       -           FeedReadResult    records
     event/feed.page           to front   FeedPageParams       records
     event/feed.ended          to front   FeedEndedParams      -
-    event/feed.taken          to shard   FeedTakenParams      -
-    event/feed.close          to shard   FeedCloseParams      -
+    event/feed.taken          to shard   FeedParams           -
+    event/feed.close          to shard   FeedParams           -
     event/work.jobs           to front   WorkJobsParams       jobs
     event/work.ended          to front   WorkEndedParams      -
     event/work.taken          to shard   WorkTakenParams      -
@@ -141,8 +141,10 @@ class AppendResult(NamedTuple):
 # Reads
 
 
-class DiffParams(NamedTuple):
-    """A page from the cursor in the body, or a long poll."""
+class TopicParams(NamedTuple):
+    """What the body says is read from the topic, or done with it: diff and claim, which may wait
+    for its ``wait_ms``; ack, nack, extend; deleting records.
+    """
 
     topic: str
     at: int
@@ -181,8 +183,8 @@ class TopicPutParams(NamedTuple):
     at: int
 
 
-class TopicPutResult(NamedTuple):
-    """``created``: the topic did not exist before."""
+class PutResult(NamedTuple):
+    """``created``: the topic, or the router, did not exist before."""
 
     created: bool
 
@@ -220,13 +222,6 @@ class TopicDeleteParams(NamedTuple):
     at: int
 
 
-class DeleteRecordsParams(NamedTuple):
-    """Delete the records that the body selects."""
-
-    topic: str
-    at: int
-
-
 class TopicHeadsParams(NamedTuple):
     """Where these topics stand."""
 
@@ -240,20 +235,6 @@ class TopicHeadsResult(NamedTuple):
 
 
 # Queues
-
-
-class QueueParams(NamedTuple):
-    """Ack, nack or extend what the body says."""
-
-    topic: str
-    at: int
-
-
-class ClaimParams(NamedTuple):
-    """Lease jobs to the node in the body, now or within its ``wait_ms``."""
-
-    topic: str
-    at: int
 
 
 class ClaimResult(NamedTuple):
@@ -348,22 +329,8 @@ class WorkCloseParams(NamedTuple):
 # the shards of both ends; copies go from the source's shard to that of the dest.
 
 
-class RouterPutParams(NamedTuple):
-    """Make or configure the router, as the body says."""
-
-    router: str
-    prefixes: list[str] | None
-    at: int
-
-
-class RouterPutResult(NamedTuple):
-    """``created``: the router did not exist before."""
-
-    created: bool
-
-
-class RouterGetParams(NamedTuple):
-    """The router's config and counters."""
+class RouterParams(NamedTuple):
+    """Make or configure the router, as the body says; tell its config and counters; remove it."""
 
     router: str
     prefixes: list[str] | None
@@ -385,14 +352,6 @@ class RouterListResult(NamedTuple):
     """Routers in the order of their names, each with its JSON."""
 
     items: Sequence[tuple[str, bytes]]
-
-
-class RouterDeleteParams(NamedTuple):
-    """Remove the router."""
-
-    router: str
-    prefixes: list[str] | None
-    at: int
 
 
 class CascadeParams(NamedTuple):
@@ -657,14 +616,8 @@ class FeedEndedParams(NamedTuple):
     error: str | None = None
 
 
-class FeedTakenParams(NamedTuple):
-    """The front has taken a page: another one may come."""
-
-    feed: int
-
-
-class FeedCloseParams(NamedTuple):
-    """Nobody reads the feed any more."""
+class FeedParams(NamedTuple):
+    """The front has taken a page, and another one may come; or nobody reads the feed any more."""
 
     feed: int
 
@@ -676,25 +629,25 @@ class CallCancelledParams(NamedTuple):
 
 
 APPEND: Final = Call("append", AppendParams, AppendResult, is_write=True)
-DIFF: Final = Call("diff", DiffParams, DiffResult)
+DIFF: Final = Call("diff", TopicParams, DiffResult)
 DIFF_AHEAD: Final = Call("diff.ahead", DiffAheadParams, DiffAheadResult)
-TOPIC_PUT: Final = Call("topic.put", TopicPutParams, TopicPutResult, is_write=True)
+TOPIC_PUT: Final = Call("topic.put", TopicPutParams, PutResult, is_write=True)
 TOPIC_GET: Final = Call("topic.get", TopicGetParams, NoResult)
 TOPIC_LIST: Final = Call("topic.list", TopicListParams, TopicListResult)
 TOPIC_DELETE: Final = Call("topic.delete", TopicDeleteParams, NoResult, is_write=True)
-DELETE_RECORDS: Final = Call("topic.delete_records", DeleteRecordsParams, NoResult, is_write=True)
+DELETE_RECORDS: Final = Call("topic.delete_records", TopicParams, NoResult, is_write=True)
 TOPIC_HEADS: Final = Call("topic.heads", TopicHeadsParams, TopicHeadsResult)
-CLAIM: Final = Call("queue.claim", ClaimParams, ClaimResult)
-ACK: Final = Call("queue.ack", QueueParams, NoResult, is_write=True)
-NACK: Final = Call("queue.nack", QueueParams, NoResult)
-EXTEND: Final = Call("queue.extend", QueueParams, NoResult)
+CLAIM: Final = Call("queue.claim", TopicParams, ClaimResult)
+ACK: Final = Call("queue.ack", TopicParams, NoResult, is_write=True)
+NACK: Final = Call("queue.nack", TopicParams, NoResult)
+EXTEND: Final = Call("queue.extend", TopicParams, NoResult)
 LEASES: Final = Call("queue.leases", LeasesParams, LeasesResult)
 REDRIVE: Final = Call("queue.redrive", RedriveParams, NoResult, is_write=True)
 WORK_OPEN: Final = Call("work.open", WorkOpenParams, NoResult)
-ROUTER_PUT: Final = Call("router.put", RouterPutParams, RouterPutResult, is_write=True)
-ROUTER_GET: Final = Call("router.get", RouterGetParams, NoResult)
+ROUTER_PUT: Final = Call("router.put", RouterParams, PutResult, is_write=True)
+ROUTER_GET: Final = Call("router.get", RouterParams, NoResult)
 ROUTER_LIST: Final = Call("router.list", RouterListParams, RouterListResult)
-ROUTER_DELETE: Final = Call("router.delete", RouterDeleteParams, NoResult, is_write=True)
+ROUTER_DELETE: Final = Call("router.delete", RouterParams, NoResult, is_write=True)
 ROUTER_CASCADE: Final = Call("router.cascade", CascadeParams, CascadeResult)
 ROUTER_ENDPOINT: Final = Call("router.endpoint", EndpointParams, EndpointResult)
 ROUTER_SYNC: Final = Call("router.sync", RouterSyncParams, RouterSyncResult)
@@ -707,8 +660,8 @@ FEED_READ: Final = Call("feed.read", FeedReadParams, FeedReadResult)
 
 FEED_PAGE: Final = Event("feed.page", FeedPageParams)
 FEED_ENDED: Final = Event("feed.ended", FeedEndedParams)
-FEED_TAKEN: Final = Event("feed.taken", FeedTakenParams)
-FEED_CLOSE: Final = Event("feed.close", FeedCloseParams)
+FEED_TAKEN: Final = Event("feed.taken", FeedParams)
+FEED_CLOSE: Final = Event("feed.close", FeedParams)
 WORK_JOBS: Final = Event("work.jobs", WorkJobsParams)
 WORK_ENDED: Final = Event("work.ended", WorkEndedParams)
 WORK_TAKEN: Final = Event("work.taken", WorkTakenParams)

@@ -27,12 +27,11 @@ from topics.formats.wire.calls import (
     FEED_OPEN,
     FEED_READ,
     FEED_TAKEN,
-    FeedCloseParams,
     FeedOpenParams,
     FeedOpenResult,
+    FeedParams,
     FeedReadParams,
     FeedReadResult,
-    FeedTakenParams,
     FeedView,
 )
 from topics.formats.wire.contract import Call, P, R
@@ -48,8 +47,8 @@ LONG_PER_PASS = 16  # readers that are shown a long page in one pass of the loop
 class FeedCalls:
     """The questions in flight, and the notifications, of all feeds of a front."""
 
-    def __init__(self, backend: Shards) -> None:
-        self._backend = backend
+    def __init__(self, shards: Shards) -> None:
+        self._shards = shards
         self._opening: dict[int, SharedAnswer[FeedOpenResult]] = {}  # by the number of the feed
         self._reading: dict[FeedReadParams, SharedAnswer[FeedReadResult]] = {}
         self._rooms: dict[int, ReadingRoom] = defaultdict(ReadingRoom)  # of the shards
@@ -92,7 +91,7 @@ class FeedCalls:
         """Tell the shard that a page has been received; the link flushes behind each batch, but
         not for quiet ones alone.
         """
-        self._backend.notify(feed.shard, FEED_TAKEN, FeedTakenParams(feed.number), quiet=quiet)
+        self._shards.notify(feed.shard, FEED_TAKEN, FeedParams(feed.number), quiet=quiet)
 
     def taken_late(self, feed: FeedSubscription) -> None:
         """As `taken`, from elsewhere than a batch of messages; a feed that has ended is not
@@ -103,7 +102,7 @@ class FeedCalls:
 
     def close(self, feed: FeedSubscription) -> None:
         """Unsubscribe."""
-        self._backend.notify(feed.shard, FEED_CLOSE, FeedCloseParams(feed.number))
+        self._shards.notify(feed.shard, FEED_CLOSE, FeedParams(feed.number))
 
     def _share(
         self,
@@ -126,7 +125,7 @@ class FeedCalls:
                     answered(answer.result)
                 shared.settle(answer)
 
-            self._backend.call(shard, call, params, b"", then)
+            self._shards.call(shard, call, params, b"", then)
         return shared
 
     def _ask_page(
@@ -143,7 +142,7 @@ class FeedCalls:
             shared.settle(NotReady("nobody waits for this page"))
             return False
         shared.over = partial(self._rooms[shard].leave, FeedView(*params.view).bytes)
-        self._backend.call(shard, FEED_READ, params, b"", then)
+        self._shards.call(shard, FEED_READ, params, b"", then)
         return True
 
 

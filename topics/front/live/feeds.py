@@ -35,9 +35,9 @@ TOLD_MAX = 256  # streams that one page tells of its pace
 class Feeds:
     """All feed subscriptions of a front. `Live` tells it what shards say."""
 
-    def __init__(self, backend: Shards, pressure: Pressure, later: Later, now: float) -> None:
+    def __init__(self, shards: Shards, pressure: Pressure, later: Later, now: float) -> None:
         self._pressure, self._later = pressure, later
-        self.calls = FeedCalls(backend)
+        self.calls = FeedCalls(shards)
         self.kept = KeptPages()
         self.by_number: dict[int, FeedSubscription] = {}
         self._by_view: dict[tuple[str, View], FeedSubscription] = {}

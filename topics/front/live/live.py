@@ -76,7 +76,7 @@ class Live:
 
     def __init__(
         self,
-        backend: Shards,
+        shards: Shards,
         settings: Settings,
         slots: FrontSlots,
         pressure: Pressure,
@@ -84,12 +84,12 @@ class Live:
         held: HeldMemory | None = None,
     ) -> None:
         self.held = HeldMemory() if held is None else held
-        self.backend, self.slots, self.pressure = backend, slots, pressure
+        self.shards, self.slots, self.pressure = shards, slots, pressure
         self.keys = Keys() if keys is None else keys
         self.now = time.monotonic()  # of the last tick
         self.later = Later()
-        self.feeds = Feeds(backend, pressure, self.later, self.now)
-        self.work = WorkSubscriptions(backend, slots.streams, pressure, self.later)
+        self.feeds = Feeds(shards, pressure, self.later, self.now)
+        self.work = WorkSubscriptions(shards, slots.streams, pressure, self.later)
         self.messages = MessageBudget(LARGEST_MESSAGES_MAX * settings.max_body_bytes)
         self.streams: set[LiveStream] = set()
         self.stream_counts = [0] * len(StreamKind)
@@ -98,7 +98,7 @@ class Live:
         self._deferred: list[tuple[LiveStream, Callable[[], None]]] = []
         self._has_deferred = trio.Event()
         self._turns = trio.CapacityLimiter(TURNS_MAX)
-        backend.listen(self)
+        shards.listen(self)
 
     async def run(self) -> None:
         """Tick until cancelled."""

@@ -40,14 +40,14 @@ def begin_at(start: Start, head: TopicHead) -> Begun:
     return Begun(from_seq, head.epoch if from_seq <= head.head_seq else 0, head)
 
 
-async def heads_of(backend: Shards, topics: Iterable[str]) -> dict[str, TopicHead]:
+async def heads_of(shards: Shards, topics: Iterable[str]) -> dict[str, TopicHead]:
     """The heads of those topics that exist, in the order of ``topics``. Raises `NotReady`."""
     by_shard: dict[int, list[str]] = {}
     for topic in topics:
-        by_shard.setdefault(backend.shard_of(topic), []).append(topic)
+        by_shard.setdefault(shards.shard_of(topic), []).append(topic)
     found: dict[str, TopicHead] = {}
     for shard, names in by_shard.items():
-        reply = await backend.answer(shard, TOPIC_HEADS, TopicHeadsParams(names))
+        reply = await shards.answer(shard, TOPIC_HEADS, TopicHeadsParams(names))
         found.update({name: TopicHead(*head) for name, head in reply.result.heads.items()})
         reply.release()
     return {topic: found[topic] for topic in topics if topic in found}

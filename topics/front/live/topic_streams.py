@@ -80,7 +80,7 @@ class TopicStream(Stream):
     def add(self, topic: str, view: View, start: Start) -> None:
         """Follow a topic as well, or anew. `catch_up` must follow."""
         self.remove(topic)
-        self.readers[topic] = Reader(self, topic, self.live.backend.shard_of(topic), view, start)
+        self.readers[topic] = Reader(self, topic, self.live.shards.shard_of(topic), view, start)
 
     def remove(self, topic: str) -> None:
         """Stop following a topic."""

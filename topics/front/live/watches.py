@@ -74,7 +74,7 @@ class Watches:
         """
         for topic in asked.starts:
             authorize(principal, None, topic)
-        heads = await heads_of(self.live.backend, asked.starts)
+        heads = await heads_of(self.live.shards, asked.starts)
         self.live.keys.check(principal)  # it may have changed while this waited
         return heads
 

@@ -296,7 +296,7 @@ class WebSocket(WebSocketStream):
 
     def _check_pressure(self, topic: str, message: bytes) -> None:
         """Raises `Throttled`."""
-        shard, digest = self.live.backend.shard_of(topic), self.principal.digest
+        shard, digest = self.live.shards.shard_of(topic), self.principal.digest
         self.live.pressure.check_write(digest, topic, shard, message)
 
     async def _subscribe(self, request_id: bytes, message: bytes) -> None:

@@ -121,7 +121,7 @@ class Publishes:
         """Publish a message that takes long to copy, behind what was sent off before; `flush` sends
         it off.
         """
-        batch, shard = PublishBatch(topic, seqs), self._live.backend.shard_of(topic)
+        batch, shard = PublishBatch(topic, seqs), self._live.shards.shard_of(topic)
         self._count_in(batch, request_id, len(message))
         try:
             body = await self._filled(shard, message)
@@ -136,7 +136,7 @@ class Publishes:
     async def _filled(self, shard: int, message: bytes) -> Body:
         """The message in shared memory. Raises `Throttled`, `NotReady`."""
         filling, view = Filling(), memoryview(message)
-        block = self._live.backend.reserve(shard, len(message), filling)
+        block = self._live.shards.reserve(shard, len(message), filling)
         if block is None:
             raise no_room()
         try:
@@ -172,7 +172,7 @@ class Publishes:
     def _send(self, batch: PublishBatch) -> None:
         bodies = batch.bodies
         lengths = [len(body) for body in bodies] if len(bodies) > 1 else None
-        shard = self._live.backend.shard_of(batch.topic)
+        shard = self._live.shards.shard_of(batch.topic)
         try:
             body = b"".join(bodies) if lengths else self._attachment(shard, bodies[0])
         except TopicsError as failure:
@@ -192,7 +192,7 @@ class Publishes:
         def answered(answer: Reply[AppendResult] | TopicsError) -> None:
             self._stream.attempt(self._answered, batch, answer)
 
-        self._live.backend.call(shard, APPEND, params, body, answered)
+        self._live.shards.call(shard, APPEND, params, body, answered)
 
     def _attachment(self, shard: int, body: bytes) -> Body:
         """The body as it travels: a long one in shared memory, for which it must not wait here.
@@ -200,7 +200,7 @@ class Publishes:
         """
         if len(body) <= self._settings.inline_bytes:
             return body
-        block = self._live.backend.reserve(shard, len(body), None)
+        block = self._live.shards.reserve(shard, len(body), None)
         if block is None:
             raise no_room()
         block.view[: len(body)] = body

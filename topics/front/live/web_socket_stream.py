@@ -100,7 +100,7 @@ class WebSocketStream(TopicStream):
         """
         if len(self.readers.keys() | asked.starts.keys()) > most:
             raise InvalidRequest(f"more than {most} topics on one socket", field="topics", max=most)
-        heads = await heads_of(self.live.backend, asked.starts)
+        heads = await heads_of(self.live.shards, asked.starts)
         unknown = asked.starts.keys() - heads.keys()
         if unknown:
             raise TopicNotFound(min(unknown))

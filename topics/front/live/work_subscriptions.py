@@ -81,8 +81,8 @@ class WorkSubscription:
 class WorkSubscriptions:
     """All work subscriptions of a front. `Live` tells it what shards say."""
 
-    def __init__(self, backend: Shards, slots: Slots, pressure: Pressure, later: Later) -> None:
-        self._backend, self._slots = backend, slots
+    def __init__(self, shards: Shards, slots: Slots, pressure: Pressure, later: Later) -> None:
+        self._shards, self._slots = shards, slots
         self._pressure, self._later = pressure, later
         self._last_number = 0
         self.by_number: dict[int, WorkSubscription] = {}  # those that their shards know
@@ -106,7 +106,7 @@ class WorkSubscriptions:
         self.by_number[subscription.number] = subscription
         params = WorkOpenParams(subscription.number, topic, node, max_jobs, lease_ms)
         try:
-            (await self._backend.answer(shard, WORK_OPEN, params)).release()
+            (await self._shards.answer(shard, WORK_OPEN, params)).release()
         except BaseException:
             # A shard that has stalled, or has not heard of the cancellation, may open it yet.
             self.close(subscription)
@@ -137,7 +137,7 @@ class WorkSubscriptions:
     def _tell_taken(self, subscription: WorkSubscription) -> None:
         if subscription.number in self.by_number:
             params = WorkTakenParams(subscription.number)
-            self._backend.notify(subscription.shard, WORK_TAKEN, params)
+            self._shards.notify(subscription.shard, WORK_TAKEN, params)
 
     def close(self, subscription: WorkSubscription) -> None:
         """The client has gone, or never came: the shard releases its leases. Safe to call twice."""
@@ -148,7 +148,7 @@ class WorkSubscriptions:
         self._slots.release(subscription.principal)
         if self.by_number.pop(subscription.number, None) is not None:
             params = WorkCloseParams(subscription.number, subscription.pages)
-            self._backend.notify(subscription.shard, WORK_CLOSE, params)
+            self._shards.notify(subscription.shard, WORK_CLOSE, params)
 
     # What shards say
 

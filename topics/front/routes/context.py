@@ -31,7 +31,7 @@ METRIC_READS_MAX = 4  # at once, by one front
 class RouteContext:
     """The parts of one front."""
 
-    backend: Shards
+    shards: Shards
     settings: Settings
     limits: Limits
     drain: Drain
@@ -44,11 +44,11 @@ class RouteContext:
 
     @classmethod
     def of(
-        cls, backend: Shards, settings: Settings, drain: Drain, live: Live, board: Board
+        cls, shards: Shards, settings: Settings, drain: Drain, live: Live, board: Board
     ) -> RouteContext:
         """The context of a front, with what the routes keep themselves."""
         return cls(
-            backend=backend,
+            shards=shards,
             settings=settings,
             limits=limits_of(settings),
             drain=drain,
@@ -73,10 +73,10 @@ class RouteContext:
         def answered(reply: Reply[R] | TopicsError) -> None:
             then(reply if isinstance(reply, TopicsError) else answer(reply))
 
-        return self.backend.call(request.shard, call, params, body, answered)
+        return self.shards.call(request.shard, call, params, body, answered)
 
     async def answer(
         self, request: Request, call: Call[P, NoResult], params: P, body: Body = b""
     ) -> Answer:
         """As `ask`, for an operation that is a coroutine."""
-        return shard_answer(await self.backend.answer(request.shard, call, params, body))
+        return shard_answer(await self.shards.answer(request.shard, call, params, body))

@@ -27,7 +27,7 @@ def health(context: RouteContext, _request: Request, _body: Body, at: int, then:
 
 def ready(context: RouteContext, _request: Request, _body: Body, at: int, then: Then) -> None:
     """§8.2. A shard that serves readers only is named; the server is ready."""
-    readiness = context.backend.readiness()
+    readiness = context.shards.readiness()
     if readiness.draining or context.drain.is_draining:
         raise shutting_down()
     if not readiness.ready:

@@ -99,7 +99,7 @@ async def _joined(pieces: Iterator[bytes]) -> bytes:
 
 def server_families(context: RouteContext) -> Iterator[Family]:
     """What the board, the limits and the settings say."""
-    board, slots, readiness = context.board, context.live.slots, context.backend.readiness()
+    board, slots, readiness = context.board, context.live.slots, context.shards.readiness()
     is_ready = readiness.ready and not (readiness.draining or context.drain.is_draining)
     uptime_ms = time.monotonic_ns() // 1_000_000 - board.started_monotonic_ms
     versions = (("version", __version__), ("python", platform.python_version()))
@@ -183,7 +183,7 @@ async def _ask_all(context: RouteContext, params: MetricsParams) -> list[Metrics
 
     async def ask(shard: int) -> None:
         try:
-            reply = await context.backend.answer(shard, METRICS_READ, params)
+            reply = await context.shards.answer(shard, METRICS_READ, params)
         except TopicsError:  # it is down, and the others count
             return
         found.append(reply.result)
@@ -191,14 +191,14 @@ async def _ask_all(context: RouteContext, params: MetricsParams) -> list[Metrics
 
     with trio.move_on_after(READ_MAX_S):
         async with context.metric_reads, trio.open_nursery() as nursery:
-            for shard in range(context.backend.shards):
+            for shard in range(context.shards.count):
                 nursery.start_soon(ask, shard)
     return found
 
 
 def row_families(context: RouteContext, found: Sequence[MetricsResult]) -> Iterator[Family]:
     """The rows that the shards have told of, a bounded number, the first by name."""
-    is_cut = len(found) < context.backend.shards
+    is_cut = len(found) < context.shards.count
     most = context.settings.metrics_topics
     topics, topics_cut = _first([one.topics for one in found], most)
     topics_cut |= is_cut or any(one.topics_truncated for one in found)

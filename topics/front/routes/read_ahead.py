@@ -39,8 +39,8 @@ from topics.formats.wire.calls import (
     DIFF_AHEAD,
     DiffAheadParams,
     DiffAheadResult,
-    DiffParams,
     DiffResult,
+    TopicParams,
 )
 from topics.front.answers import Answer, elapsed_ms, shard_answer
 from topics.front.dispatch import Pending, Then
@@ -235,7 +235,7 @@ class ReadAhead:
                     self._guesses.add(following, Guess())
             then(answer)
 
-        params = DiffParams(request.topic, at)
+        params = TopicParams(request.topic, at)
         return self._shards.call(request.shard, DIFF, params, body, answered)
 
     def ask(self, shard: int, key: PageKey, page_count: int) -> None:

@@ -35,7 +35,7 @@ from topics.formats.wire.calls import (
     AppendOutcome,
     AppendParams,
     AppendResult,
-    DeleteRecordsParams,
+    TopicParams,
     band_in,
     outcome_in,
 )
@@ -74,8 +74,8 @@ class Group(msgspec.Struct, eq=False):
 class Appends:
     """All appends of a front."""
 
-    def __init__(self, backend: Shards, pressure: Pressure) -> None:
-        self._backend, self._batch = backend, backend.batch
+    def __init__(self, shards: Shards, pressure: Pressure) -> None:
+        self._shards, self._batch = shards, shards.batch
         self._pressure, self._bands = pressure, pressure.bands
         self._groups: dict[Key, Group] = {}
         self._begun: set[Key] = set()  # sent within this turn
@@ -148,7 +148,7 @@ class Appends:
         body = bodies[0] if is_one else b"".join(bodies)  # type: ignore[arg-type]
         answered = partial(self._answered_one if is_one else self._answered, group)
         try:
-            self._backend.call(shard, APPEND, params, body, answered, early=early)
+            self._shards.call(shard, APPEND, params, body, answered, early=early)
         except Exception:
             LOG.exception("unexpected server error: append")
             answered(Internal("internal error"))
@@ -200,7 +200,7 @@ class Appends:
 
 def delete(context: RouteContext, request: Request, body: Body, at: int, then: Then) -> Begun:
     """§5."""
-    params = DeleteRecordsParams(request.topic, at)
+    params = TopicParams(request.topic, at)
     return context.ask(request, DELETE_RECORDS, params, body, then)
 
 

@@ -48,8 +48,8 @@ ROUTES = (records.APPEND_ROUTE, read_ahead.DIFF_ROUTE, *OPERATIONS)
 def operations_for(context: RouteContext) -> dict[Route, Operation]:
     """The operation of each row, bound to a front."""
     return {
-        records.APPEND_ROUTE: records.Appends(context.backend, context.pressure).append,
-        read_ahead.DIFF_ROUTE: read_ahead.ReadAhead(context.backend, context.drain).diff,
+        records.APPEND_ROUTE: records.Appends(context.shards, context.pressure).append,
+        read_ahead.DIFF_ROUTE: read_ahead.ReadAhead(context.shards, context.drain).diff,
         **{route: partial(operation, context) for route, operation in OPERATIONS.items()},
     }
 

@@ -36,7 +36,7 @@ def put(context: RouteContext, request: Request, body: Body, at: int, then: Then
     return context.ask(request, calls.TOPIC_PUT, params, body, then, _put_answer)
 
 
-def _put_answer(reply: Reply[calls.TopicPutResult]) -> Answer:
+def _put_answer(reply: Reply[calls.PutResult]) -> Answer:
     return shard_answer(reply, created=reply.result.created)
 
 
@@ -67,7 +67,7 @@ async def list_topics(context: RouteContext, request: Request, _body: Body, at: 
         touch=query[LIST_TOUCH],
         prefixes=prefixes,
     )
-    lists = [await _list_of(context, shard, params) for shard in range(context.backend.shards)]
+    lists = [await _list_of(context, shard, params) for shard in range(context.shards.count)]
     return paging.answer("topics", [*heapq.merge(*lists)], size, at)
 
 
@@ -75,7 +75,7 @@ async def _list_of(
     context: RouteContext, shard: int, params: calls.TopicListParams
 ) -> list[tuple[str, bytes]]:
     """Names of one shard, each with the topic's JSON."""
-    reply = await context.backend.answer(shard, calls.TOPIC_LIST, params)
+    reply = await context.shards.answer(shard, calls.TOPIC_LIST, params)
     try:
         return [(name, bytes(item)) for name, item in reply.result.items]
     finally:

@@ -415,8 +415,8 @@ async def test_routers_without_an_end_are_removed_when_their_shard_tells(shards:
 
 async def test_other_shards_do_not_answer_for_the_owner(shards: Shards) -> None:
     for call, params in (
-        (calls.ROUTER_GET, calls.RouterGetParams("r", None, 1)),
-        (calls.ROUTER_DELETE, calls.RouterDeleteParams("r", None, 1)),
+        (calls.ROUTER_GET, calls.RouterParams("r", None, 1)),
+        (calls.ROUTER_DELETE, calls.RouterParams("r", None, 1)),
         (calls.ROUTER_CASCADE, calls.CascadeParams("b")),
         (calls.ROUTER_LIST, calls.RouterListParams("", None, None, None, 9, None)),
     ):

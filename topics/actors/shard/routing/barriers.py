@@ -18,8 +18,7 @@ from typing import Final, TypeAlias
 import trio
 
 from topics.actors.rpc.message_router import MessageRouter
-from topics.actors.rpc.session import Reply
-from topics.actors.rpc.typed_calls import InboundCall, serve
+from topics.actors.rpc.session import InboundMessage, Reply
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.deadlines import Deadline
 from topics.actors.shard.held_topics import Handler, Request, handle_late
@@ -36,7 +35,7 @@ from topics.formats.wire.calls import (
     NoResult,
 )
 
-CatchUpCall: TypeAlias = InboundCall[CatchUpParams, NoResult]
+CatchUpCall: TypeAlias = InboundMessage[CatchUpParams, NoResult]
 
 BARRIER_S: Final = 1.0
 SILENT_S: Final = 5.0  # how long a shard that did not answer is not waited for
@@ -51,7 +50,7 @@ class Barriers(Service):
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
-        serve(router, CATCH_UP, self._catch_up)
+        router.serve(CATCH_UP, self._catch_up)
 
     def defer_if_behind(self, topics: Iterable[str], handler: Handler, request: Request) -> bool:
         """Whether the request is deferred: ``handler`` gets it when the feeders of ``topics`` have

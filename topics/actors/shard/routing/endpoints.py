@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.replies import answer_error
-from topics.actors.rpc.typed_calls import InboundCall, serve
+from topics.actors.rpc.session import InboundMessage
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.room import unwritable
 from topics.actors.shard.service import Service
@@ -25,9 +25,9 @@ class Endpoints(Service):
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
-        serve(router, ROUTER_ENDPOINT, self._endpoint)
+        router.serve(ROUTER_ENDPOINT, self._endpoint)
 
-    def _endpoint(self, request: InboundCall[EndpointParams, EndpointResult]) -> None:
+    def _endpoint(self, request: InboundMessage[EndpointParams, EndpointResult]) -> None:
         # Also of a held topic: one that is held for its delete waits for the owner of the routers,
         # which may wait for this answer.
         params = request.params

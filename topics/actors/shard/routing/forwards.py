@@ -20,7 +20,7 @@ import structlog
 
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.replies import answer_error
-from topics.actors.rpc.typed_calls import InboundCall, serve
+from topics.actors.rpc.session import InboundMessage
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.routing.batches import frame_bytes_max, records_in
 from topics.actors.shard.routing.registry import Registry
@@ -63,7 +63,7 @@ from topics.formats.wire.calls import (
 )
 from topics.storage.wal.progress import Progress
 
-ForwardCall: TypeAlias = InboundCall[ForwardParams, ForwardResult]
+ForwardCall: TypeAlias = InboundMessage[ForwardParams, ForwardResult]
 
 Settle: TypeAlias = Callable[..., None]
 """`_Answers.settle` of one target."""
@@ -87,7 +87,7 @@ class Forwards(Service):
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
-        serve(router, FORWARD, self._forward)
+        router.serve(FORWARD, self._forward)
 
     def _forward(self, request: ForwardCall) -> None:
         self._context.check_writable(grows=True)

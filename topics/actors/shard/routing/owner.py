@@ -27,7 +27,7 @@ import trio
 
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.replies import reply_json
-from topics.actors.rpc.typed_calls import InboundCall, serve
+from topics.actors.rpc.session import InboundMessage
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.room import unwritable
 from topics.actors.shard.routing.mutations import ASK_MAX_S, Mutations, ask
@@ -62,9 +62,8 @@ from topics.formats.wire.calls import (
     EndpointParams,
     EndpointResult,
     NoResult,
-    RouterDeleteParams,
-    RouterPutParams,
-    RouterPutResult,
+    PutResult,
+    RouterParams,
     RouterStatsParams,
 )
 from topics.storage.wal.file import NoRoom
@@ -73,9 +72,9 @@ ATTEMPTS: Final = 3  # to make a router whose ends are deleted meanwhile
 # A place is kept for an end that is asked for; it is given back when the answer is overdue.
 PLACE_MS: Final = int(ASK_MAX_S * 1000) - 1000
 
-PutCall: TypeAlias = InboundCall[RouterPutParams, RouterPutResult]
-DeleteCall: TypeAlias = InboundCall[RouterDeleteParams, NoResult]
-CascadeCall: TypeAlias = InboundCall[CascadeParams, CascadeResult]
+PutCall: TypeAlias = InboundMessage[RouterParams, PutResult]
+DeleteCall: TypeAlias = InboundMessage[RouterParams, NoResult]
+CascadeCall: TypeAlias = InboundMessage[CascadeParams, CascadeResult]
 
 
 class Routers(Service):
@@ -92,9 +91,9 @@ class Routers(Service):
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
-        serve(router, ROUTER_PUT, self._put)
-        serve(router, ROUTER_DELETE, self._delete)
-        serve(router, ROUTER_CASCADE, self._cascade)
+        router.serve(ROUTER_PUT, self._put)
+        router.serve(ROUTER_DELETE, self._delete)
+        router.serve(ROUTER_CASCADE, self._cascade)
 
     # Requests
 
@@ -145,7 +144,7 @@ class Routers(Service):
                 raise _as_seen(error, params.prefixes) from None
         is_new = before is None
         body = router_json.configured(params.router, config, created=is_new) + ignored
-        self._in_turn(lambda: reply_json(request, RouterPutResult(is_new), body, params.at))
+        self._in_turn(lambda: reply_json(request, PutResult(is_new), body, params.at))
 
     def _is_known(self, router: Router) -> bool:
         """Whether the shards of its ends have taken it."""

@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 import trio
 
 from topics.actors.rpc.message_router import MessageRouter
-from topics.actors.rpc.typed_calls import InboundCall, serve
+from topics.actors.rpc.session import InboundMessage
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.routing.worker import WorkerState
 from topics.actors.shard.routing.workers import Workers
@@ -33,8 +33,8 @@ from topics.formats.wire.calls import (
     RouterSyncResult,
 )
 
-StatsCall: TypeAlias = InboundCall[RouterStatsParams, RouterStats]
-SyncCall: TypeAlias = InboundCall[RouterSyncParams, RouterSyncResult]
+StatsCall: TypeAlias = InboundMessage[RouterStatsParams, RouterStats]
+SyncCall: TypeAlias = InboundMessage[RouterSyncParams, RouterSyncResult]
 
 SETTLE_S: Final = 0.5  # how long counters wait for a forward that is under way
 LOOK_S: Final = 0.005  # how often they look for its end
@@ -55,8 +55,8 @@ class Registry(Service):
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
-        serve(router, ROUTER_SYNC, self._sync)
-        serve(router, ROUTER_STATS, self._stats)
+        router.serve(ROUTER_SYNC, self._sync)
+        router.serve(ROUTER_STATS, self._stats)
 
     def when_told(self, call: Callable[[], object]) -> None:
         """Call once the owner has told of all routers."""

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.replies import answer_error, reply_json
-from topics.actors.rpc.typed_calls import InboundCall, serve
+from topics.actors.rpc.session import InboundMessage
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.held_topics import Request
 from topics.actors.shard.routing.mutations import Mutations, ask
@@ -31,14 +31,14 @@ from topics.formats.wire.calls import (
     ROUTER_LIST,
     ROUTER_STATS,
     NoResult,
-    RouterGetParams,
     RouterListParams,
     RouterListResult,
+    RouterParams,
     RouterStatsParams,
 )
 
-GetCall: TypeAlias = InboundCall[RouterGetParams, NoResult]
-ListCall: TypeAlias = InboundCall[RouterListParams, RouterListResult]
+GetCall: TypeAlias = InboundMessage[RouterParams, NoResult]
+ListCall: TypeAlias = InboundMessage[RouterListParams, RouterListResult]
 
 
 class Counters(NamedTuple):
@@ -62,8 +62,8 @@ class RouterViews(Service):
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
-        serve(router, ROUTER_GET, self._get)
-        serve(router, ROUTER_LIST, self._list)
+        router.serve(ROUTER_GET, self._get)
+        router.serve(ROUTER_LIST, self._list)
 
     def _get(self, request: GetCall) -> None:
         check_owner(self._context)

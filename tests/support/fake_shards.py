@@ -61,14 +61,14 @@ class FakeReply(Reply[Any]):
 class FakeBlock(ArenaBlock):
     """Arena memory. The owner counts what is out."""
 
-    def __init__(self, length: int, owner: FakeBackend) -> None:
+    def __init__(self, length: int, owner: FakeShards) -> None:
         self.view = memoryview(bytearray(length))
         self.freed = False
-        self._backend = owner
+        self._shards = owner
         owner.blocks_out += 1
 
     def grow(self, length: int, keep: int) -> Iterator[None] | None:
-        if self._backend.full:
+        if self._shards.full:
             return None
         old, self.view = self.view, memoryview(bytearray(length))
         self.view[:keep] = old[:keep]
@@ -80,13 +80,13 @@ class FakeBlock(ArenaBlock):
     def free(self) -> None:
         assert not self.freed, "freed twice"
         self.freed = True
-        self._backend.blocks_out -= 1
+        self._shards.blocks_out -= 1
 
 
 class Waiting:
     """The session of a call that waits for the gate: it hears that nobody wants the answer."""
 
-    def __init__(self, owner: FakeBackend) -> None:
+    def __init__(self, owner: FakeShards) -> None:
         self._owner = owner
         self.calls: dict[int, PendingCall] = {}
         self.peer_id = "fake"
@@ -97,10 +97,10 @@ class Waiting:
 
 
 @dataclass
-class FakeBackend(Shards):
+class FakeShards(Shards):
     """Crude shards: topics are lists of JSON values."""
 
-    shards: int = 2
+    count: int = 2
     topics: dict[str, list[Any]] = field(default_factory=dict)
     routers: dict[str, Any] = field(default_factory=dict)  # the bodies that made them
     ready: bool = True
@@ -122,7 +122,7 @@ class FakeBackend(Shards):
     _is_waited: bool = False  # by a task, for the next call
 
     def shard_of(self, topic: str) -> int:
-        return crc32(topic.encode()) % self.shards
+        return crc32(topic.encode()) % self.count
 
     def listen(self, listener: Listener) -> None:
         self.listener = listener
@@ -243,7 +243,7 @@ class FakeBackend(Shards):
             head = len(self.topics[topic])
             answer |= {"head_seq": head, "created": rows is None}
         elif call is calls.TOPIC_PUT:
-            result = calls.TopicPutResult(rows is None)
+            result = calls.PutResult(rows is None)
             self.topics.setdefault(topic, [])
             answer |= {"created": rows is None, "config": document}
         elif call is calls.TOPIC_DELETE:
@@ -299,9 +299,7 @@ class FakeBackend(Shards):
         if call is calls.ROUTER_PUT:
             created = name not in self.routers
             self.routers[name] = json.loads(raw)
-            return calls.RouterPutResult(created), json.dumps(
-                answer | {"created": created}
-            ).encode()
+            return calls.PutResult(created), json.dumps(answer | {"created": created}).encode()
         if call is calls.ROUTER_DELETE:
             answer["deleted"] = self.routers.pop(name, None) is not None
         elif name not in self.routers:
