@@ -117,10 +117,7 @@ class Batch:
         assert not self.is_open, "a turn is not inside another one"
         self.is_open = True
 
-    def __exit__(self, *_: object) -> None:
-        self.end()
-
-    def end(self) -> None:
+    def end(self, *_: object) -> None:
         """Ask what is left to ask, and flush the links."""
         if self.at_end is not None:
             self.at_end()
@@ -128,6 +125,8 @@ class Batch:
         for link in self._links:
             if link.is_due:
                 link.flush()
+
+    __exit__ = end
 
 
 class ShardLink:
