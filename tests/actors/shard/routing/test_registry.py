@@ -272,7 +272,7 @@ def results(desk: Desk) -> list[EndpointResult | str]:
             found.append(answer.data["code"])
         else:
             assert isinstance(answer, Success)
-            found.append(ROUTER_ENDPOINT.result(answer.result))
+            found.append(ROUTER_ENDPOINT.result._make(answer.result))
     return found
 
 
