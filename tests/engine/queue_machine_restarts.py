@@ -32,7 +32,7 @@ class Queues(QueueMoves):
         assert tuple(jobs.counters(topic.count)) == tuple(model.counters(now.ms))
         shown = claims.leases(topic, after, 3, node, now)
         held = [job for job in model.held(node) if job.seq > after]
-        assert [tuple(view) for view in shown] == [
+        assert [view[:-1] for view in shown] == [
             (job.seq, job.node, job.number, now.ts + job.at_ms - now.ms, job.deliveries)
             for job in held[:3]
         ]
