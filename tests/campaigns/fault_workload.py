@@ -25,6 +25,9 @@ COPIED_S = 0.1  # after a fault, forwarding may have ended
 DESTS = {"rf": ("fsync", "f"), "rd": ("disk", "d"), "rr": ("disk", "rf"), "re": ("fsync", "e")}
 
 
+CLASSES = {"f": "fsync", "d": "disk", "m": "memory", "e": "ephemeral", "g": "fsync", "c": "disk"}
+
+
 @dataclass(slots=True)
 class Journal:
     """What the shard has answered."""
@@ -80,14 +83,7 @@ class Walker:
                 file.close()
 
     async def _work(self) -> None:
-        for topic, durability in (
-            ("f", "fsync"),
-            ("d", "disk"),
-            ("m", "memory"),
-            ("e", "ephemeral"),
-            ("g", "fsync"),
-            ("c", "disk"),
-        ):
+        for topic, durability in CLASSES.items():
             await self._put(topic, durability=durability)
         for dest, (durability, source) in DESTS.items():
             await self._put(dest, durability=durability)
@@ -169,26 +165,19 @@ class Walker:
         made = []
         for _ in range(count):
             self._number += 1
-            made.append(
-                {
-                    "data": f"{self._number} {'x' * size}",
-                    "tag": "odd" if self._number % 2 else "even",
-                }
-            )
+            tag = "odd" if self._number % 2 else "even"
+            made.append({"data": f"{self._number} {'x' * size}", "tag": tag})
         return made
 
     async def _append(self, topic: str, count: int, size: int) -> None:
         records = self._records(count, size)
-        asked = self.desk.append_raw(
-            topic, msgspec.json.encode({"records": records, "create": False})
-        )
-        self._note(topic, records, await self._answer(asked))
+        body = msgspec.json.encode({"records": records, "create": False})
+        self._note(topic, records, await self._answer(self.desk.append_raw(topic, body)))
 
     async def _burst(self, topic: str, count: int) -> None:
         parts = [self._records(1, 300) for _ in range(count)]
-        number = self.desk.append_many(
-            topic, *({"records": part, "create": False} for part in parts)
-        )
+        bodies = ({"records": part, "create": False} for part in parts)
+        number = self.desk.append_many(topic, *bodies)
         self.desk.loop.end_turn()
         with trio.fail_after(ANSWER_S):
             while not self.desk.wire.sent:  # noqa: ASYNC110 - no event tells

@@ -31,7 +31,7 @@ def check_lists(topic: Topic, model: QueueModel, now_ms: int, *, is_lazy: bool) 
         assert (jobs._apart.next_out(seq) > seq) == (seq in states) or seq < jobs.cursor
     assert all(count >= 0 for count in jobs._deliveries.values())
     for seq in jobs.leases:
-        lease, job = jobs.leases.lease(seq), model.jobs[seq]
+        lease, job = jobs.leases.held[seq], model.jobs[seq]
         if job.state == "held":
             assert (lease.number, lease.deadline_ms) == (job.number, job.at_ms)
             assert (lease.holder.node, lease.holder.seqs is not None) == (job.node, job.stream > 0)
@@ -63,7 +63,7 @@ def _check_holders(jobs: Jobs) -> None:
     held: dict[int, list[int]] = {}
     holders = {}
     for seq in leases:
-        holder = leases.lease(seq).holder
+        holder = leases.held[seq].holder
         holders[id(holder)] = holder
         held.setdefault(id(holder), []).append(seq)
     for key, holder in holders.items():
@@ -85,7 +85,7 @@ def check_nothing_is_left(topic: Topic, *, is_lazy: bool = True) -> None:
     assert not jobs._deliveries
     assert not jobs.leases.pollers
     if not is_lazy:
-        times = (jobs._hidden_times, jobs._delay_times, jobs.leases._expiry)
+        times = (jobs._hidden_times, jobs._delay_times, jobs.leases.expiry)
         assert [each.count for each in times] == [0, 0, 0]
         assert not jobs._in_line
-        assert not jobs._due
+        assert not jobs.due

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,10 +14,8 @@ from topics.engine.locators import (
     is_extent,
     is_in_log,
     is_in_memory,
-    lsn_of,
-    split_locator,
 )
-from topics.engine.record_index import IndexEntry, RecordIndex
+from topics.engine.record_index import RecordIndex
 from topics.engine.store import FLAGS_STEP, DeleteFlags, first_live, last_live
 
 
@@ -51,21 +47,6 @@ def test_an_entry_takes_less_than_forty_bytes_and_none_takes_nothing() -> None:
     assert index.bytes_used() < 40 * 60_000
 
 
-def test_only_writes_of_the_log_lie_between_two_lsns() -> None:
-    index = RecordIndex()
-    locators = [
-        *(in_extent(0, 0), in_log(10), in_memory(0), in_log(20), in_memory(1)),
-        *(in_log(30), in_log(40)),
-    ]
-    for seq, locator in enumerate(locators):
-        index.add(seq, 1, locator, 50, 0)
-    assert [entry.locator for entry in index.entries_between(20, 40)] == [20, 30]
-    found = index.entries_between(10, 99)
-    assert next(found) == IndexEntry(1, 1, in_log(10), 50, 0)
-    index.drop(4)  # meanwhile
-    assert [entry.locator for entry in found] == [30, 40]
-
-
 # Locators: each kind has its range of 64-bit numbers
 
 
@@ -80,24 +61,6 @@ EDGES = [
 def test_every_locator_is_of_one_kind(locator: Locator, kind: str) -> None:
     answers = (is_in_log(locator), is_extent(locator), is_in_memory(locator))
     assert answers == tuple(kind == each for each in ("log", "extent", "memory"))
-
-
-@pytest.mark.parametrize(("locator", "kind"), EDGES)
-def test_a_locator_fits_the_column_of_the_index(locator: Locator, kind: str) -> None:
-    assert array("Q", [locator])[0] == locator
-
-
-def test_an_extent_locator_gives_back_its_segment_and_its_index() -> None:
-    assert in_extent(7, 3) == 1 << 62 | 7 << 24 | 3
-    for segment, index in [(0, 0), (1, 2**24 - 1), (2**38 - 1, 0)]:
-        locator = in_extent(segment, index)
-        assert split_locator(locator) == (segment, index)
-
-
-def test_a_log_locator_is_the_lsn_of_its_frame() -> None:
-    assert lsn_of(in_log(4711)) == 4711
-    with pytest.raises(AssertionError, match="kind LOG"):
-        lsn_of(in_extent(1, 1))
 
 
 # Store
@@ -124,12 +87,12 @@ def test_one_live_record_is_found_among_many_steps_of_deleted_ones(live: int) ->
 
 def test_flags_add_up_by_locator() -> None:
     flags = DeleteFlags()
-    assert flags.of(7) is None
+    assert flags.get(7) is None
     flags.flag(7, 5, [(0, 1)])
     flags.flag(7, 5, [(3, 5)])
     flags.flag(8, 2, [(1, 2)])
-    assert flags.of(7) == b"\1\0\0\1\1"
-    assert flags.of(8) == b"\0\1"
+    assert flags.get(7) == b"\1\0\0\1\1"
+    assert flags.get(8) == b"\0\1"
 
 
 def test_all_deleted_writes_of_one_record_share_one_object() -> None:
@@ -137,8 +100,8 @@ def test_all_deleted_writes_of_one_record_share_one_object() -> None:
     for locator in (1, 2):
         flags.flag(locator, 1, [(0, 1)])
     flags.flag(1, 1, [(0, 1)])
-    assert flags.of(1) == b"\1"
-    assert flags.of(1) is flags.of(2)
+    assert flags.get(1) == b"\1"
+    assert flags.get(1) is flags.get(2)
 
 
 def test_flags_of_released_locators_are_forgotten() -> None:
@@ -146,4 +109,4 @@ def test_flags_of_released_locators_are_forgotten() -> None:
     flags.flag(1, 2, [(0, 1)])
     flags.flag(2, 2, [(0, 1)])
     flags.forget([1, 99])
-    assert (len(flags), flags.of(1), flags.of(2)) == (1, None, b"\1\0")
+    assert (len(flags), flags.get(1), flags.get(2)) == (1, None, b"\1\0")

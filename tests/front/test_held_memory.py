@@ -21,8 +21,7 @@ from topics.front.held_memory import (
     HeldMemory,
     Holding,
 )
-from topics.front.http.connection import Connection, Timings
-from topics.front.http.connections import Connections
+from topics.front.http.connection import Connection, Connections, Timings
 
 
 class Client:
@@ -158,18 +157,6 @@ async def test_a_slow_reader_is_cut_when_its_shared_memory_is_needed() -> None:
         await run.until(lambda: shards.replies_out == 0)
         with pytest.raises((EOFError, trio.BrokenResourceError)):
             await client.hear()
-
-
-@pytest.mark.slow
-async def test_answers_of_both_lanes_count_while_their_clients_do_not_take_them() -> None:
-    shards = FakeShards(topics={f"t{number:05}{'x' * 200}": [] for number in range(1000)})
-    async with running(shards=shards) as run:
-        held = run.server.connections.held
-        client = await run.connect()
-        await client.say(request("GET", "/v0/topics?page_size=1000") * 40)
-        await run.until(lambda: held.size > 200_000)
-        client.stream.socket.close()
-        await run.until(lambda: held.size == 0)
 
 
 async def test_an_answer_is_held_from_when_its_head_finds_no_room() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from tests.support.front import HANDSHAKE, LANES, RECORD, Running, bearer, runni
 from tests.support.raw_client import Answered, RawClient, request
 from tests.support.ws import TEXT, frame_bytes
 from topics.actors.rpc.session import PendingCall, Reply
-from topics.engine.access import ANYONE, Access
+from topics.engine.access import Access
 from topics.errors import Unauthorized
 from topics.formats.wire import calls
 from topics.formats.wire.contract import Call, P, R
@@ -23,7 +23,6 @@ from topics.front.request import Body
 KEYS = "kept,changed:rw,gone"
 AFTER = "kept,changed:r,new"  # a key keeps its slot: keys stay where they stand
 GONE = b'event: error\ndata: {"code":401,"error":"this key was removed"}\n\n'
-CHANGED = b'event: error\ndata: {"code":401,"error":"the rights of this key have changed"}\n\n'
 POLL = b'{"wait_ms":30000}'
 
 
@@ -76,19 +75,6 @@ async def said(client: RawClient, end: bytes) -> bytes:
 
 
 @LANES
-async def test_requests_go_by_the_keys_of_now_also_those_whose_heads_are_remembered(
-    fast: bool,
-) -> None:
-    async with running(keys=KEYS, fast=fast, shards=shards()) as run:
-        client = await run.connect()
-        for key, status in (("kept", 200), ("changed", 200), ("gone", 200), ("new", 401)):
-            assert (await ask(client, key)).status == status
-        await run.replace_keys(AFTER)
-        for key, status in (("kept", 200), ("changed", 403), ("gone", 401), ("new", 200)):
-            assert (await ask(client, key)).status == status
-
-
-@LANES
 @pytest.mark.parametrize(
     ("key", "after", "status"),
     [
@@ -115,23 +101,6 @@ async def test_a_waiting_call_ends_unless_its_key_may_still_make_it(
         answer = await client.hear()
         assert (answer.status, run.shards.cancelled) == (status, int(status != 200))
         assert (await client.ask("GET", "/v0/health")).status == 200
-
-
-@LANES
-@pytest.mark.parametrize(("key", "status"), [("gone", 401), ("changed", 403), ("kept", 0)])
-async def test_a_waiting_claim_ends_unless_its_key_may_still_make_it(
-    fast: bool, key: str, status: int
-) -> None:
-    async with running(keys=KEYS, fast=fast, shards=shards(trio.Event())) as run:
-        client = await run.connect()
-        path = "/v0/topics/slow/claim"
-        await client.say(request("POST", path, POLL, authorization=bearer(key)))
-        await run.until(lambda: run.shards.waiting == 1)
-        await run.replace_keys(AFTER)
-        assert run.shards.waiting == int(status == 0)
-        if status:
-            assert (await client.hear()).status == status
-            assert (await client.ask("GET", "/v0/health")).status == 200
 
 
 @pytest.mark.parametrize("framing", ["declared", "chunked"])
@@ -191,24 +160,6 @@ async def work(run: Running, key: str) -> RawClient:
     await client.say(request("GET", path, authorization=bearer(key)))
     await said(client, b": hb\n\n")
     return client
-
-
-@pytest.mark.parametrize("begin", [watch, work])
-async def test_event_streams_end_when_their_keys_are_gone_or_have_other_rights(
-    begin: Callable[[Running, str], Awaitable[RawClient]],
-) -> None:
-    async with running(keys=KEYS, shards=shards()) as run:
-        kept, changed, gone = [await begin(run, key) for key in ("kept", "changed", "gone")]
-        await run.replace_keys(AFTER)
-        assert (await said(changed, CHANGED)).count(b"event: error") == 1
-        assert (await said(gone, GONE)).count(b"event: error") == 1
-        for client in (changed, gone):
-            client._buffer = b""
-            assert await client.is_closed()
-        streams = run.server.slots.streams
-        assert [streams.used_by(one) for one in run.server.keys.access.principals] == [1, 0, 0]
-        assert len(run.server.live.streams) == 1
-        assert b"event: error" not in kept._buffer
 
 
 async def test_a_socket_ends_with_an_error_and_a_close_and_does_nothing_more() -> None:
@@ -308,7 +259,3 @@ def test_what_a_key_began_goes_on_as_long_as_its_rights_are_the_same() -> None:
     for principal, message in ((changed, "have changed"), (gone, "was removed")):
         with pytest.raises(Unauthorized, match=message):
             keys.check(principal)
-
-
-def test_without_keys_nothing_is_refused() -> None:
-    assert Keys().refusal(ANYONE) is None

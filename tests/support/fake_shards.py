@@ -46,6 +46,7 @@ class FakeReply(Reply[Any]):
     is_released: bool = False
 
     def __post_init__(self) -> None:
+        self.body = memoryview(self.body)  # as one that is to be given back
         self._message.replies_out += 1
 
     def release(self) -> None:

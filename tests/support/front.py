@@ -101,7 +101,7 @@ class StepGuard(trio.abc.Instrument):
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
         before = self._statuses.pop(task, task._cancel_status)
         now = task._cancel_status  # None: the task is over
-        is_changed = task.name.endswith("Poller.run") and now not in (before, None)
+        is_changed = task.name.endswith("EventLoop._run_beside") and now not in (before, None)
         if is_changed:
             self.faults.append(task.name)
 

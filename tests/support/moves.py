@@ -129,7 +129,7 @@ def claim(desk: Desk, topic: Topic, count: int = 1000) -> Sequence[int]:
     (change,) = lease_jobs.claim(
         engine.table, topic, [Ask(holder, count, HOUR_MS)], now, evenly=False
     )
-    return change.seqs
+    return list(change.seqs)
 
 
 def exhaust(desk: Desk, topic: Topic) -> None:

@@ -42,9 +42,14 @@ class QueueDesk(Desk):
         self.loop.context.clock = self.commits.now = trio_clock
         self.services = self.loop.services
 
-    def queue(self, topic: str = "q", *, durability: str = "ephemeral", **config: Any) -> None:
-        """A queue that is there before the test begins."""
+    def queue(
+        self, topic: str = "q", *, durability: str = "ephemeral", jobs: int = 0, **config: Any
+    ) -> None:
+        """A queue that is there before the test begins, with so many jobs."""
         self.make(topic, type="queue", durability=durability, **config)
+        if jobs:
+            self.jobs(jobs, topic)
+            self.told()
 
     def jobs(self, count: int, topic: str = "q") -> list[int]:
         """Append jobs, one by one, to a queue that waits for no log; their seqs."""

@@ -128,7 +128,7 @@ class _EvenView(View):
 
     @property
     def ends(self) -> memoryview:
-        """As `View.ends`."""
+        """Where each record would end."""
         return cast("memoryview", self._ends)
 
 
@@ -188,12 +188,10 @@ def _first_live_seq(topic: Topic, store: Store) -> int:
     """The first live seq, or the one behind the head."""
     if not len(topic.index):
         return max(topic.start_seq, topic.head_seq + 1)
-    first_seq, count, _, _ = topic.index.entry(0)
+    first_seq, count, locator, _ = topic.index.entry(0)
     start = max(topic.start_seq, first_seq)
-    deleted = deleted_in(topic, 0, store)
-    if deleted is None:
-        return start
-    return first_seq + first_live(deleted, start - first_seq, count)
+    deleted = store.delete_flags(locator) if first_seq in topic.index.gone else None
+    return start if deleted is None else first_seq + first_live(deleted, start - first_seq, count)
 
 
 # Deletes
@@ -220,33 +218,33 @@ def delete_runs(
             if first_seq >= end:
                 break
             if at != of_entry:
-                _delete_in_entry(topic, of_entry, pieces, store)
+                if pieces:
+                    _delete_in_entry(topic, of_entry, pieces, store)
                 of_entry, pieces = at, []
                 entry_first, entry_end = first_seq, first_seq + count if size else 0
             if size:
                 pieces.append((max(seq - first_seq, 0), min(end - first_seq, count)))
             at += 1
-    _delete_in_entry(topic, of_entry, pieces, store)
+    if pieces:
+        _delete_in_entry(topic, of_entry, pieces, store)
     settle(topic, store)
 
 
 def _delete_in_entry(topic: Topic, at: int, pieces: list[IndexRun], store: Store) -> None:
-    if not pieces:
-        return
     first_seq, whole, locator, left = topic.index.entry(at)
-    if pieces == [(0, whole)] and first_seq not in topic.index.gone:
-        live, count, size = pieces, whole, left
-    else:
-        live, ends = pieces, sized_view(topic, at, store).ends
+    live, count, size = pieces, whole, left
+    if pieces != [(0, whole)] or first_seq in topic.index.gone:
+        ends = sized_view(topic, at, store).ends
         try:
             deleted = store.delete_flags(locator)
         except Unreadable:  # nobody reads what is in there
             deleted = None
         if deleted is not None and 1 in bytes(deleted[pieces[0][0] : pieces[-1][1]]):
             live = [run for piece in pieces for run in live_runs(deleted, *piece)]
-        count = sum([stop - start for start, stop in live])
-        size = sum([ends[stop - 1] for _, stop in live])
-        size -= sum([ends[start - 1] for start, _ in live if start])
+        count = size = 0
+        for start, stop in live:
+            count += stop - start
+            size += ends[stop - 1] - (ends[start - 1] if start else 0)
     if count:
-        store.flag_deleted(locator, live, size)
+        store.flag_deleted(locator, whole, live, size)
         _take(topic, at, count, size)

@@ -11,8 +11,6 @@ the last one first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from topics.engine.changes import floor
 from topics.engine.changes.append import Append
 from topics.engine.changes.change import Change
@@ -20,11 +18,10 @@ from topics.engine.changes.floor import FloorMoved
 from topics.engine.locators import Locator
 from topics.engine.now import Now
 from topics.engine.quota import ByteQuota, SharedCap
-from topics.engine.routing.graph import RouterGraph
-from topics.engine.store import DeleteFlags, Store
+from topics.engine.store import Store
 from topics.engine.topic import Topic
 from topics.engine.topic_table import TopicTable
-from topics.errors import NotAQueue
+from topics.errors import NotAQueue, TopicNotFound
 
 SWEEP_TOPICS = 1024  # half a millisecond
 SWEEP_KEYS = 1 << 17  # some milliseconds
@@ -34,11 +31,10 @@ class ShardEngine:
     """Decisions about the topics of one shard; ``table`` holds the topics."""
 
     def __init__(self, shard: int = 0, shards: int = 1) -> None:
-        self.table = TopicTable(shard, shards)
-        self.topics, self.by_id = self.table.by_name, self.table.by_id
+        self.table = table = TopicTable(shard, shards)
+        self.topics, self.by_id, self.topic = table.by_name, table.by_id, table.topic
+        self.names, self.delete_flags, self.routers = table.names, table.delete_flags, table.routers
         self._unswept: list[int] = []
-
-    # The table
 
     @property
     def store(self) -> Store:
@@ -48,19 +44,6 @@ class ShardEngine:
     @store.setter
     def store(self, store: Store) -> None:
         self.table.store = store
-
-    @property
-    def delete_flags(self) -> DeleteFlags:
-        """Flags of deleted records that are in no segment, for the store to keep."""
-        return self.table.delete_flags
-
-    def topic(self, name: str) -> Topic:
-        """The topic of that name. Raises `TopicNotFound`."""
-        return self.table.topic(name)
-
-    def names(self, prefix: str, after: str | None, prefixes: list[str] | None) -> Iterator[str]:
-        """Names of topics in order, from behind ``after`` on (§1.3)."""
-        return self.table.names(prefix, after, prefixes)
 
     def expire(self, topic: Topic, now: Now) -> FloorMoved | None:
         """Remove what is too old, at once, before anything is answered or decided. The change tells
@@ -73,15 +56,12 @@ class ShardEngine:
 
     def queue(self, name: str) -> Topic:
         """The queue of that name. Raises `TopicNotFound` and `NotAQueue`."""
-        topic = self.table.topic(name)
+        topic = self.topics.get(name)
+        if topic is None:
+            raise TopicNotFound(name)
         if topic.jobs is None:
             raise NotAQueue(name)
         return topic
-
-    @property
-    def routers(self) -> RouterGraph:
-        """All routers of the server, as committed."""
-        return self.table.routers
 
     # Idempotency keys
 

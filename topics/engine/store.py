@@ -32,51 +32,41 @@ class Store(Protocol):
     def delete_flags(self, locator: Locator) -> Buffer | None:
         """A byte for each record, 1: deleted; None when none is. May raise `Unreadable`."""
 
-    def flag_deleted(self, locator: Locator, runs: Sequence[IndexRun], size: int) -> None:
-        """Flag these records, of ``size`` bytes, as deleted."""
+    def flag_deleted(
+        self, locator: Locator, count: int, runs: Sequence[IndexRun], size: int
+    ) -> None:
+        """Flag these of the ``count`` records of a locator, of ``size`` bytes, as deleted."""
 
     def release(self, locators: Sequence[Locator]) -> None:
         """Free what these locators find: the topic has no record there any more."""
 
     def release_later(self, locators: Sequence[Locator]) -> None:
-        """As `release`, of records that are in no segment, when there is time: millions may go at
-        once.
-        """
+        """Free records that are in no segment when there is time: millions may go at once."""
 
 
-class DeleteFlags:
+class DeleteFlags(dict[int, bytes | bytearray]):
     """Delete flags that are kept in memory, by locator."""
 
-    __slots__ = ("_flags",)
-
-    def __init__(self) -> None:
-        self._flags: dict[int, bytes | bytearray] = {}
-
-    def __len__(self) -> int:
-        return len(self._flags)
-
-    def of(self, locator: int) -> bytes | bytearray | None:
-        """As `Store.delete_flags`."""
-        return self._flags.get(locator)
+    __slots__ = ()
 
     def flag(self, locator: int, count: int, runs: Sequence[IndexRun]) -> None:
-        """As `Store.flag_deleted`; the entry has ``count`` records."""
-        flags = self._flags.get(locator)
+        """As `Store.flag_deleted`."""
+        flags = self.get(locator)
         if flags is None:
             if count == 1:
                 # One object for all writes of one record, and these are most.
-                self._flags[locator] = b"\1"
+                self[locator] = b"\1"
                 return
-            flags = self._flags[locator] = bytearray(count)
+            flags = self[locator] = bytearray(count)
         if isinstance(flags, bytearray):
             for start, stop in runs:
                 flags[start:stop] = b"\1" * (stop - start)
 
     def forget(self, locators: Iterable[int]) -> None:
         """Drop the flags of these locators."""
-        if self._flags:
+        if self:
             for locator in locators:
-                self._flags.pop(locator, None)
+                self.pop(locator, None)
 
 
 def first_live(deleted: Buffer, start: int, stop: int) -> int:

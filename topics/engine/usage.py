@@ -17,6 +17,7 @@ import heapq
 from collections.abc import Iterable
 from typing import Final, NamedTuple, TypeAlias
 
+from topics.engine.queue.timetable import NEVER
 from topics.engine.topic import Topic
 
 CLASSES: Final = {name: at for at, name in enumerate(("fsync", "disk", "memory", "ephemeral"))}
@@ -60,7 +61,7 @@ class Usage:
 
     @property
     def sums(self) -> Sums:
-        """As of the last step."""
+        """What was counted up to the last step."""
         return Sums(tuple(self._by_class), *self._totals)
 
     def begin_anew(self, topics: Iterable[Topic]) -> None:
@@ -119,15 +120,15 @@ class Usage:
             for at, (old, new) in enumerate(zip(rest, rest_now, strict=True), 3):
                 totals[at] += new - old
 
-    def _plan(self, topic: Topic, next_at: int | None) -> None:
-        """Count the queue again at ``next_at``; None: nothing changes by time.
+    def _plan(self, topic: Topic, next_at: int) -> None:
+        """Count the queue again at ``next_at``.
 
         A later time than is planned already is found out when that has come, and an earlier one
         leaves the other where it is. Of those there are never many more than queues: a job may be
         delayed by a month.
         """
         planned = self._timed.get(topic.id)
-        if next_at is not None and (planned is None or next_at < planned[0]):
+        if next_at < NEVER and (planned is None or next_at < planned[0]):
             self._timed[topic.id] = next_at, topic
             heapq.heappush(self._times, (next_at, topic.id))
             if len(self._times) > 2 * len(self._timed) + STALE_MIN:

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 import trio
 
 from topics.actors.link.board import Board
+from topics.actors.link.event_loop import EventLoop
 from topics.actors.shard_client.shards import Shards
 from topics.config import Settings
 from topics.engine.access import Access
@@ -28,18 +29,15 @@ from topics.front.held_memory import HeldMemory
 from topics.front.http.accepting import Acceptor, connections_max
 from topics.front.http.body_reader import BodyReader
 from topics.front.http.cold_loader import ColdLoader, Stack
-from topics.front.http.connection import Connection, Timings
-from topics.front.http.connections import Connections
-from topics.front.http.exchange import Exchanges, RequestIds
+from topics.front.http.connection import Connection, Connections, Timings
+from topics.front.http.exchange import Exchanges, RequestCounts, RequestIds
 from topics.front.http.fast_lane import FastLane
 from topics.front.http.head_reader import HeadReader
-from topics.front.http.poller import Poller
-from topics.front.http.request_tasks import Lanes
+from topics.front.http.request_tasks import Lanes, Poller
 from topics.front.keys import LOOK_S, Keys, KeySource
 from topics.front.limits import make_slots
 from topics.front.live.live import Live
 from topics.front.pressure.pressure import Pressure
-from topics.front.request_counts import RequestCounts
 from topics.front.routes.context import RouteContext
 from topics.front.routes.table import ROUTES, match, operations_for
 
@@ -97,7 +95,8 @@ class Server:
             lambda: self.connections.request_count,
             self.connections.make_room,
         )
-        self.pressure = Pressure(shards.count, shards.delay_ms)
+        lag = EventLoop.of_this_run().lag
+        self.pressure = Pressure(shards.count, shards.delay_ms, lag=lag)
         self.live = Live(shards, settings, self.slots, self.pressure, self.keys, held)
         self._context = context = RouteContext.of(
             shards,
@@ -122,7 +121,7 @@ class Server:
             cold=self._cold,
             responses=self._responses,
             exchanges=self.exchanges,
-            left=self.acceptor.left,
+            left=self.slots.connections.release,
         )
 
     def _load_cold(self) -> Stack:
@@ -153,7 +152,7 @@ class Server:
                 nursery.start_soon(self.live.run)
                 nursery.start_soon(self._look_for_keys)
                 nursery.start_soon(self.pressure.run)
-                poller = Poller(nursery, self.connections, self._shards.batch)
+                poller = Poller(nursery, self.connections)
                 nursery.start_soon(poller.run)
                 await self._serve_until(listener, stop, poller)
                 nursery.cancel_scope.cancel()

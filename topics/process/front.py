@@ -14,6 +14,7 @@ import trio
 
 from topics.actors.link.board import Board, FrontState
 from topics.actors.link.counters import CounterWords
+from topics.actors.link.event_loop import EventLoop
 from topics.actors.link.key_table import KeyReader, KeyTable
 from topics.actors.link.link import Link
 from topics.actors.link.link_memory import LinkMemory
@@ -42,7 +43,7 @@ def main(
     _tell_unreachable_cap(settings, connections_max())
     gc.freeze()  # what was imported stays: the collector need not look at it again
     own = [Link(memory, board, FRONT) for memory in links]
-    trio.run(_serve, settings, keys, listener, board, own)
+    EventLoop().run(_serve, settings, keys, listener, board, own)
     board.front.state = FrontState.DOWN
 
 

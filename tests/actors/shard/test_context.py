@@ -23,11 +23,11 @@ async def test_what_became_too_old_before_the_log_was_told_of_the_start_is_told_
     desk.append("a", 1)
     desk.synced()
     desk.answers()
-    desk.loop.context.room._owed = [object()]  # type: ignore[list-item]
+    desk.loop.context.room.owed = [object()]  # type: ignore[list-item]
     now = desk.loop.context.now
     desk.loop.context.now = Now(now.ts + 5000, now.ms + 5000)
     assert desk.seqs("a") == []
-    desk.loop.context.room._owed = []
+    desk.loop.context.room.owed = []
     before = desk.log.next_lsn
     assert desk.seqs("a") == []
     assert [frame.kind for place, frame in desk.log.frames.items() if place >= before] == [

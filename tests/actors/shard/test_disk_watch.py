@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.shard import Desk
 from topics.actors.link.pulse import DISK_STALLED_S
-from topics.actors.shard import disk_watch
+from topics.actors.shard import room
 
 # A disk that hangs
 
@@ -62,7 +62,7 @@ async def test_a_loop_that_hangs_in_the_disk_is_shown_by_the_thread_that_watches
 ) -> None:
     now = 0.0
     clock = SimpleNamespace(monotonic=lambda: now, monotonic_ns=lambda: int(now * 1e9))
-    monkeypatch.setattr(disk_watch, "time", clock)
+    monkeypatch.setattr(room, "time", clock)
     shown = []
     while now < 30.0:
         desk.log.on_hang(1)
@@ -83,7 +83,7 @@ async def test_each_call_of_the_loop_has_its_own_silence(
 ) -> None:
     now = 0.0
     clock = SimpleNamespace(monotonic=lambda: now, monotonic_ns=lambda: int(now * 1e9))
-    monkeypatch.setattr(disk_watch, "time", clock)
+    monkeypatch.setattr(room, "time", clock)
     for call in (1, 1, 3, 3):
         desk.log.on_hang(call)
         now += 1.0

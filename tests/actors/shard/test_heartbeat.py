@@ -1,4 +1,4 @@
-"""Heartbeat: what the board is told, and how often."""
+"""Heartbeat: what the board is told, and how often; the delay of what comes now."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import time
 
 import pytest
 import trio
-import trio.testing
+from trio.testing import MockClock
 
 from tests.support.shard import Desk
-from topics.actors.shard.heartbeat import HEARTBEAT_S
+from topics.actors.shard.group_commit import USUAL_S
+from topics.actors.shard.heartbeat import HEARTBEAT_S, LOOK_MS
+from topics.actors.shard.inbox import FEW_MAX, FIRST_COST_S
+from topics.engine.now import Now
 from topics.engine.topic import Topic
+from topics.formats.wire.message import Message
 from topics.process import logs
 
 
@@ -25,7 +29,7 @@ async def test_a_beat_tells_the_time_the_topics_and_how_the_disk_is(desk: Desk) 
 
 
 async def test_the_shard_beats_from_its_start_on_twice_a_second(
-    desk: Desk, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     beats: list[float] = []
     monkeypatch.setattr(logs, "tell_dropped", lambda: beats.append(trio.current_time()))
@@ -46,10 +50,120 @@ async def test_a_beat_sweeps_keys_that_are_over(desk: Desk) -> None:
     assert (len(topic.dedupe), changed) == (1, [topic, topic])
 
 
-async def test_a_disk_that_hangs_is_seen_by_the_beat(
-    desk: Desk, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_a_disk_that_hangs_is_seen_by_the_beat(desk: Desk, autojump_clock: MockClock) -> None:
     desk.log.is_syncing = True
     await desk.loop.services.heartbeat.run()
     await trio.sleep(3)
     assert desk.words.disk_silent_ms >= 2000
+
+
+# The delay
+
+
+@pytest.fixture
+def slow(desk: Desk) -> Desk:
+    """A shard whose clock the test sets; of its turns, none comes by itself."""
+    desk.make("strong", durability="fsync")
+    context = desk.loop.context
+    start = context.clock()
+    context.clock = lambda: Now(start.ts, start.ms + elapsed[0])
+    elapsed = desk.elapsed = [0]  # type: ignore[attr-defined]
+    return desk
+
+
+def turn(desk: Desk, after_ms: int) -> int:
+    """A turn; the delay that the fronts see then."""
+    desk.elapsed[0] += after_ms  # type: ignore[attr-defined]
+    desk.loop.turn()
+    return int(desk.words.delay_ms)
+
+
+def flood(desk: Desk, count: int) -> None:
+    message = Message(1, 0, "event/nothing", b"", b"")
+    desk.loop.inbox.put(desk.session, [message] * count)
+
+
+async def test_an_idle_shard_has_no_delay(slow: Desk) -> None:
+    assert [turn(slow, LOOK_MS) for _ in range(3)] == [0, 0, 0]
+
+
+async def test_what_waits_in_the_inbox_delays(slow: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    inbox = slow.loop.inbox
+    turn(slow, LOOK_MS)
+    flood(slow, FEW_MAX)
+    slow.loop.services.heartbeat.look()
+    assert slow.words.delay_ms == 0, "the next turn takes all of it"
+    flood(slow, 4000)
+    slow.loop.services.heartbeat.look()
+    assert slow.words.delay_ms == int(1000 * (FEW_MAX + 4000) * FIRST_COST_S)
+    while inbox.count:
+        slow.loop.turn()
+    assert turn(slow, LOOK_MS) == 0
+
+
+async def test_a_log_that_is_slower_than_usual_delays(slow: Desk) -> None:
+    slow.append("strong", 1)
+    slow.flush()
+    usual_ms = 2 * round(1000 * slow.commits.usual_s)
+    assert turn(slow, LOOK_MS) == 0
+    assert turn(slow, usual_ms) == 0
+    assert turn(slow, LOOK_MS + 5) == LOOK_MS + 5
+    assert turn(slow, 400) == LOOK_MS + 405
+    slow.synced()
+    assert turn(slow, LOOK_MS) == 0
+
+
+async def test_each_group_that_the_log_does_begins_anew(slow: Desk) -> None:
+    for _ in range(10):
+        slow.append("strong", 1)
+        slow.synced()
+        slow.append("strong", 1)
+        slow.flush()
+        assert turn(slow, LOOK_MS) == 0
+
+
+async def test_what_a_sync_usually_takes_is_learned(slow: Desk) -> None:
+    assert slow.commits.usual_s == pytest.approx(USUAL_S, abs=0.001)
+    for _ in range(300):
+        slow.append("strong", 1)
+        slow.synced()  # 1.5 ms for the write, 2.5 ms for the sync
+    assert slow.commits.usual_s == pytest.approx(0.004, rel=0.01)
+    slow.make("weak")
+    for _ in range(300):
+        slow.append("weak", 1)
+        slow.written()
+    assert slow.commits.usual_s == pytest.approx(0.004, rel=0.01), "these were no syncs"
+
+
+async def test_a_turn_does_not_look_each_time(slow: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+    heartbeat = slow.loop.services.heartbeat
+    real = heartbeat.look
+
+    def look() -> None:
+        looks.append(1)
+        real()
+
+    monkeypatch.setattr(heartbeat, "look", look)
+    for _ in range(100):
+        turn(slow, 1)
+    assert len(looks) == 100 // LOOK_MS
+
+
+async def test_a_delay_ends_also_when_nothing_happens_any_more(
+    desk: Desk, autojump_clock: MockClock
+) -> None:
+    context = desk.loop.context
+    start_ms = context.clock().ms
+    context.clock = lambda: Now(0, start_ms + int(1000 * trio.current_time()))
+    desk.make("strong", durability="fsync")
+    desk.append("strong", 1)
+    desk.flush()
+    for _ in range(3):
+        await trio.sleep(0.1)
+        desk.loop.turn()
+    assert desk.words.delay_ms >= 100
+    desk.log.sync()
+    desk.commits.advance()  # and no turn
+    await trio.sleep(3 * LOOK_MS / 1000)
+    assert desk.words.delay_ms == 0

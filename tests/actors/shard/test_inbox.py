@@ -8,18 +8,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.wire import encode_notification, encode_request, encode_success
-from topics.actors.shard import inbox
+from tests.support.wire import BY_SUBJECT, encode_notification, encode_request, encode_success
 from topics.actors.shard.inbox import (
+    BY_TOPIC,
     COST_BYTES,
     COST_MAX,
     FEW_MAX,
     FIRST_COST_S,
     TURN_S,
     Inbox,
-    topic_of,
+    first_param,
 )
-from topics.formats.wire.calls import APPEND, CALL_CANCELLED, AppendParams
+from topics.formats.wire.calls import (
+    APPEND,
+    CALL_CANCELLED,
+    CLAIM,
+    DIFF,
+    FEED_CLOSE,
+    AppendParams,
+    TopicParams,
+)
+from topics.formats.wire.contract import Call
 from topics.formats.wire.message import Message
 
 MESSAGE_S = TURN_S / 40
@@ -42,25 +51,42 @@ class Desk:
         self.looked_up += 1
         return int(topic[-1])
 
-    def put(self, topic: str, count: int = 1, session: Any = None, body: bytes = b"") -> list[int]:
-        """Appends that come together; the ids of their messages."""
+    def put(
+        self,
+        topic: str,
+        count: int = 1,
+        session: Any = None,
+        body: bytes = b"",
+        call: Call[Any, Any] = APPEND,
+    ) -> list[int]:
+        """Requests that come together, the same; the ids of their messages."""
         numbers = range(self._number + 1, self._number + 1 + count)
         self._number += count
         messages = [
-            Message(number, 0, APPEND.subject, _request(number, topic), body) for number in numbers
+            Message(number, 0, call.subject, _request(number, topic, call), body)
+            for number in numbers
         ]
         self.box.put(session or self.session, messages)
         return [*numbers]
 
-    def tell(self) -> list[int]:
+    def tell(self, event: Any = FEED_CLOSE, about: int = 1, session: Any = None) -> list[int]:
         """An event; the id of its message."""
         self._number += 1
-        payload = encode_notification(CALL_CANCELLED.method, (1,))
-        self.box.put(self.session, [Message(self._number, 0, CALL_CANCELLED.subject, payload, b"")])
+        message = Message(
+            self._number, 0, event.subject, encode_notification(event.method, (about,)), b""
+        )
+        self.box.put(session or self.session, [message])
         return [self._number]
 
     def turn(self) -> list[int]:
         return [message.message_id for message in self.messages()]
+
+    def drain(self) -> list[int]:
+        """All that waits, turn by turn."""
+        taken = []
+        while self.box.count:
+            taken += self.turn()
+        return taken
 
     def messages(self) -> list[Message]:
         taken: list[Message] = []
@@ -70,8 +96,10 @@ class Desk:
         return taken
 
 
-def _request(number: int, topic: str) -> bytes:
-    return encode_request(number, APPEND.method, AppendParams(topic, None, True, None, 0))
+def _request(number: int, topic: str, call: Call[Any, Any] = APPEND) -> bytes:
+    is_append = call is APPEND
+    params = AppendParams(topic, None, True, None, 0) if is_append else TopicParams(topic, 0)
+    return encode_request(number, call.method, params)
 
 
 @pytest.fixture
@@ -87,7 +115,7 @@ def test_few_messages_are_taken_at_once_in_order_of_arrival(desk: Desk) -> None:
     taken = [*desk.box.turn()]
     assert [session for session, _ in taken] == [desk.session, other, desk.session]
     assert [message.message_id for _, each in taken for message in each] == first + second + third
-    assert (len(desk.box), desk.looked_up) == (0, 0), "nothing is read of them"
+    assert (desk.box.count, desk.looked_up) == (0, 0), "nothing is read of them"
     assert desk.turn() == []
 
 
@@ -97,29 +125,53 @@ def test_many_messages_are_taken_by_weight_as_long_as_a_turn_may_take(desk: Desk
     assert set(high) <= set(taken)
     assert taken[0] == high[0]
     assert TURN_S / MESSAGE_S <= len(taken) <= TURN_S / MESSAGE_S + 1
-    assert len(desk.box) == len(low + high) - len(taken)
+    assert desk.box.count == len(low + high) - len(taken)
 
 
-def test_each_message_is_taken_once_and_a_topic_stays_in_order(desk: Desk) -> None:
-    low, high = desk.put("low0", 300), desk.put("high4", 100)
-    taken = []
+@pytest.mark.parametrize("call", sorted(BY_TOPIC))
+def test_a_request_of_an_urgent_topic_comes_before_a_flood_of_the_same_kind(
+    desk: Desk, call: str
+) -> None:
+    """Of every kind, above all reads and claims."""
+    asked = BY_SUBJECT[call]
+    desk.put("low0", 300, call=asked)
+    urgent = desk.put("high4", 2, call=asked)
+    assert desk.turn()[:2] == urgent
+
+
+def test_each_message_is_taken_once_and_what_is_asked_of_a_topic_stays_in_order(
+    desk: Desk,
+) -> None:
+    low, high, taken = list[int](), list[int](), list[int]()
+    for call in (APPEND, CLAIM, DIFF) * 30:
+        low += desk.put("low0", 3, call=call)
+        high += desk.put("high4", 1, call=call)
     while desk.box.count:
         taken += desk.turn()
         if len(taken) < 120:
             high += desk.put("high4", 10)
     assert [number for number in taken if number in low] == low
     assert [number for number in taken if number in high] == high
+    assert len(taken) == len(low) + len(high)
 
 
-def test_all_but_appends_keep_their_order_and_no_flood_of_one_kind_starves_the_other(
-    desk: Desk,
-) -> None:
+def test_a_cancellation_stays_behind_its_request(desk: Desk) -> None:
+    other: Any = Session()
+    desk.put("high4", 300)
+    *_, claim = desk.put("low0", 50, call=CLAIM)
+    assert claim not in desk.turn()
+    [cancelled] = desk.tell(CALL_CANCELLED, claim)
+    [of_another] = desk.tell(CALL_CANCELLED, claim, other)
+    taken = desk.drain()
+    assert taken.index(of_another) < taken.index(claim) < taken.index(cancelled)
+    assert not desk.box._asked, "nothing is kept of what was taken"
+
+
+def test_all_else_keeps_its_order_and_no_flood_of_one_kind_starves_the_other(desk: Desk) -> None:
     low, others = desk.put("low0", 300), []
     for _ in range(100):
         others += desk.tell()
-    taken = []
-    while desk.box.count:
-        taken += desk.turn()
+    taken = desk.drain()
     assert [number for number in taken if number in others] == others
     assert [number for number in taken if number in low] == low
     middle = taken[: len(taken) // 4]
@@ -142,25 +194,18 @@ def test_a_topic_whose_band_changes_keeps_its_order(desk: Desk) -> None:
     bands = iter([0, 4] * 1000)
     desk.box._band_of = lambda _: next(bands)
     first, second = desk.put("a", 100), desk.put("b", 100)
-    taken = []
-    while desk.box.count:
-        taken += desk.turn()
+    taken = desk.drain()
     assert [number for number in taken if number in first] == first
     assert [number for number in taken if number in second] == second
 
 
-@pytest.mark.parametrize("length", [1, 23, 24, 255])
-def test_the_topic_of_a_request_to_append_is_read_off_its_payload(length: int) -> None:
-    payload = _request(7, "t" * length)
-    assert topic_of(Message(7, 0, APPEND.subject, payload, b"")) == "t" * length
-
-
-@given(st.integers(0, 120), st.binary(max_size=8))
-def test_any_bytes_name_a_topic_or_none(cut: int, more: bytes) -> None:
-    payload = _request(7, "topic")[:cut] + more
-    found = topic_of(Message(7, 0, APPEND.subject, payload, b""))
-    assert found is None or len(found) < 256
-    assert topic_of(Message(7, 0, APPEND.subject, encode_success(3, ["topic"]), b"")) is None
+@given(st.integers(0, 120), st.binary(max_size=8), st.text(max_size=300))
+def test_any_bytes_name_a_topic_or_none(cut: int, more: bytes, name: str) -> None:
+    payload = _request(7, name)
+    assert first_param(Message(7, 0, APPEND.subject, payload, b""), str) == name
+    first_param(Message(7, 0, APPEND.subject, payload[:cut] + more, b""), str)
+    answer = encode_success(3, ["topic"])
+    assert first_param(Message(7, 0, APPEND.subject, answer, b""), str) is None
 
 
 def test_what_comes_during_a_turn_waits_for_the_next_one(desk: Desk) -> None:
@@ -188,16 +233,6 @@ def test_messages_tell_how_long_they_were_parked(desk: Desk) -> None:
         assert waited[0] == pytest.approx(number * 500, rel=0.1)
     desk.put("a1", 3)
     assert [message.parked_ms for message in desk.messages()] == [0.0] * 3
-
-
-def test_an_inbox_is_full_above_its_bound(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inbox, "WAITING_MAX", 6)
-    desk.put("a1", 6)
-    assert not desk.box.is_full
-    desk.put("a1")
-    assert desk.box.is_full
-    desk.turn()
-    assert not desk.box.is_full
 
 
 # How long those that wait will take

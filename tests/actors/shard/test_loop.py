@@ -18,6 +18,7 @@ from topics.actors.link.process_id import FRONT, shard_id
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.session import LinkSession
 from topics.actors.shard import inbox
+from topics.actors.shard import loop as loop_module
 from topics.actors.shard.context import clock
 from topics.actors.shard.loop import ShardLoop
 from topics.actors.shard.service import Service
@@ -33,10 +34,8 @@ from topics.storage.recovery.steps import recover
 async def test_the_loop_calls_only_the_hooks_that_a_service_defines(desk: Desk) -> None:
     loop = desk.loop
     hooks: list[tuple[list[Any], str]] = [
-        (loop._on_commit, "on_commit"),
         (loop._on_config, "on_config"),
         (loop._on_loss, "on_loss"),
-        (loop._on_turn, "on_turn"),
         (loop._on_closed, "on_session_closed"),
     ]
     for called, name in hooks:
@@ -76,9 +75,10 @@ async def test_more_messages_than_a_turn_takes_are_decided_in_later_turns(
     tmp_path: Path, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """None is lost, each is answered, and the seqs follow the order of arrival."""
+    for name, most in (("FEW_MAX", 3), ("WAITING_MAX", 6), ("LOOK_MS", 0)):
+        monkeypatch.setattr(loop_module, name, most)
     monkeypatch.setattr(inbox, "FEW_MAX", 3)
     monkeypatch.setattr(inbox, "TURN_S", 0.0)
-    monkeypatch.setattr(inbox, "WAITING_MAX", 6)
     settings = Settings()
     board, memory = (
         Board(1),
@@ -88,10 +88,10 @@ async def test_more_messages_than_a_turn_takes_are_decided_in_later_turns(
     loop, stop = ShardLoop(shard, 0, board, LIMITS), trio.Event()
     turns: list[int] = []
 
-    def note_turn() -> None:
-        turns.append(len(loop.inbox))
+    def look() -> None:  # at the end of a turn
+        turns.append(loop.inbox.count)
 
-    loop._on_turn.append(note_turn)
+    monkeypatch.setattr(loop.services.heartbeat, "look", look)
     nursery.start_soon(loop.run, [Link(memory, board, shard_id(0))], stop)
     router, link = MessageRouter(), Link(memory, board, FRONT)
     sessions: list[LinkSession] = []

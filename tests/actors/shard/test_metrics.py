@@ -135,8 +135,7 @@ async def test_a_topic_that_goes_between_two_steps_has_no_row(
 async def test_a_queue_tells_the_states_of_its_jobs_as_of_now(
     workers: QueueDesk, autojump_clock: MockClock
 ) -> None:
-    workers.queue()
-    workers.jobs(4)
+    workers.queue(jobs=4)
     workers.append_raw("q", b'{"records":[{"data":1,"delay_ms":60000}]}')
     workers.claim(max=2, lease_ms=5000)
     workers.turn()

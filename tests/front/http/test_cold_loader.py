@@ -13,10 +13,9 @@ import pytest
 import trio
 import trio.testing
 
-from tests.front.http.test_cold_bridge import call_of
+from tests.front.http.test_cold_lane import call_of
 from tests.support.fake_shards import FakeBlock, FakeShards
-from topics.front.http.cold_call import ColdCall
-from topics.front.http.cold_loader import IDLE_S, SWITCH_S, ColdLoader
+from topics.front.http.cold_loader import IDLE_S, SWITCH_S, ColdCall, ColdLoader
 
 LOADED_LATER = ("quart", "quart_trio", "hypercorn", "werkzeug", "flask", "h11", "h2", "jinja2")
 

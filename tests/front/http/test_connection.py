@@ -14,23 +14,7 @@ from tests.support.fake_shards import FakeShards
 from tests.support.front import APPEND, LANES, RECORD, running
 from tests.support.raw_client import request
 from topics.config import Settings
-from topics.front.http.connection import Connection, Timings
-from topics.front.http.connections import Connections
-
-
-@pytest.mark.slow
-@LANES
-@pytest.mark.parametrize("path", ["/v0/topics/a/diff", "/v0/health", "/"])
-async def test_http_1_0_is_answered_and_closed(fast: bool, path: str) -> None:
-    async with running(fast=fast, shards=FakeShards(topics={"a": []})) as run:
-        client = await run.connect()
-        await client.say(
-            f"{'POST' if path.endswith('diff') else 'GET'} {path} HTTP/1.0\r\n\r\n".encode()
-        )
-        answer = await client.hear()
-        assert answer.status == 200
-        assert answer.headers["connection"] == "close"
-        assert await client.is_closed()
+from topics.front.http.connection import Connection, Connections, Timings
 
 
 @pytest.mark.slow

@@ -16,32 +16,8 @@ from tests.support.driven import scenes
 from tests.support.fake_shards import FakeShards
 from tests.support.front import APPEND, LANES, RECORD, Running, bearer, running
 from tests.support.raw_client import RawClient, request
-from topics.front.http.connection import Connection, Timings
-from topics.front.http.connections import Connections
+from topics.front.http.connection import Connection, Connections, Timings
 from topics.front.limits import Cap
-
-
-@pytest.mark.slow
-@LANES
-async def test_idle_connections_and_those_that_ask_for_it_are_closed(fast: bool) -> None:
-    async with running(fast=fast) as run:
-        keep = [await run.connect() for _ in range(50)]
-        for client in keep:
-            assert (await client.ask("POST", "/v0/topics/a", RECORD)).headers.get(
-                "connection"
-            ) is None
-        for _ in range(50):
-            client = await run.connect()
-            answer = await client.ask("POST", "/v0/topics/a", RECORD, connection="close")
-            assert answer.headers["connection"] == "close"
-            assert await client.is_closed()
-        await run.until(lambda: sum(c.idle for c in run.server.connections) == 50)
-        run.sweep_in(45)  # a busy machine takes seconds from the first of them to here
-        assert len(run.server.connections) == 50
-        run.sweep_in(76)
-        for client in keep:
-            assert await client.is_closed()
-        await run.until(lambda: len(run.server.connections) == 0)
 
 
 @pytest.mark.slow
@@ -188,7 +164,7 @@ async def test_a_request_that_comes_before_its_idle_connection_is_closed_is_answ
         asks.client.sendall(request("GET", "/v0/health"))
         asks.connections.sweep(trio.current_time() + 600.0)
         assert says_nothing.client.recv(9) == b""
-        asks.poller.turn()
+        asks.turn()
         assert asks.client.recv(4096)[9:12] == b"200"
 
 

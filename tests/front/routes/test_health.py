@@ -3,15 +3,7 @@
 from __future__ import annotations
 
 from tests.support.fake_shards import FakeShards
-from tests.support.front import KEYS, LANES, RECORD, running
-
-
-@LANES
-async def test_probes_need_a_key_with_probe_auth(fast: bool) -> None:
-    async with running(fast=fast, keys=KEYS, probe_auth=True) as run:
-        client = await run.connect()
-        assert (await client.ask("GET", "/v0/health")).status == 401
-        assert (await client.ask("GET", "/v0/health", authorization="Bearer writer")).status == 200
+from tests.support.front import LANES, RECORD, running
 
 
 @LANES

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.support.fake_shards import FakeShards
 from topics.engine.access import ANYONE, Principal, Scope
 from topics.errors import TopicsError
 from topics.formats.wire.calls import AppendParams
 from topics.front.answers import Answer
-from topics.front.pressure.pressure import Bands
+from topics.front.pressure.pressure import Pressure
 from topics.front.queries import parse_query
 from topics.front.request import Request
-from topics.front.routes import records
-from topics.front.routes.joined_appends import (
+from topics.front.routes.records import (
+    APPEND_ROUTE,
     JOINED_FIRST,
     JOINED_MAX,
     JOINED_MAX_BYTES,
     Appends,
 )
 
-ROUTE = next(route for route in records.ROUTES if route.name == "append")
+ROUTE = APPEND_ROUTE
 
 
 class Desk:
@@ -32,7 +32,7 @@ class Desk:
 
     def __init__(self) -> None:
         self.shards = FakeShards(topics={"a": []})
-        self.appends = Appends(self.shards, Bands())
+        self.appends = Appends(self.shards, Pressure(1, lambda _: 0.0))
         self.heard: list[tuple[str, Any]] = []
 
     def request(self, topic: str, **fields: Any) -> Request:
@@ -50,7 +50,6 @@ class Desk:
         then: Callable[[], None] | None = None,
         *,
         with_seqs: bool = True,
-        parked_ms: float = 0.0,
         **fields: Any,
     ) -> None:
         def hear(answer: Answer | TopicsError) -> None:
@@ -63,8 +62,9 @@ class Desk:
                 then()
 
         body = b'{"records":[{"data":"%b"}]}' % name.encode() if body is None else body
-        request = self.request(topic, **fields)
-        self.appends.append(request, body, len(self.heard) + 1, with_seqs, parked_ms, hear)
+        query = parse_query(ROUTE.parameters, b"" if with_seqs else b"return_seqs=false")
+        request = self.request(topic, query=query, **fields)
+        assert self.appends.append(request, body, len(self.heard) + 1, hear) is None
 
     @property
     def sent(self) -> list[int]:
@@ -114,7 +114,6 @@ def test_all_have_the_failure_of_their_shard() -> None:
     "other",
     [
         {"key": "k"},
-        {"parked_ms": 1.0},
         {"with_seqs": False},
         {"topic": "c"},
         {"principal": Principal(b"d", Scope.WRITE, ("a",))},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,12 +13,11 @@ from tests.support.fake_shards import FakeShards
 from topics.actors.link.board import Board, FrontState, ShardState
 from topics.actors.shard_client.readiness import Readiness
 from topics.config import Settings
-from topics.engine.access import Principal
 from topics.formats.api.metrics_text import Family, MetricKind, Value, text_pieces
 from topics.formats.wire.calls import MetricsParams, MetricsResult, RouterMetrics, TopicMetrics
 from topics.front.limits import FrontSlots, make_slots
 from topics.front.routes import metrics
-from topics.front.routes.metrics import CAPS, READ_MAX_S
+from topics.front.routes.metrics import READ_MAX_S
 
 READY = Readiness(ready=True, progress=1.0, topics=3, draining=False)
 SETTINGS = Settings()
@@ -86,33 +84,6 @@ def test_states_are_numbers_that_the_help_explains() -> None:
     assert values(found["topics_shard_disk_silent_ms"]) == {"0": 0, "1": 50}
 
 
-def test_streams_sessions_and_caps_are_those_of_the_limits() -> None:
-    slots = make_slots(SETTINGS, connections_max=10)
-    for _ in range(2):
-        slots.streams.acquire(Principal(b"k"))
-    slots.watch_sessions.acquire()
-    found = shown(Board(1), slots=slots)
-    assert values(found["topics_sse_connections"]) == {"": 2}
-    assert values(found["topics_watch_sessions"]) == {"": 1}
-    caps = values(found["topics_limit_max"])
-    assert caps == {name: getattr(SETTINGS, name) for name in CAPS}
-
-
-def test_refused_keys_are_counted_by_the_supervisor() -> None:
-    board = Board(1)
-    board.keys_reload_failed = 3
-    family = shown(board)["topics_keys_reload_failed_total"]
-    assert (family.kind, values(family)) == (MetricKind.COUNTER, {"": 3})
-
-
-def test_uptime_counts_from_the_start_of_the_server() -> None:
-    board = Board(1)
-    board.started_monotonic_ms = time.monotonic_ns() // 1_000_000 - 5_000
-    uptime = values(shown(board)["topics_uptime_ms"])[""]
-    assert isinstance(uptime, int)
-    assert 5_000 <= uptime < 60_000
-
-
 # Rows
 
 
@@ -158,18 +129,6 @@ async def test_rows_of_all_shards_are_shown_by_name() -> None:
     ]
 
 
-async def test_at_most_so_many_rows_are_shown_the_first_by_name() -> None:
-    found = await lines(fake_shards(6), most=2)
-    assert [line for line in found if "head_seq" in line] == [
-        'topics_topic_head_seq{topic="t0"} 0',
-        'topics_topic_head_seq{topic="t1"} 1',
-    ]
-    assert "topics_topic_metrics_truncated 1" in found
-    assert "topics_router_metrics_truncated 0" in found
-    assert "topics_router_metrics_truncated 1" in await lines(fake_shards(1), most=1)
-    assert "topics_topic_metrics_truncated 0" in await lines(fake_shards(2), most=2)
-
-
 async def test_rows_are_cut_when_each_shard_has_few_and_all_together_too_many() -> None:
     shards = fake_shards(64, shards=8)
     counts = [sum(shards.shard_of(name) == shard for name in shards.topics) for shard in range(8)]
@@ -203,19 +162,6 @@ async def test_a_shard_that_does_not_answer_in_time_is_left_out(
     assert "topics_router_metrics_truncated 1" in found
 
 
-async def test_shards_that_are_down_are_left_out_at_once(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
-    shards = fake_shards()
-    shards.ready = False
-    began = trio.current_time()
-    assert await lines(shards) == [
-        "topics_topic_metrics_truncated 1",
-        "topics_router_metrics_truncated 1",
-    ]
-    assert trio.current_time() == began
-
-
 async def test_a_page_that_does_not_get_its_turn_in_time_has_no_rows(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
@@ -233,15 +179,6 @@ async def test_a_page_that_does_not_get_its_turn_in_time_has_no_rows(
     assert len(shards.calls) == 2 * shards.count, "the crowd costs the shards no more"
     assert sorted(len(page) > 2 for page in pages) == [False] * 3 + [True] * 2
     assert all("topics_topic_metrics_truncated 1" in page for page in pages)
-
-
-async def test_without_rows_no_shard_is_asked() -> None:
-    shards = fake_shards()
-    assert await lines(shards, most=0) == [
-        "topics_topic_metrics_truncated 1",
-        "topics_router_metrics_truncated 1",
-    ]
-    assert shards.calls == []
 
 
 def test_every_field_has_its_column() -> None:

@@ -9,9 +9,8 @@ import pytest
 
 from tests.front.routes.queues_support import granted, hang_up
 from tests.support.fake_shards import FakeShards
-from tests.support.front import LANES, bearer, running
+from tests.support.front import LANES, running
 from tests.support.raw_client import request
-from topics.config import Settings
 from topics.formats.wire import calls
 from topics.front.http.connection import Connection
 
@@ -36,27 +35,6 @@ async def test_a_call_that_waits_ends_when_its_client_hangs_up(
         await run.until(lambda: slow.cancelled == 1)
         await run.until(lambda: len(run.server.connections) == 0)
         assert UNCLAIMED not in slow.calls, "the shard hears that the call is cancelled"
-
-
-@LANES
-@pytest.mark.parametrize("path", ["claim", "diff"])
-@pytest.mark.parametrize("behind", [b"", POLL], ids=["alone", "pipelined"])
-async def test_a_client_that_only_ends_its_side_is_answered(
-    fast: bool, slow: FakeShards, path: str, behind: bytes
-) -> None:
-    async with running(fast=fast, shards=slow) as run:
-        client = await run.connect()
-        await client.say(POLL.replace(b"/claim", b"/%b" % path.encode()) + behind)
-        await run.until(lambda: slow.waiting == 1)
-        await hang_up(client, "half closed")
-        assert await client.stream.receive_some() == b"H", "if it were gone, it would reset this"
-        client.put_back(b"H")
-        with granted(slow):
-            pass
-        for _ in range(2 if behind else 1):
-            assert (await client.hear()).status == 200
-        assert await client.is_closed()
-        assert UNCLAIMED not in slow.calls
 
 
 @LANES
@@ -97,23 +75,6 @@ async def test_jobs_that_cannot_be_sent_are_given_back(
         await run.until(lambda: UNCLAIMED in slow.calls)
 
 
-@LANES
-@pytest.mark.parametrize("encoding", ["", "gzip"])
-async def test_jobs_that_were_sent_are_not_given_back(
-    fast: bool, slow: FakeShards, encoding: str
-) -> None:
-    slow.topics["slow"] = [{"data": "x" * 2000}]
-    async with running(fast=fast, shards=slow) as run:
-        client = await run.connect()
-        await client.say(request("POST", "/v0/topics/slow/claim", CLAIM, accept_encoding=encoding))
-        await run.until(lambda: slow.waiting == 1)
-        with granted(slow):
-            pass
-        assert (await client.hear()).json()["claimed"] == [{"data": "x" * 2000}]
-        assert (await client.ask("GET", "/v0/health")).status == 200
-        assert UNCLAIMED not in slow.calls
-
-
 async def test_only_an_answer_with_jobs_costs_a_look_at_the_socket(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -123,27 +84,3 @@ async def test_only_an_answer_with_jobs_costs_a_look_at_the_socket(
         [connection] = run.server.connections
         monkeypatch.setattr(connection, "check_client", lambda: pytest.fail("looked"))
         assert (await client.ask("POST", "/v0/topics/a/claim", CLAIM)).status == 200
-
-
-async def test_the_drain_ends_a_waiting_claim(slow: FakeShards) -> None:
-    async with running(shards=slow, settings=Settings(drain_ms=300)) as run:
-        client = await run.connect()
-        await client.say(POLL)
-        await run.until(lambda: slow.waiting == 1)
-        run.stop.set()
-        assert (await client.hear()).code == "shutting_down"
-        assert slow.cancelled == 1
-
-
-async def test_a_waiting_claim_is_one_request_in_flight(slow: FakeShards) -> None:
-    settings = Settings(max_inflight_per_key=1)
-    async with running(keys="k", shards=slow, settings=settings) as run:
-        client, other = await run.connect(), await run.connect()
-        key = bearer("k")
-        await client.say(request("POST", "/v0/topics/slow/claim", CLAIM, authorization=key))
-        await run.until(lambda: slow.waiting == 1)
-        answer = await other.ask("GET", "/v0/topics", authorization=key)
-        assert answer.json()["error"]["detail"]["limit"] == "max_inflight_per_key"
-        with granted(slow):
-            pass
-        assert (await client.hear()).status == 200

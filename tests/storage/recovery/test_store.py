@@ -53,7 +53,7 @@ def test_records_that_the_replay_deletes_later_live_until_then(
     store.take_back(EXTENT, entry, [SeqRun(1, 6), SeqRun(100, 5)])
     assert flags(store) == b"\0\0\1\0\0"
     assert flags(client.shard.segments) == b"\0\1\1\0\0", "what the segment says stays"
-    store.flag_deleted(EXTENT, [(0, 2)], 2)
+    store.flag_deleted(EXTENT, 5, [(0, 2)], 2)
     assert flags(store) == b"\1\1\1\0\0"
     client.kill()
 
@@ -61,7 +61,7 @@ def test_records_that_the_replay_deletes_later_live_until_then(
 def test_a_delete_of_the_replay_is_flagged_in_the_segment_too(
     client: Client, store: ReplayStore
 ) -> None:
-    store.flag_deleted(EXTENT, [(3, 5)], 2)
+    store.flag_deleted(EXTENT, 5, [(3, 5)], 2)
     assert flags(store) == flags(client.shard.segments) == b"\0\1\1\1\1"
     client.kill()
 

@@ -35,6 +35,7 @@ import trio
 
 from topics.actors.link.arena import ArenaBlock, ArenaReader, ArenaWriter
 from topics.actors.link.board import Board
+from topics.actors.link.event_loop import EventLoop
 from topics.actors.link.fences import load_fences
 from topics.actors.link.link_memory import LinkMemory
 from topics.actors.link.process_id import ProcessId
@@ -197,7 +198,8 @@ class Link:
 
     def quieten(self) -> None:
         """Let the message that was sent last, without an attachment, wait until another one is
-        flushed, unless too many do. There may never be one.
+        flushed, unless too many do. There may never be one: a flush by the guard would be a
+        wake-up for nothing.
         """
         assert self.is_due, "a message that waits is in the queue"
         if self._quiet < QUIET_MAX:
@@ -285,30 +287,31 @@ class Link:
         cancelled). What they send is flushed when they return. Raises RingDamaged when the peer
         wrote what no correct process writes.
         """
-        guard = Guard.of_this_run()
+        loop, guard = EventLoop.of_this_run(), Guard.of_this_run()
+        reading, writing, words = self._consumer, self.producer.sleeper, self._consumer.words
+
+        def ready(_events: int) -> None:
+            os.eventfd_read(self._bell)
+            self._asleep = False
+            if writing.number & 1:
+                writing.wake_up()
+            self.turn(on_open, on_messages, on_close)
+            if self._unsent_bytes <= self._backlog_max:
+                reading.sleeper.fall_asleep()
+            with self._fence:  # the producer is asleep already when it found the ring full
+                pass
+            is_quiet = self._open and not self._unsent_bytes and words[HEAD] <= reading.tail
+            self._asleep = (is_quiet and self._cell[0] == self._session) or not self._has_work()
+            if not self._asleep:
+                os.eventfd_write(self._bell, 1)  # the other tasks run meanwhile
+
         guard.links.add(self)
-        reading, writing = self._consumer.sleeper, self.producer.sleeper
+        os.eventfd_write(self._bell, 1)  # for what is there already
         try:
-            while True:
-                self.turn(on_open, on_messages, on_close)
-                if self._unsent_bytes <= self._backlog_max:
-                    reading.fall_asleep()
-                with self._fence:  # the producer is asleep already when it found the ring full
-                    pass
-                try:
-                    # The other tasks run meanwhile: they are what the messages were for.
-                    if self._has_work():
-                        await trio.lowlevel.checkpoint()
-                    else:
-                        self._asleep = True
-                        await trio.lowlevel.wait_readable(self._bell)
-                        os.eventfd_read(self._bell)
-                finally:
-                    self._asleep = False
-                    if writing.number & 1:
-                        writing.wake_up()
+            await loop.serve(self._bell, ready)
         finally:
             guard.links.discard(self)
+            self._asleep = False
 
     def turn(
         self, on_open: Callable[[], None], on_messages: OnMessages, on_close: Callable[[], None]

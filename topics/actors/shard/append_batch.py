@@ -34,8 +34,9 @@ AppendCall: TypeAlias = InboundMessage[AppendParams, AppendResult]
 
 APPENDED, CREATED, FAILED = map(int, AppendOutcome)
 ALONE = {
-    byte: AppendResult(bytes((byte,)))
-    for byte in (outcome_byte(outcome, band) for outcome in AppendOutcome for band in range(BANDS))
+    (int(outcome), band): AppendResult(bytes((outcome_byte(outcome, band),)))
+    for outcome in AppendOutcome
+    for band in range(BANDS)
 }
 UNANSWERED = 255
 assert outcome_byte(max(AppendOutcome), BANDS) < UNANSWERED
@@ -172,7 +173,7 @@ class AppendBatch:
             deduped=deduped,
         )
         if params.lengths is None:
-            self._request.reply(ALONE[outcome_byte(outcome, self.band)], body)
+            self._request.reply(ALONE[outcome, self.band], body)
             return
         self._answers[index] = body
         self._note(index, outcome)

@@ -16,13 +16,12 @@ import trio
 from topics.actors.link.board import ShardWords
 from topics.actors.link.pulse import DISK_STALLED
 from topics.actors.shard.deadlines import Deadlines
-from topics.actors.shard.disk_watch import DiskWatch
 from topics.actors.shard.group_commit import GroupCommit
 from topics.actors.shard.held_topics import Handler, HeldTopics, Request, handle_late
 from topics.actors.shard.inbox import Inbox
 from topics.actors.shard.peers import Peers
 from topics.actors.shard.record_store import RecordStore
-from topics.actors.shard.room import Room, unwritable
+from topics.actors.shard.room import DiskWatch, Room, unwritable
 from topics.engine.changes.change import Change
 from topics.engine.now import Now
 from topics.engine.priority import NEW_BAND
@@ -76,9 +75,10 @@ class ShardContext:
         self.inbox = Inbox(self.band_of, time.monotonic)
         self.now = clock()
         self.refused_writes = 0  # for want of a log that takes them
+        self.turn_count = 0
         self.append_count = 0  # of appends that were decided, of clients and of shards
         self.is_stopping = False  # no work is begun that nobody has asked for
-        # What the topic holds may have changed without a commit: told to the gauges.
+        # What the topic holds may have changed: told to the gauges.
         self.note_changed: Callable[[Topic], object] = lambda _: None
         # Whether routers name the topic, as far as the shard knows.
         self.routers_of: Callable[[str], bool] = lambda _: False
@@ -106,8 +106,10 @@ class ShardContext:
 
     def check_writable(self, *, grows: bool = False) -> None:
         """Raise `NotReady` while the shard cannot take a write. ``grows``: it makes no room."""
-        refusal = self.room.refusal(grows=grows)
-        if refusal is not None:
+        room = self.room
+        if room.broken is not None or room.owed or (grows and self.wal.short_of_room):
+            refusal = room.refusal(grows=grows)
+            assert refusal is not None, "the shard cannot write"
             self.refused_writes += 1
             raise unwritable(refusal)
         if self.disk.is_stalled:
@@ -117,13 +119,15 @@ class ShardContext:
     def fresh_topic(self, name: str) -> Topic:
         """The topic of that name, as it is now. Raises `TopicNotFound`."""
         topic = self.engine.topic(name)
-        self.freshen(topic)
+        if topic.committed.ttl_ms or topic.floor_due:
+            self.freshen(topic)
         return topic
 
     def fresh_queue(self, name: str) -> Topic:
         """The queue of that name, as it is now. Raises `TopicNotFound` or `NotAQueue`."""
         topic = self.engine.queue(name)
-        self.freshen(topic)
+        if topic.committed.ttl_ms or topic.floor_due:
+            self.freshen(topic)
         return topic
 
     def band_of(self, name: str) -> int:

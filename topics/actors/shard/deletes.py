@@ -2,7 +2,7 @@
 0015).
 
 A delete may use the log's reserve when all frames of its group make room. One that had no room
-beside an append is handled once more (`retries.py`).
+beside an append is handled once more (`held_topics.py`).
 
 A delete of many records is done slice by slice, and answered when the last slice is committed. One
 slice of all such deletes of the shard is under way at a time, and what else the shard has to do
@@ -26,8 +26,7 @@ from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.replies import answer_error, reply_json
 from topics.actors.rpc.session import InboundMessage, Reply
 from topics.actors.shard.context import ShardContext
-from topics.actors.shard.held_topics import Handler, Request
-from topics.actors.shard.retries import Retries
+from topics.actors.shard.held_topics import Handler, Request, Retries
 from topics.actors.shard.room import unwritable
 from topics.actors.shard.routing.barriers import Barriers
 from topics.actors.shard.service import Service

@@ -11,6 +11,11 @@ is no room, in the log or under the cap of all bytes, buckets are opened before 
 
 A turn sweeps a bounded number of topics. What is not due costs nothing: there is no scan, and a
 shard without records that age does not wake.
+
+Quotas are a shard's part of the caps of the whole server, topics and bytes (§11, decision 0029).
+What the shard has found at its start is reported before anything is decided. From then on the
+engine takes and gives back (`topics.engine.quota`). When bytes are scarce, what is too old goes at
+once, so that nobody is refused for the sake of what has expired.
 """
 
 from __future__ import annotations
@@ -24,16 +29,19 @@ from typing import Final
 
 import trio
 
+from topics.actors.link.ledger import ShardLedger
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.deadlines import Deadline
 from topics.actors.shard.service import Service
 from topics.engine import retention
 from topics.engine.changes.change import Change
+from topics.engine.quota import ByteQuota, SharedCap
 from topics.engine.topic import Topic
 
 SWEEP_MS: Final = 5000
 SWEEP_TOPICS: Final = 100  # of one turn: some milliseconds
 BEGIN_TOPICS: Final = 2000  # planned in one turn, at the start
+SCARCE_S: Final = 0.2  # between two looks whether bytes are scarce
 WAKE_MAX_S: Final = 60.0  # the wall clock may have been set
 
 
@@ -135,3 +143,40 @@ class Expiry(Service):
             self._context.deadlines.call_at(-math.inf, self.sweep)
         else:
             self._wake()
+
+
+class Quotas(Service):
+    """Attaches the caps that are set to the engine of a shard."""
+
+    def __init__(self, context: ShardContext, ledger: ShardLedger, expiry: Expiry) -> None:
+        self._context, self._expiry = context, expiry
+        limits, topic_cap, self._bytes = context.limits, None, None
+        if limits.topics:
+            topic_cap = SharedCap(
+                "max_topics",
+                f"there are {limits.topics} topics",
+                limits.topics,
+                ledger.topics,
+                ledger.replayed,
+            )
+        if limits.total_bytes:
+            byte_cap = SharedCap(
+                "max_total_bytes",
+                f"the records of all topics may have {limits.total_bytes} bytes",
+                limits.total_bytes,
+                ledger.total_bytes,
+                ledger.replayed,
+            )
+            self._bytes = ByteQuota(byte_cap)
+        ledger.report(*context.engine.count_held())
+        context.engine.limit(topic_cap, self._bytes)
+
+    async def run(self) -> None:
+        """Look for what has expired, whenever bytes are scarce."""
+        if self._bytes is not None:
+            self._context.deadlines.call_every(SCARCE_S, self.sweep)
+
+    def sweep(self) -> None:
+        """What has expired goes at once, if bytes are scarce. Only inside of a turn."""
+        if self._bytes is not None and self._bytes.cap.is_scarce:
+            self._expiry.hurry()

@@ -23,7 +23,6 @@ from topics.actors.link.counters import Values
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.sealing.sealing import Sealing
 from topics.actors.shard.service import Service
-from topics.engine.changes.change import Change
 from topics.engine.usage import Usage
 from topics.storage.disk_usage import DiskUsage, ShardFolders, disk_usage
 from topics.storage.recovery.steps import Shard
@@ -48,22 +47,7 @@ class Gauges(Service):
         context.note_changed = self._usage.touch
         self._is_counting = False
         self._losses = self._commits.losses
-        self._turns = self._waiting_peak = 0
         self._disk = DiskUsage._make([0] * len(DiskUsage._fields))  # until it is known
-
-    # What is noted as it happens
-
-    def on_commit(self, change: Change) -> None:
-        """The topic is to be counted again."""
-        if change.topic is not self._engine.table.shard_topic:
-            self._usage.touch(change.topic)
-
-    def on_turn(self) -> None:
-        """Note how much waits for the log when a turn is over."""
-        self._turns += 1
-        waiting = len(self._commits)
-        if waiting > self._waiting_peak:
-            self._waiting_peak = waiting
 
     # The beat
 
@@ -123,7 +107,7 @@ class Gauges(Service):
             "topics_idempotency_keys": sums.keys,
             "topics_queue_leases_in_flight": sums.leases,
             "topics_queue_delayed": sums.delayed,
-            "topics_turns_total": self._turns,
+            "topics_turns_total": self._context.turn_count,
             "topics_wal_frames_total": counted.frames,
             "topics_wal_batches_total": counted.batches,
             "topics_wal_fsyncs_total": counted.fsyncs,
@@ -131,7 +115,7 @@ class Gauges(Service):
             "topics_wal_bytes_written_total": counted.bytes_written,
             "topics_wal_rotations_total": counted.rotations,
             "topics_wal_queue_depth": len(self._commits),
-            "topics_wal_queue_depth_peak": self._waiting_peak,
+            "topics_wal_queue_depth_peak": self._commits.waiting_peak,
             "topics_wal_submit_full_total": self._context.refused_writes,
             "topics_wal_read_only": int(self._context.room.broken is not None),
             "topics_wal_fsync_latency_us": tuple(counted.sync_us),

@@ -76,6 +76,7 @@ class GroupCommit:
         self.on_progress: Callable[[], None] | None = None
         self.is_unsent = False  # the group under way has something for the log
         self.losses = 0  # how often everything that waited was undone
+        self.waiting_peak = 0  # the most changes that a group has left to the log
         self._usual_write_s, self._usual_sync_s = 0.0, USUAL_S  # of late
         self._until_written: deque[PendingChange] = deque()
         self._until_synced: deque[PendingChange] = deque()
@@ -219,6 +220,7 @@ class GroupCommit:
             self.is_unsent = False
             progress = self.wal.flush(sync=sync, at_once=at_once)
             if progress is None:
+                self.waiting_peak = max(self.waiting_peak, len(self))
                 return
             if sync:
                 self._note_usual(progress)

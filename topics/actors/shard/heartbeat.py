@@ -1,32 +1,44 @@
-"""Heartbeat: the shard's sign of life on the board, twice a second."""
+"""Heartbeat: what a shard tells of itself on the board.
+
+Twice a second: that its loop lives, how many topics there are, and how the disk is.
+
+At the end of a turn, every `LOOK_MS`: how long a message that comes now will wait. That is the sum
+of two waits: for a turn, while more waits than a turn takes; and for the log, beyond the two writes
+and syncs that a group waits for at most while the disk is as usual. Each front weighs it against
+its own load (pressure, §11). While there is a delay, a deadline ends what no turn would end.
+"""
 
 from __future__ import annotations
 
 import time
+from typing import Final
 
 import trio
 
+from topics.actors.link.pulse import Pulse
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.service import Service
 from topics.process import logs
 
-HEARTBEAT_S = 0.5
+HEARTBEAT_S: Final = 0.5
+LOOK_MS: Final = 20
 
 
 class Heartbeat(Service):
-    """Tells the board that the loop lives, how many topics there are and how the disk is. Each beat
-    sweeps idempotency keys that are over.
-    """
+    """Keeps the words of a shard. ``looked_ms``: when it looked at the delay."""
 
     def __init__(self, context: ShardContext) -> None:
         self._context = context
+        self._log = Pulse()
+        self.looked_ms = 0
+        self._is_queued = False
 
     async def run(self) -> None:
         """Beat from now on."""
         self._context.deadlines.call_every(HEARTBEAT_S, self.beat)
 
     def beat(self) -> None:
-        """One sign of life."""
+        """One sign of life. Each sweeps idempotency keys that are over."""
         words = self._context.words
         words.heartbeat_ms = time.monotonic_ns() // 1_000_000
         words.topics = len(self._context.engine.topics)
@@ -35,3 +47,25 @@ class Heartbeat(Service):
             self._context.note_changed(topic)
         self._context.store.forget_asked()
         logs.tell_dropped()
+
+    def look(self) -> None:
+        """Put the delay of now on the board."""
+        context = self._context
+        self.looked_ms = context.now.ms
+        delay_ms = int(1000 * (context.inbox.wait_s + self._log_wait_s(context.now.ms / 1000)))
+        if delay_ms != context.words.delay_ms:
+            context.words.delay_ms = delay_ms
+        if delay_ms and not self._is_queued:
+            self._is_queued = True
+            context.deadlines.call_at(trio.current_time() + LOOK_MS / 1000, self._look_again)
+
+    def _look_again(self) -> None:
+        self._is_queued = False
+        self.look()
+
+    def _log_wait_s(self, now: float) -> float:
+        commits = self._context.commits
+        if not len(commits) or self._context.room.broken is not None:
+            self._log.look(now, now)
+            return 0.0
+        return max(0.0, self._log.look(commits.oldest, now) - 2 * commits.usual_s)

@@ -1,9 +1,15 @@
-"""Held topics: topics that one long operation has for itself, and the requests that wait for them.
+"""Requests that are handled later: those of held topics, and those that are tried once more.
+
+Held topics are topics that one long operation has for itself:
 
     free --take--> held: requests are deferred --give_back--> free: deferred requests are handled
 
 A streamed append holds its topic, and so does a delete by match until its topic has no change under
 way, for each of its slices. Reads of a held topic go on.
+
+A change that makes room may use the log's reserve when all frames of its group make room (decision
+0015). One that shares its group with an append may not, and the log refuses both; its request is
+then handled once more, in a group without appends.
 """
 
 from __future__ import annotations
@@ -16,6 +22,10 @@ import trio
 
 from topics.actors.rpc.replies import answer_error
 from topics.actors.rpc.session import InboundMessage
+from topics.actors.shard.group_commit import GroupCommit
+from topics.actors.shard.room import unwritable
+from topics.actors.shard.service import Service
+from topics.storage.wal.file import NoRoom
 
 Request: TypeAlias = InboundMessage[Any, Any]
 Handler: TypeAlias = Callable[[Request], None]
@@ -78,3 +88,30 @@ def handle_late(handler: Handler, request: Request) -> None:
     except Exception as error:
         answer_error(request, error)
         request.release()
+
+
+class Retries(Service):
+    """The requests that are handled once more. No hook of a turn submits changes before it."""
+
+    def __init__(self, commits: GroupCommit) -> None:
+        self._commits = commits
+        self._waiting: list[tuple[Handler, Request]] = []
+
+    def refuse(
+        self, handler: Callable[..., None], request: Request, error: OSError, *, again: bool
+    ) -> None:
+        """The log has refused the change of ``request`` with ``error``: call ``handler`` once more,
+        with ``again=True``, or answer if that was done or does not help.
+        """
+        if isinstance(error, NoRoom) and not again:
+            self._waiting.append((partial(handler, again=True), request))
+            self.is_due = True
+        else:
+            answer_error(request, unwritable(error))
+
+    def on_due(self) -> None:
+        """Handle them; the log goes on by now."""
+        waiting, self._waiting = self._waiting, []
+        for handler, request in waiting:
+            handle_late(handler, request)
+        self._commits.flush(at_once=False)

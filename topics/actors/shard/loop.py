@@ -12,11 +12,12 @@ holds decisions in the order in which they were taken.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import trio
 
 from topics.actors.link.board import Board
+from topics.actors.link.event_loop import EventLoop
 from topics.actors.link.ledger import ShardLedger
 from topics.actors.link.link import Link
 from topics.actors.link.process_id import ProcessKind, shard_id
@@ -24,9 +25,11 @@ from topics.actors.rpc.message_router import MessageRouter, RouterConfig
 from topics.actors.rpc.replies import map_error
 from topics.actors.rpc.session import LinkSession, Transport
 from topics.actors.shard.context import ShardContext
+from topics.actors.shard.heartbeat import LOOK_MS
+from topics.actors.shard.inbox import FEW_MAX, WAITING_MAX, Arrival
 from topics.actors.shard.peers import Loopback, Peers
 from topics.actors.shard.service import Service
-from topics.actors.shard.services import build_services
+from topics.actors.shard.services import ShardServices
 from topics.engine.changes.change import Change
 from topics.formats.api.limits import Limits
 from topics.formats.wire.calls import ACK, APPEND, CLAIM, DIFF, FEED_TAKEN, WORK_TAKEN
@@ -54,13 +57,12 @@ class ShardLoop:
             RouterConfig(rpc_timeout_ms=RPC_TIMEOUT_MS, error_mapper=map_error)
         )
         ledger = ShardLedger(board, index)
-        self.services = services = build_services(context, shard, board.heads(index), ledger)
+        self.services = services = ShardServices(context, shard, board.heads(index), ledger)
         for service in services:
             service.register(self.router)
-        self._on_commit = [s.on_commit for s in services if _defines(s, "on_commit")]
         self._on_config = [s.on_config for s in services if _defines(s, "on_config")]
         self._on_loss = [s.on_loss for s in services if _defines(s, "on_loss")]
-        self._on_turn = [s.on_turn for s in services if _defines(s, "on_turn")]
+        self._heartbeat = services.heartbeat
         self._with_due: list[Service] = [s for s in services if _defines(s, "on_due")]
         self._on_closed = [
             s.on_session_closed for s in services if _defines(s, "on_session_closed")
@@ -101,11 +103,15 @@ class ShardLoop:
 
         def arrived(messages: list[Message]) -> None:
             assert session is not None, "messages come between open and close"
-            is_first = not self.inbox.count
-            self.inbox.put(session, messages)
+            inbox = self.inbox
+            if not inbox.count and len(messages) <= FEW_MAX:
+                self.turn(((session, messages),))
+                return
+            is_first = not inbox.count
+            inbox.put(session, messages)
             if is_first:
                 self.turn()
-            while self.inbox.is_full:
+            while inbox.count > WAITING_MAX:
                 self.turn()
 
         def closed() -> None:
@@ -123,10 +129,11 @@ class ShardLoop:
 
     async def follow_log(self) -> None:
         """Commit and answer what the log has reached, whenever it reports progress."""
-        while True:
-            await trio.lowlevel.wait_readable(self.context.wal.progress_fd)
-            self.context.room.show(self.commits.advance())
-            self.turn()
+        await EventLoop.of_this_run().serve(self.context.wal.progress_fd, self._on_log)
+
+    def _on_log(self, _events: int) -> None:
+        self.context.room.show(self.commits.advance())
+        self.turn()
 
     async def follow_time(self) -> None:
         """Make the calls of the deadline queue."""
@@ -139,11 +146,11 @@ class ShardLoop:
 
     # The turn
 
-    def turn(self) -> None:
-        """Handle the next batch of messages."""
-        self.context.begin_turn()
-        handle = self.handle
-        for session, messages in self.inbox.turn():
+    def turn(self, arrived: Iterable[Arrival] | None = None) -> None:
+        """Handle what has ``arrived`` while nothing waits, or the next batch of the inbox."""
+        context, handle = self.context, self.handle
+        context.now = context.clock()
+        for session, messages in self.inbox.turn() if arrived is None else arrived:
             for message in messages:
                 handle(session, message)
         self.end_turn()
@@ -170,8 +177,9 @@ class ShardLoop:
             if service.is_due:
                 service.is_due = False
                 service.on_due()
-        for on_turn in self._on_turn:
-            on_turn()
+        self.context.turn_count += 1
+        if self.context.now.ms - self._heartbeat.looked_ms >= LOOK_MS:
+            self._heartbeat.look()
         if commits.is_unsent:
             commits.flush()
         for link in self._links:
@@ -185,8 +193,8 @@ class ShardLoop:
     def _committed(self, change: Change) -> None:
         for tell in change.topic.followers:
             tell(change)
-        for on_commit in self._on_commit:
-            on_commit(change)
+        if change.topic is not self.context.engine.table.shard_topic:
+            self.context.note_changed(change.topic)
         if change.is_config:
             for on_config in self._on_config:
                 on_config(change)

@@ -45,7 +45,7 @@ class RecordStore:
     """The records of one shard: in its log, in its segments and in memory."""
 
     def __init__(self, engine: ShardEngine, wal: Wal, segments: SegmentStore) -> None:
-        self._engine, self._wal, self._segments = engine, wal, segments
+        self._flags, self._wal, self._segments = engine.delete_flags, wal, segments
         engine.store = self
         self.committed_to = wal.next_lsn  # no frame of a committed change ends after this LSN
         self.flagged_bytes = 0  # of records in segments, since the start of the process
@@ -73,11 +73,11 @@ class RecordStore:
 
     def delete_flags(self, locator: int) -> Buffer | None:
         """A byte for each record, 1: deleted; None when none is."""
-        if is_extent(locator):
+        if FIRST_EXTENT <= locator < FIRST_MEMORY:
             return self._segments.delete_flags(locator)
-        return self._engine.delete_flags.of(locator)
+        return self._flags.get(locator)
 
-    def flag_deleted(self, locator: int, runs: Sequence[IndexRun], size: int) -> None:
+    def flag_deleted(self, locator: int, count: int, runs: Sequence[IndexRun], size: int) -> None:
         """Flag records as deleted, of ``size`` bytes. A segment writes the flags once the log is
         synced up to `committed_to`.
         """
@@ -85,14 +85,12 @@ class RecordStore:
             self.flagged_bytes += size
             indexes = chain.from_iterable(starmap(range, runs))
             self._segments.flag_deleted(locator, indexes, self.committed_to)
-            return
-        kept = self._in_memory.get(locator)
-        count = self._wal.count(locator) if kept is None else kept.count
-        self._engine.delete_flags.flag(locator, count, runs)
+        else:
+            self._flags.flag(locator, count, runs)
 
     def release(self, locators: Sequence[int]) -> None:
         """Free what the index does not name any more."""
-        self._engine.delete_flags.forget(locators)
+        self._flags.forget(locators)
         if max(locators, default=0) < FIRST_EXTENT:
             return  # of the log: nothing else to do, however many they are
         for locator in locators:

@@ -7,17 +7,28 @@
 
 In NO_ROOM changes that make room are still done; changes that grow the log are refused. A start
 that the log has no room to note is NO_ROOM, too, and refuses both.
+
+The disk watch tells how long the disk has not answered while the loop lives. The log's threads, and
+those of streamed appends, may hang in the kernel. The heartbeat calls `look` twice a second; after
+`DISK_STALLED_S` without progress the shard refuses writes until the disk answers again. The loop
+itself may hang in a short write or sync. Then the log's hang watch says so in its place: the board
+shows how long the disk has been silent, so the supervisor does not kill the shard for its disk. The
+heartbeat goes on for `DISK_STALLED_S`, as for a busy disk; then it stops, and the front ends reads,
+too, which no loop can answer.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 
 import structlog
 import trio
 
 from topics.actors.link.board import ShardState, ShardWords
+from topics.actors.link.pulse import DISK_STALLED_S, Pulse
 from topics.actors.shard.group_commit import GroupCommit
 from topics.actors.shard.service import Service
 from topics.errors import NotReady
@@ -40,9 +51,8 @@ class Room(Service):
 
     def __init__(self, shard: Shard, commits: GroupCommit, words: ShardWords) -> None:
         self.wal, self.commits, self._words = shard.wal, commits, words
-        self._owed = list(
-            shard.unwritten_frames
-        )  # frames of this start that the log had no room for
+        # Frames of this start that the log had no room for.
+        self.owed = list(shard.unwritten_frames)
         self.broken: OSError | None = None
         self.on_short: Callable[[], None] = lambda: None  # called now and then in NO_ROOM
 
@@ -50,7 +60,7 @@ class Room(Service):
         """Why a change may not be done; None when it may. ``grows``: it makes no room."""
         if self.broken is not None:
             return self.broken
-        return FULL if self._owed or (grows and self.wal.short_of_room) else None
+        return FULL if self.owed or (grows and self.wal.short_of_room) else None
 
     def show(self, error: OSError | None = None) -> None:
         """Put the state on the board. ``error``: the log has failed with it."""
@@ -100,15 +110,68 @@ class Room(Service):
         """Look for room; whether the shard may grow again."""
         if not await trio.to_thread.run_sync(self.wal.find_room):
             return False
-        if self._owed and await self._note_start():
-            self._owed = []
+        if self.owed and await self._note_start():
+            self.owed = []
         self.show()
-        return not self._owed
+        return not self.owed
 
     async def _note_start(self) -> bool:
         """Write the frames of this start; whether the log has them now."""
-        self.wal.begin(self._owed)
+        self.wal.begin(self.owed)
         return await self.commits.wait_synced(self.wal.next_lsn)
+
+
+class DiskWatch:
+    """Watches the disk of one shard."""
+
+    def __init__(self, commits: GroupCommit, room: Room, words: ShardWords) -> None:
+        self._commits, self._room, self._words = commits, room, words
+        self._log, self._blobs, self._loop = Pulse(), Pulse(), Pulse()
+        self._streaming = self._steps = 0  # streamed appends under way, and steps of all of them
+        self.is_stalled = False
+        commits.wal.watch_hangs(self._on_hang)
+
+    @contextlib.contextmanager
+    def streaming(self) -> Iterator[Callable[[], None]]:
+        """A streamed append writes meanwhile; call what this gives at each step."""
+        self._streaming += 1
+        try:
+            yield self._note_step
+        finally:
+            self._streaming -= 1
+
+    def _note_step(self) -> None:
+        self._steps += 1
+
+    def look(self, now: float) -> None:
+        """Put on the board how long the disk has been silent, and log when it stalls or answers."""
+        self._show(max(self._log_silent_s(now), self._blobs_silent_s(now)))
+
+    def _on_hang(self, call: int) -> None:
+        """The loop hangs in this call; told by the thread that watches it."""
+        silent_s = self._loop.look(call, time.monotonic())
+        self._show(silent_s)
+        if silent_s < DISK_STALLED_S:
+            self._words.heartbeat_ms = time.monotonic_ns() // 1_000_000
+
+    def _show(self, silent_s: float) -> None:
+        self._words.disk_silent_ms = int(silent_s * 1000)
+        if self.is_stalled != (silent_s >= DISK_STALLED_S):
+            self.is_stalled = not self.is_stalled
+            if self.is_stalled:
+                log.error("disk stalled", silent_s=round(silent_s, 1))
+            else:
+                log.info("disk answers again")
+
+    def _log_silent_s(self, now: float) -> float:
+        commits = self._commits
+        is_waited_for = len(commits) > 0 or commits.wal.is_syncing
+        if not is_waited_for or self._room.broken is not None:
+            return self._log.look(now, now)
+        return self._log.look((commits.oldest, commits.wal.synced_lsn), now)
+
+    def _blobs_silent_s(self, now: float) -> float:
+        return self._blobs.look((self._streaming, self._steps) if self._streaming else now, now)
 
 
 def unwritable(error: OSError) -> NotReady:

@@ -1,12 +1,10 @@
 """Service: the one way in which a part of a shard attaches to its loop.
 
     register            which calls and events it handles
-    on_commit           a change is committed; its caller is answered in the same turn
     on_config           a topic is made, configured or deleted: that change is committed
     on_due              a turn ends, and the service has set `is_due`: what it adds to the log and
                         to the links goes with the turn
     on_loss             the log has lost changes: they are undone
-    on_turn             a turn ends
     on_session_closed   a front has gone
     run                 a task beside the loop, for work that waits for files
 
@@ -31,9 +29,6 @@ class Service:
     def register(self, router: MessageRouter) -> None:
         """Route the calls that this service handles to it."""
 
-    def on_commit(self, change: Change) -> None:
-        """Note a committed change."""
-
     def on_config(self, change: Change) -> None:
         """Note a topic that was made, configured or deleted."""
 
@@ -42,9 +37,6 @@ class Service:
 
     def on_loss(self) -> None:
         """Note that changes were undone: leases are free again, topics were never made."""
-
-    def on_turn(self) -> None:
-        """Note the end of a turn."""
 
     def on_session_closed(self, session: LinkSession) -> None:
         """Forget what belongs to a front that has gone."""

@@ -26,6 +26,7 @@ from trio.lowlevel import Abort, RaiseCancelT
 
 from topics.actors.link.arena import ArenaBlock, Holder
 from topics.actors.link.board import Board, ShardWords
+from topics.actors.link.event_loop import EventLoop
 from topics.actors.link.heads import HeadMark, HeadReader
 from topics.actors.link.link import MANY, Link
 from topics.actors.link.pulse import (
@@ -100,9 +101,9 @@ class Listener(Protocol):
 
 
 class Batch:
-    """What one turn of a front asks its shards. While it is open, few messages are not flushed; its
-    end does that. A shard begins with eight calls or more while the front still reads. What is
-    inside never waits. ``at_end`` is called before the last flush: it may ask more.
+    """What one turn of a front's loop asks its shards. While it is open, few messages are not
+    flushed; its end does that. A shard begins with eight calls or more while the front still reads.
+    What is inside never waits. ``at_end`` is called before the last flush: it may ask more.
     """
 
     __slots__ = ("_links", "at_end", "is_open")
@@ -129,18 +130,18 @@ class Batch:
 
 
 class ShardLink:
-    """One shard: its link, the link session that is open on it, if any, and its words on the board.
-    ``batch``: of all links of the front.
+    """One shard: its link, the link session that is open on it, if any, and its words on the
+    board.
     """
 
-    def __init__(self, link: Link, words: ShardWords, router: MessageRouter, batch: Batch) -> None:
+    def __init__(self, link: Link, words: ShardWords, router: MessageRouter) -> None:
         self.link, self.words, self.number = link, words, link.peer.index
         self.peer_id = link.peer.session_name
         self.session: LinkSession | None = None
         self.answering: LinkSession | None = None  # the session, unless the shard is stalled
         self.listener: Listener | None = None
         self.waits_for_disk = False  # at the last check
-        self._router, self._batch = router, batch
+        self._router = router
         self._pulse = Pulse()
 
     def opened(self) -> None:
@@ -155,11 +156,9 @@ class ShardLink:
         """Take what the shard has sent."""
         session, dispatch = self.session, self._router.dispatch
         assert session is not None, "messages arrive between open and close"
-        self._batch.is_open = True
         for message in messages:
             rest = dispatch(session, message)
             assert rest is None, "a front has no asynchronous handler"
-        self._batch.end()
 
     def closed(self) -> None:
         """The link session is over."""
@@ -245,8 +244,7 @@ class Shards:
         self._router = MessageRouter(RouterConfig())
         self.batch = Batch(links)
         self._links = [
-            ShardLink(link, board.shard(link.peer.index), self._router, self.batch)
-            for link in links
+            ShardLink(link, board.shard(link.peer.index), self._router) for link in links
         ]
         self._heads = [HeadReader(board.heads(link.peer.index)) for link in links]
         self.count = len(links)
@@ -274,6 +272,7 @@ class Shards:
 
     async def run(self) -> None:
         """Carry messages until cancelled."""
+        EventLoop.of_this_run().turn = self.batch
         async with trio.open_nursery() as nursery:
             for link in self._links:
                 nursery.start_soon(link.link.run, link.opened, link.arrived, link.closed)

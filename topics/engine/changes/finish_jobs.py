@@ -22,11 +22,15 @@ from topics.engine.topic_table import TopicTable
 from topics.formats.disk.frame_bodies import delete_runs_frame
 from topics.formats.ranges import runs_of_seqs
 
+SEQ = attrgetter("seq")
+
 
 class FinishJobs(Change):
-    """Jobs that go: ``seqs``, rising."""
+    """Jobs that go: ``seqs``, rising. ``leases``: of an ack, those that its holders had.
+    ``dead_lettered``: a dead-letter topic has the jobs.
+    """
 
-    __slots__ = ("runs", "seqs")
+    __slots__ = ("_dead_lettered", "leases", "runs", "seqs")
 
     def __init__(
         self,
@@ -34,61 +38,36 @@ class FinishJobs(Change):
         seqs: Sequence[int],
         now: Now,
         *,
+        leases: Sequence[Lease] = (),
         dead_lettered: bool = False,
     ) -> None:
-        super().__init__(topic, [], False)
-        self.seqs = seqs
+        self.topic, self.seqs, self.leases, self._dead_lettered = topic, seqs, leases, dead_lettered
         self.runs = runs_of_seqs(seqs)
         # No replay needs to be told of what the log does not hold.
-        if seqs and seqs[0] <= topic.logged_seq:
-            frame = delete_runs_frame(topic.id, self.runs, now.ts, dead_lettered=dead_lettered)
-            self.frames.append(frame)
+        self.frames = (
+            [delete_runs_frame(topic.id, self.runs, now.ts, dead_lettered=dead_lettered)]
+            if seqs and seqs[0] <= topic.logged_seq
+            else []
+        )
         self.sync = topic.pending_sync > 0 or (bool(self.frames) and topic.config.durable)
         self.note_pending()
 
     def commit(self, table: TopicTable, /) -> None:
         """As `Change.commit`."""
         self.note_settled()
+        jobs = jobs_of(self.topic) if self.leases or self._dead_lettered else None
+        if jobs is not None and self._dead_lettered:
+            jobs.dead_lettered += len(self.seqs)  # whatever damage there is, as a replay
+        elif jobs is not None:
+            jobs.finish(self.seqs)
         if self.runs:
-            delete_runs(self.topic, self.runs, table.store)
+            delete_runs(self.topic, self.runs, table.store, are_finished=bool(self.leases))
 
     def undo(self, _: TopicTable, /) -> None:
         """As `Change.undo`."""
         self.note_settled()
-
-
-class AckJobs(FinishJobs):
-    """Jobs that their holder has done."""
-
-    __slots__ = ("leases",)
-
-    def __init__(self, topic: Topic, leases: Sequence[Lease], now: Now) -> None:
-        super().__init__(topic, [lease.seq for lease in leases], now)
-        self.leases = leases
-
-    def commit(self, table: TopicTable, /) -> None:
-        """As `Change.commit`."""
-        self.note_settled()
-        jobs_of(self.topic).finish(self.seqs)
-        if self.runs:
-            delete_runs(self.topic, self.runs, table.store, are_finished=True)
-
-    def undo(self, table: TopicTable, /) -> None:
-        """As `Change.undo`."""
-        super().undo(table)
         for lease in self.leases:
             jobs_of(self.topic).restore_lease(lease)
-
-
-class BuryJobs(FinishJobs):
-    """Jobs that the dead-letter topic has."""
-
-    __slots__ = ()
-
-    def commit(self, table: TopicTable, /) -> None:
-        """As `Change.commit`."""
-        jobs_of(self.topic).dead_lettered += len(self.seqs)  # whatever damage there is, as a replay
-        super().commit(table)
 
 
 # Deciding
@@ -101,13 +80,13 @@ def begin_ack(
     the leases, one for each seq, if they are to be checked. Also gives the seqs that are not held.
     """
     held, skipped = held_by(topic, node, seqs, tokens, now)
-    jobs = jobs_of(topic)
-    return [jobs.begin_ack(seq) for seq in held], skipped
+    return jobs_of(topic).begin_acks(held), skipped
 
 
-def ack(topic: Topic, leases: Iterable[Lease], now: Now) -> AckJobs:
+def ack(topic: Topic, leases: Iterable[Lease], now: Now) -> FinishJobs:
     """Delete the jobs of these leases for good, of one ack or of several."""
-    return AckJobs(topic, sorted(leases, key=attrgetter("seq")), now)
+    leases = sorted(leases, key=SEQ)
+    return FinishJobs(topic, [*map(SEQ, leases)], now, leases=leases)
 
 
 def bury(topic: Topic, seqs: Sequence[int], now: Now) -> FinishJobs:
@@ -116,7 +95,7 @@ def bury(topic: Topic, seqs: Sequence[int], now: Now) -> FinishJobs:
     """
     dying = jobs_of(topic).dying
     there = sorted(seq for seq in seqs if seq in dying)
-    return BuryJobs(topic, there, now, dead_lettered=True)
+    return FinishJobs(topic, there, now, dead_lettered=True)
 
 
 def remove(topic: Topic, seqs: Sequence[int], now: Now) -> FinishJobs:

@@ -12,17 +12,20 @@ the class of the topic promises; a move is synced before it goes on.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from itertools import islice, repeat
 
 from topics.engine.changes.change import Change
 from topics.engine.now import Now
 from topics.engine.queue.claims import Ask, Job, Taken, deal, jobs_of
+from topics.engine.queue.jobs import Jobs
 from topics.engine.queue.leases import Holder, Lease
 from topics.engine.queue.ledger import keeps_leases
 from topics.engine.topic import Topic
 from topics.engine.topic_table import TopicTable
 from topics.formats.api.limits import U64_MAX
+from topics.formats.api.queue_answers import with_error
 from topics.formats.disk.frame_bodies import LeaseOp, LeaseRows, lease_frame
 from topics.formats.disk.frames import Frame
 
@@ -91,16 +94,28 @@ class EndLeases(LeaseChange):
     deliveries of each have reached nobody.
     """
 
-    __slots__ = ("leases", "uncounted")
+    __slots__ = ("_errors", "leases", "uncounted")
 
     def __init__(self, topic: Topic, leases: Sequence[Lease], skipped: Sequence[int]) -> None:
         super().__init__(topic, [lease.seq for lease in leases], skipped)
         self.leases, self.uncounted = leases, 0
+        self._errors: dict[int, str | None] = {}  # of each job, what was said before
+
+    def note(self, error: str) -> None:
+        """What the worker says of the jobs."""
+        errors = jobs_of(self.topic).errors
+        self._errors = {seq: errors.get(seq) for seq in self.seqs}
+        errors.update(dict.fromkeys(self.seqs, error))
 
     def take_back(self) -> None:
         """They are held as before."""
+        jobs = jobs_of(self.topic)
         for lease in self.leases:
-            jobs_of(self.topic).restore_lease(lease, uncounted=self.uncounted)
+            jobs.restore_lease(lease, uncounted=self.uncounted)
+        for seq, error in self._errors.items():
+            jobs.errors.pop(seq, None)
+            if error is not None and jobs.is_listed(seq):
+                jobs.errors[seq] = error
 
 
 class ExtendLeases(LeaseChange):
@@ -147,22 +162,27 @@ def claim(
     ``evenly``: dealt round-robin, to a cohort. Otherwise the first asker takes what it may. The
     records of all of them have about ``max_bytes`` at most.
     """
-    hands = deal(topic, table.store, asks, now, evenly=evenly, max_bytes=max_bytes)
-    return [_leased(table, topic, ask, hand, now) for ask, hand in zip(asks, hands, strict=True)]
+    jobs = jobs_of(topic)
+    hands = deal(topic, jobs, table.store, asks, now, evenly=evenly, max_bytes=max_bytes)
+    changes = list[LeaseChange]()
+    for ask, hand in zip(asks, hands, strict=True):
+        changes.append(_leased(table, topic, jobs, ask, hand, now))
+    return changes
 
 
-def _leased(table: TopicTable, topic: Topic, ask: Ask, taken: list[Taken], now: Now) -> LeaseChange:
-    jobs, seqs = jobs_of(topic), [seq for seq, _ in taken]
-    change = ClaimJobs(topic, seqs)
+def _leased(
+    table: TopicTable, topic: Topic, jobs: Jobs, ask: Ask, taken: list[Taken], now: Now
+) -> LeaseChange:
     if not taken:
-        return change
+        return ClaimJobs(topic, ())
+    seqs = [seq for seq, _ in taken]
+    change = ClaimJobs(topic, seqs)
     number, deadline_ts = table.take_lease_numbers(len(seqs)), now.ts + ask.lease_ms
-    jobs.deliver(seqs, number, now.ms + ask.lease_ms, ask.holder)
-    counts = [jobs.deliveries(seq) for seq in seqs]
-    change.jobs = [
-        Job(seq, number + index, deadline_ts, deliveries, record)
-        for index, ((seq, record), deliveries) in enumerate(zip(taken, counts, strict=True))
-    ]
+    counts = jobs.deliver(seqs, number, now.ms + ask.lease_ms, ask.holder)
+    records = [record for _, record in taken]
+    if errors := jobs.errors:
+        records = [with_error(each, errors[seq]) if seq in errors else each for seq, each in taken]
+    change.jobs = [*map(Job, seqs, itertools.count(number), repeat(deadline_ts), counts, records)]
     if keeps_leases(topic.config):
         rows = LeaseRows(
             LeaseOp.CLAIMED,
@@ -201,9 +221,12 @@ def nack(
     tokens: Sequence[str] | None,
     delay_ms: int,
     now: Now,
+    error: str | None = None,
 ) -> LeaseChange:
-    """Give back the jobs that ``node`` holds; they are claimable after ``delay_ms`` (§10.5)."""
-    return _end(topic, *held_by(topic, node, seqs, tokens, now), delay_ms, now)
+    """Give back the jobs that ``node`` holds; they are claimable after ``delay_ms`` (§10.5).
+    ``error``: why; without one, what an earlier nack has said stays.
+    """
+    return _end(topic, *held_by(topic, node, seqs, tokens, now), delay_ms, now, error=error)
 
 
 def _end(
@@ -214,6 +237,7 @@ def _end(
     now: Now,
     *,
     counts: bool = True,
+    error: str | None = None,
 ) -> LeaseChange:
     """``counts``: the delivery has reached somebody."""
     jobs, until_ms = jobs_of(topic), now.ms + delay_ms if delay_ms else None
@@ -222,9 +246,12 @@ def _end(
         change.uncounted = 1
         for seq in seqs:
             jobs.uncount(seq)
+    if error is not None:
+        change.note(error)
     if seqs and keeps_leases(topic.config):
         deliveries = [jobs.deliveries(seq) for seq in seqs]
-        rows = LeaseRows(LeaseOp.RELEASED, seqs, deliveries, until_ts=now.ts + delay_ms)
+        until_ts = now.ts + delay_ms
+        rows = LeaseRows(LeaseOp.RELEASED, seqs, deliveries, until_ts=until_ts, error=error)
         change.log([lease_frame(topic.id, now.ts, rows)], sync=False)
         change.doom()
     return change
@@ -241,7 +268,7 @@ def extend(
     """The leases that ``node`` holds end ``lease_ms`` from now (§10.6)."""
     table = jobs_of(topic).leases
     held, skipped = held_by(topic, node, seqs, tokens, now)
-    change = ExtendLeases(topic, [table.lease(seq) for seq in held], skipped)
+    change = ExtendLeases(topic, [table.held[seq] for seq in held], skipped)
     change.until_ts = now.ts + lease_ms
     table.extend(held, now.ms + lease_ms)
     if held and keeps_leases(topic.config):

@@ -19,9 +19,8 @@ from typing import NamedTuple
 
 from topics.engine.locators import is_extent
 from topics.engine.now import Now
-from topics.engine.queue.jobs import Jobs
+from topics.engine.queue.jobs import PASS_STEPS, Jobs
 from topics.engine.queue.leases import Holder
-from topics.engine.removal import deleted_in
 from topics.engine.store import Store, Unreadable
 from topics.engine.topic import Topic
 from topics.formats.buffers import Buffer
@@ -54,19 +53,27 @@ Taken = tuple[int, bytes]
 
 
 def deal(
-    topic: Topic, store: Store, asks: Sequence[Ask], now: Now, *, evenly: bool, max_bytes: int
+    topic: Topic,
+    jobs: Jobs,
+    store: Store,
+    asks: Sequence[Ask],
+    now: Now,
+    *,
+    evenly: bool,
+    max_bytes: int,
 ) -> list[list[Taken]]:
     """Take jobs for all askers; a list for each of them, in the order of seqs.
 
     ``evenly``: dealt round-robin. Otherwise the first takes what it may, and so on. No more are
     taken once their records have ``max_bytes``.
     """
-    jobs = jobs_of(topic)
     jobs.advance(now.ms)
-    jobs.begin_pass()
+    jobs.steps_left = PASS_STEPS
+    if len(asks) == 1:
+        return [sorted(_take(topic, jobs, store, asks[0].max_jobs, max_bytes, now))]
     hands: list[list[Taken]] = [[] for _ in asks]
-    taken = iter(_take(topic, store, sum(ask.max_jobs for ask in asks), max_bytes, now))
-    if evenly and len(asks) > 1:
+    taken = iter(_take(topic, jobs, store, sum(ask.max_jobs for ask in asks), max_bytes, now))
+    if evenly:
         turns = _turns(asks, hands)
         for job in taken:
             next(turns).append(job)
@@ -91,22 +98,25 @@ def jobs_of(topic: Topic) -> Jobs:
     return topic.jobs
 
 
-def _take(topic: Topic, store: Store, count: int, max_bytes: int, now: Now) -> list[Taken]:
+def _take(
+    topic: Topic, jobs: Jobs, store: Store, count: int, max_bytes: int, now: Now
+) -> list[Taken]:
     """As `deal`. A pass that cannot read (OSError) takes nothing."""
-    jobs, found, size = jobs_of(topic), list[Taken](), 0
+    found, size = list[Taken](), 0
     usual_bytes = max(1, topic.bytes // max(1, topic.count))
     seqs: list[int] = []
     try:
-        while len(found) < count and size < max_bytes and not jobs.is_unfinished:
+        while len(found) < count and size < max_bytes and jobs.steps_left > 0:
             wanted = max(1, min(count - len(found), STEP, (max_bytes - size) // usual_bytes))
             seqs = jobs.take_free(wanted, topic.config)
             if len(seqs) < wanted:
-                _take_new(topic, store, wanted, seqs)
+                _take_new(topic, jobs, store, wanted, seqs)
             if not seqs:
                 break
             read = records_of(topic, store, seqs, max_bytes - size)
             found += read
-            size += sum(len(record) for _, record in read)
+            for _, record in read:
+                size += len(record)
             if size >= max_bytes:
                 looked_at = seqs.index(read[-1][0]) + 1
                 jobs.untake(seqs[looked_at:])
@@ -124,13 +134,12 @@ def _take(topic: Topic, store: Store, count: int, max_bytes: int, now: Now) -> l
 # Jobs that were never delivered
 
 
-def _take_new(topic: Topic, store: Store, count: int, taken: list[int]) -> None:
+def _take_new(topic: Topic, jobs: Jobs, store: Store, count: int, taken: list[int]) -> None:
     """Add jobs to ``taken`` until they are ``count``, or there are no more."""
-    jobs = jobs_of(topic)
-    fresh = _FreshRuns(topic, store)
+    fresh = _FreshRuns(topic, jobs, store)
     while len(taken) < count:
-        run, due = fresh.next_run(), jobs.next_due()
-        if jobs.is_unfinished:
+        run, due = fresh.next_run(), jobs.next_due() if jobs.due else None
+        if jobs.steps_left <= 0:
             break
         if due is not None and (run is None or due < fresh.key(run[0])):
             taken.append(jobs.take_due())
@@ -139,31 +148,38 @@ def _take_new(topic: Topic, store: Store, count: int, taken: list[int]) -> None:
             break
         first, stop = run
         enough = jobs.fresh_until(first, first + count - len(taken))
-        if due is None:
+        if due is None and stop < enough:
             stop = fresh.over_whole_entries(stop, enough)
         stop = min(stop, enough)
         if due is not None:
             # A due job may be in this run itself, and `$ts` its time: the run goes on behind it.
             stop = first + bisect_right(range(first, stop), due, key=fresh.key)
-        taken += jobs.take_fresh(first, stop)
+        taken += range(first, stop)
+        jobs.cursor = stop
 
 
 class _FreshRuns:
     """Walks over the live seqs from the claim cursor on."""
 
-    def __init__(self, topic: Topic, store: Store) -> None:
-        self._topic, self._store, self._jobs = topic, store, jobs_of(topic)
-        self._at = topic.index.find(max(self._jobs.cursor, topic.start_seq))
+    def __init__(self, topic: Topic, jobs: Jobs, store: Store) -> None:
+        self._topic, self._store, self._jobs = topic, store, jobs
+        self._at = topic.index.find(max(jobs.cursor, topic.start_seq))
 
     def next_run(self) -> tuple[int, int] | None:
         """The next run of live seqs in one entry, its end excluded."""
         topic, index, jobs = self._topic, self._topic.index, self._jobs
-        while self._at < len(index) and not jobs.is_unfinished:
-            first_seq, count, _, size = index.entry(self._at)
+        while self._at < len(index) and jobs.steps_left > 0:
+            first_seq, count, locator, size = index.entry(self._at)
             at = jobs.skip(max(topic.start_seq, first_seq)) - first_seq
             start = stop = count
             if size and at < count:
-                start, stop = next(live_runs(self._deleted(), at, count), (count, count))
+                start, stop = at, count
+                if first_seq in index.gone:
+                    # Which of its records live is unknown if they cannot be read: none is taken.
+                    with contextlib.suppress(Unreadable):
+                        start = count
+                        flags = self._store.delete_flags(locator)
+                        start, stop = next(live_runs(flags, at, count), (count, count))
             seq = first_seq + start if start == at else jobs.skip(first_seq + start)
             if seq < first_seq + stop:
                 return seq, first_seq + stop
@@ -185,13 +201,6 @@ class _FreshRuns:
             self._at = at
             at += 1
         return stop
-
-    def _deleted(self) -> bytes | None:
-        try:
-            deleted = deleted_in(self._topic, self._at, self._store)
-        except Unreadable:  # which of its records live is unknown: none is delivered
-            return b"\1" * self._topic.index.entry(self._at)[1]
-        return deleted  # type: ignore[return-value]
 
     def key(self, seq: int) -> tuple[int, int]:
         """By which the job at ``seq``, in the current entry, is ordered among those never
@@ -222,9 +231,12 @@ def records_of(
             at = at + 1 if seq == end else index.find(seq)
             if at == len(index):
                 continue
-            first_seq, count, _, size = index.entry(at)
-            end = first_seq + count
-            view, deleted = _readable(topic, store, at) if size else (None, None)
+            first_seq, count, locator, size = index.entry(at)
+            end, view = first_seq + count, None
+            if size:
+                with contextlib.suppress(Unreadable):
+                    deleted = store.delete_flags(locator) if first_seq in index.gone else None
+                    view = store.records(locator)
         if view is None or not max(first_seq, topic.start_seq) <= seq < end:
             continue
         place = seq - first_seq
@@ -235,14 +247,6 @@ def records_of(
                 if max_bytes <= 0:
                     break
     return found
-
-
-def _readable(topic: Topic, store: Store, at: int) -> tuple[View | None, Buffer | None]:
-    """The records of an entry and their delete flags; no records if they cannot be read."""
-    try:
-        return store.records(topic.index.entry(at)[2]), deleted_in(topic, at, store)
-    except Unreadable:
-        return None, None
 
 
 # Jobs that are moved elsewhere
@@ -301,6 +305,7 @@ class LeaseView(NamedTuple):
     number: int
     deadline_ts: int
     deliveries: int
+    error: str | None
 
 
 def leases(topic: Topic, after: int, limit: int, node: str | None, now: Now) -> list[LeaseView]:
@@ -308,6 +313,13 @@ def leases(topic: Topic, after: int, limit: int, node: str | None, now: Now) -> 
     jobs = jobs_of(topic)
     jobs.advance(now.ms)
     return [
-        LeaseView(seq, holder.node, number, now.ts + deadline_ms - now.ms, jobs.deliveries(seq))
-        for seq, number, deadline_ms, holder in jobs.leases.page(after, limit, node, now.ms)
+        LeaseView(
+            lease.seq,
+            lease.holder.node,
+            lease.number,
+            now.ts + lease.deadline_ms - now.ms,
+            jobs.deliveries(lease.seq),
+            jobs.errors.get(lease.seq),
+        )
+        for lease in jobs.leases.page(after, limit, node, now.ms)
     ]

@@ -79,10 +79,10 @@ class Jobs:
     """
 
     __slots__ = (
-        *("_apart", "_delays", "_delay_times", "_deliveries", "_due", "_first_in_line"),
+        *("_apart", "_delays", "_delay_times", "_deliveries", "_first_in_line"),
         *("_free", "_hidden", "_hidden_times", "_in_line", "_paused_until", "_start_seq"),
-        *("acking", "aside", "cursor", "dead", "dead_lettered", "doomed", "dying"),
-        *("leases", "ledger", "steps_left"),
+        *("acking", "aside", "cursor", "dead", "dead_lettered", "doomed", "due", "dying"),
+        *("errors", "leases", "ledger", "steps_left"),
     )
 
     def __init__(self, ledger: Ledger | None = None) -> None:
@@ -97,9 +97,10 @@ class Jobs:
         self._hidden_times = Timetable(self._hidden.get)
         self._delays = Delays()  # of jobs that are delayed or due
         self._delay_times = Timetable(self._delays.until_ms)
-        self._due: list[tuple[int, int]] = []  # heap of (time, seq); some are no longer due
+        self.due: list[tuple[int, int]] = []  # heap of (time, seq); some are no longer due
         # Of each job that has been delivered, but 1 of those that are held is left out.
         self._deliveries: dict[int, int] = {}
+        self.errors: dict[int, str] = {}  # what the last nack with an error said of a job
         self.acking: dict[int, Lease] = {}
         self.dead: OrderedDict[int, None] = OrderedDict()  # exhausted, and not on their way
         # On their way to the dead-letter topic, which may have them: one batch, until each is gone
@@ -118,7 +119,7 @@ class Jobs:
 
     def counters(self, live_count: int) -> Counters:
         """The counters as of the last `advance`, when so many records of the topic live."""
-        in_flight = len(self.leases) + len(self.acking)
+        in_flight = len(self.leases.held) + len(self.acking)
         hidden, delayed = len(self._hidden), self._delays.waiting
         moving = len(self.dead) + len(self.dying) + len(self.aside)
         ready = live_count - in_flight - hidden - delayed - moving
@@ -126,17 +127,14 @@ class Jobs:
 
     def deliveries(self, seq: int) -> int:
         """How many times a job has been delivered."""
-        return self._deliveries.get(seq, 1 if seq in self.leases or seq in self.acking else 0)
+        is_held = seq in self.leases.held or seq in self.acking
+        return self._deliveries.get(seq, 1 if is_held else 0)
 
     @property
-    def next_at(self) -> int | None:
-        """No job becomes claimable by time before it (monotonic ms); None: none ever does."""
-        at = self.leases.next_over_at
-        for timetable in (self._hidden_times, self._delay_times):
-            if timetable.count:
-                also_at = timetable.next_at
-                at = also_at if at is None or (also_at is not None and also_at < at) else at
-        return at
+    def next_at(self) -> int:
+        """No job becomes claimable by time before it (monotonic ms)."""
+        times = self.leases.expiry, self._hidden_times, self._delay_times
+        return min([timetable.next_at for timetable in times])
 
     def is_exhausted(self, seq: int, config: TopicConfig) -> bool:
         """Whether the job is to be moved and not to be delivered again (§10.6)."""
@@ -149,8 +147,11 @@ class Jobs:
 
     def advance(self, now_ms: int) -> None:
         """Do what time has brought: leases end, delays are over. A part of it, if it is much."""
-        next_at = self.next_at
-        if next_at is None or now_ms < max(next_at, self._paused_until):
+        if now_ms < self._paused_until or (
+            now_ms < self.leases.expiry.next_at
+            and now_ms < self._hidden_times.next_at
+            and now_ms < self._delay_times.next_at
+        ):
             return
         freed = self.leases.take_over(now_ms, ADVANCE_MAX)
         for _, seq in freed:
@@ -165,10 +166,8 @@ class Jobs:
         for _, seq in self._delay_times.take_due(now_ms, ADVANCE_MAX):
             due_ts = self._delays.note_due(seq)
             if due_ts is not None:
-                heapq.heappush(self._due, (due_ts, seq))
-        next_at = self.next_at
-        is_over = next_at is None or next_at > now_ms
-        self._paused_until = 0 if is_over else now_ms + ADVANCE_PAUSE_MS
+                heapq.heappush(self.due, (due_ts, seq))
+        self._paused_until = 0 if self.next_at > now_ms else now_ms + ADVANCE_PAUSE_MS
 
     # The states
 
@@ -188,16 +187,12 @@ class Jobs:
         self._apart.add(seq)
         if due_ts <= now.ts:
             self._delays.put(seq, due_ts, 0)
-            heapq.heappush(self._due, (due_ts, seq))
+            heapq.heappush(self.due, (due_ts, seq))
             return
         until_ms = now.ms + min(due_ts - now.ts, DELAY_MS_MAX)
         self._delays.put(seq, due_ts, until_ms)
         self._delay_times.add(until_ms, (seq,))
         self._delay_times.trim(self._delays.waiting, 1)
-
-    def begin_pass(self) -> None:
-        """Jobs are taken: `PASS_STEPS` begins anew."""
-        self.steps_left = PASS_STEPS
 
     @property
     def is_unfinished(self) -> bool:
@@ -236,7 +231,7 @@ class Jobs:
 
     def next_due(self) -> tuple[int, int] | None:
         """(time, seq) of the due job that comes first; unknown while the pass `is_unfinished`."""
-        due = self._due
+        due = self.due
         while due and self._delays.get(due[0][1]) != due[0][0] and self.steps_left > 0:
             heapq.heappop(due)
             self.steps_left -= 1
@@ -244,7 +239,7 @@ class Jobs:
 
     def take_due(self) -> int:
         """Take the job that `next_due` has shown."""
-        _, seq = heapq.heappop(self._due)
+        _, seq = heapq.heappop(self.due)
         self._delays.take(seq)
         return seq
 
@@ -260,20 +255,18 @@ class Jobs:
         """Up to where all live seqs from ``first`` on are fresh; at most ``stop``."""
         return self._apart.next_in(first, stop) if self._apart.blocks else stop
 
-    def take_fresh(self, first: int, stop: int) -> Sequence[int]:
-        """Take the fresh jobs ``first`` to ``stop`` (exclusive): the next from the cursor on."""
-        self.cursor = stop
-        return range(first, stop)
-
-    def deliver(self, seqs: Sequence[int], number: int, deadline_ms: int, holder: Holder) -> None:
-        """Lease jobs that were taken; each counts as delivered once more."""
-        counts = self._deliveries
+    def deliver(
+        self, seqs: Sequence[int], number: int, deadline_ms: int, holder: Holder
+    ) -> list[int]:
+        """Lease jobs that were taken. How often each has been delivered now."""
+        told, counts = [1] * len(seqs), self._deliveries
         if counts:
-            for seq in seqs:
+            for at, seq in enumerate(seqs):
                 count = counts.pop(seq, 0) + 1
                 if count > 1:
-                    counts[seq] = count
+                    counts[seq] = told[at] = count
         self.leases.grant(seqs, number, deadline_ms, holder)
+        return told
 
     def take_back(self, seq: int, number: int) -> None:
         """Undo the delivery of a job that is still held under this number."""
@@ -317,12 +310,15 @@ class Jobs:
                 self._deliveries[seq] = count
             self.leases.grant((seq,), lease.number, lease.deadline_ms, lease.holder)
 
-    def begin_ack(self, seq: int) -> Lease:
-        """A held job is done: it goes when that is durable."""
-        lease = self.leases.drop(seq)
-        assert lease is not None, "only held jobs are acked"
-        self.acking[seq] = lease
-        return lease
+    def begin_acks(self, seqs: Iterable[int]) -> list[Lease]:
+        """Held jobs are done: they go when that is durable."""
+        ended = list[Lease]()
+        for seq in seqs:
+            lease = self.leases.drop(seq)
+            assert lease is not None, "only held jobs are acked"
+            self.acking[seq] = lease
+            ended.append(lease)
+        return ended
 
     def revive_dead(self) -> None:
         """The config has changed: the next pass looks at the exhausted ones again."""
@@ -370,9 +366,9 @@ class Jobs:
             self.delay(seq, time, now)
         elif state is Apart.DUE:  # also by a clock that has been set back
             self._delays.put(seq, time, 0)
-            heapq.heappush(self._due, (time, seq))
-            if len(self._due) > 2 * len(self._delays) + HEAP_STALE_MIN:
-                self._due = sorted({due for due in self._due if self._delays.get(due[1]) == due[0]})
+            heapq.heappush(self.due, (time, seq))
+            if len(self.due) > 2 * len(self._delays) + HEAP_STALE_MIN:
+                self.due = sorted({due for due in self.due if self._delays.get(due[1]) == due[0]})
         elif state is Apart.DEAD:
             self.dead[seq] = None
         elif state is not None:
@@ -398,6 +394,7 @@ class Jobs:
         ledger, self.ledger = self.ledger, None
         assert ledger is not None, "a replay ends once"
         self.dead_lettered, self._start_seq = ledger.dead_lettered, start_seq
+        self.errors = ledger.errors
         for seq, due_ts in watched(ledger.delays.items()):
             if seq not in ledger.rows:
                 self.delay(seq, due_ts, now)
@@ -449,6 +446,8 @@ class Jobs:
                 row = self._row(seq, now)
                 if row is not None and (with_leases or row.state is JobState.DYING):
                     ledger.rows[seq] = row
+                    if seq in self.errors:
+                        ledger.errors[seq] = self.errors[seq]
                 elif (due_at := self._due_at(seq)) is not None:
                     ledger.delays.put(seq, due_at, 0)
             yield ledger
@@ -459,7 +458,7 @@ class Jobs:
         if seq in self.doomed:
             # The dead-letter topic may have it: it is not delivered again, whatever refused it.
             return JobRow(JobState.DYING, 0, 0, deliveries, self.doomed[seq])
-        lease = self.leases.lease(seq) if seq in self.leases else self.acking.get(seq)
+        lease = self.leases.held.get(seq) or self.acking.get(seq)
         if lease is not None:
             until_ts = now.ts + lease.deadline_ms - now.ms
             return JobRow(JobState.HELD, until_ts, lease.number, deliveries, lease.holder.node)
@@ -514,18 +513,20 @@ class Jobs:
         """The ack of these jobs is durable: as `forget_runs`, and cheaper, for it names most of all
         jobs.
         """
-        acking, deliveries, doomed = self.acking, self._deliveries, self.doomed
+        acking, deliveries = self.acking, self._deliveries
+        doomed, errors = self.doomed, self.errors
         for seq in seqs:
             acking.pop(seq, None)
             deliveries.pop(seq, None)
             doomed.pop(seq, None)
+            errors.pop(seq, None)
 
     def _forget(self, seqs: Collection[int]) -> None:
         for seq in seqs if self.leases else ():
             self.leases.drop(seq)
         named: tuple[dict[int, Any], ...] = (
             *(self.acking, self._free, self._hidden),
-            *(self.dead, self.dying, self.aside, self._deliveries),
+            *(self.dead, self.dying, self.aside, self._deliveries, self.errors),
         )
         for each in named:
             for seq in seqs if each else ():

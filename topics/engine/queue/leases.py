@@ -4,9 +4,7 @@
                ^  |
                '--' extend
 
-A lease is a slot in columns; a dict leads from the seq of a job to its slot. With its place in the
-timetable a lease takes about 145 bytes. At ``now == deadline`` a lease holds; one millisecond later
-it is over.
+At ``now == deadline`` a lease holds; one millisecond later it is over.
 """
 
 from __future__ import annotations
@@ -16,7 +14,8 @@ import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from topics.engine.queue.timetable import Timetable
 
@@ -37,7 +36,7 @@ class Holder:
         self.seqs: dict[int, None] | None = {} if is_stream else None
 
 
-class Lease(NamedTuple):
+class Lease(msgspec.Struct, frozen=True, gc=False):
     """One lease. ``deadline_ms``: on the monotonic clock."""
 
     seq: int
@@ -52,22 +51,15 @@ def lease_id(number: int) -> str:
 
 
 class LeaseTable:
-    """The leases of one queue. ``loosened``: streams that hold fewer than before; whoever serves
-    them takes them out.
+    """The leases of one queue. ``held``: by seq. ``expiry``: when leases are over. ``loosened``:
+    streams that hold fewer than before; whoever serves them takes them out.
     """
 
-    __slots__ = (
-        *("_deadlines", "_expiry", "_free_slots", "_holders", "_later", "_numbers"),
-        *("_order", "_slots"),
-        *("loosened", "pollers"),
-    )
+    __slots__ = ("_later", "_order", "expiry", "held", "loosened", "pollers")
 
     def __init__(self) -> None:
-        self._slots: dict[int, int] = {}
-        self._deadlines, self._numbers = array("q"), array("Q")
-        self._holders: list[Holder | None] = []
-        self._free_slots: list[int] = []
-        self._expiry = Timetable(self._over_at)
+        self.held: dict[int, Lease] = {}
+        self.expiry = Timetable(self._over_at)
         # While they are listed: all seqs that were held at some time since, in two sorted parts.
         self._order: array[int] | None = None
         self._later: list[int] = []  # those that were leased since, not sorted
@@ -75,29 +67,17 @@ class LeaseTable:
         self.loosened: list[Holder] = []
 
     def __len__(self) -> int:
-        return len(self._slots)
+        return len(self.held)
 
     def __contains__(self, seq: int) -> bool:
-        return seq in self._slots
+        return seq in self.held
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._slots)
-
-    @property
-    def next_over_at(self) -> int | None:
-        """No lease is over before it (monotonic ms)."""
-        return self._expiry.next_at
+        return iter(self.held)
 
     def poller(self, node: str) -> Holder:
         """Who holds what this node claims by polling."""
         return self.pollers.get(node) or Holder(node)
-
-    def lease(self, seq: int) -> Lease:
-        """The lease of a job that is held."""
-        slot = self._slots[seq]
-        holder = self._holders[slot]
-        assert holder is not None, "a slot in use has a holder"
-        return Lease(seq, self._numbers[slot], self._deadlines[slot], holder)
 
     def page(self, after: int, limit: int, node: str | None, now_ms: int) -> list[Lease]:
         """The first ``limit`` leases above ``after``, by seq, of ``node`` if one is given.
@@ -106,15 +86,16 @@ class LeaseTable:
         number of new leases: the next page sorts anew.
         """
         if self._order is None:
-            self._order = array("Q", sorted(self._slots))
+            self._order = array("Q", sorted(self.held))
         at = bisect_right(self._order, after)
         later = sorted({seq for seq in self._later if seq > after})
         found: list[Lease] = []
         last = 0
         for seq in heapq.merge(map(self._order.__getitem__, range(at, len(self._order))), later):
-            if seq == last or seq not in self._slots:
+            lease = self.held.get(seq)
+            if seq == last or lease is None:
                 continue
-            last, lease = seq, self.lease(seq)
+            last = seq
             if lease.deadline_ms >= now_ms and node in (None, lease.holder.node):
                 found.append(lease)
                 if len(found) == limit:
@@ -124,71 +105,51 @@ class LeaseTable:
 
     def is_held(self, seq: int, node: str, token: str | None, now_ms: int) -> bool:
         """Whether ``node`` holds the job now; under this token, if one is given."""
-        slot = self._slots.get(seq)
-        if slot is None or self._deadlines[slot] < now_ms:
-            return False
-        holder = self._holders[slot]
-        assert holder is not None, "a slot in use has a holder"
-        return holder.node == node and (token is None or token == lease_id(self._numbers[slot]))
+        lease = self.held.get(seq)
+        return (
+            lease is not None
+            and lease.deadline_ms >= now_ms
+            and lease.holder.node == node
+            and (token is None or token == lease_id(lease.number))
+        )
 
     def has_number(self, seq: int, number: int) -> bool:
         """Whether the job is held under this number."""
-        slot = self._slots.get(seq)
-        return slot is not None and self._numbers[slot] == number
+        lease = self.held.get(seq)
+        return lease is not None and lease.number == number
 
     def grant(self, seqs: Sequence[int], number: int, deadline_ms: int, holder: Holder) -> None:
         """Lease jobs that nobody holds, under ``number`` and the numbers after it."""
-        count = len(seqs)
         if holder.seqs is None:
             holder = self.pollers.setdefault(holder.node, holder)
-        slots = self._take_slots(count)
-        for offset, slot in enumerate(slots):
-            self._deadlines[slot] = deadline_ms
-            self._numbers[slot] = number + offset
-            self._holders[slot] = holder
-        self._slots.update(zip(seqs, slots, strict=True))
+        else:
+            holder.seqs.update(dict.fromkeys(seqs))
+        holder.held += len(seqs)
+        for each, seq in enumerate(seqs, number):
+            self.held[seq] = Lease(seq, each, deadline_ms, holder)
         if self._order is not None:
             self._later.extend(seqs)
             if len(self._later) > ORDER_SLACK + len(self._order) // 8:
                 self._order, self._later = None, []
-        self._expiry.add(deadline_ms + 1, seqs)
-        holder.held += count
-        if holder.seqs is not None:
-            holder.seqs.update(dict.fromkeys(seqs))
-        self._expiry.trim(len(self._slots), count)
-
-    def _take_slots(self, count: int) -> Sequence[int]:
-        free = self._free_slots
-        if len(free) >= count:
-            slots = free[len(free) - count :]
-            del free[len(free) - count :]
-            return slots
-        start = len(self._holders)
-        self._deadlines.extend(array("q", bytes(8 * count)))
-        self._numbers.extend(array("Q", bytes(8 * count)))
-        self._holders += [None] * count
-        return range(start, start + count)
+        self.expiry.add(deadline_ms + 1, seqs)
+        self.expiry.trim(len(self.held), len(seqs))
 
     def extend(self, seqs: Sequence[int], deadline_ms: int) -> None:
         """Set the deadline of jobs that are held."""
         for seq in seqs:
-            self._deadlines[self._slots[seq]] = deadline_ms
-        self._expiry.add(deadline_ms + 1, seqs)
-        self._expiry.trim(len(self._slots), len(seqs))
+            lease = self.held[seq]
+            self.held[seq] = Lease(seq, lease.number, deadline_ms, lease.holder)
+        self.expiry.add(deadline_ms + 1, seqs)
+        self.expiry.trim(len(self.held), len(seqs))
 
     def drop(self, seq: int) -> Lease | None:
         """End a lease; what it was, None when nobody holds the job."""
-        slot = self._slots.pop(seq, None)
-        if slot is None:
+        lease = self.held.pop(seq, None)
+        if lease is None:
             return None
-        holder = self._holders[slot]
-        assert holder is not None, "a slot in use has a holder"
-        lease = Lease(seq, self._numbers[slot], self._deadlines[slot], holder)
-        self._holders[slot] = None
-        if self._slots:
-            self._free_slots.append(slot)
-        else:
-            self._reset()
+        if not self.held:
+            self.held, self._order, self._later = {}, None, []  # give the memory back
+        holder = lease.holder
         holder.held -= 1
         if holder.seqs is not None:
             del holder.seqs[seq]
@@ -197,20 +158,13 @@ class LeaseTable:
             self.pollers.pop(holder.node, None)
         return lease
 
-    def _reset(self) -> None:
-        """Nothing is held: give the memory back."""
-        self._slots = {}
-        self._deadlines, self._numbers = array("q"), array("Q")
-        self._holders, self._free_slots = [], []
-        self._order, self._later = None, []
-
     def take_over(self, now_ms: int, limit: int = sys.maxsize) -> list[tuple[int, int]]:
         """End the leases that are over; (time, seq) of each, in this order. ``limit``: as
         `Timetable.take_due`.
         """
-        due = self._expiry.take_due(now_ms, limit)
+        due = self.expiry.take_due(now_ms, limit)
         return [each for each in due if self.drop(each[1]) is not None]
 
     def _over_at(self, seq: int) -> int | None:
-        slot = self._slots.get(seq)
-        return None if slot is None else self._deadlines[slot] + 1
+        lease = self.held.get(seq)
+        return None if lease is None else lease.deadline_ms + 1

@@ -6,6 +6,8 @@
 The owner knows the time of each seq; an entry whose seq has another time by then, or none, is
 dropped when its bucket comes near. So nothing is ever searched here, and an entry costs 8 bytes.
 Times are monotonic milliseconds.
+
+``next_at``: nothing is due before it, as far as is known without looking at entries.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ BUCKET_MS = 256
 STALE_MIN = 4096  # a shorter timetable is not swept
 SWEEP_STEP = 16  # entries that are looked at for each that is added: more than are added
 NO_SEQS = array("Q")
+NEVER = sys.maxsize
 
 
 class Timetable:
@@ -26,7 +29,7 @@ class Timetable:
     included.
     """
 
-    __slots__ = ("_far", "_near", "_near_until", "_order", "_sweep", "_time_of", "count")
+    __slots__ = ("_far", "_near", "_near_until", "_order", "_sweep", "_time_of", "count", "next_at")
 
     def __init__(self, time_of: Callable[[int], int | None]) -> None:
         self._time_of = time_of
@@ -36,14 +39,7 @@ class Timetable:
         self._near_until = 0  # what is due before it is in ``_near``
         self._sweep: Iterator[bool] | None = None
         self.count = 0
-
-    @property
-    def next_at(self) -> int | None:
-        """Nothing is due before it; None when nothing ever is."""
-        near, order = self._near, self._order
-        if not near:
-            return order[0] * BUCKET_MS if order else None
-        return min(near[0][0], order[0] * BUCKET_MS) if order else near[0][0]
+        self.next_at = NEVER
 
     def add(self, at: int, seqs: Sequence[int]) -> None:
         """These seqs are due at ``at``."""
@@ -51,11 +47,13 @@ class Timetable:
         if at < self._near_until:
             for seq in seqs:
                 heapq.heappush(self._near, (at, seq))
+            self.next_at = min(self.next_at, at)
             return
         bucket = self._far.get(at // BUCKET_MS)
         if bucket is None:
             bucket = self._far[at // BUCKET_MS] = array("Q")
             heapq.heappush(self._order, at // BUCKET_MS)
+            self.next_at = min(self.next_at, at // BUCKET_MS * BUCKET_MS)
         bucket.extend(seqs)
 
     def take_due(self, now_ms: int, limit: int = sys.maxsize) -> list[tuple[int, int]]:
@@ -77,6 +75,8 @@ class Timetable:
             self.count -= 1
             if time_of(seq) == at:
                 due.append((at, seq))
+        far_at = self._order[0] * BUCKET_MS if self._order else NEVER
+        self.next_at = min(near[0][0], far_at) if near else far_at
         return due
 
     def _open_bucket(self, bucket: int, now_ms: int, due: list[tuple[int, int]], limit: int) -> int:

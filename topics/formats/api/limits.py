@@ -129,7 +129,8 @@ def check_worker(node: str, limits: Limits) -> None:
     """Raises `InvalidRequest` for the node id of a worker that is empty or too long (§10)."""
     if not node:
         raise InvalidRequest("node must not be empty", field="node")
-    check_node(node, limits)
+    if len(node) * 4 > limits.node_bytes:
+        check_node(node, limits)
 
 
 def check_key(key: str | None, limits: Limits) -> None:
@@ -160,8 +161,8 @@ def clamped_wait_ms(wait_ms: int) -> int:
 
 def clamped_max_jobs(max_jobs: int, limits: Limits) -> int:
     """How many jobs a worker may lease at once (§10.2, §10.8). Raises `InvalidRequest` for 0."""
-    check_u64("max", max_jobs)
-    if not max_jobs:
+    if max_jobs < 1 or max_jobs > U64_MAX:
+        check_u64("max", max_jobs)
         raise InvalidRequest("max must be at least 1", field="max")
     return min(max_jobs, limits.claim)
 

@@ -17,18 +17,24 @@ from topics.formats.json_text import json_bytes, json_string
 from topics.formats.names import valid_topic_name
 
 
-def job_json(lease_number: int, deadline_ts: int, deliveries: int, record: bytes) -> bytes:
-    """A leased job (§10.2); ``record`` is the object that readers get."""
-    lease = b'{"lease_id":"lease_%x","deadline":%d,"deliveries":%d,' % (
-        lease_number,
-        deadline_ts,
-        deliveries,
-    )
-    return lease + record[1:]
+def jobs_json(jobs: Iterable[tuple[int, int, int, int, bytes]]) -> list[bytes]:
+    """Leased jobs (§10.2), of their seqs, numbers of their leases, deadlines, deliveries and
+    records; a record is the object that readers get.
+    """
+    return [
+        b'{"lease_id":"lease_%x","deadline":%d,"deliveries":%d,%b'
+        % (number, deadline_ts, deliveries, record[1:])
+        for _, number, deadline_ts, deliveries, record in jobs
+    ]
+
+
+def with_error(record: bytes, error: str) -> bytes:
+    """The record of a job whose last nack has said why."""
+    return b'{"last_error":%b,%b' % (json_string(error), record[1:])
 
 
 def claimed(topic: str, jobs: Sequence[bytes], ready: int) -> bytes:
-    """Answer to a claim (§10.2); the jobs are those of `job_json`."""
+    """Answer to a claim (§10.2); the jobs are those of `jobs_json`."""
     return b'{"topic":"%b","claimed":[%b],"count":%d,"ready":%d' % (
         topic.encode(),
         b",".join(jobs),
@@ -37,51 +43,48 @@ def claimed(topic: str, jobs: Sequence[bytes], ready: int) -> bytes:
     )
 
 
-def acked(topic: str, count: int, skipped: Iterable[int], ready: int, in_flight: int) -> bytes:
-    """Answer to an ack (§10.4)."""
-    return _counted(b"acked", topic, count, skipped, ready, in_flight)
-
-
-def nacked(topic: str, count: int, skipped: Iterable[int], ready: int, in_flight: int) -> bytes:
-    """Answer to a nack (§10.5)."""
-    return _counted(b"nacked", topic, count, skipped, ready, in_flight)
-
-
-def _counted(
-    what: bytes, topic: str, count: int, skipped: Iterable[int], ready: int, in_flight: int
+def settled(
+    what: bytes, topic: str, count: int, skipped: Sequence[int], ready: int, in_flight: int
 ) -> bytes:
+    """Answer to an ack (§10.4) or a nack (§10.5), which are ``acked`` and ``nacked``."""
     return b'{"topic":"%b","%b":%d,"skipped":%b,"ready":%d,"in_flight":%d' % (
         topic.encode(),
         what,
         count,
-        _numbers(skipped),
+        json_bytes(skipped) if skipped else b"[]",
         ready,
         in_flight,
     )
 
 
-def extended(topic: str, seqs: Sequence[int], until_ts: int, skipped: Iterable[int]) -> bytes:
+def extended(topic: str, seqs: Sequence[int], until_ts: int, skipped: Sequence[int]) -> bytes:
     """Answer to an extend (§10.6): the leases of ``seqs`` now end at ``until_ts``."""
     deadlines = b",".join([b'"%d":%d' % (seq, until_ts) for seq in seqs])
     return b'{"topic":"%b","extended":%d,"skipped":%b,"deadlines":{%b}' % (
         topic.encode(),
         len(seqs),
-        _numbers(skipped),
+        json_bytes(skipped) if skipped else b"[]",
         deadlines,
     )
 
 
 def lease_json(
-    seq: int, node: str, lease_number: int | None, deadline_ts: int, deliveries: int
+    seq: int,
+    node: str,
+    lease_number: int | None,
+    deadline_ts: int,
+    deliveries: int,
+    error: str | None = None,
 ) -> bytes:
     """A lease in the list of leases. ``lease_number`` None: the reader may not know it."""
     lease_id = b"" if lease_number is None else b'"lease_id":"lease_%x",' % lease_number
-    return b'{"$seq":%d,"node":%b,%b"deadline":%d,"deliveries":%d}' % (
+    return b'{"$seq":%d,"node":%b,%b"deadline":%d,"deliveries":%d%b}' % (
         seq,
         json_string(node),
         lease_id,
         deadline_ts,
         deliveries,
+        b"" if error is None else b',"last_error":' + json_string(error),
     )
 
 
@@ -99,10 +102,6 @@ def redriven(topic: str, moved: int, remaining: int, skipped: int, reason: str |
         skipped,
         b"" if reason is None else b',"reason":' + json_string(reason),
     )
-
-
-def _numbers(numbers: Iterable[int]) -> bytes:
-    return json_bytes([*numbers])
 
 
 _STAMP = "$dead_letter_"
@@ -129,15 +128,17 @@ class _Rendered(msgspec.Struct, gc=False):
 _rendered = msgspec.json.Decoder(_Rendered)
 
 
-def stamped(meta: bytes, source: str, deliveries: int, seq: int) -> bytes:
-    """The meta of a dead letter: job ``seq`` of queue ``source``, delivered so many times. A stamp
-    that is there goes.
+def stamped(meta: bytes, source: str, deliveries: int, seq: int, error: str | None = None) -> bytes:
+    """The meta of a dead letter: job ``seq`` of queue ``source``, delivered so many times, with the
+    ``error`` of its last nack that had one. A stamp that is there goes.
     """
     stamp = b'"$dead_letter_from":"%b","$dead_letter_deliveries":%d,"$dead_letter_src_seq":%d' % (
         source.encode(),
         deliveries,
         seq,
     )
+    if error is not None:
+        stamp += b',"$dead_letter_error":' + json_string(error)
     return with_members(unstamped(meta), stamp)
 
 

@@ -11,17 +11,18 @@ from topics.formats.api.decoding import decode
 from topics.formats.api.diff_body import TagMatch, tag_match
 from topics.formats.api.limits import (
     U64_MAX,
+    WAIT_MS_MAX,
     Limits,
     check_u64,
     check_worker,
     clamped_delay_ms,
     clamped_lease_ms,
     clamped_max_jobs,
-    clamped_wait_ms,
 )
 from topics.formats.buffers import Buffer
 from topics.formats.names import valid_topic_name
 
+ERROR_MAX_BYTES = 1024
 REDRIVE_LIMIT = 1000
 REDRIVE_LIMIT_MAX = 10_000
 
@@ -58,6 +59,7 @@ class Nack(JobsRequest):
     """Body of ``POST /v0/topics/:q/nack`` (§10.5)."""
 
     delay_ms: int = 0
+    error: str | None = None  # why, for whoever gets the job next
 
 
 class Extend(JobsRequest, kw_only=True):
@@ -102,7 +104,7 @@ def decode_claim(body: Buffer, limits: Limits) -> Claim:
         asked.node,
         clamped_max_jobs(asked.max, limits),
         None if asked.lease_ms is None else clamped_lease_ms(asked.lease_ms),
-        clamped_wait_ms(asked.wait_ms),
+        min(asked.wait_ms, WAIT_MS_MAX),
     )
 
 
@@ -118,6 +120,10 @@ def decode_nack(body: Buffer, limits: Limits) -> Nack:
     asked = decode(_nack.decode, body or b"{}")
     _check_jobs(asked, limits)
     asked.delay_ms = clamped_delay_ms(asked.delay_ms)
+    if asked.error is not None and len(asked.error.encode()) > ERROR_MAX_BYTES:
+        raise InvalidRequest(
+            f"error is longer than {ERROR_MAX_BYTES} bytes", field="error", max=ERROR_MAX_BYTES
+        )
     return asked
 
 

@@ -33,8 +33,9 @@ from topics.formats.wire.calls import (
 )
 from topics.front.body_limits import no_room
 from topics.front.http.connection import RECV_BYTES
-from topics.front.live.live import Live, LiveStream
-from topics.front.live.web_socket_replies import refusal
+from topics.front.live.live import Live
+from topics.front.live.streams import Stream
+from topics.front.live.web_socket_stream import refusal
 from topics.front.request import Body, listed
 
 UNANSWERED_MAX = 1024  # publishes of one socket
@@ -55,7 +56,7 @@ class PublishBatch:
 
 
 class Filling:
-    """As `topics.actors.link.arena.Holder`: fills a block within a few turns."""
+    """Fills a block within a few turns; the `Holder` of the arena."""
 
     failure: Exception | None = None
 
@@ -64,7 +65,7 @@ class Filling:
         return 0.0
 
     def give_up(self, failure: Exception) -> None:
-        """As `Holder.give_up`."""
+        """The block is needed elsewhere."""
         self.failure = failure
 
 
@@ -77,7 +78,7 @@ class Publishes:
         self,
         live: Live,
         settings: Settings,
-        stream: LiveStream,
+        stream: Stream,
         on_answers: Callable[[bytes], None],
     ) -> None:
         self._live, self._settings, self._stream = live, settings, stream

@@ -23,8 +23,6 @@ from topics.front.live.live import Live
 from topics.front.live.watches import Watches
 from topics.front.pressure.pressure import Pressure
 from topics.front.request import Body, Request
-from topics.front.routes.joined_appends import Appends
-from topics.front.routes.read_ahead import ReadAhead
 
 METRIC_READS_MAX = 4  # at once, by one front
 
@@ -40,8 +38,6 @@ class RouteContext:
     live: Live
     pressure: Pressure
     watches: Watches
-    appends: Appends
-    read_ahead: ReadAhead
     board: Board
     metric_reads: trio.CapacityLimiter
     started_ns: int = field(default_factory=monotonic_ns)
@@ -59,8 +55,6 @@ class RouteContext:
             live=live,
             pressure=live.pressure,
             watches=Watches(live),
-            appends=Appends(shards, live.pressure.bands),
-            read_ahead=ReadAhead(shards),
             board=board,
             metric_reads=trio.CapacityLimiter(METRIC_READS_MAX),
         )
@@ -84,5 +78,5 @@ class RouteContext:
     async def answer(
         self, request: Request, call: Call[P, NoResult], params: P, body: Body = b""
     ) -> Answer:
-        """As `ask`, for an operation that is a coroutine."""
+        """The answer of the shard of the request's topic, for a coroutine. Raises `TopicsError`."""
         return shard_answer(await self.shards.answer(request.shard, call, params, body))

@@ -34,7 +34,7 @@ from topics.front.live.work_stream import WorkStream
 from topics.front.media import accepts_events
 from topics.front.queries import Parameter, integer, text
 from topics.front.request import Body, Request, listed
-from topics.front.route import BodyRule, Lane, Route
+from topics.front.route import BodyRule, Lane, Route, plain
 from topics.front.routes import paging
 from topics.front.routes.context import RouteContext
 
@@ -143,16 +143,8 @@ async def redrive(context: RouteContext, request: Request, body: Body, at: int) 
 
 
 def _worker_call(name: str, scope: Scope, *, waits: bool = False) -> Route:
-    return Route(
-        ("POST",),
-        f"/v0/topics/:topic/{name}",
-        f"queue.{name}",
-        scope,
-        lane=Lane.HOT,
-        body=BodyRule.REQUIRED,
-        waits=waits,
-        is_plain=True,
-    )
+    path = f"/v0/topics/:topic/{name}"
+    return plain("POST", path, f"queue.{name}", scope, body=BodyRule.REQUIRED, waits=waits)
 
 
 ROUTES: dict[Route, Operation] = {

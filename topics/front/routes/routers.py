@@ -71,24 +71,13 @@ async def _ask(context: RouteContext, call: Call[P, R], params: P, body: Body = 
     return await context.shards.answer(calls.ROUTER_OWNER, call, params, body)
 
 
+ROUTER = "/v0/routers/:router"
+LISTED = (LIST_PREFIX, LIST_SOURCE, LIST_DEST, paging.SIZE, LIST_CURSOR)
 ROUTES = {
     Route(
-        ("PUT",),
-        "/v0/routers/:router",
-        "router.put",
-        Scope.ADMIN,
-        body=BodyRule.REQUIRED,
-        is_audited=True,
+        ("PUT",), ROUTER, "router.put", Scope.ADMIN, body=BodyRule.REQUIRED, is_audited=True
     ): put,
-    Route(("GET",), "/v0/routers/:router", "router.get", Scope.READ): get,
-    Route(
-        ("DELETE",), "/v0/routers/:router", "router.delete", Scope.DELETE, is_audited=True
-    ): delete,
-    Route(
-        ("GET",),
-        "/v0/routers",
-        "router.list",
-        Scope.READ,
-        parameters=(LIST_PREFIX, LIST_SOURCE, LIST_DEST, paging.SIZE, LIST_CURSOR),
-    ): list_routers,
+    Route(("GET",), ROUTER, "router.get", Scope.READ): get,
+    Route(("DELETE",), ROUTER, "router.delete", Scope.DELETE, is_audited=True): delete,
+    Route(("GET",), "/v0/routers", "router.list", Scope.READ, parameters=LISTED): list_routers,
 }

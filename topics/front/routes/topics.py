@@ -19,7 +19,7 @@ from topics.front.answers import Answer, shard_answer
 from topics.front.dispatch import Begun, Operation, Then
 from topics.front.queries import Parameter, boolean, text
 from topics.front.request import Body, Request, listed
-from topics.front.route import BodyRule, Lane, Route
+from topics.front.route import BodyRule, Route, plain
 from topics.front.routes import paging
 from topics.front.routes.context import RouteContext
 
@@ -82,41 +82,13 @@ async def _list_of(
         reply.release()
 
 
+TOPIC = "/v0/topics/:topic"
+LISTED = (LIST_PREFIX, paging.SIZE, LIST_CURSOR, LIST_TOUCH)
 ROUTES: dict[Route, Operation] = {
-    Route(
-        ("PUT",),
-        "/v0/topics/:topic",
-        "topic.put",
-        Scope.ADMIN,
-        lane=Lane.HOT,
-        is_plain=True,
-        body=BodyRule.OPTIONAL,
-        is_audited=True,
-    ): put,
-    Route(
-        ("GET",),
-        "/v0/topics/:topic",
-        "topic.get",
-        Scope.READ,
-        lane=Lane.HOT,
-        is_plain=True,
-        parameters=(TOUCH,),
-    ): get,
-    Route(
-        ("DELETE",),
-        "/v0/topics/:topic",
-        "topic.delete",
-        Scope.DELETE,
-        lane=Lane.HOT,
-        is_plain=True,
-        parameters=(IF_EMPTY,),
-        is_audited=True,
+    plain("PUT", TOPIC, "topic.put", Scope.ADMIN, body=BodyRule.OPTIONAL, is_audited=True): put,
+    plain("GET", TOPIC, "topic.get", Scope.READ, parameters=(TOUCH,)): get,
+    plain(
+        "DELETE", TOPIC, "topic.delete", Scope.DELETE, parameters=(IF_EMPTY,), is_audited=True
     ): delete,
-    Route(
-        ("GET",),
-        "/v0/topics",
-        "topic.list",
-        Scope.READ,
-        parameters=(LIST_PREFIX, paging.SIZE, LIST_CURSOR, LIST_TOUCH),
-    ): list_topics,
+    Route(("GET",), "/v0/topics", "topic.list", Scope.READ, parameters=LISTED): list_topics,
 }

@@ -68,8 +68,8 @@ class ReplayStore:
         except Damaged as damage:
             if damage.path.exists():
                 raise
-            # The blob is missing: its topic is deleted further on, or `verify_blobs` refuses the
-            # start. Until then records of one byte stand in.
+            # The blob is missing: its topic is deleted further on, or `BlobStore.verify`
+            # refuses the start. Until then records of one byte stand in.
             count = header_at(file.view(), file.offset(frame_lsn(file, locator))).record_count
             return RecordsView(
                 0, count, 0, memoryview(array("I", range(1, count + 1)).tobytes() + bytes(count))
@@ -78,13 +78,15 @@ class ReplayStore:
     def delete_flags(self, locator: Locator) -> Buffer | None:
         """Delete flags as of the frame that is replayed; None when none is set."""
         if not is_extent(locator):
-            return self._engine.delete_flags.of(locator)
+            return self._engine.delete_flags.get(locator)
         return self._flags.get(locator) or self._segments.delete_flags(locator)
 
-    def flag_deleted(self, locator: Locator, runs: Sequence[IndexRun], _size: int) -> None:
+    def flag_deleted(
+        self, locator: Locator, count: int, runs: Sequence[IndexRun], _size: int
+    ) -> None:
         """Flag these records as deleted."""
         if not is_extent(locator):
-            self._engine.delete_flags.flag(locator, self.records(locator).count, runs)
+            self._engine.delete_flags.flag(locator, count, runs)
             return
         # With LSN 0: the log is synced before any flag is written.
         self._segments.flag_deleted(locator, chain.from_iterable(starmap(range, runs)), 0)

@@ -10,7 +10,9 @@ writes and syncs them.
 
 Rotation: a file is full when the next frame has no room in it, or when the blobs of its frames are
 as long as ``file_bytes``, the most that a file grows to (`spares`). So blobs are sealed and their
-room is given back, however short their frames are (``decisions/0013``).
+room is given back, however short their frames are. A blob cannot go as soon as nothing in it lives:
+the log still names it, and a replay could not tell that from damage. Without room for another file,
+frames go on into the one that blobs have filled: deletes make room.
 
 After `NoRoom` nothing is in doubt: the loop undoes what waited and calls `resume`. While the log is
 short of room, only groups of frames that make room may be written; such a group may begin the
@@ -34,7 +36,6 @@ from topics.formats.disk.frames import (
     FrameHeader,
     FrameKind,
     encode_frame,
-    header_at,
 )
 from topics.formats.disk.records import RecordFlags, RecordsView
 from topics.formats.disk.wal import FILE_HEADER_BYTES, FileHeader
@@ -272,13 +273,6 @@ class Wal:
         """
         file = self.file(locator)
         return frame_in(file, frame_lsn(file, locator))
-
-    def count(self, locator: int) -> int:
-        """How many records an APPEND frame, or a row of a FORWARD frame, has."""
-        file = self.file(locator)
-        offset = file.offset(frame_lsn(file, locator))
-        file.ask(offset)
-        return header_at(file.view(), offset).record_count
 
     def forget_asked(self) -> None:
         """Mapped pages may have left memory: they are asked for again."""

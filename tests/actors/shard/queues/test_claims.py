@@ -23,9 +23,7 @@ BROKEN = OSError(errno.EIO, os.strerror(errno.EIO))
 async def test_a_claim_gets_what_is_there_with_its_leases(
     workers: QueueDesk, autojump_clock: MockClock
 ) -> None:
-    workers.queue()
-    workers.jobs(3)
-    workers.told()
+    workers.queue(jobs=3)
     workers.claim(max=2, lease_ms=500)
     workers.turn()
     answer = workers.answer()
@@ -40,9 +38,7 @@ async def test_a_claim_gets_what_is_there_with_its_leases(
 async def test_the_lease_of_a_claim_that_names_none_is_that_of_the_queue(
     workers: QueueDesk, autojump_clock: MockClock
 ) -> None:
-    workers.queue(lease_ms=1234)
-    workers.jobs(1)
-    workers.told()
+    workers.queue(lease_ms=1234, jobs=1)
     workers.claim()
     workers.turn()
     assert workers.answer()["claimed"][0]["deadline"] == TS_0 + 1234
@@ -113,8 +109,7 @@ async def test_the_time_of_a_waiting_claim_ends_it_without_jobs(
 async def test_a_job_whose_lease_ends_goes_to_a_claim_that_waits(
     workers: QueueDesk, autojump_clock: MockClock, lease_ms: int
 ) -> None:
-    workers.queue(lease_ms=lease_ms)
-    workers.jobs(1)
+    workers.queue(lease_ms=lease_ms, jobs=1)
     workers.claim(lease_ms=700)
     workers.claimed()
     claim = workers.claim(wait_ms=30_000)
@@ -128,8 +123,7 @@ async def test_a_job_whose_lease_ends_goes_to_a_claim_that_waits(
 async def test_a_nacked_job_goes_to_a_claim_that_waits_when_its_delay_is_over(
     workers: QueueDesk, autojump_clock: MockClock
 ) -> None:
-    workers.queue()
-    workers.jobs(1)
+    workers.queue(jobs=1)
     workers.claim()
     workers.claimed()
     claim = workers.claim(wait_ms=30_000)
@@ -246,8 +240,7 @@ async def test_only_leases_that_are_still_as_they_were_given_are_taken_back(
 async def test_leases_of_a_topic_that_is_gone_or_was_made_again_are_not_taken_back(
     workers: QueueDesk, config: dict[str, str] | None
 ) -> None:
-    workers.queue()
-    workers.jobs(1)
+    workers.queue(jobs=1)
     workers.claim()
     workers.turn()
     told = workers.told()[-1]
@@ -369,9 +362,7 @@ async def test_a_shard_that_cannot_write_refuses_claims_and_ends_waits(
 
 
 async def test_a_claim_of_a_held_queue_is_handled_when_it_is_free(workers: QueueDesk) -> None:
-    workers.queue()
-    workers.jobs(1)
-    workers.told()
+    workers.queue(jobs=1)
     workers.loop.context.held.take("q")
     claim = workers.claim()
     workers.turn()

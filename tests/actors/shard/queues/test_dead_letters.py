@@ -13,6 +13,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.support.feeds import OnDisk
 from tests.support.moves import (
+    FakePeers,
     claim,
     datas,
     exhaust,
@@ -52,14 +53,26 @@ def kinds(desk: Desk) -> list[FrameKind]:
     return [FrameKind(frame.kind) for _, frame in sorted(desk.log.frames.items())]
 
 
+async def move(desk: Desk, queue: Topic) -> None:
+    """Its jobs are exhausted; what the shard and the log do then."""
+    exhaust(desk, queue)
+    wake(desk, queue)
+    await run_log(desk)
+
+
+async def dying(desk: Desk, *datas: Any, **config: Any) -> tuple[FakePeers, Topic]:
+    """A queue whose exhausted jobs are on their way to a peer."""
+    peers, queue = with_fake_peers(desk), make_queue(desk, "q", *datas, **config)
+    await move(desk, queue)
+    return peers, queue
+
+
 # What a copy is
 
 
 async def test_exhausted_jobs_are_moved_to_a_topic_that_is_made_for_them(desk: Desk) -> None:
     queue = make_queue(desk, "q", "x", "y", max_deliveries=2)
-    exhaust(desk, queue)
-    wake(desk, queue)
-    await run_log(desk)
+    await move(desk, queue)
     assert [record["data"] for record in records(desk, "dead")] == ["x", "y"]
     assert (desk.seqs("q"), moved(queue)) == ([], 2)
     assert jobs_of(queue).counters(queue.count) == (0, 0, 2, 0)
@@ -70,9 +83,7 @@ async def test_a_copy_keeps_tag_data_and_meta_and_tells_where_it_comes_from(desk
     desk.append("q", records=[{"data": {"n": 1}, "tag": "t", "meta": {"trace": "z"}}, {"data": 2}])
     desk.synced()
     desk.answers()
-    exhaust(desk, queue)
-    wake(desk, queue)
-    await run_log(desk)
+    await move(desk, queue)
     first, second = records(desk, "dead")
     stamp = {"$dead_letter_from": "q", "$dead_letter_deliveries": 1}
     assert (first["data"], first["$tag"]) == ({"n": 1}, "t")
@@ -84,11 +95,7 @@ async def test_a_copy_keeps_tag_data_and_meta_and_tells_where_it_comes_from(desk
 async def test_each_copy_is_an_append_with_a_key_and_is_sent_to_the_shard_of_its_topic(
     desk: Desk, auto_create: bool, create: bool | None
 ) -> None:
-    peers = with_fake_peers(desk)
-    queue = make_queue(desk, "q", "x", "y", dead_letter="dead7", auto_create=auto_create)
-    exhaust(desk, queue)
-    wake(desk, queue)
-    await run_log(desk)
+    peers, queue = await dying(desk, "x", "y", dead_letter="dead7", auto_create=auto_create)
     (asked,) = peers.take()
     assert (asked.shard, asked.params.topic, asked.params.prefixes) == (7, "dead7", None)
     assert [request["idempotency_key"] for request in asked.requests] == [
@@ -104,9 +111,7 @@ async def test_a_copy_may_be_longer_than_the_limits_of_clients(desk: Desk) -> No
     desk.append("q", records=[{"data": "y" * (900 << 10), "meta": meta}])
     desk.synced()
     desk.answers()
-    exhaust(desk, queue)
-    wake(desk, queue)
-    await run_log(desk)
+    await move(desk, queue)
     (record,) = records(desk, "dead")
     assert record["meta"].items() >= meta.items()
 
@@ -170,11 +175,7 @@ async def test_batches_follow_one_another_and_one_is_under_way_at_a_time(
 
 async def test_a_batch_is_bounded_in_bytes(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dead_letters, "COPIES_BYTES", 150)
-    peers = with_fake_peers(desk)
-    queue = make_queue(desk, "q", "x" * 60, "y" * 60, "z" * 60)
-    exhaust(desk, queue)
-    wake(desk, queue)
-    await run_log(desk)
+    peers, _ = await dying(desk, "x" * 60, "y" * 60, "z" * 60)
     assert [len(asked.requests) for asked in peers.take()] == [2]
 
 
@@ -225,11 +226,7 @@ async def test_a_job_that_is_refused_stays_and_is_tried_again_after_a_while(
     refuse: Callable[[Any], None],
     stays: tuple[list[int], list[int]],
 ) -> None:
-    peers = with_fake_peers(desk)
-    queue = make_queue(desk, "q", "x")
-    exhaust(desk, queue)
-    wake(desk, queue)
-    await run_log(desk)
+    peers, queue = await dying(desk, "x")
     with capture_logs() as logged:
         for wait_s in (RETRY_MIN_S, 2 * RETRY_MIN_S, 4 * RETRY_MIN_S):
             (asked,) = peers.take()
@@ -293,11 +290,7 @@ def keys_of(asked: Any) -> list[str]:
 async def test_a_batch_whose_fate_is_unknown_goes_on_unless_its_rule_changes(
     desk: Desk, autojump_clock: MockClock, config: dict[str, Any]
 ) -> None:
-    peers = with_fake_peers(desk)
-    queue = make_queue(desk, "q", "x", dead_letter="dead1")
-    exhaust(desk, queue)
-    wake(desk, queue)
-    await run_log(desk)
+    peers, queue = await dying(desk, "x", dead_letter="dead1")
     peers.take()[0].fail(NotReady("away"))
     desk.put("q", **config)
     await run_log(desk)
@@ -328,9 +321,7 @@ async def test_of_a_batch_those_that_fit_go_and_the_others_stay(
 ) -> None:
     desk.make("dead", cap_records=2, discard="reject")
     queue = make_queue(desk, "q", *range(4))
-    exhaust(desk, queue)
-    wake(desk, queue)
-    await run_log(desk)
+    await move(desk, queue)
     assert (datas(desk, "dead"), desk.seqs("q"), moved(queue)) == ([0, 1], [3, 4], 2)
     desk.put("dead", cap_records=9)
     await run_log(desk)
@@ -344,9 +335,7 @@ async def test_a_missing_topic_is_not_made_if_the_queue_forbids_it(
     desk: Desk, autojump_clock: MockClock
 ) -> None:
     queue = make_queue(desk, "q", "x", auto_create=False)
-    exhaust(desk, queue)
-    wake(desk, queue)
-    await run_log(desk)
+    await move(desk, queue)
     assert "dead" not in desk.engine.topics
     assert dead_and_dying(queue) == ([1], [])
     desk.make("dead", durability="ephemeral")
@@ -371,11 +360,7 @@ async def test_a_log_that_fails_before_the_copy_puts_the_jobs_back(
 async def test_a_log_that_fails_after_the_copy_keeps_the_batch(
     desk: Desk, autojump_clock: MockClock
 ) -> None:
-    peers = with_fake_peers(desk)
-    queue = make_queue(desk, "q", "x")
-    exhaust(desk, queue)
-    wake(desk, queue)
-    await run_log(desk)
+    peers, queue = await dying(desk, "x")
     (asked,) = peers.take()
     asked.answer()
     desk.failed(OSError(5, "broken"))
@@ -410,9 +395,7 @@ async def test_a_changed_config_makes_dead_jobs_claimable(
     peers, told = with_fake_peers(desk), list[Topic]()
     desk.loop.services.dead_letters._note_claimable = told.append
     queue = make_queue(desk, "q", "x")
-    exhaust(desk, queue)
-    wake(desk, queue)
-    await run_log(desk)
+    await move(desk, queue)
     (asked,) = peers.take()
     asked.answer(FULL)
     desk.put("q", dead_letter=None)
@@ -430,9 +413,7 @@ async def test_a_config_that_changes_under_way_counts_when_the_jobs_are_refused(
     peers, told = with_fake_peers(desk), list[Topic]()
     desk.loop.services.dead_letters._note_claimable = told.append
     queue = make_queue(desk, "q", "x", "y")
-    exhaust(desk, queue)
-    wake(desk, queue)
-    await run_log(desk)
+    await move(desk, queue)
     desk.put("q", max_deliveries=2)
     await run_log(desk)
     (asked,) = peers.take()
@@ -636,11 +617,7 @@ async def test_a_shard_that_stops_begins_no_other_batch(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dead_letters, "BATCH_JOBS", 1)
-    peers = with_fake_peers(desk)
-    queue = make_queue(desk, "q", "x", "y")
-    exhaust(desk, queue)
-    wake(desk, queue)
-    await run_log(desk)
+    peers, queue = await dying(desk, "x", "y")
     desk.loop.context.is_stopping = True
     (asked,) = peers.take()
     asked.answer()

@@ -20,8 +20,7 @@ BROKEN = OSError(errno.EIO, os.strerror(errno.EIO))
 @pytest.fixture
 def held(workers: QueueDesk) -> QueueDesk:
     """Three jobs, of which ``w`` holds the first two."""
-    workers.queue()
-    workers.jobs(3)
+    workers.queue(jobs=3)
     workers.claim(max=2)
     workers.claimed()
     return workers

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topics.actors.shard.queues.claimers import Claimer
-from topics.actors.shard.queues.wait_list import Share, WaitList, even_shares
+from topics.actors.shard.queues.wait_list import Claimer, Share, WaitList, even_shares
 from topics.engine.queue.leases import Holder
 from topics.engine.topic import Topic
 from topics.formats.api.topic_config import TopicConfig
@@ -15,17 +14,13 @@ from topics.formats.api.topic_config import TopicConfig
 class Stub(Claimer):
     """Somebody who takes up to ``jobs``."""
 
-    __slots__ = ("jobs",)
+    __slots__ = ("room",)
     is_stream = True
     max_bytes = 1
 
     def __init__(self, line: WaitList, jobs: int) -> None:
-        super().__init__(line.topic, Holder("w", is_stream=True), None)
-        self.jobs = jobs
-
-    @property
-    def room(self) -> int:
-        return self.jobs
+        self.topic, self.holder, self.lease_ms = line.topic, Holder("w", is_stream=True), None
+        self.room = jobs
 
 
 def line_of(*rooms: int) -> tuple[WaitList, list[Stub]]:

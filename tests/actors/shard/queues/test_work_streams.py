@@ -26,9 +26,7 @@ BROKEN = OSError(errno.EIO, os.strerror(errno.EIO))
 async def test_an_open_stream_is_sent_as_many_jobs_as_it_takes(
     workers: QueueDesk, autojump_clock: MockClock
 ) -> None:
-    workers.queue()
-    workers.jobs(3)
-    workers.told()
+    workers.queue(jobs=3)
     number = workers.open(2, lease_ms=700)
     workers.turn()
     answer, page = workers.told()
@@ -72,8 +70,7 @@ async def test_one_page_is_under_way_at_a_time(workers: QueueDesk) -> None:
 
 @pytest.mark.parametrize("how", ["ack", "nack", "delete"])
 async def test_a_full_stream_is_refilled_when_it_holds_fewer(workers: QueueDesk, how: str) -> None:
-    workers.queue()
-    workers.jobs(3)
+    workers.queue(jobs=3)
     workers.open(1)
     workers.pages()
     workers.taken()
@@ -90,8 +87,7 @@ async def test_a_full_stream_is_refilled_when_it_holds_fewer(workers: QueueDesk,
 async def test_a_full_stream_is_refilled_when_a_lease_ends(
     workers: QueueDesk, autojump_clock: MockClock
 ) -> None:
-    workers.queue(lease_ms=1000)
-    workers.jobs(1)
+    workers.queue(lease_ms=1000, jobs=1)
     workers.open(1)
     workers.pages()
     workers.taken()
@@ -105,8 +101,7 @@ async def test_a_full_stream_is_refilled_when_a_lease_ends(
 async def test_a_full_stream_is_refilled_when_its_job_is_too_old(
     workers: QueueDesk, autojump_clock: MockClock
 ) -> None:
-    workers.queue(ttl_ms=2000)
-    workers.jobs(1)
+    workers.queue(ttl_ms=2000, jobs=1)
     workers.open(1)
     workers.pages()
     workers.taken()
@@ -122,8 +117,7 @@ async def test_a_full_stream_is_refilled_when_its_job_is_too_old(
 async def test_what_is_acked_before_the_page_is_taken_makes_no_second_page(
     workers: QueueDesk,
 ) -> None:
-    workers.queue()
-    workers.jobs(2)
+    workers.queue(jobs=2)
     workers.open(1)
     workers.pages()
     workers.ack(1, node="s")
@@ -212,8 +206,7 @@ async def test_streams_with_room_belong_to_a_cohort(
 async def test_closing_a_stream_releases_what_it_holds_and_nothing_else(
     workers: QueueDesk,
 ) -> None:
-    workers.queue()
-    workers.jobs(3)
+    workers.queue(jobs=3)
     workers.claim(node="s")
     workers.open(2, node="s")
     assert workers.pages() == [(1, [2, 3])]
@@ -229,8 +222,7 @@ async def test_closing_a_stream_releases_what_it_holds_and_nothing_else(
 async def test_a_page_that_the_client_was_not_shown_is_no_delivery(
     workers: QueueDesk, pages: int, deliveries: list[int]
 ) -> None:
-    workers.queue()
-    workers.jobs(2)
+    workers.queue(jobs=2)
     workers.open(3)
     assert workers.pages() == [(1, [1, 2])]
     if pages:
@@ -247,8 +239,7 @@ async def test_a_page_that_the_client_was_not_shown_is_no_delivery(
 
 
 async def test_the_jobs_of_a_stream_that_ends_go_to_who_waits(workers: QueueDesk) -> None:
-    workers.queue()
-    workers.jobs(1)
+    workers.queue(jobs=1)
     workers.open(1, work=1)
     workers.open(1, work=2)
     assert workers.pages() == [(1, [1])]
@@ -257,8 +248,7 @@ async def test_the_jobs_of_a_stream_that_ends_go_to_who_waits(workers: QueueDesk
 
 
 async def test_the_end_of_the_session_ends_its_streams(workers: QueueDesk) -> None:
-    workers.queue()
-    workers.jobs(2)
+    workers.queue(jobs=2)
     workers.open(1, work=1)
     workers.open(1, work=2)
     workers.turn()
@@ -300,8 +290,7 @@ async def test_a_number_that_is_used_again_is_another_stream(workers: QueueDesk)
 async def test_a_deleted_queue_ends_its_streams_whatever_comes_after_it(
     workers: QueueDesk, kind: str | None
 ) -> None:
-    workers.queue()
-    workers.jobs(1)
+    workers.queue(jobs=1)
     workers.open(1, work=1)
     workers.open(1, work=2)
     workers.turn()
@@ -322,8 +311,7 @@ async def test_a_deleted_queue_ends_its_streams_whatever_comes_after_it(
 
 
 async def test_a_deleted_queue_ends_a_stream_that_has_just_got_room(workers: QueueDesk) -> None:
-    workers.queue()
-    workers.jobs(1)
+    workers.queue(jobs=1)
     workers.open(1)
     workers.pages()
     topic = workers.engine.topic("q")
@@ -339,8 +327,7 @@ async def test_a_deleted_queue_ends_a_stream_that_has_just_got_room(workers: Que
 async def test_a_stream_whose_records_cannot_be_read_ends_and_releases_its_jobs(
     workers: QueueDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    workers.queue()
-    workers.jobs(1)
+    workers.queue(jobs=1)
     workers.open(2)
     workers.pages()
     workers.taken()
@@ -444,8 +431,7 @@ async def test_the_release_of_a_gone_front_reaches_the_log_without_another_messa
 async def test_a_shard_that_cannot_write_for_a_while_keeps_its_streams(
     workers: QueueDesk, autojump_clock: MockClock
 ) -> None:
-    workers.queue()
-    workers.jobs(1)
+    workers.queue(jobs=1)
     workers.claim(lease_ms=500)
     workers.claimed()
     workers.open(1)

@@ -23,8 +23,8 @@ from topics.actors.rpc.replies import answer_error, total_ms
 from topics.actors.rpc.session import InboundMessage, LinkSession
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.deadlines import Deadline
-from topics.actors.shard.queues.claimers import Claimer, job_json
 from topics.actors.shard.queues.job_dispatch import JobDispatch
+from topics.actors.shard.queues.wait_list import Claimer
 from topics.actors.shard.room import unwritable
 from topics.actors.shard.routing.barriers import Barriers
 from topics.actors.shard.service import Service
@@ -54,27 +54,18 @@ ClaimCall: TypeAlias = InboundMessage[TopicParams, ClaimResult]
 class PolledClaim(Claimer):
     """A claim that is not answered yet. ``leased``: what it has got, once it has left its list."""
 
-    __slots__ = ("asked", "claims", "deadline", "leased", "request")
+    __slots__ = ("asked", "claims", "deadline", "is_over", "leased", "request", "room")
     is_stream = False
     max_bytes = CLAIM_BYTES_MAX
 
     def __init__(
         self, claims: Claims, request: ClaimCall, topic: Topic, holder: Holder, asked: Claim
     ) -> None:
-        super().__init__(topic, holder, asked.lease_ms)
-        self.claims, self.request, self.asked = claims, request, asked
+        self.topic, self.holder, self.lease_ms = topic, holder, asked.lease_ms
+        self.claims, self.request, self.asked, self.room = claims, request, asked, asked.max_jobs
         self.deadline: Deadline | None = None
         self.leased: LeaseChange | None = None
-
-    @property
-    def key(self) -> tuple[LinkSession, int]:
-        """What a cancellation names."""
-        return self.request.session, self.request.cid
-
-    @property
-    def room(self) -> int:
-        """As `Claimer.room`."""
-        return self.asked.max_jobs
+        self.is_over = False
 
     def begin_waiting(self) -> None:
         """As `Claimer.begin_waiting`."""
@@ -84,17 +75,14 @@ class PolledClaim(Claimer):
     def served(self, change: LeaseChange) -> None:
         """As `Claimer.served`."""
         self.leased = change
-        self.stop_clock()
-
-    def stop_clock(self) -> None:
-        """Its time does not end it any more."""
         if self.deadline is not None:
             self.deadline.cancel()
 
     def settle(self, change: LeaseChange, result: Progress | OSError) -> None:
         """As `Claimer.settle`."""
-        if not self.claims.forget(self):
+        if self.is_over:
             return  # dropped meanwhile, and its leases given back
+        self.claims.forget(self)
         if isinstance(result, OSError):
             answer_error(self.request, unwritable(result))
         else:
@@ -142,22 +130,27 @@ class Claims(Service):
             self._join(request)
 
     def _join(self, request: ClaimCall) -> None:
-        params = request.params
-        key = request.session, request.cid
-        self._deferred.pop(key, None)
-        self._context.check_writable()
-        if self._context.held.defer_if_held(params.topic, self._join, request):
-            self._note_deferred(key, request)
+        context, params = self._context, request.params
+        if self._deferred:
+            self._deferred.pop((request.session, request.cid), None)
+        context.check_writable()
+        if params.topic in context.held.waiting:
+            context.held.defer_if_held(params.topic, self._join, request)
+            self._note_deferred((request.session, request.cid), request)
             return
-        asked = decode_claim(request.attachment, self._context.limits)
-        topic = self._context.fresh_queue(params.topic)
-        self._context.check_leasable(topic)
-        topic.touch(*self._context.now)
+        asked = decode_claim(request.attachment, context.limits)
+        topic = context.fresh_queue(params.topic)
+        topic.touch(*context.now)
+        holder = jobs_of(topic).leases.poller(asked.node)
+        poll = PolledClaim(self, request, topic, holder, asked)
+        is_served = self._dispatch.serve_at_once(poll)
+        if poll.is_over:
+            return
         request.outlast()  # its own time ends it
         request.release()
-        holder = jobs_of(topic).leases.poller(asked.node)
-        poll = self._polls[key] = PolledClaim(self, request, topic, holder, asked)
-        self._dispatch.join(poll, is_patient=asked.wait_ms > 0)
+        self._polls[request.session, request.cid] = poll
+        if not is_served:
+            self._dispatch.join(poll, is_patient=asked.wait_ms > 0)
 
     def _note_deferred(self, key: tuple[LinkSession, int], request: ClaimCall) -> None:
         while self._deferred:  # those that have timed out, the oldest first
@@ -180,16 +173,18 @@ class Claims(Service):
         jobs = jobs_of(topic)
         jobs.advance(self._commits.now().ms)
         ready = jobs.counters(topic.count).ready
-        leased = () if change is None else change.jobs
-        body = queue_answers.claimed(topic.name, [job_json(job) for job in leased], ready)
+        leased, seqs = (change.jobs, [*change.seqs]) if change is not None else ((), [])
+        body = queue_answers.claimed(topic.name, queue_answers.jobs_json(leased), ready)
         body += answers.performance(total_ms(params.at), throttle_ms=poll.request.parked_ms)
         number = leased[0].number if leased else 0
-        poll.request.reply(ClaimResult(number, [job.seq for job in leased]), body)
+        poll.request.reply(ClaimResult(number, seqs), body)
 
-    def forget(self, poll: PolledClaim) -> bool:
-        """The claim is over; False when it was before."""
-        poll.stop_clock()
-        return self._polls.pop(poll.key, None) is poll
+    def forget(self, poll: PolledClaim) -> None:
+        """The claim is over."""
+        poll.is_over = True
+        if poll.deadline is not None:
+            poll.deadline.cancel()
+        self._polls.pop((poll.request.session, poll.request.cid), None)
 
     # What the front says
 

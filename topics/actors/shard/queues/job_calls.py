@@ -14,8 +14,8 @@ from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.replies import answer_error, reply_json, total_ms
 from topics.actors.rpc.session import InboundMessage
 from topics.actors.shard.context import ShardContext
+from topics.actors.shard.held_topics import Retries
 from topics.actors.shard.queues.job_dispatch import JobDispatch
-from topics.actors.shard.retries import Retries
 from topics.actors.shard.room import unwritable
 from topics.actors.shard.service import Service
 from topics.engine.changes import finish_jobs, lease_jobs
@@ -62,12 +62,14 @@ class JobCalls(Service):
     def _ack(self, request: JobsCall, *, again: bool = False) -> None:
         context, params = self._context, request.params
         context.check_writable()
-        if context.held.defer_if_held(params.topic, self._ack, request):
+        if params.topic in context.held.waiting:
+            context.held.defer_if_held(params.topic, self._ack, request)
             return
         gathered = request, decode_ack(request.attachment, context.limits)
         if again:  # what it shares a group with is chosen
             self._decide_acks(params.topic, [gathered], again=True)
         else:
+            request.outlast()  # it is decided in this turn
             self.gathered.setdefault(params.topic, []).append(gathered)
 
     def decide_gathered(self) -> None:
@@ -82,11 +84,12 @@ class JobCalls(Service):
         self, name: str, acks: list[tuple[JobsCall, JobsRequest]], *, again: bool
     ) -> None:
         context = self._context
-        if context.held.is_held(name):  # by something else of this turn
+        if name in context.held.waiting:  # by something else of this turn
             for request, _ in acks:
                 context.held.defer_if_held(name, self._ack, request)
             return
         begun: list[tuple[JobsCall, list[Lease], list[int]]] = []
+        leases: list[Lease] = []
         try:
             topic = context.fresh_queue(name)
             for request, asked in acks:
@@ -94,8 +97,7 @@ class JobCalls(Service):
                     topic, asked.node, asked.seqs, asked.lease_ids, context.now
                 )
                 begun.append((request, ended, skipped))
-                request.outlast()
-            leases = [lease for _, ended, _ in begun for lease in ended]
+                leases += ended
             change = finish_jobs.ack(topic, leases, context.now)
         except Exception as error:
             for request, _ in acks:
@@ -110,7 +112,9 @@ class JobCalls(Service):
             ready, in_flight, *_ = self._counters(topic)
             sync_ms = result.sync_ms if topic.config.durable else 0.0
             for request, ended, skipped in begun:
-                body = queue_answers.acked(topic.name, len(ended), skipped, ready, in_flight)
+                body = queue_answers.settled(
+                    b"acked", topic.name, len(ended), skipped, ready, in_flight
+                )
                 body += answers.performance(
                     total_ms(request.params.at), wal_ms=result.write_ms, fsync_ms=sync_ms
                 )
@@ -127,14 +131,17 @@ class JobCalls(Service):
         topic = context.fresh_queue(params.topic)
         context.check_leasable(topic)
         change = lease_jobs.nack(
-            topic, asked.node, asked.seqs, asked.lease_ids, asked.delay_ms, context.now
+            *(topic, asked.node, asked.seqs, asked.lease_ids, asked.delay_ms, context.now),
+            error=asked.error,
         )
         self._dispatch.note_claimable(topic)
 
         def answer() -> bytes:
             ready, in_flight, *_ = self._counters(topic)
             count = len(change.seqs)
-            return queue_answers.nacked(topic.name, count, change.skipped, ready, in_flight)
+            return queue_answers.settled(
+                b"nacked", topic.name, count, change.skipped, ready, in_flight
+            )
 
         self._settle(change, request, answer)
 
@@ -183,6 +190,7 @@ class JobCalls(Service):
                 lease.number if params.with_ids else None,
                 lease.deadline_ts,
                 lease.deliveries,
+                lease.error,
             )
             for lease in page
         ]

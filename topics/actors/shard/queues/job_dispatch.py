@@ -1,9 +1,11 @@
 """Job dispatch: give the jobs of queues to those who wait for them (§10.2, §10.8).
 
-What makes a wait list due: a claimer that joins, a commit that makes jobs claimable or gives a
-stream room, jobs that are released, a window that is over, and the time at which jobs become
-claimable by themselves, or full streams lose jobs by age. A turn serves the wait lists that are
-due, ``JOBS_PER_TURN`` jobs over all of them, each in its turn. One without claimers is forgotten.
+A claim that nobody waits beside is served at once, if there are jobs; all others join the wait list
+of their queue. What makes that due: a claimer that joins, a commit that makes jobs claimable or
+gives a stream room, jobs that are released, a window that is over, and the time at which jobs
+become claimable by themselves, or full streams lose jobs by age. A turn leases ``JOBS_PER_TURN``
+jobs, and serves the wait lists that are due each in its turn: while one waits for the next turn, no
+claim is served before it. A list without claimers is forgotten.
 """
 
 from __future__ import annotations
@@ -16,17 +18,17 @@ import trio
 
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.group_commit import NO_IO
-from topics.actors.shard.queues.claimers import Claimer
-from topics.actors.shard.queues.wait_list import Share, WaitList
+from topics.actors.shard.queues.wait_list import Claimer, Share, WaitList
 from topics.actors.shard.service import Service
 from topics.engine import retention
 from topics.engine.changes import lease_jobs
 from topics.engine.changes.append import Append
 from topics.engine.changes.change import Change
 from topics.engine.changes.delete_topic import DeleteTopic
-from topics.engine.changes.lease_jobs import LeaseChange
 from topics.engine.changes.put_topic import PutTopic
-from topics.engine.queue.claims import jobs_of
+from topics.engine.queue.claims import Ask, jobs_of
+from topics.engine.queue.ledger import keeps_leases
+from topics.engine.queue.timetable import NEVER
 from topics.engine.topic import Topic
 from topics.errors import NotReady, TopicNotFound
 
@@ -50,12 +52,25 @@ class JobDispatch(Service):
         self._on_dead = on_dead
         self._wait_lists: dict[int, WaitList] = {}  # by topic id
         self._due: dict[WaitList, None] = {}  # in the order in which turns serve them
-        self._budget = 0  # jobs that this turn may still lease
+        self._spent = 0  # of the `JOBS_PER_TURN` of this turn
 
     def __len__(self) -> int:
         return len(self._wait_lists)
 
     # Who waits
+
+    def serve_at_once(self, claimer: Claimer) -> bool:
+        """Lease jobs to a claimer with whom nobody waits; False: it has to join. Raises OSError."""
+        topic = claimer.topic
+        if self._due or topic.id in self._wait_lists or self._spent >= JOBS_PER_TURN:
+            return False
+        if topic.config.claim_jitter_ms:
+            return False
+        if keeps_leases(topic.committed):
+            self._context.check_leasable(topic)
+        self.is_due = True  # a turn that has spent something ends with `on_due`
+        asked = claimer.ask(claimer.room)
+        return self._lease(topic, [claimer], [asked], claimer.max_bytes, evenly=False) > 0
 
     def join(self, claimer: Claimer, *, is_patient: bool) -> None:
         """Put a claimer at the end of its wait list, in a turn. ``is_patient``: until `hurry`."""
@@ -125,14 +140,14 @@ class JobDispatch(Service):
 
     def on_due(self) -> None:
         """Serve the wait lists that are due; some of them may wait for the next turn."""
-        self._budget = JOBS_PER_TURN
         for wait_list in tuple(self._due):
-            if self._budget <= 0:
+            if self._spent >= JOBS_PER_TURN:
                 break
             if wait_list in self._due:
                 del self._due[wait_list]
-                self._budget -= VISIT_COST
+                self._spent += VISIT_COST
                 self._visit(wait_list)
+        self._spent = 0
         self.is_due = bool(self._due)
 
     def on_loss(self) -> None:
@@ -194,14 +209,14 @@ class JobDispatch(Service):
 
     def _serve_in_order(self, wait_list: WaitList) -> None:
         while wait_list.waiting:
-            if self._budget <= 0:
+            if self._spent >= JOBS_PER_TURN:
                 self._due[wait_list] = None
                 return
             claimer = next(iter(wait_list.waiting))
             if not claimer.room:  # an ack that made room was taken back
                 wait_list.leave(claimer)
             elif not self._claim(wait_list, [Share(claimer, claimer.room)], evenly=False) and (
-                self._budget > 0
+                self._spent < JOBS_PER_TURN
             ):
                 break
         wait_list.unheard.clear()
@@ -216,7 +231,7 @@ class JobDispatch(Service):
     def _deal(self, wait_list: WaitList) -> None:
         assert wait_list.slices is not None, "a cohort is formed before it is dealt to"
         has_more = False
-        while wait_list.slices and self._budget > 0:
+        while wait_list.slices and self._spent < JOBS_PER_TURN:
             shares = [
                 share for share in wait_list.slices.popleft() if share.claimer in wait_list.waiting
             ]
@@ -234,54 +249,60 @@ class JobDispatch(Service):
             self._due[wait_list] = None  # a window may open
 
     def _claim(self, wait_list: WaitList, shares: Sequence[Share], *, evenly: bool) -> int:
-        """Lease jobs to these claimers; how many. 0: there are no more, or the turn is over."""
+        """As `_lease`. What cannot be read costs these claimers their jobs, and nobody else."""
+        claimers = [share.claimer for share in shares]
         asks = [share.claimer.ask(share.max_jobs) for share in shares]
-        bounds = [share.claimer.max_bytes for share in shares]
+        bounds = [claimer.max_bytes for claimer in claimers]
         max_bytes = min(max(TURN_BYTES_MAX, *bounds), sum(bounds))
         try:
-            changes = lease_jobs.claim(
-                self._engine.table,
-                wait_list.topic,
-                asks,
-                self._context.now,
-                evenly=evenly,
-                max_bytes=max_bytes,
-            )
+            return self._lease(wait_list.topic, claimers, asks, max_bytes, evenly=evenly)
         except OSError as error:
-            self._fail(wait_list, shares, error)
+            log.exception("claim failed", topic=wait_list.topic.name)
+            for claimer in claimers:
+                wait_list.leave(claimer)
+                claimer.end(error)
             return 0
-        for share, change in zip(shares, changes, strict=True):
-            if change.jobs:
-                self._hand_over(wait_list, share.claimer, change)
-        if jobs_of(wait_list.topic).is_unfinished:
-            self._budget = 0
-        if jobs_of(wait_list.topic).dead:
-            self._on_dead(wait_list.topic)
-        return sum(len(change.jobs) for change in changes)
 
-    def _hand_over(self, wait_list: WaitList, claimer: Claimer, change: LeaseChange) -> None:
-        size = sum(len(job.record) for job in change.jobs)
-        self._budget -= len(change.jobs) + size // JOB_BYTES
-        wait_list.leave(claimer)
-        claimer.served(change)
-        self._context.note_changed(change.topic)  # leases in memory are not committed
-        if change.frames:
-            self._commits.submit(change, partial(claimer.settle, change))
-        else:
-            claimer.settle(change, NO_IO)
+    def _lease(
+        self,
+        topic: Topic,
+        claimers: Sequence[Claimer],
+        asks: Sequence[Ask],
+        max_bytes: int,
+        *,
+        evenly: bool,
+    ) -> int:
+        """Lease jobs to these claimers; how many. 0: there are no more, or the turn is over."""
+        table, now = self._engine.table, self._context.now
+        changes = lease_jobs.claim(table, topic, asks, now, evenly=evenly, max_bytes=max_bytes)
+        leased, wait_list = 0, self._wait_lists.get(topic.id)
+        for claimer, change in zip(claimers, changes, strict=True):
+            if not change.jobs:
+                continue
+            leased, size = leased + len(change.jobs), 0
+            for job in change.jobs:
+                size += len(job.record)
+            self._spent += len(change.jobs) + size // JOB_BYTES
+            if wait_list is not None:
+                wait_list.leave(claimer)
+            claimer.served(change)
+            if change.frames:
+                self._commits.submit(change, partial(claimer.settle, change))
+            else:  # leases in memory are not committed
+                self._context.note_changed(topic)
+                claimer.settle(change, NO_IO)
+        jobs = jobs_of(topic)
+        if jobs.steps_left <= 0:
+            self._spent = JOBS_PER_TURN
+        if jobs.dead:
+            self._on_dead(topic)
+        return leased
 
     @staticmethod
     def _answer_impatient(wait_list: WaitList, claimers: Iterable[Claimer]) -> None:
         for claimer in claimers:
             wait_list.leave(claimer)
             claimer.get_nothing()
-
-    def _fail(self, wait_list: WaitList, shares: Sequence[Share], error: OSError) -> None:
-        """Records cannot be read: it costs these claimers their jobs, and nobody else."""
-        log.error("claim failed", topic=wait_list.topic.name, exc_info=error)
-        for share in shares:
-            wait_list.leave(share.claimer)
-            share.claimer.end(error)
 
     def _ready(self, topic: Topic) -> int:
         jobs = jobs_of(topic)
@@ -299,7 +320,7 @@ class JobDispatch(Service):
         if wait_list in self._due or wait_list.window is not None:
             return
         now, next_at = self._commits.now(), jobs_of(wait_list.topic).next_at
-        if next_at is not None:
+        if next_at < NEVER:
             self._set_alarm(wait_list, max(ALARM_MIN_S, (next_at - now.ms) / 1000))
         if not wait_list.waiting and self._ready(wait_list.topic):
             expires_at = retention.next_expiry(wait_list.topic, self._engine.store)

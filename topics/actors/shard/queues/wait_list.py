@@ -1,5 +1,11 @@
 """Wait list: the claimers of one queue in the order of arrival, and the cohort that is dealt to.
 
+A claimer is whoever wants jobs: a polled claim or a work stream.
+
+    waiting --served--> its leases are decided --settle--> the jobs go out, or the log lost them
+        |--get_nothing--> answered without jobs
+        '--end--> told why it gets no more
+
     greedy (`claim_jitter_ms` 0)   the first claimer takes what it can, then the next one
     jitter                         GATHERING --window over--> DEALING --cohort served--> GATHERING
 
@@ -14,13 +20,53 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from operator import attrgetter
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from topics.actors.shard.deadlines import Deadline
-from topics.actors.shard.queues.claimers import Claimer
+from topics.engine.changes.lease_jobs import LeaseChange
+from topics.engine.queue.claims import Ask
 from topics.engine.queue.leases import Holder
 from topics.engine.topic import Topic
 from topics.formats.grouping import grouped
+from topics.storage.wal.progress import Progress
+
+
+class Claimer:
+    """Base of both kinds. ``lease_ms`` None: as the queue says when the jobs are leased. ``room``:
+    how many jobs it takes now; one without room leaves the wait list.
+    """
+
+    __slots__ = ("holder", "lease_ms", "topic")
+    topic: Topic
+    holder: Holder
+    lease_ms: int | None
+    room: int
+    is_stream: ClassVar[bool]
+    max_bytes: ClassVar[int]  # about how many bytes of jobs it takes at once
+
+    def ask(self, max_jobs: int) -> Ask:
+        """What it asks the engine for."""
+        lease_ms = self.topic.config.lease_ms if self.lease_ms is None else self.lease_ms
+        return Ask(self.holder, max_jobs, lease_ms)
+
+    def begin_waiting(self) -> None:
+        """Note that it was not served in the turn in which it came."""
+
+    def served(self, change: LeaseChange) -> None:
+        """Note that it has left the wait list with these leases."""
+        raise NotImplementedError
+
+    def settle(self, change: LeaseChange, result: Progress | OSError) -> None:
+        """Send the jobs; the log may have lost their leases."""
+        raise NotImplementedError
+
+    def get_nothing(self) -> None:
+        """It has left the wait list without jobs. Only for one that does not wait any longer."""
+        raise NotImplementedError
+
+    def end(self, error: Exception) -> None:
+        """It has left the wait list because of ``error``, and gets no more jobs."""
+        raise NotImplementedError
 
 
 class Share(NamedTuple):

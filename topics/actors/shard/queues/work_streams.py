@@ -18,14 +18,15 @@ from typing import Any
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.session import InboundMessage, LinkSession
 from topics.actors.shard.context import ShardContext
-from topics.actors.shard.queues.claimers import Claimer, job_json
 from topics.actors.shard.queues.job_dispatch import JobDispatch
+from topics.actors.shard.queues.wait_list import Claimer
 from topics.actors.shard.service import Service
 from topics.engine.changes import lease_jobs
 from topics.engine.changes.lease_jobs import LeaseChange
 from topics.engine.queue.leases import Holder
 from topics.engine.topic import Topic
 from topics.errors import Internal, NotAQueue, TopicNotFound
+from topics.formats.api import queue_answers
 from topics.formats.api.limits import DEFAULT_BATCH_BYTES
 from topics.formats.wire.calls import (
     NO_RESULT,
@@ -63,14 +64,15 @@ class WorkStream(Claimer):
         params: WorkOpenParams,
         max_jobs: int,
     ) -> None:
-        super().__init__(topic, Holder(params.node, is_stream=True), params.lease_ms)
+        self.topic, self.lease_ms = topic, params.lease_ms
+        self.holder = Holder(params.node, is_stream=True)
         self.streams, self.session, self.number = streams, session, params.work
         self.max_jobs, self.pages = max_jobs, 0
         self.page: list[tuple[int, int]] | None = None
 
     @property
-    def room(self) -> int:
-        """As `Claimer.room`."""
+    def room(self) -> int:  # type: ignore[override]
+        """As many as it may hold, none while a page is under way."""
         # It may hold more: an ack that made room may have been taken back.
         return 0 if self.page is not None else max(0, self.max_jobs - self.holder.held)
 
@@ -125,7 +127,7 @@ class WorkStreams(Service):
             stream.page = None  # it holds less than before, and joins the wait list again
             return
         stream.topic.touch(*self._context.now)
-        jobs = [job_json(job) for job in change.jobs]
+        jobs = queue_answers.jobs_json(change.jobs)
         params = WorkJobsParams(stream.number, list(change.seqs), [len(job) for job in jobs])
         self._send(stream, WORK_JOBS, params, b"".join(jobs))
 
