@@ -59,7 +59,7 @@ def test_a_sigterm_before_it_serves_is_not_lost(monkeypatch: pytest.MonkeyPatch)
     stopped: list[bool] = []
 
     async def serve(_server: Server, _listener: socket.socket, stop: trio.Event) -> None:
-        await trio.lowlevel.checkpoint()
+        await stop.wait()
         stopped.append(stop.is_set())
 
     def interrupted(server: Server, *args: object, **named: object) -> None:
