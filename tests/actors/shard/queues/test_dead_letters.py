@@ -175,7 +175,7 @@ async def test_batches_follow_one_another_and_one_is_under_way_at_a_time(
 
 async def test_a_batch_is_bounded_in_bytes(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dead_letters, "COPIES_BYTES", 150)
-    peers, queue = await dying(desk, "x" * 60, "y" * 60, "z" * 60)
+    peers, _ = await dying(desk, "x" * 60, "y" * 60, "z" * 60)
     assert [len(asked.requests) for asked in peers.take()] == [2]
 
 

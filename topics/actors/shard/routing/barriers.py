@@ -59,11 +59,10 @@ class Barriers(Service):
         """
         if not self._registry.is_told and self._await_owner(topics, handler, request):
             return True
-        behind = {
-            topic
-            for topic in topics
-            if self._feeders(topic, frozenset()) and not self._is_level(topic)
-        }
+        feeders, behind = self._registry.feeders, set[str]()
+        for topic in topics:
+            if feeders(topic) and self._feeders(topic, frozenset()) and not self._is_level(topic):
+                behind.add(topic)
         if not behind:
             return False
         left = len(behind)
