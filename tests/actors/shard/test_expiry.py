@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
+import trio
 
 from tests.support.shard import Desk
+from tests.support.shards import Shards
 from tests.support.streamed import FULL
+from topics.actors.link.board import ShardState
+from topics.actors.link.ledger import Limit
+from topics.actors.rpc.replies import failures_of
 from topics.actors.shard import expiry
 from topics.actors.shard.expiry import SWEEP_MS, Expiry
+from topics.actors.shard.routing import forwards
 from topics.engine import retention
 from topics.engine.now import Now
+from topics.errors import NotReady, Throttled
+from topics.formats.disk.copies import Copier
 from topics.formats.disk.frames import FrameKind
 
 TTL_MS = 1000
@@ -179,3 +191,225 @@ async def test_each_topic_with_records_that_age_is_planned_in_time_whatever_come
             if due is not None:
                 now, planned = time.ts // SWEEP_MS, time.service._planned[topic.id]
                 assert now <= planned <= max(due // SWEEP_MS, now)
+
+
+# Quotas
+
+
+MAX_TOPICS, MAX_BYTES = 4, 1200
+LONG = "x" * 300
+
+
+@asynccontextmanager
+async def opened(
+    path: Path, *, max_topics: int = MAX_TOPICS, late: int = 0, forwards: bool = False
+) -> AsyncIterator[Shards]:
+    """Three shards with caps; afterwards what they hold is what counting says."""
+    async with trio.open_nursery() as nursery:
+        shards = Shards(
+            path,
+            nursery,
+            max_topics=max_topics,
+            max_total_bytes=MAX_BYTES,
+            late=late,
+            forwards=forwards,
+        )
+        yield shards
+        assert held(shards) == counted(shards)
+        await shards.close()
+
+
+def held(shards: Shards) -> tuple[int, int]:
+    words = [shards.board.shard(index).limits for index in range(shards.count)]
+    return sum(row[Limit.TOPICS] for row in words), sum(row[Limit.TOTAL_BYTES] for row in words)
+
+
+def counted(shards: Shards) -> tuple[int, int]:
+    topics = [
+        topic for loop in shards.loops.values() for topic in loop.context.engine.topics.values()
+    ]
+    return len(topics), sum(topic.bytes for topic in topics)
+
+
+async def append(shards: Shards, topic: str, *datas: Any) -> Any:
+    """The answer, or the failure of the only request of the message."""
+    answer = await shards.append(topic, *datas)
+    return answer if isinstance(answer, dict) else failures_of(answer)[0]
+
+
+def name_in(shards: Shards, shard: int, start: str = "t") -> str:
+    """A name whose topic is in this shard."""
+    return next(name for n in range(100) if shards.shard_of(name := f"{start}{n}") == shard)
+
+
+async def test_all_shards_share_the_caps(tmp_path: Path) -> None:
+    async with opened(tmp_path) as shards:
+        names = [name_in(shards, shard, start) for shard in (0, 1) for start in "ab"]
+        for name in names:
+            assert (await shards.put_topic(name))["created"]
+        refused = await shards.put_topic(name_in(shards, 2))
+        assert isinstance(refused, Throttled)
+        assert refused.detail == {"limit": "max_topics", "max": MAX_TOPICS}
+        assert (await append(shards, name_in(shards, 2), 1)).detail == refused.detail
+        assert not (await shards.put_topic(names[0], cap_records=5))["created"]
+        for name in names[:3]:
+            assert (await append(shards, name, LONG))["count"] == 1
+        refused = await append(shards, names[3], LONG, 1)
+        assert refused.detail == {"limit": "max_total_bytes", "max": MAX_BYTES}
+        await shards.delete_topic(names[0])
+        assert (await append(shards, names[3], LONG, 1))["count"] == 2
+        assert (await append(shards, name_in(shards, 2), 1))["created"]
+
+
+async def test_a_shard_that_died_holds_what_it_held_and_then_what_it_finds(tmp_path: Path) -> None:
+    async with opened(tmp_path, max_topics=3) as shards:
+        gone, here = (name_in(shards, shard) for shard in (1, 2))
+        await shards.put_topic(gone)
+        await shards.put_topic(name_in(shards, 1, "ephemeral"), durability="ephemeral")
+        await append(shards, gone, LONG)
+        await append(shards, name_in(shards, 1, "ephemeral"), LONG)
+        before = held(shards)
+        await shards.kill(1)
+        assert held(shards) == before == (2, before[1])
+        assert isinstance(await append(shards, here, LONG, LONG), Throttled)
+        assert (await shards.put_topic(here))["created"]
+        assert isinstance(await shards.put_topic(f"{here}-2"), Throttled)
+        shards.start(1)
+        assert held(shards)[1] < before[1]
+        assert held(shards) == counted(shards)
+        assert (await append(shards, here, LONG, LONG))["count"] == 2
+
+
+async def test_nothing_new_is_made_before_all_shards_have_told_what_they_hold(
+    tmp_path: Path,
+) -> None:
+    old, later = "a", "b"
+    async with opened(tmp_path) as shards:
+        old, later = name_in(shards, 0), name_in(shards, 2)
+        await append(shards, old, LONG)
+        await append(shards, later, LONG)
+    async with opened(tmp_path, late=1) as shards:
+        for refused in (
+            await shards.put_topic(name_in(shards, 1)),
+            await append(shards, old, 1),
+            await shards.put("r", old, name_in(shards, 1)),
+        ):
+            assert isinstance(refused, NotReady)
+            assert refused.detail["reason"] == "recovering"
+        assert not (await shards.put_topic(old, cap_records=1))["created"]
+        shards.start(2)
+        assert (await append(shards, old, 1))["count"] == 1
+        assert counted(shards)[0] == 2
+    async with opened(tmp_path, late=1) as shards:
+        shards.board.shard(2).state = ShardState.DAMAGED
+        assert (await append(shards, old, 1))["count"] == 1
+        assert held(shards) == counted(shards)
+
+
+async def test_the_ends_of_a_router_are_both_made_or_none(tmp_path: Path) -> None:
+    async with opened(tmp_path) as shards:
+        taken = [name_in(shards, 0, start) for start in "abc"]
+        for name in taken:
+            await shards.put_topic(name)
+        before = held(shards)
+        ends = name_in(shards, 1), name_in(shards, 2)
+        refused = await shards.put("r", *ends)
+        assert isinstance(refused, Throttled)
+        assert refused.detail == {"limit": "max_topics", "max": MAX_TOPICS}
+        assert held(shards) == before
+        assert counted(shards)[0] == 3
+        assert (await shards.put("r", taken[0], ends[0]))["created"]
+        assert counted(shards)[0] == 4
+        assert (await shards.put("s", taken[1], taken[2]))["created"], "nothing new is needed"
+
+
+async def test_a_place_that_is_kept_for_an_end_is_free_for_nobody_else(tmp_path: Path) -> None:
+    async with opened(tmp_path, max_topics=2) as shards:
+        source, dest = name_in(shards, 1), name_in(shards, 2)
+        seen: list[Any] = []
+
+        def on_message(own: int, other: int, subject: str) -> bool:
+            if subject == "rpc/router.endpoint" and held(shards)[0] == 2:
+                seen.append(shards.loops[2].context.engine.table.topic_cap.room)  # type: ignore[union-attr]
+            return True
+
+        shards.on_message = on_message
+        shards.caller = 1
+        assert (await shards.put("r", source, dest))["created"]
+        assert seen
+        assert set(seen) == {0}
+        assert held(shards) == (2, 0)
+
+
+async def test_an_end_that_is_made_keeps_no_place_beside_its_own(tmp_path: Path) -> None:
+    async with opened(tmp_path, max_topics=9) as shards:
+        counts: list[int] = []
+
+        def on_message(own: int, other: int, subject: str) -> bool:
+            if subject == "rpc/router.endpoint":
+                counts.append(held(shards)[0])
+            return True
+
+        shards.on_message = on_message
+        shards.caller = 1
+        assert (await shards.put("r", name_in(shards, 1), name_in(shards, 2)))["created"]
+        assert max(counts) == 3, "two, and the end whose answer is on its way"
+
+
+async def test_expired_records_are_found_when_bytes_are_scarce(tmp_path: Path) -> None:
+    async with opened(tmp_path) as shards:
+        names = [name_in(shards, 1, start) for start in "abc"]
+        for name in names:
+            await shards.put_topic(name, ttl_ms=60_000)
+            await append(shards, name, LONG)
+        loop = shards.loops[1]
+        quotas, clock = loop.services.quotas, loop.context.clock
+        loop.context.clock = lambda: Now(*(at + 60_001 for at in clock()))
+
+        def sweep() -> None:
+            loop.context.begin_turn()
+            quotas.sweep()
+            loop.deadlines.run_due(-math.inf)
+            loop.context.end_turn()
+
+        sweep()
+        assert 900 < held(shards)[1] < 1050, "there is room enough"
+        assert (await append(shards, name_in(shards, 2), "x" * 60))["created"]
+        assert held(shards)[1] > 1050
+        sweep()
+        assert held(shards)[1] < 300
+
+
+async def test_a_router_is_held_when_another_shard_was_faster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copies had room when it was counted, and none when they were to be appended."""
+    tries, tried_again = 0, trio.Event()
+
+    def fits(_table: object, _topic: object, copier: Copier, _ts: int) -> int:
+        nonlocal tries
+        tries += 1
+        if tries > 1:  # so the first one was refused
+            tried_again.set()
+        return copier.count
+
+    monkeypatch.setattr(forwards, "fitting", fits)
+    async with opened(tmp_path, forwards=True) as shards:
+        source, dest, other = name_in(shards, 1), name_in(shards, 2), name_in(shards, 0)
+        await shards.put("r", source, dest)
+
+        def copied() -> int:
+            return shards.loops[2].context.engine.topic(dest).head_seq
+
+        await append(shards, other, LONG, LONG)
+        await append(shards, source, LONG)
+        with trio.fail_after(10):
+            await tried_again.wait()
+        assert not copied()
+        assert isinstance(await append(shards, source, LONG), Throttled)
+        await shards.delete_topic(other)
+        with trio.fail_after(10):
+            while True:
+                if copied():
+                    break
+                await trio.sleep(0.01)

@@ -1,15 +1,20 @@
-"""Held topics: requests for a topic that one operation has for itself wait, in their order."""
+"""Requests that are handled later: those of held topics, in their order, and retries, alone."""
 
 from __future__ import annotations
 
+import errno
+import os
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.support.shard import Desk
 from topics.actors.rpc.replies import CONTRACT_ERROR
 from topics.actors.shard.held_topics import HeldTopics, handle_late
 from topics.errors import TopicNotFound
+from topics.formats.disk.frames import FrameKind
+from topics.storage.wal.file import NoRoom
 
 
 class Request:
@@ -84,3 +89,54 @@ def test_a_request_that_is_handled_late_keeps_its_memory_for_its_handler() -> No
     handled: list[Any] = []
     handle_late(handled.append, request)
     assert (handled, request.released) == ([request], 0)
+
+
+# Retries
+
+
+FULL = NoRoom(errno.ENOSPC, os.strerror(errno.ENOSPC))
+BROKEN = OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+async def test_what_is_tried_again_shares_its_group_with_no_other_change(desk: Desk) -> None:
+    desk.make("a")
+    desk.append("a", 1)
+    desk.written()
+    desk.answers()
+    deletion = desk.delete_records("a", before_seq=2)
+    desk.failed(FULL)
+    before = len(desk.log.groups)
+    lost = desk.append("a", 2)
+    desk.flush()
+    assert len(desk.log.groups) == before + 1
+    kinds = [frame.kind for frame in desk.log.frames.values()]
+    assert kinds[-2:] == [FrameKind.DELETE, FrameKind.APPEND]
+    desk.synced()
+    assert desk.answers() == [(deletion, 200), (lost, 200)]
+
+
+async def test_what_failed_twice_or_for_another_reason_is_refused(desk: Desk) -> None:
+    desk.make("a")
+    desk.append("a", 1)
+    desk.written()
+    desk.answers()
+    twice = desk.delete_records("a", before_seq=2)
+    desk.failed(FULL)
+    assert desk.answers() == []
+    desk.failed(FULL)
+    assert desk.answers() == [(twice, "not_ready")]
+    other = desk.delete_records("a", before_seq=2)
+    desk.failed(BROKEN)
+    assert desk.answers() == [(other, "not_ready")]
+
+
+async def test_a_request_whose_front_has_gone_is_not_tried_again(desk: Desk) -> None:
+    desk.make("a")
+    desk.append("a", 1)
+    desk.written()
+    desk.delete_records("a", before_seq=2)
+    desk.flush()
+    desk.session.close()
+    groups = len(desk.log.groups)
+    desk.failed(FULL)
+    assert len(desk.log.groups) == groups

@@ -346,6 +346,20 @@ async def test_a_claim_whose_time_ends_while_the_log_is_told_still_gets_its_jobs
     assert workers.claimed() == [(claim, [1])]
 
 
+@pytest.mark.parametrize("is_durable", [False, True])
+async def test_short_of_room_leases_that_grow_the_log_are_refused(
+    workers: QueueDesk, is_durable: bool
+) -> None:
+    workers.queue(durability="disk", leases_durable=is_durable)
+    workers.append("q", 1)
+    workers.written()
+    workers.answers()
+    workers.log.short_of_room = True
+    claim = workers.claim()
+    workers.turn()
+    assert workers.answers() == [(claim, "not_ready" if is_durable else 200)]
+
+
 async def test_a_shard_that_cannot_write_refuses_claims_and_ends_waits(
     workers: QueueDesk,
 ) -> None:
