@@ -9,7 +9,6 @@ from __future__ import annotations
 import http.client
 import random
 import socket
-import struct
 import threading
 import time
 from collections import deque
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 
 from tests.campaigns.killer import BACK_S
 from tests.campaigns.worker_history import Journal, monotonic_ns
-from tests.support.api import Answer, Api, Wire, request
+from tests.support.api import RESET, Answer, Api, Wire, request
 from tests.support.sse import ERROR, Decoder, SseEvent
 
 RETRY_S = 0.03
@@ -305,7 +304,7 @@ class Worker(threading.Thread):
         """Go in one way or another; the moment before."""
         moment, how = time.monotonic_ns(), self._random.choice(ENDS)
         if how == "reset":
-            wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         elif how == "vanish" and not self._ending.is_set():  # nobody closes it, nobody reads it
             self._left = wire, call
         return moment

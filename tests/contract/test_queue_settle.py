@@ -208,16 +208,3 @@ def test_an_extend_sets_and_does_not_add(queue: Queue) -> None:
     (deadline,) = queue.extend(jobs, lease_ms=SHORT_MS)["deadlines"].values()
     assert before + SHORT_MS <= deadline <= now_ms() + SHORT_MS
     assert data(queue.claim_all(1, "other")) == ["a"]
-
-
-@pytest.mark.parametrize(
-    ("asked", "effective"),
-    [(0, 100), (99, 100), (HOUR_MS, HOUR_MS), (DAY_MS + 1, DAY_MS), (2**53, DAY_MS)],
-    ids=lambda value: f"10.6 {value}",
-)
-def test_lease_ms_is_clamped(queue: Queue, asked: int, effective: int) -> None:
-    queue.push("a")
-    jobs = queue.claim("w")
-    before = now_ms()
-    (deadline,) = queue.extend(jobs, lease_ms=asked)["deadlines"].values()
-    assert before + effective <= deadline <= now_ms() + effective
