@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 import socket
-import struct
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 from tests.campaigns.clients import RETRY_S, Actor, Address, Refused, Wrong
 from tests.campaigns.killer import BACK_S
 from tests.campaigns.worker_history import Journal, monotonic_ns, row_of
-from tests.support.api import Wire, request
+from tests.support.api import RESET, Wire, request
 from tests.support.sse import ERROR, Decoder, SseEvent
 
 LEASE_MS = (1000, 3000)
@@ -254,7 +253,7 @@ class Worker(Actor):
         """Go in one way or another; the moment before."""
         moment, how = time.monotonic_ns(), self.dice.choice(ENDS)
         if how == "reset":
-            wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         elif how == "vanish" and not self.ending.is_set():  # nobody closes it, nobody reads it
             self._left = wire, call
         return moment

@@ -234,6 +234,12 @@ WORK = [
     *(f"node=w&max={text}" for text in ("0", "-1", "1.5", "x", "", "true", "1e1")),
     *(f"node=w&lease_ms={text}" for text in ("-1", "1.5", "x", "", "true")),
 ]
+WATCH = [
+    *("", "topic", "topic=", "topic=-x", "topics=log", "topic=log&topic="),
+    *("topic=log&from_seq=-1", "topic=log&from_seq=x", f"topic=log&from_seq={2**64}"),
+    *("topic=log&tail=1", "topic=log&limit=x", "topic=log&include_data=yes"),
+    "topic=log&heartbeat_ms=1.5",
+]
 QUERIES: list[tuple[str, str, dict[str, Any] | None, list[str]]] = [
     ("GET", "/v0/topics", None, PAGED),
     ("GET", "/v0/routers", None, PAGED),
@@ -247,6 +253,7 @@ QUERIES: list[tuple[str, str, dict[str, Any] | None, list[str]]] = [
     ("DELETE", "/v0/topics/log", None, ["if_empty=banana"]),
     ("POST", "/v0/topics/new", ONE, ["return_seqs=banana"]),
     ("GET", "/v0/topics/queue/work", None, WORK),
+    ("GET", "/v0/watch", None, WATCH),
 ]
 NO_STREAM = [
     *("application/json", "text/html", "text/event-stream;q=0", "text/event-stream;q=0, */*"),

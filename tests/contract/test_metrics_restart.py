@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,9 +56,7 @@ def test_a_shard_that_stands_still_costs_its_rows_and_a_second(server: Server) -
     with Api(server.address) as api:
         for name in names_on("a"):
             ok(api.append(name, 1), 201)
-        stopped = server.roles()["shard 1"]
-        os.kill(stopped, signal.SIGSTOP)
-        try:
+        with server.stopped("shard 1"):
             began = time.monotonic()
             page = scrape(api)
             assert time.monotonic() - began < SLACK_S
@@ -68,8 +64,6 @@ def test_a_shard_that_stands_still_costs_its_rows_and_a_second(server: Server) -
             assert len(page.labels("topics_topic_head_seq", "topic")) == 1
             unready = until(lambda: scrape(api), lambda page: page.value("topics_ready") == 0)
             assert unready.value("topics_shard_state", shard="0") == 3
-        finally:
-            os.kill(stopped, signal.SIGCONT)
         server.wait_ready()
         page = until(
             lambda: scrape(api), lambda page: not page.value("topics_topic_metrics_truncated")

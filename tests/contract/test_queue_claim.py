@@ -74,10 +74,14 @@ def test_max_is_clamped_to_1000(queue: Queue, asked: int) -> None:
     ids=lambda value: f"10.2 {value}",
 )
 def test_lease_ms_is_clamped(queue: Queue, asked: int, effective: int) -> None:
-    queue.push("a")
+    """Of a claim and of an extend."""
+    queue.push("a", "b")
+    held = queue.claim(lease_ms=HOUR_MS)
     before = now_ms()
     (job,) = queue.claim(lease_ms=asked)
-    assert before + effective <= job["deadline"] <= now_ms() + effective
+    (extended,) = queue.extend(held, lease_ms=asked)["deadlines"].values()
+    for deadline in (job["deadline"], extended):
+        assert before + effective <= deadline <= now_ms() + effective
 
 
 def test_a_lease_lasts_as_long_as_the_topic_says(api: Api, topic: str) -> None:

@@ -212,19 +212,6 @@ def test_an_extend_sets_and_does_not_add(queue: Queue) -> None:
     assert data(queue.claim_all(1, "other")) == ["a"]
 
 
-@pytest.mark.parametrize(
-    ("asked", "effective"),
-    [(0, 100), (99, 100), (HOUR_MS, HOUR_MS), (DAY_MS + 1, DAY_MS), (2**53, DAY_MS)],
-    ids=lambda value: f"10.6 {value}",
-)
-def test_lease_ms_is_clamped(queue: Queue, asked: int, effective: int) -> None:
-    queue.push("a")
-    jobs = queue.claim("w")
-    before = now_ms()
-    (deadline,) = queue.extend(jobs, lease_ms=asked)["deadlines"].values()
-    assert before + effective <= deadline <= now_ms() + effective
-
-
 def test_a_nack_says_why_to_whoever_gets_the_job_next(queue: Queue) -> None:
     longest = "é" * 512
     queue.push("a", "b")

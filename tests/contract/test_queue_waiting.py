@@ -5,14 +5,10 @@ shares.
 from __future__ import annotations
 
 import json
-import os
-import signal
 import socket
-import struct
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -196,17 +192,8 @@ def test_waiters_of_a_jittered_queue_join_the_next_cohort(api: Api, topic: str) 
 # --- who hangs up
 
 
-def close(wire: Wire) -> None:
-    wire.socket.close()
-
-
-def reset(wire: Wire) -> None:
-    wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    wire.socket.close()
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("end", [close, reset], ids=["FIN", "RST"])
+@pytest.mark.parametrize("end", [Wire.close, Wire.reset], ids=["FIN", "RST"])
 def test_a_client_that_hangs_up_takes_nothing(queue: Queue, end: Callable[[Wire], None]) -> None:
     for number in range(10):
         wire = Wire(queue.api.address)
@@ -218,7 +205,7 @@ def test_a_client_that_hangs_up_takes_nothing(queue: Queue, end: Callable[[Wire]
         queue.ack(queue.claim())
 
 
-@pytest.mark.parametrize("end", [close, reset], ids=["FIN", "RST"])
+@pytest.mark.parametrize("end", [Wire.close, Wire.reset], ids=["FIN", "RST"])
 def test_the_next_waiter_gets_what_one_that_hung_up_did_not(
     queue: Queue, end: Callable[[Wire], None]
 ) -> None:
@@ -240,19 +227,9 @@ def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
-@contextmanager
-def standing_still(server: Server, role: str) -> Iterator[None]:
-    pid = server.roles()[role]
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
-
-
 @pytest.mark.parametrize("durable", [False, True], ids=["leases in memory", "durable"])
 @pytest.mark.parametrize("role", ["front 0", "shard 0"])
-@pytest.mark.parametrize("end", [close, reset], ids=["FIN", "RST"])
+@pytest.mark.parametrize("end", [Wire.close, Wire.reset], ids=["FIN", "RST"])
 @pytest.mark.parametrize("wait_ms", [0, LONG_MS])
 def test_jobs_that_are_there_stay_with_the_queue_when_the_client_hangs_up(
     own_server: Server, wait_ms: int, end: Callable[[Wire], None], role: str, durable: bool
@@ -261,7 +238,7 @@ def test_jobs_that_are_there_stay_with_the_queue_when_the_client_hangs_up(
         name = f"{wait_ms}-{end.__name__}-{role[:5]}-{durable}"
         queue = Queue.create(api, name, *range(10), leases_durable=durable)
         wires = [Wire(own_server.address) for _ in range(10)]
-        with standing_still(own_server, role):
+        with own_server.stopped(role):
             for wire in wires:
                 wire.send(asking(queue, wait_ms=wait_ms))
                 end(wire)
@@ -275,7 +252,7 @@ def test_jobs_of_a_claim_that_was_refused_for_a_stalled_shard_stay_with_the_queu
 ) -> None:
     with Api(own_server.address) as api:
         queue = Queue.create(api, "stalled", "there")
-        with standing_still(own_server, "shard 0"):
+        with own_server.stopped("shard 0"):
             refused(api.call("POST", "/v0/topics/stalled/claim", {"node": "w"}), 503, "not_ready")
         own_server.wait_ready()
         queue.becomes(ready=1)
@@ -289,7 +266,7 @@ def test_jobs_of_an_answer_that_was_sent_in_part_stay_with_the_queue(own_server:
         wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         wire.send(asking(queue, max=30))
         assert wire.socket.recv(1) == b"H"
-        reset(wire)
+        wire.reset()
         queue.becomes(ready=30)
         assert queue.claim()[0]["deliveries"] == 1
 
@@ -319,7 +296,7 @@ def test_the_slot_of_a_key_is_free_as_soon_as_its_client_hangs_up(
         ask = asking(queue, wait_ms=LONG_MS).replace(b"Host:", key)
         ask = ask.replace(b"/claim ", b"/%b " % path.encode())
         begun = time.monotonic()
-        for end in (close, reset) * 10:
+        for end in (Wire.close, Wire.reset) * 10:
             wire = Wire(server.address)
             wire.send(ask)
             until(lambda: api.get("q").status, lambda status: status == 200)

@@ -4,8 +4,6 @@ connection ends.
 
 from __future__ import annotations
 
-import socket
-import struct
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -182,16 +180,7 @@ def test_a_reader_that_stalls_holds_no_more_than_max(queue: Queue) -> None:
 # --- the end of the connection
 
 
-def close(stream: Work) -> None:
-    stream.close()
-
-
-def reset(stream: Work) -> None:
-    stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    stream.close()
-
-
-ENDS = pytest.mark.parametrize("end", [close, reset], ids=["10.8 FIN", "10.8 RST"])
+ENDS = pytest.mark.parametrize("end", [Work.close, Work.reset], ids=["10.8 FIN", "10.8 RST"])
 
 
 @pytest.mark.slow
@@ -259,7 +248,7 @@ def test_many_streams_that_come_and_go_lose_no_job(queue: Queue) -> None:
     def serve(number: int) -> None:
         for turn in range(4):
             stream = Work(queue, f"w{number}", 5, lease_ms=HOUR_MS)
-            (reset if (number + turn) % 2 else close)(stream)
+            (Work.reset if (number + turn) % 2 else Work.close)(stream)
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(serve, range(4)))

@@ -279,7 +279,7 @@ def test_a_stream_needs_a_session_and_a_client_that_takes_events(asks: Api) -> N
 
     url = session(asks, ["log"])["stream_url"]
     for accept in NO_STREAM:
-        for path in (url, "/v0/topics/queue/work?node=w"):
+        for path in (url, "/v0/watch?topic=log", "/v0/topics/queue/work?node=w"):
             refused(opened(path, accept), 406, "not_acceptable")
     wid = url.rpartition("/")[2]
     others = (wid[:-1], wid + "A", wid.removeprefix("wid_"), wid.swapcase(), wid + "/")

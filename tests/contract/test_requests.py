@@ -29,21 +29,7 @@ def test_a_query_need_not_be_ascii(api: Api, query: str) -> None:
 
 # --- names (§1.1)
 
-GOOD_NAMES = [
-    "0",
-    "Z",
-    "9.a_b:c-d",
-    "a..b",
-    "a::b",
-    "a-",
-    "a.",
-    "CON",
-    "null",
-    "diff",
-    "topics",
-    "a" * 255,
-    "render-queue:tenantA",
-]
+GOOD_NAMES = ["0", "9.a_b:c-d", "a..b", "null", "diff", "topics", "a" * 255]
 
 
 @pytest.mark.parametrize("name", GOOD_NAMES, ids=lambda name: f"1.1 {name[:30]}")

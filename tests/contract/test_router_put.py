@@ -26,7 +26,9 @@ from tests.support.server import Server
 from tests.support.topic_configs import DEFAULTS as TOPIC_DEFAULTS
 
 
-def test_put_creates_with_every_default(api: Api, ends: tuple[str, str]) -> None:
+def test_put_creates_a_router_and_both_ends_with_every_default(
+    api: Api, ends: tuple[str, str]
+) -> None:
     source, dest = ends
     router = f"{source}->{dest}"
     body = ok(put(api, router, source, dest), 201)
@@ -38,10 +40,6 @@ def test_put_creates_with_every_default(api: Api, ends: tuple[str, str]) -> None
         **DEFAULTS,
         "performance": {},
     }
-
-
-def test_put_creates_both_ends_with_the_defaults(api: Api, ends: tuple[str, str]) -> None:
-    ok(put(api, "->".join(ends), *ends), 201)
     for name in ends:
         state = api.state(name)
         assert (state["config"], state["head_seq"]) == (TOPIC_DEFAULTS, 0)

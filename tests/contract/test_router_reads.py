@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -152,18 +150,6 @@ def own(tmp_path: Path) -> Iterator[Server]:
 
 
 @contextmanager
-def stopped(server: Server, shard: int) -> Iterator[None]:
-    """The shard stands still. It may be replaced meanwhile."""
-    pid = server.roles()[f"shard {shard}"]
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        if pid in server.pids():
-            os.kill(pid, signal.SIGCONT)
-
-
-@contextmanager
 def bounded() -> Iterator[None]:
     began = time.monotonic()
     yield
@@ -180,7 +166,7 @@ def test_a_read_does_not_hang_while_the_shard_of_its_source_stands_still(
         route(api, source, dest)
         ok(api.append(source, "a"))
         arrived(api, dest, "a")
-        with stopped(own, shard):
+        with own.stopped(f"shard {shard}"):
             with bounded():
                 assert data(ok(api.diff(dest))["records"]) == ["a"]
             with bounded():
@@ -201,7 +187,7 @@ def test_a_source_is_acknowledged_while_the_shard_of_its_dest_stands_still(
         route(api, source, dest)
         ok(api.append(source, "a"))
         arrived(api, dest, "a")
-        with stopped(own, shard), bounded():
+        with own.stopped(f"shard {shard}"), bounded():
             for number in range(10):
                 ok(api.append(source, number))
             assert data(ok(api.diff(source))["records"]) == ["a", *range(10)]
@@ -215,7 +201,7 @@ def test_forwarding_goes_on_without_the_shard_that_owns_the_routers(own: Server)
         route(api, source, dest)
         ok(api.append(source, "a"))
         arrived(api, dest, "a")
-        with stopped(own, 0):
+        with own.stopped("shard 0"):
             with bounded():
                 ok(api.append(source, "b"))
                 assert data(ok(api.diff(dest))["records"]) == ["a", "b"]
@@ -240,7 +226,7 @@ def test_calls_about_a_stopped_shard_delay_no_other(tmp_path: Path) -> None:
             for name in names:
                 ok(api.put(name), 201)
             route(api, other, gone)
-            with stopped(server, 2):
+            with server.stopped("shard 2"):
                 calls = (
                     ("PUT", path_of("from"), {"source": stuck, "dest": far}),
                     ("PUT", path_of("to"), {"source": near, "dest": stuck}),

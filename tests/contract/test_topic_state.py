@@ -152,14 +152,11 @@ def test_delete_of_an_absent_topic_is_a_200(api: Api, topic: str) -> None:
         assert (body["topic"], body["deleted"], body["routers_removed"]) == (topic, False, [])
 
 
-def test_if_empty_spares_a_topic_with_records(api: Api, topic: str) -> None:
+def test_if_empty_deletes_an_empty_topic_and_no_other(api: Api, topic: str) -> None:
     ok(api.append(topic, 1), 201)
     refused(api.delete(topic, if_empty="true"), 409, "topic_not_empty")
     assert api.state(topic)["count"] == 1
     assert ok(api.delete(topic, if_empty="false"))["deleted"] is True
-
-
-def test_if_empty_deletes_an_empty_topic(api: Api, topic: str) -> None:
     ok(api.put(topic), 201)
     assert ok(api.delete(topic, if_empty="true"))["deleted"] is True
     refused(api.get(topic), 404, "topic_not_found")

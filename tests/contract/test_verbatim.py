@@ -52,13 +52,6 @@ META = [
 ]
 
 
-@pytest.mark.parametrize("value", VALUES, ids=lambda value: f"0.3 {value[:40]!r}")
-def test_data_comes_back_byte_for_byte(api: Api, topic: str, value: bytes) -> None:
-    ok(api.call("POST", f"/v0/topics/{topic}", b'{"records":[{"data":' + value + b"}]}"), 201)
-    (stored,) = raw_records(api.diff(topic))
-    assert bytes(stored.data) == value
-
-
 @pytest.mark.parametrize("meta", META, ids=lambda value: f"0.3 {value[:40]!r}")
 def test_meta_comes_back_byte_for_byte(api: Api, topic: str, meta: bytes) -> None:
     ok(

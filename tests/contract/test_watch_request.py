@@ -177,26 +177,6 @@ def test_64_topics_of_the_longest_names_are_watched_and_resumed(api: Api, topic:
     refused(refusal(api, url_of(*names)), 400, "invalid_request")
 
 
-@pytest.mark.parametrize(
-    "query",
-    [
-        *("", "topic", "topic=", "topic=-x", "topics=<t>", "topic=<t>&topic="),
-        *("topic=<t>&from_seq=-1", "topic=<t>&from_seq=x", "topic=<t>&tail=1"),
-        *("topic=<t>&limit=x", "topic=<t>&include_data=yes"),
-        *("topic=<t>&heartbeat_ms=1.5", f"topic=<t>&from_seq={2**64}"),
-    ],
-)
-def test_a_bad_query_is_refused(api: Api, topic: str, query: str) -> None:
-    create(api, topic)
-    refused(refusal(api, URL + query.replace("<t>", topic)), 400, "invalid_request")
-
-
-def test_only_a_client_that_takes_events_is_served(api: Api, topic: str) -> None:
-    create(api, topic)
-    answer = turned_away(api.address, url_of(topic), "Accept: application/json")
-    refused(answer, 406, "not_acceptable")
-
-
 def test_streams_of_one_id_are_independent(api: Api, topic: str) -> None:
     create(api, topic, 1)
     url = url_of(topic)

@@ -295,35 +295,18 @@ def test_last_event_id_counts_for_each_topic_by_itself(
 
 
 GARBAGE = [
-    "",
-    "!!!",
-    "AAAA",
-    "eyJ",
-    "1",
-    "é",
-    encoded([1]),
-    encoded("x"),
-    encoded({}),
+    *("", "!!!", "AAAA", "eyJ", "1", "é", encoded([1]), encoded("x"), encoded({}), "x" * 4000),
     encoded({"elsewhere": 0}),
-    "x" * 4000,
 ]
-GARBAGE_SEQS = [-1, 0.5, "0", None, True, [0], {}, 2**64]
+GARBAGE_SEQS: list[Any] = [-1, 0.5, "0", None, True, [0], {}, 2**64]
 
 
-@pytest.mark.parametrize("text", GARBAGE, ids=lambda value: f"7.2 {value[:20]}")
-def test_garbage_in_last_event_id_is_ignored(api: Api, topic: str, text: str) -> None:
+def test_garbage_in_last_event_id_is_ignored(api: Api, topic: str) -> None:
     create(api, topic, *range(5))
-    url = session(api, {topic: {"from_seq": 3}})["stream_url"]
-    with Stream(api.address, url, last_event_id=text) as stream:
-        assert stream.told([topic]).data() == [3, 4]
-
-
-@pytest.mark.parametrize("seq", GARBAGE_SEQS, ids=lambda value: f"7.2 {value}")
-def test_a_garbage_seq_in_last_event_id_is_ignored(api: Api, topic: str, seq: Any) -> None:
-    create(api, topic, *range(5))
-    url = session(api, {topic: {"from_seq": 3}})["stream_url"]
-    with Stream(api.address, url, last_event_id=encoded({topic: seq})) as stream:
-        assert stream.told([topic]).data() == [3, 4]
+    for text in (*GARBAGE, *(encoded({topic: seq}) for seq in GARBAGE_SEQS)):
+        url = session(api, {topic: {"from_seq": 3}})["stream_url"]
+        with Stream(api.address, url, last_event_id=text) as stream:
+            assert stream.told([topic]).data() == [3, 4], text
 
 
 def test_a_second_get_takes_the_session_over(api: Api, topic: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket as sockets
 import struct
 
 import pytest
@@ -211,9 +210,7 @@ def test_a_client_that_vanishes_leaves_the_others(server: Server, api: Api, topi
         for _ in range(10):
             with Socket(server.address) as leaves:
                 subscribe(leaves, topic)
-                leaves.socket.setsockopt(
-                    sockets.SOL_SOCKET, sockets.SO_LINGER, struct.pack("ii", 1, 0)
-                )
+                leaves.reset()
         ok(api.append(topic, "x"))
         assert data(stays.records(1)) == ["x"]
 

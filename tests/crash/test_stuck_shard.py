@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from pathlib import Path
 
@@ -24,16 +22,13 @@ def test_a_shard_that_stands_still_holds_up_nobody_else_and_comes_back(tmp_path:
             for topic in (stuck, other):
                 ok(api.put(topic, {"durability": "fsync"}), 201)
             ok(api.append(stuck, "before"))
-        shard = server.wait_roles(3)["shard 0"]
-        os.kill(shard, signal.SIGSTOP)
-        try:
+        server.wait_roles(3)
+        with server.stopped("shard 0"):
             outcomes = [_impatient(server, stuck) for _ in range(2)]
             with Api(server.address) as api:
                 for number in range(30):
                     ok(api.append(other, number))
                 assert len(data_of(api, other)) == 30
-        finally:
-            os.kill(shard, signal.SIGCONT)
         with Api(server.address) as api:
             answer = api.append(stuck, "during", idempotency_key="during")
             while answer.status == 503:

@@ -8,6 +8,7 @@ import http.client
 import json
 import select
 import socket
+import struct
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ GAP = {
     "earliest_seq",
     "head_seq",
 }  # what a tombstone of §7 says, whatever frames it
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER: a close is a reset
 JSON = {"Content-Type": "application/json"}
 
 
@@ -285,6 +287,15 @@ class Wire:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+    def close(self) -> None:
+        """Hang up: the server gets a FIN."""
+        self.socket.close()
+
+    def reset(self) -> None:
+        """Hang up with an RST."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         self.socket.close()
 
     def send(self, *parts: bytes) -> None:

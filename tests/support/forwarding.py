@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tests.support.log import LIMITS, Client
+from tests.support.limits import LIMITS
+from tests.support.log import Client
 from topics.engine.changes import reservation
 from topics.engine.changes.forward import Forward, Forwarded, Taker, copy_ts
 from topics.engine.changes.forward import forward as decide_forward

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from tests.support.limits import LIMITS
 from topics.actors.shard.group_commit import GroupCommit
 from topics.actors.shard.record_store import RecordStore
 from topics.actors.shard.sealing.sealing import Sealing
@@ -24,21 +25,11 @@ from topics.engine.reading import read
 from topics.formats.api.append_body import decode_append
 from topics.formats.api.decoding import decode_config
 from topics.formats.api.diff_body import Diff, decode_delete
-from topics.formats.api.limits import Limits
 from topics.formats.disk.rendering import Rendering
 from topics.formats.json_text import json_bytes
 from topics.storage.recovery.steps import Shard, recover
 from topics.storage.wal.progress import Progress
 
-LIMITS = Limits(
-    batch_records=10_000,
-    record_bytes=1 << 20,
-    meta_bytes=16 << 10,
-    tag_bytes=256,
-    node_bytes=128,
-    limit=1000,
-    claim=1000,
-)
 FILE_BYTES = 64 << 10
 SECTOR = 512
 START = Now(ts=1_000_000, ms=5_000)

@@ -15,6 +15,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -291,6 +293,17 @@ class Server:
             )
             time.sleep(0.01)
         return roles
+
+    @contextmanager
+    def stopped(self, role: str) -> Iterator[None]:
+        """One child stands still. It may be replaced meanwhile."""
+        pid = self.roles()[role]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            if pid in self.pids():
+                os.kill(pid, signal.SIGCONT)
 
     def replace(self, role: str) -> None:
         """SIGKILL one child; return when another process has its role and the server is ready."""

@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 import trio
 
+from tests.support.limits import LIMITS as DEFAULT_LIMITS
 from tests.support.wire import Wire, encode_notification, encode_request
 from topics.actors.link.board import Board
 from topics.actors.shard.loop import ShardLoop
 from topics.engine.shard import ShardEngine
-from topics.formats.api.limits import Limits
 from topics.formats.disk.blob import body_of
 from topics.formats.disk.frames import Frame
 from topics.formats.disk.records import RecordFlags, RecordsView
@@ -33,14 +33,8 @@ from topics.storage.wal.blobs import BlobStore
 from topics.storage.wal.file import NoRoom
 from topics.storage.wal.progress import Progress
 
-LIMITS = Limits(
-    batch_records=20_000,
-    record_bytes=1 << 20,
-    meta_bytes=16 << 10,
-    tag_bytes=256,
-    node_bytes=128,
-    limit=1000,
-    claim=1000,
+LIMITS = msgspec.structs.replace(
+    DEFAULT_LIMITS, batch_records=20_000, routers=0, topics=0, total_bytes=0
 )
 
 

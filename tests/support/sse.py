@@ -174,9 +174,6 @@ class Stream(Wire):
         if named.get("transfer-encoding", "").lower() == "chunked":
             self._unchunk = Unchunk()
 
-    def close(self) -> None:
-        self.socket.close()
-
     def leave(self) -> None:
         """Hang up, and wait until the server has ended the stream. After `close` it may still send
         into the dead connection.

@@ -112,9 +112,6 @@ class Socket(Wire):
         assert "sec-websocket-extensions" not in self.headers, "an extension that nobody offered"
         assert "sec-websocket-protocol" not in self.headers, "a protocol that nobody offered"
 
-    def __exit__(self, *_: object) -> None:
-        self.socket.close()
-
     # --- to the server
 
     def frame(self, opcode: int, payload: bytes = b"", *, fin: bool = True, rsv: int = 0) -> None:

@@ -92,31 +92,6 @@ def test_each_node_gets_the_records_of_the_others_and_every_write_terminates(
     mirror: Mirror,
     listen: Callable[[Address, Mirror, str], AbstractContextManager[Wait]],
 ) -> None:
-    one, other = mirror
-    writers = [threading.Thread(target=write, args=(api.address, mirror, node)) for node in NODES]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
-    total = WRITES * len(NODES)
-    there, back = at_rest(api, f"{one}->{other}", f"{other}->{one}")
-    assert there + back == total * HOPS
-    assert len(kept(api, one)) + len(kept(api, other)) == total * (1 + HOPS)
-    for node in NODES:
-        others = [each for each in NODES if each != node]
-        expected = {f"{each} {number}" for each in others for number in range(WRITES)}
-        with listen(api.address, mirror, node) as wait:
-            found = Counter(wait(len(expected) * (1 + HOPS)))
-        assert found == dict.fromkeys(expected, 1 + HOPS)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("listen", [event_stream, web_socket])
-def test_nodes_that_watch_while_all_write_get_the_same(
-    api: Api,
-    mirror: Mirror,
-    listen: Callable[[Address, Mirror, str], AbstractContextManager[Wait]],
-) -> None:
     found: dict[str, Counter[str]] = {}
     open_all = threading.Barrier(len(NODES))
 
@@ -135,3 +110,8 @@ def test_nodes_that_watch_while_all_write_get_the_same(
         others = [each for each in NODES if each != node]
         expected = {f"{each} {number}" for each in others for number in range(WRITES)}
         assert found[node] == dict.fromkeys(expected, 1 + HOPS)
+    total = WRITES * len(NODES)
+    one, other = mirror
+    there, back = at_rest(api, f"{one}->{other}", f"{other}->{one}")
+    assert there + back == total * HOPS
+    assert len(kept(api, one)) + len(kept(api, other)) == total * (1 + HOPS)
