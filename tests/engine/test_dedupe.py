@@ -200,3 +200,11 @@ def test_keys_of_idle_topics_are_swept_some_at_a_time(monkeypatch: pytest.Monkey
         swept += some
     assert {topic.name for topic in swept} == {*names}
     assert desk.engine.sweep_keys(desk.now) == []
+
+
+def test_keys_that_share_a_generation_live_until_each_is_over() -> None:
+    window = DedupeWindow()
+    for seq, (key, now_ms) in enumerate([("a", 0), ("b", 10), ("c", 40)], 1):
+        window.remember(key, seq, 1, now_ms, 40)
+    assert [window.find(key, 40, 40) for key in "abc"] == [None, (2, 1), (3, 1)]
+    assert (window.expire(49, 40), window.expire(50, 40), len(window)) == (0, 2, 1)

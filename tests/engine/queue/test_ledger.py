@@ -397,3 +397,15 @@ def test_a_checkpoint_holds_all_that_a_restart_knows(desk: Desk) -> None:
     queue.begin()
     ledger = restored(kept(queue.topic, desk))
     assert (ledger.rows, dict(ledger.delays), ledger.dead_lettered) == (KEPT, {5: 1_003_000}, 7)
+
+
+def test_free_jobs_are_in_the_order_of_their_releases() -> None:
+    ledger = after(claimed(1, 2, 3), released(2), released(3), claimed(2), released(1), released(2))
+    assert free(ledger) == [3, 1, 2]
+
+
+def test_leases_that_the_checkpoint_holds_are_not_replayed(desk: Desk) -> None:
+    queue = Replaying(desk, 3)
+    queue.claim(1, lsn=POSITION - 8)
+    queue.claim(2)
+    assert queue.ledger.rows == {2: (HELD, 2_000_000, 70, 1, "w")}
