@@ -23,6 +23,7 @@ settings.register_profile(
     print_blob=True,
     derandomize="CI" in os.environ,
 )
+settings.register_profile("quick", settings.get_profile("topics"), max_examples=15)
 settings.load_profile("topics")
 
 

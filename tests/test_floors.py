@@ -20,7 +20,7 @@ FLOORS = [
     ["topics.formats.disk"],
     ["topics.client", "topics.spark.client"],
     ["topics.engine"],
-    ["topics.process.logs", "topics.process.log_sink"],
+    ["topics.process.logs"],
     ["topics.storage", "topics.storage.segments", "topics.storage.wal"],
     ["topics.storage.recovery"],
     ["topics.storage.verify", "topics.storage.inspect"],

@@ -91,7 +91,7 @@ def settle(system: System) -> None:
     """Until its processes use next to no time: a server may load modules when it already serves."""
     until = time.perf_counter() + QUIET_MAX_S
     before, pids = -1.0, system.pids().values()
-    while (now := sum(map(cpu_s, pids))) - before > QUIET_SHARE * QUIET_S:
+    while (now := cpu_s(*pids)) - before > QUIET_SHARE * QUIET_S:
         if time.perf_counter() > until:
             return
         before = now

@@ -1,4 +1,6 @@
-"""Processor time and memory of a server's processes while something runs."""
+"""What the benches share: processor time and memory of a server's processes, checkouts that run
+beside one another, and quantiles.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.support.server import Server
@@ -14,58 +17,58 @@ from tests.support.server import Server
 TICK_HZ = os.sysconf("SC_CLK_TCK")
 
 
-def rss_mb(pids: list[int]) -> tuple[float, float]:
-    """Anonymous and mapped memory of some processes, together; shared memory between them is left
-    out.
-    """
-    anon = file = 0
+def cpu_s(*pids: int) -> float:
+    """Processor time of these processes together."""
+    ticks = 0
     for pid in pids:
-        with contextlib.suppress(OSError):
-            for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-                if line.startswith("RssAnon"):
-                    anon += int(line.split()[1])
-                elif line.startswith("RssFile"):
-                    file += int(line.split()[1])
-    return anon / 1024, file / 1024
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / TICK_HZ
 
 
-def cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICK_HZ
+def queued_s(*pids: int) -> float:
+    """How long the threads of these processes together were ready and had no processor."""
+    queued_ns = 0
+    for row in (row for pid in pids for row in Path(f"/proc/{pid}/task").glob("*/schedstat")):
+        with contextlib.suppress(OSError):  # a thread has just ended
+            queued_ns += int(row.read_text().split()[1])
+    return queued_ns / 1e9
+
+
+def anon_mb(pids: Sequence[int]) -> float:
+    """Anonymous memory of some processes together."""
+    rows = (row for pid in pids for row in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return sum(int(row.split()[1]) for row in rows if row.startswith("RssAnon")) / 1024
 
 
 def machine_s() -> float:
     """The processor time that all processes have used, and what the host has taken away."""
-    user, nice, system, _idle, _wait, irq, softirq, steal = map(
-        int, Path("/proc/stat").read_text().split(None, 9)[1:9]
-    )
+    user, nice, system, _idle, _wait, irq, softirq, steal = _machine()
     return (user + nice + system + irq + softirq + steal) / TICK_HZ
 
 
-class Usage:
-    """CPU of front, shards, this process and all others from here on, in shares of one core."""
+def stolen_s() -> float:
+    """Processor time that the host has taken away since it started."""
+    return _machine()[7] / TICK_HZ
 
-    def __init__(self, server: Server) -> None:
-        self._roles = server.roles()
-        self._began, self._before, self._own, self._all = (
-            time.perf_counter(),
-            self._now(),
-            time.process_time(),
-            machine_s(),
-        )
 
-    def _now(self) -> dict[str, float]:
-        return {role: cpu_s(pid) for role, pid in sorted(self._roles.items())}
+def _machine() -> list[int]:
+    return [*map(int, Path("/proc/stat").read_text().split(None, 9)[1:9])]
 
-    def __str__(self) -> str:
-        took, now = time.perf_counter() - self._began, self._now()
-        used: dict[str, float] = {}
-        for role, total_s in now.items():  # several shards together
-            who = role.split()[0]
-            used[who] = used.get(who, 0.0) + total_s - self._before[role]
-        used["client"] = time.process_time() - self._own
-        used["others"] = max(machine_s() - self._all - sum(used.values()), 0)
-        return ", ".join(f"{who} {share / took:.0%}" for who, share in used.items())
+
+def quiet(server: Server) -> None:
+    """Until nothing is sealed any more: the processes use no time."""
+    pids, before = server.pids(), -1.0
+    while (now := cpu_s(*pids)) - before > 0.05:
+        before = now
+        time.sleep(1)
+
+
+def server_of(root: Path | None, folder: Path, **env: object) -> Server:
+    """A server, not started; of the checkout ``root``, or of this one."""
+    server = Server(folder, **env)
+    server.root = root.resolve() if root else server.root
+    return server
 
 
 def exit_when_told() -> None:
@@ -73,9 +76,14 @@ def exit_when_told() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
-def quiet(server: Server) -> None:
-    """Until nothing is sealed any more: the processes use no time."""
-    pids, before = server.pids(), -1.0
-    while (now := sum(map(cpu_s, pids))) - before > 0.05:
-        before = now
-        time.sleep(1)
+def quantiles_ms(seconds: Sequence[float]) -> list[float]:
+    """p50, p99, p99.9 and the largest, in milliseconds."""
+    ordered = sorted(seconds)
+    return [
+        ordered[min(int(len(ordered) * share), len(ordered) - 1)] * 1000
+        for share in (0.5, 0.99, 0.999, 1.0)
+    ]
+
+
+def verdict(holds: bool) -> str:
+    return "pass" if holds else "FAIL"

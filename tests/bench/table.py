@@ -3,7 +3,7 @@
 Cells are described in `tests.bench.cells`; the peers are Redis, webdis, NATS, beanstalkd and
 Durable Streams. Those that `tests.bench.peers.programs` finds take part, the others are named and
 left out. The servers take turns, each run on a fresh one. ``--write`` writes
-``topics/BENCHMARKS.md``.
+``topics/BENCHMARKS.md``. ``--before CHECKOUT`` takes another version of ours as one more peer.
 
 All cells with all peers take half an hour. ``--json FILE`` keeps what was measured; with ``--only``
 a part is measured anew and the rest taken from there, ``--only none`` renders it.
@@ -15,23 +15,26 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import platform
 import shutil
+import statistics
+import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from tests.bench.cells import CELLS, Cell, Figure, Scale, settle
-from tests.bench.conditions import conditions, load_1m
 from tests.bench.peers.beanstalkd import Beanstalkd
 from tests.bench.peers.durable_streams import DurableStreams
 from tests.bench.peers.nats import Nats
-from tests.bench.peers.programs import NotFound, NotStarted
 from tests.bench.peers.redis import Redis, Webdis
 from tests.bench.peers.replies import BadReply
-from tests.bench.peers.system import System
-from tests.bench.peers.topics import Topics
-from tests.bench.processes import exit_when_told
+from tests.bench.peers.system import NotFound, NotStarted, System
+from tests.bench.peers.topics import Before, Topics
+from tests.bench.processes import exit_when_told, stolen_s
 from tests.bench.report import (
     OURS,
     Results,
@@ -43,20 +46,55 @@ from tests.bench.report import (
     ratio,
     shown,
 )
-from tests.bench.versions import stolen_s
 from tests.support.server import ROOT
 
 PAGE = ROOT / "topics/BENCHMARKS.md"
-SYSTEMS: tuple[type[System], ...] = (Topics, Redis, Webdis, Nats, Beanstalkd, DurableStreams)
+SYSTEMS: tuple[type[System], ...] = (
+    *(Topics, Before, Redis, Webdis, Nats, Beanstalkd, DurableStreams),
+)
+SYNCS = 200
 FULL, QUICK = Scale(2.0, 200_000), Scale(0.7, 20_000)
 FAILURES = (AssertionError, BadReply, NotStarted, OSError)
+
+
+def fdatasync_us(folder: Path) -> float:
+    """What a write of 300 bytes and its sync take there, p50."""
+    times = []
+    with tempfile.TemporaryFile(dir=folder) as file:
+        os.posix_fallocate(file.fileno(), 0, 1 << 20)
+        os.fsync(file.fileno())
+        for number in range(SYNCS):
+            began = time.perf_counter()
+            os.pwrite(file.fileno(), bytes(300), number * 300)
+            os.fdatasync(file.fileno())
+            times.append(time.perf_counter() - began)
+    return statistics.median(times) * 1e6
+
+
+def conditions(folder: Path) -> dict[str, str]:
+    """What a reader must know of a run, before it begins."""
+    described = ["git", "describe", "--always", "--dirty=+", "--abbrev=10"]
+    revision = subprocess.run(described, cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    rows = Path("/proc/cpuinfo").read_text().splitlines()
+    models = [row.partition(":")[2].strip() for row in rows if row.startswith("model name")]
+    return {
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "revision": revision or "?",
+        "processor": f"{len(os.sched_getaffinity(0))} cores, {(models or [platform.machine()])[0]}",
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "write of 300 bytes and fdatasync": f"{fdatasync_us(folder):.0f} us",
+        "load before": f"{os.getloadavg()[0]:.1f}",
+    }
 
 
 def installed(names: Sequence[str], results: Results) -> list[type[System]]:
     """Those of the servers that are there; notes the versions, and what is missing."""
     found = []
     for system in SYSTEMS:
-        if system.name != OURS and names and system.name not in names:
+        if system is Before and Before.root is None:
+            continue
+        if system not in (Topics, Before) and names and system.name not in names:
             continue
         try:
             results["versions"][system.name] = system.version()
@@ -134,7 +172,7 @@ def run_table(chosen: argparse.Namespace, results: Results, folder: Path) -> Non
     results["conditions"] |= {
         "runs": f"{turns} of {scale.seconds:g} s, {scale.read_records:,} records to read",
         "stolen meanwhile": f"{stolen_s() - stolen:.1f} s",
-        "load after": f"{load_1m():.1f}",
+        "load after": f"{os.getloadavg()[0]:.1f}",
     }
 
 
@@ -156,7 +194,9 @@ def main() -> int:
     options.add_argument("--seconds", type=float, default=0.0, help="of one run")
     options.add_argument("--json", type=Path, help="keep the runs here, and take others from it")
     options.add_argument("--dir", type=Path, help="where to write, default the system's for such")
+    options.add_argument("--before", type=Path, help="another checkout")
     chosen = options.parse_args()
+    Before.root = chosen.before
     exit_when_told()
     results = nothing()
     if chosen.json and chosen.json.exists():

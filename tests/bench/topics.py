@@ -17,34 +17,25 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-import shutil
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
-from tests.bench.http_load import DATA, Load, drive, post, several
-from tests.bench.processes import cpu_s, quiet, rss_mb
+from tests.bench.peers.load import Connection, Script, Step, append, drive
+from tests.bench.peers.replies import Http, http
+from tests.bench.processes import anon_mb, cpu_s, quiet, server_of
 from tests.support.server import Server
 
 CLIENTS, FILLERS = 16, 64
-_PUT = (
-    b"PUT /v0/topics/%b HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    b"Content-Length: %d\r\n\r\n%b"
-)
-
+STRIDE = 7919  # a prime: neighbours in time are no neighbours in memory
 # A machine that does other things meanwhile makes the server refuse writes, which is no figure.
-_APPEND = b'{"disable_backpressure":true,"records":[{"data":%b}]}' % DATA
+PUSHED = b'"disable_backpressure":true,'
+Make = Callable[[int], bytes]  # the request with this number
 
 
-def append(topic: str) -> bytes:
-    """An append of one record."""
-    return post(f"/v0/topics/{topic}?return_seqs=false", _APPEND)
-
-
-@dataclass
-class Figures:
+class Figures(NamedTuple):
     """Of one turn: operations a second, and microseconds of each kind of process for one."""
 
     rate: float
@@ -56,82 +47,61 @@ class Figures:
         return self.front_us + self.shard_us
 
 
-@dataclass
+def script(make: Make, numbers: Iterator[int]) -> Script:
+    """A request for each of the numbers."""
+    reply, done = Http(), 0
+    for number in numbers:
+        yield Step(make(number), reply, done)
+        done = 1
+
+
 class Place:
-    """A running server, and the numbers of topics that were not made there yet."""
+    """A running server, and the numbers of requests that were not made there yet."""
 
-    name: str
-    server: Server
-    numbers: Iterator[int] = field(default_factory=itertools.count)
+    def __init__(self, name: str, server: Server) -> None:
+        self.name, self.server, self._numbers = name, server, itertools.count()
 
-    def put(self) -> bytes:
-        config = b'{"durability":"fsync"}'
-        return _PUT % (b"put-%07d" % next(self.numbers), len(config), config)
+    def run(self, make: Make, seconds: float) -> Figures:
+        before = self._used_s()
+        clients = [
+            (Connection(self.server.address), script(make, self._numbers)) for _ in range(CLIENTS)
+        ]
+        loaded = drive(clients, seconds)
+        used_us = [
+            (now - then) / loaded.done * 1e6
+            for now, then in zip(self._used_s(), before, strict=True)
+        ]
+        for connection, _ in clients:
+            connection.close()
+        return Figures(loaded.done / loaded.took_s, *used_us)
 
-    def first_append(self) -> bytes:
-        return append(f"new-{next(self.numbers):07}")
-
-    def run(self, next_request: Callable[[], bytes | None], seconds: float | None) -> Figures:
+    def _used_s(self) -> tuple[float, float]:
         roles = self.server.roles()
-        before = {role: cpu_s(pid) for role, pid in roles.items()}
-        load = Load("topics", CLIENTS, next_request)
-        took = drive(self.server.address, [load], seconds)
-        count = len(load.seconds)
-        front_us = shard_us = 0.0
-        for role, pid in roles.items():
-            used_us = (cpu_s(pid) - before[role]) / count * 1e6
-            if role.startswith("front"):
-                front_us += used_us
-            elif role.startswith("shard"):
-                shard_us += used_us
-        return Figures(count / took, front_us, shard_us)
-
-
-def memory_bytes(server: Server) -> float:
-    return rss_mb(server.pids())[0] * 1024 * 1024
-
-
-def fill(place: Place, topics: int) -> float:
-    """Make the topics that ``many topics`` writes to, with a record each; the bytes that one
-    takes.
-    """
-    quiet(place.server)
-    before, numbers = memory_bytes(place.server), iter(range(topics))
-    make = several(lambda: append(f"many-{next(numbers):07}"), topics)
-    drive(place.server.address, [Load("fill", FILLERS, make)])
-    quiet(place.server)
-    return (memory_bytes(place.server) - before) / topics
-
-
-def many(topics: int) -> Callable[[], bytes]:
-    """Appends to each topic in turn, so that no two that follow each other meet the same caches."""
-    numbers = itertools.cycle(range(topics))
-    steps = 7919  # a prime: neighbours in time are no neighbours in memory
-
-    def give() -> bytes:
-        return append(f"many-{next(numbers) * steps % topics:07}")
-
-    return give
-
-
-def compare(name: str, turns: list[list[Figures]], places: list[Place]) -> list[Figures]:
-    """Print the medians of a cell; they are the answer."""
-    medians = [
-        Figures(
-            *(
-                statistics.median(getattr(each, part) for each in figures)
-                for part in ("rate", "front_us", "shard_us")
-            )
+        front, shards = (
+            [pid for role, pid in roles.items() if role.startswith(kind)]
+            for kind in ("front", "shard")
         )
-        for figures in turns
-    ]
-    for place, median in zip(places, medians, strict=True):
-        print(
-            f"{name:<14} {place.name:<7} {median.rate:>8,.0f}/s  front {median.front_us:>6.1f} us"
-            f"  shards {median.shard_us:>6.1f} us",
-            flush=True,
+        return cpu_s(*front), cpu_s(*shards)
+
+    def fill(self, topics: int) -> float:
+        """Make the topics that ``many topics`` writes to, with a record each; the bytes that one
+        takes.
+        """
+        quiet(self.server)
+        before, numbers = anon_mb(self.server.pids()), iter(range(topics))
+        drive(
+            [
+                (Connection(self.server.address), script(_many(topics), numbers))
+                for _ in range(FILLERS)
+            ],
+            1e6,
         )
-    return medians
+        quiet(self.server)
+        return (anon_mb(self.server.pids()) - before) * 2**20 / topics
+
+
+def _many(topics: int) -> Make:
+    return lambda number: append(f"many-{number * STRIDE % topics:07}", 1, PUSHED)
 
 
 def main() -> int:
@@ -146,55 +116,57 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=2.0, help="of one turn")
     parser.add_argument("--dir", type=Path, help="where to write, default the system's for such")
-    arguments = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="topics-many-", dir=arguments.dir))
-    try:
-        with contextlib.ExitStack() as running:
-            places = list(_places(arguments, folder, running))
-            _run(arguments, places)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    chosen = parser.parse_args()
+    settings = {"shards": chosen.shards} if chosen.shards else {}
+    roots = {"before": chosen.before} if chosen.before else {}
+    with (
+        tempfile.TemporaryDirectory(prefix="topics-many-", dir=chosen.dir) as folder,
+        contextlib.ExitStack() as running,
+    ):
+        _run(
+            chosen,
+            [
+                Place(name, running.enter_context(server_of(root, Path(folder, name), **settings)))
+                for name, root in (roots | {"now": None}).items()
+            ],
+        )
     return 0
 
 
-def _places(
-    arguments: argparse.Namespace, folder: Path, running: contextlib.ExitStack
-) -> Iterator[Place]:
-    settings = {"shards": arguments.shards} if arguments.shards else {}
-    for name, root in (("before", arguments.before), ("now", None)):
-        if name == "now" or root is not None:
-            server = Server(folder / name, **settings)
-            server.root = server.root if root is None else root.resolve()
-            yield Place(name, running.enter_context(server))
-
-
-def _run(arguments: argparse.Namespace, places: list[Place]) -> None:
-    one_request = append("one")
-    sources: dict[str, Callable[[Place], Callable[[], bytes]]] = {
-        "put": lambda place: place.put,
-        "first append": lambda place: place.first_append,
-        "one topic": lambda _: lambda: one_request,
-        "many topics": lambda _: many(arguments.topics),
+def _run(chosen: argparse.Namespace, places: list[Place]) -> None:
+    config = b'{"durability":"fsync"}'
+    one = append("one", 1, PUSHED)
+    makes: dict[str, Make] = {
+        "put": lambda number: http("PUT", f"/v0/topics/put-{number:07}", config),
+        "first append": lambda number: append(f"new-{number:07}", 1, PUSHED),
+        "one topic": lambda _: one,
+        "many topics": _many(chosen.topics),
     }
-    names = [name for name in sources if arguments.only in name]
-    if "many topics" in names:
+    makes = {name: make for name, make in makes.items() if chosen.only in name}
+    if "many topics" in makes:
         for place in places:
-            print(f"bytes a topic  {place.name:<7} {fill(place, arguments.topics):>8,.0f}")
-    turns: dict[str, list[list[Figures]]] = {name: [[] for _ in places] for name in names}
-    for turn in range(arguments.turns):
-        for name in names:
-            for index in range(len(places))[:: -1 if turn % 2 else 1]:
-                place = places[index]
-                figures = place.run(sources[name](place), arguments.seconds)
-                turns[name][index].append(figures)
-    medians = {name: compare(name, turns[name], places) for name in names}
-    if "one topic" in medians and "many topics" in medians:
-        for index, place in enumerate(places):
-            one, spread = medians["one topic"][index], medians["many topics"][index]
-            print(
-                f"share          {place.name:<7} rate {spread.rate / one.rate:>6.2f}"
-                f"  processor time {one.cpu_us / spread.cpu_us:>6.2f}"
-            )
+            print(f"bytes a topic  {place.name:<7} {place.fill(chosen.topics):>8,.0f}")
+    turns: dict[tuple[str, str], list[Figures]] = {}
+    for turn in range(chosen.turns):
+        for name, make in makes.items():
+            for place in places[:: -1 if turn % 2 else 1]:
+                found = place.run(make, chosen.seconds)
+                turns.setdefault((name, place.name), []).append(found)
+    medians = {
+        key: Figures(*map(statistics.median, zip(*found, strict=True)))
+        for key, found in turns.items()
+    }
+    for (name, place_name), found in medians.items():
+        print(
+            f"{name:<14} {place_name:<7} {found.rate:>8,.0f}/s  front {found.front_us:>6.1f} us"
+            f"  shards {found.shard_us:>6.1f} us"
+        )
+    for place in places if {"one topic", "many topics"} <= makes.keys() else ():
+        one_topic, many = (medians[name, place.name] for name in ("one topic", "many topics"))
+        print(
+            f"share          {place.name:<7} rate {many.rate / one_topic.rate:>6.2f}"
+            f"  processor time {one_topic.cpu_us / many.cpu_us:>6.2f}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,12 +1,10 @@
 """Judges a data directory as a power loss may have left it: ``python -m tests.campaigns.check_state
-ACKNOWLEDGED DATA_DIR``.
+ACKNOWLEDGED SOCKET``.
 
-``python -m tests.campaigns.check_state ACKNOWLEDGED --serve SOCKET`` judges one directory after the
-other for those who ask there (`ASK`), each in a fork: that saves the second that a start takes.
-
-ACKNOWLEDGED is what ``tests.campaigns.power_load`` noted. The environment variable CRASH_BEFORE_NS
-is the moment of the loss: what was acknowledged before it is promised, what was sent before it may
-have happened, and nothing else can have. By class:
+It judges one directory after the other for those who ask there (`ASK`), each in a fork: that saves
+the second that a start takes. ACKNOWLEDGED is what `power_load` noted. The environment variable
+CRASH_BEFORE_NS of who asks is the moment of the loss: what was acknowledged before it is promised,
+what was sent before it may have happened, and nothing else can have. By class:
 
     fsync               every acknowledged record is there unless it was deleted or evicted, every
                         acknowledged delete holds
@@ -21,8 +19,6 @@ have happened, and nothing else can have. By class:
                         recovering twice is recovering once, also after an orderly stop; a key
                         stands for the write that it was sent with; `topics verify` finds nothing,
                         before and after
-
-Exit status 0: nothing is wrong. 1: each line says what is.
 """
 
 from __future__ import annotations
@@ -86,58 +82,46 @@ class History:
     moves: list[dict[str, Any]] = field(default_factory=list)  # to its dead-letter topic
 
     def add(self, note: dict[str, Any], before_ns: int) -> None:
-        last = self.moments[-1]
-        keys = dict(last.keys)
-        model = TopicModel(
-            last.model.cap_records,
-            last.model.head_seq,
-            last.model.evict_floor,
-            dict(last.model.live),
-        )
-        acknowledged = note["acknowledged"] < before_ns
-        config = {} if note["step"] == "remove" else self.config | note.get("config", {})
-        if note["step"] == "remove":
+        last, step = self.moments[-1], note["step"]
+        config = {} if step == "remove" else self.config | note.get("config", {})
+        if step == "remove":
             self.moments.append(Moment(TopicModel(), removed=True))
         else:
+            model = replace(last.model, live=dict(last.model.live))
             self._apply(model, note)
+            keys, jobs = dict(last.keys), last.jobs.copy()
             if "key" in note:
                 keys[digest_of(note["key"]).to_bytes(DIGEST_BYTES, "little")] = note["first_seq"]
-            jobs = last.jobs.copy()
             jobs.apply(note)
             self.moments.append(Moment(model, keys=keys, jobs=jobs))
-        if note["step"] == "bury":
+        if step == "bury":
             self.moves.append(note)
-        if acknowledged:
+        if note["acknowledged"] < before_ns:
             self.promised = len(self.moments) - 1
             if config != self.config:
                 self.controlled = self.promised
-            if note["step"] == "remove":
+            if step == "remove":
                 self.handed_out = 0
-            if note["step"] == "append":
+            if step == "append":
                 self.handed_out = note["first_seq"] + len(note["records"]) - 1
         self.config = config
 
     def _apply(self, model: TopicModel, note: dict[str, Any]) -> None:
-        if note["step"] == "put":
-            durability = note["config"].get("durability", self.durability)
-            # What was written in a weaker class keeps its promises, not those of the class of
-            # today.
-            self.durability = (
-                min(self.durability, durability, key=CLASSES.index)
-                if self.durability
-                else durability
-            )
-            model.set_cap(note["config"].get("cap_records", model.cap_records))
-        elif note["step"] == "append":
-            model.append(
-                (Kept(record["data"], record.get("tag")) for record in note["records"]),
-                note["first_seq"],
-            )
-        elif note["step"] in ("ack", "bury"):
-            for seq in note["seqs"]:
-                del model.live[seq]
-        elif note["step"] == "delete":
-            model.delete(**note["body"])
+        match note["step"]:
+            case "put":
+                # What was written in a weaker class keeps its promises, not those of the class of
+                # today.
+                now = note["config"].get("durability", self.durability)
+                self.durability = min(self.durability or now, now, key=CLASSES.index)
+                model.set_cap(note["config"].get("cap_records", model.cap_records))
+            case "append":
+                kept = (Kept(record["data"], record.get("tag")) for record in note["records"])
+                model.append(kept, note["first_seq"])
+            case "ack" | "bury":
+                for seq in note["seqs"]:
+                    del model.live[seq]
+            case "delete":
+                model.delete(**note["body"])
 
     @property
     def possible(self) -> list[Moment]:
@@ -168,19 +152,25 @@ def judge(history: History, found: Found | None) -> str | None:
     if not any(moment.removed for moment in possible) and found.next_seq <= history.handed_out:
         return f"the next seq would be {found.next_seq}, {history.handed_out} was handed out"
     if history.durability in ("fsync", "disk"):
-        reasons = [
-            _differs(found, moment.model)
-            or _keys_differ(found, moment)
-            or _jobs_differ(found, moment)
-            for moment in moments
-        ]
+        reasons = [_moment_differs(found, moment) for moment in moments]
         if None in reasons:
             return None
-        return (
-            f"it is none of the {len(moments)} moments that it may be:"
-            f" {' / '.join(dict.fromkeys(map(str, reasons)))}"
-        )
+        told = " / ".join(dict.fromkeys(map(str, reasons)))
+        return f"it is none of the {len(moments)} moments that it may be: {told}"
     return _made_up(found, moments) or _untold_at_best(history, found)
+
+
+def _moment_differs(found: Found, moment: Moment) -> str | None:
+    """What is wrong if this was the last moment."""
+    if said := _differs(found, moment.model):
+        return said
+    if found.keys != moment.keys:  # as durable as their records (§0.8), also once these are deleted
+        differ = sorted({*found.keys.items()} ^ {*moment.keys.items()})
+        return f"{len(differ)} keys differ, the first is {differ[0]}"
+    if found.jobs is None:
+        return None
+    ts = {seq: record["$ts"] for seq, record in found.records.items()}
+    return jobs_differ(found.jobs, moment.jobs, ts)
 
 
 def _differs(found: Found, model: TopicModel) -> str | None:
@@ -204,27 +194,10 @@ def _untold(found: Found, model: TopicModel) -> str | None:
     if found.count != len(found.records):
         return f"the count is {found.count}, {len(found.records)} records are there"
     if not told.issuperset(range(model.head_seq + 1, found.head_seq + 1)):
-        return (
-            f"seqs {model.head_seq + 1} to {found.head_seq} are lost and nobody tells: {found.gaps}"
-        )
+        return f"seqs from {model.head_seq + 1} are lost and nobody tells: {found.gaps}"
     if told & found.records.keys():
         return f"seqs {sorted(told & found.records.keys())[:3]} are told as lost and are there"
     return None
-
-
-def _keys_differ(found: Found, moment: Moment) -> str | None:
-    """Keys are as durable as their records (§0.8), also when these were deleted since."""
-    if found.keys == moment.keys:
-        return None
-    differ = sorted({*found.keys.items()} ^ {*moment.keys.items()})
-    return f"{len(differ)} keys differ, the first is {differ[0]}"
-
-
-def _jobs_differ(found: Found, moment: Moment) -> str | None:
-    if found.jobs is None:
-        return None
-    ts = {seq: record["$ts"] for seq, record in found.records.items()}
-    return jobs_differ(found.jobs, moment.jobs, ts)
 
 
 def _made_up(found: Found, moments: list[Moment]) -> str | None:
@@ -233,10 +206,8 @@ def _made_up(found: Found, moments: list[Moment]) -> str | None:
     if strange := {*found.keys.items()} - {*moments[-1].keys.items()}:
         return f"keys stand for what they were not sent with: {strange}"
     for seq, record in found.records.items():
-        if written.get(seq) != (record["data"], record.get("$tag")):
-            return (
-                f"seq {seq} is {str(record)[:100]}, it was written as {str(written.get(seq))[:100]}"
-            )
+        if (was := written.get(seq)) != (record["data"], record.get("$tag")):
+            return f"seq {seq} is {str(record)[:100]}, it was written as {str(was)[:100]}"
     return None
 
 
@@ -276,13 +247,9 @@ def problems(wanted: list[History], dests: dict[str, CopyHistory], data_dir: Pat
         elif problem := judge(history, first):
             wrong.append(f"{history.name}: {problem}")
         if _but_for_a_jump(history, first, second) != second:
-            wrong.append(
-                f"{history.name}: a second recovery finds something else: {first} {second}"
-            )
+            wrong.append(f"{history.name}: a second recovery finds: {first} {second}")
         if second != third:
-            wrong.append(
-                f"{history.name}: after an orderly stop there is something else: {second} {third}"
-            )
+            wrong.append(f"{history.name}: after an orderly stop there is: {second} {third}")
     for life, view in enumerate(views, 1):
         wrong += [f"recovery {life}: {said}" for said in _job_problems(wanted, view)]
     return wrong
@@ -320,21 +287,17 @@ def _but_for_a_jump(history: History, first: Found | None, second: Found | None)
     """What an `ephemeral` topic lost at an orderly stop is told exactly, after a kill up to the
     seqs that were reserved.
     """
-    if (
-        history.durability != "ephemeral"
-        or first is None
-        or second is None
-        or second.head_seq <= first.head_seq
-    ):
+    if history.durability != "ephemeral" or first is None or second is None:
+        return first
+    if second.head_seq <= first.head_seq:
         return first
     earliest_seq = first.earliest_seq if first.records else second.earliest_seq
-    return replace(
-        first,
-        head_seq=second.head_seq,
-        next_seq=second.next_seq,
-        gaps=second.gaps,
-        earliest_seq=earliest_seq,
-    )
+    later: dict[str, Any] = {
+        "head_seq": second.head_seq,
+        "next_seq": second.next_seq,
+        "gaps": second.gaps,
+    }
+    return replace(first, earliest_seq=earliest_seq, **later)
 
 
 def _shards_of(data_dir: Path) -> int:
@@ -372,24 +335,12 @@ def serve(acknowledged: Path, path: str) -> None:
             if not child:
                 with channel, channel.makefile("rw") as lines:
                     before_ns, data_dir = json.loads(lines.readline())
-                    json.dump(
-                        problems_or_error(acknowledged, Path(data_dir), int(before_ns)), lines
-                    )
+                    wrong = problems_or_error(acknowledged, Path(data_dir), int(before_ns))
+                    json.dump(wrong, lines)
                 os._exit(0)
             channel.close()
             os.waitpid(child, 0)
 
 
-def main() -> int:
-    if sys.argv[2] == "--serve":
-        serve(Path(sys.argv[1]), sys.argv[3])
-    acknowledged, data_dir = map(Path, sys.argv[1:])
-    wrong = problems_or_error(
-        acknowledged, data_dir, int(os.environ.get("CRASH_BEFORE_NS", str(2**63 - 1)))
-    )
-    print("\n".join(wrong))
-    return 1 if wrong else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    serve(Path(sys.argv[1]), sys.argv[2])

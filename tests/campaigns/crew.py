@@ -1,5 +1,5 @@
 """Some workers in a process of their own, so that they can be killed: ``python -m
-tests.campaigns.crew FOLDER NAME --first N --count N --seed N --queues a,b``.
+tests.campaigns.crew FOLDER NAME FIRST COUNT SEED QUEUES``.
 
 FOLDER holds a file ``address``, which says where the server is now, and gets the journal
 ``NAME.jsonl``. The process works until its stdin ends.
@@ -7,14 +7,14 @@ FOLDER holds a file ``address``, which says where the server is now, and gets th
 
 from __future__ import annotations
 
-import argparse
 import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
+from tests.campaigns.clients import Address, end
 from tests.campaigns.worker import Worker
 from tests.campaigns.worker_history import History, Journal, notes_of
 from tests.support.server import ROOT
@@ -29,7 +29,7 @@ def tell_address(folder: Path, address: tuple[str, int]) -> None:
     aside.replace(folder / "address")
 
 
-def address_in(folder: Path) -> Callable[[], tuple[str, int]]:
+def address_in(folder: Path) -> Address:
     """What `tell_address` told last."""
 
     def address() -> tuple[str, int]:
@@ -58,17 +58,15 @@ class Crew:
         self._journal = self._folder / f"{name}.jsonl"
         self._killed[self._journal] = None
         command = [sys.executable, "-m", "tests.campaigns.crew", str(self._folder), name]
-        command += ["--first", str(self._number * self._count), "--count", str(self._count)]
-        command += ["--seed", str(self._seed), "--queues", ",".join(self._queues)]
+        numbers = self._number * self._count, self._count, self._seed
+        command += [*map(str, numbers), ",".join(self._queues)]
         self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE)
 
     def kill(self) -> None:
         """SIGKILL, and another life."""
         assert self._process is not None
         assert self._process.poll() is None, f"{self._journal.stem} has ended by itself"
-        self._killed[self._journal] = time.monotonic_ns()
-        self._process.kill()
-        self._reap()
+        self._end()
         self.kills += 1
         self.start()
 
@@ -81,11 +79,17 @@ class Crew:
         try:
             self._process.wait(END_S)
         except subprocess.TimeoutExpired:
-            self._killed[self._journal] = time.monotonic_ns()
-            self._process.kill()
-            self._process.wait()
+            self._end()
             raise AssertionError(f"{self._journal.stem} does not end") from None
         self._process = None
+
+    def _end(self) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        self._killed[self._journal] = time.monotonic_ns()
+        self._process.kill()
+        self._process.stdin.close()
+        self._process.wait()
 
     def tell(self, history: History) -> None:
         """Add what all lives noted."""
@@ -93,44 +97,21 @@ class Crew:
             if journal.exists():
                 history.take(notes_of(journal), killed)
 
-    def _reap(self) -> None:
-        assert self._process is not None
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
 
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("name")
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--count", type=int, default=4)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--queues", required=True)
-    arguments = parser.parse_args()
-    journal = Journal(arguments.folder / f"{arguments.name}.jsonl")
-    workers = [
-        Worker(
-            number,
-            f"{arguments.name}-{number}",
-            address_in(arguments.folder),
-            arguments.queues.split(","),
-            journal,
-            random.Random(f"{arguments.seed}/{arguments.name}/{number}"),
-        )
-        for number in range(arguments.first, arguments.first + arguments.count)
-    ]
+def main() -> None:
+    folder, name, first, count, seed, queues = sys.argv[1:]
+    journal = Journal(Path(folder) / f"{name}.jsonl")
+    address, names = address_in(Path(folder)), queues.split(",")
+    workers = []
+    for number in range(int(first), int(first) + int(count)):
+        node, dice = f"{name}-{number}", random.Random(f"{seed}/{name}/{number}")
+        workers.append(Worker(number, node, address, names, journal, dice))
     for worker in workers:
         worker.start()
     sys.stdin.buffer.read()
-    for worker in workers:
-        worker.stop()
-    for worker in workers:
-        worker.join(END_S)
+    end(workers)
     journal.close()
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

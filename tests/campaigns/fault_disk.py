@@ -35,9 +35,8 @@ class FaultDisk:
         graveyard.mkdir()
         self.calls: list[str] = []  # what was called, in order; the first is number 1
         self.fail_at = 0
-        self.goes_on = (
-            False  # all later calls of the kind fail, too: a full disk, or one that cannot sync
-        )
+        # All later calls of the kind fail, too: a full disk, or one that cannot sync.
+        self.goes_on = False
         self.failed: str | None = None
         self.dead = False  # the process was killed: nothing reaches the disk any more
         self._lock = threading.RLock()
@@ -50,24 +49,13 @@ class FaultDisk:
         self._real: dict[str, Callable[..., Any]] = {}
 
     def __enter__(self) -> FaultDisk:
-        stand_ins = {
-            "open": self._open,
-            "close": self._close,
-            "pwrite": self._pwrite,
-            "pwritev": self._pwritev,
-            "write": self._write,
-            "posix_fallocate": self._allocate,
-            "ftruncate": self._truncate,
-            "replace": self._replace,
-            "link": self._link,
-            "unlink": self._unlink,
-            "mkdir": self._mkdir,
-            "fsync": self._fsync,
-            "fdatasync": self._fdatasync,
-        }
-        for name, stand_in in stand_ins.items():
+        """Stand in for the functions of `os` that are named as the methods here."""
+        for name in (
+            *("open", "close", "pwrite", "pwritev", "write", "posix_fallocate", "ftruncate"),
+            *("replace", "link", "unlink", "mkdir", "fsync", "fdatasync"),
+        ):
             self._real[name] = getattr(os, name)
-            self._patch.setattr(os, name, stand_in)
+            self._patch.setattr(os, name, getattr(self, f"_{name}"))
         self._patch.setattr(disk_module, "_sync_file_range", self._write_back)
         self._patch.setattr(disk_module, "_fallocate", self._zero_range)
         return self
@@ -89,9 +77,8 @@ class FaultDisk:
         if self.failed is None:
             hit = len(self.calls) == self.fail_at
         else:
-            hit = (
-                self.goes_on and sync == (self.failed.split()[0] in SYNCS) and (sync or takes_room)
-            )
+            alike = sync == (self.failed.split()[0] in SYNCS) and (sync or takes_room)
+            hit = self.goes_on and alike
         if hit:
             self.failed = self.failed or self.calls[-1]
             code = errno.EIO if sync else errno.ENOSPC
@@ -135,44 +122,30 @@ class FaultDisk:
 
     def _pwrite(self, fd: int, data: Any, offset: int) -> int:
         taken = bytes(data)
-        return int(
-            self._change(
-                "pwrite",
-                fd,
-                (offset, taken, len(taken)),
-                lambda: self._real["pwrite"](fd, taken, offset),
-            )
-        )
+        op = offset, taken, len(taken)
+        real = self._real["pwrite"]
+        return int(self._change("pwrite", fd, op, lambda: real(fd, taken, offset)))
 
     def _pwritev(self, fd: int, pieces: Any, offset: int) -> int:
         return self._pwrite(fd, b"".join(pieces), offset)
 
     def _write(self, fd: int, data: Any) -> int:
         taken = bytes(data)
-        return int(
-            self._change(
-                "write", fd, (0, taken, len(taken)), lambda: self._real["write"](fd, taken)
-            )
-        )
+        op = 0, taken, len(taken)
+        return int(self._change("write", fd, op, lambda: self._real["write"](fd, taken)))
 
-    def _allocate(self, fd: int, offset: int, length: int) -> None:
-        self._change(
-            "fallocate",
-            fd,
-            (offset + length, b"", 0),
-            lambda: self._real["posix_fallocate"](fd, offset, length),
-        )
+    def _posix_fallocate(self, fd: int, offset: int, length: int) -> None:
+        real = self._real["posix_fallocate"]
+        op = offset + length, b"", 0
+        self._change("fallocate", fd, op, lambda: real(fd, offset, length))
 
-    def _truncate(self, fd: int, length: int) -> None:
-        self._change(
-            "ftruncate", fd, (-1, None, length), lambda: self._real["ftruncate"](fd, length)
-        )
+    def _ftruncate(self, fd: int, length: int) -> None:
+        real = self._real["ftruncate"]
+        self._change("ftruncate", fd, (-1, None, length), lambda: real(fd, length))
 
     def _zero_range(self, fd: int, _: int, offset: int, length: int) -> int:
-        zeros = bytes(length)
-        self._change(
-            "zero", fd, (offset, zeros, length), lambda: self._real["pwrite"](fd, zeros, offset)
-        )
+        zeros, real = bytes(length), self._real["pwrite"]
+        self._change("zero", fd, (offset, zeros, length), lambda: real(fd, zeros, offset))
         return 0
 
     # Syncs
@@ -196,9 +169,8 @@ class FaultDisk:
                     self._dirty.pop(ino, None)
                 raise
             if path.is_dir():
-                self._names[path.resolve()] = {
-                    child.name: child.stat().st_ino for child in path.iterdir()
-                }
+                inodes = {child.name: child.stat().st_ino for child in path.iterdir()}
+                self._names[path.resolve()] = inodes
             else:
                 held = self._durable.setdefault(ino, bytearray())
                 for op in self._dirty.pop(ino, []):
@@ -224,9 +196,8 @@ class FaultDisk:
     def _replace(self, source: Any, target: Any) -> None:
         with self._lock:
             if self._ours(source):
-                self._pass(
-                    "rename", f"{Path(source).name} -> {Path(target).name}", takes_room=False
-                )
+                names = f"{Path(source).name} -> {Path(target).name}"
+                self._pass("rename", names, takes_room=False)
                 if Path(target).exists():
                     self._bury(target)
             self._real["replace"](source, target)

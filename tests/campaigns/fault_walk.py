@@ -15,17 +15,17 @@ makes the syncs, or the shard's loop those that it may. Afterwards:
     the power goes after that           so it is, also for what the failed sync has marked clean:
                                         the start writes it again
 
-Exit status 0: nothing is wrong. 1: each line says what is, and how to repeat it.
+Each problem says how to repeat it.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 import traceback
-from dataclasses import dataclass
-from itertools import product
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -36,18 +36,22 @@ import trio
 
 from tests.actors.shard.sealing.sealing_support import eager_merges
 from tests.campaigns.fault_disk import FaultDisk
-from tests.campaigns.fault_judge import judge
-from tests.campaigns.fault_workload import Journal, Walker
+from tests.campaigns.fault_workload import FILE_BYTES, Journal, Walker
+from tests.campaigns.killer import Summary, program
+from tests.support.log import Client
 from tests.support.wal import sync_by
 from topics.actors.shard import appends
+from topics.actors.shard.context import clock
 from topics.actors.shard.sealing import merging
 from topics.actors.shard.sealing.merging import choose_run
 from topics.storage.data_dir import DataDirectory
+from topics.storage.verify import Finding, verify_directory
 from topics.storage.wal import writer as wal_writer
 
 STREAMED_MIN_BYTES = 8 << 10
 SYNC_BYTES = 4 << 10
 MERGED_MAX_BYTES = 64 << 10
+AFTER = "1000000"  # the number of what is written after the fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +63,13 @@ class Case:
     stop: bool = False
     loop: bool = False
 
-    def __str__(self) -> str:
+    @property
+    def mode(self) -> str:
         named = {"goes-on": self.goes_on, "stop": self.stop, "loop": self.loop}
-        flags = "".join(f" --{name}" for name, is_set in named.items() if is_set)
-        return f"--from {self.index} --to {self.index}{flags}"
+        return "+".join(name for name, is_set in named.items() if is_set) or "plain"
+
+    def __str__(self) -> str:
+        return f"--first {self.index} --last {self.index} --only {self.mode}"
 
 
 def run_case(case: Case, folder: Path) -> tuple[list[str], list[str]]:
@@ -102,6 +109,79 @@ def run_case(case: Case, folder: Path) -> tuple[list[str], list[str]]:
     return wrong, calls
 
 
+def judge(path: Path, journal: Journal, what: str, *, power: bool, boot: str) -> Iterator[str]:
+    """Start on ``path``, look at everything, write once more to every topic; the process is killed
+    afterwards.
+    """
+    try:
+        client = Client(path, boot=boot, now=clock(), file_bytes=FILE_BYTES, sync_ms=60_000)
+    except BaseException as error:  # whatever it is, it is a finding
+        yield f"{what}: the start fails: {error!r} {traceback.format_exc(limit=-3)}"
+        return
+    try:
+        for topic in journal.gone & client.engine.topics.keys():
+            yield f"{what}: topic {topic} was deleted and is there"
+        for router in journal.routed - client.engine.routers.by_name.keys():
+            yield f"{what}: router {router} is missing"
+        for topic, records in journal.records.items():
+            if topic not in client.engine.topics:
+                yield f"{what}: topic {topic} is missing"
+                continue
+            yield from _judge_topic(client, topic, records, journal, what, power=power)
+        yield from _go_on(client, journal, what)
+    finally:
+        client.kill()
+    yield from (
+        f"{what}: verify: {found}"
+        for found in verify_directory(path, 1)
+        if isinstance(found, Finding)
+    )
+
+
+def _judge_topic(
+    client: Client, topic: str, records: dict[int, str], journal: Journal, what: str, *, power: bool
+) -> Iterator[str]:
+    shown = _shown(client, topic)
+    strangers = {seq: data for seq, data in shown.items() if data in journal.refused}
+    if strangers:
+        yield f"{what}: {topic} shows refused records {strangers}"
+    if topic in journal.routed:
+        numbers = [int(data) for data in shown.values() if data != AFTER]
+        if any(after <= before for before, after in pairwise(numbers)):
+            yield f"{what}: {topic} holds copies twice, or not in order: {numbers}"
+    if power and journal.classes[topic] != "fsync":
+        return
+    missing = {seq: data for seq, data in records.items() if shown.get(seq) != data}
+    if missing:
+        yield f"{what}: {topic} has lost {missing}"
+    back = {seq: data for seq, data in shown.items() if data in journal.deleted.get(topic, ())}
+    if back:
+        yield f"{what}: {topic} shows deleted records {back}"
+
+
+def _shown(client: Client, topic: str) -> dict[int, str]:
+    shown: dict[int, str] = {}
+    seq, page = 0, client.read(topic)
+    while True:
+        for record in msgspec.json.decode(b"[%b]" % b",".join(map(bytes, page.pieces))):
+            shown[record["$seq"]] = record["data"].split()[0]
+        if page.caught_up:
+            return shown
+        assert page.next_from_seq > seq, "a reader gets on"
+        seq = page.next_from_seq
+        page = client.read(topic, seq)
+
+
+def _go_on(client: Client, journal: Journal, what: str) -> Iterator[str]:
+    for topic in journal.records.keys() & client.engine.topics.keys():
+        first, _ = client.append(topic, f"{AFTER} after")
+        if first <= journal.highest.get(topic, 0):
+            yield f"{what}: {topic} gives seq {first} again, {journal.highest[topic]} was given"
+        if journal.classes[topic] == "fsync":
+            journal.records[topic][first] = AFTER
+        journal.highest[topic] = first
+
+
 def _copy(journal: Journal) -> Journal:
     return msgspec.convert(msgspec.to_builtins(journal), Journal)
 
@@ -123,41 +203,23 @@ def _drop(*_: Any) -> Any:
     raise structlog.DropEvent
 
 
-def main() -> int:
-    """See the module."""
-    parser = argparse.ArgumentParser(prog="python -m tests.campaigns.fault_walk")
-    parser.add_argument("--from", dest="first", type=int, default=1)
-    parser.add_argument(
-        "--to", dest="last", type=int, default=0, help="the last call; without it, all"
-    )
-    parser.add_argument("--every", type=int, default=1)
-    parser.add_argument(
-        "--goes-on", action="store_true", help="only the runs in which the disk stays broken"
-    )
-    parser.add_argument("--stop", action="store_true", help="only the runs that end in order")
-    parser.add_argument("--loop", action="store_true", help="only the runs in which the loop syncs")
-    asked = parser.parse_args()
+def campaign(_: Path, *, seed: int, first: int, last: int, every: int, only: str) -> Summary:
+    """Faults of the calls ``first`` to ``last`` (0: all) in one mode, as a finding names it, or in
+    all.
+    """
     quiet()
-    modes = [*product((False, True), repeat=3)]
-    if asked.goes_on or asked.stop or asked.loop or asked.first == asked.last:
-        modes = [(asked.goes_on, asked.stop, asked.loop)]
-    runs = failed = 0
-    for goes_on, stop, loop in modes:
-        wrong, calls = in_folder(Case(stop=stop, loop=loop))
+    summary = Summary(seed)
+    modes = [Case(0, *flags) for flags in product((False, True), repeat=3)]
+    for mode in (each for each in modes if only in ("", each.mode)):
+        wrong, calls = in_folder(Case(stop=mode.stop, loop=mode.loop))
         assert not wrong, "without a fault:\n" + "\n".join(wrong)
-        last = asked.last or len(calls)
-        print(
-            f"goes on {goes_on}, orderly stop {stop}, loop {loop}: {len(calls)} calls", flush=True
-        )
-        for index in range(asked.first, last + 1, asked.every):
-            wrong, _ = in_folder(Case(index, goes_on, stop, loop))
-            runs += 1
-            failed += bool(wrong)
-            for line in wrong:
-                print(line, flush=True)
-    print(f"{runs} runs, {failed} with something wrong")
-    return 1 if failed else 0
+        summary.tell(f"{mode.mode}: {len(calls)} calls")
+        for index in range(first, (last or len(calls)) + 1, every):
+            found, _calls = in_folder(replace(mode, index=index))
+            summary.counts["runs"] += 1
+            summary.problems += found
+    return summary
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(program(__doc__, campaign, first=1, last=0, every=1, only=""))

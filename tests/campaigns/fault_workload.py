@@ -14,7 +14,7 @@ from tests.support.shard import Desk
 from topics.actors.link.board import ShardState
 from topics.actors.shard.context import clock
 from topics.formats.json_text import json_bytes
-from topics.formats.wire.calls import ROUTER_PUT, RouterPutParams
+from topics.formats.wire.calls import ROUTER_PUT, RouterParams
 from topics.storage.data_dir import DataDirectory
 from topics.storage.recovery.steps import recover
 
@@ -23,6 +23,9 @@ ANSWER_S = 20.0
 COPIED_S = 0.1  # after a fault, forwarding may have ended
 # Dests of routers with their classes, each with its source.
 DESTS = {"rf": ("fsync", "f"), "rd": ("disk", "d"), "rr": ("disk", "rf"), "re": ("fsync", "e")}
+
+
+CLASSES = {"f": "fsync", "d": "disk", "m": "memory", "e": "ephemeral", "g": "fsync", "c": "disk"}
 
 
 @dataclass(slots=True)
@@ -80,14 +83,7 @@ class Walker:
                 file.close()
 
     async def _work(self) -> None:
-        for topic, durability in (
-            ("f", "fsync"),
-            ("d", "disk"),
-            ("m", "memory"),
-            ("e", "ephemeral"),
-            ("g", "fsync"),
-            ("c", "disk"),
-        ):
+        for topic, durability in CLASSES.items():
             await self._put(topic, durability=durability)
         for dest, (durability, source) in DESTS.items():
             await self._put(dest, durability=durability)
@@ -129,7 +125,7 @@ class Walker:
             self.journal.gone.discard(topic)
 
     async def _route(self, source: str, dest: str) -> None:
-        params = RouterPutParams(dest, None, 0)
+        params = RouterParams(dest, None, 0)
         body = json_bytes({"source": source, "dest": dest, "create_dest": False})
         if await self._answer(self.desk.ask(ROUTER_PUT, params, body)) is not None:
             self.journal.routed.add(dest)
@@ -169,26 +165,19 @@ class Walker:
         made = []
         for _ in range(count):
             self._number += 1
-            made.append(
-                {
-                    "data": f"{self._number} {'x' * size}",
-                    "tag": "odd" if self._number % 2 else "even",
-                }
-            )
+            tag = "odd" if self._number % 2 else "even"
+            made.append({"data": f"{self._number} {'x' * size}", "tag": tag})
         return made
 
     async def _append(self, topic: str, count: int, size: int) -> None:
         records = self._records(count, size)
-        asked = self.desk.append_raw(
-            topic, msgspec.json.encode({"records": records, "create": False})
-        )
-        self._note(topic, records, await self._answer(asked))
+        body = msgspec.json.encode({"records": records, "create": False})
+        self._note(topic, records, await self._answer(self.desk.append_raw(topic, body)))
 
     async def _burst(self, topic: str, count: int) -> None:
         parts = [self._records(1, 300) for _ in range(count)]
-        number = self.desk.append_many(
-            topic, *({"records": part, "create": False} for part in parts)
-        )
+        bodies = ({"records": part, "create": False} for part in parts)
+        number = self.desk.append_many(topic, *bodies)
         self.desk.loop.end_turn()
         with trio.fail_after(ANSWER_S):
             while not self.desk.wire.sent:  # noqa: ASYNC110 - no event tells

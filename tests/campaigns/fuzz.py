@@ -1,41 +1,101 @@
 """Fuzzing: malformed and mutated bytes for both lanes and the WebSocket, while a probe measures.
 
-Runs as a program: ``python -m tests.campaigns.fuzz --minutes 10 --seed 1``. The seed decides what
+Runs as a program: ``python -m tests.campaigns.fuzz --seconds 600 --seed 1``. The seed decides what
 each worker sends and in which order. Between the fuzzed connections each worker makes requests of
-its own that must be answered as ever (`fuzz_steady`).
+its own that must be answered as ever (`Steady`).
 
 What must hold (the topics' names say what may become of a request, see `fuzz_inputs`):
 
 - no answer is a 500, every refusal has the envelope, every connection comes to its end
 - no topic ``never.*`` exists; all others hold exactly what was acknowledged
-- no process died, no traceback is in the log, and ``/v0/health`` answers
+- no process died, no traceback is in the log, and ``/v0/health`` answers, as fast as another
+  server's that nobody fuzzes
 """
 
 from __future__ import annotations
 
-import argparse
+import gzip
 import json
 import random
 import sys
-import tempfile
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tests.campaigns import fuzz_crew
-from tests.campaigns.fuzz_answers import answers_of, check_envelope, messages_of, spoken
-from tests.campaigns.fuzz_crew import PROBLEMS_MAX, SHOWN_BYTES
-from tests.campaigns.fuzz_inputs import BROKEN, LANES, Case, case
-from tests.campaigns.fuzz_steady import STEADY
+from tests.campaigns.fuzz_crew import SHOWN_BYTES, answers_of, check_envelope, messages_of, spoken
+from tests.campaigns.fuzz_inputs import BROKEN, JSON_CHUNKED, LANES, Case, case
 from tests.campaigns.hostile import Bystander, Memory, Probe, beside, watched
-from tests.support.api import Api, listed
+from tests.campaigns.killer import Summary, program
+from tests.support.api import Answer, Api, Wire, listed, ok, request
 from tests.support.server import Server
+from tests.support.ws import Socket
 
 WORKERS = 6  # two for each lane
 STEADY_EVERY = 4  # cases; then a request that must be answered as ever
-AIM_MS = 20.0  # 99 of 100 probes
+AIM_MS = 20.0  # 99 of 100 probes, above those of another server
 Stored = dict[str, int]
+FAILURES = (AssertionError, OSError, EOFError, ValueError, KeyError)
+
+
+class Steady:
+    """Requests between the fuzzed ones that must be answered as ever, on one connection: appends
+    and diffs, the control plane, or publishes on a WebSocket.
+    """
+
+    def __init__(self, address: tuple[str, int], lane: str, number: int) -> None:
+        self.topic, self.records = f"steady.{lane}.{number}", list[Any]()
+        self._path = f"/v0/topics/{self.topic}"
+        self._line: Socket | Wire = Socket(address) if lane == "socket" else Wire(address)
+        self.ask = {"fast": self._append, "cold": self._put, "socket": self._publish}[lane]
+
+    def _record(self, source: random.Random) -> dict[str, Any]:
+        return {"number": len(self.records), "filler": "é" * source.choice((0, 10, 3000))}
+
+    def _append(self, source: random.Random) -> None:
+        record, path, wire = self._record(source), self._path, self._line
+        assert isinstance(wire, Wire)
+        body = json.dumps({"records": [{"data": record}]}).encode()
+        chunks = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+        whole = source.choice(
+            (
+                request("POST", path, body),
+                request("POST", path, gzip.compress(body), "Content-Encoding: gzip"),
+                request("POST", path, None, *JSON_CHUNKED) + chunks,
+            )
+        )
+        at = source.randrange(1, len(whole))
+        wire.send(whole[:at], whole[at:])
+        answer = wire.answer()
+        self.records.append(record)
+        count = len(self.records)
+        assert answer.status == (200 if count > 1 else 201), answer
+        assert answer.json()["first_seq"] == count, answer
+        start = source.randrange(count)
+        wire.send(request("POST", f"{path}/diff", b'{"from_seq":%d,"limit":3}' % start))
+        seen = [record["data"] for record in ok(wire.answer())["records"]]
+        assert seen == self.records[start : start + 3], seen
+
+    def _put(self, source: random.Random) -> None:
+        ttl_ms, wire = source.randint(10**6, 10**9), self._line
+        assert isinstance(wire, Wire)
+        put = request("PUT", self._path, b'{"ttl_ms":%d}' % ttl_ms)
+        at = source.randrange(1, len(put))
+        page = request("GET", f"/v0/topics?prefix={self.topic}&page_size=1")
+        wire.send(put[:at], put[at:], request("GET", self._path), page)
+        answer = wire.answer()
+        assert answer.status in (200, 201), answer
+        state = ok(wire.answer())
+        assert (state["config"]["ttl_ms"], state["head_seq"]) == (ttl_ms, 0), state
+        assert [row["topic"] for row in ok(wire.answer())["topics"]] == [self.topic]
+
+    def _publish(self, source: random.Random) -> None:
+        record, socket = self._record(source), self._line
+        assert isinstance(socket, Socket)
+        answer = socket.ask("publish", "p", topic=self.topic, records=[{"data": record}])
+        self.records.append(record)
+        assert (answer["op"], answer["first_seq"]) == ("ack", len(self.records)), answer
+        assert socket.ask("ping", "q")["op"] == "pong"
 
 
 @dataclass
@@ -63,69 +123,57 @@ class Worker(fuzz_crew.Worker[Findings]):
         source = random.Random(f"{seed}-{number}")
         super().__init__(address, f"worker {number}", source, Findings())
         self._number, self._lane = number, LANES[number % len(LANES)]
-        self._steady = STEADY[self._lane](address, number)
+        self._steady = Steady(address, self._lane, number)
 
     def one(self) -> None:
-        self._one(case(self.source, self._lane, self._number))
+        sent = case(self.source, self._lane, self._number)
+        try:
+            self._judge(sent, spoken(self.address, sent.pieces(), self.source))
+        except FAILURES as error:
+            shown = f"{sent.wire[:SHOWN_BYTES]!r} in pieces that end at {sent.cuts}"
+            what = f"{type(error).__name__}: {error}\n  {shown}"
+            self.problem(f"{sent.kind}: {sent.name}: {what}")
         if self.findings.sent % STEADY_EVERY == 0:
-            self._be_steady()
+            try:
+                self._steady.ask(self.source)
+            except FAILURES as error:
+                self.problem(f"then a valid request: {type(error).__name__}: {error}")
 
     def finish(self) -> None:
-        self.findings.steady = self._steady.told()
-        self._steady.close()
-
-    def _one(self, sent: Case) -> None:
-        try:
-            self._judge(sent, spoken(self.address, sent, self.source))
-        except (AssertionError, OSError, ValueError) as error:
-            self._report(sent, f"{type(error).__name__}: {error}")
+        self.findings.steady = {self._steady.topic: self._steady.records}
 
     def _judge(self, sent: Case, heard: bytes) -> None:
         acks = 0
-        for status, fields, body in answers_of(heard):
+        for answer in answers_of(heard):
+            status = answer.status
             self.findings.outcomes[f"{self._lane} {sent.kind} {status}"] += 1
-            assert status != 500, f"500: {body[:300]!r}"
+            assert status != 500, answer
             if status == 101:
-                acks = self._judge_frames(sent, body)
+                acks = self._judge_frames(sent, answer)
             elif status >= 300:
-                check_envelope(status, fields, body)
+                check_envelope(answer)
             elif status >= 200:
-                assert sent.kind != BROKEN, f"malformed, and answered {status}: {body[:300]!r}"
-                self._note(body)
+                assert sent.kind != BROKEN, f"malformed, and answered {answer}"
+                if answer.body.startswith(b"{"):
+                    self._note(answer.json())
         self.findings.unsaid += max(0, sent.publishes - acks)
 
-    def _judge_frames(self, sent: Case, heard: bytes) -> int:
+    def _judge_frames(self, sent: Case, answer: Answer) -> int:
         acks = 0
-        for message in messages_of(heard):
-            op = message["op"]
-            assert op != "error" or message["code"] != "internal", message
-            if op == "ack":
+        for message in messages_of(answer.body):
+            assert message["op"] != "error" or message["code"] != "internal", message
+            if message["op"] == "ack":
                 assert sent.kind != BROKEN, f"malformed, and acknowledged: {message}"
-                self._note_document(message)
+                self._note(message)
                 acks += 1
         return acks
 
-    def _note(self, body: bytes) -> None:
-        if body.startswith(b"{"):
-            self._note_document(json.loads(body))
-
-    def _note_document(self, document: dict[str, Any]) -> None:
+    def _note(self, document: dict[str, Any]) -> None:
         """An append says how many records it has stored, a PUT that the topic is there."""
         if "created" in document:
             count = document["count"] if "last_seq" in document and not document["deduped"] else 0
-            self.findings.stored[document["topic"]] = (
-                self.findings.stored.get(document["topic"], 0) + count
-            )
-
-    def _be_steady(self) -> None:
-        try:
-            self._steady.ask(self.source)
-        except (AssertionError, OSError, EOFError, ValueError, KeyError) as error:
-            self.problem(f"then a valid request: {type(error).__name__}: {error}")
-
-    def _report(self, sent: Case, what: str) -> None:
-        shown = f"{sent.wire[:SHOWN_BYTES]!r} in pieces that end at {sent.cuts}"
-        self.problem(f"{sent.kind}: {sent.name}: {what}\n  {shown}")
+            stored = self.findings.stored
+            stored[document["topic"]] = stored.get(document["topic"], 0) + count
 
 
 def work(address: tuple[str, int], seed: int, seconds: float, rate: float) -> Findings:
@@ -167,42 +215,25 @@ def fuzz(
     return findings, probe, memory
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=1.0)
-    parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000)
-    parser.add_argument("--rate", type=float, default=120.0, help="fuzzed connections a second")
-    arguments = parser.parse_args()
-    seed, seconds, rate = arguments.seed, 60 * arguments.minutes, arguments.rate
-    # The other server shows what the machine does meanwhile to one that nobody fuzzes.
+def campaign(data_dir: Path, *, seed: int, seconds: float, rate: float) -> Summary:
+    """Fuzz a server beside another one; ``rate``: fuzzed connections a second."""
+    summary = Summary(seed)
     with (
-        tempfile.TemporaryDirectory(prefix="topics-fuzz-") as directory,
-        Server(Path(directory) / "other", shards=1) as other,
-        Server(Path(directory) / "data", shards=1) as server,
+        Server(data_dir.with_name("other"), shards=1) as other,
+        Server(data_dir, shards=1) as server,
         beside(other, Probe) as control,
     ):
         findings, probe, memory = fuzz(server, seed=seed, seconds=seconds, rate=rate)
-    if probe.percentile(99) > AIM_MS:
-        took = f"{probe.percentile(99):.1f} ms, beside {control.percentile(99):.1f} ms elsewhere"
-        findings.problems.append(f"99 of 100 probes took up to {took}; the aim is {AIM_MS:.0f} ms")
-    _tell(seed, findings, probe, control, memory)
-    return 1 if findings.problems else 0
-
-
-def _tell(
-    seed: int,
-    findings: Findings,
-    probe: Bystander,
-    control: Bystander,
-    memory: Memory,
-) -> None:
-    steady = sum(map(len, findings.steady.values()))
-    print(f"seed {seed}: {findings.sent} connections; {steady} records between them")
-    print(", ".join(f"{outcome}: {n}" for outcome, n in sorted(findings.outcomes.items())))
-    print(f"probe: {probe}\nprobe of another server meanwhile: {control}")
-    print(f"memory: {memory}; {len(findings.stored)} topics made by mutated requests")
-    print("\n".join([f"{len(findings.problems)} problems", *findings.problems[:PROBLEMS_MAX]]))
+    summary.tell(f"probe: {probe}\nprobe of another server meanwhile: {control}")
+    summary.tell(f"memory: {memory}; {len(findings.stored)} topics made by mutated requests")
+    summary.counts = findings.outcomes
+    summary.counts["connections"] = findings.sent
+    summary.counts["records between them"] = sum(map(len, findings.steady.values()))
+    summary.problems = findings.problems
+    if probe.percentile(99) > control.percentile(99) + AIM_MS:
+        summary.problems.append(f"the aim is {AIM_MS:.0f} ms more than another server's probes")
+    return summary
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(program(__doc__, campaign, seconds=60.0, rate=120.0))

@@ -1,26 +1,29 @@
 """What fuzzing by bytes and by schema share: workers in a process of their own, each at a bounded
-rate, so that the times of others are the server's; and what a run leaves in the log.
+rate, so that the times of others are the server's; what a run leaves in the log; what answers are.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
+import errno
 import json
 import multiprocessing
 import random
 import threading
 import time
 import traceback
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from tests.support.api import Answer, Wire
 from tests.support.server import Server
+from tests.support.ws import TEXT, Socket
 
 PROBLEMS_MAX = 20
 SHOWN_BYTES = 2000
+END_S = 15.0  # for a connection to come to its end after its client has said all
 
 
 @dataclass
@@ -41,7 +44,7 @@ class Findings:
 Found = TypeVar("Found", bound=Findings)
 
 
-class Worker(threading.Thread, ABC, Generic[Found]):
+class Worker(threading.Thread, Generic[Found]):
     """Sends cases until its time is over or too much is wrong."""
 
     def __init__(
@@ -63,9 +66,9 @@ class Worker(threading.Thread, ABC, Generic[Found]):
         except Exception:  # in a thread nobody would hear of it
             self.problem(f"died:\n{traceback.format_exc()}")
 
-    @abstractmethod
     def one(self) -> None:
         """One case."""
+        raise NotImplementedError
 
     def finish(self) -> None:
         """After the last."""
@@ -99,3 +102,72 @@ def apart(work: Callable[..., Found], server: Server, *arguments: Any) -> Found:
     if "Traceback" in server.logged:
         findings.problems.append("a traceback is in the log")
     return findings
+
+
+def spoken(address: tuple[str, int], pieces: Sequence[bytes], source: random.Random) -> bytes:
+    """Say it all on a connection of its own, close that side, and hear all that comes."""
+    began, slowly = time.monotonic(), source.random() < 0.3
+    with Wire(address, timeout_s=END_S) as wire:
+        try:
+            for piece in pieces:
+                wire.send(piece)
+                if slowly:
+                    time.sleep(0.0005)  # so that the pieces arrive as such
+            wire.half_close()
+        except OSError as error:  # refused before it was sent whole
+            if error.errno not in (errno.ECONNRESET, errno.EPIPE, errno.ENOTCONN):
+                raise
+        heard = wire.rest()
+    took = time.monotonic() - began
+    assert took < END_S, f"the connection took {took:.1f} s to end"
+    return heard
+
+
+class _HeardWire(Wire):
+    """Answers that have already come."""
+
+    def __init__(self, heard: bytes) -> None:
+        self._buffer = bytearray(heard)
+
+    def _receive(self) -> bool:
+        return False
+
+
+class _HeardSocket(Socket):
+    """Frames that have already come."""
+
+    def __init__(self, heard: bytes) -> None:
+        self._buffer = bytearray(heard)
+
+    def _receive(self) -> bool:
+        return False
+
+
+def answers_of(heard: bytes) -> list[Answer]:
+    """The whole answers on a connection. What follows a 101 belongs to it."""
+    wire, found = _HeardWire(heard), list[Answer]()
+    while wire._buffer:
+        answer = wire.answer()
+        found.append(Answer(101, answer.headers, wire.rest()) if answer.status == 101 else answer)
+    return found
+
+
+def check_envelope(answer: Answer) -> None:
+    """§0.5, for whatever is not a success."""
+    assert answer.headers.get("content-type") == "application/json", f"no JSON: {answer}"
+    document = answer.json()
+    assert document.keys() - {"performance"} == {"error"}, document
+    members = document["error"].keys()
+    assert {"code", "message"} <= members <= {"code", "message", "detail"}, document
+
+
+def messages_of(heard: bytes) -> list[dict[str, Any]]:
+    """The text messages among a server's frames, each of which must be whole and well-formed."""
+    frames, found = _HeardSocket(heard), []
+    while frames._buffer:
+        frame = frames.receive()
+        assert frame.fin, frame
+        assert frame.code != 1011 or frame.opcode != 8, f"internal error: {frame}"
+        if frame.opcode == TEXT:
+            found.append(json.loads(frame.payload))
+    return found

@@ -13,7 +13,6 @@ import gzip
 import json
 import random
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,23 +52,16 @@ class Case:
 
 def case(source: random.Random, lane: str, worker: int) -> Case:
     """The next case of a worker."""
+    kind, publishes = source.choice((BROKEN, MUTATED)), 0
     if lane == "socket":
-        kind, name, wire, publishes = _socket_case(source, worker)
+        name, wire, publishes = _socket_case(source, worker, kind)
+    elif kind == BROKEN:
+        name, wire = _broken(source, lane, worker)
     else:
-        kind = source.choice((BROKEN, MUTATED))
-        name, wire = (
-            _broken(source, lane, worker)
-            if kind == BROKEN
-            else _mutated_request(source, lane, worker)
-        )
-        publishes = 0
-    cuts = (
-        sorted(
-            source.sample(range(1, len(wire)), min(len(wire) - 1, source.choice((0, 0, 1, 3, 40))))
-        )
-        if len(wire) > 1
-        else []
-    )
+        whole = source.choice(_fast_requests(worker) if lane == "fast" else _cold_requests(worker))
+        name, wire = "request", mutated(source, whole)
+    most = min(max(len(wire) - 1, 0), source.choice((0, 0, 1, 3, 40)))
+    cuts = sorted(source.sample(range(1, max(len(wire), 1)), most))
     return Case(kind, name, wire, tuple(cuts), publishes)
 
 
@@ -95,61 +87,38 @@ def _broken(source: random.Random, lane: str, worker: int) -> tuple[str, bytes]:
     def with_field(field: bytes) -> bytes:
         return whole.replace(b"\r\n", b"\r\n" + field + b"\r\n", 1)
 
-    kinds: dict[str, Callable[[], bytes]] = {
-        "hostile": lambda: malformed(source),
-        "cut": lambda: whole[: source.randint(1, len(whole) - 1)],
-        "too short a length": lambda: length(str(source.randint(1, len(body) - 1))),
-        "too long a length": lambda: length(
-            str(len(body) + source.choice((1, 2, 1000, 10**6, 10**9, 10**17)))
-        ),
-        "no length": lambda: length(
-            source.choice(("", "-1", "+5", "0x1f", "1e3", "5, 5", "٣", "9" * 40, "nan"))
-        ),
-        "two lengths": lambda: with_field(b"Content-Length: %d" % len(body)),
-        "both framings": lambda: with_field(b"Transfer-Encoding: chunked"),
-        "another coding": lambda: framed(
-            b"Transfer-Encoding: "
-            + source.choice((b"gzip", b"chunked, chunked", b"x", b"chunked;q=1"))
-        ),
-        "two hosts": lambda: with_field(b"Host: localhost"),
-        "no host": lambda: whole.replace(b"Host: localhost\r\n", b""),
-        "a foreign host": lambda: whole.replace(
-            b"Host: localhost",
-            source.choice((b"Host: evil.example", b"Host: a..b", b"Host: @", b"Host:")),
-        ),
-        "a bad octet in a field": lambda: with_field(
-            b"X-A: a" + source.choice((b"\0", b"\n", b"\r", b"\x7f", b"\x1b", b"\r\n b")) + b"b"
-        ),
-        "a bad field name": lambda: with_field(
-            source.choice((b"X A: b", b": b", b"X-A : b", b"\xc3\xa9: b", b"XA", b" X: y"))
-        ),
-        "a bad line": lambda: re.sub(rb"^(\S+) (\S+) (\S+)", source.choice(LINES), whole, count=1),
-        "another version": lambda: whole.replace(
-            b"HTTP/1.1",
-            source.choice((b"HTTP/2.0", b"HTTP/0.9", b"HTTP/1.2", b"http/1.1", b"HTTP/1")),
-        ),
-        "the preface": lambda: (
-            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + source.randbytes(source.randint(0, 200))
-        ),
-        "a long head": lambda: with_field(b"X-A: " + b"a" * source.randint(66_000, 90_000)),
-        "bad UTF-8": lambda: request(method, path, body.replace(b"x", source.choice(BAD_UTF8), 1)),
-        "a control character": lambda: request(
-            method, path, body.replace(b"x", bytes([source.randrange(32)]), 1)
-        ),
-        "bad JSON": lambda: request(method, path, body[:-1] + source.choice(BAD_ENDS)),
-        "deep JSON": lambda: request(
-            method, path, body[:-1] + b',"a":' + b"[" * source.randint(1, 30_000)
-        ),
-        "bad chunks": lambda: (
-            request(method, path, None, *JSON_CHUNKED) + _bad_chunks(source, body)
-        ),
-        "bad gzip": lambda: request(method, path, _hurt(source, packed), "Content-Encoding: gzip"),
-        "cut gzip": lambda: request(
-            method, path, packed[: source.randint(1, len(packed) - 1)], "Content-Encoding: gzip"
-        ),
+    choice, many = source.choice, (1, 2, 1000, 10**6, 10**9, 10**17)
+    x, lengths = bytes([source.randrange(32)]), ("", "-1", "+5", "0x1f", "1e3", "5, 5", "٣", "nan")
+    deep = b',"a":' + b"[" * source.randint(1, 30_000)
+    chunked = request(method, path, None, *JSON_CHUNKED)
+    kinds: dict[str, bytes] = {
+        "hostile": malformed(source),
+        "cut": whole[: source.randint(1, len(whole) - 1)],
+        "too short a length": length(str(source.randint(1, len(body) - 1))),
+        "too long a length": length(str(len(body) + choice(many))),
+        "no length": length(choice((*lengths, "9" * 40))),
+        "two lengths": with_field(b"Content-Length: %d" % len(body)),
+        "both framings": with_field(b"Transfer-Encoding: chunked"),
+        "another coding": framed(b"Transfer-Encoding: " + choice(CODINGS)),
+        "two hosts": with_field(b"Host: localhost"),
+        "no host": whole.replace(b"Host: localhost\r\n", b""),
+        "a foreign host": whole.replace(b"Host: localhost", b"Host:" + choice(HOSTS)),
+        "a bad octet in a field": with_field(b"X-A: a" + choice(BAD_OCTETS) + b"b"),
+        "a bad field name": with_field(choice(BAD_NAMES)),
+        "a bad line": re.sub(rb"^(\S+) (\S+) (\S+)", choice(LINES), whole, count=1),
+        "another version": whole.replace(b"HTTP/1.1", choice(VERSIONS)),
+        "the preface": PREFACE + source.randbytes(source.randint(0, 200)),
+        "a long head": with_field(b"X-A: " + b"a" * source.randint(66_000, 90_000)),
+        "bad UTF-8": request(method, path, body.replace(b"x", choice(BAD_UTF8), 1)),
+        "a control character": request(method, path, body.replace(b"x", x, 1)),
+        "bad JSON": request(method, path, body[:-1] + choice(BAD_ENDS)),
+        "deep JSON": request(method, path, body[:-1] + deep),
+        "bad chunks": chunked + _bad_chunks(source, body),
+        "bad gzip": request(method, path, _hurt(source, packed), GZIPPED),
+        "cut gzip": request(method, path, packed[: source.randint(1, len(packed) - 1)], GZIPPED),
     }
-    name = source.choice(sorted(kinds))
-    return name, kinds[name]()
+    name = choice(sorted(kinds))
+    return name, kinds[name]
 
 
 LINES = (
@@ -158,6 +127,11 @@ LINES = (
 )
 VERSIONS = (b"HTTP/2.0", b"HTTP/0.9", b"HTTP/1.2", b"http/1.1", b"HTTP/1")
 BAD_ENDS = (b"", b",}", b"}}", b"]", b',"a":NaN}', b',"a":01}', b"\0}")
+PREFACE, GZIPPED = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "Content-Encoding: gzip"
+CODINGS = (b"gzip", b"chunked, chunked", b"x", b"chunked;q=1")
+HOSTS = (b" evil.example", b" a..b", b" @", b"")
+BAD_OCTETS = (b"\0", b"\n", b"\r", b"\x7f", b"\x1b", b"\r\n b")
+BAD_NAMES = (b"X A: b", b": b", b"X-A : b", b"\xc3\xa9: b", b"XA", b" X: y")
 BAD_UTF8 = (b"\xff", b"\xc0\x80", b"\xed\xa0\x80", b"\xf5")
 
 
@@ -191,11 +165,6 @@ def _hurt(source: random.Random, packed: bytes) -> bytes:
 
 
 # HTTP: well-formed, and then somewhat less so
-
-
-def _mutated_request(source: random.Random, lane: str, worker: int) -> tuple[str, bytes]:
-    whole = source.choice(_fast_requests(worker) if lane == "fast" else _cold_requests(worker))
-    return "request", mutated(source, whole)
 
 
 def _fast_requests(worker: int) -> list[bytes]:
@@ -264,19 +233,16 @@ def mutated(source: random.Random, wire: bytes) -> bytes:
 # WebSocket
 
 
-def _socket_case(source: random.Random, worker: int) -> tuple[str, str, bytes, int]:
-    kind = source.choice((BROKEN, MUTATED))
+def _socket_case(source: random.Random, worker: int, kind: str) -> tuple[str, bytes, int]:
     if kind == BROKEN:
         name, frames = _broken_frames(source, worker)
-        return kind, name, handshake() + frames, 0
+        return name, handshake() + frames, 0
     parts = [_good_frames(source, worker) for _ in range(source.randint(1, 5))]
-    frames, publishes = (
-        b"".join(frames for frames, _ in parts),
-        sum(is_publish for _, is_publish in parts),
-    )
+    frames = b"".join(frames for frames, _ in parts)
+    publishes = sum(is_publish for _, is_publish in parts)
     if source.random() < 0.15:
-        return kind, "handshake", mutated(source, handshake()) + frames, publishes
-    return kind, "frames", handshake() + mutated(source, frames), publishes
+        return "handshake", mutated(source, handshake()) + frames, publishes
+    return "frames", handshake() + mutated(source, frames), publishes
 
 
 def _mask(source: random.Random) -> bytes:
@@ -287,18 +253,11 @@ def _mask(source: random.Random) -> bytes:
 def _good_frames(source: random.Random, worker: int) -> tuple[bytes, bool]:
     """One command in one or two frames, and whether it publishes."""
     topic = f"maybe.socket.{worker}"
+    short = [{"data": {"a": [1, "é"]}, "tag": "t"}]
+    long = [{"data": "x" * source.choice((1, 200, 70_000))}]
     commands: list[dict[str, Any]] = [
-        {
-            "op": "publish",
-            "topic": topic,
-            "records": [{"data": {"a": [1, "é"]}, "tag": "t"}],
-            "request_id": "1",
-        },
-        {
-            "op": "publish",
-            "topic": topic,
-            "records": [{"data": "x" * source.choice((1, 200, 70_000))}],
-        },
+        {"op": "publish", "topic": topic, "records": short, "request_id": "1"},
+        {"op": "publish", "topic": topic, "records": long},
         {"op": "subscribe", "topic": topic, "from_seq": 0, "limit": 3, "request_id": "2"},
         {"op": "unsubscribe", "topic": topic},
         {"op": "ping", "request_id": "3"},
@@ -309,73 +268,46 @@ def _good_frames(source: random.Random, worker: int) -> tuple[bytes, bool]:
     if source.random() < 0.5:
         return frame_bytes(TEXT, text, mask=_mask(source)), publishes
     at = source.randrange(len(text) + 1)
-    between = frame_bytes(
-        source.choice((PING, PONG)), source.randbytes(source.randint(0, 125)), mask=_mask(source)
-    )
+    noise, mask = source.randbytes(source.randint(0, 125)), _mask(source)
+    between = frame_bytes(source.choice((PING, PONG)), noise, mask=mask)
     first = frame_bytes(TEXT, text[:at], fin=False, mask=_mask(source))
     return first + between + frame_bytes(CONTINUATION, text[at:], mask=_mask(source)), publishes
 
 
 def _broken_frames(source: random.Random, worker: int) -> tuple[str, bytes]:
-    text = json.dumps(
-        {"op": "publish", "topic": f"never.{worker}", "records": [{"data": "x"}], "request_id": "n"}
-    ).encode()
-    mask = _mask(source)
-    good = frame_bytes(TEXT, text, mask=mask)
-    start = frame_bytes(TEXT, text[:9], fin=False, mask=mask)
-    kinds: dict[str, Callable[[], bytes]] = {
-        "no mask": lambda: frame_bytes(TEXT, text),
-        "reserved bits": lambda: (
-            frame_bytes(TEXT, text, rsv=source.choice((0x10, 0x20, 0x40, 0x70)), mask=mask) + good
-        ),
-        "a reserved opcode": lambda: (
-            frame_bytes(source.choice((3, 4, 7, 11, 12, 15)), text[:125], mask=mask) + good
-        ),
-        "a cut control frame": lambda: (
-            frame_bytes(source.choice((PING, PONG, CLOSE)), b"", fin=False, mask=mask) + good
-        ),
-        "a long control frame": lambda: (
-            frame_bytes(source.choice((PING, PONG, CLOSE)), b"x" * 126, mask=mask) + good
-        ),
-        "a length that is not the shortest": lambda: b"\x81\xfe\0\x05" + mask + b"hello" + good,
-        "an absurd length": lambda: (
-            b"\x81\xff"
-            + source.choice((b"\xff" * 8, b"\x7f" + b"\xff" * 7, b"\0\0\0\1\0\0\0\0"))
-            + mask
-            + text
-            + good
-        ),
-        "bad UTF-8": lambda: frame_bytes(TEXT, text.replace(b'"x"', b'"\xff"'), mask=mask) + good,
-        "bad UTF-8 in two frames": lambda: (
-            frame_bytes(TEXT, b'{"\xc3', fin=False, mask=mask)
-            + frame_bytes(CONTINUATION, text, mask=mask)
-            + good
-        ),
-        "nothing to continue": lambda: frame_bytes(CONTINUATION, text, mask=mask) + good,
-        "a message within a message": lambda: start + good,
-        "a close of one byte": lambda: frame_bytes(CLOSE, b"x", mask=mask) + good,
-        "a close with a bad code": lambda: (
-            frame_bytes(
-                CLOSE,
-                source.choice((0, 999, 1004, 1005, 1006, 1015, 2999)).to_bytes(2, "big"),
-                mask=mask,
-            )
-            + good
-        ),
-        "after the close": lambda: frame_bytes(CLOSE, b"\x03\xe8", mask=mask) + good,
-        "a cut frame": lambda: good[: source.randint(1, len(good) - 1)],
-        "binary": lambda: frame_bytes(BINARY, text, mask=mask),
-        "bad JSON": lambda: frame_bytes(
-            TEXT,
-            source.choice(
-                (text[:-1], text + b"}", b"", b"null", b"[]", b'"op"', b"\0", b"[" * 50_000)
-            ),
-            mask=mask,
-        ),
-        "no such op": lambda: frame_bytes(TEXT, text.replace(b"publish", b"publisH"), mask=mask),
-        "many pings, then noise": lambda: (
-            frame_bytes(PING, b"", mask=mask) * 300 + b"\xff" * 50 + good
-        ),
+    asked = {"op": "publish", "topic": f"never.{worker}", "records": [{"data": "x"}]}
+    text = json.dumps(asked | {"request_id": "n"}).encode()
+    mask, choice = _mask(source), source.choice
+
+    def frame(opcode: int, payload: bytes, **more: Any) -> bytes:
+        return frame_bytes(opcode, payload, mask=mask, **more)
+
+    good, control = frame(TEXT, text), choice((PING, PONG, CLOSE))
+    start = frame(TEXT, text[:9], fin=False)
+    code = choice((0, 999, 1004, 1005, 1006, 1015, 2999)).to_bytes(2, "big")
+    size = choice((b"\xff" * 8, b"\x7f" + b"\xff" * 7, b"\0\0\0\1\0\0\0\0"))
+    not_json = text[:-1], text + b"}", b"", b"null", b"[]", b'"op"', b"\0", b"[" * 50_000
+    half = frame(TEXT, b'{"\xc3', fin=False)
+    kinds: dict[str, bytes] = {
+        "no mask": frame_bytes(TEXT, text),
+        "reserved bits": frame(TEXT, text, rsv=choice((0x10, 0x20, 0x40, 0x70))) + good,
+        "a reserved opcode": frame(choice((3, 4, 7, 11, 12, 15)), text[:125]) + good,
+        "a cut control frame": frame(control, b"", fin=False) + good,
+        "a long control frame": frame(control, b"x" * 126) + good,
+        "a length that is not the shortest": b"\x81\xfe\0\x05" + mask + b"hello" + good,
+        "an absurd length": b"\x81\xff" + size + mask + text + good,
+        "bad UTF-8": frame(TEXT, text.replace(b'"x"', b'"\xff"')) + good,
+        "bad UTF-8 in two frames": half + frame(CONTINUATION, text) + good,
+        "nothing to continue": frame(CONTINUATION, text) + good,
+        "a message within a message": start + good,
+        "a close of one byte": frame(CLOSE, b"x") + good,
+        "a close with a bad code": frame(CLOSE, code) + good,
+        "after the close": frame(CLOSE, b"\x03\xe8") + good,
+        "a cut frame": good[: source.randint(1, len(good) - 1)],
+        "binary": frame(BINARY, text),
+        "bad JSON": frame(TEXT, choice(not_json)),
+        "no such op": frame(TEXT, text.replace(b"publish", b"publisH")),
+        "many pings, then noise": frame(PING, b"") * 300 + b"\xff" * 50 + good,
     }
-    name = source.choice(sorted(kinds))
-    return name, kinds[name]()
+    name = choice(sorted(kinds))
+    return name, kinds[name]

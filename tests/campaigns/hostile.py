@@ -1,56 +1,72 @@
-"""What clients do to a server that mean it no good, and what it costs. Runs as a program: ``python
--m tests.campaigns.hostile``.
+"""What clients do to a server that mean it no good, and what it costs others.
+
+Runs as a program: ``python -m tests.campaigns.hostile --kinds streams --clients 1000``. A crowd
+of one kind (`crowd`) bothers a server for a while; nobody else is refused anything meanwhile.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import multiprocessing
 import random
 import statistics
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from tests.campaigns.hostile_crowd import KEYS, KINDS, OTHER, crowd, fill
+from tests.campaigns.crowd import KEYS, OTHER, crowd, fill
+from tests.campaigns.killer import Summary, program
 from tests.support.api import Answer, Api, Wire, ok, request
 from tests.support.server import Server, rss_bytes
 
 MIB = 2**20
 FILES_RESERVED = 128  # of a front
 UNKNOWN = ("idle", "heads", "refused")  # kinds that have no key, and take all connections
+KINDS = (
+    *("nodes", "answers", "streams", "trickles", "churning", "works", "sockets", "echoes"),
+    *("messages", *UNKNOWN),
+)
 SAMPLE_S = 0.01
 
 
-@dataclass(slots=True)
 class Memory:
-    """How far each process rose above where it was, in bytes."""
+    """Resident bytes of front and shards, by time."""
 
-    rise: dict[str, int] = field(default_factory=dict)
+    def __init__(self, roles: dict[str, int]) -> None:
+        self.samples = {role: [rss_bytes(pid)] for role, pid in roles.items()}
+
+    @property
+    def rise(self) -> dict[str, int]:
+        """How far each process rose above where it was."""
+        return {role: max(found) - found[0] for role, found in self.samples.items()}
+
+    def lines(self) -> dict[str, str]:
+        """In MiB: the first sample, at a quarter, at half, the last."""
+        return {
+            role: " -> ".join(
+                f"{found[(len(found) - 1) * at // 4] / MIB:.0f}" for at in (0, 1, 2, 4)
+            )
+            for role, found in self.samples.items()
+        }
 
     def __str__(self) -> str:
-        return ", ".join(
-            f"{role} +{rise / MIB:.1f} MiB" for role, rise in sorted(self.rise.items())
-        )
+        rises = sorted(self.rise.items())
+        return ", ".join(f"{role} +{rise / MIB:.1f} MiB" for role, rise in rises)
 
 
 @contextlib.contextmanager
-def watched(server: Server) -> Iterator[Memory]:
-    """Sample the resident memory of front and shards while the body runs."""
-    roles = server.roles()
-    before = {role: rss_bytes(pid) for role, pid in roles.items()}
-    memory = Memory(dict.fromkeys(roles, 0))
-    done = threading.Event()
+def watched(server: Server, every_s: float = SAMPLE_S) -> Iterator[Memory]:
+    """Sample the memory of front and shards while the body runs."""
+    roles, done = server.roles(), threading.Event()
+    memory = Memory(roles)
 
     def sample() -> None:
-        while not done.wait(SAMPLE_S):
+        while not done.wait(every_s):
             for role, pid in roles.items():
-                memory.rise[role] = max(memory.rise[role], rss_bytes(pid) - before[role])
+                memory.samples[role].append(rss_bytes(pid))
 
     sampler = threading.Thread(target=sample, daemon=True)
     sampler.start()
@@ -100,10 +116,8 @@ class Bystander(threading.Thread):
         return statistics.quantiles(self.took_ms * 2, n=100)[percent - 1]
 
     def __str__(self) -> str:
-        costs = (
-            f"p50 {self.percentile(50):.1f} ms, p99 {self.percentile(99):.1f} ms, max"
-            f" {max(self.took_ms):.1f} ms"
-        )
+        p50, p99, most = self.percentile(50), self.percentile(99), max(self.took_ms)
+        costs = f"p50 {p50:.1f} ms, p99 {p99:.1f} ms, max {most:.1f} ms"
         return f"{len(self.took_ms)} small requests: {costs}"
 
 
@@ -176,31 +190,23 @@ def _send_large_bodies(address: tuple[str, int], count: int) -> None:
 
 def malformed(source: random.Random) -> bytes:
     """One request that no server should accept."""
-    path = "/v0/topics/hostile"
-    kinds: list[Callable[[], bytes]] = [
-        lambda: source.randbytes(source.randint(1, 400)),
-        lambda: request("POST", path, source.randbytes(source.randint(0, 300))),
-        lambda: request("POST", path, b'{"records":[{"data":' + b"[" * source.randint(1, 20_000)),
-        lambda: request(
-            "POST", path, b'{"records":[{"data":"\xff' + source.randbytes(20) + b'"}]}'
-        ),
-        lambda: request("PUT", path, b'{"ttl_ms":' + b"9" * source.randint(21, 5000) + b"}"),
-        lambda: request(
-            "POST", f"{path}/diff", b'{"limit":"' + b"x" * source.randint(0, 2000) + b'"}'
-        ),
-        lambda: (
-            request(
-                "POST", path, None, "Content-Type: application/json", "Transfer-Encoding: chunked"
-            )
-            + b"xyz\r\n"
-        ),
-        lambda: request("POST", path, b"{}", "Transfer-Encoding: chunked"),
-        lambda: request("GET", "/" + "a" * source.randint(1, 3000)),
-        lambda: request("GET", f"{path}%{source.randint(0, 255):02x}\x7f".replace("\x7f", "%0A")),
-        lambda: request("POST", path, b"\x1f\x8b" + source.randbytes(60), "Content-Encoding: gzip"),
-        lambda: b"GET /v0/health HTTP/1.1\r\n" + b"x: y\r\n" * source.randint(1, 400),
+    path, noise = "/v0/topics/hostile", source.randbytes(source.randint(0, 300))
+    chunked = "Content-Type: application/json", "Transfer-Encoding: chunked"
+    kinds = [
+        b"?" + noise,
+        request("POST", path, noise),
+        request("POST", path, b'{"records":[{"data":' + b"[" * source.randint(1, 20_000)),
+        request("POST", path, b'{"records":[{"data":"\xff' + noise[:20] + b'"}]}'),
+        request("PUT", path, b'{"ttl_ms":' + b"9" * source.randint(21, 5000) + b"}"),
+        request("POST", f"{path}/diff", b'{"limit":"%b"}' % (b"x" * len(noise) * 7)),
+        request("POST", path, None, *chunked) + b"xyz\r\n",
+        request("POST", path, b"{}", "Transfer-Encoding: chunked"),
+        request("GET", "/" + "a" * source.randint(1, 3000)),
+        request("GET", f"{path}%{source.randint(0, 255):02x}%0A"),
+        request("POST", path, b"\x1f\x8b" + noise, "Content-Encoding: gzip"),
+        b"GET /v0/health HTTP/1.1\r\n" + b"x: y\r\n" * source.randint(1, 400),
     ]
-    return source.choice(kinds)()
+    return source.choice(kinds)
 
 
 def send_malformed(server: Server, source: random.Random, count: int) -> None:
@@ -243,11 +249,9 @@ class Cost:
     others: Bystander
 
     def __str__(self) -> str:
-        trouble = self.others.trouble
-        told = f", {len(trouble)} of them refused: {trouble[0]}" if trouble else ""
         return (
             f"{self.kind}: {self.made} clients came, the server ended {self.ended};"
-            f" {self.memory}; others {self.others}{told}"
+            f" {self.memory}; others {self.others}, {len(self.others.trouble)} refused"
         )
 
 
@@ -263,50 +267,27 @@ def bother(directory: Path, kind: str, clients: int, seconds: float, **settings:
             fill(api)
         visitor = Visitor if kind in UNKNOWN else Neighbour
         with (
-            crowd(server.address, kind, clients, seconds) as told,
+            crowd(server.address, {kind: clients}) as remote,
             watched(server) as memory,
             beside(server, visitor) as others,
         ):
-            made, ended = told.recv()
+            remote.say("come", False)
+            time.sleep(seconds)
+            told = remote.say("leave")
         assert "Traceback" not in server.logged, server.log_tail
-    return Cost(kind, made, ended, memory, others)
+    return Cost(kind, told.made, told.ended[kind], memory, others)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Hostile clients, and what they cost.")
-    parser.add_argument("kinds", nargs="*", help=f"of crowds: {', '.join(KINDS)}")
-    parser.add_argument("--clients", type=int, default=1000)
-    parser.add_argument("--seconds", type=float, default=40)
-    asked = parser.parse_args()
-    if not asked.kinds:
-        single()
-    with tempfile.TemporaryDirectory(prefix="topics-hostile-") as directory:
-        for kind in asked.kinds or KINDS:
-            print(bother(Path(directory), kind, asked.clients, asked.seconds), flush=True)
-    return 0
-
-
-def single() -> None:
-    """One hostile client at a time."""
-    with (
-        tempfile.TemporaryDirectory(prefix="topics-hostile-") as directory,
-        Server(Path(directory) / "data", shards=1) as server,
-    ):
-        with beside(server) as bystander:
-            time.sleep(2)
-        print(f"nobody else: {bystander}")
-        with watched(server) as memory, beside(server) as bystander:
-            send_large_bodies(server, 5)
-        print(f"5 bodies of 64 MiB: {memory}; beside them {bystander}")
-        with watched(server) as memory, beside(server) as bystander:
-            pile_up_answers(server, 200)
-        print(f"200 answers of 4 MiB that nobody reads: {memory}; beside them {bystander}")
-        source = random.Random(5)
-        send_malformed(server, source, 400)
-        with watched(server) as memory, beside(server) as bystander:
-            send_malformed(server, source, 2000)
-        print(f"2,000 malformed requests: {memory}; beside them {bystander}")
+def campaign(data_dir: Path, *, seed: int, kinds: str, clients: int, seconds: float) -> Summary:
+    """Crowds of these kinds, one after the other; what they cost is told."""
+    summary = Summary(seed)
+    for kind in kinds.split(","):
+        cost = bother(data_dir.parent, kind, clients, seconds)
+        summary.tell(str(cost))
+        summary.problems += [f"{kind}: {said}" for said in cost.others.trouble[:3]]
+        summary.counts[kind] = cost.made
+    return summary
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(program(__doc__, campaign, kinds=",".join(KINDS), clients=1000, seconds=40.0))

@@ -1,11 +1,15 @@
-"""Ten thousand idle event streams and two thousand slow connections: what they cost a writer.
+"""Ten thousand idle event streams and two thousand slow connections: what they cost a writer, and
+what happens when all of them come back at once.
 
 Runs as a program: ``python -m tests.campaigns.idle --streams 10000 --slow 2000 --rounds 2``. A
-writer appends one record after the other, alternately alone and beside the crowd (`idle_crowd`).
+writer appends one record after the other, alone, beside the crowd (`crowd`), and while all clients
+are reset and come again. Then as many keep-alive clients come; the front is killed, and they come
+again, to wait in the listen queue until the next one accepts.
 
 What must hold:
 
-- every stream opens and none ends by itself; slow connections are thrown off, or may go on
+- every stream opens, also when all come again, and none ends by itself; slow connections are thrown
+  off, or may go on; no client is refused or not answered, but that a front that dies may reset some
 - the writer hears nothing but successes, and its p99 beside the crowd is told beside the one alone
 - when the crowd has gone, the front has as many descriptors as before, the metrics tell of no
   stream, and all slots are free: the cap is exactly the crowd, which could not come again otherwise
@@ -13,95 +17,82 @@ What must hold:
 
 from __future__ import annotations
 
-import argparse
-import multiprocessing
 import re
-import statistics
 import sys
-import tempfile
 import time
-from multiprocessing.connection import Connection
 from pathlib import Path
 
-from tests.bench.processes import cpu_s
-from tests.campaigns.hostile import Bystander, beside
-from tests.campaigns.idle_crowd import TOPICS, CrowdState, run
+from tests.bench.processes import cpu_s, quantiles_ms
+from tests.campaigns.crowd import TOPICS, Remote, Told, crowd
+from tests.campaigns.hostile import MIB, beside
+from tests.campaigns.killer import Summary, program
 from tests.support.api import Api, ok
-from tests.support.server import Server, open_files, rss_bytes
+from tests.support.server import Server, kill_one, open_files, rss_bytes
 from topics.process.children import raise_file_limit
 
 SPARE_FILES = 500  # of a front: links, listeners, the writer
 BACK_S = 20.0  # until the front has noticed that all have gone
-OPEN_S = 300.0
 AIM_MS = 10.0  # what the crowd may add to the writer's p99
-MIB = 2**20
 
 
 class Trial:
-    """One server and its crowd."""
+    """One server and its crowds."""
 
-    def __init__(self, server: Server, streams: int, slow: int, seconds: float) -> None:
-        self._server, self._seconds = server, seconds
-        self._streams, self._slow = streams, slow
+    def __init__(self, server: Server, seconds: float, summary: Summary) -> None:
+        self._server, self._seconds, self._summary = server, seconds, summary
         self._front = server.roles()["front 0"]
-        self._alone: list[float] = []
-        self._beside: list[float] = []
-        self.problems: list[str] = []
-        context = multiprocessing.get_context("spawn")
-        self._crowd, other = context.Pipe()
-        self._process = context.Process(
-            target=run, args=(server.address, streams, slow, other), daemon=True
-        )
-        self._process.start()
-        other.close()
-        self._heard(self._crowd)
+        self._took_ms: dict[str, list[float]] = {"alone": [], "beside the crowd": []}
 
-    def round(self) -> None:
-        """The writer alone, the crowd, the writer beside it, the crowd goes."""
-        files = open_files(self._front)
-        rss = rss_bytes(self._front)
-        self._alone += self._write("alone")
-        began = time.monotonic()
-        opened = self._say("open")
-        print(
-            f"{opened.streams} streams and {opened.slow} slow connections in"
-            f" {time.monotonic() - began:.1f} s"
-        )
-        if opened.refused or opened.streams != self._streams:
-            self.problems.append(f"{opened.streams} streams are open; refused: {opened.refused}")
-        self._beside += self._write("beside the crowd")
-        held = self._say("tell")
-        used = rss_bytes(self._front) - rss
-        print(
+    def round(self, remote: Remote, streams: int) -> None:
+        """The writer alone, the crowd, the writer beside it, all come again, the crowd goes."""
+        files, rss = open_files(self._front), rss_bytes(self._front)
+        self._write("alone")
+        self.come(remote, "open", streams)
+        self._write("beside the crowd")
+        self.come(remote, "again", streams, again=True)
+        held = remote.say("tell")
+        used, clients = rss_bytes(self._front) - rss, held.here.total()
+        self._summary.tell(
             f"front: {open_files(self._front)} descriptors, before {files}; {used / MIB:+.0f} MiB,"
-            f" {used / max(1, held.streams + held.slow) / 1024:.1f} KiB for each connection\n"
-            f"{held.thrown_off} slow connections were thrown off, {held.ended} streams ended"
+            f" {used / max(1, clients) / 1024:.1f} KiB for each connection;"
+            f" {held.ended['slow']} slow connections were thrown off"
         )
-        if self._told() != held.streams:
-            self.problems.append(f"the metrics tell of {self._told()} streams")
-        if held.ended:
-            self.problems.append(f"{held.ended} streams ended by themselves")
-        self._say("close")
+        if not self._told() == held.here["watchers"] == streams or held.ended["watchers"]:
+            self._summary.problems.append(f"the metrics tell of {self._told()} streams; {held}")
+        remote.say("leave")
         self._wait_back(files)
 
-    def _write(self, how: str) -> list[float]:
+    def come(self, remote: Remote, how: str, clients: int, *, again: bool = False) -> Told:
+        """Let all come; they are answered."""
+        with beside(self._server) as writer:
+            told = remote.say("come", again)
+        p50, p99, _, most = quantiles_ms([ms / 1000 for ms in told.heard_ms] or [0])
+        self._summary.tell(
+            f"{how}: first byte p50 {p50:.1f} p99 {p99:.1f} max {most:.1f} ms; beside it {writer}"
+        )
+        if told.statuses != {"200": clients} or told.lost:
+            self._summary.problems.append(f"{how}: {told.statuses} of {clients}, {told.lost} lost")
+        self._summary.problems += writer.trouble[:3]
+        return told
+
+    def _write(self, how: str) -> None:
         cpu = cpu_s(self._front)
-        with beside(self._server, Bystander) as writer:
+        with beside(self._server) as writer:
             time.sleep(self._seconds)
         share = (cpu_s(self._front) - cpu) / self._seconds
-        print(f"writer {how}: {writer}; front {share:.0%} of a core")
-        self.problems += writer.trouble[:3]
-        return writer.took_ms
+        self._summary.tell(f"writer {how}: {writer}; front {share:.0%} of a core")
+        self._summary.problems += writer.trouble[:3]
+        self._took_ms[how] += writer.took_ms
 
     def _wait_back(self, files: int) -> None:
         """Until the front has let go of every connection, and the metrics say so."""
         began = time.monotonic()
         while (left := open_files(self._front) - files) > 0 or self._told() > 0:
             if time.monotonic() - began > BACK_S:
-                self.problems.append(f"{left} descriptors stay open, {self._told()} streams told")
+                wrong = f"{left} descriptors stay open, {self._told()} streams told"
+                self._summary.problems.append(wrong)
                 return
             time.sleep(0.05)
-        print(f"all descriptors and slots are back after {time.monotonic() - began:.1f} s")
 
     def _told(self) -> int:
         """The streams that the metrics know of."""
@@ -111,56 +102,51 @@ class Trial:
         assert found is not None, text
         return int(found[1])
 
-    def _say(self, order: str) -> CrowdState:
-        self._crowd.send(order)
-        return self._heard(self._crowd)
-
-    def _heard(self, crowd: Connection) -> CrowdState:
-        assert crowd.poll(OPEN_S), "the crowd does not answer"
-        state = crowd.recv()
-        assert isinstance(state, CrowdState), state
-        return state
-
     def finish(self) -> None:
-        self._crowd.close()
-        self._process.join(30)
-        alone, crowded = (statistics.quantiles(t, n=100)[98] for t in (self._alone, self._beside))
+        alone, crowded = (quantiles_ms([ms / 1000 for ms in t])[1] for t in self._took_ms.values())
         told = f"p99 of the writer: {alone:.1f} ms alone, {crowded:.1f} ms beside the crowd"
-        print(told)
+        self._summary.tell(told)
         if crowded > alone + AIM_MS:
-            self.problems.append(f"{told}; the aim is {AIM_MS:.0f} ms more")
+            self._summary.problems.append(f"{told}; the aim is {AIM_MS:.0f} ms more")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--streams", type=int, default=10_000)
-    parser.add_argument("--slow", type=int, default=2000)
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each part of a round")
-    arguments = parser.parse_args()
+def killed(server: Server, clients: int, summary: Summary) -> None:
+    """Keep-alive clients whose front dies come back at once; the next front answers them."""
+    with crowd(server.address, {"askers": clients}) as remote:
+        remote.say("come", False)
+        kill_one(server.roles()["front 0"])
+        told = remote.say("come", True)
+        if {*told.statuses} - {"200"}:
+            summary.problems.append(f"killed: {told.statuses} of {clients}")
+        p50, _, _, most = quantiles_ms([ms / 1000 for ms in told.heard_ms] or [0])
+        summary.tell(f"killed: first byte p50 {p50:.1f} max {most:.1f} ms, {told.lost} reset")
+        summary.counts["answered after a kill"] = told.statuses["200"]
+
+
+def campaign(
+    data_dir: Path, *, seed: int, streams: int, slow: int, rounds: int, seconds: float
+) -> Summary:
+    """Crowds come and go. ``seconds``: of each part of a round."""
+    summary = Summary(seed)
     most = raise_file_limit()[1] - SPARE_FILES
-    slow = min(arguments.slow, most // 2)
-    streams = min(arguments.streams, most - slow)
-    if (streams, slow) != (arguments.streams, arguments.slow):
-        print(f"only {streams} streams and {slow} slow connections: descriptors are limited")
+    slow, streams = min(slow, most // 2), min(streams, most - min(slow, most // 2))
     env = {"max_sse_connections": streams, "max_watch_sessions": streams}
-    with (
-        tempfile.TemporaryDirectory(prefix="topics-idle-") as directory,
-        Server(Path(directory) / "data", shards=2, **env) as server,
-    ):
+    with Server(data_dir, shards=2, **env) as server:
         roles = server.roles()
         with Api(server.address) as api:
             for number in range(TOPICS):
                 ok(api.append(f"idle-{number}", number), 201)
-        trial = Trial(server, streams, slow, arguments.seconds)
-        for _ in range(arguments.rounds):
-            trial.round()
+        trial = Trial(server, seconds, summary)
+        with crowd(server.address, {"watchers": streams, "slow": slow}) as remote:
+            for _ in range(rounds):
+                trial.round(remote, streams)
         trial.finish()
         if server.roles() != roles:
-            trial.problems.append(f"a process was replaced: {server.log_tail}")
-    print(f"{len(trial.problems)} problems", *trial.problems, sep="\n")
-    return 1 if trial.problems else 0
+            summary.problems.append(f"a process was replaced: {server.log_tail}")
+        killed(server, streams, summary)
+    summary.counts["streams"], summary.counts["slow"] = streams, slow
+    return summary
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(program(__doc__, campaign, streams=10_000, slow=2000, rounds=2, seconds=10.0))

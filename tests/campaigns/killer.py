@@ -80,6 +80,10 @@ class Summary:
     counts: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
 
+    def tell(self, line: str) -> None:
+        """Of a long campaign, as it goes."""
+        print(line, flush=True)
+
     def __str__(self) -> str:
         counts = ", ".join(f"{name} {count:,}" for name, count in sorted(self.counts.items()))
         lines = [f"seed {self.seed}: {self.killed}", counts, f"{len(self.problems)} problems"]
@@ -106,14 +110,17 @@ def program(
     doc: str | None,
     campaign: Callable[..., Summary],
     wanted: Sequence[str] = (),
+    /,
     **options: float | str,
 ) -> int:
     """Run a campaign as a program, with these options and their defaults, in a data directory of
     its own; the exit status. A check of ``wanted`` that met nothing proves nothing.
     """
-    parser = argparse.ArgumentParser(description=doc)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=doc, formatter_class=raw)
     for name, default in (options | {"seed": time.time_ns() % 1_000_000}).items():
-        parser.add_argument(f"--{name}", type=type(default), default=default)
+        option = f"--{name.replace('_', '-')}"
+        parser.add_argument(option, type=type(default), default=default, help=f"default {default}")
     asked = vars(parser.parse_args())
     with tempfile.TemporaryDirectory(prefix="topics-campaign-") as directory:
         try:

@@ -24,50 +24,36 @@ WRITERS = 6
 TOPICS = [f"{durability}-{number}" for durability in ("fsync", "disk") for number in range(4)]
 
 
-class Campaign:
-    """One server, a few writers, one killer."""
-
-    def __init__(self, data_dir: Path, *, seed: int, kills: int) -> None:
-        self.summary = Summary(seed)
-        self._server = Server(data_dir, shards=SHARDS)
-        self._kills = kills
-        self._random = random.Random(seed)
-        self._killer = Killer(self._server, SHARDS, self._random)
-
-    def run(self) -> Summary:
-        with self._server as server:
-            self._with_writers()
-            self._verify("while it runs")
-            server.restart("stop")
-            self._verify("after a clean restart")
-        return self.summary
-
-    def _with_writers(self) -> None:
+def campaign(data_dir: Path, *, seed: int, kills: int) -> Summary:
+    """Writers write while processes are killed; what they know to be stored is there, also after a
+    clean restart.
+    """
+    summary, dice = Summary(seed), random.Random(seed)
+    with Server(data_dir, shards=SHARDS) as server:
+        killer = Killer(server, SHARDS, dice)
         writers = [
-            Writer(number, lambda: self._server.address, TOPICS, self.summary.seed)
-            for number in range(WRITERS)
+            Writer(number, lambda: server.address, TOPICS, seed) for number in range(WRITERS)
         ]
         for writer in writers:
             writer.start()
         try:
-            for _ in range(self._kills):
-                time.sleep(self._random.uniform(0.05, 1.2))  # the moment is the point
-                self._killer.kill()
+            for _ in range(kills):
+                time.sleep(dice.uniform(0.05, 1.2))  # the moment is the point
+                killer.kill()
         finally:
-            self.summary.killed = str(self._killer)
-            self._ledgers = finish(writers)
-        counts = self.summary.counts
-        for ledger in self._ledgers:
-            counts += Counter(writes=len(ledger.acked), repeated=ledger.retries)
-            counts["duplicates"] += ledger.deduped
-
-    def _verify(self, when: str) -> None:
-        self._server.wait_ready(BACK_S)
-        with Api(self._server.address, timeout_s=60) as api:
-            self.summary.problems += [
-                f"{when}: {problem}" for problem in verify(api, TOPICS, self._ledgers)
-            ]
+            summary.killed = str(killer)
+            ledgers = finish(writers)
+        for when in ("while it runs", "after a clean restart"):
+            if "restart" in when:
+                server.restart("stop")
+            server.wait_ready(BACK_S)
+            with Api(server.address, timeout_s=60) as api:
+                summary.problems += [f"{when}: {said}" for said in verify(api, TOPICS, ledgers)]
+    for ledger in ledgers:
+        summary.counts += Counter(writes=len(ledger.acked), repeated=ledger.retries)
+        summary.counts["duplicates"] += ledger.deduped
+    return summary
 
 
 if __name__ == "__main__":
-    sys.exit(program(__doc__, lambda data, **asked: Campaign(data, **asked).run(), kills=50))
+    sys.exit(program(__doc__, campaign, kills=50))

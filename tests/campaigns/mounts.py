@@ -46,20 +46,11 @@ class Lossy:
         self.path = path
         self._socket = path.with_name(f"{path.name}.ctl")
         path.mkdir()
-        command = [
-            sys.executable,
-            CRASHSTATES,
-            "mount",
-            "--dir",
-            str(path),
-            "--ctl",
-            str(self._socket),
-        ]
+        where = "--dir", str(path), "--ctl", str(self._socket)
+        command = [sys.executable, CRASHSTATES, "mount", *where]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE)
         assert self._process.stdout is not None
-        assert self._process.stdout.readline().startswith(b"mounted"), (
-            "the file system was not mounted"
-        )
+        assert self._process.stdout.readline().startswith(b"mounted"), "it was not mounted"
 
     def __enter__(self) -> Self:
         return self
@@ -96,9 +87,8 @@ class Lossy:
 def small_disk(path: Path, size_bytes: int) -> Iterator[Path]:
     """A file system of so many bytes."""
     path.mkdir()
-    subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(path)], check=True
-    )
+    options = "-t", "tmpfs", "-o", f"size={size_bytes}"
+    subprocess.run(["mount", *options, "tmpfs", str(path)], check=True)
     try:
         yield path
     finally:

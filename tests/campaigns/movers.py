@@ -12,15 +12,14 @@ restart takes. Nobody takes a record out of the circle, so each that was acknowl
 
 from __future__ import annotations
 
-import http.client
+import contextlib
 import itertools
 import random
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Any
 
+from tests.campaigns.clients import GIVE_UP_S, RETRY_S, Actor, Refused
 from tests.support.api import Api, ok
 from tests.support.queues import names_on, twins
 from tests.support.server import Server
@@ -30,79 +29,60 @@ DEAD, TARGET = names_on("moved")  # in two shards
 WINDOW_MS = 300
 MOVERS = 2
 DYING_SHARE = 0.7  # of the queues of a mover
-RETRY_S, GIVE_UP_S = 0.05, 60.0
 JOBS_MAX, REDRIVE_MAX = 70, 40  # more jobs than a batch has
 LEASE_MS = 1000
 
 
-class Mover(threading.Thread):
+class Mover(Actor):
     """Appends jobs and moves them on. ``acked``: data of the jobs that are somewhere."""
 
     def __init__(self, number: int, server: Server, seed: int, groups: list[list[str]]) -> None:
-        super().__init__(name=f"mover-{number}", daemon=True)
-        self.number, self._server = number, server
-        self._dice = random.Random(f"{seed}/mover/{number}")
+        dice = random.Random(f"{seed}/mover/{number}")
+        super().__init__(f"mover-{number}", lambda: server.address, dice)
+        self.number = number
         queues = [name for group in groups for name in group]
         self.dying = queues[: max(2, int(len(queues) * DYING_SHARE))]
         self.sources = [*({*queues} - {*self.dying})]
         if number == 0:
             self.sources.append(DEAD)
         self.acked: list[list[int]] = []
-        self.counts: Counter[str] = Counter()
-        self.problems: list[str] = []
-        self.stop = threading.Event()
         self._numbers = itertools.count()
 
-    def run(self) -> None:
-        while not (self.stop.wait(self._dice.uniform(0, 0.05)) or self.problems):
-            if self._dice.random() < 0.3:
-                self._append(self._dice.choice([*self.dying, *self.sources]))
-            elif self._dice.random() < 0.6 or not self.sources:
-                self._reject(self._dice.choice(self.dying))
-            else:
-                self._redrive(self._dice.choice(self.sources))
+    def turn(self) -> None:
+        self.ending.wait(self.dice.uniform(0, 0.05))
+        if self.dice.random() < 0.3:
+            self._append(self.dice.choice([*self.dying, *self.sources]))
+        elif self.dice.random() < 0.6 or not self.sources:
+            self.reject(self.dice.choice(self.dying))
+        else:
+            self._redrive(self.dice.choice(self.sources))
 
     def _append(self, queue: str) -> None:
         if queue == DEAD:
             return
         number = next(self._numbers)
-        data = [[self.number, number, at] for at in range(self._dice.randint(1, JOBS_MAX))]
+        data = [[self.number, number, at] for at in range(self.dice.randint(1, JOBS_MAX))]
         body = {"records": [{"data": each} for each in data], "idempotency_key": f"n{number}"}
-        if self._until_ok("", queue, body) is not None:
-            self.acked += data
+        self.line.insist("POST", f"/v0/topics/{queue}", body)
+        self.acked += data
 
-    def _reject(self, queue: str) -> None:
+    def reject(self, queue: str) -> None:
         """Claim what is there and give it back. A claim that is not answered ends by itself."""
-        jobs = self._once("claim", queue, {"node": "w", "max": 100, "lease_ms": LEASE_MS})
-        seqs = [job["$seq"] for job in (jobs or {}).get("claimed", ())]
-        if seqs:
-            self._once("nack", queue, {"node": "w", "seqs": seqs})
+        asked = {"node": "w", "max": 100, "lease_ms": LEASE_MS}
+        jobs = self.line.ask("POST", f"/v0/topics/{queue}/claim", asked).json()["claimed"]
+        if seqs := [job["$seq"] for job in jobs]:
+            self.line.ask("POST", f"/v0/topics/{queue}/nack", {"node": "w", "seqs": seqs})
 
     def _redrive(self, topic: str) -> None:
-        asked = {"to": TARGET, "limit": self._dice.randint(1, REDRIVE_MAX)}
-        body = self._until_ok("redrive", topic, asked)
-        self.counts["redriven"] += body["moved"] if body is not None else 0
-
-    def _until_ok(self, verb: str, topic: str, asked: dict[str, Any]) -> Any:
-        """The same again until it is answered; None when that does not come."""
+        """The same again until all of it is done."""
+        asked = {"to": TARGET, "limit": self.dice.randint(1, REDRIVE_MAX)}
         deadline = time.monotonic() + GIVE_UP_S
-        while (body := self._once(verb, topic, asked)) is None or body.get("reason"):
-            self.counts["moves repeated"] += 1
-            if time.monotonic() > deadline:
-                self.problems.append(f"{verb or 'append'} of {topic}: not done in {GIVE_UP_S} s")
-                return None
+        while (body := self.line.insist("POST", f"/v0/topics/{topic}/redrive", asked)).get(
+            "reason"
+        ):
+            assert time.monotonic() < deadline, f"redrive of {topic}: {body}"
             time.sleep(RETRY_S)
-        return body
-
-    def _once(self, verb: str, topic: str, asked: dict[str, Any]) -> Any:
-        try:
-            with Api(self._server.address, timeout_s=GIVE_UP_S) as api:
-                answer = api.call("POST", f"/v0/topics/{topic}/{verb}".rstrip("/"), asked)
-        except (OSError, http.client.HTTPException):
-            return None
-        if answer.status not in (200, 201, 429, 503):
-            self.problems.append(f"{verb or 'append'} of {topic}: {answer}")
-        return answer.json() if answer.status in (200, 201) else None
+        self.counts["redriven"] += body["moved"]
 
     def end(self) -> None:
         """Every job of the dying queues becomes a dead letter."""
@@ -110,9 +90,9 @@ class Mover(threading.Thread):
         deadline = time.monotonic() + GIVE_UP_S
         while left and time.monotonic() < deadline:
             for queue in left:
-                self._reject(queue)
-            with Api(self._server.address) as api:
-                left = [queue for queue in left if api.state(queue)["count"]]
+                with contextlib.suppress(Refused):
+                    self.reject(queue)
+            left = [queue for queue in left if self.line.api.state(queue)["count"]]
         self.problems += [f"{queue}: jobs do not become dead letters" for queue in left]
 
 
@@ -132,6 +112,7 @@ def judged(found: Iterable[Mover], server: Server) -> Iterator[str]:
     topics = {DEAD, TARGET}
     for mover in found:
         mover.end()
+        mover.line.close()
         yield from mover.problems
         wanted.update(map(tuple, mover.acked))
         topics.update(mover.dying, mover.sources)

@@ -37,13 +37,11 @@ class Found:
     gaps: list[tuple[int, int]]  # told as lost
     damaged: list[tuple[int, int]]  # told as damaged, which no crash explains
     next_seq: int
-    keys: dict[bytes, int] = field(
-        default_factory=dict
-    )  # idempotency keys, with the first seq that each stands for
+    # Idempotency keys, with the first seq that each stands for.
+    keys: dict[bytes, int] = field(default_factory=dict)
     jobs: FoundJobs | None = field(default=None, compare=False)  # of a queue
-    cursors: list[tuple[int, int]] = field(
-        default_factory=list
-    )  # and totals, of the routers that feed it
+    # And totals, of the routers that feed it.
+    cursors: list[tuple[int, int]] = field(default_factory=list)
 
 
 class Opened:
@@ -60,16 +58,8 @@ class Opened:
         now = Now(time.time_ns() // 1_000_000, time.monotonic_ns() // 1_000_000)
         try:
             for shard in range(self.shards):
-                self._clients.append(
-                    Client(
-                        path,
-                        shard=shard,
-                        shards=self.shards,
-                        boot=boot,
-                        now=now,
-                        file_bytes=FILE_BYTES,
-                    )
-                )
+                own: dict[str, Any] = {"shard": shard, "shards": self.shards, "now": now}
+                self._clients.append(Client(path, boot=boot, file_bytes=FILE_BYTES, **own))
         except BaseException:
             self._close()
             raise
@@ -111,42 +101,29 @@ class Opened:
         damaged: list[tuple[int, int]] = []
         cursor = from_seq
         while True:
-            page = read(
-                topic,
-                Diff(from_seq=cursor, limit=1000, include_tags=True),
-                client.commits.store,
-            )
+            asked = Diff(from_seq=cursor, limit=1000, include_tags=True)
+            page = read(topic, asked, client.commits.store)
             if page.tombstone is not None:
                 told = damaged if page.tombstone.reason == "damaged" else gaps
                 told.append((page.tombstone.gap_from, page.tombstone.gap_to))
             for record in json.loads(b"[%b]" % b",".join(map(bytes, page.pieces))):
                 records[record["$seq"]] = record
-            assert page.next_from_seq > cursor or page.caught_up, (
-                f"{name}: the cursor stands still at {cursor}"
-            )
+            goes_on = page.next_from_seq > cursor or page.caught_up
+            assert goes_on, f"{name}: the cursor stands still at {cursor}"
             cursor = page.next_from_seq
             if page.caught_up:
-                moved = topic.dedupe.moved
-                copies = {at for *_, seqs in moved.parts() for at in seqs} if moved else set()
-                keys = {
-                    row.digest: row.first_seq
-                    for row in topic.dedupe.rows(0, 1 << 62)
-                    if row.first_seq not in copies
-                }
-                return Found(
-                    topic.epoch,
-                    topic.head_seq,
-                    topic.earliest_seq,
-                    topic.count,
-                    topic.config,
-                    records,
-                    gaps,
-                    damaged,
-                    topic.next_seq,
-                    keys,
-                    _jobs(topic, client.now),
-                    _cursors(topic),
-                )
+                seen = topic.epoch, topic.head_seq, topic.earliest_seq, topic.count, topic.config
+                jobs, cursors = _jobs(topic, client.now), [*(topic.derivations or {}).values()]
+                keys = _keys(topic)
+                return Found(*seen, records, gaps, damaged, topic.next_seq, keys, jobs, cursors)
+
+
+def _keys(topic: Topic) -> dict[bytes, int]:
+    """Those of clients."""
+    moved = topic.dedupe.moved
+    copies = {at for *_, seqs in moved.parts() for at in seqs} if moved else set()
+    rows = topic.dedupe.rows(0, 1 << 62)
+    return {row.digest: row.first_seq for row in rows if row.first_seq not in copies}
 
 
 def _jobs(topic: Topic, now: Now) -> FoundJobs | None:
@@ -160,7 +137,3 @@ def _jobs(topic: Topic, now: Now) -> FoundJobs | None:
         delays |= ledger.delays
     dead = frozenset({*topic.jobs.dead} | {*topic.jobs.dying})
     return FoundJobs(rows, delays, dead, topic.jobs.dead_lettered)
-
-
-def _cursors(topic: Topic) -> list[tuple[int, int]]:
-    return [*(topic.derivations or {}).values()]

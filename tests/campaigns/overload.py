@@ -1,39 +1,41 @@
 """Overload: three times the clients that reach the peak, over topics of all bands.
 
-Runs as a program: ``python -m tests.campaigns.overload --seconds 60``. The clients run in processes
-of their own (`overload_clients`), each of which shares the machine's cores with the server: what
-they take is told.
+Runs as a program: ``python -m tests.campaigns.overload --seconds 60``. The clients run in a process
+of their own (`overload_clients`), which shares the machine's cores with the server.
 
     peak       closed-loop clients in steps, with ``disable_backpressure``: the most that the server
                stores in a second, and how many clients that takes
-    overload   three times as many, at least 300. Half of them obey ``Retry-After``, half
-               ``retry_after_ms``, a few obey nothing.
+    pushed     three times as many, at least 300, with ``disable_backpressure``
+    overload   the same number. Half of them obey ``Retry-After``, half ``retry_after_ms``, a few
+               obey nothing.
 
-What should hold, as far as the machine allows:
+What must hold:
 
 - 99 of 100 stored writes to the topic of priority 1000 take at most 50 ms
 - no topic starves: each stores something every 5 s, from obeying clients
 - of the obeying clients' second tries 95 % are stored
-- the whole stores 0.8 times the peak; no answer is anything but a success or a refusal
+- the whole stores 0.8 times what is pushed, and on a quiet machine 0.8 times the peak; no answer is
+  anything but a success or a refusal
+
+Times and rates are those of the server's own time. Others on the machine keep server and clients
+waiting for a processor, which the kernel counts: it stretches all that they do by one factor.
 """
 
 from __future__ import annotations
 
-import argparse
 import concurrent.futures
 import json
 import multiprocessing
 import sys
-import tempfile
 import time
 from array import array
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 
-from tests.bench.processes import cpu_s, machine_s
+from tests.bench.processes import cpu_s, machine_s, queued_s
+from tests.campaigns.killer import Summary, program
 from tests.campaigns.overload_clients import Manner, Plan, Report, Tally, drive
-from tests.support.api import Api, ok
+from tests.support.api import Api, ok, request
 from tests.support.server import Server
 
 # Four topics for each of the five bands.
@@ -44,24 +46,16 @@ PRIORITIES = (
     *(0, 0, 0, 0),
     *(-100, -300, -500, -1000),
 )
-BANDS = ("band 4", "band 3", "band 2", "band 1", "band 0")
 PEAK_STEPS = (16, 48, 128)
 PEAK_SHARE = 0.95  # of the peak: so many clients reach it
 OVERLOAD, CLIENTS_MIN = 3, 300
 GREEDY_EVERY = 20  # clients
 BOSS = "boss-key"
+KEYS = 40  # that obeying clients share; greedy ones have their own, and take nobody's turn
+DATA_BYTES = 190
 
 AIM_MS, GAP_S, SECOND_SHARE, PEAK_KEPT = 50.0, 5.0, 0.95, 0.8
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What the clients send. ``keys`` is how many keys obeying clients share; 0: no keys at all."""
-
-    records: int
-    data_bytes: int
-    keys: int
-    processes: int
+QUIET = 1.25  # stretched by no more, the peak of a few clients counts for a crowd, too
 
 
 def topic_of(index: int) -> str:
@@ -69,65 +63,39 @@ def topic_of(index: int) -> str:
     return f"load-{index:02d}"
 
 
-def band_of(priority: int) -> str:
-    """Five bands: at least 750, 250, 1, 0, and below."""
-    floors = (750, 250, 1, 0)
-    return next((BANDS[at] for at, floor in enumerate(floors) if priority >= floor), BANDS[-1])
-
-
-def keys_of(shape: Shape) -> list[str]:
-    """Greedy clients have keys of their own, so that they take nobody's turn."""
-    if not shape.keys:
-        return []
-    return [BOSS, *(f"obeys-{n}:w" for n in range(shape.keys)), "greedy-0:w", "greedy-1:w"]
-
-
-def request_of(topic: str, token: str | None, shape: Shape, *, pushes: bool) -> bytes:
+def request_of(topic: str, token: str, *, pushes: bool) -> bytes:
     """One append as it goes over the wire."""
-    record = {"data": {"pad": "x" * shape.data_bytes}}
     fields = {"disable_backpressure": True} if pushes else {}
-    body = json.dumps({**fields, "records": [record] * shape.records}).encode()
-    lines = [
-        f"POST /v0/topics/{topic}?return_seqs=false HTTP/1.1",
-        "Host: localhost",
-        "Content-Type: application/json",
-        f"Content-Length: {len(body)}",
-        *([f"Authorization: Bearer {token}"] if token else []),
-    ]
-    return "\r\n".join([*lines, "", ""]).encode() + body
+    body = json.dumps({**fields, "records": [{"data": {"pad": "x" * DATA_BYTES}}]}).encode()
+    path = f"/v0/topics/{topic}?return_seqs=false"
+    return request("POST", path, body, f"Authorization: Bearer {token}")
 
 
-def plans_of(clients: int, shape: Shape, *, greedy: bool, pushes: bool) -> list[Plan]:
-    """So many clients, spread over the topics."""
-    return [_plan(number, shape, greedy=greedy, pushes=pushes) for number in range(clients)]
-
-
-def _plan(number: int, shape: Shape, *, greedy: bool, pushes: bool) -> Plan:
+def plan_of(number: int, *, greedy: bool, pushes: bool) -> Plan:
+    """Client ``number``; together they are spread over the topics."""
     topic, turn = topic_of(number % len(PRIORITIES)), number // len(PRIORITIES)
     # Twenty topics and every twentieth client: the turn moves the greedy one on by a topic.
     if greedy and (number + turn) % GREEDY_EVERY == GREEDY_EVERY - 1:
         manner, token = Manner.GREEDY, f"greedy-{number % 2}"
     else:
         manner = Manner.HEADER if turn % 2 else Manner.MILLISECONDS
-        token = f"obeys-{turn % shape.keys}" if shape.keys else ""
-    request = request_of(topic, token if shape.keys else None, shape, pushes=pushes)
-    return Plan(topic, request, manner)
+        token = f"obeys-{turn % KEYS}"
+    return Plan(topic, request_of(topic, token, pushes=pushes), manner)
 
 
-def run(
-    address: tuple[str, int], plans: Sequence[Plan], seconds: float, processes: int
-) -> list[Report]:
-    """Let them write, spread over so many processes."""
-    spawn = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(processes, mp_context=spawn) as pool:
-        parts = [plans[part::processes] for part in range(processes)]
-        futures = [pool.submit(drive, address, part, seconds) for part in parts if part]
-        return [future.result() for future in futures]
+def run(server: Server, clients: int, seconds: float, *, pushes: bool) -> tuple[Report, Usage]:
+    """So many clients write in a process of their own; a few that do not push are greedy."""
+    plans = [plan_of(number, greedy=not pushes, pushes=pushes) for number in range(clients)]
+    usage, spawn = Usage(server), multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=spawn) as pool:
+        report = pool.submit(drive, server.address, plans, seconds).result()
+    usage.end(report)
+    return report, usage
 
 
-def rate(reports: Iterable[Report]) -> float:
+def rate(report: Report) -> float:
     """Writes stored each second."""
-    return sum(sum(t.stored for t in r.tallies.values()) / r.took_s for r in reports)
+    return sum(tally.stored for tally in report.tallies.values()) / report.took_s
 
 
 def merged(tallies: Iterable[Tally]) -> Tally:
@@ -154,53 +122,55 @@ def percentile_ms(seconds: array[float], share: float) -> float:
 
 
 class Usage:
-    """Shares of one core from here on: front, shards, clients."""
+    """Processor time of front, shards, clients and all others from here on."""
 
     def __init__(self, server: Server) -> None:
         self._roles, self._began = server.roles(), time.perf_counter()
         self._before = {role: cpu_s(pid) for role, pid in self._roles.items()}
-        self._machine = machine_s()
+        self._queued, self._machine = queued_s(*self._roles.values()), machine_s()
 
-    def text(self, reports: Iterable[Report]) -> str:
-        took = time.perf_counter() - self._began
-        used = {role: cpu_s(pid) - self._before[role] for role, pid in self._roles.items()}
-        used["clients"] = sum(report.cpu_s for report in reports)
-        used["others"] = max(0.0, machine_s() - self._machine - sum(used.values()))
-        return ", ".join(f"{who} {share / took:.0%}" for who, share in sorted(used.items()))
+    def end(self, report: Report) -> None:
+        self._took = time.perf_counter() - self._began
+        self._used = {role: cpu_s(pid) - self._before[role] for role, pid in self._roles.items()}
+        self._used["clients"] = report.cpu_s
+        ours = sum(self._used.values())
+        others = max(0.0, machine_s() - self._machine - ours)
+        queued = queued_s(*self._roles.values()) - self._queued + report.queued_s
+        # Who waits for a processor waits for whoever runs meanwhile, ours or others.
+        self.stretch = 1 + queued * others / (others + ours) / ours
+        self._used["others"] = others
 
-
-def find_peak(server: Server, shape: Shape, seconds: float) -> tuple[float, int]:
-    """The most writes a second, and the fewest clients that come near it."""
-    rates = {}
-    for clients in PEAK_STEPS:
-        plans, usage = plans_of(clients, shape, greedy=False, pushes=True), Usage(server)
-        reports = run(server.address, plans, seconds, shape.processes)
-        rates[clients] = rate(reports)
-        took = merged(t for r in reports for t in r.tallies.values()).took_s
-        print(
-            f"{clients:4d} clients: {rates[clients]:8,.0f} writes/s, p50"
-            f" {percentile_ms(took, 0.5):.1f} ms, p99 {percentile_ms(took, 0.99):.1f} ms;"
-            f" {usage.text(reports)}",
-            flush=True,
-        )
-    peak = max(rates.values())
-    return peak, min(clients for clients, found in rates.items() if found >= PEAK_SHARE * peak)
+    def __str__(self) -> str:
+        shares = (f"{who} {used / self._took:.0%}" for who, used in sorted(self._used.items()))
+        return f"{', '.join(shares)}; stretched {self.stretch:.2f} x"
 
 
-def tell(reports: Sequence[Report], seconds: float) -> None:
+def measured(server: Server, clients: int, seconds: float) -> float:
+    """Writes a second of so many clients that push, in the server's own time."""
+    report, usage = run(server, clients, seconds, pushes=True)
+    took = merged(report.tallies.values()).took_s
+    print(
+        f"{clients:4d} clients: {rate(report):8,.0f} writes/s, p50 {percentile_ms(took, 0.5):.1f}"
+        f" ms, p99 {percentile_ms(took, 0.99):.1f} ms; {usage}",
+        flush=True,
+    )
+    return rate(report) * usage.stretch
+
+
+def tell(report: Report) -> None:
     """A line for each topic, and one for each manner."""
-    print("topic    priority  band    writes/s  refused/s   p50 ms   p99 ms  with retries  gap s")
+    print("topic    priority  writes/s  refused/s   p50 ms   p99 ms  with retries  gap s")
     for index, priority in enumerate(PRIORITIES):
-        tally = of_topic(reports, topic_of(index))
+        tally = of_topic(report, topic_of(index))
         p50, p99 = percentile_ms(tally.took_s, 0.5), percentile_ms(tally.took_s, 0.99)
-        whole = percentile_ms(tally.whole_s, 0.99)
+        whole, seconds = percentile_ms(tally.whole_s, 0.99), report.took_s
         print(
-            f"{topic_of(index)}  {priority:8d}  {band_of(priority)}  {tally.stored / seconds:8.1f}"
+            f"{topic_of(index)}  {priority:8d}  {tally.stored / seconds:8.1f}"
             f"  {tally.refused / seconds:9.1f}  {p50:7.1f}  {p99:7.1f}  {whole:12.1f}"
             f"  {tally.gap_s:5.1f}"
         )
     for manner in Manner:
-        tally = merged(t for r in reports for (_, m), t in r.tallies.items() if m is manner)
+        tally = merged(t for (_, each), t in report.tallies.items() if each is manner)
         print(
             f"{manner.value}: {tally.stored} stored, {tally.refused} refused, second tries"
             f" {tally.second_stored}/{tally.second_tries}, at most {tally.tries_max} refusals in a"
@@ -208,89 +178,68 @@ def tell(reports: Sequence[Report], seconds: float) -> None:
         )
 
 
-def of_topic(reports: Sequence[Report], topic: str) -> Tally:
-    """What all its clients saw."""
-    return merged(t for r in reports for (name, _), t in r.tallies.items() if name == topic)
+def of_topic(report: Report, topic: str, *, obeying: bool = False) -> Tally:
+    """What all its clients saw, or those that obey."""
+    return merged(
+        tally
+        for (name, manner), tally in report.tallies.items()
+        if name == topic and not (obeying and manner is Manner.GREEDY)
+    )
 
 
-def judge(reports: Sequence[Report], peak: float) -> list[tuple[bool, str]]:
-    """Every aim, and whether it is met."""
-    first = percentile_ms(of_topic(reports, topic_of(0)).took_s, 0.99)
-    names = [topic_of(index) for index in range(len(PRIORITIES))]
-    gaps = {name: _obeying(reports, name).gap_s for name in names}
-    worst = max(gaps, key=lambda name: gaps[name])
-    obeying = merged(_obeying(reports, name) for name in names)
+def judge(report: Report, peak: float, pushed: float, stretch: float) -> list[tuple[bool, str]]:
+    """Every aim, and whether it is met. Times and rates are those of the server's own time."""
+    first = percentile_ms(of_topic(report, topic_of(0)).took_s, 0.99) / stretch
+    tallies = [of_topic(report, topic_of(n), obeying=True) for n in range(len(PRIORITIES))]
+    gap_s, worst = max((tally.gap_s / stretch, n) for n, tally in enumerate(tallies))
+    obeying, others = merged(tallies), merged(report.tallies.values()).others
     share = obeying.second_stored / obeying.second_tries if obeying.second_tries else 1.0
-    others = merged(t for r in reports for t in r.tallies.values()).others
-    kept = rate(reports) / peak
+    stored = rate(report) * stretch
+    # Long passes of a busy machine cost a crowd more than the few clients of the peak.
+    quiet = peak if stretch <= QUIET else 0.0
+    kept = stored >= PEAK_KEPT * max(pushed, quiet)
+    shares = f"{stored / peak:.2f} of the peak, {stored / pushed:.2f} of what so many push"
     return [
         (first <= AIM_MS, f"p99 of priority 1000: {first:.1f} ms; aim {AIM_MS:.0f}"),
-        (gaps[worst] <= GAP_S, f"longest gap of a topic: {gaps[worst]:.1f} s ({worst})"),
+        (gap_s <= GAP_S, f"longest gap of a topic: {gap_s:.1f} s ({topic_of(worst)})"),
         (share >= SECOND_SHARE, f"second tries of obeying clients stored: {share:.1%}"),
-        (kept >= PEAK_KEPT, f"stored {rate(reports):,.0f}/s, {kept:.2f} of the peak"),
+        (kept, f"stored {stored:,.0f}/s, {shares}"),
         (not others, f"other answers: {others or 'none'}"),
     ]
 
 
-def _obeying(reports: Sequence[Report], topic: str) -> Tally:
-    return merged(
-        tally
-        for report in reports
-        for (name, manner), tally in report.tallies.items()
-        if name == topic and manner is not Manner.GREEDY
-    )
-
-
-def campaign(server: Server, shape: Shape, seconds: float, peak_s: float, clients: int) -> bool:
-    """Peak, overload, verdict. ``clients`` 0: as many as the peak says."""
-    with Api(server.address, token=BOSS if shape.keys else None) as api:
-        for index, priority in enumerate(PRIORITIES):
-            ok(api.put(topic_of(index), {"priority": priority, "cap_records": 100_000}), 201)
-    peak, enough = find_peak(server, shape, peak_s)
-    clients = clients or max(OVERLOAD * enough, CLIENTS_MIN)
-    print(f"peak: {peak:,.0f} writes/s with {enough} clients; now {clients} for {seconds:.0f} s")
-    plans, usage = plans_of(clients, shape, greedy=True, pushes=False), Usage(server)
-    reports = run(server.address, plans, seconds, shape.processes)
-    tell(reports, seconds)
-    seconds_of = zip(*(report.by_second for report in reports), strict=True)
-    print(
-        "stored/refused by second:", *(f"{sum(s)}/{sum(r)}" for s, r in map(_columns, seconds_of))
-    )
-    print(f"processor time: {usage.text(reports)}")
-    verdicts = judge(reports, peak)
-    for holds, text in verdicts:
-        print(f"{'pass' if holds else 'FAIL'}  {text}")
-    return all(holds for holds, _ in verdicts)
-
-
-def _columns(counts: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
-    return [stored for stored, _ in counts], [refused for _, refused in counts]
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--peak-seconds", type=float, default=5.0, help="of each step")
-    parser.add_argument("--clients", type=int, default=0, help="0: as many as the peak says")
-    parser.add_argument("--records", type=int, default=1, help="of each write")
-    parser.add_argument("--data-bytes", type=int, default=190)
-    parser.add_argument("--keys", type=int, default=40, help="0: a server without keys")
-    parser.add_argument("--processes", type=int, default=1, help="of clients")
-    parser.add_argument("--shards", type=int, default=2)
-    arguments = parser.parse_args()
-    shape = Shape(arguments.records, arguments.data_bytes, arguments.keys, arguments.processes)
-    env = {"api_keys": ",".join(keys_of(shape))} if shape.keys else {}
-    with (
-        tempfile.TemporaryDirectory(prefix="topics-overload-") as directory,
-        Server(Path(directory) / "data", shards=arguments.shards, **env) as server,
-    ):
+def campaign(
+    data_dir: Path, *, seed: int, seconds: float, peak_seconds: float, clients: int, shards: int
+) -> Summary:
+    """Peak, overload, verdict. ``peak_seconds``: of each step; ``clients`` 0: as many as the peak
+    says.
+    """
+    summary = Summary(seed)
+    keys = [BOSS, *(f"obeys-{n}:w" for n in range(KEYS)), "greedy-0:w", "greedy-1:w"]
+    with Server(data_dir, shards=shards, api_keys=",".join(keys)) as server:
         roles = server.roles()
-        holds = campaign(
-            server, shape, arguments.seconds, arguments.peak_seconds, arguments.clients
-        )
-        assert server.roles() == roles, f"a process was replaced: {server.log_tail}"
-    return 0 if holds else 1
+        with Api(server.address, token=BOSS) as api:
+            for index, priority in enumerate(PRIORITIES):
+                config = {"priority": priority, "cap_records": 100_000}
+                ok(api.put(topic_of(index), config), 201)
+        rates = {step: measured(server, step, peak_seconds) for step in PEAK_STEPS}
+        peak = max(rates.values())
+        enough = min(step for step, found in rates.items() if found >= PEAK_SHARE * peak)
+        clients = clients or max(OVERLOAD * enough, CLIENTS_MIN)
+        print(f"peak: {peak:,.0f} writes/s with {enough}; now {clients} for {seconds:.0f} s")
+        pushed = measured(server, clients, peak_seconds)
+        report, usage = run(server, clients, seconds, pushes=False)
+        tell(report)
+        print(f"processor time: {usage}")
+        pushed = (pushed + measured(server, clients, peak_seconds)) / 2
+        if server.roles() != roles:
+            summary.problems.append(f"a process was replaced: {server.log_tail}")
+    for holds, text in judge(report, peak, pushed, usage.stretch):
+        print(f"{'pass' if holds else 'FAIL'}  {text}")
+        summary.problems += [] if holds else [text]
+    return summary
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    options = {"seconds": 60.0, "peak_seconds": 5.0, "clients": 0, "shards": 2}
+    sys.exit(program(__doc__, campaign, **options))

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import gc
 import heapq
-import math
+import os
 import re
 import select
 import socket
@@ -24,6 +24,8 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+
+from tests.bench.processes import queued_s
 
 RECEIVE_BYTES = 64 * 1024
 HEAD_END = b"\r\n\r\n"
@@ -85,14 +87,12 @@ class Tally:
 
 @dataclass(slots=True)
 class Report:
-    """What one process of clients saw. ``tallies`` by topic and manner; ``by_second`` holds the
-    stored and the refused writes of each second.
-    """
+    """What one process of clients saw. ``tallies`` by topic and manner."""
 
     took_s: float
     cpu_s: float
+    queued_s: float  # ready, without a processor
     tallies: dict[tuple[str, Manner], Tally]
-    by_second: list[tuple[int, int]]
 
 
 class Client:
@@ -102,7 +102,8 @@ class Client:
 
     def __init__(self, address: tuple[str, int], plan: Plan, tally: Tally) -> None:
         self.plan, self.tally = plan, tally
-        self.sock = _connected(address)
+        self.sock = socket.create_connection(address, timeout=30)
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.answer = b""
         self.wanted = 0  # bytes of the answer; 0 while its head is not whole
         self.tries = 0  # of this write
@@ -146,7 +147,6 @@ class Clients:
     """All clients of one process."""
 
     def __init__(self, address: tuple[str, int], plans: Sequence[Plan]) -> None:
-        self._address = address
         self._poll = select.epoll()
         self._waits: list[tuple[float, int]] = []  # when which descriptor sends again
         self._tallies = {(plan.topic, plan.manner): Tally() for plan in plans}
@@ -157,26 +157,25 @@ class Clients:
 
     def run(self, seconds: float) -> Report:
         """Write for so long; answers that come later are not counted."""
-        cpu = time.process_time()
+        cpu, queued = time.process_time(), queued_s(os.getpid())
         began = self._now = time.perf_counter()
         self._until = began + seconds
-        self._by_second = [[0, 0] for _ in range(math.ceil(seconds) + 1)]
         for tally in self._tallies.values():
             tally.last_stored = began
         gc.disable()
         for client in self._clients.values():
             client.send(began)
         while self._now < self._until:
-            self._pass(began)
+            self._pass()
         gc.enable()
         took = self._now - began
         for tally in self._tallies.values():
             tally.gap_s = max(tally.gap_s, self._now - tally.last_stored)
         self._close()
-        counts = [(stored, refused) for stored, refused in self._by_second][: math.ceil(seconds)]
-        return Report(took, time.process_time() - cpu, self._tallies, counts)
+        cpu, queued = time.process_time() - cpu, queued_s(os.getpid()) - queued
+        return Report(took, cpu, queued, self._tallies)
 
-    def _pass(self, began: float) -> None:
+    def _pass(self) -> None:
         """Take the answers that have come, then send what is due."""
         due = self._waits[0][0] if self._waits else self._until
         found = self._poll.poll(max(0.0, min(due, self._until) - self._now), 1024)
@@ -185,24 +184,21 @@ class Clients:
             self._now = time.perf_counter()
             try:
                 if client.receive():
-                    self._take(descriptor, client, int(self._now - began))
+                    self._take(descriptor, client)
             except (EOFError, ConnectionError):
-                self._reconnect(descriptor, client)
+                self._lost(descriptor, client)
         self._now = time.perf_counter()
         while self._waits and self._waits[0][0] <= self._now:
             _, descriptor = heapq.heappop(self._waits)
             self._send(descriptor, self._clients[descriptor])
 
-    def _take(self, descriptor: int, client: Client, second: int) -> None:
+    def _take(self, descriptor: int, client: Client) -> None:
         status = client.answer[9:12]
-        counts = self._by_second[min(second, len(self._by_second) - 1)]
         if status in (b"200", b"201"):
-            counts[0] += 1
             client.tally.store(client, self._now)
             client.tries = 0
             self._send(descriptor, client)
         elif status == b"429" and (limit := LIMIT.search(client.answer)) is None:
-            counts[1] += 1
             client.tally.refuse(client)
             self._later(descriptor, client, client.told_s())
         else:
@@ -222,29 +218,17 @@ class Clients:
         try:
             client.send(self._now)
         except ConnectionError:
-            self._reconnect(descriptor, client)
+            self._lost(descriptor, client)
 
-    def _reconnect(self, descriptor: int, client: Client) -> None:
-        """The server has hung up: another connection, and the write again after a while."""
+    def _lost(self, descriptor: int, client: Client) -> None:
+        """The server has hung up, as it should not."""
         client.tally.other("hung up")
         self._poll.unregister(descriptor)
-        del self._clients[descriptor]
-        client.sock.close()
-        client.sock = _connected(self._address)
-        self._clients[client.sock.fileno()] = client
-        self._poll.register(client.sock, select.EPOLLIN)
-        self._later(client.sock.fileno(), client, UNTOLD_S)
 
     def _close(self) -> None:
         self._poll.close()
         for client in self._clients.values():
             client.sock.close()
-
-
-def _connected(address: tuple[str, int]) -> socket.socket:
-    sock = socket.create_connection(address, timeout=30)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return sock
 
 
 def drive(address: tuple[str, int], plans: Sequence[Plan], seconds: float) -> Report:

@@ -1,19 +1,17 @@
 """The load that is recorded for a power loss: all four classes, with sealing, checkpoints, deletes,
 evictions and recreation, queues (`power_queues`) and routers (`power_routers`).
 
-Runs as a program inside the recorded file system: ``python -m tests.campaigns.power_load DATA_DIR
-ACKNOWLEDGED --seed N``. Each line of ACKNOWLEDGED is one step as JSON: what was asked, when it was
-sent and when it was acknowledged (CLOCK_MONOTONIC, nanoseconds).
+Runs as a program inside the recorded file system (`power_loss`). Each line of its notes is one step
+as JSON: what was asked, when it was sent and when it was acknowledged (CLOCK_MONOTONIC, ns).
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -24,12 +22,9 @@ from tests.support.server import Server
 
 CLASSES = ("fsync", "disk", "memory", "ephemeral")
 WAL_FILE_BYTES = 64 << 10
-WINDOW_MS = (
-    24 * 3600 * 1000
-)  # states are judged long after they were made: no key may have grown too old by then
-STREAMED_MIN_BYTES = (
-    4 << 20
-) + 1  # a body of so many bytes is written beside the log (decision 0007)
+# States are judged long after they were made: no key may have grown too old by then.
+WINDOW_MS = 24 * 3600 * 1000
+STREAMED_MIN_BYTES = (4 << 20) + 1  # so long a body is written beside the log (decision 0007)
 LONG_SHARE = 0.015
 TAGS = ("a", "a:1", "b", None)
 MATCHES = ("a", "b", ["tag", "Glob", "a*"], ["tag", "Eq", "a:1"])
@@ -50,28 +45,36 @@ class Mix(NamedTuple):
     sync_ms: int = 40
 
     @property
+    def asked(self) -> dict[str, float | str]:
+        """As options of a program. A class that stands there twice comes twice as often."""
+        return self._asdict() | {"classes": ",".join(self.classes)}
+
+    @property
     def options(self) -> list[str]:
         """For a command line."""
-        classes = ",".join(self.classes)
-        given = self._asdict() | {"classes": classes}
-        return [part for name, value in given.items() for part in (_option(name), str(value))]
+        pairs = self.asked.items()
+        return [part for n, value in pairs for part in (f"--{n.replace('_', '-')}", str(value))]
 
 
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
-def add_mix(parser: argparse.ArgumentParser) -> None:
-    """The options of `Mix`. A class that stands there twice comes twice as often."""
-    for name, default in Mix()._asdict().items():
-        shown = ",".join(default) if name == "classes" else default
-        parser.add_argument(_option(name), type=type(shown), default=shown)
-
-
-def mix_of(arguments: argparse.Namespace) -> Mix:
+def mix_of(asked: dict[str, Any]) -> Mix:
     """What was asked for."""
-    given = {name: getattr(arguments, name) for name in Mix._fields}
-    return Mix(**given | {"classes": tuple(arguments.classes.split(","))})
+    return Mix(**asked | {"classes": tuple(asked["classes"].split(","))})
+
+
+def records_of(
+    dice: random.Random,
+    number: int,
+    counts: Sequence[int],
+    sizes: Sequence[int],
+    tags: Sequence[str | None],
+) -> list[dict[str, Any]]:
+    """The records of append ``number``; some have a tag."""
+    records = []
+    for position in range(dice.choice(counts)):
+        data = [number, position, "x" * dice.choice(sizes)]
+        tag = dice.choice(tags)
+        records.append({"data": data} | ({} if tag is None else {"tag": tag}))
+    return records
 
 
 class Load:
@@ -82,7 +85,7 @@ class Load:
         self._number = 0
         self._heads: dict[str, int] = {}
         self.queues = QueueLoad(self._do, self._note, dice)
-        self.routers = RouterLoad(self._do, self._note, dice)
+        self.routers = RouterLoad(self._do, self._note, records_of, dice)
 
     def put(self, topic: str, **config: Any) -> None:
         self._do("put", topic, "PUT", "", config, config=config)
@@ -90,24 +93,11 @@ class Load:
     def append(self, topic: str, *, long: bool = False) -> None:
         """``long``: with so much white space that it is a long write."""
         self._number += 1
-        records = []
-        for position in range(self._dice.choice((1, 1, 3))):
-            record: dict[str, Any] = {
-                "data": [self._number, position, "x" * self._dice.choice((10, 300, 2500, 8000))]
-            }
-            tag = self._dice.choice(TAGS)
-            records.append(record | ({} if tag is None else {"tag": tag}))
+        records = records_of(self._dice, self._number, (1, 1, 3), (10, 300, 2500, 8000), TAGS)
         key = f"k{self._number}"
         raw = json.dumps({"records": records, "idempotency_key": key}).encode()
-        body = self._do(
-            "append",
-            topic,
-            "POST",
-            "",
-            raw.ljust(STREAMED_MIN_BYTES) if long else raw,
-            records=records,
-            key=key,
-        )
+        sent = raw.ljust(STREAMED_MIN_BYTES) if long else raw
+        body = self._do("append", topic, "POST", "", sent, records=records, key=key)
         self._heads[topic] = body["head_seq"]
 
     def delete(self, topic: str) -> None:
@@ -190,14 +180,10 @@ def run(data_dir: Path, notes: IO[str], *, seed: int, steps: int, mix: Mix) -> N
 
 def _make(load: Load, mix: Mix) -> None:
     for durability in CLASSES:
-        load.put(f"{durability}.log", durability=durability, idempotency_window_ms=WINDOW_MS)
-        load.put(
-            f"{durability}.capped",
-            durability=durability,
-            idempotency_window_ms=WINDOW_MS,
-            cap_records=25,
-        )
-        load.put(f"{durability}.again", durability=durability, idempotency_window_ms=WINDOW_MS)
+        config = {"durability": durability, "idempotency_window_ms": WINDOW_MS}
+        load.put(f"{durability}.log", **config)
+        load.put(f"{durability}.capped", **config, cap_records=25)
+        load.put(f"{durability}.again", **config)
     load.put("changing", durability="disk", idempotency_window_ms=WINDOW_MS)
     load.queues.make(WINDOW_MS)
     if mix.router_share:
@@ -214,11 +200,8 @@ def _work(load: Load, dice: random.Random, steps: int, mix: Mix) -> None:
             load.queues.step(load.api, dice.choice(of_queues))
             continue
         durability = dice.choice(mix.classes)
-        topic = (
-            f"{durability}.{dice.choice(('log', 'capped', 'again'))}"
-            if dice.random() < 0.9
-            else "changing"
-        )
+        topic = f"{durability}.{dice.choice(('log', 'capped', 'again'))}"
+        topic = topic if dice.random() < 0.9 else "changing"
         step = dice.random()
         if step < 0.95 - mix.delete_share:
             load.append(topic, long=dice.random() < LONG_SHARE)
@@ -232,24 +215,13 @@ def _work(load: Load, dice: random.Random, steps: int, mix: Mix) -> None:
             load.make_again(durability)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("data_dir", type=Path)
-    parser.add_argument("acknowledged", type=Path)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=300)
-    add_mix(parser)
-    arguments = parser.parse_args()
-    with arguments.acknowledged.open("w") as notes:
-        run(
-            arguments.data_dir,
-            notes,
-            seed=arguments.seed,
-            steps=arguments.steps,
-            mix=mix_of(arguments),
-        )
-    return 0
+def main() -> None:
+    """DATA_DIR ACKNOWLEDGED SEED STEPS MIX, which is JSON."""
+    data_dir, acknowledged, seed, steps, mix = sys.argv[1:]
+    with Path(acknowledged).open("w") as notes:
+        mixed = mix_of(json.loads(mix))
+        run(Path(data_dir), notes, seed=int(seed), steps=int(steps), mix=mixed)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -4,16 +4,17 @@ have left of it.
 Runs as a program: ``CRASHSTATES=... python -m tests.campaigns.power_loss --seed 3 --points 60``. It
 needs root and /dev/fuse. Each point is built in every way of ``--policies``: nothing but what was
 synced, a first part of the rest, sectors at random, a torn last write, zeros where data belongs.
-With routers (``--router-share``) a server goes on from ``--resume`` of the states.
+With routers (``--router-share``) a server goes on from ``--resumed`` of the states: when nothing
+lags, every dest of a source that loses nothing holds what the source holds, in its order, once.
 ``--keep DIR`` leaves the recording there, ``--again DIR`` judges one once more.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -21,18 +22,24 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from tests.campaigns.check_state import ASK
+from tests.campaigns.killer import Summary, program
 from tests.campaigns.mounts import CRASHSTATES, why_not
-from tests.campaigns.power_load import CLASSES, Mix, add_mix, mix_of
+from tests.campaigns.power_load import CLASSES, WAL_FILE_BYTES, Mix, mix_of
 from tests.campaigns.power_queues import QUEUE_CLASSES
-from tests.campaigns.power_resume import resume
-from tests.support.server import ROOT
+from tests.campaigns.power_routers import ROUTER_SHARDS, ROUTES, Route
+from tests.support.api import Api
+from tests.support.server import ROOT, Server
 
 POLICIES = "keep,drop,prefix,subset,torn,zeros"
 SHARED_MEMORY = Path("/dev/shm")
 START_S = 20.0
+SETTLED_S = 30.0
+POLL_S = 0.02
 DEFAULT_MIX = Mix()
 WANTED = (
     "segment made",
@@ -80,7 +87,7 @@ def record(folder: Path, *, seed: int, steps: int, mix: Mix = DEFAULT_MIX) -> Co
     disk = folder / "disk"
     disk.mkdir()
     load = [*(sys.executable, "-m", "tests.campaigns.power_load", disk, folder / "acknowledged")]
-    load += ["--seed", seed, "--steps", steps, *mix.options]
+    load += [seed, steps, json.dumps(mix.asked)]
     command = _crashstates("record", "--dir", disk, "--log", folder / "log", "--", *load)
     done = subprocess.run(
         command, cwd=ROOT, env=_environment(), capture_output=True, text=True, check=False
@@ -178,7 +185,7 @@ def _judge_at(acknowledged: Path, scratch: Path) -> Iterator[list[str]]:
     """The command that has a directory judged, by a process that has been started before."""
     path = scratch / "judge"
     serve = [sys.executable, "-m", "tests.campaigns.check_state"]
-    serve += [str(acknowledged), "--serve", str(path)]
+    serve += [str(acknowledged), str(path)]
     judge = subprocess.Popen(serve, cwd=ROOT, env=_environment())
     try:
         deadline = time.monotonic() + START_S
@@ -201,59 +208,113 @@ def _environment() -> dict[str, str]:
     return dict(os.environ, PYTHONPATH=str(ROOT))
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000)
-    parser.add_argument("--steps", type=int, default=700)
-    parser.add_argument("--points", type=int, default=60)
-    parser.add_argument(
-        "--seeds", type=int, default=1, help="random choices for each point and policy"
-    )
-    parser.add_argument("--policies", default=POLICIES)
-    parser.add_argument("--models", default="ext4,strict")
-    add_mix(parser)
-    parser.add_argument("--resume", type=int, default=0, help="as `power_resume` does")
-    parser.add_argument("--keep", type=Path)
-    parser.add_argument("--again", type=Path)
-    arguments = parser.parse_args()
-    if why_not():
-        print(why_not(), file=sys.stderr)
-        return 2
-    mix = mix_of(arguments)
-    with tempfile.TemporaryDirectory(prefix="topics-power-loss-") as directory:
-        folder = arguments.again or arguments.keep or Path(directory)
-        folder.mkdir(exist_ok=True)
-        if arguments.again is None:
-            happened = record(folder, seed=arguments.seed, steps=arguments.steps, mix=mix)
-            print(
-                f"seed {arguments.seed}:",
-                ", ".join(f"{count} {what}" for what, count in sorted(happened.items())),
-                flush=True,
-            )
-            wanted = WANTED if mix == DEFAULT_MIX else ROUTED_WANTED if mix.router_share else ()
-            missing = [what for what in wanted if not happened[what]]
-            assert not missing, f"this load proves little: {missing} never happened"
-        verdict = judge(
-            folder,
-            points=arguments.points,
-            seeds=arguments.seeds,
-            policies=arguments.policies,
-            models=arguments.models,
-        )
-        wrong: list[str] = []
-        if arguments.resume:
-            with _scratch(folder) as scratch:
-                wrong = resume(
-                    folder,
-                    scratch,
-                    count=arguments.resume,
-                    seed=arguments.seed,
-                    policies=arguments.policies,
-                )
-    print(f"seed {arguments.seed}: {verdict}")
-    print("\n".join([*wrong, f"{arguments.resume} resumed, {len(wrong)} problems"]))
-    return 1 if verdict.violations or wrong else 0
+def resume(folder: Path, scratch: Path, *, count: int, seed: int, policies: str) -> list[str]:
+    """What is wrong after ``count`` losses at random."""
+    command = _crashstates("points", folder / "log")
+    told = subprocess.run(command, capture_output=True, text=True, check=True)
+    points = json.loads(told.stdout.splitlines()[0])["points"]
+    dice, wrong = random.Random(seed), []
+    for number in range(count):
+        at, policy = dice.randrange(points // 10, points), dice.choice(policies.split(","))
+        path = scratch / f"resumed-{number}"
+        chosen = "--policy", policy, "--seed", number
+        command = _crashstates("replay", folder / "log", at, path, *chosen)
+        subprocess.run(command, capture_output=True, check=True)
+        wrong += [f"point {at}, {policy}, seed {number}: {said}" for said in _problems(path)]
+    return wrong
+
+
+def _problems(data_dir: Path) -> list[str]:
+    server = Server(data_dir, shards=ROUTER_SHARDS, wal_file_bytes=WAL_FILE_BYTES)
+    try:
+        with server, Api(server.address) as api:
+            wrong = [said for route in ROUTES for said in _differs(api, route)]
+            wrong += [
+                str(event)
+                for event in (server.log.events() if server.log else [])
+                if event.get("event") == "process died"
+            ]
+            return wrong
+    except AssertionError as error:
+        return [str(error)[-600:]]
+
+
+def _differs(api: Api, route: Route) -> Iterator[str]:
+    deadline = time.monotonic() + SETTLED_S
+    while (answer := api.call("GET", f"/v0/routers/{route.router}")).status != 404:
+        told = answer.json()  # while routers are removed whose ends were lost: a 503
+        if told.get("lag_records") == 0:
+            break
+        if time.monotonic() > deadline:
+            yield f"{route.router} lags on: {told}"
+            return
+        time.sleep(POLL_S)
+    else:
+        return  # not made yet, or its source is deleted
+    there = _data(api, route.dest)
+    if any(after <= before for before, after in pairwise(there)):
+        yield f"{route.dest} is not in order: {there}"
+    if route.kind == "plain" and there != (wanted := _data(api, route.root)):
+        missing = [origin for origin in wanted if origin not in there]
+        more = [origin for origin in there if origin not in wanted]
+        yield f"{route.dest} lacks {missing} and has {more}, as {route.root} has not"
+    if route.kind == "plain" and told["forwarded_total"] != len(there):
+        yield f"{route.router} has forwarded {told['forwarded_total']}, {len(there)} are there"
+
+
+def _data(api: Api, topic: str) -> list[Any]:
+    """Which records: the number of the append, and the position in it."""
+    return [record["data"][:2] for record in api.read(topic)]
+
+
+def campaign(
+    data_dir: Path,
+    *,
+    seed: int,
+    steps: int,
+    points: int,
+    seeds: int,
+    policies: str,
+    models: str,
+    resumed: int,
+    keep: str,
+    again: str,
+    **mixed: Any,
+) -> Summary:
+    """Record, unless a recording is to be judged ``again``, and judge. ``seeds``: random choices
+    for each point and policy.
+    """
+    assert not why_not(), why_not()
+    summary, mix = Summary(seed), mix_of(mixed)
+    folder = Path(again or keep or data_dir)
+    folder.mkdir(exist_ok=True)
+    if not again:
+        summary.counts = record(folder, seed=seed, steps=steps, mix=mix)
+        wanted = WANTED if mix == DEFAULT_MIX else ROUTED_WANTED if mix.router_share else ()
+        missing = [what for what in wanted if not summary.counts[what]]
+        assert not missing, f"this load proves little: {missing} never happened"
+    verdict = judge(folder, points=points, seeds=seeds, policies=policies, models=models)
+    summary.tell(str(verdict))
+    summary.problems += [str(verdict)] if verdict.violations else []
+    if resumed:
+        with _scratch(folder) as scratch:
+            summary.problems += resume(folder, scratch, count=resumed, seed=seed, policies=policies)
+    return summary
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(
+        program(
+            __doc__,
+            campaign,
+            steps=700,
+            points=60,
+            seeds=1,
+            policies=POLICIES,
+            models="ext4,strict",
+            resumed=0,
+            keep="",
+            again="",
+            **DEFAULT_MIX.asked,
+        )
+    )

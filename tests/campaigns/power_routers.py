@@ -66,38 +66,31 @@ def _route(source: str, shard: int, durability: str, kind: str, **fields: Any) -
     return Route(source, dest, durability, kind, source)._replace(**fields)
 
 
-def _routes() -> list[Route]:
-    routes = [
-        _route(source, shard, durability, "plain")
-        for source in (FIRM, LOOSE)
-        for shard in (0, 1)
-        for durability in ("fsync", "disk")
-    ]
-    first = _route(LOOSE, 0, "disk", "plain", dest=named("routed.chain1.", 0))
-    second = _route(first.dest, 1, "fsync", "plain", dest=named("routed.chain2.", 1), root=LOOSE)
-    once = _route(FIRM, 1, "fsync", "plain", dest=named("routed.once", 1))
-    return [
-        *routes,
-        first,
-        second,
-        once._replace(guarantee="exactly_once"),
-        _route(CAPPED, 1, "fsync", "lossy"),
-        _route(CAPPED, 0, "disk", "lossy"),
-        _route(CUT, 0, "fsync", "free"),
-        _route(CUT, 1, "disk", "free"),
-        _route(AGAIN, 1, "fsync", "free"),
-        _route(AGAIN, 0, "fsync", "free"),
-    ]
-
-
-ROUTES = _routes()
+BOTH = ((0, "fsync"), (0, "disk"), (1, "fsync"), (1, "disk"))
+_PLAIN = [_route(source, *where, "plain") for source in (FIRM, LOOSE) for where in BOTH]
+_FIRST = _route(LOOSE, 0, "disk", "plain", dest=named("routed.chain1.", 0))
+ROUTES = [
+    *_PLAIN,
+    _FIRST,
+    _route(_FIRST.dest, 1, "fsync", "plain", dest=named("routed.chain2.", 1), root=LOOSE),
+    _route(FIRM, 1, "fsync", "plain", dest=named("routed.once", 1), guarantee="exactly_once"),
+    *(_route(CAPPED, *where, "lossy") for where in ((1, "fsync"), (0, "disk"))),
+    *(_route(CUT, *where, "free") for where in ((0, "fsync"), (1, "disk"))),
+    *(_route(AGAIN, *where, "free") for where in ((1, "fsync"), (0, "fsync"))),
+]
 
 
 class RouterLoad:
     """Appends to sources and reads dests. ``do`` sends a step and notes it."""
 
-    def __init__(self, do: Do, note: Callable[[dict[str, Any]], None], dice: random.Random) -> None:
-        self._do, self._note, self._dice = do, note, dice
+    def __init__(
+        self,
+        do: Do,
+        note: Callable[[dict[str, Any]], None],
+        records: Callable[..., list[dict[str, Any]]],
+        dice: random.Random,
+    ) -> None:
+        self._do, self._note, self._records, self._dice = do, note, records, dice
         self._number = 0
         self._heads = dict.fromkeys(SOURCES, 0)
         self._cursors = {route.dest: 0 for route in ROUTES}
@@ -143,24 +136,13 @@ class RouterLoad:
         answer = api.call("PUT", f"/v0/routers/{route.router}", route.body)
         ended = time.monotonic_ns()
         assert answer.status == 201, str(answer)
-        told: dict[str, Any] = {"router": route.router, "kind": route.kind, "root": route.root}
-        told |= {
-            "source": route.source,
-            "guarantee": route.guarantee,
-            "sent": began,
-            "acknowledged": ended,
-        }
+        told = {"router": route.router, **route._asdict(), "sent": began, "acknowledged": ended}
         self._note({"step": "route", "topic": route.dest, **told})
 
     def _append(self, source: str) -> None:
         self._number += 1
-        records = []
-        for position in range(self._dice.choice((1, 1, 2, 6))):
-            size = self._dice.choice((10, 300, 2500, 6000))
-            record: dict[str, Any] = {"data": [self._number, position, "x" * size]}
-            if (tag := self._dice.choice(TAGS)) is not None:
-                record["tag"] = tag
-            records.append(record)
+        sizes = 10, 300, 2500, 6000
+        records = self._records(self._dice, self._number, (1, 1, 2, 6), sizes, TAGS)
         body = self._do("append", source, "POST", "", {"records": records}, records=records)
         self._heads[source] = body["head_seq"]
 

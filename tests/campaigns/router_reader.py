@@ -1,105 +1,71 @@
 """Readers of a campaign of routers: they follow dests with cursors through kills, read again what
-they have read before, and let the gates open and close.
+they have read before, and let the gates open and close. In the end all is read whole.
 """
 
 from __future__ import annotations
 
-import http.client
-import json
 import random
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import quote
 
+from tests.campaigns.clients import BROKEN, Actor, Address, Refused
 from tests.campaigns.killer import BACK_S
-from tests.campaigns.router_history import History, Read, read_of
-from tests.campaigns.router_topology import Dest
-from tests.support.api import Api
+from tests.campaigns.router_history import End, History, Read, Total, ranges_of, read_of
+from tests.campaigns.router_topology import Dest, Topology
+from tests.support.api import Api, ok
+from tests.support.server import Server
 
-RETRY_S = 0.05
 PAUSE_S = 0.02
+SETTLED_S = 120.0
+POLL_S = 0.05
+PAGE = 1000
 AGAIN_SHARE = 0.15
 WAIT_SHARE = 0.1
 SHUT_S = (0.2, 2.5)
 PAGE_BYTES = 4 << 20
 
-Address = Callable[[], tuple[str, int]]
-
-
-class Refused(Exception):
-    """An answer that promises nothing: try again."""
-
 
 def read_page(api: Api, topic: str, from_seq: int, limit: int, wait_ms: int = 0) -> Read:
-    """One page. ValueError for an answer that the contract does not have."""
-    answer = api.diff(
-        topic,
-        from_seq=from_seq,
-        limit=limit,
-        include_tags=True,
-        wait_ms=wait_ms,
-        max_batch_bytes=PAGE_BYTES,
-    )
+    """One page."""
+    asked = {"limit": limit, "wait_ms": wait_ms, "max_batch_bytes": PAGE_BYTES}
+    answer = api.diff(topic, from_seq=from_seq, include_tags=True, **asked)
     if answer.status in (429, 503):
         raise Refused(str(answer))
-    if answer.status != 200:
-        raise ValueError(f"a read of {topic} from {from_seq} answers {answer}")
+    assert answer.status == 200, f"a read of {topic} from {from_seq} answers {answer}"
     return read_of(topic, from_seq, answer.body)
 
 
-class Reader(threading.Thread):
-    """Follows some dests until it is stopped or an answer is wrong. Nobody else reads them."""
+class Reader(Actor):
+    """Follows some dests. Nobody else reads them."""
 
     def __init__(
         self, number: int, dests: Sequence[Dest], address: Address, history: History, seed: int
     ) -> None:
-        super().__init__(name=f"reader-{number}", daemon=True)
-        self._dests, self._address, self._history = dests, address, history
-        self._random = random.Random(f"{seed}/reader/{number}")
-        self._cursors = {dest.name: 0 for dest in dests}
-        self._ending = threading.Event()
-        self._api: Api | None = None
-        self.again = 0  # pages that were read again
+        super().__init__(f"reader-{number}", address, random.Random(f"{seed}/reader/{number}"))
+        self._names, self._history = [dest.name for dest in dests], history
+        self._cursors = dict.fromkeys(self._names, 0)
 
-    def stop(self) -> None:
-        self._ending.set()
+    def turn(self) -> None:
+        self._follow(self.dice.choice(self._names))
+        self.ending.wait(PAUSE_S)
 
-    def run(self) -> None:
-        while not self._ending.is_set():
-            try:
-                self._turn(self._random.choice(self._dests).name)
-                self._ending.wait(PAUSE_S)
-            except (OSError, EOFError, http.client.HTTPException, Refused):
-                self._hang_up()
-                self._ending.wait(RETRY_S)
-            except Exception as error:
-                self._history.wrong.append(f"{self.name}: {error!r}")
-                break
-        self._hang_up()
-
-    def _turn(self, topic: str) -> None:
-        cursor, limit = self._cursors[topic], self._random.choice((7, 100, 1000))
-        if cursor and self._random.random() < AGAIN_SHARE:
-            self._read(topic, self._random.randrange(cursor), limit)
-            self.again += 1
+    def _follow(self, topic: str) -> None:
+        cursor, limit = self._cursors[topic], self.dice.choice((7, 100, 1000))
+        if cursor and self.dice.random() < AGAIN_SHARE:
+            self._read(topic, self.dice.randrange(cursor), limit)
+            self.counts["read again"] += 1
         else:
-            wait_ms = 300 if self._random.random() < WAIT_SHARE else 0
+            wait_ms = 300 if self.dice.random() < WAIT_SHARE else 0
             self._cursors[topic] = self._read(topic, cursor, limit, wait_ms)
 
     def _read(self, topic: str, from_seq: int, limit: int, wait_ms: int = 0) -> int:
         """The next cursor."""
-        read = read_page(self._connected(), topic, from_seq, limit, wait_ms)
+        read = read_page(self.line.api, topic, from_seq, limit, wait_ms)
         self._history.take(read.page, read.copies)
         return read.page.next_seq
-
-    def _connected(self) -> Api:
-        if self._api is None:
-            self._api = Api(self._address(), timeout_s=BACK_S)
-        return self._api
-
-    def _hang_up(self) -> None:
-        if self._api is not None:
-            self._api.close()
-            self._api = None
 
 
 class GateKeeper(Reader):
@@ -117,26 +83,87 @@ class GateKeeper(Reader):
     def open(self) -> None:
         self._open.set()
 
-    def _turn(self, topic: str) -> None:
+    def _follow(self, topic: str) -> None:
         # A gate that is shut has nothing new behind its cursor: what is there was read.
         self._cursors[topic] = cursor = self._read(topic, self._cursors[topic], 1000)
         self._count(topic)
         if not self._open.is_set():
-            self._ending.wait(self._random.uniform(*SHUT_S))
+            self.ending.wait(self.dice.uniform(*SHUT_S))
             self._count(topic)
-            cursor -= self._random.choice((0, 0, 3, 20))
+            cursor -= self.dice.choice((0, 0, 3, 20))
         if cursor > self._deleted[topic]:
             self._history.may_delete(topic, cursor)
-            answer = self._connected().call(
-                "POST", f"/v0/topics/{topic}/delete", {"before_seq": cursor + 1}
-            )
-            if answer.status in (429, 503):
-                raise Refused(str(answer))
-            if answer.status != 200:
-                raise ValueError(f"a delete in {topic} answers {answer}")
+            asked = {"before_seq": cursor + 1}
+            self.line.ask("POST", f"/v0/topics/{topic}/delete", asked)
             self._deleted[topic] = cursor
 
     def _count(self, topic: str) -> None:
-        answer = self._connected().get(topic, touch="false")
+        answer = self.line.api.get(topic, touch="false")
         if answer.status == 200:
-            self._history.saw_count(topic, json.loads(answer.body)["count"])
+            self._history.saw_count(topic, answer.json()["count"])
+
+
+# The end
+
+
+def settle(server: Server, topology: Topology, history: History) -> None:
+    """Wait until no router lags, the first of a chain first; what lags on is a problem."""
+    server.wait_ready(BACK_S)
+    deadline = time.monotonic() + SETTLED_S
+    with Api(server.address, timeout_s=60) as api:
+        for dest in topology.dests.values():
+            while (told := told_of(api, dest.router))["lag_records"]:
+                if time.monotonic() > deadline:
+                    history.wrong.append(f"{dest.router} lags on: {told}")
+                    break
+                time.sleep(POLL_S)
+
+
+def read_ends(server: Server, topology: Topology, history: History) -> None:
+    """Add what every dest and router came to."""
+    ends: dict[str, End] = {}
+    totals: dict[str, Total] = {}
+    with Api(server.address, timeout_s=60) as api:
+        for dest in topology.dests.values():
+            seqs = _read_whole(api, dest.name, history)
+            state = api.state(dest.name)
+            history.saw_count(dest.name, state["count"])
+            ends[dest.name] = End(state["head_seq"], state["count"], tuple(ranges_of(seqs)))
+            told = told_of(api, dest.router)
+            totals[dest.router] = Total(told["forwarded_total"], told["lag_records"])
+    history.ends.append(ends)
+    history.totals.append(totals)
+
+
+def path_of(router: str) -> str:
+    return f"/v0/routers/{quote(router, safe='')}"
+
+
+def told_of(api: Api, router: str) -> dict[str, Any]:
+    """The router's config and counters, asked for until there is an answer."""
+    deadline = time.monotonic() + BACK_S
+    while True:
+        answer = api.call("GET", path_of(router))
+        if answer.status not in (429, 503) or time.monotonic() > deadline:
+            body: dict[str, Any] = ok(answer)
+            return body
+        time.sleep(POLL_S)
+
+
+def _read_whole(api: Api, topic: str, history: History) -> list[int]:
+    """The seqs of all its records."""
+    seqs: list[int] = []
+    cursor, deadline = 0, time.monotonic() + SETTLED_S
+    while time.monotonic() < deadline:
+        try:
+            read = read_page(api, topic, cursor, PAGE)
+        except (Refused, *BROKEN):
+            time.sleep(POLL_S)
+            continue
+        history.take(read.page, read.copies)
+        seqs += [seq for seq, _ in read.copies]
+        if read.caught_up:
+            return seqs
+        cursor = read.page.next_seq
+    history.wrong.append(f"{topic} cannot be read whole, the cursor stands at {cursor}")
+    return seqs

@@ -19,16 +19,15 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import quote
 
+from tests.campaigns.clients import Actor, end
 from tests.campaigns.killer import BACK_S, Killer, Summary, damage, deaths_by_themselves, program
-from tests.campaigns.router_end import read_ends, settle
 from tests.campaigns.router_history import History, Sent
 from tests.campaigns.router_judge import judge
-from tests.campaigns.router_reader import GateKeeper, Reader
+from tests.campaigns.router_reader import GateKeeper, Reader, path_of, read_ends, settle
 from tests.campaigns.router_topology import SHARDS, TAGS, Dest, Topology, topology
-from tests.campaigns.writers import Write, Writer, finish
-from tests.support.api import Answer, Api, ok
+from tests.campaigns.writers import Writer, finish
+from tests.support.api import Api, ok
 from tests.support.server import Server
 
 WRITERS = 3
@@ -39,7 +38,6 @@ PADDINGS = (0, 0, 60, 300, 2000)
 BATCHES = (1, 1, 2, 3, 12)
 DELETE_SHARE = 0.4
 PUT_SHARE = 0.3
-JOIN_S = 60.0
 # Of a campaign that is long enough; a check that met nothing proves nothing.
 WANTED = ("records", "copies", "source_trim told", "cap told", "ttl told", "full", "read again")
 
@@ -52,39 +50,28 @@ class Source(Writer):
     def __init__(self, number: int, server: Server, topics: list[str], seed: int) -> None:
         super().__init__(number, lambda: server.address, topics, seed)
         self.sent: dict[tuple[str, int], Sent] = {}
-        self._records: list[dict[str, Any]] = []
+        self._node = f"node-{number}" if number else None
 
-    def _data(self, number: int) -> list[list[Any]]:
-        self.stop.wait(self._random.uniform(0.0, PAUSE_S))
-        data = []
-        self._records = []
-        for position in range(self._random.choice(BATCHES)):
-            padding = "x" * self._random.choice(PADDINGS)
-            data.append([self.ledger.writer, number, position, padding])
-            record: dict[str, Any] = {"data": data[-1]}
-            if (tag := self._random.choice(TAGS)) is not None:
+    def records(self, topic: str) -> list[dict[str, Any]]:
+        self.ending.wait(self.dice.uniform(0.0, PAUSE_S))
+        records = self.made(self.dice.choice(BATCHES), "")
+        for record in records:
+            record["data"][-1] = "x" * self.dice.choice(PADDINGS)
+            if (tag := self.dice.choice(TAGS)) is not None:
                 record["tag"] = tag
-            if self._random.random() < 0.2:
-                record["meta"] = {"number": number, "é": [1.5, None]}
-            self._records.append(record)
-        return data
+            if self.dice.random() < 0.2:
+                record["meta"] = {"number": record["data"][1], "é": [1.5, None]}
+        return records
 
-    @property
-    def _node(self) -> str | None:
-        return f"node-{self.ledger.writer}" if self.ledger.writer else None
+    def fields(self, topic: str) -> dict[str, Any]:
+        return {"create": False} | ({"node": self._node} if self._node is not None else {})
 
-    def _append(self, api: Api, topic: str, number: int, data: list[list[Any]]) -> Answer:
-        body: dict[str, Any] = {"records": self._records, "create": False}
-        body |= {"idempotency_key": f"w{self.ledger.writer}-{number}"}
-        body |= {"node": self._node} if self._node is not None else {}
-        return api.append(topic, **body)
-
-    def _note(self, topic: str, number: int, answer: Answer) -> None:
-        super()._note(topic, number, answer)
-        write: Write = self.ledger.acked[number]
-        for position, (seq, record) in enumerate(zip(write.seqs, self._records, strict=True)):
+    def note(self, topic: str, records: list[dict[str, Any]], answer: Any) -> None:
+        super().note(topic, records, answer)
+        for seq, record in zip(answer["seqs"], records, strict=True):
+            writer, number, position, _padding = record["data"]
             self.sent[topic, seq] = Sent(
-                (self.ledger.writer, number, position),
+                (writer, number, position),
                 self._node,
                 record.get("tag"),
                 zlib.crc32(json.dumps(record["data"]).encode()),
@@ -123,7 +110,7 @@ class Campaign:
         ]
         readers = [*self._readers()]
         keeper = self._reader(GateKeeper, READERS, self._gates())
-        threads = [*writers, *readers, keeper]
+        threads: list[Actor] = [*writers, *readers, keeper]
         try:
             for thread in threads:
                 thread.start()
@@ -132,14 +119,12 @@ class Campaign:
             ledgers = finish(writers)
             keeper.open()
             settle(self._server, self._topology, self.history)
-            for reader in (*readers, keeper):
-                reader.stop()
-                reader.join(JOIN_S)
-                assert not reader.is_alive(), f"{reader.name} hangs"
+            end([*readers, keeper])
         self._collect(writers)
-        self.summary.problems += [problem for ledger in ledgers for problem in ledger.problems]
         self.summary.counts["appends repeated"] = sum(ledger.retries for ledger in ledgers)
-        self.summary.counts["read again"] = sum(reader.again for reader in readers)
+        for actor in threads:
+            self.summary.problems += actor.problems
+            self.summary.counts += actor.counts
 
     def _gates(self) -> list[Dest]:
         return [self._topology.dests[name] for name in self._topology.gates]
@@ -206,10 +191,6 @@ class Campaign:
         self.summary.counts += verdict.counts
         self.summary.problems += list(dict.fromkeys(verdict.problems))
         self.summary.problems += damage(self._data_dir, SHARDS)
-
-
-def path_of(router: str) -> str:
-    return f"/v0/routers/{quote(router, safe='')}"
 
 
 def router_of(dest: Dest) -> dict[str, Any]:

@@ -15,13 +15,9 @@ What must hold:
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import random
 import sys
-import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -30,23 +26,23 @@ from pathlib import Path
 from typing import Any
 
 from tests.campaigns import fuzz_crew
-from tests.campaigns.fuzz_answers import check_envelope
-from tests.campaigns.fuzz_crew import PROBLEMS_MAX, SHOWN_BYTES, Worker
+from tests.campaigns.fuzz_crew import END_S, SHOWN_BYTES, Worker, check_envelope
+from tests.campaigns.hostile import MIB, Memory, watched
+from tests.campaigns.killer import Summary, program
 from tests.campaigns.schema_mutations import bytes_of, spoil, spoiled_value, text_of
 from tests.campaigns.schemas import Asked, asked, command
 from tests.support.api import Answer, Api, Wire, ok
-from tests.support.server import Server, rss_bytes
+from tests.support.server import Server
 from tests.support.sse import Decoder
 from tests.support.ws import PING, PONG, TEXT, Socket
 
 HTTP_WORKERS, SOCKET_WORKERS = 4, 2
 VALID_SHARE = 0.35
-END_S, WAIT_S, STREAM_S = 15.0, 0.5, 0.05
+WAIT_S, STREAM_S = 0.5, 0.05
 SOCKET_COMMANDS = 40  # then another socket
 SLOWEST_MAX = 5
 SAMPLE_S = 0.5
 TOKEN = "fuzz-key"
-MIB = 2**20
 GROWTH, GROWTH_BYTES = 1.5, 64 * MIB  # from a quarter of the time on
 CAPS = {"max_topics": 60, "max_routers": 16, "max_watch_sessions": 300, "max_sse_connections": 40}
 
@@ -167,7 +163,7 @@ class HttpWorker(Worker[Findings]):
             fine = row.fine | ({400} if any(name in content for name in DELAYS) else set())
             assert status in fine, f"valid, and answered {answer}"
         if status >= 300 and answer.body:
-            check_envelope(status, answer.headers, answer.body)
+            check_envelope(answer)
             code = answer.json()["error"]["code"]
             assert code in CODES.get(status, ()), f"{status} with the code {code}"
         if status in (429, 503):
@@ -256,40 +252,6 @@ def work(address: tuple[str, int], seed: int, seconds: float, rate: float) -> Fi
     return fuzz_crew.together(workers, seconds, rate, Findings())
 
 
-class Growth(threading.Thread):
-    """Resident memory of each process, by time."""
-
-    def __init__(self, server: Server) -> None:
-        super().__init__(daemon=True)
-        self._roles, self._done = server.roles(), threading.Event()
-        self.samples: dict[str, list[int]] = {role: [] for role in self._roles}
-
-    def run(self) -> None:
-        while not self._done.wait(SAMPLE_S):
-            for role, pid in self._roles.items():
-                self.samples[role].append(rss_bytes(pid))
-
-    def finish(self) -> list[str]:
-        """What grew without end."""
-        self._done.set()
-        self.join()
-        return [
-            f"{role} grows: {line}"
-            for role, line in self.lines().items()
-            if (found := self.samples[role])
-            and found[-1] > found[len(found) // 4] * GROWTH + GROWTH_BYTES
-        ]
-
-    def lines(self) -> dict[str, str]:
-        """In MiB: the first sample, at a quarter, at half, the last; the largest."""
-        return {
-            role: " -> ".join(f"{found[at] / MIB:.0f}" for at in (0, n // 4, n // 2, n - 1))
-            + f" MiB, at most {max(found) / MIB:.0f}"
-            for role, found in self.samples.items()
-            if (n := len(found))
-        }
-
-
 @contextmanager
 def fuzzed_server(folder: Path) -> Iterator[Server]:
     """A server with keys and small caps, and the topics that dead letters go to."""
@@ -301,38 +263,31 @@ def fuzzed_server(folder: Path) -> Iterator[Server]:
         yield server
 
 
-def fuzz(server: Server, *, seed: int, seconds: float, rate: float) -> tuple[Findings, Growth]:
+def fuzz(server: Server, *, seed: int, seconds: float, rate: float) -> tuple[Findings, Memory]:
     """Fuzz a server that runs."""
-    growth = Growth(server)
-    growth.start()
-    findings = fuzz_crew.apart(work, server, seed, seconds, rate)
-    findings.problems += growth.finish()
+    with watched(server, SAMPLE_S) as memory:
+        findings = fuzz_crew.apart(work, server, seed, seconds, rate)
+    for role, found in memory.samples.items():
+        if found[-1] > found[len(found) // 4] * GROWTH + GROWTH_BYTES:
+            findings.problems.append(f"{role} grows: {memory.lines()[role]}")
     with Api(server.address) as api:
         ok(api.call("GET", "/v0/health"))
-    return findings, growth
+    return findings, memory
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000)
-    parser.add_argument("--rate", type=float, default=400.0, help="requests a second")
-    arguments = parser.parse_args()
-    with (
-        tempfile.TemporaryDirectory(prefix="topics-schemas-") as directory,
-        fuzzed_server(Path(directory) / "data") as server,
-    ):
-        findings, growth = fuzz(
-            server, seed=arguments.seed, seconds=arguments.seconds, rate=arguments.rate
-        )
-    told = [f"{outcome}: {count}" for outcome, count in sorted(findings.outcomes.items())]
-    print(f"seed {arguments.seed}: {findings.sent} requests, {findings.valid} of them valid")
-    print(*told, *(f"{role}: {line}" for role, line in growth.lines().items()), sep="\n")
-    for seconds, what in findings.slowest:
-        print(f"{seconds:.2f} s: {what[:300]}")
-    print(f"{len(findings.problems)} problems", *findings.problems[:PROBLEMS_MAX], sep=os.linesep)
-    return 1 if findings.problems else 0
+def campaign(data_dir: Path, *, seed: int, seconds: float, rate: float) -> Summary:
+    """``rate``: requests a second."""
+    summary = Summary(seed)
+    with fuzzed_server(data_dir) as server:
+        findings, memory = fuzz(server, seed=seed, seconds=seconds, rate=rate)
+    summary.tell("\n".join(f"{role}: {line}" for role, line in memory.lines().items()))
+    for took, what in findings.slowest:
+        summary.tell(f"{took:.2f} s: {what[:300]}")
+    summary.counts = findings.outcomes
+    summary.counts["requests"], summary.counts["valid"] = findings.sent, findings.valid
+    summary.problems = findings.problems
+    return summary
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(program(__doc__, campaign, seconds=60.0, rate=400.0))

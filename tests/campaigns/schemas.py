@@ -248,19 +248,13 @@ def at(template: str) -> Make:
 
 
 def _row(
-    name: str,
-    line: str,
-    body: Make | None = None,
-    *,
-    fine: str = "200",
-    asks: Make = no_query,
-    answer: str = "",
-    waits: bool = False,
+    name: str, line: str, fine: str, answer: str = "", body: Make | None = None, **more: Any
 ) -> Row:
+    """``more``: ``asks`` makes the query, ``waits``."""
     method, _, path = line.partition(" ")
-    statuses = frozenset(map(int, fine.split()))
     told = frozenset(answer.split()) | ({"performance"} if answer else set())
-    return Row(name, method, at(path), asks, body, statuses, told, waits)
+    asks, waits = more.get("asks", no_query), more.get("waits", False)
+    return Row(name, method, at(path), asks, body, frozenset(map(int, fine.split())), told, waits)
 
 
 def nothing(_: Source) -> dict[str, Any]:
@@ -276,114 +270,61 @@ READ = "topic records next_from_seq head_seq earliest_seq caught_up tombstone la
 ROUTED = "router created source dest preserve_node preserve_tag filter allow_cycle guarantee"
 SETTLED = "topic skipped ready in_flight"
 LEASE = number(0, DAY_MS)
+_WATCH_QUERY = query(from_seq=SEQ, tail=BOOL, limit=number(0, 5000), include_data=BOOL, node=NODE)
+
+
+def watch_query(source: Source) -> list[tuple[str, str]]:
+    return [("topic", topic(source)), *_WATCH_QUERY(source)]
+
+
 WATCH = members({"topics": starts}, WATCH_FIELDS)
-CLAIM = {"max": number(1, 2000), "lease_ms": LEASE, "wait_ms": number(0, 30)}
-REDRIVE = {"to": queue, "match": match, "before_seq": SEQ, "limit": number(1, 20_000)}
+CLAIMED = {"max": number(1, 2000), "lease_ms": LEASE, "wait_ms": number(0, 30)}
+CLAIM = members({"node": NODE}, CLAIMED)
+MOVED = {"to": queue, "match": match, "before_seq": SEQ, "limit": number(1, 20_000)}
+REDRIVE = members({}, MOVED)
 DELETES = one_of(members({"before_seq": SEQ}, {"match": match}), members({"match": match}, {}))
+REDRIVE_AT, NODE_1 = "POST /v0/topics/{dead}/redrive|/v0/topics/{queue}/redrive", ("node", "w1")
 TOPIC, QUEUE, ROUTER_AT = "/v0/topics/{topic}", "/v0/topics/{queue}", "/v0/routers/{router}"
-APPEND = _row(
-    "append",
-    f"POST {TOPIC}",
-    nothing,
-    fine="200 201 404 422 429",
-    asks=query(return_seqs=BOOL),
-    answer="topic first_seq last_seq head_seq count created deduped",
-)
-PUT = _row("put", f"PUT {TOPIC}", nothing, fine="200 201 409 429", answer="topic created config")
-JOBS = "200 404 409"
+JOBS, TOLD = "200 404 409", "topic first_seq last_seq head_seq count created deduped"
+LAG = "router source dest forwarded_total lag_records lag_ms"
+DELETED = "topic deleted earliest_seq head_seq count bytes"
+SESSION = "wid stream_url session_ttl_ms topics"
+RETURN, TOUCH, EMPTY = query(return_seqs=BOOL), query(touch=BOOL), query(if_empty=BOOL)
+LEASES = query(node=one_of("w1", "w2"), **PAGE)
+HELD, FREED = members(SETTLE, {}), members(SETTLE, {"delay_ms": number(0, 2 * DAY_MS)})
+EXTENDED = members(SETTLE | {"lease_ms": LEASE}, {})
+WORK_QUERY = query(max=number(1, 2000), lease_ms=LEASE)
+APPEND = _row("append", f"POST {TOPIC}", "200 201 404 422 429", TOLD, nothing, asks=RETURN)
+PUT = _row("put", f"PUT {TOPIC}", "200 201 409 429", "topic created config", nothing)
+REMOVED = "topic deleted routers_removed"
 ROWS = (
     APPEND,
     APPEND,
     PUT,
-    _row("state", f"GET {TOPIC}", fine="200 404", asks=query(touch=BOOL), answer=STATE),
-    _row("list", "GET /v0/topics", asks=TOPICS_PAGE, answer="topics"),
-    _row(
-        "delete a topic",
-        f"DELETE {TOPIC}",
-        fine="200 409",
-        asks=query(if_empty=BOOL),
-        answer="topic deleted routers_removed",
-    ),
-    _row("diff", f"POST {TOPIC}/diff", DIFF, fine="200 404", answer=READ, waits=True),
-    _row(
-        "delete records",
-        f"POST {TOPIC}/delete",
-        lambda source: DELETES(source)(source),
-        fine="200 404",
-        answer="topic deleted earliest_seq head_seq count bytes",
-    ),
+    _row("state", f"GET {TOPIC}", "200 404", STATE, asks=TOUCH),
+    _row("list", "GET /v0/topics", "200", "topics", asks=TOPICS_PAGE),
+    _row("delete a topic", f"DELETE {TOPIC}", "200 409", REMOVED, asks=EMPTY),
+    _row("diff", f"POST {TOPIC}/diff", "200 404", READ, DIFF, waits=True),
+    _row("delete records", f"POST {TOPIC}/delete", "200 404", DELETED, lambda s: DELETES(s)(s)),
     # 400: both ends are one
-    _row(
-        "put a router",
-        f"PUT {ROUTER_AT}",
-        ROUTER,
-        fine="200 201 400 404 409 429",
-        answer=ROUTED,
-    ),
-    _row(
-        "get a router",
-        f"GET {ROUTER_AT}",
-        fine="200 404",
-        answer="router source dest forwarded_total lag_records lag_ms",
-    ),
-    _row("list routers", "GET /v0/routers", asks=ROUTERS_PAGE, answer="routers"),
-    _row("delete a router", f"DELETE {ROUTER_AT}", answer="router deleted"),
-    _row(
-        "watch",
-        "POST /v0/watch",
-        WATCH,
-        fine="200 404 429",
-        asks=query(lenient=BOOL),
-        answer="wid stream_url session_ttl_ms topics",
-    ),
-    _row(
-        "claim",
-        f"POST {QUEUE}/claim",
-        members({"node": NODE}, CLAIM),
-        fine=JOBS,
-        answer="topic claimed count ready",
-        waits=True,
-    ),
-    _row("ack", f"POST {QUEUE}/ack", members(SETTLE, {}), fine=JOBS, answer=f"{SETTLED} acked"),
-    _row(
-        "nack",
-        f"POST {QUEUE}/nack",
-        members(SETTLE, {"delay_ms": number(0, 2 * DAY_MS)}),
-        fine=JOBS,
-        answer=f"{SETTLED} nacked",
-    ),
-    _row(
-        "extend",
-        f"POST {QUEUE}/extend",
-        members(SETTLE | {"lease_ms": LEASE}, {}),
-        fine=JOBS,
-        answer="topic extended skipped deadlines",
-    ),
-    _row(
-        "leases",
-        f"GET {QUEUE}/leases",
-        fine=JOBS,
-        asks=query(node=one_of("w1", "w2"), **PAGE),
-        answer="leases",
-    ),
+    _row("put a router", f"PUT {ROUTER_AT}", "200 201 400 404 409 429", ROUTED, ROUTER),
+    _row("get a router", f"GET {ROUTER_AT}", "200 404", LAG),
+    _row("list routers", "GET /v0/routers", "200", "routers", asks=ROUTERS_PAGE),
+    _row("delete a router", f"DELETE {ROUTER_AT}", "200", "router deleted"),
+    _row("watch", "POST /v0/watch", "200 404 429", SESSION, WATCH, asks=query(lenient=BOOL)),
+    _row("watch at once", "GET /v0/watch", "200 404 429", asks=watch_query),
+    _row("claim", f"POST {QUEUE}/claim", JOBS, "topic claimed count ready", CLAIM, waits=True),
+    _row("ack", f"POST {QUEUE}/ack", JOBS, f"{SETTLED} acked", HELD),
+    _row("nack", f"POST {QUEUE}/nack", JOBS, f"{SETTLED} nacked", FREED),
+    _row("extend", f"POST {QUEUE}/extend", JOBS, "topic extended skipped deadlines", EXTENDED),
+    _row("leases", f"GET {QUEUE}/leases", JOBS, "leases", asks=LEASES),
     # 400: to itself
-    _row(
-        "redrive",
-        f"POST /v0/topics/{{dead}}/redrive|{QUEUE}/redrive",
-        members({}, REDRIVE),
-        fine="200 400 404",
-        answer="topic moved remaining skipped",
-    ),
-    _row(
-        "work",
-        f"GET {QUEUE}/work",
-        fine=f"{JOBS} 429",
-        asks=lambda s: [("node", "w1"), *query(max=number(1, 2000), lease_ms=LEASE)(s)],
-    ),
-    _row("health", "GET /v0/health|/healthz", answer="status version uptime_ms"),
-    _row("ready", "GET /v0/ready|/readyz", answer="status topics"),
-    _row("root", "GET /", answer="name version"),
-    _row("metrics", "GET /v0/metrics|/metrics"),
+    _row("redrive", REDRIVE_AT, "200 400 404", "topic moved remaining skipped", REDRIVE),
+    _row("work", f"GET {QUEUE}/work", f"{JOBS} 429", asks=lambda s: [NODE_1, *WORK_QUERY(s)]),
+    _row("health", "GET /v0/health|/healthz", "200", "status version uptime_ms"),
+    _row("ready", "GET /v0/ready|/readyz", "200", "status topics"),
+    _row("root", "GET /|/v0", "200", "name version"),
+    _row("metrics", "GET /v0/metrics|/metrics", "200"),
 )
 
 

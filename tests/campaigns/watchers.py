@@ -1,47 +1,285 @@
 """Watchers while the front, a shard or everything is killed and networks are cut: each sees every
 record once, or is told of the gap.
 
-Each watcher (`watcher`) follows a few topics over SSE. At the end all must stand at the heads, and
-what they saw must be what was acknowledged to the writers. Runs as a program: ``python -m
-tests.campaigns.watchers --seconds 300 --seed 1``.
+Each watcher follows a few topics over SSE and holds every event against where it stands: its place
+in each topic is the end of the last event that came whole, and every event must begin there. So
+nothing is missing, nothing comes twice and nothing out of order, but what lies behind the cursor
+that a resume went back to. At the end all must stand at the heads, and what they saw must be what
+was acknowledged to the writers. Runs as a program: ``python -m tests.campaigns.watchers --seconds
+300 --seed 1``.
 """
 
 from __future__ import annotations
 
 import random
+import socket
+import struct
 import sys
 import time
-from collections import Counter
+import traceback
+from collections import Counter, deque
 from pathlib import Path
 from typing import Any
 
+from tests.campaigns.clients import BROKEN, Actor, Address
 from tests.campaigns.killer import BACK_S, Killer, Summary, program
-from tests.campaigns.watcher import CAPS, Seen, Watcher
+from tests.campaigns.router_history import ranges_of
 from tests.campaigns.writers import Ledger, Writer, finish
-from tests.support.api import Api, ok
+from tests.support.api import Api, Wire, ok, request
 from tests.support.server import Server
+from tests.support.sse import CAUGHT_UP, ERROR, RECORD, TOMBSTONE, Decoder, SseEvent, decoded
 
 SHARDS = 2
 WRITERS = 4
 WAL_FILE_BYTES = 1 << 20  # some of what a resume reads stands in segments
+CAPS = {"fsync-0": 0, "fsync-1": 0, "disk-0": 0, "disk-1": 0, "disk-capped": 60, "fsync-capped": 40}
 # The capped ones more often: a reader falls behind sooner.
 WRITTEN = [*CAPS, "disk-capped", "disk-capped", "fsync-capped"]
 PADDINGS = (0, 200, 2000, 16_000)
 KILL_SHARE = 0.25  # of what happens; the rest are cuts
 ARRIVE_S = 60.0  # for everything that is still under way at the end
 CUTS = ("end", "reset", "vanish")
+HEARTBEAT_MS = 1000
+SILENCE_S = 15.0  # a stream that is open says at least that nothing has happened
+RETRY_S = 0.05
+IDS_KEPT = 30
+KINDS = ("brisk", "brisk", "brisk", "slow", "stalling")
+TOLD = ("cap", "from_seq_too_old", "mixed")
+Seen = dict[tuple[str, int], tuple[int, ...]]  # topic and seq: writer, number, position
 
 
 class PacedWriter(Writer):
     """Few and small enough for many watchers."""
 
-    def _data(self, number: int) -> list[list[Any]]:
-        self.stop.wait(self._random.uniform(0.0, 0.04))
-        padding = "x" * self._random.choice(PADDINGS)
-        return [
-            [self.ledger.writer, number, position, padding]
-            for position in range(self._random.randint(1, 4))
-        ]
+    def records(self, topic: str) -> list[dict[str, Any]]:
+        self.ending.wait(self.dice.uniform(0.0, 0.04))
+        return self.made(self.dice.randint(1, 4), "x" * self.dice.choice(PADDINGS))
+
+
+class Watcher(Actor):
+    """Follows some topics until told where their heads are and it stands there, or until something
+    is wrong.
+    """
+
+    def __init__(self, number: int, address: Address, seed: int, seen: Seen) -> None:
+        dice = random.Random(f"{seed}/watcher/{number}")
+        super().__init__(f"watcher-{number}", address, dice)
+        self._seen, self._kind = seen, KINDS[number % len(KINDS)]
+        self._options = {
+            "heartbeat_ms": HEARTBEAT_MS,
+            "limit": dice.choice((10, 256, 256, 1000)),
+            "consistency": dice.choice(("eventual", "eventual", "strong")),
+        }
+        self._at = dict.fromkeys(sorted(dice.sample(list(CAPS), dice.randint(1, 4))), 0)
+        self._highest = dict(self._at)
+        self._epochs: dict[str, int] = {}
+        # By topic: the end of the tombstone that was the last thing that came.
+        self._gap_ends: dict[str, int] = {}
+        self._wid: str | None = None
+        self._ids: deque[str] = deque(maxlen=IDS_KEPT)
+        self.cut: str | None = None  # how its network is cut, soon
+        # A connection that has vanished: nobody reads it, nobody has closed it.
+        self._left: Wire | None = None
+        self._heads: dict[str, int] | None = None
+
+    def end_at(self, heads: dict[str, int]) -> None:
+        """There will be no more than this: hurry, and end there."""
+        self._heads = heads
+        self.ending.set()
+
+    @property
+    def missing(self) -> dict[str, tuple[int, int]]:
+        """Where it stands and where it must come, by topic."""
+        heads = self._heads or {}
+        places = {topic: (at, heads.get(topic, at)) for topic, at in self._at.items()}
+        return {topic: place for topic, place in places.items() if place[0] != place[1]}
+
+    @property
+    def _arrived(self) -> bool:
+        return self._heads is not None and not self.missing
+
+    def run(self) -> None:
+        try:
+            while not self._arrived:
+                try:
+                    self._watch()
+                except BROKEN:
+                    self.counts["breaks"] += 1
+                away = 3.0 if self.dice.random() < 0.1 else 3 * RETRY_S
+                self.ending.wait(self.dice.uniform(0.0, away))
+                time.sleep(RETRY_S)
+        except Exception:
+            self.wrong(f"{self}: {traceback.format_exc(limit=-2)}")
+        finally:
+            if self._left is not None:
+                self._left.socket.close()
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self._kind}, {self._options}, {dict(self.counts)}) at {self._at}"
+
+    # Connecting
+
+    def _watch(self) -> None:
+        """One stream, from its opening until it breaks. What breaks it is raised, but for a
+        refusal.
+        """
+        if self._wid is None or not self._ids:
+            self._ids.clear()
+            self._wid = self._post()
+            if self._wid is None:
+                return
+        receive_bytes = None if self._kind == "brisk" else 8192
+        with Wire(self.address(), BACK_S, receive_bytes=receive_bytes) as wire:
+            last = [f"Last-Event-ID: {self._go_back()}"] if self._ids else []
+            accept = "Accept: text/event-stream"
+            wire.send(request("GET", f"/v0/watch/{self._wid}", None, accept, *last))
+            status, headers = wire.head()
+            if status == 404:
+                self.counts["sessions gone"] += 1
+                self._wid = None
+            if status in (404, 429, 503):
+                return
+            assert status == 200, f"GET answers {status} {headers}"
+            assert "chunked" not in headers.get("transfer-encoding", ""), headers
+            self.counts["streams"] += 1
+            self._gap_ends.clear()
+            self._read(wire)
+
+    def _post(self) -> str | None:
+        """A new session from where the watcher stands; None when the server cannot now."""
+        topics = {topic: {"from_seq": seq} for topic, seq in self._at.items()}
+        for topic in topics.keys() & self._epochs.keys():
+            topics[topic]["epoch"] = self._epochs[topic]
+        with Api(self.address(), timeout_s=BACK_S) as api:
+            answer = api.call("POST", "/v0/watch", {**self._options, "topics": topics})
+        if answer.status in (429, 503):
+            return None
+        assert answer.status == 200, f"POST answers {answer}"
+        body = answer.json()
+        for topic, told in body["topics"].items():
+            at, epoch = self._at[topic], self._epochs.setdefault(topic, told["epoch"])
+            assert told["from_seq"] == at, f"POST for {topic} from {at} answers {told}"
+            assert told["epoch"] == epoch, f"{topic} has another epoch: {told}, it was {epoch}"
+        self.counts["posts"] += 1
+        return str(body["wid"])
+
+    def _go_back(self) -> str:
+        """The id to resume from: mostly the last one, sometimes one before it. The watcher stands
+        there now.
+        """
+        if self.dice.random() < 0.3:
+            for _ in range(self.dice.randrange(len(self._ids))):
+                self._ids.pop()
+        self._at = {topic: decoded(self._ids[-1])[topic] for topic in self._at}
+        self.counts["resumes"] += 1
+        self.counts["rewound"] += any(seq < self._highest[topic] for topic, seq in self._at.items())
+        return self._ids[-1]
+
+    # Reading
+
+    def _read(self, wire: Wire) -> None:
+        decoder, sock = Decoder(), wire.socket
+        piece, wire._buffer = bytes(wire._buffer), bytearray()
+        sock.settimeout(0.1)
+        heard_at = time.monotonic()
+        self.cut = None
+        while True:
+            for event in decoder.feed(piece):
+                self._take(event)
+            if self._arrived:
+                return
+            if self.cut is not None:
+                self._break(wire, self.cut)
+            self._dawdle()
+            is_brisk = self._kind == "brisk" or self.ending.is_set()
+            try:
+                piece = sock.recv(1 << 16 if is_brisk else 4096)
+            except TimeoutError:
+                piece, silent = b"", time.monotonic() - heard_at
+                assert silent <= SILENCE_S, "the stream is silent"
+                continue
+            heard_at = time.monotonic()
+            if not piece:
+                raise EOFError("the stream has ended")
+
+    def _dawdle(self) -> None:
+        if self._kind == "slow":
+            self.ending.wait(0.01)
+        elif self._kind == "stalling" and self.dice.random() < 0.01:
+            self.counts["stalls"] += 1
+            self.ending.wait(self.dice.uniform(0.5, 6.0))
+
+    def _break(self, wire: Wire, how: str) -> None:
+        self.counts[f"cut: {how}"] += 1
+        if how == "end":
+            wire.socket.shutdown(socket.SHUT_RDWR)
+        elif how == "reset":
+            wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        else:  # its other end learns nothing of it, as when a cable is pulled
+            if self._left is not None:
+                self._left.socket.close()
+            self._left = Wire.__new__(Wire)
+            self._left.socket = socket.socket(fileno=wire.socket.detach())
+        raise EOFError(how)
+
+    def _take(self, event: SseEvent) -> None:
+        if event.event is None:
+            return
+        body = event.json()
+        if event.event == ERROR:
+            self.counts[f"error {body['code']}"] += 1
+            assert "topics" not in body or event.is_paced, f"a topic cannot be read: {body}"
+            return
+        topic = body["topic"]
+        if event.event == RECORD:
+            self._take_records(topic, body)
+        elif event.event == TOMBSTONE:
+            self._take_tombstone(topic, body)
+        else:
+            assert event.event == CAUGHT_UP, f"an unexpected event: {str(event)[:500]}"
+            self.counts["caught up"] += 1
+            at = self._at[topic]
+            assert body["head_seq"] == at, f"{topic} is caught up: {body}, the watcher is at {at}"
+        told = event.id and event.cursor
+        assert told == self._at, f"the id says {told} after {event.event} of {topic}: {self._at}"
+        self._ids.append(str(event.id))
+
+    def _take_records(self, topic: str, body: dict[str, Any]) -> None:
+        at, to_seq, highest = self._at[topic], body["to_seq"], self._highest[topic]
+        seqs = [record["$seq"] for record in body["records"]]
+        told = {name: body[name] for name in ("from_seq", "to_seq", "head_seq")}
+        what = f"{topic}: after {at} came {told} with {ranges_of(seqs)}; {highest} was seen"
+        assert body["from_seq"] == at < to_seq <= body["head_seq"], what
+        assert seqs == [*range(at + 1, to_seq + 1)], what
+        for record in body["records"]:
+            origin, place = tuple(record["data"][:3]), (topic, record["$seq"])
+            other = self._seen.setdefault(place, origin)
+            assert other == origin, f"{place}: {origin}, another watcher got {other}"
+        self.counts["records"] += len(seqs)
+        self.counts["again"] += sum(seq <= highest for seq in seqs)
+        self._gap_ends.pop(topic, None)
+        self._move(topic, to_seq)
+
+    def _take_tombstone(self, topic: str, body: dict[str, Any]) -> None:
+        at, cap = self._at[topic], CAPS[topic]
+        gap_from, gap_to, head_seq = body["gap_from"], body["gap_to"], body["head_seq"]
+        what = f"{topic} at {at} with a cap of {cap}: {body}"
+        assert cap, what
+        assert body["reason"] in TOLD, what
+        assert gap_from == at + 1 <= gap_to, what
+        assert topic not in self._gap_ends, f"a gap in two parts, {self._gap_ends} and {what}"
+        # The others are not told of the head that has evicted.
+        shown_all = self._options["consistency"] == "eventual"
+        assert gap_to <= head_seq - cap or not shown_all, f"not lost: {what}"
+        assert gap_to == body["earliest_seq"] - 1, f"not what is lost: {what}"
+        self.counts["gaps"] += 1
+        self.counts["lost"] += gap_to - at
+        self._gap_ends[topic] = gap_to
+        self._move(topic, gap_to)
+
+    def _move(self, topic: str, seq: int) -> None:
+        self._at[topic] = seq
+        self._highest[topic] = max(seq, self._highest[topic])
 
 
 def campaign(data_dir: Path, *, seed: int, seconds: float, watchers: int) -> Summary:
@@ -74,10 +312,9 @@ def campaign(data_dir: Path, *, seed: int, seconds: float, watchers: int) -> Sum
         deadline = time.monotonic() + ARRIVE_S
         for reader in readers:
             reader.join(max(deadline - time.monotonic(), 0.0))
-            summary.counts += reader.report.counts
-            if reader.report.problem is not None:
-                summary.problems.append(reader.report.problem)
-            elif reader.is_alive():
+            summary.counts += reader.counts
+            summary.problems += reader.problems
+            if reader.is_alive():
                 summary.problems.append(f"{reader}: stands and must come to: {reader.missing}")
         _compare(summary, ledgers, seen)
     summary.problems = list(dict.fromkeys(summary.problems))
@@ -92,7 +329,7 @@ def _harm(dice: random.Random, killer: Killer, readers: list[Watcher], seconds: 
             killer.kill()
         else:
             for reader in dice.sample(readers, min(dice.randint(1, 3), len(readers))):
-                reader.cut(dice.choice(CUTS))
+                reader.cut = dice.choice(CUTS)
 
 
 def _compare(summary: Summary, ledgers: list[Ledger], seen: Seen) -> dict[str, int]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.campaigns.killer import BACK_S
-from tests.campaigns.worker_history import History, Journal, monotonic_ns, notes_of
+from tests.campaigns.worker_history import History, Journal, notes_of, row_of
 from tests.campaigns.worker_judge import Copy, Counted, End
 from tests.support.api import Api, ok
 from tests.support.server import Server
@@ -47,45 +47,23 @@ class Ending:
         return ends
 
     def _end_of(self, api: Api, queue: str) -> dict[str, Any]:
-        before = _settled(
-            api, queue, lambda now: now.in_flight == 0 and now.ready + now.delayed == now.count
-        )
+        before = _settled(api, queue, lambda c: not c.in_flight and c.ready + c.delayed == c.count)
         at = time.monotonic_ns()
         live = _live(api, queue)
         claimed = self._claim_all(api, queue)
         # The exhausted ones are neither ready nor held on their way to the dead-letter topic.
         held = _settled(api, queue, lambda now: now.count == now.delayed + len(claimed))
         self._ack(api, queue, claimed)
-        return {
-            "at": at,
-            "before": before,
-            "live": live,
-            "claimed": len(claimed),
-            "held": held,
-            "acked": _counted(api, queue),
-            "left": _live(api, queue),
-        }
+        found = {"at": at, "before": before, "live": live, "claimed": len(claimed), "held": held}
+        return found | {"acked": _counted(api, queue), "left": _live(api, queue)}
 
     def _claim_all(self, api: Api, queue: str) -> list[tuple[int, str]]:
         held: list[tuple[int, str]] = []
         deadline = time.monotonic() + SETTLED_S
         while time.monotonic() < deadline:
-            call, sent = self._journal.call(), time.monotonic_ns()
-            self._journal.note("claim", call=call, node=NODE, queue=queue, sent=sent)
-            asked = {"node": NODE, "max": CLAIM_MAX, "lease_ms": LEASE_MS}
-            body = ok(api.call("POST", f"/v0/topics/{queue}/claim", asked))
-            at = time.monotonic_ns()
-            rows = [
-                [
-                    job["$seq"],
-                    job["lease_id"],
-                    monotonic_ns(job["deadline"]),
-                    job["deliveries"],
-                    job["data"],
-                ]
-                for job in body["claimed"]
-            ]
-            self._journal.note("jobs", call=call, at=at, jobs=rows)
+            call, body = self._ask(api, "claim", queue, {"max": CLAIM_MAX, "lease_ms": LEASE_MS})
+            rows = [row_of(job) for job in body["claimed"]]
+            self._journal.note("jobs", call=call, at=time.monotonic_ns(), jobs=rows)
             held += [(row[0], row[1]) for row in rows]
             if not rows and not body["ready"]:
                 break
@@ -95,32 +73,29 @@ class Ending:
         for at in range(0, len(held), CLAIM_MAX):
             some = held[at : at + CLAIM_MAX]
             seqs, tokens = [seq for seq, _ in some], [token for _, token in some]
-            call, sent = self._journal.call(), time.monotonic_ns()
-            self._journal.note(
-                "ack", call=call, node=NODE, queue=queue, sent=sent, seqs=seqs, tokens=tokens
-            )
-            asked = {"node": NODE, "seqs": seqs, "lease_ids": tokens}
-            body = ok(api.call("POST", f"/v0/topics/{queue}/ack", asked))
-            self._journal.note(
-                "done", call=call, at=time.monotonic_ns(), skipped=body["skipped"], deadlines={}
-            )
+            asked = {"seqs": seqs, "lease_ids": tokens}
+            call, body = self._ask(api, "ack", queue, asked, seqs=seqs, tokens=tokens)
+            done = {"at": time.monotonic_ns(), "skipped": body["skipped"], "deadlines": {}}
+            self._journal.note("done", call=call, **done)
+
+    def _ask(
+        self, api: Api, do: str, queue: str, body: dict[str, Any], **noted: Any
+    ) -> tuple[str, Any]:
+        call, sent = self._journal.call(), time.monotonic_ns()
+        self._journal.note(do, call=call, node=NODE, queue=queue, sent=sent, **noted)
+        return call, ok(api.call("POST", f"/v0/topics/{queue}/{do}", {"node": NODE, **body}))
 
     def _copies(self, api: Api, queue: str) -> list[Copy]:
         """What stands in its dead-letter topic."""
         topic = self._history.queues[queue].dead_letter
         if topic is None or api.get(topic).status == 404:
             return []
-        return [_copy(record) for record in api.read(topic, max_batch_bytes=8 << 20)]
-
-
-def _copy(record: dict[str, Any]) -> Copy:
-    meta = record.get("meta", {})
-    return Copy(
-        meta.get("$dead_letter_from", ""),
-        meta.get("$dead_letter_src_seq", 0),
-        meta.get("$dead_letter_deliveries", 0),
-        record["data"],
-    )
+        names, copies = [f"$dead_letter_{name}" for name in ("from", "src_seq", "deliveries")], []
+        for record in api.read(topic, max_batch_bytes=8 << 20):
+            meta = record.get("meta", {})
+            told = [meta.get(name, other) for name, other in zip(names, ("", 0, 0), strict=True)]
+            copies.append(Copy._make([*told, record["data"]]))
+        return copies
 
 
 def _settled(api: Api, queue: str, is_settled: Callable[[Counted], bool]) -> Counted:
@@ -134,9 +109,8 @@ def _settled(api: Api, queue: str, is_settled: Callable[[Counted], bool]) -> Cou
 def _counted(api: Api, queue: str) -> Counted:
     state = api.state(queue)
     told = state["queue"]
-    return Counted(
-        state["count"], told["ready"], told["in_flight"], told["delayed"], told["dead_lettered"]
-    )
+    names = "ready", "in_flight", "delayed", "dead_lettered"
+    return Counted(state["count"], *(told[name] for name in names))
 
 
 def _live(api: Api, queue: str) -> dict[int, Any]:

@@ -67,6 +67,12 @@ def monotonic_ns(wall_ms: int) -> int:
             return before + wall_ms * 1_000_000 - wall
 
 
+def row_of(job: dict[str, Any]) -> list[Any]:
+    """A job of an answer, or of a stream, as a note has it."""
+    deadline = monotonic_ns(job["deadline"])
+    return [job["$seq"], job["lease_id"], deadline, job["deliveries"], job["data"]]
+
+
 class Rules(NamedTuple):
     """What a queue was told to do."""
 
@@ -160,75 +166,42 @@ class History:
 
     def take(self, notes: Iterable[dict[str, Any]], killed: int | None = None) -> None:
         """The notes of one process, in order; ``killed``: the moment before it was."""
-        calls = []
+        calls = set()
         for note in notes:
-            if "call" in note:
-                calls.append(note["call"])
-            getattr(self, f"_{note['do']}")(note)
-        if killed is not None:
-            for call in calls:
-                opening = self.openings.get(call)
-                if opening is not None and opening.ended is None:
-                    opening.ended = killed
+            call, at = note.get("call", ""), note.get("at", 0)
+            calls.add(call)
+            match note["do"]:
+                case "claim" | "open" as do:
+                    opening = Opening(note["node"], note["queue"], note["sent"], do == "open")
+                    self.openings[call] = opening
+                case "live":
+                    self.openings[call].live = at
+                case "shut":
+                    self.openings[call].ended = at
+                case "jobs":
+                    self._deliver(call, at, note["jobs"])
+                case "ack" | "nack" | "extend" as do:
+                    asked = do, note["node"], note["queue"], note["sent"]
+                    ms = note.get("delay_ms", note.get("lease_ms", 0))
+                    self._requests[call] = Request(*asked, note["seqs"], note["tokens"], ms)
+                    self.requests.append(self._requests[call])
+                case "done":
+                    request = self._requests[call]
+                    request.at, request.skipped = at, frozenset(note["skipped"])
+                    deadlines = note.get("deadlines", {})
+                    request.deadlines = {int(seq): moment for seq, moment in deadlines.items()}
+                case "wrong":
+                    self.wrong.append(note["text"])
+                case _:
+                    assert note["do"] == "lost", note  # nothing is known of it
+        for call in calls & self.openings.keys() if killed is not None else ():
+            if self.openings[call].ended is None:
+                self.openings[call].ended = killed
 
-    # One method for each kind of note
-
-    def _claim(self, note: dict[str, Any]) -> None:
-        self._begin(note, stream=False)
-
-    def _open(self, note: dict[str, Any]) -> None:
-        self._begin(note, stream=True)
-
-    def _begin(self, note: dict[str, Any], *, stream: bool) -> None:
-        self.openings[note["call"]] = Opening(note["node"], note["queue"], note["sent"], stream)
-
-    def _live(self, note: dict[str, Any]) -> None:
-        self.openings[note["call"]].live = note["at"]
-
-    def _shut(self, note: dict[str, Any]) -> None:
-        self.openings[note["call"]].ended = note["at"]
-
-    def _jobs(self, note: dict[str, Any]) -> None:
-        opening = self.openings[note["call"]]
+    def _deliver(self, call: str, at: int, jobs: Iterable[list[Any]]) -> None:
+        opening = self.openings[call]
         opening.answered = True
-        for seq, token, deadline, deliveries, data in note["jobs"]:
-            self.deliveries[opening.queue, seq].append(
-                Delivery(
-                    opening.queue,
-                    seq,
-                    token,
-                    opening.node,
-                    opening.sent,
-                    note["at"],
-                    deadline,
-                    deliveries,
-                    data,
-                    note["call"] if opening.stream else None,
-                )
-            )
-
-    def _ask(self, note: dict[str, Any]) -> None:
-        request = Request(
-            note["do"],
-            note["node"],
-            note["queue"],
-            note["sent"],
-            note["seqs"],
-            note["tokens"],
-            note.get("delay_ms", note.get("lease_ms", 0)),
-        )
-        self._requests[note["call"]] = request
-        self.requests.append(request)
-
-    _ack = _nack = _extend = _ask
-
-    def _done(self, note: dict[str, Any]) -> None:
-        request = self._requests[note["call"]]
-        request.at, request.skipped = note["at"], frozenset(note["skipped"])
-        request.deadlines = {int(seq): at for seq, at in note.get("deadlines", {}).items()}
-
-    def _lost(self, note: dict[str, Any]) -> None:
-        """What is not answered is not known; nothing to add."""
-
-    def _wrong(self, note: dict[str, Any]) -> None:
-        self.wrong.append(note["text"])
+        queue, stream = opening.queue, call if opening.stream else None
+        for seq, token, deadline, count, data in jobs:
+            lease = opening.node, opening.sent, at, deadline, count
+            self.deliveries[queue, seq].append(Delivery(queue, seq, token, *lease, data, stream))

@@ -8,6 +8,7 @@ what is wrong. Runs as a program: ``python -m tests.campaigns.workers --seconds 
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sys
 import time
@@ -15,6 +16,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from tests.campaigns.clients import end
 from tests.campaigns.crew import Crew, tell_address
 from tests.campaigns.killer import BACK_S, Killer, Summary, damage, deaths_by_themselves, program
 from tests.campaigns.movers import Mover, judged, movers
@@ -22,8 +24,8 @@ from tests.campaigns.worker import REJECTED
 from tests.campaigns.worker_end import Ending
 from tests.campaigns.worker_history import Death, History, Job, Rules
 from tests.campaigns.worker_judge import judge
-from tests.campaigns.writers import Write, Writer, finish
-from tests.support.api import Answer, Api, ok
+from tests.campaigns.writers import Writer, finish
+from tests.support.api import Api, ok
 from tests.support.server import Server
 from topics.formats.names import shard_of
 
@@ -63,12 +65,7 @@ for _name, _config in QUEUES.items():
     if "max_deliveries" in _config:
         _config["dead_letter"] = _elsewhere(_name)
 RULES = {
-    name: Rules(
-        shard_of(name, SHARDS),
-        config.get("leases_durable", False),
-        config.get("max_deliveries", 0),
-        config.get("dead_letter"),
-    )
+    name: Rules(shard_of(name, SHARDS), *map(config.get, Rules._fields[1:], Rules(0)[1:]))
     for name, config in QUEUES.items()
 }
 
@@ -80,131 +77,112 @@ class Producer(Writer):
         super().__init__(number, lambda: server.address, [*QUEUES], seed)
         self.jobs: dict[tuple[str, int], Job] = {}
         self._backlog = backlog
-        self._dues: list[int] = []
 
-    def _data(self, number: int) -> list[list[Any]]:
-        self.stop.wait(self._random.uniform(0.0, 0.06))
-        padding = "x" * self._random.choice(PADDINGS)
-        size = self._random.choice((1, 1, 2, 3, 8))
-        return [[self.ledger.writer, number, position, padding] for position in range(size)]
-
-    def _until_acknowledged(self, topic: str, number: int, data: list[list[Any]]) -> Answer | None:
-        while self._backlog.get(topic, 0) > BACKLOG_MAX and not self.stop.wait(0.05):
+    def records(self, topic: str) -> list[dict[str, Any]]:
+        self.ending.wait(self.dice.uniform(0.0, 0.06))
+        while self._backlog.get(topic, 0) > BACKLOG_MAX and not self.ending.wait(0.05):
             pass
-        delays = [self._random.choice((0, 0, 0, 0, 0, 60, 700)) for _ in data]
-        if self._random.random() < 0.01:
-            delays[-1] = FAR_MS
-        now = time.monotonic_ns()
-        self._dues = [now + delay * 1_000_000 if delay else 0 for delay in delays]
-        self._records = [
-            {"data": value} | ({"delay_ms": delay} if delay else {})
-            for value, delay in zip(data, delays, strict=True)
-        ]
-        return super()._until_acknowledged(topic, number, data)
+        records = self.made(self.dice.choice((1, 1, 2, 3, 8)), "x" * self.dice.choice(PADDINGS))
+        for record in records:
+            if delay := self.dice.choice((0, 0, 0, 0, 0, 60, 700)):
+                record["delay_ms"] = delay
+        if self.dice.random() < 0.01:
+            records[-1]["delay_ms"] = FAR_MS
+        self._made = time.monotonic_ns()
+        return records
 
-    def _append(self, api: Api, topic: str, number: int, data: list[list[Any]]) -> Answer:
-        key = f"w{self.ledger.writer}-{number}"
-        return api.append(topic, records=self._records, idempotency_key=key)
+    def fields(self, topic: str) -> dict[str, Any]:
+        return {}
 
-    def _note(self, topic: str, number: int, answer: Answer) -> None:
-        super()._note(topic, number, answer)
-        write: Write = self.ledger.acked[number]
-        for seq, record, due in zip(write.seqs, self._records, self._dues, strict=True):
-            self.jobs[topic, seq] = Job(record["data"], due)
+    def note(self, topic: str, records: list[dict[str, Any]], answer: Any) -> None:
+        super().note(topic, records, answer)
+        for seq, record in zip(answer["seqs"], records, strict=True):
+            delay = record.get("delay_ms", 0)
+            self.jobs[topic, seq] = Job(
+                record["data"], self._made + delay * 1_000_000 if delay else 0
+            )
+
+
+class Campaign:
+    """One server with its queues, producers, movers and crews, and what kills them."""
+
+    def __init__(self, data_dir: Path, *, seed: int, seconds: float, crews: int) -> None:
+        self.summary, self._history, self._seconds = Summary(seed), History(), seconds
+        self._history.queues = dict(RULES)
+        self._data_dir, self._journals = data_dir, data_dir.with_name("journals")
+        self._journals.mkdir()
+        self._server = Server(data_dir, shards=SHARDS, wal_file_bytes=WAL_FILE_BYTES)
+        self._killer = Killer(self._server, SHARDS, random.Random(seed))
+        self._backlog: dict[str, int] = {}
+        self._crews = [Crew(self._journals, n, CREW, seed, [*QUEUES]) for n in range(crews)]
+
+    def run(self) -> Summary:
+        with self._server as server:
+            tell_address(self._journals, server.address)
+            with Api(server.address) as api:
+                for name, config in QUEUES.items():
+                    ok(api.put(name, config), 201)
+            moving = movers(server, self.summary.seed)
+            self._load(moving)
+            self.summary.problems += judged(moving, server)
+            self._history.deaths = [Death(*death) for death in self._killer.deaths]
+            tell_address(self._journals, server.address)
+            ends = Ending(server, self._journals, self._history).run()
+        verdict = judge(self._history, ends)
+        self.summary.counts += verdict.counts
+        self.summary.problems += list(dict.fromkeys(verdict.problems))
+        self.summary.problems += damage(self._data_dir, SHARDS)
+        return self.summary
+
+    def _load(self, moving: list[Mover]) -> None:
+        """Producers, workers and movers at work, and what kills them."""
+        summary, seed = self.summary, self.summary.seed
+        producers = [Producer(n, self._server, seed, self._backlog) for n in range(PRODUCERS)]
+        try:
+            for crew in self._crews:
+                crew.start()
+            for thread in (*producers, *moving):
+                thread.start()
+            self._harm()
+        finally:
+            ledgers = finish(producers)
+            end(moving)
+            for crew in self._crews:
+                crew.stop()
+        for mover in moving:
+            summary.counts += mover.counts + Counter({"jobs of twins": len(mover.acked)})
+        for crew in self._crews:
+            crew.tell(self._history)
+        for producer in producers:
+            self._history.jobs |= producer.jobs
+        kills = sum(crew.kills for crew in self._crews)
+        summary.killed = f"{self._killer}; crews killed {kills}x"
+        summary.problems += [problem for ledger in ledgers for problem in ledger.problems]
+        summary.counts["appends repeated"] = sum(ledger.retries for ledger in ledgers)
+
+    def _harm(self) -> None:
+        """Kill at random; what dies without being killed here is a problem."""
+        deadline, dice, wrong = time.monotonic() + self._seconds, self._killer.dice, list[str]()
+        while time.monotonic() < deadline:
+            time.sleep(dice.uniform(0.1, 1.0))  # the moment is the point
+            if dice.random() < CREW_SHARE:
+                dice.choice(self._crews).kill()
+            else:
+                wrong += deaths_by_themselves(self._server)
+                self._killer.kill()
+                tell_address(self._journals, self._server.address)
+            with contextlib.suppress(OSError, EOFError), Api(self._server.address) as api:
+                for queue in QUEUES:
+                    answer = api.get(queue, touch="false")
+                    if answer.status == 200:
+                        self._backlog[queue] = answer.json()["count"]
+        self._server.wait_ready(BACK_S)
+        self.summary.problems += dict.fromkeys(wrong + deaths_by_themselves(self._server))
 
 
 def campaign(data_dir: Path, *, seed: int, seconds: float, crews: int = CREWS) -> Summary:
     """Jobs come and go while processes are killed; then all must be accounted for."""
-    summary, dice, history = Summary(seed), random.Random(seed), History()
-    history.queues = dict(RULES)
-    journals = data_dir.with_name("journals")
-    journals.mkdir()
-    server = Server(data_dir, shards=SHARDS, wal_file_bytes=WAL_FILE_BYTES)
-    with server:
-        tell_address(journals, server.address)
-        with Api(server.address) as api:
-            for name, config in QUEUES.items():
-                ok(api.put(name, config), 201)
-        killer, moving = Killer(server, SHARDS, dice), movers(server, seed)
-        _load(server, killer, journals, history, summary, seconds, crews, moving)
-        summary.problems += judged(moving, server)
-        history.deaths = [Death(*death) for death in killer.deaths]
-        tell_address(journals, server.address)
-        ending = Ending(server, journals, history)
-        ends = ending.run()
-    verdict = judge(history, ends)
-    summary.counts += verdict.counts
-    summary.problems += list(dict.fromkeys(verdict.problems))
-    summary.problems += damage(data_dir, SHARDS)
-    return summary
-
-
-def _load(
-    server: Server,
-    killer: Killer,
-    journals: Path,
-    history: History,
-    summary: Summary,
-    seconds: float,
-    count: int,
-    moving: list[Mover],
-) -> None:
-    """Producers, workers and movers at work, and what kills them."""
-    backlog: dict[str, int] = {}
-    producers = [Producer(number, server, summary.seed, backlog) for number in range(PRODUCERS)]
-    crews = [Crew(journals, number, CREW, summary.seed, [*QUEUES]) for number in range(count)]
-    try:
-        for crew in crews:
-            crew.start()
-        for thread in (*producers, *moving):
-            thread.start()
-        summary.problems += _harm(server, killer, crews, journals, backlog, seconds)
-    finally:
-        for mover in moving:
-            mover.stop.set()
-        ledgers = finish(producers)
-        for mover in moving:
-            mover.join()
-            summary.counts += mover.counts + Counter({"jobs of twins": len(mover.acked)})
-        for crew in crews:
-            crew.stop()
-    for crew in crews:
-        crew.tell(history)
-    for producer in producers:
-        history.jobs |= producer.jobs
-    summary.killed = f"{killer}; crews killed {sum(crew.kills for crew in crews)}x"
-    summary.problems += [problem for ledger in ledgers for problem in ledger.problems]
-    summary.counts["appends repeated"] = sum(ledger.retries for ledger in ledgers)
-
-
-def _harm(
-    server: Server,
-    killer: Killer,
-    crews: list[Crew],
-    journals: Path,
-    backlog: dict[str, int],
-    seconds: float,
-) -> list[str]:
-    """Kill at random; what died without being killed here."""
-    deadline, dice, wrong = time.monotonic() + seconds, killer.dice, []
-    while time.monotonic() < deadline:
-        time.sleep(dice.uniform(0.1, 1.0))  # the moment is the point
-        if dice.random() < CREW_SHARE:
-            dice.choice(crews).kill()
-        else:
-            wrong += deaths_by_themselves(server)
-            killer.kill()
-            tell_address(journals, server.address)
-        with Api(server.address) as api:
-            for queue in QUEUES:
-                try:
-                    answer = api.get(queue, touch="false")
-                except (OSError, EOFError):
-                    break
-                if answer.status == 200:
-                    backlog[queue] = answer.json()["count"]
-    server.wait_ready(BACK_S)
-    return list(dict.fromkeys(wrong + deaths_by_themselves(server)))
+    return Campaign(data_dir, seed=seed, seconds=seconds, crews=crews).run()
 
 
 if __name__ == "__main__":

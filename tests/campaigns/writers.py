@@ -8,22 +8,16 @@ write that reaches them.
 
 from __future__ import annotations
 
-import http.client
 import random
-import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.support.api import Answer, Api, ok
+from tests.campaigns.clients import Actor, Address, end
+from tests.support.api import Api
 
-RETRY_S = 0.02
 LARGE = "x" * (2**20 - 100)
 LARGE_SHARE = 0.01
-GIVE_UP_S = 40.0
-
-Address = Callable[[], tuple[str, int]]
 
 
 @dataclass(slots=True)
@@ -46,99 +40,56 @@ class Ledger:
     problems: list[str] = field(default_factory=list)
 
 
-class Writer(threading.Thread):
+class Writer(Actor):
     """Appends one batch after the other to random topics; the same key again after every failure.
 
-    ``stop`` ends it between two writes; ``abandon`` also in the middle of one, which is then in
-    doubt.
+    It ends between two writes, or when it is abandoned in the middle of one, which is in doubt.
     """
 
     def __init__(self, number: int, address: Address, topics: Sequence[str], seed: int) -> None:
-        super().__init__(name=f"writer-{number}", daemon=True)
-        self.ledger = Ledger(number)
-        self.stop = threading.Event()
-        self.abandon = threading.Event()
-        self._address = address
+        super().__init__(f"writer-{number}", address, random.Random(f"{seed}/{number}"))
+        self.ledger = Ledger(number, problems=self.problems)
         self._topics = topics
-        self._random = random.Random(f"{seed}/{number}")
-        self._api: Api | None = None
+        self._number = 0  # of the next write
 
-    def run(self) -> None:
-        number = 0
-        while not self.stop.is_set() and not self.ledger.problems:
-            topic = self._random.choice(self._topics)
-            self.ledger.in_doubt = number
-            answer = self._until_acknowledged(topic, number, self._data(number))
-            if answer is None:
-                break
-            self._note(topic, number, answer)
-            number += 1
-        self._hang_up()
+    def turn(self) -> None:
+        topic = self.dice.choice(self._topics)
+        self.ledger.in_doubt = self._number
+        records = self.records(topic)
+        body = {"records": records, "idempotency_key": f"{self.name}-{self._number}"}
+        answer = self.line.insist("POST", f"/v0/topics/{topic}", body | self.fields(topic))
+        if answer is not None:
+            self.note(topic, records, answer)
+            self._number += 1
 
-    def _data(self, number: int) -> list[list[Any]]:
-        """Mostly a few small records, sometimes a body of several megabytes."""
-        large = self._random.random() < LARGE_SHARE
-        size, padding = (5, LARGE) if large else (self._random.randint(1, 3), "")
-        return [[self.ledger.writer, number, position, padding] for position in range(size)]
+    def fields(self, topic: str) -> dict[str, Any]:
+        """Of the body, beside its records."""
+        return {"config": {"durability": topic.partition("-")[0]}}
 
-    def _note(self, topic: str, number: int, answer: Answer) -> None:
-        body = ok(answer, answer.status)
-        self.ledger.acked[number] = Write(topic, body["seqs"])
-        self.ledger.deduped += body["deduped"]
+    def records(self, topic: str) -> list[dict[str, Any]]:
+        """Mostly a few small ones, sometimes a body of several megabytes."""
+        large = self.dice.random() < LARGE_SHARE
+        size, padding = (5, LARGE) if large else (self.dice.randint(1, 3), "")
+        return self.made(size, padding)
+
+    def made(self, size: int, padding: str) -> list[dict[str, Any]]:
+        """The records of the next write."""
+        place = self.ledger.writer, self._number
+        return [{"data": [*place, position, padding]} for position in range(size)]
+
+    def note(self, topic: str, records: list[dict[str, Any]], answer: Any) -> None:
+        self.ledger.acked[self._number] = Write(topic, answer["seqs"])
+        self.ledger.deduped += answer["deduped"]
         self.ledger.in_doubt = None
-
-    def _until_acknowledged(self, topic: str, number: int, data: list[list[Any]]) -> Answer | None:
-        """The answer that acknowledges the write; None when it was abandoned or went wrong."""
-        deadline = time.monotonic() + GIVE_UP_S
-        while not self.abandon.is_set():
-            answer = self._try(topic, number, data)
-            if answer is not None and answer.status in (200, 201):
-                return answer
-            if answer is not None and answer.status not in (429, 503):
-                self.ledger.problems.append(
-                    f"writer {self.ledger.writer}, write {number}: {answer}"
-                )
-                return None
-            if time.monotonic() > deadline:
-                self.ledger.problems.append(
-                    f"writer {self.ledger.writer}, write {number}: no answer in {GIVE_UP_S} s"
-                    f" (last: {answer})"
-                )
-                return None
-            self.ledger.retries += 1
-            self.abandon.wait(RETRY_S)
-        return None
-
-    def _try(self, topic: str, number: int, data: list[list[Any]]) -> Answer | None:
-        """One attempt; None when the connection broke."""
-        try:
-            if self._api is None:
-                self._api = Api(self._address(), timeout_s=GIVE_UP_S)
-            return self._append(self._api, topic, number, data)
-        except (OSError, http.client.HTTPException):
-            self._hang_up()
-            return None
-
-    def _append(self, api: Api, topic: str, number: int, data: list[list[Any]]) -> Answer:
-        config = {"durability": topic.partition("-")[0]}
-        key = f"w{self.ledger.writer}-{number}"
-        return api.append(topic, *data, idempotency_key=key, config=config)
-
-    def _hang_up(self) -> None:
-        if self._api is not None:
-            self._api.close()
-            self._api = None
 
 
 def finish(writers: Sequence[Writer], *, abandon: bool = False) -> list[Ledger]:
     """Stop the writers and return what they know."""
+    for writer in writers if abandon else ():
+        writer.line.abandoned.set()
+    end(writers)
     for writer in writers:
-        writer.stop.set()
-        if abandon:
-            writer.abandon.set()
-    for writer in writers:
-        writer.join(2 * GIVE_UP_S)
-        assert not writer.is_alive(), f"{writer.name} hangs"
+        writer.ledger.retries = writer.line.refusals
     return [writer.ledger for writer in writers]
 
 

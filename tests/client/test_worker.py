@@ -82,6 +82,7 @@ def test_a_job_is_acked_or_comes_again_with_its_reason(client: Topics, name: str
     assert seen == [("good", 1), ("bad", 1)]
     (again,) = queue.claim("me", wait=10)  # a second later
     assert (again.data, again.deliveries) == ("bad", 2)
+    assert again.last_error == "ValueError: no good"
 
 
 def test_a_job_may_be_settled_by_hand(client: Topics, name: str) -> None:

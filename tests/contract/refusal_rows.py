@@ -133,7 +133,10 @@ FIELDS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "claim": (("node", TEXT), ("max lease_ms wait_ms", UNSIGNED), ("max", "0")),
     "ack": (("node", TEXT), ("seqs", SEQS), ("lease_ids", TOKENS)),
-    "nack": (("node", TEXT), ("seqs", SEQS), ("lease_ids", TOKENS), ("delay_ms", UNSIGNED)),
+    "nack": (
+        *(("node", TEXT), ("seqs", SEQS), ("lease_ids", TOKENS), ("delay_ms", UNSIGNED)),
+        ("error", f'5  true  []  {{}}  "{"x" * 1025}"  "{"é" * 513}"'),
+    ),
     "extend": (
         *(("node", TEXT), ("seqs", SEQS), ("lease_ids", TOKENS)),
         ("lease_ms", f"{UNSIGNED}  null"),

@@ -203,23 +203,16 @@ def test_one_bad_record_refuses_the_whole_batch(api: Api, topic: str) -> None:
 
 E_ACUTE = "é"
 STRINGS: list[tuple[str, dict[str, Any], dict[str, Any], bool]] = [
-    ("tag 256", {"tag": "x" * 256}, {}, True),
-    ("tag 257", {"tag": "x" * 257}, {}, False),
     ("tag 128 é", {"tag": E_ACUTE * 128}, {}, True),
     ("tag 128 é and 1", {"tag": E_ACUTE * 128 + "x"}, {}, False),
-    ("tag 129 é", {"tag": E_ACUTE * 129}, {}, False),
     ("tag 64 emoji", {"tag": "😀" * 64}, {}, True),
     ("tag 65 emoji", {"tag": "😀" * 65}, {}, False),
     ("node 128", {"node": "x" * 128}, {}, True),
     ("node 129", {"node": "x" * 129}, {}, False),
     ("node 64 é", {"node": E_ACUTE * 64}, {}, True),
     ("node 65 é", {"node": E_ACUTE * 65}, {}, False),
-    ("batch node 128", {}, {"node": "x" * 128}, True),
-    ("batch node 129", {}, {"node": "x" * 129}, False),
     ("batch node 64 é", {}, {"node": E_ACUTE * 64}, True),
     ("batch node 65 é", {}, {"node": E_ACUTE * 65}, False),
-    ("key 256", {}, {"idempotency_key": "x" * 256}, True),
-    ("key 257", {}, {"idempotency_key": "x" * 257}, False),
     ("key 256 é", {}, {"idempotency_key": E_ACUTE * 256}, True),
     ("key 257 é", {}, {"idempotency_key": E_ACUTE * 257}, False),
     ("key 256 emoji", {}, {"idempotency_key": "😀" * 256}, True),

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from tests.contract.deleting import ODD_TAGS, TAGS, U64_MAX, erase, fill
-from tests.contract.retained import agrees, erased, everything, floors, gap, page_of, seqs
+from tests.contract.retained import agrees, erased, everything, floors, page_of, seqs
 from tests.support.api import Api, ok, refused
-from tests.support.model import Kept, TopicModel
+from tests.support.model import TopicModel
 from tests.support.server import Server
 
 # --- what is deleted
@@ -104,20 +104,6 @@ def test_an_empty_topic_has_nothing_to_delete(api: Api, topic: str) -> None:
         assert [
             answer[name] for name in ("deleted", "earliest_seq", "head_seq", "count", "bytes")
         ] == [0, 1, 0, 0, 0]
-
-
-@pytest.mark.parametrize(
-    "body",
-    [{"before_seq": U64_MAX}, {"before_seq": 50}, {"match": "a"}, {"match": ["tag", "Glob", "*"]}],
-    ids=str,
-)
-def test_a_delete_is_no_standing_filter(
-    api: Api, topic: str, filled: TopicModel, body: dict[str, Any]
-) -> None:
-    assert erased(api, topic, **body) == filled.delete(**body)
-    ok(api.append(topic, records=[{"data": "later", "tag": "a"}]))
-    filled.append([Kept("later", "a")])
-    agrees(api, topic, filled)
 
 
 def test_one_topic_at_a_time(api: Api, topic: str) -> None:
@@ -246,25 +232,6 @@ def test_pages_pass_over_deleted_records(
     assert read_all(api, topic, limit=limit) == list(filled.live) == [2, 3, 6, 7, 9]
 
 
-def test_the_cursor_passes_deleted_records_at_the_end(
-    api: Api, topic: str, filled: TopicModel
-) -> None:
-    erased(api, topic, match="a")
-    page = ok(api.diff(topic, from_seq=9))
-    assert (page["records"], page["next_from_seq"], page["caught_up"], page["tombstone"]) == (
-        [],
-        10,
-        True,
-        None,
-    )
-    page = ok(api.diff(topic, from_seq=8, limit=1))
-    assert (seqs(page), page["next_from_seq"], page["caught_up"]) == (
-        [9],
-        page["next_from_seq"],
-        page["next_from_seq"] == 10,
-    )
-
-
 NODES: list[tuple[Any, list[int]]] = [
     ("x", [2, 5, 8]),
     (["x"], [2, 5, 8]),
@@ -291,16 +258,6 @@ def test_the_node_filter_and_deletes_work_together(
     ok(api.append(topic, records=records), 201)
     assert erased(api, topic, match="gone") == 5
     assert read_all(api, topic, node=node, limit=limit) == seen
-
-
-def test_a_reader_in_the_middle_of_the_gap_goes_on_silently(
-    api: Api, topic: str, filled: TopicModel
-) -> None:
-    first = ok(api.diff(topic, limit=4))
-    assert first["next_from_seq"] == 4
-    erased(api, topic, before_seq=9)
-    page = page_of(api, topic, 4)
-    assert (gap(page), seqs(page), page["earliest_seq"]) == (None, [9, 10], 9)
 
 
 # --- beside appends

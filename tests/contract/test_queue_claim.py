@@ -60,14 +60,6 @@ def test_max_is_1_by_default(queue: Queue) -> None:
     assert data(queue.claim()) == ["a"]
 
 
-def test_a_claim_takes_up_to_max_jobs_from_the_head(queue: Queue) -> None:
-    queue.push(*range(10))
-    body = queue.claimed("w", 4)
-    assert data(body["claimed"]) == [0, 1, 2, 3]
-    assert body["ready"] == 6
-    assert data(queue.claim("w", 4)) == [4, 5, 6, 7]
-
-
 @pytest.mark.parametrize("asked", [1001, 2**32 - 1], ids=lambda value: f"10.2 {value}")
 def test_max_is_clamped_to_1000(queue: Queue, asked: int) -> None:
     queue.push(*range(1001))
@@ -100,13 +92,6 @@ def test_a_lease_lasts_as_long_as_the_topic_says(api: Api, topic: str) -> None:
     assert [lease["deadline"] for lease in queue.leases()] == [job["deadline"], later["deadline"]]
 
 
-def test_a_lease_lasts_30_s_by_default(queue: Queue) -> None:
-    queue.push("a")
-    before = now_ms()
-    (job,) = queue.claim()
-    assert before + 30_000 <= job["deadline"] <= now_ms() + 30_000
-
-
 def test_a_worker_may_claim_what_its_own_node_has_produced(queue: Queue) -> None:
     queue.push("a", node="w")
     assert data(queue.claim("w")) == ["a"]
@@ -133,12 +118,6 @@ def test_data_and_meta_come_back_as_the_bytes_that_were_sent(queue: Queue) -> No
     answer = queue.call("claim", {"node": "w"})
     (job,) = msgspec.json.decode(answer.body, type=RawClaim).claimed
     assert bytes(job.data) == bytes(job.meta) == ODD
-
-
-def test_a_job_is_claimable_as_soon_as_its_append_is_answered(queue: Queue) -> None:
-    for number in range(50):
-        queue.push(number)
-        assert data(queue.claim()) == [number]
 
 
 def test_no_job_is_leased_twice_by_concurrent_claims(server: Server, api: Api, topic: str) -> None:
@@ -214,41 +193,12 @@ def test_a_queue_shows_its_type_and_counters(queue: Queue) -> None:
     state = queue.api.state(queue.name)
     assert (state["type"], state["config"]["type"]) == ("queue", "queue")
     assert state["queue"] == counters()
-
-
-def test_a_log_has_no_queue_object(api: Api, topic: str) -> None:
-    ok(api.append(topic, 1), 201)
-    assert "queue" not in api.state(topic)
-
-
-def test_counters_follow_a_job_through_its_life(queue: Queue) -> None:
-    queue.push(*range(4))
-    assert queue.counters() == counters(ready=4)
-    jobs = queue.claim("w", 3)
-    assert queue.counters() == counters(ready=1, in_flight=3)
-    queue.ack(jobs[:1])
-    assert queue.counters() == counters(ready=1, in_flight=2)
-    queue.nack(jobs[1:2])
-    assert queue.counters() == counters(ready=2, in_flight=1)
-    queue.extend(jobs[2:], lease_ms=SHORT_MS)
-    queue.becomes(ready=3)
-    queue.nack(queue.claim("w"), delay_ms=HOUR_MS)
-    assert queue.counters() == counters(ready=2)
-    ok(queue.api.append(queue.name, records=[{"data": "later", "delay_ms": HOUR_MS}]))
-    assert queue.counters() == counters(ready=2, delayed=1)
-    assert queue.api.state(queue.name)["count"] == 4
+    log = f"{queue.name}.log"
+    ok(queue.api.append(log, 1), 201)
+    assert "queue" not in queue.api.state(log)
 
 
 # --- a queue is a topic
-
-
-def test_jobs_show_in_a_diff_whatever_becomes_of_them(queue: Queue) -> None:
-    queue.push("ready", "held", "hidden", "acked")
-    jobs = {job["data"]: job for job in queue.claim("w", 4)}
-    queue.nack([jobs["ready"]])
-    queue.nack([jobs["hidden"]], delay_ms=HOUR_MS)
-    queue.ack([jobs["acked"]])
-    assert [record["data"] for record in queue.api.read(queue.name)] == ["ready", "held", "hidden"]
 
 
 def test_reading_and_watching_claim_nothing(queue: Queue) -> None:
@@ -326,15 +276,6 @@ def test_a_job_that_is_taken_leaves_every_counter(
     assert queue.nack([held])["skipped"] == [held["$seq"]]
     assert queue.counters() == counters(ready=fresh)
     assert data(queue.claim("w", 9)) == list("cap!")[:fresh]
-
-
-@pytest.mark.slow
-def test_an_expired_record_is_never_delivered(api: Api, topic: str) -> None:
-    queue = Queue.create(api, topic, "old", ttl_ms=200)
-    queue.becomes()
-    queue.configure(ttl_ms=HOUR_MS)
-    queue.push("new")
-    assert data(queue.claim("w", 5)) == ["new"]
 
 
 @pytest.mark.slow

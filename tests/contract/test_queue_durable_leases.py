@@ -65,7 +65,7 @@ def shortened(queue: Queue) -> list[Job]:
 def nacked(queue: Queue) -> list[Job]:
     """Job 2 is free and was delivered twice; job 1 is held."""
     jobs = queue.claim("a", 2)
-    queue.nack(jobs[1:], "a")
+    queue.nack(jobs[1:], "a", error="why")
     queue.nack(queue.claim("b"), "b")
     return jobs
 
@@ -76,12 +76,6 @@ def reclaimed(queue: Queue) -> list[Job]:
     return [*old, *until(lambda: queue.claim("b"))]
 
 
-def acked(queue: Queue) -> list[Job]:
-    jobs = queue.claim("a", 3)
-    queue.ack([jobs[0], jobs[2]], "a", lease_ids=tokens([jobs[0], jobs[2]]))
-    return jobs
-
-
 def released(queue: Queue) -> list[Job]:
     """A work stream has dropped with job 1."""
     with Work(queue, "a") as stream:
@@ -90,9 +84,7 @@ def released(queue: Queue) -> list[Job]:
     return jobs
 
 
-ACTS: list[Callable[[Queue], list[Job]]] = [
-    *(held, extended, shortened, nacked, reclaimed, acked, released),
-]
+ACTS: list[Callable[[Queue], list[Job]]] = [held, extended, shortened, nacked, reclaimed, released]
 
 
 def scenes(api: Api, *, leases_durable: bool) -> Iterator[Scene]:
@@ -184,6 +176,13 @@ def test_the_jobs_of_a_stream_that_dropped_stay_released(durable: Durable) -> No
     assert (job["$seq"], job["deliveries"]) == (1, 2)
 
 
+def test_a_nack_and_its_reason_outlive_a_restart(durable: Durable) -> None:
+    scene = durable(nacked)
+    assert scene.queue.leases() == scene.leases
+    (job,) = scene.queue.claim("c")
+    assert (job["$seq"], job["deliveries"], job["last_error"]) == (2, 3, "why")
+
+
 # --- leases_durable: false
 
 
@@ -211,12 +210,6 @@ def test_every_job_is_ready_again(loose: Durable, act: Callable[[Queue], list[Jo
     queue = loose(act).queue
     assert queue.counters() == counters(ready=5)
     assert numbers(queue.claim("c", 9)) == [1, 2, 3, 4, 5]
-
-
-def test_an_ack_is_durable_whatever_the_leases_are(loose: Durable) -> None:
-    queue = loose(acked).queue
-    assert queue.live() == [2, 4, 5]
-    assert numbers(queue.claim("c", 9)) == [2, 4, 5]
 
 
 # --- what else there is to a restart

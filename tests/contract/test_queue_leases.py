@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.support.api import Answer, Api, Wire, ok, refused, request
+from tests.support.api import Api, ok, refused
 from tests.support.queues import (
     HOUR_MS,
-    SHORT_MS,
     Queue,
     Work,
-    counters,
     data,
     numbers,
     tokens,
@@ -46,17 +43,6 @@ def test_a_lease_tells_who_holds_which_job_and_until_when(queue: Queue) -> None:
             }
         ]
     }
-
-
-def test_only_jobs_that_are_held_are_listed(queue: Queue) -> None:
-    queue.push("acked", "nacked", "hidden", "expired", "held", "fresh")
-    jobs = queue.claim("w", 5, lease_ms=HOUR_MS)
-    queue.ack(jobs[0:1])
-    queue.nack(jobs[1:2])
-    queue.nack(jobs[2:3], delay_ms=HOUR_MS)
-    queue.extend(jobs[3:4], lease_ms=SHORT_MS)
-    queue.becomes(ready=3, in_flight=1)
-    assert [lease["$seq"] for lease in queue.leases()] == [5]
 
 
 def test_leases_of_claims_and_of_streams_are_listed_by_seq(queue: Queue) -> None:
@@ -155,17 +141,6 @@ def full(guarded: Server) -> Iterator[Api]:
         yield api
 
 
-def work(server: Server, name: str, token: str | None = None, query: str = "") -> Answer:
-    """The answer to a work stream; one that opens is closed again."""
-    key = [] if token is None else [f"Authorization: Bearer {token}"]
-    path = f"{work_path(name, node='w')}&{query}"
-    with Wire(server.address) as wire:
-        wire.send(request("GET", path, None, "Accept: text/event-stream", *key))
-        status, headers = wire.head()
-        body = b"" if status == 200 else wire._take(int(headers["content-length"]))
-        return Answer(status, headers, body)
-
-
 def test_a_lease_id_is_shown_only_to_a_key_that_may_write(guarded: Server, full: Api) -> None:
     queue = Queue.create(full, "leased", "a")
     (job,) = queue.claim("w", lease_ms=HOUR_MS)
@@ -202,7 +177,6 @@ GOOD: dict[str, dict[str, Any]] = {
     "extend": {"node": "w", "seqs": [1], "lease_ms": 1000},
     "redrive": {},
 }
-POSTS = pytest.mark.parametrize("verb", GOOD)
 SETTLING = ("ack", "nack", "extend")
 
 
@@ -222,7 +196,7 @@ def test_a_redrive_without_a_body_moves_what_it_can(api: Api, topic: str) -> Non
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     path = tmp_path_factory.mktemp("small-queues") / "data"
     with (
-        Server(path, max_claim=5, max_node_bytes=3, max_body_bytes=2000) as server,
+        Server(path, max_claim=5, max_node_bytes=3) as server,
         Api(server.address) as api,
     ):
         yield api
@@ -251,13 +225,3 @@ def test_the_length_of_a_node_may_be_changed(small: Api, topic: str) -> None:
     path = work_path(topic, node="éé")
     answer = turned_away(small.address, path, "Accept: text/event-stream")
     refused(answer, 400, "invalid_request")
-
-
-@pytest.mark.slow
-@POSTS
-def test_a_body_above_the_limit_is_a_413(small: Api, topic: str, verb: str) -> None:
-    queue = Queue.create(small, topic, "a")
-    body = json.dumps(GOOD[verb]).encode()
-    refused(queue.call(verb, body + b" " * 2000), 413, "payload_too_large")
-    assert queue.counters() == counters(ready=1)
-    ok(queue.call(verb, body + b" " * (2000 - len(body))))

@@ -14,7 +14,6 @@ from tests.support.queues import (
     Queue,
     counters,
     data,
-    numbers,
     tokens,
     until,
 )
@@ -156,32 +155,3 @@ def test_a_token_of_a_deleted_queue_is_void(api: Api, topic: str) -> None:
     new = queue.claim("w")
     assert queue.ack(new, lease_ids=tokens(old))["skipped"] == [1]
     assert queue.ack(new, lease_ids=tokens(new))["acked"] == 1
-
-
-@SETTLED
-def test_only_what_a_node_holds_is_settled(queue: Queue, verb: str, fields: dict[str, Any]) -> None:
-    """By its node, with its token, once unless it is extended; the good seqs of a request count."""
-    queue.push(*range(7))
-    queue.ack(queue.claim("w"))
-    mine, theirs, other = queue.claim("w", 2), queue.claim("other", 2), 2**64 - 1
-    asked = [77, *numbers(theirs), mine[1]["$seq"], 1, 7, 0, other, mine[0]["$seq"]]
-
-    def settled(**more: Any) -> list[int]:
-        body = ok(queue.call(verb, {"node": "w", "seqs": asked, **fields, **more}))
-        done = body[{"ack": "acked", "nack": "nacked", "extend": "extended"}[verb]]
-        assert done + len(body["skipped"]) == len(asked)
-        found: list[int] = body["skipped"]
-        return found
-
-    fence = {mine[0]["$seq"]: mine[0]["lease_id"], mine[1]["$seq"]: mine[1]["lease_id"]}
-    wrong = [theirs[0]["lease_id"] for _ in asked]
-    assert settled(node="nobody") == settled(lease_ids=wrong) == asked
-    good = [fence.get(seq, "lease_0") for seq in asked]
-    assert settled(node="nobody", lease_ids=good) == asked
-    assert settled(lease_ids=good) == [77, *numbers(theirs), 1, 7, 0, other]
-    again = settled()
-    assert again == (asked if verb != "extend" else [77, *numbers(theirs), 1, 7, 0, other])
-    held = [lease["$seq"] for lease in queue.leases()]
-    assert held == sorted([*(numbers(mine) if verb == "extend" else []), *numbers(theirs)])
-    assert queue.counters()["in_flight"] == len(held)
-    assert queue.live() == [*([] if verb == "ack" else [2, 3]), 4, 5, 6, 7]

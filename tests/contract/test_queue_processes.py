@@ -86,22 +86,6 @@ def test_a_waiting_claim_ends_with_503_when_its_shard_dies(server: Server) -> No
         assert data(queue.claim()) == ["a"]
 
 
-def test_leases_of_a_shard_that_died_are_durable_or_void(server: Server) -> None:
-    with Api(server.address) as api:
-        for durable in (True, False):
-            queue = Queue.create(
-                *(api, f"q.{durable}".lower(), "a", "b"),
-                leases_durable=durable,
-                lease_ms=HOUR_MS,
-            )
-            jobs = queue.claim("w")
-            expected = queue.leases()
-            kill_shard_of(server, queue.name)
-            back(server, queue.name)
-            assert queue.leases() == (expected if durable else [])
-            assert queue.ack(jobs, lease_ids=tokens(jobs))["acked"] == int(durable)
-
-
 def test_jobs_of_streams_are_claimable_at_once_when_the_front_dies(server: Server) -> None:
     with Api(server.address) as api:
         queue = Queue.create(api, "q", *range(4), lease_ms=HOUR_MS)

@@ -16,9 +16,11 @@ from tests.support.queues import (
     HOUR_MS,
     SHORT_MS,
     Queue,
+    Work,
     counters,
     data,
     now_ms,
+    until,
 )
 from tests.support.server import Server
 from tests.support.sse import watch
@@ -137,16 +139,6 @@ def test_a_nack_says_what_it_did_and_what_is_left(queue: Queue) -> None:
 # --- delay_ms
 
 
-def test_a_delayed_nack_hides_the_job_from_claims_and_counters(queue: Queue) -> None:
-    queue.push("a", "b")
-    body = queue.nack(queue.claim("w"), delay_ms=HOUR_MS)
-    assert (body["nacked"], body["ready"], body["in_flight"]) == (1, 1, 0)
-    assert queue.counters() == counters(ready=1), "delayed counts appends with a delay only"
-    assert queue.api.state(queue.name)["count"] == 2
-    assert queue.live() == [1, 2]
-    assert data(queue.claim("w", 5)) == ["b"]
-
-
 def test_a_delayed_nack_comes_back_when_its_time_has_come(queue: Queue) -> None:
     queue.push("a", "b")
     (job,) = queue.claim("w")
@@ -231,3 +223,52 @@ def test_lease_ms_is_clamped(queue: Queue, asked: int, effective: int) -> None:
     before = now_ms()
     (deadline,) = queue.extend(jobs, lease_ms=asked)["deadlines"].values()
     assert before + effective <= deadline <= now_ms() + effective
+
+
+def test_a_nack_says_why_to_whoever_gets_the_job_next(queue: Queue) -> None:
+    longest = "é" * 512
+    queue.push("a", "b")
+    jobs = queue.claim("w", 2)
+    assert all("last_error" not in job for job in jobs)
+    queue.nack(jobs, error=longest)
+    assert [job["last_error"] for job in queue.claim("w", 2)] == [longest, longest]
+    assert [lease["last_error"] for lease in queue.leases()] == [longest, longest]
+    queue.nack([1])
+    queue.nack([2], error=None)
+    assert [job["last_error"] for job in queue.claim("w", 2)] == [longest, longest], "it stays"
+    queue.nack([1], error='"\n\\')
+    queue.nack([2], error="")
+    with Work(queue, max_jobs=2) as work:
+        assert [job["last_error"] for job in work.jobs(2)] == ['"\n\\', ""]
+        work.leave()
+    assert [job["last_error"] for job in queue.claim_all(2)] == ['"\n\\', ""], "nor by its end"
+    queue.ack([1, 2])
+    queue.push("c")
+    assert "last_error" not in queue.claim("w")[0]
+
+
+def test_a_nack_of_what_is_not_held_says_nothing(queue: Queue) -> None:
+    queue.push("a")
+    queue.claim("w")
+    queue.nack([1], "somebody else", error="not mine")
+    queue.nack([1])
+    assert "last_error" not in queue.claim("w")[0]
+
+
+def read_if_there(api: Api, topic: str) -> list[Any]:
+    return api.read(topic) if api.get(topic).status == 200 else []
+
+
+def test_a_dead_letter_has_the_reason_and_a_redrive_takes_it_off(pair: tuple[Queue, str]) -> None:
+    queue, dead = pair
+    queue.push("a", "b", meta={"kept": 1})
+    for error in ("first", "last"):
+        queue.nack(queue.claim_all(2), error=error)
+    assert queue.claim("w") == []
+    letters = until(lambda: read_if_there(queue.api, dead), lambda found: len(found) == 2)
+    for letter in letters:
+        assert letter["meta"]["$dead_letter_error"] == "last"
+    assert ok(queue.api.call("POST", f"/v0/topics/{dead}/redrive", {}))["moved"] == 2
+    for job in queue.claim_all(2):
+        assert job.get("meta") in (None, {"kept": 1})
+        assert "last_error" not in job

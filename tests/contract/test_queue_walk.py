@@ -20,11 +20,11 @@ pytestmark = pytest.mark.slow
 
 NODES = ("a", "b", "c")
 STEPS = 150
-VERBS: list[tuple[str, dict[str, Any], str]] = [
-    ("ack", {}, "gone"),
-    ("nack", {}, "freed"),
-    ("nack", {"delay_ms": HOUR_MS}, "hidden"),
-    ("extend", {"lease_ms": HOUR_MS}, "held"),
+VERBS: list[tuple[str, dict[str, Any], str, str]] = [
+    ("ack", {}, "acked", "gone"),
+    ("nack", {}, "nacked", "freed"),
+    ("nack", {"delay_ms": HOUR_MS}, "nacked", "hidden"),
+    ("extend", {"lease_ms": HOUR_MS}, "extended", "held"),
 ]
 
 
@@ -94,11 +94,11 @@ class Walk:
         model, chance = self.model, self.chance
         node = chance.choice(NODES)
         mine = {seq for seq, (holder, _) in model.held.items() if holder == node}
-        known = [*range(1, len(model.tags) + 3)]
+        known = [0, *range(1, len(model.tags) + 3), 2**64 - 1]
         asked = {*chance.sample(known, min(len(known), chance.randrange(1, 6)))}
         asked |= {seq for seq in mine if chance.random() < 0.5}
         seqs = chance.sample(sorted(asked), len(asked))
-        verb, body, where = chance.choice(VERBS)
+        verb, body, done, where = chance.choice(VERBS)
         body, good = {"node": node, "seqs": seqs, **body}, mine & asked
         if chance.random() < 0.5:
             fence = [self._token(seq) for seq in seqs]
@@ -108,6 +108,7 @@ class Walk:
             }
         answer = ok(self.queue.call(verb, body))
         assert answer["skipped"] == [seq for seq in seqs if seq not in good]
+        assert answer[done] == len(good)
         if where != "held":
             model.drop(good)
         if where in ("freed", "hidden"):

@@ -79,12 +79,6 @@ def test_a_job_is_pushed_with_all_that_a_claim_tells(queue: Queue) -> None:
     assert job == stored
 
 
-def test_jobs_that_wait_are_pushed_at_open(queue: Queue) -> None:
-    queue.push(*range(3))
-    with Work(queue, "w", 5) as stream:
-        assert data(stream.jobs(3)) == [0, 1, 2]
-
-
 def test_max_is_1_by_default(queue: Queue) -> None:
     queue.push("a", "b")
     path = work_path(queue.name, node="w")
@@ -120,14 +114,6 @@ def test_the_last_event_id_is_only_a_hint(queue: Queue) -> None:
 
 
 # --- refill and back-pressure
-
-
-def test_at_most_max_jobs_are_leased_to_a_stream(queue: Queue) -> None:
-    queue.push(*range(10))
-    with Work(queue, "w", 3) as stream:
-        assert data(stream.jobs(3)) == [0, 1, 2]
-        stream.quiet(QUIET_S)
-        assert queue.counters() == counters(ready=7, in_flight=3)
 
 
 def test_each_ack_brings_as_many_new_jobs(queue: Queue) -> None:

@@ -13,7 +13,6 @@ import pytest
 from tests.contract.retained import (
     CLASSES,
     RECORDS,
-    agrees,
     erased,
     everything,
     floors,
@@ -24,7 +23,6 @@ from tests.contract.retained import (
     sizes,
 )
 from tests.support.api import Api, ok, refused
-from tests.support.model import Kept, TopicModel
 from tests.support.server import Server
 
 pytestmark = pytest.mark.slow
@@ -33,30 +31,6 @@ MB = 1_000_000
 
 
 # --- cap_records
-
-
-@pytest.mark.parametrize("durability", CLASSES)
-@pytest.mark.parametrize("cap", [1, 3, 7])
-@pytest.mark.parametrize(
-    "batches", [[1] * 9, [4, 4, 4], [2, 10, 1], [20]], ids=lambda batches: f"2 batches={batches}"
-)
-def test_the_newest_records_stay_under_a_cap(
-    api: Api, topic: str, durability: str, cap: int, batches: list[int]
-) -> None:
-    put(api, topic, cap_records=cap, durability=durability)
-    model = TopicModel(cap)
-    for size in batches:
-        data = [[model.head_seq, number] for number in range(size)]
-        first = model.head_seq + 1
-        body = ok(api.append(topic, *data))
-        assert (body["seqs"], body["count"], body["head_seq"]) == (
-            list(range(first, first + size)),
-            size,
-            first + size - 1,
-        )
-        model.append(map(Kept, data))
-        assert floors(api, topic)["count"] == min(cap, model.head_seq)
-    agrees(api, topic, model)
 
 
 def test_a_cap_in_the_config_of_the_first_write_counts_for_that_write(api: Api, topic: str) -> None:
@@ -152,18 +126,6 @@ def test_a_record_larger_than_cap_bytes_is_taken(api: Api, topic: str) -> None:
 
 
 # --- what a PUT does to the records that are there
-
-
-@pytest.mark.parametrize("cap", [1, 4, 9], ids=lambda cap: f"1.1 cap_records={cap}")
-def test_a_tightened_cap_takes_existing_records(api: Api, topic: str, cap: int) -> None:
-    model = TopicModel()
-    for size in (3, 1, 5):
-        answer = api.append(topic, *range(size))
-        ok(answer, answer.status)
-        model.append(map(Kept, range(size)))
-    put(api, topic, cap_records=cap)
-    model.set_cap(cap)
-    agrees(api, topic, model)
 
 
 @pytest.mark.parametrize("durability", CLASSES)

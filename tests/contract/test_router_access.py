@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 from collections.abc import Iterator
 
 import pytest
 
-from tests.support.api import Api, ok, refused, spread
+from tests.support.api import Api, ok, refused
 from tests.support.queues import until
 from tests.support.routers import (
     config_of,
@@ -18,36 +17,10 @@ from tests.support.routers import (
     listing,
     named,
     names,
-    names_for,
     pages,
     put,
 )
 from tests.support.server import Server
-
-URL_SAFE = re.compile(r"[A-Za-z0-9_-]+")
-
-
-@pytest.fixture
-def family(api: Api, topic: str) -> list[str]:
-    """Six routers of one prefix, made in an order that is not the sorted one; every other source is
-    on the other shard.
-    """
-    found = [f"{topic}.{end}" for end in ("b", "a->x", "a", "B", "a-x", "a0>")]
-    sources = names_for(topic, [number % 2 for number in range(len(found))])
-    for name, source in zip(found, sources, strict=True):
-        ok(put(api, name, source, f"{source}.d"), 201)
-    return sorted(found)
-
-
-def test_a_list_is_sorted_and_limited_to_the_prefix(
-    api: Api, topic: str, family: list[str]
-) -> None:
-    page = ok(listing(api, prefix=f"{topic}."))
-    assert named(page["routers"]) == family
-    assert "next_cursor" not in page
-    assert names(api, prefix=f"{topic}.a") == [name for name in family if "a" in name[5:]]
-    assert names(api, prefix=f"{topic}.a->") == [f"{topic}.a->x"]
-    assert names(api, prefix=f"{topic}.b") == [f"{topic}.b"]
 
 
 def test_a_list_shows_summaries(api: Api, topic: str) -> None:
@@ -95,68 +68,7 @@ def test_a_list_is_filtered_by_its_ends(api: Api, topic: str) -> None:
     assert names(api, source=topic) == [], "an end is named whole"
 
 
-@pytest.mark.parametrize(
-    ("size", "count"),
-    [(1, 6), (2, 3), (3, 2), (4, 2), (5, 2), (6, 1), (7, 1), (1000, 1)],
-    ids=lambda value: f"6 {value}",
-)
-def test_pages_end_without_a_cursor(
-    api: Api, topic: str, family: list[str], size: int, count: int
-) -> None:
-    found = pages(api, prefix=f"{topic}.", page_size=size)
-    assert [name for page in found for name in named(page)] == family
-    assert len(found) == count
-    assert all(len(page) == size for page in found[:-1])
-
-
-def test_a_cursor_goes_into_a_url_as_it_is(api: Api, topic: str, family: list[str]) -> None:
-    cursor = ok(listing(api, prefix=f"{topic}.", page_size=2))["next_cursor"]
-    assert URL_SAFE.fullmatch(cursor), cursor
-    page = ok(api.call("GET", f"/v0/routers?prefix={topic}.&page_size=2&cursor={cursor}"))
-    assert named(page["routers"]) == family[2:4]
-
-
-def test_a_cursor_stands_though_routers_come_and_go(
-    api: Api, topic: str, family: list[str]
-) -> None:
-    cursor = ok(listing(api, prefix=f"{topic}.", page_size=3))["next_cursor"]
-    for name in (f"{topic}.0", f"{topic}.z"):
-        ok(put(api, name, name, f"{name}.d"), 201)
-    ok(delete(api, family[2]))
-    ok(delete(api, family[4]))
-    assert names(api, prefix=f"{topic}.", page_size=2, cursor=cursor) == [
-        family[3],
-        family[5],
-        f"{topic}.z",
-    ]
-
-
-@pytest.mark.slow
-def test_a_default_page_holds_100_and_a_page_at_most_1000(api: Api, topic: str) -> None:
-    made = [f"{topic}.{number:04d}" for number in range(1010)]
-    for number in range(16):
-        ok(api.put(f"{topic}.s{number}"), 201)
-
-    def make(own: Api, at: int) -> None:
-        ok(put(own, made[at], f"{topic}.s{at % 16}", f"{topic}.d{at % 16}"), 201)
-
-    spread(api, make, len(made))
-    prefix = f"{topic}."
-    assert named(ok(listing(api, prefix=prefix))["routers"]) == made[:100]
-    assert named(ok(listing(api, prefix=prefix, page_size=1000))["routers"]) == made[:1000]
-    assert len(ok(listing(api, prefix=prefix, page_size=5000))["routers"]) == 1000
-    assert names(api, prefix=prefix) == made
-    assert names(api, dest=f"{topic}.d1") == made[1::16]
-
-
 # --- refusals
-
-
-@pytest.mark.parametrize("prefix", ["no-such-prefix", "é", "-", ">", "x" * 300, "a/b", "\n"])
-def test_a_prefix_without_routers_lists_nothing(api: Api, family: list[str], prefix: str) -> None:
-    page = ok(listing(api, prefix=prefix))
-    assert page["routers"] == []
-    assert "next_cursor" not in page
 
 
 FULL = "full-key"

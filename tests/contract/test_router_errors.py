@@ -11,7 +11,6 @@ import pytest
 
 from tests.support.api import Answer, Api, ok, refused
 from tests.support.caps import capped
-from tests.support.queues import names_on
 from tests.support.routers import (
     DEFAULTS,
     chain,
@@ -23,13 +22,6 @@ from tests.support.routers import (
     put,
 )
 from tests.support.server import Server
-
-
-@pytest.fixture(params=["same shard", "another shard"])
-def ends(request: pytest.FixtureRequest, topic: str) -> tuple[str, str]:
-    """Names of a source and a dest that are not there yet."""
-    same, other = names_on(topic)
-    return topic, same if request.param == "same shard" else other
 
 
 def absent(api: Api, *topics: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.api import Api, data, ok, refused
-from tests.support.queues import names_on, until
+from tests.support.queues import until
 from tests.support.routers import (
     DEFAULTS,
     OTHERS,
@@ -24,13 +24,6 @@ from tests.support.routers import (
 )
 from tests.support.server import Server
 from tests.support.topic_configs import DEFAULTS as TOPIC_DEFAULTS
-
-
-@pytest.fixture(params=["same shard", "another shard"])
-def ends(request: pytest.FixtureRequest, topic: str) -> tuple[str, str]:
-    """Names of a source and a dest that are not there yet."""
-    same, other = names_on(topic)
-    return topic, same if request.param == "same shard" else other
 
 
 def test_put_creates_with_every_default(api: Api, ends: tuple[str, str]) -> None:
@@ -238,15 +231,6 @@ def test_a_router_is_shown_with_its_config_and_counters(api: Api, ends: tuple[st
     }
 
 
-def test_every_setting_is_shown(api: Api, topic: str) -> None:
-    ok(put(api, topic, f"{topic}.a", f"{topic}.b", **OTHERS), 201)
-    assert config_of(ok(get(api, topic))) == {
-        "source": f"{topic}.a",
-        "dest": f"{topic}.b",
-        **OTHERS,
-    }
-
-
 def test_the_total_survives_a_change_and_not_a_delete(api: Api, topic: str) -> None:
     ok(put(api, topic, f"{topic}.a", f"{topic}.b"), 201)
     ok(api.append(f"{topic}.a", 1, 2))
@@ -306,14 +290,6 @@ def test_delete_of_an_absent_router_is_a_200(api: Api, topic: str) -> None:
         body = ok(delete(api, name))
         assert (body["router"], body["deleted"]) == (name, False)
     refused(api.get(topic), 404, "topic_not_found")
-
-
-def test_a_router_made_again_is_a_new_one(api: Api, topic: str) -> None:
-    ok(put(api, topic, f"{topic}.a", f"{topic}.b", **OTHERS), 201)
-    ok(delete(api, topic))
-    body = ok(put(api, topic, f"{topic}.a", f"{topic}.b"), 201)
-    assert body["created"] is True
-    assert config_of(body) == {"source": f"{topic}.a", "dest": f"{topic}.b", **DEFAULTS}
 
 
 def test_delete_makes_room_for_another_source_and_for_the_way_back(

@@ -23,7 +23,7 @@ from tests.support.copies import arrived, route
 from tests.support.queues import HOUR_MS, Queue, until
 from tests.support.routers import delete, names_for, path_of, put
 from tests.support.server import Server
-from tests.support.sse import watch
+from tests.support.sse import CAUGHT_UP, watch
 from tests.support.ws import Socket, subscribe
 from topics.actors.shard.routing.barriers import BARRIER_S
 
@@ -55,45 +55,38 @@ def sees(read: Callable[[], Any], wanted: Any) -> None:
     assert found == wanted
 
 
-def test_a_diff_sees_what_was_acknowledged(api: Api, row: list[str]) -> None:
-    def read(after_seq: int) -> tuple[list[Any], int]:
-        page = ok(api.diff(row[-1], from_seq=after_seq))
-        return data(page["records"]), page["head_seq"]
+def diffed(api: Api, topic: str, count: int) -> tuple[int, Any]:
+    page = ok(api.diff(topic, from_seq=count - 1))
+    return page["head_seq"], data(page["records"])
 
-    for number in range(TURNS):
+
+def stated(api: Api, topic: str, _: int) -> tuple[int, Any]:
+    state = api.state(topic)
+    return state["head_seq"], [state["count"]]
+
+
+def watched(api: Api, topic: str, count: int) -> tuple[int, Any]:
+    with watch(api, {topic: {"from_seq": count - 1}}) as stream:
+        told = stream.told([topic])
+        return told.of(CAUGHT_UP)[-1]["head_seq"], told.data()
+
+
+@pytest.mark.parametrize(("read", "turns"), [(diffed, TURNS), (stated, TURNS), (watched, 3)])
+def test_a_read_sees_what_was_acknowledged(
+    api: Api, row: list[str], read: Callable[[Api, str, int], Any], turns: int
+) -> None:
+    for number in range(1, turns + 1):
         ok(api.append(row[0], number))
-        sees(partial(read, number), ([number], number + 1))
-
-
-def test_the_state_sees_what_was_acknowledged(api: Api, row: list[str]) -> None:
-    def read() -> tuple[int, int]:
-        state = api.state(row[-1])
-        return state["head_seq"], state["count"]
-
-    for number in range(1, TURNS + 1):
-        ok(api.append(row[0], number))
-        sees(read, (number, number))
+        sees(partial(read, api, row[-1], number), (number, [number]))
 
 
 def test_a_claim_gets_what_was_acknowledged(api: Api, row: list[str]) -> None:
-    answer = api.put(row[-1], {"lease_ms": HOUR_MS})
-    ok(answer)
     ok(api.delete(row[-1]))
     queue = Queue.create(api, row[-1], lease_ms=HOUR_MS)
     route(api, row[-2], row[-1])
     for number in range(TURNS):
         ok(api.append(row[0], number))
         sees(lambda: data(queue.claim()), [number])
-
-
-def test_a_watch_begins_with_what_was_acknowledged(api: Api, row: list[str]) -> None:
-    def read() -> list[Any]:
-        with watch(api, [row[-1]]) as stream:
-            return stream.told([row[-1]]).data()
-
-    for number in range(3):
-        ok(api.append(row[0], number))
-        sees(read, [*range(number + 1)])
 
 
 def test_a_subscription_begins_with_what_was_acknowledged(

@@ -20,23 +20,6 @@ pytestmark = pytest.mark.slow
 # --- tombstones and deletes
 
 
-def test_a_deleted_gap_is_silent_and_an_evicted_one_is_told(api: Api, topic: str) -> None:
-    model = TopicModel()
-    ok(api.append(topic, *range(10)), 201)
-    model.append(map(Kept, range(10)))
-    assert erased(api, topic, before_seq=4) == model.delete(4) == 3
-    agrees(api, topic, model)
-    put(api, topic, cap_records=5)
-    model.set_cap(5)
-    assert (model.evict_floor, model.earliest_seq) == (6, 6)
-    agrees(api, topic, model)
-    assert erased(api, topic, before_seq=9) == model.delete(9) == 3
-    assert model.gap(0) == (1, 8)
-    assert model.gap(4) == (5, 8)
-    assert model.gap(5) is None
-    agrees(api, topic, model)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_random_appends_deletes_and_caps_leave_what_the_model_says(

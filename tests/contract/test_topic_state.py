@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-import re
 import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.support.api import Api, listed, ok, refused, spread
+from tests.support.api import Api, ok, refused
 
-URL_SAFE = re.compile(r"[A-Za-z0-9_.~=-]+")
 CLOCK_SLACK_MS = 1000
 
 
@@ -113,23 +110,6 @@ def test_names_are_case_sensitive(api: Api, topic: str) -> None:
 # --- list
 
 
-@pytest.fixture
-def family(api: Api, topic: str) -> list[str]:
-    """Six topics of one prefix, made in an order that is not the sorted one."""
-    names = [f"{topic}.{end}" for end in ("b", "a", "c:1", "B", "c-1", "a0")]
-    for name in names:
-        ok(api.put(name), 201)
-    return sorted(names)
-
-
-def test_a_list_is_sorted_and_limited_to_the_prefix(
-    api: Api, topic: str, family: list[str]
-) -> None:
-    page = ok(api.listing(prefix=f"{topic}."))
-    assert [item["topic"] for item in page["topics"]] == family
-    assert "next_cursor" not in page
-
-
 def test_a_list_shows_summaries(api: Api, topic: str) -> None:
     ok(api.put(topic, {"durability": "fsync", "priority": 9}), 201)
     ok(api.append(topic, 1, 2))
@@ -152,78 +132,6 @@ def test_a_list_shows_summaries(api: Api, topic: str) -> None:
         "durable": True,
         "effective_priority": 9,
     }
-
-
-@pytest.mark.parametrize(
-    ("size", "pages"),
-    [(1, 6), (2, 3), (3, 2), (4, 2), (5, 2), (6, 1), (7, 1), (1000, 1)],
-    ids=lambda value: f"1.3 {value}",
-)
-def test_pages_end_without_a_cursor(
-    api: Api, topic: str, family: list[str], size: int, pages: int
-) -> None:
-    found: list[str] = []
-    query: dict[str, object] = {"prefix": f"{topic}.", "page_size": size}
-    for number in range(pages):
-        page = ok(api.listing(**query))
-        assert ("next_cursor" in page) == (number < pages - 1)
-        assert len(page["topics"]) == min(size, len(family) - len(found))
-        found += [item["topic"] for item in page["topics"]]
-        query["cursor"] = page.get("next_cursor", "")
-    assert found == family
-
-
-def test_a_cursor_goes_into_a_url_as_it_is(api: Api, topic: str, family: list[str]) -> None:
-    cursor = ok(api.listing(prefix=f"{topic}.", page_size=2))["next_cursor"]
-    assert URL_SAFE.fullmatch(cursor), cursor
-    page = ok(api.call("GET", f"/v0/topics?prefix={topic}.&page_size=2&cursor={cursor}"))
-    assert [item["topic"] for item in page["topics"]] == family[2:4]
-
-
-def test_a_cursor_stands_though_topics_come_and_go(api: Api, topic: str, family: list[str]) -> None:
-    cursor = ok(api.listing(prefix=f"{topic}.", page_size=3))["next_cursor"]
-    ok(api.put(f"{topic}.0"), 201)
-    ok(api.put(f"{topic}.z"), 201)
-    ok(api.delete(family[2]))
-    ok(api.delete(family[4]))
-    assert listed(api, prefix=f"{topic}.", page_size=2, cursor=cursor) == [
-        family[3],
-        family[5],
-        f"{topic}.z",
-    ]
-
-
-@pytest.mark.slow
-def test_a_default_page_holds_100_and_a_page_at_most_1000(api: Api, topic: str) -> None:
-    spread(api, lambda own, number: ok(own.put(f"{topic}.{number:04d}"), 201), 1010)
-    prefix = f"{topic}."
-    assert len(ok(api.listing(prefix=prefix))["topics"]) == 100
-    assert len(ok(api.listing(prefix=prefix, page_size=1000))["topics"]) == 1000
-    assert len(ok(api.listing(prefix=prefix, page_size=5000))["topics"]) == 1000
-    assert listed(api, prefix=prefix) == [f"{prefix}{number:04d}" for number in range(1010)]
-
-
-BAD_CURSORS = [
-    "!!!!",
-    "a",
-    "%00",
-    "e30",
-    "bnVsbA",
-    base64.urlsafe_b64encode(b'{"after":5}').decode(),
-    base64.urlsafe_b64encode(bytes(40)).decode(),
-    "x" * 3000,
-]
-
-
-@pytest.mark.parametrize(
-    "prefix",
-    ["no-such-prefix", "é", "-", "x" * 300, "a/b", "\n"],
-    ids=lambda prefix: f"1.3 {prefix[:20]!r}",
-)
-def test_a_prefix_without_topics_lists_nothing(api: Api, prefix: str) -> None:
-    page = ok(api.listing(prefix=prefix))
-    assert page["topics"] == []
-    assert "next_cursor" not in page
 
 
 # --- delete

@@ -6,10 +6,9 @@ import json
 import time
 from typing import Any
 
-import msgspec
 import pytest
 
-from tests.support.api import SLACK_S, Api, RawDiff, create, data, ok
+from tests.support.api import Api, create, data, ok
 from tests.support.sse import (
     CAUGHT_UP,
     RECORD,
@@ -21,9 +20,6 @@ from tests.support.sse import (
     stone,
     watch,
 )
-
-KIB = 1024
-MIB = 1024 * KIB
 
 
 def test_an_empty_topic_is_caught_up_at_0(api: Api, topic: str) -> None:
@@ -75,100 +71,6 @@ def test_a_live_record_has_the_same_event(api: Api, topic: str) -> None:
         assert event.cursor == {topic: 2}
 
 
-@pytest.mark.parametrize(
-    ("fields", "shown"),
-    [
-        ({}, ["data", "meta"]),
-        ({"include_tags": True}, ["data", "meta", "$tag"]),
-        ({"include_meta": False}, ["data"]),
-        ({"include_meta": False, "include_tags": True}, ["data", "$tag"]),
-        ({"include_data": False}, []),
-        ({"include_data": False, "include_tags": True, "include_meta": True}, ["$tag"]),
-        ({"include_data": True, "include_meta": True, "include_tags": False}, ["data", "meta"]),
-    ],
-    ids=lambda value: f"7.1 {value}",
-)
-def test_a_session_chooses_what_records_show(
-    api: Api, topic: str, fields: dict[str, bool], shown: list[str]
-) -> None:
-    create(api, topic)
-    body = {"records": [{"data": 1, "tag": "t", "node": "n", "meta": {"m": 1}}]}
-    ok(api.call("POST", f"/v0/topics/{topic}", body))
-    with watch(api, [topic], **fields) as stream:
-        (record,) = stream.told([topic]).records
-        assert set(record) == {"$seq", "$ts", "$node", *shown}
-        ok(api.call("POST", f"/v0/topics/{topic}", body))
-        (record,) = stream.records(1)
-        assert set(record) == {"$seq", "$ts", "$node", *shown}
-
-
-@pytest.mark.parametrize(
-    ("limit", "most"),
-    [(1, 1), (3, 3), (0, 256), (None, 256), (1000, 1000), (1001, 1000), (2**32 - 1, 1000)],
-)
-def test_an_event_holds_at_most_limit_records(
-    api: Api, topic: str, limit: int | None, most: int
-) -> None:
-    count = min(2 * most + 1, 1100)
-    create(api, topic, *range(count))
-    with watch(api, [topic], **({} if limit is None else {"limit": limit})) as stream:
-        told = stream.told([topic])
-    assert told.data() == list(range(count))
-    events = told.of(RECORD)
-    assert max(len(event["records"]) for event in events) <= most
-    assert [event["from_seq"] for event in events] == [
-        0,
-        *(event["to_seq"] for event in events[:-1]),
-    ]
-    assert [event["to_seq"] for event in events] == [
-        event["records"][-1]["$seq"] for event in events
-    ]
-    assert {event["head_seq"] for event in events} == {count}
-    assert [event.cursor[topic] for event in told.events if event.event == RECORD] == [
-        event["to_seq"] for event in events
-    ]
-
-
-BUDGETS: list[tuple[str, int, int, dict[str, int], int]] = [
-    ("256 KiB by default", 6, 100 * KIB, {}, 262_144),
-    ("1 MiB for 0", 6, 300 * KIB, {"max_batch_bytes": 0}, MIB),
-    ("a few records", 10, 1000, {"max_batch_bytes": 3500}, 3500),
-    ("one byte still gives one record", 5, 1000, {"max_batch_bytes": 1}, 1),
-    (
-        "a record above the budget comes alone",
-        3,
-        900 * KIB,
-        {"max_batch_bytes": 10 * KIB},
-        10 * KIB,
-    ),
-    ("more on request", 6, 300 * KIB, {"max_batch_bytes": 4 * MIB}, 4 * MIB),
-    ("at most 8 MiB", 20, 512 * KIB, {"max_batch_bytes": 64 * MIB}, 8 * MIB),
-]
-
-
-@pytest.mark.parametrize(
-    ("records", "size", "fields", "budget"),
-    [
-        pytest.param(
-            *row[1:], id=f"7.1 {row[0]}", marks=[pytest.mark.slow] if "8 MiB" in row[0] else []
-        )
-        for row in BUDGETS
-    ],
-)
-def test_the_byte_budget_holds(
-    api: Api, topic: str, records: int, size: int, fields: dict[str, int], budget: int
-) -> None:
-    create(api, topic)
-    for start in range(0, records, 5):
-        ok(api.append(topic, *["x" * (size - 2)] * min(5, records - start)))
-    with watch(api, [topic], **fields) as stream:
-        told = stream.told([topic])
-    assert seqs(told.records) == list(range(1, records + 1))
-    counts = [len(event["records"]) for event in told.of(RECORD)]
-    assert min(counts) >= 1
-    assert (max(counts) - 1) * size < budget  # §7.1: a read stops once the batch reaches the budget
-
-
 def test_line_ends_in_a_payload_do_not_end_an_event(api: Api, topic: str) -> None:
     create(api, topic)
     inner = (
@@ -187,34 +89,6 @@ def test_line_ends_in_a_payload_do_not_end_an_event(api: Api, topic: str) -> Non
     for pair in (backlog[:2], backlog[2:], live):
         assert data(pair) == [json.loads(inner), "next"]
         assert pair[0]["meta"] == {"data:": "x"}
-
-
-VALUES = [
-    b"1.10",
-    b"1E400",
-    b"1234567890123456789012345678901234567890",
-    rb'"\u00e9\/\u0000"',
-    '"é\u2028"'.encode(),
-    b'{"b" : 1,  "a":\t2}',
-    b'":\\n\\ndata: x"',
-]
-
-
-@pytest.mark.parametrize("value", VALUES, ids=lambda value: f"0.3 {value!r}")
-def test_payloads_come_back_verbatim(api: Api, topic: str, value: bytes) -> None:
-    create(api, topic)
-    body = b'{"records":[{"data":%s,"meta":{"k": %s}}]}' % (value, value)
-    ok(api.call("POST", f"/v0/topics/{topic}", body))
-    with watch(api, [topic]) as stream:
-        events = [stream.event(RECORD)]
-        stream.event(CAUGHT_UP)
-        ok(api.call("POST", f"/v0/topics/{topic}", body))
-        events.append(stream.event(RECORD))
-    for event in events:
-        assert event.data is not None
-        (record,) = msgspec.json.decode(event.data.encode(), type=RawDiff).records
-        assert bytes(record.data) == value
-        assert bytes(record.meta) == b'{"k": %s}' % value
 
 
 @pytest.mark.parametrize(
@@ -255,24 +129,6 @@ def test_records_that_are_all_filtered_end_in_caught_up(api: Api, topic: str) ->
         assert (record["$seq"], record["data"]) == (9, "yours")
         assert stream.blocks[-1].event in (RECORD, CAUGHT_UP)
         assert stream.blocks[-1].cursor == {topic: 9}
-
-
-@pytest.mark.parametrize("consistency", ["eventual", "strong"])
-@pytest.mark.parametrize(
-    "durability", ["ephemeral", "memory", pytest.param("disk", marks=pytest.mark.slow), "fsync"]
-)  # a `disk` record may wait 200 ms for its sync
-def test_every_class_is_watched_with_every_consistency(
-    api: Api, topic: str, durability: str, consistency: str
-) -> None:
-    create(api, topic, 0, 1, durability=durability)
-    with watch(api, [topic], consistency=consistency) as stream:
-        records = stream.records(2)
-        for number in (2, 3, 4):
-            sent = time.monotonic()
-            ok(api.append(topic, number))
-            records += stream.records(1)
-            assert time.monotonic() - sent < SLACK_S
-    assert (data(records), seqs(records)) == ([0, 1, 2, 3, 4], [1, 2, 3, 4, 5])
 
 
 def test_a_start_below_the_floor_is_told_at_connect(api: Api, topic: str) -> None:
@@ -354,18 +210,6 @@ def test_evicting_what_a_reader_has_seen_is_no_loss(api: Api, topic: str) -> Non
 
 
 @pytest.mark.slow
-def test_what_expires_while_the_reader_is_away_is_told(api: Api, topic: str) -> None:
-    create(api, topic, ttl_ms=100)
-    url = session(api, [topic])["stream_url"]
-    ok(api.append(topic, 1, 2))
-    time.sleep(0.2)
-    with Stream(api.address, url) as stream:
-        told = stream.told([topic])
-    assert [stone(body, "from_seq_too_old") for body in told.tombstones] == [(1, 2)]
-    assert told.records == []
-
-
-@pytest.mark.slow
 def test_what_expires_after_it_was_seen_is_no_loss(api: Api, topic: str) -> None:
     create(api, topic)
     with watch(api, [topic]) as stream:
@@ -380,22 +224,6 @@ def test_what_expires_after_it_was_seen_is_no_loss(api: Api, topic: str) -> None
         assert data(stream.records(1)) == [2]
 
 
-def test_deleted_records_are_passed_over_silently(api: Api, topic: str) -> None:
-    create(api, topic)
-    ok(
-        api.append(
-            topic, records=[{"data": at, "tag": "odd" if at % 2 else "even"} for at in range(1, 11)]
-        )
-    )
-    url = session(api, [topic])["stream_url"]
-    ok(api.call("POST", f"/v0/topics/{topic}/delete", {"before_seq": 4}))
-    ok(api.call("POST", f"/v0/topics/{topic}/delete", {"match": ["tag", "Eq", "odd"]}))
-    with Stream(api.address, url) as stream:
-        told = stream.told([topic])
-    assert (told.tombstones, told.data()) == ([], [4, 6, 8, 10])
-    assert told.events[-1].cursor == {topic: 10}
-
-
 def test_a_topic_whose_records_are_all_deleted_is_caught_up_at_its_head(
     api: Api, topic: str
 ) -> None:
@@ -406,12 +234,3 @@ def test_a_topic_whose_records_are_all_deleted_is_caught_up_at_its_head(
         assert (event.json(), event.cursor) == ({"topic": topic, "head_seq": 3}, {topic: 3})
         ok(api.append(topic, 4))
         assert data(stream.records(1)) == [4]
-
-
-def test_a_gap_runs_over_deleted_records_too(api: Api, topic: str) -> None:
-    create(api, topic, *range(1, 11), cap_records=6)
-    ok(api.call("POST", f"/v0/topics/{topic}/delete", {"before_seq": 8}))
-    with watch(api, {topic: {"from_seq": 2}}) as stream:
-        told = stream.told([topic])
-    assert [stone(body, "from_seq_too_old") for body in told.tombstones] == [(3, 7)]
-    assert told.data() == [8, 9, 10]

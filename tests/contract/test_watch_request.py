@@ -89,36 +89,6 @@ def test_every_id_says_where_all_topics_stand(api: Api, new_name: Callable[[], s
             assert sorted(stream.told(names).data()) == sorted(everything - seen)
 
 
-@pytest.mark.parametrize(
-    ("options", "data"),
-    [
-        ({}, [0, 1, 2, 3, 4]),
-        ({"from_seq": 3}, [3, 4]),
-        ({"tail": "true"}, []),
-        ({"tail": "true", "from_seq": 1}, []),
-        ({"tail": "false", "from_seq": 1}, [1, 2, 3, 4]),
-        ({"node": "n"}, []),
-    ],
-)
-def test_options_say_where_it_begins(
-    api: Api, topic: str, options: dict[str, object], data: list[int]
-) -> None:
-    create(api, topic)
-    ok(api.append(topic, *range(5), node="n"))
-    with Stream(api.address, url_of(topic, **options)) as stream:
-        assert stream.told([topic]).data() == data
-
-
-def test_options_say_how_records_look(api: Api, topic: str) -> None:
-    ok(api.append(topic, records=[{"data": 1, "tag": "t", "meta": {"m": 1}}]), 201)
-    with Stream(api.address, url_of(topic, include_tags="true", include_meta="false")) as stream:
-        (record,) = stream.told([topic]).records
-    assert record.keys() == {"$seq", "$ts", "$tag", "data"}
-    with Stream(api.address, url_of(topic, include_data="false", limit=1)) as stream:
-        (record,) = stream.told([topic]).records
-    assert record.keys() == {"$seq", "$ts"}
-
-
 def test_a_recreated_topic_of_an_id_is_told(api: Api, topic: str) -> None:
     create(api, topic, *range(5))
     with Stream(api.address, url_of(topic)) as stream:

@@ -13,6 +13,12 @@ from tests.support.server import Server
 
 ONE = b'{"records":[{"data":1}]}'
 MIB = 2**20
+CALLS = pytest.mark.parametrize(
+    ("method", "tail", "body"),
+    [("PUT", "", b'{"ttl_ms":12345678}'), ("POST", "", ONE), ("POST", "/diff", b'{"limit":1}')],
+    ids=["1.1 put", "2 append", "3 diff"],
+)
+HOT = pytest.mark.parametrize("method", ["POST", "PUT"])
 
 
 def chunked(body: bytes, size: int) -> bytes:
@@ -82,15 +88,12 @@ def test_a_refused_request_leaves_the_connection_usable(wire: Wire, topic: str) 
     ok(wire.answer(), 201)
 
 
-@pytest.mark.parametrize("method", ["PUT", "POST", "DIFF"], ids=["1.1 put", "2 append", "3 diff"])
+@CALLS
 def test_a_request_may_arrive_in_any_pieces(
-    server: Server, api: Api, topic: str, method: str
+    server: Server, api: Api, topic: str, method: str, tail: str, body: bytes
 ) -> None:
     ok(api.put(topic), 201)
-    path, body = f"/v0/topics/{topic}", b'{"ttl_ms":0}' if method == "PUT" else ONE
-    whole = (
-        request("POST", f"{path}/diff", b"{}") if method == "DIFF" else request(method, path, body)
-    )
+    whole = request(method, f"/v0/topics/{topic}{tail}", body)
     with Wire(server.address) as wire:
         wire.send(*(whole[at : at + 1] for at in range(len(whole))))
         ok(wire.answer())
@@ -100,19 +103,16 @@ def test_a_request_may_arrive_in_any_pieces(
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
-@pytest.mark.parametrize("route", ["PUT", "POST", "DIFF"], ids=["1.1 put", "2 append", "3 diff"])
-def test_chunked_bodies(wire: Wire, api: Api, topic: str, route: str, size: int) -> None:
+@CALLS
+def test_chunked_bodies(
+    wire: Wire, api: Api, topic: str, method: str, tail: str, body: bytes, size: int
+) -> None:
     ok(api.append(topic, 0), 201)
-    path = f"/v0/topics/{topic}"
-    method, target, body = {
-        "PUT": ("PUT", path, b'{"ttl_ms":12345678}'),
-        "POST": ("POST", path, b'{"records":[{"data":"' + b"x" * 5000 + b'"}]}'),
-        "DIFF": ("POST", f"{path}/diff", b'{"from_seq":0,"limit":1}'),
-    }[route]
-    wire.send(start(method, target, "Transfer-Encoding: chunked") + chunked(body, size))
-    answer = ok(wire.answer())
-    assert {"PUT": "config", "POST": "seqs", "DIFF": "records"}[route] in answer
-    wire.send(request("GET", path))
+    long = body.replace(b'"data":1', b'"data":"%b"' % (b"x" * 5000))
+    head = start(method, f"/v0/topics/{topic}{tail}", "Transfer-Encoding: chunked")
+    wire.send(head + chunked(long, size))
+    assert {"PUT": "config", "POST": "records" if tail else "seqs"}[method] in ok(wire.answer())
+    wire.send(request("GET", f"/v0/topics/{topic}"))
     ok(wire.answer())
 
 
@@ -145,16 +145,13 @@ def test_connection_close_is_honoured(server: Server, topic: str) -> None:
             wire.assert_closed()
 
 
-@pytest.mark.parametrize("route", ["PUT", "POST", "DIFF"], ids=["1.1 put", "2 append", "3 diff"])
-def test_expect_100_continue(wire: Wire, api: Api, topic: str, route: str) -> None:
+@CALLS
+def test_expect_100_continue(
+    wire: Wire, api: Api, topic: str, method: str, tail: str, body: bytes
+) -> None:
     ok(api.append(topic, 0), 201)
-    path = f"/v0/topics/{topic}"
-    method, target, body = {
-        "PUT": ("PUT", path, b'{"ttl_ms":0}'),
-        "POST": ("POST", path, ONE),
-        "DIFF": ("POST", f"{path}/diff", b"{}"),
-    }[route]
-    wire.send(start(method, target, "Expect: 100-continue", f"Content-Length: {len(body)}"))
+    fields = ("Expect: 100-continue", f"Content-Length: {len(body)}")
+    wire.send(start(method, f"/v0/topics/{topic}{tail}", *fields))
     assert wire.head()[0] == 100
     wire.send(body)
     ok(wire.answer())
@@ -218,12 +215,11 @@ LIES = [
 ]
 
 
-@pytest.mark.parametrize("route", ["append", "put"])
+@HOT
 @pytest.mark.parametrize("headers", [row[1] for row in LIES], ids=[row[0] for row in LIES])
 def test_a_framing_that_lies_is_refused_and_the_connection_closed(
-    server: Server, api: Api, topic: str, headers: list[str], route: str
+    server: Server, api: Api, topic: str, headers: list[str], method: str
 ) -> None:
-    method = "POST" if route == "append" else "PUT"
     smuggled = request("PUT", f"/v0/topics/{topic}.smuggled", b"{}")
     assert len(ONE) == 24
     with Wire(server.address) as wire:
@@ -237,11 +233,10 @@ def test_a_framing_that_lies_is_refused_and_the_connection_closed(
     refused(api.get(f"{topic}.smuggled"), 404, "topic_not_found")
 
 
-@pytest.mark.parametrize("route", ["append", "put"])
+@HOT
 def test_a_length_beside_chunks_smuggles_nothing(
-    server: Server, api: Api, topic: str, route: str
+    server: Server, api: Api, topic: str, method: str
 ) -> None:
-    method = "POST" if route == "append" else "PUT"
     smuggled = request("PUT", f"/v0/topics/{topic}.smuggled", b"{}")
     with Wire(server.address) as wire:
         wire.send(
@@ -266,11 +261,10 @@ BAD_CHUNKS = [
 
 
 @pytest.mark.parametrize("chunk", BAD_CHUNKS, ids=repr)
-@pytest.mark.parametrize("route", ["append", "put"])
+@HOT
 def test_a_broken_chunk_is_refused_and_the_connection_closed(
-    server: Server, api: Api, topic: str, chunk: bytes, route: str
+    server: Server, api: Api, topic: str, chunk: bytes, method: str
 ) -> None:
-    method = "POST" if route == "append" else "PUT"
     with Wire(server.address) as wire:
         wire.send(start(method, f"/v0/topics/{topic}", "Transfer-Encoding: chunked") + chunk)
         refused(wire.answer(), 400, "invalid_request")

@@ -66,27 +66,6 @@ def test_a_record_message_has_exactly_these_fields(socket: Socket, api: Api, top
     )
 
 
-@pytest.mark.parametrize(
-    ("fields", "seen"),
-    [
-        ({}, [0, 1, 2]),
-        ({"from_seq": 0}, [0, 1, 2]),
-        ({"from_seq": 2}, [2]),
-        ({"tail": True}, []),
-        ({"from_seq": 1, "tail": True}, []),
-        ({"from_seq": 1, "tail": False}, [1, 2]),
-    ],
-    ids=lambda value: f"7.3 {value}",
-)
-def test_a_subscription_chooses_its_start(
-    socket: Socket, api: Api, topic: str, fields: dict[str, Any], seen: list[int]
-) -> None:
-    create(api, topic, 0, 1, 2)
-    assert data(subscribe(socket, topic, **fields)) == seen
-    ok(api.append(topic, "live"))
-    assert data(socket.records(1)) == ["live"]
-
-
 def test_a_map_subscribes_to_many_topics(
     socket: Socket, api: Api, new_name: Callable[[], str]
 ) -> None:
@@ -110,78 +89,6 @@ def test_a_map_subscribes_to_many_topics(
     assert seen == {names[0]: [0, 1, 2, 3], names[1]: [3], names[2]: []}
     ok(api.append(names[2], "x"))
     assert socket.message("record")["topic"] == names[2]
-
-
-@pytest.mark.parametrize(
-    ("fields", "shown"),
-    [
-        ({}, ["data", "meta"]),
-        ({"include_tags": True}, ["data", "meta", "$tag"]),
-        ({"include_meta": False}, ["data"]),
-        ({"include_data": False}, []),
-        ({"include_data": False, "include_tags": True}, ["$tag"]),
-    ],
-    ids=lambda value: f"7.3 {value}",
-)
-def test_a_subscription_chooses_what_records_show(
-    socket: Socket, api: Api, topic: str, fields: dict[str, bool], shown: list[str]
-) -> None:
-    create(api, topic)
-    writes = [{"data": 1, "tag": "t", "node": "n", "meta": {"m": 1}}]
-    ok(api.append(topic, records=writes))
-    (old,) = subscribe(socket, topic, **fields)
-    ok(api.append(topic, records=writes))
-    (live,) = socket.records(1)
-    assert set(old) == set(live) == {"$seq", "$ts", "$node", *shown}
-
-
-@pytest.mark.parametrize(
-    ("fields", "most"), [({}, 256), ({"limit": 0}, 256), ({"limit": 3}, 3), ({"limit": 5000}, 1000)]
-)
-def test_a_message_holds_at_most_limit_records(
-    socket: Socket, api: Api, topic: str, fields: dict[str, int], most: int
-) -> None:
-    create(api, topic, *range(min(2 * most + 1, 1100)))
-    socket.ask("subscribe", "s", topic=topic, **fields)
-    seen = [message for message in socket.until("caught_up") if message["op"] == "record"]
-    assert [value for message in seen for value in data(message["records"])] == list(
-        range(min(2 * most + 1, 1100))
-    )
-    assert max(len(message["records"]) for message in seen) <= most
-    assert [message["from_seq"] for message in seen] == [
-        0,
-        *(message["to_seq"] for message in seen[:-1]),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("fields", "budget"),
-    [({}, 262_144), ({"max_batch_bytes": 1}, 1), ({"max_batch_bytes": 0}, 1024 * KIB)],
-)
-def test_the_byte_budget_holds(
-    socket: Socket, api: Api, topic: str, fields: dict[str, int], budget: int
-) -> None:
-    create(api, topic, *["x" * 200 * KIB] * 6)
-    socket.ask("subscribe", "s", topic=topic, **fields)
-    counts = [
-        len(message["records"])
-        for message in socket.until("caught_up")
-        if message["op"] == "record"
-    ]
-    assert sum(counts) == 6
-    assert (max(counts) - 1) * 200 * KIB < budget
-
-
-@pytest.mark.parametrize(
-    "durability", ["memory", pytest.param("disk", marks=pytest.mark.slow), "fsync"]
-)
-def test_a_strong_subscription_sees_every_class(
-    socket: Socket, api: Api, topic: str, durability: str
-) -> None:
-    create(api, topic, durability=durability)
-    subscribe(socket, topic, consistency="strong")
-    ok(api.append(topic, "x"))
-    assert data(socket.records(1)) == ["x"]
 
 
 def test_a_start_below_the_floor_is_a_tombstone(socket: Socket, api: Api, topic: str) -> None:

@@ -18,49 +18,13 @@ from tests.campaigns.mounts import (
     small_disk,
 )
 from tests.crash.reading import data_of
-from tests.support.api import Answer, Api, ok, refused
+from tests.support.api import Api, ok, refused
 from tests.support.server import HastyServer, Server
 from topics.storage.wal.writer import AT_ONCE_MAX_BYTES
 
 pytestmark = pytest.mark.slow
 
 MIB = 1 << 20
-
-
-# --- no room
-
-
-def fill_up(api: Api, topic: str, payload: str, most: int) -> tuple[list[int], Answer]:
-    """Append until a write is refused: the numbers that were acknowledged, and the refusal."""
-    taken: list[int] = []
-    for number in range(most):
-        answer = api.append(topic, [number, payload])
-        if answer.status not in (200, 201):
-            return taken, answer
-        taken.append(number)
-    raise AssertionError(f"{most} writes went onto a disk that has no room for them")
-
-
-@needs_root
-def test_a_full_disk_refuses_writes_and_loses_none(tmp_path: Path) -> None:
-    """Small writes go into the log, larger ones beside it."""
-    with (
-        small_disk(tmp_path / "disk", 24 * MIB) as disk,
-        Server(disk / "data", shards=1, wal_file_bytes=1 * MIB, max_record_bytes=8 * MIB) as server,
-    ):
-        with Api(server.address) as api:
-            ok(api.put("t", {"durability": "fsync"}), 201)
-            taken, answer = fill_up(api, "t", "x" * 20_000, 3000)
-            refused(answer, 503, "not_ready")
-            assert int(answer.headers["retry-after"]) >= 0
-            assert [number for number, _ in data_of(api, "t")] == taken, "a full disk is still read"
-            assert api.append("t", [-1, "x" * 6_000_000]).status == 503
-        server.kill()
-        remount(disk, f"size={64 * MIB}")
-        server.start()
-        with Api(server.address) as api:
-            assert [number for number, _ in data_of(api, "t")] == taken
-            assert ok(api.append("t", "room again"))["seqs"] == [len(taken) + 1]
 
 
 @needs_root
@@ -136,21 +100,6 @@ def test_a_failed_write_is_never_shown_and_the_shard_takes_no_more(
             assert found[: len(acknowledged)] == acknowledged
             assert len(found) <= len(acknowledged) + 1
             assert ok(api.append("t", "goes on"))["seqs"][0] > len(acknowledged)
-
-
-@needs_lossy
-def test_a_disk_that_fills_up_between_writes_is_told_and_got_over(lossy: Lossy) -> None:
-    with Server(lossy.path / "data", shards=1, wal_file_bytes=256 << 10) as server:
-        with Api(server.address) as api:
-            ok(api.put("t", {"durability": "fsync"}), 201)
-            used = lossy.ctl("stat")["used"]
-            lossy.ctl("limit", bytes=used + MIB)
-            taken, answer = fill_up(api, "t", "x" * 20_000, 500)
-            refused(answer, 503, "not_ready")
-            lossy.ctl("limit", bytes=0)
-        with server.again("kill") as api:
-            assert [number for number, _ in data_of(api, "t")] == taken
-            ok(api.append("t", "room again"))
 
 
 # --- a disk that hangs

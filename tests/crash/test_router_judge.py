@@ -7,14 +7,12 @@ A story is about the source ``s`` with records 1, 2, 3, ..., and its dest ``d``.
 from __future__ import annotations
 
 import ast
-import json
 import re
 from typing import Any
 
 import pytest
 
 from tests.campaigns.router_history import (
-    STAMP,
     Copy,
     End,
     Gap,
@@ -23,9 +21,7 @@ from tests.campaigns.router_history import (
     Sent,
     Stamp,
     Total,
-    copy_of,
     ranges_of,
-    read_of,
 )
 from tests.campaigns.router_judge import judge
 from tests.campaigns.router_topology import (
@@ -40,7 +36,6 @@ from tests.campaigns.router_topology import (
 )
 from tests.crash.repeating import cases
 from topics.formats.names import shard_of
-from topics.formats.ranges import SeqRange
 
 DEST = Dest("d", "s", "s", {"durability": "disk"}, "r", {})
 STAMPED = DEST._replace(asked={"guarantee": "exactly_once"})
@@ -350,47 +345,6 @@ def test_what_was_noted_as_wrong_is_a_problem() -> None:
 def test_many_problems_of_a_kind_are_summed_up() -> None:
     story = Story(records=0).page(0, {seq: seq for seq in range(1, 10)})
     assert story.problems()[-1] == "d: and 4 more of the kind"
-
-
-# What is read
-
-
-def rendered(seq: int, **fields: Any) -> bytes:
-    head = b'{"$seq":%d,"$ts":1700000000000' % seq
-    return head + b"," + json.dumps({"data": [1, 2, 0, "xx"], **fields}).encode()[1:]
-
-
-def test_a_record_is_read_with_its_bytes_and_its_stamp() -> None:
-    stamp = {"router": "r", "source": "s", "source_seq": 7, "key": "k", "source_epoch": 1}
-    fields = {"$node": "n", "$tag": "t", "meta": {"a": 1, STAMP: stamp}}
-    seq, copy = copy_of(rendered(5, **fields))
-    assert (seq, copy.ts, copy.origin, copy.node, copy.tag) == (
-        5,
-        1700000000000,
-        (1, 2, 0),
-        "n",
-        "t",
-    )
-    assert copy.meta == {"a": 1}
-    assert copy.stamp == Stamp("r", "s", 7, "k")
-    assert copy.data == copy_of(rendered(6))[1].data
-    assert copy.whole != copy_of(rendered(5))[1].whole
-
-
-def test_a_record_without_seq_and_ts_in_front_is_refused() -> None:
-    with pytest.raises(ValueError, match="a record begins with"):
-        copy_of(b'{"$ts":1,"$seq":1,"data":[1,2,0,""]}')
-
-
-def test_a_page_is_read_with_its_tombstone() -> None:
-    records = b",".join(rendered(seq) for seq in (4, 5, 7))
-    tail = {"gap_from": 2, "gap_to": 3, "reason": "source_trim", "missed_estimate": 2}
-    answer = b'{"records":[%b],"next_from_seq":8,"head_seq":9,"caught_up":false,"tombstone":%b}'
-    ranges = (SeqRange(4, 5), SeqRange(7, 7))
-    read = read_of("d", 1, answer % (records, json.dumps(tail).encode()))
-    assert read.page == Page("d", 1, 8, 9, ranges, Gap("source_trim", 2, 3))
-    assert [seq for seq, _ in read.copies] == [4, 5, 7]
-    assert not read.caught_up
 
 
 # The topology

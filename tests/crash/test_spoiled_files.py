@@ -10,7 +10,8 @@ import pytest
 
 from tests.campaigns.opened import Opened
 from tests.support.api import Api, ok
-from tests.support.hurt import flip, tree
+from tests.support.data_directory import topics
+from tests.support.hurt import flip
 from tests.support.server import Server
 from topics.storage import checkpoints
 from topics.storage.data_dir import DataDirectoryDamaged, encode_meta
@@ -115,19 +116,87 @@ def test_a_server_says_in_one_line_that_a_directory_is_too_new(
     assert "Traceback" not in server.logged
 
 
-def test_a_server_without_a_whole_checkpoint_refuses_and_changes_nothing(
-    killed: Path, tmp_path: Path
-) -> None:
-    copy = Path(shutil.copytree(killed, tmp_path / "copy"))
-    for path in copy.glob("checkpoint/00/*.ckpt"):
-        flip(path, 100)
-    hurt = tree(copy)
-    server = Server(copy, wal_file_bytes=64 << 10)
+def refused_start(server: Server, hurt: Path) -> None:
+    """It names file and offset, and does not try again."""
     server.spawn()
     try:
-        assert server.wait_exit(30) == REFUSED
+        assert server.wait_exit(30) == REFUSED, server.log_tail
     finally:
         server.kill()
-    assert tree(copy) == hurt
-    assert "no checkpoint is whole" in server.logged
+    assert str(hurt) in server.logged
+    assert '"offset"' in server.logged
+    assert f"topics repair --dry-run {server.data_dir}" in server.logged
     assert "Traceback" not in server.logged
+
+
+def test_a_damaged_frame_below_acknowledged_ones_stops_the_server_until_a_repair(
+    tmp_path: Path,
+) -> None:
+    server = Server(tmp_path / "data", shards=1)
+    with server:
+        with Api(server.address) as api:
+            ok(api.put("t", {"durability": "fsync"}), 201)
+            for number in range(20):
+                ok(api.append("t", *[f"marker-{number}-"] * 3))
+        server.kill()
+        (path,) = (
+            path for path in server.data_dir.rglob("*.wal") if b"marker-9-" in path.read_bytes()
+        )
+        flip(path, path.read_bytes().index(b"marker-9-"))
+        log = path.read_bytes()
+        refused_start(server, path)
+        assert path.read_bytes() == log, "a refused log must stay as it is"
+        repaired = topics("repair", str(server.data_dir))
+        assert repaired.returncode == 0, repaired.stderr
+        assert 'topic "t": seqs 28 to 30 are lost' in repaired.stdout
+        verified = topics("verify", str(server.data_dir))
+        assert (verified.returncode, verified.stderr) == (0, ""), verified.stdout
+        server.start()
+        with Api(server.address) as api:
+            tombstone = ok(api.diff("t", from_seq=27))["tombstone"]
+            assert [tombstone[name] for name in ("reason", "gap_from", "gap_to")] == [
+                *("damaged", 28, 30)
+            ]
+            kept = [record["$seq"] for record in api.read("t")]
+            assert kept == [*range(1, 28), *range(31, 61)]
+            assert ok(api.append("t", "after"))["seqs"] == [61]
+
+
+def test_a_damaged_blob_stops_the_server(tmp_path: Path) -> None:
+    server = Server(tmp_path / "data", shards=1)
+    with server:
+        with Api(server.address) as api:
+            ok(api.append("t", records=[{"data": "x" * 900_000, "tag": "t"}] * 6), 201)
+        server.kill()
+    (blob,) = (tmp_path / "data" / "blob" / "00").glob("*.blob")
+    flip(blob, 66)
+    refused_start(server, blob)
+
+
+def test_a_blob_that_is_hurt_while_it_is_stopped_costs_its_readers_a_tombstone_and_nobody_else(
+    tmp_path: Path,
+) -> None:
+    server = Server(tmp_path / "data", shards=1)
+    with server:
+        with Api(server.address) as api:
+            ok(api.append("t", *["x" * 900_000] * 6), 201)
+            ok(api.append("t", "behind"))
+        server.stop()
+        (blob,) = (tmp_path / "data" / "blob" / "00").glob("*.blob")
+        flip(blob, 3_000_000)
+        server.start()
+        with Api(server.address) as api:
+            for _ in range(3):
+                tombstone = ok(api.diff("t", from_seq=0, limit=5))["tombstone"]
+                assert (tombstone["reason"], tombstone["gap_from"], tombstone["gap_to"]) == (
+                    "damaged",
+                    1,
+                    6,
+                )
+            assert [record["data"] for record in ok(api.diff("t", from_seq=6))["records"]] == [
+                "behind"
+            ]
+            ok(api.append("t", "more"))
+            ok(api.append("other", 1), 201)
+        assert str(blob) in server.logged
+        assert "Traceback" not in server.logged

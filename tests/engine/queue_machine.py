@@ -23,7 +23,6 @@ from topics.formats.disk.frames import FrameKind
 NAMES = st.sampled_from(["q", "q", "q", "r"])
 NODES = st.sampled_from(["n", "m"])
 STEPS_MS = [1, 1, 5, 30, 100, 101, 300]
-LEASE_NUMBERS = 1 << 20  # of one process
 
 Models = dict[int, QueueModel]
 Effect = Callable[[Models], None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
@@ -15,6 +16,15 @@ from topics.engine.snapshot import snapshot_shard, snapshot_topic, topics_to_kee
 from topics.engine.topic import Topic
 from topics.formats.api.topic_config import TopicConfig
 from topics.formats.disk.frames import Frame
+
+# Runs that go far from the start: a few, the same each time.
+LONG = settings(
+    stateful_step_count=200,
+    phases=[Phase.generate],
+    derandomize=True,
+    database=None,
+    suppress_health_check=[*HealthCheck],
+)
 
 
 class ShardMachine(RuleBasedStateMachine):

@@ -32,7 +32,7 @@ from topics.formats.api.append_body import AppendBody, decode_append
 from topics.formats.api.decoding import decode_config
 from topics.formats.api.diff_body import Diff, decode_delete
 from topics.formats.buffers import Buffer
-from topics.formats.disk.frames import FrameKind
+from topics.formats.disk.frames import Frame, FrameHeader, FrameKind, encode_frame, header_at
 from topics.formats.disk.records import RecordsView
 from topics.formats.disk.rendering import EncodedRecords, Rendering
 from topics.formats.json_text import json_bytes
@@ -43,6 +43,16 @@ def view_of(encoded: EncodedRecords) -> RecordsView:
     return RecordsView(
         encoded.flags, encoded.record_count, len(encoded.ext), memoryview(b"".join(encoded.parts))
     )
+
+
+def body_of(frame: Frame) -> memoryview:
+    """What the log has behind the header."""
+    return memoryview(b"".join(map(bytes, frame.parts)))
+
+
+def header_of(frame: Frame, lsn: int = 64) -> FrameHeader:
+    """The header of a frame that stands at ``lsn``."""
+    return header_at(b"".join(map(bytes, encode_frame(frame, lsn, 0, 0))), 0)
 
 
 def decide_long(engine: ShardEngine, topic: Topic, body: AppendBody, now: Now) -> Append:

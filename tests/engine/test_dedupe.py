@@ -1,4 +1,6 @@
-"""The window of idempotency keys against a list of everything that was ever remembered."""
+"""Idempotency keys: the window against a list of everything that was ever remembered, and keys of
+copies.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,24 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from topics.engine import dedupe
+from tests.engine.shard_support import Desk
+from tests.support.limits import LIMITS
+from topics.engine import dedupe, shard
 from topics.engine.dedupe import DedupeEntry, DedupeWindow, digest_of
-from topics.engine.moved_keys import copy_key
+from topics.engine.moved_keys import (
+    BATCH_JOBS,
+    SOURCES_MAX,
+    WINDOW_RECORDS,
+    MovedKeys,
+    Part,
+    copy_key,
+    earlier_copy_key,
+    is_copy_key,
+)
+from topics.engine.topic import Topic
+from topics.errors import InvalidRequest
+from topics.formats.api.limits import MOVE_LIMITS, check_key
+from topics.formats.api.topic_config import TopicConfig
 
 WINDOW_MS = 10
 STEPS = st.lists(
@@ -59,14 +76,6 @@ def test_a_replay_whose_clock_had_stepped_keeps_the_order_of_seqs() -> None:
     assert [window.find(key, 15, WINDOW_MS) for key in "ab"] == [None, None]
 
 
-def test_keys_that_share_a_generation_live_until_each_is_over() -> None:
-    window = DedupeWindow()
-    for seq, (key, now_ms) in enumerate([("a", 0), ("b", 10), ("c", 40)], 1):
-        window.remember(key, seq, 1, now_ms, 40)
-    assert [window.find(key, 40, 40) for key in "abc"] == [None, (2, 1), (3, 1)]
-    assert (window.expire(49, 40), window.expire(50, 40), len(window)) == (0, 2, 1)
-
-
 def test_a_copy_is_known_when_the_window_is_over_and_where_there_is_none() -> None:
     window = DedupeWindow()
     keys = [copy_key("dead_letter", "q", 7, seq) for seq in (1, 2)]
@@ -95,3 +104,99 @@ def test_keys_that_end_at_once_are_dropped_in_short_steps() -> None:
         assert dropped <= dedupe.GENERATION_KEYS
     assert len(window) == 0
     assert len(steps) == count // dedupe.GENERATION_KEYS + 2
+
+
+# Keys of copies: what they name, and which are kept for how long
+
+
+def parts(moved: MovedKeys) -> list[Part]:
+    return [(source, seqs.tobytes(), copies.tobytes()) for source, seqs, copies in moved.parts()]
+
+
+def test_no_two_records_have_one_key_and_no_client_may_send_it() -> None:
+    """Topics of two shards may have one epoch."""
+    keys = {
+        copy_key(what, source, epoch, seq)
+        for what in ("dead_letter", "redrive")
+        for source in ("q", "q:1", "q:11", "q.", "q" * 255)
+        for epoch in (1, 11)
+        for seq in (1, 11)
+    }
+    keys |= {earlier_copy_key("redrive", epoch, seq) for epoch in (1, 11) for seq in (1, 11)}
+    assert len(keys) == 44
+    moved = MovedKeys()
+    for at, key in enumerate(sorted(keys), 1):
+        with pytest.raises(InvalidRequest):
+            check_key(key, LIMITS)
+        check_key(key, MOVE_LIMITS)
+        assert is_copy_key(key)
+        assert moved.find(key) == 0
+        moved.note(key, at)
+    assert [moved.find(key) for key in sorted(keys)] == [*range(1, 45)]
+
+
+@pytest.mark.parametrize(
+    ("what", "kept"), [("dead_letter", BATCH_JOBS), ("redrive", WINDOW_RECORDS)]
+)
+def test_a_source_keeps_as_many_keys_as_it_may_have_under_way(what: str, kept: int) -> None:
+    moved = MovedKeys()
+    for seq in range(1, kept + 11):
+        moved.note(copy_key(what, "q", 7, seq), 100 + seq)
+        moved.note(copy_key(what, "other", 7, 1), 5)  # as a replay may tell it again
+    assert [moved.find(copy_key(what, "q", 7, seq)) for seq in (10, 11, kept + 10)] == [
+        0,
+        111,
+        110 + kept,
+    ]
+    assert moved.find(copy_key(what, "other", 7, 1)) == 5
+
+
+def test_the_source_that_was_idle_longest_goes_first() -> None:
+    moved = MovedKeys()
+    for number in range(SOURCES_MAX):
+        moved.note(copy_key("redrive", f"q{number}", 7, 1), number + 1)
+    moved.note(copy_key("redrive", "q0", 7, 2), SOURCES_MAX + 1)
+    moved.note(copy_key("redrive", "another", 7, 1), SOURCES_MAX + 2)
+    found = [moved.find(copy_key("redrive", name, 7, 1)) for name in ("q0", "q1", "q2", "another")]
+    assert found == [1, 0, 3, SOURCES_MAX + 2]
+    assert len(parts(moved)) == SOURCES_MAX
+
+
+def test_a_checkpoint_and_the_frames_behind_it_come_to_the_same_keys() -> None:
+    """The checkpoint may know of some of those frames."""
+    notes = [(copy_key("dead_letter", "abc"[at % 3], 7, at), at) for at in range(1, 300)]
+    whole, cut = MovedKeys(), 200
+    for key, at in notes[:cut]:
+        whole.note(key, at)
+    again = MovedKeys()
+    for part in parts(whole):
+        again.restore(part)
+    for key, at in notes[cut:]:
+        whole.note(key, at)
+    for key, at in notes[cut - 50 :]:
+        again.note(key, at)
+    assert sorted(parts(again)) == sorted(parts(whole))
+
+
+# Keys of idle topics
+
+
+def test_keys_of_idle_topics_are_swept_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard, "SWEEP_TOPICS", 4)
+    monkeypatch.setattr(shard, "SWEEP_KEYS", 2)
+    desk, names = Desk(), [f"t{number}" for number in range(10)]
+    for name in names:
+        desk.append(name, 1, key="a")
+        desk.later(TopicConfig().idempotency_window_ms // 2)
+        desk.append(name, 2, key="b")
+    desk.commit()
+    assert desk.engine.sweep_keys(desk.now._replace(ms=0)) == []
+    desk.later(2 * TopicConfig().idempotency_window_ms)
+    topics = [desk.engine.topic(name) for name in names]
+    swept: list[Topic] = []
+    while any(len(topic.dedupe) for topic in topics):
+        some = desk.engine.sweep_keys(desk.now)
+        assert len(some) <= 4
+        swept += some
+    assert {topic.name for topic in swept} == {*names}
+    assert desk.engine.sweep_keys(desk.now) == []

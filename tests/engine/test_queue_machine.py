@@ -1,8 +1,7 @@
 """Queues against a dict of their jobs: claims, leases, dead letters and moves, among caps, age,
 deletes, clocks, sealing, checkpoints, failures and restarts in any order.
 
-``QUEUE_MACHINE_EXAMPLES=20000 python -m pytest tests/engine/test_queue_machine.py`` looks longer,
-`queue_walk` goes further.
+``QUEUE_MACHINE_EXAMPLES=20000 python -m pytest tests/engine/test_queue_machine.py`` looks longer.
 """
 
 from __future__ import annotations
@@ -11,9 +10,10 @@ import os
 
 import pytest
 from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
 
 from tests.engine.queue_machine_restarts import Queues
-from tests.engine.queue_walk import QueueWalk
+from tests.engine.shard_machine import LONG
 
 EXAMPLES = int(os.environ.get("QUEUE_MACHINE_EXAMPLES", "60"))
 
@@ -21,9 +21,8 @@ TestQueues = pytest.mark.slow(Queues.TestCase)
 TestQueues.settings = settings(max_examples=EXAMPLES, stateful_step_count=50)
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_a_queue_that_is_used_at_random_is_what_its_model_says(seed: int) -> None:
-    QueueWalk.walk(seed)
+def test_a_queue_is_its_model_after_every_step_of_a_long_run() -> None:
+    run_state_machine_as_test(Queues, settings=settings(LONG, max_examples=100))
 
 
 def test_the_model_knows_of_a_lease_from_before_they_were_durable_that_was_extended() -> None:

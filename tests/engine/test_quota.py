@@ -77,16 +77,6 @@ def test_a_write_is_taken_whole_or_not_at_all() -> None:
     shard.desk.append("a", 2)
 
 
-def test_what_a_key_stands_for_passes_at_the_cap() -> None:
-    shard = Capped(max_bytes=200)
-    shard.desk.append("a", "x" * 60, key="k")
-    shard.bytes.others = 1000
-    assert shard.desk.append("a", "x" * 60, key="k")
-    shard.desk.commit()
-    assert shard.desk.append("a", "x" * 60, key="k")
-    refusal(shard.desk.append, "a", 1, key="other")
-
-
 def test_a_full_topic_is_told_before_a_full_server() -> None:
     shard = Capped(max_topics=1, max_bytes=100)
     shard.desk.put("a", cap_bytes=10, discard="reject")
@@ -153,19 +143,6 @@ def test_room_that_is_kept_stays_so_when_a_longer_write_is_refused() -> None:
     assert shard.bytes.own == 0
 
 
-def test_room_that_is_kept_and_not_used_is_given_back() -> None:
-    shard = Capped(max_bytes=1000)
-    change = append.make_topic(shard.desk.engine.table, "a", body(), shard.desk.now, None, 900)
-    shard.desk.engine.table.let_go(change.topic)
-    assert shard.bytes.own == 0
-    shard.desk.engine.undo(change)
-    assert shard.held == (0, 0)
-    change = append.make_topic(shard.desk.engine.table, "a", body(), shard.desk.now, None, 900)
-    shard.desk.engine.undo(change)
-    assert shard.held == (0, 0)
-    assert not shard.quota._held
-
-
 def test_a_place_that_another_shard_keeps_is_there_above_the_cap() -> None:
     shard = Capped(max_topics=3)
     shard.topics.others = 3
@@ -199,10 +176,10 @@ def test_how_much_a_topic_may_take() -> None:
     assert shard.quota.room_for(topic("free")) == 200
     assert shard.quota.room_for(topic("small")) is None
     assert shard.quota.room_for(topic("large")) == 200
-    assert not shard.quota.is_scarce
+    assert not shard.quota.cap.is_scarce
     shard.bytes.others = 1100
     assert shard.quota.room_for(topic("free")) == 0
-    assert shard.quota.is_scarce
+    assert shard.quota.cap.is_scarce
 
 
 NAMES = st.sampled_from("ab")

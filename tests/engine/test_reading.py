@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from tests.engine.shard_support import Desk, records_of, seqs_of
+from tests.engine.shard_support import Desk, seqs_of
 from topics.engine.reading import SCAN_RECORDS_MAX, read
 from topics.formats.api.diff_body import Diff
 
@@ -100,88 +98,3 @@ def test_a_cursor_of_an_earlier_topic_is_told_so(
     )
     assert seqs_of(page) == [1, 2]
     assert page.worth_answering
-
-
-# Against the obvious model
-
-RECORD = st.tuples(
-    st.sampled_from([None, "me", "you", 'é"\\']),
-    st.sampled_from([None, "t", 'tag,"$ts":']),
-    st.booleans(),
-    st.integers(0, 40),
-)
-
-
-@pytest.mark.slow
-@given(
-    writes=st.lists(st.lists(RECORD, min_size=1, max_size=4), max_size=8),
-    batch_nodes=st.lists(st.sampled_from([None, "me", "b"]), min_size=8, max_size=8),
-    limit=st.integers(1, 6),
-    budget=st.integers(1, 2000),
-    nodes=st.sets(st.sampled_from(["me", "you", "b", 'é"\\'])),
-    include_tags=st.booleans(),
-    include_meta=st.booleans(),
-)
-def test_pages_put_together_are_what_the_reader_asked_for(
-    writes: list[list[tuple[str | None, str | None, bool, int]]],
-    batch_nodes: list[str | None],
-    limit: int,
-    budget: int,
-    nodes: set[str],
-    include_tags: bool,
-    include_meta: bool,
-) -> None:
-    desk = Desk()
-    desk.put("a")
-    expected: list[dict[str, Any]] = []
-    seq = 0
-    for write, batch_node in zip(writes, batch_nodes, strict=False):
-        records = []
-        for node, tag, has_meta, size in write:
-            seq += 1
-            record: dict[str, Any] = {"data": "x" * size}
-            shown: dict[str, Any] = {"$seq": seq, "$ts": desk.now.ts}
-            if node is not None:
-                record["node"] = node
-            if (stamped := node if node is not None else batch_node) is not None:
-                shown["$node"] = stamped
-            if tag is not None:
-                record["tag"] = tag
-                if include_tags:
-                    shown["$tag"] = tag
-            shown["data"] = record["data"]
-            if has_meta:
-                record["meta"] = {"m": seq}
-                if include_meta:
-                    shown["meta"] = {"m": seq}
-            records.append(record)
-            if stamped not in nodes:
-                expected.append(shown)
-        desk.append("a", records=records, node=batch_node)
-        desk.later(1)
-    desk.commit()
-    found: list[dict[str, Any]] = []
-    cursor, scanned = 0, 0
-    while True:
-        page = desk.read(
-            "a",
-            cursor,
-            limit=limit,
-            max_batch_bytes=budget,
-            nodes=frozenset(nodes),
-            include_tags=include_tags,
-            include_meta=include_meta,
-        )
-        got = records_of(page)
-        assert len(got) <= limit
-        assert len(got) == 1 or sum(len(piece) for piece in page.pieces) <= budget
-        assert page.next_from_seq > cursor or page.caught_up
-        found += got
-        cursor = page.next_from_seq
-        scanned += page.scanned
-        if page.caught_up:
-            break
-    assert [list(record.items()) for record in found] == [
-        list(record.items()) for record in expected
-    ]
-    assert scanned == seq

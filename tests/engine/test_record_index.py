@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,10 +14,8 @@ from topics.engine.locators import (
     is_extent,
     is_in_log,
     is_in_memory,
-    lsn_of,
-    split_locator,
 )
-from topics.engine.record_index import IndexEntry, RecordIndex
+from topics.engine.record_index import RecordIndex
 from topics.engine.store import FLAGS_STEP, DeleteFlags, first_live, last_live
 
 
@@ -51,21 +47,6 @@ def test_an_entry_takes_less_than_forty_bytes_and_none_takes_nothing() -> None:
     assert index.bytes_used() < 40 * 60_000
 
 
-def test_only_writes_of_the_log_lie_between_two_lsns() -> None:
-    index = RecordIndex()
-    locators = [
-        *(in_extent(0, 0), in_log(10), in_memory(0), in_log(20), in_memory(1)),
-        *(in_log(30), in_log(40)),
-    ]
-    for seq, locator in enumerate(locators):
-        index.add(seq, 1, locator, 50, 0)
-    assert [entry.locator for entry in index.entries_between(20, 40)] == [20, 30]
-    found = index.entries_between(10, 99)
-    assert next(found) == IndexEntry(1, 1, in_log(10), 50, 0)
-    index.drop(4)  # meanwhile
-    assert [entry.locator for entry in found] == [30, 40]
-
-
 # Locators: each kind has its range of 64-bit numbers
 
 
@@ -80,24 +61,6 @@ EDGES = [
 def test_every_locator_is_of_one_kind(locator: Locator, kind: str) -> None:
     answers = (is_in_log(locator), is_extent(locator), is_in_memory(locator))
     assert answers == tuple(kind == each for each in ("log", "extent", "memory"))
-
-
-@pytest.mark.parametrize(("locator", "kind"), EDGES)
-def test_a_locator_fits_the_column_of_the_index(locator: Locator, kind: str) -> None:
-    assert array("Q", [locator])[0] == locator
-
-
-def test_an_extent_locator_gives_back_its_segment_and_its_index() -> None:
-    assert in_extent(7, 3) == 1 << 62 | 7 << 24 | 3
-    for segment, index in [(0, 0), (1, 2**24 - 1), (2**38 - 1, 0)]:
-        locator = in_extent(segment, index)
-        assert split_locator(locator) == (segment, index)
-
-
-def test_a_log_locator_is_the_lsn_of_its_frame() -> None:
-    assert lsn_of(in_log(4711)) == 4711
-    with pytest.raises(AssertionError, match="kind LOG"):
-        lsn_of(in_extent(1, 1))
 
 
 # Store

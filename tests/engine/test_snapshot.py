@@ -1,4 +1,4 @@
-"""Snapshot: what a checkpoint keeps comes back, and nothing of what was not committed."""
+"""Snapshot and replay: what a checkpoint keeps comes back once, and nothing uncommitted does."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import cbor2
 import pytest
 
 from tests.engine.shard_support import Desk, fill
+from topics.engine.changes import append
 from topics.engine.dedupe import DIGEST_BYTES, digest_of
 from topics.engine.locators import in_extent
 from topics.engine.losses import trim_to
@@ -29,6 +30,7 @@ from topics.engine.snapshot import (
 from topics.engine.topic import Topic
 from topics.engine.topic_table import TopicTable
 from topics.formats.disk.checkpoint import KEY_ROW
+from topics.formats.disk.frames import FrameHeader, FrameKind
 from topics.formats.ranges import SeqRange
 
 
@@ -150,3 +152,41 @@ def test_keys_of_copies_are_kept_but_for_copies_that_a_restart_takes(
     restore_moved(replay, again.id, cbor2.loads(cbor2.dumps([*moved_to_keep(topic)])))
     found = again.dedupe.find(key, desk.now.ms + (1 << 40), 0)
     assert found == (None if durability == "ephemeral" else (1, 1))
+
+
+# Replay: which frames the checkpoint holds
+
+
+def header(topic_id: int) -> FrameHeader:
+    return FrameHeader(b"", 0, 0, 0, topic_id, 1, 0, 0, 0, 0, FrameKind.FLOOR, 0, 0)
+
+
+def test_each_topic_of_the_checkpoint_has_the_lsn_that_was_noted(desk: Desk) -> None:
+    for name in "abc":
+        desk.put(name)
+    replay = Replay(desk.engine.table)
+    topics = [desk.engine.topic(name) for name in "abc"]
+    for topic, lsn in zip(topics, (7, 9, 7), strict=True):
+        assert replay.news_from(topic) == 0
+        replay.note_restored(topic, 5, lsn)
+    assert [*map(replay.news_from, topics)] == [7, 9, 7]
+    heads = [header(topic.id)._replace(lsn=8) for topic in topics]
+    assert [*map(replay.is_ahead, heads)] == [True, False, True]
+    assert not replay.is_ahead(header(99)._replace(lsn=8))
+
+
+def test_a_write_is_replayed_once_and_caps_take_nothing_before_the_checkpoint(desk: Desk) -> None:
+    """What it held was within its caps, also where a record that was deleted made room."""
+    desk.put("a", cap_records=2)
+    desk.commit()
+    replay, topic = Replay(desk.engine.table), desk.engine.topic("a")
+    replay.note_restored(topic, 0, 4096)
+    frame = header(topic.id)._replace(kind=FrameKind.APPEND, record_count=1, body_len=50)
+    for seq in (1, 2, 3):
+        append.replay(replay, frame._replace(lsn=seq * 100, first_seq=seq), checkpointed=True)
+        assert (topic.start_seq, topic.count) == (1, seq)
+    assert append.replay(replay, frame._replace(first_seq=3), checkpointed=True) is None
+    with pytest.raises(Misfit, match="seq 3 is there already"):
+        append.replay(replay, frame._replace(first_seq=3))
+    append.replay(replay, frame._replace(lsn=4096, first_seq=4))
+    assert (topic.start_seq, topic.count) == (3, 2)

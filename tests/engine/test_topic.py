@@ -1,13 +1,14 @@
-"""State of one topic."""
+"""One topic: its state, priority, caps and age; the table of topics."""
 
 from __future__ import annotations
 
 import gc
 import tracemalloc
 
-from tests.engine.shard_support import Desk
+from tests.engine.shard_support import Desk, advance, expire, fill
+from topics.engine.changes.append import Append
 from topics.engine.now import Now
-from topics.engine.priority import NEW_BAND, TOP_BAND
+from topics.engine.priority import BANDS, NEW_BAND, TOP_BAND, WEIGHTS, Queues
 from topics.engine.topic import Topic
 from topics.formats.api.topic_config import TopicConfig
 
@@ -48,16 +49,6 @@ def test_an_idle_topic_takes_less_than_a_kilobyte() -> None:
 # Topic table: ids, epochs and names
 
 
-def test_ids_of_shards_never_meet() -> None:
-    desks = [Desk(shard, 3) for shard in range(3)]
-    for desk in desks:
-        for number in range(5):
-            desk.put(f"t{number}")
-    ids = [{topic.id for topic in desk.engine.topics.values()} for desk in desks]
-    assert [{number % 3 for number in each} for each in ids] == [{0}, {1}, {2}]
-    assert 0 not in ids[0]
-
-
 def test_epochs_rise_though_the_clock_goes_back(desk: Desk) -> None:
     epochs = []
     for ts in (100, 50, 50, 7):
@@ -78,3 +69,67 @@ def test_names_are_sorted_and_stay_inside_prefix_cursor_and_allowlist(desk: Desk
     assert list(names("a", "a.1", None)) == ["a.2"]
     assert list(names("", None, ["b", "a."])) == ["a.1", "a.2", "b"]
     assert list(names("", None, [])) == []
+
+
+# Queues by band: weighted turns
+
+
+def test_queues_take_turns_by_weight_and_each_in_its_order() -> None:
+    queues = Queues[int]()
+    for band in range(BANDS):
+        queues.queues[band].extend(range(100))
+    taken: dict[int, list[int]] = {band: [] for band in range(BANDS)}
+    for _ in range(sum(WEIGHTS)):
+        number = queues.next()
+        assert number is not None
+        queues.spend(number)
+        taken[number].append(queues.queues[number].popleft())
+    assert taken == {band: [*range(weight)] for band, weight in enumerate(WEIGHTS)}
+
+
+def test_a_queue_alone_has_all_turns_and_pays_its_debt_when_others_come() -> None:
+    queues = Queues[int]()
+    assert queues.next() is None
+    queues.queues[0].extend(range(50))
+    for _ in range(10):
+        assert queues.next() == 0
+        queues.spend(0, 3)
+    queues.queues[3].extend(range(50))
+    order = []
+    for _ in range(30):
+        number = queues.next()
+        assert number is not None
+        queues.spend(number)
+        order.append(number)
+    assert order[0] == 3
+    assert 0 in order
+    assert order.count(3) > 20
+
+
+# Caps and age, one sentence each; the long runs are in test_topic_machine.py
+
+
+def test_bytes_are_capped_to_the_byte(desk: Desk) -> None:
+    fill(desk, 1, 1, 1)
+    size = desk.engine.topic("a").bytes // 3
+    for cap, left in ((3 * size, 3), (3 * size - 1, 2), (size, 1), (size - 1, 0)):
+        desk.put("a", cap_bytes=cap)
+        desk.commit()
+        assert (desk.engine.topic("a").count, desk.engine.topic("a").bytes) == (left, left * size)
+
+
+def test_seqs_that_are_to_burn_take_no_room(desk: Desk) -> None:
+    desk.put("a", cap_records=2, discard="reject")
+    desk.commit()
+    desk.pending.append(advance(desk.engine.topic("a"), 5, desk.now))
+    assert isinstance(desk.append("a", 1, 2), Append)
+
+
+def test_the_log_is_told_of_a_cut_for_records_that_it_does_not_hold(desk: Desk) -> None:
+    fill(desk, 1, 1, cap_records=2)
+    desk.put("a", durability="ephemeral")
+    desk.commit()
+    for told in (True, True, False):  # the third cut takes what the log has not held
+        desk.append("a", 1)
+        desk.commit()
+        assert (expire(desk) is not None) is told

@@ -1,8 +1,7 @@
 """Topics that shrink, against a list of records: caps, age, deletes, classes, clocks, sealing,
 checkpoints and restarts in any order.
 
-``TOPIC_MACHINE_EXAMPLES=20000 python -m pytest tests/engine/test_topic_machine.py`` looks longer,
-`topic_walk` goes further.
+``TOPIC_MACHINE_EXAMPLES=20000 python -m pytest tests/engine/test_topic_machine.py`` looks longer.
 """
 
 from __future__ import annotations
@@ -13,13 +12,10 @@ import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import invariant, rule
+from hypothesis.stateful import invariant, rule, run_state_machine_as_test
 
-from tests.engine.topic_machine import (
-    NAMES,
-    Flags,
-    Models,
-)
+from tests.engine.shard_machine import LONG
+from tests.engine.topic_machine import NAMES, Flags, Models
 from tests.engine.topic_machine_picks import TopicPicks
 from topics.engine.reading import read
 from topics.engine.topic import Topic
@@ -225,3 +221,7 @@ class Retention(TopicPicks):
 
 
 TestRetention = pytest.mark.slow(Retention.TestCase)
+
+
+def test_topics_are_their_model_after_every_step_of_a_long_run() -> None:
+    run_state_machine_as_test(Retention, settings=settings(LONG, max_examples=20))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import pytest
@@ -38,20 +39,6 @@ def test_the_sums_begin_with_all_topics_counted() -> None:
     assert counted.sums == Sums((0, 2, 0, 0), 1, 3, log.bytes + queue.bytes, 0, 0, 0)
 
 
-def test_only_what_was_touched_is_counted_again() -> None:
-    desk = Desk()
-    topics = [topic_of(desk, "a", 1), topic_of(desk, "b", 1)]
-    counted = Usage(topics, desk.now.ms)
-    for topic in topics:
-        desk.append(topic.name, 1, 2, 3, key="k")
-        desk.commit()
-    counted.touch(topics[1])
-    found = sums(counted, desk)
-    assert (found.records, found.keys) == (5, 1)
-    counted.touch(topics[0])
-    assert sums(counted, desk).records == 8
-
-
 def test_what_was_touched_since_a_beat_began_belongs_to_the_next() -> None:
     desk = Desk()
     topic = topic_of(desk, "a", 1)
@@ -75,59 +62,10 @@ def test_a_step_counts_a_bounded_number_of_topics(monkeypatch: pytest.MonkeyPatc
     assert (seen, counted.sums.records) == ([2, 4], 5)
 
 
-def test_a_topic_that_is_gone_does_not_count_however_often_it_is_touched() -> None:
-    desk = Desk()
-    counted = Usage([topic_of(desk, "q", 1, type="queue")], desk.now.ms)
-    for _ in range(2):
-        topic = desk.engine.topics.get("q")
-        if topic is not None:
-            counted.touch(topic)
-            desk.delete("q")
-            desk.commit()
-        assert sums(counted, desk) == Sums((0, 0, 0, 0), 0, 0, 0, 0, 0, 0)
-
-
-def test_another_class_counts_from_when_it_is_committed() -> None:
-    desk = Desk()
-    topic = topic_of(desk, "a", 1)
-    counted = Usage([topic], desk.now.ms)
-    desk.put("a", durability="fsync")
-    counted.touch(topic)
-    assert sums(counted, desk).by_class == (0, 1, 0, 0)
-    desk.commit()
-    counted.touch(topic)
-    assert sums(counted, desk).by_class == (1, 0, 0, 0)
-
-
 def claim(desk: Desk, topic: Topic, lease_ms: int) -> None:
     ask = Ask(jobs_of(topic).leases.poller("w"), 1, lease_ms)
     desk.pending += lease_jobs.claim(desk.engine.table, topic, [ask], desk.now, evenly=False)
     desk.commit()
-
-
-def test_the_end_of_a_lease_is_seen_though_nothing_touches_the_queue() -> None:
-    desk = Desk()
-    topic = topic_of(desk, "q", 1, 2, 3, type="queue", durability="ephemeral")
-    counted = Usage([topic], desk.now.ms)
-    for lease_ms in (60_000, 5_000):  # the one that ends first comes last
-        claim(desk, topic, lease_ms)
-        counted.touch(topic)
-    assert sums(counted, desk).leases == 2
-    for later, left in ((5_000, 2), (300, 1), (54_000, 1), (1_000, 0)):
-        desk.later(later)
-        assert sums(counted, desk).leases == left
-
-
-def test_a_delay_that_is_over_is_seen() -> None:
-    desk = Desk()
-    topic = topic_of(desk, "q", type="queue")
-    counted = Usage([topic], desk.now.ms)
-    desk.append("q", records=[{"data": 1, "delay_ms": 9_000}])
-    desk.commit()
-    counted.touch(topic)
-    assert sums(counted, desk).delayed == 1
-    desk.later(10_000)
-    assert sums(counted, desk).delayed == 0
 
 
 def test_a_busy_queue_is_planned_once() -> None:
@@ -177,11 +115,31 @@ def test_times_that_do_not_count_any_more_are_swept_up(monkeypatch: pytest.Monke
     assert sums(counted, desk).delayed == 0
 
 
-def test_counting_anew_comes_to_what_counting_from_the_first_does() -> None:
-    desk = Desk()
-    topics = [topic_of(desk, "a", 1, 2), topic_of(desk, "q", 3, type="queue")]
-    counted = Usage(topics, desk.now.ms)
-    desk.engine.table.remove(topics[0])  # a creation that was counted, and is undone
-    counted.touch(topics[1])
-    counted.begin_anew(desk.engine.topics.values())
-    assert sums(counted, desk) == Usage([topics[1]], desk.now.ms).sums
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_happens_the_sums_are_those_of_counting_anew(seed: int) -> None:
+    """Topics come and go, get keys and another class; leases and delays end by themselves."""
+    rng, desk = Random(seed), Desk()
+    counted = Usage([], desk.now.ms)
+    for step in range(60):
+        name, act = rng.choice("aq"), rng.randrange(6)
+        queue, topic = name == "q", desk.engine.topics.get(name)
+        if topic is None or act == 0:
+            kind = {"type": "queue"} if queue else {}
+            desk.put(name, durability=rng.choice([*usage.CLASSES]), **kind)
+        elif act == 1:
+            desk.delete(name)
+        elif act == 2 and queue:
+            claim(desk, topic, rng.choice([1_000, 60_000]))
+        elif act == 3:
+            desk.later(rng.choice([100, 2_000, 20_000]))
+        else:
+            delay = {"delay_ms": 9_000} if queue and act == 4 else {}
+            desk.append(name, records=[{"data": 1, **delay}] * 2, key=f"k{step}")
+        desk.commit()
+        for each in (topic, desk.engine.topics.get(name)):
+            if each is not None:
+                counted.touch(each)
+        anew = Usage(desk.engine.topics.values(), desk.now.ms)
+        assert sums(counted, desk) == anew.sums
+        if rng.random() < 0.1:
+            counted.begin_anew(desk.engine.topics.values())

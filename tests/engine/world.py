@@ -8,6 +8,7 @@ from typing import Any
 
 import cbor2
 
+from tests.engine.shard_support import body_of, header_of, view_of
 from topics.engine.changes import append, forward
 from topics.engine.changes import start as process_start
 from topics.engine.changes.append import Append
@@ -165,38 +166,16 @@ class World:
             if frame.kind is FrameKind.APPEND:
                 locator = in_log(at)
         if isinstance(change, Append) and change.resident is not None:
-            encoded = change.resident
             self.serial += 1
             locator = in_memory(self.serial)
-            self.resident[locator] = RecordsView(
-                encoded.flags,
-                encoded.record_count,
-                len(encoded.ext),
-                memoryview(b"".join(encoded.parts)),
-            )
+            self.resident[locator] = view_of(change.resident)
         self.pending.append(Pending(change, locator, self.position, commit))
 
     def write(self, frame: Frame, effect: Callable[[Any], None] | None = None) -> int:
-        body = b"".join(map(bytes, frame.parts))
-        position = self.position
-        header = FrameHeader(
-            b"",
-            0,
-            position,
-            0,
-            frame.topic_id,
-            frame.first_seq,
-            frame.ts_ms,
-            len(body),
-            frame.record_count,
-            frame.ext_len,
-            frame.kind,
-            frame.flags,
-            0,
-        )
-        self.log.append(Logged(header, body, effect))
+        header = header_of(frame, self.position)
+        self.log.append(Logged(header, bytes(body_of(frame)), effect))
         self.position = header.end
-        return position
+        return header.lsn
 
     def commit_next(self, now: Now) -> Change:
         waiting = self.pending.pop(0)
@@ -368,6 +347,3 @@ class World:
             forward.replay(replay, header, held, checkpointed, self.base_of(header.lsn))
         else:
             replay_frame(replay, header, body, checkpointed)
-
-
-__all__ = ["World"]

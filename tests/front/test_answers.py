@@ -2,48 +2,32 @@
 
 from __future__ import annotations
 
-import json
-import time
-from typing import Any
-
 import pytest
 
-from tests.support.fake_backend import FakeBackend, FakeReply
+from tests.support.fake_shards import FakeReply, FakeShards
 from topics.formats.api.response_heads import JSON
-from topics.front.answers import Answer, elapsed_ms, json_answer, shard_answer
+from topics.front.answers import Answer, shard_answer
 
 
 @pytest.mark.parametrize(("created", "status"), [(True, 201), (False, 200)])
 def test_a_shards_bytes_are_given_back_once_they_are_sent(created: bool, status: int) -> None:
-    backend = FakeBackend()
-    answer = shard_answer(FakeReply((), b'{"a":1}', backend), created=created)
+    shards = FakeShards()
+    answer = shard_answer(FakeReply((), b'{"a":1}', shards), created=created)
     assert (answer.status, answer.body, answer.media_type) == (status, b'{"a":1}', JSON)
     for _ in range(2):  # `FakeReply` may be released once
         answer.done()
-        assert (backend.replies_out, answer.body) == (0, b"")
+        assert (shards.replies_out, answer.body) == (0, b"")
 
 
 def test_memory_that_is_needed_before_the_end_is_asked_back_from_the_sender() -> None:
-    backend = FakeBackend()
-    answer = shard_answer(FakeReply((), b"{}", backend))
+    shards = FakeShards()
+    answer = shard_answer(FakeReply((), b"{}", shards))
     answer.on_lost(answer.done)
-    assert backend.replies_out == 1
-    (release,) = backend.releases
+    assert shards.replies_out == 1
+    (release,) = shards.releases
     release()
-    assert backend.replies_out == 0
+    assert shards.replies_out == 0
     Answer(200, b"{}").on_lost(pytest.fail)
-
-
-def test_a_document_of_the_front_says_how_long_it_took() -> None:
-    at = time.monotonic_ns() - 5_000_000
-    document: dict[str, Any] = json.loads(bytes(json_answer({"a": [1]}, at).body))
-    assert document["a"] == [1]
-    assert 5 <= document["performance"]["server_total_ms"] < 5000
-
-
-def test_times_are_told_to_the_microsecond(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time, "monotonic_ns", lambda: 1_234_567)
-    assert elapsed_ms(0) == 1.234
 
 
 def test_who_wants_to_know_is_told_once_that_an_answer_was_not_sent() -> None:

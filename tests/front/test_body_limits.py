@@ -8,7 +8,7 @@ import gzip
 import pytest
 import trio
 
-from tests.support.fake_backend import FakeBackend
+from tests.support.fake_shards import FakeShards
 from tests.support.front import LANES, running
 from tests.support.raw_client import request
 from topics.config import Settings
@@ -25,7 +25,7 @@ async def test_bodies_that_are_decoded_in_one_turn_have_their_own_bound(
     method, path = line.split()
     body = b'{"node":[' + b'"",' * 100_000 + b'""]}'
     chunks = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
-    async with running(fast=fast, backend=FakeBackend(topics={"a": []})) as run:
+    async with running(fast=fast, shards=FakeShards(topics={"a": []})) as run:
         for wire in (
             request(method, path, body),
             request(method, path, gzip.compress(body), content_encoding="gzip"),
@@ -38,7 +38,7 @@ async def test_bodies_that_are_decoded_in_one_turn_have_their_own_bound(
             answer = await client.hear()
             assert (answer.status, answer.code) == (413, "payload_too_large")
             assert answer.json()["error"]["detail"] == {"max": SHORT_BODY_BYTES}
-        assert not run.backend.calls
+        assert not run.shards.calls
         client = await run.connect()
         assert (await client.ask("POST", "/v0/topics/a", b'{"records":[%b]}' % body)).status == 200
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import trio
 
-from tests.support.fake_backend import FakeBackend, FakeReply
+from tests.support.fake_shards import FakeReply, FakeShards
 from tests.support.front import LANES, running
 from topics.errors import NotReady
 from topics.front.answers import Answer
@@ -20,12 +20,12 @@ async def test_an_answer_that_loses_its_memory_during_compression_is_a_503() -> 
         def on_lost(self, release: Callable[[], object]) -> None:
             release()
 
-    backend, told = FakeBackend(), list[str]()
-    answer = Answer(200, bytes(1_000_000), Lost({}, b"", backend))
+    shards, told = FakeShards(), list[str]()
+    answer = Answer(200, bytes(1_000_000), Lost({}, b"", shards))
     answer.on_unsent = lambda: told.append("unsent")
     with pytest.raises(NotReady):
         await compressed(answer)
-    assert (backend.replies_out, told) == (0, ["unsent"])
+    assert (shards.replies_out, told) == (0, ["unsent"])
 
 
 async def test_a_compressed_answer_tells_whoever_the_plain_one_would_tell() -> None:
@@ -37,21 +37,19 @@ async def test_a_compressed_answer_tells_whoever_the_plain_one_would_tell() -> N
 
 
 async def test_an_answer_whose_connection_ends_before_its_task_gives_its_memory_back() -> None:
-    backend, told = FakeBackend(), list[str]()
-    answer = Answer(200, bytes(10_000), FakeReply({}, b"", backend))
+    shards, told = FakeShards(), list[str]()
+    answer = Answer(200, bytes(10_000), FakeReply({}, b"", shards))
     answer.on_unsent = lambda: told.append("unsent")
-    held = backend.replies_out
+    held = shards.replies_out
     with trio.CancelScope() as scope:
         scope.cancel()
         await compressed(answer)
-    assert (held, backend.replies_out, told) == (1, 0, ["unsent"])
+    assert (held, shards.replies_out, told) == (1, 0, ["unsent"])
 
 
 @LANES
 async def test_only_long_answers_are_compressed_and_only_on_request(fast: bool) -> None:
-    async with running(
-        fast=fast, backend=FakeBackend(topics={"a": []}, answer_bytes=200_000)
-    ) as run:
+    async with running(fast=fast, shards=FakeShards(topics={"a": []}, answer_bytes=200_000)) as run:
         client = await run.connect()
         for accept, expected in (
             ("gzip, br", "gzip"),
@@ -62,6 +60,6 @@ async def test_only_long_answers_are_compressed_and_only_on_request(fast: bool) 
             answer = await client.ask("POST", "/v0/topics/a/diff", b"{}", accept_encoding=accept)
             assert answer.headers.get("content-encoding") == expected
             assert len(answer.json()["filler"]) == 200_000
-        run.backend.answer_bytes = 10
+        run.shards.answer_bytes = 10
         answer = await client.ask("POST", "/v0/topics/a/diff", b"{}", accept_encoding="gzip")
         assert "content-encoding" not in answer.headers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.front import HANDSHAKE, LANES, RECORD, Running, running
+from tests.support.front import LANES, RECORD, Running, running
 from tests.support.raw_client import Answered, request
 from topics.config import Settings
 from topics.formats.api.request_heads import HeadFields
@@ -78,17 +78,6 @@ async def test_a_star_lets_pages_of_any_origin_read(fast: bool) -> None:
                 assert "vary" not in answer.headers
 
 
-@LANES
-async def test_without_the_setting_there_is_nothing_of_cors(fast: bool) -> None:
-    async with running(fast=fast, keys="k", settings=Settings(allowed_hosts=("*",))) as run:
-        found = await answers(run, origin=APP, access_control_request_method="GET")
-        no_websocket = [403 if status == 426 else status for status in STATUSES]
-        assert [answer.status for answer in found] == no_websocket
-        for answer in found:
-            assert cors_of(answer) == {}
-            assert "vary" not in answer.headers
-
-
 async def preflight(run: Running, path: str, **headers: str) -> Answered:
     client = await run.connect()
     fields = {"origin": APP, "access_control_request_method": "PUT", **headers}
@@ -137,29 +126,6 @@ async def test_a_preflight_of_an_unknown_path_is_404_and_of_a_foreign_host_403()
         assert (await preflight(run, "/v0/nothing")).status == 404
         refused = await preflight(run, "/v0/topics/a", host="rebound.example")
         assert (refused.status, cors_of(refused)) == (403, wanted(APP))
-
-
-async def test_the_body_of_a_preflight_is_dropped() -> None:
-    async with running(settings=LISTED) as run:
-        client = await run.connect()
-        fields = {"origin": APP, "access_control_request_method": "PUT"}
-        await client.say(request("OPTIONS", "/v0/topics/a", b"x" * 1000, **fields))
-        assert (await client.hear(method="HEAD")).status == 204
-        await client.say(request("OPTIONS", "/v0/topics/a", b"x" * 100_000, **fields)[:-9])
-        answer = await client.hear(method="HEAD")
-        assert (answer.status, answer.headers["connection"]) == (204, "close")
-
-
-@pytest.mark.parametrize("settings", [LISTED, ANY], ids=["listed", "any"])
-@pytest.mark.parametrize("keys", ["", "k"], ids=["open", "keys"])
-async def test_a_listed_origin_opens_a_websocket(settings: Settings, keys: str) -> None:
-    async with running(keys=keys, settings=settings) as run:
-        client = await run.connect()
-        auth = {"authorization": "Bearer k"}
-        await client.say(request("GET", "/v0/ws", b"", origin=APP, **auth, **HANDSHAKE))
-        answer = await client.hear(method="HEAD")
-        assert answer.status == 101
-        assert cors_of(answer) == wanted(APP if settings is LISTED else "*")
 
 
 def test_two_origins_are_none() -> None:

@@ -7,7 +7,7 @@ import trio
 import trio.testing
 
 from tests.support.driven import scenes
-from tests.support.fake_backend import FakeBackend
+from tests.support.fake_shards import FakeShards
 from tests.support.front import APPEND, LANES, running
 from tests.support.raw_client import request
 from topics.config import Settings
@@ -15,26 +15,12 @@ from topics.config import Settings
 
 @pytest.mark.slow
 @LANES
-async def test_readiness_reports_the_drain(fast: bool) -> None:
-    async with running(fast=fast) as run:
-        client = await run.connect()
-        await client.say(b"GET /v0/ready HTTP/1.1\r\n")
-        await run.until(lambda: any(not c.idle for c in run.server.connections))
-        run.stop.set()
-        await run.until(lambda: run.server.guard.drain.is_draining)
-        await client.say(b"host: localhost\r\n\r\n")
-        assert (await client.hear()).code == "shutting_down"
-        assert await client.is_closed()
-
-
-@pytest.mark.slow
-@LANES
 async def test_a_long_poll_that_outlives_the_drain_is_told_so(fast: bool) -> None:
-    backend = FakeBackend(topics={"slow": []}, gate=trio.Event())
-    async with running(fast=fast, backend=backend, settings=Settings(drain_ms=300)) as run:
+    shards = FakeShards(topics={"slow": []}, gate=trio.Event())
+    async with running(fast=fast, shards=shards, settings=Settings(drain_ms=300)) as run:
         client = await run.connect()
         await client.say(request("POST", "/v0/topics/slow/diff", b'{"wait_ms":30000}'))
-        await run.until(lambda: backend.waiting == 1)
+        await run.until(lambda: shards.waiting == 1)
         run.stop.set()
         answer = await client.hear()
         assert (answer.status, answer.code, answer.headers["connection"]) == (
@@ -42,7 +28,7 @@ async def test_a_long_poll_that_outlives_the_drain_is_told_so(fast: bool) -> Non
             "shutting_down",
             "close",
         )
-        assert backend.cancelled == 1
+        assert shards.cancelled == 1
 
 
 @pytest.mark.slow
@@ -50,15 +36,15 @@ async def test_a_long_poll_that_outlives_the_drain_is_told_so(fast: bool) -> Non
 async def test_a_call_whose_body_arrives_after_the_waiting_ones_ended_ends_too(
     operation: str,
 ) -> None:
-    backend = FakeBackend(topics={"slow": []}, gate=trio.Event())
-    async with running(backend=backend, settings=Settings(drain_ms=20_000)) as run:
+    shards = FakeShards(topics={"slow": []}, gate=trio.Event())
+    async with running(shards=shards, settings=Settings(drain_ms=20_000)) as run:
         client = await run.connect()
         poll = request("POST", f"/v0/topics/slow/{operation}", b'{"wait_ms":30000}')
         await client.say(poll[:-2])
         await run.until(lambda: any(c.body_deadline < 1e18 for c in run.server.connections))
         run.stop.set()
         await run.until(lambda: run.server.guard.drain.is_draining)
-        run.server.guard.drain.stop_waiting()
+        await run.until(lambda: not run.server.guard.drain._may_wait)
         await client.say(poll[-2:])
         with trio.fail_after(5):
             assert (await client.hear()).code == "shutting_down"
@@ -73,6 +59,6 @@ async def test_a_request_received_before_the_drain_is_answered() -> None:
         run.server.guard.drain.begin()
         run.server.connections.drain()
         assert run.server.connections.leaving == 1
-        scene.poller.turn()
+        scene.turn()
         assert scene.client.recv(4096).startswith(b"HTTP/1.1 503 ")
         assert scene.is_over

@@ -23,11 +23,6 @@ def test_the_table_names_exactly_the_leaves_of_the_tree() -> None:
     assert set(STATUS) == ours
 
 
-def test_codes_are_unique() -> None:
-    codes = [cls.code for cls in STATUS]
-    assert len(codes) == len(set(codes))
-
-
 def test_detail_is_left_out_when_empty() -> None:
     assert json.loads(bytes(error_answer(errors.NotFound("gone")).body)) == {
         "error": {"code": "not_found", "message": "gone"}
@@ -41,13 +36,6 @@ def test_detail_is_left_out_when_empty() -> None:
 @pytest.mark.parametrize(("ms", "seconds"), [(0, 1), (1, 1), (1000, 1), (1001, 2), (59_999.5, 60)])
 def test_retry_after_is_whole_seconds_rounded_up(ms: float, seconds: int) -> None:
     assert retry_after_s(ms) == seconds
-
-
-@pytest.mark.parametrize(
-    "failure", [errors.Throttled("busy"), errors.NotReady("replay"), errors.ShuttingDown("bye")]
-)
-def test_a_failure_that_may_be_retried_tells_when(failure: errors.TopicsError) -> None:
-    assert dict(error_answer(failure).headers)[b"retry-after"] == b"1"
 
 
 def test_a_call_that_a_shard_did_not_begin_in_time_may_be_retried() -> None:

@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from tests.support.fake_backend import FakeBackend
+from tests.support.fake_shards import FakeShards
 from tests.support.front import bearer, running
 from tests.support.raw_client import request
 from topics.config import Settings
@@ -21,8 +21,7 @@ from topics.front.held_memory import (
     HeldMemory,
     Holding,
 )
-from topics.front.http.connection import Connection, Timings
-from topics.front.http.connections import Connections
+from topics.front.http.connection import Connection, Connections, Timings
 
 
 class Client:
@@ -149,27 +148,15 @@ def test_a_trickle_does_not_keep_bytes_for_ever() -> None:
 
 @pytest.mark.slow
 async def test_a_slow_reader_is_cut_when_its_shared_memory_is_needed() -> None:
-    backend = FakeBackend(topics={"a": []}, answer_bytes=20_000_000)
-    async with running(backend=backend) as run:
+    shards = FakeShards(topics={"a": []}, answer_bytes=20_000_000)
+    async with running(shards=shards) as run:
         client = await run.connect()
         await client.say(request("POST", "/v0/topics/a/diff", b"{}"))
-        await run.until(lambda: len(backend.releases) == 1)
-        backend.releases[0]()
-        await run.until(lambda: backend.replies_out == 0)
+        await run.until(lambda: len(shards.releases) == 1)
+        shards.releases[0]()
+        await run.until(lambda: shards.replies_out == 0)
         with pytest.raises((EOFError, trio.BrokenResourceError)):
             await client.hear()
-
-
-@pytest.mark.slow
-async def test_answers_of_both_lanes_count_while_their_clients_do_not_take_them() -> None:
-    backend = FakeBackend(topics={f"t{number:05}{'x' * 200}": [] for number in range(1000)})
-    async with running(backend=backend) as run:
-        held = run.server.connections.held
-        client = await run.connect()
-        await client.say(request("GET", "/v0/topics?page_size=1000") * 40)
-        await run.until(lambda: held.size > 200_000)
-        client.stream.socket.close()
-        await run.until(lambda: held.size == 0)
 
 
 async def test_an_answer_is_held_from_when_its_head_finds_no_room() -> None:
@@ -214,9 +201,9 @@ async def test_a_client_that_trickles_is_cut_and_one_that_takes_enough_is_not(
 
 @pytest.mark.slow
 async def test_beyond_the_bound_long_reads_are_refused_and_other_keys_are_not() -> None:
-    backend = FakeBackend(topics={"a": []}, answer_bytes=20_000_000)
+    shards = FakeShards(topics={"a": []}, answer_bytes=20_000_000)
     settings = Settings(inline_bytes=4096, max_body_bytes=1 << 20, max_held_bytes=70_000_000)
-    async with running(backend=backend, settings=settings, keys="greedy,other") as run:
+    async with running(shards=shards, settings=settings, keys="greedy,other") as run:
 
         async def ask(key: str) -> tuple[int, object]:
             client = await run.connect()

@@ -1,13 +1,15 @@
-"""Host names (decision 0019): a page whose name was rebound to 127.0.0.1 reaches nothing."""
+"""Host names and origins (decisions 0019, 0033): a page whose name was rebound to 127.0.0.1, or of
+another site, reaches nothing through a visitor's browser.
+"""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.support.fake_backend import FakeBackend
 from tests.support.front import HANDSHAKE, running
 from topics.config import Settings
 from topics.errors import Forbidden
+from topics.formats.api.request_heads import HeadFields
 from topics.front import hosts
 from topics.front.routes.table import ROUTES
 
@@ -20,26 +22,6 @@ THEIRS = [
     *("notlocalhost", "10.0.0.7", "[fd00::1]", "a..b", "[::2]:80", "0.0.0.0", "127.1"),
     *("2130706433", ":4000", "a" * 255 + ".localhost"),
 ]
-
-
-@pytest.mark.parametrize("fast", [True, False], ids=["fast", "cold"])
-async def test_without_keys_a_loopback_server_goes_by_loopback_names_only(fast: bool) -> None:
-    async with running(fast=fast, backend=FakeBackend(topics={"a": []})) as run:
-        client = await run.connect()
-        for method, path in (
-            ("POST", "/v0/topics/a/diff"),
-            ("GET", "/v0/topics/a"),
-            ("GET", "/v0/health"),
-        ):
-            for host in OURS:
-                assert (await client.ask(method, path, host=host)).status == 200
-                assert (await client.ask(method, f"http://{host}{path}")).status == 200
-            for host in THEIRS:
-                answer = await client.ask(method, path, host=host)
-                assert (answer.status, answer.code) == (403, "forbidden")
-                assert "TOPICS_ALLOWED_HOSTS" in answer.json()["error"]["message"]
-                if host != ":4000":
-                    assert (await client.ask(method, f"http://{host}{path}")).code == "forbidden"
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.methods[0]} {route.path}")
@@ -57,7 +39,7 @@ async def test_the_name_is_checked_on_every_route_before_anything_is_done(route:
             **HANDSHAKE,
         )
         assert (answer.status, answer.code) == (403, "forbidden")
-        assert run.backend.calls == []
+        assert run.shards.calls == []
 
 
 async def test_a_remembered_head_of_another_name_is_refused_again() -> None:
@@ -72,14 +54,6 @@ async def test_a_remembered_head_of_another_name_is_refused_again() -> None:
             assert (
                 await client.ask("POST", "/v0/topics/a", b'{"records":[{"data":1}]}', host=host)
             ).status == status
-
-
-@pytest.mark.parametrize("path", ["/v0/topics/a/diff", "/v0/health", "/"])
-async def test_a_request_that_names_no_host_passes(path: str) -> None:
-    async with running(backend=FakeBackend(topics={"a": []})) as run:
-        client = await run.connect()
-        await client.say(f"{'POST' if 'diff' in path else 'GET'} {path} HTTP/1.0\r\n\r\n".encode())
-        assert (await client.hear()).status == 200
 
 
 @pytest.mark.parametrize(
@@ -118,3 +92,49 @@ def test_settings_decide_when_the_rule_is_active_and_which_names_it_accepts(
             rule.check([host.encode()])
         with pytest.raises(Forbidden):
             rule.check([b"localhost", host.encode()])
+
+
+# Origins
+
+
+@pytest.mark.parametrize(
+    ("host", "origin", "is_foreign"),
+    [
+        ("localhost", "", True),
+        ("127.0.0.1:4000", "http://127.0.0.1:8000", False),
+        ("127.0.0.1:4000", "https://LocalHost", False),
+        ("[fd00::1]:4000", "http://[FD00::1]", False),
+        ("topics.internal", "https://topics.internal:8443", False),
+        ("10.0.0.7:4000", "http://[::1]:3000", False),
+        *(
+            ("127.0.0.1:4000", origin, True)
+            for origin in (
+                *("http://elsewhere", "https://elsewhere.example:4000", "http://[::2]:4000"),
+                *("http://localhost.elsewhere.example", "http://localhost@elsewhere.example"),
+                *("http://elsewhere.example/localhost", "http://localhost http://elsewhere"),
+                *("null", "file://", "localhost", "//localhost"),
+            )
+        ),
+    ],
+)
+def test_a_page_of_this_host_or_machine_is_ours_and_all_others_are_foreign(
+    host: str, origin: str, is_foreign: bool
+) -> None:
+    own = (b"host", host.encode())
+    fields = HeadFields([own, (b"origin", origin.encode())])
+    assert hosts.has_foreign_origin(fields) is is_foreign
+    assert not hosts.has_foreign_origin(HeadFields([own])), "no browser"
+    two = HeadFields([own, (b"origin", b"http://" + own[1]), (b"origin", b"http://elsewhere")])
+    assert hosts.has_foreign_origin(two)
+
+
+@pytest.mark.parametrize(
+    "line", ["GET /v0/topics/a/work?node=n", "POST /v0/topics/a/redrive", "GET /v0/ws"]
+)
+async def test_a_page_of_another_site_leases_moves_and_opens_nothing(line: str) -> None:
+    """Browsers send these without a preflight."""
+    method, path = line.split()
+    async with running() as run:
+        client = await run.connect()
+        answer = await client.ask(method, path, b"", origin="http://elsewhere", **HANDSHAKE)
+        assert (answer.status, answer.code, run.shards.calls) == (403, "forbidden", [])

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import trio
 
-from tests.support.fake_backend import FakeBackend, FakeReply
+from tests.support.fake_shards import FakeReply, FakeShards
 from tests.support.front import HANDSHAKE, LANES, RECORD, Running, bearer, running
 from tests.support.raw_client import Answered, RawClient, request
 from tests.support.ws import TEXT, frame_bytes
 from topics.actors.rpc.session import PendingCall, Reply
-from topics.engine.access import ANYONE, Access
+from topics.engine.access import Access
 from topics.errors import Unauthorized
 from topics.formats.wire import calls
 from topics.formats.wire.contract import Call, P, R
@@ -23,11 +23,10 @@ from topics.front.request import Body
 KEYS = "kept,changed:rw,gone"
 AFTER = "kept,changed:r,new"  # a key keeps its slot: keys stay where they stand
 GONE = b'event: error\ndata: {"code":401,"error":"this key was removed"}\n\n'
-CHANGED = b'event: error\ndata: {"code":401,"error":"the rights of this key have changed"}\n\n'
 POLL = b'{"wait_ms":30000}'
 
 
-class Shards(FakeBackend):
+class Shards(FakeShards):
     """Topics can be watched, but nothing comes."""
 
     async def answer(
@@ -76,19 +75,6 @@ async def said(client: RawClient, end: bytes) -> bytes:
 
 
 @LANES
-async def test_requests_go_by_the_keys_of_now_also_those_whose_heads_are_remembered(
-    fast: bool,
-) -> None:
-    async with running(keys=KEYS, fast=fast, backend=shards()) as run:
-        client = await run.connect()
-        for key, status in (("kept", 200), ("changed", 200), ("gone", 200), ("new", 401)):
-            assert (await ask(client, key)).status == status
-        await run.replace_keys(AFTER)
-        for key, status in (("kept", 200), ("changed", 403), ("gone", 401), ("new", 200)):
-            assert (await ask(client, key)).status == status
-
-
-@LANES
 @pytest.mark.parametrize(
     ("key", "after", "status"),
     [
@@ -103,35 +89,18 @@ async def test_a_waiting_call_ends_unless_its_key_may_still_make_it(
     fast: bool, key: str, after: str, status: int
 ) -> None:
     gate = trio.Event()
-    async with running(keys=KEYS, fast=fast, backend=shards(gate)) as run:
+    async with running(keys=KEYS, fast=fast, shards=shards(gate)) as run:
         client = await run.connect()
         path = "/v0/topics/slow/diff"
         await client.say(request("POST", path, POLL, authorization=bearer(key)))
-        await run.until(lambda: run.backend.waiting == 1)
+        await run.until(lambda: run.shards.waiting == 1)
         await run.replace_keys(after)
         if status == 200:
-            assert run.backend.waiting == 1
+            assert run.shards.waiting == 1
             gate.set()
         answer = await client.hear()
-        assert (answer.status, run.backend.cancelled) == (status, int(status != 200))
+        assert (answer.status, run.shards.cancelled) == (status, int(status != 200))
         assert (await client.ask("GET", "/v0/health")).status == 200
-
-
-@LANES
-@pytest.mark.parametrize(("key", "status"), [("gone", 401), ("changed", 403), ("kept", 0)])
-async def test_a_waiting_claim_ends_unless_its_key_may_still_make_it(
-    fast: bool, key: str, status: int
-) -> None:
-    async with running(keys=KEYS, fast=fast, backend=shards(trio.Event())) as run:
-        client = await run.connect()
-        path = "/v0/topics/slow/claim"
-        await client.say(request("POST", path, POLL, authorization=bearer(key)))
-        await run.until(lambda: run.backend.waiting == 1)
-        await run.replace_keys(AFTER)
-        assert run.backend.waiting == int(status == 0)
-        if status:
-            assert (await client.hear()).status == status
-            assert (await client.ask("GET", "/v0/health")).status == 200
 
 
 @pytest.mark.parametrize("framing", ["declared", "chunked"])
@@ -139,7 +108,7 @@ async def test_a_waiting_claim_ends_unless_its_key_may_still_make_it(
 async def test_the_key_is_checked_again_when_a_body_was_waited_for(
     framing: str, key: str, status: int
 ) -> None:
-    async with running(keys=KEYS, backend=shards()) as run:
+    async with running(keys=KEYS, shards=shards()) as run:
         client = await run.connect()
         length: dict[str, str] = {"authorization": bearer(key)}
         whole = RECORD
@@ -152,7 +121,7 @@ async def test_the_key_is_checked_again_when_a_body_was_waited_for(
         await run.replace_keys(AFTER)
         await client.say(whole[-3:])
         assert (await client.hear()).status == status
-        assert bool(run.backend.topics["a"]) == (status == 200)
+        assert bool(run.shards.topics["a"]) == (status == 200)
 
 
 @LANES
@@ -160,7 +129,7 @@ async def test_names_in_a_body_are_checked_against_the_prefixes_of_when_it_was_t
     fast: bool,
 ) -> None:
     before, after = "kept,changed::a|b,gone", "kept,changed::a,gone"
-    async with running(keys=before, fast=fast, backend=shards()) as run:
+    async with running(keys=before, fast=fast, shards=shards()) as run:
         client = await run.connect()
         whole = request("POST", "/v0/topics/a", RECORD, authorization=bearer("changed"))
         await client.say(whole[:-3])
@@ -168,7 +137,7 @@ async def test_names_in_a_body_are_checked_against_the_prefixes_of_when_it_was_t
         await run.replace_keys(after)
         await client.say(whole[-3:])
         assert (await client.hear()).status == 200
-        (_, params, _) = run.backend.calls[-1]
+        (_, params, _) = run.shards.calls[-1]
         assert params.prefixes == ["a"], "an inline dead_letter may not begin with b"
 
 
@@ -193,26 +162,8 @@ async def work(run: Running, key: str) -> RawClient:
     return client
 
 
-@pytest.mark.parametrize("begin", [watch, work])
-async def test_event_streams_end_when_their_keys_are_gone_or_have_other_rights(
-    begin: Callable[[Running, str], Awaitable[RawClient]],
-) -> None:
-    async with running(keys=KEYS, backend=shards()) as run:
-        kept, changed, gone = [await begin(run, key) for key in ("kept", "changed", "gone")]
-        await run.replace_keys(AFTER)
-        assert (await said(changed, CHANGED)).count(b"event: error") == 1
-        assert (await said(gone, GONE)).count(b"event: error") == 1
-        for client in (changed, gone):
-            client._buffer = b""
-            assert await client.is_closed()
-        streams = run.server.slots.streams
-        assert [streams.used_by(one) for one in run.server.keys.access.principals] == [1, 0, 0]
-        assert len(run.server.live.streams) == 1
-        assert b"event: error" not in kept._buffer
-
-
 async def test_a_socket_ends_with_an_error_and_a_close_and_does_nothing_more() -> None:
-    async with running(keys=KEYS, backend=shards()) as run:
+    async with running(keys=KEYS, shards=shards()) as run:
         client = await run.connect()
         await client.say(request("GET", "/v0/ws", b"", authorization=bearer("gone"), **HANDSHAKE))
         await run.until(lambda: len(run.server.live.streams) == 1)
@@ -228,11 +179,11 @@ async def test_a_socket_ends_with_an_error_and_a_close_and_does_nothing_more() -
         assert error in heard
         client._buffer = b""
         assert await client.is_closed()
-        assert not run.backend.calls
+        assert not run.shards.calls
 
 
 async def test_watch_sessions_go_with_the_rights_that_they_were_made_with() -> None:
-    async with running(keys=KEYS, backend=shards()) as run:
+    async with running(keys=KEYS, shards=shards()) as run:
         client = await run.connect()
         paths = {}
         for key in ("kept", "changed", "gone"):
@@ -255,7 +206,7 @@ async def test_watch_sessions_go_with_the_rights_that_they_were_made_with() -> N
 
 async def test_a_session_is_not_made_for_a_key_that_goes_meanwhile() -> None:
     gate = trio.Event()
-    async with running(keys=KEYS, backend=shards(gate)) as run:
+    async with running(keys=KEYS, shards=shards(gate)) as run:
         client = await run.connect()
         topics = b'{"topics":{"a":{}}}'
         await client.say(request("POST", "/v0/watch", topics, authorization=bearer("gone")))
@@ -281,7 +232,7 @@ async def test_a_stream_that_begins_after_its_key_has_gone_is_told_so_at_once() 
             await gate.wait()
             return await super().answer(shard, call, params, body)
 
-    async with running(keys=KEYS, backend=Slow(topics={"a": []})) as run:
+    async with running(keys=KEYS, shards=Slow(topics={"a": []})) as run:
         client = await run.connect()
         path = "/v0/topics/a/work?node=n"
         await client.say(request("GET", path, authorization=bearer("gone")))
@@ -290,7 +241,7 @@ async def test_a_stream_that_begins_after_its_key_has_gone_is_told_so_at_once() 
         gate.set()
         assert (await said(client, GONE)).count(b"event:") == 1
         await run.until(lambda: run.server.slots.streams.used == 0)
-        assert run.backend.calls[-1][0] == "work.close"
+        assert run.shards.calls[-1][0] == "work.close"
 
 
 # Keys
@@ -308,7 +259,3 @@ def test_what_a_key_began_goes_on_as_long_as_its_rights_are_the_same() -> None:
     for principal, message in ((changed, "have changed"), (gone, "was removed")):
         with pytest.raises(Unauthorized, match=message):
             keys.check(principal)
-
-
-def test_without_keys_nothing_is_refused() -> None:
-    assert Keys().refusal(ANYONE) is None

@@ -26,7 +26,7 @@ async def test_a_refused_append_is_429_with_a_time_and_the_next_one_goes_on(fast
         assert (answer.status, answer.headers["retry-after"]) == (429, "1")
         error = answer.json()["error"]
         assert (error["code"], error["detail"]) == ("throttled", {"retry_after_ms": 1000})
-        assert run.backend.calls == [], "its shard hears nothing of it"
+        assert run.shards.calls == [], "its shard hears nothing of it"
         for governor in run.server.pressure.governors:
             governor._debts = [0.0] * BANDS
         assert (await client.ask("POST", "/v0/topics/a", RECORD)).status == 201
@@ -39,7 +39,7 @@ async def test_a_long_refused_body_is_given_back(fast: bool) -> None:
         refuse_next(run.server.pressure)
         body = b'{"records":[{"data":"%b"}]}' % (b"x" * 8000)  # in shared memory
         assert (await client.ask("POST", "/v0/topics/a", body)).status == 429
-        assert run.backend.blocks_out == 0
+        assert run.shards.blocks_out == 0
 
 
 @LANES
@@ -72,7 +72,7 @@ async def test_a_new_stream_is_refused_before_its_head() -> None:
             answer = await client.ask("GET", path, b"", **HANDSHAKE)
             assert (answer.status, answer.code) == (429, "throttled"), path
             assert answer.headers["retry-after"] in ("1", "2")
-        assert run.backend.calls == []
+        assert run.shards.calls == []
 
 
 async def test_the_band_of_an_outcome_is_learned() -> None:

@@ -42,10 +42,6 @@ def test_an_integer_is_digits(value: str) -> None:
     assert raised.value.detail == {"parameter": "max"}
 
 
-def test_a_route_without_parameters_does_not_read_its_query() -> None:
-    assert parse_query((), b"prefix=%ff")[PREFIX] == ""
-
-
 @pytest.mark.parametrize(
     ("query", "token"),
     [
@@ -76,11 +72,3 @@ async def test_a_client_without_a_key_does_not_hear_that_its_query_is_too_long(
             assert (await client.ask("GET", f"{path}?{query}")).code == "unauthorized"
         answer = await client.ask("GET", f"{path}?{query}", authorization="Bearer sesame")
         assert (answer.status, answer.code) == (400, "invalid_request")
-
-
-@LANES
-async def test_a_query_just_within_the_bounds_is_read(fast: bool) -> None:
-    async with running(fast=fast) as run:
-        client = await run.connect()
-        for query in ("a&" * (PARAMETERS_MAX - 1), "a" * QUERY_MAX_BYTES):
-            assert (await client.ask("GET", f"/v0/topics?{query}")).status == 200

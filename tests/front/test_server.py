@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 
-from tests.support.fake_backend import FakeBackend
+from tests.support.fake_shards import FakeShards
 from tests.support.front import APPEND, LANES, RECORD, running
 from tests.support.raw_client import request
 from topics.config import Settings
@@ -14,14 +14,14 @@ from topics.config import Settings
 @pytest.mark.slow
 @LANES
 async def test_the_drain_lets_requests_finish_and_closes_the_rest(fast: bool) -> None:
-    backend = FakeBackend(topics={"slow": []}, gate=trio.Event())
-    async with running(fast=fast, backend=backend) as run:
+    shards = FakeShards(topics={"slow": []}, gate=trio.Event())
+    async with running(fast=fast, shards=shards) as run:
         idle, busy, halfway = [await run.connect() for _ in range(3)]
         assert (await idle.ask("GET", "/v0/health")).status == 200
         await busy.say(request("POST", "/v0/topics/slow/diff", b"{}"))
         await halfway.say(APPEND[:30])
         await run.until(
-            lambda: backend.waiting == 1 and sum(c.idle for c in run.server.connections) == 1
+            lambda: shards.waiting == 1 and sum(c.idle for c in run.server.connections) == 1
         )
         run.stop.set()
         assert await idle.is_closed()
@@ -30,8 +30,8 @@ async def test_the_drain_lets_requests_finish_and_closes_the_rest(fast: bool) ->
         assert (answer.status, answer.code) == (503, "shutting_down")
         assert (answer.headers["connection"], answer.headers["retry-after"]) == ("close", "1")
         assert await halfway.is_closed()
-        assert backend.gate is not None
-        backend.gate.set()
+        assert shards.gate is not None
+        shards.gate.set()
         answer = await busy.hear()
         assert (answer.status, answer.headers["connection"]) == (200, "close")
         assert await busy.is_closed()
@@ -47,11 +47,11 @@ async def test_the_drain_lets_requests_finish_and_closes_the_rest(fast: bool) ->
 async def test_a_client_that_connects_during_the_drain_is_told_so(
     fast: bool, method: str, path: str
 ) -> None:
-    backend = FakeBackend(topics={"slow": []}, gate=trio.Event())
-    async with running(fast=fast, backend=backend) as run:
+    shards = FakeShards(topics={"slow": []}, gate=trio.Event())
+    async with running(fast=fast, shards=shards) as run:
         busy = await run.connect()
         await busy.say(request("POST", "/v0/topics/slow", RECORD))
-        await run.until(lambda: backend.waiting == 1)
+        await run.until(lambda: shards.waiting == 1)
         run.stop.set()
         await run.until(lambda: run.server.guard.drain.is_draining)
         late, silent = await run.connect(), await run.connect()
@@ -59,8 +59,8 @@ async def test_a_client_that_connects_during_the_drain_is_told_so(
         assert (answer.status, answer.code) == (503, "shutting_down")
         assert (answer.headers["connection"], answer.headers["retry-after"]) == ("close", "1")
         assert await late.is_closed()
-        assert backend.gate is not None
-        backend.gate.set()
+        assert shards.gate is not None
+        shards.gate.set()
         assert (await busy.hear()).status == 200
         with trio.fail_after(1):
             await run.stopped.wait()
@@ -72,13 +72,13 @@ async def test_a_client_that_connects_during_the_drain_is_told_so(
 @pytest.mark.slow
 @LANES
 async def test_a_request_that_does_not_end_is_cut_after_the_drain_time(fast: bool) -> None:
-    backend = FakeBackend(topics={"slow": [], "a": []}, gate=trio.Event(), answer_bytes=20_000_000)
-    async with running(fast=fast, backend=backend, settings=Settings(drain_ms=100)) as run:
+    shards = FakeShards(topics={"slow": [], "a": []}, gate=trio.Event(), answer_bytes=20_000_000)
+    async with running(fast=fast, shards=shards, settings=Settings(drain_ms=100)) as run:
         waiting, deaf = [await run.connect() for _ in range(2)]
         await waiting.say(request("POST", "/v0/topics/slow/diff", b"{}"))
         await deaf.say(request("POST", "/v0/topics/a/diff", b"{}"))
-        await run.until(lambda: len(backend.calls) == 2)
+        await run.until(lambda: len(shards.calls) == 2)
         run.stop.set()
         with trio.fail_after(5):
             await run.stopped.wait()
-        assert backend.cancelled == 1
+        assert shards.cancelled == 1

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
-from typing import Any
 
 import pytest
 
-from tests.support.fake_backend import FakeBackend
-from tests.support.front import HANDSHAKE, LANES, RECORD, running
-from tests.support.raw_client import request
+from tests.support.fake_shards import FakeShards
+from tests.support.front import LANES, RECORD, running
 from topics.front.answers import Answer
 from topics.front.server_timing import server_timing
 
@@ -48,8 +45,8 @@ def test_an_answer_without_that_member_has_its_total_alone(body: bytes) -> None:
 @LANES
 @pytest.mark.parametrize("gzip", ["", "gzip"])
 async def test_the_field_is_what_the_answer_says(fast: bool, gzip: str) -> None:
-    backend = FakeBackend(topics={"a": [{"data": "x" * 2000}]})
-    async with running(fast=fast, backend=backend) as run:
+    shards = FakeShards(topics={"a": [{"data": "x" * 2000}]})
+    async with running(fast=fast, shards=shards) as run:
         client = await run.connect()
         for method, path, body in (
             ("POST", "/v0/topics/a?server_timing=true", RECORD),
@@ -62,25 +59,3 @@ async def test_the_field_is_what_the_answer_says(fast: bool, gzip: str) -> None:
             total = answer.json()["performance"]["server_total_ms"]
             name, _, shown = answer.headers["server-timing"].split(", ")[0].partition(";dur=")
             assert (name, float(shown)) == ("total", total)
-
-
-async def test_a_stream_has_it_too() -> None:
-    async with running() as run:
-        client = await run.connect()
-        await client.say(request("GET", "/v0/ws?server_timing=true", b"", **HANDSHAKE))
-        answer = await client.hear(method="HEAD")
-        assert answer.status == 101
-        assert answer.headers["server-timing"].startswith("total;dur=")
-
-
-@LANES
-async def test_only_those_who_ask_get_it_and_a_wrong_value_is_refused(fast: bool) -> None:
-    async with running(fast=fast) as run:
-        client = await run.connect()
-        for query in ("", "?server_timing=false", "?x=server_timing"):
-            answer = await client.ask("POST", f"/v0/topics/a{query}", RECORD)
-            assert answer.status < 300
-            assert "server-timing" not in answer.headers
-        refused: Any = await client.ask("POST", "/v0/topics/a?server_timing=1", RECORD)
-        assert refused.status == 400
-        assert json.loads(refused.body)["error"]["detail"] == {"parameter": "server_timing"}

@@ -17,8 +17,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import trio
-
 from tests.support.polling import is_readable
 from topics.actors.link.board import Board
 from topics.actors.link.key_table import KeyTable
@@ -38,7 +36,6 @@ BEFORE: dict[str, tuple[Any, str]] = {
     "fork": (process, "die_with"),
     "reset of signals": (process, "_reset_signals"),
     "recovery": (shard_writer, "recover"),
-    "receiver": (trio, "open_signal_receiver"),
     "shard serves": (ShardLoop, "run"),
     "front serves": (Server, "run"),
     "last checkpoint": (Sealing, "write_last"),
@@ -47,6 +44,8 @@ BEHIND: dict[str, tuple[Any, str]] = {
     "reset of signals": (process, "_reset_signals"),
     "recovery": (shard_writer, "recover"),
     "start of the loop": (gc, "freeze"),
+    "shard receives": (shard_writer, "on_sigterm"),
+    "front receives": (front, "on_sigterm"),
 }
 
 

@@ -1,7 +1,10 @@
-"""Keys from the environment and from files; secrets leave no trace."""
+"""What is done before the first fork: keys and settings, the listening socket, imports."""
 
 from __future__ import annotations
 
+import errno
+import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +13,7 @@ import pytest
 
 from tests.process.boot_support import mistakes
 from topics.process import boot
+from topics.process.serve import listen, url_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -66,32 +70,10 @@ def test_keys_of_all_sources_count_and_files_may_have_lines_and_comments(tmp_pat
     assert "TOPICS_API_KEYS" not in environ
 
 
-def test_a_key_file_that_is_also_the_credential_is_read_once(tmp_path: Path) -> None:
-    (tmp_path / "topics.api-keys").write_text("one")
-    environ = {
-        "TOPICS_API_KEYS_FILE": str(tmp_path / "topics.api-keys"),
-        "CREDENTIALS_DIRECTORY": str(tmp_path),
-    }
-    assert len(boot.read(environ).access.principals) == 1
-
-
 def test_the_same_key_from_two_sources_is_refused(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("one:r")
     found = mistakes({"TOPICS_API_KEYS": "one", "TOPICS_API_KEYS_FILE": str(tmp_path / "keys")})
     assert "twice" in found["TOPICS_API_KEYS"]
-
-
-@pytest.mark.parametrize("text", ["", "\n", "# only a comment\n", " , \n"])
-def test_a_key_file_without_a_key_is_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / "keys").write_text(text)
-    assert (
-        "holds no key"
-        in mistakes({"TOPICS_API_KEYS_FILE": str(tmp_path / "keys")})["TOPICS_API_KEYS_FILE"]
-    )
-
-
-def test_a_credentials_directory_without_our_credential_means_nothing(tmp_path: Path) -> None:
-    assert not boot.read({"CREDENTIALS_DIRECTORY": str(tmp_path)}).access.enabled
 
 
 SEARCH_MYSELF = """
@@ -163,3 +145,86 @@ def test_a_hang_up_is_kept_for_later(inherited: str) -> None:
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "True\n")
+
+
+# The listening socket
+
+
+def test_a_listener_takes_connections_and_no_second_server_gets_its_port() -> None:
+    with listen("127.0.0.1", 0) as listener:
+        with socket.create_connection(listener.getsockname(), 5):
+            pass
+        assert not os.get_inheritable(listener.fileno())
+        with pytest.raises(OSError, match="in use") as refused:
+            listen("127.0.0.1", listener.getsockname()[1])
+        assert refused.value.errno == errno.EADDRINUSE
+
+
+def test_a_name_with_addresses_of_both_kinds_means_the_ipv4_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = [
+        (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", 0, 0, 0)),
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0)),
+    ]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    with listen("both", 0) as listener:
+        assert listener.family == socket.AF_INET
+
+
+def test_the_url_of_a_listener_has_brackets_around_an_ipv6_address() -> None:
+    class Bound(socket.socket):
+        def __init__(self, *address: object) -> None:
+            super().__init__()
+            self.address = address
+
+        def getsockname(self) -> tuple[object, ...]:
+            return self.address
+
+    with Bound("127.0.0.1", 4000) as four, Bound("::1", 4000, 0, 0) as six:
+        assert url_of(four) == "http://127.0.0.1:4000"
+        assert url_of(six) == "http://[::1]:4000"
+
+
+# What the parent imports
+
+
+PROGRAM = """
+import gc, sys, threading
+from topics.process import serve
+before = gc.isenabled(), gc.get_freeze_count()
+wanted = {"trio", "topics.actors.rpc.message_router", "topics.process.shard_writer"}
+for load in (serve.load_shared, serve.load_shard):
+    load()
+    print(
+        sorted(wanted & {*sys.modules}),
+        [name for name in sys.modules if name.startswith(("topics.front", "topics.process.front"))],
+        threading.active_count(),
+        before[0] and gc.isenabled(),
+        gc.get_freeze_count() > before[1],
+    )
+"""
+
+
+def test_the_parent_imports_what_its_children_share_before_their_fork_and_runs_nothing() -> None:
+    command = [sys.executable, "-c", PROGRAM]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    all_share, shards_run = done.stdout.splitlines()
+    assert all_share == "['topics.actors.rpc.message_router', 'trio'] [] 1 True True"
+    assert shards_run == (
+        "['topics.actors.rpc.message_router', 'topics.process.shard_writer', 'trio'] [] 1 True True"
+    )
+
+
+def test_no_process_of_a_server_imports_what_is_for_people() -> None:
+    """Client, commands and their libraries: they would cost each process memory and time."""
+    program = """
+import sys
+import topics.process.front, topics.process.serve, topics.process.shard_writer, supervisor
+import topics.front.http.cold_lane
+print(sorted(name for name in sys.modules if name.split(".")[0] in {"httpx2", "anyio", "rich"}
+             or name.startswith(("topics.client", "topics.spark"))))
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

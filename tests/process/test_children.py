@@ -6,7 +6,6 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -61,13 +60,6 @@ os.waitpid(children.fork("front 3", show), 0)
 """
 
 
-@pytest.fixture
-def sigterm_as_before() -> Iterator[None]:
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
-
-
 def run(program: str) -> subprocess.CompletedProcess[str]:
     """Fork in a process of its own: the test's process has threads."""
     return subprocess.run(
@@ -102,14 +94,6 @@ def test_a_signal_that_is_blocked_is_taken_and_no_signal_is_none() -> None:
         assert children.wait_for_signal(numbers, 0.001) is None, "it is taken once"
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@pytest.mark.usefixtures("sigterm_as_before")
-def test_a_sigterm_is_noted_and_ends_nothing() -> None:
-    was_told = children.note_sigterm()
-    assert not was_told()
-    signal.raise_signal(signal.SIGTERM)
-    assert was_told()
 
 
 @pytest.mark.parametrize(

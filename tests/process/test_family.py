@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
@@ -14,7 +15,7 @@ import pytest
 import trio
 
 from tests.actors.link.link_support import SMALL
-from topics.actors.link.board import Board, ShardState
+from topics.actors.link.board import Board, ShardState, ShardWords
 from topics.actors.link.key_table import KeyTable
 from topics.actors.link.link import Link
 from topics.actors.link.link_memory import LinkSizes
@@ -22,7 +23,7 @@ from topics.actors.link.process_id import FRONT, ProcessId, shard_id
 from topics.config import Settings
 from topics.formats.wire.message import Message
 from topics.process import family as module
-from topics.process.family import Family, Links, Shared, Workers, descriptors_of
+from topics.process.family import Child, Family, Links, Shared, Workers, descriptors_of
 from topics.process.notify import Notifier
 
 SHARDS = 16
@@ -48,11 +49,6 @@ def family(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> Family:
 
     monkeypatch.setattr(module, "fork", no_fork)
     return Family(shared, Workers(lambda: None, lambda _: None), "info")
-
-
-def test_shards_come_before_the_front_that_asks_them(family: Family) -> None:
-    assert [child.name for child in family] == ["shard 0", "shard 1", "front 0"]
-    assert family.alive() == []
 
 
 def test_what_a_child_shares_is_loaded_before_its_fork(
@@ -118,14 +114,6 @@ def test_the_end_of_a_child_clears_its_words_and_ends_its_sessions_only(
     }
     (_, between) = shared.links.of(shard_id(0))
     assert [os.eventfd_read(bell) for bell in between.bells] == [1, 1]
-
-
-def test_a_signal_goes_to_those_that_run(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
-    family.spawn(family.front, 0.0)
-    sent: list[tuple[int, int]] = []
-    monkeypatch.setattr(os, "kill", lambda pid, number: sent.append((pid, number)))
-    family.send(signal.SIGTERM, family)
-    assert sent == [(101, signal.SIGTERM)]
 
 
 @pytest.mark.parametrize(("own", "keeps"), [(FRONT, True), (shard_id(0), False)])
@@ -205,3 +193,65 @@ async def test_any_two_of_16_shards_can_talk_and_their_links_stay_small(
     per_link_kib = (resident_kib() - before_kib) / len(list(links))
     assert per_link_kib < 1024, "about what was sent, in both directions"
     assert threading.active_count() == before_threads, "no link needs a thread"
+
+
+# When a child is started again
+
+
+@pytest.mark.parametrize("lived_s", [0.0, 1.5, 29.0])
+def test_delays_double_up_to_five_seconds_however_long_each_life_was(lived_s: float) -> None:
+    child = a_child()
+    delays, now = [], 100.0
+    for _ in range(10):
+        now = live(child, now, lived_s)
+        delays.append(child.schedule(now))
+        assert child.due == now + delays[-1]
+    assert delays == [0.0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]
+
+
+def test_half_a_minute_of_service_forgives_and_half_a_minute_of_recovery_does_not() -> None:
+    child = a_child()
+    delays, now = [], 100.0
+    for lived_s, state in [
+        (0.0, "READY"),
+        (0.0, "READY"),
+        (60.0, "RECOVERING"),
+        (30.0, "READY"),
+        (0.0, "READY"),
+    ]:
+        now = live(child, now, lived_s, ShardState[state])
+        delays.append(child.schedule(now))
+    assert delays == [0.0, 0.1, 0.2, 0.0, 0.1]
+
+
+def test_a_shard_whose_loop_hangs_in_the_disk_lives_as_long_as_its_silence_grows() -> None:
+    child = a_child()
+    live(child, 100.0, 0.0)
+    words = child.words
+    assert isinstance(words, ShardWords)
+    for second in range(1, 61):
+        words.disk_silent_ms = second * 1000
+        assert child.watch(100.0 + second) == 0.0
+    assert child.watch(161.0) == 1.0
+
+
+def test_a_heart_beats_for_one_process_only() -> None:
+    child = a_child()
+    for beat_ms in (100, 200):
+        child.begin(0.0)
+        assert not child.has_beaten
+        child.words.heartbeat_ms = beat_ms
+        assert child.has_beaten
+
+
+def a_child() -> Child:
+    return Child(shard_id(0), Board(1), lambda: None)
+
+
+def live(child: Child, now: float, lived_s: float, state: ShardState = ShardState.READY) -> float:
+    """One life of a child; when it dies."""
+    child.spawned_at, child.up_at = now, math.inf
+    assert isinstance(child.words, ShardWords)
+    child.words.state = state
+    child.watch(now)
+    return now + lived_s

@@ -6,6 +6,7 @@ import gc
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
 
 import pytest
 import trio
@@ -58,9 +59,15 @@ def test_a_sigterm_before_it_serves_is_not_lost(monkeypatch: pytest.MonkeyPatch)
     stopped: list[bool] = []
 
     async def serve(_server: Server, _listener: socket.socket, stop: trio.Event) -> None:
+        await trio.lowlevel.checkpoint()
         stopped.append(stop.is_set())
 
-    monkeypatch.setattr(front, "note_sigterm", lambda: lambda: True)
+    def interrupted(server: Server, *args: object, **named: object) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        begin(server, *args, **named)
+
+    begin: Any = Server.__init__
+    monkeypatch.setattr(Server, "__init__", interrupted)
     run(monkeypatch, board, serve)
     assert stopped == [True]
     assert board.front.state is FrontState.DOWN

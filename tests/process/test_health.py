@@ -139,12 +139,3 @@ def test_a_machine_that_was_suspended_kills_nobody(home: Path) -> None:
         assert family.end() == 0
         assert not family.events("process stalled")
         assert not family.events("process died")
-
-
-def test_a_lost_systemd_is_told_once_and_serving_goes_on(home: Path) -> None:
-    with Family(home, NOTIFY_SOCKET=str(home / "nobody")) as family:
-        family.started()
-        family.ask()
-        family.signal(signal.SIGTERM)
-        assert family.end() == 0
-        assert len(family.events("systemd notification failed")) == 1

@@ -41,7 +41,7 @@ async def test_each_beat_stores_how_late_it_is_and_what_the_links_and_the_proces
         return found[name][-1][1]
 
     assert value("topics_link_backlog_bytes") == pair.shard.link.backlog_bytes
-    assert value("topics_link_unread_bytes") == pair.shard.link.statistics().unread_bytes
+    assert value("topics_link_unread_bytes") == pair.shard.link.unread_bytes
     assert value("topics_wal_fsyncs_total") == 4
     lag = value("topics_loop_lag_us")
     assert isinstance(lag, Histogram)

@@ -80,12 +80,3 @@ def test_a_watchdog_of_another_process_or_without_a_number_is_none(environ: dict
     notifier = Notifier.from_environment(environ, 7)
     assert notifier.watchdog_ms == 0
     notifier.ready()  # nobody is there to be told
-
-
-def test_a_closed_notifier_sends_nothing(systemd: Systemd) -> None:
-    notifier = Notifier(systemd.name)
-    notifier.close()
-    notifier.ready()
-    systemd.socket.setblocking(False)
-    with pytest.raises(BlockingIOError):
-        systemd.next()

@@ -18,8 +18,9 @@ from topics.actors.shard.loop import ShardLoop
 from topics.config import Settings
 from topics.errors import ExitCode
 from topics.process import shard_writer
+from topics.storage import checkpoints
 from topics.storage.disk import Damaged
-from topics.storage.recovery.steps import open_folders, read_checkpoints
+from topics.storage.recovery.steps import open_folders
 from topics.storage.start_progress import StartProgress
 
 
@@ -89,5 +90,5 @@ def test_a_sigterm_ends_a_shard_in_order_with_a_last_checkpoint(
     assert [line["event"] for line in logged] == ["recovered"]
     assert board.shard(0).state is ShardState.STOPPED
     progress = StartProgress(lambda _share: None)
-    newest, *_ = read_checkpoints(open_folders(tmp_path, 0, progress).checkpoint, progress)
+    newest, *_ = checkpoints.whole(open_folders(tmp_path, 0, progress).checkpoint)
     assert newest.clean

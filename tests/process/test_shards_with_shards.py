@@ -24,14 +24,14 @@ from topics.actors.shard.context import clock
 from topics.actors.shard.loop import ShardLoop
 from topics.errors import NotReady
 from topics.formats.json_text import json_bytes
-from topics.formats.wire.calls import APPEND, DIFF, AppendParams, DiffParams
+from topics.formats.wire.calls import APPEND, DIFF, AppendParams, TopicParams
 from topics.process.family import SHARD_LINK, Links
 from topics.storage.recovery.steps import recover
 
 pytestmark = pytest.mark.slow
 
 APPEND_PARAMS = AppendParams("a", "key", with_seqs=True, prefixes=None, at=0)
-DIFF_PARAMS = DiffParams("a", 0)
+DIFF_PARAMS = TopicParams("a", 0)
 WITHIN_S = 30.0
 
 

@@ -48,17 +48,6 @@ def test_the_restart_of_a_front_refuses_nobody(home: Path) -> None:
                 assert json.loads(answer.readline())["sessions"] == [2, 2]
 
 
-def test_what_dies_again_and_again_is_restarted_with_growing_delays(home: Path) -> None:
-    with Family(home) as family:
-        family.started()
-        family.order("shard-0", "exit 1")
-        os.kill(family.pids()["shard 0"], signal.SIGTERM)
-        delays = [family.wait_for("process died", child="shard 0")["again_in_s"] for _ in range(5)]
-        assert delays == [0.1, 0.2, 0.4, 0.8, 1.6] or delays == [0.0, 0.1, 0.2, 0.4, 0.8]
-        family.order("shard-0", "")
-        family.ask_until(lambda seen: seen["shards"][0][0] == "READY")
-
-
 def test_an_exception_in_a_child_is_logged_with_its_traceback_and_without_tokens(
     home: Path,
 ) -> None:

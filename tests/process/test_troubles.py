@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.process.family_support import wait_until_gone
 from tests.support.api import Answer, Api, Wire, ok, request
 from tests.support.server import STOP_S, Server
 from tests.support.sse import Stream, session
@@ -151,9 +152,3 @@ def test_who_connects_during_the_drain_is_told_so_and_afterwards_refused(server:
         api.call("GET", "/v0/health")
     assert time.monotonic() - began < AT_ONCE_S
     server.wait_stopped()
-
-
-def wait_until_gone(pid: int) -> None:
-    deadline = time.monotonic() + STOP_S
-    while Path(f"/proc/{pid}/cmdline").exists() and time.monotonic() < deadline:
-        time.sleep(0.01)

@@ -123,15 +123,6 @@ def test_damaged_meta_is_refused_with_path_and_offset_and_the_lock_is_let_go(pat
     DataDirectory(path, shards=2).close()
 
 
-def test_an_unknown_version_is_refused_by_its_number(path: Path) -> None:
-    DataDirectory(path, shards=2).close()
-    (path / "meta").write_bytes(encode_meta(2, version=9))
-    with pytest.raises(
-        DataDirectoryDamaged, match="its format version is 9, this program knows only 1"
-    ):
-        DataDirectory(path, shards=2)
-
-
 def test_a_directory_that_holds_something_else_is_not_taken(path: Path) -> None:
     path.mkdir(parents=True)
     (path / "thesis.tex").touch()
@@ -250,8 +241,3 @@ def test_a_directory_that_a_server_has_is_refused_and_one_that_is_read_is_not_ta
     (data / "LOCK").unlink()
     with held_for_reading(data) as shards:
         assert shards == 1
-
-
-def test_what_is_no_data_directory_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(NotADataDirectory, match="no file meta"), held_for_reading(tmp_path):
-        pass

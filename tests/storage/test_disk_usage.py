@@ -48,29 +48,3 @@ def test_the_newest_checkpoint_is_the_one_that_counts(folders: ShardFolders) -> 
         (folders.checkpoints / name).touch()
         os.utime(folders.checkpoints / name, (second, second))
     assert disk_usage(folders).checkpoint_ts == 2_000_000
-
-
-def test_files_and_folders_that_go_meanwhile_are_not_there(
-    folders: ShardFolders, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("a", "b"):
-        (folders.blobs / name).write_bytes(bytes(MIB))
-    scandir = os.scandir
-
-    def late(folder: Path) -> object:
-        found = scandir(folder)
-        if folder == folders.blobs:
-            (folders.blobs / "a").unlink()
-        return found
-
-    monkeypatch.setattr(os, "scandir", late)
-    folders.segments.rmdir()
-    found = disk_usage(folders)
-    assert found.segments == 0
-    assert found.blobs < 2 * MIB
-
-
-def test_a_folder_of_the_log_that_is_gone_is_an_error(folders: ShardFolders) -> None:
-    folders.log.rmdir()
-    with pytest.raises(FileNotFoundError):
-        disk_usage(folders)

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.data_directory import topics
-from tests.support.log import Client, log_files
 from topics.engine.locators import in_extent
 from topics.formats.buffers import Buffer
 from topics.formats.disk.copies import ForwardBody, Row, Run, forward_frame
@@ -15,6 +14,7 @@ from topics.formats.disk.frame_bodies import (
     LeaseOp,
     LeaseRows,
     RouterBody,
+    delete_below_frame,
     delete_runs_frame,
     encode_router,
     lease_frame,
@@ -56,46 +56,38 @@ def test_each_kind_of_file_is_shown(data: Path) -> None:
     assert done.stdout.splitlines() == lines[".seg"]
 
 
-def test_a_delete_is_shown_with_what_it_takes(tmp_path: Path) -> None:
-    client = Client(tmp_path / "data")
-    client.append("t", records=[{"data": 1, "tag": tag} for tag in "abcab"])
-    client.delete_records("t", before_seq=2)
-    client.delete_records("t", match=["tag", "Eq", "a"])
-    client.stop()
-    shown = [
-        line for path in log_files(tmp_path / "data") for line in describe(path) if "DELETE" in line
-    ]
-    assert "DELETE, topic 1, seqs below 2, 0 bytes" in shown[0]
-    assert "DELETE, topic 1, 1 runs of seqs, 16 bytes" in shown[1]
-
-
-def test_frames_about_jobs_are_shown_with_their_op(tmp_path: Path) -> None:
+def test_frames_about_records_and_jobs_are_shown_with_what_they_say(tmp_path: Path) -> None:
     seqs = (7, 9)
-    said = [
-        LeaseRows(LeaseOp.CLAIMED, seqs, (1, 2), "w\n1", 31_000, (5, 6)),
-        LeaseRows(LeaseOp.RELEASED, seqs, (1, 2), until_ts=2_000),
-        LeaseRows(LeaseOp.DYING, seqs, (3, 3)),
-    ]
+    claimed = LeaseRows(LeaseOp.CLAIMED, seqs, (1, 2), "w\n1", 31_000, (5, 6))
     frames = [
-        *(lease_frame(1, 1_000, rows) for rows in said),
-        lease_frame(1, 1_000, said[2])._replace(flags=9),
+        lease_frame(1, 1_000, claimed),
+        lease_frame(1, 1_000, claimed)._replace(flags=9),
         delete_runs_frame(1, [SeqRun(7, 1), SeqRun(9, 1)], 1_000, dead_lettered=True),
+        delete_below_frame(1, 7, 1_000),
+        seqs_reserved_frame(3, 1024),
+        lost_frame([(5, 7, 3), (6, 1, 2)], 104),
+        lost_frame([(0, 0, 9)], 64),
     ]
-    lines = [*describe(log_of(tmp_path, frames))][1:-1]
-    day = "1970-01-01T00:0"
-    assert lines[2].endswith(f": LEASE, topic 1, DYING, 2 jobs, 24 bytes, {day}0:01.000+00:00")
-    assert [line.partition(": ")[2].rsplit(", ", 2)[0] for line in lines] == [
-        f"LEASE, topic 1, CLAIMED, 2 jobs, node 'w\\n1', until {day}0:31.000+00:00",
-        f"LEASE, topic 1, RELEASED, 2 jobs, from {day}0:02.000+00:00",
-        "LEASE, topic 1, DYING, 2 jobs",
-        "LEASE, topic 1, op 9, 2 jobs",
-        "DELETE, topic 1, 2 runs of seqs, dead-lettered",
+    when = "1970-01-01T00:00:01.000+00:00"
+    assert shown(log_of(tmp_path, frames)) == [
+        f"LEASE, topic 1, record_count 2, 52 bytes, {when}, flags 1",
+        repr(claimed),
+        f"LEASE, topic 1, record_count 2, 52 bytes, {when}, flags 9",
+        "9 is not a valid LeaseOp",
+        f"DELETE, topic 1, record_count 2, 32 bytes, {when}, flags 1",
+        "[SeqRun(first=7, length=1), SeqRun(first=9, length=1)]",
+        f"DELETE, topic 1, first_seq 7, 0 bytes, {when}",
+        "SEQS_RESERVED, topic 3, first_seq 1024, 0 bytes",
+        "LOST, topic 5, first_seq 7, record_count 3, 40 bytes",
+        "[(5, 7, 3), (6, 1, 2)]",
+        "LOST, record_count 9, 0 bytes",
     ]
 
 
-def test_a_frame_without_a_time_shows_none(tmp_path: Path) -> None:
-    lines = [*describe(log_of(tmp_path, [seqs_reserved_frame(3, 1024)]))]
-    assert lines[1] == "offset 4096: SEQS_RESERVED, topic 3, seqs up to 1024, 0 bytes"
+def shown(path: Path) -> list[str]:
+    """What is said of frames, without their offsets."""
+    lines = [*describe(path)][1:-1]
+    return [line.strip() if line[0] == " " else line.partition(": ")[2] for line in lines]
 
 
 def log_of(folder: Path, frames: list[Frame]) -> Path:
@@ -123,16 +115,6 @@ def test_damage_is_shown_in_its_line(data: Path) -> None:
     assert shown[3].endswith(f"; offset {entry.tables_at}: the tables of the extent are damaged")
 
 
-def test_a_frame_of_a_repair_says_what_is_lost(tmp_path: Path) -> None:
-    lines = [
-        *describe(log_of(tmp_path, [lost_frame([(5, 7, 3)], 80), lost_frame([(0, 0, 9)], 64)]))
-    ]
-    assert lines[1:3] == [
-        "offset 4096: LOST, topic 5, 3 seqs from 7 on, 16 bytes",
-        "offset 4176: LOST, 9 seqs of any topic at most, 0 bytes",
-    ]
-
-
 def test_frames_of_routers_are_shown_with_what_they_name(tmp_path: Path) -> None:
     rows = [Row(0, 9, 5, 7), Row(0, 11, 6, 0)]
     config = {"source": "a", "dest": "b"}
@@ -147,18 +129,16 @@ def test_frames_of_routers_are_shown_with_what_they_name(tmp_path: Path) -> None
         Frame(FrameKind.FORWARD, 0, 0, 1_000, 2, 0, 0, (b"\xff",)),
         Frame(FrameKind.ROUTER, 1, 5, 1_000, 2, 0, 0, (b"\xff",)),
     ]
-    lines = [*describe(log_of(tmp_path, said))]
-    shown = [line.partition(": ")[2] for line in lines[1:] if line.startswith("offset")]
-    assert shown[0].startswith("FORWARD, 3 copies, cursor 40, hop 2, ")
-    assert lines[2:6] == [
-        "  router 9: topic 5 from seq 7",
-        "  router 11: cursor",
-        "  records 3 to 4 of the frame at 0x1000",
-        "  records 0 to 0 of this frame",
+    lines = shown(log_of(tmp_path, said))
+    assert [line.partition(",")[0] for line in lines if line[:3].isupper()] == [
+        *("FORWARD", "FORWARD", "PAYLOAD", "ROUTER_SET", "ROUTERS_GONE", "FORWARD", "ROUTER")
     ]
-    assert shown[1].startswith("FORWARD, 0 copies, 4 seqs burnt, cursor 44, hop 0,")
-    assert shown[2].startswith("PAYLOAD, topic 1, seqs 5 to 6, 8 bytes")
-    assert shown[3].startswith("ROUTER_SET, router 9 'r', 'a' to 'b', ")
-    assert shown[4].startswith("ROUTERS_GONE, routers 9, 11, ")
-    assert shown[5].startswith("FORWARD, the map of a FORWARD frame: ")
-    assert shown[6].startswith("ROUTER, topic 1, seqs 5 to 6, the map of a ROUTER frame: ")
+    assert "cursor=40, hop=2, rows=[Row(back=" in lines[1]
+    assert "runs=[Run(lsn=4096, stamp_seq=0, start=3, stop=5, " in lines[1]
+    assert "cursor=44, hop=0" in lines[3]
+    assert "burnt=4" in lines[3]
+    assert lines[4].startswith("PAYLOAD, topic 1, seqs 5 to 6, 8 bytes")
+    assert lines[6].startswith("RouterBody(name='r', id=9, config={'source': 'a', 'dest': 'b'}, ")
+    assert lines[8] == "[9, 11]"
+    assert lines[10].startswith("the map of a FORWARD frame: ")
+    assert lines[11].startswith("ROUTER, topic 1, seqs 5 to 6, ")

@@ -1,18 +1,18 @@
-"""Connections of a server whose poller's turns are the test's."""
+"""Connections of a server whose loop's turns are the test's."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager, nullcontext
 
 import trio
 
 from tests.support.front import Running
+from topics.actors.link.event_loop import EventLoop
 from topics.front.http.connection import Connection
 from topics.front.http.fast_lane import FastLane
-from topics.front.http.poller import Poller
+from topics.front.http.request_tasks import Poller
 
 
 class Scene:
@@ -23,6 +23,7 @@ class Scene:
         ours.setblocking(False)
         self.client.settimeout(10)
         self.connections, self.poller = run.server.connections, poller
+        self._loop = EventLoop.of_this_run()
         self.connection = Connection(ours, self.connections)
         self._run = run
 
@@ -33,9 +34,13 @@ class Scene:
         FastLane(self.connection, self._run.server.lanes, self.poller).begin()
 
     def say(self, data: bytes) -> None:
-        """The client sends, and the poller sees it."""
+        """The client sends, and the loop sees it."""
         self.client.sendall(data)
-        self.poller.turn()
+        self.turn()
+
+    def turn(self) -> None:
+        """The loop serves what is ready."""
+        self._loop.poll()
 
     @property
     def is_over(self) -> bool:
@@ -43,13 +48,11 @@ class Scene:
 
 
 @contextlib.asynccontextmanager
-async def scenes(
-    run: Running, batch: AbstractContextManager[None] | None = None
-) -> AsyncIterator[Callable[[], Scene]]:
+async def scenes(run: Running) -> AsyncIterator[Callable[[], Scene]]:
     """Makes scenes that share a poller."""
     made: list[Scene] = []
     async with trio.open_nursery() as nursery:
-        poller = Poller(nursery, run.server.connections, batch or nullcontext())
+        poller = Poller(nursery, run.server.connections)
 
         def make() -> Scene:
             made.append(Scene(run, poller))

@@ -13,19 +13,17 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.actors.shard.sealing.sealing_support import FILE_BYTES
 from tests.support.shard import Desk
+from tests.support.wire import BY_SUBJECT
 from topics.engine.now import Now
 from topics.formats.wire.calls import (
-    CALLS,
-    EVENTS,
     FEED_CLOSE,
     FEED_OPEN,
     FEED_PAGE,
     FEED_READ,
     FEED_TAKEN,
-    FeedCloseParams,
     FeedOpenParams,
+    FeedParams,
     FeedReadParams,
-    FeedTakenParams,
     FeedView,
 )
 from topics.formats.wire.envelope import Notification, Success, decode
@@ -66,10 +64,10 @@ class Front(Desk):
         return self.ask(FEED_READ, params)
 
     def close(self, feed: int = 1) -> None:
-        self.tell(FEED_CLOSE, FeedCloseParams(feed))
+        self.tell(FEED_CLOSE, FeedParams(feed))
 
     def taken(self, feed: int = 1) -> None:
-        self.tell(FEED_TAKEN, FeedTakenParams(feed))
+        self.tell(FEED_TAKEN, FeedParams(feed))
 
     def turn(self) -> None:
         """What the actor does after each batch of messages."""
@@ -111,15 +109,13 @@ class Front(Desk):
 
 
 def _told(frame: Message) -> dict[str, Any]:
-    envelope = decode(frame.payload)
+    envelope, row = decode(frame.payload), BY_SUBJECT[frame.subject]
     records = {"records": msgspec.json.decode(b"[%b]" % bytes(frame.attachment))}
     if isinstance(envelope, Notification):
-        (event,) = (event for event in EVENTS if event.subject == frame.subject)
-        told = {"event": envelope.method, **_fields(event.params_of(envelope.params))}
-        return told | (records if event is FEED_PAGE else {})
+        told = {"event": envelope.method, **_fields(row.params._make(envelope.params))}
+        return told | (records if row is FEED_PAGE else {})
     if isinstance(envelope, Success):
-        (call,) = (call for call in CALLS if call.subject == frame.subject)
-        return {"answer": envelope.cid, **_fields(call.result_of(envelope.result)), **records}
+        return {"answer": envelope.cid, **_fields(row.result._make(envelope.result)), **records}
     return {"answer": 0, "code": envelope.data["code"]}
 
 

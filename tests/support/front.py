@@ -12,7 +12,7 @@ import pytest
 import trio
 import trio.testing
 
-from tests.support.fake_backend import FakeBackend
+from tests.support.fake_shards import FakeShards
 from tests.support.raw_client import RawClient, request
 from topics.config import Settings
 from topics.engine.access import Access
@@ -58,7 +58,7 @@ class GivenKeys:
 @dataclass
 class Running:
     server: Server
-    backend: FakeBackend
+    shards: FakeShards
     stop: trio.Event
     address: tuple[str, int]
     stopped: trio.Event
@@ -101,7 +101,7 @@ class StepGuard(trio.abc.Instrument):
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
         before = self._statuses.pop(task, task._cancel_status)
         now = task._cancel_status  # None: the task is over
-        is_changed = task.name.endswith("Poller.run") and now not in (before, None)
+        is_changed = task.name.endswith("EventLoop._run_beside") and now not in (before, None)
         if is_changed:
             self.faults.append(task.name)
 
@@ -115,13 +115,13 @@ async def running(
     keys: str = "",
     fast: bool = True,
     settings: Settings | None = None,
-    backend: FakeBackend | None = None,
+    shards: FakeShards | None = None,
     timings: Timings | None = None,
     probe_auth: bool = False,
     write_request: Write | None = None,
 ) -> AsyncIterator[Running]:
     """A server until the block ends. Afterwards no block and no reply may be out."""
-    backend = backend or FakeBackend()
+    shards = shards or FakeShards()
     settings = settings or Settings(inline_bytes=4096, max_body_bytes=1024 * 1024, drain_ms=2000)
     listener = socket.create_server(("127.0.0.1", 0))
     address = listener.getsockname()
@@ -129,13 +129,13 @@ async def running(
     server = Server(
         settings,
         given,
-        backend,
+        shards,
         use_fast_lane=fast,
         timings=timings or Timings(tick_s=0.2),
         probe_auth=probe_auth,
         write_request=write_request,
     )
-    run = Running(server, backend, trio.Event(), address, trio.Event(), given)
+    run = Running(server, shards, trio.Event(), address, trio.Event(), given)
 
     async def serve() -> None:
         await server.run(listener, run.stop)
@@ -154,5 +154,5 @@ async def running(
             for client in run.clients:
                 client.stream.socket.close()
     assert len(server.connections) == 0
-    assert backend.blocks_out == 0
-    assert backend.replies_out == 0
+    assert shards.blocks_out == 0
+    assert shards.replies_out == 0

@@ -7,26 +7,30 @@ from __future__ import annotations
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager, suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from tests.support.wire import TABLE
 from topics.config import Settings
 from topics.engine.access import ANYONE
 from topics.engine.priority import BANDS, NEW_BAND
 from topics.errors import TopicsError
+from topics.formats.api.limits import limits_of
 from topics.formats.api.watch import Start, View
 from topics.formats.wire import calls
 from topics.formats.wire.contract import Call, Event, P, R
+from topics.front.http.connection import Connection, Connections, Timings
 from topics.front.limits import make_slots
 from topics.front.live.live import Live
 from topics.front.live.sse import WatchStream
 from topics.front.live.watch_sessions import WatchSession
+from topics.front.live.web_socket import WebSocket
 from topics.front.pressure.governor import COALESCE_AT, LATE_MAX, PACE_AT, SHARE_MAX
 from topics.front.pressure.pressure import Pressure
 
-BY_METHOD = {call.method: call for call in calls.CALLS}
+BY_METHOD = {row.method: row for row in TABLE if isinstance(row, Call)}
 PAGE = {"band": NEW_BAND, "is_awaited": False}  # of pages that say nothing of it
 
 
@@ -82,9 +86,29 @@ class Said:
         """Nothing is shared."""
 
 
+SETTINGS = Settings()
 SEND_BYTES = 8192  # about so much does a client's socket hold, for tests whose pages are larger
 
 Then = Callable[[Any], None]
+
+
+class Asked(NamedTuple):
+    """A question; ``then`` waits for the answer."""
+
+    method: str
+    params: dict[str, Any]
+    body: bytes
+    then: Then
+
+
+class Block:
+    """A body in shared memory."""
+
+    def __init__(self, length: int, holder: Any) -> None:
+        self.view, self.holder, self.is_free = memoryview(bytearray(length)), holder, False
+
+    def free(self) -> None:
+        self.is_free = True
 
 
 class Shards:
@@ -93,11 +117,13 @@ class Shards:
     """
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, dict[str, Any], Then]] = []
+        self.asked: list[Asked] = []
         self.told: list[tuple[str, dict[str, Any]]] = []
         self.quiet: list[bool] = []
         self.elsewhere: set[str] = set()  # topics of a second shard
         self.heads: dict[str, tuple[int, int, int]] = {}  # what `answer` says of them
+        self.blocks: list[Block] = []  # that were ever out
+        self.is_full = False
 
     def listen(self, listener: Any) -> None:
         """Tests speak to `Live` themselves."""
@@ -123,8 +149,15 @@ class Shards:
             raise answers[0]
         return answers[0]
 
-    def call(self, shard: int, call: Call[P, R], params: Any, body: bytes, then: Then) -> None:
-        self.asked.append((call.method, params._asdict(), then))
+    def call(self, shard: int, call: Call[P, R], params: Any, body: Any, then: Then) -> None:
+        raw = body if isinstance(body, bytes) else bytes(body.view)
+        self.asked.append(Asked(call.method, params._asdict(), raw, then))
+
+    def reserve(self, shard: int, length: int, holder: Any) -> Block | None:
+        if self.is_full:
+            return None
+        self.blocks.append(Block(length, holder))
+        return self.blocks[-1]
 
     def notify(self, shard: int, event: Event[P], params: Any, *, quiet: bool = False) -> None:
         self.told.append((event.method, params._asdict()))
@@ -142,8 +175,8 @@ class Shards:
         then(failure)
 
     def _next(self, method: str) -> tuple[dict[str, Any], Then]:
-        number = [asked for asked, _, _ in self.asked].index(method)
-        _, params, then = self.asked.pop(number)
+        number = [asked.method for asked in self.asked].index(method)
+        _, params, _, then = self.asked.pop(number)
         return params, then
 
 
@@ -211,21 +244,46 @@ class Client(Listener):
         self.sock.close()
 
 
+class SocketClient(Listener):
+    """A WebSocket and the other end of it."""
+
+    def __init__(
+        self, live: Live, settings: Settings = SETTINGS, timings: Timings | None = None
+    ) -> None:
+        ours, self.sock = socket_pair()
+        connection = Connection(ours, Connections(timings or Timings(), 0.0))
+        self.stream = WebSocket(live, connection, ANYONE, settings, limits_of(settings))
+
+    def close(self) -> None:
+        self.stream.end()
+        self.stream.sock.close()
+        self.sock.close()
+
+
 class Desk:
     """A running `Live`, its shard, and the clients that were made here."""
 
     def __init__(self) -> None:
         self.shards = Shards()
         self.pressure = calm()
-        self.live = Live(self.shards, Settings(), make_slots(Settings(), 100), self.pressure)  # type: ignore[arg-type]
-        self.clients: list[Client] = []
+        self.live = Live(self.shards, SETTINGS, make_slots(SETTINGS, 100), self.pressure)  # type: ignore[arg-type]
+        self.clients: list[Client | SocketClient] = []
         self.exits = ExitStack()  # left when all tasks have ended
 
     async def client(self, seq: int = 0, **fields: Any) -> Client:
         """A client whose stream has asked what it asks first."""
-        self.clients.append(Client(self.live, seq, **fields))
+        client = Client(self.live, seq, **fields)
+        self.clients.append(client)
         await wait_all_tasks_blocked()
-        return self.clients[-1]
+        return client
+
+    def socket(self, *, begins: bool = True, **fields: Any) -> SocketClient:
+        """A WebSocket that has begun; without, `WebSocket.run` does that."""
+        client = SocketClient(self.live, **fields)
+        self.clients.append(client)
+        if begins:
+            client.stream.begin()
+        return client
 
     async def answer(self, method: str, body: bytes = b"", **result: Any) -> dict[str, Any]:
         """As `Shards.answer`, and all that follows from it."""

@@ -61,7 +61,7 @@ class QueueDesk(Desk):
     # What workers ask; each gives the number of the request
 
     def claim(self, topic: str = "q", *, node: str = "w", **fields: Any) -> int:
-        params = calls.ClaimParams(topic, time.monotonic_ns())
+        params = calls.TopicParams(topic, time.monotonic_ns())
         return self.ask(calls.CLAIM, params, json_bytes({"node": node, **fields}))
 
     def ack(self, *seqs: int, topic: str = "q", node: str = "w", **fields: Any) -> int:
@@ -74,9 +74,9 @@ class QueueDesk(Desk):
         return self._of_jobs(calls.EXTEND, topic, {"node": node, "seqs": seqs, **fields})
 
     def _of_jobs(
-        self, call: Call[calls.QueueParams, calls.NoResult], topic: str, body: dict[str, Any]
+        self, call: Call[calls.TopicParams, calls.NoResult], topic: str, body: dict[str, Any]
     ) -> int:
-        return self.ask(call, calls.QueueParams(topic, time.monotonic_ns()), json_bytes(body))
+        return self.ask(call, calls.TopicParams(topic, time.monotonic_ns()), json_bytes(body))
 
     def leases(
         self,
@@ -144,14 +144,14 @@ class QueueDesk(Desk):
         envelope = decode(frame.payload)
         body = bytes(frame.attachment)
         if isinstance(envelope, Notification):
-            params = EVENTS[envelope.method].params_of(envelope.params)._asdict()
+            params = EVENTS[envelope.method].params._make(envelope.params)._asdict()
             return {"event": envelope.method, **params, "jobs": _cut(body, params.get("lengths"))}
         if isinstance(envelope, Failure):
             code = envelope.data["code"] if envelope.data else envelope.code
             return {"cid": envelope.cid, "status": code}
         assert isinstance(envelope, Success)
         call = self._asked[envelope.cid]
-        told: Told = {"cid": envelope.cid, "status": 200} | call.result_of(
+        told: Told = {"cid": envelope.cid, "status": 200} | call.result._make(
             envelope.result
         )._asdict()
         if call is calls.APPEND:

@@ -28,7 +28,7 @@ SHORT_MS = 100  # the shortest lease there is
 BOUND_S = 20.0  # for what comes by itself, on a loaded machine
 TWINS_TRIED = 300
 JOB_FIELDS = {"$seq", "lease_id", "deadline", "$ts", "deliveries", "data"}
-OPTIONAL_FIELDS = {"$tag", "$node", "meta"}
+OPTIONAL_FIELDS = {"$tag", "$node", "meta", "last_error"}
 LEASE_ID = re.compile(r"lease_[0-9a-f]+")
 
 

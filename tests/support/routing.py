@@ -129,7 +129,7 @@ class RoutedShards(Shards):
         return seqs
 
     async def delete_records(self, topic: str, **asked: Any) -> None:
-        params = calls.DeleteRecordsParams(topic, 1)
+        params = calls.TopicParams(topic, 1)
         found = await self.call(
             calls.DELETE_RECORDS, params, json_bytes(asked), shard=self.shard_of(topic)
         )
@@ -137,7 +137,7 @@ class RoutedShards(Shards):
 
     async def diff(self, topic: str) -> list[Any]:
         """The data of a topic's first records, as a client gets them."""
-        params = calls.DiffParams(topic, 1)
+        params = calls.TopicParams(topic, 1)
         found = await self.call(calls.DIFF, params, b'{"limit":1000}', shard=self.shard_of(topic))
         assert not isinstance(found, TopicsError), found
         return [record["data"] for record in found["records"]]

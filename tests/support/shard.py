@@ -204,11 +204,11 @@ class Desk:
         return self.ask(calls.TOPIC_DELETE, params)
 
     def delete_records(self, topic: str, **asked: Any) -> int:
-        params = calls.DeleteRecordsParams(topic, time.monotonic_ns())
+        params = calls.TopicParams(topic, time.monotonic_ns())
         return self.ask(calls.DELETE_RECORDS, params, json_bytes(asked))
 
     def diff(self, topic: str, **asked: Any) -> int:
-        params = calls.DiffParams(topic, time.monotonic_ns())
+        params = calls.TopicParams(topic, time.monotonic_ns())
         return self.ask(calls.DIFF, params, json_bytes(asked))
 
     def cancel(self, cid: int) -> None:
@@ -310,7 +310,7 @@ class Desk:
 def _read_batch(frame: Message) -> tuple[int, list[dict[str, Any]]]:
     answer = decode(frame.payload)
     assert isinstance(answer, Success)
-    outcomes, lengths, failures = calls.APPEND.result_of(answer.result)
+    outcomes, lengths, failures = calls.APPEND.result._make(answer.result)
     content, refusals = bytes(frame.attachment), iter(failures or ())
     found: list[dict[str, Any]] = []
     for outcome, length in zip(map(outcome_in, outcomes), lengths or [len(content)], strict=True):

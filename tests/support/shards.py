@@ -17,8 +17,7 @@ from tests.support.wire import encode_refusal
 from topics.actors.link.board import Board
 from topics.actors.link.process_id import shard_id
 from topics.actors.rpc.message_router import MessageRouter
-from topics.actors.rpc.session import LinkSession, Reply
-from topics.actors.rpc.typed_calls import InboundCall, serve
+from topics.actors.rpc.session import InboundMessage, LinkSession, Reply
 from topics.actors.shard.context import clock
 from topics.actors.shard.loop import ShardLoop
 from topics.errors import TopicsError
@@ -38,8 +37,8 @@ from topics.formats.wire.contract import Call
 from topics.formats.wire.message import ERROR, Message, PeerGone
 from topics.storage.recovery.steps import Shard, recover
 
-SyncCall = InboundCall[RouterSyncParams, RouterSyncResult]
-StatsCall = InboundCall[RouterStatsParams, RouterStats]
+SyncCall = InboundMessage[RouterSyncParams, RouterSyncResult]
+StatsCall = InboundMessage[RouterStatsParams, RouterStats]
 
 
 class FakeRegistry:
@@ -60,8 +59,8 @@ class FakeRegistry:
         router: MessageRouter = loop.router
         for call in (ROUTER_SYNC, ROUTER_STATS):
             router.unroute(call.subject)
-        serve(router, ROUTER_SYNC, self._sync)
-        serve(router, ROUTER_STATS, self._stats)
+        router.serve(ROUTER_SYNC, self._sync)
+        router.serve(ROUTER_STATS, self._stats)
 
     @property
     def names(self) -> list[str]:
@@ -268,13 +267,13 @@ class Shards:
         **fields: Any,
     ) -> Any:
         body = json_bytes({"source": source, "dest": dest, **fields})
-        return await self.call(calls.ROUTER_PUT, calls.RouterPutParams(router, prefixes, 1), body)
+        return await self.call(calls.ROUTER_PUT, calls.RouterParams(router, prefixes, 1), body)
 
     async def get(self, router: str, prefixes: list[str] | None = None) -> Any:
-        return await self.call(calls.ROUTER_GET, calls.RouterGetParams(router, prefixes, 1))
+        return await self.call(calls.ROUTER_GET, calls.RouterParams(router, prefixes, 1))
 
     async def delete(self, router: str, prefixes: list[str] | None = None) -> Any:
-        return await self.call(calls.ROUTER_DELETE, calls.RouterDeleteParams(router, prefixes, 1))
+        return await self.call(calls.ROUTER_DELETE, calls.RouterParams(router, prefixes, 1))
 
     async def list_routers(
         self,

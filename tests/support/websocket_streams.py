@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.support.ws import frame_bytes
 from topics.formats.api.websocket_decoder import WebSocketDecoder
-from topics.formats.api.websocket_messages import Event
+from topics.formats.api.websocket_frames import Event
 
 MAX_BYTES = 1 << 20
 

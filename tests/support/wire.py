@@ -11,11 +11,11 @@ from typing import Any, TypeAlias
 import msgspec
 
 from topics.actors.link.arena import ArenaBlock
-from topics.actors.rpc.inbound import InboundMessage
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.route_table import MessageHandler
-from topics.actors.rpc.session import LinkSession, Reply
-from topics.formats.wire.contract import Call
+from topics.actors.rpc.session import InboundMessage, LinkSession, Reply
+from topics.formats.wire import calls
+from topics.formats.wire.contract import Call, Event
 from topics.formats.wire.envelope import (
     UNREADABLE,
     Failure,
@@ -26,9 +26,27 @@ from topics.formats.wire.envelope import (
     decode,
 )
 from topics.formats.wire.envelope import encode as encoded
-from topics.formats.wire.message import ARENA, ERROR, Message, PeerGone, decode_all, encode
+from topics.formats.wire.message import ARENA, ERROR, Assembler, Message, PeerGone, encode_head
 
 Inbound: TypeAlias = InboundMessage[Any, Any]
+Row: TypeAlias = Call[Any, Any] | Event[Any]
+TABLE: list[Row] = [row for row in vars(calls).values() if isinstance(row, Call | Event)]
+BY_SUBJECT: dict[str, Any] = {row.subject: row for row in TABLE}
+
+
+def encode(
+    message_id: int, subject: str, payload: bytes, attachment: Any = b"", flags: int = 0
+) -> bytes:
+    """A whole message as it stands in a ring."""
+    return encode_head(message_id, subject, payload, len(attachment), flags) + bytes(attachment)
+
+
+def arrived(
+    message_id: int, subject: str, payload: bytes, attachment: bytes, flags: int
+) -> Message:
+    """The message as its receiver decodes it."""
+    (message,) = Assembler().feed(encode(message_id, subject, payload, attachment, flags))
+    return message
 
 
 def encode_request(cid: int, method: str, params: Any) -> bytes:
@@ -97,8 +115,7 @@ class Wire:
             self.message_id = message_id = self.message_id + 1
         if self.broken:
             raise PeerGone("cut")
-        (message,), _ = decode_all(encode(message_id, subject, payload, attachment, flags))
-        self.sent.append(message)
+        self.sent.append(arrived(message_id, subject, payload, attachment, flags))
         self.message_ids.append(message_id)
         return message_id
 
@@ -167,7 +184,7 @@ class Bench:
         attachment: bytes = b"",
         flags: int = 0,
     ) -> Any:
-        (message,), _ = decode_all(encode(message_id, subject, payload, attachment, flags))
+        message = arrived(message_id, subject, payload, attachment, flags)
         return self.router.dispatch(self.session, message)
 
     def request(

@@ -59,9 +59,9 @@ _PREFIXES = re.compile(rb"%b(?:\|%b)*" % (_PREFIX, _PREFIX))
 
 
 class Principal:
-    """One key, without its secret. ``digest`` names it."""
+    """One key, without its secret. ``digest`` names it. ``is_admin``: it has the scope."""
 
-    __slots__ = ("_mask", "alias", "digest", "prefixes", "scopes")
+    __slots__ = ("_mask", "alias", "digest", "is_admin", "prefixes", "scopes")
 
     def __init__(
         self,
@@ -73,6 +73,7 @@ class Principal:
         self.scopes = scopes
         self.prefixes = prefixes
         self._mask = scopes.value
+        self.is_admin = self.allows(Scope.ADMIN)
         # What logs call the key: of the digest's digest, because who has the digest may look for
         # the secret. Empty where there is no key.
         self.alias = hashlib.sha256(digest).hexdigest()[:ALIAS_DIGITS] if digest else ""

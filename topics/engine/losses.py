@@ -72,7 +72,7 @@ _last_of = attrgetter("last")
 
 def next_loss(topic: Topic, seq: int, last: int) -> Loss | None:
     """The first lost range that has seqs from ``seq`` to ``last``."""
-    if seq > last or not (topic.losses or topic.damaged or topic.trimmed):
+    if seq > last:
         return None
     found = [
         Loss(*ranges[at], reason)

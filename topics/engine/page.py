@@ -20,7 +20,7 @@ class Tombstone:
     head_seq: int
 
     def as_json(self) -> dict[str, Any]:
-        """As readers get it."""
+        """The tombstone in an answer."""
         return {
             "gap_from": self.gap_from,
             "gap_to": self.gap_to,

@@ -99,16 +99,11 @@ class SharedCap:
 class ByteQuota:
     """The charges of the topics of one shard."""
 
-    __slots__ = ("_cap", "_held")
+    __slots__ = ("_held", "cap")
 
     def __init__(self, cap: SharedCap) -> None:
-        self._cap = cap
+        self.cap = cap
         self._held: dict[int, int] = {}  # by topic id: part of its charge, for a write to come
-
-    @property
-    def is_scarce(self) -> bool:
-        """As `SharedCap.is_scarce`."""
-        return self._cap.is_scarce
 
     def take(self, topic: Topic, size: int) -> None:
         """Charge the topic for a write of ``size`` bytes that is decided now. Raises as
@@ -120,9 +115,9 @@ class ByteQuota:
         if cap_bytes and grown > cap_bytes:
             grown = max(rest, cap_bytes)
         if grown > charge:
-            self._cap.take(grown - charge)
+            self.cap.take(grown - charge)
         elif grown < charge:
-            self._cap.give_back(charge - grown)
+            self.cap.give_back(charge - grown)
         topic.charge = grown
         if rest < charge:
             del self._held[topic.id]
@@ -131,7 +126,7 @@ class ByteQuota:
         """Charge a new topic for a write that is decided later. Raises as `SharedCap.take`."""
         cap_bytes = topic.config.cap_bytes
         held = min(size, cap_bytes) if cap_bytes else size
-        self._cap.take(held)
+        self.cap.take(held)
         topic.charge += held
         self._held[topic.id] = held
 
@@ -151,19 +146,19 @@ class ByteQuota:
         if charge > size:
             size += self._held.get(topic.id, 0)
             if charge > size:
-                self._cap.give_back(charge - size)
+                self.cap.give_back(charge - size)
                 topic.charge = size
 
     def release(self, topic: Topic) -> None:
         """The topic is gone for good."""
         self._held.pop(topic.id, None)
         if topic.charge:
-            self._cap.give_back(topic.charge)
+            self.cap.give_back(topic.charge)
             topic.charge = 0
 
     def room_for(self, topic: Topic) -> int | None:
         """How many bytes of records the topic may take now; None: as many as one likes."""
-        room, cap_bytes = self._cap.room, topic.config.cap_bytes
+        room, cap_bytes = self.cap.room, topic.config.cap_bytes
         if cap_bytes and cap_bytes - topic.charge <= room:
             return None
         return room

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from topics.engine.locators import Locator, in_log
 from topics.engine.losses import Loss, next_loss
-from topics.engine.page import Page, Tombstone
+from topics.engine.page import Page
 from topics.engine.store import Store, Unreadable
 from topics.engine.topic import Topic
 from topics.formats.api.diff_body import Diff
@@ -41,37 +41,31 @@ def read(
     """
     start = asked.from_seq if from_seq is None else from_seq
     head = topic.head_seq if head_seq is None else min(head_seq, topic.head_seq)
-    tombstone = _recreated(topic, asked, head) if from_seq is None else None
-    if tombstone:
-        start = 0
     last = head if asked.until_seq is None else min(asked.until_seq, head)
-    if not tombstone and start < last and start + 1 < topic.evict_floor:
+    page = Page(start, min(start, topic.head_seq), head, min(topic.start_seq, head + 1), None)
+    epoch = asked.epoch
+    if (
+        from_seq is None
+        and epoch != topic.epoch
+        and (epoch is not None or asked.from_seq > topic.head_seq)
+    ):
+        # The cursor belongs to an earlier topic of this name: it has another epoch, or a seq that
+        # this one never had.
+        page.from_seq = page.next_from_seq = start = 0
+        page.tell_gap(SeqRange(1, head), "recreated")
+    # No floor is above the start: of most reads nothing else is looked at.
+    elif start < last and start + 1 < topic.start_seq and start + 1 < topic.evict_floor:
         if topic.start_seq > last:
             last = head
-        tombstone = _evicted(topic, start, last, head)
-    page = Page(start, min(start, topic.head_seq), head, _earliest(topic, head), tombstone)
+        page.tell_gap(SeqRange(start + 1, min(topic.start_seq - 1, last)), _cause(topic, start))
     if start < last:
         _Reader(topic, asked, store, page, last).fill_page()
     return page
 
 
-def _earliest(topic: Topic, head: int) -> int:
-    """First live seq for a reader whose head is ``head``."""
-    return min(topic.start_seq, head + 1)
-
-
-def _recreated(topic: Topic, asked: Diff, head: int) -> Tombstone | None:
-    """The cursor belongs to an earlier topic of this name: it has another epoch, or a seq that this
-    one never had.
-    """
-    if asked.epoch == topic.epoch or (asked.epoch is None and asked.from_seq <= topic.head_seq):
-        return None
-    return Tombstone(1, head, "recreated", _earliest(topic, head), head)
-
-
-def _evicted(topic: Topic, from_seq: int, last: int, head: int) -> Tombstone:
-    """The cursor is below a floor. The reason is the cause that took something above the cursor;
-    several causes, or a restart, are ``mixed``.
+def _cause(topic: Topic, from_seq: int) -> str:
+    """What took something above a cursor that is below a floor; several causes, or a restart, are
+    ``mixed``.
     """
     floors = topic.floors
     causes = {
@@ -82,9 +76,7 @@ def _evicted(topic: Topic, from_seq: int, last: int, head: int) -> Tombstone:
         "source_trim": floors.trim,
     }
     met = [cause for cause, floor in causes.items() if from_seq + 1 < floor]
-    reason = met[0] if len(met) == 1 else "mixed"
-    gap_to = min(topic.start_seq - 1, last)
-    return Tombstone(from_seq + 1, gap_to, reason, _earliest(topic, head), head)
+    return met[0] if len(met) == 1 else "mixed"
 
 
 class _Damage(NamedTuple):
@@ -107,7 +99,8 @@ class _Reader:
         records for the reader          take those that fit into the page
 
     ``seq`` is the next seq to look at, ``_at`` the entry that holds it or comes next. ``_end`` is
-    the entry behind the last one to look at, ``_cut_at`` the one that goes on behind ``_last``.
+    the entry behind the last one to look at, ``_cut_at`` the one that goes on behind ``_last``, or
+    -1.
     """
 
     __slots__ = (
@@ -140,10 +133,19 @@ class _Reader:
 
     def _go_to(self, seq: int, last: int) -> None:
         """Go on with ``seq``, up to ``last``."""
+        topic, index = self._topic, self._index
         self.seq, self._last = min(seq, last + 1), last
-        self._end, self._cut_at = _end_of(self._topic, last)
-        self._at = self._index.find(self.seq) if self.seq <= last else self._end
-        self._loss = next_loss(self._topic, self.seq, last)
+        if last == topic.head_seq:
+            self._end, self._cut_at = len(index), -1
+        else:
+            self._end = end = index.find(last + 1)
+            is_cut = end < len(index) and index.entry(end)[0] <= last
+            if is_cut:
+                self._end += 1
+            self._cut_at = end if is_cut else -1
+        self._at = index.find(self.seq) if self.seq <= last else self._end
+        has_losses = topic.losses or topic.damaged or topic.trimmed
+        self._loss = next_loss(topic, self.seq, last) if has_losses else None
 
     def _pass_to(self, seq: int, end: int) -> None:
         """Everything before ``seq`` is done; ``end``: the seq behind the entry."""
@@ -333,15 +335,3 @@ class _Reader:
             first_seq + stop - 1,
             told and SeqRange(first_seq + told[0], first_seq + told[1]),
         )
-
-
-def _end_of(topic: Topic, last: int) -> tuple[int, int]:
-    """Index past the entries that hold anything up to ``last``, and of the one that goes on behind
-    it, -1 for none.
-    """
-    index = topic.index
-    if last == topic.head_seq:
-        return len(index), -1
-    end = index.find(last + 1)
-    is_cut = end < len(index) and index.entry(end)[0] <= last
-    return (end + 1, end) if is_cut else (end, -1)

@@ -95,7 +95,7 @@ class RecordIndex:
         )
 
     def entries(self, start: int, stop: int) -> Iterator[tuple[int, int, Locator, int]]:
-        """As `entry`, of each from ``start`` to ``stop`` (exclusive)."""
+        """``(first_seq, count, locator, size)`` of each from ``start`` to ``stop`` (exclusive)."""
         some = slice(start + self._front, stop + self._front)
         return zip(
             self._first_seqs[some],

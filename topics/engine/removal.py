@@ -128,7 +128,7 @@ class _EvenView(View):
 
     @property
     def ends(self) -> memoryview:
-        """As `View.ends`."""
+        """Where each record would end."""
         return cast("memoryview", self._ends)
 
 
@@ -190,12 +190,8 @@ def _first_live_seq(topic: Topic, store: Store) -> int:
         return max(topic.start_seq, topic.head_seq + 1)
     first_seq, count, locator, _ = topic.index.entry(0)
     start = max(topic.start_seq, first_seq)
-    if first_seq not in topic.index.gone:
-        return start
-    deleted = store.delete_flags(locator)
-    if deleted is None:
-        return start
-    return first_seq + first_live(deleted, start - first_seq, count)
+    deleted = store.delete_flags(locator) if first_seq in topic.index.gone else None
+    return start if deleted is None else first_seq + first_live(deleted, start - first_seq, count)
 
 
 # Deletes

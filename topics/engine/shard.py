@@ -11,8 +11,6 @@ the last one first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from topics.engine.changes import floor
 from topics.engine.changes.append import Append
 from topics.engine.changes.change import Change
@@ -20,7 +18,6 @@ from topics.engine.changes.floor import FloorMoved
 from topics.engine.locators import Locator
 from topics.engine.now import Now
 from topics.engine.quota import ByteQuota, SharedCap
-from topics.engine.routing.graph import RouterGraph
 from topics.engine.store import Store
 from topics.engine.topic import Topic
 from topics.engine.topic_table import TopicTable
@@ -34,13 +31,10 @@ class ShardEngine:
     """Decisions about the topics of one shard; ``table`` holds the topics."""
 
     def __init__(self, shard: int = 0, shards: int = 1) -> None:
-        self.table = TopicTable(shard, shards)
-        self.topics, self.by_id = self.table.by_name, self.table.by_id
-        # Of deleted records that are in no segment, for the store to keep.
-        self.delete_flags = self.table.delete_flags
+        self.table = table = TopicTable(shard, shards)
+        self.topics, self.by_id, self.topic = table.by_name, table.by_id, table.topic
+        self.names, self.delete_flags, self.routers = table.names, table.delete_flags, table.routers
         self._unswept: list[int] = []
-
-    # The table
 
     @property
     def store(self) -> Store:
@@ -50,14 +44,6 @@ class ShardEngine:
     @store.setter
     def store(self, store: Store) -> None:
         self.table.store = store
-
-    def topic(self, name: str) -> Topic:
-        """The topic of that name. Raises `TopicNotFound`."""
-        return self.table.topic(name)
-
-    def names(self, prefix: str, after: str | None, prefixes: list[str] | None) -> Iterator[str]:
-        """Names of topics in order, from behind ``after`` on (§1.3)."""
-        return self.table.names(prefix, after, prefixes)
 
     def expire(self, topic: Topic, now: Now) -> FloorMoved | None:
         """Remove what is too old, at once, before anything is answered or decided. The change tells
@@ -76,11 +62,6 @@ class ShardEngine:
         if topic.jobs is None:
             raise NotAQueue(name)
         return topic
-
-    @property
-    def routers(self) -> RouterGraph:
-        """All routers of the server, as committed."""
-        return self.table.routers
 
     # Idempotency keys
 

@@ -41,9 +41,7 @@ class Store(Protocol):
         """Free what these locators find: the topic has no record there any more."""
 
     def release_later(self, locators: Sequence[Locator]) -> None:
-        """As `release`, of records that are in no segment, when there is time: millions may go at
-        once.
-        """
+        """Free records that are in no segment when there is time: millions may go at once."""
 
 
 class DeleteFlags(dict[int, bytes | bytearray]):

@@ -233,14 +233,9 @@ class Topic:
         if self.reserving_seq == ceiling:  # otherwise a higher one is under way
             self.reserving_seq = self.reserved_seq
 
-    def reservation_after(self, last_seq: int) -> int | None:
-        """Ceiling to reserve when ``last_seq`` gets used, None while enough is reserved."""
-        step = min(last_seq, RESERVE_MAX) if last_seq > RESERVE_MIN else RESERVE_MIN
-        return last_seq + step if last_seq + step // 2 > self.reserving_seq else None
-
     def reserve_above(self, last_seq: int) -> int:
         """Begin to reserve what ``last_seq`` needs; the ceiling."""
-        ceiling = last_seq + _step(last_seq)
+        ceiling = last_seq + min(max(last_seq, RESERVE_MIN), RESERVE_MAX)
         self.reserving_seq = max(self.reserving_seq, ceiling)
         return ceiling
 
@@ -279,11 +274,7 @@ class Topic:
         return recency_priority(now_ms - self.last_read_ms)
 
     def band(self, now_ms: int) -> int:
-        """The band of the effective priority."""
+        """Which band of appends it belongs to (`topics.engine.priority`)."""
         if self.last_read_ms is None and self.config.priority is None:
             return NEW_BAND
         return band_of(self.effective_priority(now_ms))
-
-
-def _step(last_seq: int) -> int:
-    return min(max(last_seq, RESERVE_MIN), RESERVE_MAX)

@@ -76,7 +76,7 @@ class TopicTable:
         self.last_epoch = max(self.last_epoch, topic.epoch)
 
     def add_older(self, topic: Topic) -> None:
-        """As `add`, but a later topic of the same name keeps the name."""
+        """`add`, but a later topic of the same name keeps the name."""
         later = self.by_name.get(topic.name)
         self.add(topic)
         if later is not None and later.id > topic.id:

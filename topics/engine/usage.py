@@ -61,7 +61,7 @@ class Usage:
 
     @property
     def sums(self) -> Sums:
-        """As of the last step."""
+        """What was counted up to the last step."""
         return Sums(tuple(self._by_class), *self._totals)
 
     def begin_anew(self, topics: Iterable[Topic]) -> None:

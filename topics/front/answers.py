@@ -25,31 +25,20 @@ class Held(Protocol):
         """The body is not needed any more."""
 
 
-class Answer:
+class Answer(msgspec.Struct, eq=False):
     """One response. The body of an answer with a ``reply`` may live in shared memory: whoever sends
     the answer calls `done` afterwards. A ``stream`` follows the head instead of a body; its headers
     are the whole head. Who sets ``on_unsent`` hears that the answer, or the head of the stream,
     did not reach the client.
     """
 
-    __slots__ = ("body", "headers", "media_type", "on_unsent", "reply", "status", "stream")
-
-    def __init__(
-        self,
-        status: int,
-        body: bytes | memoryview = b"",
-        reply: Held | None = None,
-        headers: Headers = (),
-        stream: Stream | None = None,
-        media_type: bytes = JSON,
-    ) -> None:
-        self.status = status
-        self.body = body
-        self.reply = reply
-        self.headers = headers
-        self.stream = stream
-        self.media_type = media_type
-        self.on_unsent: Callable[[], None] | None = None
+    status: int
+    body: bytes | memoryview = b""
+    reply: Held | None = None
+    headers: Headers = ()
+    stream: Stream | None = None
+    media_type: bytes = JSON
+    on_unsent: Callable[[], None] | None = None
 
     def on_lost(self, release: Callable[[], object]) -> None:
         """``release`` is called when the shared memory is needed before `done`; it must lead to
@@ -74,7 +63,9 @@ class Answer:
 
 def shard_answer(reply: Reply[Any], *, created: bool = False) -> Answer:
     """The finished bytes of a shard; 201 for a request that has created its topic."""
-    return Answer(201 if created else 200, reply.body, reply)
+    body = reply.body
+    # Bytes are the front's own: nothing is to be given back.
+    return Answer(201 if created else 200, body, None if type(body) is bytes else reply)
 
 
 def json_answer(document: dict[str, Any], at: int) -> Answer:

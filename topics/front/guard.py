@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from topics.config import Settings
 from topics.engine.access import ANYONE, Principal
@@ -118,22 +119,7 @@ class Guard:
         """
         if not request.principal.covers(topic):
             return None
-        return Request(
-            request.method,
-            request.route,
-            topic,
-            request.wid,
-            request.router,
-            self._shard_of(topic),
-            request.principal,
-            request.query,
-            request.key,
-            request.gzip_in,
-            request.gzip_out,
-            request.wrong_media,
-            request.head,
-            request.is_timed,
-        )
+        return replace(request, topic=topic, shard=self._shard_of(topic))
 
     def admit_preflight(self, head: Head) -> None:
         """Check the head of a preflight: no key is asked for. Raises `Forbidden`, `NotFound`."""
@@ -234,8 +220,8 @@ def _check_name(matched: RouteMatch) -> None:
 
 
 def _check_media(route: Route, head: Head) -> tuple[bool, UnsupportedMediaType | None]:
-    """As `check_body_media`, for a route and a request with a body. Only a chunked body of a wrong
-    type passes, because it may be empty.
+    """Whether a body comes under gzip, and what is wrong with its type. Only a chunked body of a
+    wrong type passes, because it may be empty.
     """
     if route.body is BodyRule.NONE or head.length == 0:
         return False, None

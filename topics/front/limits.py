@@ -50,15 +50,8 @@ class Slots:
 
     def acquire(self, principal: Principal = ANYONE) -> None:
         """Take a slot; pair it with `release`. Raises `Throttled` when there is none."""
-        in_all, per_key = self.in_all, self.per_key
-        if in_all is not None and 0 < in_all.most <= self.used:
-            raise self._throttled(in_all)
-        if principal is not ANYONE:
-            held = self._by_key.get(principal.digest, 0)
-            if per_key is not None and 0 < per_key.most <= held:
-                raise self._throttled(per_key)
-            self._by_key[principal.digest] = held + 1
-        self.used += 1
+        self.check(principal)
+        self.add(principal)
 
     def check(self, principal: Principal = ANYONE, *, leaving: int = 0) -> None:
         """Raises `Throttled` when there is no slot even after ``leaving`` of the key's are
@@ -76,7 +69,7 @@ class Slots:
         """Take a slot that `check` has just found."""
         self.used += 1
         if principal is not ANYONE:
-            self._by_key[principal.digest] = self._by_key.get(principal.digest, 0) + 1
+            self._by_key[principal.digest] = self.used_by(principal) + 1
 
     def release(self, principal: Principal = ANYONE) -> None:
         """Give a slot back."""
@@ -88,7 +81,7 @@ class Slots:
                 self._by_key[principal.digest] = left
 
     def failure(self) -> Throttled:
-        """The failure of a thing that finds no slot in all."""
+        """Why a thing that finds no slot in all is refused."""
         assert self.in_all is not None, "without a cap there is always a slot"
         return self._throttled(self.in_all)
 
@@ -99,7 +92,7 @@ class Slots:
 
 @dataclass(frozen=True, slots=True)
 class FrontSlots:
-    """The slots of the front."""
+    """One `Slots` for each row of the table."""
 
     requests: Slots
     streams: Slots

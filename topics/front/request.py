@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeAlias
+
+import msgspec
 
 from topics.actors.rpc.session import Attachment
 from topics.engine.access import Principal
@@ -20,8 +21,7 @@ def listed(prefixes: tuple[str, ...] | None) -> list[str] | None:
     return None if prefixes is None else list(prefixes)
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(msgspec.Struct, frozen=True):
     """A request that `Guard.admit` let through."""
 
     method: str

@@ -68,6 +68,11 @@ class Route:
             raise InvalidRequest("a JSON body is required")
 
 
+def plain(method: str, path: str, name: str, scope: Scope | None, **more: Any) -> Route:
+    """A row of the hot lane whose operation is a plain function."""
+    return Route((method,), path, name, scope, lane=Lane.HOT, is_plain=True, **more)
+
+
 @dataclass(frozen=True, slots=True)
 class RouteMatch:
     """Where a request goes: the row, and the unchecked name of the topic, watch session or

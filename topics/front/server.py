@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 import trio
 
 from topics.actors.link.board import Board
+from topics.actors.link.event_loop import EventLoop
 from topics.actors.shard_client.shards import Shards
 from topics.config import Settings
 from topics.engine.access import Access
@@ -28,18 +29,15 @@ from topics.front.held_memory import HeldMemory
 from topics.front.http.accepting import Acceptor, connections_max
 from topics.front.http.body_reader import BodyReader
 from topics.front.http.cold_loader import ColdLoader, Stack
-from topics.front.http.connection import Connection, Timings
-from topics.front.http.connections import Connections
-from topics.front.http.exchange import Exchanges, RequestIds
+from topics.front.http.connection import Connection, Connections, Timings
+from topics.front.http.exchange import Exchanges, RequestCounts, RequestIds
 from topics.front.http.fast_lane import FastLane
 from topics.front.http.head_reader import HeadReader
-from topics.front.http.poller import Poller
-from topics.front.http.request_tasks import Lanes
+from topics.front.http.request_tasks import Lanes, Poller
 from topics.front.keys import LOOK_S, Keys, KeySource
 from topics.front.limits import make_slots
 from topics.front.live.live import Live
 from topics.front.pressure.pressure import Pressure
-from topics.front.request_counts import RequestCounts
 from topics.front.routes.context import RouteContext
 from topics.front.routes.table import ROUTES, match, operations_for
 
@@ -58,7 +56,7 @@ class Server:
         self,
         settings: Settings,
         key_source: KeySource,
-        backend: Shards,
+        shards: Shards,
         *,
         probe_auth: bool = False,
         use_fast_lane: bool = True,
@@ -75,13 +73,13 @@ class Server:
         self.slots = make_slots(settings, connections_max())
         held = HeldMemory(settings.max_held_bytes)
         self.connections = Connections(timings or Timings(), trio.current_time(), held)
-        self._key_source, self._backend = key_source, backend
+        self._key_source, self._shards = key_source, shards
         self.keys = Keys(key_source.access)
         self.guard = Guard(
             settings,
             self.keys,
             match,
-            backend.shard_of,
+            shards.shard_of,
             self.slots.requests,
             probe_auth=probe_auth,
         )
@@ -97,32 +95,33 @@ class Server:
             lambda: self.connections.request_count,
             self.connections.make_room,
         )
-        self.pressure = Pressure(backend.shards, backend.delay_ms)
-        self.live = Live(backend, settings, self.slots, self.pressure, self.keys, held)
+        lag = EventLoop.of_this_run().lag
+        self.pressure = Pressure(shards.count, shards.delay_ms, lag=lag)
+        self.live = Live(shards, settings, self.slots, self.pressure, self.keys, held)
         self._context = context = RouteContext.of(
-            backend,
+            shards,
             settings,
             self.guard.drain,
             self.live,
-            Board(backend.shards) if board is None else board,
+            Board(shards.count) if board is None else board,
         )
-        self.dispatcher = Dispatcher(operations_for(context), backend.readiness)
+        self.dispatcher = Dispatcher(operations_for(context), shards.readiness)
         self._cold = ColdLoader(self._load_cold, lambda: self.connections.request_count)
-        self.lanes = self._make_lanes(settings, backend, use_fast_lane=use_fast_lane)
+        self.lanes = self._make_lanes(settings, shards, use_fast_lane=use_fast_lane)
         self._tick(0.0)
 
-    def _make_lanes(self, settings: Settings, backend: Shards, *, use_fast_lane: bool) -> Lanes:
+    def _make_lanes(self, settings: Settings, shards: Shards, *, use_fast_lane: bool) -> Lanes:
         inline_bytes = settings.inline_bytes
         return Lanes(
             guard=self.guard,
             heads=HeadReader(self.guard, inline_bytes=inline_bytes, use_fast_lane=use_fast_lane),
-            bodies=BodyReader(backend, self.guard, inline_bytes=inline_bytes),
+            bodies=BodyReader(shards, self.guard, inline_bytes=inline_bytes),
             dispatcher=self.dispatcher,
             connections=self.connections,
             cold=self._cold,
             responses=self._responses,
             exchanges=self.exchanges,
-            left=self.acceptor.left,
+            left=self.slots.connections.release,
         )
 
     def _load_cold(self) -> Stack:
@@ -153,7 +152,7 @@ class Server:
                 nursery.start_soon(self.live.run)
                 nursery.start_soon(self._look_for_keys)
                 nursery.start_soon(self.pressure.run)
-                poller = Poller(nursery, self.connections, self._backend.batch)
+                poller = Poller(nursery, self.connections)
                 nursery.start_soon(poller.run)
                 await self._serve_until(listener, stop, poller)
                 nursery.cancel_scope.cancel()

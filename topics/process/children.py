@@ -159,16 +159,21 @@ def wait_for_signal(numbers: Iterable[signal.Signals], seconds: float) -> signal
     return signal.Signals(found) if found > 0 else None
 
 
-def note_sigterm() -> Callable[[], bool]:
-    """From now on SIGTERM does not end this process; the result says whether one was received.
+def on_sigterm(act: Callable[[], object]) -> None:
+    """From now on SIGTERM has the running trio loop call ``act``, and does not end this process.
 
-    Before this call it ends the process at once, so there is no moment at which it is lost. A
-    receiver that is opened later takes over. When that is closed, further signals do nothing: they
-    must not cut the stop short.
+    Before this call it ends the process at once, so there is no moment at which it is lost. When
+    the loop has ended, further signals do nothing: they must not cut the stop short.
     """
-    came: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _frame: came.append(number))
-    return lambda: bool(came)
+    import trio  # not in the parent
+
+    token = trio.lowlevel.current_trio_token()
+
+    def received(_number: int, _frame: object) -> None:
+        with contextlib.suppress(trio.RunFinishedError):
+            token.run_sync_soon(act)
+
+    signal.signal(signal.SIGTERM, received)
 
 
 def describe_exit(wait_status: int) -> dict[str, int | str]:

@@ -1,7 +1,9 @@
 """The family: all children of a supervisor, their births, signals and ends.
 
 Any two of them are linked. The board has a session number for any pair, and memory that nobody
-touches costs nothing; what a link does cost is two descriptors in the supervisor.
+touches costs nothing; what a link does cost is two descriptors in the supervisor. Links that are
+made when they are first used would pass descriptors to running processes; a hub would put every
+message into a ring twice, and be one more process to die.
 
                fork                serves            30 s of service
     WAITING ──────────▶ STARTED ─────────────▶ UP ───────────────────▶ UP, clean record

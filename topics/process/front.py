@@ -5,16 +5,16 @@ other.
 from __future__ import annotations
 
 import gc
-import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
 import structlog
 import trio
 
 from topics.actors.link.board import Board, FrontState
 from topics.actors.link.counters import CounterWords
+from topics.actors.link.event_loop import EventLoop
 from topics.actors.link.key_table import KeyReader, KeyTable
 from topics.actors.link.link import Link
 from topics.actors.link.link_memory import LinkMemory
@@ -24,7 +24,7 @@ from topics.config import Settings
 from topics.front.http.accepting import connections_max
 from topics.front.server import Server
 from topics.process import logs
-from topics.process.children import note_sigterm
+from topics.process.children import on_sigterm
 from topics.process.measure import measure
 
 HEARTBEAT_S = 0.5
@@ -43,7 +43,7 @@ def main(
     _tell_unreachable_cap(settings, connections_max())
     gc.freeze()  # what was imported stays: the collector need not look at it again
     own = [Link(memory, board, FRONT) for memory in links]
-    trio.run(_serve, settings, keys, listener, board, own)
+    EventLoop().run(_serve, settings, keys, listener, board, own)
     board.front.state = FrontState.DOWN
 
 
@@ -56,27 +56,28 @@ async def _serve(
 ) -> None:
     shards = Shards(links, board)
     stop = trio.Event()
-    told_early = note_sigterm()
-    with trio.open_signal_receiver(signal.SIGTERM) as signals:
-        board.front.state = FrontState.SERVING
-        if told_early():
-            _stop(stop, board)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(shards.run)
-            nursery.start_soon(_beat, board)
-            server = Server(
-                settings,
-                KeyReader(keys),
-                shards,
-                probe_auth=settings.probe_auth,
-                board=board,
-                write_request=logs.write_request,
-            )
-            nursery.start_soon(measure, CounterWords(board, FRONT), links, server.measured)
-            nursery.start_soon(_stop_on, signals, stop, board)
-            await shards.wait_linked()
-            await server.run(listener, stop)
-            nursery.cancel_scope.cancel()
+
+    def drain() -> None:
+        board.front.state = FrontState.DRAINING
+        stop.set()
+
+    on_sigterm(drain)
+    board.front.state = FrontState.SERVING
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(shards.run)
+        nursery.start_soon(_beat, board)
+        server = Server(
+            settings,
+            KeyReader(keys),
+            shards,
+            probe_auth=settings.probe_auth,
+            board=board,
+            write_request=logs.write_request,
+        )
+        nursery.start_soon(measure, CounterWords(board, FRONT), links, server.measured)
+        await shards.wait_linked()
+        await server.run(listener, stop)
+        nursery.cancel_scope.cancel()
 
 
 def _tell_unreachable_cap(settings: Settings, most: int) -> None:
@@ -91,13 +92,3 @@ async def _beat(board: Board) -> None:
         board.front.heartbeat_ms = time.monotonic_ns() // 1_000_000
         logs.tell_dropped()
         await trio.sleep(HEARTBEAT_S)
-
-
-async def _stop_on(signals: AsyncIterator[int], stop: trio.Event, board: Board) -> None:
-    async for _ in signals:
-        _stop(stop, board)
-
-
-def _stop(stop: trio.Event, board: Board) -> None:
-    board.front.state = FrontState.DRAINING
-    stop.set()

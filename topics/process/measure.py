@@ -44,17 +44,16 @@ async def measure(
         late_us = int((trio.current_time() - due) * 1e6)
         lags[bisect_left(LAG_BOUNDS_US, late_us)] += 1
         lag_us, beats = lag_us + late_us, beats + 1
-        seen = [link.statistics() for link in links]
         known = used_files(known)
         spent = resource.getrusage(resource.RUSAGE_SELF)
         most_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         counters.store(
             {
                 "topics_loop_lag_us": [*lags, lag_us, beats],
-                "topics_link_late_bells_total": sum(one.late_bells for one in seen),
-                "topics_link_backlog_bytes": sum(one.backlog_bytes for one in seen),
-                "topics_link_unread_bytes": sum(one.unread_bytes for one in seen),
-                "topics_link_stalls_total": sum(one.stalls for one in seen),
+                "topics_link_late_bells_total": sum(one.late_bells for one in links),
+                "topics_link_backlog_bytes": sum(one.backlog_bytes for one in links),
+                "topics_link_unread_bytes": sum(one.unread_bytes for one in links),
+                "topics_link_stalls_total": sum(one.stalls for one in links),
                 **known,
                 "topics_process_cpu_ms_total": int(1000 * (spent.ru_utime + spent.ru_stime)),
                 "topics_process_open_files_max": max(0, most_files),  # RLIM_INFINITY is -1

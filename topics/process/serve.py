@@ -36,7 +36,7 @@ from topics.errors import ExitCode
 from topics.process.boot import Boot
 from topics.process.children import forbid_dumps, raise_file_limit
 from topics.process.family import Links, Shared, Workers, descriptors_of
-from topics.process.key_reload import KeyReload
+from topics.process.keys import KeyReload
 from topics.process.notify import Notifier
 from topics.process.supervisor import Supervisor
 from topics.storage.data_dir import DataDirectory, DataDirectoryDamaged, DataDirectoryInUse
@@ -72,7 +72,6 @@ def load_shared() -> None:
     """Import what the front and the shards have in common."""
     with _frozen():
         import topics.actors.rpc.message_router
-        import topics.actors.rpc.typed_calls
         import topics.formats.api.answers
         import topics.process.measure  # noqa: F401
 

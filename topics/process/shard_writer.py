@@ -17,10 +17,9 @@ from __future__ import annotations
 
 import gc
 import secrets
-import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import structlog
@@ -28,6 +27,7 @@ import trio
 
 from topics.actors.link.board import Board, ShardState, ShardWords
 from topics.actors.link.counters import CounterWords
+from topics.actors.link.event_loop import EventLoop
 from topics.actors.link.link import Link
 from topics.actors.link.link_memory import LinkMemory
 from topics.actors.link.process_id import shard_id
@@ -36,7 +36,7 @@ from topics.actors.shard.loop import ShardLoop
 from topics.config import Settings
 from topics.errors import ExitCode
 from topics.formats.api.limits import limits_of
-from topics.process.children import note_sigterm
+from topics.process.children import on_sigterm
 from topics.process.measure import measure
 from topics.storage.disk import BOOT_ID, Damaged
 from topics.storage.recovery.steps import Shard, recover
@@ -45,8 +45,8 @@ LEASE_NUMBER_BITS: Final = 60
 FREEZE_OBJECTS: Final = 20_000
 OLD_THRESHOLD: Final = 2  # of `gc.set_threshold`: so some 40,000 are old at most
 # Each thread that wants the interpreter waits for one interval before the running thread must give
-# it up. The log's threads need it after each call, for moments only; Python's own interval is 5 ms
-# (`decisions/0022`).
+# it up. The log's threads need it after each call, for moments only; Python's own interval is 5 ms.
+# 0.1 ms while something is sealed gave nothing.
 SWITCH_INTERVAL_S: Final = 0.0005
 
 log = structlog.get_logger()
@@ -62,7 +62,7 @@ def main(settings: Settings, board: Board, links: Sequence[LinkMemory], index: i
     # Not those of an earlier process: no token of its leases may hold.
     shard.engine.table.next_lease_number = 1 + secrets.randbits(LEASE_NUMBER_BITS)
     freeze_survivors()
-    trio.run(_serve, settings, board, links, index, shard)
+    EventLoop().run(_serve, settings, board, links, index, shard)
     words.state = ShardState.STOPPED
 
 
@@ -114,20 +114,16 @@ async def _serve(
 ) -> None:
     loop = ShardLoop(shard, index, board, limits_of(settings))
     stop = trio.Event()
-    told_early = note_sigterm()
-    with trio.open_signal_receiver(signal.SIGTERM) as signals:
-        if told_early():
-            stop.set()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_stop_on, signals, stop)
-            own = [Link(memory, board, shard_id(index)) for memory in links]
-            counters = CounterWords(board, shard_id(index))
-            loop.services.gauges.tell = counters.store
-            nursery.start_soon(
-                measure, counters, own, lambda: {"topics_inbox_messages": loop.inbox.count}
-            )
-            await loop.run(own, stop)
-            nursery.cancel_scope.cancel()
+    on_sigterm(stop.set)
+    async with trio.open_nursery() as nursery:
+        own = [Link(memory, board, shard_id(index)) for memory in links]
+        counters = CounterWords(board, shard_id(index))
+        loop.services.gauges.tell = counters.store
+        nursery.start_soon(
+            measure, counters, own, lambda: {"topics_inbox_messages": loop.inbox.count}
+        )
+        await loop.run(own, stop)
+        nursery.cancel_scope.cancel()
     # Nothing is answered any more: this checkpoint is the last write.
     shard.wal.stop()
     if loop.context.room.broken is None:
@@ -135,11 +131,6 @@ async def _serve(
             loop.services.sealing.write_last()
         except OSError as error:  # the next start replays more of the log
             log.warning("last checkpoint not written", error=str(error))
-
-
-async def _stop_on(signals: AsyncIterator[int], stop: trio.Event) -> None:
-    async for _ in signals:
-        stop.set()
 
 
 def freeze_survivors() -> None:

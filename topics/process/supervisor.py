@@ -10,7 +10,7 @@ waits for is a signal.
                        ▼      │                                              ▼
     start ─ fork ─▶  RUNNING ─┘  ─────────────────────────────▶  drain
 
-A hang-up (SIGHUP) stops nothing: it reads the keys again (`topics.process.key_reload`).
+A hang-up (SIGHUP) stops nothing: it reads the keys again (`topics.process.keys`).
 
 The drain never goes back:
 
@@ -44,7 +44,7 @@ from topics.errors import ExitCode
 from topics.process.children import describe_exit, wait_for_signal
 from topics.process.family import Child, Family, Shared, Workers
 from topics.process.health import TICK_S, Health
-from topics.process.key_reload import KeyReload
+from topics.process.keys import KeyReload
 
 SIGNALS = frozenset({signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
@@ -155,7 +155,7 @@ class Phase(IntEnum):
 
 
 class Drain:
-    """The phase of a server, and what comes next."""
+    """How far a stop is, and what comes next."""
 
     def __init__(self, family: Family, shared: Shared, drain_ms: int) -> None:
         self.phase = Phase.RUNNING

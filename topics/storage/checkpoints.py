@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, NamedTuple
 from topics.formats.disk.checkpoint import (
     HEADER_BYTES,
     PIECE_HEADER_BYTES,
+    VERSION_AT,
     WHOLE_VERSION,
     Header,
     Item,
@@ -84,14 +85,6 @@ class Kept(NamedTuple):
 
     replay_from: int
     segments: frozenset[int]
-
-
-class UnreadableVersion(Exception):
-    """A checkpoint of a version that this program does not read."""
-
-    def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(reason)
-        self.path = path
 
 
 # Writing
@@ -250,7 +243,9 @@ def _nothing() -> None:
 
 
 def read(path: Path, beat: Beat = _nothing) -> Checkpoint | None:
-    """The checkpoint, None when the file is not a whole one. Raises `UnreadableVersion`."""
+    """The checkpoint, None when the file is not a whole one. Raises `Damaged` when its version is
+    unknown.
+    """
     if not is_whole(path, beat):
         return None
     with path.open("rb") as file:
@@ -262,15 +257,15 @@ def read(path: Path, beat: Beat = _nothing) -> Checkpoint | None:
 
 
 def is_whole(path: Path, beat: Beat = _nothing) -> bool:
-    """Whether every byte is as it was written. Raises `UnreadableVersion`. ``beat``: called between
-    two steps.
+    """Whether every byte is as it was written. Raises `Damaged` when its version is unknown.
+    ``beat``: called between two steps.
     """
     with path.open("rb") as file:
         head = file.read(HEADER_BYTES)
         try:
             header = decode_header(head)
         except UnknownVersion as error:
-            raise UnreadableVersion(path, str(error)) from error
+            raise Damaged(path, VERSION_AT, str(error)) from error
         if header is None or os.fstat(file.fileno()).st_size != HEADER_BYTES + header.body_len:
             return False
         if header.version == WHOLE_VERSION:
@@ -312,7 +307,7 @@ def _pieces(file: BinaryIO, header: Header) -> Iterator[tuple[bytes, int | None]
 
 
 def whole(folder: Path, beat: Beat = _nothing) -> list[Checkpoint]:
-    """All whole checkpoints, the newest first. Raises `UnreadableVersion`."""
+    """All whole checkpoints, the newest first. Raises `Damaged` at an unknown version."""
     found = [_read_if_possible(path, beat) for path in _paths(folder)]
     return [checkpoint for checkpoint in found if checkpoint is not None]
 

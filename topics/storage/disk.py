@@ -11,6 +11,7 @@ import ctypes
 import errno
 import os
 from collections.abc import Callable, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +64,16 @@ def sync_directory(folder: Path) -> None:
 
 
 def keep_aside(path: Path) -> None:
-    """Give a damaged file a second name, durably: it stays for people. Raises OSError."""
-    with contextlib.suppress(FileExistsError):
-        path.with_name(path.name + DAMAGED).hardlink_to(path)
+    """Give a damaged file a second name, durably: it stays for people, beside an earlier one of
+    its name. Raises OSError.
+    """
+    for number in count():
+        name = path.with_name(f"{path.name}{f'.{number}' if number else ''}{DAMAGED}")
+        with contextlib.suppress(FileExistsError):
+            name.hardlink_to(path)
+            break
+        if name.samefile(path):
+            break
     sync_directory(path.parent)
 
 

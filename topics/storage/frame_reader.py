@@ -36,6 +36,7 @@ from topics.formats.disk.frames import (
 )
 from topics.formats.disk.records import RecordFlags, RecordsView
 from topics.formats.disk.rendering import EncodedRecords
+from topics.formats.disk.wal import FILE_HEADER_BYTES
 from topics.storage.disk import Damaged
 from topics.storage.linked import LinkedPayloads
 from topics.storage.wal.blobs import BlobStore, BlobView
@@ -67,7 +68,7 @@ class FrameReader:
         """
         if locator & 3:
             return self._copies(file, locator)
-        view, offset = file.view(), file.offset(locator)
+        view, offset = file.data or file.view(), FILE_HEADER_BYTES + locator - file.base
         if not file.asked_from <= offset < file.asked_to:
             file.ask(offset)
         magic, lsn, topic_id, first_seq, body_len, count, ext_len, kind, flags = (

@@ -1,36 +1,53 @@
-"""Inspection: what a file of a data directory holds, in lines for people."""
+"""Inspection: what a file of a data directory holds, in lines for people. Fields have the names of
+the byte tables.
+"""
 
 from __future__ import annotations
 
-import contextlib
+import struct
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+
+import cbor2
 
 from topics.formats.disk import blob, checkpoint, linked_copies, segment, wal
 from topics.formats.disk.copies import BadCopies, decode_forward
 from topics.formats.disk.extent_view import ExtentView
 from topics.formats.disk.frame_bodies import (
-    LOSS,
-    DeleteFlags,
-    LeaseOp,
     decode_lease,
+    decode_losses,
     decode_router,
     decode_router_ids,
+    decode_runs,
+    decode_start,
+    decode_topic,
 )
 from topics.formats.disk.frames import FRAME_HEADER_BYTES, FrameHeader, FrameKind
 from topics.formats.disk.records import RecordFlags
 from topics.formats.disk.segment import BadSegment, ExtentEntry, SegmentHeader
 from topics.formats.disk.wal import FILE_HEADER_BYTES, BadHeader
 from topics.storage import checkpoints, data_dir
+from topics.storage.disk import Damaged
 from topics.storage.mapped_file import MappedFile
 from topics.storage.verify import frames, is_punched
 from topics.storage.wal.file import RESERVE, SPARE
 
 MAGIC_BYTES = 8
+BODY_CHARS_MAX = 10_000
 _KIND_NAMES = {kind.value: kind.name for kind in FrameKind}
 _WITH_RECORDS = frozenset({FrameKind.APPEND, FrameKind.PAYLOAD, FrameKind.ROUTER})
-_LEASE_OPS = frozenset(LeaseOp)
+_BODIES: dict[int, Callable[[FrameHeader, memoryview], object]] = {
+    FrameKind.DELETE: lambda _, body: [*decode_runs(body)],
+    FrameKind.TOPIC: lambda _, body: decode_topic(body),
+    FrameKind.LEASE: decode_lease,
+    FrameKind.START: lambda _, body: decode_start(body),
+    FrameKind.ROUTER_SET: lambda _, body: decode_router(body),
+    FrameKind.ROUTERS_GONE: lambda _, body: decode_router_ids(body),
+    FrameKind.LOST: decode_losses,
+    FrameKind.FORWARD: lambda frame, body: decode_forward(frame, body)._replace(payload=None),
+    FrameKind.ROUTER: linked_copies.decode,
+}
 
 
 class ForeignFile(Exception):
@@ -75,9 +92,8 @@ def describe_segment(path: Path) -> Iterator[str]:
 
 def _extent(header: SegmentHeader, entry: ExtentEntry, data: memoryview) -> str:
     deleted = bytes(data[entry.flags_at : entry.flags_at + entry.record_count]).count(1)
-    last_seq = entry.first_seq + entry.record_count - 1
     text = (
-        f"topic {entry.topic_id}, seqs {entry.first_seq} to {last_seq}, {deleted} deleted, "
+        f"topic {entry.topic_id},{_seqs(entry.first_seq, entry.record_count)} {deleted} deleted, "
         f"{entry.blob_bytes} bytes, {_time(entry.first_ts)} to {_time(entry.last_ts)}, "
         f"{_flags(entry.flags)}"
     )
@@ -92,7 +108,7 @@ def _extent(header: SegmentHeader, entry: ExtentEntry, data: memoryview) -> str:
 
 
 def describe_log(path: Path) -> Iterator[str]:
-    """Its header, then a line for each frame."""
+    """Its header, then a line for each frame, and one for what its body says but for records."""
     data, _ = MappedFile.of(path).salvage()
     try:
         header = wal.decode_file_header(data[:FILE_HEADER_BYTES])
@@ -102,14 +118,24 @@ def describe_log(path: Path) -> Iterator[str]:
     yield f"log of shard {header.shard} from {header.base:#x}, {len(data)} bytes"
     offset = FILE_HEADER_BYTES
     for frame in frames(data, header):
-        kind = _KIND_NAMES.get(frame.kind, f"kind {frame.kind}")
         about = f" topic {frame.topic_id}," if frame.topic_id else ""
-        shape = f", {_flags(frame.flags)}" if frame.kind in _WITH_RECORDS else ""
-        body = data[offset + FRAME_HEADER_BYTES :][: frame.body_len]
-        said = f"{_seqs(frame)}{_lease(frame, body)}{_router(frame, body)}"
+        shape = f", {_flags(frame.flags)}"
+        if frame.kind in _WITH_RECORDS:
+            about += _seqs(frame.first_seq, frame.record_count)
+        else:
+            about += f" first_seq {frame.first_seq}," if frame.first_seq else ""
+            about += f" record_count {frame.record_count}," if frame.record_count else ""
+            shape = f", flags {frame.flags}" if frame.flags else ""
         when = f", {_time(frame.ts_ms)}" if frame.ts_ms else ""
-        yield f"offset {offset}: {kind},{about}{said} {frame.body_len} bytes{when}{shape}"
-        yield from _rows(frame, body)
+        kind = _KIND_NAMES.get(frame.kind, f"kind {frame.kind}")
+        yield f"offset {offset}: {kind},{about} {frame.body_len} bytes{when}{shape}"
+        decode = _BODIES.get(frame.kind)
+        if decode is not None and frame.body_len:
+            try:
+                said = repr(decode(frame, data[offset + FRAME_HEADER_BYTES :][: frame.body_len]))
+            except (BadCopies, ValueError, struct.error, cbor2.CBORError) as error:
+                said = str(error)
+            yield f"  {said[:BODY_CHARS_MAX]}"
         offset = FILE_HEADER_BYTES + frame.end - header.base
     left = len(bytes(data[offset:]).rstrip(b"\0"))
     yield f"offset {offset}: the end of the frames; " + (
@@ -117,78 +143,16 @@ def describe_log(path: Path) -> Iterator[str]:
     )
 
 
-def _seqs(frame: FrameHeader) -> str:
-    if frame.kind in _WITH_RECORDS and frame.record_count:
-        return f" seqs {frame.first_seq} to {frame.first_seq + frame.record_count - 1},"
-    if frame.kind == FrameKind.DELETE:
-        how = " dead-lettered," if frame.flags & DeleteFlags.DEAD_LETTERED else ""
-        return (
-            f" {frame.record_count} runs of seqs,{how}"
-            if frame.record_count
-            else f" seqs below {frame.first_seq},"
-        )
-    if frame.kind == FrameKind.LOST:
-        which = f"from {frame.first_seq} on" if frame.topic_id else "of any topic at most"
-        more = f" and {frame.ext_len // LOSS.size} more," if frame.ext_len else ""
-        return f" {frame.record_count} seqs {which},{more}"
-    if frame.kind == FrameKind.SEQS_RESERVED:
-        return f" seqs up to {frame.first_seq},"
-    return ""
-
-
-def _lease(frame: FrameHeader, body: memoryview) -> str:
-    if frame.kind != FrameKind.LEASE:
-        return ""
-    if frame.flags not in _LEASE_OPS:
-        return f" op {frame.flags}, {frame.record_count} jobs,"
-    rows = decode_lease(frame, body)
-    node = f" node {rows.node!r}," if rows.op is LeaseOp.CLAIMED else ""
-    word = "from" if rows.op is LeaseOp.RELEASED else "until"
-    when = f" {word} {_time(rows.until_ts)}," if rows.op is not LeaseOp.DYING else ""
-    return f" {rows.op.name}, {len(rows.seqs)} jobs,{node}{when}"
-
-
-def _router(frame: FrameHeader, body: memoryview) -> str:
-    """What a frame says of routers."""
-    if frame.kind == FrameKind.ROUTER_SET:
-        router = decode_router(body)
-        ends = f"{router.config.get('source')!r} to {router.config.get('dest')!r}"
-        return f" router {router.id} {router.name!r}, {ends},"
-    if frame.kind == FrameKind.ROUTERS_GONE:
-        return f" routers {', '.join(map(str, decode_router_ids(body)))},"
-    try:
-        if frame.kind == FrameKind.FORWARD:
-            held = decode_forward(frame, body)
-            burnt = f" {held.burnt} seqs burnt," if held.burnt else ""
-            return f" {frame.record_count} copies,{burnt} cursor {held.cursor}, hop {held.hop},"
-        if frame.kind == FrameKind.ROUTER:
-            copies = linked_copies.decode(frame, body)
-            return f" router {copies.router}, cursor {copies.cursor}, hop {copies.hop},"
-    except BadCopies as error:
-        return f" {error},"
-    return ""
-
-
-def _rows(frame: FrameHeader, body: memoryview) -> Iterator[str]:
-    """A line for each dest of a FORWARD frame, and for each run of records."""
-    if frame.kind != FrameKind.FORWARD:
-        return
-    with contextlib.suppress(BadCopies):
-        held = decode_forward(frame, body)
-        for row in held.rows:
-            what = f"topic {row.topic_id} from seq {row.first_seq}" if row.first_seq else "cursor"
-            yield f"  router {row.router}: {what}"
-        for run in held.runs:
-            where = f"the frame at {run.lsn:#x}" if run.lsn else "this frame"
-            yield f"  records {run.start} to {run.stop - 1} of {where}"
+def _seqs(first_seq: int, count: int) -> str:
+    return f" seqs {first_seq} to {first_seq + count - 1},"
 
 
 def describe_checkpoint(path: Path) -> Iterator[str]:
     """Its LSN, then its members."""
     try:
         found = checkpoints.read(path)
-    except checkpoints.UnreadableVersion as error:
-        yield f"offset 8: {error}"
+    except Damaged as damage:
+        yield f"offset {damage.offset}: {damage.reason}"
         return
     if found is None:
         yield "offset 0: is not a whole checkpoint"

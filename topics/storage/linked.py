@@ -4,9 +4,11 @@
     linked/SHARD/SS-BASE.wal   a hard link to the file of shard SS that begins at LSN BASE
     linked/SHARD/SS-LSN.blob   a hard link to the blob of shard SS's EXTERNAL frame at LSN
 
-They are only read, until the records of these frames are in segments: a start ends the log file, so
-that it is sealed soon. Until two checkpoints no longer need these frames, the log gives no file up
-(``actors/shard/sealing/reclaim.py``). Then the links are removed.
+Version 0.1 logged a payload once and linked the file into the shard of each dest: a slow dest
+pinned files of its sources, and one damaged byte in a foreign payload kept a shard down (decision
+0058). The links are only read, until the records of these frames are in segments: a start ends the
+log file, so that it is sealed soon. Until two checkpoints no longer need these frames, the log
+gives no file up (``actors/shard/sealing/reclaim.py``). Then the links are removed.
 """
 
 from __future__ import annotations

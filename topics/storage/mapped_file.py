@@ -1,9 +1,12 @@
-"""Mapped file: a file in memory, and whether its bytes can be read (decision 0051).
+"""Mapped file: a file in memory, and whether its bytes can be read.
 
 The kernel ends a process that touches a mapped page which the disk cannot give, or that lies behind
 the end of a file that was cut (SIGBUS). So a page is asked for before it is touched: the kernel
 brings it (MADV_POPULATE_READ), and answers with an error when it cannot. What is in memory costs a
-call of a quarter of a microsecond. A kernel before 5.14 is asked to copy a byte of each page.
+call of a quarter of a microsecond. A kernel before 5.14 is asked to copy a byte of each page. What
+was asked for is believed for half a second, the time between two heartbeats. `pread` of everything
+would copy each page of an answer once more; Python runs a handler of SIGBUS between two of its
+instructions, and the one that faults never ends.
 
 A page that leaves memory between the question and the touch may still end the process. Nothing
 waits between the two, but for a message that waits for room in a ring.

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import random
+from functools import partial
+from itertools import pairwise
 
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.actors.link.link_support import arena_ends
 from topics.actors.link import arena
-from topics.actors.link.arena import LARGE_PAGES, PAGE_BYTES, ArenaBlock, ArenaMemory, ArenaWriter
+from topics.actors.link.arena import (
+    LARGE_PAGES,
+    PAGE_BYTES,
+    ArenaBlock,
+    ArenaMemory,
+    ArenaWriter,
+    PageAllocator,
+)
 
 
 def resident_kib(memory: ArenaMemory) -> int:
@@ -23,20 +35,6 @@ def resident_kib(memory: ArenaMemory) -> int:
         if dash and int(start, 16) <= address < int(end, 16):
             return next(int(field.split()[1]) for field in lines if field.startswith("Rss:"))
     raise AssertionError("the mapping is in the list")
-
-
-def test_what_the_writer_wrote_is_read_in_place_and_only_read() -> None:
-    _, writer, reader = arena_ends()
-    block = writer.reserve(5)
-    assert block is not None
-    block.view[:] = b"hello"
-    writer.take_over(block)
-    view = reader.open(block.offset, block.length)
-    assert view is not None
-    assert bytes(view) == b"hello"
-    assert view.readonly
-    block.view[:1] = b"j"
-    assert bytes(view) == b"jello", "the same memory"
 
 
 def test_a_block_is_free_again_after_its_release_and_not_before() -> None:
@@ -99,38 +97,31 @@ def test_a_block_grows_where_it_stands_when_what_follows_is_free() -> None:
     assert writer.used_bytes == 0
 
 
-@pytest.mark.parametrize("neighbour_goes", [False, True], ids=["elsewhere", "onto its old place"])
 def test_a_block_that_cannot_grow_where_it_stands_moves_with_its_bytes(
     monkeypatch: pytest.MonkeyPatch,
-    neighbour_goes: bool,
 ) -> None:
     monkeypatch.setattr(arena, "SLICE_BYTES", 1000)
     _, writer, _ = arena_ends(pages=12)
     before, block = filled(writer, 2, b"b"), filled(writer, 3, b"x")
-    behind = filled(writer, 1, b"y")
+    free, behind = filled(writer, 1, b"-"), filled(writer, 1, b"y")
+    free.free()
     block.view[:] = body = random.Random(1).randbytes(block.length)
-    if neighbour_goes:
-        before.free()
     assert grown(block, 5, len(body) - 7) > 3
     assert bytes(block.view[: len(body) - 7]) == body[:-7]
     assert bytes(behind.view) == b"y" * PAGE_BYTES
-    assert writer.used_bytes == (5 + 1 + (0 if neighbour_goes else 2)) * PAGE_BYTES
+    assert writer.used_bytes == (2 + 5 + 1) * PAGE_BYTES
     for one in (before, block, behind):
         one.free()
     assert writer.used_bytes == 0
     assert writer.reserve(12 * PAGE_BYTES) is not None, "no page is lost"
 
 
-@pytest.mark.parametrize("first_goes", [False, True])
 def test_a_block_that_is_freed_while_it_moves_gives_both_places_back(
     monkeypatch: pytest.MonkeyPatch,
-    first_goes: bool,
 ) -> None:
     monkeypatch.setattr(arena, "SLICE_BYTES", 1000)
     _, writer, _ = arena_ends(pages=12)
     first, block, last = filled(writer, 2, b"a"), filled(writer, 3, b"b"), filled(writer, 1, b"c")
-    if first_goes:
-        first.free()
     steps = block.grow(5 * PAGE_BYTES, block.length)
     assert steps is not None
     next(iter(steps))
@@ -139,15 +130,6 @@ def test_a_block_that_is_freed_while_it_moves_gives_both_places_back(
     last.free()
     assert writer.used_bytes == 0
     assert writer.reserve(12 * PAGE_BYTES) is not None
-
-
-def test_a_lone_block_grows_to_the_whole_arena_wherever_it_began() -> None:
-    _, writer, _ = arena_ends(pages=12)
-    first, block = filled(writer, 2, b"a"), filled(writer, 3, b"b")
-    first.free()
-    grown(block, 12, block.length)
-    assert bytes(block.view[: 3 * PAGE_BYTES]) == b"b" * 3 * PAGE_BYTES
-    assert writer.reserve(1) is None
 
 
 def test_a_block_without_room_to_grow_stays_as_it_is() -> None:
@@ -169,29 +151,6 @@ def test_a_block_of_a_session_that_is_over_does_not_grow() -> None:
     assert writer.is_used(3)
     block.free()
     assert not writer.is_used(3)
-
-
-def test_a_block_is_not_sent_twice_nor_through_another_arena() -> None:
-    (_, writer, _), (_, other, _) = arena_ends(), arena_ends()
-    block = writer.reserve(1)
-    assert block is not None
-    with pytest.raises(ValueError, match="another link's"):
-        other.take_over(block)
-    writer.take_over(block)
-    with pytest.raises(ValueError, match="sent or freed before"):
-        writer.take_over(block)
-
-
-def test_the_next_session_but_one_waits_for_a_block_that_is_still_being_filled() -> None:
-    _, writer, _ = arena_ends(pages=2)
-    block = writer.reserve(PAGE_BYTES)
-    assert block is not None
-    writer.begin(2)
-    assert writer.is_used(3)
-    block.shrink(1)
-    block.free()
-    assert not writer.is_used(3)
-    assert writer.used_bytes == 0
 
 
 def test_freed_large_blocks_and_a_trimmed_empty_arena_hold_no_memory() -> None:
@@ -234,15 +193,140 @@ def test_room_that_is_still_to_be_given_back_is_there_when_it_is_needed() -> Non
     assert bytes(again.view) == b"y" * again.length
 
 
-def test_an_arena_in_use_is_not_trimmed() -> None:
-    _, writer, _ = arena_ends(pages=4 * LARGE_PAGES)
-    blocks = [writer.reserve(LARGE_PAGES * PAGE_BYTES - 1) for _ in range(2)]
-    for block in blocks:
+# What nobody may write over while it is read, and who is told
+
+
+def test_a_slow_reader_is_told_once_when_a_session_waits_for_what_it_reads() -> None:
+    _, writer, reader = arena_ends(pages=4)
+    told: list[str] = []
+    views = []
+    for name in ("slow", "done", "next session"):
+        if name == "next session":
+            writer.begin(2)
+            reader.begin(2)
+        block = writer.reserve(1)
         assert block is not None
-        block.view[:] = b"x" * block.length
-    assert blocks[0] is not None
-    blocks[0].free()
-    while writer.trim():
-        pass
-    assert blocks[1] is not None
-    assert bytes(blocks[1].view[-2:]) == b"xx"
+        writer.take_over(block)
+        view = reader.open(block.offset, block.length)
+        assert view is not None
+        reader.on_lost(view, partial(told.append, name))
+        views.append(view)
+    reader.release(views[1])
+    reader.reclaim(3)
+    reader.reclaim(3)
+    assert told == ["slow"]
+    assert reader.is_used(3), "until it has released the block"
+    reader.release(views[0])
+    assert not reader.is_used(3)
+
+
+@pytest.mark.parametrize(
+    ("offset", "length"), [(0, 1), (15 * PAGE_BYTES, 2), (2**63, 1), (17 * PAGE_BYTES, 2**63)]
+)
+def test_a_reader_refuses_a_block_outside_the_half_of_its_session(offset: int, length: int) -> None:
+    memory, _, reader = arena_ends(pages=16)
+    assert reader.session == 1
+    assert reader.open(offset, length) is None
+    assert reader.open(memory.half_bytes, 1) is not None
+
+
+def test_the_next_session_leaves_alone_what_is_still_being_read() -> None:
+    _, writer, reader = arena_ends(pages=2)
+    block = writer.reserve(2 * PAGE_BYTES)
+    assert block is not None
+    block.view[:4] = b"slow"
+    writer.take_over(block)
+    view = reader.open(block.offset, block.length)
+    assert view is not None
+    writer.begin(2)
+    reader.begin(2)
+    fresh = writer.reserve(2 * PAGE_BYTES)
+    assert fresh is not None
+    fresh.view[:] = b"x" * len(fresh.view)
+    assert bytes(view[:4]) == b"slow"
+    assert reader.is_used(3)
+    assert reader.release(view) is None, (
+        "the session of that block is over: nobody waits for a RELEASE"
+    )
+    assert not reader.is_used(3)
+    assert bytes(view[:4]) == bytes(4), "its pages went back"
+
+
+# One mapping, a half for every other session
+
+
+def test_pages_that_were_given_back_are_zeros_and_their_neighbours_stay() -> None:
+    memory = ArenaMemory(2 * PAGE_BYTES)
+    memory.view[:] = b"x" * len(memory.view)
+    memory.give_back(PAGE_BYTES, 2 * PAGE_BYTES)
+    kept = b"x" * PAGE_BYTES
+    assert bytes(memory.view) == kept + bytes(2 * PAGE_BYTES) + kept
+    memory.give_back(0, 0)
+    assert memory.view[0] == ord("x")
+
+
+# Which pages are taken, against a set of pages
+
+
+PAGES = 24
+
+
+@settings(max_examples=60, stateful_step_count=30)
+class AllocatorAgainstASet(RuleBasedStateMachine):
+    """The obvious model: the set of free pages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.allocator = PageAllocator(PAGES)
+        self.free = set(range(PAGES))
+        self.rows: dict[int, int] = {}
+
+    @rule(pages=st.integers(1, PAGES + 1))
+    def allocate(self, pages: int) -> None:
+        start = self.allocator.allocate(pages)
+        fits = [at for at in range(PAGES) if self.free.issuperset(range(at, at + pages))]
+        assert start == (min(fits) if fits else None)
+        if start is not None:
+            self.free -= set(range(start, start + pages))
+            self.rows[start] = pages
+
+    @rule(data=st.data())
+    def free_one(self, data: st.DataObject) -> None:
+        if self.rows:
+            start = data.draw(st.sampled_from(sorted(self.rows)))
+            pages = self.rows.pop(start)
+            assert self.allocator.pages(start) == pages
+            self.allocator.free(start)
+            self.free |= set(range(start, start + pages))
+
+    @rule(data=st.data())
+    def shrink_one(self, data: st.DataObject) -> None:
+        if self.rows:
+            start = data.draw(st.sampled_from(sorted(self.rows)))
+            pages = data.draw(st.integers(1, self.rows[start]))
+            self.allocator.shrink(start, pages)
+            self.free |= set(range(start + pages, start + self.rows[start]))
+            self.rows[start] = pages
+
+    @rule(data=st.data())
+    def extend_one(self, data: st.DataObject) -> None:
+        if not (growing := [start for start, pages in self.rows.items() if pages < PAGES]):
+            return
+        start = data.draw(st.sampled_from(sorted(growing)))
+        before = self.rows[start]
+        pages = data.draw(st.integers(before + 1, PAGES))
+        fits = self.free.issuperset(range(start + before, start + pages))
+        assert self.allocator.extend(start, pages) == fits
+        if fits:
+            self.rows[start] = pages
+            self.free -= set(range(start + before, start + pages))
+
+    @invariant()
+    def holes_are_the_free_pages_and_never_touch(self) -> None:
+        holes = self.allocator._holes
+        assert {page for start, pages in holes for page in range(start, start + pages)} == self.free
+        assert all(sum(left) < right[0] for left, right in pairwise(holes))
+        assert self.allocator.used == PAGES - len(self.free)
+
+
+TestAllocator = pytest.mark.slow(AllocatorAgainstASet.TestCase)

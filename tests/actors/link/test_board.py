@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from itertools import combinations
 
-import pytest
-
 from topics.actors.link.board import COUNTERS, Board, FrontState, FrontWords, ShardState, ShardWords
-from topics.actors.link.process_id import FRONT, ProcessId, shard_id
+from topics.actors.link.process_id import ProcessId
+from topics.actors.link.pulse import LOOK_MAX_S, STALLED_S, Pulse
 
 
 def pairs(board: Board) -> list[tuple[ProcessId, ProcessId]]:
@@ -49,18 +47,6 @@ def test_no_two_words_are_the_same_word() -> None:
         [10_000 * (process + 1) + number for number in range(COUNTERS)] for process in range(4)
     ]
     assert [board.session(*pair) for pair in pairs(board)] == [1] * 6
-    assert board.started_monotonic_ms == 0
-
-
-def test_states_and_global_words_read_back() -> None:
-    board = Board(1)
-    board.draining, board.started_monotonic_ms = True, 1_700_000_000_000
-    board.keys_reload_failed += 3
-    board.shard(0).state, board.front.state = ShardState.READ_ONLY, FrontState.DRAINING
-    assert (board.draining, board.started_monotonic_ms) == (True, 1_700_000_000_000)
-    assert board.keys_reload_failed == 3
-    assert board.shard(0).state is ShardState.READ_ONLY
-    assert board.front.state is FrontState.DRAINING
 
 
 def test_bumping_one_pair_leaves_the_others() -> None:
@@ -71,20 +57,6 @@ def test_bumping_one_pair_leaves_the_others() -> None:
             board.bump_session(*pair)
         assert cell[0] == 1 + number, "whichever end is named first"
     assert [board.session(*pair) for pair in pairs(board)] == [1, 2, 3, 4, 5, 6]
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (FRONT, shard_id(3)),
-        (FRONT, shard_id(-1)),
-        (FRONT, FRONT),
-        (shard_id(1), shard_id(1)),
-    ],
-)
-def test_a_pair_that_is_not_on_the_board_is_a_bug(one: ProcessId, other: ProcessId) -> None:
-    with pytest.raises(AssertionError):
-        Board(3).session(one, other)
 
 
 def test_states_keep_their_numbers() -> None:
@@ -107,12 +79,20 @@ def test_states_keep_their_numbers() -> None:
     ]
 
 
-def test_a_child_and_its_parent_see_the_same_words() -> None:
-    board = Board(1)
-    pid = os.fork()
-    if pid == 0:
-        board.shard(0).heartbeat_ms = 42
-        board.shard(0).state = ShardState.READY
-        os._exit(0)
-    assert os.waitpid(pid, 0)[1] == 0
-    assert (board.shard(0).heartbeat_ms, board.shard(0).state) == (42, ShardState.READY)
+# Signs of life
+
+
+def test_silence_grows_until_there_is_a_new_sign() -> None:
+    pulse = Pulse()
+    assert [
+        pulse.look(sign, now)
+        for sign, now in [(1, 10.0), (1, 10.5), (1, 11.5), (2, 12.0), (2, 12.5)]
+    ] == [0.0, 0.5, 1.5, 0.0, 0.5]
+
+
+def test_a_watcher_who_has_slept_himself_does_not_count_that() -> None:
+    pulse = Pulse()
+    pulse.look(1, 10.0)
+    pulse.look(1, 10.5)
+    assert pulse.look(1, 1000.0) == 0.5 + LOOK_MAX_S < STALLED_S
+    assert pulse.look(2, 1000.5) == 0.0

@@ -31,21 +31,10 @@ def values(board: Board, name: str) -> list[Value]:
     return [value for _, value in shown(board)[name].series]
 
 
-@pytest.mark.parametrize("kind", ProcessKind)
-def test_the_metrics_of_a_process_fill_its_words_from_the_first_without_a_hole(
-    kind: ProcessKind,
-) -> None:
-    blocks, next_word = [*counters._blocks(kind)], 0
-    for metric, block in blocks:
-        assert (block.start, block.stop) == (next_word, next_word + metric.words)
-        next_word = block.stop
-    assert next_word <= COUNTERS
-    assert len({metric.name for metric, _ in blocks}) == len(TABLE[kind]), (
-        "a name stands there once"
-    )
-
-
 def test_declarations_read_as_metrics_do() -> None:
+    for table in TABLE.values():
+        assert len({metric.name for metric in table}) == len(table), "a name stands there once"
+        assert sum(metric.words for metric in table) <= COUNTERS
     for metric in chain(*TABLE.values()):
         assert metric.name.startswith("topics_")
         assert metric.name.endswith("_total") == (metric.kind is COUNTER)
@@ -132,12 +121,6 @@ def test_a_sparse_metric_shows_the_rows_that_have_counted(declared: Board) -> No
 def test_a_value_below_0_stops_no_process(declared: Board) -> None:
     CounterWords(declared, shard_id(0)).store({"topics_temperature": (-1, 5)})
     assert values(declared, "topics_temperature") == [0, 5]
-
-
-def test_a_dead_process_has_no_gauge_in_any_row(declared: Board) -> None:
-    CounterWords(declared, shard_id(0)).store({"topics_temperature": (7, 8)})
-    counters.forget_gauges(declared, shard_id(0))
-    assert values(declared, "topics_temperature") == [0, 0]
 
 
 def test_every_metric_is_shown_once_and_of_all_kinds_of_processes() -> None:

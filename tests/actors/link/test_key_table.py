@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import os
-import re
 import time
 
 import pytest
 
-from topics.actors.link import key_table
-from topics.actors.link.key_table import ENTRY, LENGTH, TABLE_HEADER, KeyReader, KeyTable
+from topics.actors.link.key_table import KeyReader, KeyTable
 from topics.engine.access import Access, Principal, Scope
 
 TEXT = "full,reader:read,tenant:rw+d:t42:|shared.,admin:a:a>b"
@@ -29,16 +26,6 @@ def test_what_is_published_is_read() -> None:
     generation, found = table.read()
     assert (generation, rights(found)) == (1, rights(access))
     assert found.authenticate(b"tenant") is not None
-
-
-def test_an_entry_has_the_bytes_of_the_table_in_the_docstring() -> None:
-    half = key_table.encode(Access([Principal(bytes(range(32)), Scope(6), ("a", "bc"))]))
-    expected = f"{37 + 4:02x}000000" + bytes(range(32)).hex() + "06" + "04000000"
-    assert half.hex() == expected + b"a|bc".hex()
-    doc = inspect.getdoc(key_table) or ""
-    fields = re.findall(r"^ +(\d+) +\d+ +(digest|scopes|prefixes_len) ", doc, re.MULTILINE)
-    assert fields == [("0", "digest"), ("32", "scopes"), ("33", "prefixes_len")]
-    assert (TABLE_HEADER.size, LENGTH.size, ENTRY.size) == (16, 4, 37)
 
 
 def test_keys_that_are_too_long_change_nothing() -> None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import random
 
-import msgspec
 import pytest
 import trio
 import trio.testing
 
-from tests.actors.link.link_support import Pair, Running, asleep, echo, exchange
-from topics.actors.link.process_id import FRONT
-from topics.actors.link.ring import HEAD
-from topics.formats.wire.message import ERROR, Message, PeerGone
+from tests.actors.link.link_support import SMALL, Pair, Running, asleep, echo, exchange
+from tests.support.wire import encode
+from topics.actors.link import link as link_module
+from topics.actors.link.arena import PAGE_BYTES
+from topics.actors.link.link import GUARD_S, QUIET_MAX, Guard
+from topics.actors.link.link_memory import LinkMemory, LinkSizes
+from topics.actors.link.process_id import FRONT, shard_id
+from topics.actors.link.ring import HEAD, RingDamaged
+from topics.formats.wire.message import Message, PeerGone
 
 
 def test_nothing_can_be_sent_before_both_sides_are_there() -> None:
@@ -51,17 +56,6 @@ def test_message_ids_are_fresh_and_may_be_taken_in_advance(pair: Pair) -> None:
     assert len({first, taken, third}) == 3
     link.flush()
     assert [frame.message_id for frame in pair.shard.turn()] == [first, third, taken]
-
-
-def test_an_error_frame_names_what_it_is_about(pair: Pair) -> None:
-    pair.shard.link.send_refusal(1003, "reserved", 9)
-    pair.shard.link.flush()
-    [frame] = pair.front.turn()
-    assert (frame.flags, frame.subject, msgspec.msgpack.decode(frame.payload)) == (
-        ERROR,
-        "",
-        {"code": 1003, "message": "reserved", "about": 9},
-    )
 
 
 def test_what_callbacks_send_is_flushed_when_they_return(pair: Pair) -> None:
@@ -118,31 +112,16 @@ def test_half_a_message_is_forgotten_with_its_session(pair: Pair) -> None:
 
 def test_a_front_that_has_not_noticed_cannot_reach_the_new_shard(pair: Pair) -> None:
     pair.front.link.send("a", b"x" * 500)
-    stale = pair.front.link.outbox.queue
+    stale = pair.front.link.queue
     pair.restart_shard()
     pair.shard.turn()
-    pair.front.link._producer.write(
+    pair.front.link.producer.write(
         b"".join(stale)
     )  # as if the bump came between its look at the board and its store
     assert pair.shard.turn() == []
     assert not pair.shard.link.connected
     pair.connect()
     assert pair.shard.turn() == []
-
-
-def test_both_sides_may_die() -> None:
-    pair = Pair()
-    pair.connect()
-    pair.front.link.send("old", b"")
-    pair.front.link.flush()
-    pair.shard.link.send("old", b"")
-    pair.shard.link.flush()
-    pair.bump()
-    pair.restart_shard()
-    pair.front = pair.end(FRONT)
-    pair.connect()
-    assert (pair.front.got, pair.shard.got) == ([], [])
-    pair.close()
 
 
 # --- trio ---
@@ -162,8 +141,8 @@ async def test_requests_and_answers_go_back_and_forth(nursery: trio.Nursery) -> 
         frame = await front.inbox.receive()
         assert (frame.payload, bytes(frame.attachment)) == (b"%d" % n, body)
         front.link.release(frame)
-    assert front.link.statistics().late_bells == shard.link.statistics().late_bells == 0
-    assert shard.link.statistics().arena_held == 0
+    assert front.link.late_bells == shard.link.late_bells == 0
+    assert shard.link.reader.held == 0
 
 
 async def test_everything_that_waits_comes_in_one_call(nursery: trio.Nursery) -> None:
@@ -185,14 +164,14 @@ async def test_a_sleeping_link_is_woken_once_for_what_was_flushed_together(
 ) -> None:
     pair = Pair()
     shard = await asleep(nursery, pair)
-    before = pair.front.link.statistics().bells
+    before = pair.front.link.producer.bells
     for _ in range(10):
         pair.front.link.send("n", b"")
     pair.front.link.flush()
-    assert pair.front.link.statistics().bells == before + 1
+    assert pair.front.link.producer.bells == before + 1
     for _ in range(10):
         await shard.inbox.receive()
-    assert pair.shard.link.statistics().late_bells == 0
+    assert pair.shard.link.late_bells == 0
 
 
 async def test_a_bump_wakes_both_sides_and_they_meet_again(nursery: trio.Nursery) -> None:
@@ -208,3 +187,277 @@ async def test_a_bump_wakes_both_sides_and_they_meet_again(nursery: trio.Nursery
     await front.opened.wait()
     await shard.opened.wait()
     assert front.log == shard.log == ["open", "close", "open"]
+
+
+# --- what an end puts into a ring that is full, or too small ---
+
+
+def test_a_producer_faster_than_its_consumer_keeps_the_order(pair: Pair) -> None:
+    for n in range(3000):
+        pair.front.link.send("n", b"%d" % n, b"x" * (n % 40))
+        if n % 7 == 0:
+            pair.front.link.flush()
+    assert pair.front.link.backlog_bytes > SMALL.ring_bytes
+    assert [int(bytes(frame.payload)) for frame in exchange(pair.front, pair.shard)] == list(
+        range(3000)
+    )
+
+
+def test_a_message_that_fills_the_ring_exactly_goes_in_one_piece(pair: Pair) -> None:
+    pair.front.link.send("", b"p" * (SMALL.ring_bytes - 24))
+    pair.front.link.flush()
+    assert pair.front.link.backlog_bytes == 0
+    assert [len(frame.payload) for frame in pair.shard.turn()] == [SMALL.ring_bytes - 24]
+
+
+def test_a_message_larger_than_the_ring_arrives_whole(pair: Pair) -> None:
+    payload = random.Random(2).randbytes(10 * SMALL.ring_bytes + 1)
+    pair.front.link.send("big", payload)
+    pair.front.link.send("after", b"")
+    assert [(frame.subject, frame.payload) for frame in exchange(pair.front, pair.shard)] == [
+        ("big", payload),
+        ("after", b""),
+    ]
+
+
+def test_more_than_is_joined_arrives_in_order(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_module, "JOIN_BYTES", 2000)
+    for n in range(40):
+        pair.front.link.send("n", b"%d" % n, bytes(900))
+    assert [int(bytes(frame.payload)) for frame in exchange(pair.front, pair.shard)] == list(
+        range(40)
+    )
+
+
+def test_a_shard_that_cannot_answer_reads_no_more_but_a_front_goes_on_reading(pair: Pair) -> None:
+    for end, other, reads_on in ((pair.shard, pair.front, False), (pair.front, pair.shard, True)):
+        end.link.send("s", b"p" * 3 * SMALL.ring_bytes)
+        end.link.flush()
+        other.link.send("ask", b"")
+        other.link.flush()
+        assert [frame.subject for frame in end.turn()] == (["ask"] if reads_on else [])
+        exchange(end, other)
+        assert end.turn() == [] or not reads_on
+        assert end.got[-1].subject == "ask"
+
+
+async def test_a_backlog_goes_out_when_the_other_side_has_read(nursery: trio.Nursery) -> None:
+    pair = Pair()
+    pair.connect()
+    front = Running(pair.front.link)
+    nursery.start_soon(front.run)
+    await trio.testing.wait_all_tasks_blocked()
+    payload = random.Random(4).randbytes(5 * SMALL.ring_bytes)
+    front.link.send("big", payload)
+    front.link.flush()
+    assert front.link.backlog_bytes > 0
+    while not pair.shard.got:
+        await trio.testing.wait_all_tasks_blocked()
+        pair.shard.turn()
+    assert pair.shard.got[0].payload == payload
+
+
+def test_a_message_without_room_counts_as_a_stall_once_however_often_it_is_tried(
+    pair: Pair,
+) -> None:
+    link = pair.front.link
+    link.send("small", b"")
+    link.flush()
+    assert link.stalls == 0
+    assert link.unread_bytes > 0
+    link.send("big", bytes(3 * SMALL.ring_bytes))
+    for _ in range(3):
+        link.flush()
+        link.send("more", b"")
+    assert link.stalls == 1
+    assert link.unread_bytes == SMALL.ring_bytes
+    exchange(pair.front, pair.shard)
+    assert link.unread_bytes == 0
+    link.send("big", bytes(3 * SMALL.ring_bytes))
+    link.flush()
+    assert link.stalls == 2
+
+
+def test_nothing_is_unread_while_the_other_end_is_still_in_the_session_before(pair: Pair) -> None:
+    link = pair.front.link
+    link.send("a", bytes(100))
+    exchange(pair.front, pair.shard)
+    pair.bump()
+    pair.front.turn()
+    assert link.unread_bytes == 0
+    pair.shard.turn()
+    pair.front.turn()
+    link.send("b", bytes(100))
+    link.flush()
+    assert link.unread_bytes > 100
+
+
+def test_quiet_messages_wait_for_another_one_and_keep_their_place(pair: Pair) -> None:
+    link = pair.front.link
+    for subject in ("first", "second"):
+        link.send(subject, b"")
+        link.quieten()
+        link.flush()
+        link.check()
+        assert pair.shard.turn() == []
+    link.send("third", b"", b"attachment")
+    link.flush()
+    assert [frame.subject for frame in pair.shard.turn()] == ["first", "second", "third"]
+    link.send("fourth", b"")
+    link.flush()
+    assert [frame.subject for frame in pair.shard.turn()] == ["fourth"], "it is not quiet itself"
+
+
+def test_too_many_quiet_messages_wait_for_no_other_one(pair: Pair) -> None:
+    link = pair.front.link
+    for _ in range(QUIET_MAX + 1):
+        link.flush()
+        assert pair.shard.turn() == []
+        link.send("quiet", b"")
+        link.quieten()
+    link.flush()
+    assert len(pair.shard.turn()) == QUIET_MAX + 1
+
+
+def test_quiet_messages_do_not_outlive_their_session(pair: Pair) -> None:
+    link = pair.front.link
+    link.send("old", b"")
+    link.quieten()
+    pair.bump()
+    for _ in range(3):
+        pair.front.turn()
+        pair.shard.turn()
+    link.send("new", b"")
+    link.flush()
+    assert [frame.subject for frame in pair.shard.turn()] == ["new"]
+
+
+# --- what an end takes out: arena attachments, releases, and damaged bytes ---
+
+
+def test_bytes_that_are_no_message_stop_the_link(pair: Pair) -> None:
+    pair.front.link.producer.write(b"\xff" * 24)
+    with pytest.raises(RingDamaged, match="no message"):
+        pair.shard.turn()
+
+
+@pytest.mark.parametrize("flags", [2, 4])
+@pytest.mark.parametrize("attachment", [b"short", bytes(15) + b"\xff"])
+def test_an_arena_reference_to_nothing_stops_the_link(
+    pair: Pair, flags: int, attachment: bytes
+) -> None:
+    pair.front.link.producer.write(encode(1, "", b"", attachment, flags))
+    with pytest.raises(RingDamaged, match="no arena block"):
+        pair.shard.turn()
+
+
+def test_a_long_attachment_is_read_in_place_and_its_block_freed_by_the_release(pair: Pair) -> None:
+    body = random.Random(1).randbytes(3 * PAGE_BYTES)
+    pair.front.link.send("rpc/append", b"p", bytearray(body))
+    [frame] = exchange(pair.front, pair.shard)
+    assert isinstance(frame.attachment, memoryview)
+    assert frame.attachment.readonly
+    assert bytes(frame.attachment) == body
+    assert pair.front.link.writer.used_bytes == 3 * PAGE_BYTES
+    assert pair.shard.link.reader.held == 1
+    pair.shard.link.release(frame)
+    pair.shard.link.release(frame)
+    assert exchange(pair.shard, pair.front) == [], "a RELEASE is the link's own business"
+    assert pair.front.link.writer.used_bytes == 0
+    assert pair.shard.link.reader.held == 0
+
+
+def test_a_short_view_is_copied_when_it_is_sent(pair: Pair) -> None:
+    body = bytearray(b"before")
+    pair.front.link.send("a", b"", memoryview(body))
+    body[:] = b"after!"
+    assert [frame.attachment for frame in exchange(pair.front, pair.shard)] == [b"before"]
+
+
+def test_a_reserved_block_is_filled_shrunk_and_sent(pair: Pair) -> None:
+    block = pair.front.link.reserve(2 * PAGE_BYTES)
+    assert block is not None
+    block.view[:5] = b"12345"
+    block.shrink(5)
+    pair.front.link.send("a", b"", block)
+    block.free()  # as a `finally` of its holder does
+    with pytest.raises(ValueError, match="sent or freed before"):
+        pair.front.link.send("a", b"", block)
+    [frame] = exchange(pair.front, pair.shard)
+    assert bytes(frame.attachment) == b"12345"
+
+
+def test_when_the_arena_is_full_a_long_attachment_goes_through_the_ring_in_pieces(
+    pair: Pair,
+) -> None:
+    bodies = [random.Random(n).randbytes(10 * PAGE_BYTES) for n in range(3)]
+    for body in bodies:
+        pair.shard.link.send("r", b"", body)
+    assert pair.shard.link.reserve(7 * PAGE_BYTES) is None
+    got = exchange(pair.shard, pair.front)
+    assert [bytes(frame.attachment) for frame in got] == bodies
+    assert [frame.flags for frame in got] == [2, 0, 0]
+
+
+# --- the timer that finds what was never rung for ---
+
+
+async def test_the_guard_finds_data_whose_bell_was_lost_and_counts_it(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = Pair()
+    shard = await asleep(nursery, pair)
+    with monkeypatch.context() as lost:
+        lost.setattr(os, "eventfd_write", lambda fd, value: None)
+        pair.front.link.send("n", b"")
+        pair.front.link.flush()
+    started = trio.current_time()
+    await shard.inbox.receive()
+    assert trio.current_time() - started <= GUARD_S
+    assert pair.shard.link.late_bells == 1
+
+
+async def test_a_release_that_nobody_flushes_goes_out_with_the_guard(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    pair = Pair()
+    pair.connect()
+    shard = Running(pair.shard.link)
+    nursery.start_soon(shard.run)
+    pair.front.link.send("a", b"", bytes(5000))
+    pair.front.link.flush()
+    shard.link.release(await shard.inbox.receive())
+    await trio.sleep(2 * GUARD_S)
+    assert shard.link.backlog_bytes == 0
+    pair.front.turn()
+    assert pair.front.link.writer.used_bytes == 0
+
+
+async def test_all_links_of_a_process_share_one_guard(nursery: trio.Nursery) -> None:
+    pairs = [Pair() for _ in range(3)]
+    for pair in pairs:
+        nursery.start_soon(Running(pair.front.link).run)
+    await trio.testing.wait_all_tasks_blocked()
+    assert Guard.of_this_run().links == {pair.front.link for pair in pairs}
+    nursery.cancel_scope.cancel()
+    with trio.CancelScope(shield=True):
+        await trio.testing.wait_all_tasks_blocked()
+    assert Guard.of_this_run().links == set()
+
+
+# --- the memory of a link ---
+
+
+def test_a_process_in_which_the_link_does_not_end_keeps_no_doorbell() -> None:
+    memory = LinkMemory(FRONT, shard_id(0), SMALL)
+    memory.close()
+    for bell in memory.bells:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(bell)
+
+
+def test_a_link_of_one_process_or_with_a_ring_of_an_odd_size_is_not_made() -> None:
+    with pytest.raises(AssertionError, match="two ends"):
+        LinkMemory(FRONT, FRONT, SMALL)
+    with pytest.raises(ValueError, match="ring"):
+        LinkMemory(FRONT, shard_id(0), LinkSizes(5000, 1000, 0))

@@ -112,15 +112,6 @@ class LinksInAnyOrder(RuleBasedStateMachine):
 TestLinks = pytest.mark.slow(LinksInAnyOrder.TestCase)
 
 
-def test_blocks_that_a_dead_peer_held_are_free_in_the_next_session(pair: Pair) -> None:
-    pair.front.link.send("a", b"", bytes(16 * PAGE_BYTES))
-    exchange(pair.front, pair.shard)
-    assert pair.front.link.reserve(1) is None
-    pair.restart_shard()
-    pair.connect()
-    assert pair.front.link.reserve(16 * PAGE_BYTES) is not None
-
-
 def test_a_block_of_a_session_that_is_over_cannot_be_sent_but_is_given_back(pair: Pair) -> None:
     block = pair.front.link.reserve(PAGE_BYTES)
     assert block is not None
@@ -145,16 +136,3 @@ def test_a_session_waits_until_nobody_reads_where_it_will_write(pair: Pair) -> N
     assert not pair.front.link.connected
     pair.front.link.release(frame)
     pair.connect()
-
-
-def test_a_session_that_waits_for_a_slow_reader_tells_it_to_let_go(pair: Pair) -> None:
-    pair.shard.link.send("r", b"", b"s" * 2000)
-    [frame] = exchange(pair.shard, pair.front)
-    assert isinstance(frame.attachment, memoryview)
-    pair.front.link.on_lost(frame.attachment, lambda: pair.front.link.release(frame))
-    pair.restart_shard()
-    pair.connect()
-    assert pair.front.link.statistics().arena_held == 1, "the first death costs it nothing"
-    pair.restart_shard()
-    pair.connect()
-    assert pair.front.link.statistics().arena_held == 0

@@ -10,6 +10,7 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
+from trio.testing import MockClock
 
 from tests.support.wire import (
     Bench,
@@ -18,14 +19,15 @@ from tests.support.wire import (
     encode_notification,
     encode_request,
     encode_success,
+    payload_for,
 )
-from topics.actors.rpc.inbound import AlreadyAnsweredError
 from topics.actors.rpc.message_router import (
     MessageRouter,
     RouterConfig,
     RpcErrorPayload,
     default_error_mapper,
 )
+from topics.actors.rpc.session import AlreadyAnsweredError
 from topics.formats.wire.envelope import encode
 from topics.formats.wire.message import ARENA, ERROR
 
@@ -53,21 +55,18 @@ def test_s5_a_malformed_envelope_is_refused_and_the_session_goes_on(
 ) -> None:
     bench.router.route("rpc/append", bench.note("called"))
     bench.put("rpc/append", payload)
-    (answer,) = bench.wire.answers()
+    bench.put("rpc/unknown", payload)
+    answer, unknown = bench.wire.answers()
     assert (answer["code"], answer["about"], answer["message"][: len(MALFORMED)]) == (
         1002,
         7,
         MALFORMED,
     )
+    assert unknown["code"] == 1002, "malformed comes before method not found"
     bench.request("append")
     assert bench.wire.answers() == [
         {"subject": "rpc/append", "t": "R", "cid": 7, "result": "called"}
     ]
-
-
-def test_s5_malformed_comes_before_method_not_found(bench: Bench) -> None:
-    bench.put("rpc/unknown", b"junk")
-    assert [answer["code"] for answer in bench.wire.answers()] == [1002]
 
 
 def test_s5_without_a_handler_the_method_is_not_found(bench: Bench) -> None:
@@ -80,34 +79,16 @@ def test_s5_without_a_handler_the_method_is_not_found(bench: Bench) -> None:
     assert bench.wire.answers()[1:] == [failure(1101, "Method not found")]
 
 
-def test_s5_a_handler_that_raises_is_answered_with_2000(bench: Bench) -> None:
-    bench.router.route("rpc/append", bench.fail("append"))
-    assert bench.request("append") is None
-    assert bench.wire.answers() == [failure(2000, "append failed")]
-
-
-async def test_s5_an_async_handler_that_raises_is_answered_with_2000(bench: Bench) -> None:
-    async def handler(message: Inbound) -> None:
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_s5_a_handler_that_raises_is_answered_with_2000(bench: Bench, is_async: bool) -> None:
+    async def later(message: Inbound) -> None:
         await trio.lowlevel.checkpoint()
-        raise ValueError("later")
+        raise ValueError("append failed")
 
-    bench.router.route("rpc/append", handler)
-    await bench.request("append")
-    assert bench.wire.answers() == [failure(2000, "later")]
-
-
-def test_s5_rpc_error_carries_data_only_when_there_is_some(bench: Bench) -> None:
-    bench.router.route(
-        "rpc/append",
-        lambda message: message.rpc.error(2001, "no", {"n": 1}) if message.rpc else None,
-    )
-    bench.request("append")
-    bench.router.unroute("rpc/append")
-    bench.router.route(
-        "rpc/append", lambda message: message.rpc.error(2001, "no") if message.rpc else None
-    )
-    bench.request("append")
-    assert bench.wire.answers() == [failure(2001, "no", data={"n": 1}), failure(2001, "no")]
+    bench.router.route("rpc/append", later if is_async else bench.fail("append"))
+    if (rest := bench.request("append")) is not None:
+        await rest
+    assert bench.wire.answers() == [failure(2000, "append failed")]
 
 
 def test_s5_the_second_answer_raises_and_the_first_stands(bench: Bench) -> None:
@@ -189,17 +170,20 @@ def test_s6_what_is_no_notification_is_logged_and_dropped(bench: Bench, payload:
     assert (bench.record, bench.wire.sent) == ([], [])
 
 
-async def test_s6_a_handler_that_raises_is_logged_and_the_next_runs(bench: Bench) -> None:
+@pytest.mark.parametrize("subject", ["event/x", "app/x"])
+async def test_s6_a_handler_that_raises_is_logged_and_the_next_runs(
+    bench: Bench, subject: str
+) -> None:
     async def fail_later(message: Inbound) -> None:
         await trio.lowlevel.checkpoint()
         bench.record.append("b")
         raise ValueError("b failed")
 
-    bench.router.route("event/x", bench.fail("a"))
-    bench.router.route("event/x", fail_later)
-    bench.router.route("event/x", bench.note("c"))
+    bench.router.route(subject, bench.fail("a"))
+    bench.router.route(subject, fail_later)
+    bench.router.route(subject, bench.note("c"))
     with capture_logs() as logs:
-        await bench.event("x")
+        await bench.put(subject, payload_for(subject))
     assert [f"{entry['log_level']} {entry['event']}: {entry['exc_info']}" for entry in logs] == [
         "warning handler failed: a failed",
         "warning handler failed: b failed",
@@ -212,18 +196,6 @@ def test_s6_nobody_need_listen(bench: Bench) -> None:
         assert bench.event("x") is None
         assert bench.put("app/x", b"opaque") is None
     assert (logs, bench.wire.sent) == ([], [])
-
-
-def test_s6_a_custom_handler_that_raises_is_logged_and_the_next_runs(bench: Bench) -> None:
-    bench.router.route("app/x", bench.fail("a"))
-    bench.router.route("app/x", bench.note("b"))
-    with capture_logs() as logs:
-        bench.put("app/x", b"opaque")
-    assert ([entry["event"] for entry in logs], bench.record, bench.wire.sent) == (
-        ["handler failed"],
-        ["a", "b"],
-        [],
-    )
 
 
 # §7: error mapping
@@ -290,20 +262,6 @@ def test_s7_errors_are_mapped(error: Exception, answer: dict[str, Any]) -> None:
     )
 
 
-def test_s7_a_mapper_that_answers_itself_and_then_raises_is_logged() -> None:
-    def mapper(error: Exception, message: Inbound) -> RpcErrorPayload:
-        assert message.rpc is not None
-        message.rpc.error(2005, "answered by the mapper")
-        raise error
-
-    bench = Bench(MessageRouter(RouterConfig(error_mapper=mapper)))
-    bench.router.route("rpc/append", bench.fail("append"))
-    with capture_logs() as logs:
-        bench.request("append")
-    assert bench.wire.answers() == [failure(2005, "answered by the mapper")]
-    assert [entry["event"] for entry in logs] == ["error mapper failed"]
-
-
 def test_s7_a_result_that_cannot_be_encoded_is_the_handlers_error(bench: Bench) -> None:
     block = FakeBlock()
     bench.router.route(
@@ -359,16 +317,176 @@ def test_any_message_is_taken_without_an_exception(
         assert answered == 1
 
 
-def test_a_peer_that_makes_up_subjects_does_not_fill_the_memory(bench: Bench) -> None:
-    bench.router.route_prefix("app/", bench.note("x"))
-    for number in range(5000):
-        bench.put(f"app/{number}", b"")
-    assert len(bench.session.plans) <= 1024
-    assert len(bench.record) == 5000
-
-
 @pytest.mark.parametrize("subject", ["rpc/a", "rpc/none", "stream/a", "x"])
 def test_a_peer_that_is_gone_before_it_is_answered_is_no_error(bench: Bench, subject: str) -> None:
     bench.router.route("rpc/a", bench.note("called"))
     bench.wire.broken = True
     assert bench.request("a", subject=subject) is None
+
+
+# §5: time-outs, in virtual time: a test that lets time pass names the clock
+
+
+TIMEOUT = {"subject": "rpc/append", "t": "E", "cid": 7, "code": 1103, "message": "Handler timeout"}
+
+
+class Silent:
+    """A router whose handler keeps every request and answers none; ``sweeping()`` runs its
+    deadlines.
+    """
+
+    def __init__(self, nursery: trio.Nursery, timeout_ms: int = 30_000) -> None:
+        self.bench = Bench(MessageRouter(RouterConfig(rpc_timeout_ms=timeout_ms)))
+        self.kept: list[Inbound] = []
+        self.bench.router.route("rpc/append", self._keep)
+        nursery.start_soon(self.bench.router.expire_overdue)
+
+    def _keep(self, message: Inbound) -> None:
+        assert message.rpc is not None
+        self.kept.append(message.rpc)
+
+
+@pytest.fixture
+async def silent(nursery: trio.Nursery) -> Silent:
+    return Silent(nursery)
+
+
+async def test_s5_silence_is_answered_after_thirty_seconds_to_the_moment(
+    autojump_clock: MockClock, silent: Silent
+) -> None:
+    start = trio.current_time()
+    silent.bench.request()
+    await trio.sleep_until(start + 29.999)
+    assert silent.bench.wire.answers() == []
+    with capture_logs() as logs:
+        await trio.sleep_until(start + 30.001)
+    assert silent.bench.wire.answers() == [TIMEOUT]
+    assert [(entry["event"], entry["cid"]) for entry in logs] == [("rpc timed out", 7)]
+
+
+async def test_s5_the_time_is_configured(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
+    silent = Silent(nursery, timeout_ms=50)
+    silent.bench.request()
+    await trio.sleep(0.049)
+    assert silent.bench.wire.answers() == []
+    await trio.sleep(0.002)
+    assert silent.bench.wire.answers() == [TIMEOUT]
+
+
+async def test_s5_each_request_has_its_own_deadline(
+    autojump_clock: MockClock, silent: Silent
+) -> None:
+    other = Bench(silent.bench.router)
+    start = trio.current_time()
+    for cid, (bench, at) in enumerate(
+        [(silent.bench, 0), (other, 1), (silent.bench, 5), (other, 20)]
+    ):
+        await trio.sleep_until(start + at)
+        bench.request(cid=cid)
+    silent.kept[2].reply()
+    assert [answer["cid"] for answer in silent.bench.wire.answers()] == [2]
+    expired: list[str] = []
+    for then in (29.9, 30.1, 31.1, 35.1, 49.9, 50.1):
+        await trio.sleep_until(start + then)
+        cids = [answer["cid"] for answer in silent.bench.wire.answers() + other.wire.answers()]
+        expired.append(f"{then}: {cids}")
+    assert expired == ["29.9: []", "30.1: [0]", "31.1: [1]", "35.1: []", "49.9: []", "50.1: [3]"]
+
+
+async def test_s5_a_request_after_an_idle_time_is_timed_too(
+    autojump_clock: MockClock, silent: Silent
+) -> None:
+    for _ in range(3):
+        await trio.sleep(100)
+        silent.bench.request()
+        await trio.sleep(30.001)
+        assert silent.bench.wire.answers() == [TIMEOUT]
+
+
+async def test_s5_an_answer_in_time_leaves_nothing_behind(
+    autojump_clock: MockClock, silent: Silent
+) -> None:
+    silent.bench.request()
+    assert len(silent.bench.session.unanswered) == 1
+    await trio.sleep(29)
+    silent.kept[0].reply("in time")
+    assert not silent.bench.session.unanswered
+    await trio.sleep(100)
+    assert [answer["t"] for answer in silent.bench.wire.answers()] == ["R"]
+
+
+async def test_s5_a_late_answer_is_dropped_and_logged_once(
+    autojump_clock: MockClock, silent: Silent
+) -> None:
+    silent.bench.request(flags=ARENA)
+    await trio.sleep(31)
+    assert silent.bench.wire.answers() == [TIMEOUT]
+    assert silent.bench.wire.released == []  # the handler may still be reading
+    block = FakeBlock()
+    with capture_logs() as logs:
+        silent.kept[0].reply("late", block)
+    assert [(entry["event"], entry["cid"]) for entry in logs] == [("late answer dropped", 7)]
+    assert (silent.bench.wire.sent, silent.bench.wire.released, block.freed) == ([], [7], 1)
+    with pytest.raises(AlreadyAnsweredError):
+        silent.kept[0].reply("later still")
+
+
+async def test_s5_an_async_handler_is_timed_and_not_stopped(
+    autojump_clock: MockClock, nursery: trio.Nursery
+) -> None:
+    bench = Bench()
+    nursery.start_soon(bench.router.expire_overdue)
+
+    async def slow(message: Inbound) -> None:
+        assert message.rpc is not None
+        await trio.sleep(40)
+        bench.record.append(f"open {message.is_open}")
+        message.rpc.reply("late")
+
+    bench.router.route("rpc/append", slow)
+    nursery.start_soon(lambda: bench.request(flags=ARENA))
+    await trio.sleep(30.5)
+    assert (bench.wire.answers(), bench.record) == ([TIMEOUT], [])
+    await trio.sleep(10)
+    assert (bench.wire.answers(), bench.record, bench.wire.released) == ([], ["open False"], [7])
+
+
+async def test_s5_a_handler_that_raises_after_its_time_is_logged(
+    autojump_clock: MockClock, nursery: trio.Nursery
+) -> None:
+    bench = Bench()
+    nursery.start_soon(bench.router.expire_overdue)
+
+    async def slow(message: Inbound) -> None:
+        await trio.sleep(40)
+        raise ValueError("too late")
+
+    bench.router.route("rpc/append", slow)
+    nursery.start_soon(lambda: bench.request(flags=ARENA))
+    with capture_logs() as logs:
+        await trio.sleep(41)
+    assert [entry["event"] for entry in logs] == ["rpc timed out", "handler failed"]
+    assert (bench.wire.answers(), bench.wire.released) == ([TIMEOUT], [7])
+
+
+async def test_s5_a_closed_session_is_not_timed_any_more(
+    autojump_clock: MockClock, silent: Silent
+) -> None:
+    silent.bench.request()
+    silent.bench.session.close()
+    assert not silent.bench.session.unanswered
+    with capture_logs() as logs:
+        await trio.sleep(100)
+    assert (silent.bench.wire.sent, logs) == ([], [])
+
+
+async def test_s5_a_peer_that_is_gone_at_the_deadline_is_no_error(
+    autojump_clock: MockClock, silent: Silent
+) -> None:
+    silent.bench.request()
+    silent.bench.wire.broken = True
+    await trio.sleep(31)
+    silent.bench.wire.broken = False
+    silent.bench.request(cid=8)
+    await trio.sleep(31)
+    assert [answer["cid"] for answer in silent.bench.wire.answers()] == [8]

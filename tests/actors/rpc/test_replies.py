@@ -1,52 +1,54 @@
-"""Replies: what the caller is told of an answer and of an error, and what the log is told."""
+"""Replies: what the caller is told of an answer and of an error, and what the log is told; failures
+of a shard become the failures of the tree again.
+"""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
+import pytest
 from structlog.testing import capture_logs
 
 from tests.support.wire import Pair
+from topics import errors
 from topics.actors.rpc.replies import (
     APPLICATION_ERROR,
     CONTRACT_ERROR,
     answer_error,
+    failure_of,
+    failures_of,
     map_error,
     reply_json,
 )
-from topics.actors.rpc.typed_calls import InboundCall, serve
-from topics.errors import TopicNotFound
+from topics.actors.rpc.session import InboundMessage, RemoteError
+from topics.errors import Internal, NotReady, TopicFull, TopicNotFound, TopicsError
 from topics.formats.wire.calls import (
     NO_RESULT,
     TOPIC_GET,
+    AppendOutcome,
+    AppendResult,
     NoResult,
     TopicGetParams,
 )
+from topics.formats.wire.envelope import ErrorCode
 from topics.storage.disk import Damaged
 
 GET = TopicGetParams("a", touch=False, at=0)
+CLASSES = [
+    kind for kind in vars(errors).values() if isinstance(kind, type) and hasattr(kind, "code")
+]
 
 
-class About:
-    subject = "about"
-
-
-def test_a_failure_of_the_contract_travels_with_its_code_and_is_not_logged() -> None:
-    with capture_logs() as logs:
-        sent = map_error(TopicNotFound("a"), About())
-    assert sent == (
-        CONTRACT_ERROR,
-        'topic "a" does not exist',
-        {"code": "topic_not_found", "detail": {"topic": "a"}},
-    )
-    assert logs == []
+ABOUT: Any = SimpleNamespace(subject="about")
 
 
 def test_damage_is_told_without_its_path_and_logged_with_it() -> None:
     with capture_logs() as logs:
-        sent = map_error(Damaged(Path("/data/x.seg"), 4711, "a bad checksum"), About())
+        sent = map_error(Damaged(Path("/data/x.seg"), 4711, "a bad checksum"), ABOUT)
     assert sent.code == CONTRACT_ERROR
     assert sent.data == {"code": "internal", "detail": {}}
     assert "x.seg" not in sent.message
@@ -65,16 +67,19 @@ def test_damage_is_told_without_its_path_and_logged_with_it() -> None:
 def test_an_unexpected_error_is_logged_with_its_traceback() -> None:
     error = ZeroDivisionError("by zero")
     with capture_logs() as logs:
-        sent = map_error(error, About())
-    assert (sent.code, sent.message) == (APPLICATION_ERROR, "ZeroDivisionError: by zero")
+        sent = map_error(error, ABOUT)
+    assert sent.code == APPLICATION_ERROR
+    found = failure_of(RemoteError(*sent))
+    assert (type(found), found.message) == (Internal, "ZeroDivisionError: by zero")
+    assert type(failure_of(RemoteError(CONTRACT_ERROR, "no data"))) is Internal
     assert [(entry["event"], entry["exc_info"]) for entry in logs] == [("handler failed", error)]
 
 
 def test_an_answer_ends_with_the_time_that_it_took(pair: Pair) -> None:
-    def get(request: InboundCall[TopicGetParams, NoResult]) -> None:
+    def get(request: InboundMessage[TopicGetParams, NoResult]) -> None:
         reply_json(request, NO_RESULT, b'{"topic":"a"', time.monotonic_ns() - 5_000_000)
 
-    serve(pair.shard, TOPIC_GET, get)
+    pair.shard.serve(TOPIC_GET, get)
     asked = pair.ask(TOPIC_GET, GET)
     pair.deliver()
     answer = msgspec.json.decode(bytes(asked.reply().body))
@@ -83,8 +88,37 @@ def test_an_answer_ends_with_the_time_that_it_took(pair: Pair) -> None:
 
 
 def test_the_caller_hears_the_error_of_its_request(pair: Pair) -> None:
-    serve(pair.shard, TOPIC_GET, lambda request: answer_error(request, TopicNotFound("a")))
+    pair.shard.serve(TOPIC_GET, lambda request: answer_error(request, TopicNotFound("a")))
     pair.ask(TOPIC_GET, GET)
     pair.shard.dispatch(pair.server, pair.to_shard.take()[0])
     (answer,) = pair.to_front.answers()
     assert (answer["code"], answer["data"]["code"]) == (CONTRACT_ERROR, "topic_not_found")
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+def test_every_failure_survives_the_way_to_the_caller(kind: type[TopicsError]) -> None:
+    raised = TopicsError.restore(kind, "why", {"topic": "a", "max": 7})
+    with capture_logs() as logs:
+        found = failure_of(RemoteError(*map_error(raised, ABOUT)))
+    assert (type(found), found.message, found.detail) == (kind, "why", {"topic": "a", "max": 7})
+    assert logs == []
+
+
+def test_a_time_out_says_that_nothing_was_done() -> None:
+    found = failure_of(RemoteError(ErrorCode.TIMEOUT, "Handler timeout"))
+    assert (type(found), found.detail) == (NotReady, {"reason": "timeout"})
+
+
+def test_failures_of_a_batch_are_those_of_its_requests() -> None:
+    result = AppendResult(
+        bytes((AppendOutcome.FAILED, AppendOutcome.APPENDED, AppendOutcome.FAILED)),
+        [0, 9, 0],
+        [
+            ("topic_full", "no room", {"cap_records": 2}),
+            ("topic_not_found", "gone", {"topic": "a"}),
+        ],
+    )
+    full, gone = failures_of(result)
+    assert (type(full), full.message, full.detail) == (TopicFull, "no room", {"cap_records": 2})
+    assert (type(gone), gone.message, gone.detail) == (TopicNotFound, "gone", {"topic": "a"})
+    assert failures_of(AppendResult(bytes((AppendOutcome.CREATED,)))) == []

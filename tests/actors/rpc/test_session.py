@@ -1,13 +1,40 @@
-"""ADR 011 §8: link sessions and their end."""
+"""ADR 011 §2, §8, §9: link sessions, the messages and calls on them, and their end."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
 import pytest
+import trio
+import trio.testing
 from structlog.testing import capture_logs
 
-from tests.support.wire import Bench, FakeBlock, Inbound, rpc_of
-from topics.actors.rpc.session import LinkSession
-from topics.formats.wire.message import ARENA, PeerGone
+from tests.support.wire import (
+    Asked,
+    Bench,
+    FakeBlock,
+    Inbound,
+    Pair,
+    encode_failure,
+    encode_notification,
+    encode_request,
+    encode_success,
+    rpc_of,
+)
+from topics.actors.rpc.session import InboundMessage, LinkSession, RemoteError
+from topics.formats.wire.calls import (
+    FEED_PAGE,
+    TOPIC_PUT,
+    CallCancelledParams,
+    FeedPageParams,
+    PutResult,
+    TopicParams,
+    TopicPutParams,
+)
+from topics.formats.wire.contract import Call
+from topics.formats.wire.message import ARENA, ERROR, Message, PeerGone
 
 # §8: cleanup
 
@@ -30,9 +57,6 @@ def test_s8_closed_listeners_still_see_the_registrations() -> None:
 def test_s8_close_is_told_once() -> None:
     bench, seen = Bench(), list[str]()
     bench.session.on_closed(lambda session: seen.append("first"))
-    unsubscribe = bench.session.on_closed(lambda session: seen.append("second"))
-    unsubscribe()
-    unsubscribe()
     bench.session.on_closed(lambda session: session.close())
     bench.session.close()
     bench.session.close()
@@ -93,12 +117,6 @@ def test_s8_what_arrives_on_a_closed_session_is_dropped_and_its_memory_goes_back
     assert (bench.record, bench.wire.sent, bench.wire.released) == ([], [], [7])
 
 
-def test_s8_the_router_does_not_keep_what_has_closed() -> None:
-    bench = Bench()
-    bench.session.close()
-    assert not bench.router._sessions
-
-
 async def test_s8_an_answer_after_the_end_goes_nowhere() -> None:
     bench, seen = Bench(), list[Inbound]()
     bench.router.route("rpc/append", seen.append)
@@ -111,12 +129,376 @@ async def test_s8_an_answer_after_the_end_goes_nowhere() -> None:
     assert (bench.wire.sent, block.freed) == ([], 2)
 
 
-async def test_s8_a_handler_may_close_its_session() -> None:
+# §2, §9: what a handler is given, and the memory of attachments
+
+
+# §2, §9: the message
+
+
+async def test_s2_a_handler_sees_all_of_the_message(bench: Bench) -> None:
+    seen: list[Inbound] = []
+    bench.router.route("rpc/append", seen.append)
+    payload = encode_request(9, "append", {"topic": "a"})
+    bench.put("rpc/append", payload, message_id=9, attachment=b"body")
+    (message,) = seen
+    assert message.rpc is not None
+    assert (message.subject, message.payload, message.attachment) == (
+        "rpc/append",
+        payload,
+        b"body",
+    )
+    assert (message.peer_id, message.session, message.frame.message_id) == (
+        "front-0",
+        bench.session,
+        9,
+    )
+    assert (message.rpc.method, message.rpc.params, message.rpc.cid) == (
+        "append",
+        {"topic": "a"},
+        9,
+    )
+
+
+def test_s2_rpc_is_there_only_for_a_request(bench: Bench) -> None:
+    seen: list[Inbound] = []
+    bench.router.route_prefix("", seen.append)
+    bench.event("topic.appended", {"topic": "a"})
+    bench.put("app/x", encode_request(7, "append", None))
+    event, custom = seen
+    assert (event.rpc, custom.rpc) == (None, None)
+    assert (event.method, event.params) == ("topic.appended", {"topic": "a"})
+    assert (custom.envelope, custom.params) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["subject", "payload", "attachment", "peer_id", "session", "frame", "rpc", "params"],
+)
+def test_s9_nothing_of_a_message_can_be_set(bench: Bench, name: str) -> None:
+    seen: list[Inbound] = []
+    bench.router.route("app/x", seen.append)
+    bench.put("app/x", b"")
+    with pytest.raises(AttributeError):
+        setattr(seen[0], name, None)
+    with pytest.raises(AttributeError):
+        seen[0].frame.message_id = 8  # type: ignore[misc]
+
+
+def test_s9_every_message_goes_out_under_a_fresh_message_id(bench: Bench) -> None:
+    def handler(message: Inbound) -> None:
+        assert message.rpc is not None
+        message.send("event/x", encode_notification("x", None))
+        message.send("event/x", encode_notification("x", None))
+        message.rpc.reply()
+
+    bench.router.route("rpc/a", handler)
+    for cid in (7, 8):
+        bench.request("a", cid=cid)
+    bench.request("unknown", cid=9)
+    bench.put("stream/x", b"")
+    ids = bench.wire.message_ids
+    assert len(ids) == len(set(ids)) == 8
+    assert not {7, 8, 9} & set(ids)
+
+
+def test_s9_a_reply_keeps_subject_and_cid(bench: Bench) -> None:
+    bench.router.route(
+        "rpc/a", lambda message: message.rpc.reply({"n": 1}, b"body") if message.rpc else None
+    )
+    bench.request("a", cid=41)
+    (answer,) = bench.wire.sent
+    assert (answer.subject, msgspec.msgpack.decode(answer.payload), answer.attachment) == (
+        "rpc/a",
+        {"t": "R", "cid": 41, "result": {"n": 1}},
+        b"body",
+    )
+
+
+# Attachments that lie in the peer's memory
+
+
+@pytest.mark.parametrize(
+    ("put", "handler"),
+    [
+        pytest.param(lambda b: b.request("a", flags=ARENA), None, id="no such method"),
+        pytest.param(lambda b: b.put("rpc/a", b"junk", flags=ARENA), None, id="malformed"),
+        pytest.param(lambda b: b.put("stream/a", b"", flags=ARENA), None, id="reserved"),
+        pytest.param(lambda b: b.put("debug/a", b"", flags=ARENA), None, id="not allowed"),
+        pytest.param(lambda b: b.put("event/a", b"junk", flags=ARENA), None, id="dropped event"),
+        pytest.param(lambda b: b.event("a", flags=ARENA), None, id="event without listeners"),
+        pytest.param(lambda b: b.event("a", flags=ARENA), "note", id="event"),
+        pytest.param(lambda b: b.put("app/a", b"", flags=ARENA), "note", id="custom"),
+        pytest.param(lambda b: b.request("a", flags=ARENA), "note", id="answered request"),
+        pytest.param(lambda b: b.request("a", flags=ARENA), "fail", id="failed request"),
+        pytest.param(
+            lambda b: b.put("rpc/a", encode_success(5, None), flags=ARENA),
+            None,
+            id="answer to nobody",
+        ),
+        pytest.param(lambda b: b.put("", b"junk", flags=ARENA | ERROR), None, id="refusal"),
+    ],
+)
+def test_s9_memory_of_the_peer_goes_back_when_it_is_done_with(
+    bench: Bench, put: Callable[[Bench], Any], handler: str
+) -> None:
+    if handler:
+        for subject in ("rpc/a", "event/a", "app/a"):
+            bench.router.route(subject, getattr(bench, handler)("handler"))
+    assert put(bench) is None
+    assert bench.wire.released == [7]
+
+
+async def test_s9_memory_of_the_peer_is_kept_until_the_answer(bench: Bench) -> None:
+    seen: list[Inbound] = []
+    bench.router.route("rpc/a", seen.append)
+    bench.request("a", flags=ARENA)
+    assert bench.wire.released == []
+    bench.session.close()
+    assert seen[0].rpc is not None
+    seen[0].rpc.reply()
+    assert bench.wire.released == [7]
+
+
+async def test_s9_memory_of_the_peer_is_kept_until_the_last_handler_has_returned(
+    bench: Bench,
+) -> None:
+    async def wait(message: Inbound) -> None:
+        await trio.lowlevel.checkpoint()
+        bench.record.append(f"released {bench.wire.released}")
+
+    bench.router.route("event/a", wait)
+    bench.router.route_prefix("event/", wait)
+    await bench.event("a", flags=ARENA)
+    assert (bench.record, bench.wire.released) == (["released []", "released []"], [7])
+
+
+# Calls and events between two sessions
+
+
+class Number(NamedTuple):
+    number: int | None
+
+
+DIFF = Call("diff", TopicParams, Number)
+PUT = TopicPutParams("a", ["a.", "b."], 7)
+PARAMS = TopicParams("a", 1)
+PAGE = FeedPageParams(1, 3, 3, 1, 2, {"gap_to": 2}, 9, 4, False)
+
+
+def answer(pair: Pair, cid: int, *, flags: int = ARENA) -> None:
+    """The peer answers the call, from its arena."""
+    payload = encode_success(cid, [5])
+    pair.front.dispatch(pair.caller, Message(9, flags, DIFF.subject, payload, memoryview(b"body")))
+
+
+# Calls
+
+
+def test_a_handler_gets_the_params_and_the_caller_the_result(pair: Pair) -> None:
+    seen: list[tuple[Any, bytes]] = []
+
+    def put(request: InboundMessage[TopicPutParams, PutResult]) -> None:
+        seen.append((request.params, bytes(request.attachment)))
+        request.reply(PutResult(created=True), b"answer")
+
+    pair.shard.serve(TOPIC_PUT, put)
+    asked = pair.ask(TOPIC_PUT, PUT, b"body")
+    assert [message.message_id for message in pair.to_shard.sent] == [asked.cid]
+    assert pair.deliver() == ["rpc/topic.put Request", "rpc/topic.put Success"]
+    reply = asked.reply()
+    assert (type(seen[0][0]), seen) == (TopicPutParams, [(PUT, b"body")])
+    assert (type(reply.result), reply.result) == (PutResult, PutResult(created=True))
+    assert (reply.body, asked.pending.is_over) == (b"answer", True)
+
+
+async def test_a_request_tells_of_itself(pair: Pair) -> None:
+    kept: list[InboundMessage[TopicParams, Number]] = []
+    pair.shard.serve(DIFF, kept.append)
+    asked = pair.ask(DIFF, PARAMS)
+    pair.deliver()
+    (request,) = kept
+    assert (request.subject, request.method, request.cid) == (DIFF.subject, "diff", asked.cid)
+    assert (request.session, request.is_open, request.rpc) == (pair.server, True, request)
+    request.outlast()
+    assert not pair.server.unanswered
+    request.error(2001, "no such topic", {"code": "topic_not_found"})
+    assert not request.is_open
+    assert pair.deliver() == ["rpc/diff Failure"]
+    (error,) = asked.told
+    assert isinstance(error, RemoteError)
+    assert (error.code, error.message, error.data) == (
+        2001,
+        "no such topic",
+        {"code": "topic_not_found"},
+    )
+    assert str(error) == "no such topic (2001)"
+
+
+async def test_calls_are_answered_in_any_order(pair: Pair) -> None:
+    waiting: list[Inbound] = []
+    pair.shard.serve(DIFF, waiting.append)
+    calls = [pair.ask(DIFF, PARAMS) for _ in range(3)]
+    pair.deliver()
+    for n in (2, 0, 1):
+        waiting[n].reply(Number(n))
+        pair.deliver()
+        assert calls[n].reply().result == Number(n)
+
+
+def test_both_sides_may_call(pair: Pair) -> None:
+    pair.front.serve(DIFF, lambda request: request.reply(Number(1)))
+    pair.shard.serve(DIFF, lambda request: request.reply(Number(2)))
+    calls = [pair.ask(DIFF, PARAMS), Asked(pair.server, DIFF, PARAMS)]
+    pair.deliver()
+    assert [call.reply().result for call in calls] == [Number(2), Number(1)]
+
+
+@pytest.mark.parametrize(("subject", "code"), [("stream/x", 1003), ("debug/x", 1002)])
+def test_a_refused_message_that_is_no_call_is_logged(pair: Pair, subject: str, code: int) -> None:
+    pair.caller.send(subject, b"")
+    with capture_logs() as logs:
+        pair.deliver()
+    assert [(entry["event"], entry["code"]) for entry in logs] == [("message refused", code)]
+
+
+def test_a_refused_call_fails(pair: Pair) -> None:
+    asked = pair.ask(DIFF, PARAMS)
+    (request,) = pair.to_shard.take()
+    pair.to_shard.send("rpc/diff", b"damaged", message_id=request.message_id)
+    assert pair.deliver() == ["rpc/diff Malformed", "refusal"]
+    (error,) = asked.told
+    assert error.code == 1002
+    assert error.message.startswith("malformed payload: ")
+
+
+def test_a_refusal_is_never_answered() -> None:
     bench = Bench()
+    with capture_logs() as logs:
+        bench.put("stream/x", b"junk", flags=ERROR)
+    assert ([entry["event"] for entry in logs], bench.wire.sent) == (["refusal dropped"], [])
 
-    def close(message: Inbound) -> None:
-        message.session.close()
 
-    bench.router.route("rpc/append", close)
-    assert bench.request() is None
-    assert not bench.session.unanswered
+# Events
+
+
+def test_an_event_reaches_its_handler_with_typed_params(pair: Pair) -> None:
+    seen: list[tuple[Any, bytes]] = []
+
+    def page(event: InboundMessage[FeedPageParams, Any]) -> None:
+        seen.append((event.params, bytes(event.attachment)))
+
+    pair.front.subscribe(FEED_PAGE, page)
+    pair.server.notify(FEED_PAGE, PAGE, b"records")
+    pair.deliver()
+    assert (type(seen[0][0]), seen) == (FeedPageParams, [(PAGE, b"records")])
+
+
+# Calls that end otherwise
+
+
+def test_closing_fails_the_calls_under_way_before_the_listeners_hear(pair: Pair) -> None:
+    asked = pair.ask(DIFF, PARAMS)
+    pair.caller.on_closed(lambda session: asked.told.append("closed"))
+    pair.caller.close()
+    assert list(map(str, asked.told)) == [
+        "the link session with shard-0 closed, call 101 was pending",
+        "closed",
+    ]
+
+
+@pytest.mark.parametrize("how", ["closed", "broken"])
+def test_no_call_starts_when_the_peer_is_gone_and_its_block_is_freed(pair: Pair, how: str) -> None:
+    if how == "closed":
+        pair.caller.close()
+    else:
+        pair.to_shard.broken = True
+    blocks = [FakeBlock(), FakeBlock()]
+    with pytest.raises(PeerGone):
+        pair.ask(TOPIC_PUT, PUT, blocks[0])
+    with pytest.raises(PeerGone):
+        pair.caller.notify(FEED_PAGE, PAGE, blocks[1])
+    assert (pair.to_shard.sent, pair.caller.calls) == ([], {})
+    if how == "closed":  # else the transport has taken them
+        assert [block.freed for block in blocks] == [1, 1]
+
+
+def test_an_abandoned_call_is_told_to_the_peer_and_a_late_answer_released(pair: Pair) -> None:
+    cancelled: list[InboundMessage[CallCancelledParams, Any]] = []
+    pair.shard.route("event/call.cancelled", cancelled.append, params=CallCancelledParams)
+    asked = pair.ask(DIFF, PARAMS)
+    pair.to_shard.take()
+    for _ in range(2):
+        asked.pending.abandon()
+    assert pair.deliver() == ["event/call.cancelled Notification"]
+    assert [event.params for event in cancelled] == [CallCancelledParams(asked.cid)]
+    answer(pair, asked.cid)
+    assert (asked.told, pair.to_shard.released) == ([], [9])
+
+
+@pytest.mark.parametrize(
+    "late",
+    [encode_failure(102, 2000, "late"), encode_success(102, None)],
+    ids=["error", "success"],
+)
+def test_a_late_answer_disturbs_no_other_call(pair: Pair, late: bytes) -> None:
+    kept, given_up = pair.ask(DIFF, PARAMS), pair.ask(DIFF, PARAMS)
+    given_up.pending.abandon()
+    pair.front.dispatch(pair.caller, Message(9, 0, "rpc/diff", late, b""))
+    answer(pair, kept.cid, flags=0)
+    assert (kept.reply().result, given_up.told) == (Number(5), [])
+
+
+@pytest.mark.parametrize("how", ["abandoned", "failed"])
+@pytest.mark.parametrize("is_wanted", [True, False])
+def test_an_answer_that_nobody_waits_for_goes_once_to_who_wants_it(
+    pair: Pair, how: str, is_wanted: bool
+) -> None:
+    asked, late = pair.ask(DIFF, PARAMS), list[Any]()
+    if is_wanted:
+        asked.pending.on_late = lambda reply: late.append(reply.result)
+    if how == "abandoned":
+        asked.pending.abandon()
+    else:
+        pair.caller.fail_calls(lambda _: True)
+    for _ in range(2):
+        answer(pair, asked.cid)
+    assert late == ([Number(5)] if is_wanted else [])
+    assert (pair.to_shard.released, pair.caller.calls) == ([9, 9], {})
+    assert list(map(type, asked.told)) == ([] if how == "abandoned" else [PeerGone])
+
+
+def test_abandoning_when_the_peer_is_gone_is_no_error(pair: Pair) -> None:
+    asked = pair.ask(DIFF, PARAMS)
+    pair.to_shard.broken = True
+    asked.pending.abandon()
+    assert (asked.pending.is_over, asked.told) == (True, [])
+
+
+def test_a_reply_is_released_once_and_abandoning_it_does_nothing(pair: Pair) -> None:
+    asked = pair.ask(DIFF, PARAMS)
+    pair.to_shard.take()
+    answer(pair, asked.cid)
+    asked.pending.abandon()
+    assert (pair.to_shard.released, pair.to_shard.sent) == ([], [])
+    reply = asked.reply()
+    assert bytes(reply.body) == b"body"
+    reply.release()
+    assert (reply.body, pair.to_shard.released) == (b"", [9])
+
+
+def test_a_call_that_fails_may_abandon_another_one(pair: Pair) -> None:
+    others: list[Asked] = []
+    first = pair.caller.call(DIFF, PARAMS, b"", lambda _: others[0].pending.abandon())
+    others += [pair.ask(DIFF, PARAMS), pair.ask(DIFF, PARAMS)]
+    pair.caller.close()
+    assert (first.is_over, others[0].told) == (True, [])
+    assert list(map(type, others[1].told)) == [PeerGone]
+
+
+def test_what_cannot_be_encoded_starts_no_call_and_frees_its_block(pair: Pair) -> None:
+    blocks = [FakeBlock(), FakeBlock()]
+    with pytest.raises(TypeError, match="unsupported"):
+        pair.ask(DIFF, TopicParams(object(), 1), blocks[0])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="unsupported"):
+        pair.caller.notify(FEED_PAGE, PAGE._replace(tombstone={"a": object()}), blocks[1])
+    assert ([block.freed for block in blocks], pair.to_shard.sent) == ([1, 1], [])

@@ -381,7 +381,7 @@ async def test_outcomes_tell_the_band_of_the_topic(desk: Desk) -> None:
     def bands() -> list[list[int]]:
         desk.synced()
         answers = [decode(frame.payload) for frame in desk.wire.take()]
-        results = [APPEND.result_of(answer.result) for answer in answers]
+        results = [APPEND.result._make(answer.result) for answer in answers]
         return [[*map(band_in, result.outcomes)] for result in results]
 
     desk.make("high", priority=1000)

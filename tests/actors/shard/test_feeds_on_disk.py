@@ -15,10 +15,8 @@ from topics.actors.link.board import Board
 from topics.actors.link.link import Link
 from topics.actors.link.link_memory import LinkMemory, LinkSizes
 from topics.actors.link.process_id import FRONT, shard_id
-from topics.actors.rpc.inbound import InboundEvent
 from topics.actors.rpc.message_router import MessageRouter
-from topics.actors.rpc.session import LinkSession, Reply
-from topics.actors.rpc.typed_calls import subscribe
+from topics.actors.rpc.session import InboundMessage, LinkSession, Reply
 from topics.actors.shard.context import clock
 from topics.actors.shard.loop import ShardLoop
 from topics.config import Settings
@@ -32,7 +30,7 @@ from topics.formats.wire.calls import (
     AppendParams,
     FeedOpenParams,
     FeedPageParams,
-    FeedTakenParams,
+    FeedParams,
 )
 from topics.formats.wire.contract import Call, R
 from topics.formats.wire.message import Message
@@ -152,7 +150,7 @@ async def test_pages_go_over_a_real_link_short_or_long(
     sessions: list[LinkSession] = []
     got, pages = trio.open_memory_channel[tuple[Any, bytes]](10)
 
-    def page(event: InboundEvent[FeedPageParams]) -> None:
+    def page(event: InboundMessage[FeedPageParams, Any]) -> None:
         got.send_nowait((event.params, bytes(event.attachment)))
 
     def arrived(frames: list[Message]) -> None:
@@ -171,7 +169,7 @@ async def test_pages_go_over_a_real_link_short_or_long(
         params = AppendParams("a", None, True, None, 0)
         await asked(APPEND, params, body)
 
-    subscribe(router, FEED_PAGE, page)
+    router.subscribe(FEED_PAGE, page)
     nursery.start_soon(
         link.run,
         lambda: sessions.append(router.open_session("shard-0", link)),
@@ -189,7 +187,7 @@ async def test_pages_go_over_a_real_link_short_or_long(
         found = [await pages.receive(), await pages.receive()]
         with pytest.raises(trio.WouldBlock):
             pages.receive_nowait()
-        sessions[0].notify(FEED_TAKEN, FeedTakenParams(3))
+        sessions[0].notify(FEED_TAKEN, FeedParams(3))
         link.flush()
         found.append(await pages.receive())
     assert [(params.from_seq, params.to_seq, params.record_count) for params, _ in found] == [

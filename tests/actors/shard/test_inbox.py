@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.wire import encode_notification, encode_request, encode_success
+from tests.support.wire import BY_SUBJECT, encode_notification, encode_request, encode_success
 from topics.actors.shard.inbox import (
     BY_TOPIC,
     COST_BYTES,
@@ -22,12 +22,11 @@ from topics.actors.shard.inbox import (
 from topics.formats.wire.calls import (
     APPEND,
     CALL_CANCELLED,
-    CALLS,
     CLAIM,
     DIFF,
     FEED_CLOSE,
     AppendParams,
-    ClaimParams,
+    TopicParams,
 )
 from topics.formats.wire.contract import Call
 from topics.formats.wire.message import Message
@@ -99,7 +98,7 @@ class Desk:
 
 def _request(number: int, topic: str, call: Call[Any, Any] = APPEND) -> bytes:
     is_append = call is APPEND
-    params = AppendParams(topic, None, True, None, 0) if is_append else ClaimParams(topic, 0)
+    params = AppendParams(topic, None, True, None, 0) if is_append else TopicParams(topic, 0)
     return encode_request(number, call.method, params)
 
 
@@ -134,7 +133,7 @@ def test_a_request_of_an_urgent_topic_comes_before_a_flood_of_the_same_kind(
     desk: Desk, call: str
 ) -> None:
     """Of every kind, above all reads and claims."""
-    asked = next(each for each in CALLS if each.subject == call)
+    asked = BY_SUBJECT[call]
     desk.put("low0", 300, call=asked)
     urgent = desk.put("high4", 2, call=asked)
     assert desk.turn()[:2] == urgent

@@ -163,8 +163,8 @@ async def test_diffs_and_claims_tell_how_long_they_were_parked(
     for topic in ("low", "queue"):
         _arrive(desk, topic, 100)
     asked = [
-        *(_come(desk, calls.DIFF, calls.DiffParams("low", 0), b"{}") for _ in range(2)),
-        _come(desk, calls.CLAIM, calls.ClaimParams("queue", 0), b'{"node":"n"}'),
+        *(_come(desk, calls.DIFF, calls.TopicParams("low", 0), b"{}") for _ in range(2)),
+        _come(desk, calls.CLAIM, calls.TopicParams("queue", 0), b'{"node":"n"}'),
     ]
     while desk.loop.inbox.count:
         desk.loop.turn()

@@ -34,7 +34,7 @@ async def read(
     (answer,) = (decode(frame.payload) for frame in desk.wire.take())
     assert isinstance(answer, Success)
     assert answer.cid == cid
-    return made_again(METRICS_READ.result_of(answer.result))
+    return made_again(METRICS_READ.result._make(answer.result))
 
 
 def made_again(found: MetricsResult) -> MetricsResult:

@@ -25,7 +25,7 @@ def listed(desk: Desk, prefix: str = "", **more: Any) -> list[dict[str, Any]]:
     (frame,) = desk.wire.take()
     answer = decode(frame.payload)
     assert isinstance(answer, Success)
-    items = TOPIC_LIST.result_of(answer.result).items
+    items = TOPIC_LIST.result._make(answer.result).items
     rows = [msgspec.json.decode(row) for _, row in items]
     assert [row["topic"] for row in rows] == [name for name, _ in items]
     return rows

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 
 from tests.bench.peers.load import RECORD, Client, Connection, Script, Step
-from tests.bench.peers.programs import find, version_of
 from tests.bench.peers.replies import Marks, Reply
-from tests.bench.peers.system import Peer
+from tests.bench.peers.system import Peer, find, version_of
 
 LINE = b"\r\n"
 PUT = b"put 100 0 60 %d\r\n%b\r\n" % (len(RECORD), RECORD)

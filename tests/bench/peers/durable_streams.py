@@ -6,9 +6,8 @@ import json
 from collections.abc import Iterator
 
 from tests.bench.peers.load import MARK, RECORD, Stream, Subscriber
-from tests.bench.peers.programs import NPM, NotFound, find
-from tests.bench.peers.replies import Http
-from tests.bench.peers.system import NAME, Peer, event_stream, http
+from tests.bench.peers.replies import Http, http
+from tests.bench.peers.system import NAME, NPM, NotFound, Peer, event_stream, find
 
 PACKAGE = NPM / "node_modules/@durable-streams/server/package.json"
 PROGRAM = (

@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Generator, Sequence
 from typing import NamedTuple, Protocol
 
-from tests.bench.peers.replies import Reply
+from tests.bench.peers.replies import Http, Reply, http
 
 RECV_BYTES = 1 << 20
 IDLE_S = 30.0
@@ -26,13 +26,20 @@ RECORD = b'{"pad":"%b","end":"%b"}' % (b"x" * (200 - 19 - len(MARK)), MARK)
 assert len(RECORD) == 200
 
 
+def append(topic: str, records: int, fields: bytes = b"") -> bytes:
+    """An append of so many records to a topic of ours; ``fields`` of its body end with a comma."""
+    rows = b",".join([b'{"data":%b}' % RECORD] * records)
+    path = f"/v0/topics/{topic}?return_seqs=false"
+    return http("POST", path, b'{%b"records":[%b]}' % (fields, rows))
+
+
 class Connection:
     """One connection, one request at a time."""
 
-    def __init__(self, address: Address, reply: Reply) -> None:
+    def __init__(self, address: Address, reply: Reply | None = None) -> None:
         self.sock = socket.create_connection(address, timeout=IDLE_S)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.reply = reply
+        self.reply: Reply = reply or Http()
 
     def send(self, request: bytes) -> None:
         self.sock.sendall(request)

@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.bench.peers.load import MARK, RECORD, Client, Connection, Stream, Subscriber, repeated
-from tests.bench.peers.programs import find, version_of
 from tests.bench.peers.replies import Marks, Reply
-from tests.bench.peers.system import NAME, Peer
+from tests.bench.peers.system import NAME, Peer, find, version_of
 
 HELLO = b'CONNECT {"verbose":false,"pedantic":false,"headers":true,"no_responders":true}\r\n'
 ERROR, PONG = b"-ERR", b"PONG\r\n"

@@ -10,9 +10,8 @@ import re
 from collections.abc import Iterator
 
 from tests.bench.peers.load import MARK, RECORD, Connection, Stream, Subscriber
-from tests.bench.peers.programs import find, free_port, version_of
-from tests.bench.peers.replies import Http, Marks, Reply
-from tests.bench.peers.system import NAME, Peer, event_stream, http
+from tests.bench.peers.replies import Http, Marks, Reply, http
+from tests.bench.peers.system import NAME, Peer, event_stream, find, free_port, version_of
 
 KEY = NAME.encode()
 LINE = b"\r\n"

@@ -12,6 +12,12 @@ from typing import Protocol
 HEAD_END = b"\r\n\r\n"
 
 
+def http(method: str, path: str, body: bytes = b"", media_type: str = "application/json") -> bytes:
+    """A request as it goes over the wire."""
+    head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {media_type}\r\n"
+    return head.encode() + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+
+
 class BadReply(Exception):
     """The server refused the request."""
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
-from tests.bench.peers.load import MARK, RECORD, Client, Script, Step, Stream, Subscriber
-from tests.bench.peers.replies import Http
-from tests.bench.peers.system import NAME, System, event_stream, http
-from tests.support.server import Server
+from tests.bench.peers.load import MARK, Client, Script, Step, Stream, Subscriber, append
+from tests.bench.peers.replies import Http, http
+from tests.bench.peers.system import NAME, System, event_stream
+from tests.bench.processes import server_of
 from topics import __version__
 
 _SEQ = re.compile(rb'"\$seq":(\d+)')
@@ -17,9 +18,10 @@ PATH = f"/v0/topics/{NAME}"
 
 
 class Topics(System):
-    """Ours."""
+    """Ours; ``root`` is another checkout of it."""
 
     name = "topics"
+    root: Path | None = None
     groups = frozenset({"append", "read", "live", "queue"})
 
     @classmethod
@@ -27,7 +29,7 @@ class Topics(System):
         return __version__
 
     def start(self, durability: str) -> None:
-        self._server = Server(self.folder / "topics")
+        self._server = server_of(self.root, self.folder / "topics")
         self._server.start()
         self.address = self._server.address
 
@@ -42,8 +44,7 @@ class Topics(System):
         self.ask(http("PUT", PATH, body.encode()), Http())
 
     def request(self, records: int) -> bytes:
-        rows = b",".join([b'{"data":%b}' % RECORD] * records)
-        return http("POST", f"{PATH}?return_seqs=false", b'{"records":[%b]}' % rows)
+        return append(NAME, records)
 
     def count(self) -> int:
         answer = self.ask(http("GET", f"{PATH}?touch=false"), Http())
@@ -71,6 +72,12 @@ class Topics(System):
 
     def worker(self, number: int, batch: int) -> Client:
         return self.connect(), work(f"worker-{number}", batch)
+
+
+class Before(Topics):
+    """The checkout that ours is compared with."""
+
+    name = "before"
 
 
 def work(node: str, batch: int) -> Script:

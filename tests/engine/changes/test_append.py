@@ -1,13 +1,19 @@
-"""Appends: what they wait for, what a key stands for, and what is undone."""
+"""Appends, and topics made and configured: what they wait for, and what is undone."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.engine.shard_support import Desk, kinds
+from tests.engine.shard_support import Desk, body, kinds
+from topics.engine.changes import append, put_topic, reservation
 from topics.engine.changes.append import Append
-from topics.engine.dedupe import DedupeEntry
 from topics.engine.topic import RESERVE_MAX, RESERVE_MIN, Topic
+from topics.engine.topic_table import TopicTable
+from topics.errors import (
+    Forbidden,
+    TopicNotFound,
+)
+from topics.formats.api.decoding import decode_config
 from topics.formats.api.topic_config import TopicConfig
 from topics.formats.disk.frames import FrameKind
 
@@ -25,27 +31,6 @@ def test_only_the_class_fsync_waits_for_the_disk(desk: Desk, durability: str, sy
     assert bool(change.frames) is (durability != "ephemeral")
 
 
-def test_a_write_behind_one_that_waits_for_the_disk_waits_too(desk: Desk) -> None:
-    desk.put("a")
-    change = desk.append("a", 1)
-    assert isinstance(change, Append)
-    assert change.sync, "the topic itself is not on the disk yet"
-
-
-def test_a_key_whose_time_is_over_does_not_come_back_with_a_longer_window(desk: Desk) -> None:
-    desk.put("a", idempotency_window_ms=100)
-    desk.append("a", 1, key="old")
-    desk.commit()
-    desk.later(60)
-    desk.append("a", 2, key="young")
-    desk.commit()
-    desk.later(40)
-    desk.put("a", idempotency_window_ms=1000)
-    desk.commit()
-    assert desk.append("a", 3, key="young") == DedupeEntry(2, 1)
-    assert isinstance(desk.append("a", 3, key="old"), Append)
-
-
 # Reservations of seqs
 
 
@@ -58,16 +43,6 @@ def test_a_write_does_not_wait_for_a_reservation_that_leaves_room(desk: Desk) ->
     change = desk.append("a", 2)
     assert isinstance(change, Append)
     assert not change.sync
-
-
-def test_a_write_beyond_the_reserved_seqs_waits_for_the_disk(desk: Desk) -> None:
-    desk.put("a")
-    desk.commit()
-    change = desk.append("a", *range(RESERVE_MIN + 1))
-    assert isinstance(change, Append)
-    assert change.sync
-    desk.commit()
-    assert desk.engine.topic("a").reserved_seq > RESERVE_MIN
 
 
 def test_records_in_memory_only_carry_the_reservation_that_they_need(desk: Desk) -> None:
@@ -100,14 +75,60 @@ def test_a_reservation_is_undone_with_the_records_that_carried_it(desk: Desk) ->
 def test_reservations_grow_with_the_topic_and_are_few() -> None:
     topic = Topic(1, "a", 1, TopicConfig())
     steps = []
-    last = 0
-    while last < 10_000_000:
-        last += 1000
-        ceiling = topic.reservation_after(last)
-        if ceiling is not None:
-            steps.append(ceiling - last)
-            topic.reserving_seq = topic.reserved_seq = ceiling
+    for last in range(1000, 10_000_000, 1000):
+        topic.next_seq = last + 1
+        due = reservation.decide(topic)
+        if due is not None:
+            steps.append(due.ceiling - last)
+            due.commit(TopicTable())
         assert topic.reserved_seq > last
     assert steps == sorted(steps)
     assert (steps[0], steps[-1]) == (RESERVE_MIN, RESERVE_MAX)
     assert len(steps) < 40
+
+
+# Topics made and configured
+
+
+@pytest.mark.parametrize(
+    ("more", "made"),
+    [
+        *((b"", True), (b',"create":true', True), (b',"create":false', False)),
+        (b',"config":{"auto_create":false}', False),
+        (b',"config":{"auto_create":false},"create":true', True),
+        *((b',"config":{"auto_create":true},"create":false', False), (b',"create":null', True)),
+    ],
+)
+def test_create_speaks_before_auto_create(desk: Desk, more: bytes, made: bool) -> None:
+    if made:
+        append.decide(desk.engine.table, "a", body(more), desk.now)
+        assert "a" in desk.engine.topics
+    else:
+        with pytest.raises(TopicNotFound):
+            append.decide(desk.engine.table, "a", body(more), desk.now)
+        assert desk.engine.topics == {}
+
+
+def test_a_dead_letter_outside_the_prefixes_is_forbidden(desk: Desk) -> None:
+    patch = decode_config(b'{"dead_letter":"other"}')
+    with pytest.raises(Forbidden):
+        put_topic.decide(desk.engine.table, "mine.a", patch, desk.now, ["mine."])
+    with pytest.raises(Forbidden):
+        append.decide(
+            desk.engine.table,
+            "mine.a",
+            body(b',"config":{"dead_letter":"other"}'),
+            desk.now,
+            ["mine."],
+        )
+    assert desk.engine.topics == {}
+    put_topic.decide(
+        desk.engine.table, "mine.a", decode_config(b'{"dead_letter":"mine.b"}'), desk.now, ["mine."]
+    )
+
+
+def test_a_put_without_a_difference_has_no_frame_and_waits_for_nothing(desk: Desk) -> None:
+    desk.put("a", ttl_ms=1)
+    desk.commit()
+    again = desk.put("a", ttl_ms=1)
+    assert (again.frames, again.sync) == ([], False)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.engine.shard_support import Desk, records_of, seqs_of, told, view_of
+from tests.engine.shard_support import Desk, body_of, header_of, seqs_of, view_of
 from tests.support.limits import LIMITS
 from tests.support.quota import Caps
 from topics.engine.changes import append, forward
@@ -28,15 +28,13 @@ from topics.engine.topic import Topic
 from topics.engine.topic_table import TopicTable
 from topics.formats.api.append_body import decode_append
 from topics.formats.disk.copies import (
-    OWN_STAMP,
     Copier,
     ForwardBody,
-    OwnStamp,
     Run,
     Stamp,
     decode_forward,
 )
-from topics.formats.disk.frames import Frame, FrameHeader, FrameKind
+from topics.formats.disk.frames import FrameKind
 from topics.formats.disk.rendering import EncodedRecords, encode
 from topics.formats.json_text import json_bytes
 from topics.formats.ranges import SeqRange
@@ -103,29 +101,6 @@ def stand(desk: Desk) -> Derivation:
     return derivation_of(desk.engine.topic("a"), ROUTER, 0)
 
 
-def header_of(frame: Frame, lsn: int = 10) -> FrameHeader:
-    body_len = sum(map(len, frame.parts))
-    return FrameHeader(
-        b"",
-        0,
-        lsn,
-        0,
-        frame.topic_id,
-        frame.first_seq,
-        frame.ts_ms,
-        body_len,
-        frame.record_count,
-        frame.ext_len,
-        frame.kind,
-        frame.flags,
-        0,
-    )
-
-
-def body_of(frame: Frame) -> memoryview:
-    return memoryview(b"".join(map(bytes, frame.parts)))
-
-
 def replay(table: TopicTable, change: Forward | Advance, lsn: int = 10, **checked: Any) -> None:
     """Replay the change's FORWARD frame."""
     (frame,) = (frame for frame in change.frames if frame.kind is FrameKind.FORWARD)
@@ -151,20 +126,6 @@ def dest(desk: Desk) -> Desk:
     return desk
 
 
-def test_copies_get_seqs_of_their_own_and_the_cursor_moves_with_them(dest: Desk) -> None:
-    dest.append("a", "direct")
-    change = send(dest, "x", "y", cursor=12, tag="t")
-    assert stand(dest) == (0, 0), "nothing is committed"
-    dest.commit()
-    assert [(record["$seq"], record["data"]) for record in records_of(dest.read("a"))] == [
-        (1, "direct"),
-        (2, "x"),
-        (3, "y"),
-    ]
-    assert stand(dest) == (12, 2)
-    assert (change.first_seq, change.last_seq, change.ts) == (2, 3, dest.now.ts)
-
-
 def test_dests_that_take_the_same_share_a_frame_with_one_payload(dest: Desk) -> None:
     dest.append("a", "direct")
     dest.put("b", durability="ephemeral")
@@ -185,17 +146,6 @@ def test_dests_that_take_the_same_share_a_frame_with_one_payload(dest: Desk) -> 
     for name, seqs in (("a", [1, 2]), ("b", [1]), ("c", [1])):
         assert seqs_of(dest.read(name)) == seqs
         assert derivation_of(dest.engine.topic(name), ROUTER, 0) == (12, 1)
-
-
-def test_a_dest_for_which_the_server_has_no_room_has_no_row(dest: Desk) -> None:
-    dest.put("b", cap_bytes=100)
-    dest.commit()
-    caps = Caps(dest.engine, max_bytes=100)
-    found = forward_to(dest, "ba", "x" * 50, cursor=1)
-    assert [change.topic.name for change in found.changes] == ["b"]
-    assert [taker.topic.name for taker in found.refused] == ["a"]
-    assert len(decode_forward(header_of(found.frame), body_of(found.frame)).rows) == 1
-    assert caps.bytes.own <= 100
 
 
 def test_what_is_undone_leaves_seqs_and_cursor_as_they_were(dest: Desk) -> None:
@@ -319,18 +269,6 @@ def test_copies_without_room_change_nothing(dest: Desk) -> None:
     assert caps.bytes.own == 0
 
 
-def test_lost_records_of_the_source_burn_seqs(dest: Desk) -> None:
-    send(dest, "x", cursor=1)
-    dest.commit()
-    skip(dest, 6, trimmed=5)
-    send(dest, "y", cursor=7)
-    dest.commit()
-    page = dest.read("a", from_seq=1)
-    assert told(page) == (2, 6, "source_trim")
-    assert seqs_of(page) == [7]
-    assert stand(dest) == (7, 2)
-
-
 def test_more_burnt_seqs_than_are_reserved_wait_for_a_sync(dest: Desk) -> None:
     assert not skip(dest, 6, trimmed=5).sync
     assert skip(dest, 10_000, trimmed=9_000).sync
@@ -385,30 +323,6 @@ def test_frames_that_the_checkpoint_knows_are_passed_over(dest: Desk) -> None:
         replay(table, changes[0], replay=running)
     with pytest.raises(Misfit):
         replay(table, changes[1], replay=running)
-
-
-def test_a_frame_about_a_topic_that_is_gone_is_passed_over_below_the_checkpoint(
-    dest: Desk,
-) -> None:
-    change = send(dest, "x", cursor=1)
-    table = TopicTable(0, 1)
-    replay(table, change, checkpointed=True)
-    with pytest.raises(Misfit):
-        replay(table, change)
-
-
-def test_each_dest_has_the_stamp_of_its_own_router(dest: Desk) -> None:
-    dest.put("b")
-    dest.commit()
-    source = payload("x")
-    stamps = [STAMP]
-    copier = Copier([(view_of(source), Run(0, 4, 0, 1, 1))], stamps)
-    own = OwnStamp("source", 3, 1, ())
-    body = ForwardBody(4, 1, (), [Run(0, 4, 0, 1, OWN_STAMP)], copier.tail_bytes, own_stamp=own)
-    takers = [taker(dest, "a"), taker(dest, "b")._replace(name="s")]
-    found = forward.forward(dest.engine.table, takers, copier, body, dest.now.ts, dest.now)
-    held = decode_forward(header_of(found.frame), body_of(found.frame))
-    assert held.own_stamp == own._replace(routers=["r", "s"])
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 2)), max_size=6))

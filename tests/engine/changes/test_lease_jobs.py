@@ -1,16 +1,23 @@
-"""Lease jobs: what the log is told, and what becomes of leases when it could not be."""
+"""Changes of jobs: what the log is told, and what becomes of leases when it could not be."""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.engine.queue.job_desk import JobDesk
+from tests.engine.shard_support import body_of, header_of, seqs_of
 from topics.engine.changes import lease_jobs
 from topics.engine.changes.change import Change
 from topics.engine.queue.claims import Ask
 from topics.engine.queue.leases import Holder, lease_id
-from topics.formats.disk.frame_bodies import LeaseOp, LeaseRows, decode_lease
-from topics.formats.disk.frames import FrameHeader, FrameKind
+from topics.engine.store import Unreadable
+from topics.formats.disk.frame_bodies import (
+    LeaseOp,
+    LeaseRows,
+    decode_lease,
+    decode_runs,
+)
+from topics.formats.disk.frames import Frame, FrameKind
 
 
 def durable(jobs: int = 2, **config: object) -> JobDesk:
@@ -21,24 +28,10 @@ def told(change: Change) -> LeaseRows:
     """What its one frame says."""
     (frame,) = change.frames
     assert frame.kind == FrameKind.LEASE
-    body = b"".join(map(bytes, frame.parts))
-    header = FrameHeader(
-        *(b"", 0, 0, 0, frame.topic_id, frame.first_seq, frame.ts_ms, len(body)),
-        *(frame.record_count, frame.ext_len, frame.kind, frame.flags, 0),
-    )
-    return decode_lease(header, body)
+    return decode_lease(header_of(frame), body_of(frame))
 
 
 # Frames
-
-
-def test_a_claim_tells_the_log_who_holds_what_until_when() -> None:
-    desk = durable()
-    (change,) = desk.claims(Ask(desk.poll(), 2, 700))
-    rows = told(change)
-    assert (rows.op, [*rows.seqs], [*rows.deliveries]) == (LeaseOp.CLAIMED, [1, 2], [1, 1])
-    assert (rows.node, rows.until_ts) == ("n", desk.now.ts + 700)
-    assert [*rows.numbers] == [job.number for job in change.jobs]
 
 
 def test_a_nack_an_extension_and_the_end_of_a_stream_tell_it_too() -> None:
@@ -58,23 +51,6 @@ def test_a_nack_an_extension_and_the_end_of_a_stream_tell_it_too() -> None:
     assert (rows.op, [*rows.seqs], rows.until_ts) == (LeaseOp.RELEASED, [3], desk.now.ts)
 
 
-@pytest.mark.parametrize("config", [{}, {"leases_durable": True, "durability": "ephemeral"}])
-def test_the_log_is_told_nothing_where_leases_are_not_durable(config: dict[str, object]) -> None:
-    desk = JobDesk(2, **config)
-    (claimed,) = desk.claims(Ask(desk.poll(), 2, 1000))
-    changes = [claimed, desk.nack(1), desk.extend(2)]
-    assert [change.frames for change in changes] == [[], [], []]
-    assert desk.topic.pending == 0
-
-
-def test_what_nobody_holds_changes_nothing() -> None:
-    desk = durable()
-    assert desk.claims() == []
-    for change in (desk.nack(1), desk.extend(1), desk.close(Holder("n", is_stream=True))):
-        assert (change.frames, [*change.seqs]) == ([], [])
-    assert [*desk.nack(1, 7).skipped] == [1, 7]
-
-
 @pytest.mark.parametrize(("durability", "sync"), [("disk", False), ("fsync", True)])
 def test_a_lease_is_as_durable_as_the_class_and_a_move_is_always_synced(
     durability: str, sync: bool
@@ -85,16 +61,6 @@ def test_a_lease_is_as_durable_as_the_class_and_a_move_is_always_synced(
     assert desk.nack(1).sync is sync
     desk.claim()
     assert desk.dying().sync
-
-
-def test_a_move_is_logged_also_where_leases_are_not() -> None:
-    desk = JobDesk(2, max_deliveries=1, dead_letter="d")
-    desk.claim()
-    desk.nack(1)
-    desk.claim()
-    rows = told(desk.dying())
-    assert (rows.op, [*rows.seqs], [*rows.deliveries]) == (LeaseOp.DYING, [1], [1])
-    assert desk.dying().frames == []
 
 
 def test_a_move_begins_with_as_many_as_are_asked_for() -> None:
@@ -110,13 +76,6 @@ def test_a_move_begins_with_as_many_as_are_asked_for() -> None:
 
 
 # Who holds what
-
-
-def test_each_seq_of_a_request_is_taken_or_skipped_once_in_their_order() -> None:
-    desk = JobDesk(3)
-    desk.claim(3)
-    change = desk.nack(3, 9, 1, 3, 8, 9)
-    assert ([*change.seqs], [*change.skipped]) == ([3, 1], [9, 8])
 
 
 def test_a_seq_that_comes_with_two_tokens_is_taken_if_one_is_right() -> None:
@@ -139,25 +98,59 @@ def test_a_claim_that_reached_nobody_counts_no_delivery() -> None:
     assert [*desk.unclaim(*jobs).seqs] == []  # others have taken their place
 
 
-# Undo
+# Finish jobs: acks and moves delete for good
 
 
-def test_changes_of_one_job_that_fail_together_are_as_if_none_had_been() -> None:
-    desk = durable(1)
-    (change,) = desk.claims(Ask(desk.poll(), 1, 1000))
+def runs(frame: Frame) -> list[tuple[int, int]]:
+    return [(run.first, run.length) for run in decode_runs(body_of(frame))]
+
+
+def test_an_ack_of_many_jobs_is_one_frame_of_runs() -> None:
+    desk = JobDesk(6)
+    desk.claim(6)
+    change = desk.ack(6, 2, 1, 3, 9)
+    (frame,) = change.frames
+    assert runs(frame) == [(1, 3), (6, 1)]
+    assert ([*change.seqs], desk.skipped) == ([1, 2, 3, 6], [9])
     desk.commit()
-    desk.nack(1)
-    desk.claim(node="m")
-    desk.extend(1, node="m", lease_ms=9000)
-    desk.undo()
-    assert [*desk.ack(1, tokens=[lease_id(change.jobs[0].number)]).seqs] == [1]
+    assert seqs_of(desk.read("q")) == [4, 5]
 
 
-def test_a_claim_that_reached_nobody_and_its_end_may_both_fail() -> None:
-    desk = durable(1)
-    (change,) = desk.claims(Ask(desk.poll(), 1, 1000))
-    desk.unclaim((1, change.jobs[0].number))
-    desk.undo()
-    assert desk.jobs.deliveries(1) == 0
+def test_an_ack_of_nothing_still_waits_for_the_one_before_it() -> None:
+    desk = JobDesk(1, durability="fsync")
     desk.claim()
-    assert desk.jobs.deliveries(1) == 1
+    first, second = desk.ack(1), desk.ack(1)
+    assert second.frames == []
+    assert first.sync
+    assert second.sync
+    assert desk.topic.pending == 2
+    desk.commit()
+    assert not desk.ack(1).sync
+    desk.undo()
+    assert desk.topic.pending == 0
+
+
+def dying(jobs: int = 2) -> JobDesk:
+    """All of its jobs are on their way."""
+    desk = JobDesk(jobs, max_deliveries=1, dead_letter="d")
+    desk.claim(jobs)
+    desk.nack(*range(1, jobs + 1))
+    desk.claim()
+    desk.dying()
+    desk.commit()
+    return desk
+
+
+def test_a_burial_counts_also_if_the_records_cannot_be_flagged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    desk = dying()
+    desk.bury(1, 2)
+
+    def flag_deleted(*_: object) -> None:
+        raise Unreadable
+
+    monkeypatch.setattr(desk, "flag_deleted", flag_deleted)
+    with pytest.raises(Unreadable):
+        desk.commit()
+    assert desk.jobs.dead_lettered == 2, "as a replay counts"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import cbor2
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.engine.routing.test_graph import router
+from tests.engine.shard_support import body_of, header_of
 from topics.engine.changes import routers
 from topics.engine.changes.by_kind import replay_frame
 from topics.engine.changes.routers import RouterChange
@@ -19,16 +19,14 @@ from topics.engine.routing.graph import Router
 from topics.engine.shard import ShardEngine
 from topics.engine.snapshot import restore_shard, snapshot_shard
 from topics.engine.topic_table import TopicTable
-from topics.formats.disk.frames import Frame, FrameHeader, FrameKind
+from topics.formats.disk.frames import Frame, FrameKind
 
 NOW = Now(1000, 5)
 
 
 def play(table: TopicTable, frame: Frame) -> None:
     """Replay a frame as the log has it."""
-    body = b"".join(map(bytes, frame.parts))
-    header = FrameHeader(b"", 0, 0, 0, 0, 0, frame.ts_ms, len(body), 0, len(body), frame.kind, 0, 0)
-    replay_frame(Replay(table), header, memoryview(body), False)
+    replay_frame(Replay(table), header_of(frame), body_of(frame), False)
 
 
 def contents(table: TopicTable) -> tuple[dict[int, Router], list[str], int]:
@@ -61,20 +59,6 @@ def test_what_is_undone_leaves_nothing() -> None:
     engine.undo(routers.remove(engine.table, [1], NOW))
     assert contents(engine.table) == before
     assert (engine.table.shard_topic.pending, engine.table.shard_topic.pending_sync) == (0, 0)
-
-
-def test_routers_are_changed_one_after_another() -> None:
-    engine = ShardEngine()
-    routers.put(engine.table, router(1, "ab"), NOW)
-    with pytest.raises(AssertionError, match="one after another"):
-        routers.remove(engine.table, [1], NOW)
-
-
-def test_the_topic_of_the_shard_is_in_no_table() -> None:
-    engine = ShardEngine()
-    assert engine.table.shard_topic.id == 0
-    assert not engine.by_id
-    assert not engine.topics
 
 
 steps = st.lists(

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from tests.engine.shard_support import Desk, expire, fill, seqs_of, told
+from tests.engine.shard_support import Desk, body_of, expire, fill, header_of, seqs_of, told
 from topics.engine.changes import floor, start
 from topics.engine.changes.by_kind import REPLAYS, replay_frame
-from topics.engine.now import Now
 from topics.engine.replay import Misfit, Replay
 from topics.engine.topic import RESERVE_MIN
 from topics.engine.topic_table import TopicTable
 from topics.formats.disk.frame_bodies import TS_AHEAD_MS, Floors, floor_frame, lost_frame
 from topics.formats.disk.frames import (
-    FRAME_HEADER_BYTES,
     FrameHeader,
     FrameKind,
-    encode_frame,
-    header_at,
 )
 from topics.formats.ranges import SeqRange
 
@@ -84,18 +80,6 @@ def test_a_start_reserves_ts_and_a_replay_of_it_knows_them(desk: Desk) -> None:
 # Floor moved
 
 
-def test_a_floor_that_was_shown_stays_when_the_clock_steps_back(desk: Desk) -> None:
-    fill(desk, 2, ttl_ms=10)
-    desk.later(11)
-    expire(desk)
-    desk.now = Now(desk.now.ts - 1000, desk.now.ms)
-    assert expire(desk) is None
-    assert (desk.engine.topic("a").earliest_seq, desk.engine.topic("a").count) == (3, 0)
-    desk.put("a", ttl_ms=0)
-    desk.commit()
-    assert desk.engine.topic("a").earliest_seq == 3
-
-
 def test_the_log_is_told_again_of_a_floor_whose_frame_was_lost(desk: Desk) -> None:
     fill(desk, 1, ttl_ms=10)
     desk.later(11)
@@ -112,8 +96,7 @@ def replayed(desk: Desk, replay: Replay, start_seq: int, lsn: int) -> tuple[int,
     """Earliest seq, evict floor and count after a FLOOR frame at ``lsn``."""
     topic = desk.engine.topic("a")
     frame = floor_frame(topic.id, start_seq, Floors(1, start_seq, 1, 1, 1))
-    header = FrameHeader(b"", 0, lsn, 0, topic.id, start_seq, 0, 0, 0, 0, frame.kind, 0, 0)
-    floor.replay(replay, header, b"".join(frame.parts), False)
+    floor.replay(replay, header_of(frame, lsn), body_of(frame), False)
     return topic.earliest_seq, topic.evict_floor, topic.count
 
 
@@ -152,26 +135,13 @@ def test_what_a_cap_took_behind_the_frame_stays_taken_by_it(desk: Desk) -> None:
 
 
 def lose(replay: Replay, topic_id: int, first_seq: int, seqs: int, *, lsn: int = 1 << 20) -> None:
-    data = b"".join(
-        map(bytes, encode_frame(lost_frame([(topic_id, first_seq, seqs)], 64), lsn, 0, 0))
-    )
-    replay_frame(replay, header_at(data, 0), b"", False)
+    frame = lost_frame([(topic_id, first_seq, seqs)], 64)
+    replay_frame(replay, header_of(frame, lsn), b"", False)
 
 
 def started_lost(desk: Desk, replay: Replay) -> list[FrameKind]:
     frames = start.decide(replay, desk.now, clean=False, tail_may_be_lost=False)
     return [frame.kind for frame in frames]
-
-
-def test_lost_seqs_are_told_and_not_given_again(desk: Desk) -> None:
-    fill(desk, 3)
-    topic, replay = desk.engine.topic("a"), Replay(desk.engine.table)
-    for _ in range(2):  # twice does no harm
-        lose(replay, topic.id, 4, 2)
-        assert started_lost(desk, replay) == []
-        assert (topic.head_seq, topic.next_seq) == (5, 6)
-        assert seqs_of(desk.read("a")) == [1, 2, 3]
-        assert told(desk.read("a", 3)) == (4, 5, "damaged")
 
 
 def test_a_topic_that_is_not_known_keeps_its_id(desk: Desk) -> None:
@@ -214,8 +184,7 @@ def test_a_frame_tells_what_several_topics_have_lost(desk: Desk) -> None:
     desk.commit()
     replay, a, b = Replay(desk.engine.table), *map(desk.engine.topic, "ab")
     frame = lost_frame([(a.id, 4, 2), (b.id, 1, 7), (0, 0, 5)], 112)
-    data = b"".join(map(bytes, encode_frame(frame, 1 << 20, 0, 0)))
-    replay_frame(replay, header_at(data, 0), data[FRAME_HEADER_BYTES:], False)
+    replay_frame(replay, header_of(frame), body_of(frame), False)
     assert (told(desk.read("a", 3)), told(desk.read("b"))) == ((4, 5, "damaged"), (1, 7, "damaged"))
     assert {*replay.doubts} == {a.id, b.id}
 
@@ -223,7 +192,7 @@ def test_a_frame_tells_what_several_topics_have_lost(desk: Desk) -> None:
 # Replay of frames by their kind
 
 
-def header_of(kind: int) -> FrameHeader:
+def of_kind(kind: int) -> FrameHeader:
     return FrameHeader(b"", 0, 0, 0, 1, 1, 0, 0, 0, 0, kind, 0, 0)
 
 
@@ -235,7 +204,7 @@ def test_every_kind_that_is_written_is_replayed() -> None:
 
 def test_a_frame_of_another_kind_does_not_fit() -> None:
     with pytest.raises(Misfit, match="does not know the kind"):
-        replay_frame(Replay(TopicTable()), header_of(250), b"", False)
+        replay_frame(Replay(TopicTable()), of_kind(250), b"", False)
 
 
 @pytest.mark.parametrize(
@@ -250,6 +219,6 @@ def test_a_frame_of_another_kind_does_not_fit() -> None:
 )
 def test_a_frame_about_no_topic_fits_only_below_a_checkpoint(kind: FrameKind) -> None:
     replay = Replay(TopicTable())
-    replay_frame(replay, header_of(kind), b"", True)
+    replay_frame(replay, of_kind(kind), b"", True)
     with pytest.raises(Misfit, match="the topic is not known"):
-        replay_frame(replay, header_of(kind), b"", False)
+        replay_frame(replay, of_kind(kind), b"", False)

@@ -1,11 +1,15 @@
-"""Claims: which jobs a pass hands out, to whom and in what order."""
+"""Jobs and claims: every live record is in one state; which jobs a pass hands out, to whom and in
+what order.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,28 +18,115 @@ from tests.engine.queue.job_desk import JobDesk
 from tests.engine.shard_support import Desk
 from topics.engine.changes import lease_jobs
 from topics.engine.locators import Locator
+from topics.engine.now import Now
 from topics.engine.queue import claims
+from topics.engine.queue import jobs as module
 from topics.engine.queue.claims import STEP, UNREADABLE_MS, Ask, jobs_of
-from topics.engine.queue.jobs import PASS_STEPS, Jobs
-from topics.engine.queue.ledger import Ledger
+from topics.engine.queue.jobs import HEAP_STALE_MIN, LEDGER_STEP, PASS_STEPS, Counters, Jobs
+from topics.engine.queue.ledger import JobState, Ledger
+from topics.engine.queue.timetable import NEVER
 from topics.engine.store import Unreadable
 from topics.engine.topic import Topic
+from topics.formats.disk.frame_bodies import LeaseOp, LeaseRows
 from topics.formats.disk.records import RecordsView
 
 
-def test_a_claim_gives_the_records_with_what_belongs_to_their_leases() -> None:
+def test_a_delayed_record_that_comes_back_waits_for_its_time_and_a_due_one_does_not() -> None:
     desk = JobDesk()
-    desk.add("a", tag="t", meta={"k": 1})
-    (change,) = desk.claims(Ask(desk.poll(), 5, 700))
-    (job,) = change.jobs
-    assert job[:4] == (1, change.jobs[0].number, desk.now.ts + 700, 1)
-    assert msgspec.json.decode(job.record) == {
-        "$seq": 1,
-        "$ts": desk.now.ts,
-        "$tag": "t",
-        "data": "a",
-        "meta": {"k": 1},
-    }
+    desk.add("a", delay_ms=50)
+    claims.set_aside(desk.topic, [1])
+    claims.put_back(desk.topic, [1], desk.now)
+    assert desk.counters.delayed == 1
+    desk.later(50)
+    assert desk.counters.delayed == 0
+    claims.set_aside(desk.topic, [1])
+    desk.now = desk.now._replace(ts=desk.now.ts - 5000)  # the wall clock is set back
+    claims.put_back(desk.topic, [1], desk.now)
+    assert desk.claim() == [1]
+
+
+def test_what_a_checkpoint_is_told_comes_in_steps() -> None:
+    count = 2 * LEDGER_STEP + 1
+    desk = JobDesk(count, leases_durable=True)
+    desk.claim(count)
+    parts = list(desk.jobs.ledgers(desk.now, with_leases=True))
+    assert [len(part.rows) for part in parts] == [LEDGER_STEP, LEDGER_STEP, 1]
+    assert {row.state for part in parts for row in part.rows.values()} == {JobState.HELD}
+    assert [len(part.rows) for part in desk.jobs.ledgers(desk.now, with_leases=False)] == [0, 0, 0]
+
+
+def test_an_idle_queue_holds_no_memory_of_jobs_that_were_done() -> None:
+    desk = JobDesk(1000)
+    desk.claim(1000)
+    desk.ack(*range(1, 1001))
+    desk.commit()
+    assert not any(desk.jobs.is_listed(seq) for seq in range(1, 1001))
+    desk.later(2000)
+    desk.claim()
+    assert desk.jobs.next_at == NEVER
+    assert desk.jobs.leases.pollers == {}
+
+
+# Very many jobs
+
+
+def test_what_ends_at_one_moment_ends_part_by_part_in_its_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "ADVANCE_MAX", 4)
+    desk = JobDesk(6)
+    for data in range(6):
+        desk.add(data, delay_ms=1001)  # 7 to 12
+    desk.claim(6)
+    desk.later(1001)
+    for left in (2, 2):
+        assert desk.counters == Counters(12 - 2 * left, left, 0, left), "nothing before the pause"
+    assert desk.jobs.next_at is not None
+    assert desk.jobs.next_at <= desk.now.ms, "whoever waits for the others comes again"
+    desk.later(module.ADVANCE_PAUSE_MS)
+    assert desk.counters == Counters(12, 0, 0, 0)
+    assert [*chain.from_iterable(desk.claim() for _ in range(12))] == [*range(1, 13)]
+
+
+def test_a_start_shows_that_it_goes_on_for_each_job() -> None:
+    ledger, seen = Ledger(), list[object]()
+    ledger.delay(1, (10**6,) * 3)
+    ledger.apply(LeaseRows(LeaseOp.RELEASED, (7, 8), (1, 1)))
+
+    def watched(items: Iterable[Any]) -> Iterator[Any]:
+        for item in items:
+            seen.append(item)
+            yield item
+
+    Jobs(ledger).begin(Now(ts=0, ms=0), watched=watched)
+    assert len(seen) == 5
+
+
+def test_a_cut_of_very_many_jobs_that_wait_takes_no_time_for_each() -> None:
+    jobs, count = Jobs(), 200_000
+    for seq in range(1, count + 1):
+        jobs.delay(seq, 10**9, Now(ts=0, ms=0))
+    began = time.process_time()
+    jobs.cut(2)
+    jobs.cut(count)
+    assert time.process_time() - began < 0.05, "2 us for each of them are 0.4 s"
+    assert (jobs.counters(1).delayed, jobs.is_listed(count)) == (1, True)
+
+
+def test_redrives_that_fail_leave_nothing_behind() -> None:
+    desk = JobDesk(4)
+    desk.claim(2)
+    desk.nack(1, 2)
+    desk.add("due", delay_ms=100)
+    desk.later(100)
+    for _ in range(HEAP_STALE_MIN + 10):
+        assert claims.set_aside(desk.topic, [1, 2, 5]) == [1, 2, 5]
+        claims.put_back(desk.topic, [1, 2, 5], desk.now)
+    assert max(len(desk.jobs._in_line), len(desk.jobs.due)) <= HEAP_STALE_MIN + 8
+    assert [desk.claim() for _ in range(6)] == [[1], [2], [3], [4], [5], []]
+
+
+# Claims
 
 
 @pytest.mark.parametrize("others", [0, 2])
@@ -48,17 +139,6 @@ def test_a_job_that_is_due_at_its_own_ts_is_delivered(others: int) -> None:
     desk.commit()
     desk.later(5)
     assert desk.claim(9) == [*range(2, 3 + others)]
-
-
-def test_a_pass_ends_when_its_records_have_enough_bytes() -> None:
-    desk = JobDesk()
-    desk.add(*["x" * 1000] * (3 * STEP))
-    (change,) = desk.claims(Ask(desk.poll(), 1000, 1000), max_bytes=1)
-    assert len(change.jobs) == 1
-    assert desk.counters.in_flight == 1
-    (change,) = desk.claims(Ask(desk.poll(), 1000, 1000), max_bytes=(STEP + 1) * 1100)
-    assert STEP <= len(change.jobs) <= STEP + 8
-    assert desk.counters.in_flight == 1 + len(change.jobs)
 
 
 def test_a_pass_counts_the_bytes_of_large_jobs_among_many_small_ones() -> None:
@@ -127,19 +207,6 @@ def test_a_pass_that_fails_takes_no_job(monkeypatch: pytest.MonkeyPatch) -> None
             assert desk.counters.ready == 3
     (change,) = desk.claims(Ask(desk.poll(), 3, 1000))
     assert [(job.seq, job.deliveries) for job in change.jobs] == [(1, 1), (2, 1), (3, 1)]
-
-
-def test_an_unreadable_job_that_a_cap_takes_is_hidden_no_more() -> None:
-    desk = JobDesk(cap_records=10)
-    for data in range(10):
-        desk.add(data)
-    assert desk.claim(2) == [1, 2]
-    desk.add(10)
-    desk.unreadable.add(desk.topic.index.entry(1)[2])
-    assert desk.claim(5) == [4, 5, 6, 7, 8]
-    for data in range(5):
-        desk.add(data)
-    assert (desk.topic.start_seq, desk.counters.in_flight, desk.counters.ready) == (7, 2, 8)
 
 
 # Jobs that no pass may take
@@ -269,18 +336,6 @@ def exhausted_dead(desk: Desk, *datas: str) -> Topic:
     return topic
 
 
-@pytest.mark.parametrize(
-    ("max_jobs", "max_bytes", "seqs"), [(2, PLENTY, [1, 2]), (9, 1, [1]), (9, 150, [1, 2])]
-)
-def test_no_more_are_taken_than_the_bounds_allow_but_one_in_any_case(
-    desk: Desk, max_jobs: int, max_bytes: int, seqs: list[int]
-) -> None:
-    topic = exhausted_dead(desk, "x" * 80, "y" * 80, "z" * 80)
-    found = claims.dead(topic, desk.engine.store, max_jobs, max_bytes, desk.now)
-    assert [seq for seq, _ in found] == seqs
-    assert list(jobs_of(topic).dead) == [1, 2, 3], "nothing is taken yet"
-
-
 def test_a_job_whose_record_cannot_be_read_is_hidden_and_stops_no_other(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,16 +354,3 @@ def test_a_job_whose_record_cannot_be_read_is_hidden_and_stops_no_other(
     desk.later(UNREADABLE_MS)
     jobs.advance(desk.now.ms)
     assert jobs.counters(topic.count).ready == 1, "tried again by a later pass"
-
-
-def test_the_rest_of_a_batch_that_is_dying_comes_first(desk: Desk) -> None:
-    topic = exhausted_dead(desk, "x", "y", "z")
-    lease_jobs.dying(topic, 2, desk.now)
-    lease_jobs.keep_dead(topic, [1])
-    assert [seq for seq, _ in claims.dead(topic, desk.engine.store, 9, PLENTY, desk.now)] == [2]
-    lease_jobs.keep_dead(topic, [2])
-    assert [seq for seq, _ in claims.dead(topic, desk.engine.store, 9, PLENTY, desk.now)] == [
-        3,
-        1,
-        2,
-    ]

@@ -1,20 +1,37 @@
-"""Ledger: what the log says of jobs, in order or over a state that knows of some of it already."""
+"""Ledger: what the log says of jobs, in order or over a state that knows of some of it already, and
+from what the jobs go on.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import cbor2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.engine.shard_support import Desk, body_of, fill, header_of
 from tests.support.tables import table
+from topics.engine.changes.by_kind import replay_frame
+from topics.engine.queue import claims
 from topics.engine.queue import ledger as module
+from topics.engine.queue.claims import jobs_of
 from topics.engine.queue.ledger import JobRow, JobState, Ledger, keeps_leases
+from topics.engine.queue.replay import begin, follow_config, ledger_of, note_delays, open_ledger
+from topics.engine.replay import Misfit, Replay
+from topics.engine.snapshot import jobs_to_keep, restore_topic, snapshot_topic
+from topics.engine.topic import Topic
 from topics.formats.api.topic_config import TopicConfig
-from topics.formats.disk.frame_bodies import LeaseOp, LeaseRows
+from topics.formats.disk.frame_bodies import (
+    LeaseOp,
+    LeaseRows,
+    delete_runs_frame,
+    lease_frame,
+)
+from topics.formats.disk.frames import Frame
 from topics.formats.ranges import SeqRun
 
 HELD, FREE, DYING = JobState
@@ -53,11 +70,6 @@ def again(ledger: Ledger) -> Ledger:
 # What the log says
 
 
-def test_free_jobs_are_in_the_order_of_their_releases() -> None:
-    ledger = after(claimed(1, 2, 3), released(2), released(3), claimed(2), released(1), released(2))
-    assert free(ledger) == [3, 1, 2]
-
-
 @pytest.mark.parametrize(
     ("leases_durable", "durability", "expected"),
     [
@@ -71,13 +83,6 @@ def test_a_restart_knows_leases_when_they_and_their_records_are_in_the_log(
 ) -> None:
     config = TopicConfig(leases_durable=leases_durable, durability=durability)  # type: ignore[arg-type]
     assert keeps_leases(config) is expected
-
-
-def test_a_move_does_not_go_on_when_the_job_is_not_exhausted_any_more() -> None:
-    ledger = after(dying(1, deliveries=3), dying(2, deliveries=5), claimed(4))
-    ledger.revive(lambda row: row.deliveries >= 5)
-    assert [row.state for row in ledger.rows.values()] == [FREE, DYING, HELD]
-    assert ledger.rows[1] == (FREE, 0, 0, 3, "")
 
 
 # Records that go
@@ -180,7 +185,7 @@ def free(ledger: Ledger) -> list[int]:
 
 def test_a_part_has_the_columns_of_its_table() -> None:
     rows = table(module.__doc__ or "", "A part;")
-    part = after(claimed(1, 2), released(3), dying(4)).pack()
+    part = after(claimed(1, 2), released(3)._replace(error="why"), dying(4)).pack()
     assert [row["key"] for row in rows] == [*part]
     sizes = {"u8": 1, "u32": 4, "u64": 8, "i64": 8}
     for row in rows[: rows.index(next(row for row in rows if row["key"] == "nodes"))]:
@@ -235,3 +240,160 @@ def test_every_part_comes_back_in_its_order(
     assert [*found.rows.items()] == [*rows.items()]
     assert [*found.delays.items()] == sorted(delays.items())
     assert all(row.state is JobState(row.state) for row in found.rows.values())
+
+
+# Replay of a queue
+
+
+HELD, FREE, DYING = JobState
+POSITION = 1000  # LSN as of which the checkpoint holds the topic
+
+
+class Replaying:
+    """The queue ``a`` of a desk, while its frames are replayed."""
+
+    def __init__(self, desk: Desk, *writes: int, **config: Any) -> None:
+        fill(desk, *writes, **{"type": "queue", "leases_durable": True, **config})
+        self.desk, self.topic = desk, desk.engine.topic("a")
+        open_ledger(self.topic)
+        self.replay = Replay(desk.engine.table)
+        self.replay.note_restored(self.topic, self.topic.head_seq, POSITION)
+
+    @property
+    def ledger(self) -> Ledger:
+        ledger = ledger_of(self.topic)
+        assert ledger is not None
+        return ledger
+
+    def play(self, frame: Frame, lsn: int = POSITION) -> None:
+        replay_frame(self.replay, header_of(frame, lsn), body_of(frame), lsn < POSITION)
+
+    def claim(self, *seqs: int, until: int = 2_000_000, lsn: int = POSITION) -> None:
+        rows = LeaseRows(
+            LeaseOp.CLAIMED, seqs, (1,) * len(seqs), "w", until, range(70, 70 + len(seqs))
+        )
+        self.play(lease_frame(self.topic.id, 5, rows), lsn)
+
+    def begin(self) -> None:
+        begin(self.topic, self.desk, self.desk.now)
+
+
+def test_a_lease_of_a_log_or_of_an_unknown_operation_does_not_fit(desk: Desk) -> None:
+    queue = Replaying(desk, 1)
+    fill(desk, 1)
+    rows = LeaseRows(LeaseOp.CLAIMED, (1,), (1,), "w", 9, (70,))
+    with pytest.raises(Misfit, match="operation 9"):
+        queue.play(lease_frame(queue.topic.id, 5, rows)._replace(flags=9))
+    desk.put("log")
+    with pytest.raises(Misfit, match="no queue"):
+        queue.play(lease_frame(desk.engine.topic("log").id, 5, rows))
+
+
+def test_delays_that_the_checkpoint_holds_are_not_replayed(desk: Desk) -> None:
+    queue = Replaying(desk)
+    desk.append("a", records=[{"data": 1, "delay_ms": 70}, {"data": 2}])
+    desk.commit()
+    (view,) = desk._views
+
+    class OneWrite:
+        def records(self, _: int) -> Any:
+            return view
+
+    desk.engine.store = OneWrite()  # type: ignore[assignment]
+    note_delays(queue.replay, queue.topic, POSITION - 8, 1)
+    assert queue.ledger.delays == {}
+    note_delays(queue.replay, queue.topic, POSITION, 1)
+    assert queue.ledger.delays == {1: desk.now.ts + 70}
+
+
+# After the last frame
+
+
+def test_jobs_without_a_live_record_are_not_known_any_more(desk: Desk) -> None:
+    queue = Replaying(desk, 2, 3, 2, 2)
+    desk.delete_records("a", before_seq=2)
+    desk.commit()
+    queue.play(delete_runs_frame(queue.topic.id, [SeqRun(4, 1), SeqRun(6, 2)], 5))
+    queue.claim(*range(1, 12))
+    queue.ledger.delay(4, (desk.now.ts + 9,))
+    queue.begin()
+    assert sorted(jobs_of(queue.topic).leases) == [2, 3, 5, 8, 9]
+    assert jobs_of(queue.topic).counters(queue.topic.count) == (0, 5, 0, 0)
+
+
+# The checkpoint
+
+
+def kept(topic: Topic, desk: Desk) -> Any:
+    """The topic as a checkpoint has it: CBOR."""
+    found = snapshot_topic(topic, POSITION)
+    found["queue"]["parts"] += jobs_to_keep(topic, desk.now)
+    return cbor2.loads(cbor2.dumps(found))
+
+
+def restored(value: Any) -> Ledger:
+    again = Desk()
+    ledger = ledger_of(restore_topic(Replay(again.engine.table), value))
+    assert ledger is not None
+    return ledger
+
+
+KEPT = {
+    1: JobRow(HELD, 1_500_000, 70, 2, "w"),
+    2: JobRow(FREE, 1_400_000, 0, 1, ""),
+    3: JobRow(FREE, 0, 0, 5, ""),
+    4: JobRow(DYING, 0, 0, 3, "another"),
+}
+
+
+def test_a_checkpoint_holds_moves_and_delays_alone_where_leases_are_not_durable(desk: Desk) -> None:
+    queue = Replaying(desk, 6, max_deliveries=3, dead_letter="d", leases_durable=False)
+    queue.ledger.rows |= KEPT
+    queue.ledger.delays[5] = 1_003_000
+    queue.begin()
+    ledger = restored(kept(queue.topic, desk))
+    assert (ledger.rows, dict(ledger.delays)) == ({4: KEPT[4]}, {5: 1_003_000})
+
+
+def test_jobs_that_are_set_aside_are_in_a_checkpoint_as_they_were(desk: Desk) -> None:
+    queue = Replaying(desk, 6, max_deliveries=3, dead_letter="d")
+    queue.ledger.rows |= KEPT
+    queue.ledger.delays[5] = 1_003_000
+    queue.begin()
+    assert claims.set_aside(queue.topic, range(1, 7)) == [2, 3, 4, 5, 6]
+    ledger = restored(kept(queue.topic, desk))
+    assert (ledger.rows, dict(ledger.delays)) == (KEPT, {5: 1_003_000})
+
+
+def test_the_last_error_of_a_nack_stays_with_its_job() -> None:
+    why = released(1, 2)._replace(error="why")
+    ledger = after(claimed(1, 2, 3), why, claimed(1), released(1), released(2)._replace(error=""))
+    assert ledger.errors == again(ledger).errors == {1: "why", 2: ""}
+    ledger.forget((1,))
+    assert ledger.errors == {2: ""}
+    ledger.cut(3)
+    assert ledger.errors == {}
+    ledger = after(why, dying(2))
+    ledger.clear_leases()
+    assert ledger.errors == {2: "why"}
+
+
+@pytest.mark.parametrize("config", [{"leases_durable": False}, {"durability": "ephemeral"}])
+def test_where_the_log_has_no_leases_they_are_forgotten(desk: Desk, config: Any) -> None:
+    queue = Replaying(desk, 3)
+    queue.claim(1)
+    follow_config(queue.topic)
+    assert [*queue.ledger.rows] == [1]
+    desk.put("a", **config)
+    follow_config(queue.topic)
+    assert [*queue.ledger.rows] == []
+
+
+def test_a_checkpoint_holds_all_that_a_restart_knows(desk: Desk) -> None:
+    queue = Replaying(desk, 6, max_deliveries=3, dead_letter="d")
+    queue.ledger.rows |= KEPT
+    queue.ledger.delays[5] = 1_003_000
+    queue.ledger.dead_lettered = 7
+    queue.begin()
+    ledger = restored(kept(queue.topic, desk))
+    assert (ledger.rows, dict(ledger.delays), ledger.dead_lettered) == (KEPT, {5: 1_003_000}, 7)

@@ -1,16 +1,20 @@
-"""Timetable: what is due is found, in order, and an entry that is no longer true is dropped."""
+"""Timetable, seq set and delays, each against the obvious dict or set."""
 
 from __future__ import annotations
 
 import time
+from typing import NamedTuple
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from topics.engine.queue import delays
 from topics.engine.queue import timetable as module
+from topics.engine.queue.delays import BLOCK_ROWS, Delays
 from topics.engine.queue.seq_set import BLOCK, SeqSet
 from topics.engine.queue.timetable import BUCKET_MS, STALE_MIN, Timetable
+from topics.formats.ranges import SeqRun
 
 
 def filled(times: dict[int, int]) -> Timetable:
@@ -112,3 +116,65 @@ def test_a_million_seqs_are_passed_over_at_once_and_take_little_memory() -> None
     assert time.process_time() - began < 0.02
     ours.discard_below(999_999_999)
     assert not ours.blocks
+
+
+# Delays: rows by seq
+
+
+class Row(NamedTuple):
+    due_ts: int
+    until_ms: int
+
+
+JOBS = st.integers(1, 60)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("put"), JOBS, st.integers(0, 3)),
+        st.tuples(st.just("take"), JOBS, st.just(0)),
+        st.tuples(st.just("note_due"), JOBS, st.just(0)),
+        st.tuples(st.just("drop_runs"), JOBS, st.integers(1, 60)),
+    ),
+    max_size=80,
+)
+
+
+@given(STEPS)
+def test_delays_are_what_was_put_in(calls: list[tuple[str, int, int]]) -> None:
+    ours, model = Delays(), dict[int, Row]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(delays, "BLOCK_ROWS", 4)
+        for at, (name, seq, number) in enumerate(calls):
+            row = model.get(seq)
+            if name == "put":
+                ours.put(seq, at, number)
+                model[seq] = Row(at, number)
+            elif name == "take":
+                assert ours.take(seq) == (row and (row.due_ts, not row.until_ms))
+                model.pop(seq, None)
+            elif name == "note_due":
+                assert ours.note_due(seq) == (row.due_ts if row and row.until_ms else None)
+                if row:
+                    model[seq] = row._replace(until_ms=0)
+            else:
+                ours.drop_runs([SeqRun(seq, number)])
+                model = {each: row for each, row in model.items() if not 0 <= each - seq < number}
+            waits = {seq: row.until_ms for seq, row in model.items() if row.until_ms}
+            assert dict(ours) == {seq: row.due_ts for seq, row in model.items()}
+            assert list(ours) == sorted(model)
+            assert (len(ours), ours.waiting) == (len(model), len(waits))
+            assert {seq: until_ms for until_ms, seq in ours.times()} == waits
+            assert {seq: ours.until_ms(seq) for seq in waits} == waits
+            assert (
+                list(ours.rows(seq, 3))
+                == [(each, model[each].due_ts) for each in sorted(model) if each > seq][:3]
+            )
+
+
+def test_jobs_that_wait_take_few_bytes_and_a_run_of_them_goes_with_its_blocks() -> None:
+    ours, count = Delays(), 50 * BLOCK_ROWS
+    for seq in range(1, count + 1):
+        ours.put(seq, seq, seq)
+    sizes = sum(column.__sizeof__() for block in ours._blocks for column in block)
+    assert sizes / count < 32
+    ours.drop_runs([SeqRun(2, count - 2)])
+    assert (list(ours), len(ours._blocks), ours.waiting) == ([1, count], 2, 2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -41,16 +40,7 @@ def test_an_id_is_short(cursors: dict[str, int]) -> None:
         assert decode_id(id_) == cursors
 
 
-@pytest.mark.parametrize("id_", [encode_id({"t": 1}), encode_checkpoint(12)])
-def test_an_id_has_no_padding_and_no_line_end(id_: bytes) -> None:
-    assert not {*id_} & {*b"=+/\r\n"}
-
-
 @given(st.binary(max_size=40))
 def test_any_bytes_give_an_answer(text: bytes) -> None:
     assert isinstance(decode_id(text), dict | int)
-
-
-@pytest.mark.parametrize("text", [b"", b"garbage", b"W10", b"bnVsbA", b"MQ*", b"\xff"])
-def test_what_is_no_id_is_an_empty_map(text: bytes) -> None:
-    assert decode_id(text) == {}
+    assert decode_id(encode_checkpoint(10**19)) == {}, "no checkpoint has 20 digits"

@@ -146,3 +146,9 @@ def test_the_dechunker_gives_the_body_and_stops_at_its_end(
         pos += used
     assert got == body
     assert wire[pos:] == b"NEXT"
+
+
+@pytest.mark.parametrize("wire", [b"1\na\r\n", b"1\r\nab\r\n", b"0\r\nx: \0\r\n", b"-1\r\n"])
+def test_a_malformed_chunk_is_refused(wire: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        body_framing.Dechunker().take(wire, 0)

@@ -17,10 +17,6 @@ def heads() -> ResponseHeads:
     return made
 
 
-def test_a_plain_head_has_status_type_date_and_length() -> None:
-    assert heads().render(200, 7) == HEAD + b"\r\n"
-
-
 def test_further_headers_and_the_close_follow_the_length() -> None:
     head = heads().render(200, 7, ((b"a", b"1"), (b"b", b"2")), close=True)
     assert head == HEAD + b"a: 1\r\nb: 2\r\nconnection: close\r\n\r\n"
@@ -52,8 +48,3 @@ def test_lines_go_into_a_rendered_answer_in_front_of_its_body() -> None:
     head, body = with_lines(b"HTTP/1.1 200 OK\r\nb: 2\r\n\r\nbody\r\n\r\n", b"a: 1\r\n")
     assert head == b"HTTP/1.1 200 OK\r\nb: 2\r\na: 1\r\n\r\n"
     assert bytes(body) == b"body\r\n\r\n"
-
-
-def test_a_stream_has_its_own_headers_only() -> None:
-    expected = b"HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\n\r\n"
-    assert stream_head(101, ((b"upgrade", b"websocket"),)) == expected

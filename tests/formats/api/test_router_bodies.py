@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.formats.api.body_support import LIMITS
+from tests.formats.api.test_append_body import LIMITS
 from tests.support import routers
 from tests.support.routers import OTHERS
-from tests.support.wrong_types import FLAG, GUARANTEE, MATCH, TOPIC_NAMES
 from topics.errors import InvalidRequest
 from topics.formats.api.diff_body import TagMatch
 from topics.formats.api.routers import RouterConfig, decode_router, merge
@@ -30,19 +29,6 @@ def merged(base: RouterConfig | None = None, /, **fields: Any) -> RouterConfig:
 
 def test_a_new_router_has_the_defaults_in_the_documents_order() -> None:
     assert list(merged().as_json().items()) == list(DEFAULTS.items())
-
-
-@pytest.mark.parametrize("field", OTHERS)
-def test_only_the_named_field_changes_and_can_be_set_back(field: str) -> None:
-    changed = merged(merged(), **{field: OTHERS[field]})
-    assert changed.as_json() == DEFAULTS | {field: OTHERS[field]}
-    assert merged(changed).as_json() == changed.as_json()
-    assert merged(changed, **{field: DEFAULTS[field]}).as_json() == DEFAULTS
-
-
-def test_the_ends_are_those_of_the_latest_body() -> None:
-    config = merged(merged(**OTHERS), source="other", dest="end")
-    assert config.as_json() == DEFAULTS | OTHERS | {"source": "other", "dest": "end"}
 
 
 @given(st.sets(st.sampled_from(sorted(OTHERS))), st.sets(st.sampled_from(sorted(OTHERS))))
@@ -85,60 +71,11 @@ def test_create_dest_is_about_the_request_alone() -> None:
     assert merged(create_dest=False) == merged()
 
 
-def test_unknown_fields_are_ignored() -> None:
-    assert merged(later=[1], id=7, cursor="x", DEST=5) == merged()
-
-
-@pytest.mark.parametrize("field", ["source", "dest"])
-def test_both_ends_are_topics_and_stand_in_every_body(field: str) -> None:
-    rest = {name: value for name, value in ENDS.items() if name != field}
-    bodies = [json_bytes(rest)]
-    values = ["5", "null", "true", "[]", *(f'"{name}"' for name in TOPIC_NAMES), '"a->b"']
-    bodies += [b'%b,"%b":%b}' % (bodies[0][:-1], field.encode(), v.encode()) for v in values]
-    for body in bodies:
-        with pytest.raises(InvalidRequest) as raised:
-            decode_router(body, LIMITS)
-        assert raised.value.detail == {"field": field}, body
-
-
 def test_the_ends_differ_by_every_byte() -> None:
     with pytest.raises(InvalidRequest) as raised:
         merged(source="a", dest="a")
     assert raised.value.detail == {"field": "dest"}
     assert merged(source="a", dest="A").dest == "A"
-
-
-WRONG = [
-    *((field, text) for field in ("preserve_node", "preserve_tag", "create_dest") for text in FLAG),
-    *(("allow_cycle", text) for text in FLAG),
-    *(("guarantee", text) for text in GUARANTEE),
-    *(("filter", text) for text in MATCH),
-    *(("filter", text) for text in ('["tag","Glob","a**"]', '["tag","Glob","*a"]')),
-    *(("filter", text) for text in ('["tag","eq","a"]', '["tag","Eq","a","b"]')),
-]
-
-
-@pytest.mark.parametrize(("field", "text"), WRONG, ids=lambda value: f"6 {value}")
-def test_a_wrong_value_is_refused_with_its_field(field: str, text: str) -> None:
-    with pytest.raises(InvalidRequest) as raised:
-        decode_router(f'{{"source":"a","dest":"b","{field}":{text}}}'.encode(), LIMITS)
-    assert raised.value.detail["field"] == field
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        *(b"", b"{}", b"[]", b"null", b"7", b"{", b"{} {}"),
-        b'{"source":"a","dest":"b","filter":"\\ud800"}',
-        b'{"source":"a","dest":"b","filter":"\xff"}',
-        b'{"source":"a","dest":"b","filter":' + b"[" * 100_000,
-        b'{"source":"a","dest":"b","filter":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
-    ],
-    ids=lambda body: body[:40],
-)
-def test_any_other_body_is_refused(body: bytes) -> None:
-    with pytest.raises(InvalidRequest):
-        decode_router(body, LIMITS)
 
 
 @given(st.binary() | st.text().map(json_bytes))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +15,6 @@ from topics.formats.api.limits import U64_MAX
 from topics.formats.api.topic_config import (
     TopicConfig,
     TopicConfigPatch,
-    config_json,
     merge,
     shared_config,
 )
@@ -53,24 +50,6 @@ def merged(base: TopicConfig | None = None, /, **fields: Any) -> TopicConfig:
 
 def test_an_empty_request_makes_the_defaults_in_the_documents_order() -> None:
     assert list(merged().as_json().items()) == list(DEFAULTS.items())
-
-
-@pytest.mark.parametrize("field", [name for name in OTHERS if name != "type"])
-def test_only_the_named_field_changes(field: str) -> None:
-    changed = merged(TopicConfig(), **{field: OTHERS[field]}).as_json()
-    assert changed == {**DEFAULTS, field: OTHERS[field]}
-
-
-def test_all_fields_at_once_on_a_new_topic() -> None:
-    assert merged(**OTHERS).as_json() == {**OTHERS, "durable": False}
-
-
-def test_a_config_that_has_everything_keeps_it_when_nothing_is_named() -> None:
-    base = merged(**OTHERS)
-    assert merged(base) == base
-    assert merged(base, priority=None, dead_letter=None) == msgspec.structs.replace(
-        base, priority=None, dead_letter=None
-    )
 
 
 def test_a_request_may_be_given_as_it_was_answered() -> None:
@@ -137,38 +116,6 @@ def test_an_unsigned_number_has_64_bits(field: str) -> None:
         assert raised.value.detail == {"field": field}
 
 
-@pytest.mark.parametrize("field", [*UNSIGNED, "priority"])
-@pytest.mark.parametrize("value", [b"true", b"1.0", b"1e3", b'"1"', b"[]", b"{}", b"01"])
-def test_a_number_is_an_integer_literal(field: str, value: bytes) -> None:
-    with pytest.raises(InvalidRequest):
-        decode_config(b'{"%b":%b}' % (field.encode(), value))
-
-
-@pytest.mark.parametrize(
-    "field", [name for name in DEFAULTS if name not in ("priority", "dead_letter")]
-)
-def test_null_is_a_value_only_where_the_table_says_so(field: str) -> None:
-    with pytest.raises(InvalidRequest):
-        decode_config(b'{"%b":null}' % field.encode())
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        *(b'{"type":"Log"}', b'{"discard":"new"}', b'{"durability":"none"}', b'{"durable":1}'),
-        *(b'{"dead_letter":7}', b"[]", b"null", b"7", b"{"),
-    ],
-)
-def test_other_values_are_refused(body: bytes) -> None:
-    with pytest.raises(InvalidRequest):
-        decode_config(body)
-
-
-def test_an_empty_body_names_no_field_and_unknown_ones_are_ignored() -> None:
-    assert merge("topic", None, decode_config(b"")) == TopicConfig()
-    assert merge("topic", None, decode_config(b'{"later":[1],"epoch":4}')) == TopicConfig()
-
-
 @pytest.mark.parametrize("name", ["topic", "", "-x", "a b", "a\n"])
 def test_a_dead_letter_is_another_topics_name(name: str) -> None:
     with pytest.raises(InvalidRequest, match="dead_letter"):
@@ -197,10 +144,3 @@ def test_topics_with_equal_configs_share_one() -> None:
     assert merge("t", first, decode_config(b"{}")) is first
     assert merge("t", first, decode_config(b'{"ttl_ms":0}')) == TopicConfig()
     assert shared_config(TopicConfig(ttl_ms=17)) is first
-
-
-def test_a_config_as_text_is_that_of_its_fields() -> None:
-    for body in (b"{}", b'{"durable":true}', b'{"type":"queue","dead_letter":"d"}'):
-        config = merge("t", None, decode_config(body))
-        assert json.loads(config_json(config)) == config.as_json()
-        assert list(json.loads(config_json(config))) == list(config.as_json())

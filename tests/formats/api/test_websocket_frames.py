@@ -10,15 +10,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wsproto.utilities import generate_accept_token
 
-from tests.support.websocket_streams import KEY, frame, parse
+from tests.support.websocket_streams import KEY, UTF8, frame, parse
 from topics.formats.api import websocket_frames
 from topics.formats.api.websocket_frames import (
-    Opcode,
+    CODE_BYTES,
+    REASON_MAX_BYTES,
+    Binary,
+    Close,
+    CloseCode,
+    Failure,
+    accept_key,
+    close_frame,
+    is_close_code,
+    is_key,
     ping_frame,
     pong_frame,
     text_frame,
 )
-from topics.formats.api.websocket_messages import Binary, CloseCode, accept_key, close_frame, is_key
 
 
 def test_the_table_in_the_docstring_is_how_a_frame_is_read() -> None:
@@ -47,39 +55,7 @@ def test_encoded_frames_are_those_of_the_rfc() -> None:
     assert close_frame(CloseCode.NO_STATUS, "never sent").hex() == "8800"
 
 
-@pytest.mark.parametrize(
-    ("length", "header"),
-    [
-        (0, "8100"),
-        (125, "817d"),
-        (126, "817e007e"),
-        (65_535, "817effff"),
-        (65_536, "817f0000000000010000"),
-    ],
-)
-def test_a_length_is_in_its_shortest_form(length: int, header: str) -> None:
-    assert text_frame(b"x" * length) == bytes.fromhex(header) + b"x" * length
-
-
-def test_control_frames_that_do_not_fit_are_refused() -> None:
-    assert len(ping_frame(b"x" * 125)) == len(pong_frame(b"x" * 125)) == 127
-    for encode in (ping_frame, pong_frame):
-        with pytest.raises(ValueError, match="126 bytes"):
-            encode(b"x" * 126)
-
-
-def test_opcodes_are_those_of_the_rfc() -> None:
-    assert [(opcode.name, opcode.value) for opcode in Opcode] == [
-        *(("CONTINUATION", 0), ("TEXT", 1), ("BINARY", 2), ("CLOSE", 8)),
-        *(("PING", 9), ("PONG", 10)),
-    ]
-
-
 # The keys of a WebSocket handshake
-
-
-def test_the_handshake_answers_the_key_of_the_rfc() -> None:
-    assert accept_key(b"dGhlIHNhbXBsZSBub25jZQ==") == b"s3pPLMBiTxaQ9kYGzzhZRbK+xOo="
 
 
 @given(st.binary(min_size=16, max_size=16))
@@ -98,3 +74,44 @@ def test_the_handshake_answers_as_another_implementation_does(nonce: bytes) -> N
 )
 def test_a_key_that_is_not_16_bytes_of_base64_is_invalid(key: bytes) -> None:
     assert not is_key(key)
+
+
+# Closes
+
+
+def test_the_table_in_the_docstring_is_how_a_close_is_written() -> None:
+    rows = re.findall(
+        r"^    (\d+) +(\w+) +(\w+) ", websocket_frames.decode_close.__doc__ or "", re.MULTILINE
+    )
+    assert rows == [("0", str(CODE_BYTES), "code"), (str(CODE_BYTES), "rest", "reason")]
+    assert f"at most {REASON_MAX_BYTES} bytes" in (websocket_frames.decode_close.__doc__ or "")
+    payload = close_frame(1001, "bye")[2:]
+    assert (payload[:CODE_BYTES], payload[CODE_BYTES:]) == ((1001).to_bytes(2, "big"), b"bye")
+
+
+def test_a_reason_is_cut_between_characters() -> None:
+    assert close_frame(1008, "x" * 200) == b"\x88\x7d\x03\xf0" + b"x" * 123
+    assert close_frame(1008, "x" * 122 + "é") == b"\x88\x7c\x03\xf0" + b"x" * 122
+
+
+@pytest.mark.parametrize("code", [0, 999, 1004, 1005, 1006, 1015, 1016, 2999, 5000, 65_535])
+def test_a_close_code_that_must_not_be_sent_is_refused(code: int) -> None:
+    assert parse(frame(0x88, code.to_bytes(2))) == [
+        Failure(1002, f"close code {code} must not be sent")
+    ]
+    assert not is_close_code(code)
+    if code != CloseCode.NO_STATUS:
+        with pytest.raises(ValueError, match=str(code)):
+            close_frame(code)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        *(1000, 1001, 1002, 1003, 1007, 1008, 1009, 1010, 1011, 1012, 1013, 1014, 3000, 3999),
+        *(4000, 4999),
+    ],
+)
+def test_every_other_close_code_passes(code: int) -> None:
+    assert parse(frame(0x88, code.to_bytes(2) + UTF8.encode())) == [Close(code, UTF8)]
+    assert close_frame(code, UTF8) == bytes((0x88, 12)) + code.to_bytes(2) + UTF8.encode()

@@ -8,8 +8,7 @@ from wsproto import events as peer
 from wsproto.connection import Connection, ConnectionState, ConnectionType
 
 from tests.support.websocket_streams import STREAMS, parse
-from topics.formats.api.websocket_frames import ping_frame, pong_frame, text_frame
-from topics.formats.api.websocket_messages import (
+from topics.formats.api.websocket_frames import (
     Binary,
     Close,
     Event,
@@ -18,6 +17,9 @@ from topics.formats.api.websocket_messages import (
     Pong,
     Text,
     close_frame,
+    ping_frame,
+    pong_frame,
+    text_frame,
 )
 
 BAD_GATEWAY = 1014  # the newest close code in IANA's registry

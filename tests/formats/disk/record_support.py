@@ -6,33 +6,30 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from tests.support.limits import LIMITS
+from topics.config import Settings
 from topics.formats.api.append_body import AppendBody, decode_append
+from topics.formats.api.limits import limits_of
 from topics.formats.disk.records import RecordsView
 from topics.formats.disk.rendering import encode
 from topics.formats.json_text import json_string
+
+LIMITS = limits_of(Settings(max_record_bytes=1 << 24))
 
 # (node, tag, data, meta): data and meta as they are sent.
 Record = tuple[str | None, str | None, bytes, bytes | None]
 
 
-PAYLOADS = [
-    *(b"1", b"null", b'"x"', b'{"a": [1.10, "\\u00e9"]}', b'",\\"$tag\\":\\"t\\""'),
-    *('"é😀"'.encode(), b'"' + b"y" * 300 + b'"'),
-]
-
-
-METAS = [None, b"{}", b'{"m": 1}', b'{"meta":{"a":","}}']
-
-
-TEXTS = st.sampled_from([None, "", "a", "b", 'q"\\', "é", ',"$ts":1', "n" * 60])
-
-
-RECORDS = st.lists(
-    st.tuples(TEXTS, TEXTS, st.sampled_from(PAYLOADS), st.sampled_from(METAS)),
-    min_size=1,
-    max_size=6,
+PAYLOADS = st.sampled_from(
+    [
+        *(b"1", b"null", b'"x"', b'{"a": [1.10, "\\u00e9"]}', b'",\\"$tag\\":\\"t\\""'),
+        *('"é😀"'.encode(), b'"' + b"y" * 300 + b'"'),
+    ]
 )
+METAS = st.sampled_from([None, None, b"{}", b'{"m": 1}', b'{"meta":{"a":","}}'])
+TEXTS = st.sampled_from(
+    [None, None, "", "a", "ab", "b", 'q"\\', "é", ',"$ts":1', "n" * 60, "\n", "\x1f😀"]
+)
+RECORDS = st.lists(st.tuples(TEXTS, TEXTS, PAYLOADS, METAS), min_size=1, max_size=6)
 
 
 def request(records: list[Record], node: str | None = None, key: str | None = None) -> AppendBody:

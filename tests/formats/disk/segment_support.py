@@ -8,12 +8,9 @@ from dataclasses import dataclass
 import crc32c
 from hypothesis import strategies as st
 
-from topics.config import Settings
-from topics.formats.api.append_body import decode_append
-from topics.formats.api.limits import limits_of
+from tests.formats.disk.record_support import RECORDS, TEXTS, request, view_of
 from topics.formats.disk.extent_view import ExtentView
 from topics.formats.disk.records import RecordsView
-from topics.formats.disk.rendering import encode
 from topics.formats.disk.segment import (
     ENTRY_BYTES,
     HEADER_BYTES,
@@ -30,19 +27,8 @@ from topics.formats.disk.segment import (
     padding,
 )
 from topics.formats.disk.segment_build import EXTENT_BYTES, EXTENT_RECORDS, Source, build
-from topics.formats.json_text import json_string
 
-LIMITS = limits_of(Settings(max_record_bytes=1 << 24))
 HEADER = SegmentHeader(shard=3, number=7, base=0x1000, end=0x2000)
-
-TEXTS = st.sampled_from(
-    [None, None, "", "a", "ab", "b", 'q"\\', "é", ',"$ts":1', "n" * 60, "\n", "\x1f😀"]
-)
-DATA = st.sampled_from(
-    [b"1", b'"x"', b'",\\"$tag\\":\\"t\\""', '"é😀"'.encode(), b'"' + b"y" * 300 + b'"']
-)
-METAS = st.sampled_from([None, None, b"{}", b'{"m": 1}', b'{"meta":{"a":","}}'])
-RECORDS = st.lists(st.tuples(TEXTS, TEXTS, DATA, METAS), min_size=1, max_size=5)
 
 
 @dataclass(frozen=True)
@@ -59,22 +45,8 @@ class Write:
     due: Sequence[int] | None = None
 
     def view(self, first_seq: int) -> RecordsView:
-        items = []
-        for node, tag, data, meta in self.records:
-            members = [b'"data":' + data]
-            members += [b'"node":' + json_string(node)] if node is not None else []
-            members += [b'"tag":' + json_string(tag)] if tag is not None else []
-            members += [b'"meta":' + meta] if meta is not None else []
-            items.append(b"{%b}" % b",".join(members))
-        top = b'"node":%b,' % json_string(self.node) if self.node is not None else b""
-        request = decode_append(b'{%b"records":[%b]}' % (top, b",".join(items)), self.key, LIMITS)
-        encoded = encode(request, first_seq, self.ts_ms, keep_key=True, due=self.due)
-        return RecordsView(
-            encoded.flags,
-            encoded.record_count,
-            len(encoded.ext),
-            memoryview(b"".join(encoded.parts)),
-        )
+        body = request([*self.records], self.node, self.key)
+        return view_of(body, first_seq, self.ts_ms, keep_key=True, due=self.due)
 
 
 @st.composite

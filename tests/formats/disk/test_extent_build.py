@@ -17,13 +17,13 @@ from tests.formats.disk.segment_support import (
     writes,
 )
 from topics.formats.disk import extent_build
+from topics.formats.disk.extent_build import check_extent
 from topics.formats.disk.records import RecordFlags
 from topics.formats.disk.segment import (
     CHUNK_BYTES,
     ExtentKey,
 )
 from topics.formats.disk.segment_build import Source
-from topics.formats.disk.segment_check import check_extent
 
 
 def test_every_extent_with_records_of_a_write_has_its_key() -> None:

@@ -18,9 +18,9 @@ from tests.formats.disk.segment_support import (
 )
 from topics.engine.tags import PORTION_TAGS, TagIndex, json_prefix
 from topics.formats.disk import text_table
+from topics.formats.disk.extent_build import check_extent
 from topics.formats.disk.packed import PackedTexts
 from topics.formats.disk.segment_build import Source, build
-from topics.formats.disk.segment_check import check_extent
 from topics.formats.disk.text_table import TextTable
 from topics.formats.json_text import json_string
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import cbor2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.formats.disk.record_support import RECORDS, TEXTS, Record, request, shown, view_of
-from topics.formats.disk.records import RecordFlags, decode_delays, json_nodes
+from topics.formats.disk.records import RecordFlags, json_nodes
 from topics.formats.disk.rendering import encode
 
 
@@ -97,13 +96,6 @@ def test_delays_change_nothing_that_a_reader_gets(
     assert [view.ts(index) for index in range(count)] == [1000] * count
 
 
-def test_delays_are_read_from_the_ext_of_a_frame_alone() -> None:
-    assert decode_delays(cbor2.dumps({"k": "key", "d": b"\x05" + bytes(14) + b"\x01"})) == [
-        5,
-        2**56,
-    ]
-
-
 @given(RECORDS, st.data())
 def test_a_budget_is_filled_and_not_passed(records: list[Record], data: st.DataObject) -> None:
     view = view_of(request(records))
@@ -137,21 +129,6 @@ def test_records_are_cut_only_for_a_reader_who_asks_for_it(
                     and (not nodes or has_nodes == "none")
                 )
                 assert view.cuts_nothing(json_nodes(nodes), tags, metas) == whole
-
-
-def test_node_ids_are_compared_byte_by_byte() -> None:
-    view = view_of(request([("é", None, b"1", None)]))
-    assert view.select(0, 1, json_nodes(["e\u0301", "É", "é "]), True, True)
-    assert not view.select(0, 1, json_nodes(["é"]), True, True)
-
-
-def test_a_write_of_ten_thousand_records() -> None:
-    records: list[Record] = [
-        (f"n{number % 7}", f"t{number}", b"%d" % number, None) for number in range(10_000)
-    ]
-    view = view_of(request(records), first_seq=1)
-    assert view.slice(9_999, 10_000) == shown(records[9_999], 10_000, None)
-    assert len(view.select(0, 10_000, json_nodes(["n3"]), False, True)) == 10_000 - 1429
 
 
 @given(RECORDS, TEXTS, st.data())

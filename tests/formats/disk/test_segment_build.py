@@ -23,6 +23,7 @@ from tests.formats.disk.segment_support import (
     writes,
 )
 from topics.formats.disk import extent_build
+from topics.formats.disk.extent_build import check_extent
 from topics.formats.disk.records import RecordFlags
 from topics.formats.disk.segment import (
     PAGE_BYTES,
@@ -33,7 +34,6 @@ from topics.formats.disk.segment import (
     encode_trailer,
 )
 from topics.formats.disk.segment_build import Source, build
-from topics.formats.disk.segment_check import check_extent
 
 
 def test_an_extent_to_the_byte() -> None:

@@ -80,18 +80,9 @@ def test_an_envelope_is_the_map_of_the_document(
             read(packed(fields)[:end])
 
 
-@pytest.mark.parametrize(
-    ("code", "number"),
-    [
-        (ErrorCode.INVALID_FRAME, 1002),
-        (ErrorCode.UNSUPPORTED_FEATURE, 1003),
-        (ErrorCode.UNSUPPORTED_METHOD, 1101),
-        (ErrorCode.TIMEOUT, 1103),
-        (ErrorCode.APPLICATION, 2000),
-    ],
-)
-def test_error_codes_keep_their_numbers(code: ErrorCode, number: int) -> None:
-    assert code == number
+def test_error_codes_keep_their_numbers() -> None:
+    assert [*map(int, ErrorCode)] == [1002, 1003, 1101, 1103, 2000]
+    assert [code.name for code in ErrorCode][2:4] == ["UNSUPPORTED_METHOD", "TIMEOUT"]
 
 
 @given(envelopes)

@@ -4,162 +4,83 @@ from __future__ import annotations
 
 import re
 import struct
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.wire import encode
 from topics.formats.wire import message
-from topics.formats.wire.message import (
-    ARENA,
-    DAMAGED,
-    HEADER,
-    Assembler,
-    Flag,
-    Message,
-    announced_length,
-    decode_all,
-    encode,
-)
+from topics.formats.wire.message import ARENA, ERROR, HEADER, RELEASE, Assembler, Message
 
 SUBJECTS = st.text(st.characters(min_codepoint=0, max_codepoint=127), max_size=40)
+IDS, BODIES = st.integers(0, 2**64 - 1), st.binary(max_size=60)
 MESSAGES = st.lists(
-    st.tuples(
-        st.integers(0, 2**64 - 1),
-        SUBJECTS,
-        st.binary(max_size=60),
-        st.binary(max_size=60),
-        st.integers(0, 7),
-    ),
-    max_size=6,
+    st.builds(Message, IDS, st.integers(0, 7), SUBJECTS, BODIES, BODIES), max_size=6
 )
 
 
-def as_decoded(messages: list[tuple[int, str, bytes, bytes, int]]) -> list[Message]:
-    return [
-        Message(message_id, flags, subject, payload, attachment)
-        for message_id, subject, payload, attachment, flags in messages
-    ]
-
-
-def stream_of(messages: list[tuple[int, str, bytes, bytes, int]]) -> bytes:
-    return b"".join(
-        encode(message_id, subject, payload, rest, flags)
-        for message_id, subject, payload, rest, flags in messages
-    )
+def encoded(one: Message) -> bytes:
+    return encode(one.message_id, one.subject, bytes(one.payload), one.attachment, one.flags)
 
 
 def test_the_bytes_of_a_message_are_these() -> None:
     assert encode(0x0102, "rpc/append", b"\xa1\x61\x74", b"{}", ARENA).hex(" ", -8) == (
         "2700000003000000 0201000000000000 0a00020000000000 7270632f61707065 6e64a161747b7d"
     )
+    assert (ERROR, ARENA, RELEASE) == (1, 2, 4)
+    assert len(encode(7, "", b"")) == HEADER.size
 
 
 def test_the_table_in_the_docstring_is_the_struct() -> None:
     rows = re.findall(r"^    (\d+) +(\d+) +(\w+)", message.__doc__ or "", re.MULTILINE)
     codes = {4: "I", 8: "Q", 2: "H"}
     assert "<" + "".join(codes[int(size)] for _, size, _ in rows) == HEADER.format
-    offsets = [0]
-    for _, size, _ in rows:
-        offsets.append(offsets[-1] + int(size))
-    assert [int(at) for at, _, _ in rows] == offsets[:-1]
-    assert offsets[-1] == HEADER.size
-
-
-def test_an_empty_message_is_its_header() -> None:
-    assert len(encode(7, "", b"")) == HEADER.size
-    assert decode_all(encode(7, "", b"")) == ([Message(7, 0, "", b"", b"")], HEADER.size)
-
-
-def test_a_message_is_read_only() -> None:
-    one = Message(1, 0, "rpc/diff", b"", b"")
-    with pytest.raises(AttributeError):
-        one.message_id = 2  # type: ignore[misc]
+    *offsets, end = accumulate((int(size) for _, size, _ in rows), initial=0)
+    assert [int(at) for at, _, _ in rows] == offsets
+    assert end == HEADER.size
 
 
 def test_a_long_attachment_is_a_view_and_a_short_one_bytes() -> None:
-    [long, short], _ = decode_all(
-        encode(1, "a", b"p", b"x" * (message.COPIED_MAX_BYTES + 1)) + encode(2, "a", b"p", b"y")
-    )
-    assert isinstance(long.attachment, memoryview)
-    assert long.attachment == b"x" * (message.COPIED_MAX_BYTES + 1)
-    assert short.attachment == b"y"
-    assert isinstance(short.attachment, bytes)
+    body = b"x" * (message.COPIED_MAX_BYTES + 1)
+    long, short = Assembler().feed(encode(1, "a", b"p", body) + encode(2, "a", b"p", b"y"))
+    assert (type(long.attachment), long.attachment) == (memoryview, body)
+    assert (type(short.attachment), short.attachment) == (bytes, b"y")
 
 
-@pytest.mark.parametrize("kind", [bytearray, memoryview])
-def test_an_attachment_may_be_any_buffer(kind: type) -> None:
-    assert encode(1, "s", b"p", kind(b"abc")) == encode(1, "s", b"p", b"abc")
-
-
-def test_a_subject_outside_ascii_or_too_long_is_refused() -> None:
+def test_what_the_layout_cannot_carry_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnicodeEncodeError):
-        encode(1, "rpc/ä", b"")
+        encode(1, "rpc/\u00e4", b"")
     with pytest.raises(ValueError, match="does not fit"):
         encode(1, "s" * 65_536, b"")
-
-
-def test_a_message_above_the_bound_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(message, "MAX_MESSAGE_BYTES", 100)
     assert len(encode(1, "", b"p" * 76)) == 100
     with pytest.raises(ValueError, match="101 bytes"):
         encode(1, "", b"p" * 77)
 
 
-def test_made_up_subjects_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(message, "_SUBJECTS", {})
-    monkeypatch.setattr(message, "SUBJECTS_MAX", 3)
-    found, _ = decode_all(b"".join(encode(n, f"app/{n}", b"") for n in range(10)))
-    assert [one.subject for one in found] == [f"app/{n}" for n in range(10)]
-    assert len(message._SUBJECTS) == 3
-
-
-@given(MESSAGES, st.data())
-def test_any_cut_gives_a_prefix(
-    messages: list[tuple[int, str, bytes, bytes, int]], data: st.DataObject
-) -> None:
-    stream = stream_of(messages)
-    cut = data.draw(st.integers(0, len(stream)))
-    found, consumed = decode_all(stream[:cut])
-    assert found == as_decoded(messages)[: len(found)]
-    assert stream_of(messages[: len(found)]) == stream[:consumed]
-    if len(found) < len(messages):
-        assert len(stream_of(messages[: len(found) + 1])) > cut, "whatever is whole is delivered"
-
-
 @given(MESSAGES, st.lists(st.integers(0, 500)))
-def test_an_assembler_finds_the_messages_wherever_the_stream_is_cut(
-    messages: list[tuple[int, str, bytes, bytes, int]], cuts: list[int]
+def test_messages_are_found_as_soon_as_they_are_whole_wherever_the_stream_is_cut(
+    messages: list[Message], cuts: list[int]
 ) -> None:
-    stream = stream_of(messages)
+    ends = [*accumulate(len(encoded(one)) for one in messages)]
+    stream = b"".join(map(encoded, messages))
     bounds = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
-    assembler = Assembler()
-    found = [one for start, end in pairwise(bounds) for one in assembler.feed(stream[start:end])]
-    assert found == as_decoded(messages)
+    assembler, found = Assembler(), []
+    for start, end in pairwise(bounds):
+        found += assembler.feed(stream[start:end])
+        assert found == messages[: sum(whole <= end for whole in ends)]
     assert not assembler.damaged
 
 
-@given(st.binary(max_size=200))
-def test_any_bytes_give_an_answer(junk: bytes) -> None:
-    found, consumed = decode_all(junk)
-    assert 0 <= consumed <= len(junk)
-    assert (
-        stream_of(
-            [
-                (
-                    one.message_id,
-                    one.subject,
-                    bytes(one.payload),
-                    bytes(one.attachment),
-                    one.flags,
-                )
-                for one in found
-            ]
-        )
-        == junk[:consumed]
-    )
-    Assembler().feed(junk)
+@given(MESSAGES, st.binary(max_size=200))
+def test_any_bytes_give_an_answer(messages: list[Message], junk: bytes) -> None:
+    stream = b"".join(map(encoded, messages)) + junk
+    found = Assembler().feed(stream)
+    assert found[: len(messages)] == messages
+    assert stream.startswith(b"".join(map(encoded, found)))
 
 
 @pytest.mark.parametrize(
@@ -172,53 +93,30 @@ def test_any_bytes_give_an_answer(junk: bytes) -> None:
         pytest.param(16, "<H", 65_535, id="subject beyond the end"),
         pytest.param(18, "<H", 8, id="unknown flag"),
         pytest.param(20, "<I", 1, id="reserved not zero"),
+        pytest.param(25, "<B", 0x80, id="subject outside ASCII"),
     ],
 )
-def test_a_header_that_cannot_be_true_is_damage(at: int, code: str, value: int) -> None:
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_message_that_cannot_be_true_is_damage(
+    at: int, code: str, value: int, is_whole: bool
+) -> None:
     good, bad = encode(1, "a", b"p"), bytearray(encode(2, "rpc/append", b"payload", b"attachment"))
     struct.pack_into(code, bad, at, value)
-    found, consumed = decode_all(good + bad)
-    assert [one.message_id for one in found] == [1]
-    assert consumed == len(good)
-    assert announced_length(bytes(bad)) == DAMAGED
     assembler = Assembler()
-    assert len(assembler.feed(good + bad)) == 1
-    assert assembler.damaged
-
-
-def test_a_subject_outside_ascii_in_the_stream_is_damage() -> None:
-    bad = bytearray(encode(1, "abc", b""))
-    bad[25] = 0x80
-    assembler = Assembler()
-    assert assembler.feed(bytes(bad)) == []
-    assert assembler.damaged
-
-
-def test_a_header_that_is_not_whole_announces_nothing_yet() -> None:
-    stream = encode(1, "abc", b"payload")
-    assert [announced_length(stream[:n]) for n in (0, 1, 23)] == [0, 0, 0]
-    assert announced_length(stream[:24]) == len(stream)
+    assert len(assembler.feed(good + bad[: len(bad) if is_whole else HEADER.size])) == 1
+    assert assembler.damaged == (is_whole or at < HEADER.size)
 
 
 def test_a_large_message_is_not_copied_with_every_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = encode(1, "a", b"", b"z" * 100_000)
-    decoded: list[int] = []
+    whole, looked_at = encode(1, "a", b"", b"z" * 100_000), []
 
-    def counting(data: bytes) -> tuple[list[Message], int]:
-        decoded.append(len(data))
-        return decode_all(data)
+    def unpack_from(data: bytes, start: int) -> tuple[int, ...]:
+        looked_at.append(len(data))
+        return HEADER.unpack_from(data, start)
 
-    monkeypatch.setattr(message, "decode_all", counting)
+    monkeypatch.setattr(message, "HEADER", SimpleNamespace(unpack_from=unpack_from))
     assembler = Assembler()
     for at in range(0, len(whole), 100):
         found = assembler.feed(whole[at : at + 100])
     assert [one.attachment for one in found] == [b"z" * 100_000]
-    assert decoded == [100, len(whole)]
-
-
-def test_flags_keep_their_numbers() -> None:
-    assert [(flag.name, flag.value) for flag in Flag] == [
-        ("ERROR", 1),
-        ("ARENA", 2),
-        ("RELEASE", 4),
-    ]
+    assert looked_at == [100, len(whole)]

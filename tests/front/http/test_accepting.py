@@ -17,12 +17,15 @@ from trio.testing import wait_all_tasks_blocked
 from tests.support.front import APPEND, running
 from tests.support.raw_client import request
 from tests.support.server import Server
+from topics.errors import Throttled
 from topics.formats.api.response_heads import ResponseHeads
 from topics.front.http.accepting import (
     ACCEPTS_PER_TURN_MAX,
     ACCEPTS_PER_TURN_MIN,
     FILES_RESERVED,
+    LINGERING_MAX,
     Acceptor,
+    Refusals,
     connections_max,
 )
 from topics.front.http.connection import NEVER
@@ -133,7 +136,7 @@ class Poor:
         self._listener, self._acceptor = listener, acceptor
 
     def accept(self) -> tuple[socket.socket, object]:
-        if self._acceptor._spare.is_held:
+        if self._acceptor._spare_fd >= 0:
             raise OSError(errno.EMFILE, "Too many open files")
         return self._listener.accept()
 
@@ -195,3 +198,74 @@ def test_a_server_without_descriptors_answers_at_once_and_goes_on(tmp_path: Path
         assert server.log is not None
         lines = [event for event in server.log.events() if "refused" in event["event"]]
         assert len(lines) <= 2
+
+
+# Refused clients
+
+LINE = b"x-request-id: made\r\n"
+FULL = Throttled("there are too many connections", retry_after_ms=1000)
+
+
+def refused(refusals: Refusals) -> tuple[socket.socket, socket.socket]:
+    """The server's end of a refused client, and the client, which has sent something before."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = socket.create_connection(listener.getsockname(), timeout=5)
+        ours, _ = listener.accept()
+    client.send(b"GET / HTTP/1.1\r\n")
+    refusals.refuse(ours, FULL)
+    return ours, client
+
+
+def test_a_refused_client_reads_a_whole_answer_and_then_the_end() -> None:
+    refusals = Refusals(ResponseHeads(), lambda: LINE)
+    _, client = refused(refusals)
+    with client:
+        head, _, body = client.recv(4096).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 429 ")
+        assert b"\r\nconnection: close" in head
+        assert b"\r\nx-request-id: made\r\n" in head
+        assert b'"code":"throttled"' in body
+        assert client.recv(4096) == b""
+        refusals.close_all()
+
+
+def test_a_client_that_has_left_is_refused_without_an_error() -> None:
+    refusals = Refusals(ResponseHeads(), lambda: LINE)
+    ours, client = socket.socketpair()
+    client.close()
+    refusals.refuse(ours, FULL)
+    refusals.close_all()
+    assert ours.fileno() == -1
+
+
+def test_a_bounded_number_of_refused_clients_lingers_until_all_are_closed() -> None:
+    refusals = Refusals(ResponseHeads(), lambda: LINE)
+    pairs = [refused(refusals) for _ in range(LINGERING_MAX + 3)]
+    is_open = [ours.fileno() >= 0 for ours, _ in pairs]
+    assert is_open == [False] * 3 + [True] * LINGERING_MAX, "the oldest are closed first"
+    refusals.close_all()
+    assert all(ours.fileno() < 0 for ours, _ in pairs)
+    for _, client in pairs:
+        error = client.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        assert error == 0, "a reset may take the answer back"
+        assert client.recv(4096).startswith(b"HTTP/1.1 429 ")
+        client.close()
+
+
+def test_the_log_has_one_line_for_all_refusals_since_the_last_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    refusals = Refusals(ResponseHeads(), lambda: LINE)
+    with caplog.at_level(logging.WARNING):
+        refusals.log(7)
+        for reason in ("a", "a", "b"):
+            refusals.note(reason)
+        refusals.log(8)
+        refusals.log(8)
+        refusals.note("c")
+        refusals.log(9)
+    assert [record.getMessage() for record in caplog.records] == [
+        "clients refused: b (3 since the last line, 8 open)",
+        "clients refused: c (1 since the last line, 9 open)",
+    ]
+    assert refusals.count == 4

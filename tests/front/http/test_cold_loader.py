@@ -13,10 +13,9 @@ import pytest
 import trio
 import trio.testing
 
-from tests.front.http.test_cold_bridge import call_of
-from tests.support.fake_backend import FakeBackend, FakeBlock
-from topics.front.http.cold_call import ColdCall
-from topics.front.http.cold_loader import IDLE_S, SWITCH_S, ColdLoader
+from tests.front.http.test_cold_lane import call_of
+from tests.support.fake_shards import FakeBlock, FakeShards
+from topics.front.http.cold_loader import IDLE_S, SWITCH_S, ColdCall, ColdLoader
 
 LOADED_LATER = ("quart", "quart_trio", "hypercorn", "werkzeug", "flask", "h11", "h2", "jinja2")
 
@@ -117,7 +116,7 @@ async def test_a_front_that_ends_waits_for_no_import() -> None:
             return Echo()
 
         loader = ColdLoader(load, lambda: 0)
-        body = FakeBlock(9, FakeBackend())
+        body = FakeBlock(9, FakeShards())
         with trio.fail_after(10):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(loader.run)

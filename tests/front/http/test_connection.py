@@ -10,27 +10,11 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from tests.support.fake_backend import FakeBackend
+from tests.support.fake_shards import FakeShards
 from tests.support.front import APPEND, LANES, RECORD, running
 from tests.support.raw_client import request
 from topics.config import Settings
-from topics.front.http.connection import Connection, Timings
-from topics.front.http.connections import Connections
-
-
-@pytest.mark.slow
-@LANES
-@pytest.mark.parametrize("path", ["/v0/topics/a/diff", "/v0/health", "/"])
-async def test_http_1_0_is_answered_and_closed(fast: bool, path: str) -> None:
-    async with running(fast=fast, backend=FakeBackend(topics={"a": []})) as run:
-        client = await run.connect()
-        await client.say(
-            f"{'POST' if path.endswith('diff') else 'GET'} {path} HTTP/1.0\r\n\r\n".encode()
-        )
-        answer = await client.hear()
-        assert answer.status == 200
-        assert answer.headers["connection"] == "close"
-        assert await client.is_closed()
+from topics.front.http.connection import Connection, Connections, Timings
 
 
 @pytest.mark.slow
@@ -47,8 +31,8 @@ async def test_a_half_closed_client_still_gets_its_answers(fast: bool) -> None:
 @pytest.mark.slow
 @LANES
 async def test_input_behind_the_last_request_does_not_take_its_answer_back(fast: bool) -> None:
-    backend = FakeBackend(topics={"a": []}, answer_bytes=20_000_000)
-    async with running(fast=fast, backend=backend) as run:
+    shards = FakeShards(topics={"a": []}, answer_bytes=20_000_000)
+    async with running(fast=fast, shards=shards) as run:
         client = await run.connect()
         diff = request("POST", "/v0/topics/a/diff", b"{}", connection="close")
         await client.say(diff + APPEND * 1000)
@@ -67,7 +51,7 @@ async def test_a_fast_body_that_stalls_has_the_grace_and_no_more(fast: bool) -> 
         await client.say(request("POST", "/v0/topics/a", body)[:-1])
         await run.until(lambda: len(run.server.connections) == 1)
         [connection] = run.server.connections
-        await run.until(lambda: run.backend.blocks_out == 1)
+        await run.until(lambda: run.shards.blocks_out == 1)
         await trio.testing.wait_all_tasks_blocked(0.02)
         assert 25 < connection.deadline - trio.current_time() < 30.1
         await client.say(b" ")
@@ -91,25 +75,25 @@ def test_a_body_at_the_rate_lives_and_one_below_it_dies() -> None:
 
 @pytest.mark.slow
 async def test_an_append_is_not_taken_back_when_its_client_hangs_up() -> None:
-    backend = FakeBackend(topics={"slow": []}, gate=trio.Event())
-    async with running(backend=backend) as run:
+    shards = FakeShards(topics={"slow": []}, gate=trio.Event())
+    async with running(shards=shards) as run:
         client = await run.connect()
         await client.say(request("POST", "/v0/topics/slow", RECORD))
-        await run.until(lambda: backend.waiting == 1)
+        await run.until(lambda: shards.waiting == 1)
         await client.stream.aclose()
         run.sweep_in(60)
         await trio.testing.wait_all_tasks_blocked(0.01)
-        assert backend.cancelled == 0
-        assert backend.gate is not None
-        backend.gate.set()
-        await run.until(lambda: len(backend.topics["slow"]) == 1)
+        assert shards.cancelled == 0
+        assert shards.gate is not None
+        shards.gate.set()
+        await run.until(lambda: len(shards.topics["slow"]) == 1)
 
 
 @pytest.mark.slow
 @LANES
 async def test_a_slow_reader_gets_everything(fast: bool) -> None:
-    backend = FakeBackend(topics={"a": []}, answer_bytes=8_000_000)
-    async with running(fast=fast, backend=backend) as run:
+    shards = FakeShards(topics={"a": []}, answer_bytes=8_000_000)
+    async with running(fast=fast, shards=shards) as run:
         client = await run.connect()
         await client.say(request("POST", "/v0/topics/a/diff", b"{}") + request("GET", "/v0/health"))
         assert len((await client.hear()).json()["filler"]) == 8_000_000

@@ -13,35 +13,11 @@ import pytest
 import trio
 
 from tests.support.driven import scenes
-from tests.support.fake_backend import FakeBackend
+from tests.support.fake_shards import FakeShards
 from tests.support.front import APPEND, LANES, RECORD, Running, bearer, running
 from tests.support.raw_client import RawClient, request
-from topics.front.http.connection import Connection, Timings
-from topics.front.http.connections import Connections
+from topics.front.http.connection import Connection, Connections, Timings
 from topics.front.limits import Cap
-
-
-@pytest.mark.slow
-@LANES
-async def test_idle_connections_and_those_that_ask_for_it_are_closed(fast: bool) -> None:
-    async with running(fast=fast) as run:
-        keep = [await run.connect() for _ in range(50)]
-        for client in keep:
-            assert (await client.ask("POST", "/v0/topics/a", RECORD)).headers.get(
-                "connection"
-            ) is None
-        for _ in range(50):
-            client = await run.connect()
-            answer = await client.ask("POST", "/v0/topics/a", RECORD, connection="close")
-            assert answer.headers["connection"] == "close"
-            assert await client.is_closed()
-        await run.until(lambda: sum(c.idle for c in run.server.connections) == 50)
-        run.sweep_in(45)  # a busy machine takes seconds from the first of them to here
-        assert len(run.server.connections) == 50
-        run.sweep_in(76)
-        for client in keep:
-            assert await client.is_closed()
-        await run.until(lambda: len(run.server.connections) == 0)
 
 
 @pytest.mark.slow
@@ -84,25 +60,25 @@ async def test_a_silent_client_is_closed_at_its_deadline(said: bytes, patience: 
 @pytest.mark.slow
 @LANES
 async def test_a_long_poll_ends_when_its_client_hangs_up(fast: bool) -> None:
-    backend = FakeBackend(topics={"slow": []}, gate=trio.Event())
-    async with running(fast=fast, backend=backend) as run:
+    shards = FakeShards(topics={"slow": []}, gate=trio.Event())
+    async with running(fast=fast, shards=shards) as run:
         client = await run.connect()
         await client.say(request("POST", "/v0/topics/slow/diff", b'{"wait_ms":30000}'))
-        await run.until(lambda: backend.waiting == 1)
+        await run.until(lambda: shards.waiting == 1)
         await client.stream.aclose()
-        await run.until(lambda: backend.cancelled == 1)
+        await run.until(lambda: shards.cancelled == 1)
         await run.until(lambda: len(run.server.connections) == 0)
 
 
 @pytest.mark.slow
 @LANES
 async def test_a_client_that_does_not_read_is_cut_off(fast: bool) -> None:
-    backend = FakeBackend(topics={"a": []}, answer_bytes=20_000_000)
-    async with running(fast=fast, backend=backend) as run:
+    shards = FakeShards(topics={"a": []}, answer_bytes=20_000_000)
+    async with running(fast=fast, shards=shards) as run:
         client = await run.connect()
         await client.say(request("POST", "/v0/topics/a/diff", b"{}"))
         await run.until(
-            lambda: any(c.deadline < 1e18 for c in run.server.connections) and bool(backend.calls)
+            lambda: any(c.deadline < 1e18 for c in run.server.connections) and bool(shards.calls)
         )
         await trio.testing.wait_all_tasks_blocked(0.05)
         run.sweep_in(29)
@@ -188,7 +164,7 @@ async def test_a_request_that_comes_before_its_idle_connection_is_closed_is_answ
         asks.client.sendall(request("GET", "/v0/health"))
         asks.connections.sweep(trio.current_time() + 600.0)
         assert says_nothing.client.recv(9) == b""
-        asks.poller.turn()
+        asks.turn()
         assert asks.client.recv(4096)[9:12] == b"200"
 
 

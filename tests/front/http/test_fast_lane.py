@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.support.driven import scenes
+from tests.support.fake_shards import FakeShards
 from tests.support.front import APPEND, LANES, RECORD, Running, running
 from tests.support.raw_client import Answered, RawClient, request
+from topics.front.http.request_tasks import Poller
 
 CHUNKED = (
     b"POST /v0/topics/a HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
@@ -59,20 +64,6 @@ async def with_topic(run: Running) -> RawClient:
     client = await run.connect()
     assert (await client.ask("PUT", "/v0/topics/a")).status == 201
     return client
-
-
-@LANES
-@pytest.mark.parametrize("kind", sorted(KINDS))
-async def test_a_request_may_be_cut_at_every_byte(fast: bool, kind: str) -> None:
-    wire = KINDS[kind][0]
-    cuts = range(1, len(wire), max(1, len(wire) // (300 if fast else 40)))
-    async with running(fast=fast) as run:
-        client = await with_topic(run)
-        for cut in cuts:
-            await client.say(wire[:cut])
-            await trio.testing.wait_all_tasks_blocked()
-            await client.say(wire[cut:])
-            assert (await client.hear()).status == KINDS[kind][1]
 
 
 @LANES
@@ -206,7 +197,7 @@ async def test_an_ambiguous_head_is_refused_and_nothing_behind_it_runs(
         assert (answer.status, answer.code) == (400, "invalid_request")
         assert answer.headers["connection"] == "close"
         assert await client.is_closed()
-        assert run.backend.calls == []
+        assert run.shards.calls == []
 
 
 @pytest.mark.parametrize(
@@ -260,7 +251,7 @@ async def test_a_bad_chunk_is_refused_and_nothing_behind_it_runs(fast: bool, chu
         await client.say(head + chunks + SMUGGLED)
         assert (await client.hear()).status == 400
         assert await client.is_closed()
-        assert run.backend.calls == []
+        assert run.shards.calls == []
 
 
 @LANES
@@ -273,3 +264,58 @@ async def test_an_empty_chunked_body_is_an_empty_body(fast: bool) -> None:
         await client.say(head + b"2\r\n{}\r\n0\r\n\r\n")
         assert (await client.hear()).status == 415
         assert await client.is_closed()
+
+
+# Sockets
+
+HEALTH = request("GET", "/v0/health")
+
+
+async def test_a_connection_that_was_closed_in_this_turn_is_left_alone() -> None:
+    async with running() as run, scenes(run) as make:
+        several = [make() for _ in range(3)]
+        heads = run.server.lanes.heads
+        decide = heads.decide
+
+        def cut_all(raw: bytes) -> Any:
+            for scene in several:
+                scene.connection.cut()
+            heads.decide = decide  # type: ignore[method-assign]
+            return decide(raw)
+
+        heads.decide = cut_all  # type: ignore[method-assign]
+        for scene in several:
+            scene.client.sendall(HEALTH)
+        several[0].turn()
+        assert all(scene.is_over for scene in several)
+
+
+async def test_a_socket_that_cannot_be_watched_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def watch(*_: object) -> None:
+        raise OSError(errno.ENOMEM, "no memory for it")
+
+    async with running() as run, scenes(run) as make:
+        monkeypatch.setattr(Poller, "watch", watch)
+        scene = make()
+        assert scene.is_over
+        assert scene.connection not in run.server.connections
+
+
+async def test_run_polls_and_ends_every_connection_when_it_is_cancelled() -> None:
+    shards = FakeShards(topics={"slow": []}, gate=trio.Event())
+    async with running(shards=shards) as run, scenes(run) as make:
+        reading, calling, in_task = (make() for _ in range(3))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(reading.poller.run)
+            calling.client.sendall(request("POST", "/v0/topics/slow", RECORD))
+            in_task.client.sendall(request("POST", "/v0/topics/a", b" " * 100_000)[:-9])
+            reading.client.sendall(HEALTH)
+            with trio.fail_after(10):
+                await trio.lowlevel.wait_readable(reading.client)
+            assert reading.client.recv(4096)[9:12] == b"200"
+            await run.until(lambda: shards.waiting == 1)
+            assert not any(scene.is_over for scene in (reading, calling, in_task))
+            nursery.cancel_scope.cancel()
+        await run.until(lambda: all(scene.is_over for scene in (reading, calling, in_task)))
+        assert make().is_over, "the server is over"
+        shards.gate.set()  # type: ignore[union-attr]

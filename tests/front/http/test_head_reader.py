@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import gc
 import json
+from functools import reduce
+from itertools import product
 from typing import Any
 
 import pytest
 
-from tests.support.fake_backend import FakeBackend
-from tests.support.front import HANDSHAKE, LANES, RECORD, Running, running
-from tests.support.raw_client import RawClient, request
-from topics.formats.api.request_heads import HeadFields
+from tests.support.fake_shards import FakeShards
+from tests.support.front import HANDSHAKE, LANES, RECORD, Running, bearer, running
+from tests.support.raw_client import request
+from topics.formats.api.request_heads import Head, HeadFields
 from topics.front.request import Request
-from topics.front.route import NAMES
+from topics.front.route import NAMES, Route
 from topics.front.routes.table import ROUTES
-
-
-async def with_topic(run: Running) -> RawClient:
-    client = await run.connect()
-    assert (await client.ask("PUT", "/v0/topics/a")).status == 201
-    return client
 
 
 async def test_heads_are_remembered_by_digest_only_and_never_with_an_idempotency_key() -> None:
@@ -78,34 +74,25 @@ async def test_a_long_head_is_kept_neither_for_the_next_one_nor_by_a_stream(
 ) -> None:
     """There may be thousands of both."""
     async with running() as run:
-        guard, entered = run.server.lanes.guard, list[Request]()
-        enter = guard.enter
+        guard, admitted = run.server.lanes.guard, list[Request]()
+        admit = guard.admit
 
-        def note(asked: Request) -> None:
-            entered.append(asked)
-            enter(asked)
+        def note(head: Head) -> Request:
+            admitted.append(admit(head))
+            return admitted[-1]
 
-        monkeypatch.setattr(guard, "enter", note)
+        monkeypatch.setattr(guard, "admit", note)
         client = await run.connect()
         fields = HANDSHAKE if path == "/v0/ws" else {}
         long = {f"x_{number}": "x" * 9000 for number in range(6)}
         await client.say(request("GET", path, b"", **fields, **long))
         assert (await client.hear(method="HEAD")).status in (200, 101)
         assert len(run.server.lanes.heads.remembered) == 0
-        [asked] = entered
+        [asked] = admitted
         assert asked.head is not None
         if path == "/v0/ws":
             await run.until(lambda: len(run.server.live.streams) == 1)
             assert len(asked.head) == 0
-
-
-async def test_the_answer_to_a_remembered_head_depends_on_the_body() -> None:
-    async with running() as run:
-        client = await with_topic(run)
-        for n in range(5):
-            record = json.dumps({"records": [{"data": n}]}).encode()
-            assert (await client.ask("POST", "/v0/topics/a", record)).status == 200
-        assert run.backend.topics["a"] == [{"data": n} for n in range(5)]
 
 
 @LANES
@@ -124,93 +111,44 @@ async def test_an_empty_line_in_pieces_before_a_request_means_nothing(fast: bool
         assert (await client.hear()).status == 201
 
 
-RECORDS = b'{"records":[]}'
-
-
 ODD = ["%C3%A9", "%ED%A0%80", "%00"]  # a character, half of one, none
+QUERIES = (
+    "",
+    *("x=", "token=", "prefix=", "cursor=", "return_seqs=", "touch=", "page_size=", "lenient="),
+)
+FIELDS = (
+    *("accept", "accept-encoding", "authorization", "content-encoding", "content-type"),
+    *("idempotency-key", "last-event-id", "origin", "connection", "upgrade", "expect"),
+    *("sec-websocket-key", "sec-websocket-version", "host", "x-other"),
+)
+
+
+def path_of(route: Route, name: str) -> str:
+    """With ``name`` wherever the route takes one."""
+    return reduce(lambda path, slot: path.replace(slot, name), NAMES, route.path)
 
 
 @pytest.mark.slow
 @LANES
-@pytest.mark.parametrize("keys", ["", "sesame"], ids=["open", "keys"])
-async def test_a_target_that_is_not_ascii_is_answered_on_every_route(
-    fast: bool, keys: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("key", ["", "sesame"], ids=["open", "keys"])
+async def test_what_is_not_ascii_is_answered_on_every_route(
+    fast: bool, key: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with running(fast=fast, keys=keys, backend=FakeBackend(topics={"a": []})) as run:
-        for route in ROUTES:
-            for method in route.methods:
-                for target in _odd_targets(route.path):
-                    for fields in ({}, {"authorization": "Bearer sesame"} if keys else None):
-                        if fields is not None:
-                            client = await run.connect()
-                            await client.say(
-                                request(
-                                    method, target, RECORDS if method != "GET" else b"", **fields
-                                )
-                            )
-                            answer = await client.hear(method=method)
-                            assert answer.status < 500, (method, target, fields)
-    assert not [record for record in caplog.records if record.name.startswith("topics")]
-
-
-def filled(pattern: str, name: str) -> str:
-    """The path of a route with ``name`` wherever it takes one."""
-    for slot in NAMES:
-        pattern = pattern.replace(slot, name)
-    return pattern
-
-
-def _odd_targets(pattern: str) -> list[str]:
-    plain = filled(pattern, "a")
-    names = [filled(pattern, odd) for odd in ODD if ":" in pattern]
-    queries = [
-        "x={}",
-        "{}",
-        "token={}",
-        "prefix={}",
-        "cursor={}",
-        "return_seqs={}",
-        "touch={}",
-        "page_size={}",
-        "lenient={}",
-    ]
-    return [*names, *(f"{plain}?{query.format(odd)}" for query in queries for odd in ODD)]
-
-
-FIELDS = [
-    "accept",
-    "accept-encoding",
-    "authorization",
-    "content-encoding",
-    "content-type",
-    "idempotency-key",
-    "last-event-id",
-    "origin",
-    "connection",
-    "upgrade",
-    "expect",
-    "sec-websocket-key",
-    "sec-websocket-version",
-    "host",
-    "x-other",
-]
-
-
-@pytest.mark.slow
-@LANES
-async def test_a_field_that_is_not_ascii_is_answered_on_every_route(
-    fast: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with running(fast=fast, backend=FakeBackend(topics={"a": []})) as run:
-        for route in ROUTES:
-            for field in FIELDS:
+    async with running(fast=fast, keys=key, shards=FakeShards(topics={"a": []})) as run:
+        for route, auth in product(ROUTES, [{}, {"authorization": bearer(key)}] if key else [{}]):
+            odd = [path_of(route, text) for text in ODD]
+            odd += [f"{path_of(route, 'a')}?{query}{text}" for query in QUERIES for text in ODD]
+            asked: list[tuple[str, dict[str, Any]]] = [(target, auth) for target in odd]
+            if not key:
+                asked += [
+                    (path_of(route, "a"), {name.replace("-", "_"): "é\xff"}) for name in FIELDS
+                ]
+            for method, (target, fields) in product(route.methods, asked):
+                body = b"" if method == "GET" else b'{"records":[]}'
                 client = await run.connect()
-                said: dict[str, Any] = {field.replace("-", "_"): "é\xff"}
-                path = filled(route.path, "a")
-                method = route.methods[0]
-                await client.say(request(method, path, RECORDS if method != "GET" else b"", **said))
+                await client.say(request(method, target, body, **fields))
                 answer = await client.hear(method=method)
-                assert answer.status < 500, (route, field)
+                assert answer.status < 500, (method, target, fields)
     assert not [record for record in caplog.records if record.name.startswith("topics")]
 
 
@@ -220,7 +158,7 @@ async def test_a_head_that_is_known_without_its_topic_is_about_its_own_topic() -
         for n, topic in enumerate(("a", "b", "a", "c")):
             record = json.dumps({"records": [{"data": n}]}).encode()
             assert (await client.ask("POST", f"/v0/topics/{topic}", record)).status in (200, 201)
-        assert run.backend.topics == {
+        assert run.shards.topics == {
             "a": [{"data": 0}, {"data": 2}],
             "b": [{"data": 1}],
             "c": [{"data": 3}],
@@ -253,18 +191,7 @@ async def test_a_key_is_asked_about_each_topic_whatever_is_known_of_its_heads() 
             fields = {"authorization": f"Bearer {key}"}
             answer = await client.ask("PUT", f"/v0/topics/{topic}", b"{}", **fields)
             assert answer.status == status, (key, topic)
-        assert sorted(run.backend.topics) == ["t.a", "t.b", "t.c", "u.a"]
+        assert sorted(run.shards.topics) == ["t.a", "t.b", "t.c", "u.a"]
         await run.replace_keys("boss")
         fields = {"authorization": "Bearer writer"}
         assert (await client.ask("PUT", "/v0/topics/t.d", b"{}", **fields)).status == 401
-
-
-async def test_an_idempotency_key_belongs_to_one_request_whatever_is_known() -> None:
-    async with running() as run:
-        client = await run.connect()
-        for key in ("k", "l"):
-            assert (
-                await client.ask("POST", "/v0/topics/a", RECORD, idempotency_key=key)
-            ).status < 300
-        heads = run.server.lanes.heads
-        assert (len(heads.remembered), len(heads.of_topics)) == (0, 0)

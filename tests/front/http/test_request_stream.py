@@ -79,13 +79,6 @@ def test_any_cut_gives_the_same_requests(cuts: list[int]) -> None:
     assert reader.stream.is_idle
 
 
-def test_byte_by_byte_gives_the_same_requests() -> None:
-    reader = Reader()
-    for byte in WIRE:
-        reader.receive(bytes([byte]))
-    assert reader.seen == whole().seen
-
-
 @pytest.mark.parametrize("said", [b"G", b"GET / HTTP/1.1\r\n", b"\r", b"\r\nG"])
 def test_a_part_of_a_head_is_not_idle(said: bytes) -> None:
     stream = RequestStream()
@@ -111,6 +104,8 @@ def test_unread_bytes_stay_in_their_order() -> None:
     stream = RequestStream(b"abc")
     assert stream.take(2) == b"ab"
     assert stream.take(2) is None
+    assert stream.take(1) == b"c"
+    stream = RequestStream(b"c")
     stream.receive(b"de")
     assert stream.buffer[stream.pos :] == b"cde"
     assert (stream.skip(5), stream.is_idle) == (2, True)

@@ -82,11 +82,19 @@ async def test_readers_of_a_shard_that_goes_subscribe_again(front: Desk) -> None
     assert first.hear() == b"", "a page of a dropped feed is nobody's"
 
 
+async def test_a_feed_is_open_as_soon_as_its_answer_is_there(front: Desk) -> None:
+    """Its first page may be the next message of the same batch: no task runs in between."""
+    await front.client()
+    front.shards.settle("feed.open", head_seq=5, earliest_seq=1, epoch=9)
+    feed = front.live.feeds.by_number[1]
+    assert (feed.is_open, feed.seq, feed.head_seq, feed.epoch) == (True, 5, 5, 9)
+
+
 @pytest.mark.parametrize("is_back", [True, False], ids=["the shard is back", "a moment later"])
 async def test_a_reader_of_a_shard_that_is_not_ready_waits_for_it(
     is_back: bool, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("topics.front.live.live.time.monotonic", trio.current_time)
+    monkeypatch.setattr("topics.front.live.streams.time.monotonic", trio.current_time)
     async with desk() as front:
         client = await front.client()
         front.shards.refuse("feed.open", NotReady("the shard is recovering"))
@@ -112,7 +120,7 @@ TOLD = b'event: error\ndata: {"code":429,"error":"watch throttled under CPU pres
 
 @pytest.fixture
 async def pressed(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Desk]:
-    monkeypatch.setattr("topics.front.live.live.time.monotonic", trio.current_time)
+    monkeypatch.setattr("topics.front.live.streams.time.monotonic", trio.current_time)
     async with desk() as front:
         yield front
 
@@ -171,15 +179,6 @@ async def test_a_paced_stream_is_told_so_once_in_ten_seconds(
         for client in clients:
             client.stream.readers["t"].seq = 0
     assert clients[0].stream.ended is False
-
-
-async def test_streams_of_the_top_band_are_told_nothing(
-    pressed: Desk, autojump_clock: MockClock
-) -> None:
-    client, _ = await two(pressed)
-    press(pressed.pressure, pace=1.0)
-    await paced_page(pressed, 0, 1, band=4)
-    assert TOLD not in client.hear()
 
 
 async def test_a_page_tells_a_bounded_number_of_streams(

@@ -10,8 +10,8 @@ import trio.testing
 from trio.testing import wait_all_tasks_blocked
 
 from tests.front.live.streams_support import BUG, broken, goes_on, two
-from tests.support.live_desk import Desk, desk
-from topics.front.live.live import TICK_S, StreamKind
+from tests.support.live_desk import Desk, desk, page, records
+from topics.front.live.streams import TICK_S, StreamKind
 
 
 async def test_streams_are_counted_by_kind(front: Desk) -> None:
@@ -55,19 +55,37 @@ async def test_a_deferred_call_that_fails_ends_its_stream_only(
     assert [record.message for record in caplog.records] == [BUG]
 
 
-async def test_a_stream_that_fails_during_the_drain_does_not_keep_others_from_being_told(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with desk() as front:
-        first, second = await two(front)
-        monkeypatch.setattr(first.stream, "failure_event", broken)
-        front.live.drain()
-        assert b'"code":503' in second.hear()
-        assert first.stream.ended
-
-
 async def test_a_stream_that_begins_during_the_drain_is_told_so(front: Desk) -> None:
     front.live.drain()
     client = await front.client()
     assert b'"code":503' in client.hear()
     assert (client.stream.ended, front.live.streams) == (True, set())
+
+
+async def test_a_page_that_cannot_be_shown_ends_one_stream(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with desk() as front:
+        first, second = await two(front)
+        monkeypatch.setattr(first.stream, "page_event", broken)
+        await front.page(0, 1)
+        assert b'"$seq":1' in second.hear()
+        assert first.stream.ended
+        assert b'"code":500' in first.hear()
+    assert [record.message for record in caplog.records] == [BUG]
+
+
+async def test_a_stream_that_fails_while_it_catches_up_ends_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with desk() as front:
+        _, second = await two(front)
+        third = await front.client(0, topic="u")
+        for name in ("page_event", "failure_event"):
+            monkeypatch.setattr(third.stream, name, broken)
+        await front.answer("feed.open", head_seq=2, earliest_seq=1, epoch=1)
+        await front.answer("feed.read", records(0, 2), **page(0, 2), epoch=1)
+        assert third.stream.ended
+        await front.page(0, 1)
+        assert b'"$seq":1' in second.hear()
+    assert {record.message for record in caplog.records} == {BUG}

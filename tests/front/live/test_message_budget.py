@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from topics.front.live import message_budget
-from topics.front.live.message_budget import PROGRESS_MIN_BYTES, STALL_MAX_S, MessageBudget
+from topics.front.live.message_budget import (
+    NO_ROOM,
+    PROGRESS_MIN_BYTES,
+    STALL_MAX_S,
+    MessageBudget,
+)
 
 ROOM = 1 << 20
 
 
-class Socket:
+class _Socket:
     def __init__(self) -> None:
         self.gone = False
 
-    def give_up(self) -> None:
+    def fail(self, code: int, error: str) -> None:
+        assert (code, error) == (429, NO_ROOM)
         self.gone = True
+
+
+Socket: Any = _Socket
 
 
 class Clock:

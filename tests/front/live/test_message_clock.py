@@ -10,39 +10,32 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from tests.support.live_desk import Desk, socket_pair
-from topics.config import Settings
-from topics.engine.access import ANYONE
-from topics.formats.api.limits import limits_of
-from topics.front.http.connection import Connection, Timings
-from topics.front.http.connections import Connections
-from topics.front.live.live import TICK_S
+from tests.support.live_desk import Desk
+from topics.front.http.connection import Timings
+from topics.front.live.streams import TICK_S
 from topics.front.live.web_socket import WebSocket
 from topics.front.live.web_socket_publish import UNANSWERED_MAX
 
+pytestmark = pytest.mark.usefixtures("autojump_clock", "_clock")
 PATIENCE = Timings(body_grace_s=0.3, body_bytes_per_s=20)
 BEGUN = bytes.fromhex("81 85 00000000") + b"four"  # of five
 
 
+@pytest.fixture
+def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("topics.front.live.streams.time.monotonic", trio.current_time)
+
+
 @asynccontextmanager
 async def web_socket(front: Desk) -> AsyncIterator[tuple[WebSocket, socket.socket]]:
-    ours, theirs = socket_pair()
-    stream = WebSocket(
-        front.live,
-        Connection(ours, Connections(PATIENCE, 0.0)),
-        ANYONE,
-        Settings(),
-        limits_of(Settings()),
-    )
-    with ours, theirs:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(stream.run)
-            await wait_all_tasks_blocked()
-            yield stream, theirs
-            nursery.cancel_scope.cancel()
+    client = front.socket(begins=False, timings=PATIENCE)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(client.stream.run)
+        await wait_all_tasks_blocked()
+        yield client.stream, client.sock
+        nursery.cancel_scope.cancel()
 
 
-@pytest.mark.slow
 async def test_a_message_that_never_completes_ends_its_socket(front: Desk) -> None:
     async with web_socket(front) as (stream, client), web_socket(front) as (idle, _):
         client.send(BEGUN)
@@ -54,7 +47,6 @@ async def test_a_message_that_never_completes_ends_its_socket(front: Desk) -> No
         assert not idle.ended
 
 
-@pytest.mark.slow
 async def test_a_slow_but_steady_message_is_waited_for(front: Desk) -> None:
     """Ten bytes a fragment buy half a second, and come every 0.2."""
     async with web_socket(front) as (stream, client):
@@ -68,7 +60,6 @@ async def test_a_slow_but_steady_message_is_waited_for(front: Desk) -> None:
         assert b"invalid_request" in client.recv(1000)  # it was heard as a whole, and is no JSON
 
 
-@pytest.mark.slow
 async def test_a_message_that_is_not_read_because_a_shard_is_slow_is_not_late(
     front: Desk,
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import trio
 
-from tests.support.fake_backend import FakeReply
+from tests.support.fake_shards import FakeReply
 from tests.support.front import Running, running
 from tests.support.raw_client import RawClient
 from tests.support.ws import BINARY, PING, TEXT, frame_bytes, handshake
@@ -16,10 +16,10 @@ from tests.support.ws import KEY as KEY_FIELD
 from topics.config import Settings
 from topics.engine.access import ANYONE
 from topics.formats.api.limits import limits_of
-from topics.formats.api.websocket_messages import Text
+from topics.formats.api.websocket_frames import Text
 from topics.formats.wire.calls import AppendOutcome, AppendResult
 from topics.front.live import web_socket_publish
-from topics.front.live.outbox import Outbox
+from topics.front.live.streams import Outbox
 from topics.front.live.web_socket import EVENTS_PER_TURN, WebSocket
 from topics.front.live.web_socket_publish import Publishes
 
@@ -111,7 +111,7 @@ async def test_above_the_shared_bound_every_socket_may_have_one_publish_in_fligh
     monkeypatch.setattr(web_socket_publish, "UNANSWERED_MAX_BYTES", 1 << 40)
     held: list[Any] = []
     async with running() as run:
-        monkeypatch.setattr(run.backend, "call", lambda *asked: held.append(asked))
+        monkeypatch.setattr(run.shards, "call", lambda *asked: held.append(asked))
         run.server.live.messages.most = 1000
         first, second = await open_socket(run), await open_socket(run)
         publish = frame_bytes(
@@ -125,9 +125,9 @@ async def test_above_the_shared_bound_every_socket_may_have_one_publish_in_fligh
         await trio.testing.wait_all_tasks_blocked(0.01)
         assert len(held) == 2, "the first one waits for its answer"
         for *_, then in held:
-            then(FakeReply(APPENDED, b'{"topic":"a"}', run.backend))
+            then(FakeReply(APPENDED, b'{"topic":"a"}', run.shards))
         await run.until(lambda: len(held) == 3)
-        held[2][-1](FakeReply(APPENDED, b'{"topic":"a"}', run.backend))
+        held[2][-1](FakeReply(APPENDED, b'{"topic":"a"}', run.shards))
 
 
 def long_publish(*, shape: bytes = b'{"data":1}', size: int = 20 << 20) -> bytes:
@@ -164,16 +164,6 @@ async def test_a_long_publish_leaves_turns_to_others_while_it_is_decoded(
         assert asked == [(False, len(message))]
         assert turns - before > 15, "one for about each MiB"
         nursery.cancel_scope.cancel()
-
-
-async def test_a_key_that_may_not_write_sends_short_messages_only() -> None:
-    async with running(keys="key:read") as run:
-        client = await open_socket(run, "Authorization: Bearer key")
-        await client.say(frame_bytes(TEXT, b'{"op":"publish","topic":"a"}', mask=KEY))
-        assert b'"code":"forbidden"' in await client.stream.receive_some(4096)
-        await client.say(frame_bytes(TEXT, long_publish(), mask=KEY)[:4096])
-        heard = await client.stream.receive_some(4096)
-        assert (heard[0], int.from_bytes(heard[2:4])) == (0x88, 1009), "before the rest has come"
 
 
 async def test_a_long_message_that_publishes_nothing_is_refused_before_it_is_read() -> None:

@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import re
-import socket
-from collections.abc import Callable, Iterator
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
-from tests.support.live_desk import calm, refuse_next
+from tests.support.live_desk import Asked, Desk, Said, SocketClient, refuse_next
 from topics.config import Settings
-from topics.engine.access import ANYONE
 from topics.engine.priority import BANDS, TOP_BAND
 from topics.errors import NotReady, TopicFull, TopicsError
-from topics.formats.api.limits import limits_of
-from topics.formats.api.websocket_messages import Close, CloseCode, Text
+from topics.formats.api.websocket_frames import Text
 from topics.formats.json_text import json_bytes
 from topics.formats.wire.calls import (
-    APPEND,
     AppendOutcome,
-    AppendParams,
     AppendResult,
     outcome_byte,
 )
-from topics.formats.wire.contract import Call, P, R
-from topics.front.http.connection import Timings
-from topics.front.limits import make_slots
 from topics.front.live import web_socket
-from topics.front.live.live import Live
-from topics.front.live.web_socket import WebSocket
 from topics.front.live.web_socket_publish import COPY_BYTES
 
 APPENDED, _, FAILED = AppendOutcome
@@ -39,81 +29,13 @@ LONG = 2000
 SETTINGS = Settings(inline_bytes=LONG)
 
 
-class Asked(NamedTuple):
-    params: AppendParams
-    body: bytes
-    then: Callable[[Any], None]
+class Publisher(SocketClient):
+    """A socket at a desk. Topics ``a1`` are of a second shard."""
 
-    def answer(self, *answers: bytes | TopicsError) -> None:
-        bodies = [b"" if isinstance(answer, TopicsError) else answer for answer in answers]
-        failures = [answer for answer in answers if isinstance(answer, TopicsError)]
-        result = AppendResult(
-            bytes(
-                outcome_byte(FAILED if isinstance(answer, TopicsError) else APPENDED, TOP_BAND)
-                for answer in answers
-            ),
-            [len(body) for body in bodies] if len(answers) > 1 else None,
-            [(failure.code, failure.message, failure.detail) for failure in failures],
-        )
-        self.then(SimpleNamespace(result=result, body=b"".join(bodies), release=lambda: None))
-
-
-class Block:
-    def __init__(self, view: memoryview) -> None:
-        self.view, self.is_free = view, False
-
-    def free(self) -> None:
-        self.is_free = True
-
-
-class Shards:
-    """Two of them; a topic whose name ends in 1 belongs to the second. What is asked waits until
-    the test answers it.
-    """
-
-    def __init__(self) -> None:
-        self.asked: list[Asked] = []
-        self.blocks: list[tuple[Block, Any]] = []  # with their holders
-        self.is_full = False
-
-    def listen(self, listener: Any) -> None:
-        """Nothing comes."""
-
-    def shard_of(self, topic: str) -> int:
-        return int(topic.endswith("1"))
-
-    def call(
-        self,
-        shard: int,
-        call: Call[P, R],
-        params: Any,
-        body: Any,
-        then: Callable[[Any], None],
-    ) -> None:
-        assert (shard, call) == (self.shard_of(params.topic), APPEND)
-        self.asked.append(
-            Asked(params, body if isinstance(body, bytes) else bytes(body.view), then)
-        )
-
-    def reserve(self, shard: int, length: int, holder: Any) -> Any:
-        if self.is_full:
-            return None
-        block = Block(memoryview(bytearray(length)))
-        self.blocks.append((block, holder))
-        return block
-
-
-class Desk:
-    """A socket, and the client at its other end."""
-
-    def __init__(self, ours: socket.socket, theirs: socket.socket) -> None:
-        self.shards, self.client = Shards(), theirs
-        slots, self.pressure = make_slots(SETTINGS, 100), calm()
-        self.live = Live(self.shards, SETTINGS, slots, self.pressure)  # type: ignore[arg-type]
-        connection: Any = SimpleNamespace(
-            sent_bytes=0, sock=ours, buffer=b"", pos=0, unread_body=False, timings=Timings()
-        )
-        self.stream = WebSocket(self.live, connection, ANYONE, SETTINGS, limits_of(SETTINGS))
+    def __init__(self, front: Desk) -> None:
+        super().__init__(front.live, SETTINGS)
+        self.live, self.shards, self.pressure = front.live, front.shards, front.pressure
+        self.shards.elsewhere = {"a1"}
         self.stream.begin()
 
     async def say(self, *messages: bytes) -> None:
@@ -123,37 +45,37 @@ class Desk:
     def sent(self) -> list[list[bytes]]:
         """The bodies of each message to the shards."""
         found = []
-        for params, body, _ in self.shards.asked:
-            pieces = []
-            for length in params.lengths or [len(body)]:
-                pieces.append(body[:length])
-                body = body[length:]
-            assert not body
-            found.append(pieces)
+        for asked in self.shards.asked:
+            body = io.BytesIO(asked.body)
+            lengths = asked.params["lengths"] or [len(asked.body)]
+            found.append([body.read(length) for length in lengths])
+            assert not body.read()
         return found
 
-    def heard(self) -> list[tuple[str, str]]:
+    async def heard(self) -> list[tuple[str, str]]:
         """What the client is told: the op and the id of each answer."""
-        due, self.live._deferred = self.live._deferred, []
-        for _, call in due:
-            call()
-        try:
-            came = self.client.recv(1 << 20)
-        except BlockingIOError:
-            return []
-        return [
-            (op.decode(), name.decode())
-            for op, name in re.findall(rb'"op":"(\w+)","request_id":"?(\w+)', came)
-        ]
+        await wait_all_tasks_blocked()
+        told = re.findall(rb'"op":"(\w+)","request_id":"?(\w+)', self.hear())
+        return [(op.decode(), name.decode()) for op, name in told]
+
+
+def answer(asked: Asked, *answers: bytes | TopicsError) -> None:
+    """Settle each publish of a batch."""
+    bodies = [b"" if isinstance(one, TopicsError) else one for one in answers]
+    failures = [one for one in answers if isinstance(one, TopicsError)]
+    result = AppendResult(
+        bytes(outcome_byte(APPENDED if body else FAILED, TOP_BAND) for body in bodies),
+        [len(body) for body in bodies] if len(answers) > 1 else None,
+        [(failure.code, failure.message, failure.detail) for failure in failures],
+    )
+    asked.then(Said(result, b"".join(bodies)))
 
 
 @pytest.fixture
-def desk() -> Iterator[Desk]:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        ours.setblocking(False)
-        theirs.setblocking(False)
-        yield Desk(ours, theirs)
+def desk(front: Desk) -> Publisher:
+    made = Publisher(front)
+    front.clients.append(made)
+    return made
 
 
 def publish(request_id: str, topic: str = "t", size: int = 1, **fields: Any) -> bytes:
@@ -168,7 +90,7 @@ def publish(request_id: str, topic: str = "t", size: int = 1, **fields: Any) -> 
     )
 
 
-async def test_publishes_of_one_read_travel_as_one_batch_for_each_topic(desk: Desk) -> None:
+async def test_publishes_of_one_read_travel_as_one_batch_for_each_topic(desk: Publisher) -> None:
     a, b = (
         [publish(f"a{at}", "a1") for at in range(3)],
         [publish(f"b{at}", "b2") for at in range(2)],
@@ -177,14 +99,8 @@ async def test_publishes_of_one_read_travel_as_one_batch_for_each_topic(desk: De
     assert desk.sent() == [a, b, [publish("c", "c2")]]
 
 
-async def test_a_single_publish_travels_alone(desk: Desk) -> None:
-    await desk.say(publish("1"))
-    await desk.say(publish("2"))
-    assert desk.sent() == [[publish("1")], [publish("2")]]
-
-
 @pytest.mark.parametrize("size", [LONG, COPY_BYTES])
-async def test_a_long_publish_travels_alone_in_its_turn(desk: Desk, size: int) -> None:
+async def test_a_long_publish_travels_alone_in_its_turn(desk: Publisher, size: int) -> None:
     said = [
         *(publish("1"), publish("2"), publish("3", size=size), publish("4"), publish("5")),
         *(publish("6", size=size), publish("7")),
@@ -195,27 +111,29 @@ async def test_a_long_publish_travels_alone_in_its_turn(desk: Desk, size: int) -
 
 @pytest.mark.parametrize("size", [LONG, COPY_BYTES])
 async def test_a_long_publish_without_shared_memory_is_refused_and_the_others_go_on(
-    desk: Desk, size: int
+    desk: Publisher, size: int
 ) -> None:
     desk.shards.is_full = True
     await desk.say(publish("1"), publish("2", size=size), publish("3"))
     assert desk.sent() == [[publish("1")], [publish("3")]]
-    assert desk.heard() == [("error", "2")]
+    assert await desk.heard() == [("error", "2")]
     assert desk.live.messages.asked == len(publish("1")) + len(publish("3"))
 
 
 @pytest.mark.parametrize("end", ["the shard goes", "the client goes"])
-async def test_a_long_publish_that_is_copied_in_steps_may_end_midway(desk: Desk, end: str) -> None:
+async def test_a_long_publish_that_is_copied_in_steps_may_end_midway(
+    desk: Publisher, end: str
+) -> None:
     message = publish("2", size=5 * COPY_BYTES)
     copied = list[int]()
 
     async def end_it() -> None:
         while not desk.shards.blocks:
             await trio.lowlevel.checkpoint()
-        [(block, holder)] = desk.shards.blocks
+        [block] = desk.shards.blocks
         copied.append(bytes(block.view).count(b"x"))
         if end == "the shard goes":
-            holder.give_up(NotReady("gone"))
+            block.holder.give_up(NotReady("gone"))
         else:
             nursery.cancel_scope.cancel()
 
@@ -223,15 +141,15 @@ async def test_a_long_publish_that_is_copied_in_steps_may_end_midway(desk: Desk,
         nursery.start_soon(end_it)
         await desk.say(publish("1"), message, publish("3"))
     assert 0 < copied[0] < 3 * COPY_BYTES
-    [(block, _)] = desk.shards.blocks
+    [block] = desk.shards.blocks
     assert block.is_free
     others = [publish("1"), publish("3")] if end == "the shard goes" else [publish("1")]
     assert desk.sent() == [[one] for one in others]
     assert desk.live.messages.asked == sum(map(len, others))
-    assert desk.heard() == ([("error", "2")] if end == "the shard goes" else [])
+    assert await desk.heard() == ([("error", "2")] if end == "the shard goes" else [])
 
 
-async def test_a_batch_is_at_most_as_long_as_an_inline_body(desk: Desk) -> None:
+async def test_a_batch_is_at_most_as_long_as_an_inline_body(desk: Publisher) -> None:
     said = [publish(str(at), size=at * 37 % 700) for at in range(30)]
     await desk.say(*said)
     assert [body for bodies in desk.sent() for body in bodies] == said
@@ -244,68 +162,61 @@ async def test_a_batch_is_at_most_as_long_as_an_inline_body(desk: Desk) -> None:
 
 
 async def test_batches_are_sent_while_further_messages_are_decoded(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    desk: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(web_socket, "FLUSH_EVERY", 4)
     await desk.say(*(publish(str(at)) for at in range(10)))
     assert [len(bodies) for bodies in desk.sent()] == [4, 4, 2]
 
 
-async def test_publishes_with_and_without_seqs_keep_their_order(desk: Desk) -> None:
+async def test_publishes_with_and_without_seqs_keep_their_order(desk: Publisher) -> None:
     said = [publish(str(at), return_seqs=at < 2 or at > 3) for at in range(6)]
     await desk.say(*said)
     assert desk.sent() == [said[:2], said[2:4], said[4:]]
-    assert [call.params.with_seqs for call in desk.shards.asked] == [True, False, True]
+    assert [call.params["with_seqs"] for call in desk.shards.asked] == [True, False, True]
 
 
-async def test_every_answer_finds_its_publish(desk: Desk) -> None:
+async def test_every_answer_finds_its_publish(desk: Publisher) -> None:
     await desk.say(
         publish("1"), b"{", publish("2"), publish("3", "a b"), publish("4"), publish("5", "u")
     )
-    assert desk.heard() == [("error", "null"), ("error", "3")]
+    assert await desk.heard() == [("error", "null"), ("error", "3")]
     batch, alone = desk.shards.asked
-    alone.answer(b'{"topic":"u"}')
-    batch.answer(b'{"topic":"t"}', TopicFull("m"), b'{"topic":"t"}')
-    assert desk.heard() == [("ack", "5"), ("ack", "1"), ("error", "2"), ("ack", "4")]
+    answer(alone, b'{"topic":"u"}')
+    answer(batch, b'{"topic":"t"}', TopicFull("m"), b'{"topic":"t"}')
+    assert await desk.heard() == [("ack", "5"), ("ack", "1"), ("error", "2"), ("ack", "4")]
 
 
-async def test_every_publish_in_flight_is_refused_when_the_shard_goes(desk: Desk) -> None:
+async def test_every_publish_in_flight_is_refused_when_the_shard_goes(desk: Publisher) -> None:
     await desk.say(publish("1"), publish("2"))
     await desk.say(publish("3"))
     for call in desk.shards.asked:
         call.then(NotReady("the shard of this topic is not ready"))
-    assert desk.heard() == [("error", "1"), ("error", "2"), ("error", "3")]
-
-
-async def test_publishes_before_a_close_are_sent(desk: Desk) -> None:
-    assert not await desk.stream._take(
-        [Text(publish("1")), Text(publish("2")), Close(int(CloseCode.NORMAL), "")]
-    )
-    assert desk.sent() == [[publish("1"), publish("2")]]
+    assert await desk.heard() == [("error", "1"), ("error", "2"), ("error", "3")]
 
 
 @pytest.mark.parametrize("drained_first", [True, False])
 async def test_a_drained_socket_ends_after_its_publishes_are_answered(
-    desk: Desk, drained_first: bool
+    desk: Publisher, drained_first: bool
 ) -> None:
     await desk.say(publish("1"), publish("2"))
     if drained_first:
         desk.stream.drain()
         await desk.say(publish("late"))
-        assert desk.heard() == [("error", "late")]
-    desk.shards.asked[0].answer(b'{"topic":"t"}', b'{"topic":"t"}')
+        assert await desk.heard() == [("error", "late")]
+    answer(desk.shards.asked[0], b'{"topic":"t"}', b'{"topic":"t"}')
     if not drained_first:
         desk.stream.drain()
-    assert desk.heard() == [("ack", "1"), ("ack", "2"), ("error", "null")]
+    assert await desk.heard() == [("ack", "1"), ("ack", "2"), ("error", "null")]
     assert desk.stream.ended
 
 
 async def test_a_publish_under_pressure_is_refused_with_its_time_and_the_next_one_goes_on(
-    desk: Desk,
+    desk: Publisher,
 ) -> None:
     refuse_next(desk.pressure)
     await desk.say(publish("1"))
-    refused = desk.client.recv(1 << 16)
+    refused = desk.hear()
     assert b'"op":"error","request_id":"1","code":"throttled","message":"' in refused
     assert refused.endswith(b'","detail":{"retry_after_ms":1000}}')
     for governor in desk.pressure.governors:
@@ -314,13 +225,7 @@ async def test_a_publish_under_pressure_is_refused_with_its_time_and_the_next_on
     assert desk.sent() == [[publish("2")]]
 
 
-async def test_a_publish_that_opts_out_goes_on(desk: Desk) -> None:
+async def test_a_publish_that_opts_out_goes_on(desk: Publisher) -> None:
     refuse_next(desk.pressure)
     await desk.say(publish("1", disable_backpressure=True))
     assert len(desk.sent()) == 1
-
-
-async def test_the_band_of_a_topic_is_learned_from_its_batch(desk: Desk) -> None:
-    await desk.say(publish("1"), publish("2"))
-    desk.shards.asked[0].answer(b'{"a":1}', b'{"a":1}')
-    assert desk.pressure.bands.of("t") == TOP_BAND

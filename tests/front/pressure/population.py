@@ -12,12 +12,12 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from topics.actors.link.event_loop import LoopLag
 from topics.front.pressure.governor import TICK_S, Governor
 from topics.front.pressure.pressure import (
     RATE_MIN,
     REFUSAL_HOLD_S,
     RETRY_PART,
-    LoopLag,
     Promises,
 )
 
@@ -65,7 +65,7 @@ class Population:
         self.governor, self.promises = Governor(0.0), Promises()
         self.tally = Tally()
         self._governed = governed
-        self._lag = LoopLag(lambda: self.now)
+        self._lag = LoopLag(0.0)
         self._ticked = 0.0
         self._number = 0
         self._due: list[tuple[float, int, Writer]] = []
@@ -89,7 +89,7 @@ class Population:
         if not self._due or self._due[0][0] > self.now:
             until = self._ticked + TICK_S
             self.now = max(self.now, min(until, end, self._due[0][0] if self._due else end))
-        self._lag.after_io_wait(0.0)
+        self._lag.pass_began = self.now
         ready = []
         while self._due and self._due[0][0] <= self.now:
             ready.append(heapq.heappop(self._due)[2])
@@ -98,11 +98,11 @@ class Population:
         self.now += 1e-5
         if self.now - self._ticked >= TICK_S:
             self._tick()
-        self._lag.before_io_wait(0.0)
+        self._lag.end_pass(self.now)
 
     def _tick(self) -> None:
         self._ticked = self.now
-        lag_ms = self._lag.take_ms()
+        lag_ms = self._lag.take_ms(self.now)
         self.tally.lags_ms.append(lag_ms)
         self.governor.tick(self.now, lag_ms)
         self.promises.expire(self.now)

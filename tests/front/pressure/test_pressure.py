@@ -10,6 +10,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from topics.actors.link.event_loop import LoopLag
 from topics.engine.access import ANYONE
 from topics.engine.priority import NEW_BAND, TOP_BAND
 from topics.errors import Throttled
@@ -17,12 +18,10 @@ from topics.front.pressure import pressure as module
 from topics.front.pressure.governor import TICK_S
 from topics.front.pressure.pressure import (
     LIFE_S,
-    REFUSABLE_MAX_BYTES,
     REFUSAL_HOLD_S,
     RETRY_MAX_S,
     RETRY_MIN_S,
     Bands,
-    LoopLag,
     Pressure,
     Promises,
     hold_back,
@@ -30,7 +29,6 @@ from topics.front.pressure.pressure import (
 
 KEY, OTHER = b"k", b"o"
 RECORD = b'{"records":[{"data":1}]}'
-FORCED = b'{"records":[{"data":1}],"disable_backpressure":true}'
 
 
 class Desk:
@@ -118,12 +116,6 @@ def test_a_write_that_gets_through_anyway_leaves_the_promise(pressed: Desk) -> N
     assert pressed.pressure.promises.redeem((KEY, "t"), pressed.now)
 
 
-def test_a_first_refusal_is_for_a_whole_second_exactly(pressed: Desk) -> None:
-    pressed.now += 100.0
-    pressed.pressure.promises.expire(pressed.now)
-    assert pressed.refused("t").detail["retry_after_ms"] == 1000, "nobody else waits"
-
-
 def test_each_holder_is_told_a_time_of_its_own_and_waits_behind_its_last_one() -> None:
     promises = Promises()
     dues = [promises.give((KEY, str(number)), 0.0, 0.1) for number in range(100)]
@@ -132,13 +124,6 @@ def test_each_holder_is_told_a_time_of_its_own_and_waits_behind_its_last_one() -
     assert due == pytest.approx([11.0, 21.0, RETRY_MAX_S])
     assert promises.count == 102, "a time at the bound is no promise"
     assert promises.give((KEY, "new"), 0.0, 0.1) == pytest.approx(11.0), "not behind those"
-
-
-@pytest.mark.parametrize(
-    "body", [FORCED, b" " * REFUSABLE_MAX_BYTES + b"{"], ids=["opts out", "long"]
-)
-def test_who_may_not_be_refused_is_let_in(pressed: Desk, body: bytes) -> None:
-    assert [pressed.write("t", body=body) for _ in range(100)] == [None] * 100
 
 
 def test_a_late_loop_is_everybodys_and_a_late_shard_its_topics(desk: Desk) -> None:
@@ -283,27 +268,21 @@ def test_only_topics_whose_band_is_not_that_of_new_ones_are_kept_within_a_bound(
     ids=["idle", "half a pass", "one event in ten waits, 5 ms on average"],
 )
 def test_the_lag_is_what_an_event_waits(spent_s: float, idle_s: float, lag_ms: float) -> None:
-    now = [0.0]
-    lag = LoopLag(lambda: now[0])
+    lag, now = LoopLag(0.0), 0.0
     for _ in range(10):
-        lag.after_io_wait(0.0)
-        now[0] += spent_s
-        lag.before_io_wait(0.0)
-        now[0] += idle_s
-    assert lag.take_ms() == pytest.approx(lag_ms)
+        lag.pass_began = now
+        now += spent_s
+        lag.end_pass(now)
+        now += idle_s
+    assert lag.take_ms(now) == pytest.approx(lag_ms)
 
 
 def test_a_stopped_process_weighs_in_one_window() -> None:
-    now = [0.0]
-    lag = LoopLag(lambda: now[0])
-    lag.after_io_wait(0.0)
-    now[0] = 4.99
-    lag.take_ms()
-    now[0] = 5.0
-    lag.before_io_wait(0.0)
-    assert lag.take_ms() == pytest.approx(2500.0), "not more than half of the pass"
-    now[0] = 5.05
-    assert lag.take_ms() == 0.0
+    lag = LoopLag(0.0)
+    lag.take_ms(4.99)
+    lag.end_pass(5.0)
+    assert lag.take_ms(5.0) == pytest.approx(2500.0), "not more than half of the pass"
+    assert lag.take_ms(5.05) == 0.0
 
 
 # Appends

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import trio
 
-from tests.support.fake_backend import FakeBackend
+from tests.support.fake_shards import FakeShards
 
 
 @pytest.fixture
-def slow() -> FakeBackend:
+def slow() -> FakeShards:
     """Calls of topic ``slow`` wait; a claim of it gets jobs 1 and 2."""
-    return FakeBackend(topics={"slow": []}, gate=trio.Event(), leased=[1, 2])
+    return FakeShards(topics={"slow": []}, gate=trio.Event(), leased=[1, 2])

@@ -10,18 +10,18 @@ from contextlib import contextmanager
 import trio
 import trio.testing
 
-from tests.support.fake_backend import FakeBackend
+from tests.support.fake_shards import FakeShards
 from tests.support.raw_client import RawClient
 
 HOW = ["closed", "half closed", "reset"]
 
 
 @contextmanager
-def granted(backend: FakeBackend) -> Iterator[None]:
+def granted(shards: FakeShards) -> Iterator[None]:
     """The waiting claims are answered when the block ends."""
     yield
-    assert backend.gate is not None
-    backend.gate.set()
+    assert shards.gate is not None
+    shards.gate.set()
 
 
 async def hang_up(client: RawClient, how: str) -> None:

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from tests.support.fake_backend import FakeBackend
-from tests.support.front import KEYS, LANES, RECORD, running
-
-
-@LANES
-async def test_probes_need_a_key_with_probe_auth(fast: bool) -> None:
-    async with running(fast=fast, keys=KEYS, probe_auth=True) as run:
-        client = await run.connect()
-        assert (await client.ask("GET", "/v0/health")).status == 401
-        assert (await client.ask("GET", "/v0/health", authorization="Bearer writer")).status == 200
+from tests.support.fake_shards import FakeShards
+from tests.support.front import LANES, RECORD, running
 
 
 @LANES
 async def test_readiness_reports_the_replay_progress(fast: bool) -> None:
-    backend = FakeBackend(ready=False)
-    async with running(fast=fast, backend=backend) as run:
+    shards = FakeShards(ready=False)
+    async with running(fast=fast, shards=shards) as run:
         client = await run.connect()
         assert (await client.ask("GET", "/v0/health")).json()["status"] == "ok"
         for method, path, body in (
@@ -29,7 +21,7 @@ async def test_readiness_reports_the_replay_progress(fast: bool) -> None:
             assert (answer.status, answer.code) == (503, "not_ready")
             assert answer.headers["retry-after"] == "1"
             assert answer.json()["error"]["detail"]["replay_progress"] == 0.25
-        backend.ready = True
+        shards.ready = True
         assert (await client.ask("GET", "/v0/ready")).json()["wal_replay_complete"] is True
         head = await client.ask("HEAD", "/healthz")
         assert head.status == 200

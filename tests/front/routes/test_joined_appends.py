@@ -3,41 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from tests.support.fake_backend import FakeBackend
+from tests.support.fake_shards import FakeShards
 from topics.engine.access import ANYONE, Principal, Scope
 from topics.errors import TopicsError
 from topics.formats.wire.calls import AppendParams
 from topics.front.answers import Answer
-from topics.front.pressure.pressure import Bands
+from topics.front.pressure.pressure import Pressure
 from topics.front.queries import parse_query
 from topics.front.request import Request
-from topics.front.routes import records
-from topics.front.routes.joined_appends import (
+from topics.front.routes.records import (
+    APPEND_ROUTE,
     JOINED_FIRST,
     JOINED_MAX,
     JOINED_MAX_BYTES,
     Appends,
 )
 
-ROUTE = next(route for route in records.ROUTES if route.name == "append")
+ROUTE = APPEND_ROUTE
 
 
 class Desk:
     """Appends to fake shards; ``heard`` has the answers in the order in which they came."""
 
     def __init__(self) -> None:
-        self.backend = FakeBackend(topics={"a": []})
-        self.appends = Appends(self.backend, Bands())
+        self.shards = FakeShards(topics={"a": []})
+        self.appends = Appends(self.shards, Pressure(1, lambda _: 0.0))
         self.heard: list[tuple[str, Any]] = []
 
     def request(self, topic: str, **fields: Any) -> Request:
         request = Request(
-            *("POST", ROUTE, topic, "", "", self.backend.shard_of(topic), ANYONE),
+            *("POST", ROUTE, topic, "", "", self.shards.shard_of(topic), ANYONE),
             *(parse_query(ROUTE.parameters, b""), None, False, False, None, None),
         )
         return replace(request, **fields)
@@ -50,7 +50,6 @@ class Desk:
         then: Callable[[], None] | None = None,
         *,
         with_seqs: bool = True,
-        parked_ms: float = 0.0,
         **fields: Any,
     ) -> None:
         def hear(answer: Answer | TopicsError) -> None:
@@ -63,14 +62,15 @@ class Desk:
                 then()
 
         body = b'{"records":[{"data":"%b"}]}' % name.encode() if body is None else body
-        request = self.request(topic, **fields)
-        self.appends.append(request, body, len(self.heard) + 1, with_seqs, parked_ms, hear)
+        query = parse_query(ROUTE.parameters, b"" if with_seqs else b"return_seqs=false")
+        request = self.request(topic, query=query, **fields)
+        assert self.appends.append(request, body, len(self.heard) + 1, hear) is None
 
     @property
     def sent(self) -> list[int]:
         """How many requests each message had."""
         counts = []
-        for method, params, _ in self.backend.calls:
+        for method, params, _ in self.shards.calls:
             assert method == "append"
             counts.append(len(params.lengths or (0,)))
         return counts
@@ -78,23 +78,23 @@ class Desk:
 
 def test_one_message_and_an_answer_for_each_in_their_order() -> None:
     desk = Desk()
-    with desk.backend.batch:
+    with desk.shards.batch:
         for name in "xyz":
             desk.append(name)
         desk.append("new", "b")
-        assert desk.backend.calls == []
-    (_, params, body), (_, alone, _) = desk.backend.calls
+        assert desk.shards.calls == []
+    (_, params, body), (_, alone, _) = desk.shards.calls
     assert [body[-5:-4], params.key, params.at, params.ats] == [b"z", None, 1, [1, 1, 1]]
     assert params.lengths == [len(body) // 3] * 3
     assert alone == AppendParams("b", None, True, None, 1, may_configure=alone.may_configure)
     assert desk.heard == [("x", 200), ("y", 200), ("z", 200), ("new", 201)]
-    assert len(desk.backend.topics["a"]) == 3
-    assert desk.backend.replies_out == 0
+    assert len(desk.shards.topics["a"]) == 3
+    assert desk.shards.replies_out == 0
 
 
 def test_each_has_its_own_failure() -> None:
     desk = Desk()
-    with desk.backend.batch:
+    with desk.shards.batch:
         desk.append("x", "b", b"{")
         desk.append("y", "b")
         desk.append("z", "b", b"]")
@@ -103,8 +103,8 @@ def test_each_has_its_own_failure() -> None:
 
 def test_all_have_the_failure_of_their_shard() -> None:
     desk = Desk()
-    desk.backend.ready = False
-    with desk.backend.batch:
+    desk.shards.ready = False
+    with desk.shards.batch:
         desk.append("x")
         desk.append("y")
     assert desk.heard == [("x", "not_ready"), ("y", "not_ready")]
@@ -114,7 +114,6 @@ def test_all_have_the_failure_of_their_shard() -> None:
     "other",
     [
         {"key": "k"},
-        {"parked_ms": 1.0},
         {"with_seqs": False},
         {"topic": "c"},
         {"principal": Principal(b"d", Scope.WRITE, ("a",))},
@@ -123,7 +122,7 @@ def test_all_have_the_failure_of_their_shard() -> None:
 )
 def test_only_equal_requests_join(other: dict[str, Any]) -> None:
     desk = Desk()
-    with desk.backend.batch:
+    with desk.shards.batch:
         desk.append("x")
         desk.append("y", **other)
         desk.append("z")
@@ -141,7 +140,7 @@ def test_outside_of_a_turn_each_goes_at_once() -> None:
 def test_a_full_group_goes_within_the_turn() -> None:
     desk = Desk()
     long = b'{"records":[{"data":"%b"}]}' % (b"x" * JOINED_MAX_BYTES)
-    with desk.backend.batch:
+    with desk.shards.batch:
         for number in range(JOINED_FIRST):
             desk.append(str(number))
         assert desk.sent == [JOINED_FIRST]
@@ -156,7 +155,7 @@ def test_a_full_group_goes_within_the_turn() -> None:
 
 def test_what_follows_an_answer_joins() -> None:
     desk = Desk()
-    with desk.backend.batch:
+    with desk.shards.batch:
         for name in "xyz":
             desk.append(name, then=lambda: desk.append("next"))
     assert desk.sent == [3, 3]
@@ -169,8 +168,8 @@ def test_an_unexpected_error_fails_its_requests(monkeypatch: pytest.MonkeyPatch)
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(desk.backend, "call", broken)
-    with desk.backend.batch:
+    monkeypatch.setattr(desk.shards, "call", broken)
+    with desk.shards.batch:
         desk.append("x")
         desk.append("y")
     assert desk.heard == [("x", "internal"), ("y", "internal")]
@@ -182,7 +181,7 @@ def test_what_fails_behind_one_answer_takes_no_other(caplog: pytest.LogCaptureFi
     def broken() -> None:
         raise ZeroDivisionError
 
-    with desk.backend.batch:
+    with desk.shards.batch:
         desk.append("x", then=broken)
         desk.append("y")
     assert desk.heard == [("x", 200), ("y", 200)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,16 +9,15 @@ import pytest
 import trio
 import trio.testing
 
-from tests.support.fake_backend import FakeBackend
+from tests.support.fake_shards import FakeShards
 from topics.actors.link.board import Board, FrontState, ShardState
 from topics.actors.shard_client.readiness import Readiness
 from topics.config import Settings
-from topics.engine.access import Principal
 from topics.formats.api.metrics_text import Family, MetricKind, Value, text_pieces
 from topics.formats.wire.calls import MetricsParams, MetricsResult, RouterMetrics, TopicMetrics
 from topics.front.limits import FrontSlots, make_slots
 from topics.front.routes import metrics
-from topics.front.routes.metrics import CAPS, READ_MAX_S
+from topics.front.routes.metrics import READ_MAX_S
 
 READY = Readiness(ready=True, progress=1.0, topics=3, draining=False)
 SETTINGS = Settings()
@@ -34,7 +32,7 @@ def shown(
 ) -> dict[str, Family]:
     context: Any = SimpleNamespace(
         board=board,
-        backend=SimpleNamespace(readiness=lambda: readiness),
+        shards=SimpleNamespace(readiness=lambda: readiness),
         drain=SimpleNamespace(is_draining=draining),
         live=SimpleNamespace(slots=slots or make_slots(SETTINGS, connections_max=10)),
         settings=SETTINGS,
@@ -86,50 +84,23 @@ def test_states_are_numbers_that_the_help_explains() -> None:
     assert values(found["topics_shard_disk_silent_ms"]) == {"0": 0, "1": 50}
 
 
-def test_streams_sessions_and_caps_are_those_of_the_limits() -> None:
-    slots = make_slots(SETTINGS, connections_max=10)
-    for _ in range(2):
-        slots.streams.acquire(Principal(b"k"))
-    slots.watch_sessions.acquire()
-    found = shown(Board(1), slots=slots)
-    assert values(found["topics_sse_connections"]) == {"": 2}
-    assert values(found["topics_watch_sessions"]) == {"": 1}
-    caps = values(found["topics_limit_max"])
-    assert caps == {name: getattr(SETTINGS, name) for name in CAPS}
-
-
-def test_refused_keys_are_counted_by_the_supervisor() -> None:
-    board = Board(1)
-    board.keys_reload_failed = 3
-    family = shown(board)["topics_keys_reload_failed_total"]
-    assert (family.kind, values(family)) == (MetricKind.COUNTER, {"": 3})
-
-
-def test_uptime_counts_from_the_start_of_the_server() -> None:
-    board = Board(1)
-    board.started_monotonic_ms = time.monotonic_ns() // 1_000_000 - 5_000
-    uptime = values(shown(board)["topics_uptime_ms"])[""]
-    assert isinstance(uptime, int)
-    assert 5_000 <= uptime < 60_000
-
-
 # Rows
 
 
-def backend(count: int = 6, *, shards: int = 3) -> FakeBackend:
+def fake_shards(count: int = 6, *, shards: int = 3) -> FakeShards:
     topics = {f"t{number}": [0] * number for number in range(count)}
-    return FakeBackend(shards=shards, topics=topics, routers={"r": {}, "q": {}})
+    return FakeShards(count=shards, topics=topics, routers={"r": {}, "q": {}})
 
 
 def context_of(
-    shards: FakeBackend, most: int = 100, reads: trio.CapacityLimiter | None = None
+    shards: FakeShards, most: int = 100, reads: trio.CapacityLimiter | None = None
 ) -> SimpleNamespace:
     settings = SimpleNamespace(metrics_topics=most)
-    return SimpleNamespace(backend=shards, settings=settings, metric_reads=reads)
+    return SimpleNamespace(shards=shards, settings=settings, metric_reads=reads)
 
 
 async def lines(
-    shards: FakeBackend,
+    shards: FakeShards,
     most: int = 100,
     prefixes: list[str] | None = None,
     reads: trio.CapacityLimiter | None = None,
@@ -144,7 +115,7 @@ async def lines(
 
 
 async def test_rows_of_all_shards_are_shown_by_name() -> None:
-    found = await lines(backend(3))
+    found = await lines(fake_shards(3))
     assert found == [
         *[f'topics_topic_head_seq{{topic="t{n}"}} {n}' for n in range(3)],
         *[f'topics_topic_earliest_seq{{topic="t{n}"}} 1' for n in range(3)],
@@ -158,20 +129,8 @@ async def test_rows_of_all_shards_are_shown_by_name() -> None:
     ]
 
 
-async def test_at_most_so_many_rows_are_shown_the_first_by_name() -> None:
-    found = await lines(backend(6), most=2)
-    assert [line for line in found if "head_seq" in line] == [
-        'topics_topic_head_seq{topic="t0"} 0',
-        'topics_topic_head_seq{topic="t1"} 1',
-    ]
-    assert "topics_topic_metrics_truncated 1" in found
-    assert "topics_router_metrics_truncated 0" in found
-    assert "topics_router_metrics_truncated 1" in await lines(backend(1), most=1)
-    assert "topics_topic_metrics_truncated 0" in await lines(backend(2), most=2)
-
-
 async def test_rows_are_cut_when_each_shard_has_few_and_all_together_too_many() -> None:
-    shards = backend(64, shards=8)
+    shards = fake_shards(64, shards=8)
     counts = [sum(shards.shard_of(name) == shard for name in shards.topics) for shard in range(8)]
     found = await lines(shards, most=max(counts))
     assert sum("head_seq" in line for line in found) == max(counts)
@@ -179,7 +138,7 @@ async def test_rows_are_cut_when_each_shard_has_few_and_all_together_too_many() 
 
 
 async def test_names_outside_the_prefixes_are_not_asked_for() -> None:
-    shards = backend()
+    shards = fake_shards()
     found = await lines(shards, prefixes=["t3"])
     assert [line for line in found if "head_seq" in line] == ['topics_topic_head_seq{topic="t3"} 3']
     assert "topics_topic_metrics_truncated 0" in found
@@ -190,7 +149,7 @@ async def test_names_outside_the_prefixes_are_not_asked_for() -> None:
 async def test_a_shard_that_does_not_answer_in_time_is_left_out(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    shards = backend()
+    shards = fake_shards()
     shards.silent = {shards.shard_of("t3")}
     began = trio.current_time()
     found = await lines(shards)
@@ -203,23 +162,10 @@ async def test_a_shard_that_does_not_answer_in_time_is_left_out(
     assert "topics_router_metrics_truncated 1" in found
 
 
-async def test_shards_that_are_down_are_left_out_at_once(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
-    shards = backend()
-    shards.ready = False
-    began = trio.current_time()
-    assert await lines(shards) == [
-        "topics_topic_metrics_truncated 1",
-        "topics_router_metrics_truncated 1",
-    ]
-    assert trio.current_time() == began
-
-
 async def test_a_page_that_does_not_get_its_turn_in_time_has_no_rows(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    shards, reads, pages = backend(), trio.CapacityLimiter(2), list[list[str]]()
+    shards, reads, pages = fake_shards(), trio.CapacityLimiter(2), list[list[str]]()
     shards.silent = {shards.shard_of("t3")}
 
     async def read() -> None:
@@ -230,18 +176,9 @@ async def test_a_page_that_does_not_get_its_turn_in_time_has_no_rows(
         for _ in range(5):
             nursery.start_soon(read)
     assert trio.current_time() - began == READ_MAX_S
-    assert len(shards.calls) == 2 * shards.shards, "the crowd costs the shards no more"
+    assert len(shards.calls) == 2 * shards.count, "the crowd costs the shards no more"
     assert sorted(len(page) > 2 for page in pages) == [False] * 3 + [True] * 2
     assert all("topics_topic_metrics_truncated 1" in page for page in pages)
-
-
-async def test_without_rows_no_shard_is_asked() -> None:
-    shards = backend()
-    assert await lines(shards, most=0) == [
-        "topics_topic_metrics_truncated 1",
-        "topics_router_metrics_truncated 1",
-    ]
-    assert shards.calls == []
 
 
 def test_every_field_has_its_column() -> None:
@@ -254,7 +191,7 @@ def test_a_queue_has_its_three_numbers() -> None:
         TopicMetrics("jobs", 9, 1, 8, 70, 5, 2, 1),
         TopicMetrics("log", 9, 1, 8, 70, None, None, None),
     ]
-    context: Any = context_of(backend(shards=1))
+    context: Any = context_of(fake_shards(shards=1))
     found = [*metrics.row_families(context, [MetricsResult(rows, False, [], False)])]
     text = b"".join(text_pieces(found)).decode()
     assert [line for line in text.splitlines() if line.startswith("topics_topic_queue")] == [

@@ -8,12 +8,10 @@ import pytest
 import trio
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.fake_backend import FakeBackend
+from tests.support.fake_shards import FakeShards
 from tests.support.front import LANES, bearer, running
 from tests.support.raw_client import Answered, request
 from topics.actors.rpc.session import Reply
-from topics.config import Settings
-from topics.formats.api.route_names import ROUTE_INDEXES
 from topics.formats.wire import calls
 from topics.formats.wire.contract import Call, P, R
 from topics.front.request import Body
@@ -34,7 +32,7 @@ def text_of(answer: Answered) -> str:
 @LANES
 @PATHS
 async def test_the_text_is_what_the_parser_of_prometheus_reads(fast: bool, path: str) -> None:
-    async with running(fast=fast, backend=FakeBackend(topics={"a": [1, 2]})) as run:
+    async with running(fast=fast, shards=FakeShards(topics={"a": [1, 2]})) as run:
         client = await run.connect()
         answer = await client.ask("GET", path, accept=PROMETHEUS)
         assert (answer.status, answer.headers["content-type"]) == (200, TEXT)
@@ -46,7 +44,7 @@ async def test_the_text_is_what_the_parser_of_prometheus_reads(fast: bool, path:
 
 @LANES
 async def test_it_is_served_while_shards_recover(fast: bool) -> None:
-    async with running(fast=fast, backend=FakeBackend(ready=False)) as run:
+    async with running(fast=fast, shards=FakeShards(ready=False)) as run:
         client = await run.connect()
         answer = await client.ask("GET", "/v0/metrics")
         assert answer.status == 200
@@ -56,21 +54,7 @@ async def test_it_is_served_while_shards_recover(fast: bool) -> None:
         assert "topics_topic_metrics_truncated 1" in lines
 
 
-@LANES
-async def test_it_is_served_while_the_server_drains(fast: bool) -> None:
-    async with running(fast=fast) as run:
-        client = await run.connect()
-        await client.say(b"GET /v0/metrics HTTP/1.1\r\n")
-        await run.until(lambda: any(not c.idle for c in run.server.connections))
-        run.stop.set()
-        await run.until(lambda: run.server.guard.drain.is_draining)
-        await client.say(b"host: localhost\r\n\r\n")
-        answer = await client.hear()
-        assert (answer.status, answer.headers["connection"]) == (200, "close")
-        assert "topics_ready 0" in text_of(answer).splitlines()
-
-
-class Slow(FakeBackend):
+class Slow(FakeShards):
     """A shard that answers for metrics when its gate opens."""
 
     async def answer(
@@ -85,7 +69,7 @@ class Slow(FakeBackend):
 @LANES
 async def test_a_key_that_was_removed_meanwhile_sees_no_names(fast: bool) -> None:
     gate = trio.Event()
-    async with running(keys="k,gone", fast=fast, backend=Slow(topics={"a": []}, gate=gate)) as run:
+    async with running(keys="k,gone", fast=fast, shards=Slow(topics={"a": []}, gate=gate)) as run:
         clients = [await run.connect() for _ in range(2)]
         for client, key in zip(clients, ("k", "gone"), strict=True):
             await client.say(request("GET", "/v0/metrics", b"", authorization=bearer(key)))
@@ -94,29 +78,6 @@ async def test_a_key_that_was_removed_meanwhile_sees_no_names(fast: bool) -> Non
         await run.replace_keys("k")
         gate.set()
         assert [(await client.hear()).status for client in clients] == [200, 401]
-
-
-async def test_the_setting_bounds_the_rows() -> None:
-    backend = FakeBackend(topics={f"t{number}": [] for number in range(9)})
-    async with running(backend=backend, settings=Settings(metrics_topics=4)) as run:
-        client = await run.connect()
-        text = text_of(await client.ask("GET", "/v0/metrics"))
-        assert text.count("topics_topic_head_seq{") == 4
-        assert "topics_topic_metrics_truncated 1" in text.splitlines()
-
-
-async def test_what_the_front_measures_is_what_its_words_hold() -> None:
-    async with running() as run:
-        client = await run.connect()
-        await client.ask("GET", "/v0/health")
-        run.server.request_counts.count(ROUTE_INDEXES["health"], 200, 0.001, 10, 20)
-        measured = run.server.measured()
-        assert measured["topics_connections_open"] == 1
-        assert measured["topics_connections_refused_total"] == 0
-        assert measured["topics_streams"] == [0, 0, 0]
-        received = measured["topics_http_received_bytes_total"]
-        assert not isinstance(received, int)
-        assert received[ROUTE_INDEXES["health"]] >= 10
 
 
 async def test_a_long_page_is_made_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from topics.errors import InvalidRequest
-from topics.front.routes.paging import NAMES, PAGE_SIZE_MAX, SEQS, answer, page_size
+from topics.front.routes.paging import NAMES, SEQS, answer
 
 
 def packed(document: bytes) -> str:
@@ -40,16 +40,6 @@ def test_anything_else_is_no_cursor_of_seqs(value: str) -> None:
     with pytest.raises(InvalidRequest) as raised:
         SEQS.decode("cursor", value)
     assert raised.value.detail == {"parameter": "cursor"}
-
-
-def test_a_cursor_of_seqs_is_none_of_names() -> None:
-    with pytest.raises(InvalidRequest):
-        NAMES.decode("cursor", SEQS.encode(1))
-
-
-@pytest.mark.parametrize(("value", "size"), [("0", 1), ("7", 7), ("9" * 20, PAGE_SIZE_MAX)])
-def test_a_page_size_is_clamped(value: str, size: int) -> None:
-    assert page_size("page_size", value) == size
 
 
 @pytest.mark.parametrize(("count", "more"), [(0, False), (1, False), (2, False), (3, True)])

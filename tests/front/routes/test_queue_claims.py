@@ -8,10 +8,9 @@ from functools import partial
 import pytest
 
 from tests.front.routes.queues_support import granted, hang_up
-from tests.support.fake_backend import FakeBackend
-from tests.support.front import LANES, bearer, running
+from tests.support.fake_shards import FakeShards
+from tests.support.front import LANES, running
 from tests.support.raw_client import request
-from topics.config import Settings
 from topics.formats.wire import calls
 from topics.front.http.connection import Connection
 
@@ -25,10 +24,10 @@ UNCLAIMED = ("queue.unclaimed", calls.UnclaimedParams("slow", 7, [1, 2]), b"")
 @pytest.mark.parametrize("how", ["closed", "reset"])
 @pytest.mark.parametrize("behind", [b"", POLL], ids=["alone", "pipelined"])
 async def test_a_call_that_waits_ends_when_its_client_hangs_up(
-    fast: bool, slow: FakeBackend, path: str, how: str, behind: bytes
+    fast: bool, slow: FakeShards, path: str, how: str, behind: bytes
 ) -> None:
     """At once: no sweep has to come."""
-    async with running(fast=fast, backend=slow) as run:
+    async with running(fast=fast, shards=slow) as run:
         client = await run.connect()
         await client.say(POLL.replace(b"/claim", b"/%b" % path.encode()) + behind)
         await run.until(lambda: slow.waiting == 1)
@@ -39,34 +38,13 @@ async def test_a_call_that_waits_ends_when_its_client_hangs_up(
 
 
 @LANES
-@pytest.mark.parametrize("path", ["claim", "diff"])
-@pytest.mark.parametrize("behind", [b"", POLL], ids=["alone", "pipelined"])
-async def test_a_client_that_only_ends_its_side_is_answered(
-    fast: bool, slow: FakeBackend, path: str, behind: bytes
-) -> None:
-    async with running(fast=fast, backend=slow) as run:
-        client = await run.connect()
-        await client.say(POLL.replace(b"/claim", b"/%b" % path.encode()) + behind)
-        await run.until(lambda: slow.waiting == 1)
-        await hang_up(client, "half closed")
-        assert await client.stream.receive_some() == b"H", "if it were gone, it would reset this"
-        client.put_back(b"H")
-        with granted(slow):
-            pass
-        for _ in range(2 if behind else 1):
-            assert (await client.hear()).status == 200
-        assert await client.is_closed()
-        assert UNCLAIMED not in slow.calls
-
-
-@LANES
 @pytest.mark.parametrize("how", ["closed", "reset"])
 async def test_jobs_for_a_client_that_has_hung_up_are_given_back(
-    fast: bool, slow: FakeBackend, how: str, monkeypatch: pytest.MonkeyPatch
+    fast: bool, slow: FakeShards, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The front has not seen it when the answer comes."""
     monkeypatch.setattr(Connection, "begin_waiting", lambda self: None)
-    async with running(fast=fast, backend=slow) as run:
+    async with running(fast=fast, shards=slow) as run:
         client = await run.connect()
         await client.say(POLL)
         await run.until(lambda: slow.waiting == 1)
@@ -82,10 +60,10 @@ async def cut_later(connection: Connection) -> None:
 
 @LANES
 async def test_jobs_that_cannot_be_sent_are_given_back(
-    fast: bool, slow: FakeBackend, monkeypatch: pytest.MonkeyPatch
+    fast: bool, slow: FakeShards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client goes between the last look at its socket and the write."""
-    async with running(fast=fast, backend=slow) as run:
+    async with running(fast=fast, shards=slow) as run:
         client = await run.connect()
         await client.say(POLL)
         await run.until(lambda: slow.waiting == 1)
@@ -97,53 +75,12 @@ async def test_jobs_that_cannot_be_sent_are_given_back(
         await run.until(lambda: UNCLAIMED in slow.calls)
 
 
-@LANES
-@pytest.mark.parametrize("encoding", ["", "gzip"])
-async def test_jobs_that_were_sent_are_not_given_back(
-    fast: bool, slow: FakeBackend, encoding: str
-) -> None:
-    slow.topics["slow"] = [{"data": "x" * 2000}]
-    async with running(fast=fast, backend=slow) as run:
-        client = await run.connect()
-        await client.say(request("POST", "/v0/topics/slow/claim", CLAIM, accept_encoding=encoding))
-        await run.until(lambda: slow.waiting == 1)
-        with granted(slow):
-            pass
-        assert (await client.hear()).json()["claimed"] == [{"data": "x" * 2000}]
-        assert (await client.ask("GET", "/v0/health")).status == 200
-        assert UNCLAIMED not in slow.calls
-
-
 async def test_only_an_answer_with_jobs_costs_a_look_at_the_socket(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with running(backend=FakeBackend(topics={"a": []})) as run:
+    async with running(shards=FakeShards(topics={"a": []})) as run:
         client = await run.connect()
         await run.until(lambda: len(run.server.connections) == 1)
         [connection] = run.server.connections
         monkeypatch.setattr(connection, "check_client", lambda: pytest.fail("looked"))
         assert (await client.ask("POST", "/v0/topics/a/claim", CLAIM)).status == 200
-
-
-async def test_the_drain_ends_a_waiting_claim(slow: FakeBackend) -> None:
-    async with running(backend=slow, settings=Settings(drain_ms=300)) as run:
-        client = await run.connect()
-        await client.say(POLL)
-        await run.until(lambda: slow.waiting == 1)
-        run.stop.set()
-        assert (await client.hear()).code == "shutting_down"
-        assert slow.cancelled == 1
-
-
-async def test_a_waiting_claim_is_one_request_in_flight(slow: FakeBackend) -> None:
-    settings = Settings(max_inflight_per_key=1)
-    async with running(keys="k", backend=slow, settings=settings) as run:
-        client, other = await run.connect(), await run.connect()
-        key = bearer("k")
-        await client.say(request("POST", "/v0/topics/slow/claim", CLAIM, authorization=key))
-        await run.until(lambda: slow.waiting == 1)
-        answer = await other.ask("GET", "/v0/topics", authorization=key)
-        assert answer.json()["error"]["detail"]["limit"] == "max_inflight_per_key"
-        with granted(slow):
-            pass
-        assert (await client.hear()).status == 200

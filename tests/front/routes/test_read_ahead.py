@@ -15,6 +15,7 @@ from topics.formats.api.answers import difference, difference_end
 from topics.formats.wire.calls import DIFF, DiffAheadResult, DiffResult
 from topics.formats.wire.contract import Call, P, R
 from topics.front.answers import Answer
+from topics.front.drain import Drain
 from topics.front.request import Request
 from topics.front.routes import read_ahead
 from topics.front.routes.read_ahead import (
@@ -32,7 +33,7 @@ from topics.front.routes.read_ahead import (
 
 class Reply:
     def __init__(self, result: DiffResult | DiffAheadResult, body: bytes) -> None:
-        self.result, self.body, self.released = result, body, False
+        self.result, self.body, self.released = result, memoryview(body), False
 
     def release(self) -> None:
         assert not self.released
@@ -144,7 +145,7 @@ def released(shard: Shard) -> bool:
 
 def test_a_reader_that_reads_on_is_answered_without_the_shard() -> None:
     shard = Shard(1000)
-    reader = Reader(ReadAhead(cast("Any", shard)))
+    reader = Reader(ReadAhead(cast("Any", shard), Drain()))
     while not (reader.page())["caught_up"]:
         pass
     assert shard.asked[:2] == [0, 10]
@@ -155,7 +156,7 @@ def test_a_reader_that_reads_on_is_answered_without_the_shard() -> None:
 
 def test_one_page_is_not_reading_on() -> None:
     shard = Shard()
-    ahead = ReadAhead(cast("Any", shard))
+    ahead = ReadAhead(cast("Any", shard), Drain())
     for cursor in (0, 50, 20, 70, 0):
         reader = Reader(ahead)
         reader.cursor = cursor
@@ -165,7 +166,7 @@ def test_one_page_is_not_reading_on() -> None:
 
 def test_a_page_has_the_current_head_and_a_stale_page_is_dropped() -> None:
     shard = Shard(1000)
-    reader = Reader(ReadAhead(cast("Any", shard)))
+    reader = Reader(ReadAhead(cast("Any", shard), Drain()))
     for _ in range(4):
         reader.page()
     shard.top = 1500
@@ -181,7 +182,7 @@ def test_a_page_has_the_current_head_and_a_stale_page_is_dropped() -> None:
 
 def test_a_faster_reader_waits_for_the_page_that_was_asked_for() -> None:
     shard = Shard()
-    reader = Reader(ReadAhead(cast("Any", shard)))
+    reader = Reader(ReadAhead(cast("Any", shard), Drain()))
     reader.page()
     shard.holds = True
     reader.page()
@@ -194,7 +195,7 @@ def test_a_faster_reader_waits_for_the_page_that_was_asked_for() -> None:
 def test_without_a_page_the_shard_is_asked_as_usual(gone: bool) -> None:
     shard = Shard(35)
     shard.gone = gone
-    reader = Reader(ReadAhead(cast("Any", shard)), limit=15)
+    reader = Reader(ReadAhead(cast("Any", shard), Drain()), limit=15)
     while not (reader.page())["caught_up"]:
         pass
     assert shard.asked == [0, 15, 30]
@@ -203,7 +204,7 @@ def test_without_a_page_the_shard_is_asked_as_usual(gone: bool) -> None:
 
 def test_guesses_and_runs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     shard = Shard(100_000)
-    ahead = ReadAhead(cast("Any", shard))
+    ahead = ReadAhead(cast("Any", shard), Drain())
     for limit in range(1, GUESSES_MAX + 100):
         Reader(ahead, limit).page()
     assert len(ahead._guesses._guesses) == GUESSES_MAX

@@ -17,7 +17,7 @@ async def test_parameters_reach_the_shard(fast: bool) -> None:
         assert (
             await client.ask("POST", "/v0/topics/t.x?return_seqs=false&later=1", RECORD, **headers)
         ).status == 201
-        method, params, body = run.backend.calls[-1]
+        method, params, body = run.shards.calls[-1]
         assert (method, body) == ("append", RECORD)
         assert params.at > 0
         assert params == AppendParams("t.x", "klé", False, ["t."], params.at, may_configure=False)

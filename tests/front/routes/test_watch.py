@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import trio
 
-from tests.support.fake_backend import FakeBackend
+from tests.support.fake_shards import FakeShards
 from tests.support.front import HANDSHAKE, Running, running
-from tests.support.live_desk import calm, refuse_next
 from tests.support.raw_client import RawClient, request
-from topics.engine.access import ANYONE
-from topics.errors import Throttled
-from topics.formats.api.request_heads import HeadFields
 from topics.formats.wire import calls
 from topics.formats.wire.contract import Call, P, R
 from topics.front.http.connection import Connection
 from topics.front.limits import Cap
-from topics.front.live.event_stream import HEADERS, RETRY
 from topics.front.live.watches import SESSION_TTL_S
-from topics.front.routes import watch
 
 
-class Heads(FakeBackend):
+class Heads(FakeShards):
     """Shards that say where their topics stand, and open feeds."""
 
     def _answer(
@@ -48,37 +41,13 @@ async def created(run: Running, query: str = "", padding: int = 0) -> tuple[int,
 
 @pytest.mark.parametrize("padding", [0, 50_000], ids=["inline", "in shared memory"])
 async def test_a_session_is_created_from_a_body_of_any_length(padding: int) -> None:
-    async with running(backend=Heads(topics={"a": [1, 2], "gone": []})) as run:
+    async with running(shards=Heads(topics={"a": [1, 2], "gone": []})) as run:
         status, session = await created(run, padding=padding)
         assert (status, session["stream_url"]) == (200, f"/v0/watch/{session['wid']}")
         assert session["topics"]["a"]["from_seq"] == 2
         assert session["performance"]["server_total_ms"] >= 0
-        assert run.backend.blocks_out == 0
-        assert run.backend.replies_out == 0
-
-
-@pytest.mark.parametrize(("query", "status"), [("", 404), ("?lenient=true", 200)])
-async def test_only_a_lenient_session_may_name_unknown_topics(query: str, status: int) -> None:
-    async with running(backend=Heads(topics={"a": []})) as run:
-        found, members = await created(run, query)
-        assert found == status
-        assert status == 404 or members["topics"].keys() == {"a"}
-
-
-async def test_a_stream_begins_with_its_headers_and_the_time_of_a_retry() -> None:
-    async with running(backend=Heads(topics={"a": [1], "gone": []})) as run:
-        _, session = await created(run)
-        client = await run.connect()
-        await client.say(request("GET", session["stream_url"], accept="text/html"))
-        assert (await client.hear()).status == 406
-        await client.say(request("GET", session["stream_url"], accept="text/event-stream"))
-        while b"caught-up" not in client._buffer:
-            await client._more()
-        head, _, events = client._buffer.partition(b"\r\n\r\n")
-        assert head.startswith(b"HTTP/1.1 200 ")
-        assert b"content-type: text/event-stream; charset=utf-8" in head
-        assert events.startswith(RETRY)
-        run.stop.set()
+        assert run.shards.blocks_out == 0
+        assert run.shards.replies_out == 0
 
 
 async def shake_of(run: Running) -> bytes:
@@ -94,7 +63,7 @@ async def watch_of(run: Running) -> bytes:
 async def test_a_stream_whose_client_has_not_taken_its_head_yet_has_its_slot(
     asked_by: Callable[[Running], Awaitable[bytes]],
 ) -> None:
-    async with running(backend=Heads(topics={"a": [], "gone": []})) as run:
+    async with running(shards=Heads(topics={"a": [], "gone": []})) as run:
         streams = run.server.slots.streams
         streams.in_all = Cap("max_streams", 1)
         asked, client = await asked_by(run), await run.connect()
@@ -116,7 +85,7 @@ async def test_a_stream_whose_client_has_not_taken_its_head_yet_has_its_slot(
 async def test_a_stream_whose_head_is_never_taken_gives_its_slot_back(
     asked_by: Callable[[Running], Awaitable[bytes]],
 ) -> None:
-    async with running(backend=Heads(topics={"a": [], "gone": []})) as run:
+    async with running(shards=Heads(topics={"a": [], "gone": []})) as run:
         streams = run.server.slots.streams
         asked, client = await asked_by(run), await run.connect()
         slow = await slow_client(run, client)
@@ -130,7 +99,7 @@ async def test_a_stream_whose_head_is_never_taken_gives_its_slot_back(
 
 
 async def test_a_session_is_not_collected_while_its_stream_begins() -> None:
-    async with running(backend=Heads(topics={"a": [], "gone": []})) as run:
+    async with running(shards=Heads(topics={"a": [], "gone": []})) as run:
         asked, client = await watch_of(run), await run.connect()
         (session,) = run.server._context.watches._sessions.values()
         session.left_at -= SESSION_TTL_S - 10
@@ -172,31 +141,3 @@ async def slow_client(run: Running, client: RawClient) -> SlowClient:
     slow = SlowClient(its()[0])
     its()[0].send = slow.send  # type: ignore[method-assign]
     return slow
-
-
-async def test_a_stream_continues_after_the_id_that_the_client_saw_last() -> None:
-    asked: list[tuple[Any, ...]] = []
-
-    class Watches:
-        def open(self, wid: str, principal: object, accept: bytes) -> object:
-            asked.append((wid, principal, accept))
-            return session
-
-        async def stream(self, *arguments: object) -> None:
-            asked.append(arguments)
-
-    fields = HeadFields([(b"accept", b"a"), (b"accept", b"b"), (b"last-event-id", b" 17 ")])
-    head = SimpleNamespace(head=fields, wid="wid_1", principal=ANYONE)
-    session = SimpleNamespace(cursors={"t": (0, 1)}, principal=ANYONE)
-    pressure = calm()
-    live = SimpleNamespace(hold_slot=lambda _: lambda: None)
-    context = cast("Any", SimpleNamespace(watches=Watches(), pressure=pressure, live=live))
-    answer = await watch.stream(context, cast("Any", head), b"", 0)
-    assert asked == [("wid_1", ANYONE, b"a,b")], "refused before the head of the answer is sent"
-    assert (answer.status, answer.headers) == (200, HEADERS)
-    assert answer.stream is not None
-    await answer.stream("connection")
-    assert asked[1:] == [(session, "connection", b"17")]
-    refuse_next(pressure)
-    with pytest.raises(Throttled):
-        await watch.stream(context, cast("Any", head), b"", 0)

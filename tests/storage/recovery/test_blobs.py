@@ -19,6 +19,8 @@ from topics.storage.wal import blobs
 from topics.storage.wal.blobs import BlobStore
 from topics.storage.wal.file import WalFile
 
+pytestmark = pytest.mark.slow
+
 RECORDS = [{"data": "x" * 100, "tag": f"t{number % 3}", "node": "n"} for number in range(40)]
 
 
@@ -103,8 +105,8 @@ def _start_and_read(path: Path) -> None:
         opened: list[WalFile] = []
         real = WalFile.open
 
-        def noting(path: Path, shard: int) -> WalFile:
-            opened.append(real(path, shard))
+        def noting(path: Path, shard: int, **options: Any) -> WalFile:
+            opened.append(real(path, shard, **options))
             return opened[-1]
 
         patch.setattr(WalFile, "open", noting)
@@ -148,10 +150,9 @@ def test_a_start_shows_life_in_each_of_its_long_steps(
     make(tmp_path / "data", RECORDS * 20, orderly=False)
     monkeypatch.setattr(blobs, "PIECE_BYTES", 1000)
     steps: list[str] = []
-    for step in ("open_log", "restore_topics"):
-        real = getattr(recovery_steps, step)
-        monkeypatch.setattr(recovery_steps, step, _noting(steps, step, real))
     for where, step in (
+        (recovery_steps.ShardReader, "open_log"),
+        (recovery_steps, "restore_topics"),
         (BlobStore, "_crc_of_rest"),
         (BlobStore, "sweep"),
         (process_start, "decide"),

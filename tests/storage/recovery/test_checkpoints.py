@@ -47,18 +47,11 @@ def spoil(path: Path) -> None:
     path.write_bytes(content)
 
 
-def test_the_newest_checkpoint_is_believed(stopped: Path) -> None:
-    client = Client(stopped)
-    assert client.engine.topic("e").head_seq == 4
-    assert client.engine.topic("d").head_seq == 2
-    client.kill()
-
-
-@pytest.mark.parametrize("spoiled", [1, 2])
+@pytest.mark.parametrize("spoiled", [0, 1, 2])
 def test_with_damaged_checkpoints_no_seq_is_given_twice(spoiled: int, stopped: Path) -> None:
     files = checkpoint_files(stopped)
     assert len(files) == 2
-    for path in files[-spoiled:]:
+    for path in files[len(files) - spoiled :]:
         spoil(path)
     client = Client(stopped)
     assert client.engine.topic("d").head_seq == 2

@@ -34,6 +34,8 @@ from topics.formats.disk.wal import FILE_HEADER_BYTES
 from topics.storage.disk import Damaged
 from topics.storage.recovery import steps
 
+pytestmark = pytest.mark.slow
+
 TRIES = 2  # of each way, kind and end
 
 

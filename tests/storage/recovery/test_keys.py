@@ -15,18 +15,6 @@ from topics.engine.now import Now
 # Idempotency keys
 
 
-@pytest.mark.parametrize("durability", ["memory", "disk", "fsync"])
-def test_a_key_comes_back_with_its_records(durability: str, tmp_path: Path) -> None:
-    client = Client(tmp_path / "data")
-    client.put("a", durability=durability)
-    assert client.append("a", 1, 2, key="k") == (1, False)
-    client.kill()
-    client = Client(tmp_path / "data")
-    assert client.append("a", "other", key="k") == (1, True)
-    assert client.engine.topic("a").head_seq == 2
-    client.kill()
-
-
 @pytest.mark.parametrize(("ms", "deduped"), [(119_999, True), (120_000, False)])
 def test_a_key_does_not_live_longer_for_a_restart(ms: int, deduped: bool, tmp_path: Path) -> None:
     client = Client(tmp_path / "data")

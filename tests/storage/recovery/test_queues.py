@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.checkpoints import encode_whole, make_whole
+from tests.support.checkpoints import make_whole
 from tests.support.jobs import (
     DYING,
     FREE,
@@ -27,13 +27,8 @@ from tests.support.jobs import (
 )
 from tests.support.log import Client, ForgetfulDisk, append_streamed, log_files
 from tests.support.recovery import frames_of
-from topics.engine.changes import delete_records, lease_jobs
 from topics.engine.now import Now
-from topics.formats.api.diff_body import TagMatch
-from topics.formats.disk.frame_bodies import LeaseOp, LeaseRows, lease_frame
 from topics.formats.disk.frames import FRAME_HEADER_BYTES, FrameKind
-from topics.storage import checkpoints
-from topics.storage.disk import Damaged
 
 HOUR_MS = 3_600_000
 
@@ -98,22 +93,6 @@ def busy(path: Path, tell: Callable[[Client], None] = lambda _: None) -> Client:
 # What a restart knows
 
 
-def test_holders_deadlines_numbers_and_deliveries_survive_a_kill(tmp_path: Path) -> None:
-    client = queue(tmp_path)
-    client.append("q", 1, 2, 3)
-    claim(client, "q", node="a", lease_ms=9_000)
-    nack(client, "q", 1, node="a")
-    first, second = claim(client, "q", 2, node="b", lease_ms=60_000)
-    client = again(client, 20_000)
-    assert of(client).rows == {
-        1: (HELD, client.now.ts + 40_000, first.number, 2, "b"),
-        2: (HELD, client.now.ts + 40_000, second.number, 1, "b"),
-    }
-    assert [job.seq for job in claim(client, "q", 9)] == [3]
-    assert ack(client, "q", 1, 2, node="b") == [1, 2]
-    client.kill()
-
-
 def test_a_lease_that_ended_while_nobody_was_there_is_claimable(tmp_path: Path) -> None:
     client = queue(tmp_path)
     client.append("q", 1)
@@ -124,18 +103,6 @@ def test_a_lease_that_ended_while_nobody_was_there_is_claimable(tmp_path: Path) 
     assert of(client).rows == {1: (FREE, 0, 0, 1, "")}
     (job,) = claim(client, "q")
     assert job.deliveries == 2
-    client.kill()
-
-
-def test_without_durable_leases_every_job_is_claimable_again(tmp_path: Path) -> None:
-    client = queue(tmp_path, leases_durable=False)
-    client.append("q", 1, 2, 3)
-    claim(client, "q", 2)
-    nack(client, "q", 2, delay_ms=HOUR_MS)
-    client = again(client)
-    assert [(job.seq, job.deliveries) for job in claim(client, "q", 9)] == [(1, 1), (2, 1), (3, 1)]
-    client = again(client, stop=True)
-    assert [(job.seq, job.deliveries) for job in claim(client, "q", 9)] == [(1, 1), (2, 1), (3, 1)]
     client.kill()
 
 
@@ -189,106 +156,6 @@ def test_a_move_to_the_dead_letter_topic_goes_on_after_a_kill(
     client.kill()
 
 
-def test_a_refused_move_is_known_as_long_as_the_log_knows_it(tmp_path: Path) -> None:
-    """The dead-letter topic may have the job: the refusal may have been lost on its way."""
-    client = queue(tmp_path, max_deliveries=1, dead_letter="d", leases_durable=False)
-    client.append("q", 1)
-    claim(client, "q")
-    nack(client, "q", 1)
-    claim(client, "q")
-    lease_jobs.keep_dead(client.engine.queue("q"), begin_move(client, "q"))
-    for stop in (True, False):
-        client = again(client, stop=stop)
-        assert of(client).rows == {1: (DYING, 0, 0, 1, "d")}
-        assert claim(client, "q") == []
-    client.kill()
-
-
-def test_a_move_does_not_go_on_when_the_job_is_not_exhausted_any_more(tmp_path: Path) -> None:
-    client = queue(tmp_path, max_deliveries=1, dead_letter="d")
-    client.append("q", 1)
-    claim(client, "q")
-    nack(client, "q", 1)
-    claim(client, "q")
-    begin_move(client, "q")
-    client.put("q", dead_letter=None)
-    client = again(client)
-    (job,) = claim(client, "q")
-    assert (job.seq, job.deliveries) == (1, 2)
-    client.kill()
-
-
-def test_leases_are_forgotten_where_they_stop_to_be_durable(tmp_path: Path) -> None:
-    client = queue(tmp_path)
-    client.append("q", 1, 2)
-    claim(client, "q")
-    client.put("q", leases_durable=False)
-    client = again(client)
-    assert of(client).rows == {}
-    assert [job.seq for job in claim(client, "q", 2)] == [1, 2]
-    client.put("q", leases_durable=True)
-    nack(client, "q", 1, delay_ms=5000)
-    client = again(client)
-    assert of(client).rows == {1: (FREE, client.now.ts + 5000, 0, 1, "")}, "a release tells all"
-    client.kill()
-
-
-def test_a_lease_from_before_they_were_durable_survives_once_it_is_extended(tmp_path: Path) -> None:
-    client = queue(tmp_path, leases_durable=False)
-    client.append("q", 1)
-    claim(client, "q")
-    client.put("q", leases_durable=True)
-    extend(client, "q", 1, lease_ms=60_000)
-    client = again(client)
-    try:
-        assert claim(client, "q") == []
-    finally:
-        client.kill()
-
-
-def test_leases_of_records_that_were_only_in_memory_are_gone_with_them(tmp_path: Path) -> None:
-    client = queue(tmp_path, durability="ephemeral")
-    client.append("q", 1, 2)
-    client.put("q", durability="disk")
-    client.append("q", 3)
-    claim(client, "q", 3)
-    client = again(client)
-    assert list(of(client).rows) == [3]
-    assert of(client).rows[3].state is HELD
-    client.kill()
-
-
-def test_a_lease_behind_the_delete_of_its_job_does_not_bring_it_back(tmp_path: Path) -> None:
-    client = queue(tmp_path, durability="fsync")
-    client.append("q", records=[{"data": 1, "tag": "x"}, {"data": 2}])
-    deleted = delete_records.decide(
-        client.engine.table,
-        delete_records.asked(client.engine.table, "q", None, TagMatch("Eq", "x")),
-        client.now,
-    )
-    client.submit(deleted)
-    claim(client, "q", 2)
-    assert list(of(client).rows) == [2]
-    client = again(client)
-    assert list(of(client).rows) == [2]
-    client.kill()
-
-
-def test_what_caps_and_age_take_is_not_known_after_a_restart(tmp_path: Path) -> None:
-    client = queue(tmp_path, cap_records=3, ttl_ms=1000)
-    for number in range(6):
-        client.append("q", records=[{"data": number, "delay_ms": 60_000 * (number % 2)}])
-        claim(client, "q")
-    before = of(client)
-    assert {*before.rows, *before.delays} == {4, 5, 6}
-    client = again(client)
-    assert of(client) == before
-    client = again(client, 1001)
-    client.expire("q")
-    assert of(client) == ({}, {}, 0)
-    client.kill()
-
-
 def test_a_clock_step_holds_no_job_for_longer_than_a_lease_may_be(tmp_path: Path) -> None:
     client = queue(tmp_path)
     client.append("q", 1, 2)
@@ -300,22 +167,6 @@ def test_a_clock_step_holds_no_job_for_longer_than_a_lease_may_be(tmp_path: Path
     assert {job.seq for job in claim(client, "q", 9)} == {1, 2}
     client.later(29 * 24 * HOUR_MS)
     assert 3 in {job.seq for job in claim(client, "q", 9)}
-    client.kill()
-
-
-def test_a_queue_from_before_there_were_leases_has_all_its_jobs(tmp_path: Path) -> None:
-    client = queue(tmp_path)
-    client.append("q", 1, 2)
-    client.stop()
-    (path,) = (tmp_path / "checkpoint" / "00").glob("*.ckpt")
-    found = checkpoints.read(path)
-    assert found is not None
-    items = [found.shard, *found.topics()]
-    for topic in items[1:]:
-        del topic["queue"]
-    path.write_bytes(encode_whole(found.lsn, found.replay_from, items, clean=True))
-    client = Client(tmp_path)
-    assert [job.seq for job in claim(client, "q", 9)] == [1, 2]
     client.kill()
 
 
@@ -412,17 +263,6 @@ def test_leases_and_moves_are_as_durable_as_the_class_says(
     client = Client(tmp_path / "left", boot="second", now=later(client, 0))
     assert all_known(client) == before
     client.kill()
-
-
-def test_a_lease_of_an_unknown_operation_is_refused_by_name(tmp_path: Path) -> None:
-    client = queue(tmp_path)
-    client.append("q", 1)
-    rows = LeaseRows(LeaseOp.CLAIMED, (1,), (1,), "w", 9, (9,))
-    topic = client.engine.queue("q")
-    client.wal.append(lease_frame(topic.id, 1, rows)._replace(flags=9))
-    client.kill()
-    with pytest.raises(Damaged, match="does not know the operation 9"):
-        Client(tmp_path)
 
 
 # How long it takes

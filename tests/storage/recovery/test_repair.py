@@ -40,6 +40,8 @@ from topics.storage.disk import Damaged
 from topics.storage.recovery.mending import CannotRepair
 from topics.storage.recovery.repair import ShardRepair
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _by_hand() -> Iterator[None]:

@@ -17,9 +17,7 @@ from tests.support.log import (
 from tests.support.recovery import frames_of, recovered_state
 from topics.storage.disk import Damaged
 from topics.storage.recovery import replay
-from topics.storage.recovery.replay import LogReplay
 from topics.storage.recovery.steps import recover
-from topics.storage.wal.file import WalFile
 
 
 def test_a_log_that_ends_before_its_checkpoint_is_damage(tmp_path: Path) -> None:
@@ -62,39 +60,10 @@ def test_a_refused_start_leaves_no_file_open(many: Path, is_opened: bool) -> Non
     assert not names & {str(path) for path in files}
 
 
-def test_an_earlier_file_that_ends_too_soon_is_damage(many: Path) -> None:
-    path = log_files(many)[1]
-    offset, _ = frames_of(path)[-1]
-    content = path.read_bytes()
-    path.write_bytes(content[:offset].ljust(len(content), b"\0"))
-    with pytest.raises(Damaged, match="missing or cut"):
-        Client(many)
-
-
 def test_another_shards_file_is_damage(many: Path) -> None:
     (many / "wal" / "00").rename(many / "wal" / "01")
     with pytest.raises(Damaged, match="belongs to shard 0"):
         recover(many, 1, 2, START, wal_file_bytes=FILE_BYTES, wal_sync_ms=200)
-
-
-def test_the_next_file_is_asked_for_while_one_is_replayed(
-    many: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    steps: list[tuple[str, Path]] = []
-    replay_file, files = LogReplay._replay_file, log_files(many)
-    assert len(files) > 2
-
-    def note(self: LogReplay, file: WalFile) -> int:
-        steps.append(("replay", file.path))
-        return replay_file(self, file)
-
-    monkeypatch.setattr(LogReplay, "_replay_file", note)
-    monkeypatch.setattr(replay, "will_need", lambda path, *_: steps.append(("ask", path)))
-    Client(many).kill()
-    wanted = [("replay", files[0])]
-    for file in files[1:]:
-        wanted[-1:] = [("ask", file), wanted[-1], ("replay", file)]
-    assert steps == wanted
 
 
 def test_a_disk_that_takes_no_advice_is_read_all_the_same(

@@ -59,32 +59,6 @@ def test_a_topic_that_became_fsync_loses_nothing_and_tells_of_no_loss(
     client.kill()
 
 
-@pytest.mark.parametrize("durability", CLASSES)
-def test_no_seq_is_given_twice_after_a_kill(durability: str, tmp_path: Path) -> None:
-    client = Client(tmp_path / "data")
-    client.put("a", durability=durability)
-    last = [client.append("a", number)[0] for number in range(5)][-1]
-    client.kill()
-    client = Client(tmp_path / "data")
-    first = client.append("a", "next")[0]
-    assert first == last + 1 if durability != "ephemeral" else first > last
-    client.kill()
-
-
-def test_records_in_memory_only_are_gone_after_a_restart_and_the_topic_is_not(
-    tmp_path: Path,
-) -> None:
-    client = Client(tmp_path / "data")
-    client.put("a", durability="ephemeral", cap_records=5)
-    client.append("a", 1, 2, 3)
-    assert client.read("a").count == 3
-    client.kill()
-    client = Client(tmp_path / "data")
-    topic = client.engine.topic("a")
-    assert (topic.count, topic.config.cap_records, topic.earliest_seq) == (0, 5, topic.head_seq + 1)
-    client.kill()
-
-
 def test_an_orderly_stop_keeps_the_head_of_records_in_memory_only(tmp_path: Path) -> None:
     client = Client(tmp_path / "data")
     client.put("a", durability="ephemeral")

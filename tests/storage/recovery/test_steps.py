@@ -25,20 +25,13 @@ from topics.engine.now import Now
 from topics.errors import TopicNotFound
 from topics.formats.disk.frames import FrameKind
 from topics.storage import disk as disk_functions
-from topics.storage.disk import boot_id, make_directory
+from topics.storage.disk import make_directory
 from topics.storage.recovery.steps import recover
 from topics.storage.wal import file as wal_file
 from topics.storage.wal import spares
 from topics.storage.wal.file import WalFile
 
 # What comes back
-
-
-def test_an_empty_folder_is_an_empty_shard(tmp_path: Path) -> None:
-    client = Client(tmp_path / "data")
-    assert state(client) == {}
-    assert client.shard.cut_bytes == 0
-    client.kill()
 
 
 @pytest.mark.parametrize("end", ["kill", "stop"])
@@ -82,32 +75,6 @@ def test_recovering_twice_is_recovering_once(tmp_path: Path) -> None:
     assert recovered_state(tmp_path / "data") == once
     lost_power = recovered_state(tmp_path / "data", boot="second")
     assert recovered_state(tmp_path / "data", boot="second") == lost_power
-
-
-def test_a_log_of_many_files_comes_back(tmp_path: Path) -> None:
-    client = Client(tmp_path / "data", file_bytes=8192)
-    for number in range(200):
-        client.append("a", "x" * 200, number)
-    before = state(client)
-    client.kill()
-    assert len(log_files(tmp_path / "data")) > 5
-    assert recovered_state(tmp_path / "data", file_bytes=8192) == before
-
-
-def test_the_log_goes_on_where_it_ended(tmp_path: Path) -> None:
-    for number in range(5):
-        client = Client(tmp_path / "data")
-        assert client.append("a", number) == (number + 1, False)
-        client.kill()
-    client = Client(tmp_path / "data")
-    assert [record["data"] for record in msgspec.json.decode(b"[%b]" % client.records("a"))] == [
-        0,
-        1,
-        2,
-        3,
-        4,
-    ]
-    client.kill()
 
 
 def test_a_topic_that_was_deleted_stays_deleted_and_its_id_and_epoch_are_not_used_again(
@@ -206,22 +173,12 @@ def test_no_garbage_is_collected_during_a_start_and_the_collector_is_as_before_a
     assert not any(seen)
 
 
-def test_the_machine_has_a_name_for_this_run() -> None:
-    assert boot_id() == boot_id() != ""
-
-
 def test_a_file_that_was_never_finished_is_removed(tmp_path: Path) -> None:
     busy_client(tmp_path / "data").kill()
     leftover = tmp_path / "data" / "wal" / "00" / "00000000ffffffff.new"
     leftover.write_bytes(b"half")
     recovered_state(tmp_path / "data")
     assert not leftover.exists()
-
-
-def test_before_the_first_write_the_disk_knows_of_this_start(tmp_path: Path) -> None:
-    client = Client(tmp_path / "data")
-    assert client.wal.synced_lsn == client.wal.next_lsn > 0
-    client.kill()
 
 
 def test_a_log_without_room_for_a_start_is_read_and_told_of_it_later(

@@ -193,17 +193,6 @@ def test_a_frame_whose_sectors_never_came_hides_no_frame_behind_it(tmp_path: Pat
     client.kill()
 
 
-def test_zeros_in_the_place_of_a_synced_frame_are_damage(small: Path) -> None:
-    path = log_files(small)[0]
-    offset, header = frames_of(path)[2]
-    content = bytearray(path.read_bytes())
-    content[offset : offset + header.end - header.lsn] = bytes(header.end - header.lsn)
-    path.write_bytes(content)
-    found = seen(small)
-    assert isinstance(found, Damaged)
-    assert found.offset == offset
-
-
 def test_a_torn_tail_is_cut_and_counted(small: Path) -> None:
     path = log_files(small)[0]
     offset, header = frames_of(path)[-1]
@@ -234,26 +223,3 @@ def test_damage_below_a_checkpoint_is_refused_and_left_as_it_is(tmp_path: Path) 
             Client(tmp_path / "data")
         assert raised.value.offset == offset
         assert path.read_bytes() == bytes(content)
-
-
-def test_a_damaged_frame_in_an_earlier_file_is_damage(many: Path) -> None:
-    path = log_files(many)[1]
-    offset, _ = frames_of(path)[-1]
-    content = bytearray(path.read_bytes())
-    content[offset + 70] ^= 4
-    path.write_bytes(content)
-    with pytest.raises(Damaged, match="the next file says") as raised:
-        Client(many)
-    assert (raised.value.path, raised.value.offset) == (path, offset)
-
-
-def test_a_file_of_an_unknown_version_is_refused_by_name(small: Path) -> None:
-    path = log_files(small)[0]
-    content = bytearray(path.read_bytes())
-    content[8] = 9
-    path.write_bytes(content)
-    with pytest.raises(
-        Damaged, match="has format version 9; this program reads versions up to 2"
-    ) as raised:
-        Client(small)
-    assert raised.value.path == path

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from tests.formats.disk.segment_support import plain, source
 from topics.engine.locators import in_extent, split_locator
 from topics.formats.disk.segment import ENTRY_BYTES
 from topics.formats.disk.segment_build import build
-from topics.storage import disk
 from topics.storage.segments import prefetch
 from topics.storage.segments.prefetch import Prefetch
 from topics.storage.segments.store import SegmentStore
@@ -114,33 +112,6 @@ def test_what_follows_is_asked_for_when_the_reader_comes_near(
     assert {count for distance, count in seen if distance <= AHEAD} == {2}  # tables and blob
 
 
-def test_a_second_reader_behind_the_first_is_served_like_the_first(
-    store: SegmentStore, asked: Disk
-) -> None:
-    ahead = Prefetch(store)
-    for index in (0, 50, 0, 50):
-        ahead.read_on(LOCATORS[0], index, None)
-        entry, ends = store.records(LOCATORS[0]).entry, store.records(LOCATORS[0]).ends
-        at = ends[index - 1] if index else 0
-        assert asked.taken() == [
-            (store.segments[1].path, entry.offset + at, min(AHEAD, entry.blob_bytes - at))
-        ]
-
-
-def test_what_was_asked_for_long_ago_is_asked_for_again(
-    store: SegmentStore, asked: Disk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(prefetch, "EXTENTS_MAX", 2)
-    ahead = Prefetch(store)
-    for locator in LOCATORS:
-        ahead.read_on(locator, 0, None)
-    assert len(asked.taken()) == 3
-    ahead.read_on(LOCATORS[2], 0, None)
-    assert asked.taken() == []
-    ahead.read_on(LOCATORS[0], 0, None)
-    assert len(asked.taken()) == 1
-
-
 def test_what_cannot_be_read_is_left_for_the_reader_to_find(
     store: SegmentStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,22 +122,3 @@ def test_what_cannot_be_read_is_left_for_the_reader_to_find(
     ahead.read_on(LOCATORS[0], 0, LOCATORS[1])
     ahead.read_on(LOCATORS[0], RECORDS - 1, LOCATORS[1])
     ahead.read_on(LOCATORS[1], 0, None)
-
-
-def test_the_kernel_is_asked_in_parts_that_it_reads_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    heard: list[tuple[int, int]] = []
-
-    def advise(_fd: int, offset: int, length: int, _advice: int) -> None:
-        heard.append((offset, length))
-
-    monkeypatch.setattr(os, "posix_fadvise", advise)
-    path = tmp_path / "file"
-    path.touch()
-    disk.will_need(path, 100, 2 * disk.ADVICE_BYTES + 1)
-    assert heard == [
-        (100, disk.ADVICE_BYTES),
-        (100 + disk.ADVICE_BYTES, disk.ADVICE_BYTES),
-        (100 + 2 * disk.ADVICE_BYTES, 1),
-    ]

@@ -112,18 +112,6 @@ def test_a_failure_once_the_file_has_its_name_is_not_taken_for_want_of_room(
     assert not isinstance(raised.value, NoRoom)
 
 
-def test_an_opened_file_is_the_one_that_was_made(file: WalFile) -> None:
-    file.create()
-    opened = WalFile.open(file.path, 3)
-    assert (opened.header, opened.size, opened.base, opened.seed) == (
-        file.header,
-        SIZE,
-        0x1000,
-        file.seed,
-    )
-    opened.close()
-
-
 def test_a_file_that_is_opened_for_reading_alone_cannot_be_written(file: WalFile) -> None:
     file.create()
     opened = WalFile.open(file.path, 3, writable=False)
@@ -162,30 +150,6 @@ def test_a_file_that_is_not_what_its_name_says_is_damage(
     assert str(path) in str(raised.value)
 
 
-def test_offsets_and_room_count_the_header(file: WalFile) -> None:
-    assert file.offset(0x1000) == FILE_HEADER_BYTES
-    assert file.offset(0x1040) == FILE_HEADER_BYTES + 0x40
-    assert file.holds(0x1000, SIZE - FILE_HEADER_BYTES)
-    assert not file.holds(0x1000, SIZE - FILE_HEADER_BYTES + 1)
-
-
-def test_a_view_shows_what_is_written_later(file: WalFile) -> None:
-    file.create()
-    view = file.view()
-    os.pwrite(file.fd, b"later", 5000)
-    assert bytes(view[5000:5005]) == b"later"
-    assert view.readonly
-    assert file.view() is view
-
-
-def test_what_a_reader_holds_outlives_the_file(file: WalFile) -> None:
-    file.create()
-    os.pwrite(file.fd, b"held", 5000)
-    held = file.view()[5000:5004]
-    file.close()
-    assert bytes(held) == b"held"
-
-
 def test_a_cut_leaves_zeros_and_all_the_room(file: WalFile) -> None:
     file.create()
     os.pwrite(file.fd, b"x" * (SIZE - FILE_HEADER_BYTES), FILE_HEADER_BYTES)
@@ -193,15 +157,6 @@ def test_a_cut_leaves_zeros_and_all_the_room(file: WalFile) -> None:
     content = file.path.read_bytes()
     assert content[FILE_HEADER_BYTES:] == (b"x" * 100).ljust(SIZE - FILE_HEADER_BYTES, b"\0")
     assert file.path.stat().st_blocks * 512 >= SIZE
-
-
-def test_a_cut_shows_in_the_map_and_keeps_the_room(file: WalFile) -> None:
-    file.create()
-    os.pwrite(file.fd, b"cut off" * 2000, file.offset(0x1000))
-    view, blocks = file.view(), os.fstat(file.fd).st_blocks
-    file.cut(0x1007)
-    assert bytes(view[file.offset(0x1000) :]) == b"cut off".ljust(SIZE - FILE_HEADER_BYTES, b"\0")
-    assert (os.fstat(file.fd).st_size, os.fstat(file.fd).st_blocks) == (SIZE, blocks)
 
 
 def test_a_cut_never_makes_the_file_shorter_not_even_for_a_moment(
@@ -224,12 +179,3 @@ def test_a_cut_never_makes_the_file_shorter_not_even_for_a_moment(
         monkeypatch.setattr(os, name, noted)
     file.cut(0x1000 + 100)
     assert set(sizes) == {SIZE}
-
-
-@pytest.mark.parametrize("left", [FILE_HEADER_BYTES, SIZE - 1])
-def test_a_file_that_is_shorter_than_it_was_made_is_damage(left: int, file: WalFile) -> None:
-    file.create()
-    os.truncate(file.path, left)
-    with pytest.raises(Damaged, match=f"made with {SIZE} bytes") as raised:
-        WalFile.open(file.path, 3)
-    assert (raised.value.path, raised.value.offset) == (file.path, left)

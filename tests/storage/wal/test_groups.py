@@ -32,13 +32,6 @@ def take(waiting: GroupQueue) -> list[int] | None:
     return None if groups is None else [each.start for each in groups]
 
 
-def test_all_groups_of_one_file_that_wait_are_taken_together_in_order(file: WalFile) -> None:
-    waiting = GroupQueue()
-    for start in (0, 100, 200):
-        waiting.put(group(file, start))
-    assert take(waiting) == [0, 100, 200]
-
-
 def test_groups_of_another_file_or_era_are_taken_by_themselves(file: WalFile) -> None:
     waiting = GroupQueue()
     waiting.put(group(file, 0))
@@ -50,14 +43,6 @@ def test_groups_of_another_file_or_era_are_taken_by_themselves(file: WalFile) ->
     assert take(waiting) == [300]
 
 
-def test_without_a_group_the_wait_ends_at_its_time(file: WalFile) -> None:
-    waiting = GroupQueue()
-    until = time.perf_counter() + 0.01
-    assert waiting.take(until) == []
-    assert time.perf_counter() >= until
-    assert waiting.take(until) == [], "a time that is over is no error"
-
-
 def test_the_end_comes_after_all_groups_that_were_handed_over_before_it(file: WalFile) -> None:
     waiting = GroupQueue()
     waiting.put(group(file, 0))
@@ -66,11 +51,3 @@ def test_the_end_comes_after_all_groups_that_were_handed_over_before_it(file: Wa
     assert take(waiting) == [0]
     assert take(waiting) == [100]
     assert take(waiting) is None
-
-
-def test_discarded_groups_are_not_waited_for_any_more(file: WalFile) -> None:
-    waiting = GroupQueue()
-    waiting.put(group(file, 0))
-    waiting.close()
-    waiting.discard()
-    assert waiting.take(0) == []

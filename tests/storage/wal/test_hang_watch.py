@@ -24,20 +24,6 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[HangWatch, queue.Sim
     watch.stop()
 
 
-def test_a_call_that_hangs_is_told_of_until_it_returns(
-    told: tuple[HangWatch, queue.SimpleQueue[int]],
-) -> None:
-    watch, calls = told
-    watch.begin()
-    first = [calls.get(timeout=WAIT_S) for _ in range(3)]
-    watch.end()
-    watch.begin()
-    later = [calls.get(timeout=WAIT_S) for _ in range(10)]
-    watch.end()
-    assert len({*first}) == 1
-    assert later[-1] == first[0] + 2, "each call has its number"
-
-
 def test_calls_that_return_are_not_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     """However they fall between the looks: here each look finds the loop in another call."""
     looks = 0

@@ -19,7 +19,6 @@ from tests.support.wal import (
     start,
 )
 from topics.formats.disk.frames import (
-    FRAME_HEADER_BYTES,
     FrameKind,
 )
 from topics.formats.disk.wal import FILE_HEADER_BYTES
@@ -62,17 +61,6 @@ def test_a_file_that_is_full_is_synced_before_the_next_one_is_made(
     ]
 
 
-def test_a_frame_takes_the_last_byte_of_a_file(wal: Log) -> None:
-    exact = frame(ROOM - FRAME_HEADER_BYTES - 4)
-    assert exact.length == ROOM
-    hand_over(wal, exact)
-    assert wal.counters.rotations == 1
-    hand_over(wal, frame(1), sync=True)
-    wal.wait_synced()
-    assert wal.counters.rotations == 2
-    assert [header.lsn for header in frames_on_disk(wal.folder)] == [0, ROOM]
-
-
 def test_a_frame_larger_than_a_file_gets_a_file_of_its_size(wal: Log) -> None:
     for size in (10, 100_000, 10):
         wal.append(frame(size))
@@ -81,14 +69,6 @@ def test_a_frame_larger_than_a_file_gets_a_file_of_its_size(wal: Log) -> None:
     sizes = [path.stat().st_size for path in sorted(wal.folder.glob("*.wal"))]
     assert sizes == [FILE_BYTES, FILE_HEADER_BYTES + frame(100_000).length, FILE_BYTES]
     assert len(frames_on_disk(wal.folder)) == 3
-
-
-def test_every_file_has_its_own_salt(wal: Log) -> None:
-    hand_over(wal, frame(ROOM - 100))
-    hand_over(wal, frame(ROOM - 100))
-    wal.flush(sync=True)
-    wal.wait_synced()
-    assert len({path.read_bytes()[24:32] for path in wal.folder.glob("*.wal")}) == 2
 
 
 # Waiting and stopping
@@ -131,12 +111,6 @@ def test_stopping_tells_when_the_last_records_did_not_reach_the_disk(
     monkeypatch.setattr(os, call, failing(errno.EIO))
     with pytest.raises(OSError, match="Input/output error"):
         wal.stop()
-
-
-def test_stopping_a_log_without_a_frame_makes_no_file(tmp_path: Path) -> None:
-    wal = start(tmp_path / "wal")
-    wal.stop()
-    assert list(wal.folder.iterdir()) == []
 
 
 def test_a_file_that_is_to_be_used_again_has_lost_its_old_name_for_good(
@@ -185,11 +159,3 @@ def test_a_file_that_is_ended_takes_no_other_frame(wal: Log) -> None:
     assert (wal.base_of(lsn), wal.full_files()) == (lsn, [(0, lsn)])
     assert not wal.may_name(0, 100)
     assert wal.may_name(lsn, 100)
-
-
-def test_a_frame_is_found_by_its_lsn(wal: Log) -> None:
-    hand_over(wal, frame(10, seq=1), sync=True)
-    lsn = wal.next_lsn
-    hand_over(wal, frame(20, seq=2), sync=True)
-    header, body = wal.frame_at(lsn)
-    assert (header.lsn, header.first_seq, bytes(body[4:])) == (lsn, 2, b"C" * 20)

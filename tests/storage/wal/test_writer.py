@@ -35,16 +35,6 @@ from topics.storage.wal.writer import AT_ONCE_MAX_BYTES, UNSYNCED_MAX_BYTES, Wal
 # Order and groups
 
 
-def test_frames_stand_in_the_order_in_which_they_were_appended(wal: Log) -> None:
-    locators = [wal.append(frame(seq=seq)) for seq in range(1, 6)]
-    wal.flush(sync=False)
-    progress = wal.next_progress()
-    assert progress.written == wal.next_lsn
-    found = frames_on_disk(wal.folder)
-    assert [header.lsn for header in found] == locators
-    assert [header.first_seq for header in found] == [1, 2, 3, 4, 5]
-
-
 def test_records_are_found_again_by_their_place(wal: Log) -> None:
     locators = [wal.append(frame(size, seq=size)) for size in (1, 50, 3000, 2000, 7)]
     wal.flush(sync=True)
@@ -56,32 +46,12 @@ def test_records_are_found_again_by_their_place(wal: Log) -> None:
     assert wal.counters.rotations == 2
 
 
-def test_nothing_is_written_before_flush(wal: Log) -> None:
-    wal.append(frame())
-    assert wal.counters.batches == 0
-    assert hand_over(wal).written == wal.next_lsn
-
-
 def test_only_a_group_that_asks_for_it_is_synced(wal: Log) -> None:
     first = hand_over(wal, frame())
     assert (first.written, first.synced, first.sync_ms) == (wal.next_lsn, 0, 0.0)
     second = hand_over(wal, frame(), sync=True)
     assert (second.written, second.synced) == (wal.next_lsn, wal.next_lsn)
     assert wal.counters.fsyncs == 1
-
-
-def test_a_sync_without_frames_syncs_what_was_written_before(wal: Log) -> None:
-    hand_over(wal, frame())
-    assert hand_over(wal, sync=True).synced == wal.next_lsn
-
-
-def test_flush_without_anything_to_do_does_nothing(wal: Log) -> None:
-    wal.flush(sync=True)
-    hand_over(wal, frame(), sync=True)
-    wal.flush(sync=False)
-    wal.flush(sync=True)
-    assert wal.take_progress() == []
-    assert wal.counters.batches == 1
 
 
 def test_groups_that_wait_share_one_write_and_one_sync(
@@ -107,13 +77,6 @@ def test_a_frame_knows_how_far_the_log_was_synced(wal: Log) -> None:
     hand_over(wal, frame())
     hand_over(wal, frame())
     assert [header.durable_lsn for header in frames_on_disk(wal.folder)] == [0, synced, synced]
-
-
-def test_a_large_group_is_written_whole(tmp_path: Path) -> None:
-    wal = start(tmp_path / "wal", file_bytes=16 << 20)
-    hand_over(wal, *(frame(1500, seq) for seq in range(1, 2001)))
-    assert len(frames_on_disk(wal.folder)) == 2000
-    wal.stop()
 
 
 # What the loop writes itself
@@ -277,25 +240,6 @@ def test_a_cheap_sync_is_over_when_flush_returns(wal: Log, monkeypatch: pytest.M
     assert wal.take_progress() == []
     assert (wal.counters.batches, wal.counters.fsyncs, wal.counters.loop_fsyncs) == (2, 1, 1)
     assert [header.first_seq for header in frames_on_disk(wal.folder)] == [1, 2, 3]
-
-
-def test_a_sync_without_frames_is_made_at_once_too(
-    wal: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hand_over(wal, frame(seq=1))
-    sync_by(monkeypatch, loop=True)
-    progress = synced(wal)
-    assert progress is not None
-    assert progress.synced == wal.next_lsn
-    assert wal.counters.batches == 1
-
-
-def test_a_sync_that_is_not_cheap_goes_to_the_writer(tmp_path: Path) -> None:
-    wal = start(tmp_path / "wal", file_bytes=1 << 20)
-    assert synced(wal, frame(seq=1)) is None, "nothing is known of the disk"
-    wal.next_progress()
-    wal.stop()
-    assert wal.counters.loop_fsyncs == 0
 
 
 def test_a_caller_that_cannot_commit_leaves_the_sync_to_the_writer(

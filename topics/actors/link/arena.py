@@ -17,8 +17,7 @@ there, and must not wait either. Only the session after the next one waits for t
 holder must send or free every block, also after the end of its session.
 
 A block grows while it is filled: in place if the pages after it are free, else it moves, a slice at
-a time. So what a body holds follows what has arrived of it, and a body that is alone finds room up
-to the whole half.
+a time. So what a body holds follows what has arrived of it.
 
 Pages are taken from the system when they are first touched. Those of a large block go back when it
 is freed, a portion with each ``trim``; its row stays taken until then. All pages go back when
@@ -28,10 +27,9 @@ everything is free.
 from __future__ import annotations
 
 import mmap
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterator
 from typing import Final, Protocol, TypeAlias
-
-from topics.actors.link.page_allocator import PageAllocator
 
 PAGE_BYTES: Final = mmap.PAGESIZE
 # Linux, every architecture that we run on; the mmap module names it from Python 3.13 on.
@@ -86,12 +84,12 @@ class ArenaBlock:
     over, or ``free`` it.
     """
 
-    __slots__ = ("_writer", "holder", "length", "moving_from", "offset", "session", "view")
+    __slots__ = ("holder", "length", "moving_from", "offset", "session", "view", "writer")
 
     def __init__(
         self, writer: ArenaWriter, session: int, offset: int, length: int, view: memoryview
     ) -> None:
-        self._writer: ArenaWriter | None = writer
+        self.writer: ArenaWriter | None = writer  # None: no longer the holder's
         self.session = session
         self.offset = offset
         self.length = length
@@ -104,7 +102,8 @@ class ArenaBlock:
         """Keep only the first ``length`` bytes: the body came out shorter than was reserved."""
         assert 0 <= length <= self.length, "a block only shrinks"
         assert self.moving_from is None, "a block that moves is not whole yet"
-        self._owner().shrink(self, length)
+        assert self.writer is not None, "a block that was sent or freed is no longer ours"
+        self.writer.shrink(self, length)
         self.length = length
         self.view = self.view[:length]
 
@@ -116,25 +115,14 @@ class ArenaBlock:
         """
         assert length > self.length >= keep, "a block grows and keeps what it has"
         assert self.moving_from is None, "a block that moves does not move again"
-        return self._owner().grow(self, length, keep)
+        assert self.writer is not None, "a block that was sent or freed is no longer ours"
+        return self.writer.grow(self, length, keep)
 
     def free(self) -> None:
         """Give the room back unsent. Nothing happens when the block was sent or freed already."""
-        if (writer := self._writer) is not None:
-            self._writer = None
+        if (writer := self.writer) is not None:
+            self.writer = None
             writer.free(self)
-
-    def detach_from(self, writer: ArenaWriter) -> None:
-        """The block is no longer the holder's. Raises ValueError when it was not, or is of another
-        arena.
-        """
-        if self._writer is not writer:
-            raise ValueError("this block was sent or freed before, or is another link's")
-        self._writer = None
-
-    def _owner(self) -> ArenaWriter:
-        assert self._writer is not None, "a block that was sent or freed is no longer ours"
-        return self._writer
 
 
 class ArenaWriter:
@@ -180,37 +168,32 @@ class ArenaWriter:
 
     def reserve(self, length: int) -> ArenaBlock | None:
         """A block of ``length`` bytes; None when there is no room in one piece."""
-        page = self._find(lambda: self._allocator.allocate(_row_pages(length)))
-        if page is None:
+        offset = self._allocate(length)
+        if offset is None:
             return None
-        offset = self._offset(page)
         view = self._memory.view[offset : offset + length]
         block = ArenaBlock(self, self.session, offset, length, view)
         self._filling[self.session & 1].add(block)
         return block
 
     def grow(self, block: ArenaBlock, length: int, keep: int) -> Iterator[None] | None:
-        """Part of ``ArenaBlock.grow``."""
+        """Find a longer row for a block: where it stands if the pages behind it are free."""
         if block.session != self.session:
             return None
-        if _row_pages(length) == _row_pages(block.length):
-            offset = block.offset
-        else:
-            start, pages = self._page(block.offset), _row_pages(length)
-            page = self._find(lambda: self._allocator.extend(start, pages))
-            if page is None:
+        if _row_pages(length) > _row_pages(block.length) and not self._allocator.extend(
+            self._page(block.offset), _row_pages(length)
+        ):
+            offset = self._allocate(length)
+            if offset is None:
                 return None
-            offset = self._offset(page)
-        old, block.view = block.view, self._memory.view[offset : offset + length]
-        if offset != block.offset:
             block.moving_from, block.offset = block.offset, offset
+        old, block.view = block.view, self._memory.view[block.offset : block.offset + length]
         block.length = length
         return self._move(block, old[:keep])
 
     def _move(self, block: ArenaBlock, old: memoryview) -> Iterator[None]:
         if block.moving_from is None:
             return
-        # Upwards: the new row, where it overlaps the old one, lies below it.
         for start in range(0, len(old), SLICE_BYTES):
             piece = old[start : start + SLICE_BYTES]
             block.view[start : start + len(piece)] = piece
@@ -218,31 +201,25 @@ class ArenaWriter:
         self._leave_old_row(block)
 
     def _leave_old_row(self, block: ArenaBlock) -> None:
-        """The block has left its old row, which is given back."""
         left, block.moving_from = block.moving_from, None
-        if left is None or block.session != self.session:
-            return
-        page = self._page(block.offset)
-        if block.offset <= left < block.offset + block.length:
-            self._allocator.shrink(page, _row_pages(block.length))
-        else:
+        if left is not None and block.session == self.session:
             self._free(left)
 
-    def _find(self, attempt: Callable[[], int | None]) -> int | None:
-        """A page, if need be among rows whose pages were to return to the system."""
-        page = attempt()
+    def _allocate(self, length: int) -> int | None:
+        """The offset of a new row, if need be of one whose pages were to return to the system."""
+        page = self._allocator.allocate(_row_pages(length))
         while page is None and self._returning:
             self._allocator.free(self._returning.pop())
-            page = attempt()
-        return page
+            page = self._allocator.allocate(_row_pages(length))
+        return None if page is None else self._offset(page)
 
     def shrink(self, block: ArenaBlock, length: int) -> None:
-        """Part of ``ArenaBlock.shrink``."""
+        """Give the pages back that the first ``length`` bytes of a block do not need."""
         if block.session == self.session:
             self._allocator.shrink(self._page(block.offset), _row_pages(length))
 
     def free(self, block: ArenaBlock) -> None:
-        """Part of ``ArenaBlock.free``."""
+        """Give the rows of an unsent block back, both while it moves."""
         self._filling[block.session & 1].remove(block)
         if block.session == self.session:
             self._leave_old_row(block)
@@ -254,7 +231,9 @@ class ArenaWriter:
         Raises ValueError for a block that was sent or freed before, or is of another arena.
         """
         assert block.session == self.session, "a block is sent in the session it was reserved in"
-        block.detach_from(self)
+        if block.writer is not self:
+            raise ValueError("this block was sent or freed before, or is another link's")
+        block.writer = None
         self._filling[block.session & 1].remove(block)
         self._sent.add(block.offset)
 
@@ -387,3 +366,81 @@ class ArenaReader:
         # The session of that half is over, and the next one there waits for this end: no process
         # writes in it now.
         self._memory.give_back(self._memory.base(session), self._memory.half_bytes)
+
+
+class PageAllocator:
+    """Which pages of ``count`` are taken: first fit over a sorted list of holes that never touch.
+    It counts pages from 0 and knows no memory. A row of pages is named by its first page.
+    """
+
+    __slots__ = ("_holes", "_taken", "count", "high_water", "used")
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.used = 0
+        # First page that was never taken; the owner lowers it when it has given pages back.
+        self.high_water = 0
+        self._holes: list[tuple[int, int]] = [(0, count)] if count else []  # (first page, pages)
+        self._taken: dict[int, int] = {}  # first page -> pages
+
+    def allocate(self, pages: int) -> int | None:
+        """The first page of ``pages`` free ones in a row; None when there is no such row."""
+        assert pages > 0, "an allocation has pages"
+        start = self._first_fit(pages)
+        if start is not None:
+            self._take(start, pages)
+        return start
+
+    def pages(self, start: int) -> int:
+        """How long the row at ``start`` is. KeyError when nothing was allocated there."""
+        return self._taken[start]
+
+    def free(self, start: int) -> None:
+        """Give the row at ``start`` back. KeyError when nothing was allocated there."""
+        self._add_hole(start, self._taken.pop(start))
+
+    def shrink(self, start: int, pages: int) -> None:
+        """Keep only the first ``pages`` (at least one) of the row at ``start``."""
+        before = self._taken[start]
+        assert 0 < pages <= before, "a shrunk row is not empty and not longer"
+        if pages < before:
+            self._taken[start] = pages
+            self._add_hole(start + pages, before - pages)
+
+    def extend(self, start: int, pages: int) -> bool:
+        """Make the row at ``start`` longer, if the pages behind it are free; whether they are."""
+        before = self._taken[start]
+        hole, length = self._holes[self._hole_around(start + before)] if self._holes else (-1, 0)
+        if hole != start + before or before + length < pages:
+            return False
+        self._take(hole, pages - before)
+        self._taken[start] = pages
+        del self._taken[hole]
+        return True
+
+    def _first_fit(self, pages: int) -> int | None:
+        return next((start for start, length in self._holes if length >= pages), None)
+
+    def _hole_around(self, page: int) -> int:
+        return bisect_right(self._holes, (page, self.count)) - 1
+
+    def _take(self, start: int, pages: int) -> None:
+        """Take a row out of the hole that it lies in."""
+        index = self._hole_around(start)
+        hole, length = self._holes.pop(index)
+        rest = [(hole, start - hole), (start + pages, hole + length - start - pages)]
+        self._holes[index:index] = [(first, left) for first, left in rest if left]
+        self._taken[start] = pages
+        self.used += pages
+        self.high_water = max(self.high_water, start + pages)
+
+    def _add_hole(self, start: int, pages: int) -> None:
+        self.used -= pages
+        holes = self._holes
+        index = bisect_left(holes, (start, 0))
+        if index < len(holes) and holes[index][0] == start + pages:
+            pages += holes.pop(index)[1]
+        if index and sum(holes[index - 1]) == start:
+            start, before = holes.pop(index - 1)
+            pages += before
+        insort(holes, (start, pages))

@@ -75,10 +75,10 @@ class _Word:
     def __init__(self, at: int) -> None:
         self._at = at
 
-    def __get__(self, owner: ProcessWords, _kind: type[ProcessWords]) -> int:
+    def __get__(self, owner: ProcessWords | Board, _kind: type[ProcessWords | Board]) -> int:
         return int(owner.words[self._at])
 
-    def __set__(self, owner: ProcessWords, value: int) -> None:
+    def __set__(self, owner: ProcessWords | Board, value: int) -> None:
         owner.words[self._at] = value
 
 
@@ -124,7 +124,7 @@ class FrontWords(ProcessWords):
 
 
 class ShardWords(ProcessWords):
-    """The words of a shard."""
+    """What a shard shows of itself besides: its state, its replay, its disk and its limits."""
 
     __slots__ = ()
 
@@ -163,6 +163,11 @@ class Board:
     that has it.
     """
 
+    keys_reload_failed = _Word(1)
+    """How often a reload of the keys was refused since the start."""
+    started_monotonic_ms = _Word(2)
+    """CLOCK_MONOTONIC of the start, in ms."""
+
     def __init__(self, shards: int) -> None:
         """A board with every state DOWN and every session number 1."""
         self.shards = shards
@@ -173,10 +178,10 @@ class Board:
         self._processes_at = self._sessions_at + _whole_lines(pairs)
         self._heads_at = self._processes_at + count * PROCESS_WORDS
         length = self._heads_at + (count - 1) * HEADS_WORDS
-        self._words = memoryview(mmap.mmap(-1, 8 * length)).cast("Q")
+        self.words = memoryview(mmap.mmap(-1, 8 * length)).cast("Q")
         for pair in range(pairs):
             # 1, because rings are born with 0: nothing flows before both sides have started.
-            self._words[self._sessions_at + pair] = 1
+            self.words[self._sessions_at + pair] = 1
         self.front = FrontWords(self._process(FRONT))
 
     def session(self, one: ProcessId, other: ProcessId) -> int:
@@ -194,24 +199,24 @@ class Board:
         low, high = sorted((self._rank(one), self._rank(other)))
         assert low < high, "a pair has two processes"
         at = self._sessions_at + high * (high - 1) // 2 + low
-        return self._words[at : at + 1]
+        return self.words[at : at + 1]
 
     def shard(self, index: int) -> ShardWords:
         """The words of shard ``index``."""
         return ShardWords(self._process(shard_id(index)))
 
     def heads(self, shard: int) -> memoryview:
-        """The words of the slots of ``shard`` (`topics.actors.link.heads`)."""
+        """What ``shard`` tells of pages that were read ahead (`topics.actors.link.heads`)."""
         at = self._heads_at + shard * HEADS_WORDS
-        return self._words[at : at + HEADS_WORDS]
+        return self.words[at : at + HEADS_WORDS]
 
     def process(self, process: ProcessId) -> FrontWords | ShardWords:
-        """The words of the front or a shard."""
+        """What a process shows of itself."""
         return self.front if process == FRONT else self.shard(process.index)
 
     def _process(self, process: ProcessId) -> memoryview:
         at = self._processes_at + self._rank(process) * PROCESS_WORDS
-        return self._words[at : at + PROCESS_WORDS]
+        return self.words[at : at + PROCESS_WORDS]
 
     def _rank(self, process: ProcessId) -> int:
         if process == FRONT:
@@ -222,29 +227,11 @@ class Board:
     @property
     def draining(self) -> bool:
         """The server is going down."""
-        return bool(self._words[0])
+        return bool(self.words[0])
 
     @draining.setter
     def draining(self, value: bool) -> None:
-        self._words[0] = int(value)
-
-    @property
-    def keys_reload_failed(self) -> int:
-        """How often a reload of the keys was refused since the start."""
-        return int(self._words[1])
-
-    @keys_reload_failed.setter
-    def keys_reload_failed(self, value: int) -> None:
-        self._words[1] = value
-
-    @property
-    def started_monotonic_ms(self) -> int:
-        """CLOCK_MONOTONIC of the start, in ms."""
-        return int(self._words[2])
-
-    @started_monotonic_ms.setter
-    def started_monotonic_ms(self, value: int) -> None:
-        self._words[2] = value
+        self.words[0] = int(value)
 
 
 def _whole_lines(words: int) -> int:

@@ -247,7 +247,7 @@ def _shown(metric: Metric, parts: Sequence[tuple[ProcessId, list[int]]]) -> Iter
 def _series(
     metric: Metric, words: list[int], more: tuple[tuple[str, str], ...]
 ) -> Iterator[Series]:
-    """The rows of a metric; of a sparse one those that count something."""
+    """One for each row; for a sparse metric, for those that count something."""
     width = metric.row_words
     for row, texts in enumerate(metric.rows):
         found = words[row * width : (row + 1) * width]

@@ -8,36 +8,33 @@
 
     half     size  field
     0        4     length      of the entries, in bytes
-    4        -     entries     one for each key
+    4        -     entries     a MessagePack array of arrays: digest, scopes, prefixes
 
-    entry    size  field
-    0        32    digest        SHA-256 of the secret
-    32       1     scopes        `Scope`
-    33       4     prefixes_len  0: every name
-    37       -     prefixes      joined by "|"
-
-Integers little-endian. The supervisor writes the half that does not count, then the generation. So
-a reader that finds the same generation before and after its copy has a whole half, and a front that
-starts in the middle of a change does not wait. There are digests here, never secrets.
+``digest``: SHA-256 of the secret, never the secret. ``scopes``: the number of `Scope`.
+``prefixes``: nil for every name. Integers little-endian. The supervisor writes the half that does
+not count, then the generation. So a reader that finds the same generation before and after its copy
+has a whole half, and a front that starts in the middle of a change does not wait.
 """
 
 from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Iterator
+
+from msgspec.msgpack import Decoder, Encoder
 
 from topics.actors.link.fences import load_fences
 from topics.engine.access import Access, Principal, Scope
 
 TABLE_HEADER = struct.Struct("<Q8x")
 LENGTH = struct.Struct("<I")
-ENTRY = struct.Struct("<32sBI")
 assert TABLE_HEADER.size == 16
-assert ENTRY.size == 37
 
 ROOM_MIN_BYTES = 1024 * 1024  # of a half; pages that nobody writes take no memory
 GROWTH = 4  # the keys may become so many times as long as they were at the start
+
+_encode = Encoder().encode
+_decode = Decoder(list[tuple[bytes, int, tuple[str, ...] | None]]).decode
 
 
 class KeyTable:
@@ -113,25 +110,13 @@ class KeyReader:
 
 def encode(access: Access) -> bytes:
     """The keys as a half of the table."""
-    entries = []
-    for one in access.principals:
-        prefixes = "|".join(one.prefixes or ()).encode()
-        entries.append(ENTRY.pack(one.digest, one.scopes.value, len(prefixes)))
-        entries.append(prefixes)
-    whole = b"".join(entries)
-    return LENGTH.pack(len(whole)) + whole
+    entries = _encode([(one.digest, one.scopes.value, one.prefixes) for one in access.principals])
+    return LENGTH.pack(len(entries)) + entries
 
 
 def decode(half: bytes) -> Access:
     """The keys that `encode` made a half of."""
-    return Access(_principals(half))
-
-
-def _principals(half: bytes) -> Iterator[Principal]:
-    at = LENGTH.size
-    while at < len(half):
-        digest, scopes, prefixes_len = ENTRY.unpack_from(half, at)
-        at += ENTRY.size
-        prefixes = half[at : at + prefixes_len].decode()
-        at += prefixes_len
-        yield Principal(digest, Scope(scopes), tuple(prefixes.split("|")) if prefixes else None)
+    entries = _decode(half[LENGTH.size :]) if len(half) > LENGTH.size else []
+    return Access(
+        Principal(digest, Scope(scopes), prefixes) for digest, scopes, prefixes in entries
+    )

@@ -14,6 +14,12 @@ no byte of an old session is ever read, in whatever order the two ends notice.
 
 Only the second end (a shard on its link with a front) stops reading when its own messages do not
 get through. If both did, each could wait for the other.
+
+    send ──▶ queue ──flush──▶ ring           one copy, one store, at most one wake-up
+                       └────▶ unsent ──▶ ring    what found no room, as room appears
+
+The order of messages is the order of ``send``. A message may be quiet: it does not cause a flush,
+and goes with the next one that another message causes. So it costs no wake-up of the peer.
 """
 
 from __future__ import annotations
@@ -21,17 +27,17 @@ from __future__ import annotations
 import os
 import select
 import sys
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import trio
 
 from topics.actors.link.arena import ArenaBlock, ArenaReader, ArenaWriter
 from topics.actors.link.board import Board
+from topics.actors.link.event_loop import EventLoop
 from topics.actors.link.fences import load_fences
 from topics.actors.link.link_memory import LinkMemory
-from topics.actors.link.outbox import Outbox
 from topics.actors.link.process_id import ProcessId
 from topics.actors.link.ring import HEAD, RingConsumer, RingDamaged, RingProducer
 from topics.formats.buffers import Buffer
@@ -50,6 +56,9 @@ from topics.formats.wire.message import (
 OnMessages: TypeAlias = Callable[[list[Message]], None]
 
 GUARD_S: Final = 0.050
+JOIN_BYTES: Final = 1 << 20  # a longer queue is written in pieces: joining would copy it once more
+QUIET_MAX: Final = 64  # quiet messages that wait for others
+MANY: Final = 16  # pieces: the peer should begin with them, though more will follow
 
 
 class Guard:
@@ -79,24 +88,11 @@ class Guard:
             await trio.sleep(GUARD_S)
             for link in tuple(self.links):
                 link.check()
-                while link.trim():
+                while link.writer.trim():
                     await trio.lowlevel.checkpoint()
 
 
 _GUARD: trio.lowlevel.RunVar[Guard] = trio.lowlevel.RunVar("topics link guard")
-
-
-@dataclass(frozen=True, slots=True)
-class LinkStatistics:
-    """What a link has done since its process started, and what it holds now."""
-
-    bells: int  # times it had to wake the peer
-    late_bells: int  # data found by the guard timer: wake-ups that were lost. Ought to be 0
-    backlog_bytes: int  # queued here, not yet in the ring
-    unread_bytes: int  # ours, in the ring
-    stalls: int  # times a message found no room in the ring
-    arena_used_bytes: int  # ours: reserved, or sent and not yet released
-    arena_held: int  # the peer's: blocks that we have not released
 
 
 class Link:
@@ -111,22 +107,30 @@ class Link:
         self._cell = board.session_cell(own, self.peer)
         self._fence = fences.full
         self._consumer = RingConsumer(memory.rings[1 - end], self._peer_bell, fences)
-        self._producer = RingProducer(memory.rings[end], self._peer_bell, fences)
-        self._reader = ArenaReader(memory.arenas[1 - end])
-        self._writer = ArenaWriter(memory.arenas[end])
+        self.producer = RingProducer(memory.rings[end], self._peer_bell, fences)
+        self.reader = ArenaReader(memory.arenas[1 - end])
+        self.writer = ArenaWriter(memory.arenas[end])
         self._assembler = Assembler()
-        self.outbox = Outbox(self._producer, sizes.ring_bytes, fences.full)
-        self._inline_bytes = sizes.inline_bytes
+        self._inline_bytes, self._half_ring = sizes.inline_bytes, sizes.ring_bytes // 2
         # With a longer backlog it is held off: it reads no more.
         self._backlog_max = sizes.ring_bytes if end == 1 else sys.maxsize
         self._session = 0  # the one that our words announce; 0: none yet
         self._open = False
         self.message_id = 0  # of the last message; the next one counts it up
+        self.queue: list[bytes] = []  # pieces of messages, since the last flush
+        self._queued_bytes = 0
+        self.is_due = False
+        """There is something to flush that does not wait for others."""
+        self._quiet = 0  # messages in the queue that wait for others
+        self._unsent: deque[memoryview] = deque()  # flushed, and the ring was full
+        self._unsent_bytes = 0
         self._asleep = False
-        self._late = 0
+        self.late_bells = 0
+        """How often the guard found data whose wake-up was lost. Ought to stay 0."""
+        self.stalls = 0
+        """How often a message found no room in the ring, and none waited for room before it."""
 
-    @property
-    def _name(self) -> str:
+    def __str__(self) -> str:
         return f"{self.own} to {self.peer}"
 
     # --- sending ---
@@ -139,7 +143,12 @@ class Link:
     @property
     def backlog_bytes(self) -> int:
         """Bytes that were sent here and are not in the ring yet."""
-        return self.outbox.backlog_bytes
+        return self._queued_bytes + self._unsent_bytes
+
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes in the ring that the peer has not read."""
+        return self.producer.unread_bytes
 
     def send(
         self,
@@ -162,13 +171,12 @@ class Link:
             attachment, flags = self._in_arena(attachment)
         if not self._open or self._cell[0] != self._session:
             raise self._peer_gone()
-        outbox = self.outbox
         head = encode_head(message_id, subject, payload, len(attachment), flags)
-        outbox.queue.append(head)
+        self.queue.append(head)
         if attachment:
-            outbox.queue.append(attachment)
-        outbox.queued_bytes += len(head) + len(attachment)
-        outbox.is_due = True
+            self.queue.append(attachment)
+        self._queued_bytes += len(head) + len(attachment)
+        self.is_due = True
         return message_id
 
     def _in_arena(self, attachment: Buffer | ArenaBlock) -> tuple[bytes, int]:
@@ -185,17 +193,21 @@ class Link:
         if not self.connected or attachment.session != self._session:
             attachment.free()
             raise self._peer_gone()
-        self._writer.take_over(attachment)
+        self.writer.take_over(attachment)
         return ARENA_REF.pack(attachment.offset, attachment.length), ARENA
 
     def quieten(self) -> None:
         """Let the message that was sent last, without an attachment, wait until another one is
-        flushed. There may never be one.
+        flushed, unless too many do. There may never be one: a flush by the guard would be a
+        wake-up for nothing.
         """
-        self.outbox.quieten()
+        assert self.is_due, "a message that waits is in the queue"
+        if self._quiet < QUIET_MAX:
+            self._quiet += 1
+            self.is_due = len(self.queue) > self._quiet
 
     def _peer_gone(self) -> PeerGone:
-        return PeerGone(f"link {self._name} is not connected")
+        return PeerGone(f"link {self} is not connected")
 
     def send_refusal(self, code: int, message: str, about: int) -> None:
         """Queue a refusal about the message with id ``about``. Raises PeerGone as ``send`` does."""
@@ -204,25 +216,51 @@ class Link:
 
     def reserve(self, length: int) -> ArenaBlock | None:
         """Shared memory for an attachment; None when the arena is full or the peer is not there."""
-        return self._writer.reserve(length) if self.connected else None
-
-    @property
-    def filling(self) -> list[ArenaBlock]:
-        """The blocks of this session that were reserved and not sent yet."""
-        return self._writer.filling
+        return self.writer.reserve(length) if self.connected else None
 
     def flush(self) -> None:
         """Publish what was sent; nothing happens when the session is over, or when all that was
-        sent is quiet.
+        sent is quiet. What finds no room is published as room appears.
         """
-        if self.outbox.is_due and self._cell[0] == self._session:
-            self.outbox.flush()
+        if not self.is_due or self._cell[0] != self._session:
+            return
+        queue, length, is_stalled = self.queue, self._queued_bytes, bool(self._unsent)
+        self.queue, self._queued_bytes, self._quiet, self.is_due = [], 0, 0, False
+        if length <= JOIN_BYTES:
+            joined = b"".join(queue)
+            written = 0 if is_stalled else self.producer.write(joined)
+            if written == length:
+                return
+            self._unsent.append(memoryview(joined)[written:])
+            self._unsent_bytes += length - written
+        else:
+            self._unsent.extend(map(memoryview, queue))
+            self._unsent_bytes += length
+        self._pump()
+        if self._unsent and not is_stalled:
+            self.stalls += 1
+
+    def _pump(self) -> None:
+        """Write what is unsent, half a ring at a time: the consumer copies one half while the
+        other is filled.
+        """
+        unsent, write = self._unsent, self.producer.write
+        while unsent:
+            piece = unsent[0]
+            written = write(piece[: self._half_ring])
+            self._unsent_bytes -= written
+            if written == len(piece):
+                unsent.popleft()
+            elif written:
+                unsent[0] = piece[written:]
+            elif self.producer.is_full():
+                return
 
     # --- attachments of the peer ---
 
     def on_lost(self, view: memoryview, release: Callable[[], object]) -> None:
         """``release`` is called if a session waits for the memory of the attachment ``view``."""
-        self._reader.on_lost(view, release)
+        self.reader.on_lost(view, release)
 
     def release(self, message: Message) -> None:
         """The receiver is done with the message's attachment. Nothing happens for an inline one,
@@ -233,7 +271,7 @@ class Link:
         if not message.flags & ARENA:
             return
         assert isinstance(message.attachment, memoryview), "an arena attachment is a view"
-        block = self._reader.release(message.attachment)
+        block = self.reader.release(message.attachment)
         if block is not None and self.connected:
             self.send("", b"", ARENA_REF.pack(*block), flags=RELEASE)
 
@@ -249,67 +287,55 @@ class Link:
         cancelled). What they send is flushed when they return. Raises RingDamaged when the peer
         wrote what no correct process writes.
         """
-        guard = Guard.of_this_run()
+        loop, guard = EventLoop.of_this_run(), Guard.of_this_run()
+        reading, writing, words = self._consumer, self.producer.sleeper, self._consumer.words
+
+        def ready(_events: int) -> None:
+            os.eventfd_read(self._bell)
+            self._asleep = False
+            if writing.number & 1:
+                writing.wake_up()
+            self.turn(on_open, on_messages, on_close)
+            if self._unsent_bytes <= self._backlog_max:
+                reading.sleeper.fall_asleep()
+            with self._fence:  # the producer is asleep already when it found the ring full
+                pass
+            is_quiet = self._open and not self._unsent_bytes and words[HEAD] <= reading.tail
+            self._asleep = (is_quiet and self._cell[0] == self._session) or not self._has_work()
+            if not self._asleep:
+                os.eventfd_write(self._bell, 1)  # the other tasks run meanwhile
+
         guard.links.add(self)
-        outbox, reading, writing = self.outbox, self._consumer.sleeper, self._producer.sleeper
+        os.eventfd_write(self._bell, 1)  # for what is there already
         try:
-            while True:
-                self.turn(on_open, on_messages, on_close)
-                if outbox.unsent_bytes <= self._backlog_max:
-                    reading.fall_asleep()
-                with self._fence:  # the producer is asleep already when it found the ring full
-                    pass
-                try:
-                    # The other tasks run meanwhile: they are what the messages were for.
-                    if self._has_work():
-                        await trio.lowlevel.checkpoint()
-                    else:
-                        self._asleep = True
-                        await trio.lowlevel.wait_readable(self._bell)
-                        os.eventfd_read(self._bell)
-                finally:
-                    self._asleep = False
-                    reading.wake_up()
-                    if writing.number & 1:
-                        writing.wake_up()
+            await loop.serve(self._bell, ready)
         finally:
             guard.links.discard(self)
+            self._asleep = False
 
     def turn(
         self, on_open: Callable[[], None], on_messages: OnMessages, on_close: Callable[[], None]
     ) -> None:
         """Everything that can be done now, without waiting: one round of ``run``."""
-        if self._cell[0] != self._session:
-            self._leave(on_close)
-            self._adopt(int(self._cell[0]))
-        if not self._open and self._peer_agrees():
-            self._open = True
-            on_open()
-        if not self._open:
+        if not (self._open and self._cell[0] == self._session) and not self._enter(
+            on_open, on_close
+        ):
             return
-        outbox = self.outbox
-        if outbox.unsent_bytes:
-            outbox.pump()
-        if outbox.unsent_bytes <= self._backlog_max and (messages := self._receive()):
-            on_messages(messages)
-        if outbox.is_due:
+        if self._unsent:
+            self._pump()
+        if self._unsent_bytes <= self._backlog_max and (data := self._consumer.read()):
+            messages = self._assembler.feed(data)
+            if self._assembler.damaged:
+                raise RingDamaged(f"bytes in the ring are no message ({self})")
+            for message in messages:
+                if message.flags & (ARENA | RELEASE):
+                    resolved = map(self._resolve, messages)
+                    messages = [message for message in resolved if message is not None]
+                    break
+            if messages:
+                on_messages(messages)
+        if self.is_due:
             self.flush()
-
-    def _receive(self) -> list[Message]:
-        """Every message that is complete. An arena reference becomes the memory that it names; a
-        RELEASE is carried out here.
-        """
-        data = self._consumer.read()
-        if not data:
-            return []
-        messages = self._assembler.feed(data)
-        if self._assembler.damaged:
-            raise RingDamaged(f"bytes in the ring are no message ({self._name})")
-        for message in messages:
-            if message.flags & (ARENA | RELEASE):
-                resolved = map(self._resolve, messages)
-                return [message for message in resolved if message is not None]
-        return messages
 
     def _resolve(self, message: Message) -> Message | None:
         """The message with its arena block as attachment; None for a RELEASE, done here."""
@@ -317,40 +343,49 @@ class Link:
             return message
         if len(message.attachment) == ARENA_REF.size:
             offset, length = ARENA_REF.unpack(message.attachment)
-            if message.flags & RELEASE and self._writer.release(offset):
+            if message.flags & RELEASE and self.writer.release(offset):
                 return None
-            if message.flags & ARENA and (view := self._reader.open(offset, length)) is not None:
+            if message.flags & ARENA and (view := self.reader.open(offset, length)) is not None:
                 return Message(
                     message.message_id, message.flags, message.subject, message.payload, view
                 )
-        raise RingDamaged(f"message {message.message_id} names no arena block ({self._name})")
+        raise RingDamaged(f"message {message.message_id} names no arena block ({self})")
 
-    def _leave(self, on_close: Callable[[], None]) -> None:
-        if self._open:
-            self._open = False
-            self.outbox.clear()
-            on_close()
+    def _enter(self, on_open: Callable[[], None], on_close: Callable[[], None]) -> bool:
+        """Leave the session that is over, and enter the next one; whether both ends are in it."""
+        if self._cell[0] != self._session:
+            if self._open:
+                self._open = self.is_due = False
+                self.queue.clear()
+                self._unsent.clear()
+                self._queued_bytes = self._unsent_bytes = self._quiet = 0
+                on_close()
+            self._adopt(int(self._cell[0]))
+        if self._peer_agrees():
+            self._open = True
+            on_open()
+        return self._open
 
     def _adopt(self, session: int) -> None:
         """Enter ``session``, or try again next turn if blocks that it would overwrite are in use.
 
         Readers of such blocks are asked to release them; writers learned of it by ``on_close``.
         """
-        self._reader.reclaim(session)
+        self.reader.reclaim(session)
         if self._is_half_used(session):
             return
-        self._producer.clear()
+        self.producer.clear()
         self._consumer.clear()
-        self._reader.begin(session)
-        self._writer.begin(session)
+        self.reader.begin(session)
+        self.writer.begin(session)
         self._assembler = Assembler()  # a message that has arrived in part is forgotten
-        self._producer.announce(session)
+        self.producer.announce(session)
         self._consumer.announce(session)
         self._session = session
         os.eventfd_write(self._peer_bell, 1)
 
     def _is_half_used(self, session: int) -> bool:
-        return self._reader.is_used(session) or self._writer.is_used(session)
+        return self.reader.is_used(session) or self.writer.is_used(session)
 
     def _peer_agrees(self) -> bool:
         session = self._session
@@ -358,7 +393,7 @@ class Link:
             self._cell[0]
             == session
             == self._consumer.peer_session()
-            == self._producer.peer_session()
+            == self.producer.peer_session()
         )
 
     # --- waiting ---
@@ -370,10 +405,10 @@ class Link:
             return self._open or not self._is_half_used(session)
         if not self._open:
             return self._peer_agrees()
-        unsent, consumer = self.outbox.unsent_bytes, self._consumer
+        unsent, consumer = self._unsent_bytes, self._consumer
         if unsent <= self._backlog_max and consumer.words[HEAD] > consumer.tail:
             return True
-        return unsent > 0 and self._producer.room() > 0
+        return unsent > 0 and self.producer.room() > 0
 
     def check(self) -> None:
         """The guard's visit: flush what nobody flushed (releases), wake a sleeper whose bell was
@@ -382,24 +417,8 @@ class Link:
         self.flush()
         if self._asleep and self._has_work() and not _is_rung(self._bell):
             # In another session it waited for arena blocks to be released; nobody rings for that.
-            self._late += self._cell[0] == self._session
+            self.late_bells += self._cell[0] == self._session
             os.eventfd_write(self._bell, 1)
-
-    def trim(self) -> bool:
-        """Give a portion of unused memory back to the system; whether there is more."""
-        return self._writer.trim()
-
-    def statistics(self) -> LinkStatistics:
-        """For the metrics."""
-        return LinkStatistics(
-            bells=self._consumer.bells + self._producer.bells,
-            late_bells=self._late,
-            backlog_bytes=self.backlog_bytes,
-            unread_bytes=self._producer.unread_bytes,
-            stalls=self.outbox.stalls,
-            arena_used_bytes=self._writer.used_bytes,
-            arena_held=self._reader.held,
-        )
 
 
 def _is_rung(bell: int) -> bool:

@@ -34,7 +34,7 @@ class LinkSizes:
 
     @classmethod
     def of(cls, settings: Settings) -> LinkSizes:
-        """The sizes of a link between a front and a shard."""
+        """Those that an operator has chosen, for links between a front and a shard."""
         return cls(settings.ring_bytes, settings.inline_bytes, settings.arena_bytes)
 
 

@@ -82,15 +82,11 @@ class Sleeper:
 
     def fall_asleep(self) -> None:
         """From now on the other side rings. A fence must follow before the last check for data."""
-        if not self.number & 1:
-            self.number += 1
-            self._words[self._word] = self.number
+        self.number = self._words[self._word] = (self.number + 1) | 1
 
     def wake_up(self) -> None:
         """The other side need not ring any more."""
-        if self.number & 1:
-            self.number += 1
-            self._words[self._word] = self.number
+        self.number = self._words[self._word] = self.number + 1 & ~1
 
 
 class RingProducer:
@@ -143,6 +139,14 @@ class RingProducer:
     def unread_bytes(self) -> int:
         """Bytes that the consumer has not read yet; 0 while it is a session behind."""
         return max(0, self._size - self.room())
+
+    def is_full(self) -> bool:
+        """There is no room, and the consumer rings when it has read."""
+        if not self.sleeper.number & 1:
+            self.sleeper.fall_asleep()
+        with self._fences.full:
+            pass
+        return self.room() == 0
 
     def write(self, data: Buffer) -> int:
         """Copy in as much as there is room for, publish it with one store, wake the consumer.
@@ -223,10 +227,12 @@ class RingConsumer:
         return session
 
     def read(self) -> bytes:
-        """Everything that is there, copied out; the room is given back with one store. Raises
-        RingDamaged.
+        """Everything that is there, copied out; the room is given back with one store. From then
+        on the producer need not ring. Raises RingDamaged.
         """
-        words, tail, size = self.words, self.tail, self._size
+        words, tail, size, sleeper = self.words, self.tail, self._size, self.sleeper
+        if sleeper.number & 1:
+            sleeper.number = words[CONSUMER_SLEEP] = sleeper.number + 1
         length = words[HEAD] - tail
         if length <= 0:  # below 0: a producer that is a session ahead has reset the head
             return b""

@@ -28,7 +28,6 @@ import structlog
 import trio
 from msgspec.structs import force_setattr
 
-from topics.actors.rpc.inbound import InboundMessage
 from topics.actors.rpc.route_table import (
     DEFAULT_MODES,
     Mode,
@@ -37,8 +36,10 @@ from topics.actors.rpc.route_table import (
     RouteTable,
     SubjectKind,
     SubjectPolicy,
+    Unsubscribe,
 )
-from topics.actors.rpc.session import LinkSession, RemoteError, Transport
+from topics.actors.rpc.session import InboundMessage, LinkSession, RemoteError, Transport
+from topics.formats.wire.contract import Call, Event, P, R
 from topics.formats.wire.envelope import (
     UNREADABLE,
     ErrorCode,
@@ -51,11 +52,15 @@ from topics.formats.wire.message import ERROR, Message, PeerGone
 
 log: Final = structlog.get_logger(__name__)
 
-PLANS_MAX: Final = 1024  # of a session; a peer that makes up subjects must not fill the memory
+REFUSALS: Final[dict[SubjectKind | None, str]] = {
+    None: "subject is under no allowed prefix",
+    "reserved": "reserved subject prefix",
+}
+WANTED: Final = {"rpc": "request", "event": "notification"}
 
 
 class RpcErrorPayload(NamedTuple):
-    """The error answer of a failed handler (§7)."""
+    """How a failed handler's request is answered (§7)."""
 
     code: int
     message: str
@@ -83,10 +88,6 @@ class RouterConfig:
     subject_policy: SubjectPolicy = field(default_factory=SubjectPolicy)
     error_mapper: ErrorMapper = default_error_mapper
 
-    def __post_init__(self) -> None:
-        if self.rpc_timeout_ms <= 0:
-            raise ValueError(f"rpc_timeout_ms must be above 0, not {self.rpc_timeout_ms}")
-
 
 class MessageRouter(RouteTable):
     """Global registrations, the link sessions, and the dispatch between them.
@@ -102,7 +103,7 @@ class MessageRouter(RouteTable):
         self._timeout = self._config.rpc_timeout_ms / 1000
         # `expire_overdue` waits for it while no request is open.
         self._idle: trio.Event | None = None
-        super().__init__(self._config.subject_policy, self._drop_plans)
+        super().__init__(self._drop_plans)
 
     def open_session(
         self,
@@ -113,10 +114,21 @@ class MessageRouter(RouteTable):
         """A new session; the global handlers serve it from now on. ``failure_of``: what its callers
         are told of a call that has failed.
         """
-        policy = self._config.subject_policy
-        session = LinkSession(peer_id, transport, policy, self._forget_session, failure_of)
+        session = LinkSession(peer_id, transport, self._forget_session, failure_of)
         self._sessions[session] = None
         return session
+
+    def serve(
+        self, call: Call[P, R], handler: Callable[[InboundMessage[P, R]], Awaitable[None] | None]
+    ) -> Unsubscribe:
+        """Handle the requests of ``call`` on all sessions."""
+        return self.route(call.subject, handler, params=call.params)
+
+    def subscribe(
+        self, event: Event[P], handler: Callable[[InboundMessage[P, Any]], None]
+    ) -> Unsubscribe:
+        """Handle the events of ``event`` on all sessions."""
+        return self.route(event.subject, handler, params=event.params)
 
     def close(self) -> None:
         """Close every session (its listeners still see all handlers), then clear the global
@@ -137,74 +149,42 @@ class MessageRouter(RouteTable):
             self._take_refusal(session, message)
             return None
         kind, routes = session.plans.get(message.subject) or self._plan(session, message.subject)
-        if kind != "rpc":
-            return self._dispatch_unanswered(session, message, kind, routes)
-        try:
-            envelope = decode(message.payload)
-        except UNREADABLE as error:
-            self._refuse(session, message, ErrorCode.INVALID_FRAME, f"malformed payload: {error}")
-            return None
-        if type(envelope) is Request:
-            inbound: Inbound = InboundMessage(
-                session,
-                message,
-                message.attachment,
-                message.parked_ms,
-                envelope,
-                envelope.params,
-                envelope.cid,
-                True,
-            )
-            remaining = iter(routes)
-            waiting = self._run_plain(inbound, remaining)
-            if inbound.is_open and inbound.is_timed:
-                self._keep_open(inbound, routes)
-            return None if waiting is None else self._run_rest(inbound, waiting, remaining)
-        if type(envelope) is Notification:
-            reason = "malformed payload: a notification cannot be answered"
-            self._refuse(session, message, ErrorCode.INVALID_FRAME, reason)
-        else:
-            session.take_answer(message, envelope)
-        return None
-
-    def _dispatch_unanswered(
-        self,
-        session: LinkSession,
-        message: Message,
-        kind: SubjectKind | None,
-        routes: tuple[Registration, ...],
-    ) -> Coroutine[Any, Any, None] | None:
-        """Events and custom messages; subjects that may not pass are refused."""
-        envelope = None
-        if kind == "event":
+        envelope, params, cid = None, None, 0
+        if kind == "rpc" or kind == "event":
             try:
-                envelope, reason = decode(message.payload), "not a notification"
+                envelope = decode(message.payload)
             except UNREADABLE as error:
-                reason = str(error)
-            if type(envelope) is not Notification:
-                log.warning(
-                    "event dropped", subject=message.subject, peer_id=session.peer_id, reason=reason
-                )
-                session.release(message)
+                self._refuse(session, message, kind, str(error))
                 return None
+            if type(envelope) is Request and kind == "rpc":
+                cid = envelope.cid
+            elif kind == "rpc" and type(envelope) is not Notification:
+                session.take_answer(message, envelope)
+                return None
+            elif kind == "rpc" or type(envelope) is not Notification:
+                self._refuse(session, message, kind, f"not a {WANTED[kind]}")
+                return None
+            params = envelope.params
         elif kind != "custom":
-            is_reserved = kind == "reserved"
-            code = ErrorCode.UNSUPPORTED_FEATURE if is_reserved else ErrorCode.INVALID_FRAME
-            reason = (
-                "reserved subject prefix" if is_reserved else "subject is under no allowed prefix"
-            )
-            self._refuse(session, message, code, reason)
+            self._refuse(session, message, kind, "")
             return None
-        params = None if envelope is None else envelope.params
         inbound: Inbound = InboundMessage(
-            session, message, message.attachment, message.parked_ms, envelope, params
+            session,
+            message,
+            message.attachment,
+            message.parked_ms,
+            envelope,
+            params,
+            cid,
+            kind == "rpc",
         )
         remaining = iter(routes)
         waiting = self._run_plain(inbound, remaining)
-        if waiting is not None:
-            return self._run_rest(inbound, waiting, remaining)
-        session.release(message)
-        return None
+        if inbound.is_open and inbound.is_timed:
+            self._keep_open(inbound, routes)
+        elif waiting is None and kind != "rpc":
+            session.release(message)
+        return None if waiting is None else self._run_rest(inbound, waiting, remaining)
 
     async def expire_overdue(self) -> NoReturn:
         """Answer 1103 for every request whose deadline has passed. One task for all requests; it
@@ -228,8 +208,6 @@ class MessageRouter(RouteTable):
             if kind is None or kind == "reserved"
             else self._routes_for(session, subject, DEFAULT_MODES[kind])
         )
-        if len(session.plans) >= PLANS_MAX:
-            session.plans.clear()
         plan = session.plans[subject] = Plan(kind, routes)
         return plan
 
@@ -266,10 +244,20 @@ class MessageRouter(RouteTable):
         except UNREADABLE:
             log.warning("refusal dropped", peer_id=session.peer_id, message_id=message.message_id)
 
-    def _refuse(self, session: LinkSession, message: Message, code: int, reason: str) -> None:
+    def _refuse(
+        self, session: LinkSession, message: Message, kind: SubjectKind | None, reason: str
+    ) -> None:
+        """Refuse a message, or drop an event, because of its subject or of its payload."""
         session.release(message)
+        if kind == "event":
+            log.warning(
+                "event dropped", subject=message.subject, peer_id=session.peer_id, reason=reason
+            )
+            return
+        code = ErrorCode.UNSUPPORTED_FEATURE if kind == "reserved" else ErrorCode.INVALID_FRAME
+        text = REFUSALS.get(kind) or f"malformed payload: {reason}"
         try:
-            session.transport.send_refusal(code, reason, message.message_id)
+            session.transport.send_refusal(code, text, message.message_id)
         except PeerGone:
             log.debug(
                 "refusal not sent", subject=message.subject, peer_id=session.peer_id, code=int(code)

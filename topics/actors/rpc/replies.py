@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import structlog
 
 from topics import errors
-from topics.actors.rpc.inbound import InboundMessage
 from topics.actors.rpc.message_router import RpcErrorPayload
-from topics.actors.rpc.session import RemoteError
+from topics.actors.rpc.session import InboundMessage, RemoteError
 from topics.errors import Internal, NotReady, TopicsError
 from topics.formats.api import answers
 from topics.formats.wire.calls import AppendResult
@@ -35,15 +34,7 @@ _CLASSES: Final[dict[str, type[TopicsError]]] = {
 }
 
 
-class Inbound(Protocol):
-    """What an error was met in."""
-
-    @property
-    def subject(self) -> str:
-        """The subject of the message."""
-
-
-def map_error(error: Exception, message: Inbound) -> RpcErrorPayload:
+def map_error(error: Exception, message: InboundMessage[Any, Any]) -> RpcErrorPayload:
     """The error answer to a request whose handler raised ``error``; logs what is unexpected."""
     if isinstance(error, TopicsError):
         return RpcErrorPayload(

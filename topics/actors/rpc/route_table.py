@@ -4,21 +4,17 @@ scope (the ``Router`` of §1), and what matches a subject (§4).
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from topics.formats.wire.envelope import EVENT_PREFIX, RPC_PREFIX
 
 SubjectKind: TypeAlias = Literal["rpc", "event", "custom", "reserved"]
 Mode: TypeAlias = Literal["exclusive", "broadcast"]
-# Given a `topics.actors.rpc.inbound.InboundMessage`.
+# Given a `topics.actors.rpc.session.InboundMessage`.
 MessageHandler: TypeAlias = Callable[[Any], Awaitable[None] | None]
 Unsubscribe: TypeAlias = Callable[[], None]
-
-KINDS: Final = frozenset(get_args(SubjectKind))
-MODES: Final = frozenset(get_args(Mode))
 
 DEFAULT_MODES: Final[dict[SubjectKind, Mode]] = {
     "rpc": "exclusive",
@@ -26,8 +22,6 @@ DEFAULT_MODES: Final[dict[SubjectKind, Mode]] = {
     "custom": "broadcast",
 }
 """The mode of a registration that names none. Nothing is ever delivered for ``reserved``."""
-
-EXACT_RANK: Final = sys.maxsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +39,7 @@ class SubjectPolicy:
     classify: Callable[[str], SubjectKind] | None = None
 
     def kind_of(self, subject: str) -> SubjectKind | None:
-        """None: no allowed prefix. Raises ValueError when ``classify`` returns no kind."""
+        """None: no allowed prefix."""
         if subject.startswith(self.reserved_prefixes):
             return "reserved"
         if not subject.startswith(self.allowed_prefixes):
@@ -54,53 +48,26 @@ class SubjectPolicy:
             if subject.startswith(RPC_PREFIX):
                 return "rpc"
             return "event" if subject.startswith(EVENT_PREFIX) else "custom"
-        kind = self.classify(subject)
-        if kind not in KINDS:
-            raise ValueError(
-                f"classify({subject!r}) gave {kind!r}, not one of {', '.join(sorted(KINDS))}"
-            )
-        return kind
-
-    def check_reachable(self, pattern: str, *, is_prefix: bool) -> None:
-        """Raises ValueError for a registration that no message can ever reach."""
-        if pattern.startswith(self.reserved_prefixes):
-            raise ValueError(f"{pattern!r} is reserved: no message will ever reach this handler")
-        covers_allowed = is_prefix and any(
-            prefix.startswith(pattern) for prefix in self.allowed_prefixes
-        )
-        if not pattern.startswith(self.allowed_prefixes) and not covers_allowed:
-            raise ValueError(
-                f"{pattern!r} is under no allowed prefix: no message will ever reach this handler"
-            )
+        return self.classify(subject)
 
 
+@dataclass(eq=False, slots=True)
 class Registration:
-    """One handler under one subject or prefix. ``rank`` orders matches: exact above every prefix,
-    longer prefixes above shorter ones. ``params``: the NamedTuple that the handler is given.
-    """
+    """One handler under one subject or prefix. ``params``: the NamedTuple that it is given."""
 
-    __slots__ = ("active", "handler", "is_prefix", "mode", "params", "pattern", "rank")
+    pattern: str
+    handler: MessageHandler
+    mode: Mode | None
+    is_prefix: bool
+    params: type[tuple[Any, ...]] | None = None
+    active: bool = True
 
-    def __init__(
-        self,
-        pattern: str,
-        handler: MessageHandler,
-        mode: Mode | None,
-        params: type[tuple[Any, ...]] | None = None,
-        *,
-        is_prefix: bool,
-    ) -> None:
-        self.pattern = pattern
-        self.handler = handler
-        self.mode = mode
-        self.params = params
-        self.is_prefix = is_prefix
-        self.rank = len(pattern) if is_prefix else EXACT_RANK
-        self.active = True
-
-    def matches(self, subject: str) -> bool:
-        """Whether messages under ``subject`` are for this handler."""
-        return subject.startswith(self.pattern) if self.is_prefix else subject == self.pattern
+    @property
+    def rank(self) -> tuple[bool, int]:
+        """Orders what matches a subject: exact above every prefix, the longer prefix above the
+        shorter one.
+        """
+        return not self.is_prefix, len(self.pattern)
 
 
 class Plan(NamedTuple):
@@ -117,8 +84,7 @@ class RouteTable:
     plans.
     """
 
-    def __init__(self, policy: SubjectPolicy, changed: Callable[[], None]) -> None:
-        self._policy = policy
+    def __init__(self, changed: Callable[[], None]) -> None:
         self._changed = changed
         self._registrations: list[Registration] = []
 
@@ -134,40 +100,34 @@ class RouteTable:
         With ``params`` it gets the params of the envelope as this NamedTuple.
 
         The returned callable takes back this registration only; calling it again does nothing.
-        Raises ValueError for a subject that the policy never lets through and for an unknown mode.
         """
-        return self._add(Registration(subject, handler, mode, params, is_prefix=False))
+        return self._add(Registration(subject, handler, mode, False, params))
 
     def route_prefix(
         self, prefix: str, handler: MessageHandler, *, mode: Mode | None = None
     ) -> Unsubscribe:
         """Call ``handler`` for every subject that starts with ``prefix``; otherwise as `route`."""
-        return self._add(Registration(prefix, handler, mode, is_prefix=True))
+        return self._add(Registration(prefix, handler, mode, True))
 
     def unroute(self, subject: str) -> None:
         """Take back all handlers of this very subject. Prefix handlers stay: they serve other
         subjects too.
         """
-        self._remove(
-            [
-                route
-                for route in self._registrations
-                if not route.is_prefix and route.pattern == subject
-            ]
-        )
+        self._remove([route for route in self.matching(subject) if not route.is_prefix])
 
     def clear(self) -> None:
         """Take back every handler of this scope."""
-        self._remove(list(self._registrations))
+        self._remove([*self._registrations])
 
     def matching(self, subject: str) -> list[Registration]:
         """In registration order, whatever their rank."""
-        return [route for route in self._registrations if route.matches(subject)]
+        return [
+            route
+            for route in self._registrations
+            if (subject.startswith(route.pattern) if route.is_prefix else subject == route.pattern)
+        ]
 
     def _add(self, route: Registration) -> Unsubscribe:
-        if route.mode is not None and route.mode not in MODES:
-            raise ValueError(f"mode {route.mode!r} is not one of {', '.join(sorted(MODES))}")
-        self._policy.check_reachable(route.pattern, is_prefix=route.is_prefix)
         self._registrations.append(route)
         self._changed()
         return lambda: self._remove([route] if route.active else [])

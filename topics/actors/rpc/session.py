@@ -1,4 +1,5 @@
-"""A link session with one peer: what is asked of it, its registrations and its end (ADR 011 §8).
+"""Link session: the calls to one peer and their answers, the messages from it and their answers,
+and its end (ADR 011 §2, §8, §9).
 
     open --close()--> closing: calls under way fail, closed-listeners run
                          --> closed: session-scoped handlers are gone
@@ -9,26 +10,34 @@ of the old one reaches it.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Final, Generic, Protocol, TypeAlias
 
 import msgspec
 import structlog
+from msgspec.structs import force_setattr
 
 from topics.actors.link.arena import ArenaBlock
-from topics.actors.rpc.route_table import Plan, RouteTable, SubjectPolicy, Unsubscribe
+from topics.actors.rpc.route_table import Plan, RouteTable
 from topics.formats.buffers import Buffer
 from topics.formats.wire.calls import CALL_CANCELLED, CallCancelledParams
 from topics.formats.wire.contract import Call, Event, P, R
-from topics.formats.wire.envelope import Failure, Notification, Refusal, Request, Success, encode
+from topics.formats.wire.envelope import (
+    ErrorCode,
+    Failure,
+    Notification,
+    Refusal,
+    Request,
+    Success,
+    encode,
+)
 from topics.formats.wire.message import ARENA, Message, PeerGone
 
 log: Final = structlog.get_logger(__name__)
 
 # Whoever takes a block owns it from then on, also when the call raises.
 Attachment: TypeAlias = Buffer | ArenaBlock
-ClosedListener: TypeAlias = Callable[["LinkSession"], None]
 
 
 class RemoteError(Exception):
@@ -142,7 +151,6 @@ class LinkSession:
         self,
         peer_id: str,
         transport: Transport,
-        policy: SubjectPolicy,
         forget: Callable[[LinkSession], None],
         failure_of: Callable[[RemoteError | PeerGone], Exception],
     ) -> None:
@@ -155,11 +163,11 @@ class LinkSession:
         """The router's: subjects that it has resolved for this session."""
         self.unanswered: Final[dict[Any, float]] = {}
         """The router's: open requests and their deadlines, the earliest first."""
-        self.router: Final = RouteTable(policy, self.plans.clear)
+        self.router: Final = RouteTable(self.plans.clear)
         """Session-scoped registrations: they go when the session closes."""
         self._forget = forget
         self._failure_of = failure_of
-        self._listeners: list[ClosedListener] = []
+        self._listeners: list[Callable[[LinkSession], None]] = []
 
     # Sending
 
@@ -265,12 +273,11 @@ class LinkSession:
 
     # The end
 
-    def on_closed(self, listener: ClosedListener) -> Unsubscribe:
+    def on_closed(self, listener: Callable[[LinkSession], None]) -> None:
         """Call ``listener`` once when the session closes, while its registrations are still there
         (§8).
         """
         self._listeners.append(listener)
-        return partial(self._drop_listener, listener)
 
     def close(self) -> None:
         """End the session. Later calls do nothing.
@@ -284,13 +291,9 @@ class LinkSession:
         self.closed = True
         self.unanswered.clear()
         calls = list(self.calls.values())
+        reason = f"the link session with {self.peer_id} closed, call {{}} was pending"
         for pending in calls:
-            self._fail(
-                pending,
-                PeerGone(
-                    f"the link session with {self.peer_id} closed, call {pending.cid} was pending"
-                ),
-            )
+            self._fail(pending, PeerGone(reason.format(pending.cid)))
         self.calls.clear()
         for listener in tuple(self._listeners):
             try:
@@ -301,6 +304,143 @@ class LinkSession:
         self.router.clear()
         self._forget(self)
 
-    def _drop_listener(self, listener: ClosedListener) -> None:
-        if listener in self._listeners:
-            self._listeners.remove(listener)
+
+class AlreadyAnsweredError(RuntimeError):
+    """A handler answered the same request a second time: an error of the handler. The first answer
+    stands.
+    """
+
+
+class InboundMessage(msgspec.Struct, Generic[P, R], frozen=True, eq=False):
+    """A message on its way through the handlers, which cannot set anything of it.
+
+    ``session``: the link session that it came on. ``frame``: the message itself (ADR 011 §2), for
+    diagnostics and tracing. ``envelope``: what its payload says; None of a custom message.
+    ``params``: those of the envelope, as the NamedTuple that the handler is registered with.
+    ``parked_ms``: for how long it waited behind others.
+
+    ``attachment`` may lie in the peer's memory. It is valid until the request is answered or, for a
+    message without an answer, until the last handler has returned. Copy what is needed longer.
+
+    A request is the exchange that its answer ends:
+
+               reply(), error()
+        OPEN ---------------------> ANSWERED   (again: AlreadyAnsweredError)
+          |  timeout: 1103 is sent     ^
+          +-----------> EXPIRED -------+       a late answer is dropped and logged
+
+    A handler that has decided what cannot be taken back calls `outlast`: then no caller is told of
+    a time-out and finds the work done.
+
+    When the session closes while the request is open, an answer is dropped without a log event.
+    Answers are sent under the request's subject and cid and under a message id of their own.
+    """
+
+    session: LinkSession
+    frame: Message
+    attachment: bytes | memoryview
+    parked_ms: float
+    envelope: Request | Notification | None = None
+    params: P = None  # type: ignore[assignment]
+    cid: int = 0  # joins the answer to the request
+    is_open: bool = False  # a request, neither answered nor timed out
+    is_timed: bool = True
+    _is_answered: bool = False
+
+    @property
+    def subject(self) -> str:
+        """The message's subject."""
+        return self.frame.subject
+
+    @property
+    def payload(self) -> bytes | memoryview:
+        """The message's payload, not decoded."""
+        return self.frame.payload
+
+    @property
+    def peer_id(self) -> str:
+        """The process that has sent it, as its sessions name it: ``front-0``, ``shard-1``."""
+        return self.session.peer_id
+
+    @property
+    def rpc(self) -> InboundMessage[P, R] | None:
+        """This, of a request; None of any other message, which cannot be answered."""
+        return self if type(self.envelope) is Request else None
+
+    @property
+    def method(self) -> str:
+        """The envelope's method."""
+        assert self.envelope is not None, "a request or an event"
+        return self.envelope.method
+
+    def send(self, subject: str, data: bytes, attachment: Attachment = b"") -> None:
+        """Queue a message to the peer, always under an id of its own (§9). Raises PeerGone."""
+        self.session.send(subject, data, attachment)
+
+    def release(self) -> None:
+        """Release the attachment before the answer. Does nothing the second time."""
+        if self.frame.flags & ARENA:
+            self.session.transport.release(self.frame)
+
+    def reply(self, result: R | Failure | None = None, attachment: Attachment = b"") -> None:
+        """Answer with success. This releases the request's attachment: do not read it afterwards.
+
+        A handler answers also when the session has closed, so that the attachment is released.
+        Raises AlreadyAnsweredError the second time, and an error for a ``result`` that cannot be
+        encoded; the request is still open then.
+        """
+        try:
+            payload = encode(result if type(result) is Failure else Success(self.cid, result))
+        except Exception:
+            discard(attachment)
+            raise
+        session = self.session
+        if not self.is_open or session.closed:
+            discard(attachment)
+            self._note_late()
+        else:
+            try:
+                session.transport.send(self.frame.subject, payload, attachment)
+            except PeerGone:
+                log.debug("answer not sent", subject=self.subject, peer_id=session.peer_id)
+            session.unanswered.pop(self, None)
+        force_setattr(self, "is_open", False)
+        force_setattr(self, "_is_answered", True)
+        if self.frame.flags & ARENA:
+            session.transport.release(self.frame)
+
+    def error(self, code: int, message: str, data: Any = None) -> None:
+        """Answer with an error, otherwise as `reply`. Codes as in ADR 011 §7."""
+        self.reply(Failure(self.cid, int(code), message, data))
+
+    def outlast(self) -> None:
+        """Never time the request out. Only for one that has not timed out."""
+        assert self.is_open or self._is_answered, "the caller has been told of a time-out"
+        force_setattr(self, "is_timed", False)
+        self.session.unanswered.pop(self, None)
+
+    def expire(self) -> None:
+        """The deadline has passed: answer 1103. The handler may go on and keeps the attachment."""
+        assert self.is_open, "only an open request can time out"
+        force_setattr(self, "is_open", False)
+        log.warning(
+            "rpc timed out",
+            subject=self.subject,
+            peer_id=self.session.peer_id,
+            cid=self.cid,
+        )
+        payload = encode(Failure(self.cid, ErrorCode.TIMEOUT, "Handler timeout"))
+        with contextlib.suppress(PeerGone):
+            self.session.transport.send(self.subject, payload)
+
+    def _note_late(self) -> None:
+        """An answer that is not sent. It is no surprise when the session has closed."""
+        if self._is_answered:
+            raise AlreadyAnsweredError(f"{self.subject} (cid {self.cid}) has been answered already")
+        if not self.is_open:
+            log.warning(
+                "late answer dropped",
+                subject=self.subject,
+                peer_id=self.session.peer_id,
+                cid=self.cid,
+            )

@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 from typing import TypeAlias
 
 from topics.actors.rpc.replies import map_error
-from topics.actors.rpc.typed_calls import InboundCall
+from topics.actors.rpc.session import InboundMessage
 from topics.actors.shard.group_commit import NO_IO
 from topics.actors.shard.room import unwritable
 from topics.engine.changes.append import Append
@@ -30,12 +30,13 @@ from topics.formats.wire.calls import (
 )
 from topics.storage.wal.progress import Progress
 
-AppendCall: TypeAlias = InboundCall[AppendParams, AppendResult]
+AppendCall: TypeAlias = InboundMessage[AppendParams, AppendResult]
 
 APPENDED, CREATED, FAILED = map(int, AppendOutcome)
 ALONE = {
-    byte: AppendResult(bytes((byte,)))
-    for byte in (outcome_byte(outcome, band) for outcome in AppendOutcome for band in range(BANDS))
+    (int(outcome), band): AppendResult(bytes((outcome_byte(outcome, band),)))
+    for outcome in AppendOutcome
+    for band in range(BANDS)
 }
 UNANSWERED = 255
 assert outcome_byte(max(AppendOutcome), BANDS) < UNANSWERED
@@ -172,7 +173,7 @@ class AppendBatch:
             deduped=deduped,
         )
         if params.lengths is None:
-            self._request.reply(ALONE[outcome_byte(outcome, self.band)], body)
+            self._request.reply(ALONE[outcome, self.band], body)
             return
         self._answers[index] = body
         self._note(index, outcome)

@@ -19,7 +19,6 @@ from __future__ import annotations
 from functools import partial
 
 from topics.actors.rpc.message_router import MessageRouter
-from topics.actors.rpc.typed_calls import serve
 from topics.actors.shard.append_batch import AppendBatch, AppendCall
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.group_commit import Settle
@@ -45,7 +44,7 @@ class Appends(Service):
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
-        serve(router, APPEND, self._append)
+        router.serve(APPEND, self._append)
 
     def _append(self, request: AppendCall) -> None:
         context, params = self._context, request.params
@@ -71,7 +70,8 @@ class Appends(Service):
         else:
             self._decide_all(batch, limits)
         request.outlast()
-        request.release()
+        if type(request.attachment) is not bytes:
+            request.release()
 
     def _decide_all(self, batch: AppendBatch, limits: Limits) -> None:
         params, size = batch.params, 0
@@ -129,7 +129,9 @@ class Appends(Service):
         self, batch: AppendBatch, body: AppendBody
     ) -> Append | InFlightDuplicate | DedupeEntry:
         params = batch.params
-        self._context.freshen(self._engine.topics.get(params.topic))
+        topic = self._engine.topics.get(params.topic)
+        if topic is not None and (topic.committed.ttl_ms or topic.floor_due):
+            self._context.freshen(topic)
         return append.decide(
             self._engine.table, params.topic, body, self._context.now, params.prefixes
         )
@@ -137,6 +139,8 @@ class Appends(Service):
     def _submit(self, change: Append, settle: Settle) -> None:
         self._context.append_count += 1
         self._commits.submit(change, settle)
-        reserved = reservation.decide(change.topic)
-        if reserved is not None:
-            self._commits.submit(reserved, None)
+        # Where each write is synced, no seq is acknowledged before its own sync.
+        if change.topic.config.durability != "fsync":
+            reserved = reservation.decide(change.topic)
+            if reserved is not None:
+                self._commits.submit(reserved, None)

@@ -24,8 +24,7 @@ import trio
 
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.replies import answer_error, reply_json
-from topics.actors.rpc.session import Reply
-from topics.actors.rpc.typed_calls import InboundCall, serve
+from topics.actors.rpc.session import InboundMessage, Reply
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.held_topics import Handler, Request, Retries
 from topics.actors.shard.room import unwritable
@@ -46,15 +45,15 @@ from topics.formats.wire.calls import (
     TOPIC_DELETE,
     CascadeParams,
     CascadeResult,
-    DeleteRecordsParams,
     NoResult,
     TopicDeleteParams,
+    TopicParams,
 )
 from topics.storage.wal.file import NoRoom
 from topics.storage.wal.progress import Progress
 
-DeleteCall: TypeAlias = InboundCall[TopicDeleteParams, NoResult]
-RecordsCall: TypeAlias = InboundCall[DeleteRecordsParams, NoResult]
+DeleteCall: TypeAlias = InboundMessage[TopicDeleteParams, NoResult]
+RecordsCall: TypeAlias = InboundMessage[TopicParams, NoResult]
 
 
 class Deletes(Service):
@@ -68,8 +67,8 @@ class Deletes(Service):
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
-        serve(router, TOPIC_DELETE, self._delete_if_empty)
-        serve(router, DELETE_RECORDS, partial(self._handle_level, self._delete_records))
+        router.serve(TOPIC_DELETE, self._delete_if_empty)
+        router.serve(DELETE_RECORDS, partial(self._handle_level, self._delete_records))
 
     def _handle_level(self, handler: Handler, request: Request) -> None:
         """Handle it when the routers that feed the topic have caught up (§6)."""

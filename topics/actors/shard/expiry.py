@@ -178,5 +178,5 @@ class Quotas(Service):
 
     def sweep(self) -> None:
         """What has expired goes at once, if bytes are scarce. Only inside of a turn."""
-        if self._bytes is not None and self._bytes.is_scarce:
+        if self._bytes is not None and self._bytes.cap.is_scarce:
             self._expiry.hurry()

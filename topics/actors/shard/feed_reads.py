@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from topics.actors.rpc.message_router import MessageRouter
-from topics.actors.rpc.typed_calls import InboundCall, serve
+from topics.actors.rpc.session import InboundMessage
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.routing.barriers import Barriers
 from topics.actors.shard.service import Service
@@ -42,10 +42,10 @@ class FeedReads(Service):
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
-        serve(router, FEED_READ, self._read)
-        serve(router, TOPIC_HEADS, self._heads_of)
+        router.serve(FEED_READ, self._read)
+        router.serve(TOPIC_HEADS, self._heads_of)
 
-    def _read(self, request: InboundCall[FeedReadParams, FeedReadResult]) -> None:
+    def _read(self, request: InboundMessage[FeedReadParams, FeedReadResult]) -> None:
         params, context = request.params, self._context
         topic = topic_to_read(context, params.topic)
         cursor = {"from_seq": params.from_seq, "until_seq": params.until_seq}
@@ -55,11 +55,11 @@ class FeedReads(Service):
         request.reply(FeedReadResult(*page_fields(page), topic.epoch), joined(page.pieces))
         context.store.prefetch(topic, page.next_from_seq + 1)  # whoever is behind reads on
 
-    def _heads_of(self, request: InboundCall[TopicHeadsParams, TopicHeadsResult]) -> None:
+    def _heads_of(self, request: InboundMessage[TopicHeadsParams, TopicHeadsResult]) -> None:
         if not self._barriers.defer_if_behind(request.params.topics, self._heads, request):
             self._heads(request)
 
-    def _heads(self, request: InboundCall[TopicHeadsParams, TopicHeadsResult]) -> None:
+    def _heads(self, request: InboundMessage[TopicHeadsParams, TopicHeadsResult]) -> None:
         known = self._context.engine.topics
         topics = [
             self._context.fresh_topic(name) for name in request.params.topics if name in known

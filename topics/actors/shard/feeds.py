@@ -18,12 +18,12 @@ other at the last committed one. Of classes that wait for no sync the two are th
 
 from __future__ import annotations
 
+from typing import Any
+
 import structlog
 
-from topics.actors.rpc.inbound import InboundEvent
 from topics.actors.rpc.message_router import MessageRouter
-from topics.actors.rpc.session import LinkSession
-from topics.actors.rpc.typed_calls import InboundCall, serve, subscribe
+from topics.actors.rpc.session import InboundMessage, LinkSession
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.feed_reads import diff_of, joined, page_fields, topic_to_read, visible_head
 from topics.actors.shard.service import Service
@@ -43,12 +43,11 @@ from topics.formats.wire.calls import (
     FEED_OPEN,
     FEED_PAGE,
     FEED_TAKEN,
-    FeedCloseParams,
     FeedEndedParams,
     FeedOpenParams,
     FeedOpenResult,
     FeedPageParams,
-    FeedTakenParams,
+    FeedParams,
 )
 from topics.formats.wire.contract import Event, P
 from topics.formats.wire.message import PeerGone
@@ -149,9 +148,9 @@ class Feeds(Service):
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
-        serve(router, FEED_OPEN, self._open)
-        subscribe(router, FEED_TAKEN, self._taken)
-        subscribe(router, FEED_CLOSE, self._close)
+        router.serve(FEED_OPEN, self._open)
+        router.subscribe(FEED_TAKEN, self._taken)
+        router.subscribe(FEED_CLOSE, self._close)
 
     def _topic_changed(self, change: Change) -> None:
         """A topic with feeds has new records; or it is gone, and they end."""
@@ -281,7 +280,7 @@ class Feeds(Service):
 
     # What the front says
 
-    def _open(self, request: InboundCall[FeedOpenParams, FeedOpenResult]) -> None:
+    def _open(self, request: InboundMessage[FeedOpenParams, FeedOpenResult]) -> None:
         params, session = request.params, request.session
         topic = topic_to_read(self._context, params.topic)
         view, strong = diff_of(params.view, self._context.limits)
@@ -297,13 +296,13 @@ class Feeds(Service):
         earliest_seq = min(topic.start_seq, head_seq + 1)
         request.reply(FeedOpenResult(head_seq, earliest_seq, topic.epoch))
 
-    def _taken(self, message: InboundEvent[FeedTakenParams]) -> None:
+    def _taken(self, message: InboundMessage[FeedParams, Any]) -> None:
         feed = self._table.find(message.session, message.params.feed)
         if feed is not None and feed.under_way:
             feed.under_way -= 1
             self._make_due(feed)
 
-    def _close(self, message: InboundEvent[FeedCloseParams]) -> None:
+    def _close(self, message: InboundMessage[FeedParams, Any]) -> None:
         # It may have ended while the event was on its way.
         feed = self._table.find(message.session, message.params.feed)
         if feed is not None:

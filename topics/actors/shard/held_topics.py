@@ -21,13 +21,13 @@ from typing import Any, TypeAlias
 import trio
 
 from topics.actors.rpc.replies import answer_error
-from topics.actors.rpc.typed_calls import InboundCall
+from topics.actors.rpc.session import InboundMessage
 from topics.actors.shard.group_commit import GroupCommit
 from topics.actors.shard.room import unwritable
 from topics.actors.shard.service import Service
 from topics.storage.wal.file import NoRoom
 
-Request: TypeAlias = InboundCall[Any, Any]
+Request: TypeAlias = InboundMessage[Any, Any]
 Handler: TypeAlias = Callable[[Request], None]
 
 

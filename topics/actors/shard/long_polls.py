@@ -14,16 +14,14 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import islice
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import trio
 
 from topics.actors.link.heads import holds_still
-from topics.actors.rpc.inbound import InboundEvent
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.replies import answer_error, total_ms
-from topics.actors.rpc.session import LinkSession
-from topics.actors.rpc.typed_calls import InboundCall, subscribe
+from topics.actors.rpc.session import InboundMessage, LinkSession
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.deadlines import Deadline
 from topics.actors.shard.service import Service
@@ -39,13 +37,13 @@ from topics.formats.api.diff_body import Diff
 from topics.formats.wire.calls import (
     CALL_CANCELLED,
     CallCancelledParams,
-    DiffParams,
     DiffResult,
+    TopicParams,
 )
 from topics.formats.wire.envelope import ErrorCode
 from topics.storage.disk import Damaged
 
-DiffCall: TypeAlias = InboundCall[DiffParams, DiffResult]
+DiffCall: TypeAlias = InboundMessage[TopicParams, DiffResult]
 
 SCAN_S_MAX = 20.0  # it must be answered before the router gives it up
 POLLS_PER_TURN = 64
@@ -80,7 +78,7 @@ class LongPolls(Service):
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
-        subscribe(router, CALL_CANCELLED, self._cancelled)
+        router.subscribe(CALL_CANCELLED, self._cancelled)
 
     def add(self, request: DiffCall, topic: Topic, asked: Diff, page: Page) -> None:
         """Answer ``request`` later; ``page`` is what there is for it now."""
@@ -117,7 +115,7 @@ class LongPolls(Service):
             if poll.request.session is session:
                 self._drop(poll)
 
-    def _cancelled(self, message: InboundEvent[CallCancelledParams]) -> None:
+    def _cancelled(self, message: InboundMessage[CallCancelledParams, Any]) -> None:
         poll = self._polls.get((message.session, message.params.cid))
         if poll is not None:
             self._drop(poll)

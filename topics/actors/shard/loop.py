@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 import trio
 
 from topics.actors.link.board import Board
+from topics.actors.link.event_loop import EventLoop
 from topics.actors.link.ledger import ShardLedger
 from topics.actors.link.link import Link
 from topics.actors.link.process_id import ProcessKind, shard_id
@@ -128,10 +129,11 @@ class ShardLoop:
 
     async def follow_log(self) -> None:
         """Commit and answer what the log has reached, whenever it reports progress."""
-        while True:
-            await trio.lowlevel.wait_readable(self.context.wal.progress_fd)
-            self.context.room.show(self.commits.advance())
-            self.turn()
+        await EventLoop.of_this_run().serve(self.context.wal.progress_fd, self._on_log)
+
+    def _on_log(self, _events: int) -> None:
+        self.context.room.show(self.commits.advance())
+        self.turn()
 
     async def follow_time(self) -> None:
         """Make the calls of the deadline queue."""

@@ -18,7 +18,7 @@ import trio
 
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.replies import answer_error
-from topics.actors.rpc.typed_calls import InboundCall, serve
+from topics.actors.rpc.session import InboundMessage
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.routing.workers import Workers
 from topics.actors.shard.service import Service
@@ -34,7 +34,7 @@ from topics.formats.wire.calls import (
     TopicMetrics,
 )
 
-ReadCall: TypeAlias = InboundCall[MetricsParams, MetricsResult]
+ReadCall: TypeAlias = InboundMessage[MetricsParams, MetricsResult]
 Row = TypeVar("Row")
 Result = TypeVar("Result")
 Args = TypeVarTuple("Args")
@@ -57,7 +57,7 @@ class MetricsReads(Service):
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
-        serve(router, METRICS_READ, self._read)
+        router.serve(METRICS_READ, self._read)
 
     def _read(self, request: ReadCall) -> None:
         self._context.start(self._answer, request)

@@ -12,7 +12,7 @@ from typing import Any
 
 from topics.actors.link.heads import HeadWriter, holds_still
 from topics.actors.rpc.message_router import MessageRouter
-from topics.actors.rpc.typed_calls import InboundCall, serve
+from topics.actors.rpc.session import InboundMessage
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.long_polls import DiffCall, LongPolls, reply_page
 from topics.actors.shard.routing.barriers import Barriers
@@ -38,8 +38,8 @@ class Reads(Service):
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
-        serve(router, DIFF, self._diff)
-        serve(router, DIFF_AHEAD, self._diff_ahead)
+        router.serve(DIFF, self._diff)
+        router.serve(DIFF_AHEAD, self._diff_ahead)
 
     def _diff(self, request: DiffCall) -> None:
         if not self._barriers.defer_if_behind((request.params.topic,), self._read, request):
@@ -54,7 +54,7 @@ class Reads(Service):
         if page.count and not page.caught_up:  # the reader goes on
             self._context.store.prefetch(topic, page.next_from_seq + 1)
 
-    def _first_page(self, request: InboundCall[Any, Any], name: str) -> tuple[Topic, Diff, Page]:
+    def _first_page(self, request: InboundMessage[Any, Any], name: str) -> tuple[Topic, Diff, Page]:
         context = self._context
         asked = decode_diff(request.attachment, context.limits)
         request.release()
@@ -62,7 +62,7 @@ class Reads(Service):
         topic.touch(*context.commits.now())
         return topic, asked, read(topic, asked, context.store)
 
-    def _diff_ahead(self, request: InboundCall[DiffAheadParams, DiffAheadResult]) -> None:
+    def _diff_ahead(self, request: InboundMessage[DiffAheadParams, DiffAheadResult]) -> None:
         """Answer with pages that nobody has asked for yet, trailers omitted; with none that may be
         another one when somebody does.
         """

@@ -25,11 +25,9 @@ from topics.actors.shard.queues.redrive import Redrives
 from topics.actors.shard.queues.work_streams import WorkStreams
 from topics.actors.shard.reads import Reads
 from topics.actors.shard.routing.barriers import Barriers
-from topics.actors.shard.routing.endpoints import Endpoints
 from topics.actors.shard.routing.forwards import Forwards
 from topics.actors.shard.routing.owner import Routers
 from topics.actors.shard.routing.registry import Registry
-from topics.actors.shard.routing.views import RouterViews
 from topics.actors.shard.routing.workers import Workers
 from topics.actors.shard.sealing.sealing import Sealing
 from topics.actors.shard.service import Service
@@ -65,9 +63,7 @@ class ShardServices:
         self.work_streams = WorkStreams(context, dispatch)
         self.dead_letters = DeadLetters(context, dispatch.note_claimable)
         self.redrives = Redrives(context, dispatch.note_claimable)
-        self.endpoints = Endpoints(context)
         self.routers = Routers(context)
-        self.router_views = RouterViews(context, self.routers.mutations)
         self.forwards = Forwards(context, registry)
         self.long_polls = LongPolls(context)
         self.reads = Reads(context, self.long_polls, HeadWriter(heads), barriers)

@@ -6,7 +6,7 @@ from typing import Any
 
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.replies import answer_error, reply_json
-from topics.actors.rpc.typed_calls import InboundCall, serve
+from topics.actors.rpc.session import InboundMessage
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.room import unwritable
 from topics.actors.shard.routing.barriers import Barriers
@@ -24,15 +24,15 @@ from topics.formats.wire.calls import (
     TOPIC_LIST,
     TOPIC_PUT,
     NoResult,
+    PutResult,
     TopicGetParams,
     TopicListParams,
     TopicListResult,
     TopicPutParams,
-    TopicPutResult,
 )
 from topics.storage.wal.progress import Progress
 
-RESULTS = tuple(TopicPutResult(created) for created in (False, True))
+RESULTS = tuple(PutResult(created) for created in (False, True))
 
 
 class TopicCalls(Service):
@@ -44,11 +44,11 @@ class TopicCalls(Service):
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
-        serve(router, TOPIC_PUT, self._put)
-        serve(router, TOPIC_GET, self._get)
-        serve(router, TOPIC_LIST, self._list)
+        router.serve(TOPIC_PUT, self._put)
+        router.serve(TOPIC_GET, self._get)
+        router.serve(TOPIC_LIST, self._list)
 
-    def _put(self, request: InboundCall[TopicPutParams, TopicPutResult]) -> None:
+    def _put(self, request: InboundMessage[TopicPutParams, PutResult]) -> None:
         params = request.params
         self._context.check_writable(grows=params.topic not in self._engine.topics)
         if self._context.held.defer_if_held(params.topic, self._put, request):
@@ -75,11 +75,11 @@ class TopicCalls(Service):
 
         self._commits.submit(change, settle)
 
-    def _get(self, request: InboundCall[TopicGetParams, NoResult]) -> None:
+    def _get(self, request: InboundMessage[TopicGetParams, NoResult]) -> None:
         if not self._barriers.defer_if_behind((request.params.topic,), self._describe, request):
             self._describe(request)
 
-    def _describe(self, request: InboundCall[TopicGetParams, NoResult]) -> None:
+    def _describe(self, request: InboundMessage[TopicGetParams, NoResult]) -> None:
         params = request.params
         topic = self._context.fresh_topic(params.topic)
         if params.touch:
@@ -87,7 +87,7 @@ class TopicCalls(Service):
         body = answers.state(_state(topic, self._commits.now()))
         reply_json(request, NO_RESULT, body, params.at)
 
-    def _list(self, request: InboundCall[TopicListParams, TopicListResult]) -> None:
+    def _list(self, request: InboundMessage[TopicListParams, TopicListResult]) -> None:
         params = request.params
         items: list[tuple[str, bytes]] = []
         for name in self._engine.names(params.prefix, params.after, params.prefixes):

@@ -25,30 +25,29 @@ import trio
 from trio.lowlevel import Abort, RaiseCancelT
 
 from topics.actors.link.arena import ArenaBlock, Holder
-from topics.actors.link.board import Board, ShardState, ShardWords
+from topics.actors.link.board import Board, ShardWords
+from topics.actors.link.event_loop import EventLoop
 from topics.actors.link.heads import HeadMark, HeadReader
-from topics.actors.link.link import Link
-from topics.actors.link.outbox import MANY
+from topics.actors.link.link import MANY, Link
 from topics.actors.link.pulse import (
-    DAMAGED,
     DISK_STALLED,
     DISK_STALLED_S,
     STALLED,
     STALLED_S,
     Pulse,
 )
-from topics.actors.rpc.inbound import InboundMessage
 from topics.actors.rpc.message_router import MessageRouter, RouterConfig
 from topics.actors.rpc.replies import failure_of
 from topics.actors.rpc.session import (
     Attachment,
+    InboundMessage,
     LinkSession,
     PendingCall,
     RemoteError,
     Reply,
     discard,
 )
-from topics.actors.shard_client.readiness import LIMITED, SERVING, Readiness
+from topics.actors.shard_client.readiness import LIMITED, SERVING, TROUBLES, Readiness
 from topics.errors import NotReady, Throttled, TopicsError
 from topics.formats.buffers import Buffer
 from topics.formats.names import shard_of
@@ -102,9 +101,9 @@ class Listener(Protocol):
 
 
 class Batch:
-    """What one turn of a front asks its shards. While it is open, few messages are not flushed; its
-    end does that. A shard begins with eight calls or more while the front still reads. What is
-    inside never waits. ``at_end`` is called before the last flush: it may ask more.
+    """What one turn of a front's loop asks its shards. While it is open, few messages are not
+    flushed; its end does that. A shard begins with eight calls or more while the front still reads.
+    What is inside never waits. ``at_end`` is called before the last flush: it may ask more.
     """
 
     __slots__ = ("_links", "at_end", "is_open")
@@ -118,28 +117,31 @@ class Batch:
         assert not self.is_open, "a turn is not inside another one"
         self.is_open = True
 
-    def __exit__(self, *_: object) -> None:
+    def end(self, *_: object) -> None:
+        """Ask what is left to ask, and flush the links."""
         if self.at_end is not None:
             self.at_end()
         self.is_open = False
         for link in self._links:
-            if link.outbox.is_due:
+            if link.is_due:
                 link.flush()
+
+    __exit__ = end
 
 
 class ShardLink:
-    """One shard: its link, the link session that is open on it, if any, and its words on the board.
-    ``batch``: of all links of the front.
+    """One shard: its link, the link session that is open on it, if any, and its words on the
+    board.
     """
 
-    def __init__(self, link: Link, words: ShardWords, router: MessageRouter, batch: Batch) -> None:
+    def __init__(self, link: Link, words: ShardWords, router: MessageRouter) -> None:
         self.link, self.words, self.number = link, words, link.peer.index
         self.peer_id = link.peer.session_name
         self.session: LinkSession | None = None
         self.answering: LinkSession | None = None  # the session, unless the shard is stalled
         self.listener: Listener | None = None
         self.waits_for_disk = False  # at the last check
-        self._router, self._batch = router, batch
+        self._router = router
         self._pulse = Pulse()
 
     def opened(self) -> None:
@@ -154,17 +156,16 @@ class ShardLink:
         """Take what the shard has sent."""
         session, dispatch = self.session, self._router.dispatch
         assert session is not None, "messages arrive between open and close"
-        with self._batch:
-            for message in messages:
-                rest = dispatch(session, message)
-                assert rest is None, "a front has no asynchronous handler"
+        for message in messages:
+            rest = dispatch(session, message)
+            assert rest is None, "a front has no asynchronous handler"
 
     def closed(self) -> None:
         """The link session is over."""
         if self.session is not None:
             session, self.session, self.answering = self.session, None, None
             session.close()
-            for block in self.link.filling:
+            for block in self.link.writer.filling:
                 if block.holder is not None:
                     block.holder.give_up(self.not_ready())
             if self.listener is not None:
@@ -217,9 +218,9 @@ class ShardLink:
     @property
     def trouble(self) -> str:
         """Why the shard does not serve, in a word; empty when it does."""
+        state = self.words.state
         if self.is_stalled:
             return DISK_STALLED if self.is_waiting_for_disk() else STALLED
-        state = self.words.state
         if state not in SERVING:
             return state.name.lower()
         if not self.is_connected:
@@ -228,22 +229,11 @@ class ShardLink:
 
     def not_ready(self) -> NotReady:
         """The failure of a call that the shard cannot serve now (§8.2, §0.6)."""
-        for applies, text, reason in (
-            (
-                self.words.state is ShardState.DAMAGED,
-                "the data of this topic's shard is damaged",
-                DAMAGED,
-            ),
-            (
-                self.is_connected and self.is_waiting_for_disk(),
-                "the disk of this topic's shard does not answer",
-                DISK_STALLED,
-            ),
-            (self.is_stalled, "the shard of this topic does not answer", STALLED),
-        ):
-            if applies:
-                return NotReady(text, reason=reason, replay_progress=self.progress)
-        return NotReady("the shard of this topic is not ready", replay_progress=self.progress)
+        trouble, progress = self.trouble, self.progress
+        if trouble in TROUBLES:
+            text = f"the shard of this topic {TROUBLES[trouble]}"
+            return NotReady(text, reason=trouble, replay_progress=progress)
+        return NotReady("the shard of this topic is not ready", replay_progress=progress)
 
 
 class Shards:
@@ -254,11 +244,10 @@ class Shards:
         self._router = MessageRouter(RouterConfig())
         self.batch = Batch(links)
         self._links = [
-            ShardLink(link, board.shard(link.peer.index), self._router, self.batch)
-            for link in links
+            ShardLink(link, board.shard(link.peer.index), self._router) for link in links
         ]
         self._heads = [HeadReader(board.heads(link.peer.index)) for link in links]
-        self.shards = len(links)
+        self.count = len(links)
 
     def listen(self, listener: Listener) -> None:
         """From now on ``listener`` is told what the shards send unasked. Once, before `run`."""
@@ -266,25 +255,24 @@ class Shards:
         for link in self._links:
             link.listener = listener
 
-        def page(message: InboundMessage[FeedPageParams, Any]) -> None:
-            listener.page(numbers[message.session.peer_id], message.params, message.attachment)
+        def bare(tell: Callable[[int, Any], None]) -> Callable[[InboundMessage[Any, Any]], None]:
+            return lambda message: tell(numbers[message.session.peer_id], message.params)
 
-        def feed_ended(message: InboundMessage[FeedEndedParams, Any]) -> None:
-            listener.feed_ended(numbers[message.session.peer_id], message.params)
+        def with_body(
+            tell: Callable[[int, Any, Buffer], None],
+        ) -> Callable[[InboundMessage[Any, Any]], None]:
+            return lambda message: tell(
+                numbers[message.session.peer_id], message.params, message.attachment
+            )
 
-        def jobs(message: InboundMessage[WorkJobsParams, Any]) -> None:
-            listener.jobs(numbers[message.session.peer_id], message.params, message.attachment)
-
-        def work_ended(message: InboundMessage[WorkEndedParams, Any]) -> None:
-            listener.work_ended(numbers[message.session.peer_id], message.params)
-
-        self._router.route(FEED_PAGE.subject, page, params=FeedPageParams)
-        self._router.route(FEED_ENDED.subject, feed_ended, params=FeedEndedParams)
-        self._router.route(WORK_JOBS.subject, jobs, params=WorkJobsParams)
-        self._router.route(WORK_ENDED.subject, work_ended, params=WorkEndedParams)
+        self._router.subscribe(FEED_PAGE, with_body(listener.page))
+        self._router.subscribe(FEED_ENDED, bare(listener.feed_ended))
+        self._router.subscribe(WORK_JOBS, with_body(listener.jobs))
+        self._router.subscribe(WORK_ENDED, bare(listener.work_ended))
 
     async def run(self) -> None:
         """Carry messages until cancelled."""
+        EventLoop.of_this_run().turn = self.batch
         async with trio.open_nursery() as nursery:
             for link in self._links:
                 nursery.start_soon(link.link.run, link.opened, link.arrived, link.closed)
@@ -310,7 +298,7 @@ class Shards:
 
     def shard_of(self, topic: str) -> int:
         """The shard that owns the topic."""
-        return shard_of(topic, self.shards)
+        return shard_of(topic, self.count)
 
     # Asking
 
@@ -348,7 +336,7 @@ class Shards:
             pending.is_patient = isinstance(body, bytes | bytearray) and b"wait_ms" in body
             if call is CLAIM:
                 pending.on_late = partial(self._give_back, shard, params)
-        if early or not self.batch.is_open or len(link.link.outbox.queue) >= MANY:
+        if early or not self.batch.is_open or len(link.link.queue) >= MANY:
             link.link.flush()
         return pending
 
@@ -429,7 +417,9 @@ class Shards:
         link = self._links[shard]
         if not link.is_connected:
             raise link.not_ready()
-        holders = {block.holder: None for block in link.link.filling if block.holder is not None}
+        holders = {
+            block.holder: None for block in link.link.writer.filling if block.holder is not None
+        }
         slowest = max(holders, key=lambda one: one.turnover_s(now), default=holder)
         bound = max(TURNOVER_MAX_S, holder.turnover_s(now))
         if slowest is holder or slowest.turnover_s(now) < bound:

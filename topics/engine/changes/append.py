@@ -1,9 +1,8 @@
 """Append: the records of one write get their seqs (§2).
 
-    decide   seqs and `$ts` handed out; the records in an APPEND frame, or in memory (`ephemeral`)
-    commit   records in the index, their key in the dedupe window, caps applied
-    undo     seqs, bytes and key given back
-    replay   an APPEND frame becomes an entry of the index again
+A decision hands out seqs and `$ts`. The records go into an APPEND frame, or stay in memory
+(`ephemeral`). The commit puts them into the index and their key into the dedupe window, and applies
+caps.
 
 A write whose idempotency key is known is not decided again: its caller gets the `DedupeEntry`, or
 follows the first attempt while that is under way (`InFlightDuplicate`).
@@ -74,7 +73,7 @@ class Append(Change):
     def __init__(
         self, topic: Topic, first_seq: int, count: int, size: int, ts: int, key: str | None
     ) -> None:
-        # As `Change.__init__`, without a call more for each write.
+        # Without a call of `Change.__init__` for each write.
         self.topic, self.sync = topic, False
         self.frames: list[Frame] = []
         self.first_seq, self.count, self.size, self.ts, self.key = first_seq, count, size, ts, key
@@ -106,7 +105,7 @@ class Append(Change):
             table.ts_reserved(self.ts_ceiling)
         size = self.size
         topic.pending_bytes -= size
-        # As `Topic.commit_records`.
+        # `Topic.commit_records`, inline.
         first_seq, count, ts = self.first_seq, self.count, self.ts
         assert first_seq > topic.head_seq, "writes are committed in seq order"
         topic.index.add(first_seq, count, locator, size, ts)
@@ -130,7 +129,7 @@ class Append(Change):
             apply_caps(topic, table.store)
 
     def undo(self, table: TopicTable, /) -> None:
-        """As `Change.undo`. A streamed append of the topic may be decided and not yet under way."""
+        """Give seqs, bytes and key back. A streamed append may be decided and not yet under way."""
         self.note_settled()
         topic = self.topic
         assert topic.next_seq == self.last_seq + 1, "the last write is undone first"
@@ -416,7 +415,7 @@ def replay(
         raise Misfit(
             "the topic is not known" if topic is None else f"seq {first_seq} is there already"
         )
-    # As `Topic.commit_records` and more, inline: a start replays frames by the million.
+    # `Topic.commit_records` and more, inline: a start replays frames by the million.
     size = external_size or (
         blob_bytes(body_len, ext_len, count, flags) if flags else body_len - ext_len - 4 * count
     )

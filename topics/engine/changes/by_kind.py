@@ -8,7 +8,6 @@ from topics.engine.changes import (
     delete_records,
     delete_topic,
     floor,
-    lost,
     put_topic,
     reservation,
     routers,
@@ -30,7 +29,7 @@ REPLAYS: dict[int, Callable[[Replay, FrameHeader, Buffer, bool], None]] = {
     FrameKind.START: start.replay,
     FrameKind.ROUTER_SET: routers.replay_set,
     FrameKind.ROUTERS_GONE: routers.replay_gone,
-    FrameKind.LOST: lost.replay,
+    FrameKind.LOST: start.replay_lost,
 }
 
 

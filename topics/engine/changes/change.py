@@ -26,13 +26,13 @@ class Change:
     def __init__(self, topic: Topic, frames: list[Frame], sync: bool) -> None:
         self.topic, self.frames, self.sync = topic, frames, sync
 
-    def commit(self, table: TopicTable, /) -> None:
+    def commit(self, _: TopicTable, /) -> None:
         """Make it visible: its frames are as durable as the class of the topic promises."""
-        raise NotImplementedError
+        self.note_settled()
 
-    def undo(self, table: TopicTable, /) -> None:
+    def undo(self, _: TopicTable, /) -> None:
         """Take it back: its frames could not be written. It gives back what it took, no more."""
-        raise NotImplementedError
+        self.note_settled()
 
     def note_pending(self) -> None:
         """Count it among the changes of its topic that are not committed."""

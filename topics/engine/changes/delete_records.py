@@ -1,13 +1,14 @@
 """Delete records: what is below a seq, what has a tag, or both (§5).
 
-decide   which seqs go, of those that are there now; a DELETE frame when the log holds any
-commit   they are flagged or leave the index
-undo     nothing was taken
-replay   a DELETE frame deletes them again; twice does no harm
+Which seqs go is decided at once, of those that are there now. The log is told by a DELETE frame if
+it holds any of them; to replay that twice does no harm.
 
 A delete that takes many records is decided slice by slice, so that no turn of the shard is long:
 each slice is a change with a DELETE frame of its own, and ``rest`` says what is left. What the
-whole delete may take is fixed when it is asked for: nothing at ``bound`` or behind it.
+whole delete may take is fixed when it is asked for: nothing at ``bound`` or behind it. In one piece
+1.5 M of 3 M records stopped their shard for 6.6 s. A frame with predicate and bound instead of runs
+would need the tags of records that are gone by the replay; one frame for all, committed in slices,
+would have to say how far. A kill between two slices leaves a part, the lowest seqs, unanswered.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class DeleteRecords(Change):
         self.deleted = 0
 
     def commit(self, table: TopicTable, /) -> None:
-        """As `Change.commit`."""
+        """Flag the records, or cut them off the index."""
         self.note_settled()
         topic, before = self.topic, self.topic.count
         if self.runs is None:
@@ -88,10 +89,6 @@ class DeleteRecords(Change):
         if self.match is not None:
             for tags in (topic.tags or {}).values():
                 tags.forget(self.match, self.first, self.bound)
-
-    def undo(self, _: TopicTable, /) -> None:
-        """As `Change.undo`."""
-        self.note_settled()
 
     def frame(self, now: Now) -> Frame:
         """The DELETE frame."""
@@ -173,7 +170,9 @@ def matching_seqs(topic: Topic, match: TagMatch, bound: int, store: Store) -> li
 def matching_slice(
     topic: Topic, match: TagMatch, first: int, bound: int, store: Store
 ) -> tuple[list[int], int]:
-    """As `matching_seqs`, from ``first`` on and of one slice; and the seq where the next begins."""
+    """Seqs of one slice, from ``first`` on and below ``bound``, rising; some of them may be gone.
+    And the seq where the next slice begins.
+    """
     seqs: list[int] = []
     at, window, room, looked = max(first, topic.start_seq), WINDOW_MIN_SEQS, SLICE_RECORDS, 0
     while at < bound and room > 0 and looked < SLICE_LOOKS:

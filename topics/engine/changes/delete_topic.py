@@ -1,9 +1,5 @@
-"""Delete topic: a topic goes with everything in it (§1.4).
-
-decide   its name is free at once
-commit   its place and its bytes are free (§11); the caller frees its records
-undo     the topic is back
-replay   a TOPIC_DELETED frame removes it again
+"""Delete topic: a topic goes with everything in it (§1.4). Its name is free at once, the rest when
+the TOPIC_DELETED frame is durable.
 """
 
 from __future__ import annotations
@@ -25,12 +21,12 @@ class DeleteTopic(Change):
     is_config = True
 
     def commit(self, table: TopicTable, /) -> None:
-        """As `Change.commit`."""
+        """Free its place and its bytes (§11); the caller frees its records."""
         self.note_settled()
         table.vacate(self.topic)
 
     def undo(self, table: TopicTable, /) -> None:
-        """As `Change.undo`."""
+        """Put the topic back."""
         self.note_settled()
         table.add(self.topic)
 

@@ -1,9 +1,6 @@
 """Floor moved: records went by age or cap, and the log is told where the topic begins (§0.7).
 
-decide   what is too old goes at once; a FLOOR frame when a replay could not find out by itself
-commit   nothing is left to do: nobody waits for it
-undo     what was shown as gone stays so: the log is told again
-replay   a FLOOR frame takes the records away again
+What is too old goes at once. There is a FLOOR frame when a replay could not find out by itself.
 """
 
 from __future__ import annotations
@@ -25,10 +22,10 @@ class FloorMoved(Change):
     __slots__ = ()
 
     def commit(self, _: TopicTable, /) -> None:
-        """As `Change.commit`."""
+        """Do nothing: the records are gone."""
 
     def undo(self, _: TopicTable, /) -> None:
-        """As `Change.undo`."""
+        """Tell the log again: what was shown as gone stays so."""
         self.topic.floor_due = True
 
 

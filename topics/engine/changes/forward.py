@@ -67,8 +67,8 @@ class Forward(Append):
     def commit_records(
         self, table: TopicTable, locator: Locator, now: Now, generation: int
     ) -> None:
-        """As `Append.commit_records`."""
-        # First: the caps of the topic may meet damage, and the copies are there nevertheless.
+        """Note where the router stands, and make the copies readable."""
+        # In this order: caps may meet damage, and the copies are there nevertheless.
         note_derivation(self.topic, self.router, self.reached)
         super().commit_records(table, locator, now, generation)
 
@@ -93,7 +93,7 @@ class Advance(Change):
         self.note_pending()
 
     def commit(self, _: TopicTable, /) -> None:
-        """As `Change.commit`."""
+        """Move the cursor; readers are told of the burnt seqs."""
         self.note_settled()
         if self.burnt is not None:
             self.topic.pending_burnt -= self.trimmed
@@ -101,7 +101,7 @@ class Advance(Change):
         note_derivation(self.topic, self.router, self.reached)
 
     def undo(self, _: TopicTable, /) -> None:
-        """As `Change.undo`."""
+        """Give the seqs back."""
         self.note_settled()
         if self.burnt is not None:
             self.topic.pending_burnt -= self.trimmed

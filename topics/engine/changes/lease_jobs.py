@@ -25,6 +25,7 @@ from topics.engine.queue.ledger import keeps_leases
 from topics.engine.topic import Topic
 from topics.engine.topic_table import TopicTable
 from topics.formats.api.limits import U64_MAX
+from topics.formats.api.queue_answers import with_error
 from topics.formats.disk.frame_bodies import LeaseOp, LeaseRows, lease_frame
 from topics.formats.disk.frames import Frame
 
@@ -93,16 +94,28 @@ class EndLeases(LeaseChange):
     deliveries of each have reached nobody.
     """
 
-    __slots__ = ("leases", "uncounted")
+    __slots__ = ("_errors", "leases", "uncounted")
 
     def __init__(self, topic: Topic, leases: Sequence[Lease], skipped: Sequence[int]) -> None:
         super().__init__(topic, [lease.seq for lease in leases], skipped)
         self.leases, self.uncounted = leases, 0
+        self._errors: dict[int, str | None] = {}  # of each job, what was said before
+
+    def note(self, error: str) -> None:
+        """What the worker says of the jobs."""
+        errors = jobs_of(self.topic).errors
+        self._errors = {seq: errors.get(seq) for seq in self.seqs}
+        errors.update(dict.fromkeys(self.seqs, error))
 
     def take_back(self) -> None:
         """They are held as before."""
+        jobs = jobs_of(self.topic)
         for lease in self.leases:
-            jobs_of(self.topic).restore_lease(lease, uncounted=self.uncounted)
+            jobs.restore_lease(lease, uncounted=self.uncounted)
+        for seq, error in self._errors.items():
+            jobs.errors.pop(seq, None)
+            if error is not None and jobs.is_listed(seq):
+                jobs.errors[seq] = error
 
 
 class ExtendLeases(LeaseChange):
@@ -162,10 +175,13 @@ def _leased(
 ) -> LeaseChange:
     if not taken:
         return ClaimJobs(topic, ())
-    seqs, records = zip(*taken, strict=True)
+    seqs = [seq for seq, _ in taken]
     change = ClaimJobs(topic, seqs)
     number, deadline_ts = table.take_lease_numbers(len(seqs)), now.ts + ask.lease_ms
     counts = jobs.deliver(seqs, number, now.ms + ask.lease_ms, ask.holder)
+    records = [record for _, record in taken]
+    if errors := jobs.errors:
+        records = [with_error(each, errors[seq]) if seq in errors else each for seq, each in taken]
     change.jobs = [*map(Job, seqs, itertools.count(number), repeat(deadline_ts), counts, records)]
     if keeps_leases(topic.config):
         rows = LeaseRows(
@@ -205,9 +221,12 @@ def nack(
     tokens: Sequence[str] | None,
     delay_ms: int,
     now: Now,
+    error: str | None = None,
 ) -> LeaseChange:
-    """Give back the jobs that ``node`` holds; they are claimable after ``delay_ms`` (§10.5)."""
-    return _end(topic, *held_by(topic, node, seqs, tokens, now), delay_ms, now)
+    """Give back the jobs that ``node`` holds; they are claimable after ``delay_ms`` (§10.5).
+    ``error``: why; without one, what an earlier nack has said stays.
+    """
+    return _end(topic, *held_by(topic, node, seqs, tokens, now), delay_ms, now, error=error)
 
 
 def _end(
@@ -218,6 +237,7 @@ def _end(
     now: Now,
     *,
     counts: bool = True,
+    error: str | None = None,
 ) -> LeaseChange:
     """``counts``: the delivery has reached somebody."""
     jobs, until_ms = jobs_of(topic), now.ms + delay_ms if delay_ms else None
@@ -226,9 +246,12 @@ def _end(
         change.uncounted = 1
         for seq in seqs:
             jobs.uncount(seq)
+    if error is not None:
+        change.note(error)
     if seqs and keeps_leases(topic.config):
         deliveries = [jobs.deliveries(seq) for seq in seqs]
-        rows = LeaseRows(LeaseOp.RELEASED, seqs, deliveries, until_ts=now.ts + delay_ms)
+        until_ts = now.ts + delay_ms
+        rows = LeaseRows(LeaseOp.RELEASED, seqs, deliveries, until_ts=until_ts, error=error)
         change.log([lease_frame(topic.id, now.ts, rows)], sync=False)
         change.doom()
     return change

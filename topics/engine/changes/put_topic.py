@@ -1,9 +1,5 @@
-"""Put topic: a topic is made or configured (§1.1).
-
-decide   the new config speaks for writes at once; a TOPIC frame when anything differs
-commit   the config is durable, and speaks for what may be seen
-undo     the config before; a topic that was made is gone
-replay   a TOPIC frame makes or configures the topic again
+"""Put topic: a topic is made or configured (§1.1), by a TOPIC frame when anything differs. The new
+config speaks for writes at once, and for what may be seen when it is durable.
 """
 
 from __future__ import annotations
@@ -40,7 +36,7 @@ class PutTopic(Change):
         self.ts_ceiling = 0
 
     def commit(self, table: TopicTable, /) -> None:
-        """As `Change.commit`."""
+        """Let the config speak for what may be seen."""
         self.note_settled()
         table.ts_reserved(self.ts_ceiling)
         self.topic.settle_config(self.config)
@@ -48,7 +44,7 @@ class PutTopic(Change):
             apply_caps(self.topic, table.store)
 
     def undo(self, table: TopicTable, /) -> None:
-        """As `Change.undo`."""
+        """Return to the config before; a topic that was made is gone."""
         self.note_settled()
         if self.before is not None:
             self.topic.config = self.before

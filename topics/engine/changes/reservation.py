@@ -1,19 +1,20 @@
 """Reservation: seqs and `$ts` promised to the disk ahead of use.
 
 A power loss takes unsynced records, and no seq may be given twice: a start goes on above what was
-reserved. Seqs are reserved by topic, `$ts` for all topics of the shard that keep records in memory.
+reserved. A kill takes what was in memory alone, an orderly stop nothing: so a process that was only
+killed leaves no hole, which a start above the ceiling in every case would. To sync the head with
+each acknowledgement is class ``fsync``, which needs no reservation. Seqs are reserved by topic,
+`$ts` for all topics of the shard that keep records in memory.
 
-    decide   a SEQS_RESERVED frame after the append that comes near the end of the last reservation
-    commit   the ceiling holds
-    undo     only what was reserved durably holds
-    replay   SEQS_RESERVED and TS_RESERVED frames raise the ceilings again
+    SEQS_RESERVED   after the append that comes near the end of the last reservation
+    TS_RESERVED     with records in memory, about once a second
 """
 
 from __future__ import annotations
 
 from topics.engine.changes.change import Change
 from topics.engine.replay import Replay
-from topics.engine.topic import Topic
+from topics.engine.topic import RESERVE_MAX, RESERVE_MIN, Topic
 from topics.engine.topic_table import TopicTable
 from topics.formats.buffers import Buffer
 from topics.formats.disk.frame_bodies import TS_AHEAD_MS, seqs_reserved_frame
@@ -30,11 +31,11 @@ class Reservation(Change):
         self.ceiling = ceiling
 
     def commit(self, _: TopicTable, /) -> None:
-        """As `Change.commit`."""
+        """Let the ceiling hold."""
         self.topic.reserved(self.ceiling)
 
     def undo(self, _: TopicTable, /) -> None:
-        """As `Change.undo`."""
+        """Go back to what is reserved durably."""
         self.topic.forget_reservation(self.ceiling)
 
 
@@ -42,11 +43,10 @@ def decide(topic: Topic) -> Reservation | None:
     """The reservation that is due after an append, None for most. No other change waits for it."""
     if topic.config.durability == "fsync":
         return None  # no seq is acknowledged before its own sync
-    ceiling = topic.reservation_after(topic.next_seq - 1)
-    if ceiling is None:
+    last_seq = topic.next_seq - 1
+    if last_seq + min(max(last_seq, RESERVE_MIN), RESERVE_MAX) // 2 <= topic.reserving_seq:
         return None
-    topic.reserving_seq = ceiling
-    return Reservation(topic, ceiling)
+    return Reservation(topic, topic.reserve_above(last_seq))
 
 
 def replay_seqs(replay: Replay, header: FrameHeader, _body: Buffer, checkpointed: bool) -> None:

@@ -1,11 +1,8 @@
 """Routers: one is made or configured, or some are removed (§6). Changes of the shard that owns all
 routers, one after another.
 
-decide   a ROUTER_SET or ROUTERS_GONE frame
-commit   the graph has it
-undo     nothing is left to do
-replay   the frames are applied again, also those that the checkpoint knows: ids tell which life of
-         a name is the later one
+Their frames, ROUTER_SET and ROUTERS_GONE, are replayed also where the checkpoint knows them: ids
+tell which life of a name is the later one.
 """
 
 from __future__ import annotations
@@ -36,10 +33,6 @@ class RouterChange(Change):
         super().__init__(table.shard_topic, frames, True)
         self.note_pending()
 
-    def undo(self, _: TopicTable, /) -> None:
-        """As `Change.undo`."""
-        self.note_settled()
-
 
 class PutRouter(RouterChange):
     """A router made or configured."""
@@ -51,7 +44,7 @@ class PutRouter(RouterChange):
         self.router = router
 
     def commit(self, table: TopicTable, /) -> None:
-        """As `Change.commit`."""
+        """Let the graph have it."""
         self.note_settled()
         table.routers.put(self.router)
 
@@ -66,7 +59,7 @@ class RemoveRouters(RouterChange):
         self.router_ids = router_ids
 
     def commit(self, table: TopicTable, /) -> None:
-        """As `Change.commit`."""
+        """Take them out of the graph."""
         self.note_settled()
         for router_id in self.router_ids:
             table.routers.remove(router_id)

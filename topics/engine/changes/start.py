@@ -1,24 +1,30 @@
 """Start: a process takes over what the one before it left.
 
-decide   after the last frame of a replay: what the restart took is told as lost
-replay   a START frame: the reservations of `$ts` before it are over
+decide        after the last frame of a replay: what the restart took is told as lost
+replay        a START frame: the reservations of `$ts` before it are over
+replay_lost   a LOST frame, which a repair has put in the place of frames that could not be read:
+              seqs of a topic are damaged; or any topic may have had some, and goes on above them if
+              no later frame shows its head
+
+What unreadable frames said besides is not known: records that they deleted are back, settings that
+they changed are as they were, a job that they leased is free.
 """
 
 from __future__ import annotations
 
-from topics.engine.changes import lost, put_topic
+from topics.engine.changes import put_topic
 from topics.engine.losses import lose, lose_damaged
 from topics.engine.now import Now
 from topics.engine.queue.jobs import Watched
 from topics.engine.queue.replay import begin
-from topics.engine.removal import settle
+from topics.engine.removal import begin_at, settle
 from topics.engine.replay import Replay
 from topics.engine.store import Store
 from topics.engine.topic import Topic
 from topics.formats.buffers import Buffer
-from topics.formats.disk.frame_bodies import TS_AHEAD_MS
+from topics.formats.disk.frame_bodies import TS_AHEAD_MS, decode_losses
 from topics.formats.disk.frames import Frame, FrameHeader
-from topics.formats.ranges import SeqRange
+from topics.formats.ranges import SeqRange, united
 
 
 def decide(
@@ -44,7 +50,7 @@ def decide(
         table.remove(topic)  # the frame that deleted it is lost, and a later topic has its name
     for topic in watched(table.by_name.values()):
         topic.head_seq = max(topic.head_seq, replay.restored_head(topic))
-        is_doubtful = lost.settle(replay, topic)
+        is_doubtful = settle_doubt(replay, topic)
         durability = topic.config.durability
         # The frame that made a topic `fsync` was synced with every write before it, and holds the
         # head.
@@ -86,3 +92,47 @@ def _lose_damaged_again(topic: Topic, store: Store) -> None:
 def replay(replay: Replay, header: FrameHeader, _body: Buffer, _checkpointed: bool) -> None:
     """What was reserved before is in the topics."""
     replay.table.reserved_ts = header.ts_ms + TS_AHEAD_MS
+
+
+# Frames that could not be read
+
+
+def replay_lost(replay: Replay, header: FrameHeader, body: Buffer, _checkpointed: bool) -> None:
+    """A LOST frame."""
+    for topic_id, first_seq, seqs in decode_losses(header, body):
+        if topic_id:
+            _replay_loss(replay, topic_id, first_seq, seqs)
+        else:
+            replay.doubt_heads(header.lsn, seqs)
+
+
+def _replay_loss(replay: Replay, topic_id: int, first_seq: int, seqs: int) -> None:
+    table = replay.table
+    table.last_id = max(table.last_id, topic_id)
+    topic = table.by_id.get(topic_id)
+    if not seqs:
+        return
+    lost = SeqRange(first_seq, first_seq + seqs - 1)
+    if topic is None:
+        replay.orphans.setdefault(topic_id, []).append(lost)
+    elif lost.last >= topic.start_seq:  # also where the checkpoint knows the head
+        _lose_end(topic, SeqRange(max(lost.first, topic.start_seq), lost.last))
+
+
+def settle_doubt(replay: Replay, topic: Topic) -> bool:
+    """After the last frame: let the topic go on above all seqs that it may have lost; whether it
+    may.
+    """
+    doubt = replay.doubts.get(topic.id)
+    if doubt is None or topic.head_seq > doubt.head_seq:
+        return False
+    _lose_end(topic, SeqRange(topic.head_seq + 1, topic.head_seq + doubt.seqs))
+    return True
+
+
+def _lose_end(topic: Topic, lost: SeqRange) -> None:
+    """Twice does no harm."""
+    topic.damaged = united(topic.damaged, (lost,))
+    topic.head_seq = max(topic.head_seq, lost.last)
+    topic.next_seq = topic.head_seq + 1
+    begin_at(topic, topic.start_seq if topic.count else max(topic.start_seq, lost.last + 1))

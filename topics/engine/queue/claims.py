@@ -305,6 +305,7 @@ class LeaseView(NamedTuple):
     number: int
     deadline_ts: int
     deliveries: int
+    error: str | None
 
 
 def leases(topic: Topic, after: int, limit: int, node: str | None, now: Now) -> list[LeaseView]:
@@ -318,6 +319,7 @@ def leases(topic: Topic, after: int, limit: int, node: str | None, now: Now) -> 
             lease.number,
             now.ts + lease.deadline_ms - now.ms,
             jobs.deliveries(lease.seq),
+            jobs.errors.get(lease.seq),
         )
         for lease in jobs.leases.page(after, limit, node, now.ms)
     ]

@@ -82,7 +82,7 @@ class Jobs:
         *("_apart", "_delays", "_delay_times", "_deliveries", "_first_in_line"),
         *("_free", "_hidden", "_hidden_times", "_in_line", "_paused_until", "_start_seq"),
         *("acking", "aside", "cursor", "dead", "dead_lettered", "doomed", "due", "dying"),
-        *("leases", "ledger", "steps_left"),
+        *("errors", "leases", "ledger", "steps_left"),
     )
 
     def __init__(self, ledger: Ledger | None = None) -> None:
@@ -100,6 +100,7 @@ class Jobs:
         self.due: list[tuple[int, int]] = []  # heap of (time, seq); some are no longer due
         # Of each job that has been delivered, but 1 of those that are held is left out.
         self._deliveries: dict[int, int] = {}
+        self.errors: dict[int, str] = {}  # what the last nack with an error said of a job
         self.acking: dict[int, Lease] = {}
         self.dead: OrderedDict[int, None] = OrderedDict()  # exhausted, and not on their way
         # On their way to the dead-letter topic, which may have them: one batch, until each is gone
@@ -393,6 +394,7 @@ class Jobs:
         ledger, self.ledger = self.ledger, None
         assert ledger is not None, "a replay ends once"
         self.dead_lettered, self._start_seq = ledger.dead_lettered, start_seq
+        self.errors = ledger.errors
         for seq, due_ts in watched(ledger.delays.items()):
             if seq not in ledger.rows:
                 self.delay(seq, due_ts, now)
@@ -444,6 +446,8 @@ class Jobs:
                 row = self._row(seq, now)
                 if row is not None and (with_leases or row.state is JobState.DYING):
                     ledger.rows[seq] = row
+                    if seq in self.errors:
+                        ledger.errors[seq] = self.errors[seq]
                 elif (due_at := self._due_at(seq)) is not None:
                     ledger.delays.put(seq, due_at, 0)
             yield ledger
@@ -509,18 +513,20 @@ class Jobs:
         """The ack of these jobs is durable: as `forget_runs`, and cheaper, for it names most of all
         jobs.
         """
-        acking, deliveries, doomed = self.acking, self._deliveries, self.doomed
+        acking, deliveries = self.acking, self._deliveries
+        doomed, errors = self.doomed, self.errors
         for seq in seqs:
             acking.pop(seq, None)
             deliveries.pop(seq, None)
             doomed.pop(seq, None)
+            errors.pop(seq, None)
 
     def _forget(self, seqs: Collection[int]) -> None:
         for seq in seqs if self.leases else ():
             self.leases.drop(seq)
         named: tuple[dict[int, Any], ...] = (
             *(self.acking, self._free, self._hidden),
-            *(self.dead, self.dying, self.aside, self._deliveries),
+            *(self.dead, self.dying, self.aside, self._deliveries, self.errors),
         )
         for each in named:
             for seq in seqs if each else ():

@@ -38,6 +38,9 @@ of delays:
     nodes       text   each holder once
     delayed     u64    seqs of the delays
     due         i64    when each is due (wall ms)
+    erred       u64    seqs of the rows with an error of a nack; these three where there is one
+    error       u32    of each of them, index into ``errors``
+    errors      text   each error once
 """
 
 from __future__ import annotations
@@ -88,10 +91,11 @@ def keeps_leases(config: TopicConfig) -> bool:
 class Ledger:
     """The jobs of one queue; free and dying ones in the order in which they became so."""
 
-    __slots__ = ("_start_seq", "dead_lettered", "delays", "rows")
+    __slots__ = ("_start_seq", "dead_lettered", "delays", "errors", "rows")
 
     def __init__(self) -> None:
         self.rows: dict[int, JobRow] = {}
+        self.errors: dict[int, str] = {}  # of rows: what the last nack with an error said
         self.delays = Delays()
         self.dead_lettered = 0
         self._start_seq = 0  # of the last `cut`
@@ -118,6 +122,8 @@ class Ledger:
         for seq, deliveries in zip(frame.seqs, frame.deliveries, strict=True):
             self.rows.pop(seq, None)  # it goes to the end of the line
             self.rows[seq] = JobRow(state, frame.until_ts, 0, deliveries, frame.node)
+        if frame.error is not None:
+            self.errors.update(dict.fromkeys(frame.seqs, frame.error))
 
     def delay(self, first_seq: int, due: Iterable[int]) -> None:
         """A write of records from ``first_seq`` on. ``due``: of each (wall ms), 0 for at once."""
@@ -134,6 +140,7 @@ class Ledger:
     def clear_leases(self) -> None:
         """Leases are not durable from here on: only jobs on their way elsewhere stay."""
         self.rows = {seq: row for seq, row in self.rows.items() if row.state is JobState.DYING}
+        self.errors = {seq: error for seq, error in self.errors.items() if seq in self.rows}
 
     def revive(self, is_exhausted: Callable[[JobRow], bool]) -> None:
         """Jobs on their way elsewhere that are not exhausted by the config of now are claimable."""
@@ -158,11 +165,13 @@ class Ledger:
             self.delays.drop_runs(runs)
             for seq in those_in(runs, len(self.rows), self.rows):
                 self.rows.pop(seq, None)
+                self.errors.pop(seq, None)
 
     def forget(self, seqs: Iterable[int]) -> None:
         """The records of these jobs have gone."""
         for seq in seqs:
             self.rows.pop(seq, None)
+            self.errors.pop(seq, None)
             self.delays.pop(seq, None)
 
     # In a checkpoint
@@ -184,6 +193,15 @@ class Ledger:
             "nodes": [*refs],
             "delayed": _packed("Q", delays),
             "due": _packed("q", [due_ts for _, due_ts in delays.rows()]),
+            **(self._packed_errors() if self.errors else {}),
+        }
+
+    def _packed_errors(self) -> dict[str, Any]:
+        errors = {error: ref for ref, error in enumerate(dict.fromkeys(self.errors.values()))}
+        return {
+            "erred": _packed("Q", self.errors),
+            "error": _packed("I", map(errors.__getitem__, self.errors.values())),
+            "errors": [*errors],
         }
 
     def unpack(self, part: Mapping[str, Any]) -> None:
@@ -197,6 +215,9 @@ class Ledger:
         )
         rows = map(JobRow._make, zip(*columns, strict=True))
         self.rows.update(zip(_unpacked("Q", part["seq"]), rows, strict=True))
+        if "erred" in part:
+            errors = map(part["errors"].__getitem__, _unpacked("I", part["error"]))
+            self.errors.update(zip(_unpacked("Q", part["erred"]), errors, strict=True))
         due = _unpacked("q", part["due"])
         self.delays.update(zip(_unpacked("Q", part["delayed"]), due, strict=True))
 

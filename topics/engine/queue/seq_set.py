@@ -1,7 +1,9 @@
 """Seq set: seqs as bits, `BLOCK` of them in one integer.
 
 A run of seqs that are in the set is passed over block by block: two million take a millisecond, and
-no memory beyond their 2,000 dict entries, for full blocks share one integer.
+no memory beyond their 2,000 dict entries, for full blocks share one integer. Ranges would be one
+for each job where delayed and fresh ones alternate, and a set would be asked seq by seq: 400,000
+delayed jobs took a claim 730 ms.
 """
 
 from __future__ import annotations

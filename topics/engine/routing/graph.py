@@ -49,7 +49,7 @@ class Router:
 
     @cached_property
     def packed(self) -> bytes:
-        """As logs and checkpoints hold it."""
+        """Its bytes in logs and checkpoints."""
         return encode_router(
             RouterBody(
                 name=self.name,

@@ -18,10 +18,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from topics.engine.locators import FIRST_EXTENT, FIRST_MEMORY, Locator
 from topics.engine.losses import Loss, next_loss
+from topics.engine.removal import deleted_in
 from topics.engine.routing.hops import HOPS_MAX, Hops
 from topics.engine.store import Store, Unreadable
 from topics.engine.tags import json_prefix
@@ -96,14 +98,14 @@ def pick(
     return _Picker(topic, store, cursor, match, room, hop_max, reads_all).pick(hops)
 
 
+@dataclass(slots=True)
 class _Room:
     """What may still be picked."""
 
-    __slots__ = ("records", "runs", "scan", "size")
-
-    def __init__(self, records: int, size: int, runs: int, scan: int) -> None:
-        assert min(records, size, runs, scan) > 0, "one record may always be picked"
-        self.records, self.size, self.runs, self.scan = records, size, runs, scan
+    records: int
+    size: int
+    runs: int
+    scan: int
 
     @property
     def is_left(self) -> bool:
@@ -217,11 +219,11 @@ class _Picker:
             looked = 1
         else:
             try:
-                deleted = self._flags(first_seq, locator)
+                deleted = deleted_in(self._topic, self._at, self._store)
                 view = self._store.records(locator)
                 runs, stop, looked = self._wanted(view, start, stop, deleted)
             except Unreadable:
-                return self._pass_unreadable(first_seq, start, stop, locator)
+                return self._pass_unreadable(first_seq, start, stop)
             for begin, end in runs:
                 if not self._add(view, PickedRun(locator, first_seq, begin, end)):
                     self._seq = max(self._seq, first_seq + begin)
@@ -258,9 +260,6 @@ class _Picker:
         room.runs -= 1
         return stop == end
 
-    def _flags(self, first_seq: int, locator: Locator) -> Buffer | None:
-        return self._store.delete_flags(locator) if first_seq in self._index.gone else None
-
     # The filter
 
     def _wanted(
@@ -291,10 +290,11 @@ class _Picker:
 
     # Damage
 
-    def _pass_unreadable(self, first_seq: int, start: int, stop: int, locator: Locator) -> bool:
+    def _pass_unreadable(self, first_seq: int, start: int, stop: int) -> bool:
         """An entry cannot be read at all: whatever is not deleted in it is lost."""
         try:
-            runs = [*live_runs(self._flags(first_seq, locator), start, stop)]
+            deleted = deleted_in(self._topic, self._at, self._store)
+            runs = [*live_runs(deleted, start, stop)]
         except Unreadable:
             runs = [(start, stop)]
         if runs:

@@ -27,10 +27,7 @@ def performance(
     """The ``performance`` member (§0.9) and the end of the object. ``throttle_ms``: of an append or
     a claim.
     """
-    if throttle_ms is None:
-        throttle = b""
-    else:
-        throttle = b',"throttle_wait_ms":%.3f' % throttle_ms if throttle_ms else NOT_THROTTLED
+    throttle = b"" if throttle_ms is None else _throttle(throttle_ms)
     if wal_ms is None:
         return b',"performance":{"server_total_ms":%.3f%b}}' % (total_ms, throttle)
     return b',"performance":{"server_total_ms":%.3f%b,"wal_append_ms":%.3f,"fsync_ms":%.3f}}' % (

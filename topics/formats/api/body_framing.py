@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from enum import Enum, auto
-from typing import Protocol
+from typing import TypeAlias
 
 from topics.errors import InvalidRequest
 from topics.formats.api.request_heads import TOKEN, VALUE
@@ -25,31 +25,17 @@ TRAILERS_MAX_BYTES = 16 * 1024
 LINES_PER_TURN = 512  # of one `Dechunker.take`: half a millisecond for 1-byte chunks
 
 
-class Framing(Protocol):
-    """The framing of one body. ``done`` is set after the last byte."""
-
-    done: bool
-
-    def take(self, data: bytes, pos: int) -> tuple[list[memoryview], int]:
-        """The payload in ``data[pos:]`` and the position after the used bytes; bytes after the
-        body are not used.
-        """
-
-
-def framing(length: int | None) -> Framing:
-    """The framing for the ``length`` of a `Head`."""
-    return Dechunker() if length is None else Sized(length)
-
-
 class Sized:
-    """A body of Content-Length bytes."""
+    """A body of Content-Length bytes. ``done`` is set after the last one."""
 
     def __init__(self, length: int) -> None:
         self._left = length
         self.done = length == 0
 
     def take(self, data: bytes, pos: int) -> tuple[list[memoryview], int]:
-        """As `Framing.take`."""
+        """The payload in ``data[pos:]`` and the position after the used bytes; bytes after the body
+        are not used.
+        """
         end = min(pos + self._left, len(data))
         self._left -= end - pos
         self.done = self._left == 0
@@ -79,7 +65,7 @@ class Dechunker:
         self._trailer_bytes = 0
 
     def take(self, data: bytes, pos: int) -> tuple[list[memoryview], int]:
-        """As `Framing.take`, at most `LINES_PER_TURN` lines. Raises `InvalidRequest`."""
+        """Payload and position of at most `LINES_PER_TURN` lines. Raises `InvalidRequest`."""
         pieces = []
         for _ in range(LINES_PER_TURN):
             if self._left and pos < len(data):
@@ -129,3 +115,11 @@ class Dechunker:
         self._trailer_bytes += len(line)
         if self._trailer_bytes > TRAILERS_MAX_BYTES or TRAILER.fullmatch(line) is None:
             raise InvalidRequest("malformed trailer")
+
+
+Framing: TypeAlias = Sized | Dechunker
+
+
+def framing(length: int | None) -> Framing:
+    """What finds the end of a body, for the ``length`` of a `Head`."""
+    return Dechunker() if length is None else Sized(length)

@@ -1,20 +1,23 @@
 """Decoding: strict JSON bodies to typed values. Unknown fields are ignored, payloads stay raw.
 
 The decoder checks grammar and types. It does not check UTF-8 within raw values, nor the depth of
-nesting: that is done here.
+nesting: that is done here. What it refuses is told in the words of the API. It names Python's
+types: ``Expected `int | null`, got `str` - at `$.priority```. A refusal names the field, what it
+must be and what came instead; ``detail.field`` is the path of the field without the leading ``$.``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
-from typing import TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from topics.errors import InvalidRequest
-from topics.formats.api.refusals import refusal
+from topics.formats.api.surrogates import SEARCH_MAX_BYTES, lone_surrogate
 from topics.formats.api.topic_config import TopicConfigPatch
 from topics.formats.buffers import Buffer
 from topics.formats.json_text import json_bytes
@@ -42,7 +45,7 @@ def _refusal(error: Exception, body: Buffer = b"") -> InvalidRequest:
         at = error.start
         return InvalidRequest(f"the body is not valid UTF-8: byte {at}", offset=at)
     if isinstance(error, msgspec.MsgspecError):
-        return refusal(error, body)
+        return _of_decoder(error, body)
     return InvalidRequest("the body is nested too deeply")
 
 
@@ -69,3 +72,93 @@ def ignored_in(body: Buffer, known: type[msgspec.Struct]) -> bytes:
 def decode_config(body: Buffer) -> TopicConfigPatch:
     """Body of a topic PUT; an empty body names no field."""
     return decode(_patch.decode, body or b"{}")
+
+
+# Refusals
+
+SHOWN_MAX_CHARS = 100  # of what was sent, repeated in a refusal
+
+_LINE = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?", re.DOTALL)
+_EXPECTED = re.compile(r"Expected `([^`]*)`, got `([^`]*)`")
+_MISSING = re.compile(r"Object missing required field `([^`]*)`")
+_CHOICE = re.compile(r"Invalid enum value (.*)", re.DOTALL)
+_KINDS: Mapping[str, str] = {
+    "int": "an integer",
+    "float": "a number with a fraction or exponent",
+    "str": "a string",
+    "bool": "true or false",
+    "array": "an array",
+    "object": "an object",
+    "null": "null",
+}
+
+
+def _choices() -> dict[str, Sequence[str]]:
+    """The values of every field that takes one of a few words."""
+    words: dict[str, Sequence[str]] = {}
+    for name, hint in get_type_hints(TopicConfigPatch).items():
+        for kind in (hint, *get_args(hint)):
+            if get_origin(kind) is Literal:
+                words[name] = get_args(kind)
+    return words
+
+
+CHOICES = _choices()
+
+
+def _of_decoder(error: Exception, body: Buffer) -> InvalidRequest:
+    said = _shortened(str(error))
+    found = _LINE.fullmatch(said)
+    what, path = (found["what"], found["path"]) if found else (said, None)
+    return _wrong_value(what, path) or _wrong_json(what, path, body)
+
+
+def _wrong_value(what: str, path: str | None) -> InvalidRequest | None:
+    """The JSON is right, and a value in it is not."""
+    detail: dict[str, Any] = {"field": path} if path else {}
+    subject = path or "the body"
+    allowed = CHOICES.get((path or "").rpartition(".")[2])
+    expected, choice = _EXPECTED.fullmatch(what), _CHOICE.fullmatch(what)
+    if allowed and (expected or choice):
+        given = _kinds(expected[2]) if expected else choice[1] if choice else ""
+        return InvalidRequest(
+            f"{subject} must be one of {', '.join(allowed)}, not {given}",
+            **detail,
+            allowed=list(allowed),
+        )
+    if expected:
+        kinds = f"{_kinds(expected[1])}, not {_kinds(expected[2])}"
+        return InvalidRequest(f"{subject} must be {kinds}", **detail)
+    if missing := _MISSING.fullmatch(what):
+        where = f"{path}.{missing[1]}" if path else missing[1]
+        return InvalidRequest(f"{where} is required", field=where)
+    return None
+
+
+def _wrong_json(what: str, path: str | None, body: Buffer) -> InvalidRequest:
+    """The body is no JSON, or the decoder says something else."""
+    if (offset := lone_surrogate(body)) is not None:
+        return InvalidRequest(
+            f"half of a surrogate pair at byte {offset} of the body: it stands for no character",
+            offset=offset,
+        )
+    if what == "Input data was truncated":
+        searched = 0 < len(body) <= SEARCH_MAX_BYTES
+        or_half = "" if searched else ", or holds half of a surrogate pair: that is no character"
+        return InvalidRequest(f"the body ends in the middle of its JSON{or_half}")
+    if what.startswith("JSON is malformed: "):
+        return InvalidRequest(f"the body is not JSON: {what.removeprefix('JSON is malformed: ')}")
+    detail = {"field": path} if path else {}
+    return InvalidRequest(f"{path or 'the body'}: {what[:1].lower()}{what[1:]}", **detail)
+
+
+def _shortened(said: str) -> str:
+    """The decoder's error without most of a wrong word: it repeats that whole, however long."""
+    if len(said) <= 2 * SHOWN_MAX_CHARS:
+        return said
+    path = said.rfind(" - at `", len(said) - SHOWN_MAX_CHARS)
+    return f"{said[:SHOWN_MAX_CHARS]}…{said[path:] if path >= 0 else ''}"
+
+
+def _kinds(names: str) -> str:
+    return " or ".join(_KINDS.get(name, name) for name in names.split(" | "))

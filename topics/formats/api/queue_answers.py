@@ -28,6 +28,11 @@ def jobs_json(jobs: Iterable[tuple[int, int, int, int, bytes]]) -> list[bytes]:
     ]
 
 
+def with_error(record: bytes, error: str) -> bytes:
+    """The record of a job whose last nack has said why."""
+    return b'{"last_error":%b,%b' % (json_string(error), record[1:])
+
+
 def claimed(topic: str, jobs: Sequence[bytes], ready: int) -> bytes:
     """Answer to a claim (§10.2); the jobs are those of `jobs_json`."""
     return b'{"topic":"%b","claimed":[%b],"count":%d,"ready":%d' % (
@@ -64,16 +69,22 @@ def extended(topic: str, seqs: Sequence[int], until_ts: int, skipped: Sequence[i
 
 
 def lease_json(
-    seq: int, node: str, lease_number: int | None, deadline_ts: int, deliveries: int
+    seq: int,
+    node: str,
+    lease_number: int | None,
+    deadline_ts: int,
+    deliveries: int,
+    error: str | None = None,
 ) -> bytes:
     """A lease in the list of leases. ``lease_number`` None: the reader may not know it."""
     lease_id = b"" if lease_number is None else b'"lease_id":"lease_%x",' % lease_number
-    return b'{"$seq":%d,"node":%b,%b"deadline":%d,"deliveries":%d}' % (
+    return b'{"$seq":%d,"node":%b,%b"deadline":%d,"deliveries":%d%b}' % (
         seq,
         json_string(node),
         lease_id,
         deadline_ts,
         deliveries,
+        b"" if error is None else b',"last_error":' + json_string(error),
     )
 
 
@@ -117,15 +128,17 @@ class _Rendered(msgspec.Struct, gc=False):
 _rendered = msgspec.json.Decoder(_Rendered)
 
 
-def stamped(meta: bytes, source: str, deliveries: int, seq: int) -> bytes:
-    """The meta of a dead letter: job ``seq`` of queue ``source``, delivered so many times. A stamp
-    that is there goes.
+def stamped(meta: bytes, source: str, deliveries: int, seq: int, error: str | None = None) -> bytes:
+    """The meta of a dead letter: job ``seq`` of queue ``source``, delivered so many times, with the
+    ``error`` of its last nack that had one. A stamp that is there goes.
     """
     stamp = b'"$dead_letter_from":"%b","$dead_letter_deliveries":%d,"$dead_letter_src_seq":%d' % (
         source.encode(),
         deliveries,
         seq,
     )
+    if error is not None:
+        stamp += b',"$dead_letter_error":' + json_string(error)
     return with_members(unstamped(meta), stamp)
 
 

@@ -22,6 +22,7 @@ from topics.formats.api.limits import (
 from topics.formats.buffers import Buffer
 from topics.formats.names import valid_topic_name
 
+ERROR_MAX_BYTES = 1024
 REDRIVE_LIMIT = 1000
 REDRIVE_LIMIT_MAX = 10_000
 
@@ -58,6 +59,7 @@ class Nack(JobsRequest):
     """Body of ``POST /v0/topics/:q/nack`` (§10.5)."""
 
     delay_ms: int = 0
+    error: str | None = None  # why, for whoever gets the job next
 
 
 class Extend(JobsRequest, kw_only=True):
@@ -118,6 +120,10 @@ def decode_nack(body: Buffer, limits: Limits) -> Nack:
     asked = decode(_nack.decode, body or b"{}")
     _check_jobs(asked, limits)
     asked.delay_ms = clamped_delay_ms(asked.delay_ms)
+    if asked.error is not None and len(asked.error.encode()) > ERROR_MAX_BYTES:
+        raise InvalidRequest(
+            f"error is longer than {ERROR_MAX_BYTES} bytes", field="error", max=ERROR_MAX_BYTES
+        )
     return asked
 
 

@@ -150,6 +150,7 @@ ID_MAX_BYTES = 4096
 CHECKPOINT_MAX_DIGITS = 19
 
 _map = msgspec.json.Decoder(dict[str, int])
+_URL_SAFE = bytes.maketrans(b"+/", b"-_")
 
 
 def encode_id(cursors: dict[str, int]) -> bytes | None:
@@ -232,4 +233,4 @@ def _packed(text: bytes) -> bytes:
 
 
 def _base64(data: bytes) -> bytes:
-    return base64.urlsafe_b64encode(data).rstrip(b"=")
+    return binascii.b2a_base64(data, newline=False).rstrip(b"=").translate(_URL_SAFE)

@@ -17,20 +17,18 @@ from typing import Final
 from topics.formats.api.websocket_frames import (
     EXTENDED,
     SHORT_MAX_BYTES,
-    Opcode,
-    header_error,
-    unmask,
-)
-from topics.formats.api.websocket_messages import (
     Binary,
     Close,
     CloseCode,
     Event,
     Failure,
+    Opcode,
     Ping,
     Pong,
     Text,
     decode_close,
+    header_error,
+    unmask,
 )
 
 PIECE_MAX_BYTES: Final = 64 * 1024  # of a payload, unmasked and checked at a time: fits a cache

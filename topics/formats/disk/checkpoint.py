@@ -58,6 +58,7 @@ MAGIC = b"TPCKPT01"
 VERSION = 4
 WHOLE_VERSION = 2  # the body is one piece
 VERSIONS = range(WHOLE_VERSION, VERSION + 1)
+VERSION_AT = len(MAGIC)  # its offset
 PIECE_BYTES = 128 << 10  # a piece ends with the item that makes it so long
 _HEAD = struct.Struct("<8sII")
 _BODY_HEAD = struct.Struct("<QQB7xQ")

@@ -17,7 +17,13 @@ import crc32c
 from topics.formats.buffers import Buffer
 from topics.formats.disk.extent_view import ExtentView
 from topics.formats.disk.records import RecordFlags, RecordsView, Texts, View
-from topics.formats.disk.segment import CHUNK_BYTES, ExtentKey, TablesHead, encode_tables_head
+from topics.formats.disk.segment import (
+    CHUNK_BYTES,
+    BadSegment,
+    ExtentKey,
+    TablesHead,
+    encode_tables_head,
+)
 from topics.formats.disk.text_table import TextTable
 
 # What one step takes at most.
@@ -231,3 +237,54 @@ def _texts_and_key(view: RecordsView | ExtentView) -> tuple[Texts, Texts, str | 
         return *view.texts(), None
     ext = view.ext()
     return ext.get("n", ()), ext.get("t", ()), ext.get("k")
+
+
+def check_extent(view: ExtentView) -> Iterator[tuple[int, str]]:
+    """What is wrong in an extent whose tables have the right checksum: ``(offset in the file,
+    reason)``. For programs that look for damage: the extent is built again of its own records.
+    """
+    entry = view.entry
+    found = []
+    for start in range(0, entry.blob_bytes, CHUNK_BYTES):
+        try:
+            view.part(start, min(start + CHUNK_BYTES, entry.blob_bytes))
+        except BadSegment as error:
+            found.append((error.offset, error.reason))
+    try:
+        yield from found or _contradictions(view)
+    except (cbor2.CBORError, AssertionError, LookupError, TypeError, ValueError):
+        yield entry.tables_at, "the tables of the extent contradict its records"
+
+
+def _contradictions(view: ExtentView) -> Iterator[tuple[int, str]]:
+    entry, count = view.entry, view.count
+    built, pieces = (
+        ExtentBuilder(entry.first_seq, entry.blob_bytes, count),
+        Pieces([(view, 0, count)]),
+    )
+    while pieces.head is not None and not built.full:
+        built.take(pieces)
+    tables = b"".join(built.tables())
+    if tables != view.tables or built.flags != entry.flags:
+        yield entry.tables_at, "the tables are not those of the records"
+    if (built.first_ts, built.last_ts) != (entry.first_ts, entry.last_ts):
+        yield entry.offset, "the directory has other times than the records"
+    nothing = bytes(count)
+    columns = [
+        view.column(flag, 0, count) if entry.flags & flag else nothing
+        for flag in (_NODES, _TAGS, _METAS)
+    ]
+    nodes = b"\1" * count if entry.flags & _ONE_NODE else columns[0]
+    begin = 0
+    for index, (end, node, tag, meta) in enumerate(
+        zip(view.ends, nodes, *columns[1:], strict=True)
+    ):
+        record, seq = bytes(view.part(begin, end)), entry.first_seq + index
+        head = b'{"$seq":%d,"$ts":%d' % (seq, view.ts(index))
+        head += b',"$node":' + view.nodes.text(node) if node else b""
+        head += b',"$tag":' + view.tags.text(tag) if tag else b""
+        if not record.startswith(head + b',"data":') or not record.endswith(b"},"):
+            yield entry.offset + begin, f"the record of seq {seq} is not that of the tables"
+        elif meta and record[-meta - 2 :][: len(b',"meta":')] != b',"meta":':
+            yield entry.offset + begin, f"the record of seq {seq} lacks the meta of the tables"
+        begin = end

@@ -39,11 +39,6 @@ class Dictionary:
     def __len__(self) -> int:
         return len(self._ends)
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether the texts fill the bytes to the last one."""
-        return len(self._bytes) == (self._ends[-1] if len(self) else 0)
-
     def text(self, ref: int) -> bytes:
         """The JSON string."""
         return bytes(self._bytes[self._ends[ref - 2] if ref > 1 else 0 : self._ends[ref - 1]])
@@ -89,7 +84,7 @@ class ExtentView(View):
     __slots__ = (
         *("_bad", "_can_read", "_checked", "_chunk_crcs", "_data", "_ends", "_fail", "_keys"),
         *("_meta_lens", "_node_refs", "_posting_ends", "_postings", "_tag_refs"),
-        *("entry", "nodes", "tags"),
+        *("entry", "nodes", "tables", "tags"),
     )
 
     def __init__(
@@ -108,10 +103,10 @@ class ExtentView(View):
             raise fail(entry.offset, "the extent is cut")
         if not can_read(start, start + entry.tables_len):
             raise fail(start, "the tables of the extent cannot be read")
-        tables = data[start : start + entry.tables_len]
-        if not checked and crc32c.crc32c(tables) != entry.tables_crc:
+        self.tables = data[start : start + entry.tables_len]
+        if not checked and crc32c.crc32c(self.tables) != entry.tables_crc:
             raise fail(start, "the tables of the extent are damaged")
-        self._read_tables(tables)
+        self._read_tables(self.tables)
         self._data = data[entry.offset : entry.offset + entry.blob_bytes]
         # 0: nothing is known of the chunk, 1: it is whole and can be read, 2: it was found whole
         self._checked = bytearray(len(self._chunk_crcs))
@@ -158,11 +153,6 @@ class ExtentView(View):
     def blob(self) -> memoryview:
         """All rendered records, checked."""
         return self.part(0, len(self._data))
-
-    @property
-    def postings(self) -> Iterator[tuple[int, memoryview]]:
-        """``(ref of the tag, indexes of its records)`` of all tags."""
-        return ((ref, self._records(ref - 1, ref)) for ref in range(1, len(self.tags) + 1))
 
     def find_tag(self, tag: bytes) -> Sequence[int]:
         """Indexes of the records with this tag, a JSON string; ascending."""

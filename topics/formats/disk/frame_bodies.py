@@ -54,7 +54,7 @@ LEASE: what happened to ``record_count`` jobs of a queue (§10.1). ``flags`` is 
 
     op  name      keys of ext  what happened
     1   CLAIMED   n u          leased to node "n" until "u", also by an extension
-    2   RELEASED  u            claimable from "u" on
+    2   RELEASED  u e          claimable from "u" on; "e", where there is one: the error of a nack
     3   DYING     n            no more deliveries; the move to the dead-letter topic "n" begins;
                                without "n" an earlier version, whose keys of copies lack the name
 
@@ -163,6 +163,7 @@ class LeaseRows(NamedTuple):
     node: str = ""
     until_ts: int = 0
     numbers: Sequence[int] = ()
+    error: str | None = None
 
 
 class Floors(NamedTuple):
@@ -257,6 +258,8 @@ def lease_frame(topic_id: int, ts_ms: int, rows: LeaseRows) -> Frame:
     ext: dict[str, Any] = {"n": rows.node} if rows.node else {}
     if op is not LeaseOp.DYING:
         ext["u"] = rows.until_ts
+    if rows.error is not None:
+        ext["e"] = rows.error
     packed = cbor2.dumps(ext) if ext else b""
     layout = f"<{count + len(numbers)}Q{count}I"
     body = struct.pack(layout, *rows.seqs, *numbers, *rows.deliveries)
@@ -274,7 +277,7 @@ def decode_lease(header: FrameHeader, body: Buffer) -> LeaseRows:
         numbers = struct.unpack_from(f"<{count}Q", body, start)
         start += 8 * count
     deliveries = struct.unpack_from(f"<{count}I", body, start)
-    return LeaseRows(op, seqs, deliveries, ext.get("n", ""), ext.get("u", 0), numbers)
+    return LeaseRows(op, seqs, deliveries, ext.get("n", ""), ext.get("u", 0), numbers, ext.get("e"))
 
 
 def topic_frame(topic_id: int, reserved_seq: int, ts_ms: int, body: TopicBody) -> Frame:

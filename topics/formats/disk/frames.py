@@ -165,6 +165,15 @@ def check_frame(data: memoryview, offset: int, lsn: int, seed: int) -> FrameHead
     return header
 
 
+def magics_from(data: memoryview, offset: int) -> Iterator[int]:
+    """Where a frame may begin behind ``offset``, damaged ones among them: counted from there."""
+    rest = bytes(data[offset:])
+    at = rest.find(FRAME_MAGIC)
+    while at >= 0:
+        yield at
+        at = rest.find(FRAME_MAGIC, at + 1)
+
+
 def scan_frames(data: memoryview, offset: int, lsn: int, seed: int) -> Iterator[FrameHeader]:
     """Headers of all whole frames from ``offset`` on, up to the first that `check_frame` refuses.
 

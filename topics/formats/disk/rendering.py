@@ -1,5 +1,10 @@
 """Rendering: the records of a write become the body of an APPEND frame (``records.py``).
 
+A record is written once and read many times, so the log holds it as readers get it, `$seq` and
+`$ts` included, each followed by a comma: a page is slices of mapped files. To render records when
+they are read took 0.3 us each, more than all the rest of a read of 1,000; to render them when a log
+file is sealed is too late, as the newest are read most.
+
 The usual write is rendered at once: each payload is copied once. A streamed append is rendered run
 by run, with flags, ext and tables of the whole known before.
 """

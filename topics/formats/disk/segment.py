@@ -116,6 +116,7 @@ _ENTRY = struct.Struct("<QQQQQqqIIIIII")
 _TABLES_HEAD = struct.Struct("<IIIIIII4x")
 _CRC = struct.Struct("<I")
 assert _HEADER.size == 40
+HEADER_USED_BYTES = _HEADER.size + _CRC.size  # zeros follow
 assert _TRAILER.size + _CRC.size == TRAILER_BYTES
 assert _ENTRY.size == ENTRY_BYTES
 assert _TABLES_HEAD.size == TABLES_HEAD_BYTES

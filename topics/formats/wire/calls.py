@@ -3,25 +3,25 @@ module spells a subject or builds params.
 
     subject                   direction  params               attachment  result            answer
     rpc/append                to shard   AppendParams         requests    AppendResult      answers
-    rpc/diff                  to shard   DiffParams           request     DiffResult        answer
+    rpc/diff                  to shard   TopicParams          request     DiffResult        answer
     rpc/diff.ahead            to shard   DiffAheadParams      request     DiffAheadResult   answers
-    rpc/topic.put             to shard   TopicPutParams       request     TopicPutResult    answer
+    rpc/topic.put             to shard   TopicPutParams       request     PutResult         answer
     rpc/topic.get             to shard   TopicGetParams       -           NoResult          answer
     rpc/topic.list            to shard   TopicListParams      -           TopicListResult   -
     rpc/topic.delete          to shard   TopicDeleteParams    -           NoResult          answer
-    rpc/topic.delete_records  to shard   DeleteRecordsParams  request     NoResult          answer
+    rpc/topic.delete_records  to shard   TopicParams          request     NoResult          answer
     rpc/topic.heads           to shard   TopicHeadsParams     -           TopicHeadsResult  -
-    rpc/queue.claim           to shard   ClaimParams          request     ClaimResult       answer
-    rpc/queue.ack             to shard   QueueParams          request     NoResult          answer
-    rpc/queue.nack            to shard   QueueParams          request     NoResult          answer
-    rpc/queue.extend          to shard   QueueParams          request     NoResult          answer
+    rpc/queue.claim           to shard   TopicParams          request     ClaimResult       answer
+    rpc/queue.ack             to shard   TopicParams          request     NoResult          answer
+    rpc/queue.nack            to shard   TopicParams          request     NoResult          answer
+    rpc/queue.extend          to shard   TopicParams          request     NoResult          answer
     rpc/queue.leases          to shard   LeasesParams         -           LeasesResult      answer
     rpc/queue.redrive         to shard   RedriveParams        request     NoResult          answer
     rpc/work.open             to shard   WorkOpenParams       -           NoResult          -
-    rpc/router.put            to shard   RouterPutParams      request     RouterPutResult   answer
-    rpc/router.get            to shard   RouterGetParams      -           NoResult          answer
+    rpc/router.put            to shard   RouterParams         request     PutResult         answer
+    rpc/router.get            to shard   RouterParams         -           NoResult          answer
     rpc/router.list           to shard   RouterListParams     -           RouterListResult  -
-    rpc/router.delete         to shard   RouterDeleteParams   -           NoResult          answer
+    rpc/router.delete         to shard   RouterParams         -           NoResult          answer
     rpc/router.cascade        to shard   CascadeParams        -           CascadeResult     -
     rpc/router.endpoint       to shard   EndpointParams       -           EndpointResult    -
     rpc/router.sync           to shard   RouterSyncParams     -           RouterSyncResult  -
@@ -33,8 +33,8 @@ module spells a subject or builds params.
     rpc/feed.read             to shard   FeedReadParams       -           FeedReadResult    records
     event/feed.page           to front   FeedPageParams       records
     event/feed.ended          to front   FeedEndedParams      -
-    event/feed.taken          to shard   FeedTakenParams      -
-    event/feed.close          to shard   FeedCloseParams      -
+    event/feed.taken          to shard   FeedParams           -
+    event/feed.close          to shard   FeedParams           -
     event/work.jobs           to front   WorkJobsParams       jobs
     event/work.ended          to front   WorkEndedParams      -
     event/work.taken          to shard   WorkTakenParams      -
@@ -67,7 +67,7 @@ from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from topics.formats.wire.contract import NO_ATTACHMENT, TO_FRONT, TO_SHARD, Call, Event
+from topics.formats.wire.contract import Call, Event
 
 
 class NoResult(NamedTuple):
@@ -96,7 +96,7 @@ _OUTCOME_MASK: Final = (1 << _OUTCOME_BITS) - 1
 
 
 def outcome_byte(outcome: int, band: int) -> int:
-    """The byte of a request in ``AppendResult.outcomes``."""
+    """What ``AppendResult.outcomes`` has for a request."""
     return band << _OUTCOME_BITS | outcome
 
 
@@ -141,8 +141,10 @@ class AppendResult(NamedTuple):
 # Reads
 
 
-class DiffParams(NamedTuple):
-    """A page from the cursor in the body, or a long poll."""
+class TopicParams(NamedTuple):
+    """What the body says is read from the topic, or done with it: diff and claim, which may wait
+    for its ``wait_ms``; ack, nack, extend; deleting records.
+    """
 
     topic: str
     at: int
@@ -181,8 +183,8 @@ class TopicPutParams(NamedTuple):
     at: int
 
 
-class TopicPutResult(NamedTuple):
-    """``created``: the topic did not exist before."""
+class PutResult(NamedTuple):
+    """``created``: the topic, or the router, did not exist before."""
 
     created: bool
 
@@ -220,13 +222,6 @@ class TopicDeleteParams(NamedTuple):
     at: int
 
 
-class DeleteRecordsParams(NamedTuple):
-    """Delete the records that the body selects."""
-
-    topic: str
-    at: int
-
-
 class TopicHeadsParams(NamedTuple):
     """Where these topics stand."""
 
@@ -240,20 +235,6 @@ class TopicHeadsResult(NamedTuple):
 
 
 # Queues
-
-
-class QueueParams(NamedTuple):
-    """Ack, nack or extend what the body says."""
-
-    topic: str
-    at: int
-
-
-class ClaimParams(NamedTuple):
-    """Lease jobs to the node in the body, now or within its ``wait_ms``."""
-
-    topic: str
-    at: int
 
 
 class ClaimResult(NamedTuple):
@@ -348,22 +329,8 @@ class WorkCloseParams(NamedTuple):
 # the shards of both ends; copies go from the source's shard to that of the dest.
 
 
-class RouterPutParams(NamedTuple):
-    """Make or configure the router, as the body says."""
-
-    router: str
-    prefixes: list[str] | None
-    at: int
-
-
-class RouterPutResult(NamedTuple):
-    """``created``: the router did not exist before."""
-
-    created: bool
-
-
-class RouterGetParams(NamedTuple):
-    """The router's config and counters."""
+class RouterParams(NamedTuple):
+    """Make or configure the router, as the body says; tell its config and counters; remove it."""
 
     router: str
     prefixes: list[str] | None
@@ -385,14 +352,6 @@ class RouterListResult(NamedTuple):
     """Routers in the order of their names, each with its JSON."""
 
     items: Sequence[tuple[str, bytes]]
-
-
-class RouterDeleteParams(NamedTuple):
-    """Remove the router."""
-
-    router: str
-    prefixes: list[str] | None
-    at: int
 
 
 class CascadeParams(NamedTuple):
@@ -657,14 +616,8 @@ class FeedEndedParams(NamedTuple):
     error: str | None = None
 
 
-class FeedTakenParams(NamedTuple):
-    """The front has taken a page: another one may come."""
-
-    feed: int
-
-
-class FeedCloseParams(NamedTuple):
-    """Nobody reads the feed any more."""
+class FeedParams(NamedTuple):
+    """The front has taken a page, and another one may come; or nobody reads the feed any more."""
 
     feed: int
 
@@ -675,135 +628,43 @@ class CallCancelledParams(NamedTuple):
     cid: int
 
 
-APPEND: Final = Call(
-    "append", TO_SHARD, AppendParams, "requests", AppendResult, "answers", is_write=True
-)
-DIFF: Final = Call("diff", TO_SHARD, DiffParams, "request", DiffResult, "answer")
-DIFF_AHEAD: Final = Call(
-    "diff.ahead", TO_SHARD, DiffAheadParams, "request", DiffAheadResult, "answers"
-)
-TOPIC_PUT: Final = Call(
-    "topic.put", TO_SHARD, TopicPutParams, "request", TopicPutResult, "answer", is_write=True
-)
-TOPIC_GET: Final = Call("topic.get", TO_SHARD, TopicGetParams, NO_ATTACHMENT, NoResult, "answer")
-TOPIC_LIST: Final = Call(
-    "topic.list", TO_SHARD, TopicListParams, NO_ATTACHMENT, TopicListResult, NO_ATTACHMENT
-)
-TOPIC_DELETE: Final = Call(
-    "topic.delete", TO_SHARD, TopicDeleteParams, NO_ATTACHMENT, NoResult, "answer", is_write=True
-)
-DELETE_RECORDS: Final = Call(
-    "topic.delete_records",
-    TO_SHARD,
-    DeleteRecordsParams,
-    "request",
-    NoResult,
-    "answer",
-    is_write=True,
-)
-TOPIC_HEADS: Final = Call(
-    "topic.heads", TO_SHARD, TopicHeadsParams, NO_ATTACHMENT, TopicHeadsResult, NO_ATTACHMENT
-)
-CLAIM: Final = Call("queue.claim", TO_SHARD, ClaimParams, "request", ClaimResult, "answer")
-ACK: Final = Call("queue.ack", TO_SHARD, QueueParams, "request", NoResult, "answer", is_write=True)
-NACK: Final = Call("queue.nack", TO_SHARD, QueueParams, "request", NoResult, "answer")
-EXTEND: Final = Call("queue.extend", TO_SHARD, QueueParams, "request", NoResult, "answer")
-LEASES: Final = Call("queue.leases", TO_SHARD, LeasesParams, NO_ATTACHMENT, LeasesResult, "answer")
-REDRIVE: Final = Call(
-    "queue.redrive", TO_SHARD, RedriveParams, "request", NoResult, "answer", is_write=True
-)
-WORK_OPEN: Final = Call(
-    "work.open", TO_SHARD, WorkOpenParams, NO_ATTACHMENT, NoResult, NO_ATTACHMENT
-)
-ROUTER_PUT: Final = Call(
-    "router.put", TO_SHARD, RouterPutParams, "request", RouterPutResult, "answer", is_write=True
-)
-ROUTER_GET: Final = Call("router.get", TO_SHARD, RouterGetParams, NO_ATTACHMENT, NoResult, "answer")
-ROUTER_LIST: Final = Call(
-    "router.list", TO_SHARD, RouterListParams, NO_ATTACHMENT, RouterListResult, NO_ATTACHMENT
-)
-ROUTER_DELETE: Final = Call(
-    "router.delete", TO_SHARD, RouterDeleteParams, NO_ATTACHMENT, NoResult, "answer", is_write=True
-)
-ROUTER_CASCADE: Final = Call(
-    "router.cascade", TO_SHARD, CascadeParams, NO_ATTACHMENT, CascadeResult, NO_ATTACHMENT
-)
-ROUTER_ENDPOINT: Final = Call(
-    "router.endpoint", TO_SHARD, EndpointParams, NO_ATTACHMENT, EndpointResult, NO_ATTACHMENT
-)
-ROUTER_SYNC: Final = Call(
-    "router.sync", TO_SHARD, RouterSyncParams, NO_ATTACHMENT, RouterSyncResult, NO_ATTACHMENT
-)
-ROUTER_STATS: Final = Call(
-    "router.stats", TO_SHARD, RouterStatsParams, NO_ATTACHMENT, RouterStats, NO_ATTACHMENT
-)
-FORWARD: Final = Call(
-    "router.forward", TO_SHARD, ForwardParams, "copied", ForwardResult, NO_ATTACHMENT
-)
-CATCH_UP: Final = Call(
-    "router.catch_up", TO_SHARD, CatchUpParams, NO_ATTACHMENT, NoResult, NO_ATTACHMENT
-)
-METRICS_READ: Final = Call(
-    "metrics.read", TO_SHARD, MetricsParams, NO_ATTACHMENT, MetricsResult, NO_ATTACHMENT
-)
-FEED_OPEN: Final = Call(
-    "feed.open", TO_SHARD, FeedOpenParams, NO_ATTACHMENT, FeedOpenResult, NO_ATTACHMENT
-)
-FEED_READ: Final = Call(
-    "feed.read", TO_SHARD, FeedReadParams, NO_ATTACHMENT, FeedReadResult, "records"
-)
+APPEND: Final = Call("append", AppendParams, AppendResult, is_write=True)
+DIFF: Final = Call("diff", TopicParams, DiffResult)
+DIFF_AHEAD: Final = Call("diff.ahead", DiffAheadParams, DiffAheadResult)
+TOPIC_PUT: Final = Call("topic.put", TopicPutParams, PutResult, is_write=True)
+TOPIC_GET: Final = Call("topic.get", TopicGetParams, NoResult)
+TOPIC_LIST: Final = Call("topic.list", TopicListParams, TopicListResult)
+TOPIC_DELETE: Final = Call("topic.delete", TopicDeleteParams, NoResult, is_write=True)
+DELETE_RECORDS: Final = Call("topic.delete_records", TopicParams, NoResult, is_write=True)
+TOPIC_HEADS: Final = Call("topic.heads", TopicHeadsParams, TopicHeadsResult)
+CLAIM: Final = Call("queue.claim", TopicParams, ClaimResult)
+ACK: Final = Call("queue.ack", TopicParams, NoResult, is_write=True)
+NACK: Final = Call("queue.nack", TopicParams, NoResult)
+EXTEND: Final = Call("queue.extend", TopicParams, NoResult)
+LEASES: Final = Call("queue.leases", LeasesParams, LeasesResult)
+REDRIVE: Final = Call("queue.redrive", RedriveParams, NoResult, is_write=True)
+WORK_OPEN: Final = Call("work.open", WorkOpenParams, NoResult)
+ROUTER_PUT: Final = Call("router.put", RouterParams, PutResult, is_write=True)
+ROUTER_GET: Final = Call("router.get", RouterParams, NoResult)
+ROUTER_LIST: Final = Call("router.list", RouterListParams, RouterListResult)
+ROUTER_DELETE: Final = Call("router.delete", RouterParams, NoResult, is_write=True)
+ROUTER_CASCADE: Final = Call("router.cascade", CascadeParams, CascadeResult)
+ROUTER_ENDPOINT: Final = Call("router.endpoint", EndpointParams, EndpointResult)
+ROUTER_SYNC: Final = Call("router.sync", RouterSyncParams, RouterSyncResult)
+ROUTER_STATS: Final = Call("router.stats", RouterStatsParams, RouterStats)
+FORWARD: Final = Call("router.forward", ForwardParams, ForwardResult)
+CATCH_UP: Final = Call("router.catch_up", CatchUpParams, NoResult)
+METRICS_READ: Final = Call("metrics.read", MetricsParams, MetricsResult)
+FEED_OPEN: Final = Call("feed.open", FeedOpenParams, FeedOpenResult)
+FEED_READ: Final = Call("feed.read", FeedReadParams, FeedReadResult)
 
-FEED_PAGE: Final = Event("feed.page", TO_FRONT, FeedPageParams, "records")
-FEED_ENDED: Final = Event("feed.ended", TO_FRONT, FeedEndedParams, NO_ATTACHMENT)
-FEED_TAKEN: Final = Event("feed.taken", TO_SHARD, FeedTakenParams, NO_ATTACHMENT)
-FEED_CLOSE: Final = Event("feed.close", TO_SHARD, FeedCloseParams, NO_ATTACHMENT)
-WORK_JOBS: Final = Event("work.jobs", TO_FRONT, WorkJobsParams, "jobs")
-WORK_ENDED: Final = Event("work.ended", TO_FRONT, WorkEndedParams, NO_ATTACHMENT)
-WORK_TAKEN: Final = Event("work.taken", TO_SHARD, WorkTakenParams, NO_ATTACHMENT)
-WORK_CLOSE: Final = Event("work.close", TO_SHARD, WorkCloseParams, NO_ATTACHMENT)
-UNCLAIMED: Final = Event("queue.unclaimed", TO_SHARD, UnclaimedParams, NO_ATTACHMENT)
-CALL_CANCELLED: Final = Event("call.cancelled", TO_SHARD, CallCancelledParams, NO_ATTACHMENT)
-
-CALLS: Final[tuple[Call[Any, Any], ...]] = (
-    APPEND,
-    DIFF,
-    DIFF_AHEAD,
-    TOPIC_PUT,
-    TOPIC_GET,
-    TOPIC_LIST,
-    TOPIC_DELETE,
-    DELETE_RECORDS,
-    TOPIC_HEADS,
-    CLAIM,
-    ACK,
-    NACK,
-    EXTEND,
-    LEASES,
-    REDRIVE,
-    WORK_OPEN,
-    ROUTER_PUT,
-    ROUTER_GET,
-    ROUTER_LIST,
-    ROUTER_DELETE,
-    ROUTER_CASCADE,
-    ROUTER_ENDPOINT,
-    ROUTER_SYNC,
-    ROUTER_STATS,
-    FORWARD,
-    CATCH_UP,
-    METRICS_READ,
-    FEED_OPEN,
-    FEED_READ,
-)
-EVENTS: Final[tuple[Event[Any], ...]] = (
-    FEED_PAGE,
-    FEED_ENDED,
-    FEED_TAKEN,
-    FEED_CLOSE,
-    WORK_JOBS,
-    WORK_ENDED,
-    WORK_TAKEN,
-    WORK_CLOSE,
-    UNCLAIMED,
-    CALL_CANCELLED,
-)
+FEED_PAGE: Final = Event("feed.page", FeedPageParams)
+FEED_ENDED: Final = Event("feed.ended", FeedEndedParams)
+FEED_TAKEN: Final = Event("feed.taken", FeedParams)
+FEED_CLOSE: Final = Event("feed.close", FeedParams)
+WORK_JOBS: Final = Event("work.jobs", WorkJobsParams)
+WORK_ENDED: Final = Event("work.ended", WorkEndedParams)
+WORK_TAKEN: Final = Event("work.taken", WorkTakenParams)
+WORK_CLOSE: Final = Event("work.close", WorkCloseParams)
+UNCLAIMED: Final = Event("queue.unclaimed", UnclaimedParams)
+CALL_CANCELLED: Final = Event("call.cancelled", CallCancelledParams)

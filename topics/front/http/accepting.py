@@ -104,32 +104,6 @@ def connections_max() -> int:
     return max(1, min(CONNECTIONS_MAX, files))
 
 
-class SpareFile:
-    """A descriptor that is given up to accept a client when there is no other."""
-
-    def __init__(self) -> None:
-        self._fd = -1
-
-    @property
-    def is_held(self) -> bool:
-        """Whether it can be given up."""
-        return self._fd >= 0
-
-    def hold(self) -> None:
-        """Take a descriptor, if there is one."""
-        if self._fd < 0:
-            try:
-                self._fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-            except OSError:
-                self._fd = -1
-
-    def give_up(self) -> None:
-        """Close it."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-
 class Acceptor:
     """Accepts the clients of one listener. ``request_count``: requests since the start.
     ``lines``: as that of `Refusals`. ``make_room``: as `Connections.make_room`.
@@ -146,7 +120,7 @@ class Acceptor:
         self.slots, self._make_room = slots, make_room
         self.refusals = Refusals(responses, lines)
         self._request_count = request_count
-        self._spare = SpareFile()
+        self._spare_fd = -1  # given up to accept a client when there is no other
         self._is_running = False
 
     async def run(self, listener: socket.socket, take: Take) -> None:
@@ -155,7 +129,7 @@ class Acceptor:
         """
         listener.setblocking(False)
         self._is_running = True
-        self._spare.hold()
+        self._hold_spare()
         try:
             seen = self._request_count()
             silent = 0  # newcomers whose first request is still to come
@@ -171,22 +145,29 @@ class Acceptor:
         finally:
             self.close()
 
-    def left(self) -> None:
-        """An accepted client has gone."""
-        self.slots.release()
-
     def tick(self) -> None:
         """Once a second: log refusals, close sockets of clients that had time to read why."""
         self.refusals.log(self.slots.used)
         self.refusals.close_all()
         if self._is_running:
-            self._spare.hold()
+            self._hold_spare()
 
     def close(self) -> None:
         """Give all descriptors back."""
         self._is_running = False
         self.refusals.close_all()
-        self._spare.give_up()
+        self._give_up_spare()
+
+    def _hold_spare(self) -> None:
+        """Take the descriptor, if there is one."""
+        if self._spare_fd < 0:
+            with contextlib.suppress(OSError):
+                self._spare_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    def _give_up_spare(self) -> None:
+        if self._spare_fd >= 0:
+            os.close(self._spare_fd)
+            self._spare_fd = -1
 
     async def _accept(self, listener: socket.socket, take: Take, *, again: bool = False) -> bool:
         """Accept or refuse one client; False when no client waits or can be accepted. ``again``:
@@ -236,11 +217,11 @@ class Acceptor:
     async def _refuse_with_spare(self, listener: socket.socket) -> bool:
         """Descriptors have run out below ``connections_max``: the spare suffices to say so."""
         self.refusals.close_all()
-        if not self._spare.is_held:
+        if self._spare_fd < 0:
             self.refusals.note("no file descriptor left")
             await trio.sleep(RETRY_S)
             return False
-        self._spare.give_up()
+        self._give_up_spare()
         try:
             sock, _ = listener.accept()
         except OSError:  # the kernel reports the limit before it checks for a waiting client
@@ -251,7 +232,7 @@ class Acceptor:
             self.refusals.close_all()
             return True
         finally:
-            self._spare.hold()
+            self._hold_spare()
 
 
 def _prepare(sock: socket.socket) -> bytes:

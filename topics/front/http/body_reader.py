@@ -28,8 +28,8 @@ READ_BYTES_MAX = 256 * 1024  # at once into a long body: well under a millisecon
 class BodyReader:
     """Receives the bodies of all connections of a front. It keeps nothing of one body."""
 
-    def __init__(self, backend: Shards, guard: Guard, *, inline_bytes: int) -> None:
-        self._backend, self._guard, self._inline_bytes = backend, guard, inline_bytes
+    def __init__(self, shards: Shards, guard: Guard, *, inline_bytes: int) -> None:
+        self._shards, self._guard, self._inline_bytes = shards, guard, inline_bytes
 
     async def read(self, connection: Connection, head: AdmittedHead) -> Body:
         """The request's body. Raises `TopicsError`, which leaves the rest of the body unread, or
@@ -49,7 +49,7 @@ class BodyReader:
         return body
 
     def _sink(self, shard: int, max_bytes: int) -> BodySink:
-        return BodySink(self._backend, shard, inline_bytes=self._inline_bytes, max_bytes=max_bytes)
+        return BodySink(self._shards, shard, inline_bytes=self._inline_bytes, max_bytes=max_bytes)
 
     async def _fill(self, connection: Connection, request: Request, length: int) -> Body:
         """A body of known length: the socket is read into the memory of the sink."""

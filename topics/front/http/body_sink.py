@@ -37,8 +37,8 @@ class BodySink:
     the failure with which the sink was told to give up.
     """
 
-    def __init__(self, backend: Shards, shard: int, *, inline_bytes: int, max_bytes: int) -> None:
-        self._backend = backend
+    def __init__(self, shards: Shards, shard: int, *, inline_bytes: int, max_bytes: int) -> None:
+        self._shards = shards
         self._shard = shard
         self._inline_bytes = inline_bytes
         self._max_bytes = max_bytes
@@ -134,7 +134,7 @@ class BodySink:
         """Slower bodies make room, or others finish while a body with a block waits. Raises
         `Throttled`.
         """
-        while self._backend.make_room(self._shard, self, trio.current_time()):
+        while self._shards.make_room(self._shard, self, trio.current_time()):
             await trio.lowlevel.checkpoint()  # a body that was told to give up does so now
             if await self._try_grow(size):
                 return
@@ -149,7 +149,7 @@ class BodySink:
     async def _try_grow(self, size: int) -> bool:
         block = self._block
         if block is None:
-            block = self._backend.reserve(self._shard, size, self)
+            block = self._shards.reserve(self._shard, size, self)
             if block is None:
                 return False
             self._block = block

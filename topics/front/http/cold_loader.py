@@ -18,19 +18,49 @@ import gc
 import sys
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from typing import Protocol
 
 import trio
 
-from topics.front.http.cold_call import ColdCall
+from topics.formats.buffers import Buffer
+from topics.front.request import Body, Request
 
+CALL = "topics.call"  # in the ASGI scope's state
 # Longer than the pauses of clients that work, shorter than those of probes and of people.
 IDLE_S = 1.0
 SWITCH_S = 0.0005
 
 
+@dataclass(slots=True)
+class ColdCall:
+    """What a request of the cold lane holds, beside the head that Hypercorn reads. ``at``:
+    monotonic ns. ``close``: the answer is the last of its connection.
+    """
+
+    request: Request
+    body: Body | None
+    at: int
+    close: bool
+    has_answered: bool = False
+    status: int = 0  # of the answer
+    on_unsent: Callable[[], None] | None = None  # as that of `Answer`
+
+    def take_body(self) -> Body:
+        """The body changes hands here; once."""
+        assert self.body is not None, "the body is taken once"
+        body, self.body = self.body, None
+        return body
+
+    def drop_body(self) -> None:
+        """Free a body that was not taken."""
+        body, self.body = self.body, None
+        if body is not None and not isinstance(body, Buffer):
+            body.free()
+
+
 class Stack(Protocol):
-    """What is loaded: `topics.front.http.cold_bridge.ColdStack`."""
+    """What is loaded: `topics.front.http.cold_lane.ColdStack`."""
 
     async def ask(self, call: ColdCall) -> bytes:
         """The answer, head and body."""

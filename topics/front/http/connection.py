@@ -2,7 +2,7 @@
 
     input      recv --> `RequestStream`
     output     send: head and body in one write
-    deadline   set here, checked once a second by the sweep of `topics.front.http.connections`
+    deadline   set here, checked once a second by the sweep
     hang-up    reset: the client is gone. Half closed: it may still read, or have closed its socket
 
 A closed socket and one that only reads look alike until something is sent: then the kernel of the
@@ -10,19 +10,32 @@ first one resets the connection. So a client that is half closed while it waits 
 byte of its answer.
 
 What is ``async`` here is for tasks. No request costs a timer, and the usual one no task.
+
+All connections of a front (`Connections`): the sweep that keeps their deadlines, room for others,
+and their drain.
+
+    every tick    past its deadline --idle, no input--> closed, --else--> cut
+                  waiting for a call whose client has hung up --> cut
+    when full     the connection that has been quiet for longest goes, those without a key first
+
+A connection is quiet while it has no admitted request under way: between two requests, within a
+head, and while a request is being refused. One with a request or a stream never goes, so whoever
+works is not thrown off by those who only connect.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import math
 import select
 import socket
 import struct
 import termios
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from heapq import nsmallest
 from typing import Protocol
 
 import trio
@@ -32,6 +45,8 @@ from topics.formats.api.request_heads import TraceFields
 from topics.front.held_memory import HeldMemory
 from topics.front.http.request_stream import RequestStream
 
+LOG = logging.getLogger("topics.front")
+
 RECV_BYTES = 64 * 1024
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER: on, 0 s
 GONE = select.POLLHUP | select.POLLERR  # the same bits as those of epoll
@@ -40,6 +55,8 @@ PROBE = b"HTTP/1.1"  # every answer begins so
 PROBE_PAUSES_S = tuple(0.001 * 2**step for step in range(11))  # 2 s in all
 NEVER = math.inf
 INT = struct.Struct("i")
+SHED_PER_PASS = 16
+QUIET_FOUND_MAX = 256  # by one look at all connections, which takes a millisecond for each 10,000
 SCRATCH = memoryview(bytearray(RECV_BYTES))  # for bytes that are dropped
 
 
@@ -56,17 +73,12 @@ class Timings:
     linger_s: float = 2.0  # for the client to read the last answer while it still sends
 
 
-class Registry(Protocol):
-    """What a connection reads of the `Connections` that it belongs to."""
-
-    timings: Timings
-    now: float  # time of the last sweep, in seconds
-    draining: bool
-    held: HeldMemory
-
-
 class Owner(Protocol):
-    """Who serves a connection: `topics.front.http.fast_lane.FastLane`."""
+    """Who serves a connection: `topics.front.http.fast_lane.FastLane`. ``watched``: the events that
+    its socket is watched for, None while it is not.
+    """
+
+    watched: int | None
 
     def end(self) -> None:
         """End it, wherever it waits; `Connection.is_ended` is set."""
@@ -87,7 +99,7 @@ class Connection(RequestStream):
     ``principal``: of its last request with a known key.
     """
 
-    def __init__(self, sock: socket.socket, connections: Registry, said: bytes = b"") -> None:
+    def __init__(self, sock: socket.socket, connections: Connections, said: bytes = b"") -> None:
         """``said`` is input that was read already."""
         super().__init__(said)
         self.sock = sock
@@ -118,8 +130,9 @@ class Connection(RequestStream):
     def begin_waiting(self) -> None:
         """A call begins that must end if the client hangs up."""
         self.waits = True
-        if self.lane is not None:
-            self.lane.watch_hang_up()
+        lane = self.lane
+        if lane is not None and (lane.watched is None or not lane.watched & HALF_CLOSED):
+            lane.watch_hang_up()
 
     def probe(self) -> None:
         """Send another byte of the answer to come: a client that is gone resets the connection."""
@@ -244,15 +257,13 @@ class Connection(RequestStream):
         finally:
             held.release(holding)
 
-    def shed(self) -> None:
-        """As `topics.front.held_memory.Client.shed`."""
-        self.cut()
-
     def cut(self) -> None:
         """End the connection now, whatever it waits for: a reset for the client."""
         if self.sock.fileno() >= 0:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
         self._end()
+
+    shed = cut  # for `topics.front.held_memory.Client`
 
     def end_idle(self) -> None:
         """Close a connection that is between two requests, without a reset."""
@@ -296,6 +307,142 @@ class Connection(RequestStream):
             return bool(self.sock.recv(1, socket.MSG_PEEK))
         except BlockingIOError:
             return False
+
+
+class Connections:
+    """All open connections. ``now`` is the time of the last sweep, in seconds."""
+
+    def __init__(self, timings: Timings, now: float, held: HeldMemory | None = None) -> None:
+        self.timings = timings
+        self.now = now
+        self.draining = False
+        self.held = HeldMemory() if held is None else held
+        self.request_count = 0  # since the start
+        self._open: set[Connection] = set()
+        self._quiet: list[tuple[float, Connection]] = []  # since when, the longest last
+        self._added = self._look_from = 0  # connections since the start; when to look again
+        self._displaced = 0  # since the last sweep
+        self._leaving: set[Connection] = set()  # the part of `_open` that the drain waits for
+        self._empty = trio.Event()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __iter__(self) -> Iterator[Connection]:
+        return iter(self._open)
+
+    @property
+    def leaving(self) -> int:
+        """How many connections the drain waits for."""
+        return len(self._leaving)
+
+    def add(self, connection: Connection) -> None:
+        """A client was accepted."""
+        self._added += 1
+        connection.is_late = self.draining
+        self._open.add(connection)
+
+    def remove(self, connection: Connection) -> None:
+        """The connection has ended."""
+        self._open.discard(connection)
+        self._leaving.discard(connection)
+        if self.draining and not self._leaving:
+            self._empty.set()
+
+    def make_room(self) -> bool:
+        """End the connection that has been quiet for longest; whether one has left."""
+        has_looked = False
+        while True:
+            if not self._quiet:
+                if has_looked or not self._look_for_quiet():
+                    return False
+                has_looked = True  # once: others run before input is read, or a hang-up is seen
+            since, connection = self._quiet.pop()
+            if connection.quiet_since == since and not connection.is_ended:
+                if connection.has_input:  # its request has come just now
+                    continue
+                connection.end_idle()
+                if connection not in self._open:  # else its task ends it, later
+                    self._displaced += 1
+                    return True
+
+    def _look_for_quiet(self) -> bool:
+        """Find those that go next; whether there are any."""
+        if self._added < self._look_from:
+            return False
+        self._look_from = self._added + len(self._open) // 64  # so a newcomer costs 64 looks
+        quiet = [one for one in self._open if one.quiet_since < NEVER and not one.is_ended]
+        found = nsmallest(QUIET_FOUND_MAX, quiet, key=_precedence)
+        self._quiet = [(one.quiet_since, one) for one in reversed(found)]
+        return bool(found)
+
+    async def run(self, tick: Callable[[float], None]) -> None:
+        """Sweep until cancelled. ``tick`` is told the time first, once a tick."""
+        while True:
+            await trio.sleep(self.timings.tick_s)
+            now = trio.current_time()
+            tick(now)
+            self.sweep(now)
+
+    def sweep(self, now: float) -> None:
+        """End connections past their deadline."""
+        self.now, self._quiet, self._look_from = now, [], 0
+        if self._displaced:
+            LOG.warning("quiet connections closed for others: %d", self._displaced)
+            self._displaced = 0
+        idle = []
+        for connection in [*self._open]:  # one that ends may leave at once
+            if connection.deadline <= now:
+                idle.append(connection) if connection.idle else connection.cut()
+        if idle:
+            _end_idle(idle)
+        self.held.on_excess()  # who was fast a second ago may be slow now
+
+    async def shed(self) -> None:
+        """End clients whose memory is needed, until cancelled; a few in a pass of the loop."""
+        while True:
+            excess = trio.Event()
+            self.held.on_excess = excess.set
+            await excess.wait()
+            for number, client in enumerate(self.held.excess(trio.current_time())):
+                if number % SHED_PER_PASS == 0:
+                    await trio.lowlevel.checkpoint()
+                client.shed()
+
+    def drain(self) -> None:
+        """From now on connections end after their request; those without input end at once.
+
+        A client that connects later has a moment for one request, and the drain does not wait for
+        it until this is called again.
+        """
+        self.draining = True
+        self._leaving, self._empty = set(self._open), trio.Event()
+        _end_idle([connection for connection in self._open if connection.idle])
+        if not self._leaving:
+            self._empty.set()
+
+    async def wait_empty(self) -> None:
+        """After `drain`: until the last connection that was open then has closed."""
+        await self._empty.wait()
+
+    def cut_all(self) -> None:
+        """End all connections now."""
+        for connection in [*self._open]:
+            connection.cut()
+
+
+def _precedence(connection: Connection) -> tuple[bool, float]:
+    """Who goes first: clients without a key, and those that have been quiet for longest."""
+    return connection.principal is not ANYONE, connection.quiet_since
+
+
+def _end_idle(connections: Sequence[Connection]) -> None:
+    """Close idle connections, but for those with input that nobody has read yet."""
+    by_fd = {connection.fd: connection for connection in connections}
+    busy = ready_descriptors(by_fd, select.POLLIN, select.POLLIN)
+    for fd, connection in by_fd.items():
+        if fd not in busy:
+            connection.end_idle()
 
 
 def _unconfirmed_bytes(sock: socket.socket) -> int:

@@ -10,7 +10,7 @@
 
 What a request usually needs is a plain function: a short body, an operation that asks a shard, an
 answer that the socket takes at once. All else is a task: bodies that are long, cold requests
-(cold_bridge), streams, slow clients, the end of a connection with unread input. Both lanes accept
+(cold_lane), streams, slow clients, the end of a connection with unread input. Both lanes accept
 exactly the same bytes: heads and bodies are read here, whatever the lane.
 
 A client that hangs up while its connection ``waits`` is noticed in every state. At the end of the
@@ -133,21 +133,24 @@ class FastLane(RequestTasks):
                 self.exchange.begin_unread()
                 connection.unread_body = True
                 return self._send(error_answer(failure), close=True)
-            self.exchange.begin(found)
+            exchange = self.exchange
+            exchange.head, exchange.is_open, exchange.at = found, True, time.monotonic_ns()
             if not isinstance(found, AdmittedHead):
                 return self._answer_unadmitted(found)
             request, head = found.request, found
             self._is_head = request.method == "HEAD"
             connection.quiet_since, connection.principal = NEVER, request.principal
-            try:
-                self._lanes.guard.enter(request)
-            except TopicsError as failure:
-                answer = self._lanes.dispatcher.failed(failure)
-                return self._refuse(answer, head.length, head.close, head.expects_continue)
+            guard = self._lanes.guard
+            if request.principal is not ANYONE or guard.drain.is_draining:
+                try:
+                    guard.enter(request)
+                except TopicsError as failure:
+                    answer = self._lanes.dispatcher.failed(failure)
+                    return self._refuse(answer, head.length, head.close, head.expects_continue)
+                self._is_entered = request.principal is not ANYONE  # who is not counted
             self._head, self._request = head, request
-            self._is_entered = request.principal is not ANYONE  # who is not counted
         if head.plain and (length := head.length) is not None and length <= SHORT_MAX_BYTES:
-            body = self.connection.take(length)
+            body = self.connection.take(length) if length else b""
             if body is None:
                 return self._wait_for_body(head)
             return self._answer(head, body)
@@ -191,26 +194,21 @@ class FastLane(RequestTasks):
     def _answer(self, head: AdmittedHead, body: bytes) -> bool:
         """A request with its body, which is short."""
         connection, lanes, request = self.connection, self._lanes, head.request
-        if connection.deadline != NEVER:  # the body was waited for
-            connection.deadline = NEVER
-            try:
-                lanes.guard.check_key(request)
-            except TopicsError as failure:
-                connection.unread_body = True
-                return self._send(lanes.dispatcher.failed(failure), close=True)
+        if connection.deadline != NEVER and (failure := self._end_wait(request)) is not None:
+            connection.unread_body = True
+            return self._send(lanes.dispatcher.failed(failure), close=True)
         if not (head.is_hot and request.route.is_plain):
             self._start(self._answer_in_task, head, body)
             return False
         if request.principal is not ANYONE:
             self._request = request = lanes.guard.renewed(request)
-        self.exchange.at = at = time.monotonic_ns()
-        self._state = State.CALLING
+        self._state, at = State.CALLING, self.exchange.at
         if request.route.waits:
             connection.begin_waiting()
         try:
             call = lanes.dispatcher.operations[request.route](request, body, at, self._answered)
-        except TopicsError as failure:
-            self._result = failure
+        except TopicsError as refusal:
+            self._result = refusal
         except Exception:
             self._result = lanes.dispatcher.unexpected(request)
         result, self._result = self._result, None
@@ -222,6 +220,16 @@ class FastLane(RequestTasks):
         else:
             self._call = call
         return False
+
+    def _end_wait(self, request: Request) -> TopicsError | None:
+        """The body was waited for: why the key does not suffice any more, if it does not."""
+        self.connection.deadline, self.exchange.at = NEVER, time.monotonic_ns()
+        if request.principal is not ANYONE:
+            try:
+                self._lanes.guard.check_key(request)
+            except TopicsError as failure:
+                return failure
+        return None
 
     def _answered(self, result: Answer | TopicsError) -> None:
         """The operation is over, perhaps before it returned."""

@@ -16,9 +16,11 @@ remembered without it, too (``decisions/0045``). The bytes hold a token and must
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final, Generic, TypeVar
+
+import msgspec
+from msgspec import structs
 
 from topics.errors import TopicsError
 from topics.formats.api.request_heads import (
@@ -51,7 +53,7 @@ class HeadMemory(Generic[T]):
 
     def __init__(self, young_max: int = YOUNG_MAX) -> None:
         self._young_max = young_max
-        self._young: dict[bytes, T] = {}
+        self.young: dict[bytes, T] = {}
         self._old: dict[bytes, T] = {}
 
     def __len__(self) -> int:
@@ -60,91 +62,62 @@ class HeadMemory(Generic[T]):
     @property
     def entries(self) -> dict[bytes, T]:
         """All of them."""
-        return {**self._old, **self._young}
+        return {**self._old, **self.young}
 
     def get(self, digest: bytes) -> T | None:
         """What is known under the digest, which counts as young again."""
-        found = self._young.get(digest)
+        found = self.young.get(digest)
         if found is None and (found := self._old.get(digest)) is not None:
             self.put(digest, found)
         return found
 
     def put(self, digest: bytes, value: T) -> None:
         """Keep it. When the young generation is full, the old one is forgotten."""
-        young = self._young
+        young = self.young
         if len(young) >= self._young_max:
-            self._old, self._young = young, (young := {})
+            self._old, self.young = young, (young := {})
         young[digest] = value
 
     def clear(self) -> None:
         """Forget everything."""
-        self._young, self._old = {}, {}
+        self.young, self._old = {}, {}
 
 
-@dataclass(frozen=True, slots=True)
-class AdmittedHead:
+class JudgedHead(msgspec.Struct, frozen=True, eq=False):
+    """A head, and what an answer to it needs. ``cors``: field lines. ``route_index``: of
+    `ROUTE_NAMES`.
+    """
+
+    method: str
+    cors: bytes
+    route_index: int
+
+
+class AdmittedHead(JudgedHead, frozen=True, eq=False):
     """A head that the guard let through, and how its body comes. ``plain``: neither chunked,
-    gzipped nor long. ``cors``: field lines of its answer. ``route_index``: of `ROUTE_NAMES`.
+    gzipped nor long.
     """
 
     request: Request
-    cors: bytes
-    route_index: int
     is_hot: bool
     length: int | None
     plain: bool
     close: bool
     expects_continue: bool
 
-    @property
-    def method(self) -> str:
-        """The request's method."""
-        return self.request.method
 
-    def of(self, request: Request) -> AdmittedHead:
-        """The same head of another request."""
-        return AdmittedHead(
-            request,
-            self.cors,
-            self.route_index,
-            self.is_hot,
-            self.length,
-            self.plain,
-            self.close,
-            self.expects_continue,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class RefusedHead:
-    """A well-formed head that the guard refused. ``cors`` and ``route_index``: as those of
-    `AdmittedHead`.
-    """
+class RefusedHead(JudgedHead, frozen=True, eq=False):
+    """A well-formed head that the guard refused."""
 
     head: Head
-    cors: bytes
-    route_index: int
     failure: TopicsError
 
-    @property
-    def method(self) -> str:
-        """The request's method."""
-        return self.head.method
 
-
-@dataclass(frozen=True, slots=True)
-class PreflightHead:
+class PreflightHead(JudgedHead, frozen=True, eq=False):
     """A browser asks what a page may send (`topics.front.cors`)."""
 
     head: Head
-    cors: bytes
-    route_index: int
     allowed: Headers
-
-    @property
-    def method(self) -> str:
-        """The request's method."""
-        return self.head.method
 
 
 AnyHead = AdmittedHead | RefusedHead | PreflightHead
@@ -170,7 +143,7 @@ class HeadReader:
         it is not well-formed.
         """
         digest = blake2b(raw, digest_size=16).digest()
-        known = self.remembered.get(digest)
+        known = self.remembered.young.get(digest) or self.remembered.get(digest)
         if known is not None:
             return known, None
         trace, without = None, raw
@@ -190,7 +163,7 @@ class HeadReader:
         request = None if known is None else self._guard.renamed(known.request, topic)
         if known is None or request is None:
             return self._judge(parse_head(raw), digest, nameless)
-        head = known.of(request)
+        head = structs.replace(known, request=request)
         self.remembered.put(digest, head)
         return head
 
@@ -201,12 +174,14 @@ class HeadReader:
         try:
             if cors.is_preflight(head):
                 self._guard.admit_preflight(head)
-                return PreflightHead(head, lines, OTHER_ROUTE, cors.allowed(head.fields))
+                return PreflightHead(
+                    head.method, lines, OTHER_ROUTE, head, cors.allowed(head.fields)
+                )
             request = self._guard.admit(head)
         except TopicsError as failure:
             index = _index_of(self._guard.route_of(head))
             # No circle through its frames: the head is given back with the connection.
-            return RefusedHead(head, lines, index, failure.with_traceback(None))
+            return RefusedHead(head.method, lines, index, head, failure.with_traceback(None))
         admitted = self._admitted(head, lines, request)
         # A key belongs to one request: its head does not come again. What keeps its fields is as
         # long as they are.
@@ -220,9 +195,10 @@ class HeadReader:
         route = request.route
         is_short = head.length is not None and head.length <= self._inline_bytes
         return AdmittedHead(
-            request,
+            head.method,
             cors,
             _index_of(route),
+            request,
             is_hot=route.streams or (route.lane is Lane.HOT and self._use_fast_lane),
             length=head.length,
             plain=is_short and not request.gzip_in,

@@ -1,7 +1,7 @@
 """Request tasks: what a request of a connection does in a task, and how a connection ends.
 
     body       long, chunked, or not there after `SHORT_MAX_BYTES`     body_reader
-    cold       Hypercorn and Quart                                      cold_bridge
+    cold       Hypercorn and Quart                                      cold_lane
     stream     until either side ends it
     answer     compressed, or longer than what the socket takes at once
     the end    of a connection with unread input
@@ -11,16 +11,18 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any, Protocol
+from typing import Any
 
 import trio
 
+from topics.actors.link.event_loop import EventLoop
 from topics.engine.access import Scope
 from topics.errors import Internal, TopicsError
 from topics.formats.api.response_heads import ResponseHeads, stream_head, with_lines
@@ -29,10 +31,8 @@ from topics.front.dispatch import Dispatcher
 from topics.front.errors import error_answer
 from topics.front.guard import Guard
 from topics.front.http.body_reader import BodyReader
-from topics.front.http.cold_call import ColdCall
-from topics.front.http.cold_loader import ColdLoader
-from topics.front.http.connection import GONE, HALF_CLOSED, Connection
-from topics.front.http.connections import Connections
+from topics.front.http.cold_loader import ColdCall, ColdLoader
+from topics.front.http.connection import GONE, HALF_CLOSED, Connection, Connections
 from topics.front.http.exchange import Exchange, Exchanges
 from topics.front.http.head_reader import AdmittedHead, HeadReader
 from topics.front.request import Request
@@ -69,23 +69,55 @@ class State(Enum):
     OVER = auto()
 
 
-class Watcher(Protocol):
-    """Tells lanes that their sockets have input (`topics.front.http.poller`)."""
+class Poller:
+    """Watches the sockets of all clients, and starts the tasks that they need in ``nursery``.
+    ``connections`` end when `run` does.
+
+    A socket stays in the epoll of the event loop, level-triggered: waiting for a request costs no
+    system call. One whose input nobody reads now leaves it until it is read again; while its
+    connection waits for a call it stays, and only a hang-up is watched for.
+    """
+
+    def __init__(self, nursery: trio.Nursery, connections: Connections) -> None:
+        self._nursery, self._connections = nursery, connections
+        self._loop = EventLoop.of_this_run()
+        self._is_over = False
 
     def watch(self, lane: RequestTasks, events: int) -> None:
         """Call its `ready` when one of the ``events`` of epoll happens, or the client is gone, from
         now on. Raises OSError.
         """
+        if self._is_over:
+            raise OSError(errno.ECANCELED, "the server is over")
+        if lane.watched is None:
+            self._loop.watch(lane.fd, events, lane.ready)
+        else:
+            self._loop.change(lane.fd, events)
+        lane.watched = events
 
     def leave(self, lane: RequestTasks) -> None:
         """Stop calling its `ready`."""
+        lane.watched = None
+        self._loop.leave(lane.fd)
 
     def start(self, task: Callable[..., Awaitable[None]], *args: Any) -> bool:
         """Start a task; False when the server is over."""
+        if not self._is_over:
+            self._nursery.start_soon(task, *args)
+        return not self._is_over
+
+    async def run(self) -> None:
+        """Sleep until cancelled; then end all connections."""
+        try:
+            await trio.sleep_forever()
+        finally:
+            self._is_over = True
+            for connection in [*self._connections]:
+                connection.end_idle()
 
 
 class RequestTasks(ABC):
-    """One connection. ``watched`` is the watcher's: the events that it watches for, None while it
+    """One connection. ``watched`` is the poller's: the events that it watches for, None while it
     does not.
     """
 
@@ -98,20 +130,20 @@ class RequestTasks(ABC):
         "_is_head",
         "_is_serving",
         "_lanes",
+        "_poller",
         "_refusal",
         "_request",
         "_result",
         "_scope",
         "_state",
-        "_watcher",
         "connection",
         "exchange",
         "fd",
         "watched",
     )
 
-    def __init__(self, connection: Connection, lanes: Lanes, watcher: Watcher) -> None:
-        self.connection, self._lanes, self._watcher = connection, lanes, watcher
+    def __init__(self, connection: Connection, lanes: Lanes, poller: Poller) -> None:
+        self.connection, self._lanes, self._poller = connection, lanes, poller
         self.fd = connection.fd
         self.watched: int | None = None
         self.exchange = Exchange(connection, lanes.exchanges)
@@ -140,9 +172,9 @@ class RequestTasks(ABC):
     def _note_hang_up(self, events: int) -> None:
         connection = self.connection
         if not connection.waits:
-            self._watcher.leave(self)
+            self._poller.leave(self)
         elif events & GONE:
-            self._watcher.leave(self)
+            self._poller.leave(self)
             connection.cut()
         elif events & HALF_CLOSED:
             self._watch(0)
@@ -152,8 +184,7 @@ class RequestTasks(ABC):
 
     def watch_hang_up(self) -> None:
         """See `topics.front.http.connection.Owner`."""
-        if self.watched is None or not self.watched & HALF_CLOSED:
-            self._watch(HALF_CLOSED)
+        self._watch(HALF_CLOSED)
 
     def end(self) -> None:
         """See `topics.front.http.connection.Owner`."""
@@ -166,18 +197,18 @@ class RequestTasks(ABC):
     def leave(self) -> None:
         """The socket is about to be closed: the next one may get its descriptor at once."""
         if self.watched is not None:
-            self._watcher.leave(self)
+            self._poller.leave(self)
 
     def _watch(self, events: int) -> None:
         try:
-            self._watcher.watch(self, events)
+            self._poller.watch(self, events)
         except OSError:  # no memory for it
             self.connection.end_idle()
 
     def _start(self, function: Callable[..., Awaitable[None]], *args: Any) -> None:
         """Go on in a task."""
         self._state = State.IN_TASK
-        if not self._watcher.start(self._run, function, *args):
+        if not self._poller.start(self._run, function, *args):
             self._state = State.SERVING
             for arg in args:
                 if isinstance(arg, Answer):

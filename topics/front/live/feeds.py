@@ -14,17 +14,30 @@ never shown to a reader that does not stand exactly where the page begins.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from itertools import islice
 
+from topics.actors.rpc.session import Reply
 from topics.actors.shard_client.shards import Shards
+from topics.errors import TopicsError
 from topics.formats.api.watch import View
 from topics.formats.buffers import Buffer
-from topics.formats.wire.calls import FeedEndedParams, FeedPageParams
-from topics.front.live.feed_calls import FeedCalls
-from topics.front.live.later import Later
+from topics.formats.wire.calls import (
+    FEED_CLOSE,
+    FEED_OPEN,
+    FEED_TAKEN,
+    FeedEndedParams,
+    FeedOpenParams,
+    FeedOpenResult,
+    FeedPageParams,
+    FeedParams,
+    FeedView,
+)
+from topics.front.live.feed_reads import FeedReads, SharedAnswer
 from topics.front.live.pages import FeedPage, KeptPages
-from topics.front.live.subscriptions import TOLD_EVERY_S, FeedSubscription, Reader
+from topics.front.live.streams import TOLD_EVERY_S
+from topics.front.live.subscriptions import FeedSubscription, Reader
 from topics.front.pressure.governor import COALESCE_S
 from topics.front.pressure.pressure import Pressure
 
@@ -35,11 +48,18 @@ TOLD_MAX = 256  # streams that one page tells of its pace
 class Feeds:
     """All feed subscriptions of a front. `Live` tells it what shards say."""
 
-    def __init__(self, backend: Shards, pressure: Pressure, later: Later, now: float) -> None:
-        self._pressure, self._later = pressure, later
-        self.calls = FeedCalls(backend)
+    def __init__(
+        self,
+        shards: Shards,
+        pressure: Pressure,
+        call_in: Callable[[float, Callable[[], None]], None],
+        now: float,
+    ) -> None:
+        self._shards, self._pressure, self._call_in = shards, pressure, call_in
+        self.reads = FeedReads(shards)
         self.kept = KeptPages()
         self.by_number: dict[int, FeedSubscription] = {}
+        self._opening: dict[int, SharedAnswer[FeedOpenResult]] = {}  # by the number of the feed
         self._by_view: dict[tuple[str, View], FeedSubscription] = {}
         self._last_number = 0
         self._now = now  # of the last tick
@@ -55,8 +75,26 @@ class Feeds:
             reader.feed = feed
             feed.readers.add(reader)
         if not feed.is_open:
-            await self.calls.open(feed)
+            await self._opened(feed).wait()
         return feed
+
+    def _opened(self, feed: FeedSubscription) -> SharedAnswer[FeedOpenResult]:
+        """The shard's answer, which is asked now unless it is under way."""
+        opening = self._opening.get(feed.number)
+        if opening is None:
+            opening = self._opening[feed.number] = SharedAnswer()
+
+            def then(answer: Reply[FeedOpenResult] | TopicsError) -> None:
+                del self._opening[feed.number]
+                if not isinstance(answer, TopicsError):
+                    # At once: the feed's first page may be the next message of the same batch.
+                    feed.is_open, feed.epoch = True, answer.result.epoch
+                    feed.seq = feed.head_seq = answer.result.head_seq
+                opening.settle(answer)
+
+            params = FeedOpenParams(feed.number, feed.topic, FeedView(*feed.view))
+            self._shards.call(feed.shard, FEED_OPEN, params, b"", then)
+        return opening
 
     def _subscription(self, reader: Reader) -> FeedSubscription:
         self._last_number += 1
@@ -74,7 +112,7 @@ class Feeds:
             feed.readers.discard(reader)
             if not feed.readers:
                 self._drop(feed)
-                self.calls.close(feed)
+                self._shards.notify(feed.shard, FEED_CLOSE, FeedParams(feed.number))
 
     def wait_for_shard(self, reader: Reader) -> None:
         """The shard cannot serve the reader now, or there is no memory for what it would be shown:
@@ -94,8 +132,6 @@ class Feeds:
 
     def pause_s(self, feed: FeedSubscription) -> float:
         """How long its readers wait between two pages; 0: not long enough to tell them."""
-        if self._pressure.is_calm:
-            return 0.0
         pause_s = self._pressure.pause_s(feed.shard, feed.band)
         return pause_s if pause_s > COALESCE_S else 0.0
 
@@ -120,19 +156,19 @@ class Feeds:
     # What shards say
 
     def opened(self, shard: int) -> None:
-        """As `Listener.opened`."""
+        """The shard serves, for the first time or again."""
         for reader in [reader for reader in self._waiting if reader.shard == shard]:
             self._wake(reader)
 
     def closed(self, shard: int) -> None:
-        """As `Listener.closed`."""
+        """The shard is gone, and with it all its feeds."""
         for feed in [feed for feed in self.by_number.values() if feed.shard == shard]:
             self._drop(feed)
             for reader in _detached(feed):
                 reader.stream.catch_up()
 
-    def feed_ended(self, _shard: int, params: FeedEndedParams) -> None:
-        """As `Listener.feed_ended`: an error, or the topic was deleted."""
+    def feed_ended(self, shard: int, params: FeedEndedParams) -> None:  # noqa: ARG002 - numbers are the front's
+        """An error has ended a feed, or its topic was deleted."""
         feed = self.by_number.get(params.feed)
         if feed is None:
             return
@@ -143,18 +179,20 @@ class Feeds:
             else:
                 reader.stream.attempt(reader.stream.tell_deleted, reader, params.head_seq)
 
-    def page(self, _shard: int, params: FeedPageParams, records: Buffer) -> None:
-        """As `Listener.page`."""
+    def page(self, shard: int, params: FeedPageParams, records: Buffer) -> None:
+        """A page of a feed; ``records`` is valid until this returns."""
         feed = self.by_number.get(params.feed)
         if feed is None:
             return
         feed.band = params.band
-        if self._pressure.is_calm:
-            # Of two pages under way the shard wakes up for the second one only, or for more.
-            is_last = params.to_seq == params.head_seq
-            self.calls.taken(feed, quiet=is_last and not params.is_awaited)
+        is_calm = self._pressure.is_calm
+        pause_s = 0.0 if is_calm else self._pressure.pause_s(shard, feed.band)
+        if pause_s:
+            self._call_in(pause_s, partial(self._taken_late, feed))
         else:
-            self._take_late(feed)
+            # Of two pages under way the shard wakes up for the second one only, or for more.
+            quiet = is_calm and params.to_seq == params.head_seq and not params.is_awaited
+            self._shards.notify(shard, FEED_TAKEN, FeedParams(feed.number), quiet=quiet)
         page = FeedPage(feed.topic, params, bytes(records))
         feed.seq, feed.head_seq = page.to_seq, page.head_seq
         self.kept.keep(feed.kept, page)
@@ -162,21 +200,22 @@ class Feeds:
             stream = reader.stream
             if page.to_seq <= reader.seq:
                 continue
-            if stream.is_stalled or reader.seq != page.follows_seq:
+            if stream.outbox.unsent is not None or reader.seq != page.follows_seq:
                 feed.live.pop(reader, None)
                 reader.is_live = False
                 stream.catch_up()
-            else:
-                stream.attempt(stream.show, reader, page)
-        if not self._pressure.is_calm and self.pause_s(feed):
+                continue
+            try:  # not `Stream.attempt`: a page costs each of many streams a call
+                stream.show(reader, page)
+            except Exception:
+                stream.broke()
+        if pause_s > COALESCE_S:
             self._tell_paced(feed)
 
-    def _take_late(self, feed: FeedSubscription) -> None:
-        pause_s = self._pressure.pause_s(feed.shard, feed.band)
-        if pause_s:
-            self._later.call_in(pause_s, partial(self.calls.taken_late, feed))
-        else:
-            self.calls.taken(feed)
+    def _taken_late(self, feed: FeedSubscription) -> None:
+        """A feed that has ended meanwhile is not mentioned."""
+        if feed.is_open:
+            self._shards.notify(feed.shard, FEED_TAKEN, FeedParams(feed.number))
 
     def _tell_paced(self, feed: FeedSubscription) -> None:
         """Not all at once: that would make the loop later still."""

@@ -14,17 +14,12 @@ comes in one read is not counted.
 from __future__ import annotations
 
 import time
-from typing import Protocol
+
+from topics.front.live.streams import Stream
 
 STALL_MAX_S = 1.0  # without PROGRESS_MIN_BYTES: below the slowest rate of a body
 PROGRESS_MIN_BYTES = 64 * 1024
-
-
-class Holder(Protocol):
-    """A socket that holds an incomplete message."""
-
-    def give_up(self) -> None:
-        """End, because there is no memory for the rest of the message."""
+NO_ROOM = "there is no room for the rest of this message; try again later"
 
 
 class _Held:
@@ -44,25 +39,25 @@ class MessageBudget:
         self.most = most
         self.unfinished = 0  # bytes of incomplete messages
         self.asked = 0  # bytes of publishes in flight
-        self._held: dict[Holder, _Held] = {}
+        self._held: dict[Stream, _Held] = {}
 
     @property
     def is_asked_full(self) -> bool:
         """Sockets with publishes in flight must wait for answers before they are read."""
         return 2 * self.asked >= self.most
 
-    def hold(self, holder: Holder, length: int) -> None:
-        """The holder's incomplete message has so many bytes now. Ends sockets until there is room,
-        perhaps the holder.
+    def hold(self, stream: Stream, length: int) -> None:
+        """The socket's incomplete message has so many bytes now. Ends sockets until there is room,
+        perhaps this one.
         """
         if not length:
-            self.release(holder)
+            self.release(stream)
             return
         now = time.monotonic()
-        held = self._held.get(holder)
+        held = self._held.get(stream)
         if held is None or length < held.length:  # another message
-            self.release(holder)
-            held = self._held[holder] = _Held(now)
+            self.release(stream)
+            held = self._held[stream] = _Held(now)
         self.unfinished += length - held.length
         held.length = length
         if length - held.marked >= PROGRESS_MIN_BYTES:
@@ -70,17 +65,17 @@ class MessageBudget:
         while self.unfinished + min(self.asked, self.most // 2) > self.most:
             victim = self._victim(now)
             self.release(victim)
-            victim.give_up()
+            victim.fail(429, NO_ROOM)
 
-    def release(self, holder: Holder) -> None:
-        """The holder has no incomplete message any more."""
-        held = self._held.pop(holder, None)
+    def release(self, stream: Stream) -> None:
+        """The socket has no incomplete message any more."""
+        held = self._held.pop(stream, None)
         if held is not None:
             self.unfinished -= held.length
 
-    def _victim(self, now: float) -> Holder:
+    def _victim(self, now: float) -> Stream:
         """The socket that ends next."""
-        oldest = min(self._held, key=lambda holder: self._held[holder].moved_at)
+        oldest = min(self._held, key=lambda stream: self._held[stream].moved_at)
         if now - self._held[oldest].moved_at > STALL_MAX_S:
             return oldest
-        return max(self._held, key=lambda holder: self._held[holder].length)
+        return max(self._held, key=lambda stream: self._held[stream].length)

@@ -97,7 +97,7 @@ class KeptPages:
         self._feeds.pop(feed, None)
         self._feeds[feed] = None
         if len(feed.pages) > KEPT_MAX_PAGES:
-            self._evict_oldest(feed)
+            self.size -= feed.pages.popleft().size
         while self.size > KEPT_MAX_BYTES:
             self._evict_oldest(next(iter(self._feeds)))
 

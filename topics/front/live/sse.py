@@ -31,8 +31,9 @@ from topics.front.live.event_stream import (
     error_event,
     paced_event,
 )
-from topics.front.live.live import Live, StreamKind
+from topics.front.live.live import Live
 from topics.front.live.pages import FeedPage
+from topics.front.live.streams import StreamKind
 from topics.front.live.subscriptions import Reader
 from topics.front.live.topic_streams import TopicStream
 from topics.front.live.watch_sessions import WatchSession
@@ -111,7 +112,7 @@ class WatchStream(EventStream):
         self._before: dict[str, list[Cursor]] = {}
 
     def id(self) -> bytes:
-        """That of the session."""
+        """All cursors of the session."""
         return self.session.id()
 
     def repeat_deleted(self) -> None:
@@ -121,7 +122,7 @@ class WatchStream(EventStream):
             self.outbox.write(b"".join(events))
 
     def tell_deleted(self, reader: Reader, head_seq: int) -> None:
-        """As any stream, and note it in the session."""
+        """Note it in the session, too."""
         if self.is_following(reader):
             self.session.deleted[reader.topic] = head_seq
         super().tell_deleted(reader, head_seq)
@@ -138,7 +139,7 @@ class WatchStream(EventStream):
             self._before.clear()
 
     def end(self) -> None:
-        """As any stream. The session's next stream shows again what was not sent whole."""
+        """The session's next stream shows again what was not sent whole."""
         if not self.ended and self.session.stream is self:
             self.session.unsent = self._before
         super().end()
@@ -190,13 +191,13 @@ class RequestStream(EventStream):
 
 def _record_event(page: FeedPage, line: bytes = b"") -> bytes:
     """A record event behind its id line, or without it: then it is made once."""
-    event = None if line else page.renderings.get("record")
+    event, body = None if line else page.renderings.get("record"), page.body
     if event is None:
         event = b"".join(
             (
                 line,
                 b'event: record\ndata: {"topic":"%b","records":[' % page.topic.encode(),
-                continued(page.body),
+                continued(body) if b"\n" in body or b"\r" in body else body,
                 b'],"from_seq":%d,"to_seq":%d,"head_seq":%d}\n\n'
                 % (page.from_seq, page.to_seq, page.head_seq),
             )

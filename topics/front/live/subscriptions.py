@@ -1,4 +1,4 @@
-"""Readers and feed subscriptions: who follows which topic, and where each of them stands.
+"""Readers and feed subscriptions: who follows which topic, where each of them begins and stands.
 
 A *reader* is one stream's cursor in one topic. A *feed subscription* is a topic in a view, as a
 shard sends it to this front; readers of equal views share it. A reader is *live* while it stands
@@ -10,65 +10,42 @@ exactly where its feed stands: the next page of the feed is then shown to it as 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol, TypeVarTuple
+from abc import abstractmethod
+from collections.abc import Iterable
+from typing import NamedTuple
 
+from topics.actors.shard_client.shards import Shards
 from topics.engine.priority import NEW_BAND
-from topics.errors import TopicsError
 from topics.formats.api.watch import Start, View
+from topics.formats.wire.calls import TOPIC_HEADS, TopicHeadsParams
 from topics.front.live.pages import FeedPage, FeedPages
-
-TOLD_EVERY_S = 10.0  # how often a stream is told that it is paced, at most
-
-Args = TypeVarTuple("Args")
+from topics.front.live.streams import Stream
 
 
-class Isolated(Protocol):
-    """A stream, seen by those that serve many streams."""
-
-    ended: bool
-
-    def attempt(self, call: Callable[[*Args], None], *args: *Args) -> None:
-        """Run what concerns this stream alone; an unexpected error ends this stream only."""
-
-
-class ReaderStream(Isolated, Protocol):
-    """What feeds need of the stream that a reader belongs to."""
+class ReaderStream(Stream):
+    """What feeds need of the stream that a reader belongs to, a `TopicStream`."""
 
     readers: dict[str, Reader]
-    told_at: float  # when it was last told that it is paced
-    key: bytes  # of the client, in the ledger of held memory
 
-    @property
-    def is_stalled(self) -> bool:
-        """The socket takes no more for now."""
-
-    def broke(self) -> None:
-        """End the stream because of the unexpected error that is being handled."""
-
+    @abstractmethod
     def show(self, reader: Reader, page: FeedPage) -> None:
         """Show a page to the reader that stands where the page begins."""
 
+    @abstractmethod
     def is_following(self, reader: Reader) -> bool:
         """The stream has not ended, nor dropped the reader's topic, nor begun to follow it anew."""
 
+    @abstractmethod
     def catch_up(self) -> None:
         """Start to show what the readers of this stream have not been shown."""
 
-    def remove(self, topic: str) -> None:
-        """Stop following a topic."""
-
-    def tell_caught_up(self, reader: Reader, head_seq: int) -> None:
-        """Tell that the reader stands at the head."""
-
+    @abstractmethod
     def tell_paced(self, now: float) -> None:
         """Tell which topics are paced, unless it was told within TOLD_EVERY_S."""
 
+    @abstractmethod
     def tell_deleted(self, reader: Reader, head_seq: int) -> None:
-        """Tell that the topic was deleted, and stop following it."""
-
-    def tell_topic_error(self, reader: Reader, failure: TopicsError) -> None:
-        """Tell that the topic cannot be read."""
+        """Tell that the topic was deleted, and stop following it; the stream goes on."""
 
 
 class Reader:
@@ -118,3 +95,47 @@ class FeedSubscription:
         self.readers: set[Reader] = set()
         self.live: dict[Reader, None] = {}  # ordered by when they became live
         self.kept = FeedPages()
+
+
+# Where readers begin, the same for watch sessions and WebSockets
+
+
+class TopicHead(NamedTuple):
+    """Where a topic stands."""
+
+    head_seq: int
+    earliest_seq: int
+    epoch: int
+
+
+class Begun(NamedTuple):
+    """Where a reader begins. ``epoch`` is 0 when its cursor cannot belong to the topic of now."""
+
+    from_seq: int
+    epoch: int
+    head: TopicHead
+
+    def members(self) -> dict[str, int]:
+        """What the client is told of it."""
+        return {"from_seq": self.from_seq, **self.head._asdict()}
+
+
+def begin_at(start: Start, head: TopicHead) -> Begun:
+    """Where a reader that asks for ``start`` begins in a topic."""
+    from_seq = head.head_seq if start.tail else start.from_seq
+    if start.epoch is not None:
+        return Begun(from_seq, start.epoch, head)
+    return Begun(from_seq, head.epoch if from_seq <= head.head_seq else 0, head)
+
+
+async def heads_of(shards: Shards, topics: Iterable[str]) -> dict[str, TopicHead]:
+    """The heads of those topics that exist, in the order of ``topics``. Raises `NotReady`."""
+    by_shard: dict[int, list[str]] = {}
+    for topic in topics:
+        by_shard.setdefault(shards.shard_of(topic), []).append(topic)
+    found: dict[str, TopicHead] = {}
+    for shard, names in by_shard.items():
+        reply = await shards.answer(shard, TOPIC_HEADS, TopicHeadsParams(names))
+        found.update({name: TopicHead(*head) for name, head in reply.result.heads.items()})
+        reply.release()
+    return {topic: found[topic] for topic in topics if topic in found}

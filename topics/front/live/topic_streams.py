@@ -3,9 +3,17 @@
                     page                 its cursor stands where a page of the feed begins
     Feeds (feeds.py) ----> live reader  <-------------------------------------------- reader that
                                |  the socket takes no more                            catches up
-                               '---------------------------------------------------> (catch_up.py)
+                               '--------------------------------------------------->
 
-A stream follows topics with one `Reader` each. Subclasses say what its events look like.
+A stream follows topics with one `Reader` each. To catch up, it has one task for each shard, so a
+slow shard delays its own topics only; within a task the readers take turns:
+
+    reader below its feed --> a kept page, or one read from the shard --> shown --> again
+    reader at its feed's seq --> live in the feed
+
+A page that arrives while the stream is stalled is discarded and read again later: nothing waits in
+memory for a client that does not read. While clients hold too much (`topics.front.held_memory`),
+pages are read later.
 """
 
 from __future__ import annotations
@@ -14,27 +22,29 @@ import socket
 from abc import abstractmethod
 from typing import Any
 
+import trio
+
 from topics.engine.access import Principal
-from topics.errors import TopicsError
+from topics.errors import NotReady, Throttled, TopicNotFound, TopicsError
 from topics.formats.api.watch import Start, View
-from topics.front.live.catch_up import CatchUp
 from topics.front.live.live import Live
 from topics.front.live.pages import FeedPage
-from topics.front.live.streams import Stream
-from topics.front.live.subscriptions import Reader
+from topics.front.live.subscriptions import FeedSubscription, Reader, ReaderStream
 
 LOSSES = ("cap", "ttl", "mixed")  # records that the topic itself has evicted
 
 
-class TopicStream(Stream):
-    """One client that is shown live records."""
+class TopicStream(ReaderStream):
+    """One client that is shown live records. Subclasses say what its events look like."""
+
+    live: Live
 
     def __init__(
         self, live: Live, sock: socket.socket, principal: Principal, heartbeat_s: float
     ) -> None:
         super().__init__(live, sock, principal, heartbeat_s)
         self.readers: dict[str, Reader] = {}
-        self._catching_up = CatchUp(live)
+        self._busy_shards: set[int] = set()  # those with a task that catches up
 
     # What subclasses say: events as bytes
 
@@ -64,7 +74,7 @@ class TopicStream(Stream):
     # Life
 
     def end(self) -> None:
-        """As any stream, and leave all feeds."""
+        """Leave all feeds, too."""
         if not self.ended:
             super().end()
             readers, self.readers = self.readers, {}
@@ -72,7 +82,7 @@ class TopicStream(Stream):
                 self.live.feeds.leave(reader)
 
     def resumed(self) -> None:
-        """As any stream, and catch up."""
+        """Catch up."""
         self.catch_up()
 
     # Topics
@@ -80,7 +90,7 @@ class TopicStream(Stream):
     def add(self, topic: str, view: View, start: Start) -> None:
         """Follow a topic as well, or anew. `catch_up` must follow."""
         self.remove(topic)
-        self.readers[topic] = Reader(self, topic, self.live.backend.shard_of(topic), view, start)
+        self.readers[topic] = Reader(self, topic, self.live.shards.shard_of(topic), view, start)
 
     def remove(self, topic: str) -> None:
         """Stop following a topic."""
@@ -92,9 +102,85 @@ class TopicStream(Stream):
         """The stream has not ended, nor dropped the reader's topic, nor begun to follow it anew."""
         return self.readers.get(reader.topic) is reader and not self.ended
 
+    # Catching up
+
     def catch_up(self) -> None:
-        """Start to show what the readers of this stream have not been shown."""
-        self._catching_up.start(self)
+        """Start a task for each shard with a reader to catch up, where none is running."""
+        if not self.ended:
+            shards = {one.shard for one in self.readers.values() if one.needs_catch_up}
+            for shard in shards - self._busy_shards:
+                self._busy_shards.add(shard)
+                self.live.nursery.start_soon(self._catch_up_with, shard)
+
+    async def _catch_up_with(self, shard: int) -> None:
+        try:
+            while not self.ended and not self.is_stalled:
+                behind = (one for one in self.readers.values() if one.needs_catch_up)
+                reader = next((one for one in behind if one.shard == shard), None)
+                if reader is None:
+                    return
+                self.readers[reader.topic] = self.readers.pop(reader.topic)  # to the end
+                await self._advance(reader)
+        except Exception:
+            self.broke()
+        finally:
+            self._busy_shards.discard(shard)
+
+    async def _advance(self, reader: Reader) -> None:
+        """Show one page, or make the reader live."""
+        feeds = self.live.feeds
+        try:
+            feed = await feeds.join(reader)
+            if reader.feed is not feed or not feed.is_open:
+                return
+            if _stands_at(reader, feed):
+                self._go_live(reader, feed)
+                await trio.lowlevel.checkpoint()
+                return
+            page, epoch = await self._next_page(reader, feed)
+        except TopicNotFound:
+            self.tell_deleted(reader, reader.seq)
+        except (NotReady, Throttled):
+            feeds.wait_for_shard(reader)
+        except TopicsError as failure:
+            if self.is_following(reader):
+                self.outbox.write(self.topic_error_event(reader, failure))
+                self.remove(reader.topic)
+        else:
+            if self.is_following(reader) and not self.is_stalled:
+                reader.epoch = epoch
+                self.show(reader, page)
+                if not self.live.pressure.is_calm and page.to_seq < page.head_seq:
+                    feeds.pace(reader)
+
+    async def _next_page(self, reader: Reader, feed: FeedSubscription) -> tuple[FeedPage, int]:
+        """The page that continues the reader, kept or read for this stream, and its epoch. Raises
+        `Throttled` while clients of its key hold too much, or all of them; `TopicsError`.
+        """
+        until_seq = None
+        if _has_epoch_of(reader, feed):
+            page = None if reader.is_connecting else feed.kept.page_from(reader.seq)
+            if page is not None:
+                epoch = feed.epoch
+                await trio.lowlevel.checkpoint()
+                return page, epoch
+            if reader.seq < feed.seq:
+                until_seq = feed.kept.next_edge(reader.seq, feed.seq)
+        refusal = self.live.held.refusal(self.principal.digest, reader.view.bytes)
+        if refusal is not None:
+            raise refusal
+        return await self.live.feeds.reads.read(reader, until_seq)
+
+    def _go_live(self, reader: Reader, feed: FeedSubscription) -> None:
+        reader.epoch = feed.epoch
+        reader.is_live, reader.is_connecting = True, False
+        feed.live[reader] = None
+        # A reader above the feed knows of a later head, and was told when it came there.
+        if not reader.is_caught_up and reader.seq == feed.head_seq:
+            reader.is_caught_up = True
+            self.outbox.write(self.caught_up_event(reader, feed.head_seq))
+
+    # Showing
 
     def show(self, reader: Reader, page: FeedPage) -> None:
         """Show a page to the reader that stands where the page begins."""
@@ -130,14 +216,6 @@ class TopicStream(Stream):
         self.moved(reader)
         return self.tombstone_event(reader, tombstone)
 
-    def tell_caught_up(self, reader: Reader, head_seq: int) -> None:
-        """Tell that the reader stands at the head."""
-        self.outbox.write(self.caught_up_event(reader, head_seq))
-
-    def tell_topic_error(self, reader: Reader, failure: TopicsError) -> None:
-        """Tell that the topic cannot be read."""
-        self.outbox.write(self.topic_error_event(reader, failure))
-
     def tell_paced(self, now: float) -> None:
         """Tell which topics are paced, unless it was told within TOLD_EVERY_S."""
         feeds = self.live.feeds
@@ -153,3 +231,14 @@ class TopicStream(Stream):
         if self.is_following(reader):
             self.outbox.write(self.deleted_event(reader, head_seq))
             self.remove(reader.topic)
+
+
+def _has_epoch_of(reader: Reader, feed: FeedSubscription) -> bool:
+    return reader.epoch is None or reader.epoch == feed.epoch
+
+
+def _stands_at(reader: Reader, feed: FeedSubscription) -> bool:
+    """The reader needs nothing below what the feed will send; it may have read further already."""
+    return _has_epoch_of(reader, feed) and (
+        reader.seq == feed.seq or (reader.seq > feed.seq and not reader.is_connecting)
+    )

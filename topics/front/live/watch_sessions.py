@@ -67,7 +67,8 @@ class WatchSession:
 
     def move(self, topic: str, seq: int, epoch: int) -> None:
         """The reader of a topic stands at ``seq`` now."""
-        self._note_move(topic)
+        if self.has_checkpoints:
+            self._note_move(topic)
         last, before = self.cursors[topic]
         if epoch != before:
             known = self.earlier.get(topic)
@@ -83,7 +84,8 @@ class WatchSession:
         if last_event_id:
             self.rewind(last_event_id)
         for topic, (cursor, *_) in self.unsent.items():
-            self._note_move(topic)
+            if self.has_checkpoints:
+                self._note_move(topic)
             if cursor[1] != self.cursors[topic][1]:
                 self.earlier.pop(topic, None)
             self.cursors[topic] = cursor
@@ -142,19 +144,15 @@ class WatchSession:
         ]
 
     def _note_move(self, topic: str) -> None:
-        if self.has_checkpoints:
-            if self.checkpoint % MOVES_KEPT == 0:
-                self._keep_map()
-            self.checkpoint += 1
-            self.moves.append((self.checkpoint, topic, self.cursors[topic]))
+        if self.checkpoint % MOVES_KEPT == 0:
+            if len(self.maps) == MAPS_KEPT:
+                del self.maps[1::2]
+            self.maps.append((self.checkpoint, dict(self.cursors)))
+        self.checkpoint += 1
+        self.moves.append((self.checkpoint, topic, self.cursors[topic]))
 
     def _note_shown(self, topic: str, seq: int) -> None:
         shown = self.earlier[topic].shown
         shown.add(seq)
         if len(shown) > MOVES_KEPT:  # a client that has come so far has seen the end of the old one
             del self.earlier[topic]
-
-    def _keep_map(self) -> None:
-        if len(self.maps) == MAPS_KEPT:
-            del self.maps[1::2]
-        self.maps.append((self.checkpoint, dict(self.cursors)))

@@ -15,19 +15,14 @@ from sys import intern
 from typing import Any
 
 from topics.engine.access import ANYONE, Principal
-from topics.errors import (
-    NotAcceptable,
-    NotFound,
-    TopicNotFound,
-    Unauthorized,
-)
+from topics.errors import NotAcceptable, NotFound, TopicNotFound, Unauthorized
 from topics.formats.api.watch import Cursor, Start, WatchRequest
 from topics.front.authorization import authorize
 from topics.front.http.connection import Connection
 from topics.front.live.event_stream import RETRY
 from topics.front.live.live import Live
 from topics.front.live.sse import TAKEN_OVER, WatchStream
-from topics.front.live.starts import TopicHead, begin_at, heads_of
+from topics.front.live.subscriptions import TopicHead, begin_at, heads_of
 from topics.front.live.watch_sessions import WatchSession
 from topics.front.media import accepts_events
 
@@ -74,7 +69,7 @@ class Watches:
         """
         for topic in asked.starts:
             authorize(principal, None, topic)
-        heads = await heads_of(self.live.backend, asked.starts)
+        heads = await heads_of(self.live.shards, asked.starts)
         self.live.keys.check(principal)  # it may have changed while this waited
         return heads
 

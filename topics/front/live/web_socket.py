@@ -32,8 +32,7 @@ from topics.formats.api.websocket_commands import (
     request_id_of,
 )
 from topics.formats.api.websocket_decoder import WebSocketDecoder
-from topics.formats.api.websocket_frames import pong_frame
-from topics.formats.api.websocket_messages import (
+from topics.formats.api.websocket_frames import (
     Binary,
     Close,
     CloseCode,
@@ -42,6 +41,7 @@ from topics.formats.api.websocket_messages import (
     Ping,
     Text,
     close_frame,
+    pong_frame,
 )
 from topics.front.authorization import authorize, check_topic_name
 from topics.front.body_limits import short_body_max, too_large
@@ -49,8 +49,7 @@ from topics.front.drain import shutting_down
 from topics.front.http.connection import NEVER, RECV_BYTES, Connection
 from topics.front.live.live import Live
 from topics.front.live.web_socket_publish import COPY_BYTES, Publishes
-from topics.front.live.web_socket_replies import pong, refusal
-from topics.front.live.web_socket_stream import WebSocketStream
+from topics.front.live.web_socket_stream import WebSocketStream, refusal, reply
 
 
 class MessageClock:
@@ -162,19 +161,15 @@ class WebSocket(WebSocketStream):
         self._held_bytes = length
         self.live.messages.hold(self, length)
 
-    def give_up(self) -> None:
-        """As `Holder.give_up`."""
-        self.fail(429, "there is no room for the rest of this message; try again later")
-
     def tick(self, now: float) -> None:
-        """As any stream, and end when a message does not come to its end."""
+        """End when a message does not come to its end."""
         if self._clock.due <= now:
             self.fail(408, "the message took too long to come")
         else:
             super().tick(now)
 
     def resumed(self) -> None:
-        """As any stream, and read again."""
+        """Read again."""
         self._room.set()
         super().resumed()
 
@@ -185,7 +180,7 @@ class WebSocket(WebSocketStream):
             super().drain()
 
     def end(self) -> None:
-        """As any stream, and hold no memory."""
+        """Hold no memory, too."""
         self.live.messages.release(self)
         super().end()
 
@@ -256,7 +251,7 @@ class WebSocket(WebSocketStream):
                     await waiting
 
     def _decided(self, envelope: bytes, message: bytes) -> Coroutine[Any, Any, None] | None:
-        """As `_command`. ``envelope``: the message, perhaps without its records."""
+        """Do what ``envelope`` asks for: the message, perhaps without its records."""
         try:
             head = decode_command(envelope)
         except TopicsError as failure:
@@ -274,7 +269,7 @@ class WebSocket(WebSocketStream):
                 topic = self._topic(head, Scope.READ)
                 self._replies.append(self.unsubscribe(request_id, topic))
             elif head.op == "ping":
-                self._replies.append(pong(request_id))
+                self._replies.append(reply(b"pong", request_id))
             else:
                 raise InvalidRequest("op is subscribe, unsubscribe, publish or ping")
         except TopicsError as failure:
@@ -288,16 +283,12 @@ class WebSocket(WebSocketStream):
             raise shutting_down()
         topic = self._topic(head, Scope.WRITE)
         if not self.live.pressure.is_calm:
-            self._check_pressure(topic, message)
+            shard = self.live.shards.shard_of(topic)
+            self.live.pressure.check_write(self.principal.digest, topic, shard, message)
         if len(message) > COPY_BYTES:
             return self._publishes.add_long(topic, head.return_seqs, request_id, message)
         self._publishes.add(topic, head.return_seqs, request_id, message)
         return None
-
-    def _check_pressure(self, topic: str, message: bytes) -> None:
-        """Raises `Throttled`."""
-        shard, digest = self.live.backend.shard_of(topic), self.principal.digest
-        self.live.pressure.check_write(digest, topic, shard, message)
 
     async def _subscribe(self, request_id: bytes, message: bytes) -> None:
         """Everything said before is sent first, because this waits for shards."""

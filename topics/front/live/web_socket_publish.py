@@ -33,8 +33,9 @@ from topics.formats.wire.calls import (
 )
 from topics.front.body_limits import no_room
 from topics.front.http.connection import RECV_BYTES
-from topics.front.live.live import Live, LiveStream
-from topics.front.live.web_socket_replies import refusal
+from topics.front.live.live import Live
+from topics.front.live.streams import Stream
+from topics.front.live.web_socket_stream import refusal
 from topics.front.request import Body, listed
 
 UNANSWERED_MAX = 1024  # publishes of one socket
@@ -55,7 +56,7 @@ class PublishBatch:
 
 
 class Filling:
-    """As `topics.actors.link.arena.Holder`: fills a block within a few turns."""
+    """Fills a block within a few turns; the `Holder` of the arena."""
 
     failure: Exception | None = None
 
@@ -64,7 +65,7 @@ class Filling:
         return 0.0
 
     def give_up(self, failure: Exception) -> None:
-        """As `Holder.give_up`."""
+        """The block is needed elsewhere."""
         self.failure = failure
 
 
@@ -77,7 +78,7 @@ class Publishes:
         self,
         live: Live,
         settings: Settings,
-        stream: LiveStream,
+        stream: Stream,
         on_answers: Callable[[bytes], None],
     ) -> None:
         self._live, self._settings, self._stream = live, settings, stream
@@ -121,7 +122,7 @@ class Publishes:
         """Publish a message that takes long to copy, behind what was sent off before; `flush` sends
         it off.
         """
-        batch, shard = PublishBatch(topic, seqs), self._live.backend.shard_of(topic)
+        batch, shard = PublishBatch(topic, seqs), self._live.shards.shard_of(topic)
         self._count_in(batch, request_id, len(message))
         try:
             body = await self._filled(shard, message)
@@ -136,7 +137,7 @@ class Publishes:
     async def _filled(self, shard: int, message: bytes) -> Body:
         """The message in shared memory. Raises `Throttled`, `NotReady`."""
         filling, view = Filling(), memoryview(message)
-        block = self._live.backend.reserve(shard, len(message), filling)
+        block = self._live.shards.reserve(shard, len(message), filling)
         if block is None:
             raise no_room()
         try:
@@ -172,7 +173,7 @@ class Publishes:
     def _send(self, batch: PublishBatch) -> None:
         bodies = batch.bodies
         lengths = [len(body) for body in bodies] if len(bodies) > 1 else None
-        shard = self._live.backend.shard_of(batch.topic)
+        shard = self._live.shards.shard_of(batch.topic)
         try:
             body = b"".join(bodies) if lengths else self._attachment(shard, bodies[0])
         except TopicsError as failure:
@@ -192,7 +193,7 @@ class Publishes:
         def answered(answer: Reply[AppendResult] | TopicsError) -> None:
             self._stream.attempt(self._answered, batch, answer)
 
-        self._live.backend.call(shard, APPEND, params, body, answered)
+        self._live.shards.call(shard, APPEND, params, body, answered)
 
     def _attachment(self, shard: int, body: bytes) -> Body:
         """The body as it travels: a long one in shared memory, for which it must not wait here.
@@ -200,7 +201,7 @@ class Publishes:
         """
         if len(body) <= self._settings.inline_bytes:
             return body
-        block = self._live.backend.reserve(shard, len(body), None)
+        block = self._live.shards.reserve(shard, len(body), None)
         if block is None:
             raise no_room()
         block.view[: len(body)] = body

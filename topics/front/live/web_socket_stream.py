@@ -1,4 +1,5 @@
-"""WebSocket stream (§7.3): the subscribing side of one socket, with its events as text frames.
+"""WebSocket stream (§7.3): the subscribing side of one socket, with its events as text frames, and
+what is said to its commands.
 
     op             when
     record         records of a topic; the frame is made once for all sockets
@@ -6,7 +7,8 @@
     caught_up      there are no more records now
     topic_deleted  the topic was deleted; the socket stays
     error          without a request_id: a topic cannot be read, or the socket ends; `throttled`
-                   with topics: these are paced
+                   with topics: these are paced; with a request_id: a command was refused
+    pong, subscribed, unsubscribed, ack    a command was done
 
 Only the client keeps cursors: a socket that ends leaves nothing to resume.
 """
@@ -25,15 +27,19 @@ from topics.errors import (
     Unauthorized,
 )
 from topics.formats.api.watch import Start, WatchRequest
-from topics.formats.api.websocket_frames import ping_frame, text_frame_of
-from topics.formats.api.websocket_messages import CloseCode, close_frame
+from topics.formats.api.websocket_frames import (
+    CloseCode,
+    close_frame,
+    ping_frame,
+    text_frame,
+    text_frame_of,
+)
+from topics.formats.json_text import json_bytes
 from topics.front.live.event_stream import PACED
-from topics.front.live.live import StreamKind
 from topics.front.live.pages import FeedPage
-from topics.front.live.starts import begin_at, heads_of
-from topics.front.live.subscriptions import Reader
+from topics.front.live.streams import LOG, StreamKind
+from topics.front.live.subscriptions import Reader, begin_at, heads_of
 from topics.front.live.topic_streams import TopicStream
-from topics.front.live.web_socket_replies import json_frame, subscribed, unsubscribed
 
 FAILURES = {
     401: (Unauthorized.code, CloseCode.POLICY_VIOLATION),
@@ -42,6 +48,26 @@ FAILURES = {
     500: (Internal.code, CloseCode.INTERNAL_ERROR),
     503: (ShuttingDown.code, CloseCode.GOING_AWAY),
 }
+
+
+def json_frame(document: dict[str, Any]) -> bytes:
+    """A text message of one JSON object."""
+    return text_frame(json_bytes(document))
+
+
+def reply(op: bytes, request_id: bytes, **members: Any) -> bytes:
+    """The answer to a command; ``request_id`` is repeated as the bytes that came."""
+    tail = b"," + json_bytes(members)[1:] if members else b"}"
+    return text_frame(b'{"op":"%b","request_id":%b%b' % (op, request_id, tail))
+
+
+def refusal(request_id: bytes, failure: TopicsError) -> bytes:
+    """Why a command was not done."""
+    if isinstance(failure, Internal):
+        LOG.error("unexpected shard error: WebSocket command: %s", failure.message)
+        failure = Internal("internal error")
+    detail = {"detail": failure.detail} if failure.detail else {}
+    return reply(b"error", request_id, code=failure.code, message=failure.message, **detail)
 
 
 class WebSocketStream(TopicStream):
@@ -100,7 +126,7 @@ class WebSocketStream(TopicStream):
         """
         if len(self.readers.keys() | asked.starts.keys()) > most:
             raise InvalidRequest(f"more than {most} topics on one socket", field="topics", max=most)
-        heads = await heads_of(self.live.backend, asked.starts)
+        heads = await heads_of(self.live.shards, asked.starts)
         unknown = asked.starts.keys() - heads.keys()
         if unknown:
             raise TopicNotFound(min(unknown))
@@ -109,10 +135,10 @@ class WebSocketStream(TopicStream):
             begun = begin_at(asked.starts[topic], head)
             topics[topic] = begun.members()
             self.add(topic, asked.view, Start(begun.from_seq, epoch=begun.epoch or None))
-        self.outbox.write(subscribed(request_id, topics))
+        self.outbox.write(reply(b"subscribed", request_id, topics=topics))
         self.catch_up()
 
     def unsubscribe(self, request_id: bytes, topic: str) -> bytes:
         """Stop following the topic; the answer."""
         self.remove(topic)
-        return unsubscribed(request_id, topic)
+        return reply(b"unsubscribed", request_id, topic=topic)

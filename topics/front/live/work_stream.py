@@ -16,16 +16,18 @@ from topics.formats.api.watch import HEARTBEAT_MS
 from topics.formats.wire.calls import WorkJobsParams
 from topics.front.http.connection import Connection
 from topics.front.live.event_stream import HEARTBEAT, RETRY, data_lines, error_event, paced_event
-from topics.front.live.live import Live, StreamKind
-from topics.front.live.streams import Stream
-from topics.front.live.work_subscriptions import WorkSubscription
+from topics.front.live.live import Live
+from topics.front.live.streams import StreamKind
+from topics.front.live.work_subscriptions import Worker, WorkSubscription
+from topics.front.pressure.governor import COALESCE_S
 
 
-class WorkStream(Stream):
+class WorkStream(Worker):
     """One GET of a queue's work."""
 
     has_own_slot = True  # that of its subscription
     kind = StreamKind.WORK
+    live: Live
 
     def __init__(self, live: Live, subscription: WorkSubscription, connection: Connection) -> None:
         super().__init__(live, connection.sock, subscription.principal, HEARTBEAT_MS / 1000)
@@ -44,22 +46,22 @@ class WorkStream(Stream):
             self._connection.sent_bytes += self.outbox.sent_bytes
 
     def show(self, params: WorkJobsParams, jobs: bytes) -> None:
-        """As `Worker.show`."""
+        """Push jobs to the client."""
         self._has_untaken = True
         subscription = self._subscription
         self.outbox.write(job_events(subscription.topic, params, jobs))
         subscription.pages += 1  # not if the socket has failed: the stream has ended then
-        if pause_s := self.live.work.pause_s(subscription):
+        if (pause_s := self.live.work.pause_s(subscription)) > COALESCE_S:
             self.tell_paces(self.live.now, {subscription.topic: pause_s})
 
     def sent_whole(self) -> None:
-        """As any stream, and let the shard send the next jobs."""
+        """Let the shard send the next jobs."""
         if self._has_untaken and not self.outbox.backlog:
             self._has_untaken = False
             self.live.work.taken(self._subscription)
 
     def end(self) -> None:
-        """As any stream, and release the leases."""
+        """Release the leases, too."""
         super().end()
         self.live.work.close(self._subscription)
 

@@ -11,9 +11,9 @@ page, because the next one comes after `taken`. A subscription holds its slot am
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 from topics.actors.rpc.replies import restored
 from topics.actors.shard_client.shards import Shards
@@ -32,20 +32,16 @@ from topics.formats.wire.calls import (
 )
 from topics.front.errors import status_of
 from topics.front.limits import Slots
-from topics.front.live.later import Later
-from topics.front.live.subscriptions import Isolated
-from topics.front.pressure.governor import COALESCE_S
+from topics.front.live.streams import Stream
 from topics.front.pressure.pressure import Pressure
 
 
-class Worker(Isolated, Protocol):
-    """The stream of a client that jobs are pushed to."""
+class Worker(Stream):
+    """Pushes jobs to a client; a `WorkStream`."""
 
+    @abstractmethod
     def show(self, params: WorkJobsParams, jobs: bytes) -> None:
         """Push jobs to the client."""
-
-    def fail(self, code: int, error: str) -> None:
-        """Tell why, if the socket takes it, and end."""
 
 
 class WorkSubscription:
@@ -81,9 +77,15 @@ class WorkSubscription:
 class WorkSubscriptions:
     """All work subscriptions of a front. `Live` tells it what shards say."""
 
-    def __init__(self, backend: Shards, slots: Slots, pressure: Pressure, later: Later) -> None:
-        self._backend, self._slots = backend, slots
-        self._pressure, self._later = pressure, later
+    def __init__(
+        self,
+        shards: Shards,
+        slots: Slots,
+        pressure: Pressure,
+        call_in: Callable[[float, Callable[[], None]], None],
+    ) -> None:
+        self._shards, self._slots = shards, slots
+        self._pressure, self._call_in = pressure, call_in
         self._last_number = 0
         self.by_number: dict[int, WorkSubscription] = {}  # those that their shards know
 
@@ -106,7 +108,7 @@ class WorkSubscriptions:
         self.by_number[subscription.number] = subscription
         params = WorkOpenParams(subscription.number, topic, node, max_jobs, lease_ms)
         try:
-            (await self._backend.answer(shard, WORK_OPEN, params)).release()
+            (await self._shards.answer(shard, WORK_OPEN, params)).release()
         except BaseException:
             # A shard that has stalled, or has not heard of the cancellation, may open it yet.
             self.close(subscription)
@@ -117,27 +119,21 @@ class WorkSubscriptions:
         """The client's socket has taken all jobs that were shown. Under pressure the shard hears of
         it late.
         """
-        pause_s = self._pause_s(subscription)
+        pause_s = self.pause_s(subscription)
         if pause_s:
-            self._later.call_in(pause_s, partial(self._tell_taken, subscription))
+            self._call_in(pause_s, partial(self._tell_taken, subscription))
         else:
             self._tell_taken(subscription)
 
     def pause_s(self, subscription: WorkSubscription) -> float:
-        """How long its next jobs wait; 0: not long enough to tell the client."""
-        pause_s = self._pause_s(subscription)
-        return pause_s if pause_s > COALESCE_S else 0.0
-
-    def _pause_s(self, subscription: WorkSubscription) -> float:
+        """How long its next jobs wait."""
         pressure = self._pressure
-        if pressure.is_calm:
-            return 0.0
         return pressure.pause_s(subscription.shard, pressure.bands.of(subscription.topic))
 
     def _tell_taken(self, subscription: WorkSubscription) -> None:
         if subscription.number in self.by_number:
             params = WorkTakenParams(subscription.number)
-            self._backend.notify(subscription.shard, WORK_TAKEN, params)
+            self._shards.notify(subscription.shard, WORK_TAKEN, params)
 
     def close(self, subscription: WorkSubscription) -> None:
         """The client has gone, or never came: the shard releases its leases. Safe to call twice."""
@@ -148,33 +144,29 @@ class WorkSubscriptions:
         self._slots.release(subscription.principal)
         if self.by_number.pop(subscription.number, None) is not None:
             params = WorkCloseParams(subscription.number, subscription.pages)
-            self._backend.notify(subscription.shard, WORK_CLOSE, params)
+            self._shards.notify(subscription.shard, WORK_CLOSE, params)
 
     # What shards say
 
-    def jobs(self, _shard: int, params: WorkJobsParams, jobs: Buffer) -> None:
-        """As `Listener.jobs`."""
+    def jobs(self, shard: int, params: WorkJobsParams, jobs: Buffer) -> None:  # noqa: ARG002 - numbers are the front's
+        """Jobs for a work stream; ``jobs`` is valid until this returns."""
         subscription = self.by_number.get(params.work)
         if subscription is not None:
             body = bytes(jobs)
             subscription.tell(lambda worker: worker.show(params, body))
 
-    def work_ended(self, _shard: int, params: WorkEndedParams) -> None:
-        """As `Listener.work_ended`."""
+    def work_ended(self, shard: int, params: WorkEndedParams) -> None:  # noqa: ARG002 - likewise
+        """A work stream has ended in the shard."""
         subscription = self.by_number.pop(params.work, None)
         if subscription is not None:
             _fail(subscription, restored(params.error, params.message, {}))
 
     def closed(self, shard: int) -> None:
-        """As `Listener.closed`: the shard has released all leases of its streams."""
+        """The shard is gone: it has released all leases of its streams."""
         for subscription in [one for one in self.by_number.values() if one.shard == shard]:
             del self.by_number[subscription.number]
             _fail(subscription, NotReady("the shard of this topic went down"))
 
 
 def _fail(subscription: WorkSubscription, failure: TopicsError) -> None:
-    subscription.tell(partial(_end, status_of(failure), failure.message))
-
-
-def _end(code: int, error: str, worker: Worker) -> None:
-    worker.fail(code, error)
+    subscription.tell(lambda worker: worker.fail(status_of(failure), failure.message))

@@ -1,6 +1,9 @@
 """Pressure of one front: how late it and its shards are, and what follows for writes and streams
 (decision 0030).
 
+    the loop's passes, the shards' delays --> a `Governor` for each shard --> refusals, pauses
+    appends of a pass that has become long --> `Turns` --> by band
+
 ``is_calm`` is all that a write looks at while nothing is wrong. A refused write is told a time of
 its own, as far from the next as the server needs, and is let in then:
 
@@ -21,18 +24,17 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from typing import Final, TypeAlias
 
 import msgspec
 import trio
 
-from topics.engine.priority import NEW_BAND
+from topics.actors.link.event_loop import LoopLag
+from topics.engine.priority import BANDS, NEW_BAND, TOP_BAND, Queues
 from topics.errors import Throttled
 from topics.formats.buffers import Buffer
 from topics.front.answers import Answer
 from topics.front.pressure.governor import TICK_S, Governor
-from topics.front.pressure.turns import Turns
 from topics.front.request import Body, Request
 
 LOG = logging.getLogger("topics.front")
@@ -51,59 +53,35 @@ REFUSAL_HOLD_S: Final = 0.1
 # A longer body has cost what a refusal could save, and its opt-out takes long to find.
 REFUSABLE_MAX_BYTES: Final = 4 << 20
 
+PASS_S: Final = 0.004  # a pass that takes longer is long
+ACTIVE_S: Final = 1.0  # for so long a band is active after an append
+RELEASE_MIN, RELEASE_MAX = 8, 256  # appends of one pass
+GROWTH, CUT = 1.1, 0.8  # of what a pass releases, when it was short or long
+
 Holder: TypeAlias = tuple[bytes, str]  # digest of the key, and the topic
+Parked: TypeAlias = tuple[trio.lowlevel.Task, float]  # and since when
 
 
 class Bands:
     """The bands of topics, as shards tell them with each append. Most topics are in the band of new
-    ones: only the others are kept, the latest `BANDS_MAX` of them.
+    ones: only the others are ``known``, the latest `BANDS_MAX` of them.
     """
 
     def __init__(self) -> None:
-        self._known: dict[str, int] = {}
+        self.known: dict[str, int] = {}
 
     def of(self, topic: str) -> int:
         """The topic's band, as last heard."""
-        return self._known.get(topic, NEW_BAND)
+        return self.known.get(topic, NEW_BAND)
 
     def learn(self, topic: str, band: int) -> None:
         """A shard has told the topic's band."""
-        if self._known.get(topic, NEW_BAND) != band:
-            self._known.pop(topic, None)
+        if self.known.get(topic, NEW_BAND) != band:
+            self.known.pop(topic, None)
             if band != NEW_BAND:
-                if len(self._known) >= BANDS_MAX:
-                    del self._known[next(iter(self._known))]
-                self._known[topic] = band
-
-
-class LoopLag(trio.abc.Instrument):
-    """How long an event waits until the loop looks at it. What comes during a pass of ``d`` seconds
-    waits ``d / 2`` on average: over a window, the sum of ``d * d / 2`` divided by its length.
-    """
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self.pass_began = self._since = clock()
-        self._busy = self._squares = 0.0
-
-    def after_io_wait(self, timeout: float) -> None:  # noqa: ARG002 - the instrument's signature
-        """A pass begins."""
-        self.pass_began = self._clock()
-
-    def before_io_wait(self, timeout: float) -> None:  # noqa: ARG002 - the instrument's signature
-        """A pass ends."""
-        spent = self._clock() - self.pass_began
-        self._busy += spent
-        self._squares += spent * spent
-
-    def take_ms(self) -> float:
-        """The mean wait since the last call, in milliseconds; the pass under way counts later."""
-        now = self._clock()
-        # The first of the passes may have begun before the window.
-        window = max(now - self._since, self._busy)
-        mean_s = self._squares / (2 * window) if window else 0.0
-        self._since, self._busy, self._squares = now, 0.0, 0.0
-        return mean_s * 1000
+                if len(self.known) >= BANDS_MAX:
+                    del self.known[next(iter(self.known))]
+                self.known[topic] = band
 
 
 class Promises:
@@ -163,38 +141,107 @@ class Promises:
             del self._due[holder]
 
 
+class Turns:
+    """Which appends a long pass of the loop does first.
+
+        append --a short pass, or no higher band is active--> goes on
+           '--> parked, by band --> run, once a pass: as many as fit into one --> goes on
+
+    Within a pass every task that can run runs, in any order: what comes meanwhile waits for the
+    whole pass, whatever its priority. So while a higher band is active, appends of lower ones leave
+    a pass that has become long, and passes stay short. The top band is never parked.
+    ``lag`` knows when the pass under way began.
+    """
+
+    def __init__(self, clock: Callable[[], float], lag: LoopLag) -> None:
+        self._clock, self._lag = clock, lag
+        self._seen = [-math.inf] * BANDS  # when each band had its last append
+        self._parked: Queues[Parked] = Queues()
+        self._has_parked = trio.Event()
+        self.waiting = 0
+
+    def may_go(self, band: int) -> bool:
+        """Whether an append of this band goes on in this pass; `park` it otherwise."""
+        began = self._lag.pass_began
+        self._seen[band] = began
+        if band == TOP_BAND or not (self.waiting or self._clock() - began > PASS_S):
+            return True
+        return began - max(self._seen[band + 1 :]) > ACTIVE_S
+
+    async def park(self, band: int) -> float:
+        """Wait for a turn. Returns the milliseconds of the wait."""
+        parked = trio.lowlevel.current_task(), self._clock()
+        self._parked.queues[band].append(parked)
+        self.waiting += 1
+        self._has_parked.set()
+
+        def give_up(_: object) -> trio.lowlevel.Abort:
+            self._parked.queues[band].remove(parked)
+            self.waiting -= 1
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(give_up)
+        return (self._clock() - parked[1]) * 1000
+
+    def oldest_ms(self) -> float:
+        """How long the append that came first has waited; 0 when none waits."""
+        now = self._clock()
+        return max((now - queue[0][1] for queue in self._parked.queues if queue), default=0.0) * 1e3
+
+    async def run(self) -> None:
+        """Give turns until cancelled."""
+        release = float(RELEASE_MIN)
+        while True:
+            if not self.waiting:
+                self._has_parked = trio.Event()
+                await self._has_parked.wait()
+            began = self._clock()
+            self._give(int(release))
+            await trio.lowlevel.checkpoint()  # until the next pass
+            factor = CUT if self._clock() - began > PASS_S else GROWTH
+            release = min(max(release * factor, RELEASE_MIN), RELEASE_MAX)
+
+    def _give(self, count: int) -> None:
+        for _ in range(min(count, self.waiting)):
+            band = self._parked.next()
+            assert band is not None, "an append waits"
+            self._parked.spend(band)
+            task, _since = self._parked.queues[band].popleft()
+            self.waiting -= 1
+            trio.lowlevel.reschedule(task)
+
+
 class Pressure:
-    """The governors of a front. ``delay_ms`` tells how long a message to a shard waits there."""
+    """The governors of a front. ``delay_ms`` tells how long a message to a shard waits there,
+    ``lag`` what the loop takes.
+    """
 
     def __init__(
         self,
         shards: int,
         delay_ms: Callable[[int], float],
         clock: Callable[[], float] = time.monotonic,
+        lag: LoopLag | None = None,
     ) -> None:
         self.is_calm = True
         self.bands, self.promises = Bands(), Promises()
         self.refused_count = 0  # writes and streams, since the start
         self._delay_ms, self._clock = delay_ms, clock
-        self._lag = LoopLag(clock)
+        self._lag = LoopLag(clock()) if lag is None else lag
         self._lag_ms = 0.0
-        self.turns = Turns(clock, lambda: self._lag.pass_began)
+        self.turns = Turns(clock, self._lag)
         self.governors = [Governor(clock()) for _ in range(shards)]
         self._is_told = False  # the log: that writes are refused
         self._told_at = -math.inf
 
     async def run(self) -> None:
         """Measure and govern the loop that this is called in, until cancelled."""
-        trio.lowlevel.add_instrument(self._lag)
-        try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self.turns.run)
-                while True:
-                    is_idle = self.is_calm and self._lag_ms < IDLE_LAG_MS
-                    await trio.sleep(IDLE_TICK_S if is_idle else TICK_S)
-                    self.tick(self._lag.take_ms())
-        finally:
-            trio.lowlevel.remove_instrument(self._lag)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.turns.run)
+            while True:
+                is_idle = self.is_calm and self._lag_ms < IDLE_LAG_MS
+                await trio.sleep(IDLE_TICK_S if is_idle else TICK_S)
+                self.tick(self._lag.take_ms(self._clock()))
 
     def tick(self, lag_ms: float) -> None:
         """``lag_ms``: of the loop. What waits for the loop does not wait for its shard yet."""
@@ -240,8 +287,7 @@ class Pressure:
         if the answer would be a refusal. Raises `Throttled`.
         """
         if not self.is_calm:
-            may_not = partial(may_not_be_refused, body)
-            self._check(self.governors[shard], (key, topic), self.bands.of(topic), may_not)
+            self._check(self.governors[shard], (key, topic), self.bands.of(topic), body)
 
     def check_stream(self, key: bytes, name: str, topics: list[str], shard: int | None) -> None:
         """Whether a stream of these topics may begin, which counts as a write to the one that goes
@@ -249,22 +295,17 @@ class Pressure:
         """
         if not self.is_calm:
             # What all shards share is the loop's.
-            governor = (
-                min(self.governors, key=lambda governor: governor.share)
-                if shard is None
-                else self.governors[shard]
-            )
+            least = min(self.governors, key=lambda governor: governor.share)
+            governor = least if shard is None else self.governors[shard]
             band = max(map(self.bands.of, topics or [""]))
-            self._check(governor, (key, f"/{name}"), band, lambda: False)
+            self._check(governor, (key, f"/{name}"), band, b"")
 
-    def _check(
-        self, governor: Governor, holder: Holder, band: int, may_not: Callable[[], bool]
-    ) -> None:
+    def _check(self, governor: Governor, holder: Holder, band: int, body: Buffer) -> None:
         if governor.admits(band):
             return
         now = self._clock()
         # Only now: a write that gets through anyway leaves the promise to those it was made to.
-        if self.promises.redeem(holder, now) or may_not():
+        if self.promises.redeem(holder, now) or len(body) > REFUSABLE_MAX_BYTES or opts_out(body):
             return
         governor.refuse()
         self.refused_count += 1
@@ -285,23 +326,14 @@ class Pressure:
             raise
 
     def pause_s(self, shard: int, band: int) -> float:
-        """How much later than usual the next page of a stream is asked for; 0 while calm."""
-        return self.governors[shard].pause_s(band)
+        """How much later than usual the next page of a stream is asked for."""
+        return 0.0 if self.is_calm else self.governors[shard].pause_s(band)
 
 
 async def hold_back(refusal: Throttled) -> Answer:
     """Refuse, a moment later."""
     await trio.sleep(REFUSAL_HOLD_S)
     raise refusal
-
-
-def may_not_be_refused(body: Buffer) -> bool:
-    """Whether an append of this body is let in whatever the pressure."""
-    return len(body) > REFUSABLE_MAX_BYTES or opts_out(body)
-
-
-# One of them is there, however the name is spelled: its letters can be escaped as \uXXXX only.
-_SIGNS = (b"backpressure", b"\\u")
 
 
 class _OptOut(msgspec.Struct):
@@ -316,7 +348,8 @@ def opts_out(body: Buffer) -> bool:
     out: it is refused in one way or the other.
     """
     text = bytes(body)
-    if not any(sign in text for sign in _SIGNS):
+    # However the name is spelled: its letters can be escaped as \\uXXXX only.
+    if b"backpressure" not in text and b"\\u" not in text:
         return False
     try:
         return _opt_out.decode(text).disable_backpressure

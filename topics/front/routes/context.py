@@ -23,8 +23,6 @@ from topics.front.live.live import Live
 from topics.front.live.watches import Watches
 from topics.front.pressure.pressure import Pressure
 from topics.front.request import Body, Request
-from topics.front.routes.joined_appends import Appends
-from topics.front.routes.read_ahead import ReadAhead
 
 METRIC_READS_MAX = 4  # at once, by one front
 
@@ -33,34 +31,30 @@ METRIC_READS_MAX = 4  # at once, by one front
 class RouteContext:
     """The parts of one front."""
 
-    backend: Shards
+    shards: Shards
     settings: Settings
     limits: Limits
     drain: Drain
     live: Live
     pressure: Pressure
     watches: Watches
-    appends: Appends
-    read_ahead: ReadAhead
     board: Board
     metric_reads: trio.CapacityLimiter
     started_ns: int = field(default_factory=monotonic_ns)
 
     @classmethod
     def of(
-        cls, backend: Shards, settings: Settings, drain: Drain, live: Live, board: Board
+        cls, shards: Shards, settings: Settings, drain: Drain, live: Live, board: Board
     ) -> RouteContext:
         """The context of a front, with what the routes keep themselves."""
         return cls(
-            backend=backend,
+            shards=shards,
             settings=settings,
             limits=limits_of(settings),
             drain=drain,
             live=live,
             pressure=live.pressure,
             watches=Watches(live),
-            appends=Appends(backend, live.pressure.bands),
-            read_ahead=ReadAhead(backend),
             board=board,
             metric_reads=trio.CapacityLimiter(METRIC_READS_MAX),
         )
@@ -79,10 +73,10 @@ class RouteContext:
         def answered(reply: Reply[R] | TopicsError) -> None:
             then(reply if isinstance(reply, TopicsError) else answer(reply))
 
-        return self.backend.call(request.shard, call, params, body, answered)
+        return self.shards.call(request.shard, call, params, body, answered)
 
     async def answer(
         self, request: Request, call: Call[P, NoResult], params: P, body: Body = b""
     ) -> Answer:
-        """As `ask`, for an operation that is a coroutine."""
-        return shard_answer(await self.backend.answer(request.shard, call, params, body))
+        """The answer of the shard of the request's topic, for a coroutine. Raises `TopicsError`."""
+        return shard_answer(await self.shards.answer(request.shard, call, params, body))

@@ -8,6 +8,7 @@ GET   /, /v0                  name, version, links
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from topics import __version__
 from topics.actors.shard_client.readiness import unready
@@ -27,7 +28,7 @@ def health(context: RouteContext, _request: Request, _body: Body, at: int, then:
 
 def ready(context: RouteContext, _request: Request, _body: Body, at: int, then: Then) -> None:
     """§8.2. A shard that serves readers only is named; the server is ready."""
-    readiness = context.backend.readiness()
+    readiness = context.shards.readiness()
     if readiness.draining or context.drain.is_draining:
         raise shutting_down()
     if not readiness.ready:
@@ -45,16 +46,8 @@ async def root(_context: RouteContext, _request: Request, _body: Body, at: int) 
 
 
 def _probe(path: str, name: str) -> Route:
-    return Route(
-        READ_ONLY,
-        path,
-        name,
-        None,
-        lane=Lane.HOT,
-        is_open=True,
-        answers_in_drain=True,
-        is_plain=True,
-    )
+    lane: dict[str, Any] = {"lane": Lane.HOT, "is_plain": True}
+    return Route(READ_ONLY, path, name, None, is_open=True, answers_in_drain=True, **lane)
 
 
 ROUTES: dict[Route, Operation] = {

@@ -34,8 +34,6 @@ from topics.formats.wire.calls import (
     METRICS_READ,
     MetricsParams,
     MetricsResult,
-    RouterMetrics,
-    TopicMetrics,
 )
 from topics.front.answers import Answer, elapsed_ms
 from topics.front.media import prefers_json
@@ -49,7 +47,7 @@ CAPS: Final = (
     *("max_topics", "max_routers", "max_total_bytes", "max_watch_sessions"),
     *("max_sse_connections", "max_sse_connections_per_key", "max_inflight_per_key"),
 )
-# By the fields of a row.
+# The fields of a row behind its name, in their order.
 TOPICS: Final = {
     "head_seq": ("head_seq", GAUGE, "Highest assigned seq per topic."),
     "earliest_seq": ("earliest_seq", GAUGE, "Lowest seq that readers can get."),
@@ -99,65 +97,41 @@ async def _joined(pieces: Iterator[bytes]) -> bytes:
 
 def server_families(context: RouteContext) -> Iterator[Family]:
     """What the board, the limits and the settings say."""
-    board, slots, readiness = context.board, context.live.slots, context.backend.readiness()
+    board, slots, readiness = context.board, context.live.slots, context.shards.readiness()
     is_ready = readiness.ready and not (readiness.draining or context.drain.is_draining)
-    uptime_ms = time.monotonic_ns() // 1_000_000 - board.started_monotonic_ms
     versions = (("version", __version__), ("python", platform.python_version()))
     shards = [board.shard(index) for index in range(board.shards)]
     spawns = [(str(process), board.process(process).spawns) for process in board.processes]
-    caps = [(name, getattr(context.settings, name)) for name in CAPS]
     one, label = _one, _labelled
+    # fmt: off
     families = (
         ("topics_ready", "1 while /v0/ready answers 200.", one(int(is_ready))),
-        (
-            "topics_recovery_progress",
-            "Share of the logs that is replayed, 0 to 1.",
-            one(round(readiness.progress, 6)),
-        ),
-        ("topics_uptime_ms", "Since the start of the server.", one(uptime_ms)),
-        (
-            "topics_sse_connections",
-            "Event streams and WebSockets that are open.",
-            one(slots.streams.used),
-        ),
+        ("topics_recovery_progress", "Share of the logs that is replayed, 0 to 1.",
+         one(round(readiness.progress, 6))),
+        ("topics_uptime_ms", "Since the start of the server.",
+         one(time.monotonic_ns() // 1_000_000 - board.started_monotonic_ms)),
+        ("topics_sse_connections", "Event streams and WebSockets that are open.",
+         one(slots.streams.used)),
         ("topics_watch_sessions", "Watch sessions.", one(slots.watch_sessions.used)),
-        (
-            "topics_keys_reload_failed_total",
-            "How often a file of keys was refused, and the keys before it were kept.",
-            one(board.keys_reload_failed),
-        ),
-        (
-            "topics_build_info",
-            "1, with the versions of the program and of Python.",
-            [(versions, 1)],
-        ),
-        (
-            "topics_limit_max",
-            "The caps of the settings, by the name that a 429 tells; 0: no cap.",
-            label("limit", caps),
-        ),
-        (
-            "topics_process_restarts_total",
-            "How often a process was started again.",
-            label("process", ((name, max(0, count - 1)) for name, count in spawns)),
-        ),
+        ("topics_keys_reload_failed_total",
+         "How often a file of keys was refused, and the keys before it were kept.",
+         one(board.keys_reload_failed)),
+        ("topics_build_info", "1, with the versions of the program and of Python.",
+         [(versions, 1)]),
+        ("topics_limit_max", "The caps of the settings, by the name that a 429 tells; 0: no cap.",
+         label("limit", ((name, getattr(context.settings, name)) for name in CAPS))),
+        ("topics_process_restarts_total", "How often a process was started again.",
+         label("process", ((name, max(0, count - 1)) for name, count in spawns))),
         ("topics_front_state", _states_text(FrontState), label("front", [(0, board.front.state)])),
-        (
-            "topics_shard_state",
-            _states_text(ShardState),
-            label("shard", enumerate(shard.state for shard in shards)),
-        ),
-        (
-            "topics_shard_delay_ms",
-            "How long a message that comes now will wait.",
-            label("shard", enumerate(shard.delay_ms for shard in shards)),
-        ),
-        (
-            "topics_shard_disk_silent_ms",
-            "How long writes have waited for the disk without any progress.",
-            label("shard", enumerate(shard.disk_silent_ms for shard in shards)),
-        ),
+        ("topics_shard_state", _states_text(ShardState),
+         label("shard", enumerate(shard.state for shard in shards))),
+        ("topics_shard_delay_ms", "How long a message that comes now will wait.",
+         label("shard", enumerate(shard.delay_ms for shard in shards))),
+        ("topics_shard_disk_silent_ms",
+         "How long writes have waited for the disk without any progress.",
+         label("shard", enumerate(shard.disk_silent_ms for shard in shards))),
     )
+    # fmt: on
     for name, text, series in families:
         yield Family(name, COUNTER if name.endswith("_total") else GAUGE, text, series)
 
@@ -183,7 +157,7 @@ async def _ask_all(context: RouteContext, params: MetricsParams) -> list[Metrics
 
     async def ask(shard: int) -> None:
         try:
-            reply = await context.backend.answer(shard, METRICS_READ, params)
+            reply = await context.shards.answer(shard, METRICS_READ, params)
         except TopicsError:  # it is down, and the others count
             return
         found.append(reply.result)
@@ -191,40 +165,35 @@ async def _ask_all(context: RouteContext, params: MetricsParams) -> list[Metrics
 
     with trio.move_on_after(READ_MAX_S):
         async with context.metric_reads, trio.open_nursery() as nursery:
-            for shard in range(context.backend.shards):
+            for shard in range(context.shards.count):
                 nursery.start_soon(ask, shard)
     return found
 
 
 def row_families(context: RouteContext, found: Sequence[MetricsResult]) -> Iterator[Family]:
     """The rows that the shards have told of, a bounded number, the first by name."""
-    is_cut = len(found) < context.backend.shards
+    is_cut = len(found) < context.shards.count
     most = context.settings.metrics_topics
-    topics, topics_cut = _first([one.topics for one in found], most)
-    topics_cut |= is_cut or any(one.topics_truncated for one in found)
-    yield from _families("topic", TopicMetrics._fields, TOPICS, topics, topics_cut)
-    routers, routers_cut = _first([one.routers for one in found], most)
-    routers_cut |= is_cut or any(one.routers_truncated for one in found)
-    yield from _families("router", RouterMetrics._fields, ROUTERS, routers, routers_cut)
-
-
-def _first(lists: Iterable[Sequence[Sequence[Any]]], most: int) -> tuple[list[Sequence[Any]], bool]:
-    """The first rows of sorted lists, and whether there are others."""
-    rows = [*islice(heapq.merge(*lists, key=itemgetter(0)), most + 1)]
-    return rows[:most], len(rows) > most
+    yield from _families("topic", TOPICS, [one[:2] for one in found], most, is_cut=is_cut)
+    yield from _families("router", ROUTERS, [one[2:] for one in found], most, is_cut=is_cut)
 
 
 def _families(
     label: str,
-    fields: Sequence[str],
     columns: Mapping[str, tuple[str, Any, str]],
-    rows: Sequence[Sequence[Any]],
+    parts: Sequence[tuple[Sequence[Sequence[Any]], bool]],
+    most: int,
+    *,
     is_cut: bool,
 ) -> Iterator[Family]:
-    """A family for each column; a field that is None has no series."""
-    for field, (name, kind, text) in columns.items():
-        series = _column(label, rows, fields.index(field))
-        yield Family(f"topics_{label}_{name}", kind, text, series)
+    """A family for each column of the rows of all shards, and whether rows are missing. A field
+    that is None has no series.
+    """
+    listed = heapq.merge(*(rows for rows, _ in parts), key=itemgetter(0))
+    rows = [*islice(listed, most + 1)]
+    is_cut = is_cut or len(rows) > most or any(truncated for _, truncated in parts)
+    for at, (name, kind, text) in enumerate(columns.values(), 1):
+        yield Family(f"topics_{label}_{name}", kind, text, _column(label, rows[:most], at))
     text = (
         f"1: some {label}s have no row, because of TOPICS_METRICS_TOPICS or of a shard that does"
         " not answer."
@@ -239,15 +208,8 @@ def _column(label: str, rows: Sequence[Sequence[Any]], at: int) -> Iterator[Seri
 
 
 def _route(path: str) -> Route:
-    return Route(
-        READ_ONLY,
-        path,
-        "metrics",
-        Scope.READ,
-        lane=Lane.HOT,
-        negotiates=True,
-        answers_in_drain=True,
-    )
+    settings: dict[str, Any] = {"lane": Lane.HOT, "negotiates": True, "answers_in_drain": True}
+    return Route(READ_ONLY, path, "metrics", Scope.READ, **settings)
 
 
 ROUTES = {_route("/v0/metrics"): metrics, _route("/metrics"): metrics}

@@ -29,7 +29,7 @@ def page_size(name: str, value: str) -> int:
 
 
 class Cursor(msgspec.Struct, Generic[T], forbid_unknown_fields=True):
-    """The content of a cursor."""
+    """What a cursor holds: the last name or seq of a page."""
 
     after: T
 

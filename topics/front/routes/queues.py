@@ -34,7 +34,7 @@ from topics.front.live.work_stream import WorkStream
 from topics.front.media import accepts_events
 from topics.front.queries import Parameter, integer, text
 from topics.front.request import Body, Request, listed
-from topics.front.route import BodyRule, Lane, Route
+from topics.front.route import BodyRule, Lane, Route, plain
 from topics.front.routes import paging
 from topics.front.routes.context import RouteContext
 
@@ -46,37 +46,37 @@ CURSOR = Parameter("cursor", paging.SEQS.decode, default=0)
 
 def claim(context: RouteContext, request: Request, body: Body, at: int, then: Then) -> Begun:
     """§10.2. May wait for as long as the ``wait_ms`` of the body says."""
-    backend, shard, topic = context.backend, request.shard, request.topic
+    shards, shard, topic = context.shards, request.shard, request.topic
 
     def answer(reply: Reply[calls.ClaimResult]) -> Answer:
         answer = shard_answer(reply)
         if reply.result.seqs:
             leases = calls.UnclaimedParams(topic, *reply.result)
-            answer.on_unsent = partial(_give_back, backend, shard, leases)
+            answer.on_unsent = partial(_give_back, shards, shard, leases)
         return answer
 
-    call, params = context.drain.waiting(request, then), calls.ClaimParams(topic, at)
+    call, params = context.drain.waiting(request, then), calls.TopicParams(topic, at)
     call.asked = context.ask(request, calls.CLAIM, params, body, call.answered, answer)
     return call
 
 
-def _give_back(backend: Shards, shard: int, leases: calls.UnclaimedParams) -> None:
-    backend.notify(shard, calls.UNCLAIMED, leases)
+def _give_back(shards: Shards, shard: int, leases: calls.UnclaimedParams) -> None:
+    shards.notify(shard, calls.UNCLAIMED, leases)
 
 
 def ack(context: RouteContext, request: Request, body: Body, at: int, then: Then) -> Begun:
     """§10.4."""
-    return context.ask(request, calls.ACK, calls.QueueParams(request.topic, at), body, then)
+    return context.ask(request, calls.ACK, calls.TopicParams(request.topic, at), body, then)
 
 
 def nack(context: RouteContext, request: Request, body: Body, at: int, then: Then) -> Begun:
     """§10.5."""
-    return context.ask(request, calls.NACK, calls.QueueParams(request.topic, at), body, then)
+    return context.ask(request, calls.NACK, calls.TopicParams(request.topic, at), body, then)
 
 
 def extend(context: RouteContext, request: Request, body: Body, at: int, then: Then) -> Begun:
     """§10.6."""
-    return context.ask(request, calls.EXTEND, calls.QueueParams(request.topic, at), body, then)
+    return context.ask(request, calls.EXTEND, calls.TopicParams(request.topic, at), body, then)
 
 
 async def work(context: RouteContext, request: Request, _body: Body, _at: int) -> Answer:
@@ -124,7 +124,7 @@ async def leases(context: RouteContext, request: Request, _body: Body, at: int) 
         with_ids=request.principal.allows(Scope.WRITE),
         at=at,
     )
-    reply = await context.backend.answer(request.shard, calls.LEASES, params)
+    reply = await context.shards.answer(request.shard, calls.LEASES, params)
     try:
         page, after = bytes(reply.body), reply.result.next_after
     finally:
@@ -143,16 +143,8 @@ async def redrive(context: RouteContext, request: Request, body: Body, at: int) 
 
 
 def _worker_call(name: str, scope: Scope, *, waits: bool = False) -> Route:
-    return Route(
-        ("POST",),
-        f"/v0/topics/:topic/{name}",
-        f"queue.{name}",
-        scope,
-        lane=Lane.HOT,
-        body=BodyRule.REQUIRED,
-        waits=waits,
-        is_plain=True,
-    )
+    path = f"/v0/topics/:topic/{name}"
+    return plain("POST", path, f"queue.{name}", scope, body=BodyRule.REQUIRED, waits=waits)
 
 
 ROUTES: dict[Route, Operation] = {

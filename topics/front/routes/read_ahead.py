@@ -1,4 +1,4 @@
-"""Reading ahead: a reader that goes through a topic page by page finds the next pages in the front.
+"""Diff (§3), and reading ahead: who goes through a topic page by page finds the next pages here.
 
 The requests of such a reader differ in ``from_seq`` only, and the answer to one tells the next. So
 the front guesses the bytes of the next request:
@@ -31,6 +31,7 @@ from typing import NamedTuple
 from topics.actors.link.heads import HeadMark
 from topics.actors.rpc.session import Reply
 from topics.actors.shard_client.shards import Shards
+from topics.engine.access import Scope
 from topics.errors import TopicsError
 from topics.formats.api.answers import difference_end
 from topics.formats.wire.calls import (
@@ -38,12 +39,14 @@ from topics.formats.wire.calls import (
     DIFF_AHEAD,
     DiffAheadParams,
     DiffAheadResult,
-    DiffParams,
     DiffResult,
+    TopicParams,
 )
 from topics.front.answers import Answer, elapsed_ms, shard_answer
 from topics.front.dispatch import Pending, Then
+from topics.front.drain import Drain
 from topics.front.request import Body, Request
+from topics.front.route import BodyRule, Lane, Route
 
 GUESSES_MAX = 1024
 RUNS_MAX = 16
@@ -165,14 +168,24 @@ class RunAfterReply:
 class ReadAhead:
     """Answers the diffs of all connections of a front."""
 
-    def __init__(self, shards: Shards) -> None:
-        self._shards = shards
+    def __init__(self, shards: Shards, drain: Drain) -> None:
+        self._shards, self._drain = shards, drain
         self._guesses = Guesses()
 
     def diff(self, request: Request, body: Body, at: int, then: Then) -> Pending | None:
         """§3; takes over ``body``. ``then`` is called with the answer or the failure, perhaps
-        before this returns. Returns the call under way, if it may be abandoned.
+        before this returns. Returns the call under way, if it may be abandoned: it may wait for as
+        long as the ``wait_ms`` of the body says.
         """
+        # A backslash may spell the name of the field in another way.
+        may_wait = type(body) is not bytes or b"wait_ms" in body or b"\\" in body
+        if not (may_wait or self._drain.is_draining):
+            return self._begin(request, body, at, then)
+        call = self._drain.waiting(request, then)
+        call.asked = self._begin(request, body, at, call.answered)
+        return call
+
+    def _begin(self, request: Request, body: Body, at: int, then: Then) -> Pending | None:
         key = None
         if type(body) is bytes and len(body) <= BODY_MAX_BYTES:
             key = PageKey(request.topic, body)
@@ -222,7 +235,7 @@ class ReadAhead:
                     self._guesses.add(following, Guess())
             then(answer)
 
-        params = DiffParams(request.topic, at)
+        params = TopicParams(request.topic, at)
         return self._shards.call(request.shard, DIFF, params, body, answered)
 
     def ask(self, shard: int, key: PageKey, page_count: int) -> None:
@@ -290,3 +303,15 @@ class ReadAhead:
             assert following is not None, "the key itself was made so"
             key = following
         guess.next_key = key
+
+
+DIFF_ROUTE = Route(
+    ("POST",),
+    "/v0/topics/:topic/diff",
+    "diff",
+    Scope.READ,
+    lane=Lane.HOT,
+    is_plain=True,
+    body=BodyRule.OPTIONAL,
+    waits=True,
+)

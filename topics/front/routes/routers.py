@@ -30,20 +30,20 @@ LIST_CURSOR: Parameter[str | None] = Parameter("cursor", paging.NAMES.decode, de
 
 async def put(context: RouteContext, request: Request, body: Body, at: int) -> Answer:
     """Create or configure a router."""
-    params = calls.RouterPutParams(request.router, listed(request.principal.prefixes), at)
+    params = calls.RouterParams(request.router, listed(request.principal.prefixes), at)
     reply = await _ask(context, calls.ROUTER_PUT, params, body)
     return shard_answer(reply, created=reply.result.created)
 
 
 async def get(context: RouteContext, request: Request, _body: Body, at: int) -> Answer:
     """Config and counters of a router."""
-    params = calls.RouterGetParams(request.router, listed(request.principal.prefixes), at)
+    params = calls.RouterParams(request.router, listed(request.principal.prefixes), at)
     return shard_answer(await _ask(context, calls.ROUTER_GET, params))
 
 
 async def delete(context: RouteContext, request: Request, _body: Body, at: int) -> Answer:
     """Remove a router."""
-    params = calls.RouterDeleteParams(request.router, listed(request.principal.prefixes), at)
+    params = calls.RouterParams(request.router, listed(request.principal.prefixes), at)
     return shard_answer(await _ask(context, calls.ROUTER_DELETE, params))
 
 
@@ -68,27 +68,16 @@ async def list_routers(context: RouteContext, request: Request, _body: Body, at:
 
 
 async def _ask(context: RouteContext, call: Call[P, R], params: P, body: Body = b"") -> Reply[R]:
-    return await context.backend.answer(calls.ROUTER_OWNER, call, params, body)
+    return await context.shards.answer(calls.ROUTER_OWNER, call, params, body)
 
 
+ROUTER = "/v0/routers/:router"
+LISTED = (LIST_PREFIX, LIST_SOURCE, LIST_DEST, paging.SIZE, LIST_CURSOR)
 ROUTES = {
     Route(
-        ("PUT",),
-        "/v0/routers/:router",
-        "router.put",
-        Scope.ADMIN,
-        body=BodyRule.REQUIRED,
-        is_audited=True,
+        ("PUT",), ROUTER, "router.put", Scope.ADMIN, body=BodyRule.REQUIRED, is_audited=True
     ): put,
-    Route(("GET",), "/v0/routers/:router", "router.get", Scope.READ): get,
-    Route(
-        ("DELETE",), "/v0/routers/:router", "router.delete", Scope.DELETE, is_audited=True
-    ): delete,
-    Route(
-        ("GET",),
-        "/v0/routers",
-        "router.list",
-        Scope.READ,
-        parameters=(LIST_PREFIX, LIST_SOURCE, LIST_DEST, paging.SIZE, LIST_CURSOR),
-    ): list_routers,
+    Route(("GET",), ROUTER, "router.get", Scope.READ): get,
+    Route(("DELETE",), ROUTER, "router.delete", Scope.DELETE, is_audited=True): delete,
+    Route(("GET",), "/v0/routers", "router.list", Scope.READ, parameters=LISTED): list_routers,
 }

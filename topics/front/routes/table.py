@@ -1,6 +1,7 @@
 """The route table: all rows of the HTTP surface, and the one matcher for them.
 
-A new resource is a module with `ROUTES` and one line in `OPERATIONS`.
+A new resource is a module with `ROUTES` and one line in `OPERATIONS`. Appends and diffs have
+objects of their own, which are called without a context in between.
 
 A path is split at ``/`` after percent-decoding, so an encoded slash separates segments like a plain
 one.
@@ -20,6 +21,7 @@ from topics.front.routes import (
     health,
     metrics,
     queues,
+    read_ahead,
     records,
     routers,
     topics,
@@ -40,12 +42,16 @@ OPERATIONS: Mapping[Route, Operation] = {
     **health.ROUTES,
     **metrics.ROUTES,
 }
-ROUTES = tuple(OPERATIONS)
+ROUTES = (records.APPEND_ROUTE, read_ahead.DIFF_ROUTE, *OPERATIONS)
 
 
 def operations_for(context: RouteContext) -> dict[Route, Operation]:
     """The operation of each row, bound to a front."""
-    return {route: partial(operation, context) for route, operation in OPERATIONS.items()}
+    return {
+        records.APPEND_ROUTE: records.Appends(context.shards, context.pressure).append,
+        read_ahead.DIFF_ROUTE: read_ahead.ReadAhead(context.shards, context.drain).diff,
+        **{route: partial(operation, context) for route, operation in OPERATIONS.items()},
+    }
 
 
 def _segments(path: str) -> Segments:

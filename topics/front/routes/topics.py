@@ -19,7 +19,7 @@ from topics.front.answers import Answer, shard_answer
 from topics.front.dispatch import Begun, Operation, Then
 from topics.front.queries import Parameter, boolean, text
 from topics.front.request import Body, Request, listed
-from topics.front.route import BodyRule, Lane, Route
+from topics.front.route import BodyRule, Route, plain
 from topics.front.routes import paging
 from topics.front.routes.context import RouteContext
 
@@ -36,7 +36,7 @@ def put(context: RouteContext, request: Request, body: Body, at: int, then: Then
     return context.ask(request, calls.TOPIC_PUT, params, body, then, _put_answer)
 
 
-def _put_answer(reply: Reply[calls.TopicPutResult]) -> Answer:
+def _put_answer(reply: Reply[calls.PutResult]) -> Answer:
     return shard_answer(reply, created=reply.result.created)
 
 
@@ -67,7 +67,7 @@ async def list_topics(context: RouteContext, request: Request, _body: Body, at: 
         touch=query[LIST_TOUCH],
         prefixes=prefixes,
     )
-    lists = [await _list_of(context, shard, params) for shard in range(context.backend.shards)]
+    lists = [await _list_of(context, shard, params) for shard in range(context.shards.count)]
     return paging.answer("topics", [*heapq.merge(*lists)], size, at)
 
 
@@ -75,48 +75,20 @@ async def _list_of(
     context: RouteContext, shard: int, params: calls.TopicListParams
 ) -> list[tuple[str, bytes]]:
     """Names of one shard, each with the topic's JSON."""
-    reply = await context.backend.answer(shard, calls.TOPIC_LIST, params)
+    reply = await context.shards.answer(shard, calls.TOPIC_LIST, params)
     try:
         return [(name, bytes(item)) for name, item in reply.result.items]
     finally:
         reply.release()
 
 
+TOPIC = "/v0/topics/:topic"
+LISTED = (LIST_PREFIX, paging.SIZE, LIST_CURSOR, LIST_TOUCH)
 ROUTES: dict[Route, Operation] = {
-    Route(
-        ("PUT",),
-        "/v0/topics/:topic",
-        "topic.put",
-        Scope.ADMIN,
-        lane=Lane.HOT,
-        is_plain=True,
-        body=BodyRule.OPTIONAL,
-        is_audited=True,
-    ): put,
-    Route(
-        ("GET",),
-        "/v0/topics/:topic",
-        "topic.get",
-        Scope.READ,
-        lane=Lane.HOT,
-        is_plain=True,
-        parameters=(TOUCH,),
-    ): get,
-    Route(
-        ("DELETE",),
-        "/v0/topics/:topic",
-        "topic.delete",
-        Scope.DELETE,
-        lane=Lane.HOT,
-        is_plain=True,
-        parameters=(IF_EMPTY,),
-        is_audited=True,
+    plain("PUT", TOPIC, "topic.put", Scope.ADMIN, body=BodyRule.OPTIONAL, is_audited=True): put,
+    plain("GET", TOPIC, "topic.get", Scope.READ, parameters=(TOUCH,)): get,
+    plain(
+        "DELETE", TOPIC, "topic.delete", Scope.DELETE, parameters=(IF_EMPTY,), is_audited=True
     ): delete,
-    Route(
-        ("GET",),
-        "/v0/topics",
-        "topic.list",
-        Scope.READ,
-        parameters=(LIST_PREFIX, paging.SIZE, LIST_CURSOR, LIST_TOUCH),
-    ): list_topics,
+    Route(("GET",), "/v0/topics", "topic.list", Scope.READ, parameters=LISTED): list_topics,
 }

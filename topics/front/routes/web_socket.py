@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from topics.errors import InvalidRequest, UpgradeRequired
 from topics.formats.api.request_heads import Headers, HeadFields, list_members
-from topics.formats.api.websocket_messages import VERSION, accept_key, is_key
+from topics.formats.api.websocket_frames import VERSION, accept_key, is_key
 from topics.front.answers import Answer
 from topics.front.http.connection import Connection
 from topics.front.live.web_socket import WebSocket

@@ -36,6 +36,7 @@ from topics.formats.disk.frames import (
     check_frame,
     encode_frame,
     header_at,
+    magics_from,
     scan_frames,
 )
 from topics.formats.disk.records import RecordFlags, RecordsView
@@ -180,14 +181,8 @@ class Mending:
 
     def _next_whole(self, file: WalFile, lsn: int) -> int | None:
         """LSN of the first whole frame behind ``lsn`` in the file."""
-        data, start = file.view(), file.offset(lsn)
-        rest = bytes(data[start:])
-        at = rest.find(FRAME_MAGIC, 1)
-        while at >= 0:
-            if at % 8 == 0 and self._whole(file, lsn + at) is not None:
-                return lsn + at
-            at = rest.find(FRAME_MAGIC, at + 1)
-        return None
+        starts = (lsn + at for at in magics_from(file.view(), file.offset(lsn)) if at)
+        return next((at for at in starts if at % 8 == 0 and self._whole(file, at)), None)
 
     def _frames(self, lsn: int) -> Iterator[tuple[WalFile, FrameHeader]]:
         """All whole frames from ``lsn`` on, also behind further damage."""

@@ -13,12 +13,10 @@ import contextlib
 import os
 import struct
 import time
-from itertools import count
 from pathlib import Path
 
-from topics.engine.changes.lost import settle
+from topics.engine.changes.start import settle_doubt
 from topics.engine.now import Now
-from topics.formats.disk import blob
 from topics.formats.disk.blob import BadBlob
 from topics.formats.disk.frame_bodies import lost_frame
 from topics.formats.disk.frames import (
@@ -35,7 +33,7 @@ from topics.formats.disk.wal import (
     encode_file_header,
 )
 from topics.storage import checkpoints
-from topics.storage.disk import DAMAGED, Damaged, FileAside, sync_directory, write_all
+from topics.storage.disk import Damaged, FileAside, keep_aside, sync_directory, write_all
 from topics.storage.mapped_file import CANNOT_READ, MappedFile
 from topics.storage.recovery.mending import (
     RECORDS_MAX,
@@ -48,6 +46,7 @@ from topics.storage.recovery.steps import ShardReader
 from topics.storage.recovery.tail import HurtLog
 from topics.storage.start_progress import StartProgress
 from topics.storage.wal.blobs import SUFFIX as BLOB
+from topics.storage.wal.blobs import check_blob
 from topics.storage.wal.file import LOG, NEW, WalFile, log_name, log_paths
 
 
@@ -71,8 +70,8 @@ class ShardRepair(RepairPlan):
         folder = self._data_dir / "checkpoint" / f"{self.shard:02d}"
         try:
             whole = {each.path for each in checkpoints.whole(folder)}
-        except checkpoints.UnreadableVersion as error:
-            raise CannotRepair(error.path, 8, str(error)) from error
+        except Damaged as damage:
+            raise CannotRepair(damage.path, damage.offset, damage.reason) from damage
         hurt = [path for path in sorted(folder.glob(f"*{checkpoints.SUFFIX}")) if path not in whole]
         if whole:
             self.aside += hurt
@@ -85,8 +84,11 @@ class ShardRepair(RepairPlan):
             self._plan_older(sorted(whole)[-2])
         blobs = self._data_dir / "blob" / f"{self.shard:02d}"
         for path in sorted(blobs.glob(f"*{BLOB}")):  # also those that only a backup could need
-            if path not in self.aside and _is_hurt(path):
-                self.aside.append(path)
+            if path not in self.aside:
+                try:
+                    check_blob(path)
+                except BadBlob:
+                    self.aside.append(path)
 
     def _plan_older(self, checkpoint: Path) -> None:
         """Let the older checkpoint stand on a whole log, too. What is lost there is in segments."""
@@ -107,10 +109,10 @@ class ShardRepair(RepairPlan):
             reader = ShardReader(self._data_dir, self.shard, self._shards, self._progress, age=age)
         except Damaged as damage:
             raise CannotRepair(damage.path, damage.offset, damage.reason) from damage
-        files = self._open_log(reader)
-        repair = Mending(reader, files, self)
+        reader.files = self._open_log(reader)
+        repair = Mending(reader, reader.files, self)
         try:
-            reader.read(files, self._now, trusts_stop=False)
+            reader.read(self._now, trusts_stop=False)
         except HurtLog as hurt:
             self._refuse_twice(hurt)
             repair.mend(hurt)
@@ -121,9 +123,7 @@ class ShardRepair(RepairPlan):
             self._tell_doubts(reader)
             return False
         finally:
-            for file in files:
-                file.close()
-            reader.segments.maps.close()
+            reader.close()
         return True
 
     def _refuse_twice(self, damage: Damaged) -> None:
@@ -194,7 +194,7 @@ class ShardRepair(RepairPlan):
         """Topics that may have lost more than is known."""
         for topic in reader.engine.by_id.values():
             head_seq, doubt = topic.head_seq, reader.topics.doubts.get(topic.id)
-            if doubt is not None and self.changed and settle(reader.topics, topic):
+            if doubt is not None and self.changed and settle_doubt(reader.topics, topic):
                 self.lines.append(
                     f'topic "{topic.name}": may have lost records behind seq {head_seq};'
                     f" it goes on behind {topic.head_seq}"
@@ -212,7 +212,7 @@ class ShardRepair(RepairPlan):
         for path in sorted(self.changed):
             _, data = self.images[path]
             if path.exists():
-                _keep(path)
+                keep_aside(path)
             file = FileAside(path, NEW)
             try:
                 write_all(file.fd, [data], 0)
@@ -221,11 +221,11 @@ class ShardRepair(RepairPlan):
                 raise
             file.publish()  # not abandoned: it may have the name by then
         for path in self.kept:
-            _keep(path)
+            keep_aside(path)
         for path in self.aside:
             if path in self.changed:  # replaced
                 continue
-            _keep(path)
+            keep_aside(path)
             path.unlink()
             sync_directory(path.parent)
 
@@ -241,30 +241,7 @@ def repairs(data_dir: Path, shards: int) -> list[ShardRepair]:
     return [repair for repair in planned if repair.is_needed]
 
 
-def _keep(path: Path) -> None:
-    """Give a file a second name, also where an earlier one was kept. Raises OSError."""
-    for number in count():
-        name = path.with_name(f"{path.name}{f'.{number}' if number else ''}{DAMAGED}")
-        with contextlib.suppress(FileExistsError):
-            name.hardlink_to(path)
-            break
-        if name.samefile(path):
-            break
-    sync_directory(path.parent)
-
-
 SALT = struct.Struct("<24xQ")  # of the header of a log file
-
-
-def _is_hurt(path: Path) -> bool:
-    """Whether a blob is not that of the write in its name."""
-    file = MappedFile.of(path)
-    try:
-        topic_id, first_seq = (int(part, 16) for part in path.stem.split("-"))
-        blob.check(file.data, topic_id, first_seq, file.can_read)
-    except (BadBlob, ValueError):
-        return True
-    return False
 
 
 def _header_of(path: Path, data: bytearray, shard: int) -> FileHeader | None:

@@ -194,7 +194,7 @@ class LogReplay:
     def _external_bytes(self, header: FrameHeader) -> int:
         """Note the blob that the frame names, and return the bytes of its records.
 
-        A missing blob is `Damaged` only when the log still names it at its end (`verify_blobs`).
+        A missing blob is `Damaged` only when the log still names it at its end.
         """
         topic_id, first_seq = header.topic_id, header.first_seq
         self._blobs.add(topic_id, first_seq, header.lsn)

@@ -1,20 +1,20 @@
 """Recovery: opens a shard's data and leaves it ready for the first write.
 
-    open_folders       the disk has the names in the folders
-    read_checkpoints   the newest whole checkpoint                          checkpoints.py
-    open_segments      the segments that it names
-    open_log           the files of the log
-    check_founded      without a checkpoint the log has to have everything
-    restore_topics     topics and extents as the checkpoint knows them      restore.py
-    LogReplay.run      all frames from where the checkpoint says            replay.py
-    check_sealed       the log is as long as it was when segments were made
-    restore_keys       idempotency keys that still live                     restore.py
-    verify_blobs       the blobs that the log names are there
-    decide             no seq and no `$ts` is given twice
-    ------------------ up to here a start reads, from here on files change
-    end_log            what follows the last frame is gone                  tail.py
-    sweep              files that nothing names are gone
-    begin_log          the log holds the frames of this start
+    open_folders        the disk has the names in the folders
+    checkpoints.whole   the newest whole checkpoint                          checkpoints.py
+    SegmentStore.open   the segments that it names
+    open_log            the files of the log
+    check_founded       without a checkpoint the log has to have everything
+    restore_topics      topics and extents as the checkpoint knows them      restore.py
+    LogReplay.run       all frames from where the checkpoint says            replay.py
+    check_sealed        the log is as long as it was when segments were made
+    restore_keys        idempotency keys that still live                     restore.py
+    BlobStore.verify    the blobs that the log names are there, and whole
+    decide              no seq and no `$ts` is given twice
+    ------------------- up to here a start reads, from here on files change
+    end_log             what follows the last frame is gone                  tail.py
+    sweep               files that nothing names are gone
+    begin_log           the log holds the frames of this start
 
 No step repairs damage: `Damaged` (path, offset, reason) stops the process, and every file stays as
 it is. Nothing is written into the log before its end is on the disk (``decisions/0014``).
@@ -37,7 +37,7 @@ from topics.formats.disk.frame_bodies import start_frame
 from topics.formats.disk.frames import Frame
 from topics.formats.disk.segment import HEADER_BYTES, BadSegment, decode_header
 from topics.storage import checkpoints
-from topics.storage.checkpoints import Checkpoint, Kept
+from topics.storage.checkpoints import Kept
 from topics.storage.disk import Damaged, boot_id, make_directory, sync_directory
 from topics.storage.frame_reader import FrameReader
 from topics.storage.linked import LinkedPayloads
@@ -94,7 +94,9 @@ def without_collector() -> Iterator[None]:
 
 
 class ShardReader:
-    """The part of a start that only reads. After a refusal it holds what was read before."""
+    """The part of a start that only reads. After a refusal it holds what was read before; `close`
+    it then.
+    """
 
     def __init__(
         self, data_dir: Path, shard: int, shards: int, progress: StartProgress, *, age: int = 0
@@ -102,14 +104,16 @@ class ShardReader:
         """``age``: 1 for the checkpoint before the newest, which a start uses when that is damaged.
         Raises `Damaged`.
         """
-        self._progress = progress
+        self._shard, self._progress = shard, progress
         self.folders = folders = open_folders(data_dir, shard, progress)
-        standing = read_checkpoints(folders.checkpoint, progress)
+        standing = checkpoints.whole(folders.checkpoint, progress.beat)
         self.checkpoint = checkpoint = standing[age] if standing else None
         self.kept = [
             Kept(each.replay_from, frozenset(each.segments)) for each in reversed(standing)
         ]
-        self.segments = open_segments(folders.segment, shard, checkpoint, progress)
+        numbers = checkpoint.segments if checkpoint else ()
+        self.segments = SegmentStore.open(folders.segment, shard, numbers, beat=progress.beat)
+        self.files: list[WalFile] = []
         self.blobs = BlobStore(folders.blob)
         self.blobs.beat = progress.beat
         self.engine = ShardEngine(shard, shards)
@@ -120,25 +124,37 @@ class ShardReader:
         self.topics = Replay(self.engine.table)
         self.replay = LogReplay(self.topics, self.blobs, self.linked, checkpoint, progress)
 
-    def read(
-        self, files: list[WalFile], now: Now, *, trusts_stop: bool = True
-    ) -> tuple[LogEnd, bool]:
+    def open_log(self, *, writable: bool) -> None:
+        """Afterwards every file of the log is open. Raises `Damaged`."""
+        for path in log_paths(self.folders.wal, self._shard):
+            self.files.append(WalFile.open(path, self._shard, writable=writable))
+
+    def read(self, now: Now, *, trusts_stop: bool = True) -> tuple[LogEnd, bool]:
         """Where the log ends, and whether the process before stopped in order. ``trusts_stop``:
         then not all that frames name is compared. Raises `Damaged`.
         """
-        checkpoint, engine, progress = self.checkpoint, self.engine, self._progress
+        checkpoint, engine, progress, files = (
+            *(self.checkpoint, self.engine, self._progress, self.files),
+        )
         if checkpoint is None:
             check_founded(self.folders, files)
-        store = ReplayStore(engine, self.segments, files, self.frames)
-        engine.store = store
+        engine.store = store = ReplayStore(engine, self.segments, files, self.frames)
         restored = restore_topics(self.topics, self.segments, store, checkpoint, files, progress)
         end = self.replay.run(self.folders.wal, files)
         check_sealed(self.folders.segment, self.segments, end.lsn)
         restore_keys(engine.table, self.segments, *restored, self.replay.keys, now, progress)
         is_clean = checkpoint is not None and checkpoint.clean and checkpoint.lsn == end.lsn
-        is_believed = is_clean and trusts_stop
-        verify_blobs(self.blobs, progress, is_clean=is_believed)
+        # After an orderly stop only headers are read: the first reader of the records reads all.
+        is_whole = not (is_clean and trusts_stop)
+        for blob_id in progress.over(self.blobs.added()):
+            self.blobs.verify(*blob_id, whole=is_whole)
         return end, is_clean
+
+    def close(self) -> None:
+        """Leave no file open."""
+        for file in self.files:
+            file.close()
+        self.segments.maps.close()
 
 
 @without_collector()
@@ -164,11 +180,11 @@ def recover(
     """
     boot, progress = boot_id() if boot is None else boot, StartProgress(report)
     reader = ShardReader(data_dir, shard, shards, progress)
-    folders, segments, engine = reader.folders, reader.segments, reader.engine
-    files = open_log(folders.wal, shard)
+    folders, segments, engine, files = reader.folders, reader.segments, reader.engine, reader.files
     replay, blobs, kept = reader.replay, reader.blobs, reader.kept
-    with _closed_on_refusal(files, segments):
-        end, is_clean = reader.read(files, now)
+    try:
+        reader.open_log(writable=True)
+        end, is_clean = reader.read(now)
         frames = start.decide(
             reader.topics,
             now,
@@ -176,8 +192,12 @@ def recover(
             clean=is_clean,
             tail_may_be_lost=not boot or replay.boot != boot,
         )
+    except BaseException:
+        reader.close()
+        raise
     # Nothing refuses the start any more: only from here on files change.
-    make_folders(folders, progress)
+    for folder in progress.over(folders, 1):
+        make_directory(folder)
     for file in files:
         file.take_name()
     cut_bytes = end_log(files, end, replay.durable_lsn, is_clean=is_clean)
@@ -222,54 +242,6 @@ def open_folders(data_dir: Path, shard: int, progress: StartProgress) -> Folders
     return folders
 
 
-def make_folders(folders: Folders, progress: StartProgress) -> None:
-    """Make the folders that are missing, durably. Raises OSError."""
-    for folder in progress.over(folders, 1):
-        make_directory(folder)
-
-
-def read_checkpoints(folder: Path, progress: StartProgress) -> list[Checkpoint]:
-    """All whole checkpoints, the newest first. Raises `Damaged` at one of an unknown version."""
-    try:
-        return checkpoints.whole(folder, progress.beat)
-    except checkpoints.UnreadableVersion as error:
-        raise Damaged(error.path, 8, str(error)) from error
-
-
-def open_segments(
-    folder: Path,
-    shard: int,
-    checkpoint: Checkpoint | None,
-    progress: StartProgress,
-) -> SegmentStore:
-    """Afterwards every segment that the checkpoint names is open. Raises `Damaged`."""
-    numbers = checkpoint.segments if checkpoint else ()
-    return SegmentStore.open(folder, shard, numbers, beat=progress.beat)
-
-
-def open_log(folder: Path, shard: int) -> list[WalFile]:
-    """Afterwards every file of the log is open. Raises `Damaged`."""
-    files: list[WalFile] = []
-    with _closed_on_refusal(files):
-        files += (WalFile.open(path, shard) for path in log_paths(folder, shard))
-    return files
-
-
-@contextlib.contextmanager
-def _closed_on_refusal(
-    files: list[WalFile], segments: SegmentStore | None = None
-) -> Iterator[None]:
-    """A start that is refused inside leaves no file of these open."""
-    try:
-        yield
-    except BaseException:
-        for file in files:
-            file.close()
-        if segments is not None:
-            segments.maps.close()
-        raise
-
-
 def check_founded(folders: Folders, files: list[WalFile]) -> None:
     """Raises `Damaged` when no checkpoint is whole, and the log alone does not have everything.
 
@@ -297,15 +269,6 @@ def check_sealed(folder: Path, segments: SegmentStore, end: int) -> None:
             if sealed_to > end:
                 reason = f"has records of the log up to {sealed_to:#x}, and it ends at {end:#x}"
                 raise Damaged(path, 0, reason)
-
-
-def verify_blobs(blobs: BlobStore, progress: StartProgress, *, is_clean: bool) -> None:
-    """Afterwards every blob that the log names is there, and whole. Raises `Damaged`.
-
-    After an orderly stop only headers are read: the first reader of the records reads all of it.
-    """
-    for blob_id in progress.over(blobs.added()):
-        blobs.verify(*blob_id, whole=not is_clean)
 
 
 def begin_log(

@@ -68,8 +68,8 @@ class ReplayStore:
         except Damaged as damage:
             if damage.path.exists():
                 raise
-            # The blob is missing: its topic is deleted further on, or `verify_blobs` refuses the
-            # start. Until then records of one byte stand in.
+            # The blob is missing: its topic is deleted further on, or `BlobStore.verify`
+            # refuses the start. Until then records of one byte stand in.
             count = header_at(file.view(), file.offset(frame_lsn(file, locator))).record_count
             return RecordsView(
                 0, count, 0, memoryview(array("I", range(1, count + 1)).tobytes() + bytes(count))

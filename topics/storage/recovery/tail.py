@@ -19,10 +19,10 @@ from typing import NamedTuple
 
 from topics.formats.disk.frames import (
     FRAME_HEADER_BYTES,
-    FRAME_MAGIC,
     FrameHeader,
     check_frame,
     header_at,
+    magics_from,
 )
 from topics.formats.disk.wal import FILE_HEADER_BYTES
 from topics.storage.disk import Damaged
@@ -85,13 +85,10 @@ def synced_beyond(data: memoryview, base: int, seed: int, lsn: int) -> int | Non
     ``data``: a whole log file.
     """
     rest_at = FILE_HEADER_BYTES + lsn - base
-    rest = bytes(data[rest_at:])
-    at = rest.find(FRAME_MAGIC)
-    while at >= 0:
+    for at in magics_from(data, rest_at):
         header = check_frame(data, rest_at + at, lsn + at, seed)
         if isinstance(header, FrameHeader) and header.durable_lsn > lsn:
             return rest_at + at
-        at = rest.find(FRAME_MAGIC, at + 1)
     return None
 
 
@@ -101,13 +98,10 @@ def has_frame_header(file: WalFile, lsn: int) -> bool:
     What the file held in an earlier life has other LSNs.
     """
     view, start = file.view(), file.offset(lsn)
-    data = bytes(view[start:])
-    at = data.find(FRAME_MAGIC)
-    while at >= 0:
-        if at + FRAME_HEADER_BYTES > len(data) or header_at(data, at).lsn == lsn + at:
-            return True
-        at = data.find(FRAME_MAGIC, at + 1)
-    return False
+    return any(
+        start + at + FRAME_HEADER_BYTES > len(view) or header_at(view, start + at).lsn == lsn + at
+        for at in magics_from(view, start)
+    )
 
 
 def end_log(files: list[WalFile], end: LogEnd, durable_lsn: int, *, is_clean: bool) -> int:
@@ -120,17 +114,10 @@ def end_log(files: list[WalFile], end: LogEnd, durable_lsn: int, *, is_clean: bo
         return 0
     file = files[-1]
     cut_bytes = end.rest_bytes if end.rest_bytes and has_frame_header(file, end.lsn) else 0
-    _write_again(file, end.lsn, end.lsn if is_clean else durable_lsn)
+    # A failed sync may have marked pages clean, and a cut behind them may have reached pages alone.
+    # Frames must reach the disk before a later frame says that they have.
+    file.write_again(end.lsn if is_clean else max(durable_lsn, file.base), end.lsn)
     if end.rest_bytes > 0 or not is_clean:
         file.cut(end.lsn)
     file.sync()
     return cut_bytes
-
-
-def _write_again(file: WalFile, end: int, durable_lsn: int) -> None:
-    """Let the next sync bring all frames to the disk that may be missing there.
-
-    A failed sync may have marked their pages clean, and a cut behind them may have reached pages
-    alone. Frames must reach the disk before a later frame says that they have.
-    """
-    file.write_again(max(durable_lsn, file.base), end)

@@ -38,6 +38,16 @@ def blob_name(topic_id: int, first_seq: int) -> str:
     return f"{topic_id:x}-{first_seq:x}{SUFFIX}"
 
 
+def check_blob(path: Path) -> None:
+    """Raises `BadBlob` unless the file is the whole blob of the write in its name."""
+    file = MappedFile.of(path)
+    try:
+        topic_id, first_seq = (int(part, 16) for part in path.stem.split("-"))
+    except ValueError as error:
+        raise BadBlob("has the name of none") from error
+    blob.check(file.data, topic_id, first_seq, file.can_read)
+
+
 class BlobWriter:
     """A blob under way to the disk: `write` its body in order, then `finish`.
 

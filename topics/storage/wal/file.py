@@ -66,7 +66,7 @@ class WalFile:
         self.path = folder / log_name(header.base)
         self._fd = -1
         self._mapped: MappedFile | None = None
-        self._view: memoryview | None = None
+        self.data: memoryview | None = None  # what `view` gives, once it is mapped
         # Offsets of frames that could be read a moment ago, but for what of a body is above
         # `BODY_BYTES`.
         self.asked_from = self.asked_to = 0
@@ -77,7 +77,7 @@ class WalFile:
 
     def holds(self, lsn: int, length: int) -> bool:
         """Whether a frame of this length has room at ``lsn``."""
-        return self.offset(lsn) + length <= self.size
+        return FILE_HEADER_BYTES + lsn - self.base + length <= self.size
 
     def create(self, spare: Path | None = None) -> None:
         """Allocate the whole file, so that a full disk shows here and not in the middle of a write.
@@ -166,9 +166,9 @@ class WalFile:
 
     def view(self) -> memoryview:
         """The whole file, read in place: what `ask` has let pass."""
-        if self._view is None:
-            self._view = self.mapped().data
-        return self._view
+        if self.data is None:
+            self.data = self.mapped().data
+        return self.data
 
     def read_all(self, beat: Callable[[], None]) -> None:
         """Read the whole file into memory, for a scan: it would take a fault for every few pages.
@@ -231,7 +231,7 @@ class WalFile:
 
     def close(self) -> None:
         """Close the file. What a reader still holds keeps its map."""
-        self._mapped = self._view = None
+        self._mapped = self.data = None
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -10,7 +10,9 @@ writes and syncs them.
 
 Rotation: a file is full when the next frame has no room in it, or when the blobs of its frames are
 as long as ``file_bytes``, the most that a file grows to (`spares`). So blobs are sealed and their
-room is given back, however short their frames are (``decisions/0013``).
+room is given back, however short their frames are. A blob cannot go as soon as nothing in it lives:
+the log still names it, and a replay could not tell that from damage. Without room for another file,
+frames go on into the one that blobs have filled: deletes make room.
 
 After `NoRoom` nothing is in doubt: the loop undoes what waited and calls `resume`. While the log is
 short of room, only groups of frames that make room may be written; such a group may begin the

@@ -47,26 +47,6 @@ async def test_a_reader_sees_what_was_appended_before(routed: RoutedShards, ends
         assert await routed.diff(dest) == [*range(number + 1)]
 
 
-async def test_a_read_waits_for_a_forward_that_is_held_up(
-    routed: RoutedShards, nursery: trio.Nursery
-) -> None:
-    await routed.route("a>b")
-    await routed.settle()
-    routed.hold_forwards(0, 2)
-    await routed.append("a", 1)
-    found: list[list[object]] = []
-
-    async def read() -> None:
-        found.append(await routed.diff("b"))
-
-    nursery.start_soon(read)
-    await trio.sleep(0.1)
-    assert found == []
-    routed.go_on()
-    await routed.until(lambda: found)
-    assert found == [[1]]
-
-
 @pytest.mark.usefixtures("long_barrier")
 async def test_a_read_waits_only_for_what_was_there_when_it_came(
     routed: RoutedShards, nursery: trio.Nursery
@@ -94,13 +74,6 @@ async def test_a_read_waits_only_for_what_was_there_when_it_came(
     await routed.settle()
 
 
-async def test_a_read_waits_over_a_chain(routed: RoutedShards) -> None:
-    await routed.route("a>b", "b>c", "c>d")
-    for number in range(3):
-        await routed.append("a", number)
-        assert await routed.diff("d") == [*range(number + 1)]
-
-
 async def test_a_router_that_has_not_begun_is_hurried(
     routed: RoutedShards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,25 +85,6 @@ async def test_a_router_that_has_not_begun_is_hurried(
     await routed.append("b", 1)
     assert await routed.diff("f") == [1]
     assert trio.current_time() - began < barriers_module.BARRIER_S
-
-
-async def test_a_level_router_behind_one_that_is_not_is_waited_for(
-    routed: RoutedShards, nursery: trio.Nursery
-) -> None:
-    await routed.route("a>b", "b>f")
-    await routed.settle()
-    routed.hold_forwards(0, 2)
-    await routed.append("a", 1)
-    found: list[list[object]] = []
-
-    async def read() -> None:
-        found.append(await routed.diff("f"))
-
-    nursery.start_soon(read)
-    await trio.sleep(0.05)
-    routed.go_on()
-    await routed.until(lambda: found)
-    assert found == [[1]]
 
 
 @pytest.mark.usefixtures("long_barrier")

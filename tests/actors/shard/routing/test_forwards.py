@@ -259,23 +259,6 @@ async def test_a_probe_tells_where_the_router_stands(bench: Bench) -> None:
     assert len(bench.forwards()) == 1
 
 
-async def test_a_cursor_moves_on_over_records_that_nobody_wants(bench: Bench) -> None:
-    assert await bench.send(bench.params(to_seq=4)) == [(DONE, 4, 0)]
-    assert bench.shards.topic("b").head_seq == 0
-    await bench.shards.kill(2)
-    bench.shards.start(2)
-    assert bench.shards.topic("b").derivations in ({ROUTER: (4, 0)}, None)
-
-
-async def test_what_the_source_lost_burns_seqs(bench: Bench) -> None:
-    assert await bench.send(bench.params(to_seq=3, trimmed=2)) == [(DONE, 3, 0)]
-    params = bench.params([bench.run(4)], from_seq=3)
-    assert await bench.send(params) == [(DONE, 5, 2)]
-    records, (tombstone,) = bench.shards.pages("b")
-    assert [record["$seq"] for record in records] == [3, 4]
-    assert (tombstone.gap_from, tombstone.gap_to, tombstone.reason) == (1, 2, "source_trim")
-
-
 @pytest.mark.parametrize("is_trim", [False, True])
 async def test_a_log_that_fails_leaves_cursor_and_seqs_as_they_were(
     bench: Bench, nursery: trio.Nursery, is_trim: bool
@@ -302,17 +285,6 @@ async def test_a_log_that_fails_leaves_cursor_and_seqs_as_they_were(
     assert (topic.next_seq, topic.head_seq, topic.derivations) == (1, 0, None)
     assert await bench.send(params) == [(DONE, 3, 3 - 3 * is_trim)]
     assert topic.head_seq == 3
-
-
-async def test_a_shard_that_has_no_room_refuses_all(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    room = bench.loop.context.room
-    with monkeypatch.context() as patch:
-        patch.setattr(room, "owed", [object()])
-        answer = await bench.shards.call(FORWARD, bench.params(to_seq=3), shard=2)
-        assert isinstance(answer, TopicsError)
-    assert await bench.send(bench.params(to_seq=3)) == [(DONE, 3, 0)]
 
 
 async def test_outcomes_are_in_the_order_of_the_routers(bench: Bench) -> None:

@@ -11,7 +11,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.support.shard import Desk
-from topics.actors.rpc.typed_calls import InboundCall, serve
+from topics.actors.rpc.session import InboundMessage
 from topics.actors.shard.held_topics import Request
 from topics.actors.shard.routing.mutations import ASK_MAX_S, Mutations, ask
 from topics.errors import NotReady, TopicFull, TopicNotFound
@@ -34,9 +34,9 @@ class Bench:
         self.failure: Exception | None = None
         self.names = ["r", "a", "b"]
         desk.loop.router.unroute(TOPIC_GET.subject)
-        serve(desk.loop.router, TOPIC_GET, self._take)
+        desk.loop.router.serve(TOPIC_GET, self._take)
 
-    def _take(self, request: InboundCall[TopicGetParams, NoResult]) -> None:
+    def _take(self, request: InboundMessage[TopicGetParams, NoResult]) -> None:
         self.mutations.add(self.names, partial(self._mutate, request), request)
 
     async def _mutate(self, request: Request) -> None:

@@ -1,4 +1,6 @@
-"""The owner of the routers: one mutation after another, and every shard hears of it."""
+"""The owner of the routers: one mutation after another, every shard hears of it, and each is shown
+with its counters.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 
@@ -15,23 +18,22 @@ from topics.actors.shard.group_commit import GroupCommit
 from topics.actors.shard.routing import mutations, pushes
 from topics.engine.changes import delete_topic
 from topics.engine.changes.change import Change
-from topics.engine.routing.graph import FAN_IN
 from topics.errors import (
     Forbidden,
     Internal,
     InvalidRequest,
     NotReady,
     RouterCycle,
+    RouterNotFound,
     Throttled,
     TopicExistsIncompatible,
     TopicNotFound,
     TopicsError,
 )
 from topics.formats.wire import calls
-from topics.formats.wire.calls import ROUTER_OWNER, ROUTER_SYNC
+from topics.formats.wire.calls import ROUTER_OWNER, ROUTER_STATS, ROUTER_SYNC
 
 SYNC = ROUTER_SYNC.subject
-ENDPOINT = calls.ROUTER_ENDPOINT.subject
 
 
 @pytest.fixture
@@ -95,12 +97,6 @@ async def test_a_router_is_made_with_its_ends_and_the_shards_of_both_know_it(
     assert shards.ends_agree()
 
 
-async def test_a_router_whose_ends_live_with_the_owner(shards: Shards) -> None:
-    assert (await shards.put("r", "a", "d"))["created"]
-    assert shards.registries[0].names == ["r"]
-    assert [message.is_all for message in shards.registries[0].messages] == [True, False]
-
-
 @pytest.mark.parametrize(
     ("fields", "prefixes", "failure", "detail"),
     [
@@ -127,17 +123,6 @@ async def test_what_is_refused_leaves_nothing(
     assert type(answer) is failure
     assert detail in answer.detail
     assert (shards.names, topics_of(shards), frames_of(shards)) == (["c->b"], {"b", "c"}, before)
-    await shards.close()
-
-
-async def test_what_is_told_of_a_refusal(tmp_path: Path, nursery: trio.Nursery) -> None:
-    shards = Shards(tmp_path, nursery, max_routers=2)
-    await shards.put("c->b", "c", "b")
-    await shards.put("b->a", "b", "a")
-    assert (await shards.put("r", "a", "c")).detail == {"cycle": ["a", "c", "b", "a"]}
-    assert (await shards.put("r", "d", "b")).detail["reason"] == FAN_IN
-    assert (await shards.put("r", "a", "d")).detail == {"limit": "max_routers", "max": 2}
-    assert (await shards.put("b->a", "b", "a", preserve_tag=False))["created"] is False
     await shards.close()
 
 
@@ -176,16 +161,6 @@ async def test_an_identical_put_writes_and_tells_nothing(shards: Shards) -> None
     assert (answer["created"], answer["preserve_tag"]) == (False, False)
     assert frames_of(shards) == before
     assert [len(registry.messages) for registry in shards.registries.values()] == messages
-
-
-async def test_a_router_with_other_settings_goes_on_with_its_life(shards: Shards) -> None:
-    await shards.put("r", "c", "b")
-    earlier = life(shards, "r")
-    await shards.append("c", 1)
-    assert (await shards.put("r", "c", "b", preserve_node=False))["created"] is False
-    (row,) = shards.registries[1].rows.values()
-    assert (row.id, row.preserve_node, row.start_seq) == (earlier, False, 0)
-    assert shards.ends_agree()
 
 
 async def test_a_router_with_another_source_begins_at_its_head_and_keeps_its_total(
@@ -398,25 +373,10 @@ async def test_a_router_whose_end_goes_again_and_again_is_given_up(shards: Shard
     assert shards.ends_agree()
 
 
-async def test_routers_without_an_end_are_removed_when_their_shard_tells(shards: Shards) -> None:
-    await shards.put("r", "c", "b")
-    await shards.put("s", "c", "f")
-    context = shards.loops[2].context
-    context.routers_of = lambda _: False
-    assert (await shards.delete_topic("b"))["routers_removed"] == []
-    assert shards.names == ["r", "s"]
-    shards.disconnect(ROUTER_OWNER, 2)
-    shards.connect(ROUTER_OWNER, 2)
-    with trio.fail_after(10):
-        while shards.names != ["s"]:
-            await trio.lowlevel.checkpoint()
-    await shards.agree()
-
-
 async def test_other_shards_do_not_answer_for_the_owner(shards: Shards) -> None:
     for call, params in (
-        (calls.ROUTER_GET, calls.RouterGetParams("r", None, 1)),
-        (calls.ROUTER_DELETE, calls.RouterDeleteParams("r", None, 1)),
+        (calls.ROUTER_GET, calls.RouterParams("r", None, 1)),
+        (calls.ROUTER_DELETE, calls.RouterParams("r", None, 1)),
         (calls.ROUTER_CASCADE, calls.CascadeParams("b")),
         (calls.ROUTER_LIST, calls.RouterListParams("", None, None, None, 9, None)),
     ):
@@ -524,3 +484,142 @@ async def _kill_at(shards: Shards, act: Callable[[Shards], Any], victim: int, st
     with trio.move_on_after(2):
         await done.wait()
     return False
+
+
+async def test_routers_without_an_end_are_removed_when_their_shard_tells(shards: Shards) -> None:
+    await shards.put("r", "c", "b")
+    await shards.put("s", "c", "f")
+    context = shards.loops[2].context
+    context.routers_of = lambda _: False
+    assert (await shards.delete_topic("b"))["routers_removed"] == []
+    assert shards.names == ["r", "s"]
+    shards.disconnect(ROUTER_OWNER, 2)
+    shards.connect(ROUTER_OWNER, 2)
+    with trio.fail_after(10):
+        while shards.names != ["s"]:
+            await trio.lowlevel.checkpoint()
+    await shards.agree()
+
+
+# Routers are shown: config from the graph, counters from the shards of the sources
+
+
+async def three(shards: Shards) -> None:
+    for name, source, dest in (("c->b", "c", "b"), ("x", "a", "f"), ("y", "c", "k")):
+        await shards.put(name, source, dest)
+
+
+def names(listed: Any) -> list[str]:
+    return [name for name, _ in listed.items]
+
+
+async def test_a_router_is_shown_with_its_counters(shards: Shards) -> None:
+    await three(shards)
+    shards.registries[1].totals[1] = 42
+    shown = await shards.get("c->b")
+    assert shown.pop("performance")["server_total_ms"] > 0
+    assert shown == {
+        "router": "c->b",
+        "source": "c",
+        "dest": "b",
+        "preserve_node": True,
+        "preserve_tag": True,
+        "filter": None,
+        "allow_cycle": False,
+        "guarantee": "at_least_once",
+        "forwarded_total": 42,
+        "lag_records": 2,
+        "lag_ms": 30,
+    }
+
+
+async def test_what_is_not_there_or_not_for_the_key_is_not_shown(shards: Shards) -> None:
+    await three(shards)
+    assert isinstance(await shards.get("z"), RouterNotFound)
+    assert isinstance(await shards.get("c->b", ["c"]), Forbidden)
+    assert (await shards.get("c->b", ["c", "b"]))["source"] == "c"
+
+
+async def test_the_list_is_in_order_and_in_pages(shards: Shards) -> None:
+    await three(shards)
+    shards.registries[0].totals[2] = 9
+    first = await shards.list_routers(limit=2)
+    assert names(first) == ["c->b", "x"]
+    assert msgspec.json.decode(first.items[1][1]) == {
+        "router": "x",
+        "source": "a",
+        "dest": "f",
+        "guarantee": "at_least_once",
+        "forwarded_total": 9,
+    }
+    assert names(await shards.list_routers(after="x")) == ["y"]
+    assert names(await shards.list_routers("c")) == ["c->b"]
+    assert names(await shards.list_routers(source="c")) == ["c->b", "y"]
+    assert names(await shards.list_routers(dest="f")) == ["x"]
+    assert names(await shards.list_routers(source="c", dest="f")) == []
+
+
+async def test_a_page_asks_each_shard_once(shards: Shards) -> None:
+    await three(shards)
+    asked = []
+
+    def on_message(own: int, to: int, subject: str) -> bool:
+        if own == ROUTER_OWNER and subject == ROUTER_STATS.subject:
+            asked.append(to)
+        return True
+
+    shards.on_message = on_message
+    await shards.list_routers()
+    assert asked == [1], "and the own shard through the loopback"
+
+
+async def test_a_shard_that_is_away_fails_what_needs_it(shards: Shards) -> None:
+    await three(shards)
+    shards.caller = 2
+    shards.disconnect(ROUTER_OWNER, 1)
+    assert isinstance(await shards.get("c->b"), NotReady)
+    assert isinstance(await shards.list_routers(), NotReady)
+    assert names(await shards.list_routers(dest="f")) == ["x"]
+
+
+@pytest.mark.parametrize("is_list", [False, True])
+async def test_a_router_that_is_being_changed_is_shown_when_that_is_done(
+    shards: Shards, nursery: trio.Nursery, is_list: bool
+) -> None:
+    await three(shards)
+    shards.registries[1].totals[1] = 5
+    shown: list[Any] = []
+
+    async def look() -> None:
+        shown.append(await (shards.list_routers() if is_list else shards.get("c->b")))
+
+    async def change() -> None:
+        await shards.put("c->b", "d", "b")
+
+    # The shard of the old source has given the router up, and its answer is on its way.
+    shards.caller = 2
+    shards.on_message = lambda own, _, subject: (own, subject) != (1, ROUTER_SYNC.subject)
+    nursery.start_soon(change)
+    while 1 in shards.registries[1].rows:
+        await trio.lowlevel.checkpoint()
+    nursery.start_soon(look)
+    await trio.sleep(0.05)
+    assert shown == []
+    shards.on_message = lambda *_: True
+    shards.let_go()
+    with trio.fail_after(5):
+        while not shown:
+            await trio.lowlevel.checkpoint()
+    if is_list:
+        assert msgspec.json.decode(shown[0].items[0][1])["forwarded_total"] == 5
+    else:
+        assert (shown[0]["source"], shown[0]["forwarded_total"]) == ("d", 5)
+
+
+async def test_a_router_that_its_shard_does_not_know_is_not_shown_with_wrong_counters(
+    shards: Shards,
+) -> None:
+    await three(shards)
+    shards.registries[1].rows.clear()
+    assert isinstance(await shards.get("c->b"), NotReady)
+    assert isinstance(await shards.list_routers(), NotReady)

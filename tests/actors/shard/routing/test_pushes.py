@@ -84,13 +84,6 @@ async def test_a_shard_is_told_all_that_have_an_end_there(bench: Bench) -> None:
     assert bench.peers.told() == [(0, [1, 2], [], True), (1, [2, 3], [], True)]
 
 
-async def test_a_shard_is_told_also_that_there_are_none(bench: Bench) -> None:
-    for router_id in (1, 2, 3):
-        bench.graph.remove(router_id)
-    bench.pushes.push_all(0)
-    assert bench.peers.told() == [(0, [], [], True)]
-
-
 async def test_a_change_goes_to_both_ends_in_one_message_each(
     bench: Bench, nursery: trio.Nursery
 ) -> None:
@@ -155,12 +148,6 @@ async def test_a_shard_that_is_away_is_not_told_before_it_is_back(
     assert bench.peers.told() == []
 
 
-async def test_orphans_are_told(bench: Bench) -> None:
-    bench.pushes.push_all(0)
-    bench.peers.answer(orphans=(2, 1))
-    assert bench.orphans == [2, 1]
-
-
 async def test_nobody_waits_for_a_shard_that_does_not_answer(
     bench: Bench, autojump_clock: MockClock
 ) -> None:
@@ -190,3 +177,9 @@ def test_a_row_says_what_the_shards_need() -> None:
         is_cyclic=False,
         base_total=5,
     )
+
+
+async def test_orphans_are_told(bench: Bench) -> None:
+    bench.pushes.push_all(0)
+    bench.peers.answer(orphans=(2, 1))
+    assert bench.orphans == [2, 1]

@@ -1,28 +1,40 @@
-"""Registry: the routers of a shard, as the owner of the graph tells it."""
+"""Registry: the routers and ends of a shard, as the owner of the graph tells it and asks of it."""
 
 from __future__ import annotations
 
+import errno
+import os
 from typing import Any
 
 import pytest
 import trio
 
+from tests.actors.shard.test_metrics import made_again
+from tests.support.quota import Caps
 from tests.support.routing import RoutedShards
+from tests.support.shard import Desk
 from topics.actors.shard.routing import registry as registry_module
 from topics.actors.shard.routing.registry import Registry
 from topics.actors.shard.routing.worker import Worker, WorkerState
 from topics.engine.routing.derivations import Derivation, note_derivation
-from topics.formats.wire import calls
+from topics.formats.disk.frames import FrameKind
 from topics.formats.wire.calls import (
     FORWARD,
+    METRICS_READ,
+    ROUTER_ENDPOINT,
     ROUTER_STATS,
     ROUTER_SYNC,
+    EndpointParams,
+    EndpointResult,
+    MetricsParams,
+    RouterMetrics,
     RouterRow,
     RouterStats,
     RouterStatsParams,
     RouterSyncParams,
     RouterSyncResult,
 )
+from topics.formats.wire.envelope import Failure, Success, decode
 
 
 class Bench:
@@ -99,20 +111,10 @@ async def bench(routed: RoutedShards) -> Bench:
 
 async def test_routers_are_known_by_their_ends_here(bench: Bench) -> None:
     assert await bench.sync(bench.row(1, "c", "g"), bench.row(2, "a", "g")) == ([], {})
-    assert sorted(bench.registry.feeders("g")) == [1, 2]
-    assert bench.registry.feeders("c") == {}
+    assert {dest: sorted(rows) for dest, rows in bench.registry.by_dest.items()} == {"g": [1, 2]}
     assert [*bench.workers.known()] == [1], "the other one has its source elsewhere"
     assert [bench.registry.has_routers(name) for name in "cgl"] == [True, True, False]
     assert bench.shards.loops[1].context.routers_of("c")
-
-
-async def test_a_changed_row_counts_from_then_on(bench: Bench) -> None:
-    await bench.sync(bench.row(1, "c", "g"))
-    await bench.sync(bench.row(1, "c", "g", filter=("Eq", "x")))
-    assert bench.registry.feeders("g")[1].filter == ["Eq", "x"]
-    await bench.shards.write("c", [{"data": 1, "tag": "y"}, {"data": 2, "tag": "x"}])
-    await bench.shards.until(lambda: bench.shards.datas("g"))
-    assert bench.shards.datas("g") == [2]
 
 
 async def test_removed_routers_stop_and_their_totals_are_told(bench: Bench) -> None:
@@ -121,7 +123,7 @@ async def test_removed_routers_stop_and_their_totals_are_told(bench: Bench) -> N
     await bench.shards.until(lambda: bench.shards.datas("g") == bench.shards.datas("l") == [1, 2])
     assert await bench.sync(removed=(1, 3, 50)) == ([], {1: 2})
     assert await bench.sync(removed=(1,)) == ([], {})
-    assert (bench.registry.feeders("g"), sorted(bench.registry.feeders("l"))) == ({}, [2])
+    assert {dest: [*rows] for dest, rows in bench.registry.by_dest.items()} == {"l": [2]}
     await bench.shards.write("c", [{"data": 3}])
     await bench.shards.until(lambda: bench.shards.datas("l") == [1, 2, 3])
     assert bench.shards.datas("g") == [1, 2]
@@ -157,7 +159,7 @@ async def test_a_list_of_all_drops_the_others_and_what_is_known_of_them(bench: B
     note_derivation(bench.shards.topic("l"), 9, Derivation(4, 4))
     assert await bench.sync(bench.row(2, "c", "l"), is_all=True) == ([], {1: 1})
     assert [*bench.workers.known()] == [2]
-    assert bench.registry.feeders("g") == {}
+    assert [*bench.registry.by_dest] == ["l"]
     assert bench.shards.topic("g").derivations is None
     assert bench.shards.topic("l").derivations == {2: (1, 1)}
 
@@ -173,15 +175,6 @@ async def test_a_router_that_comes_back_goes_on_where_it_was(bench: Bench) -> No
     await bench.shards.until(lambda: len(bench.shards.datas("g")) > 1)
     await trio.sleep(0.02)
     assert bench.shards.datas("g") == [1, 2]
-
-
-async def test_derivations_of_removed_routers_go_with_the_next_message(bench: Bench) -> None:
-    await bench.sync(bench.row(1, "c", "g"))
-    await bench.shards.write("c", [{"data": 1}])
-    await bench.shards.until(lambda: bench.shards.datas("g") == [1])
-    await bench.sync(removed=(1,))
-    await bench.sync(bench.row(2, "c", "l"))
-    assert bench.shards.topic("g").derivations is None
 
 
 async def test_routers_without_an_end_here_are_orphans(bench: Bench) -> None:
@@ -200,7 +193,7 @@ async def test_routers_without_an_end_here_are_orphans(bench: Bench) -> None:
     found, _ = await bench.sync(*rows)
     assert found == sorted({2, 3, 4, 5, 6} - set(elsewhere))
     assert sorted(bench.workers.known()) == sorted([1, *elsewhere])
-    assert bench.registry.feeders("l") == {}
+    assert "l" not in bench.registry.by_dest
 
 
 async def test_before_it_was_told_the_owner_is_to_be_asked(routed: RoutedShards) -> None:
@@ -222,14 +215,6 @@ async def test_before_it_was_told_the_owner_is_to_be_asked(routed: RoutedShards)
     routed.connect(0, 1)
     await routed.until(lambda: registry.is_told)
     assert (calls_, registry.has_routers("c")) == ([1], False)
-
-
-async def test_stats_are_of_routers_with_their_source_here(bench: Bench) -> None:
-    await bench.sync(bench.row(1, "c", "g"), bench.row(2, "a", "g"))
-    await bench.shards.write("c", [{"data": 1}, {"data": 2}])
-    await bench.shards.until(lambda: bench.shards.datas("g") == [1, 2])
-    assert await bench.stats(2, 1, 50) == [(1, 2, 0, 0)]
-    assert await bench.stats() == []
 
 
 async def test_stats_wait_for_what_is_under_way(bench: Bench, nursery: trio.Nursery) -> None:
@@ -272,15 +257,129 @@ async def test_stats_do_not_wait_longer_than_half_a_second(
     await shards.until(lambda: bench.workers.stats(1) == (1, 2, 0, 0))
 
 
-async def test_what_was_told_outlives_the_owner(routed: RoutedShards) -> None:
-    await routed.route("c>b")
+# Ends of routers: topics that are there, or are made
+
+
+def ask(desk: Desk, topic: str, *, create: bool = False, place_until_ms: int = 0) -> None:
+    desk.ask(ROUTER_ENDPOINT, EndpointParams(topic, create, place_until_ms))
+
+
+def results(desk: Desk) -> list[EndpointResult | str]:
+    found: list[EndpointResult | str] = []
+    for frame in desk.wire.take():
+        answer = decode(frame.payload)
+        if isinstance(answer, Failure):
+            found.append(answer.data["code"])
+        else:
+            assert isinstance(answer, Success)
+            found.append(ROUTER_ENDPOINT.result._make(answer.result))
+    return found
+
+
+def expected(desk: Desk, name: str, head_seq: int) -> EndpointResult:
+    topic = desk.engine.topic(name)
+    return EndpointResult(topic.id, topic.epoch, head_seq)
+
+
+async def test_a_topic_that_is_there_is_told_at_once_with_what_is_committed(desk: Desk) -> None:
+    desk.make("a")
+    desk.append("a", 1, 2)
+    desk.written()
+    desk.answers()
+    desk.append("a", 3)
+    ask(desk, "a", create=True)
+    ask(desk, "a")
+    assert results(desk) == [expected(desk, "a", 2)] * 2
+
+
+async def test_a_topic_that_is_held_is_told_at_once(desk: Desk) -> None:
+    desk.make("a")
+    desk.loop.context.held.take("a")
+    ask(desk, "a", create=True)
+    assert results(desk) == [expected(desk, "a", 0)]
+
+
+async def test_a_topic_that_is_absent_is_none(desk: Desk) -> None:
+    ask(desk, "a")
+    assert results(desk) == [EndpointResult(0, 0, 0)]
+    assert not desk.engine.topics
+    assert not desk.log.frames
+
+
+async def test_a_topic_that_is_made_is_told_when_it_is_synced(desk: Desk) -> None:
+    ask(desk, "a", create=True)
+    ask(desk, "a")
+    assert [frame.kind for frame in desk.log.frames.values()] == [FrameKind.TOPIC]
+    desk.written()
+    assert results(desk) == []
+    desk.synced()
+    assert results(desk) == [expected(desk, "a", 0)] * 2
+
+
+async def test_a_topic_that_could_not_be_made_is_none(desk: Desk) -> None:
+    ask(desk, "a", create=True)
+    ask(desk, "a")
+    desk.failed(OSError(errno.EIO, os.strerror(errno.EIO)))
+    assert results(desk) == ["not_ready"] * 2
+    ask(desk, "a", create=True)
+    ask(desk, "a")
+    assert results(desk) == ["not_ready", EndpointResult(0, 0, 0)]
+
+
+async def test_a_place_is_taken_as_long_as_it_is_kept(desk: Desk) -> None:
+    caps = Caps(desk.engine, max_topics=1)
+    caps.topics.others = 1  # kept for this end
+    now_ms = desk.loop.context.now.ms
+    ask(desk, "late", create=True, place_until_ms=now_ms - 1)
+    ask(desk, "a", create=True, place_until_ms=now_ms + 60_000)
+    desk.synced()
+    assert results(desk) == ["throttled", expected(desk, "a", 0)]
+    assert caps.topics.own == 1
+
+
+# Metrics of routers
+
+
+async def routers(
+    routed: RoutedShards, prefixes: list[str] | None = None, routers_max: int = 100
+) -> tuple[list[RouterMetrics], bool]:
+    """Those that have their source in the first shard."""
+    params = MetricsParams(prefixes, 0, routers_max)
+    found = made_again(await routed.call(METRICS_READ, params))
+    assert found.topics == []
+    return [*found.routers], found.routers_truncated
+
+
+async def test_a_router_is_shown_where_its_source_is(routed: RoutedShards) -> None:
+    await routed.make("b", cap_records=2, discard="reject")
+    await routed.route("a>b", "a>f", "c>k")
+    await routed.write("a", [{"data": each} for each in range(5)])
+    await routed.until(lambda: routed.datas("b") == [0, 1])
+    await routed.until(lambda: routed.datas("f") == [0, 1, 2, 3, 4])
+    await trio.sleep(0.05)
+    (behind, done), is_truncated = await routers(routed)
+    assert not is_truncated
+    assert behind._replace(lag_ms=0) == RouterMetrics("a>b", 3, 0, 2)
+    assert 10 <= behind.lag_ms < 20_000
+    assert done == RouterMetrics("a>f", 0, 0, 5)
+    (first,), is_truncated = await routers(routed, routers_max=1)
+    assert (first.router, is_truncated) == ("a>b", True)
+
+
+async def test_a_router_is_shown_to_a_key_that_may_see_it_and_both_ends(
+    routed: RoutedShards,
+) -> None:
+    await routed.route("a>b", "a>f")
     await routed.settle()
-    await routed.kill(0)
-    await routed.write("c", [{"data": 1}])
-    await routed.until(lambda: routed.datas("b") == [1])
-    assert routed.loops[1].services.registry.has_routers("c")
-    routed.start(0)
+    for prefixes, seen in ((["a"], []), (["a", "b"], ["a>b"]), (["a", "f", "b"], ["a>b", "a>f"])):
+        found, is_truncated = await routers(routed, prefixes)
+        assert ([row.router for row in found], is_truncated) == (seen, False)
+
+
+async def test_a_router_whose_dest_has_not_told_of_it_is_left_out(routed: RoutedShards) -> None:
+    routed.on_message = lambda *found: found[2] != FORWARD.subject
+    await routed.route("a>b")
+    assert await routers(routed) == ([], True)
+    routed.go_on()
     await routed.settle()
-    assert calls.ROUTER_OWNER == 0
-    await routed.write("c", [{"data": 2}])
-    await routed.until(lambda: routed.datas("b") == [1, 2])
+    assert await routers(routed) == ([RouterMetrics("a>b", 0, 0, 0)], False)

@@ -39,13 +39,6 @@ def source() -> Source:
     return Source(Topic(1, "a", 5, TopicConfig()))
 
 
-def test_a_router_begins_at_its_start_and_asks_where_it_stands() -> None:
-    new = worker()
-    assert (new.cursor, new.seen, new.is_known) == (10, 10, False)
-    new.stands_at(12, 2)
-    assert (new.cursor, new.seen, new.total, new.is_known) == (12, 12, 2, True)
-
-
 def test_what_its_row_says_becomes_match_drops_and_stamp() -> None:
     plain = worker()
     assert (plain.match, plain.drops, plain.likeness.is_stamped) == (None, 0, False)
@@ -80,30 +73,6 @@ def test_workers_that_stand_at_one_place_and_copy_alike_go_together(source: Sour
         (others[1],),
     }
     assert not source.ready
-
-
-def test_idle_workers_become_ready_by_news(source: Source) -> None:
-    router = worker()
-    source.add(router)
-    source.take_news()
-    source.take_alike(1, lambda _: True)
-    source.rest(router)
-    source.take_news()
-    assert not source.ready
-    source.has_news = True
-    source.take_news()
-    assert source.take_alike(1, lambda _: True) == [router]
-
-
-def test_a_router_that_is_gone_is_nowhere(source: Source) -> None:
-    first, second = worker(), worker(id=2)
-    for each in (first, second):
-        source.add(each)
-    source.remove(first)
-    assert source.take_alike(9, lambda _: True) == [second]
-    source.rest(second)
-    source.remove(second)
-    assert (source.workers, source.idle, source.ready) == ({}, {}, {})
 
 
 def test_those_who_wait_are_told_when_the_router_is_there(source: Source) -> None:
@@ -151,3 +120,27 @@ def test_hops_are_kept_until_every_router_has_passed_them(source: Source) -> Non
     source.rest(second)
     source.forget_hops()
     assert source.hops.at(11)[0] == 0
+
+
+def test_idle_workers_become_ready_by_news(source: Source) -> None:
+    router = worker()
+    source.add(router)
+    source.take_news()
+    source.take_alike(1, lambda _: True)
+    source.rest(router)
+    source.take_news()
+    assert not source.ready
+    source.has_news = True
+    source.take_news()
+    assert source.take_alike(1, lambda _: True) == [router]
+
+
+def test_a_router_that_is_gone_is_nowhere(source: Source) -> None:
+    first, second = worker(), worker(id=2)
+    for each in (first, second):
+        source.add(each)
+    source.remove(first)
+    assert source.take_alike(9, lambda _: True) == [second]
+    source.rest(second)
+    source.remove(second)
+    assert (source.workers, source.idle, source.ready) == ({}, {}, {})

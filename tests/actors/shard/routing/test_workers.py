@@ -9,12 +9,13 @@ import pytest
 import trio
 
 from tests.support.routing import Asked, RoutedShards
+from topics.actors.shard.routing import pushes
 from topics.actors.shard.routing import workers as workers_module
 from topics.actors.shard.routing.worker import RETRY_MAX_S, Source, Worker, WorkerState
 from topics.actors.shard.routing.workers import Workers
 from topics.engine.routing.hops import HOPS_MAX
 from topics.formats.disk.frames import FrameKind
-from topics.formats.wire.calls import FORWARD
+from topics.formats.wire.calls import FORWARD, ROUTER_SYNC
 
 
 def datas(*values: Any, **fields: Any) -> list[dict[str, Any]]:
@@ -251,16 +252,6 @@ async def test_ephemeral_records_are_written_once_in_each_shard_with_a_log(
     assert payloads(routed) == 3
 
 
-async def test_a_payload_of_the_own_log_is_named_and_not_written(routed: RoutedShards) -> None:
-    await routed.route("a>d", "a>e", "d>dest0")
-    assert routed.shard_of("dest0") == 0
-    await routed.write("a", datas(1, 2))
-    await routed.settle()
-    assert [routed.datas(name) for name in ("d", "e", "dest0")] == [[1, 2]] * 3
-    assert payloads(routed) == 0
-    assert {each.body for each in routed.asked if each.subject == FORWARD.subject} == {b""}
-
-
 async def test_a_payload_is_written_again_for_a_frame_in_another_file(
     routed: RoutedShards,
 ) -> None:
@@ -324,16 +315,6 @@ async def test_records_deleted_between_attempts_are_not_forwarded(routed: Routed
     assert (await routed.get("a>b"))["forwarded_total"] == 2
 
 
-async def test_a_cycle_ends_after_eight_hops(routed: RoutedShards) -> None:
-    await routed.route("a>b")
-    await routed.route("b>a", allow_cycle=True)
-    await routed.write("a", datas(1))
-    await routed.settle()
-    await routed.until(lambda: len(routed.datas("a")) + len(routed.datas("b")) == 1 + HOPS_MAX)
-    await routed.settle()
-    assert (routed.datas("a"), routed.datas("b")) == ([1] * 5, [1] * 4)
-
-
 async def test_a_cycle_ends_after_eight_hops_also_after_a_restart(routed: RoutedShards) -> None:
     await routed.route("a>b")
     await routed.route("b>a", allow_cycle=True)
@@ -351,22 +332,6 @@ async def test_a_cycle_ends_after_eight_hops_also_after_a_restart(routed: Routed
     await routed.settle()
     await trio.sleep(0.05)
     assert (routed.datas("a"), routed.datas("b")) == ([1] * 5, [1] * 4)
-
-
-async def test_losses_of_the_source_burn_as_many_seqs_of_the_dest(routed: RoutedShards) -> None:
-    await routed.make("a", cap_records=2)
-    await routed.route("a>b", "a>d")
-    await routed.settle()
-    await routed.kill(2)
-    for number in range(5):
-        await routed.write("a", datas(number))
-        await routed.until(lambda n=number: routed.datas("d") == [*range(n + 1)])  # type: ignore[misc]
-    routed.start(2)
-    await routed.settle()
-    records, (tombstone,) = routed.pages("b")
-    assert [(record["$seq"], record["data"]) for record in records] == [(4, 3), (5, 4)]
-    assert tombstone.reason == "source_trim"
-    assert (await routed.get("a>b"))["forwarded_total"] == 2
 
 
 @pytest.mark.parametrize("dest", ["b", "d"])
@@ -425,12 +390,60 @@ async def test_stats_are_the_total_and_what_is_still_to_be_looked_at(routed: Rou
     assert (found["forwarded_total"], found["lag_records"], found["lag_ms"]) == (5, 0, 0)
 
 
-async def test_a_source_that_is_deleted_takes_its_routers_along(routed: RoutedShards) -> None:
+# Sessions and links
+
+
+async def test_a_source_that_has_not_heard_of_the_end_of_a_router_doubles_nothing(
+    routed: RoutedShards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pushes, "ANSWER_MAX_S", 0.1)
+    await routed.put("r", "c", "b")
+    await routed.append("c", 1, 2, 3)
+    await routed.until(lambda: routed.topic("b").head_seq == 3)
+    routed.on_message = lambda _, to, subject: (to, subject) != (1, ROUTER_SYNC.subject)
+    assert (await routed.delete("r"))["deleted"]
+    await routed.append("c", 4)
+    await trio.sleep(0.1)
+    assert routed.topic("b").head_seq == 3
+    routed.go_on()
+    await routed.append("c", 5)
+    await trio.sleep(0.1)
+    assert routed.topic("b").head_seq == 3
+
+
+async def test_what_is_lost_in_a_circle_is_not_told_round_and_round(routed: RoutedShards) -> None:
+    await routed.put("r", "c", "b")
+    await routed.put("s", "b", "c", allow_cycle=True)
+    await routed.append("c", 1)
+    await routed.until(lambda: routed.topic("c").head_seq > 1)
+    routed.disconnect(1, 2)
+    for number in range(5):
+        await routed.append("c", number)
+    await routed.make("c", cap_records=2)
+    routed.connect(1, 2)
+    heads = [0, 0]
+    while (now := [routed.topic(name).head_seq for name in "bc"]) != heads:
+        heads = now
+        await trio.sleep(0.2)
+        assert max(heads) < 100
+    assert routed.topic("b").trimmed
+
+
+async def test_a_payload_of_the_own_log_is_named_and_not_written(routed: RoutedShards) -> None:
+    await routed.route("a>d", "a>e", "d>dest0")
+    assert routed.shard_of("dest0") == 0
+    await routed.write("a", datas(1, 2))
+    await routed.settle()
+    assert [routed.datas(name) for name in ("d", "e", "dest0")] == [[1, 2]] * 3
+    assert payloads(routed) == 0
+    assert {each.body for each in routed.asked if each.subject == FORWARD.subject} == {b""}
+
+
+async def test_a_cycle_ends_after_eight_hops(routed: RoutedShards) -> None:
     await routed.route("a>b")
+    await routed.route("b>a", allow_cycle=True)
     await routed.write("a", datas(1))
     await routed.settle()
-    await routed.delete_topic("a")
-    assert [*routed.loops[0].services.workers.known()] == []
-    await routed.write("a", datas(2))
-    await trio.sleep(0.05)
-    assert routed.datas("b") == [1]
+    await routed.until(lambda: len(routed.datas("a")) + len(routed.datas("b")) == 1 + HOPS_MAX)
+    await routed.settle()
+    assert (routed.datas("a"), routed.datas("b")) == ([1] * 5, [1] * 4)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -39,3 +41,12 @@ def walk(client: Sealer, topic: Topic, **asked: Any) -> tuple[list[int], list[tu
 
 def lost(gaps: list[tuple[int, int]]) -> set[int]:
     return {seq for first, last in gaps for seq in range(first, last + 1)}
+
+
+def flip(path: Path, offset: int, bit: int = 1) -> None:
+    """Damage one bit of a file; a negative offset counts from its end."""
+    with path.open("r+b") as file:  # in place: it may be mapped
+        at = file.seek(offset, os.SEEK_SET if offset >= 0 else os.SEEK_END)
+        (byte,) = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte ^ bit]))

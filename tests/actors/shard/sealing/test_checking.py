@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.actors.shard.sealing.damage_support import lost, walk
+from tests.actors.shard.sealing.damage_support import flip, lost, walk
 from tests.actors.shard.sealing.sealing_support import (
     Sealer,
     ended,
@@ -24,7 +24,6 @@ from topics.actors.link.heads import HeadReader, HeadWriter
 from topics.engine.changes.change import Change
 from topics.formats.disk.frames import FRAME_HEADER_BYTES, FrameKind, scan_frames
 from topics.formats.disk.wal import FILE_HEADER_BYTES, decode_file_header
-from topics.storage.disk import Damaged
 
 
 @pytest.fixture
@@ -43,14 +42,6 @@ def frames_of(path: Path) -> list[Any]:
     data = memoryview(path.read_bytes())
     header = decode_file_header(data)
     return [*scan_frames(data, FILE_HEADER_BYTES, header.base, header.seed)]
-
-
-def flip(path: Path, offset: int, bit: int = 1) -> None:
-    with path.open("r+b") as file:
-        file.seek(offset)
-        (byte,) = file.read(1)
-        file.seek(offset)
-        file.write(bytes([byte ^ bit]))
 
 
 def two_topics(client: Sealer, writes: int = 40) -> None:
@@ -121,28 +112,6 @@ def test_what_is_lost_to_damage_makes_room(small: Sealer) -> None:
     assert caps.held == (2, sum(topic.bytes for topic in topics)) < before
 
 
-def test_a_damaged_frame_at_the_front_of_a_topic_is_reported_as_damaged(small: Sealer) -> None:
-    two_topics(small)
-    first = first_log(small.path)
-    header = next(header for header in frames_of(first) if header.kind == FrameKind.APPEND)
-    flip(first, FILE_HEADER_BYTES + header.lsn + FRAME_HEADER_BYTES + 3)
-    small.checkpoint()
-    topic = small.engine.by_id[header.topic_id]
-    for _ in range(2):
-        topic = small.engine.by_id[header.topic_id]
-        page = small.page(topic.name)
-        assert page.tombstone is not None
-        assert (page.tombstone.gap_from, page.tombstone.gap_to, page.tombstone.reason) == (
-            1,
-            2,
-            "damaged",
-        )
-        assert topic.start_seq == 3
-        small.kill()
-        small = small.again()
-    small.kill()
-
-
 def test_pages_read_ahead_are_void_when_a_frame_is_found_damaged(small: Sealer) -> None:
     two_topics(small)
     first = first_log(small.path)
@@ -180,37 +149,6 @@ def test_a_topic_reports_its_damage_after_it_is_configured_again(small: Sealer) 
     assert page.tombstone.reason == "mixed", "cap and damage"
     assert (page.tombstone.gap_from, page.count) == (1, 3)
     small.kill()
-
-
-def test_only_live_records_of_a_damaged_frame_are_reported(small: Sealer) -> None:
-    for _ in range(60):
-        small.append("a", *range(5))
-    small.delete_records("a", before_seq=8)
-    first = first_log(small.path)
-    headers = [header for header in frames_of(first) if header.kind == FrameKind.APPEND]
-    for header in headers[:2]:
-        flip(first, FILE_HEADER_BYTES + header.lsn + FRAME_HEADER_BYTES)
-    small.checkpoint()
-    topic = small.engine.topic("a")
-    assert (topic.count, topic.start_seq) == (300 - 10, 11)
-    page = small.page("a", from_seq=7)
-    assert page.tombstone is not None
-    assert (page.tombstone.gap_from, page.tombstone.gap_to, page.tombstone.reason) == (
-        8,
-        10,
-        "damaged",
-    )
-
-
-def test_a_damaged_frame_that_is_not_sealed_refuses_the_start(small: Sealer) -> None:
-    two_topics(small)
-    first = first_log(small.path)
-    header = frames_of(first)[3]
-    small.kill()
-    flip(first, FILE_HEADER_BYTES + header.lsn + 10)
-    with pytest.raises(Damaged) as raised:
-        small.again()
-    assert (raised.value.path, raised.value.offset) == (first, FILE_HEADER_BYTES + header.lsn)
 
 
 def test_a_damaged_write_stays_lost_when_its_segment_fails_and_the_shard_restarts(
@@ -260,3 +198,23 @@ def test_a_damaged_blob_is_never_sealed_and_its_file_is_kept(small: Sealer) -> N
     assert not other.exists()
     assert Path(f"{blob}.damaged").read_bytes() == hurt_bytes
     small.kill()
+
+
+def test_only_live_records_of_a_damaged_frame_are_reported(small: Sealer) -> None:
+    for _ in range(60):
+        small.append("a", *range(5))
+    small.delete_records("a", before_seq=8)
+    first = first_log(small.path)
+    headers = [header for header in frames_of(first) if header.kind == FrameKind.APPEND]
+    for header in headers[:2]:
+        flip(first, FILE_HEADER_BYTES + header.lsn + FRAME_HEADER_BYTES)
+    small.checkpoint()
+    topic = small.engine.topic("a")
+    assert (topic.count, topic.start_seq) == (300 - 10, 11)
+    page = small.page("a", from_seq=7)
+    assert page.tombstone is not None
+    assert (page.tombstone.gap_from, page.tombstone.gap_to, page.tombstone.reason) == (
+        8,
+        10,
+        "damaged",
+    )

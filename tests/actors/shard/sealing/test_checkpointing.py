@@ -1,8 +1,9 @@
-"""Checkpointing: what a checkpoint holds while the shard continues."""
+"""Checkpointing: what a checkpoint holds while the shard, and its routers, go on."""
 
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from tests.actors.shard.sealing.sealing_support import (
     run,
     seen,
 )
+from tests.engine.routing.test_graph import router
+from tests.storage.recovery.test_routers import busy, known, put, remove
 from tests.support.log import Client
 from topics.actors.shard.sealing import sealing
 from topics.actors.shard.sealing.sealing import Sealing
@@ -107,3 +110,42 @@ def test_no_checkpoint_holds_a_topic_whose_creation_was_undone(client: Sealer) -
     again = client.again()
     assert [*again.engine.topics] == ["a"]
     again.kill()
+
+
+# Routers
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_change_at_any_step_of_a_checkpoint_is_there_after_a_restart(
+    tmp_path: Path, is_late: bool
+) -> None:
+    step = 0
+    while True:
+        client = Sealer(tmp_path / f"{step}")
+        busy(client)
+        client.append("t", 1)
+        client.under_way = client.sealing.checkpoint()
+        count, is_done = 0, False
+        while True:
+            if count == step:
+                is_done = True
+                put(client, router(6, "cd"))
+                put(client, router(7, "ce", "c->d"))
+                remove(client, 3)
+                put(client, replace(router(7, "ce", "c->d"), base_total=3))
+            if not client.step():
+                break
+            count += 1
+        before = known(client)
+        if is_late and is_done:
+            put(client, router(8, "xy"))
+            remove(client, 8)
+            before = before[0], 8
+        client.kill()
+        client = client.again()
+        assert known(client) == before, step
+        client.kill()
+        if not is_done:
+            assert step > 3
+            return
+        step += 1

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.actors.shard.sealing.damage_support import walk
+from tests.actors.shard.sealing.damage_support import flip, walk
 from tests.actors.shard.sealing.sealing_support import (
     Sealer,
     comes_back,
@@ -36,14 +36,6 @@ def client(tmp_path: Path) -> Iterator[Sealer]:
         for name in DESTS:
             client.put(name)
         yield client
-
-
-def flip(path: Path, offset: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(offset)
-        (byte,) = file.read(1)
-        file.seek(offset)
-        file.write(bytes([byte ^ 1]))
 
 
 def last_write(client: Sealer, name: str) -> int:
@@ -109,14 +101,6 @@ def test_a_log_file_with_payloads_goes_as_any_other(client: Sealer) -> None:
     before = seen(client)
     client.kill()
     comes_back(client, before)
-
-
-def test_a_frame_of_another_file_is_not_named(client: Sealer) -> None:
-    run = named_append(client)
-    assert client.wal.may_name(run.lsn, 100)
-    fill(client, "other", rounds=80)
-    assert not client.wal.may_name(run.lsn, 100)
-    assert not client.wal.may_name(client.wal.next_lsn - 8, 1 << 20), "nor one that has no room"
 
 
 def test_a_blob_stays_for_the_copies_of_its_records(client: Sealer) -> None:

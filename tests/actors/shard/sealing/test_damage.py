@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
-from tests.actors.shard.sealing.damage_support import lost, walk
+from tests.actors.shard.sealing.damage_support import flip, lost, walk
 from tests.actors.shard.sealing.sealing_support import Sealer, ended
 from topics.formats.disk.segment import CHUNK_BYTES
 from topics.storage.segments.file import Segment
+
+pytestmark = pytest.mark.slow
 
 FILE_BYTES = 256 << 10
 
@@ -48,11 +50,7 @@ def extents(client: Sealer) -> list[tuple[Segment, Any]]:
 
 
 def hurt(client: Sealer, segment: Segment, offset: int) -> None:
-    with segment.path.open("r+b") as file:
-        file.seek(offset)
-        (byte,) = file.read(1)
-        file.seek(offset)
-        file.write(bytes([byte ^ 1]))
+    flip(segment.path, offset)
     segment.checked[:] = bytes(
         len(segment.checked)
     )  # as after a start: these were found whole when they were written
@@ -220,20 +218,3 @@ def test_age_removes_damaged_records_in_the_end(client: Sealer, part: str) -> No
         client.append("a", 1)
         client.engine.expire(topic, client.now)
     assert topic.start_seq > 400
-
-
-def test_after_a_start_damage_is_reported_and_counts_stay(client: Sealer) -> None:
-    fill(client)
-    client.delete_records("a", match=["tag", "Eq", "t1"])
-    client.checkpoint()
-    count = client.engine.topic("a").count
-    (segment, entry), *_ = extents(client)
-    client.kill()
-    hurt(client, segment, entry.tables_at + 5)
-    again = client.again()
-    topic = again.engine.topic("a")
-    assert topic.count == count
-    seqs, gaps = walk(again, topic)
-    assert [first for first, _ in gaps] == [1]
-    assert len(seqs) > 100
-    again.kill()

@@ -27,6 +27,8 @@ from topics.engine.changes.delete_records import Rest
 from topics.formats.api.diff_body import TagMatch
 from topics.storage.recovery import steps
 
+pytestmark = pytest.mark.slow
+
 ODD, EVEN = TagMatch("Eq", "odd"), TagMatch("Eq", "even")
 
 

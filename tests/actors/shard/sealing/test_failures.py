@@ -31,6 +31,8 @@ from topics.storage.segments.file import Segment, SegmentWriter
 from topics.storage.segments.store import SegmentStore
 from topics.storage.wal.spares import SpareFiles
 
+pytestmark = pytest.mark.slow
+
 FAILING: list[tuple[Any, str]] = [
     (SegmentStore, "begin"),
     (SegmentWriter, "write"),

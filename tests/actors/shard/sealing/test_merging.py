@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.actors.shard.sealing.damage_support import lost, walk
+from tests.actors.shard.sealing.damage_support import flip, lost, walk
 from tests.actors.shard.sealing.sealing_support import (
     Sealer,
     comes_back,
@@ -34,8 +34,6 @@ from topics.actors.shard.sealing import merging, rewriting, sealing
 from topics.actors.shard.sealing.merging import Merging
 from topics.actors.shard.sealing.rewriting import Rewriting
 from topics.actors.shard.sealing.sources import LogFile, Segments
-from topics.engine.changes import delete_topic
-from topics.engine.changes.change import Change
 from topics.engine.locators import Locator, split_locator
 from topics.engine.record_index import IndexEntry
 from topics.engine.replacing import replace_entries
@@ -47,6 +45,8 @@ from topics.storage.segments import file as segment_file
 from topics.storage.segments.file import Segment, SegmentWriter
 from topics.storage.segments.merge_reader import MergeReader
 from topics.storage.segments.store import SegmentStore
+
+pytestmark = pytest.mark.slow
 
 BUILDING: list[tuple[Any, str]] = [
     (MergeReader, "open"),
@@ -163,40 +163,6 @@ def test_a_quiet_shard_whose_records_are_deleted_shrinks(
     free_all(client)
     assert sum(path.stat().st_size for path in files(client.path, "segment")) < before / 3
     assert len(client.shown("a")) == 80
-    survives_a_kill(client, seen(client))
-
-
-@pytest.mark.usefixtures("eager")
-def test_what_was_merged_is_merged_again_with_what_follows(client: Sealer) -> None:
-    age(client, 120)
-    before = seen(client)
-    assert client.sealing.rewriting.merged >= 8
-    free_all(client)
-    client.stop()
-    again = client.again()
-    assert seen(again) == before
-    age(again, 60, seed=7)
-    survives_a_kill(again, seen(again))
-
-
-@pytest.mark.usefixtures("eager")
-def test_neighbouring_extents_become_one_and_long_gaps_are_left_out(client: Sealer) -> None:
-    client.put("fast", cap_records=1)
-    for number in range(24):
-        tag = "gone" if 5 <= number < 15 else "stays"
-        client.append("a", records=[{"data": number, "tag": tag}])
-        for _ in range(2):
-            client.append("fast", "x" * 900)
-    client.append("fast", *["x" * 900] * 5)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Merging, "merge", _no_merge)
-        client.seal()
-    index = client.engine.topic("a").index
-    assert len(index) > 8, "an extent in each segment"
-    delete(client, "a", match=TagMatch("Eq", "gone"))
-    free_all(client)
-    entries = [index.whole_entry(at)[:2] for at in range(len(index))]
-    assert entries == [(1, 5), (16, 9)]
     survives_a_kill(client, seen(client))
 
 
@@ -328,21 +294,6 @@ def test_nothing_is_left_when_all_records_go_while_they_are_merged(
     assert files(aged.path, "segment") == []
     assert findings(aged.path) == []
     survives_a_kill(aged, seen(aged))
-
-
-@pytest.mark.usefixtures("eager")
-def test_a_delete_of_a_topic_that_is_undone_meanwhile_keeps_its_records(aged: Sealer) -> None:
-    before = seen(aged)
-    change = delete_topic.decide(aged.engine.table, "mixed", False, aged.now)
-    assert isinstance(change, Change)
-    aged.submit(change)
-    while aged.sealing.rewriting.merged == 0 and aged.step():
-        pass
-    aged.seal()
-    aged.wait()
-    del before["mixed"]
-    assert seen(aged) == before
-    survives_a_kill(aged, before)
 
 
 # Errors
@@ -479,7 +430,7 @@ def test_a_segment_with_damage_is_left_out_and_its_readers_are_told(
         "tables": entry.tables_at + 3,
         "directory": segment.trailer.directory_at + 80 * segment.trailer.entry_count - 30,
     }[where]
-    _flip(segment, offset)
+    flip(segment.path, offset)
     aged.shard.segments.maps.close()
     for _ in range(4):
         aged.sealing.merging.is_due = True
@@ -490,11 +441,3 @@ def test_a_segment_with_damage_is_left_out_and_its_readers_are_told(
     if where != "directory":  # the directory was read at the start
         _, gaps = walk(aged, aged.engine.topic("mixed"))
         assert lost(gaps)
-
-
-def _flip(segment: Segment, offset: int) -> None:
-    with segment.path.open("r+b") as file:
-        file.seek(offset)
-        (byte,) = file.read(1)
-        file.seek(offset)
-        file.write(bytes([byte ^ 1]))

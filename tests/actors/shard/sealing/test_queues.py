@@ -4,16 +4,13 @@ comes to the same jobs after a restart.
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.actors.shard.sealing.sealing_support import Sealer, ended, sealed, spoil
+from tests.actors.shard.sealing.sealing_support import Sealer, ended, sealed
 from tests.support.jobs import (
     DYING,
     FREE,
@@ -30,13 +27,11 @@ from tests.support.jobs import (
     known,
     nack,
 )
-from topics.engine.changes import delete_records, finish_jobs, lease_jobs
+from topics.engine.changes import finish_jobs, lease_jobs
 from topics.engine.queue import jobs as jobs_module
-from topics.engine.queue.claims import jobs_of
-from topics.engine.queue.ledger import Ledger
-from topics.engine.topic import Topic
-from topics.storage.checkpoints import whole
 from topics.storage.wal.file import NoRoom
+
+pytestmark = pytest.mark.slow
 
 HOUR_MS = 3_600_000
 
@@ -104,46 +99,6 @@ def test_leases_outlive_the_log_that_held_them(client: Sealer) -> None:
     before = of(client)
     assert {row.state for row in before.rows.values()} == {HELD, FREE}
     assert before.dead_lettered == 1
-    client.kill()
-    client = client.again()
-    assert of(client) == before
-    client.kill()
-
-
-def test_free_jobs_keep_their_order_over_a_checkpoint(client: Sealer) -> None:
-    put(client)
-    client.append("q", *range(5))
-    claim(client, "q", 5)
-    nack(client, "q", 4, 2)
-    client.later(1)
-    nack(client, "q", 3)
-    client.checkpoint()
-    nack(client, "q", 1)
-    client.later(1)
-    nack(client, "q", 5)
-    client.kill()
-    client = client.again()
-    assert [claim(client, "q")[0].seq for _ in range(5)] == [4, 2, 3, 1, 5]
-    client.kill()
-
-
-def test_a_checkpoint_is_made_in_steps(client: Sealer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs_module, "LEDGER_STEP", 4)
-    put(client)
-    client.append("q", *range(30))
-    claim(client, "q", 30)
-    most = 0
-
-    class Counting(Ledger):
-        def pack(self) -> dict[str, Any]:
-            nonlocal most
-            most = max(most, len(self.rows))
-            return super().pack()
-
-    monkeypatch.setattr(jobs_module, "Ledger", Counting)
-    client.checkpoint()
-    assert most == 4
-    before = of(client)
     client.kill()
     client = client.again()
     assert of(client) == before
@@ -275,154 +230,3 @@ def normal(client: Sealer) -> dict[str, Known]:
         delays = {seq: due_ts for seq, due_ts in each.delays.items() if due_ts > client.now.ts}
         found[name] = Known(rows, delays, each.dead_lettered)
     return found
-
-
-class Walk:
-    """Workers, time, sealing, failures and restarts by chance."""
-
-    def __init__(self, path: Path, seed: int) -> None:
-        self.dice = random.Random(seed)
-        self.client = self.began(Sealer(path))
-        self.moving: dict[str, list[int]] = {"q": [], "p": []}
-        self.restarts = 0
-        config = {"max_deliveries": 3, "dead_letter": "d", "cap_records": 60}
-        put(self.client, "q", **config, durability=self.dice.choice(["disk", "fsync"]))
-        put(self.client, "p", **config, leases_durable=False)
-
-    def run(self, steps: int) -> None:
-        acts = [
-            *[self.append] * 3,
-            *[self.claim] * 5,
-            *[self.ack, self.nack, self.extend] * 2,
-            *[self.move, self.delete, self.time_passes, self.wait],
-            *[self.seal] * 5,
-        ]
-        for _ in range(steps):
-            self.dice.choice(acts)()
-            if self.dice.random() < 0.03:
-                self.lose()
-            if self.dice.random() < 0.03:
-                self.restart()
-        self.restart()
-        self.client.kill()
-
-    def began(self, client: Sealer) -> Sealer:
-        """Numbers of leases begin anywhere in each process."""
-        client.engine.table.next_lease_number = self.dice.randrange(1 << 60)
-        return client
-
-    def queue(self) -> Topic:
-        return self.client.engine.queue(self.dice.choice("qp"))
-
-    def held(self, queue: Topic) -> list[int]:
-        seqs = list(jobs_of(queue).leases)
-        return self.dice.sample(seqs, min(len(seqs), self.dice.randint(1, 4)))
-
-    def append(self) -> None:
-        records = [
-            {"data": "x" * 30, "delay_ms": self.dice.choice([0, 0, 40, 5000])}
-            for _ in range(self.dice.randint(1, 4))
-        ]
-        self.client.start(self.queue().name, records=records)
-
-    def claim(self) -> None:
-        name, lease_ms = self.queue().name, self.dice.choice([100, 3000])
-        node, count = self.dice.choice("abc"), self.dice.randint(1, 4)
-        begin(self.client, claiming(self.client, name, count, node=node, lease_ms=lease_ms))
-
-    def ack(self) -> None:
-        queue, node = self.queue(), self.dice.choice("abc")
-        begin(self.client, acking(self.client, queue.name, *self.held(queue), node=node))
-
-    def nack(self) -> None:
-        queue, node = self.queue(), self.dice.choice("abc")
-        delay_ms, now = self.dice.choice([0, 0, 300]), self.client.now
-        seqs = self.held(queue)
-        begin(self.client, lease_jobs.nack(queue, node, seqs, None, delay_ms, now))
-
-    def extend(self) -> None:
-        queue, node = self.queue(), self.dice.choice("abc")
-        seqs, now = self.held(queue), self.client.now
-        begin(self.client, lease_jobs.extend(queue, node, seqs, None, 2000, now))
-
-    def move(self) -> None:
-        queue = self.queue()
-        moving = self.moving[queue.name]
-        if not moving:
-            self.wait()
-            moving += begin_move(self.client, queue.name, 2)
-            return
-        if self.dice.random() < 0.3:
-            lease_jobs.keep_dead(queue, moving)
-        else:
-            begin(self.client, finish_jobs.bury(queue, moving, self.client.now))
-        moving.clear()
-
-    def delete(self) -> None:
-        queue = self.queue()
-        bound = queue.start_seq + self.dice.randint(0, 3)
-        self.client.submit(
-            delete_records.decide(
-                self.client.engine.table,
-                delete_records.asked(self.client.engine.table, queue.name, bound, None),
-                self.client.now,
-            )
-        )
-
-    def time_passes(self) -> None:
-        self.wait()  # no lease ends before its claim is written
-        self.client.later(self.dice.choice([1, 20, 150]))
-
-    def wait(self) -> None:
-        assert self.client.wait() is None
-
-    def seal(self) -> None:
-        for _ in range(self.dice.randint(1, 8)):
-            with contextlib.suppress(OSError):  # given up: changes were undone
-                self.client.step()
-
-    def lose(self) -> None:
-        if self.client.commits.reached < self.client.wal._start:
-            return self.wait()  # some of it is written, and cannot be undone
-        lose(self.client)
-        for moving in self.moving.values():
-            moving.clear()
-        return None
-
-    def restart(self) -> None:
-        self.wait()
-        before = normal(self.client)
-        how = self.dice.choice(["kill", "stop", "spoil"])
-        client = self.client
-        if how == "stop":
-            client.stop()
-        else:
-            client.kill()
-        if how == "spoil" and len(whole(client.path / "checkpoint" / "00")) == 2:
-            spoil(client.path)
-        self.client = self.began(client.again())
-        after = normal(self.client)
-        assert after == before
-        for name in before:
-            queue, was = self.client.engine.queue(name), client.engine.queue(name)
-            assert queue.count == was.count
-            if name == "q":
-                counters = jobs_of(queue).counters(queue.count)
-                # What was on its way to another topic may be ready.
-                assert counters[1:] == jobs_of(was).counters(was.count)[1:]
-        for moving in self.moving.values():
-            moving.clear()
-        self.restarts += 1
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_a_walk(tmp_path: Path, seed: int) -> None:
-    walk = Walk(tmp_path / "data", seed)
-    walk.run(150)
-    assert walk.restarts > 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(6, 60))
-def test_a_long_walk(tmp_path: Path, seed: int) -> None:
-    Walk(tmp_path / "data", seed).run(600)

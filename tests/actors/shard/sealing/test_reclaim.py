@@ -18,10 +18,8 @@ from tests.actors.shard.sealing.sealing_support import (
     fill,
     findings,
     free_all,
-    sealed,
     seen,
     spoil,
-    survives_a_kill,
 )
 from tests.support.log import append_streamed, failing
 from topics.formats.disk.wal import FILE_HEADER_BYTES
@@ -95,14 +93,6 @@ def test_room_that_was_due_at_a_kill_is_given_back_after_the_start(client: Seale
     assert free_all(third) <= 3
     assert seen(third) == before
     third.kill()
-
-
-def test_log_files_do_not_accumulate(client: Sealer) -> None:
-    for _ in range(15):
-        fill(client, "a", rounds=8)
-        client.seal()
-        assert len(files(client.path, "wal")) <= 12
-    assert client.sealing.reclaim.sealed > 20
 
 
 def test_old_bytes_in_a_recycled_log_file_are_not_a_torn_tail(client: Sealer) -> None:
@@ -179,24 +169,6 @@ def test_a_spare_log_file_is_used_after_a_restart_and_is_not_read(client: Sealer
     other.kill()  # and its threads: one may be making a spare, which has no size at first
     fresh = {path for path in files(other.path, "wal") if path.suffix == ".spare"}
     assert {path.stat().st_size for path in fresh} <= {other.wal.file_bytes}
-
-
-def test_a_sealed_blob_is_unlinked_after_two_checkpoints(client: Sealer) -> None:
-    client.append("a", 0)
-    topic = client.engine.topic("a")
-    blob = append_streamed(client, "a", *["x" * 3000] * 10)
-    fill(client, "a", rounds=4)
-    before = seen(client)
-    client.seal()
-    assert blob.exists()
-    assert seen(client) == before
-    assert sealed(client, "a")
-    client.checkpoint()
-    client.checkpoint()
-    assert not blob.exists()
-    assert topic.count == 1 + 10 + 8
-    assert findings(client.path) == []
-    survives_a_kill(client, before)
 
 
 def test_a_log_file_that_outlives_its_blobs_is_not_damaged(

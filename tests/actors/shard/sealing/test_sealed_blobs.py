@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.actors.shard.sealing.damage_support import flip
 from tests.actors.shard.sealing.sealing_support import (
     Sealer,
     comes_back,
@@ -34,15 +35,6 @@ def client(tmp_path: Path) -> Iterator[Sealer]:
         client.put("a")
         client.put("b")
         yield client
-
-
-def test_a_log_file_is_full_when_its_blobs_are_as_long_as_a_file(client: Sealer) -> None:
-    client.append("a", "first")
-    for _ in range(3):
-        append_streamed(client, "a", *LONG)
-    assert client.wal.full_files() == []
-    client.append("a", "next")
-    assert len(client.wal.full_files()) == 1
 
 
 def test_blobs_are_unlinked_when_a_segment_holds_their_records(client: Sealer) -> None:
@@ -126,12 +118,6 @@ def test_without_room_for_another_log_file_small_writes_continue_in_the_full_one
     comes_back(client, before)
 
 
-def hurt(path: Path, at: int = -100) -> None:
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1
-    path.write_bytes(data)
-
-
 @pytest.fixture
 def damaged(client: Sealer) -> Iterator[Sealer]:
     """A blob was damaged after an orderly stop, and nobody has read it since."""
@@ -140,7 +126,7 @@ def damaged(client: Sealer) -> Iterator[Sealer]:
     path = append_streamed(client, "a", *LONG)
     client.append("a", "behind")
     client.stop()
-    hurt(path)
+    flip(path, -100)
     again = client.again()
     yield again
     again.kill()
@@ -162,26 +148,6 @@ def test_a_read_reports_a_damaged_blob_as_a_gap_and_continues(damaged: Sealer) -
     assert read(damaged, 31).count == 1
     with pytest.raises(Damaged, match=r"\.blob, offset 64"):
         damaged.wal.blobs.file(damaged.engine.topic("a").id, 2)
-
-
-def test_a_delete_may_cut_a_damaged_blob(damaged: Sealer) -> None:
-    assert damaged.delete_records("a", before_seq=10) == 9
-    assert gap(read(damaged, 9)) == ("damaged", 10, 31)
-    assert damaged.delete_records("a", before_seq=33) == 23, "all of it may go"
-
-
-def test_a_cap_that_cuts_a_damaged_blob_stops_nothing(damaged: Sealer) -> None:
-    damaged.put("a", cap_records=10)
-    damaged.append("a", "more")
-    assert read(damaged, 31).count == 1
-    damaged.put("a", cap_records=2)
-    assert damaged.engine.topic("a").count == 2
-
-
-def test_age_removes_a_damaged_blob_as_a_whole(damaged: Sealer) -> None:
-    damaged.later(5000)
-    damaged.expire("a")
-    assert damaged.engine.topic("a").count == 0
 
 
 def test_sealing_reports_a_damaged_blob_for_good_and_keeps_its_file(damaged: Sealer) -> None:

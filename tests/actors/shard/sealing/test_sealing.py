@@ -5,14 +5,18 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.actors.shard.sealing.sealing_support import (
     Sealer,
     Seen,
+    comes_back,
     copy,
     delete,
+    ended,
+    extents,
     fill,
     findings,
     sealed,
@@ -21,12 +25,13 @@ from tests.actors.shard.sealing.sealing_support import (
     survives_a_kill,
 )
 from topics.actors.shard import record_store
-from topics.actors.shard.sealing import sealing
+from topics.actors.shard.sealing import rewriting, sealing
 from topics.engine import retention
 from topics.engine.changes import delete_topic
 from topics.engine.locators import is_extent
 from topics.engine.now import Now
 from topics.formats.api.diff_body import TagMatch
+from topics.storage.segments.file import SegmentWriter
 
 
 def test_topics_look_the_same_before_and_after_sealing_and_a_restart(client: Sealer) -> None:
@@ -87,26 +92,6 @@ def test_a_round_frees_what_went_in_large_numbers(
     assert len(store._in_memory) == 1
     assert not store.release_some()
     assert seen(client) == before
-
-
-@pytest.mark.slow
-def test_ten_thousand_topics(tmp_path: Path) -> None:
-    client = Sealer(tmp_path / "data", file_bytes=1 << 20)
-    for number in range(10_000):
-        client.start(f"t{number}", number)
-        if number % 500 == 0:
-            client.wait()
-    client.wait()
-    fill(client, "last", rounds=2000, size=300)
-    assert client.wal.full_files()
-    client.seal()
-    client.kill()
-    again = client.again()
-    assert len(again.engine.topics) == 10_001
-    assert [again.shown(f"t{number}")[0]["data"] for number in range(0, 10_000, 977)] == [
-        *range(0, 10_000, 977)
-    ]
-    again.kill()
 
 
 def recreate(client: Sealer) -> None:
@@ -182,13 +167,6 @@ def test_a_topic_whose_delete_is_undone_during_sealing_keeps_its_records(client:
     survives_a_kill(client, before)
 
 
-def test_a_deleted_topic_names_no_records(client: Sealer) -> None:
-    fill(client, "a", rounds=3)
-    topic = client.engine.topic("a")
-    client.delete("a")
-    assert len(topic.index) == 0
-
-
 # Pace
 
 
@@ -226,3 +204,49 @@ def test_pauses_get_shorter_with_the_backlog() -> None:
     assert pauses[sealing.BACKLOG_MAX_FILES - 1] > 0
     assert pauses[sealing.BACKLOG_MAX_FILES :] == [0.0, 0.0]
     assert sealing.pause_after(1.0, 0) == sealing.PAUSE_MAX_S
+
+
+# Rewriting: a segment is written in parts, and an install that is cut short is none or whole
+
+
+def test_a_segment_is_written_in_parts_with_pauses_between_steps(
+    client: Sealer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written, pauses = list[int](), list[float]()
+    original, pause = SegmentWriter.write, client.sealing.rewriting._pause
+
+    def write(writer: SegmentWriter, pieces: Any) -> None:
+        written.append(sum(map(len, pieces)))
+        original(writer, pieces)
+
+    async def noting(step_began: float) -> None:
+        pauses.append(step_began)
+        await pause(step_began)
+
+    monkeypatch.setattr(SegmentWriter, "write", write)
+    monkeypatch.setattr(rewriting, "WRITE_BYTES", 4096)
+    monkeypatch.setattr(client.sealing.rewriting, "_pause", noting)
+    fill(client, "a", "b", rounds=6)
+    client.seal()
+    assert extents(client)
+    assert len(written) >= 2
+    assert max(written) <= 2 * rewriting.WRITE_BYTES
+    assert len(pauses) > len(written)
+
+
+@pytest.mark.parametrize("how", ["kill", "stop"])
+def test_an_end_in_the_middle_of_an_install_seals_nothing_twice(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("topics.engine.replacing.STEP_EXTENTS", 1)
+    small_extents(monkeypatch, 4)
+    with ended(Sealer(tmp_path / "data", file_bytes=12 << 10)) as client:
+        fill(client, "a", "b", "c", rounds=20)
+        before = seen(client)
+        while not client.sealing.rewriting.is_installing:
+            assert client.step()
+        client.step()
+        assert seen(client) == before
+        assert client.sealing.rewriting.is_installing
+        getattr(client, how)()
+        comes_back(client, before)

@@ -22,7 +22,6 @@ from tests.formats.disk.segment_support import version_1
 from tests.support.log import append_streamed
 from topics.formats.api.diff_body import TagMatch
 from topics.storage import checkpoints
-from topics.storage.disk import Damaged
 
 
 @pytest.mark.slow
@@ -46,29 +45,6 @@ def test_the_older_checkpoint_has_all_that_it_needs_when_the_newest_is_damaged(
         other.kill()
         assert len(checkpoints.whole(target / "checkpoint" / "00")) == 2
         assert findings(target) == []
-
-
-def test_without_a_checkpoint_a_log_that_does_not_begin_at_0_is_damaged(client: Sealer) -> None:
-    fill(client, "a", rounds=30)
-    client.checkpoint()
-    client.checkpoint()
-    client.kill()
-    for path in files(client.path, "checkpoint"):
-        path.unlink()
-    assert findings(client.path)
-    with pytest.raises(Damaged, match="no checkpoint is whole"):
-        client.again()
-
-
-def test_a_missing_segment_is_damage_with_its_path(client: Sealer) -> None:
-    fill(client, "a", rounds=10)
-    client.seal()
-    client.kill()
-    path = files(client.path, "segment")[0]
-    path.unlink()
-    with pytest.raises(Damaged) as raised:
-        client.again()
-    assert raised.value.path == path
 
 
 def test_a_kill_without_a_reboot_skips_no_seq_when_the_start_frame_is_sealed(

@@ -26,6 +26,8 @@ from topics.storage.inspect import describe
 from topics.storage.mapped_file import CANNOT_READ, PAGE_BYTES
 from topics.storage.verify import Finding, verify_directory
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -14,15 +14,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 from itertools import count
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import trio
 
-from topics.actors.rpc.inbound import InboundEvent
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.replies import answer_error, total_ms
-from topics.actors.rpc.session import LinkSession
-from topics.actors.rpc.typed_calls import InboundCall, serve, subscribe
+from topics.actors.rpc.session import InboundMessage, LinkSession
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.deadlines import Deadline
 from topics.actors.shard.queues.job_dispatch import JobDispatch
@@ -43,14 +41,14 @@ from topics.formats.wire.calls import (
     CLAIM,
     UNCLAIMED,
     CallCancelledParams,
-    ClaimParams,
     ClaimResult,
+    TopicParams,
     UnclaimedParams,
 )
 from topics.formats.wire.envelope import ErrorCode
 from topics.storage.wal.progress import Progress
 
-ClaimCall: TypeAlias = InboundCall[ClaimParams, ClaimResult]
+ClaimCall: TypeAlias = InboundMessage[TopicParams, ClaimResult]
 
 
 class PolledClaim(Claimer):
@@ -113,9 +111,9 @@ class Claims(Service):
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
-        serve(router, CLAIM, self._claim)
-        subscribe(router, CALL_CANCELLED, self._cancelled)
-        subscribe(router, UNCLAIMED, self._unclaimed)
+        router.serve(CLAIM, self._claim)
+        router.subscribe(CALL_CANCELLED, self._cancelled)
+        router.subscribe(UNCLAIMED, self._unclaimed)
 
     def on_session_closed(self, session: LinkSession) -> None:
         """Nobody waits for these any more."""
@@ -190,7 +188,7 @@ class Claims(Service):
 
     # What the front says
 
-    def _cancelled(self, message: InboundEvent[CallCancelledParams]) -> None:
+    def _cancelled(self, message: InboundMessage[CallCancelledParams, Any]) -> None:
         key = message.session, message.params.cid
         poll, deferred = self._polls.get(key), self._deferred.pop(key, None)
         if poll is not None:
@@ -199,7 +197,7 @@ class Claims(Service):
             _refuse(deferred)
         # Of an answer that is on its way to the front, the front gives the leases back.
 
-    def _unclaimed(self, message: InboundEvent[UnclaimedParams]) -> None:
+    def _unclaimed(self, message: InboundMessage[UnclaimedParams, Any]) -> None:
         params = message.params
         topic = self._engine.topics.get(params.topic)
         if topic is not None and topic.jobs is not None and not topic.deleted:

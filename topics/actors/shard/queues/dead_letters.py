@@ -222,7 +222,8 @@ class DeadLetters(Service):
         config, parts = topic.config, record_parts(record)
         # A restart may know no count.
         deliveries = jobs_of(topic).deliveries(seq) or config.max_deliveries
-        parts = parts._replace(meta=stamped(parts.meta, topic.name, deliveries, seq))
+        error = jobs_of(topic).errors.get(seq)
+        parts = parts._replace(meta=stamped(parts.meta, topic.name, deliveries, seq, error))
         if jobs_of(topic).doomed.get(seq) == "":
             # An earlier version has begun to move it: it goes on under the key of that version.
             key = earlier_copy_key("dead_letter", topic.epoch, seq)

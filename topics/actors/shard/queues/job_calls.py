@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.replies import answer_error, reply_json, total_ms
-from topics.actors.rpc.typed_calls import InboundCall, serve
+from topics.actors.rpc.session import InboundMessage
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.held_topics import Retries
 from topics.actors.shard.queues.job_dispatch import JobDispatch
@@ -36,11 +36,11 @@ from topics.formats.wire.calls import (
     LeasesParams,
     LeasesResult,
     NoResult,
-    QueueParams,
+    TopicParams,
 )
 from topics.storage.wal.progress import Progress
 
-JobsCall: TypeAlias = InboundCall[QueueParams, NoResult]
+JobsCall: TypeAlias = InboundMessage[TopicParams, NoResult]
 
 
 class JobCalls(Service):
@@ -54,10 +54,10 @@ class JobCalls(Service):
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
-        serve(router, ACK, self._ack)
-        serve(router, NACK, self._nack)
-        serve(router, EXTEND, self._extend)
-        serve(router, LEASES, self._leases)
+        router.serve(ACK, self._ack)
+        router.serve(NACK, self._nack)
+        router.serve(EXTEND, self._extend)
+        router.serve(LEASES, self._leases)
 
     def _ack(self, request: JobsCall, *, again: bool = False) -> None:
         context, params = self._context, request.params
@@ -131,7 +131,8 @@ class JobCalls(Service):
         topic = context.fresh_queue(params.topic)
         context.check_leasable(topic)
         change = lease_jobs.nack(
-            topic, asked.node, asked.seqs, asked.lease_ids, asked.delay_ms, context.now
+            *(topic, asked.node, asked.seqs, asked.lease_ids, asked.delay_ms, context.now),
+            error=asked.error,
         )
         self._dispatch.note_claimable(topic)
 
@@ -177,7 +178,7 @@ class JobCalls(Service):
         else:
             reply_json(request, NO_RESULT, answer(), at)
 
-    def _leases(self, request: InboundCall[LeasesParams, LeasesResult]) -> None:
+    def _leases(self, request: InboundMessage[LeasesParams, LeasesResult]) -> None:
         params = request.params
         topic = self._context.fresh_queue(params.topic)
         found = claims.leases(topic, params.after, params.limit + 1, params.node, self._context.now)
@@ -189,6 +190,7 @@ class JobCalls(Service):
                 lease.number if params.with_ids else None,
                 lease.deadline_ts,
                 lease.deliveries,
+                lease.error,
             )
             for lease in page
         ]

@@ -16,7 +16,6 @@ import trio
 
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.replies import answer_error, reply_json
-from topics.actors.rpc.typed_calls import serve
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.queues.copies import Sent, send
 from topics.actors.shard.queues.transfer import RedriveCall, Transfer
@@ -46,7 +45,7 @@ class Redrives(Service):
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
-        serve(router, REDRIVE, self._redrive)
+        router.serve(REDRIVE, self._redrive)
 
     def _redrive(self, request: RedriveCall) -> None:
         context, params = self._context, request.params

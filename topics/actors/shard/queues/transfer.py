@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import trio
 
-from topics.actors.rpc.typed_calls import InboundCall
+from topics.actors.rpc.session import InboundMessage
 from topics.actors.shard.deadlines import Deadline
 from topics.actors.shard.queues.copies import COPIES_BYTES, Copy
 from topics.engine import selection
@@ -28,7 +28,7 @@ from topics.formats.api.queue_bodies import Redrive
 from topics.formats.names import covered
 from topics.formats.wire.calls import NoResult, RedriveParams
 
-RedriveCall: TypeAlias = InboundCall[RedriveParams, NoResult]
+RedriveCall: TypeAlias = InboundMessage[RedriveParams, NoResult]
 
 READ_RECORDS: Final = 16  # read at once, before their bytes are counted
 # A redrive ends when it has come by so many records that cannot be moved.

@@ -13,11 +13,10 @@ client has not taken stays with the queue. A page that its front has not shown i
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
-from topics.actors.rpc.inbound import InboundEvent
 from topics.actors.rpc.message_router import MessageRouter
-from topics.actors.rpc.session import LinkSession
-from topics.actors.rpc.typed_calls import InboundCall, serve, subscribe
+from topics.actors.rpc.session import InboundMessage, LinkSession
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.queues.job_dispatch import JobDispatch
 from topics.actors.shard.queues.wait_list import Claimer
@@ -108,9 +107,9 @@ class WorkStreams(Service):
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
-        serve(router, WORK_OPEN, self._open)
-        subscribe(router, WORK_TAKEN, self._taken)
-        subscribe(router, WORK_CLOSE, self._close)
+        router.serve(WORK_OPEN, self._open)
+        router.subscribe(WORK_TAKEN, self._taken)
+        router.subscribe(WORK_CLOSE, self._close)
 
     def on_session_closed(self, session: LinkSession) -> None:
         """Release what its streams hold."""
@@ -175,7 +174,7 @@ class WorkStreams(Service):
 
     # What the front says
 
-    def _open(self, request: InboundCall[WorkOpenParams, NoResult]) -> None:
+    def _open(self, request: InboundMessage[WorkOpenParams, NoResult]) -> None:
         context, params, session = self._context, request.params, request.session
         context.check_writable()
         topic = context.fresh_queue(params.topic)
@@ -190,14 +189,14 @@ class WorkStreams(Service):
         self._dispatch.join(stream, is_patient=True)
         request.reply(NO_RESULT)
 
-    def _taken(self, message: InboundEvent[WorkTakenParams]) -> None:
+    def _taken(self, message: InboundMessage[WorkTakenParams, Any]) -> None:
         stream = self._find(message.session, message.params.work)
         if stream is not None and stream.page is not None:
             stream.page = None
             if stream.room:
                 self._dispatch.join(stream, is_patient=True)
 
-    def _close(self, message: InboundEvent[WorkCloseParams]) -> None:
+    def _close(self, message: InboundMessage[WorkCloseParams, Any]) -> None:
         # It may have ended while the event was on its way.
         stream = self._find(message.session, message.params.work)
         if stream is not None:

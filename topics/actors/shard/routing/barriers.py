@@ -11,15 +11,14 @@ while.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Final, TypeAlias
 
 import trio
 
 from topics.actors.rpc.message_router import MessageRouter
-from topics.actors.rpc.session import Reply
-from topics.actors.rpc.typed_calls import InboundCall, serve
+from topics.actors.rpc.session import InboundMessage, Reply
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.deadlines import Deadline
 from topics.actors.shard.held_topics import Handler, Request, handle_late
@@ -36,7 +35,7 @@ from topics.formats.wire.calls import (
     NoResult,
 )
 
-CatchUpCall: TypeAlias = InboundCall[CatchUpParams, NoResult]
+CatchUpCall: TypeAlias = InboundMessage[CatchUpParams, NoResult]
 
 BARRIER_S: Final = 1.0
 SILENT_S: Final = 5.0  # how long a shard that did not answer is not waited for
@@ -51,18 +50,21 @@ class Barriers(Service):
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
-        serve(router, CATCH_UP, self._catch_up)
+        router.serve(CATCH_UP, self._catch_up)
 
-    def defer_if_behind(self, topics: Iterable[str], handler: Handler, request: Request) -> bool:
+    def defer_if_behind(self, topics: Collection[str], handler: Handler, request: Request) -> bool:
         """Whether the request is deferred: ``handler`` gets it when the feeders of ``topics`` have
         caught up. Only inside of a turn.
         """
         if not self._registry.is_told and self._await_owner(topics, handler, request):
             return True
-        feeders, behind = self._registry.feeders, set[str]()
-        for topic in topics:
-            if feeders(topic) and self._feeders(topic, frozenset()) and not self._is_level(topic):
-                behind.add(topic)
+        if self._registry.by_dest.keys().isdisjoint(topics):  # most requests end here
+            return False
+        behind = {
+            topic
+            for topic in topics
+            if self._feeders(topic, frozenset()) and not self._is_level(topic)
+        }
         if not behind:
             return False
         left = len(behind)
@@ -77,7 +79,7 @@ class Barriers(Service):
             self._wait(topic, frozenset(), caught_up)
         return True
 
-    def _await_owner(self, topics: Iterable[str], handler: Handler, request: Request) -> bool:
+    def _await_owner(self, topics: Collection[str], handler: Handler, request: Request) -> bool:
         """After a start: whether the request is deferred until this shard knows its routers."""
         known = self._context.engine.topics
         if self._is_silent(ROUTER_OWNER) or not any(
@@ -101,9 +103,10 @@ class Barriers(Service):
 
     def _is_level(self, topic: str) -> bool:
         """Whether all feeders have nothing left to forward, as far as this shard knows alone."""
-        for router, row in self._registry.feeders(topic).items():
+        by_dest = self._registry.by_dest
+        for router, row in by_dest[topic].items():
             known = self._workers.worker(router)
-            if known is None or self._registry.feeders(row.source):
+            if known is None or row.source in by_dest:
                 return False
             source, worker = known
             is_level = worker.is_known and worker.seen >= source.topic.head_seq
@@ -123,14 +126,14 @@ class Barriers(Service):
 
     def _feeders(self, topic: str, passed: frozenset[int]) -> list[int]:
         """The routers that feed ``topic``, but for ``passed``; none when their shard is silent."""
-        feeders = self._registry.feeders(topic)
+        feeders = self._registry.by_dest.get(topic)
         if not feeders or self._is_silent(self._source_shard(topic)):
             return []
         return [router for router in feeders if router not in passed]
 
     def _source_shard(self, topic: str) -> int:
         """The shard of the source of ``topic``, which routers feed: they have one source."""
-        row = next(iter(self._registry.feeders(topic).values()))
+        row = next(iter(self._registry.by_dest[topic].values()))
         return self._context.peers.shard_of(row.source)
 
     def _is_silent(self, shard: int) -> bool:

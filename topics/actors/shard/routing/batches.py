@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from topics.engine.locators import is_in_log, lsn_of
-from topics.engine.routing.picking import Picked, PickedRun
+from topics.engine.routing.picking import Picked
 from topics.engine.store import Store
 from topics.formats.buffers import Buffer
 from topics.formats.disk.copies import OWN_STAMP, RUN, Run, encode_runs, payload_of
@@ -74,28 +74,20 @@ def body_batch(picked: Picked, store: Store, number: int) -> Batch:
         pieces, first.first_seq + first.start, pieces[0][0].ts(first.start)
     )
     body = b"".join((_BODY.pack(flags, count, len(ext)), *parts))
-    runs, seqs = [], []
-    begin = 0
-    for seq, length in _stretches(picked.runs):
-        runs.append(Run(0, 0, begin, begin + length))
-        seqs.append(seq)
-        begin += length
+    runs, seqs = list[Run](), list[int]()
+    end = end_seq = 0
+    for run in picked.runs:  # one for each stretch of contiguous seqs
+        begin, seq = end, run.first_seq + run.start
+        if runs and seq == end_seq:
+            begin = runs.pop().start
+        else:
+            seqs.append(seq)
+        end, end_seq = end + run.stop - run.start, run.first_seq + run.stop
+        runs.append(Run(0, 0, begin, end))
     return Batch(picked.to_seq, picked.hop, runs, seqs, body, number)
 
 
-def _stretches(runs: Sequence[PickedRun]) -> Sequence[tuple[int, int]]:
-    """(first seq, length) of contiguous seqs."""
-    found: list[tuple[int, int]] = []
-    for run in runs:
-        first, length = run.first_seq + run.start, run.stop - run.start
-        if found and sum(found[-1]) == first:
-            found[-1] = found[-1][0], found[-1][1] + length
-        else:
-            found.append((first, length))
-    return found
-
-
 def records_in(body: Buffer) -> RecordsView:
-    """The records of a message, copied out of it."""
+    """Copy the records out of a message."""
     flags, count, ext_len = _BODY.unpack_from(body)
     return RecordsView(flags, count, ext_len, memoryview(bytes(body[_BODY.size :])))

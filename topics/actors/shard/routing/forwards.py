@@ -20,7 +20,7 @@ import structlog
 
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.replies import answer_error
-from topics.actors.rpc.typed_calls import InboundCall, serve
+from topics.actors.rpc.session import InboundMessage
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.routing.batches import frame_bytes_max, records_in
 from topics.actors.shard.routing.registry import Registry
@@ -38,7 +38,6 @@ from topics.engine.changes.forward import (
 )
 from topics.engine.routing.derivations import Derivation, derivation_of
 from topics.engine.store import Unreadable
-from topics.engine.topic import Topic
 from topics.formats.disk.copies import (
     OWN_STAMP,
     Copier,
@@ -63,7 +62,7 @@ from topics.formats.wire.calls import (
 )
 from topics.storage.wal.progress import Progress
 
-ForwardCall: TypeAlias = InboundCall[ForwardParams, ForwardResult]
+ForwardCall: TypeAlias = InboundMessage[ForwardParams, ForwardResult]
 
 Settle: TypeAlias = Callable[..., None]
 """`_Answers.settle` of one target."""
@@ -87,7 +86,7 @@ class Forwards(Service):
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
-        serve(router, FORWARD, self._forward)
+        router.serve(FORWARD, self._forward)
 
     def _forward(self, request: ForwardCall) -> None:
         self._context.check_writable(grows=True)
@@ -127,16 +126,14 @@ class Forwards(Service):
             settle(ForwardStatus.BEHIND, at)
         elif params.to_seq == params.from_seq:
             self._context.freshen(topic)
-            has_room = not params.need or self._fits(topic, params.need)
-            settle(ForwardStatus.DONE if has_room else ForwardStatus.FULL, at, params.need)
+            left = bytes_left(self._engine.table, topic) if params.need else None
+            has_room = left is None or left >= params.need
+            is_full = params.need and not (has_room and room_for(topic, 1))
+            settle(ForwardStatus.FULL if is_full else ForwardStatus.DONE, at, params.need)
         else:
             self._context.freshen(topic)
             return Taker(topic, target.router, at.total, target.name)
         return None
-
-    def _fits(self, topic: Topic, size: int) -> bool:
-        left = bytes_left(self._engine.table, topic)
-        return room_for(topic, 1) > 0 and (left is None or left >= size)
 
     def _advance(
         self, params: ForwardParams, takers: Mapping[int, Taker], answers: _Answers
@@ -206,7 +203,7 @@ class Forwards(Service):
                 self._context.wal.end_file()  # else the source may name these frames again
                 _settle_behind(takers, params, answers)
                 return payload
-            payload = payload.unlogged()
+            payload = payload._replace(logged_at=0)  # its log file is full
         body = payload.body(alike.copies)._replace(
             cursor=to_seq, hop=params.hop, tail_bytes=copier.tail_bytes
         )
@@ -219,9 +216,11 @@ class Forwards(Service):
         )
         lsn = self._submit(forwarded, params, takers, answers, status)
         if lsn and body.payload is not None:
-            payload = payload.at(lsn)
+            payload = payload._replace(logged_at=lsn)
             if params.batch:
-                self._note_logged(request, lsn, body.payload)
+                self._logged[request.session, params.batch] = lsn, body.payload
+                if len(self._logged) > LOGGED_MAX:
+                    self._logged.popitem(last=False)
         return payload
 
     def _submit(
@@ -282,11 +281,6 @@ class Forwards(Service):
         texts = [text for stamp in payload.stamps for text in stamp[:2]]
         length = frame_bytes_max(len(payload.runs), [*names, payload.params.source, *texts])
         return not named or self._context.wal.may_name(min(named), length)
-
-    def _note_logged(self, request: ForwardCall, lsn: int, view: RecordsView) -> None:
-        self._logged[request.session, request.params.batch] = lsn, view
-        while len(self._logged) > LOGGED_MAX:
-            self._logged.popitem(last=False)
 
     def _payload(self, request: ForwardCall, records: RecordsView | None) -> _Payload | None:
         """None when the frames that the runs name are not in the file that is written."""
@@ -388,14 +382,6 @@ class _Payload(NamedTuple):
             runs = [run._replace(lsn=self.logged_at) for run in runs]
         payload = None if self.logged_at else self.views.get(0)
         return ForwardBody(0, 0, (), runs, stamps=self.stamps, payload=payload)
-
-    def at(self, lsn: int) -> _Payload:
-        """The log has the attachment there."""
-        return self._replace(logged_at=lsn)
-
-    def unlogged(self) -> _Payload:
-        """The log file that had the attachment is full."""
-        return self._replace(logged_at=0)
 
     def seq_of(self, index: int, seqs: Sequence[int]) -> int:
         """Seq in the source of a record. ``seqs``: of the runs of the forward."""

@@ -7,8 +7,9 @@ order of their requests; what concerns a shard that does not answer holds up not
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Set
-from typing import Final, NamedTuple
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Set
+from contextlib import contextmanager
+from typing import Final, Generic, NamedTuple
 
 import structlog
 import trio
@@ -82,31 +83,53 @@ class Mutations:
         if request is None:
             log.warning("routers not changed", error=str(error))
             return
-        self._context.begin_turn()
-        answer_error(request, error)
-        self._context.end_turn()
+        with turn(self._context):
+            answer_error(request, error)
+
+
+@contextmanager
+def turn(context: ShardContext) -> Iterator[None]:
+    """A turn of the loop, for what a task decides and sends."""
+    context.begin_turn()
+    yield
+    context.end_turn()
+
+
+class Asked(Generic[R]):
+    """One call to a shard, and what became of it."""
+
+    def __init__(self, shard: int) -> None:
+        self._answer: R | TopicsError = NotReady(f"shard {shard} does not answer", reason=PEER_AWAY)
+        self._came = trio.Event()
+
+    def then(self, answer: Reply[R] | TopicsError) -> None:
+        """Take the answer."""
+        if isinstance(answer, TopicsError):
+            self._answer = answer
+        else:
+            self._answer = answer.result
+            answer.release()
+        self._came.set()
+
+    async def wait(self) -> None:
+        """Wait for the answer."""
+        await self._came.wait()
+
+    @property
+    def result(self) -> R:
+        """What the shard says. Raises `TopicsError`; `NotReady` also when it has not answered: it
+        may do it yet.
+        """
+        if isinstance(self._answer, TopicsError):
+            raise self._answer
+        return self._answer
 
 
 async def ask(context: ShardContext, shard: int, call: Call[P, R], params: P) -> R:
-    """What ``shard`` answers to a call without attachments. Raises `TopicsError`; `NotReady` also
-    when it takes too long, and may do it yet.
-    """
-    answers: list[Reply[R] | TopicsError] = []
-    came = trio.Event()
-
-    def then(answer: Reply[R] | TopicsError) -> None:
-        answers.append(answer)
-        came.set()
-
-    context.begin_turn()
-    context.peers.ask(shard, call, params, b"", then)
-    context.end_turn()
+    """What ``shard`` answers to a call without attachments. Raises as `Asked.result`."""
+    asked = Asked[R](shard)
+    with turn(context):
+        context.peers.ask(shard, call, params, b"", asked.then)
     with trio.move_on_after(ASK_MAX_S):
-        await came.wait()
-    if not answers:
-        raise NotReady(f"shard {shard} does not answer", reason=PEER_AWAY)
-    answer = answers[0]
-    if isinstance(answer, TopicsError):
-        raise answer
-    answer.release()
-    return answer.result
+        await asked.wait()
+    return asked.result

@@ -10,6 +10,10 @@ The graph is changed when the log has the change, and shards are told of what th
 (`pushes.py`). A crash between two steps leaves topics without the router, or a router of which the
 shards hear when they connect.
 
+Config is shown from the graph, counters from the shards of the sources, which are asked once for
+each answer. A router that its shard does not know is shown after the mutations of it that are under
+way: then all shards that are there know it.
+
 A router whose source or dest changes gets a new life. The log has that before the shards of the old
 ends are told: until then the old life goes on as it was. Where that has ended, and its last total,
 stand in another frame, and then the shards of the new ends are told.
@@ -17,20 +21,23 @@ stand in another frame, and then the shards of the new ends are told.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Final, TypeAlias
+from itertools import islice
+from typing import Final, NamedTuple, TypeAlias
 
 import trio
 
 from topics.actors.rpc.message_router import MessageRouter
-from topics.actors.rpc.replies import reply_json
-from topics.actors.rpc.typed_calls import InboundCall, serve
+from topics.actors.rpc.replies import answer_error, reply_json
+from topics.actors.rpc.session import InboundMessage
 from topics.actors.shard.context import ShardContext
+from topics.actors.shard.held_topics import Request
 from topics.actors.shard.room import unwritable
-from topics.actors.shard.routing.mutations import ASK_MAX_S, Mutations, ask
+from topics.actors.shard.routing.mutations import ASK_MAX_S, Mutations, ask, turn
 from topics.actors.shard.routing.pushes import Pushes
 from topics.actors.shard.service import Service
 from topics.engine.changes import routers as router_changes
@@ -54,6 +61,8 @@ from topics.formats.wire.calls import (
     ROUTER_CASCADE,
     ROUTER_DELETE,
     ROUTER_ENDPOINT,
+    ROUTER_GET,
+    ROUTER_LIST,
     ROUTER_OWNER,
     ROUTER_PUT,
     ROUTER_STATS,
@@ -62,9 +71,10 @@ from topics.formats.wire.calls import (
     EndpointParams,
     EndpointResult,
     NoResult,
-    RouterDeleteParams,
-    RouterPutParams,
-    RouterPutResult,
+    PutResult,
+    RouterListParams,
+    RouterListResult,
+    RouterParams,
     RouterStatsParams,
 )
 from topics.storage.wal.file import NoRoom
@@ -73,18 +83,36 @@ ATTEMPTS: Final = 3  # to make a router whose ends are deleted meanwhile
 # A place is kept for an end that is asked for; it is given back when the answer is overdue.
 PLACE_MS: Final = int(ASK_MAX_S * 1000) - 1000
 
-PutCall: TypeAlias = InboundCall[RouterPutParams, RouterPutResult]
-DeleteCall: TypeAlias = InboundCall[RouterDeleteParams, NoResult]
-CascadeCall: TypeAlias = InboundCall[CascadeParams, CascadeResult]
+PutCall: TypeAlias = InboundMessage[RouterParams, PutResult]
+DeleteCall: TypeAlias = InboundMessage[RouterParams, NoResult]
+GetCall: TypeAlias = InboundMessage[RouterParams, NoResult]
+ListCall: TypeAlias = InboundMessage[RouterListParams, RouterListResult]
+CascadeCall: TypeAlias = InboundMessage[CascadeParams, CascadeResult]
+
+
+class Counters(NamedTuple):
+    """Of one router. ``total``: of all its lives."""
+
+    total: int
+    lag_records: int
+    lag_ms: int
+
+
+class Uncounted(NotReady):
+    """The shards of their sources do not know these routers: they are being changed."""
+
+    def __init__(self, routers: list[str]) -> None:
+        super().__init__("a router is being changed")
+        self.routers = routers
 
 
 class Routers(Service):
-    """Handles `router.put`, `router.delete` and `router.cascade`."""
+    """Handles what clients ask of routers, and the end of topics that are ends of some."""
 
     def __init__(self, context: ShardContext) -> None:
         self._context, self._commits, self._engine = context, context.commits, context.engine
         self._graph, self._peers = context.engine.routers, context.peers
-        self.mutations = Mutations(context)
+        self._mutations = Mutations(context)
         self._pushes = Pushes(context, self._note_orphans)
         self._changing = trio.Lock()  # of the graph
         if context.engine.table.shard == ROUTER_OWNER:
@@ -92,38 +120,40 @@ class Routers(Service):
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
-        serve(router, ROUTER_PUT, self._put)
-        serve(router, ROUTER_DELETE, self._delete)
-        serve(router, ROUTER_CASCADE, self._cascade)
+        router.serve(ROUTER_PUT, self._put)
+        router.serve(ROUTER_DELETE, self._delete)
+        router.serve(ROUTER_CASCADE, self._cascade)
+        router.serve(ROUTER_GET, self._get)
+        router.serve(ROUTER_LIST, self._list)
 
     # Requests
 
     def _put(self, request: PutCall) -> None:
-        check_owner(self._context)
+        self._check_owner()
         asked = decode_router(request.attachment, self._context.limits)
         ignored = ignored_in(request.attachment, RouterPatch)
         request.release()
         name = request.params.router
         names = {name, *self._ends_of(name), *filter(None, (asked.source, asked.dest))}
-        self.mutations.add(names, partial(self._configure, request, asked, ignored), request)
+        self._mutations.add(names, partial(self._configure, request, asked, ignored), request)
 
     def _delete(self, request: DeleteCall) -> None:
-        check_owner(self._context)
+        self._check_owner()
         name = request.params.router
-        self.mutations.add(
+        self._mutations.add(
             (name, *self._ends_of(name)), partial(self._remove_one, request), request
         )
 
     def _cascade(self, request: CascadeCall) -> None:
-        check_owner(self._context)
+        self._check_owner()
         topic = request.params.topic
         names = {topic, *(router.name for router in self._graph.of_topic(topic))}
-        self.mutations.add(names, partial(self._remove_all_of, request), request)
+        self._mutations.add(names, partial(self._remove_all_of, request), request)
 
     def _note_orphans(self, router_ids: Sequence[int]) -> None:
         by_id = self._graph.by_id
         names = {by_id[router_id].name for router_id in router_ids if router_id in by_id}
-        self.mutations.add(names, partial(self._remove_orphans, router_ids))
+        self._mutations.add(names, partial(self._remove_orphans, router_ids))
 
     def _ends_of(self, name: str) -> tuple[str, ...]:
         router = self._graph.by_name.get(name)
@@ -135,9 +165,9 @@ class Routers(Service):
         params = request.params
         before = self._graph.by_name.get(params.router)
         config = merge(before.config if before else None, asked)
-        check_covered(params.router, config, params.prefixes)
+        _check_covered(params.router, config, params.prefixes)
         if before is not None:
-            check_covered(params.router, before.config, params.prefixes)
+            _check_covered(params.router, before.config, params.prefixes)
         if before is None or before.config != config or not self._is_known(before):
             try:
                 await self._make(params.router, config, create_dest=asked.create_dest)
@@ -145,7 +175,8 @@ class Routers(Service):
                 raise _as_seen(error, params.prefixes) from None
         is_new = before is None
         body = router_json.configured(params.router, config, created=is_new) + ignored
-        self._in_turn(lambda: reply_json(request, RouterPutResult(is_new), body, params.at))
+        with turn(self._context):
+            reply_json(request, PutResult(is_new), body, params.at)
 
     def _is_known(self, router: Router) -> bool:
         """Whether the shards of its ends have taken it."""
@@ -306,17 +337,19 @@ class Routers(Service):
         params = request.params
         router = self._graph.by_name.get(params.router)
         if router is not None:
-            check_covered(params.router, router.config, params.prefixes)
+            _check_covered(params.router, router.config, params.prefixes)
             await self._remove([router])
         body = router_json.deleted(params.router, existed=router is not None)
-        self._in_turn(lambda: reply_json(request, NO_RESULT, body, params.at))
+        with turn(self._context):
+            reply_json(request, NO_RESULT, body, params.at)
 
     async def _remove_all_of(self, request: CascadeCall) -> None:
         routers = self._graph.of_topic(request.params.topic)
         if routers:
             await self._remove(routers)
         result = CascadeResult([router.name for router in routers])
-        self._in_turn(lambda: request.reply(result))
+        with turn(self._context):
+            request.reply(result)
 
     async def _remove_orphans(self, router_ids: Sequence[int]) -> None:
         by_id = self._graph.by_id
@@ -335,7 +368,87 @@ class Routers(Service):
             )
         await self._pushes.push_each(self._turned(cyclic), routers)
 
+    # One is shown, or some of them
+
+    def _get(self, request: GetCall) -> None:
+        self._check_owner()
+        self._context.start(self._show, partial(self._show_one, request), request)
+
+    def _list(self, request: ListCall) -> None:
+        self._check_owner()
+        self._context.start(self._show, partial(self._show_some, request), request)
+
+    async def _show(self, show: Callable[[], Awaitable[None]], request: Request) -> None:
+        try:
+            await show()
+        except Uncounted as error:
+            self._mutations.add(error.routers, show, request)
+        except Exception as error:
+            with turn(self._context):
+                answer_error(request, error)
+
+    async def _show_one(self, request: GetCall) -> None:
+        params = request.params
+        router = self._graph.router(params.router)
+        _check_covered(router.name, router.config, params.prefixes)
+        (counters,) = await self._count([router])
+        body = router_json.state(
+            router.name,
+            router.config,
+            forwarded_total=counters.total,
+            lag_records=counters.lag_records,
+            lag_ms=counters.lag_ms,
+        )
+        with turn(self._context):
+            reply_json(request, NO_RESULT, body, params.at)
+
+    async def _show_some(self, request: ListCall) -> None:
+        routers = self._page(request.params)
+        counted = zip(routers, await self._count(routers), strict=True)
+        items = [
+            (
+                router.name,
+                router_json.item(router.name, router.config, forwarded_total=counters.total),
+            )
+            for router, counters in counted
+        ]
+        with turn(self._context):
+            request.reply(RouterListResult(items))
+
+    def _page(self, params: RouterListParams) -> list[Router]:
+        prefixes = params.prefixes
+        found = self._graph.select(params.prefix, params.after, params.source, params.dest)
+        visible = (
+            router
+            for router in found
+            if all(covered(text, prefixes) for text in (router.name, router.source, router.dest))
+        )
+        return [*islice(visible, params.limit)]
+
+    async def _count(self, routers: Sequence[Router]) -> list[Counters]:
+        """Counters of each of these. Raises `NotReady` when a shard that knows them is away."""
+        by_shard: defaultdict[int, list[int]] = defaultdict(list)
+        for router in routers:
+            by_shard[self._context.peers.shard_of(router.source)].append(router.id)
+        found: dict[int, Sequence[int]] = {}
+        for shard, router_ids in by_shard.items():
+            answer = await ask(self._context, shard, ROUTER_STATS, RouterStatsParams(router_ids))
+            found.update((row[0], row[1:]) for row in answer.stats)
+        unknown = [router.name for router in routers if router.id not in found]
+        if unknown:
+            raise Uncounted(unknown)
+        return [
+            Counters(router.base_total + total, lag_records, lag_ms)
+            for router in routers
+            for total, lag_records, lag_ms in (found[router.id],)
+        ]
+
     # Small steps
+
+    def _check_owner(self) -> None:
+        """Raises `Internal` in a shard that does not own the routers."""
+        if self._engine.table.shard != ROUTER_OWNER:
+            raise Internal("another shard owns the routers")
 
     async def _log(self, decide: Callable[[], RouterChange]) -> None:
         """Make a change durable. Raises `NotReady`: then nothing is changed."""
@@ -348,11 +461,6 @@ class Routers(Service):
         if isinstance(result, OSError):
             raise unwritable(result)
 
-    def _in_turn(self, call: Callable[[], object]) -> None:
-        self._context.begin_turn()
-        call()
-        self._context.end_turn()
-
 
 def _is_life_of(
     router: Router, config: RouterConfig, source: EndpointResult, dest: EndpointResult
@@ -363,13 +471,7 @@ def _is_life_of(
     )
 
 
-def check_owner(context: ShardContext) -> None:
-    """Raises `Internal` in a shard that does not own the routers."""
-    if context.engine.table.shard != ROUTER_OWNER:
-        raise Internal("another shard owns the routers")
-
-
-def check_covered(name: str, config: RouterConfig, prefixes: list[str] | None) -> None:
+def _check_covered(name: str, config: RouterConfig, prefixes: list[str] | None) -> None:
     """Raises `Forbidden` when the router or one of its ends is outside of the key's prefixes."""
     for what, text in (("router", name), ("source", config.source), ("dest", config.dest)):
         if not covered(text, prefixes):

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, TypeAlias
 
 import structlog
 import trio
@@ -21,8 +21,9 @@ import trio
 from topics.actors.rpc.session import Reply
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.peers import PEER_AWAY
+from topics.actors.shard.routing.mutations import Asked, turn
 from topics.engine.routing.graph import Router
-from topics.errors import NotReady, TopicsError
+from topics.errors import TopicsError
 from topics.formats.wire.calls import (
     ROUTER_SYNC,
     RouterRow,
@@ -35,21 +36,7 @@ RETRY_S: Final = 1.0
 log = structlog.get_logger()
 
 
-class Push:
-    """One message to a shard, and what became of it."""
-
-    def __init__(self) -> None:
-        self.answer: RouterSyncResult | TopicsError = NotReady(
-            "the shard of a router's end does not answer", reason=PEER_AWAY
-        )
-        self.answered = trio.Event()
-
-    @property
-    def result(self) -> RouterSyncResult:
-        """What the shard says. Raises `TopicsError` if it has not taken the message."""
-        if isinstance(self.answer, TopicsError):
-            raise self.answer
-        return self.answer
+Push: TypeAlias = Asked[RouterSyncResult]
 
 
 class Pushes:
@@ -96,19 +83,18 @@ class Pushes:
             for router in routers:
                 for shard in {shard_of(router.source), shard_of(router.dest)}:
                     by_shard[shard].append(router)
-        self._context.begin_turn()
-        pushes = {
-            shard: self.push(shard, changed[shard], gone[shard])
-            for shard in sorted({*changed, *gone})
-        }
-        self._context.end_turn()
+        with turn(self._context):
+            pushes = {
+                shard: self.push(shard, changed[shard], gone[shard])
+                for shard in sorted({*changed, *gone})
+            }
         with trio.move_on_after(ANSWER_MAX_S):
             for push in pushes.values():
-                await push.answered.wait()
+                await push.wait()
         return pushes
 
     def _send(self, shard: int, params: RouterSyncParams) -> Push:
-        push = Push()
+        push = Push(shard)
         self._unanswered[shard] += 1
         then = partial(self._answered, shard, push, is_all=params.is_all)
         self._context.peers.ask(shard, ROUTER_SYNC, params, b"", then)
@@ -123,17 +109,14 @@ class Pushes:
         is_all: bool,
     ) -> None:
         self._unanswered[shard] -= 1
+        push.then(answer)
         if isinstance(answer, TopicsError):
-            push.answer = answer
             self._retry(shard, answer)
-        else:
-            push.answer = answer.result
-            answer.release()
-            if is_all:
-                self._told.add(shard)
-            if answer.result.orphans:
-                self._on_orphans(answer.result.orphans)
-        push.answered.set()
+            return
+        if is_all:
+            self._told.add(shard)
+        if answer.result.orphans:
+            self._on_orphans(answer.result.orphans)
 
     def _retry(self, shard: int, failure: TopicsError) -> None:
         if failure.detail.get("reason") == PEER_AWAY or shard in self._retries:

@@ -1,7 +1,8 @@
 """Registry: the routers that have an end in this shard, as the owner of the graph tells it.
 
-    router.sync   routers that are new, changed or gone; all of them when the link session opens
-    router.stats  counters of those that have their source here
+    router.sync      routers that are new, changed or gone; all of them when the link session opens
+    router.stats     counters of those that have their source here
+    router.endpoint  a topic of this shard that is to become an end of a router (§6.1)
 
 It outlives the owner: while that is away, everything goes on as it was told last.
 """
@@ -15,26 +16,35 @@ from typing import Final, TypeAlias
 import trio
 
 from topics.actors.rpc.message_router import MessageRouter
-from topics.actors.rpc.typed_calls import InboundCall, serve
+from topics.actors.rpc.replies import answer_error
+from topics.actors.rpc.session import InboundMessage
 from topics.actors.shard.context import ShardContext
+from topics.actors.shard.room import unwritable
 from topics.actors.shard.routing.worker import WorkerState
 from topics.actors.shard.routing.workers import Workers
 from topics.actors.shard.service import Service
+from topics.engine.changes import put_topic
 from topics.engine.routing.derivations import forget_derivations
 from topics.engine.topic import Topic
+from topics.formats.api.topic_config import TopicConfigPatch
 from topics.formats.wire.calls import (
+    ROUTER_ENDPOINT,
     ROUTER_OWNER,
     ROUTER_STATS,
     ROUTER_SYNC,
+    EndpointParams,
+    EndpointResult,
     RouterRow,
     RouterStats,
     RouterStatsParams,
     RouterSyncParams,
     RouterSyncResult,
 )
+from topics.storage.wal.progress import Progress
 
-StatsCall: TypeAlias = InboundCall[RouterStatsParams, RouterStats]
-SyncCall: TypeAlias = InboundCall[RouterSyncParams, RouterSyncResult]
+StatsCall: TypeAlias = InboundMessage[RouterStatsParams, RouterStats]
+EndpointCall: TypeAlias = InboundMessage[EndpointParams, EndpointResult]
+SyncCall: TypeAlias = InboundMessage[RouterSyncParams, RouterSyncResult]
 
 SETTLE_S: Final = 0.5  # how long counters wait for a forward that is under way
 LOOK_S: Final = 0.005  # how often they look for its end
@@ -47,7 +57,7 @@ class Registry(Service):
         self._context, self._engine, self._workers = context, context.engine, workers
         self._rows: dict[int, RouterRow] = {}
         self._by_source: dict[str, dict[int, RouterRow]] = {}
-        self._by_dest: dict[str, dict[int, RouterRow]] = {}
+        self.by_dest: dict[str, dict[int, RouterRow]] = {}  # those that feed a topic of this shard
         context.routers_of = self.has_routers
         self.is_told = False
         self._when_told: list[Callable[[], object]] = []
@@ -55,8 +65,9 @@ class Registry(Service):
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
-        serve(router, ROUTER_SYNC, self._sync)
-        serve(router, ROUTER_STATS, self._stats)
+        router.serve(ROUTER_SYNC, self._sync)
+        router.serve(ROUTER_STATS, self._stats)
+        router.serve(ROUTER_ENDPOINT, self._endpoint)
 
     def when_told(self, call: Callable[[], object]) -> None:
         """Call once the owner has told of all routers."""
@@ -72,15 +83,11 @@ class Registry(Service):
         """
         if not self.is_told:
             return self._context.peers.is_there(ROUTER_OWNER)
-        return topic in self._by_source or topic in self._by_dest
-
-    def feeders(self, topic: str) -> dict[int, RouterRow]:
-        """The routers that feed a topic of this shard, by id."""
-        return self._by_dest.get(topic, {})
+        return topic in self._by_source or topic in self.by_dest
 
     def may_feed(self, topic: str, router: int) -> bool:
         """Whether the router feeds a topic of this shard, or nobody has told of those that do."""
-        return not self.is_told or router in self.feeders(topic)
+        return not self.is_told or router in self.by_dest.get(topic, ())
 
     def _is_here(self, topic: str) -> bool:
         return self._context.peers.shard_of(topic) == self._context.wal.shard
@@ -130,7 +137,7 @@ class Registry(Service):
         for name in dests:
             topic = self._engine.topics.get(name)
             if topic is not None and topic.derivations is not None:
-                forget_derivations(topic, self.feeders(name))
+                forget_derivations(topic, self.by_dest.get(name, ()))
 
     def _tell(self) -> None:
         self.is_told = True
@@ -147,7 +154,7 @@ class Registry(Service):
             return False
         self._rows[row.id] = row
         if dest is not None:
-            self._by_dest.setdefault(row.dest, {})[row.id] = row
+            self.by_dest.setdefault(row.dest, {})[row.id] = row
         if source is not None:
             self._by_source.setdefault(row.source, {})[row.id] = row
             self._workers.set(row, source)
@@ -157,7 +164,7 @@ class Registry(Service):
         row = self._rows.pop(router, None)
         if row is None:
             return
-        for table, name in ((self._by_source, row.source), (self._by_dest, row.dest)):
+        for table, name in ((self._by_source, row.source), (self.by_dest, row.dest)):
             rows = table.get(name, {})
             rows.pop(router, None)
             if not rows:
@@ -188,3 +195,33 @@ class Registry(Service):
         if known is None:
             return self.is_told
         return known[1].is_known and known[1].state is not WorkerState.FLYING
+
+    # Ends
+
+    def _endpoint(self, request: EndpointCall) -> None:
+        # Also of a held topic: one that is held for its delete waits for the owner of the routers,
+        # which may wait for this answer.
+        params = request.params
+        topic = self._engine.topics.get(params.topic)
+        if topic is None and not params.create:
+            return request.reply(EndpointResult(0, 0, 0))
+        if topic is not None and not topic.pending_sync:
+            return request.reply(_end_of(topic))
+        if topic is None:
+            self._context.check_writable(grows=True)
+        # It may be there without being durable: then this waits for it.
+        table, now = self._engine.table, self._context.now
+        has_place = now.ms <= params.place_until_ms
+        change = put_topic.decide(table, params.topic, TopicConfigPatch(), now, has_place=has_place)
+        request.outlast()
+
+        def settle(result: Progress | OSError) -> None:
+            if isinstance(result, OSError):
+                return answer_error(request, unwritable(result))
+            return request.reply(_end_of(change.topic))
+
+        return self._context.commits.submit(change, settle)
+
+
+def _end_of(topic: Topic) -> EndpointResult:
+    return EndpointResult(topic.id, topic.epoch, topic.head_seq)

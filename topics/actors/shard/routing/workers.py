@@ -156,7 +156,7 @@ class Workers(Service):
         if not worker.is_known and worker.state is not WorkerState.FLYING:
             self._ask(source, [worker], Batch(worker.cursor, 0))
         if worker.state is WorkerState.FLYING:
-            worker.waiters.append((0, partial(_tell_total, worker, then)))
+            worker.waiters.append((0, lambda: then(worker.total)))
         else:
             then(worker.total)
 
@@ -173,7 +173,9 @@ class Workers(Service):
         return self._by_router.get(router)
 
     def stats(self, router: int) -> tuple[int, int, int, int] | None:
-        """As `RouterStats` has them; None while the dest has not told where the router stands."""
+        """Id, total, lag in records and ms; None while the dest has not told where the router
+        stands.
+        """
         known = self._by_router.get(router)
         if known is None or not known[1].is_known:
             return None
@@ -455,10 +457,6 @@ class Workers(Service):
                 worker.must_log = worker.seen > worker.cursor
                 known[0].make_ready(worker)
                 self._schedule(known[0])
-
-
-def _tell_total(worker: Worker, then: Callable[[int], object]) -> None:
-    then(worker.total)
 
 
 def _note_hops(source: Source, change: Append | Advance) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from itertools import islice
-from typing import NamedTuple
 
 from topics.actors.shard.sealing.sources import LogFile
 from topics.engine.record_index import IndexEntry
@@ -36,13 +35,6 @@ STEP_FRAMES = 512
 _EXTERNAL = int(RecordFlags.EXTERNAL)
 
 
-class DamagedWrite(NamedTuple):
-    """A write that must not be sealed."""
-
-    topic: Topic
-    entry: IndexEntry
-
-
 class SealingCheck:
     """Checks a log file as far as it is ``sealed``. Afterwards ``damage`` has all damage, and
     ``writes`` the writes that it hit. ``linked``: the payloads of ROUTER frames.
@@ -59,7 +51,7 @@ class SealingCheck:
         self._router: list[FrameHeader] = []
         self._bad_blobs: set[int] = set()  # LSNs of their frames
         self.damage: list[Damaged] = []
-        self.writes: list[DamagedWrite] = []
+        self.writes: list[tuple[Topic, IndexEntry]] = []
 
     def steps(self) -> Iterator[None]:
         """Check; yields between two steps."""
@@ -113,7 +105,7 @@ class SealingCheck:
         """Check the topic's writes behind the damage, one by one."""
         for count, entry in enumerate(self._sealed.writes(topic)):
             if entry.locator >= self._reached and not self._is_whole(entry.locator):
-                self.writes.append(DamagedWrite(topic, entry))
+                self.writes.append((topic, entry))
             if not count % STEP_FRAMES:
                 yield
 
@@ -172,7 +164,7 @@ class SealingCheck:
             self._lose(row.topic_id, row.first_seq, header.lsn + row.back)
 
     def _check_linked(self, header: FrameHeader) -> None:
-        """The payloads of a ROUTER frame, in whatever log they stand."""
+        """Check the payloads that a ROUTER frame names, in whatever log they stand."""
         try:
             _, body = frame_in(self._file, header.lsn)
             for shard, run in linked_copies.decode(header, body).rows:
@@ -195,4 +187,4 @@ class SealingCheck:
         index = topic.index.find(first_seq)
         entry = topic.index.whole_entry(index) if index < len(topic.index) else None
         if entry is not None and entry.size and entry.locator == locator:
-            self.writes.append(DamagedWrite(topic, entry))
+            self.writes.append((topic, entry))

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -154,7 +155,7 @@ class Reclaim:
         if extents:
             await trio.to_thread.run_sync(self._segments.punch, extents)
         for path in freed.blobs:
-            await trio.to_thread.run_sync(_unlink, path)
+            await trio.to_thread.run_sync(partial(path.unlink, missing_ok=True))
 
 
 def _used_extents(shard: Shard) -> dict[int, set[int]]:
@@ -166,7 +167,3 @@ def _used_extents(shard: Shard) -> dict[int, set[int]]:
                 number, extent = split_locator(locator)
                 used[number].add(extent)
     return used
-
-
-def _unlink(path: Path) -> None:
-    path.unlink(missing_ok=True)

@@ -1,0 +1,163 @@
+"""The event loop: watched descriptors are served, and trio is not forgotten."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+
+import pytest
+import trio
+import trio.lowlevel
+
+from topics.actors.link.event_loop import EventLoop
+
+Main = Callable[[EventLoop], Awaitable[None]]
+
+
+@pytest.fixture(params=["clock of the run", "beside another clock"])
+def run(request: pytest.FixtureRequest) -> Callable[[Main], None]:
+    async def bounded(main: Main) -> None:
+        with trio.fail_after(10):
+            await main(EventLoop.of_this_run())
+
+    if request.param == "clock of the run":
+        return lambda main: EventLoop().run(bounded, main)
+    return lambda main: trio.run(bounded, main)
+
+
+@pytest.fixture
+def bell() -> Iterator[int]:
+    fd = os.eventfd(0, os.EFD_NONBLOCK)
+    yield fd
+    os.close(fd)
+
+
+class Turns:
+    """What was open, and how often."""
+
+    def __init__(self) -> None:
+        self.is_open, self.count = False, 0
+
+    def end(self) -> None:
+        self.is_open = False
+        self.count += 1
+
+
+def test_a_ready_descriptor_is_served_in_a_turn_until_it_is_left(
+    run: Callable[[Main], None], bell: int
+) -> None:
+    async def main(loop: EventLoop) -> None:
+        loop.turn = turns = Turns()
+        served = trio.Event()
+
+        def ready(events: int) -> None:
+            assert events == select.EPOLLIN
+            assert turns.is_open
+            os.eventfd_read(bell)
+            served.set()
+
+        loop.watch(bell, select.EPOLLIN, ready)
+        for _ in range(3):
+            os.eventfd_write(bell, 1)
+            await served.wait()
+            served = trio.Event()
+        assert turns.count >= 3
+        assert not turns.is_open
+        loop.leave(bell)
+        os.eventfd_write(bell, 1)
+        await trio.lowlevel.checkpoint()
+        assert not served.is_set()
+
+    run(main)
+
+
+def test_what_leaves_in_a_turn_is_not_served_in_it(run: Callable[[Main], None], bell: int) -> None:
+    other = os.eventfd(1, os.EFD_NONBLOCK)
+
+    async def main(loop: EventLoop) -> None:
+        served: list[int] = []
+
+        def ready(_events: int) -> None:
+            served.append(1)
+            for fd in (bell, other):
+                loop.leave(fd)
+
+        for fd in (bell, other):
+            loop.watch(fd, select.EPOLLIN, ready)
+        os.eventfd_write(bell, 1)
+        loop.poll()
+        assert served == [1]
+
+    run(main)
+    os.close(other)
+
+
+def test_tasks_that_never_pause_keep_no_descriptor_waiting(
+    run: Callable[[Main], None], bell: int
+) -> None:
+    async def main(loop: EventLoop) -> None:
+        served: list[int] = []
+        loop.watch(bell, select.EPOLLIN, lambda _: served.append(os.eventfd_read(bell)))
+        os.eventfd_write(bell, 7)
+        while not served:
+            await trio.lowlevel.checkpoint()
+        loop.leave(bell)
+
+    run(main)
+
+
+def test_trio_has_its_times_threads_descriptors_and_signals(run: Callable[[Main], None]) -> None:
+    async def main(loop: EventLoop) -> None:
+        began = trio.current_time()
+        await trio.sleep(0.02)
+        assert trio.current_time() - began >= 0.02
+        assert await trio.to_thread.run_sync(lambda: 1) == 1
+        pipe, end = os.pipe()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.lowlevel.wait_readable, pipe)
+            await trio.lowlevel.checkpoint()
+            os.write(end, b"x")
+        os.close(pipe)
+        os.close(end)
+        with trio.open_signal_receiver(signal.SIGUSR1) as signals:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            async for number in signals:
+                assert number == signal.SIGUSR1
+                break
+
+    run(main)
+
+
+def test_a_function_sets_a_deadline_for_a_task_that_sleeps(
+    run: Callable[[Main], None], bell: int
+) -> None:
+    async def main(loop: EventLoop) -> None:
+        with trio.CancelScope() as scope:
+
+            def ready(_events: int) -> None:
+                os.eventfd_read(bell)
+                scope.deadline = trio.current_time() + 0.01
+
+            loop.watch(bell, select.EPOLLIN, ready)
+            os.eventfd_write(bell, 1)
+            await trio.sleep_forever()
+        assert scope.cancelled_caught
+        loop.leave(bell)
+
+    run(main)
+
+
+def test_what_a_served_function_raises_ends_the_task_that_serves_it(
+    run: Callable[[Main], None], bell: int
+) -> None:
+    async def main(loop: EventLoop) -> None:
+        def ready(_events: int) -> None:
+            raise RuntimeError("served")
+
+        os.eventfd_write(bell, 1)
+        with pytest.raises(RuntimeError, match="served"):
+            await loop.serve(bell, ready)
+
+    run(main)

@@ -1,0 +1,383 @@
+"""Crowds: many clients of one kind, in a process of their own, in one loop.
+
+    come     all connect; whom the server ends comes back after a while
+    leave    all hang up
+    told     what has become of them
+
+    kind        each client
+    nodes       makes watch sessions with 10,000 nodes
+    answers     asks for 8 MiB and reads nothing
+    streams     opens an event stream of 8 MiB events and reads nothing
+    trickles    the same, and reads a byte every 5 s
+    churning    the same, and hangs up after 2 s
+    works       opens a work stream and reads nothing
+    sockets     subscribes on a WebSocket to messages of 8 MiB and reads nothing
+    echoes      sends commands with a `request_id` of 100 KiB and reads nothing
+    messages    sends WebSocket messages of 60 MiB with a key that may only read
+    idle        connects and says nothing, without a key
+    heads       connects and says the first line of a request, without a key
+    refused     sends the head of a request with a wrong key, and no body
+    watchers    opens an event stream on which next to nothing comes, and reads it
+    askers      asks for a state, reads it, and stays
+    slow        sends a head or a body, a byte now and then (slow loris)
+
+Clients come from several addresses, 127.0.0.2 and up, so that ports suffice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import heapq
+import itertools
+import json
+import multiprocessing
+import os
+import select
+import socket
+import struct
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+
+from tests.support.api import Api, ok, request
+from tests.support.ws import KEY, frame_bytes, handshake
+from topics.process.children import raise_file_limit
+
+MIB = 2**20
+KEYS = "hostile-key:rw,reader-key:read,other-key"
+HOSTILE, READER, OTHER = "hostile-key", "reader-key", "other-key"
+TOPIC, QUEUE = "hostile.topic", "hostile.queue"
+RECORDS = 40  # of 1 MiB, less what it is wrapped in
+TOPICS = 100  # among which watchers are dealt
+HEARTBEAT_MS = 60_000
+BURST = 20  # clients that connect before the others are looked after
+CLIENTS_PER_ADDRESS = 5000
+PATIENCE_S = 300.0  # for an answer of the crowd
+HEARD_S = 60.0  # for the first bytes of an answer
+NEVER = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """``says`` gives what a client sends at once; ``life_s``: then it hangs up; ``reads_s``: how
+    often it reads a byte, 0: whatever comes; ``drips_s``: how often it sends one; ``away_s``: how
+    long, once the server has ended it.
+    """
+
+    says: Callable[[Api, int], bytes]
+    life_s: float = 10.0
+    reads_s: float = NEVER
+    drips_s: float = NEVER
+    away_s: float = 0.5
+
+
+def _authorized(method: str, path: str, body: object = None, key: str = HOSTILE) -> bytes:
+    raw = None if body is None else json.dumps(body).encode()
+    return request(method, path, raw, f"Authorization: Bearer {key}")
+
+
+def _nodes(_: Api, number: int) -> bytes:
+    nodes = [f"{number}-{each:06}" for each in range(10_000)]
+    return _authorized("POST", "/v0/watch", {"topics": {TOPIC: {"from_seq": 0}}, "node": nodes})
+
+
+def _answers(_: Api, number: int) -> bytes:
+    body = {"from_seq": number % (RECORDS // 2), "max_batch_bytes": 8 * MIB}
+    return _authorized("POST", f"/v0/topics/{TOPIC}/diff", body)
+
+
+def _streams(api: Api, number: int) -> bytes:
+    # Of two topics: the ids of events are its own, so none of their bytes are shared.
+    topics = {TOPIC: {"from_seq": number % (RECORDS // 2)}, QUEUE: {"tail": True}}
+    asked = {"topics": topics, "max_batch_bytes": 8 * MIB}
+    session = ok(api.call("POST", "/v0/watch", asked))
+    return _authorized("GET", session["stream_url"])
+
+
+def _works(_: Api, number: int) -> bytes:
+    return _authorized("GET", f"/v0/topics/{QUEUE}/work?node=n{number}&max=8&lease_ms=1000")
+
+
+def _upgrade(key: str) -> bytes:
+    return handshake(KEY, f"Authorization: Bearer {key}")
+
+
+def _text(payload: bytes) -> bytes:
+    return frame_bytes(1, payload, mask=bytes(4))
+
+
+def _sockets(_: Api, number: int) -> bytes:
+    topics = {TOPIC: {"from_seq": number % (RECORDS // 2)}}
+    command = {"op": "subscribe", "request_id": "s", "topics": topics, "max_batch_bytes": 8 * MIB}
+    return _upgrade(HOSTILE) + _text(json.dumps(command).encode())
+
+
+def _echoes(_: Api, __: int) -> bytes:
+    command = json.dumps({"op": "ping", "request_id": "x" * 100_000}).encode()
+    return _upgrade(HOSTILE) + _text(command) * 40
+
+
+def _messages(_: Api, __: int) -> bytes:
+    record = b'{"data":"' + b"x" * (MIB - 64) + b'"}'
+    body = b'{"op":"publish","topic":"hostile.topic","request_id":"m","records":['
+    return _upgrade(READER) + _text(body + b",".join([record] * 60) + b"]}")
+
+
+def _watchers(api: Api, number: int) -> bytes:
+    asked = {"topics": {f"idle-{number % TOPICS}": {"tail": True}}, "heartbeat_ms": HEARTBEAT_MS}
+    return request("GET", ok(api.call("POST", "/v0/watch", asked))["stream_url"], None)
+
+
+def _slow(_: Api, number: int) -> bytes:
+    head = "POST /v0/topics/idle-0 HTTP/1.1\r\nHost: localhost\r\n"
+    body = 'Content-Type: application/json\r\nContent-Length: 100000\r\n\r\n{"records":['
+    return (head + ("X-Slow: " if number % 2 else body)).encode()
+
+
+KINDS = {
+    "nodes": Kind(_nodes),
+    "answers": Kind(_answers),
+    "streams": Kind(_streams, life_s=60.0),
+    "trickles": Kind(_streams, life_s=60.0, reads_s=5.0),
+    "churning": Kind(_streams, life_s=2.0),
+    "works": Kind(_works),
+    "sockets": Kind(_sockets),
+    "echoes": Kind(_echoes),
+    "messages": Kind(_messages),
+    "idle": Kind(lambda _api, _number: b"", life_s=120.0),
+    "heads": Kind(lambda _api, _number: b"GET /v0/health HTTP/1.1\r\nHost: ", life_s=120.0),
+    "watchers": Kind(_watchers, life_s=NEVER, reads_s=0),
+    "askers": Kind(lambda _api, _: request("GET", "/v0/topics/idle-1", None), NEVER, reads_s=0),
+    "slow": Kind(_slow, life_s=NEVER, drips_s=2.0, away_s=0),
+    "refused": Kind(
+        lambda _api, _number: _authorized("POST", "/v0/topics/t", {}, "wrong-key")[:-1],
+        life_s=120.0,
+    ),
+}
+
+
+def fill(api: Api) -> None:
+    """Make the topics that the crowd reads."""
+    for topic, config in ((TOPIC, {}), (QUEUE, {"type": "queue"})):
+        api.put(topic, config)
+        for _ in range(RECORDS // 8):
+            answer = api.append(topic, *["x" * (MIB - 256)] * 8)
+            assert answer.status in (200, 201), str(answer)
+
+
+@dataclass(slots=True)
+class Told:
+    """What has become of a crowd. Of those that read: ``heard_ms`` from a connect to the first
+    bytes, ``statuses``, and how many were ``lost`` before that.
+    """
+
+    here: Counter[str] = field(default_factory=Counter)  # by kind
+    made: int = 0
+    ended: Counter[str] = field(default_factory=Counter)
+    statuses: Counter[str] = field(default_factory=Counter)
+    lost: int = 0
+    heard_ms: list[float] = field(default_factory=list)
+
+
+class Client:
+    """One client."""
+
+    def __init__(self, address: tuple[str, int], kind: str, number: int, said: bytes) -> None:
+        self.kind, self.number, self.began, self.is_heard = kind, number, time.monotonic(), False
+        self._unsent = memoryview(said)
+        self.socket = socket.socket()
+        if KINDS[kind].reads_s:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        self.socket.bind((f"127.0.0.{2 + number // CLIENTS_PER_ADDRESS}", 0))
+        self.socket.setblocking(False)
+        code = self.socket.connect_ex(address)
+        assert code in (0, errno.EINPROGRESS), os.strerror(code)
+
+    @property
+    def events(self) -> int:
+        """What it waits for."""
+        reads = 0 if KINDS[self.kind].reads_s else select.EPOLLIN
+        return select.EPOLLRDHUP | reads | (select.EPOLLOUT if self._unsent else 0)
+
+    def go_on(self) -> None:
+        """Send what is unsent. Raises OSError."""
+        with contextlib.suppress(BlockingIOError):
+            self._unsent = self._unsent[self.socket.send(self._unsent) :]
+
+
+class Crowd:
+    """All clients."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self._address = address
+        self._poll = select.epoll()
+        self._clients: dict[int, Client] = {}  # by descriptor
+        self._waiting: list[tuple[float, str, int]] = []  # when who connects
+        self._dues: list[tuple[float, int, Client, str]] = []  # when, a number, who, what
+        self._numbers = itertools.count()
+        self._said: dict[tuple[str, int], bytes] = {}  # sessions are those of the last time
+        self.told = Told()
+
+    def prepare(self, kind: str, count: int) -> None:
+        with Api(self._address, token=HOSTILE) as api:
+            for number in range(count):
+                self._said[kind, number] = KINDS[kind].says(api, number)
+
+    def come(self, again: bool) -> None:
+        """Everybody who is prepared connects; with ``again`` all are reset before."""
+        self.leave(reset=again)
+        self._waiting = sorted((0.0, *key) for key in self._said)
+        while any(not KINDS[kind].reads_s for _, kind, _ in self._waiting):
+            self.work(0.0)
+        unheard, until = True, time.monotonic() + HEARD_S
+        while unheard and time.monotonic() < until:
+            self.work(0.05)
+            unheard = any(
+                not (client.is_heard or KINDS[client.kind].reads_s)
+                for client in self._clients.values()
+            )
+        self.told.lost += sum(
+            not (client.is_heard or KINDS[client.kind].reads_s) for client in self._clients.values()
+        )
+
+    def leave(self, *, reset: bool = False) -> None:
+        """Hang up everywhere."""
+        self._waiting.clear()
+        for fd in [*self._clients]:
+            if reset:
+                linger = struct.pack("ii", 1, 0)
+                self._clients[fd].socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            self._hang_up(fd)
+        self.told = Told()
+
+    def work(self, wait_s: float) -> None:
+        """Do what is due and see what has come."""
+        now = time.monotonic()
+        for _ in range(BURST):
+            if not self._waiting or self._waiting[0][0] > now:
+                break
+            self._connect(*heapq.heappop(self._waiting)[1:])
+        for fd, events in self._poll.poll(wait_s, 1000):
+            if fd in self._clients:
+                self._handle(fd, self._clients[fd], events)
+        while self._dues and self._dues[0][0] <= time.monotonic():
+            _, _, client, what = heapq.heappop(self._dues)
+            fd = client.socket.fileno()
+            if self._clients.get(fd) is client:
+                self._due(fd, client, what)
+
+    def _connect(self, kind: str, number: int) -> None:
+        client = Client(self._address, kind, number, self._said[kind, number])
+        fd, plan = client.socket.fileno(), KINDS[kind]
+        self._clients[fd] = client
+        self._poll.register(client.socket, client.events)
+        self.told.made += 1
+        self.told.here[kind] += 1
+        spread = plan.drips_s * (number % 97) / 97 if plan.drips_s < NEVER else NEVER
+        for what, after in (("end", plan.life_s), ("read", plan.reads_s), ("drip", spread)):
+            if 0 < after < NEVER or (what == "drip" and after < NEVER):
+                self._push(after, client, what)
+
+    def _handle(self, fd: int, client: Client, events: int) -> None:
+        try:
+            if events & select.EPOLLIN:
+                self._hear(client, client.socket.recv(1 << 16))
+            elif events & (select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR):
+                raise ConnectionResetError
+            client.go_on()
+            self._poll.modify(fd, client.events)
+        except OSError:
+            self.told.ended[client.kind] += 1
+            self.told.lost += not (client.is_heard or KINDS[client.kind].reads_s)
+            self._again(fd, client)
+
+    def _hear(self, client: Client, piece: bytes) -> None:
+        if not piece:
+            raise ConnectionResetError
+        if not client.is_heard:
+            client.is_heard = True
+            self.told.statuses[piece[9:12].decode()] += 1
+            self.told.heard_ms.append((time.monotonic() - client.began) * 1000)
+
+    def _due(self, fd: int, client: Client, what: str) -> None:
+        plan = KINDS[client.kind]
+        if what == "end":
+            self._again(fd, client)
+            return
+        with contextlib.suppress(OSError):
+            client.socket.recv(1) if what == "read" else client.socket.send(b"x")
+        after = plan.reads_s if what == "read" else plan.drips_s
+        self._push(after, client, what)
+
+    def _push(self, after_s: float, client: Client, what: str) -> None:
+        due = time.monotonic() + after_s
+        heapq.heappush(self._dues, (due, next(self._numbers), client, what))
+
+    def _again(self, fd: int, client: Client) -> None:
+        """It comes back, but for one that was to stay and read."""
+        self._hang_up(fd)
+        plan = KINDS[client.kind]
+        if plan.reads_s or plan.life_s < NEVER:
+            back = time.monotonic() + plan.away_s
+            heapq.heappush(self._waiting, (back, client.kind, client.number))
+
+    def _hang_up(self, fd: int) -> None:
+        client = self._clients.pop(fd)
+        self.told.here[client.kind] -= 1
+        client.socket.close()
+
+
+class Remote:
+    """A crowd in its process, as another one gives its orders."""
+
+    def __init__(self, orders: Connection) -> None:
+        self._orders = orders
+
+    def say(self, order: str, *arguments: object) -> Told:
+        """``prepare``, ``come``, ``leave`` or ``tell``."""
+        self._orders.send((order, *arguments))
+        assert self._orders.poll(PATIENCE_S), "the crowd does not answer"
+        told = self._orders.recv()
+        assert isinstance(told, Told), told
+        return told
+
+
+@contextlib.contextmanager
+def crowd(address: tuple[str, int], kinds: dict[str, int]) -> Iterator[Remote]:
+    """Run a crowd of these kinds beside the body."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_run, args=(theirs, address), daemon=True)
+    process.start()
+    theirs.close()
+    remote = Remote(ours)
+    try:
+        for kind, count in kinds.items():
+            remote.say("prepare", kind, count)
+        yield remote
+    finally:
+        ours.close()
+        process.join(60)
+        process.kill()
+
+
+def _run(orders: Connection, address: tuple[str, int]) -> None:
+    """Do what the parent says, until it hangs up."""
+    raise_file_limit()
+    many = Crowd(address)
+    while True:
+        many.work(0.02)
+        if not orders.poll():
+            continue
+        try:
+            order, *arguments = orders.recv()
+        except EOFError:
+            return
+        told = many.told
+        if order != "tell":
+            getattr(many, order)(*arguments)
+            told = told if order == "leave" else many.told
+        orders.send(told)

@@ -1,0 +1,166 @@
+"""Where a live reader begins and what it is shown (§7.1 to §7.3): by a session, by one request, and
+by a WebSocket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+from tests.support.api import SLACK_S, Api, create, data, ok
+from tests.support.sse import RECORD, Stream, seqs, watch
+from tests.support.ws import Socket
+
+KIB, MIB = 1024, 1 << 20
+START = ("from_seq", "tail")
+
+
+def stream_of(kind: str, api: Api, topic: str, fields: dict[str, Any]) -> Stream:
+    if kind == "session":
+        start = {name: value for name, value in fields.items() if name in START}
+        options = {name: value for name, value in fields.items() if name not in START}
+        return watch(api, {topic: start}, **options)
+    query = {name: str(value).lower() for name, value in fields.items()}
+    return Stream(api.address, f"/v0/watch?{urlencode({'topic': topic, **query})}")
+
+
+@contextmanager
+def reading(
+    kind: str, api: Api, topic: str, **fields: Any
+) -> Iterator[tuple[list[Any], Socket | Stream]]:
+    """A reader that has caught up: the bodies of its records so far, and what goes on."""
+    if kind == "socket":
+        with Socket(api.address) as socket:
+            socket.ask("subscribe", "s", topic=topic, **fields)
+            seen = socket.until("caught_up")
+            yield [message for message in seen if message["op"] == "record"], socket
+    else:
+        with stream_of(kind, api, topic, fields) as stream:
+            yield stream.told([topic]).of(RECORD), stream
+
+
+def records(bodies: list[Any]) -> list[Any]:
+    return [record for body in bodies for record in body["records"]]
+
+
+KINDS = pytest.mark.parametrize("kind", ["session", "request", "socket"])
+
+
+@KINDS
+@pytest.mark.parametrize(
+    ("fields", "seen"),
+    [
+        ({}, [0, 1, 2]),
+        ({"from_seq": 0}, [0, 1, 2]),
+        ({"from_seq": 2}, [2]),
+        ({"tail": True}, []),
+        ({"from_seq": 1, "tail": True}, []),
+        ({"from_seq": 1, "tail": False}, [1, 2]),
+        ({"node": "n"}, []),
+    ],
+    ids=str,
+)
+def test_a_reader_chooses_its_start(
+    api: Api, topic: str, kind: str, fields: dict[str, Any], seen: list[int]
+) -> None:
+    create(api, topic)
+    ok(api.append(topic, 0, 1, 2, node="n"))
+    with reading(kind, api, topic, **fields) as (bodies, live):
+        assert data(records(bodies)) == seen
+        ok(api.append(topic, "live"))
+        assert data(live.records(1)) == ["live"]
+
+
+@KINDS
+@pytest.mark.parametrize(
+    ("fields", "shown"),
+    [
+        ({}, ["data", "meta"]),
+        ({"include_tags": True}, ["data", "meta", "$tag"]),
+        ({"include_meta": False}, ["data"]),
+        ({"include_meta": False, "include_tags": True}, ["data", "$tag"]),
+        ({"include_data": False}, []),
+        ({"include_data": False, "include_tags": True, "include_meta": True}, ["$tag"]),
+        ({"include_data": True, "include_meta": True, "include_tags": False}, ["data", "meta"]),
+    ],
+    ids=str,
+)
+def test_a_reader_chooses_what_records_show(
+    api: Api, topic: str, kind: str, fields: dict[str, bool], shown: list[str]
+) -> None:
+    create(api, topic)
+    writes = [{"data": 1, "tag": "t", "node": "n", "meta": {"m": 1}}]
+    ok(api.append(topic, records=writes))
+    with reading(kind, api, topic, **fields) as (bodies, live):
+        (old,) = records(bodies)
+        ok(api.append(topic, records=writes))
+        (new,) = live.records(1)
+    assert set(old) == set(new) == {"$seq", "$ts", "$node", *shown}
+
+
+@KINDS
+@pytest.mark.parametrize(
+    ("limit", "most"),
+    [(1, 1), (3, 3), (0, 256), (None, 256), (1000, 1000), (1001, 1000), (2**32 - 1, 1000)],
+)
+def test_a_batch_holds_at_most_limit_records(
+    api: Api, topic: str, kind: str, limit: int | None, most: int
+) -> None:
+    count = min(2 * most + 1, 1100)
+    create(api, topic, *range(count))
+    with reading(kind, api, topic, **({} if limit is None else {"limit": limit})) as (bodies, _):
+        assert data(records(bodies)) == [*range(count)]
+    assert max(len(body["records"]) for body in bodies) <= most
+    assert [body["from_seq"] for body in bodies] == [0, *(body["to_seq"] for body in bodies[:-1])]
+    assert [body["to_seq"] for body in bodies] == [body["records"][-1]["$seq"] for body in bodies]
+    assert {body["head_seq"] for body in bodies} == {count}
+
+
+BUDGETS: dict[str, tuple[int, int, dict[str, int], int]] = {
+    "256 KiB by default": (6, 100 * KIB, {}, 256 * KIB),
+    "1 MiB for 0": (6, 300 * KIB, {"max_batch_bytes": 0}, MIB),
+    "a few records": (10, 1000, {"max_batch_bytes": 3500}, 3500),
+    "one byte still gives one record": (5, 1000, {"max_batch_bytes": 1}, 1),
+    "a larger record comes alone": (3, 900 * KIB, {"max_batch_bytes": 10 * KIB}, 10 * KIB),
+    "more on request": (6, 300 * KIB, {"max_batch_bytes": 4 * MIB}, 4 * MIB),
+    "at most 8 MiB": (20, 512 * KIB, {"max_batch_bytes": 64 * MIB}, 8 * MIB),
+}
+
+
+@pytest.mark.parametrize("kind", ["session", "socket"])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * ("8 MiB" in name)) for name in BUDGETS]
+)
+def test_the_byte_budget_holds(api: Api, topic: str, kind: str, name: str) -> None:
+    """§7.1: a read stops once the batch reaches the budget."""
+    count, size, fields, budget = BUDGETS[name]
+    create(api, topic)
+    for start in range(0, count, 5):
+        ok(api.append(topic, *["x" * (size - 2)] * min(5, count - start)))
+    with reading(kind, api, topic, **fields) as (bodies, _):
+        assert seqs(records(bodies)) == [*range(1, count + 1)]
+    counts = [len(body["records"]) for body in bodies]
+    assert min(counts) >= 1
+    assert (max(counts) - 1) * size < budget
+
+
+@pytest.mark.parametrize("kind", ["session", "socket"])
+@pytest.mark.parametrize("consistency", ["eventual", "strong"])
+@pytest.mark.parametrize(
+    "durability", ["ephemeral", "memory", pytest.param("disk", marks=pytest.mark.slow), "fsync"]
+)  # a `disk` record may wait 200 ms for its sync
+def test_every_class_is_read_with_every_consistency(
+    api: Api, topic: str, kind: str, durability: str, consistency: str
+) -> None:
+    create(api, topic, 0, 1, durability=durability)
+    with reading(kind, api, topic, consistency=consistency) as (bodies, live):
+        found = records(bodies)
+        found += live.records(2 - len(found))  # what is there may not be synced yet
+        for number in (2, 3, 4):
+            ok(api.append(topic, number))
+            found += live.records(1, timeout_s=SLACK_S)
+    assert (data(found), seqs(found)) == ([0, 1, 2, 3, 4], [1, 2, 3, 4, 5])

@@ -1,0 +1,20 @@
+"""Small crowds of what ``python -m tests.campaigns.idle`` does at large."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.campaigns import idle
+
+pytestmark = pytest.mark.slow
+
+
+def test_all_who_come_at_once_or_again_are_answered_and_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(idle, "AIM_MS", 1000.0)  # the program measures; here the machine is busy
+    summary = idle.campaign(tmp_path / "data", seed=1, streams=200, slow=40, rounds=1, seconds=0.5)
+    assert not summary.problems, str(summary)
+    assert summary.counts["answered after a kill"]

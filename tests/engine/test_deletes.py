@@ -1,0 +1,171 @@
+"""Deletes and selections: the live records that are meant, each taken once."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+
+from tests.engine.shard_support import Desk, seqs_of
+from topics.engine import selection
+from topics.engine.locators import Locator
+from topics.engine.removal import delete_runs
+from topics.engine.selection import Selection
+from topics.engine.store import Unreadable
+from topics.engine.tags import PORTION_TAGS, TagIndex
+from topics.engine.topic import Topic
+from topics.formats.api.diff_body import TagMatch
+from topics.formats.buffers import Buffer
+from topics.formats.json_text import json_string
+from topics.formats.ranges import SeqRun
+
+A = TagMatch("Eq", "a")
+
+
+def filled(desk: Desk, *writes: str) -> Topic:
+    """Topic ``a``; each letter of a write is the tag of a record, ``-`` one without."""
+    desk.put("a")
+    for tags in writes:
+        records = [{"data": 1} if tag == "-" else {"data": 1, "tag": tag} for tag in tags]
+        desk.append("a", records=records)
+    desk.commit()
+    return desk.engine.topic("a")
+
+
+def select(
+    desk: Desk, topic: Topic, before_seq: int | None = None, match: TagMatch | None = None
+) -> Selection:
+    return selection.select(topic, desk.engine.store, before_seq, match)
+
+
+def everything(selection: Selection, step: int = 2) -> list[int]:
+    """All that is taken; what is left is right at each step."""
+    taken: list[int] = []
+    while True:
+        left = selection.count_left()
+        seqs = selection.take(step)
+        assert len(seqs) == min(step, left)
+        if not seqs:
+            return taken
+        taken += seqs
+
+
+@pytest.mark.parametrize("match", [None, A])
+def test_all_that_is_left_can_be_dropped(desk: Desk, match: TagMatch | None) -> None:
+    selection = select(desk, filled(desk, "aa", "aaa"), None, match)
+    selection.take(1)
+    assert (selection.drop(), selection.count_left(), selection.take(9)) == (4, 0, [])
+
+
+def test_records_are_passed_over_when_it_is_unknown_which_of_them_live(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = filled(desk, "--", "--", "--")
+    delete_runs(topic, [SeqRun(3, 1)], desk)
+
+    def flags(_: Locator) -> Buffer | None:
+        raise Unreadable
+
+    monkeypatch.setattr(desk, "delete_flags", flags)
+    assert everything(select(desk, topic)) == [1, 2, 5, 6]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_any_selection_is_what_a_list_would_give(seed: int) -> None:
+    rng, desk = Random(seed), Desk()
+    writes = ["".join(rng.choices("ab-", k=rng.randrange(1, 6))) for _ in range(rng.randrange(8))]
+    topic = filled(desk, *writes)
+    tags = dict(enumerate("".join(writes), 1))
+
+    def remove() -> None:
+        gone = sorted(rng.sample(sorted(tags), min(len(tags), rng.randrange(4))))
+        delete_runs(topic, [SeqRun(seq, 1) for seq in gone], desk)
+        for seq in gone:
+            del tags[seq]
+
+    remove()
+    bound = rng.randrange(1, topic.head_seq + 3)
+    match = rng.choice([None, A])
+    selection, taken = select(desk, topic, bound, match), 0
+    for _ in range(6):
+        left = [
+            seq
+            for seq, tag in sorted(tags.items())
+            if taken < seq < bound and (match is None or tag == "a")
+        ]
+        assert selection.count_left() == len(left)
+        count = rng.randrange(1, 5)
+        seqs = selection.take(count)
+        assert seqs == left[:count]
+        taken = seqs[-1] if seqs else topic.head_seq + 9
+        remove()
+
+
+# Deletes of records
+
+
+@pytest.mark.parametrize(
+    ("match", "left"),
+    [
+        *(("x", [2, 3, 4, 5, 6]), (["tag", "Eq", "x"], [2, 3, 4, 5, 6])),
+        *((["tag", "Glob", "x*"], [4, 5, 6]), (["tag", "Glob", "*"], [6])),
+        *(("x*", [1, 3, 4, 5, 6]), ("", [1, 2, 3, 4, 6])),
+        *(("nobody", [1, 2, 3, 4, 5, 6]), (["tag", "Glob", 'é"*'], [1, 2, 3, 5, 6])),
+    ],
+)
+def test_eq_is_the_tag_and_glob_its_beginning(desk: Desk, match: Any, left: list[int]) -> None:
+    tags = ["x", "x*", "xyz", 'é"\\', "", None]
+    desk.append(
+        "a", records=[{"data": 1} if tag is None else {"data": 1, "tag": tag} for tag in tags]
+    )
+    desk.commit()
+    desk.delete_records("a", match=match)
+    desk.commit()
+    assert seqs_of(desk.read("a")) == left
+
+
+def test_only_a_class_that_is_synced_syncs_its_deletes_and_only_logged_records_are_told_of(
+    desk: Desk,
+) -> None:
+    for durability, frames, sync in (
+        ("fsync", 1, True),
+        ("disk", 1, False),
+        ("memory", 1, False),
+        ("ephemeral", 0, False),
+    ):
+        desk.put(durability, durability=durability)
+        desk.append(durability, 1)
+        desk.commit()
+        change = desk.delete_records(durability, before_seq=2)
+        assert (len(change.frames), change.sync) == (frames, sync)
+        desk.commit()
+        assert change.deleted == 1
+
+
+# Tag index
+
+
+def test_tags_are_found_in_every_portion_until_they_are_forgotten() -> None:
+    tags = TagIndex()
+    texts = [f"tag-{number * 7919 % 20_011:05d}" for number in range(3 * PORTION_TAGS)]
+    tags.add([(index, json_string(text)) for index, text in enumerate(texts)], 100)
+    for prefix in ("tag-00", "tag-1", "", "tag-20010", "tag-x", "u"):
+        for first, stop in ((0, 1 << 40), (100, 101), (4000, 4500), (4195, 4197), (9000, 1 << 40)):
+            expected = [
+                100 + index
+                for index, text in enumerate(texts)
+                if text.startswith(prefix) and first <= 100 + index < stop
+            ]
+            found, looked = tags.find(TagMatch("Glob", prefix), first, stop)
+            assert sorted(found) == expected
+            assert looked <= len(texts) + 1
+    one = TagMatch("Eq", texts[17])
+    assert tags.find(one, 0, 99_000)[0] == [117]
+    tags.add([(0, json_string(texts[17])), (1, json_string(texts[17]))], 99_000)
+    tags.forget(one, 0, 200)
+    assert tags.find(TagMatch("Glob", texts[17]), 0, 100_000)[0] == [99_000, 99_001]
+    tags.forget(one, 200, 99_001)
+    assert tags.find(one, 0, 100_000)[0] == [99_001]
+    tags.forget(one, 200, 100_000)
+    assert tags.find(one, 0, 100_000)[0] == []

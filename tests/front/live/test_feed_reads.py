@@ -1,0 +1,105 @@
+"""Feed reads: readers that ask the same question share one call and its answer."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from tests.support.live_desk import Shards, page, records
+from topics.errors import NotReady
+from topics.formats.api.watch import Start, View
+from topics.front.live.feed_reads import READING_MAX_BYTES, FeedReads
+from topics.front.live.pages import FeedPage
+from topics.front.live.subscriptions import Reader
+
+PAGE = {**page(0, 2), "epoch": 1}
+
+
+def reader(seq: int = 0, view: View | None = None) -> Reader:
+    stream = SimpleNamespace(is_following=lambda _: True)
+    return Reader(cast("Any", stream), "t", 0, view or View(), Start(seq, epoch=1))
+
+
+class Asking:
+    """Readers that ask at the same time, and what they hear."""
+
+    def __init__(self) -> None:
+        self.shards = Shards()
+        self.reads = FeedReads(cast("Any", self.shards))
+        self.heard: list[FeedPage | NotReady] = []
+
+    async def read(self, asking: Reader, until_seq: int | None = None) -> None:
+        try:
+            found, epoch = await self.reads.read(asking, until_seq)
+            assert epoch == 1
+            self.heard.append(found)
+        except NotReady as failure:
+            self.heard.append(failure)
+
+
+async def test_equal_questions_in_flight_are_asked_once_and_share_their_page(
+    nursery: trio.Nursery,
+) -> None:
+    asking = Asking()
+    for _ in range(3):
+        nursery.start_soon(asking.read, reader())
+    await wait_all_tasks_blocked()
+    assert len(asking.shards.asked) == 1
+    asking.shards.settle("feed.read", records(0, 2), **PAGE)
+    await wait_all_tasks_blocked()
+    assert len(asking.heard) == 3
+    assert len({id(each) for each in asking.heard}) == 1, "one page, whose events are made once"
+
+
+async def test_questions_that_differ_in_anything_are_asked_each(nursery: trio.Nursery) -> None:
+    asking = Asking()
+    nursery.start_soon(asking.read, reader())
+    nursery.start_soon(asking.read, reader(1))
+    nursery.start_soon(asking.read, reader(), 7)
+    nursery.start_soon(asking.read, reader(view=View(limit=3)))
+    await wait_all_tasks_blocked()
+    assert len(asking.shards.asked) == 4
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_shard_reads_a_bounded_part_of_what_streams_ask_for(nursery: trio.Nursery) -> None:
+    """The next page is asked for when one was shown, and one that nobody follows never is."""
+    asking, view = Asking(), View(bytes=READING_MAX_BYTES // 2)
+    readers = [reader(seq, view) for seq in range(4)]
+    for each in readers:
+        nursery.start_soon(asking.read, each)
+        await wait_all_tasks_blocked()
+    assert [one.params["from_seq"] for one in asking.shards.asked] == [0, 1]
+    cast("Any", readers[2].stream).is_following = lambda _: False
+    asking.shards.settle("feed.read", records(0, 2), **PAGE)
+    await wait_all_tasks_blocked()
+    assert [one.params["from_seq"] for one in asking.shards.asked] == [1, 3]
+    assert [type(each) for each in asking.heard] == [FeedPage, NotReady]
+    nursery.start_soon(asking.read, reader(9, View(bytes=8 * READING_MAX_BYTES)))
+    for _ in range(2):
+        asking.shards.refuse("feed.read", NotReady("the shard is down"))
+        await wait_all_tasks_blocked()
+    assert asking.shards.asked, "one page, however long it may be"
+    asking.shards.settle("feed.read", records(0, 2), **PAGE)
+    await wait_all_tasks_blocked()
+    assert len(asking.heard) == 5
+
+
+async def test_a_failure_is_for_all_that_wait_and_the_next_question_is_asked_anew(
+    nursery: trio.Nursery,
+) -> None:
+    asking = Asking()
+    failure = NotReady("the shard is down")
+    for _ in range(2):
+        nursery.start_soon(asking.read, reader())
+    await wait_all_tasks_blocked()
+    asking.shards.refuse("feed.read", failure)
+    await wait_all_tasks_blocked()
+    assert asking.heard == [failure, failure]
+    nursery.start_soon(asking.read, reader())
+    await wait_all_tasks_blocked()
+    assert len(asking.shards.asked) == 1
+    asking.shards.settle("feed.read", records(0, 2), **PAGE)

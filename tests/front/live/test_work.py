@@ -1,0 +1,364 @@
+"""Work streams: what a worker hears, when the next jobs may come, and that its shard is told once
+that it is gone, whatever happens before, between and after.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from tests.front.live.streams_support import BUG, broken
+from tests.support.live_desk import SEND_BYTES, Desk, Listener, Socket, press, socket_pair
+from topics.config import Settings
+from topics.engine.access import ANYONE, Principal
+from topics.errors import NotAQueue, NotReady, Throttled, TopicNotFound, TopicsError
+from topics.front.held_memory import STALL_MAX_S
+from topics.front.limits import make_slots
+from topics.front.live.streams import TICK_S
+from topics.front.live.work_stream import WorkStream
+from topics.front.live.work_subscriptions import WorkSubscription, WorkSubscriptions
+from topics.front.pressure.governor import COALESCE_S
+
+OPENING = b"retry: 2000\n\n: hb\n\n"
+
+
+def job(seq: int, data: bytes = b"1") -> bytes:
+    """A leased job, as a shard sends it."""
+    return b'{"lease_id":"lease_%x","deadline":9,"deliveries":1,"$seq":%d,"$ts":7,"data":%b}' % (
+        seq,
+        seq,
+        data,
+    )
+
+
+def event(seq: int, data: bytes = b"1") -> bytes:
+    """The event of such a job; ``data`` has no line ends."""
+    member = b'{"topic":"jobs",' + job(seq, data)[1:]
+    return b"id: %d\nevent: job\ndata: %b\n\n" % (seq, member)
+
+
+async def jobs(front: Desk, *seqs: int, work: int = 1, data: bytes = b"1") -> None:
+    """Jobs from the shard, and all that follows from it."""
+    made = [job(seq, data) for seq in seqs]
+    params = {"work": work, "seqs": seqs, "lengths": [len(one) for one in made]}
+    front.event(0, "work.jobs", params, b"".join(made))
+    await wait_all_tasks_blocked()
+
+
+def ask(
+    front: Desk, principal: Principal = ANYONE, scope: trio.CancelScope | None = None
+) -> list[WorkSubscription | TopicsError]:
+    """Ask for work in a task; the list gets the outcome."""
+    outcomes: list[WorkSubscription | TopicsError] = []
+
+    async def run() -> None:
+        with scope or trio.CancelScope():
+            try:
+                outcomes.append(
+                    await front.live.work.open(
+                        0, "jobs", principal, node="n", max_jobs=2, lease_ms=None
+                    )
+                )
+            except TopicsError as failure:
+                outcomes.append(failure)
+
+    front.live.nursery.start_soon(run)
+    return outcomes
+
+
+async def opened(front: Desk, principal: Principal = ANYONE) -> WorkSubscription:
+    """A subscription that the shard has opened."""
+    outcomes = ask(front, principal)
+    await wait_all_tasks_blocked()
+    await front.answer("work.open")
+    (subscription,) = outcomes
+    assert isinstance(subscription, WorkSubscription)
+    return subscription
+
+
+class Worker(Listener):
+    """A stream of a subscription, which runs, and the other end of its socket."""
+
+    def __init__(self, front: Desk, subscription: WorkSubscription) -> None:
+        ours, self.sock = socket_pair()
+        for end in (ours, self.sock):
+            front.exits.enter_context(end)
+        connection: Any = Socket(ours)
+        self.stream = WorkStream(front.live, subscription, connection)
+        front.live.nursery.start_soon(self.stream.run)
+
+    def hang_up(self, *, half: bool = False) -> None:
+        """Close the client's end, or only say that nothing more comes."""
+        if half:
+            self.sock.shutdown(socket.SHUT_WR)
+        else:
+            self.sock.close()
+
+
+async def worker(front: Desk) -> Worker:
+    """A worker that has heard how its stream opens."""
+    made = Worker(front, await opened(front))
+    await wait_all_tasks_blocked()
+    assert made.hear() == OPENING
+    return made
+
+
+TAKEN, CLOSED = ("work.taken", {"work": 1}), ("work.close", {"work": 1, "pages": 0})
+LONG = b'"%b"' % (b"x" * 40 * SEND_BYTES)
+
+
+async def test_no_more_jobs_come_before_the_socket_has_taken_all(front: Desk) -> None:
+    client = await worker(front)
+    await jobs(front, 1, data=LONG)
+    assert front.shards.told == []
+    assert await client.hear_all() == event(1, LONG)
+    assert front.shards.told == [TAKEN]
+
+
+async def test_jobs_behind_a_stalled_heartbeat_are_taken_when_they_are_sent_themselves(
+    front: Desk,
+) -> None:
+    client = await worker(front)
+    client.stream.outbox.write(LONG)
+    await jobs(front, 1, data=LONG)
+    assert client.stream.outbox.backlog
+    while client.stream.outbox.backlog:
+        client.hear()
+        await wait_all_tasks_blocked()
+    assert front.shards.told == []
+    assert (await client.hear_all()).endswith(event(1, LONG)[-100:])
+    assert front.shards.told == [TAKEN]
+
+
+async def test_a_heartbeat_comes_only_when_nothing_else_was_sent(
+    front: Desk, autojump_clock: trio.testing.MockClock
+) -> None:
+    client = await worker(front)
+    await trio.sleep(TICK_S * 1.5)
+    assert client.hear() == b""
+    client.stream.outbox.last_sent -= client.stream.heartbeat_s
+    await trio.sleep(TICK_S * 1.5)
+    assert client.hear() == b": hb\n\n"
+    client.stream.outbox.last_sent -= client.stream.heartbeat_s
+    await jobs(front, 1)
+    await trio.sleep(TICK_S * 1.5)
+    assert client.hear() == event(1)
+    assert front.shards.told == [TAKEN]
+
+
+@pytest.mark.parametrize("half", [True, False])
+async def test_the_leases_of_a_client_that_hangs_up_are_released(front: Desk, half: bool) -> None:
+    client = await worker(front)
+    client.hang_up(half=half)
+    await wait_all_tasks_blocked(0.01)
+    assert front.shards.told == [CLOSED]
+    assert (client.stream.ended, front.live.streams, front.live.slots.streams.used) == (
+        True,
+        set(),
+        0,
+    )
+
+
+async def test_the_leases_of_a_client_that_resets_are_released(front: Desk) -> None:
+    client = await worker(front)
+    client.stream.sock.shutdown(2)  # as after a reset: the next write fails
+    await jobs(front, 1)
+    assert front.shards.told == [CLOSED]
+
+
+async def test_a_client_that_stalls_is_told_so_and_loses_its_leases(
+    front: Desk, autojump_clock: trio.testing.MockClock
+) -> None:
+    client = await worker(front)
+    await jobs(front, 1, data=LONG)
+    await trio.sleep(STALL_MAX_S + TICK_S * 1.5)
+    assert client.stream.ended
+    assert front.shards.told[-1] == ("work.close", {"work": 1, "pages": 1})
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [("not_a_queue", 409), ("topic_not_found", 404), ("internal", 500)]
+)
+async def test_a_stream_that_its_shard_ends_says_why(front: Desk, error: str, code: int) -> None:
+    client = await worker(front)
+    front.event(0, "work.ended", {"work": 1, "error": error, "message": "it was"}, b"")
+    await wait_all_tasks_blocked()
+    assert client.hear() == b'event: error\ndata: {"code":%d,"error":"it was"}\n\n' % code
+    assert (client.stream.ended, front.live.slots.streams.used) == (True, 0)
+    assert front.shards.told == [], "the shard has released the leases itself"
+
+
+async def test_the_drain_ends_a_stream_and_releases_its_leases(front: Desk) -> None:
+    client = await worker(front)
+    front.live.drain()
+    await wait_all_tasks_blocked()
+    assert b'"code":503,"error":"the server is shutting down"' in client.hear()
+    assert front.shards.told == [CLOSED]
+
+
+async def test_a_stream_that_begins_during_the_drain_is_told_so(front: Desk) -> None:
+    subscription = await opened(front)
+    await jobs(front, 1)
+    front.live.drain()
+    client = Worker(front, subscription)
+    await wait_all_tasks_blocked()
+    assert client.hear().startswith(b'event: error\ndata: {"code":503')
+    assert (front.shards.told, front.live.slots.streams.used) == ([CLOSED], 0)
+
+
+async def test_an_unexpected_error_ends_one_stream(
+    front: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = await worker(front)
+    second = await worker(front)
+    monkeypatch.setattr(first.stream, "show", broken)
+    await jobs(front, 1)
+    assert b'"code":500' in first.hear()
+    await jobs(front, 2, work=2)
+    assert second.hear() == event(2)
+    assert front.shards.told == [CLOSED, ("work.taken", {"work": 2})]
+    assert [record.message for record in caplog.records] == [BUG]
+
+
+# Subscriptions
+
+
+def slots_used(front: Desk) -> int:
+    return front.live.slots.streams.used
+
+
+@pytest.mark.parametrize("failure", [TopicNotFound("jobs"), NotAQueue("jobs"), NotReady("down")])
+async def test_a_refusal_is_the_shards_and_leaves_nothing(
+    front: Desk, failure: TopicsError
+) -> None:
+    """A shard that has stalled refuses nothing: it may open the stream when it goes on."""
+    outcomes = ask(front)
+    await wait_all_tasks_blocked()
+    front.shards.refuse("work.open", failure)
+    await wait_all_tasks_blocked()
+    assert outcomes == [failure]
+    assert (slots_used(front), front.live.work.by_number) == (0, {})
+    assert front.shards.told == [CLOSED]
+
+
+async def test_a_client_that_vanishes_while_the_shard_is_asked_is_told_to_the_shard(
+    front: Desk,
+) -> None:
+    scope = trio.CancelScope()
+    ask(front, scope=scope)
+    await wait_all_tasks_blocked()
+    scope.cancel()
+    await wait_all_tasks_blocked()
+    assert front.shards.told == [CLOSED]
+    assert slots_used(front) == 0
+    await jobs(front, 1)
+    assert front.shards.told == [CLOSED]
+
+
+async def test_a_subscription_is_closed_once(front: Desk) -> None:
+    subscription = await opened(front)
+    for _ in range(2):
+        front.live.work.close(subscription)
+    front.live.work.taken(subscription)
+    assert (front.shards.told, slots_used(front)) == ([CLOSED], 0)
+
+
+async def test_jobs_that_come_before_the_client_is_ready_are_kept(front: Desk) -> None:
+    subscription = await opened(front)
+    await jobs(front, 1, 2)
+    assert front.shards.told == []
+    worker = Worker(front, subscription)
+    await wait_all_tasks_blocked()
+    assert worker.hear() == OPENING + event(1) + event(2)
+    assert front.shards.told == [("work.taken", {"work": 1})]
+
+
+async def test_an_end_that_comes_before_the_client_is_ready_is_told_behind_the_jobs(
+    front: Desk,
+) -> None:
+    subscription = await opened(front)
+    await jobs(front, 1)
+    front.live.closed(0)
+    worker = Worker(front, subscription)
+    await wait_all_tasks_blocked()
+    heard = worker.hear()
+    assert heard.startswith(OPENING + event(1))
+    assert heard.endswith(b'{"code":503,"error":"the shard of this topic went down"}\n\n')
+    assert (front.shards.told, slots_used(front)) == ([], 0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "limit"),
+    [
+        (Settings(max_sse_connections=2), "max_sse_connections"),
+        (Settings(max_sse_connections_per_key=2), "max_sse_connections_per_key"),
+    ],
+)
+async def test_a_slot_is_taken_before_the_shard_leases_anything(
+    front: Desk, settings: Settings, limit: str
+) -> None:
+    front.live.slots = make_slots(settings, 100)
+    front.live.work = WorkSubscriptions(
+        front.shards,  # type: ignore[arg-type]
+        front.live.slots.streams,
+        front.pressure,
+        front.live.call_in,
+    )
+    principal = Principal(b"key")
+    outcomes = [ask(front, principal) for _ in range(4)]
+    await wait_all_tasks_blocked()
+    assert len(front.shards.asked) == 2
+    for failure in (failure for outcome in outcomes for failure in outcome):
+        assert isinstance(failure, Throttled)
+        assert (failure.detail["limit"], failure.detail["max"]) == (limit, 2)
+    front.shards.refuse("work.open", TopicNotFound("jobs"))
+    await wait_all_tasks_blocked()
+    ask(front, principal)
+    await wait_all_tasks_blocked()
+    assert len(front.shards.asked) == 2
+
+
+async def test_under_pressure_the_next_jobs_come_late_and_the_client_is_told(
+    front: Desk, autojump_clock: MockClock
+) -> None:
+    client = await worker(front)
+    press(front.pressure, pace=1.0)
+    front.pressure.bands.learn("jobs", 0)
+    await jobs(front, 1)
+    told = b'{"code":429,"error":"watch throttled under CPU pressure"'
+    heard = client.hear()
+    assert heard.startswith(event(1))
+    assert heard.endswith(told + b',"retry_after_ms":1000,"topics":["jobs"]}\n\n')
+    await trio.sleep(0.99)
+    assert front.shards.told == []
+    await trio.sleep(0.02)
+    assert front.shards.told == [("work.taken", {"work": 1})]
+    await jobs(front, 2)
+    assert client.hear() == event(2), "it was told"
+
+
+async def test_coalesced_jobs_are_taken_a_little_later_and_nobody_is_told(
+    front: Desk, autojump_clock: MockClock
+) -> None:
+    client = await worker(front)
+    press(front.pressure)
+    await jobs(front, 1)
+    assert (client.hear(), front.shards.told) == (event(1), [])
+    await trio.sleep(COALESCE_S + 0.001)
+    assert front.shards.told == [("work.taken", {"work": 1})]
+
+
+async def test_a_client_that_has_gone_takes_nothing_late(
+    front: Desk, autojump_clock: MockClock
+) -> None:
+    client = await worker(front)
+    press(front.pressure, pace=1.0)
+    await jobs(front, 1)
+    client.stream.end()
+    await trio.sleep(2.0)
+    assert front.shards.told == [("work.close", {"work": 1, "pages": 1})]

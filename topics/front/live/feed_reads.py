@@ -1,0 +1,142 @@
+"""Feed reads: the pages that readers catch up with, each asked for once.
+
+Readers that ask the same question while it is in flight share one call and its answer. A shard
+reads pages of `READING_MAX_BYTES` at once for a front; further ones are asked for in order, when
+those were shown.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable
+from functools import partial
+from typing import Generic
+
+import trio
+
+from topics.actors.rpc.session import Reply
+from topics.actors.shard_client.shards import Shards
+from topics.errors import NotReady, TopicsError
+from topics.formats.wire.calls import FEED_READ, FeedReadParams, FeedReadResult, FeedView
+from topics.formats.wire.contract import R
+from topics.front.live.pages import FeedPage
+from topics.front.live.subscriptions import Reader
+
+READING_MAX_BYTES = 16 << 20
+LONG_BYTES = 32 * 1024
+LONG_PER_PASS = 16  # readers that are shown a long page in one pass of the loop
+
+
+class SharedAnswer(Generic[R]):
+    """The answer to one question, for all readers that wait for it."""
+
+    def __init__(self) -> None:
+        self._done = trio.Event()
+        self._answer: tuple[R, bytes] | TopicsError
+
+    def settle(self, answer: Reply[R] | TopicsError) -> None:
+        """The answer has come; its shared memory is released here."""
+        if isinstance(answer, TopicsError):
+            self._answer = answer
+        else:
+            self._answer = answer.result, bytes(answer.body)
+            answer.release()
+        self._done.set()
+
+    async def wait(self) -> tuple[R, bytes]:
+        """Result and body. Raises the shard's `TopicsError`."""
+        await self._done.wait()
+        if isinstance(self._answer, TopicsError):
+            raise self._answer
+        return self._answer
+
+
+class PageRead(SharedAnswer[FeedReadResult]):
+    """A page that is read; ``readers`` wait for it, or for a turn to be shown it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.page: FeedPage | None = None
+        self.readers: dict[Reader, None] = {}
+        self.leave: Callable[[], None] | None = None  # its room, once it was asked for
+
+
+class ReadingRoom:
+    """What a shard reads, and streams were not shown yet: one page, or all that have room."""
+
+    def __init__(self) -> None:
+        self._used = 0
+        self._is_busy = False
+        self._waiting: deque[tuple[int, Callable[[], bool]]] = deque()
+
+    def enter(self, size: int, ask: Callable[[], bool]) -> None:
+        """Call ``ask`` when there is room; if that is true, `leave` follows."""
+        self._waiting.append((size, ask))
+        self._let_in()
+
+    def leave(self, size: int) -> None:
+        """A page of this size has been shown."""
+        self._used -= size
+        self._let_in()
+
+    def _let_in(self) -> None:
+        waiting = self._waiting
+        if self._is_busy:  # a shard that is away answers at once
+            return
+        self._is_busy = True
+        while waiting and (not self._used or self._used + waiting[0][0] <= READING_MAX_BYTES):
+            size, ask = waiting.popleft()
+            self._used += size
+            if not ask():
+                self._used -= size
+        self._is_busy = False
+
+
+class FeedReads:
+    """The reads in flight of all readers of a front."""
+
+    def __init__(self, shards: Shards) -> None:
+        self._shards = shards
+        self._reads: dict[FeedReadParams, PageRead] = {}
+        self._rooms: dict[int, ReadingRoom] = defaultdict(ReadingRoom)  # of the shards
+        self._long = trio.CapacityLimiter(LONG_PER_PASS)
+
+    async def read(self, reader: Reader, until_seq: int | None) -> tuple[FeedPage, int]:
+        """The page from where the reader stands, to ``until_seq`` at most, and the topic's epoch.
+        Raises `TopicsError`.
+        """
+        view = FeedView(*reader.view)
+        params = FeedReadParams(reader.topic, view, reader.seq, until_seq, reader.epoch)
+        read = self._reads.get(params)
+        if read is None:
+            read = self._reads[params] = PageRead()
+            read.readers[reader] = None
+            self._rooms[reader.shard].enter(view.bytes, partial(self._ask, reader, params, read))
+        else:
+            read.readers[reader] = None
+        try:
+            result, body = await read.wait()
+            if len(body) > LONG_BYTES:
+                async with self._long:
+                    pass
+        finally:
+            del read.readers[reader]
+            if not read.readers and read.leave is not None:
+                read.leave()
+        if read.page is None:
+            read.page = FeedPage(reader.topic, result, body)
+        return read.page, result.epoch
+
+    def _ask(self, first: Reader, params: FeedReadParams, read: PageRead) -> bool:
+        """Ask for a page; False when nobody waits for it any more."""
+
+        def then(answer: Reply[FeedReadResult] | TopicsError) -> None:
+            del self._reads[params]
+            read.settle(answer)
+
+        if not any(reader.stream.is_following(reader) for reader in read.readers):
+            then(NotReady("nobody waits for this page"))
+            return False
+        read.leave = partial(self._rooms[first.shard].leave, first.view.bytes)
+        self._shards.call(first.shard, FEED_READ, params, b"", then)
+        return True
