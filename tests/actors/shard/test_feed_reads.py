@@ -222,7 +222,7 @@ def ahead(desk: Desk, topic: str, page_count: int, **asked: int) -> tuple[DiffAh
     (frame,) = desk.wire.take()
     answer = decode(frame.payload)
     assert isinstance(answer, Success)
-    return DIFF_AHEAD.result_of(answer.result), bytes(frame.attachment)
+    return DIFF_AHEAD.result._make(answer.result), bytes(frame.attachment)
 
 
 async def test_a_diff_is_answered_at_once_when_there_is_something_or_nobody_waits(
