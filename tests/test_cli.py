@@ -8,6 +8,7 @@ import json
 import os
 import pty
 import re
+import select
 import shutil
 import signal
 import socket
@@ -469,18 +470,23 @@ def test_deploy_run_is_interrupted_quietly_while_it_waits_for_its_server(tmp_pat
         file.write_text(f"#!/bin/bash\n{script}\n")
         file.chmod(0o755)
     (checkout / ".venv/.installed-run").write_text("hash\n")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    with subprocess.Popen(
-        [checkout / "deploy/run"],
-        env={"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "TOPICS_PORT": str(port)},
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as running:
-        asked.read_bytes()  # returns when the server is asked for
-        os.killpg(running.pid, signal.SIGINT)
-        _, said = running.communicate(timeout=60)
-        assert (running.returncode, "Traceback" in said) == (130, False), said
-        with pytest.raises(ProcessLookupError):  # nothing goes on
-            os.killpg(running.pid, signal.SIGKILL)
+    poller = select.poll()
+    with socket.socket() as held, os.fdopen(os.open(asked, os.O_RDONLY | os.O_NONBLOCK)) as fifo:
+        poller.register(fifo)
+        held.bind(("127.0.0.1", 0))  # nobody listens there, and no other server may
+        with subprocess.Popen(
+            [checkout / "deploy/run"],
+            env={
+                "PATH": f"{tmp_path}/bin:/usr/bin:/bin",
+                "TOPICS_PORT": str(held.getsockname()[1]),
+            },
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        ) as running:
+            assert poller.poll(60_000), "the server is asked for"
+            os.killpg(running.pid, signal.SIGINT)
+            _, said = running.communicate(timeout=60)
+            assert (running.returncode, "Traceback" in said) == (130, False), said
+            with pytest.raises(ProcessLookupError):  # nothing goes on
+                os.killpg(running.pid, signal.SIGKILL)
