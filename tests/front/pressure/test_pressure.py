@@ -313,12 +313,3 @@ async def test_a_refusal_is_held_back_a_moment_and_gives_its_body_back(
     with pytest.raises(Throttled):
         await hold_back(refusal)
     assert trio.current_time() - began == pytest.approx(REFUSAL_HOLD_S)
-
-
-async def test_a_parked_body_is_given_back_when_its_client_goes(
-    desk: Desk, autojump_clock: MockClock
-) -> None:
-    block: Any = Block()
-    with trio.move_on_after(1) as scope:
-        await desk.pressure.park_append(1, block)
-    assert (scope.cancelled_caught, block.freed) == (True, 1)

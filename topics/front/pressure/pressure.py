@@ -24,6 +24,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final, TypeAlias
 
 import msgspec
@@ -59,7 +60,7 @@ RELEASE_MIN, RELEASE_MAX = 8, 256  # appends of one pass
 GROWTH, CUT = 1.1, 0.8  # of what a pass releases, when it was short or long
 
 Holder: TypeAlias = tuple[bytes, str]  # digest of the key, and the topic
-Parked: TypeAlias = tuple[trio.lowlevel.Task, float]  # and since when
+Parked: TypeAlias = tuple[Callable[[float], object], float]  # and since when
 
 
 class Bands:
@@ -159,6 +160,7 @@ class Turns:
         self._parked: Queues[Parked] = Queues()
         self._has_parked = trio.Event()
         self.waiting = 0
+        self.batch: AbstractContextManager[object] = nullcontext()  # around what goes in one pass
 
     def may_go(self, band: int) -> bool:
         """Whether an append of this band goes on in this pass; `park` it otherwise."""
@@ -168,20 +170,11 @@ class Turns:
             return True
         return began - max(self._seen[band + 1 :]) > ACTIVE_S
 
-    async def park(self, band: int) -> float:
-        """Wait for a turn. Returns the milliseconds of the wait."""
-        parked = trio.lowlevel.current_task(), self._clock()
-        self._parked.queues[band].append(parked)
+    def park(self, band: int, go: Callable[[float], object]) -> None:
+        """Call ``go`` in a later pass, with the milliseconds of the wait."""
+        self._parked.queues[band].append((go, self._clock()))
         self.waiting += 1
         self._has_parked.set()
-
-        def give_up(_: object) -> trio.lowlevel.Abort:
-            self._parked.queues[band].remove(parked)
-            self.waiting -= 1
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        await trio.lowlevel.wait_task_rescheduled(give_up)
-        return (self._clock() - parked[1]) * 1000
 
     def oldest_ms(self) -> float:
         """How long the append that came first has waited; 0 when none waits."""
@@ -196,7 +189,8 @@ class Turns:
                 self._has_parked = trio.Event()
                 await self._has_parked.wait()
             began = self._clock()
-            self._give(int(release))
+            with self.batch:
+                self._give(int(release))
             await trio.lowlevel.checkpoint()  # until the next pass
             factor = CUT if self._clock() - began > PASS_S else GROWTH
             release = min(max(release * factor, RELEASE_MIN), RELEASE_MAX)
@@ -206,9 +200,12 @@ class Turns:
             band = self._parked.next()
             assert band is not None, "an append waits"
             self._parked.spend(band)
-            task, _since = self._parked.queues[band].popleft()
+            go, since = self._parked.queues[band].popleft()
             self.waiting -= 1
-            trio.lowlevel.reschedule(task)
+            try:
+                go((self._clock() - since) * 1000)
+            except Exception:  # of one append
+                LOG.exception("unexpected server error: append")
 
 
 class Pressure:
@@ -315,15 +312,6 @@ class Pressure:
             "the server is under pressure: try again later",
             retry_after_ms=math.ceil(round((due - now) * 1000, 3)),  # not 1001 for a second
         )
-
-    async def park_append(self, band: int, body: Body) -> float:
-        """Wait while appends of higher bands go first. Returns the milliseconds of the wait."""
-        try:
-            return await self.turns.park(band)
-        except BaseException:  # the client is gone
-            if not isinstance(body, Buffer):
-                body.free()
-            raise
 
     def pause_s(self, shard: int, band: int) -> float:
         """How much later than usual the next page of a stream is asked for."""

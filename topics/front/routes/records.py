@@ -40,7 +40,7 @@ from topics.formats.wire.calls import (
     outcome_in,
 )
 from topics.front.answers import Answer, shard_answer
-from topics.front.dispatch import Begun, Operation, Then, answer_of
+from topics.front.dispatch import Begun, Operation, Then
 from topics.front.pressure.pressure import Pressure, hold_back
 from topics.front.queries import EMPTY, Parameter, boolean
 from topics.front.request import Body, Request
@@ -69,6 +69,7 @@ class Group(msgspec.Struct, eq=False):
     ats: list[int]
     thens: list[Then]
     length: int
+    parked_ms: float
 
 
 class Appends:
@@ -77,6 +78,7 @@ class Appends:
     def __init__(self, shards: Shards, pressure: Pressure) -> None:
         self._shards, self._batch = shards, shards.batch
         self._pressure, self._bands = pressure, pressure.bands
+        pressure.turns.batch = shards.batch
         self._groups: dict[Key, Group] = {}
         self._begun: set[Key] = set()  # sent within this turn
 
@@ -91,16 +93,27 @@ class Appends:
         if self._bands.known or pressure.turns.waiting:
             band = self._bands.of(request.topic)
             if not pressure.turns.may_go(band):
-                return self._append_parked(request, body, at, band)
+                pressure.turns.park(band, partial(self._join, request, body, at, then))
+                return None
+        self._join(request, body, at, then)
+        return None
+
+    def _join(
+        self, request: Request, body: Body, at: int, then: Then, parked_ms: float = 0.0
+    ) -> None:
+        """Send it with others of its topic, if it may travel with them. ``parked_ms``: for how long
+        it waited for its turn; a group tells that of its first.
+        """
         query = request.query
         with_seqs = query is EMPTY or query[RETURN_SEQS]
         if not self._batch.is_open or type(body) is not bytes or request.key is not None:
-            self._send(Group(request, with_seqs, [body], [at], [then], 0))
-            return None
+            self._send(Group(request, with_seqs, [body], [at], [then], 0, parked_ms))
+            return
         key = request.topic, with_seqs, request.principal
         group = self._groups.get(key)
         if group is None:
-            group = self._groups[key] = Group(request, with_seqs, [body], [at], [then], len(body))
+            group = Group(request, with_seqs, [body], [at], [then], len(body), parked_ms)
+            self._groups[key] = group
             self._batch.at_end = self._end_turn
         else:
             group.bodies.append(body)
@@ -112,16 +125,6 @@ class Appends:
             del self._groups[key]
             self._begun.add(key)
             self._send(group, early=True)
-        return None
-
-    async def _append_parked(self, request: Request, body: Body, at: int, band: int) -> Answer:
-        parked_ms = await self._pressure.park_append(band, body)
-        with_seqs = request.query[RETURN_SEQS]
-
-        def begin(then: Then) -> None:
-            self._send(Group(request, with_seqs, [body], [at], [then], 0), parked_ms=parked_ms)
-
-        return await answer_of(begin)
 
     def _end_turn(self) -> None:
         self._batch.at_end = None
@@ -131,7 +134,7 @@ class Appends:
             for group in groups.values():
                 self._send(group)
 
-    def _send(self, group: Group, *, parked_ms: float = 0.0, early: bool = False) -> None:
+    def _send(self, group: Group, *, early: bool = False) -> None:
         request, bodies, ats = group.request, group.bodies, group.ats
         principal, shard, is_one = request.principal, request.shard, len(bodies) == 1
         params = AppendParams(
@@ -141,7 +144,7 @@ class Appends:
             None if principal.prefixes is None else [*principal.prefixes],
             ats[0],
             None if is_one else [len(body) for body in bodies],  # type: ignore[arg-type]
-            parked_ms,
+            group.parked_ms,
             principal.is_admin,
             None if is_one else ats,
         )
