@@ -24,8 +24,8 @@ from topics.formats.wire.contract import Call, Event, P, R
 from topics.front.http.connection import Connection, Connections, Timings
 from topics.front.limits import make_slots
 from topics.front.live.live import Live
-from topics.front.live.sse import WatchStream
 from topics.front.live.watch_sessions import WatchSession
+from topics.front.live.watch_streams import WatchStream
 from topics.front.live.web_socket import WebSocket
 from topics.front.pressure.governor import COALESCE_AT, LATE_MAX, PACE_AT, SHARE_MAX
 from topics.front.pressure.pressure import Pressure

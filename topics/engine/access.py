@@ -24,6 +24,8 @@ from enum import Flag
 from functools import reduce
 from operator import or_
 
+from topics.formats.names import covered
+
 
 class Scope(Flag):
     """What a key may do. ``Scope.READ | Scope.WRITE`` asks for both, as a queue claim does."""
@@ -84,7 +86,7 @@ class Principal:
 
     def covers(self, name: str) -> bool:
         """Whether the name of a topic or a router begins with one of the key's prefixes."""
-        return self.prefixes is None or name.startswith(self.prefixes)
+        return self.prefixes is None or covered(name, self.prefixes)
 
     def has_rights_of(self, other: Principal) -> bool:
         """Whether scopes and prefixes are the same, in whatever order they were written."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 import crc32c
@@ -33,6 +34,6 @@ def shard_of(name: str, shards: int) -> int:
     return crc32c.crc32c(name.encode()) % shards
 
 
-def covered(name: str, prefixes: list[str] | None) -> bool:
+def covered(name: str, prefixes: Sequence[str] | None) -> bool:
     """Whether a key with this allowlist may touch ``name`` (§0.2); None allows every name."""
     return prefixes is None or name.startswith(tuple(prefixes))

@@ -1,7 +1,7 @@
 """Authorisation (§0.2): who a request is from, what its key may do, which names may be names.
 
-The only place of these rules. HTTP requests of both lanes pass them in the guard, WebSocket
-commands when they arrive.
+HTTP requests of both lanes pass them in the guard, WebSocket commands when they arrive. Names that
+stand in bodies are checked where the body is decoded, by the same `formats.names.covered`.
 """
 
 from __future__ import annotations

@@ -1,207 +1,54 @@
-"""Server-sent events (§7.2): a watch's events as bytes, and the streams that send them.
+"""Event streams (§7.3 to §7.6): what the streams of watches and of work have in common.
 
-    id: CURSORS            all but error events
-    event: NAME            record, tombstone, caught-up, topic-deleted, error
-    data: JSON
-
-    WatchStream      GET /v0/watch/:wid    the session has the cursors, and takes back what its last
-                                           stream's socket did not take whole
-    RequestStream    GET /v0/watch?topic=  the ids have the cursors, with epochs: nothing is kept
-
-A record event without its id line is made once and shared by all streams of the page. So is one
-with its id, among streams of one topic of the same kind: their ids are equal.
+head         `HEADERS`
+at open      `RETRY`: how soon a client comes back
+taken over   `NEVER_AGAIN`: not at all; two tabs would throw each other off for ever
+data lines   one, or one for each line of a payload's white space
+heartbeat    a comment
+error        why the stream ends, that a topic cannot be read, or that topics are paced
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
+import re
 from typing import Any
 
-from topics.engine.access import Principal
-from topics.errors import TopicsError
-from topics.formats.api.watch import Cursor, CursorsId, Start, View
 from topics.formats.json_text import json_bytes
-from topics.front.errors import status_of
-from topics.front.http.connection import Connection
-from topics.front.live.event_stream import (
-    HEARTBEAT,
-    NEVER_AGAIN,
-    RETRY,
-    continued,
-    error_event,
-    paced_event,
+
+HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store, no-transform"),
+    (b"connection", b"keep-alive"),
+    (b"x-accel-buffering", b"no"),
 )
-from topics.front.live.live import Live
-from topics.front.live.pages import FeedPage
-from topics.front.live.streams import StreamKind
-from topics.front.live.subscriptions import Reader
-from topics.front.live.topic_streams import TopicStream
-from topics.front.live.watch_sessions import WatchSession
-
-TAKEN_OVER = 409  # the code of the error event
+RETRY = b"retry: 2000\n\n"
+NEVER_AGAIN = b"retry: 2147483647\n"  # 24 days; timers of browsers hold no more milliseconds
+HEARTBEAT = b": hb\n\n"
+PACED = "watch throttled under CPU pressure"
+_LINE_END = re.compile(rb"\r\n|\r|\n")
 
 
-class EventStream(TopicStream):
-    """Topics as server-sent events. ``shares_ids``: it has one topic, and so the same ids as other
-    streams of its class.
+def data_lines(json: bytes) -> bytes:
+    """JSON as the ``data`` of an event, without its end."""
+    return b"data: " + continued(json)
+
+
+def continued(json: bytes) -> bytes:
+    """JSON within a data line.
+
+    Payloads are shown as they were sent: white space between their JSON tokens may hold line ends,
+    which the client joins again.
     """
-
-    kind = StreamKind.WATCH
-    shares_ids: bool
-
-    @abstractmethod
-    def id(self) -> bytes:
-        """The event id of now: all cursors."""
-
-    def page_event(self, reader: Reader, page: FeedPage) -> tuple[bytes, ...]:  # noqa: ARG002 - the id says where the reader stands
-        """``event: record``."""
-        if not self.shares_ids:
-            return b"id: %b\n" % self.id(), _record_event(page)
-        event = page.renderings.get(type(self))
-        if event is None:
-            event = _record_event(page, b"id: %b\n" % self.id())
-            page.renderings[type(self)] = event
-        return (event,)
-
-    def tombstone_event(self, reader: Reader, tombstone: dict[str, Any]) -> bytes:
-        """``event: tombstone``."""
-        return self._event(b"tombstone", {"topic": reader.topic, **tombstone})
-
-    def caught_up_event(self, reader: Reader, head_seq: int) -> bytes:
-        """``event: caught-up``."""
-        return self._event(b"caught-up", {"topic": reader.topic, "head_seq": head_seq})
-
-    def deleted_event(self, reader: Reader, head_seq: int) -> bytes:
-        """``event: topic-deleted``."""
-        return self.gone_event(reader.topic, head_seq)
-
-    def gone_event(self, topic: str, head_seq: int) -> bytes:
-        """``event: topic-deleted``, also of a topic without a reader."""
-        members = {"topic": topic, "head_seq": head_seq, "reason": "deleted"}
-        return self._event(b"topic-deleted", members)
-
-    def topic_error_event(self, reader: Reader, failure: TopicsError) -> bytes:
-        """``event: error`` about one topic."""
-        return error_event(status_of(failure), failure.message, topics=[reader.topic])
-
-    def failure_event(self, code: int, error: str) -> bytes:
-        """``event: error``. A stream that another one has replaced must not come back."""
-        event = error_event(code, error)
-        return NEVER_AGAIN + event if code == TAKEN_OVER else event
-
-    def heartbeat(self) -> bytes:
-        """A comment."""
-        return HEARTBEAT
-
-    def paced_event(self, retry_after_ms: int, topics: list[str]) -> bytes:
-        """``event: error`` 429; the stream goes on."""
-        return paced_event(retry_after_ms, topics)
-
-    def _event(self, name: bytes, data: dict[str, Any]) -> bytes:
-        return b"id: %b\nevent: %b\ndata: %b\n\n" % (self.id(), name, json_bytes(data))
+    if b"\n" in json or b"\r" in json:
+        return _LINE_END.sub(b"\ndata: ", json)
+    return json
 
 
-class WatchStream(EventStream):
-    """One GET of a session. The session's cursors move with its own stream only."""
-
-    def __init__(self, live: Live, session: WatchSession, connection: Connection) -> None:
-        super().__init__(live, connection.sock, session.principal, session.heartbeat_s)
-        self.session = session
-        self.shares_ids = len(session.cursors) == 1
-        # Cursors before the moves that the socket has not taken whole.
-        self._before: dict[str, list[Cursor]] = {}
-
-    def id(self) -> bytes:
-        """All cursors of the session."""
-        return self.session.id()
-
-    def repeat_deleted(self) -> None:
-        """Tell again which topics were deleted: an id does not say whether the client knows."""
-        if self.session.deleted:
-            events = [self.gone_event(*deleted) for deleted in self.session.deleted.items()]
-            self.outbox.write(b"".join(events))
-
-    def tell_deleted(self, reader: Reader, head_seq: int) -> None:
-        """Note it in the session, too."""
-        if self.is_following(reader):
-            self.session.deleted[reader.topic] = head_seq
-        super().tell_deleted(reader, head_seq)
-
-    def moved(self, reader: Reader) -> None:
-        """Move the session's cursor, unless another stream has taken the session over."""
-        if self.session.stream is self:
-            self._before.setdefault(reader.topic, []).append(self.session.cursors[reader.topic])
-            self.session.move(reader.topic, reader.seq, reader.epoch or 0)
-
-    def sent_whole(self) -> None:
-        """What was written was shown."""
-        if self._before:
-            self._before.clear()
-
-    def end(self) -> None:
-        """The session's next stream shows again what was not sent whole."""
-        if not self.ended and self.session.stream is self:
-            self.session.unsent = self._before
-        super().end()
+def paced_event(retry_after_ms: int, topics: list[str]) -> bytes:
+    """``event: error`` 429, which ends nothing: these topics are paced (§7.5)."""
+    return error_event(429, PACED, retry_after_ms=retry_after_ms, topics=topics)
 
 
-class RequestStream(EventStream):
-    """A GET that names its topics. ``gone``: topics of the client's id that are there no more."""
-
-    def __init__(
-        self,
-        live: Live,
-        connection: Connection,
-        principal: Principal,
-        heartbeat_s: float,
-        view: View,
-        cursors: dict[str, Cursor],
-        gone: set[str],
-    ) -> None:
-        super().__init__(live, connection.sock, principal, heartbeat_s)
-        self.shares_ids = len(cursors) == 1
-        self._connection, self._view, self._cursors, self._gone = connection, view, cursors, gone
-        self._id = CursorsId(cursors)
-
-    def id(self) -> bytes:
-        """The cursors of now."""
-        return self._id.text()
-
-    def moved(self, reader: Reader) -> None:
-        """The next id says so."""
-        self._id.move(reader.topic, reader.seq, reader.epoch or 0)
-
-    async def run(self) -> None:
-        """Show the topics, until either side ends it."""
-        try:
-            self.begin()
-            gone = [self.gone_event(topic, self._cursors[topic][0]) for topic in self._gone]
-            # The first id, without an event: a client that began at the head loses nothing if it
-            # must come back before the first event.
-            self.outbox.write(b"id: %b\n%b" % (self.id(), RETRY) + b"".join(gone))
-            for topic, (seq, epoch) in self._cursors.items():
-                if topic not in self._gone:
-                    self.add(topic, self._view, Start(seq, epoch=epoch or None))
-            self.catch_up()
-            await self.until_ended()
-        finally:
-            self.end()
-            self._connection.sent_bytes += self.outbox.sent_bytes
-
-
-def _record_event(page: FeedPage, line: bytes = b"") -> bytes:
-    """A record event behind its id line, or without it: then it is made once."""
-    event, body = None if line else page.renderings.get("record"), page.body
-    if event is None:
-        event = b"".join(
-            (
-                line,
-                b'event: record\ndata: {"topic":"%b","records":[' % page.topic.encode(),
-                continued(body) if b"\n" in body or b"\r" in body else body,
-                b'],"from_seq":%d,"to_seq":%d,"head_seq":%d}\n\n'
-                % (page.from_seq, page.to_seq, page.head_seq),
-            )
-        )
-        if not line:
-            page.renderings["record"] = event
-    return event
+def error_event(code: int, error: str, **members: Any) -> bytes:
+    """``event: error``, with the HTTP status that fits."""
+    return b"event: error\ndata: %b\n\n" % json_bytes({"code": code, "error": error, **members})

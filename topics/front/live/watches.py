@@ -19,11 +19,11 @@ from topics.errors import NotAcceptable, NotFound, TopicNotFound, Unauthorized
 from topics.formats.api.watch import Cursor, Start, WatchRequest
 from topics.front.authorization import authorize
 from topics.front.http.connection import Connection
-from topics.front.live.event_stream import RETRY
 from topics.front.live.live import Live
-from topics.front.live.sse import TAKEN_OVER, WatchStream
+from topics.front.live.sse import RETRY
 from topics.front.live.subscriptions import TopicHead, begin_at, heads_of
 from topics.front.live.watch_sessions import WatchSession
+from topics.front.live.watch_streams import TAKEN_OVER, WatchStream
 from topics.front.media import accepts_events
 
 SESSION_TTL_S = 300.0

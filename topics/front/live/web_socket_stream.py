@@ -35,8 +35,8 @@ from topics.formats.api.websocket_frames import (
     text_frame_of,
 )
 from topics.formats.json_text import json_bytes
-from topics.front.live.event_stream import PACED
 from topics.front.live.pages import FeedPage
+from topics.front.live.sse import PACED
 from topics.front.live.streams import LOG, StreamKind
 from topics.front.live.subscriptions import Reader, begin_at, heads_of
 from topics.front.live.topic_streams import TopicStream

@@ -15,8 +15,8 @@ from __future__ import annotations
 from topics.formats.api.watch import HEARTBEAT_MS
 from topics.formats.wire.calls import WorkJobsParams
 from topics.front.http.connection import Connection
-from topics.front.live.event_stream import HEARTBEAT, RETRY, data_lines, error_event, paced_event
 from topics.front.live.live import Live
+from topics.front.live.sse import HEARTBEAT, RETRY, data_lines, error_event, paced_event
 from topics.front.live.streams import StreamKind
 from topics.front.live.work_subscriptions import Worker, WorkSubscription
 from topics.front.pressure.governor import COALESCE_S

@@ -29,7 +29,7 @@ from topics.formats.wire import calls
 from topics.front.answers import Answer, elapsed_ms, shard_answer
 from topics.front.dispatch import Begun, Operation, Then
 from topics.front.http.connection import Connection
-from topics.front.live.event_stream import HEADERS
+from topics.front.live.sse import HEADERS
 from topics.front.live.work_stream import WorkStream
 from topics.front.media import accepts_events
 from topics.front.queries import Parameter, integer, text

@@ -18,8 +18,8 @@ from topics.formats.api.watch import Start, decode_cursors, decode_watch, watch_
 from topics.formats.buffers import Buffer
 from topics.front.answers import Answer, json_answer
 from topics.front.http.connection import Connection
-from topics.front.live.event_stream import HEADERS
-from topics.front.live.sse import RequestStream
+from topics.front.live.sse import HEADERS
+from topics.front.live.watch_streams import OneRequestStream
 from topics.front.media import accepts_events
 from topics.front.queries import Names, Parameter, boolean, integer
 from topics.front.request import Body, Request
@@ -92,7 +92,7 @@ async def stream_of_topics(
     async def run(connection: Connection) -> None:
         let_go()
         heartbeat_s = asked.heartbeat_ms / 1000
-        await RequestStream(
+        await OneRequestStream(
             live, connection, principal, heartbeat_s, asked.view, cursors, gone
         ).run()
 

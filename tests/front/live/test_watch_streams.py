@@ -11,9 +11,9 @@ from topics.formats.api.watch import Start, View
 from topics.formats.wire.calls import FeedReadResult
 from topics.front.http.connection import Connection, Connections, Timings
 from topics.front.live.pages import FeedPage
-from topics.front.live.sse import WatchStream
 from topics.front.live.subscriptions import Reader
 from topics.front.live.watch_sessions import WatchSession
+from topics.front.live.watch_streams import WatchStream
 
 CONNECTIONS = Connections(Timings(), 0.0)
 
