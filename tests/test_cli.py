@@ -16,11 +16,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 from tests.support.hurt import flip, frames, small, tree
 from tests.support.log import log_files
-from topics import __version__
+from topics import __version__, cli
 from topics.errors import ExitCode
 from topics.formats.disk.frames import FrameKind
 from topics.process.keys import KeyFile
@@ -56,13 +57,13 @@ def test_version() -> None:
 def test_help_says_how_to_go_on_and_loads_no_server() -> None:
     code = (
         "import sys\nfrom topics import cli\n"
-        "try:\n    cli.main(['--help'])\nexcept SystemExit:\n    pass\n"
-        "server = {'structlog', 'trio', 'hypercorn', 'quart', 'ctypes'}\n"
+        "cli.main(['--help'])\n"
+        "server = {'structlog', 'trio', 'hypercorn', 'quart', 'ctypes', 'httpx2', 'rich'}\n"
         "server |= {'topics.process', 'topics.config'}\n"
         "print(sorted(server & sys.modules.keys()))"
     )
     done = run([sys.executable, "-c", code])
-    assert "--print-config" in done.stdout
+    assert "serve    Run the server." in done.stdout
     assert done.stdout.endswith("[]\n")
 
 
@@ -79,7 +80,7 @@ def test_a_hang_up_before_python_can_hold_it_is_ignored_by_the_script(tmp_path: 
 def test_serve_holds_hang_ups_before_anything_else() -> None:
     code = (
         "import os, signal\nfrom topics import cli\n"
-        "cli._parser = lambda: os.kill(os.getpid(), signal.SIGHUP) or exit(7)\n"
+        "cli.root.make_context = lambda *_, **__: os.kill(os.getpid(), signal.SIGHUP) or exit(7)\n"
         "cli.main(['serve'])"
     )
     assert run([sys.executable, "-c", code]).returncode == 7
@@ -89,7 +90,7 @@ def test_serve_holds_hang_ups_before_anything_else() -> None:
 def test_wrong_arguments_are_status_2_and_a_usage_line(arguments: list[str]) -> None:
     done = run(MODULE, *arguments)
     assert done.returncode == 2
-    assert done.stderr.startswith("usage: topics")
+    assert done.stderr.startswith("Usage: topics")
 
 
 @pytest.mark.parametrize("command", [[*MODULE, "serve"], SCRIPT], ids=["module", "script"])
@@ -291,12 +292,17 @@ def test_supervisor_takes_the_python_of_its_own_venv_where_there_is_one(
     assert done.stdout == f"{python}|{script}|--print-config|a b|"
 
 
-def test_the_help_of_every_command_names_every_exit_code() -> None:
+def test_the_help_names_every_exit_code_and_every_command_as_its_own_help_does() -> None:
+    shown = run(MODULE, "--help", COLUMNS="500").stdout
     for code in ExitCode:
         assert f"{int(code)} " in ExitCode.sentence()
-    for arguments in ([], ["serve"], ["verify"], ["inspect"], ["repair"]):
-        shown = run(MODULE, *arguments, "--help", COLUMNS="500").stdout
-        assert ExitCode.sentence() in shown
+    assert ExitCode.sentence() in " ".join(shown.split())
+    context = click.Context(cli.root)
+    for section in cli.COMMANDS.values():
+        for name, (_, text) in section.items():
+            found = cli.root.get_command(context, name)
+            assert found is not None
+            assert (found.help or "").splitlines()[0] == text
 
 
 # repair
@@ -375,7 +381,7 @@ def test_what_no_header_could_carry_is_status_2_and_not_shown(secret: str) -> No
 def test_a_secret_is_never_an_argument() -> None:
     done = run(MODULE, "keys", "hash", "hunter2")
     assert done.returncode == 2
-    assert done.stderr.startswith("usage: topics")
+    assert done.stderr.startswith("Usage: topics")
 
 
 def test_on_a_terminal_the_secret_is_asked_for_and_not_shown() -> None:

@@ -56,6 +56,10 @@ def test_exit_codes_never_change_and_the_help_names_them_all() -> None:
         "FAILED": 1,
         "USAGE": 2,
         "DAMAGED": 3,
+        "NOT_FOUND": 4,
+        "REFUSED": 5,
+        "UNREACHABLE": 6,
+        "DIFFERENT": 7,
         "INTERRUPTED": 130,
     }
     assert re.findall(r"\d+", ExitCode.sentence()) == [str(code.value) for code in ExitCode]

@@ -43,6 +43,10 @@ class ExitCode(IntEnum):
     FAILED = 1  # the log, or the last line on stderr, says why
     USAGE = 2  # wrong arguments, path or settings
     DAMAGED = 3  # data that cannot be trusted: another start would not help
+    NOT_FOUND = 4  # no such topic, router or cursor
+    REFUSED = 5  # the API key is missing, unknown, or may not do this
+    UNREACHABLE = 6  # no server answers, or it is not ready
+    DIFFERENT = 7  # `apply --plan` and others that compare have found differences
     INTERRUPTED = 130  # Ctrl-C; of a server only the second one
 
     @classmethod
@@ -50,6 +54,7 @@ class ExitCode(IntEnum):
         """For the help of commands."""
         return (
             "Exit code: 0 done, 1 failed, 2 wrong arguments, path or settings, 3 damaged data,"
+            " 4 not found, 5 refused by key, 6 unreachable or not ready, 7 differences found,"
             " 130 interrupted."
         )
 

@@ -1,0 +1,105 @@
+"""The command ``topics``: a table of commands, each in a module that is imported when it runs.
+
+    shell.py     what all commands share: options, the client, output, exit codes
+    units.py     times, sizes and counts as people write and read them
+    server.py    commands of the machine that has the data directory; the only one that imports the
+                 server's packages
+
+Data goes to stdout, talk to stderr. A mistake of the caller is one line, never a traceback; every
+command ends with an `ExitCode`.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+import click
+
+from topics import __version__
+from topics.cli.shell import GLOBALS, Shell
+from topics.errors import ExitCode
+
+# By section: name, module, first line of its help.
+COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
+    "Server": {
+        "serve": ("server", "Run the server."),
+        "verify": ("server", "Look for damage in a data directory."),
+        "inspect": ("server", "Show what data files hold."),
+        "repair": ("server", "Let a data directory start again whose log is damaged."),
+        "keys": ("server", "Work with API keys."),
+    },
+}
+
+
+class Root(click.Group):
+    """The command without a subcommand."""
+
+    def list_commands(self, _context: click.Context) -> list[str]:
+        """All names, in the order of the help."""
+        return [name for section in COMMANDS.values() for name in section]
+
+    def get_command(self, _context: click.Context, name: str) -> click.Command | None:
+        """Import the module of a command."""
+        for section in COMMANDS.values():
+            if name in section:
+                module = import_module(f"topics.cli.{section[name][0]}")
+                (found,) = [
+                    each
+                    for each in vars(module).values()
+                    if isinstance(each, click.Command) and each.name == name
+                ]
+                return found
+        return None
+
+    def format_commands(self, _context: click.Context, formatter: click.HelpFormatter) -> None:
+        """Name all commands without an import of their modules."""
+        for title, section in COMMANDS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, text) for name, (_, text) in section.items()])
+
+
+root = Root(
+    "topics",
+    params=GLOBALS,
+    help="A persistent event engine for one machine, with a JSON-first HTTP API.",
+    epilog=ExitCode.sentence(),
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+root = click.version_option(__version__, message="%(prog)s %(version)s")(root)
+
+
+def main(argv: Sequence[str] | None = None) -> ExitCode:
+    """Run the command line."""
+    given = [*(sys.argv[1:] if argv is None else argv)]
+    if given[:1] == ["serve"]:  # before all that takes time: a hang-up must not end a server
+        hold_hang_ups()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a name that is not UTF-8 is shown with escapes
+            stream.reconfigure(errors="backslashreplace")
+    shell = Shell()
+    try:
+        if "_TOPICS_COMPLETE" in os.environ:  # a shell asks what could follow
+            root.main(given, prog_name="topics")
+        with root.make_context("topics", given, obj=shell) as context:
+            code = root.invoke(context)
+        sys.stdout.flush()
+        return ExitCode.DONE if code is None else ExitCode(code)
+    except BrokenPipeError:  # the reader of the output has closed it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.FAILED
+    except (Exception, KeyboardInterrupt) as error:
+        return shell.failed(error)
+
+
+def hold_hang_ups() -> None:
+    """Keep a hang-up (SIGHUP) until the supervisor listens, also where it was ignored (``nohup``):
+    it does not end this process.
+    """
+    # Blocked first: a blocked hang-up does not end the process, which is the default action.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)

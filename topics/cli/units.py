@@ -1,0 +1,71 @@
+"""Units: times, sizes and counts as people write and read them."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from typing import Final
+
+import click
+
+MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+SIZES: Final = ("B", "KiB", "MiB", "GiB", "TiB")
+MULTIPLES: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def size(count: int) -> str:
+    """Bytes: ``512 B``, ``1.5 MiB``."""
+    value, unit = float(count), 0
+    while value >= 1024 and unit + 1 < len(SIZES):
+        value, unit = value / 1024, unit + 1
+    return f"{count} B" if not unit else f"{value:.3g} {SIZES[unit]}"
+
+
+def moment(ts_ms: int) -> str:
+    """A time of the local clock: ``2026-11-25 22:31:48``."""
+    return datetime.fromtimestamp(ts_ms / 1000).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def duration(span_ms: float) -> str:
+    """A time that has gone by, in its largest unit: ``850 ms``, ``3 m``, ``2 d``."""
+    unit = next(unit for unit in ("d", "h", "m", "s", "ms") if span_ms >= MS[unit] or unit == "ms")
+    return f"{span_ms / MS[unit]:.0f} {unit}"
+
+
+class Duration(click.ParamType[int]):
+    """``500ms``, ``10m``, ``7d``; a number alone is seconds. The value is ms."""
+
+    name = "duration"
+
+    def convert(
+        self, value: object, parameter: click.Parameter | None, context: click.Context | None
+    ) -> int:
+        """Read it."""
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|[smhdw]?)", str(value))
+        if found is None:
+            self.fail(f"{value!r} is no duration, as 500ms, 30s, 10m, 2h or 7d", parameter, context)
+        return round(float(found[1]) * MS[found[2] or "s"])
+
+
+class Amount(click.ParamType[int]):
+    """A count (``base`` 1000: ``1M`` is a million) or bytes (``base`` 1024: ``1M`` is a MiB)."""
+
+    name = "amount"
+
+    def __init__(self, base: int) -> None:
+        self._base = base
+
+    def convert(
+        self, value: object, parameter: click.Parameter | None, context: click.Context | None
+    ) -> int:
+        """Read it."""
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", str(value).lower())
+        if found is None:
+            self.fail(f"{value!r} is no amount, as 5000, 10k, 1M or 2G", parameter, context)
+        multiple: int = self._base ** MULTIPLES[found[2]]
+        return round(float(found[1]) * multiple)
+
+
+DURATION: Final = Duration()
+COUNT: Final = Amount(1000)
+BYTES: Final = Amount(1024)
