@@ -1,0 +1,99 @@
+"""The command line beside a real server: within this process (`topics`), or as a process of its own
+(`started`).
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.client.conftest import url_of
+from tests.support.server import Server
+from topics import cli
+from topics.client import Topics
+
+ROOT = Path(__file__).parents[2]
+_numbers = itertools.count(1)
+
+
+class Done(NamedTuple):
+    """A command that has ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def objects(self) -> list[Any]:
+        """What ``--json`` wrote."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+    @property
+    def error(self) -> dict[str, Any]:
+        """The error that ``--json`` wrote."""
+        (line,) = self.err.splitlines()
+        error: dict[str, Any] = json.loads(line)["error"]
+        return error
+
+
+Run = Callable[..., Done]
+
+
+@pytest.fixture(scope="package")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("cli") / "data", shards=2) as server:
+        yield server
+
+
+@pytest.fixture
+def url(server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """The server; the environment names it, too."""
+    for name in [*os.environ]:
+        if name.startswith("TOPICS_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("TOPICS_URL", url_of(server))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return url_of(server)
+
+
+@pytest.fixture
+def topics(url: str, monkeypatch: pytest.MonkeyPatch, capfdbinary: Any) -> Run:
+    """Run a command within this process: ``topics("ls", "--json", given="stdin")``."""
+
+    def run(*arguments: str, given: str = "") -> Done:
+        capfdbinary.readouterr()
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given.encode())))
+        code = cli.main(arguments)
+        sys.stdout.flush()
+        out, err = capfdbinary.readouterr()
+        return Done(code, out.decode(), err.decode())
+
+    return run
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[Topics]:
+    with Topics(url) as client:
+        yield client
+
+
+@pytest.fixture
+def name() -> str:
+    """A topic that is not there yet."""
+    return f"cli-{next(_numbers):04d}"
+
+
+def started(*arguments: str, **options: Any) -> subprocess.Popen[str]:
+    """The program as a process of its own, with pipes."""
+    command = [sys.executable, "-m", "topics", *arguments]
+    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    return subprocess.Popen(command, cwd=ROOT, text=True, **{**pipes, **options})
