@@ -380,8 +380,8 @@ class Watch:
                 if answer.status_code != 200:
                     raise error_of(answer.status_code, answer.headers, answer.read())
                 for event in source:
-                    tries.succeeded()
                     yield from self.watching.take(event.event, event.data, event.id)
+                    tries.succeeded()
         except httpx2.TransportError as error:
             raise lost(error, target) from error
 
