@@ -117,9 +117,10 @@ class InNode(Subscription):
 
     def close(self) -> None:
         """The process has nothing to wait for then, and ends."""
-        with self._process:
-            self._process.communicate(b"close\n", timeout=WAIT_S)
-        self._thread.join(WAIT_S)
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"close\n")
+        self._process.stdin.flush()
+        self.join()
 
     def join(self) -> None:
         """It ends by itself."""
@@ -127,8 +128,10 @@ class InNode(Subscription):
         self._thread.join(WAIT_S)
 
     def kill(self) -> None:
+        self._process.kill()
+        self._thread.join(WAIT_S)  # it reads to the end before the pipe is closed
         with self._process:
-            self._process.kill()
+            pass
 
 
 class Answering(ThreadingHTTPServer):
