@@ -46,17 +46,18 @@ def apply(shell: Shell, file: IO[bytes], plan: bool, prune: bool, is_sure: bool)
     --prune removes all other topics and routers that the key may see, but for cursors, and for
     topics that the file names as an end of a router or as a dead_letter.
     """
-    asked = [*_read(file)]
+    path = str(getattr(file, "name", "-"))
+    asked = [*_read(file, path)]
     with shell.client() as client:
         changes = []
         for table, name, fields in asked:
             try:
                 changes.append(change(client, KINDS[table], name, fields))
             except click.ClickException as error:
-                where = f"{file.name}: [{table}.{name}]"
+                where = f"{path}: [{table}.{name}]"
                 raise type(error)(f"{where} {error.message}") from None
         if prune:
-            changes += _unnamed(client, changes, file.name)
+            changes += _unnamed(client, changes, path)
         changes.sort(key=lambda each: ORDER.index(f"{each.word} {each.kind}"))
         gone = [f"{each.kind} {each.name}" for each in changes if each.word == "remove"]
         if gone and not plan:
@@ -70,36 +71,34 @@ def apply(shell: Shell, file: IO[bytes], plan: bool, prune: bool, is_sure: bool)
                 line = f"{SIGNS[each.word]} {each.kind} {each.name}  {', '.join(each.lines())}"
                 click.echo(line.rstrip())
     if not changes:
-        shell.say(f"{file.name} names nothing")
+        shell.say(f"{path} names nothing")
     is_same = all(each.word == "keep" for each in changes)
     return ExitCode.DIFFERENT if plan and not is_same else ExitCode.DONE
 
 
-def _read(file: IO[bytes]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def _read(file: IO[bytes], path: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Table, name and fields of what the file asks for. Raises `Mistake`."""
     try:
         document = tomllib.load(file)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise Mistake(f"{file.name}: {error}") from None
+        raise Mistake(f"{path}: {error}") from None
     for table, named in document.items():
         if table not in KINDS or not isinstance(named, dict):
-            raise Mistake(f"{file.name}: there is no table {table}{nearest(table, KINDS)}")
+            raise Mistake(f"{path}: there is no table {table}{nearest(table, KINDS)}")
         for name, fields in named.items():
             if not isinstance(fields, dict):
-                raise Mistake(f"{file.name}: [{table}] {name} is no table: [{table}.{name}]")
+                raise Mistake(f"{path}: [{table}] {name} is no table: [{table}.{name}]")
             for field, value in fields.items():
                 if isinstance(value, dict):  # [topics.jobs.dead]
-                    raise Mistake(
-                        f'{file.name}: quote a name with dots: [{table}."{name}.{field}"]'
-                    )
+                    raise Mistake(f'{path}: quote a name with dots: [{table}."{name}.{field}"]')
             yield table, name, fields
 
 
-def _unnamed(client: Topics, changes: list[Change], file: str) -> Iterator[Change]:
+def _unnamed(client: Topics, changes: list[Change], path: str) -> Iterator[Change]:
     """What goes."""
     named: set[tuple[Kind, str | None]] = {(each.kind, each.name) for each in changes}
     if not any(kind == "topic" for kind, _ in named):
-        raise Mistake(f"{file} names no topic: --prune would remove all")
+        raise Mistake(f"{path} names no topic: --prune would remove all")
     for config in (each.new or {} for each in changes):
         named |= {("topic", config.get(end)) for end in ("source", "dest", "dead_letter")}
     for router in client.routers():
