@@ -144,10 +144,10 @@ def test_prune_removes_what_the_file_and_its_key_do_not_leave_alone(
         plan = topics(*command, "--plan")
         assert plan.code == 7
         lines = plan.out.splitlines()
-        assert (lines[0], lines[-1]) == (f"- router {name}.r", f"- topic {name}.old  3 records")
+        assert (lines[0], lines[-1]) == (f"- router {name}.r", f"- topic {name}.old  (3 records)")
         unsure = topics(*command)
         assert (unsure.code, unsure.out) == (2, "")
-        assert f"Remove router {name}.r, topic {name}.old?" in unsure.err
+        assert f"Remove router {name}.r, topic {name}.old (3 records)?" in unsure.err
         assert topics(*command, "--yes")[:2] == (0, plan.out)
         left = [name, f"{name}.audit", f"{name}.dead", f"{name}.jobs", "other"]
         assert [each.name for each in client.topics()] == left

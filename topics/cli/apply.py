@@ -49,19 +49,14 @@ def apply(shell: Shell, file: IO[bytes], plan: bool, prune: bool, is_sure: bool)
     path = str(getattr(file, "name", "-"))
     asked = [*_read(file, path)]
     with shell.client() as client:
-        changes = []
-        for table, name, fields in asked:
-            try:
-                changes.append(change(client, KINDS[table], name, fields))
-            except click.ClickException as error:
-                where = f"{path}: [{table}.{name}]"
-                raise type(error)(f"{where} {error.message}") from None
+        changes = _changes(client, path, asked)
         if prune:
             changes += _unnamed(client, changes, path)
         changes.sort(key=lambda each: ORDER.index(f"{each.word} {each.kind}"))
-        gone = [f"{each.kind} {each.name}" for each in changes if each.word == "remove"]
+        gone = [each for each in changes if each.word == "remove"]
         if gone and not plan:
-            shell.confirm(f"Remove {', '.join(gone)}?", is_sure)
+            said = [" ".join([each.kind, each.name, *each.lines()]) for each in gone]
+            shell.confirm(f"Remove {', '.join(said)}?", is_sure)
         for each in changes:
             if not plan:
                 each.apply(client)
@@ -92,6 +87,24 @@ def _read(file: IO[bytes], path: str) -> Iterator[tuple[str, str, dict[str, Any]
                 if isinstance(value, dict):  # [topics.jobs.dead]
                     raise Mistake(f'{path}: quote a name with dots: [{table}."{name}.{field}"]')
             yield table, name, fields
+
+
+def _changes(
+    client: Topics, path: str, asked: list[tuple[str, str, dict[str, Any]]]
+) -> list[Change]:
+    """What the file makes and changes. Raises `Mistake` before anything is done."""
+    changes = []
+    for table, name, fields in asked:
+        try:
+            changes.append(change(client, KINDS[table], name, fields))
+        except click.ClickException as error:
+            where = f"{path}: [{table}.{name}]"
+            raise type(error)(f"{where} {error.message}") from None
+    sources: dict[str, str] = {}
+    for new in (each.new or {} for each in changes if each.kind == "router"):
+        if sources.setdefault(new["dest"], new["source"]) != new["source"]:
+            raise Mistake(f"{path}: {new['dest']} is the dest of two sources, and may have one")
+    return changes
 
 
 def _unnamed(client: Topics, changes: list[Change], path: str) -> Iterator[Change]:

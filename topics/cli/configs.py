@@ -73,7 +73,7 @@ class Change(NamedTuple):
     def lines(self) -> list[str]:
         """What people want to know."""
         if self.new is None:
-            return [f"{count} {what}s" for what, count in (self.old or {}).items()]
+            return [f"({count} {what}s)" for what, count in (self.old or {}).items()]
         return [
             f"{field} = {shown(field, new)}"
             if self.old is None
@@ -196,17 +196,13 @@ def create(shell: Shell, kind: Kind, name: str, fields: Config) -> ExitCode:
             asked.apply(client)
     if shell.is_json or asked.word == "change":
         tell(shell, asked)
-    if asked.word == "create":
-        shell.say(f"created {kind} {name}")
-    elif asked.word == "keep":
-        shell.say(f"{kind} {name} exists already, as asked")
-    else:
-        new = " ".join(
-            f"{field}={shown(field, new)}" for field, (_, new) in asked.differences.items()
-        )
-        how = f"config {name} {new}" if kind == "topic" else "apply"
+    if asked.word == "change":
+        new = [f" {field}={shown(field, new)}" for field, (_, new) in asked.differences.items()]
+        how = f"config {name}{''.join(new)}" if kind == "topic" else "apply"
         shell.say(f"{kind} {name} exists already, and was not changed (topics {how} does)")
         return ExitCode.DIFFERENT
+    is_new = asked.word == "create"
+    shell.say(f"created {kind} {name}" if is_new else f"{kind} {name} exists already, as asked")
     return ExitCode.DONE
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
 import click
@@ -11,7 +10,7 @@ import msgspec
 
 from topics.cli import units
 from topics.cli.shell import Shell, group, pass_shell
-from topics.client import NotFound, Record, Topics, TopicState
+from topics.client import NotFound, Record, Topics
 from topics.client.watching import CURSOR_PREFIX
 
 
@@ -40,32 +39,24 @@ def ls(shell: Shell, prefix: str) -> None:
 
 def _places(shell: Shell, client: Topics, prefix: str) -> Iterator[dict[str, Any]]:
     """Where each cursor stands in each of its topics."""
-
-    @cache
-    def state(topic: str) -> TopicState | None:
-        try:
-            return client.topic(topic).state()
-        except NotFound:
-            return None
-
     for info in client.topics(CURSOR_PREFIX + prefix):
-        name = info.name.removeprefix(CURSOR_PREFIX)
         for event in client.topic(info.name).read(max(info.head_seq - 1, 0), limit=1):
-            if not isinstance(event, Record):
-                continue
             try:
-                places = msgspec.convert(event.data, dict[str, tuple[int, int]])
+                data = event.data if isinstance(event, Record) else {}
+                places = msgspec.convert(data, dict[str, tuple[int, int]])
             except msgspec.ValidationError:
                 shell.say(f"topic {info.name} holds no cursor")
                 continue
+            name = info.name.removeprefix(CURSOR_PREFIX)
             for topic, (seq, epoch) in places.items():
-                lag = _lag(state(topic), seq, epoch)
-                place = {"cursor": name, "topic": topic, "seq": seq, "epoch": epoch, "lag": lag}
-                yield {**place, "ts": event.ts}
+                place = {"cursor": name, "topic": topic, "seq": seq, "epoch": epoch}
+                yield {**place, "lag": _lag(client, topic, seq, epoch), "ts": info.last_write_ts}
 
 
-def _lag(state: TopicState | None, seq: int, epoch: int) -> int | str:
-    if state is None:
+def _lag(client: Topics, topic: str, seq: int, epoch: int) -> int | str:
+    try:
+        state = client.topic(topic).state()
+    except NotFound:
         return "removed"
     if state.epoch != epoch:
         return "recreated"
