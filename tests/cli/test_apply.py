@@ -95,6 +95,11 @@ def test_a_router_changes_only_in_what_the_file_says(
         ('[routers.NAME]\nsource="NAME"', 2, "[routers.NAME] dest is required"),
         ('[routers.NAME]\nsource="a"\ndest="a"', 2, "[routers.NAME] dest must differ from source"),
         (
+            '[routers.NAME-1]\nsource="a"\ndest="b"\n[routers.NAME-2]\nsource="c"\ndest="b"',
+            2,
+            "b is the dest of two sources, and may have one",
+        ),
+        (
             '[topics.NAME-log]\ntype = "queue"',
             1,
             '[topics.NAME-log] topic "NAME-log" is a log; its',
