@@ -49,9 +49,10 @@ CONNECT_S: Final = 10.0
 
 def http_options(target: Target, timeout: float) -> dict[str, Any]:
     """What both kinds of HTTP client are made with."""
+    key = {} if target.key is None else {"Authorization": f"Bearer {target.key}"}
     return {
         "base_url": target.url,
-        "headers": {} if target.key is None else {"Authorization": f"Bearer {target.key}"},
+        "headers": {"Accept": "application/json", **key},  # metrics are text for any other
         "timeout": httpx2.Timeout(timeout, connect=min(timeout, CONNECT_S)),
         "verify": target.url.startswith("https:"),  # reading certificates takes a third of a second
         "limits": httpx2.Limits(max_connections=None, max_keepalive_connections=16),
