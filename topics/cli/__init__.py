@@ -2,6 +2,7 @@
 
     shell.py     what all commands share: options, the client, output, exit codes
     units.py     times, sizes and counts as people write and read them
+    measure.py   metrics, readiness and a topic to measure with, for those that look and measure
     server.py    commands of the machine that has the data directory; the only one that imports the
                  server's packages
 
@@ -32,6 +33,12 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "inspect": ("server", "Show what data files hold."),
         "repair": ("server", "Let a data directory start again whose log is damaged."),
         "keys": ("server", "Work with API keys."),
+    },
+    "Look and measure": {
+        "top": ("top", "Show what the server does now."),
+        "ping": ("ping", "Measure the time from publish to arrival."),
+        "bench": ("bench", "Measure with a small load."),
+        "doctor": ("doctor", "Look for what is wrong, and say what mends it."),
     },
 }
 

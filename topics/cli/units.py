@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import datetime
 from typing import Final
 
@@ -69,3 +70,14 @@ class Amount(click.ParamType[int]):
 DURATION: Final = Duration()
 COUNT: Final = Amount(1000)
 BYTES: Final = Amount(1024)
+
+
+def at_least(shortest: str) -> Callable[[click.Context, click.Parameter, int], int]:
+    """The callback of an option: no shorter duration."""
+
+    def check(context: click.Context, parameter: click.Parameter, ms: int) -> int:
+        if ms < DURATION.convert(shortest, parameter, context):
+            raise click.BadParameter(f"must be at least {shortest}", context, parameter)
+        return ms
+
+    return check
