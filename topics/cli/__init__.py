@@ -2,6 +2,10 @@
 
     shell.py     what all commands share: options, the client, output, exit codes
     units.py     times, sizes and counts as people write and read them
+    loading.py   many records into a topic, as appends that are known again
+    append.py    append
+    read.py      read and tail
+    dump.py      export and import
     server.py    commands of the machine that has the data directory; the only one that imports the
                  server's packages
 
@@ -32,6 +36,13 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "inspect": ("server", "Show what data files hold."),
         "repair": ("server", "Let a data directory start again whose log is damaged."),
         "keys": ("server", "Work with API keys."),
+    },
+    "Records": {
+        "append": ("append", "Append records: JSON, lines of text, or CSV."),
+        "read": ("read", "Read records of topics."),
+        "tail": ("read", "Show records as they come."),
+        "export": ("dump", "Write topics into a file."),
+        "import": ("dump", "Append what an export holds."),
     },
 }
 

@@ -1,0 +1,309 @@
+"""read and tail: records on stdout, and what was lost in its place among them."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
+from fnmatch import fnmatchcase, translate
+from time import time
+from typing import Any, Final
+
+import click
+import msgspec
+
+from topics.cli import units
+from topics.cli.loading import reached
+from topics.cli.shell import Failed, Shell, command, pass_shell
+from topics.client import TAIL, Event, Record, Tombstone, TopicDeleted, Topics, TopicState, calls
+from topics.client.watching import CURSOR_PREFIX, Start
+from topics.errors import ExitCode
+
+GLOB: Final = re.compile(r"[*?\[]")
+PART: Final = re.compile(r"%(.)|(\\.)|([^%\\]+|.)", re.DOTALL)
+ESCAPES: Final = {r"\n": "\n", r"\t": "\t"}
+FIELDS: Final[dict[str, Callable[[Record], str]]] = {
+    "t": lambda record: record.topic,
+    "s": lambda record: str(record.seq),
+    "d": lambda record: _text(record.raw_data),
+    "g": lambda record: record.tag or "",
+    "n": lambda record: record.node or "",
+    "m": lambda record: _text(record.raw_meta),
+    "T": lambda record: str(record.ts),
+    "%": lambda _: "%",
+}
+FORM_HELP = "json (default in a pipe), data, or a text with %t topic, %s seq, %d data, %g tag,"
+FORM_HELP += " %n node, %m meta, %T time in ms."
+
+
+def _when(_: click.Context, parameter: click.Parameter, value: str | None) -> datetime | None:
+    """A time, or how long ago it is."""
+    try:
+        return None if value is None else datetime.fromisoformat(value).astimezone()
+    except ValueError:
+        pass
+    try:
+        span_ms = units.DURATION.convert(value, parameter, None)
+    except click.BadParameter:
+        hint = "10m or 2h (ago), or 2026-11-25T22:00"
+        raise click.BadParameter(f"{value!r} is no time, as {hint}") from None
+    return datetime.fromtimestamp(time() - span_ms / 1000).astimezone()
+
+
+def _tags(_: object, _parameter: object, values: tuple[str, ...]) -> re.Pattern[str] | None:
+    if not all(value.startswith("tag=") for value in values):
+        raise click.BadParameter("must be tag=GLOB, as tag='eu:*'")
+    return re.compile("|".join(translate(value[4:]) for value in values)) if values else None
+
+
+def _format(_: object, _parameter: object, form: str | None) -> str | None:
+    unknown = [name for name, *_ in PART.findall(form or "") if name and name not in FIELDS]
+    if unknown or (form and form not in ("json", "data") and "%" not in form):
+        raise click.BadParameter(
+            f"{form!r} is none: json, data, or a text with %{' %'.join(FIELDS)}"
+        )
+    return form
+
+
+def _options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Those of both commands."""
+    where = "Only records with such a tag, or one of several."
+    for option in (
+        click.option("--fail-on-loss", is_flag=True, help="End with 1 where records are lost."),
+        click.option("--format", "form", metavar="FORM", callback=_format, help=FORM_HELP),
+        click.option(
+            "--where", "tags", metavar="tag=GLOB", multiple=True, callback=_tags, help=where
+        ),
+        click.argument("topics", metavar="TOPIC...", nargs=-1, required=True),
+    ):
+        function = option(function)
+    return function
+
+
+@command("read")
+@click.option("--from", "first", type=int, metavar="N", help="Begin at #N; -N: the last N.")
+@click.option("--since", callback=_when, metavar="TIME", help="Begin 10m ago, or at a date.")
+@click.option("-n", "--count", type=click.IntRange(1), help="End with so many records.")
+@click.option("-f", "--follow", is_flag=True, help="Go on with records that come.")
+@_options
+@pass_shell
+def read(
+    shell: Shell,
+    /,
+    topics: tuple[str, ...],
+    first: int | None,
+    since: datetime | None,
+    count: int | None,
+    follow: bool,
+    **shape: Any,
+) -> None:
+    """Read records of topics.
+
+    \b
+    topics read orders -n 10
+    topics read orders --since 10m --where 'tag=eu:*' --format data | jq .total
+    topics read orders --from -100 -f
+
+    All that is there, the oldest first, one topic after the other; TOPIC may be a glob. Records
+    that were lost before they were read are a line in their place: {"tombstone": ...} in JSON,
+    "-- lost #2 to #40 (cap) --" as text. A topic that is deleted is one, too.
+
+    A server that restarts is a pause: nothing is missed or read twice. With -f, Ctrl-C is the end
+    (exit code 130).
+    """
+    if first is not None and since is not None:
+        raise click.UsageError("--from or --since, not both")
+    with reached(shell) as client:
+        states = states_of(client, topics)
+        output = Output(shell, count, is_named=len(states) > 1, **shape)
+        starts = {state.name: _start(client, state, first, since) for state in states}
+        if follow:
+            _follow(shell, client, starts, output)
+        for state in () if follow else states:
+            limit = None if shape["tags"] else output.left
+            reading = calls.Reading(state.name, starts[state.name], limit, None, follow=False)
+            while reading.seq < state.head_seq and not (output.is_full or reading.is_done):
+                events = reading.take(client.call(reading.call()))
+                shell.back()
+                output.show(events)
+        if not output.shown:
+            shell.say(f"no such records in {', '.join(starts)}")
+
+
+@command("tail")
+@click.option("-n", "--last", type=click.IntRange(0), default=0, help="First the last N of each.")
+@_options
+@pass_shell
+def tail(shell: Shell, /, topics: tuple[str, ...], last: int, **shape: Any) -> None:
+    """Show records as they come.
+
+    \b
+    topics tail orders
+    topics tail 'orders*' -n 10
+
+    A glob stands for the topics that match it at the start. Lost records are a line in their place,
+    as topics read has them. A server that restarts is a pause. Ctrl-C is the end (exit code 130).
+    """
+    with reached(shell) as client:
+        states = states_of(client, topics)
+        starts: dict[str, Start] = {
+            state.name: _start(client, state, -last, None) if last else TAIL for state in states
+        }
+        _follow(shell, client, starts, Output(shell, None, is_named=len(starts) > 1, **shape))
+
+
+def states_of(client: Topics, names: Iterable[str]) -> list[TopicState]:
+    """The topics that names and globs stand for. Raises `Failed` when there are none."""
+    found: dict[str, None] = {}
+    for name in names:
+        if not GLOB.search(name):
+            found[name] = None
+            continue
+        for info in client.topics(GLOB.split(name)[0]):
+            is_other = info.name.startswith(CURSOR_PREFIX) and not name.startswith(CURSOR_PREFIX)
+            if fnmatchcase(info.name, name) and not is_other:
+                found[info.name] = None
+    if not found:
+        raise Failed(f"no topic matches {' '.join(names)}", "topic_not_found", ExitCode.NOT_FOUND)
+    return [client.topic(name).state() for name in found]
+
+
+def _start(client: Topics, state: TopicState, first: int | None, since: datetime | None) -> int:
+    """The seq behind which to begin."""
+    if since is not None:
+        return client.topic(state.name).since(since)
+    if first is not None and first < 0:  # what was lost before the last ones is not asked for
+        return max(state.head_seq + first, state.earliest_seq - 1)
+    return max(min((first or 1) - 1, state.head_seq), 0)
+
+
+def _follow(shell: Shell, client: Topics, starts: dict[str, Any], output: Output) -> None:
+    """Show what a stream has until it is enough, or all topics are gone."""
+    gone: set[str] = set()
+    with client.watch(*starts.items()) as watch:
+        for event in watch:
+            shell.back()
+            if not (isinstance(event, TopicDeleted) and event.topic in gone):  # told again
+                output.show([event])
+                output.flush()
+            if isinstance(event, TopicDeleted):
+                gone.add(event.topic)
+            if gone == starts.keys():
+                raise Failed("all topics are deleted", "topic_not_found", ExitCode.NOT_FOUND)
+            if output.is_full:
+                return
+
+
+class Output:
+    """Writes events to stdout, up to ``left`` records."""
+
+    def __init__(
+        self,
+        shell: Shell,
+        left: int | None,
+        *,
+        is_named: bool,
+        tags: re.Pattern[str] | None,
+        form: str | None,
+        fail_on_loss: bool,
+    ) -> None:
+        self.left, self._is_named, self._tags, self._fails = left, is_named, tags, fail_on_loss
+        self._out, self.shown = sys.stdout.buffer, 0
+        if form is None and (shell.is_json or not sys.stdout.isatty()):
+            form = "json"
+        self._is_json = form == "json"
+        self._write = json_lines if self._is_json else _template(form or "")
+        if form is None:
+            self._write = self._for_people
+
+    @property
+    def is_full(self) -> bool:
+        """It has had enough."""
+        return self.left == 0
+
+    def show(self, events: list[Event]) -> None:
+        """Write them. Raises `Failed` where records are lost, if that is asked for."""
+        records: list[Record] = []
+        for event in events:
+            if isinstance(event, Record):
+                if self._tags is None or self._tags.match(event.tag or ""):
+                    records.append(event)
+            elif isinstance(event, Tombstone | TopicDeleted):
+                self._records(records)
+                records = []
+                if not self.is_full:
+                    self._note(event)
+        self._records(records)
+
+    def flush(self) -> None:
+        """Let the reader have it."""
+        self._out.flush()
+
+    def _records(self, records: list[Record]) -> None:
+        if self.left is not None:
+            records = records[: self.left]
+            self.left -= len(records)
+        self.shown += len(records)
+        self._out.write(self._write(records))
+
+    def _note(self, event: Tombstone | TopicDeleted) -> None:
+        self.shown += 1
+        is_loss = isinstance(event, Tombstone)
+        what = "topic deleted"
+        if isinstance(event, Tombstone):
+            what = f"lost #{event.gap_from} to #{event.gap_to} ({event.reason})"
+        if self._is_json:
+            line = msgspec.json.encode({"tombstone" if is_loss else "topic_deleted": event})
+        else:
+            line = f"-- {f'{event.topic}: ' if self._is_named else ''}{what} --".encode()
+        self._out.write(line + b"\n")
+        if is_loss and self._fails:
+            raise Failed(f"{event.topic}: {what}", "records_lost")
+
+    def _for_people(self, records: list[Record]) -> bytes:
+        return "".join(map(self._line, records)).encode()
+
+    def _line(self, record: Record) -> str:
+        parts = [click.style(units.moment(record.ts), dim=True)]
+        if self._is_named:
+            parts.append(click.style(record.topic, fg="cyan"))
+        parts.append(click.style(f"#{record.seq}", dim=True))
+        if record.tag is not None:
+            parts.append(click.style(_printable(record.tag), fg="yellow"))
+        return "  ".join([*parts, _printable(_text(record.raw_data))]) + "\n"
+
+
+def json_lines(records: list[Record]) -> bytes:
+    """Each as a line of JSON."""
+    lines = msgspec.json.Encoder().encode_lines(records)
+    if lines.count(b"\n") == len(records):
+        return lines
+    # Line breaks between the parts of a value, as a writer has sent them.
+    return b"".join(msgspec.json.encode(each).replace(b"\n", b" ") + b"\n" for each in records)
+
+
+def _text(raw: msgspec.Raw) -> str:
+    """JSON as one line."""
+    return bytes(raw).decode().replace("\n", " ").replace("\r", " ")
+
+
+def _printable(text: str) -> str:
+    """Text that moves no cursor of a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _template(form: str) -> Callable[[list[Record]], bytes]:
+    """What writes records by a text with fields; it ends with a line break if it has none."""
+    form = "%d\n" if form == "data" else form if form.endswith(("\n", "\\n")) else form + "\n"
+    parts: list[str | Callable[[Record], str]] = [
+        FIELDS[name] if name else ESCAPES.get(escape, escape or text)
+        for name, escape, text in PART.findall(form)
+    ]
+
+    def one(record: Record) -> Iterator[str]:
+        return (part if isinstance(part, str) else part(record) for part in parts)
+
+    return lambda records: "".join(["".join(one(record)) for record in records]).encode()
