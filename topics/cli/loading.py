@@ -23,7 +23,7 @@ from msgspec import Raw
 
 from topics.cli import units
 from topics.cli.shell import Failed, Shell
-from topics.client import Invalid, NotFound, Refused, Topics, calls
+from topics.client import Invalid, NotFound, Refused, Topics, Unavailable, calls
 from topics.errors import ExitCode
 
 T = TypeVar("T")
@@ -39,12 +39,13 @@ WINDOW_MS: Final = 7 * units.MS["d"]  # a load that fails on Friday is run again
 
 
 def reached(shell: Shell) -> Topics:
-    """A patient client of a server that answers now: a wrong address is told at once. Raises
+    """A patient client of a server that is there now: a wrong address is told at once. Raises
     `TopicsError`.
     """
     client = shell.client(is_patient=True)
     if shell.timeout is None:
-        client.once(calls.ready())
+        with suppress(Unavailable):  # it starts, or lacks a shard
+            client.once(calls.ready())
     return client
 
 
@@ -64,12 +65,11 @@ def bad_input(place: str, what: str) -> Failed:
 
 
 def blocks(stream: IO[bytes], on_idle: Callable[[], None] | None = None) -> Iterator[bytes]:
-    """What a stream has, as it comes. ``on_idle`` is called before a wait for more."""
+    """What a stream has, as it comes. ``on_idle`` is called while there is no more."""
     while True:
-        if on_idle is not None:
-            with suppress(io.UnsupportedOperation):  # no file of the system: it never waits
-                if not select.select([stream], [], [], LINGER_S)[0]:
-                    on_idle()
+        with suppress(io.UnsupportedOperation):  # no file of the system: it never waits
+            while on_idle is not None and not select.select([stream], [], [], LINGER_S)[0]:
+                on_idle()
         if not (block := stream.read1(BLOCK_BYTES)):  # type: ignore[attr-defined]
             return
         yield block

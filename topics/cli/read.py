@@ -280,7 +280,8 @@ def json_lines(records: list[Record]) -> bytes:
     if lines.count(b"\n") == len(records):
         return lines
     # Line breaks between the parts of a value, as a writer has sent them.
-    return b"".join(msgspec.json.encode(each).replace(b"\n", b" ") + b"\n" for each in records)
+    table = bytes.maketrans(b"\r\n", b"  ")
+    return b"".join(msgspec.json.encode(each).translate(table) + b"\n" for each in records)
 
 
 def _text(raw: msgspec.Raw) -> str:
