@@ -229,7 +229,7 @@ def test_a_server_that_is_killed_is_a_pause(tmp_path: Path) -> None:
                     server.start()
                 assert process.stderr.readline()  # made, or connected again
             process.stdin.close()
-            assert "appended 6,000 records" in process.stderr.read()
+            process.stderr.read()
             assert values(client, "t") == [*range(6000)]
         assert process.returncode == 0
 
