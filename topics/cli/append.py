@@ -6,7 +6,7 @@ import csv
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
@@ -99,12 +99,13 @@ def append(
             loader.add(records.record(os.fsencode(text), kind, "DATA"), "DATA")
         if data:
             return
-        with click.open_file(file or "-", "rb") as stream:
-            found: Iterable[bytes] = blocks(stream, None if is_known else loader.flush)
-            name = "stdin"
-            if file not in (None, "-"):
-                name = str(file)
-                found = tracked(shell, found, Path(name).stat().st_size // BLOCK_BYTES)
+        name, steps = "stdin", 0
+        if file not in (None, "-"):
+            name, steps = str(file), Path(str(file)).stat().st_size // BLOCK_BYTES
+        with (
+            click.open_file(file or "-", "rb") as stream,
+            tracked(shell, blocks(stream, None if is_known else loader.flush), steps) as found,
+        ):
             lines = Lines(found, name)
             for record in records.of_csv(lines) if kind == "csv" else records.of_lines(lines, kind):
                 loader.add(record, lines.place)

@@ -126,10 +126,12 @@ def import_(shell: Shell, /, files: tuple[str, ...], to: str | None) -> None:
                     pass
     with reached(shell) as client:
         for file in files:
-            with click.open_file(file, "rb") as stream:
-                steps = 0 if file == "-" else Path(file).stat().st_size // BLOCK_BYTES
-                content = _content(file, tracked(shell, blocks(stream), steps))
-                _append(shell, client, content, to)
+            steps = 0 if file == "-" else Path(file).stat().st_size // BLOCK_BYTES
+            with (
+                click.open_file(file, "rb") as stream,
+                tracked(shell, blocks(stream), steps) as found,
+            ):
+                _append(shell, client, _content(file, found), to)
 
 
 def _export(
@@ -152,8 +154,12 @@ def _export(
                     yield _encode({"tombstone": page.tombstone}) + b"\n"
                 yield json_lines(page.records)
 
-    with gzip.GzipFile(fileobj=out, mode="wb", mtime=0) if is_gzip else nullcontext(out) as packed:
-        for text in tracked(shell, pages(), sum(state.count for state in states) // calls.PAGE):
+    steps = sum(state.count for state in states) // calls.PAGE
+    with (
+        gzip.GzipFile(fileobj=out, mode="wb", mtime=0) if is_gzip else nullcontext(out) as packed,
+        tracked(shell, pages(), steps) as texts,
+    ):
+        for text in texts:
             digest.update(text)
             packed.write(text)
         footer = {"topics": counts, "sha256": digest.hexdigest()}

@@ -15,7 +15,7 @@ import io
 import select
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import IO, Any, Final, TypeVar
 
 import click
@@ -49,14 +49,17 @@ def reached(shell: Shell) -> Topics:
     return client
 
 
-def tracked(shell: Shell, steps: Iterable[T], total: int) -> Iterable[T]:
+@contextmanager
+def tracked(shell: Shell, steps: Iterable[T], total: int) -> Iterator[Iterable[T]]:
     """Show on a terminal how many of ``total`` steps are done."""
     if total < 10 or not sys.stderr.isatty() or shell.is_quiet or shell.is_json:
-        return steps
+        yield steps
+        return
     from rich.console import Console
-    from rich.progress import track
+    from rich.progress import Progress
 
-    return track(steps, "", total, console=Console(stderr=True), transient=True)
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        yield progress.track(steps, total, description="")
 
 
 def bad_input(place: str, what: str) -> Failed:
@@ -166,17 +169,19 @@ class Loader:
 
     def open(self) -> None:
         """Make the topic with a window that is long enough for a second run; warn when that of a
-        topic which is there is short.
+        topic which is there is short. Raises `TopicsError`.
         """
         if self._is_open:
             return
         self._is_open, name, say = True, self._topic, self._shell.say
-        with suppress(Refused):  # a key that may only write
+        config = self._config or {}
+        # A key that may only write appends all the same, but not to a topic of another config.
+        with suppress(*() if config else (Refused,)):
             try:
                 window_ms = self._client.topic(name).state().config[WINDOW]
             except NotFound:
-                window_ms = max(self._config.get(WINDOW, 0), WINDOW_MS)
-                self._client.call(calls.put_topic(name, {**self._config, WINDOW: window_ms}))
+                window_ms = max(config.get(WINDOW, 0), WINDOW_MS)
+                self._client.call(calls.put_topic(name, {**config, WINDOW: window_ms}))
                 say(f"made the topic {name}; it knows records again for 7 days")
             if window_ms < units.MS["h"]:
                 say(

@@ -37,18 +37,13 @@ FORM_HELP = "json (default in a pipe), data, or a text with %t topic, %s seq, %d
 FORM_HELP += " %n node, %m meta, %T time in ms."
 
 
-def _when(_: click.Context, parameter: click.Parameter, value: str | None) -> datetime | None:
+def _when(_: object, parameter: click.Parameter, value: str | None) -> datetime | None:
     """A time, or how long ago it is."""
     try:
         return None if value is None else datetime.fromisoformat(value).astimezone()
     except ValueError:
-        pass
-    try:
-        span_ms = units.DURATION.convert(value, parameter, None)
-    except click.BadParameter:
-        hint = "10m or 2h (ago), or 2026-11-25T22:00"
-        raise click.BadParameter(f"{value!r} is no time, as {hint}") from None
-    return datetime.fromtimestamp(time() - span_ms / 1000).astimezone()
+        ago_s = units.DURATION.convert(value, parameter, None) / 1000
+        return datetime.fromtimestamp(time() - ago_s).astimezone()
 
 
 def _tags(_: object, _parameter: object, values: tuple[str, ...]) -> re.Pattern[str] | None:
@@ -57,21 +52,12 @@ def _tags(_: object, _parameter: object, values: tuple[str, ...]) -> re.Pattern[
     return re.compile("|".join(translate(value[4:]) for value in values)) if values else None
 
 
-def _format(_: object, _parameter: object, form: str | None) -> str | None:
-    unknown = [name for name, *_ in PART.findall(form or "") if name and name not in FIELDS]
-    if unknown or (form and form not in ("json", "data") and "%" not in form):
-        raise click.BadParameter(
-            f"{form!r} is none: json, data, or a text with %{' %'.join(FIELDS)}"
-        )
-    return form
-
-
 def _options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Those of both commands."""
     where = "Only records with such a tag, or one of several."
     for option in (
         click.option("--fail-on-loss", is_flag=True, help="End with 1 where records are lost."),
-        click.option("--format", "form", metavar="FORM", callback=_format, help=FORM_HELP),
+        click.option("--format", "form", metavar="FORM", help=FORM_HELP),
         click.option(
             "--where", "tags", metavar="tag=GLOB", multiple=True, callback=_tags, help=where
         ),
@@ -114,9 +100,10 @@ def read(
     """
     if first is not None and since is not None:
         raise click.UsageError("--from or --since, not both")
+    output = Output(shell, count, **shape)
     with reached(shell) as client:
         states = states_of(client, topics)
-        output = Output(shell, count, is_named=len(states) > 1, **shape)
+        output.is_named = len(states) > 1
         starts = {state.name: _start(client, state, first, since) for state in states}
         if follow:
             _follow(shell, client, starts, output)
@@ -145,12 +132,14 @@ def tail(shell: Shell, /, topics: tuple[str, ...], last: int, **shape: Any) -> N
     A glob stands for the topics that match it at the start. Lost records are a line in their place,
     as topics read has them. A server that restarts is a pause. Ctrl-C is the end (exit code 130).
     """
+    output = Output(shell, None, **shape)
     with reached(shell) as client:
         states = states_of(client, topics)
+        output.is_named = len(states) > 1
         starts: dict[str, Start] = {
             state.name: _start(client, state, -last, None) if last else TAIL for state in states
         }
-        _follow(shell, client, starts, Output(shell, None, is_named=len(starts) > 1, **shape))
+        _follow(shell, client, starts, output)
 
 
 def states_of(client: Topics, names: Iterable[str]) -> list[TopicState]:
@@ -196,26 +185,27 @@ def _follow(shell: Shell, client: Topics, starts: dict[str, Any], output: Output
 
 
 class Output:
-    """Writes events to stdout, up to ``left`` records."""
+    """Writes events to stdout, up to ``left`` records; ``is_named``: with their topics."""
 
     def __init__(
         self,
         shell: Shell,
         left: int | None,
         *,
-        is_named: bool,
         tags: re.Pattern[str] | None,
         form: str | None,
         fail_on_loss: bool,
     ) -> None:
-        self.left, self._is_named, self._tags, self._fails = left, is_named, tags, fail_on_loss
+        self.left, self._tags, self._fails, self.is_named = left, tags, fail_on_loss, False
         self._out, self.shown = sys.stdout.buffer, 0
         if form is None and (shell.is_json or not sys.stdout.isatty()):
             form = "json"
         self._is_json = form == "json"
-        self._write = json_lines if self._is_json else _template(form or "")
-        if form is None:
-            self._write = self._for_people
+        self._write: Callable[[list[Record]], bytes] = (
+            json_lines if self._is_json else self._for_people
+        )
+        if form not in (None, "json"):
+            self._write = _template(form)
 
     @property
     def is_full(self) -> bool:
@@ -256,7 +246,7 @@ class Output:
         if self._is_json:
             line = msgspec.json.encode({"tombstone" if is_loss else "topic_deleted": event})
         else:
-            line = f"-- {f'{event.topic}: ' if self._is_named else ''}{what} --".encode()
+            line = f"-- {f'{event.topic}: ' if self.is_named else ''}{what} --".encode()
         self._out.write(line + b"\n")
         if is_loss and self._fails:
             raise Failed(f"{event.topic}: {what}", "records_lost")
@@ -266,7 +256,7 @@ class Output:
 
     def _line(self, record: Record) -> str:
         parts = [click.style(units.moment(record.ts), dim=True)]
-        if self._is_named:
+        if self.is_named:
             parts.append(click.style(record.topic, fg="cyan"))
         parts.append(click.style(f"#{record.seq}", dim=True))
         if record.tag is not None:
@@ -298,10 +288,14 @@ def _printable(text: str) -> str:
 
 def _template(form: str) -> Callable[[list[Record]], bytes]:
     """What writes records by a text with fields; it ends with a line break if it has none."""
-    form = "%d\n" if form == "data" else form if form.endswith(("\n", "\\n")) else form + "\n"
+    form = "%d" if form == "data" else form
+    found = PART.findall(form if form.endswith("\\n") else form + "\n")
+    if "%" not in form or not FIELDS.keys() >= {name for name, *_ in found if name}:
+        what = f"{form!r} is none: json, data, or a text with %{' %'.join(FIELDS)}"
+        raise click.BadParameter(what, param_hint="--format")
     parts: list[str | Callable[[Record], str]] = [
         FIELDS[name] if name else ESCAPES.get(escape, escape or text)
-        for name, escape, text in PART.findall(form)
+        for name, escape, text in found
     ]
 
     def one(record: Record) -> Iterator[str]:
