@@ -201,11 +201,7 @@ class Output:
         if form is None and (shell.is_json or not sys.stdout.isatty()):
             form = "json"
         self._is_json = form == "json"
-        self._write: Callable[[list[Record]], bytes] = (
-            json_lines if self._is_json else self._for_people
-        )
-        if form not in (None, "json"):
-            self._write = _template(form)
+        self._write = self._for_people if form is None else _template(form)
 
     @property
     def is_full(self) -> bool:
@@ -217,7 +213,7 @@ class Output:
         records: list[Record] = []
         for event in events:
             if isinstance(event, Record):
-                if self._tags is None or self._tags.match(event.tag or ""):
+                if self._tags is None or (event.tag and self._tags.match(event.tag)):
                     records.append(event)
             elif isinstance(event, Tombstone | TopicDeleted):
                 self._records(records)
@@ -239,16 +235,15 @@ class Output:
 
     def _note(self, event: Tombstone | TopicDeleted) -> None:
         self.shown += 1
-        is_loss = isinstance(event, Tombstone)
-        what = "topic deleted"
+        kind, what = "topic_deleted", "topic deleted"
         if isinstance(event, Tombstone):
-            what = f"lost #{event.gap_from} to #{event.gap_to} ({event.reason})"
+            kind, what = "tombstone", f"lost #{event.gap_from} to #{event.gap_to} ({event.reason})"
         if self._is_json:
-            line = msgspec.json.encode({"tombstone" if is_loss else "topic_deleted": event})
+            line = msgspec.json.encode({kind: event})
         else:
             line = f"-- {f'{event.topic}: ' if self.is_named else ''}{what} --".encode()
         self._out.write(line + b"\n")
-        if is_loss and self._fails:
+        if kind == "tombstone" and self._fails:
             raise Failed(f"{event.topic}: {what}", "records_lost")
 
     def _for_people(self, records: list[Record]) -> bytes:
@@ -288,6 +283,8 @@ def _printable(text: str) -> str:
 
 def _template(form: str) -> Callable[[list[Record]], bytes]:
     """What writes records by a text with fields; it ends with a line break if it has none."""
+    if form == "json":
+        return json_lines
     form = "%d" if form == "data" else form
     found = PART.findall(form if form.endswith("\\n") else form + "\n")
     if "%" not in form or not FIELDS.keys() >= {name for name, *_ in found if name}:
