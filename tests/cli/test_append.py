@@ -129,6 +129,7 @@ def test_a_bad_line_is_named(
     assert why in done.err.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_file_is_appended_once(
     topics: Run, client: Topics, name: str, file: Callable[[str], str]
 ) -> None:
@@ -186,6 +187,7 @@ def test_bad_arguments(topics: Run, name: str, arguments: tuple[str, ...]) -> No
     assert topics("append", name, *arguments).code == 2
 
 
+@pytest.mark.slow
 def test_a_pipe_is_appended_as_it_comes_and_interrupted(
     url: str, client: Topics, name: str
 ) -> None:
@@ -234,6 +236,7 @@ def test_a_server_that_is_killed_is_a_pause(tmp_path: Path) -> None:
         assert process.returncode == 0
 
 
+@pytest.mark.slow
 def test_a_wrong_key_and_no_server(
     topics: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: Callable[[str], str]
 ) -> None:

@@ -182,6 +182,7 @@ def told_by(process: subprocess.Popen[str]) -> str:
     return process.stderr.read()
 
 
+@pytest.mark.slow
 def test_a_closed_reader_ends_it_quietly(url: str, client: Topics, name: str) -> None:
     client.topic(name).append(*("x" * 1000 for _ in range(1000)))
     for arguments in (("read", name), ("tail", name, "-n", "1000")):
@@ -192,6 +193,7 @@ def test_a_closed_reader_ends_it_quietly(url: str, client: Topics, name: str) ->
             assert told_by(process) == ""
 
 
+@pytest.mark.slow
 def test_tail_shows_the_last_ones_then_what_comes_until_ctrl_c(
     url: str, client: Topics, filled: str
 ) -> None:
@@ -207,6 +209,7 @@ def test_tail_shows_the_last_ones_then_what_comes_until_ctrl_c(
     assert process.returncode == 130
 
 
+@pytest.mark.slow
 def test_tail_ends_when_its_topic_is_deleted(url: str, client: Topics, filled: str) -> None:
     with following("tail", filled, "-n", "1", "--format", "data") as process:
         assert process.stdout is not None
@@ -215,6 +218,29 @@ def test_tail_ends_when_its_topic_is_deleted(url: str, client: Topics, filled: s
         assert process.stdout.read() == "-- topic deleted --\n"
         assert told_by(process) == "topics: all topics are deleted\n"
     assert process.returncode == 4
+
+
+@pytest.mark.slow
+def test_a_glob_stands_for_topics_that_are_made_later(url: str, client: Topics, name: str) -> None:
+    with following("tail", f"{name}*") as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == f"topics: no topic matches {name}* yet\n"
+        for again in ("made", "made anew"):
+            client.topic(name).append(again)
+            found = next_of(process)
+            assert (found["$seq"], found["data"]) == (1, again)
+            client.topic(name).drop()
+            assert "topic_deleted" in next_of(process)
+        process.send_signal(signal.SIGINT)
+    assert process.returncode == 130
+
+
+@pytest.mark.slow
+def test_many_topics_are_several_streams(topics: Run, client: Topics, name: str) -> None:
+    for number in range(70):
+        client.topic(f"{name}-{number}").append(number)
+    found = topics("read", "-f", f"{name}-*", "-n", "70").objects
+    assert {each["data"] for each in found} == {*range(70)}
 
 
 @pytest.mark.slow

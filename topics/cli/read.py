@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from fnmatch import fnmatchcase, translate
-from time import time
+from queue import Queue
+from threading import Thread
+from time import sleep, time
 from typing import Any, Final
 
 import click
@@ -17,9 +19,13 @@ from topics.cli import units
 from topics.cli.loading import reached
 from topics.cli.shell import Failed, Shell, command, pass_shell
 from topics.client import TAIL, Event, Record, Tombstone, TopicDeleted, Topics, TopicState, calls
-from topics.client.watching import CURSOR_PREFIX, Start
+from topics.client.sync import Watch
+from topics.client.watching import CURSOR_PREFIX, Start, Watching
 from topics.errors import ExitCode
 
+STREAM_TOPICS: Final = 64  # that one stream may have
+QUEUED_EVENTS: Final = 256
+LOOK_EVERY_S: Final = 2.0  # for topics that a glob matches
 GLOB: Final = re.compile(r"[*?\[]")
 PART: Final = re.compile(r"%(.)|(\\.)|([^%\\]+|.)", re.DOTALL)
 ESCAPES: Final = {r"\n": "\n", r"\t": "\t"}
@@ -104,9 +110,11 @@ def read(
     with reached(shell) as client:
         states = states_of(client, topics)
         output.is_named = len(states) > 1
-        starts = {state.name: _start(client, state, first, since) for state in states}
+        starts: dict[str, int] = {
+            state.name: _start(client, state, first, since) for state in states
+        }
         if follow:
-            _follow(shell, client, starts, output)
+            _follow(shell, client, topics, starts, output)
         for state in () if follow else states:
             limit = None if shape["tags"] else output.left
             reading = calls.Reading(state.name, starts[state.name], limit, None, follow=False)
@@ -129,21 +137,32 @@ def tail(shell: Shell, /, topics: tuple[str, ...], last: int, **shape: Any) -> N
     topics tail orders
     topics tail 'orders*' -n 10
 
-    A glob stands for the topics that match it at the start. Lost records are a line in their place,
-    as topics read has them. A server that restarts is a pause. Ctrl-C is the end (exit code 130).
+    A glob also stands for topics that are made later: they are shown within 2 seconds, from their
+    first record on. Lost records are a line in their place, as topics read has them. A server that
+    restarts is a pause. Ctrl-C is the end (exit code 130).
     """
     output = Output(shell, None, **shape)
     with reached(shell) as client:
-        states = states_of(client, topics)
-        output.is_named = len(states) > 1
-        starts: dict[str, Start] = {
-            state.name: _start(client, state, -last, None) if last else TAIL for state in states
-        }
-        _follow(shell, client, starts, output)
+        names = _names_of(client, topics)
+        if not names:
+            shell.say(f"no topic matches {' '.join(topics)} yet")
+        output.is_named = len(names) != 1 or names[0] not in topics
+        starts: dict[str, Start] = dict.fromkeys(names, TAIL)
+        if last:
+            states = [client.topic(name).state() for name in names]
+            starts = {state.name: _start(client, state, -last, None) for state in states}
+        _follow(shell, client, topics, starts, output)
 
 
 def states_of(client: Topics, names: Iterable[str]) -> list[TopicState]:
     """The topics that names and globs stand for. Raises `Failed` when there are none."""
+    found = _names_of(client, names)
+    if not found:
+        raise Failed(f"no topic matches {' '.join(names)}", "topic_not_found", ExitCode.NOT_FOUND)
+    return [client.topic(name).state() for name in found]
+
+
+def _names_of(client: Topics, names: Iterable[str]) -> list[str]:
     found: dict[str, None] = {}
     for name in names:
         if not GLOB.search(name):
@@ -153,9 +172,7 @@ def states_of(client: Topics, names: Iterable[str]) -> list[TopicState]:
             is_other = info.name.startswith(CURSOR_PREFIX) and not name.startswith(CURSOR_PREFIX)
             if fnmatchcase(info.name, name) and not is_other:
                 found[info.name] = None
-    if not found:
-        raise Failed(f"no topic matches {' '.join(names)}", "topic_not_found", ExitCode.NOT_FOUND)
-    return [client.topic(name).state() for name in found]
+    return [*found]
 
 
 def _start(client: Topics, state: TopicState, first: int | None, since: datetime | None) -> int:
@@ -167,21 +184,81 @@ def _start(client: Topics, state: TopicState, first: int | None, since: datetime
     return max(min((first or 1) - 1, state.head_seq), 0)
 
 
-def _follow(shell: Shell, client: Topics, starts: dict[str, Any], output: Output) -> None:
-    """Show what a stream has until it is enough, or all topics are gone."""
-    gone: set[str] = set()
-    with client.watch(*starts.items()) as watch:
-        for event in watch:
+def _follow(
+    shell: Shell,
+    client: Topics,
+    names: Iterable[str],
+    starts: Mapping[str, Start],
+    output: Output,
+) -> None:
+    """Show what comes until it is enough, or all topics are gone."""
+    globs = [name for name in names if GLOB.search(name)]
+    streams = Streams(client, starts, globs)
+    try:
+        while streams.topics or globs:
+            event = streams.queue.get()
+            if isinstance(event, Exception):
+                raise event
             shell.back()
-            if not (isinstance(event, TopicDeleted) and event.topic in gone):  # told again
-                output.show([event])
+            output.show([event])
+            if streams.queue.empty():
                 output.flush()
-            if isinstance(event, TopicDeleted):
-                gone.add(event.topic)
-            if gone == starts.keys():
-                raise Failed("all topics are deleted", "topic_not_found", ExitCode.NOT_FOUND)
             if output.is_full:
                 return
+            if isinstance(event, TopicDeleted):
+                streams.topics.discard(event.topic)
+        raise Failed("all topics are deleted", "topic_not_found", ExitCode.NOT_FOUND)
+    finally:
+        shell.is_quiet = True  # streams that break from here on are no news
+
+
+class Streams:
+    """Events of many topics: a stream and a thread for each `STREAM_TOPICS` of them, and for those
+    that a glob matches later.
+    """
+
+    def __init__(self, client: Topics, starts: Mapping[str, Start], globs: Sequence[str]) -> None:
+        self._client, self._globs = client, globs
+        self.queue: Queue[Event | Exception] = Queue(QUEUED_EVENTS)
+        self.topics: set[str] = set()
+        self._begin([*starts.items()])
+        if globs:
+            self._start(self._look)
+
+    def _begin(self, starts: list[tuple[str, Start]]) -> None:
+        self.topics.update(name for name, _ in starts)
+        for at in range(0, len(starts), STREAM_TOPICS):
+            self._start(self._run, Watching(starts[at : at + STREAM_TOPICS], None, {}))
+
+    def _start(self, run: Callable[..., None], *arguments: Any) -> None:
+        def guarded() -> None:
+            try:
+                run(*arguments)
+            except Exception as error:
+                self.queue.put(error)
+
+        Thread(target=guarded, daemon=True).start()
+
+    def _run(self, watching: Watching) -> None:
+        while True:
+            gone = ""
+            with Watch(self._client, watching, None) as watch:
+                for event in watch:
+                    self.queue.put(event)
+                    if isinstance(event, TopicDeleted):
+                        gone = event.topic
+                        break
+            # A topic that is made anew is another one: its stream is not this one.
+            left = [each for each in watching.topics.items() if each[0] != gone]
+            if not left:
+                return
+            watching = Watching(left, None, watching.cursors)
+
+    def _look(self) -> None:
+        while True:
+            sleep(LOOK_EVERY_S)
+            found = _names_of(self._client, self._globs)
+            self._begin([(name, 0) for name in found if name not in self.topics])
 
 
 class Output:
