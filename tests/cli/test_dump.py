@@ -123,6 +123,9 @@ def test_a_pipe_is_checked_at_its_end(topics: Run, client: Topics, filled: str, 
     assert done.code == 1
     assert "cut or was changed" in done.err.splitlines()[-1]
     assert re.search("appended 2,000 records .* run it again", done.err)
+    done = topics("import", "-", "--to", f"{filled}-new", given=dump.replace('"x"', '"x'))
+    assert (done.code, done.out) == (1, "")
+    assert "line 3: the export is cut or was changed" in done.err
 
 
 def test_bad_arguments_no_topic_no_server(topics: Run, name: str, tmp_path: Path) -> None:

@@ -43,14 +43,22 @@ from topics.client import Topics, TopicState, calls
 from topics.formats.api.topic_config import TopicConfigPatch
 
 HEADER: Final = b'{"header":{"format":1,'
+DAMAGED: Final = "the export is cut or was changed"
 GZIP: Final = b"\x1f\x8b"
 NOTHING: Final = msgspec.Raw()
+
+
+class Header(msgspec.Struct):
+    """A topic begins."""
+
+    topic: str
+    config: dict[str, Any]
 
 
 class Line(msgspec.Struct):
     """A line: a header, a footer, a record with ``data``, or a tombstone."""
 
-    header: dict[str, Any] | None = None
+    header: Header | None = None
     footer: dict[str, Any] | None = None
     data: msgspec.Raw = NOTHING
     tag: str | None = msgspec.field(name="$tag", default=None)
@@ -176,12 +184,15 @@ def _append(
     """Append all records of an export."""
     with ExitStack() as stack:
         for line, place in content:
-            found = _decode(line)
+            try:
+                found = _decode(line)
+            except msgspec.DecodeError:
+                raise Failed(f"{place}: {DAMAGED}", "damaged_export") from None
             if found.header is not None:
                 stack.close()
                 known = TopicConfigPatch.__struct_fields__
-                config = {key: each for key, each in found.header["config"].items() if key in known}
-                loader = Loader(shell, client, to or found.header["topic"], "", config=config)
+                config = {key: each for key, each in found.header.config.items() if key in known}
+                loader = Loader(shell, client, to or found.header.topic, "", config=config)
                 stack.enter_context(loader).open()
             elif found.data is not NOTHING:
                 sent = Sent(found.data, found.tag, found.node, found.meta)
@@ -196,7 +207,7 @@ def _content(name: str, found: Iterable[bytes]) -> Iterator[tuple[bytes, str]]:
     lines = Lines(_unpacked(found), name)
     try:
         for line in lines:
-            if last:
+            if place:
                 digest.update(last + b"\n")
                 yield last, place
             elif not line.startswith(HEADER):
@@ -206,7 +217,7 @@ def _content(name: str, found: Iterable[bytes]) -> Iterator[tuple[bytes, str]]:
     except (zlib.error, msgspec.DecodeError):
         footer = None
     if footer is None or footer["sha256"] != digest.hexdigest():
-        raise Failed(f"{name}: the export is cut or was changed", "damaged_export")
+        raise Failed(f"{name}: {DAMAGED}", "damaged_export")
 
 
 def _unpacked(found: Iterable[bytes]) -> Iterator[bytes]:
