@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from itertools import islice, takewhile
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.client.conftest import url_of
@@ -269,3 +270,14 @@ def test_a_stream_that_is_silent_has_ended(
             seen.append(next(watch))
         assert data(seen) == []
     assert all(isinstance(failure, ConnectionLost) for failure in pauses)
+
+
+def test_a_record_is_written_as_the_api_has_it(client: Topics, name: str) -> None:
+    client.topic(name).append(records=[{"data": None}, {"data": 1, "tag": "t", "meta": {"a": 1}}])
+    first, second = map(written, client.topic(name).read())
+    assert first.keys() == {"topic", "$seq", "$ts", "data"}
+    assert second.keys() == {"topic", "$seq", "$ts", "$tag", "data", "meta"}
+
+
+def written(event: Event) -> dict[str, object]:
+    return msgspec.json.decode(msgspec.json.encode(event), type=dict[str, object])

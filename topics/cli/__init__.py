@@ -3,10 +3,11 @@
     shell.py     what all commands share: options, the client, output, exit codes
     units.py     times, sizes and counts as people write and read them
     configs.py   fields of topics and routers, and what a change of them would do
+    loading.py   many records into a topic, as appends that are known again
     measure.py   metrics, readiness and a topic to measure with, for those that look and measure
     server.py    commands of the machine that has the data directory; the only one that imports the
                  server's packages
-    topics.py    commands of topics; the other modules are named for their commands, too
+    dump.py      export and import; the other modules are named for their commands
 
 Data goes to stdout, talk to stderr. A mistake of the caller is one line, never a traceback; every
 command ends with an `ExitCode`.
@@ -44,6 +45,13 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "rm": ("topics", "Remove topics with all their records."),
         "delete": ("topics", "Delete records of a topic for good."),
         "apply": ("apply", "Make topics and routers as a file says."),
+    },
+    "Records": {
+        "append": ("append", "Append records: JSON, lines of text, or CSV."),
+        "read": ("read", "Read records of topics."),
+        "tail": ("read", "Show records as they come."),
+        "export": ("dump", "Write topics into a file."),
+        "import": ("dump", "Append what an export holds."),
     },
     "Queues, routers, cursors": {
         "router": ("routers", "Work with routers, which copy records from topic to topic."),

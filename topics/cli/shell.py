@@ -29,6 +29,14 @@ if TYPE_CHECKING:
 PATIENCE_S: Final = 60.0  # of commands that move many records or run for long
 
 
+class Failed(click.ClickException):
+    """What a command ends with: one line, and for programs its ``code``."""
+
+    def __init__(self, message: str, code: str, end: ExitCode = ExitCode.FAILED) -> None:
+        super().__init__(message)
+        self.code, self.end = code, end
+
+
 @dataclass
 class Shell:
     """One run of the program. ``timeout``: s to try while a server does not answer."""
@@ -125,6 +133,9 @@ class Shell:
             case KeyboardInterrupt() | click.Abort():
                 self._tell("interrupted", "interrupted")
                 return ExitCode.INTERRUPTED
+            case Failed():
+                self._tell(error.code, error.message)
+                return error.end
             case click.ClickException():
                 if self.is_json or not isinstance(error, click.UsageError):
                     code = "usage" if error.exit_code == ExitCode.USAGE else "failed"

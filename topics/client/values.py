@@ -25,18 +25,18 @@ def decoded(raw: bytes | msgspec.Raw) -> Any:
         return json.loads(bytes(raw))
 
 
-class Record(msgspec.Struct, frozen=True, dict=True, kw_only=True):
+class Record(msgspec.Struct, frozen=True, dict=True, kw_only=True, omit_defaults=True):
     """One record (§3.1). ``raw_data`` and ``raw_meta`` are the bytes that were sent; ``ts`` is ms
     since 1970.
     """
 
+    topic: str = ""
     seq: int = field(name="$seq")
     ts: int = field(name="$ts")
+    node: str | None = field(name="$node", default=None)
+    tag: str | None = field(name="$tag", default=None)
     raw_data: msgspec.Raw = field(name="data", default=msgspec.Raw(b"null"))
     raw_meta: msgspec.Raw = field(name="meta", default=msgspec.Raw(b"null"))
-    tag: str | None = field(name="$tag", default=None)
-    node: str | None = field(name="$node", default=None)
-    topic: str = ""
 
     @cached_property
     def data(self) -> Any:

@@ -1,0 +1,252 @@
+"""append: which records a text, a file and a pipe make, and that a file is appended once."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Run, started
+from tests.client.conftest import url_of
+from tests.support.server import Server
+from topics.client import Record, Topics
+
+LINES = "".join(f'{{"number": {number}}}\n' for number in range(2500))
+
+
+def rows(client: Topics, name: str) -> list[Any]:
+    found = client.topic(name).read()
+    return [(each.tag, each.data) for each in found if isinstance(each, Record)]
+
+
+def values(client: Topics, name: str) -> list[Any]:
+    return [data for _, data in rows(client, name)]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Callable[[str | bytes], str]:
+    def written(content: str | bytes) -> str:
+        path = tmp_path / "input"
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return str(path)
+
+    return written
+
+
+def test_data_is_json_and_each_run_appends_it(topics: Run, client: Topics, name: str) -> None:
+    for _ in range(2):
+        done = topics("append", name, '{"sku": "A1"}', "2", "--tag", "eu", "--node", "n")
+        assert (done.code, done.out) == (0, "")
+    assert rows(client, name) == 2 * [("eu", {"sku": "A1"}), ("eu", 2)]
+    assert f"appended 2 records to {name} (#3 to #4)" in done.err
+
+
+def test_text_that_is_no_json_is_told_how_to_be_appended(
+    topics: Run, client: Topics, name: str
+) -> None:
+    done = topics("append", name, "hello world")
+    assert done.code == 2
+    assert "--as lines" in done.err
+    assert topics("append", name, "hello world", "two\nlines", "--as", "lines").code == 0
+    assert values(client, name) == ["hello world", "two\nlines"]
+
+
+def test_json_tells_the_counts(topics: Run, name: str) -> None:
+    done = topics("append", "--json", "-q", name, "1")
+    told = {"topic": name, "appended": 1, "deduped": 0, "first_seq": 1, "last_seq": 1}
+    assert (done.objects, done.err) == ([told], "")
+
+
+@pytest.mark.parametrize(
+    ("options", "content", "expected"),
+    [
+        ((), '{"a": 1.10}\n\n  "x" \n[1]', [(None, {"a": 1.1}), (None, "x"), (None, [1])]),
+        (
+            ("--tag-field", "t"),
+            '{"t":"x"}\n{"t":7}\n{}',
+            [("x", {"t": "x"}), ("7", {"t": 7}), (None, {})],
+        ),
+        (("--as", "lines"), 'a\r\n\n{"b"', [(None, "a"), (None, ""), (None, '{"b"')]),
+        (
+            ("--as", "csv", "--tag-field", "b"),
+            'a,b\n1,"x\ny"\n\n007,z',
+            [("x\ny", {"a": "1", "b": "x\ny"}), ("z", {"a": "007", "b": "z"})],
+        ),
+        (
+            ("--as", "csv", "--numbers", "--tag", "t"),
+            "a,b\r\n1.5,007\r\n-1e3,NaN\r\n",
+            [("t", {"a": 1.5, "b": "007"}), ("t", {"a": -1000, "b": "NaN"})],
+        ),
+    ],
+    ids=["json", "tag field", "lines", "csv", "csv with numbers"],
+)
+def test_what_lines_are(
+    topics: Run,
+    client: Topics,
+    name: str,
+    file: Callable[[str], str],
+    options: tuple[str, ...],
+    content: str,
+    expected: list[Any],
+) -> None:
+    assert topics("append", name, "-f", file(content), *options).code == 0
+    assert topics("append", name, *options, given=content).code == 0
+    assert rows(client, name) == 2 * expected
+
+
+@pytest.mark.parametrize(
+    ("options", "content", "place", "why"),
+    [
+        ((), b'1\n{"a":01}\n', "line 2", "invalid number"),
+        ((), b"{\n}\n", "line 1", "jq -c ."),
+        ((), b'1\n\n"\xff"\n', "line 3", "UTF-8"),
+        (("--as", "lines"), b"a\n\xff", "line 2", "UTF-8"),
+        (("--tag-field", "t"), b'{"t":1}\n[1]\n', "line 2", "--tag-field t"),
+        (("--as", "csv"), b"a,b\n1,2\n3\n", "line 3", "1 fields"),
+        (("--as", "csv"), b"a,a\n1,2\n", "line 1", "one name"),
+        (("--as", "csv", "--tag-field", "naem"), b"id,name\n1,2\n", "line 1", "name?"),
+        ((), b'1\n"' + (1 << 20) * b"x" + b'"\n', "line 2", "above 1048576 bytes"),
+    ],
+    ids=["json", "pretty", "utf-8", "text", "tag", "csv", "twice", "unknown field", "too large"],
+)
+def test_a_bad_line_is_named(
+    topics: Run,
+    name: str,
+    file: Callable[[bytes], str],
+    options: tuple[str, ...],
+    content: bytes,
+    place: str,
+    why: str,
+) -> None:
+    done = topics("append", name, "-f", file(content), *options)
+    assert done.code == 2
+    assert place in done.err.splitlines()[-1]
+    assert why in done.err.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_a_file_is_appended_once(
+    topics: Run, client: Topics, name: str, file: Callable[[str], str]
+) -> None:
+    path = file(LINES)
+    first = topics("append", name, "-f", path)
+    assert f"appended 2,500 records to {name} (#1 to #2,500)" in first.err
+    again = topics("append", name, "-f", path)
+    assert f"nothing was appended to {name}, 2,500 records there already" in again.err
+    piped = topics("append", "--json", name, "-f", "-", given=LINES)
+    assert [piped.objects[0][key] for key in ("appended", "deduped")] == [0, 2500]
+    assert len(values(client, name)) == 2500
+    assert client.topic(name).state().config["idempotency_window_ms"] == 7 * 86_400_000
+    for option in (("--again",), ("--key-prefix", "second"), ("--tag", "other")):
+        assert topics("append", "--json", name, "-f", path, *option).objects[0]["deduped"] == 0
+
+
+def test_a_mended_line_lets_the_file_go_on(
+    topics: Run, client: Topics, name: str, file: Callable[[str], str]
+) -> None:
+    done = topics("append", name, "-f", file(LINES.replace('{"number": 2100}', "oops")))
+    assert done.code == 2
+    stopped, why = done.err.splitlines()[-2:]
+    assert re.search("appended 2,000 records .* run it again", stopped)
+    assert "line 2101" in why
+    assert "2,000 records there already" in topics("append", name, "-f", file(LINES)).err
+    assert values(client, name) == [{"number": number} for number in range(2500)]
+
+
+def test_a_short_window_is_told(
+    topics: Run, client: Topics, name: str, file: Callable[[str], str]
+) -> None:
+    client.topic(name).put()
+    assert "for 2 m only" in topics("append", name, "-f", file("1\n")).err
+
+
+def test_nothing_is_said_to_be_nothing(topics: Run, client: Topics, name: str) -> None:
+    done = topics("append", name, given="")
+    assert (done.code, done.out) == (0, "")
+    assert "nothing was appended" in done.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("1", "-f", "-"),
+        ("1", "--as", "csv"),
+        ("--numbers",),
+        ("--as", "lines", "--tag-field", "a"),
+        ("-f", "/not/there"),
+        ("--key-prefix", "x" * 201),
+        ("--as", "xml"),
+    ],
+)
+def test_bad_arguments(topics: Run, name: str, arguments: tuple[str, ...]) -> None:
+    assert topics("append", name, *arguments).code == 2
+
+
+@pytest.mark.slow
+def test_a_pipe_is_appended_as_it_comes_and_interrupted(
+    url: str, client: Topics, name: str
+) -> None:
+    """A line is there before its writer goes on."""
+    client.topic(name).put()
+    with started("append", name, "--as", "lines") as process:
+        assert process.stdin is not None
+        assert process.stderr is not None
+        for number, line in enumerate(("one", "two"), 1):
+            process.stdin.write(f"{line}\n")
+            process.stdin.flush()
+            deadline = time.monotonic() + 30
+            while client.topic(name).state().count < number:
+                assert time.monotonic() < deadline, "the line does not come"
+                time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        said = process.stderr.read()
+    assert process.returncode == 130
+    assert "appended 2 records" in said
+    assert said.endswith("topics: interrupted\n")
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_is_a_pause(tmp_path: Path) -> None:
+    with Server(tmp_path / "data", shards=2) as server:
+        server.env["TOPICS_PORT"] = str(server.port)
+        address = url_of(server)
+        with (
+            started("--url", address, "append", "t", "-f", "-") as process,
+            Topics(address) as client,
+        ):
+            assert process.stdin is not None
+            assert process.stderr is not None
+            for first in range(0, 6000, 2000):
+                if first:
+                    server.kill()
+                process.stdin.writelines(f"{number}\n" for number in range(first, first + 2000))
+                process.stdin.flush()
+                if first:
+                    assert "trying again" in process.stderr.readline()
+                    server.start()
+                assert process.stderr.readline()  # made, or connected again
+            process.stdin.close()
+            process.stderr.read()
+            assert values(client, "t") == [*range(6000)]
+        assert process.returncode == 0
+
+
+@pytest.mark.slow
+def test_a_wrong_key_and_no_server(
+    topics: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: Callable[[str], str]
+) -> None:
+    path = file("1\n")
+    for arguments in (("1",), ("-f", path)):
+        done = topics("append", "--url", "http://127.0.0.1:1", "--json", "t", *arguments)
+        assert (done.code, done.error["code"]) == (6, "connection_lost")
+    with Server(tmp_path / "data", api_keys="secret") as server:
+        monkeypatch.setenv("TOPICS_URL", url_of(server))
+        for command in (("append", "t", "-f", path), ("read", "t"), ("tail", "t"), ("export", "t")):
+            assert topics(*command).code == 5
+        monkeypatch.setenv("TOPICS_API_KEY", "secret")
+        assert topics("append", "t", "-f", path).code == 0

@@ -1,0 +1,190 @@
+"""export and import: a topic comes back as it was, once, and nothing of a file that is damaged."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Run, started
+from tests.client.conftest import url_of
+from tests.support.server import Server
+from topics.client import Record, Topics
+
+
+def content(client: Topics, name: str) -> list[Any]:
+    return [
+        (bytes(each.raw_data), each.tag, each.node, each.meta)
+        for each in client.topic(name).read()
+        if isinstance(each, Record)
+    ]
+
+
+@pytest.fixture
+def filled(client: Topics, name: str) -> str:
+    client.topic(name).put(ttl_ms=86_400_000, durability="memory")
+    whole = [{"data": {"n": 1.5}, "tag": "t", "node": "n", "meta": {"a": [1]}}]
+    client.topic(name).append(None, "x", records=whole)
+    client.topic(name).append(*range(2400))
+    return name
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_topic_comes_back_as_it_was(
+    topics: Run, client: Topics, filled: str, tmp_path: Path, suffix: str
+) -> None:
+    file = str(tmp_path / f"dump{suffix}")
+    done = topics("export", "--json", filled, "-o", file)
+    assert done.objects[0]["topics"] == {filled: 2403}
+    assert [path.name for path in tmp_path.glob("dump*")] == [f"dump{suffix}"]
+    before, config = content(client, filled), client.topic(filled).state().config
+    client.topic(filled).drop()
+    first = topics("import", "--json", file)
+    assert (first.objects[0]["topic"], first.objects[0]["appended"]) == (filled, 2403)
+    assert content(client, filled) == before
+    window = {"idempotency_window_ms": 7 * 86_400_000}
+    assert client.topic(filled).state().config == {**config, **window}
+    again = topics("import", "--json", file, file)
+    assert [told["deduped"] for told in again.objects] == [2403, 2403]
+    assert len(content(client, filled)) == 2403
+
+
+def test_what_is_written(topics: Run, client: Topics, name: str) -> None:
+    client.topic(name).put(cap_records=2)
+    client.topic(name).append(1, 2, 3)
+    client.topic(f"{name}-b").append("b")
+    lines = topics("export", name, f"{name}-b").objects
+    kinds = [next(iter(line)) for line in lines]
+    assert kinds == ["header", "tombstone", "topic", "topic", "header", "topic", "footer"]
+    assert lines[0]["header"]["config"]["cap_records"] == 2
+    assert lines[-1]["footer"]["topics"] == {name: 2, f"{name}-b": 1}
+    assert lines[2] == topics("read", name, "--from", "2").objects[0]
+
+
+def test_a_queue_comes_back_with_its_jobs(
+    topics: Run, client: Topics, name: str, tmp_path: Path
+) -> None:
+    queue = client.queue(name)
+    queue.put(max_deliveries=3)
+    queue.append("a", "b")
+    queue.ack("n", *queue.claim("n", 1))
+    file = str(tmp_path / "dump")
+    assert topics("export", name, "-o", file).code == 0
+    queue.drop()
+    assert topics("import", file).code == 0
+    assert [job.data for job in queue.claim("n", 9)] == ["b"]
+    assert queue.state().config["max_deliveries"] == 3
+
+
+def test_several_topics_go_to_one_by_a_pipe(topics: Run, client: Topics, name: str) -> None:
+    client.topic(f"{name}.a").append(1)
+    client.topic(f"{name}.b").append(2)
+    dump = topics("export", f"{name}.*").out
+    for _ in range(2):
+        assert topics("import", "-", "--to", name, given=dump).code == 0
+    assert [data for data, *_ in content(client, name)] == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("how", ["cut", "changed", "twice", "no footer"])
+@pytest.mark.parametrize("is_packed", [False, True], ids=["plain", "gzip"])
+def test_nothing_of_a_damaged_file_is_appended(
+    topics: Run, client: Topics, filled: str, tmp_path: Path, how: str, is_packed: bool
+) -> None:
+    file = tmp_path / "dump"
+    topics("export", filled, "-o", str(file), *(["--gzip"] if is_packed else []))
+    whole = file.read_bytes()
+    plain = gzip.decompress(whole) if is_packed else whole
+    if how == "no footer":
+        damaged = plain[: plain.rindex(b"\n", 0, -1) + 1]
+        damaged = gzip.compress(damaged) if is_packed else damaged
+    else:
+        damaged = {
+            "cut": whole[: len(whole) // 2],
+            "changed": whole[:400] + bytes([whole[400] ^ 1]) + whole[401:],
+            "twice": whole + whole,
+        }[how]
+    file.write_bytes(damaged)
+    done = topics("import", "--json", str(file), "--to", f"{filled}-new")
+    assert (done.code, done.out, done.error["code"]) == (1, "", "damaged_export")
+    assert topics("read", f"{filled}-new").code == 4
+
+
+def test_a_pipe_is_checked_at_its_end(topics: Run, client: Topics, filled: str, name: str) -> None:
+    dump = topics("export", filled).out
+    cut = "".join(dump.splitlines(keepends=True)[:-1])
+    done = topics("import", "-", "--to", f"{filled}-new", given=cut)
+    assert done.code == 1
+    assert "cut or was changed" in done.err.splitlines()[-1]
+    assert re.search("appended 2,000 records .* run it again", done.err)
+    done = topics("import", "-", "--to", f"{filled}-new", given=dump.replace('"x"', '"x'))
+    assert (done.code, done.out) == (1, "")
+    assert "line 3: the export is cut or was changed" in done.err
+
+
+def test_bad_arguments_no_topic_no_server(topics: Run, name: str, tmp_path: Path) -> None:
+    foreign = tmp_path / "foreign"
+    foreign.write_text("hello\n")
+    nowhere = ("--url", "http://127.0.0.1:1")
+    for arguments, code in (
+        (("export",), 2),
+        (("export", "not-there", "-o", str(tmp_path / "x")), 4),
+        (("export", "a", "-o", str(tmp_path)), 2),
+        (("export", "a", *nowhere), 6),
+        (("import",), 2),
+        (("import", "/not/there"), 2),
+        (("import", str(foreign)), 2),
+        (("import", "-", *nowhere), 6),
+    ):
+        done = topics(*arguments)
+        assert (done.code, done.out) == (code, ""), arguments
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.slow
+def test_an_interrupted_import_goes_on_over_a_restart(tmp_path: Path) -> None:
+    file = tmp_path / "dump"
+    with Server(tmp_path / "data", shards=2) as server:
+        server.env["TOPICS_PORT"] = str(server.port)
+        address = url_of(server)
+        with Topics(address) as client:
+            for start in range(0, 20_000, 1000):
+                client.topic("a").append(*range(start, start + 1000))
+            with run(server, "export", "a", "-o", str(file)) as process:
+                until(lambda: file.with_name("dump.part").exists())
+                server.restart("stop")
+            ended(process)
+            with run(server, "import", str(file), "--to", "b") as process:
+                until(lambda: count(client, "b") >= 2000)
+                process.send_signal(signal.SIGINT)
+            assert process.returncode in (0, 130)
+            with run(server, "import", str(file), "--to", "b") as process:
+                until(lambda: count(client, "b") >= 4000)
+                server.restart("kill")
+            ended(process)
+            assert [int(data) for data, *_ in content(client, "b")] == [*range(20_000)]
+
+
+def run(server: Server, *arguments: str) -> subprocess.Popen[str]:
+    return started("--url", url_of(server), *arguments, stderr=None)
+
+
+def ended(process: subprocess.Popen[str]) -> None:
+    assert process.returncode == 0
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def count(client: Topics, name: str) -> int:
+    return sum(info.count for info in client.topics(name))

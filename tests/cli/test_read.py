@@ -1,0 +1,264 @@
+"""read and tail: what is written for records and for what is lost, where it begins and ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.cli.conftest import Run, started
+from tests.client.conftest import url_of
+from tests.support.server import Server
+from topics.client import Topics
+
+LATER = (datetime.now().astimezone() + timedelta(days=1)).isoformat()
+
+
+@pytest.fixture
+def filled(client: Topics, name: str) -> str:
+    """A topic with five records, tagged eu:1, us:2, eu:3, us:4, eu:5."""
+    records = [
+        {"data": {"n": number}, "tag": f"{'eu' if number % 2 else 'us'}:{number}"}
+        for number in range(1, 6)
+    ]
+    client.topic(name).append(records=records)
+    return name
+
+
+@pytest.fixture
+def capped(client: Topics, name: str) -> str:
+    """A topic that has lost #1 to #3."""
+    client.topic(f"{name}-capped").put(cap_records=2)
+    client.topic(f"{name}-capped").append(1, 2, 3, 4, 5)
+    return f"{name}-capped"
+
+
+def seqs(found: list[Any]) -> list[int]:
+    return [each["$seq"] for each in found]
+
+
+def test_json_has_the_names_of_the_api(topics: Run, client: Topics, filled: str) -> None:
+    client.topic(filled).append(records=[{"data": None, "meta": {"a": 1}, "node": "n"}])
+    found = topics("read", filled).objects
+    assert seqs(found) == [1, 2, 3, 4, 5, 6]
+    ts = found[0].pop("$ts")
+    assert found[0] == {"topic": filled, "$seq": 1, "$tag": "eu:1", "data": {"n": 1}}
+    assert abs(ts / 1000 - time.time()) < 60
+    assert found[5].keys() == {"topic", "$seq", "$ts", "$node", "data", "meta"}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (("--from", "3"), [3, 4, 5]),
+        (("--from", "0", "-n", "2"), [1, 2]),
+        (("--from", "9"), []),
+        (("--from", "-2"), [4, 5]),
+        (("--from", "-99"), [1, 2, 3, 4, 5]),
+        (("--since", "1h"), [1, 2, 3, 4, 5]),
+        (("--since", LATER), []),
+        (("--where", "tag=eu:*"), [1, 3, 5]),
+        (("--where", "tag=eu:*", "--where", "tag=us:2", "-n", "3"), [1, 2, 3]),
+    ],
+)
+def test_where_it_begins_and_ends(
+    topics: Run, filled: str, options: tuple[str, ...], expected: list[int]
+) -> None:
+    done = topics("read", filled, *options)
+    assert (done.code, seqs(done.objects)) == (0, expected)
+    assert bool(done.err) == (not expected)  # nothing is told on stderr
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        ("data", '{"n":5}\n'),
+        ("%s %d\\n", '5 {"n":5}\n'),
+        ("%t|%g|%n|%m|%%\\t", "NAME|eu:5||null|%\t\n"),
+    ],
+)
+def test_formats(topics: Run, filled: str, form: str, expected: str) -> None:
+    done = topics("read", filled, "--from", "-1", "--format", form)
+    assert done.out == expected.replace("NAME", filled)
+
+
+def test_data_with_line_breaks_is_one_line(topics: Run, url: str, name: str) -> None:
+    body = b'{"records": [{"data": {"a":\n 1.10,\r\n"b": 2}}]}'
+    httpx2.post(
+        f"{url}/v0/topics/{name}", content=body, headers={"Content-Type": "application/json"}
+    )
+    assert '"data":{"a":  1.10,' in topics("read", name).out
+    for form in ("json", "data", "%d"):
+        assert len(topics("read", name, "--format", form).out.splitlines()) == 1
+
+
+def test_what_is_lost_stands_in_its_place(topics: Run, capped: str, filled: str) -> None:
+    lost, *rest = topics("read", capped).objects
+    assert lost["tombstone"]["gap_from"] == 1
+    assert (lost["tombstone"]["gap_to"], lost["tombstone"]["reason"]) == (3, "cap")
+    assert seqs(rest) == [4, 5]
+    assert topics("read", capped, "--format", "data").out == "-- lost #1 to #3 (cap) --\n4\n5\n"
+    both = topics("read", capped, filled, "--format", "%t")
+    assert both.out.startswith(f"-- {capped}: lost #1 to #3 (cap) --\n{capped}\n")
+    failed = topics("read", capped, "--fail-on-loss", "--json")
+    assert (failed.code, len(failed.objects), failed.error["code"]) == (1, 1, "records_lost")
+    # The last ones alone were asked for.
+    assert topics("read", capped, "--from", "-5", "--fail-on-loss").code == 0
+
+
+def test_a_glob_stands_for_topics_but_no_cursors(topics: Run, client: Topics, filled: str) -> None:
+    client.topic(f"cursor:{filled}").append(1)
+    client.topic(f"{filled}-b").append(2)
+    assert [each["data"] for each in topics("read", f"{filled}*", "--from", "-1").objects] == [
+        {"n": 5},
+        2,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ((), 2),
+        (("--from", "1", "--since", "1h"), 2),
+        (("--since", "yesterday"), 2),
+        (("--where", "eu"), 2),
+        (("--format", "xml"), 2),
+        (("--format", "%q"), 2),
+        (("-n", "0"), 2),
+        (("--url", "http://127.0.0.1:1", "x"), 6),
+        (("not-there",), 4),
+        (("not-there*",), 4),
+    ],
+)
+def test_bad_arguments_no_topic_no_server(
+    topics: Run, filled: str, arguments: tuple[str, ...], code: int
+) -> None:
+    named = () if code != 2 or not arguments else (filled,)
+    done = topics("read", *named, *arguments)
+    assert (done.code, done.out) == (code, "")
+
+
+def test_people_read_lines_without_control_characters(
+    topics: Run, client: Topics, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.topic(name).append(records=[{"data": "\x9b2J", "tag": "\x1b[2J"}])
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    line = topics("read", name).out
+    assert line.endswith('"\\x9b2J"\n')
+    assert "\\x1b[2J" in line
+
+
+def test_following_ends_with_a_count(topics: Run, filled: str) -> None:
+    assert seqs(topics("read", filled, "-f", "-n", "4").objects) == [1, 2, 3, 4]
+
+
+def following(*arguments: str) -> subprocess.Popen[str]:
+    """A command that is killed when it takes too long."""
+    process = started(*arguments)
+    watchdog = threading.Timer(120, process.kill)
+    watchdog.daemon = True
+    watchdog.start()
+    return process
+
+
+def next_of(process: subprocess.Popen[str]) -> Any:
+    """The next line that a command writes."""
+    assert process.stdout is not None
+    return json.loads(process.stdout.readline())
+
+
+def told_by(process: subprocess.Popen[str]) -> str:
+    """What a command has said at its end."""
+    assert process.stderr is not None
+    return process.stderr.read()
+
+
+@pytest.mark.slow
+def test_a_closed_reader_ends_it_quietly(url: str, client: Topics, name: str) -> None:
+    client.topic(name).append(*("x" * 1000 for _ in range(1000)))
+    for arguments in (("read", name), ("tail", name, "-n", "1000")):
+        with following(*arguments) as process:
+            assert next_of(process)["$seq"] == 1
+            assert process.stdout is not None
+            process.stdout.close()
+            assert told_by(process) == ""
+
+
+@pytest.mark.slow
+def test_tail_shows_the_last_ones_then_what_comes_until_ctrl_c(
+    url: str, client: Topics, filled: str
+) -> None:
+    client.topic(f"{filled}-b").append("old")
+    with following("tail", f"{filled}*", "-n", "1") as process:
+        assert {json.dumps(next_of(process)["data"]) for _ in range(2)} == {'{"n": 5}', '"old"'}
+        client.topic(filled).append("live")
+        assert next_of(process)["data"] == "live"
+        client.topic(f"{filled}-b").drop()
+        assert next_of(process)["topic_deleted"]["topic"] == f"{filled}-b"
+        process.send_signal(signal.SIGINT)
+        assert told_by(process) == "topics: interrupted\n"
+    assert process.returncode == 130
+
+
+@pytest.mark.slow
+def test_tail_ends_when_its_topic_is_deleted(url: str, client: Topics, filled: str) -> None:
+    with following("tail", filled, "-n", "1", "--format", "data") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == '{"n":5}\n'
+        client.topic(filled).drop()
+        assert process.stdout.read() == "-- topic deleted --\n"
+        assert told_by(process) == "topics: all topics are deleted\n"
+    assert process.returncode == 4
+
+
+@pytest.mark.slow
+def test_a_glob_stands_for_topics_that_are_made_later(url: str, client: Topics, name: str) -> None:
+    with following("tail", f"{name}*") as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == f"topics: no topic matches {name}* yet\n"
+        for again in ("made", "made anew"):
+            client.topic(name).append(again)
+            found = next_of(process)
+            assert (found["$seq"], found["data"]) == (1, again)
+            client.topic(name).drop()
+            assert "topic_deleted" in next_of(process)
+        process.send_signal(signal.SIGINT)
+    assert process.returncode == 130
+
+
+@pytest.mark.slow
+def test_many_topics_are_several_streams(topics: Run, client: Topics, name: str) -> None:
+    for number in range(70):
+        client.topic(f"{name}-{number}").append(number)
+    found = topics("read", "-f", f"{name}-*", "-n", "70").objects
+    assert {each["data"] for each in found} == {*range(70)}
+
+
+@pytest.mark.slow
+def test_restarts_are_pauses(tmp_path: Path) -> None:
+    """Every record once and in order, while the server stops and is killed."""
+    with Server(tmp_path / "data", shards=2) as server:
+        server.env["TOPICS_PORT"] = str(server.port)
+        with Topics(url_of(server)) as client:
+            for name in ("a", "b"):
+                client.topic(name).put(durability="fsync")
+            with following("--url", url_of(server), "read", "-f", "a", "b") as process:
+                seen = []
+                for number in range(8):
+                    client.topic("ab"[number % 2]).append(number)
+                    seen.append(next_of(process)["data"])
+                    if number in (2, 5):
+                        server.restart("kill" if number == 2 else "stop")
+                process.send_signal(signal.SIGINT)
+                said = told_by(process)
+        assert seen == [*range(8)]
+        assert said.count("trying again") == said.count("connected again") == 2
