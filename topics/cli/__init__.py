@@ -4,6 +4,9 @@
     units.py     times, sizes and counts as people write and read them
     server.py    commands of the machine that has the data directory; the only one that imports the
                  server's packages
+    queues.py    queues as they stand, and dead letters back to them
+    work.py      a program for each job
+    contexts.py  servers by name, and completion for shells
 
 Data goes to stdout, talk to stderr. A mistake of the caller is one line, never a traceback; every
 command ends with an `ExitCode`.
@@ -32,6 +35,10 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "inspect": ("server", "Show what data files hold."),
         "repair": ("server", "Let a data directory start again whose log is damaged."),
         "keys": ("server", "Work with API keys."),
+    },
+    "Queues, routers, cursors": {
+        "queue": ("queues", "Look at queues, and move dead letters back."),
+        "work": ("work", "Run a command for each job of a queue."),
     },
 }
 

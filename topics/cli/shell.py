@@ -39,7 +39,7 @@ class Shell:
     is_json: bool = False
     is_quiet: bool = False
     timeout: float | None = None
-    _is_away: bool = False  # the server, as far as stderr knows
+    is_away: bool = False  # the server, as far as stderr knows
 
     def client(self, *, is_patient: bool = False, node: str | None = None) -> Topics:
         """A client of the server. One that is patient goes on after `PATIENCE_S` without it;
@@ -62,14 +62,14 @@ class Shell:
         )
 
     def _on_pause(self, failure: TopicsError, _pause_s: float) -> None:
-        if not self._is_away:
+        if not self.is_away:
             self.say(f"{failure.message}; trying again")
-        self._is_away = True
+        self.is_away = True
 
     def back(self) -> None:
         """The server answers. What follows streams calls it with each event."""
-        if self._is_away:
-            self._is_away = False
+        if self.is_away:
+            self.is_away = False
             self.say("connected again")
 
     def say(self, text: str) -> None:
@@ -201,7 +201,7 @@ def write_table(titles: list[str], rows: list[list[str]]) -> None:
 
 
 def _keep(context: click.Context, parameter: click.Parameter, value: Any) -> None:
-    if value not in (None, False):
+    if value is not None and value is not False:
         setattr(context.ensure_object(Shell), str(parameter.name), value)
 
 
