@@ -40,6 +40,10 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "queue": ("queues", "Look at queues, and move dead letters back."),
         "work": ("work", "Run a command for each job of a queue."),
     },
+    "This program": {
+        "context": ("contexts", "Keep servers by name, with their keys."),
+        "completion": ("contexts", "Print what completes commands in bash, zsh or fish."),
+    },
 }
 
 

@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from topics.cli.shell import command, group
+from topics.cli.shell import command, group, secret
 from topics.errors import ExitCode
 
 if TYPE_CHECKING:
     from topics.process.boot import Boot
-
-SECRET_MAX_BYTES = 64 * 1024  # no head of a request is longer
 
 
 def _path(_context: click.Context, _parameter: click.Parameter, value: str) -> Path:
@@ -117,7 +115,7 @@ def hash_key(alias: bool) -> ExitCode:
     from topics.engine.access import HASHED, Principal, digest_of
 
     try:
-        digest = digest_of(_secret())
+        digest = digest_of(secret("Key: "))
     except ValueError as error:
         return _wrong(str(error))
     sys.stdout.write(f"{HASHED.decode()}{digest.hex()}\n")
@@ -201,18 +199,6 @@ def _inspect(file: Path) -> ExitCode:
     except OSError as error:
         return _cannot_read(error)
     return ExitCode.DONE
-
-
-def _secret() -> bytes:
-    """A secret that is not shown, without the end of its line."""
-    if sys.stdin.isatty():
-        from getpass import getpass
-
-        try:
-            return getpass("Key: ").encode("utf-8", "surrogateescape")
-        except EOFError:
-            return b""
-    return sys.stdin.buffer.read(SECRET_MAX_BYTES).removesuffix(b"\n").removesuffix(b"\r")
 
 
 def _cannot_read(error: OSError) -> ExitCode:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from topics.client import Topics, TopicsError
 
 PATIENCE_S: Final = 60.0  # of commands that move many records or run for long
+SECRET_MAX_BYTES: Final = 64 * 1024  # no head of a request is longer
 
 
 @dataclass
@@ -200,6 +201,18 @@ def write_table(titles: list[str], rows: list[list[str]]) -> None:
         click.echo("  ".join(padded).rstrip())
 
 
+def secret(prompt: str) -> bytes:
+    """What is typed and not shown, or stdin without the end of its line."""
+    if sys.stdin.isatty():
+        from getpass import getpass
+
+        try:
+            return getpass(prompt).encode("utf-8", "surrogateescape")
+        except EOFError:
+            return b""
+    return sys.stdin.buffer.read(SECRET_MAX_BYTES).removesuffix(b"\n").removesuffix(b"\r")
+
+
 def _keep(context: click.Context, parameter: click.Parameter, value: Any) -> None:
     if value is not None and value is not False:
         setattr(context.ensure_object(Shell), str(parameter.name), value)
@@ -232,8 +245,10 @@ class Command(click.Command):
         self.epilog = self.epilog or "Options of every command, and exit codes: topics --help."
 
     def get_params(self, context: click.Context) -> list[click.Parameter]:
-        """Its own first."""
-        return [*super().get_params(context), *_HIDDEN]
+        """Its own first; they go before those of every command."""
+        own = super().get_params(context)
+        taken = {name for parameter in own for name in parameter.opts}
+        return [*own, *(option for option in _HIDDEN if not taken & {*option.opts})]
 
 
 class Group(click.Group):
