@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from topics.cli.shell import command, group, secret
+from topics.cli.shell import Shell, command, group, pass_shell, secret
 from topics.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -122,6 +122,34 @@ def hash_key(alias: bool) -> ExitCode:
     if alias:
         sys.stdout.write(f"# alias {Principal(digest).alias}\n")
     return ExitCode.DONE
+
+
+@keys.command("check")
+@click.argument("file", callback=_path)
+@pass_shell
+def check_keys(shell: Shell, file: Path) -> None:
+    """Show what the keys of a key file may do, or its mistakes.
+
+    Secrets are never shown: the alias is what logs call a key.
+    """
+    from topics.process.keys import check
+
+    try:
+        rows, mistakes = check(file)
+    except OSError as error:
+        mistakes = [error.strerror or str(error)]
+    if mistakes:
+        raise _Mistakes("\n".join(f"{file}: {mistake}" for mistake in mistakes))
+    if not shell.is_json:
+        rows = [row | {"prefixes": row["prefixes"] or ("(all names)",)} for row in rows]
+    titles = {"line": "LINE", "alias": "ALIAS", "scopes": "SCOPES", "prefixes": "PREFIXES"}
+    shell.table(rows, titles, {"scopes": "+".join, "prefixes": "|".join})
+
+
+class _Mistakes(click.ClickException):
+    """What is wrong with a file, a line each."""
+
+    exit_code = ExitCode.USAGE
 
 
 def _on_directory(run: Callable[[], ExitCode], name: str) -> ExitCode:
