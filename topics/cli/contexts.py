@@ -8,7 +8,6 @@ import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -24,12 +23,6 @@ from topics.client.settings import (
     read_key,
 )
 
-HOW = {
-    "bash": 'eval "$(topics completion bash)" in ~/.bashrc',
-    "zsh": 'eval "$(topics completion zsh)" in ~/.zshrc, behind compinit',
-    "fish": "topics completion fish > ~/.config/fish/completions/topics.fish",
-}
-
 
 @group("context")
 def context() -> None:
@@ -43,23 +36,18 @@ def ls(shell: Shell) -> None:
     current, by_name = read_contexts()
     rows = [
         {
+            "is_current": name == current,
             "name": name,
             "url": each.url,
-            "key_file": each.key_file,
-            "has_key": each.key is not None,
-            "is_current": name == current,
+            "key": each.key_file or ("in the file of contexts" if each.key else None),
         }
         for name, each in sorted(by_name.items())
     ]
     if not rows:
         shell.say("there are no contexts: topics context add NAME URL makes one")
-    elif shell.is_json:
-        shell.table(rows, {})
-    else:
-        for row in rows:
-            row["key"] = row["key_file"] or ("in the file of contexts" if row["has_key"] else None)
-        titles = {"is_current": "", "name": "NAME", "url": "URL", "key": "KEY"}
-        shell.table(rows, titles, {"is_current": lambda is_current: "*" if is_current else ""})
+        return
+    titles = {"is_current": "", "name": "NAME", "url": "URL", "key": "KEY"}
+    shell.table(rows, titles, {"is_current": lambda is_current: "*" if is_current else ""})
 
 
 @context.command("add")
@@ -120,10 +108,13 @@ def rm(shell: Shell, name: str) -> None:
 
 
 @command("completion")
-@click.argument("name", metavar="SHELL", type=click.Choice([*HOW]))
-@pass_shell
-def completion(shell: Shell, name: str) -> None:
-    """Print what completes commands in bash, zsh or fish."""
+@click.argument("name", metavar="SHELL", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(name: str) -> None:
+    """Print what completes commands in bash, zsh or fish.
+
+    In ~/.bashrc or ~/.zshrc: eval "$(topics completion bash)", with the name of the shell.
+    For fish: topics completion fish > ~/.config/fish/completions/topics.fish
+    """
     from click.shell_completion import get_completion_class
 
     from topics.cli import root
@@ -131,8 +122,6 @@ def completion(shell: Shell, name: str) -> None:
     kind = get_completion_class(name)
     assert kind is not None, "click knows these shells"
     click.echo(kind(root, {}, "topics", "_TOPICS_COMPLETE").source())
-    if os.isatty(1):
-        shell.say(f"to have it: {HOW[name]}")
 
 
 def _with(name: str) -> Contexts:
@@ -165,6 +154,6 @@ def _toml(contexts: Contexts) -> str:
     return "\n".join(lines).lstrip() + "\n"
 
 
-def _string(value: Any) -> str:
-    """A string of JSON is one of TOML, once DEL is escaped and nothing else that is printed."""
+def _string(value: str) -> str:
+    """A string of JSON is one of TOML, once DEL is escaped."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -67,31 +67,28 @@ def info(shell: Shell, name: str) -> None:
         holders = Counter(lease.node for lease in asked.leases())  # refuses what is no queue
         state = asked.state()
         told = _summary(client, state) | {"holders": holders, "config": state.config}
-        dead = state.config.get("dead_letter")
+        dead = state.config["dead_letter"]
         if dead is not None:
-            told["dead_letters"] = 0
             with suppress(NotFound):
                 told["dead_letters"] = client.topic(dead).state().count
     if shell.is_json:
         shell.emit(told)
         return
-    most, lease_ms = state.config["max_deliveries"], state.config["lease_ms"]
     held = ", ".join(f"{node} {count}" for node, count in holders.most_common(5))
+    most, left = state.config["max_deliveries"], told.get("dead_letters", 0)
     lines = {
         "queue": name,
         "ready": told["ready"],
         "in flight": f"{told['in_flight']} ({held})" if held else told["in_flight"],
         "delayed": told["delayed"],
-        "oldest job": "-" if told["oldest_ts"] is None else _age(told["oldest_ts"]),
-        "lease": units.duration(lease_ms),
+        "oldest job": _age(told["oldest_ts"]) if told["oldest_ts"] else "-",
+        "lease": units.duration(state.config["lease_ms"]),
         "deliveries": f"at most {most}, then to {dead}" if most and dead else "without end",
-        "dead": told["dead_lettered"],
+        "dead": f"{told['dead_lettered']}; {left} are in {dead}" if dead else told["dead_lettered"],
     }
-    if dead is not None:
-        lines["dead"] = f"{told['dead_lettered']}; {told['dead_letters']} are in {dead}"
     for title, value in lines.items():
         click.echo(f"{title:<12}{value}")
-    if told.get("dead_letters"):
+    if left:
         shell.say(f"topics queue redrive {dead} moves dead letters back")
 
 
@@ -134,13 +131,8 @@ def leases(shell: Shell, name: str, node: str | None) -> None:
     if not found:
         shell.say(f"no job of {name} is held" + (f" by {node}" if node else ""))
         return
-    columns = {
-        "seq": "SEQ",
-        "node": "HELD BY",
-        "deadline": "LEFT",
-        "deliveries": "DELIVERY",
-        "last_error": "LAST ERROR",
-    }
+    columns = {"seq": "SEQ", "node": "HELD BY", "deadline": "LEFT", "deliveries": "DELIVERY"}
+    columns["last_error"] = "LAST ERROR"
     shell.table(found, columns, {"deadline": _left})
 
 

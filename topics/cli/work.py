@@ -37,8 +37,8 @@ from topics.errors import ExitCode
 WATCH_S: Final = 1.0
 STDERR_S: Final = 1.0  # for the rest of stderr, which children of the program may hold open
 STDERR_MAX_BYTES: Final = 4096  # of which the last line is looked for
-# How long programs have after Ctrl-C, and after each signal that follows.
-ENDS: Final = ((None, 1.0), (signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0))
+GRACE_S: Final = 1.0  # for programs after Ctrl-C, then SIGTERM
+KILL_S: Final = 5.0  # after that, then SIGKILL
 # Ends of a program that are no fault of its job if this one was told to stop, too, or soon is.
 STOPPED: Final = {signed for number in (2, 15) for signed in (-number, 128 + number)}
 
@@ -55,9 +55,7 @@ class Work(Command):
 
 @click.command("work", cls=Work)
 @click.argument("queue")
-@click.option(
-    "-j", "concurrency", metavar="N", type=click.IntRange(1, 1000), help="Jobs at once (1)."
-)
+@click.option("-j", "concurrency", type=click.IntRange(1, 1000), default=1, help="Jobs at once.")
 @click.option(
     "--lease",
     "lease_ms",
@@ -74,7 +72,7 @@ class Work(Command):
 def work(
     shell: Shell,
     queue: str,
-    concurrency: int | None,
+    concurrency: int,
     lease_ms: int,
     once: bool,
     drain: bool,
@@ -93,14 +91,11 @@ def work(
     SIGTERM finishes what runs and ends. With --once or --drain, exit code 1 says that a command has
     failed.
     """
-    if once and concurrency:
-        raise click.UsageError("--once and -j exclude each other")
     if lease_ms < 1000:
         raise click.BadParameter("a lease has at least a second", param_hint="--lease")
-    program = shutil.which(command[0])
-    if program is None:
+    if shutil.which(command[0]) is None:
         raise click.UsageError(f"command not found: {command[0]}")
-    places = concurrency or 1
+    places = 1 if once else concurrency
     logging.getLogger("topics.client").setLevel(logging.CRITICAL)  # `Shell` tells of pauses
     with (
         shell.client(is_patient=True) as client,
@@ -108,7 +103,7 @@ def work(
             concurrency=places, lease=lease_ms / 1000, drain=drain
         ) as worker,
     ):
-        crew = Crew(shell, client, worker, (program, command), places, is_raw=raw)
+        crew = Crew(shell, client, worker, command, places, is_raw=raw)
         crew.run(once=once, drain=drain)
     if drain and not crew.begun:
         shell.say(f"{queue} has no jobs")
@@ -123,13 +118,13 @@ class Crew:
         shell: Shell,
         client: Topics,
         worker: Worker,
-        program: tuple[str, tuple[str, ...]],
+        command: tuple[str, ...],
         places: int,
         *,
         is_raw: bool,
     ) -> None:
         self._shell, self._client, self._worker = shell, client, worker
-        (self._file, self._arguments), self._is_raw = program, is_raw
+        self._command, self._is_raw = command, is_raw
         self._places = threading.Semaphore(places)
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
@@ -140,14 +135,11 @@ class Crew:
 
     def run(self, *, once: bool, drain: bool) -> None:
         """Work until the worker stops. Raises `TopicsError`, and what starts no program."""
-        watch = threading.Thread(target=self._watch, daemon=True)
-        watch.start()
+        threading.Thread(target=self._watch, daemon=True).start()
         try:
-            while begun := self._claim(most=1 if once else None):
-                self.begun += begun
-                self._join()
-                if once or not drain:  # with --drain again: programs append jobs, too
-                    break
+            while self._claim(is_one=once) and drain and not once:
+                self._join()  # and again: programs append jobs, too
+            self._join()
         except KeyboardInterrupt:
             self._interrupt()
             raise
@@ -160,22 +152,22 @@ class Crew:
         if self._failure is not None:
             raise self._failure
 
-    def _claim(self, most: int | None) -> int:
-        """Begin jobs until the worker has no more; how many."""
-        begun = 0
+    def _claim(self, *, is_one: bool) -> bool:
+        """Begin jobs until the worker has no more. False: it had none."""
+        before = self.begun
         self._await_place()
         for job in self._worker:
             self._shell.back()
             self._threads = [each for each in self._threads if each.is_alive()]
-            thread = threading.Thread(target=self._work, args=(job,), daemon=True)
-            self._threads.append(thread)
-            thread.start()
-            begun += 1
-            if begun == most:
-                return begun
+            self._threads.append(threading.Thread(target=self._work, args=(job,), daemon=True))
+            self._threads[-1].start()
+            self.begun += 1
+            if is_one:
+                break
             self._await_place()
-        self._places.release()
-        return begun
+        else:
+            self._places.release()
+        return self.begun > before
 
     # A signal that comes just before a wait is handled when the wait ends: none is long.
 
@@ -198,18 +190,18 @@ class Crew:
         with self._lock:
             self._is_interrupted = True
         self._worker.stop()
+        patience_s = GRACE_S
         try:
-            for number, patience_s in ENDS:
-                self._send(number)
-                if self._join(patience_s):
-                    return
+            while not self._join(patience_s) and patience_s < KILL_S:
+                patience_s = KILL_S
+                self._send(signal.SIGTERM)
         finally:
             self._send(signal.SIGKILL)
 
-    def _send(self, number: signal.Signals | None) -> None:
+    def _send(self, number: signal.Signals) -> None:
         with self._lock:
-            for process in self._running if number else ():
-                process.send_signal(number or 0)
+            for process in self._running:
+                process.send_signal(number)
 
     def _work(self, job: Job) -> None:
         """Run the program for a job, and tell the server what came of it."""
@@ -222,7 +214,7 @@ class Crew:
                 is_told = job.nack(delay=0.0)
             else:
                 self.failed += 1
-                how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+                how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
                 self._say(job, f"{how}, delivery {job.record.deliveries}")
                 is_told = job.nack(error=last_line or how)
             if not is_told:
@@ -244,8 +236,7 @@ class Crew:
                 if self._is_interrupted:
                     return -signal.SIGINT, ""
                 process = subprocess.Popen(
-                    self._arguments,
-                    executable=self._file,
+                    self._command,
                     stdin=stdin,
                     stderr=subprocess.PIPE,
                     env=os.environ | environment_of(job.record),
@@ -297,8 +288,7 @@ class Stderr(threading.Thread):
     @property
     def last_line(self) -> str:
         """The last one that is not empty."""
-        lines = self._kept.decode("utf-8", "replace").splitlines()
-        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return self._kept.decode("utf-8", "replace").strip().rpartition("\n")[2].strip()
 
 
 def data_of(record: JobRecord, *, is_raw: bool) -> bytes:
@@ -311,10 +301,10 @@ def data_of(record: JobRecord, *, is_raw: bool) -> bytes:
 def environment_of(record: JobRecord) -> dict[str, str]:
     """What the program finds in its environment."""
     told = {
-        "TOPIC": record.topic,
-        "SEQ": record.seq,
-        "TAG": record.tag or "",
-        "DELIVERIES": record.deliveries,
-        "LAST_ERROR": record.last_error or "",
+        "TOPICS_TOPIC": record.topic,
+        "TOPICS_SEQ": str(record.seq),
+        "TOPICS_TAG": record.tag or "",
+        "TOPICS_DELIVERIES": str(record.deliveries),
+        "TOPICS_LAST_ERROR": record.last_error or "",
     }
-    return {f"TOPICS_{name}": str(value).replace("\0", " ") for name, value in told.items()}
+    return {name: value.replace("\0", " ") for name, value in told.items()}
