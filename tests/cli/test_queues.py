@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Run
+from tests.client.conftest import url_of
+from tests.support.server import Server
 from topics.cli import queues
 from topics.client import Topics
 
@@ -111,3 +114,14 @@ def test_what_goes_wrong(topics: Run, client: Topics, name: str, command: str) -
     if command != "redrive":
         client.topic(name).put()
         assert topics("--json", "queue", command, name).error["code"] == "not_a_queue"
+
+
+@pytest.mark.slow
+def test_a_server_with_keys(topics: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Server(tmp_path / "data", shards=1, api_keys="right") as server:
+        monkeypatch.setenv("TOPICS_URL", url_of(server))
+        for arguments in (["ls"], *([command, "q"] for command in COMMANDS)):
+            assert topics("queue", *arguments).code == 5
+        assert topics("work", "q", "--", "cat").code == 5
+        (tmp_path / "key").write_text("right\n")
+        assert topics("queue", "ls", "--key-file", str(tmp_path / "key")).code == 0
