@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -41,12 +43,24 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_the_wheel_holds_the_package_and_what_spark_finds_and_nothing_else(built: Path) -> None:
     assert {path.name for path in built.iterdir()} == {"topics", "pyspark_topics"}
-    kinds = ("*.py", "*.md", "py.typed")
+    kinds = ("*.py", "*.js", "*.md", "py.typed")
     found = {path for kind in kinds for path in (ROOT / "topics").rglob(kind)}
     ours = {
         path.relative_to(DISCOVERY if path.is_relative_to(DISCOVERY) else ROOT) for path in found
     }
     assert {path.relative_to(built) for path in built.rglob("*") if path.is_file()} == ours
+
+
+def test_every_message_about_an_installation_names_this_distribution() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    told = {
+        found
+        for path in (ROOT / "topics").rglob("*.py")
+        for found in re.findall(r"'(topics[\w-]*)\[(\w+)\]'", path.read_text())
+    }
+    assert told == {("topics-engine", "spark"), ("topics-engine", "delta")}
+    assert project["name"] == "topics-engine"
+    assert {extra for _, extra in told} <= {*project["optional-dependencies"]}
 
 
 LOOKUP = """

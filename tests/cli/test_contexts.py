@@ -115,6 +115,7 @@ def test_a_shell_is_told_what_could_follow() -> None:
             check=True,
         ).stdout.splitlines()
 
+    assert asked("topics l", 1) == ["plain,ls"]
     assert "plain,work" in asked("topics wo", 1)
     assert asked("topics queue l", 2) == ["plain,leases", "plain,ls"]
     assert "plain,--drain" in asked("topics work --dr", 2)

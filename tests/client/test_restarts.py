@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.client.conftest import url_of
+from tests.client.subscribing import Answering, stream
 from tests.support.server import Server
-from topics.client import Record, Tombstone, Topics
+from topics.client import CaughtUp, Record, Tombstone, Topics
+from topics.formats.api.watch import CursorsId
 
 ROUNDS = 6
 
@@ -77,6 +79,20 @@ def test_restarts_and_kills_are_pauses(tmp_path: Path) -> None:
         assert failures == []
         assert seen == [*range(sent), -1]
         assert worked.keys() == {*range(1, sent + 1), -1}
+
+
+@pytest.mark.slow
+def test_pauses_grow_while_streams_tell_that_the_server_stops() -> None:
+    stops = b'event: error\ndata: {"code":503,"error":"the server is shutting down"}\n\n'
+    there = b'id: %b\nevent: caught-up\ndata: {"topic":"t","head_seq":1}\n\n'
+    last = there % CursorsId({"t": (1, 7)}).text()
+    pauses: list[float] = []
+    with Answering(*[stream(stops)] * 4, stream(last, then=b": hb\n\n")) as server:
+        client = Topics(server.url, on_pause=lambda _failure, pause_s: pauses.append(pause_s))
+        with client, client.watch("t") as events:
+            assert next(events) == CaughtUp(head_seq=1, topic="t")
+    for pause_s, most_s in zip(pauses, (0.1, 0.2, 0.4, 0.8), strict=True):
+        assert most_s / 2 <= pause_s <= most_s
 
 
 def guarded(act: Callable[[], None], failures: list[BaseException]) -> None:

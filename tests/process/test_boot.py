@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.process.boot_support import mistakes
+from tests.support.api import Api, ok
+from tests.support.server import Server
 from topics.process import boot
 from topics.process.serve import listen, url_of
 
@@ -216,15 +220,63 @@ def test_the_parent_imports_what_its_children_share_before_their_fork_and_runs_n
     )
 
 
-def test_no_process_of_a_server_imports_what_is_for_people() -> None:
-    """Client, commands and their libraries: they would cost each process memory and time."""
-    program = """
-import sys
-import topics.process.front, topics.process.serve, topics.process.shard_writer, supervisor
-import topics.front.http.cold_lane
-print(sorted(name for name in sys.modules if name.split(".")[0] in {"httpx2", "anyio", "rich"}
-             or name.startswith(("topics.client", "topics.spark"))))
+SERVER = """
+import os, runpy, signal, sys, threading, time
+from pathlib import Path
+
+folder = Path(sys.argv.pop())
+
+def write_modules(*_):
+    file = folder / str(os.getpid())
+    file.with_suffix(".part").write_text(" ".join(sys.modules))
+    file.with_suffix(".part").rename(file)
+
+def write_when_asked():
+    while not (folder / "asked").exists():
+        time.sleep(0.02)
+    write_modules()
+
+signal.signal(signal.SIGUSR1, write_modules)  # in the parent, which may have no threads
+os.register_at_fork(after_in_child=threading.Thread(target=write_when_asked, daemon=True).start)
+runpy.run_path("supervisor.py", run_name="__main__")
 """
+FOR_PEOPLE = {"httpx2", "httpcore2", "anyio", "rich", "markdown_it", "pygments", "urllib3"}
+
+
+def modules_of(pid: int, folder: Path) -> set[str]:
+    """What a process has imported, once it has written it."""
+    deadline = time.monotonic() + 30
+    while not (folder / str(pid)).exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return {*(folder / str(pid)).read_text().split()}
+
+
+@pytest.mark.slow
+def test_no_process_of_a_server_imports_what_is_for_people(tmp_path: Path) -> None:
+    """Client, commands and their libraries: they would cost each process memory and time."""
+    server = Server(tmp_path / "data", shards=1)
+    server.command = [sys.executable, "-c", SERVER, str(tmp_path)]
+    with server, Api(server.address) as api:
+        ok(api.append("orders", [1]), 201)
+        ok(api.listing())  # by the cold lane
+        (tmp_path / "asked").touch()
+        os.kill(server.pid, signal.SIGUSR1)
+        front, shard = (server.roles()[role] for role in ("front 0", "shard 0"))
+        processes = {
+            "topics.process.supervisor": server.pid,
+            "topics.front.http.cold_lane": front,
+            "topics.process.shard_writer": shard,
+        }
+        for own, pid in processes.items():
+            modules = modules_of(pid, tmp_path)
+            assert own in modules
+            assert not {name.partition(".")[0] for name in modules} & FOR_PEOPLE
+            assert not modules & {"topics.client", "topics.spark"}
+
+
+def test_a_process_of_a_server_may_be_loaded_beside_rich() -> None:
+    program = "import topics.process, rich, structlog; print(structlog.dev.rich, rich.__name__)"
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert done.stdout == "None rich\n"

@@ -13,8 +13,11 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
+
+import pytest
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 START_S = 30.0
@@ -35,6 +38,18 @@ QUIET = [  # no look-ups, updates or welcome pages: nothing but what a test open
 def found() -> str | None:
     """The browser on this machine."""
     return next((path for program in PROGRAMS if (path := shutil.which(program))), None)
+
+
+@contextlib.contextmanager
+def opened(profile: Path) -> Iterator[Chromium]:
+    """A browser for the tests of a module, which are skipped where there is none."""
+    program = found()
+    if program is None:
+        pytest.skip("Chromium is not installed")
+    pytest.importorskip("websockets", reason="websockets is not installed (the dev extra has it)")
+    with Chromium(program, profile) as browser:
+        yield browser
+        browser.open("about:blank")
 
 
 class Chromium:

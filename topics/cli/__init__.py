@@ -2,10 +2,11 @@
 
     shell.py     what all commands share: options, the client, output, exit codes
     units.py     times, sizes and counts as people write and read them
+    configs.py   fields of topics and routers, and what a change of them would do
     server.py    commands of the machine that has the data directory; the only one that imports the
                  server's packages
-    queues.py    queues as they stand, and dead letters back to them
-    work.py      a program for each job
+    topics.py    commands of topics; apply.py, routers.py and cursors.py likewise
+    queues.py    queues as they stand; work.py runs a program for each job
     contexts.py  servers by name, and completion for shells
 
 Data goes to stdout, talk to stderr. A mistake of the caller is one line, never a traceback; every
@@ -36,9 +37,20 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "repair": ("server", "Let a data directory start again whose log is damaged."),
         "keys": ("server", "Work with API keys."),
     },
+    "Topics": {
+        "ls": ("topics", "List topics."),
+        "info": ("topics", "Show how a topic stands, and its config."),
+        "create": ("topics", "Make a topic."),
+        "config": ("topics", "Show or change the config of a topic."),
+        "rm": ("topics", "Remove topics with all their records."),
+        "delete": ("topics", "Delete records of a topic for good."),
+        "apply": ("apply", "Make topics and routers as a file says."),
+    },
     "Queues, routers, cursors": {
         "queue": ("queues", "Look at queues, and move dead letters back."),
         "work": ("work", "Run a command for each job of a queue."),
+        "router": ("routers", "Work with routers, which copy records from topic to topic."),
+        "cursor": ("cursors", "Work with cursors, which keep how far a reader is."),
     },
     "This program": {
         "context": ("contexts", "Keep servers by name, with their keys."),

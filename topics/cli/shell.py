@@ -84,6 +84,22 @@ class Shell:
 
         click.echo(msgspec.json.encode(value))
 
+    def done(self, value: Any, text: str) -> None:
+        """Tell what was done: an object with ``--json``, else words on stderr."""
+        if self.is_json:
+            self.emit(value)
+        else:
+            self.say(text)
+
+    def confirm(self, question: str, is_sure: bool) -> None:
+        """Ask on a terminal, unless ``--yes`` has said so. Raises when the answer is no."""
+        if is_sure:
+            return
+        if not sys.stdin.isatty():
+            raise click.UsageError(f"{question} Without a terminal, --yes must say so.")
+        if not click.confirm(question, err=True):
+            raise click.ClickException("nothing was changed")
+
     def table(
         self,
         rows: Iterable[Any],
@@ -112,7 +128,8 @@ class Shell:
                 return ExitCode.INTERRUPTED
             case click.ClickException():
                 if self.is_json or not isinstance(error, click.UsageError):
-                    self._tell("usage", error.format_message())
+                    code = "usage" if error.exit_code == ExitCode.USAGE else "failed"
+                    self._tell(code, error.format_message())
                 else:
                     error.show()
                 return ExitCode(error.exit_code)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Final
 
@@ -46,6 +47,10 @@ class Duration(click.ParamType[int]):
             self.fail(f"{value!r} is no duration, as 500ms, 30s, 10m, 2h or 7d", parameter, context)
         return round(float(found[1]) * MS[found[2] or "s"])
 
+    def exact(self, value: int) -> str:
+        """As `convert` reads it, in the largest unit that leaves no rest."""
+        return _exact(value, {unit: ms for unit, ms in MS.items() if unit != "w"})
+
 
 class Amount(click.ParamType[int]):
     """A count (``base`` 1000: ``1M`` is a million) or bytes (``base`` 1024: ``1M`` is a MiB)."""
@@ -64,6 +69,15 @@ class Amount(click.ParamType[int]):
             self.fail(f"{value!r} is no amount, as 5000, 10k, 1M or 2G", parameter, context)
         multiple: int = self._base ** MULTIPLES[found[2]]
         return round(float(found[1]) * multiple)
+
+    def exact(self, value: int) -> str:
+        """As `convert` reads it, in the largest unit that leaves no rest."""
+        return _exact(value, {unit.upper(): self._base**power for unit, power in MULTIPLES.items()})
+
+
+def _exact(value: int, steps: Mapping[str, int]) -> str:
+    step, unit = max((step, unit) for unit, step in steps.items() if value % step == 0)
+    return f"{value // step}{unit}"
 
 
 DURATION: Final = Duration()

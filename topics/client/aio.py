@@ -310,9 +310,9 @@ class AsyncWatch:
                 if answer.status_code != 200:
                     raise error_of(answer.status_code, answer.headers, await answer.aread())
                 async for event in source:
-                    tries.succeeded()
                     for shown in self.watching.take(event.event, event.data, event.id):
                         yield shown
+                    tries.succeeded()
         except httpx2.TransportError as error:
             raise lost(error, target) from error
 

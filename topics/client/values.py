@@ -151,7 +151,9 @@ class TopicState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RouterInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A router (§6). The list has no more than name, ends, guarantee and total."""
+    """A router (§6). The list has no more than name, ends, guarantee and total; None stands for the
+    rest.
+    """
 
     name: str = field(name="router")
     source: str
@@ -162,8 +164,8 @@ class RouterInfo(msgspec.Struct, frozen=True, kw_only=True):
     filter: list[str] | None = None
     allow_cycle: bool | None = None
     forwarded_total: int = 0
-    lag_records: int = 0
-    lag_ms: int = 0
+    lag_records: int | None = None
+    lag_ms: int | None = None
 
 
 class JobRecord(Record, frozen=True, dict=True, kw_only=True):

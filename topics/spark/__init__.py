@@ -66,6 +66,6 @@ def discovered() -> type[DataSource]:
     except ModuleNotFoundError as missing:
         sys.stderr.write(
             f'warning: no format("topics"): {missing.name} is not installed: pip install'
-            " 'topics[spark]'\n"
+            " 'topics-engine[spark]'\n"
         )
         raise AttributeError("DefaultSource") from missing

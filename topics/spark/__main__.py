@@ -7,7 +7,8 @@ from topics.errors import ExitCode
 try:
     from topics.spark.main import main
 except ModuleNotFoundError as missing:
-    sys.stderr.write(f"error: {missing.name} is not installed: pip install 'topics[spark]'\n")
+    cure = "pip install 'topics-engine[spark]'"
+    sys.stderr.write(f"error: {missing.name} is not installed: {cure}\n")
     raise SystemExit(ExitCode.FAILED) from None
 except KeyboardInterrupt:
     raise SystemExit(ExitCode.INTERRUPTED) from None

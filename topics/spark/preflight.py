@@ -71,7 +71,8 @@ def check_spark() -> None:
     """Raises ``JobError`` without PySpark or a Java that it can run on."""
     missing = [name for name in ("pyspark", "pyarrow") if find_spec(name) is None]
     if missing:
-        raise JobError(f"{' and '.join(missing)} is not installed: pip install 'topics[spark]'")
+        cure = "pip install 'topics-engine[spark]'"
+        raise JobError(f"{' and '.join(missing)} is not installed: {cure}")
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")
     where = f"{java}{' (from JAVA_HOME)' if home else ''}"

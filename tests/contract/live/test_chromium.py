@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.support import chromium
-from tests.support.api import Api, ok
+from tests.support.api import Api, Wire, ok
 from tests.support.event_sources import (
     KEY,
     TIMEOUT_S,
@@ -26,6 +28,9 @@ from tests.support.queues import Queue, work_path
 from tests.support.relay import Relay
 from tests.support.server import Server
 from tests.support.sse import session
+from topics.client import Topics
+
+RESTART_S = 60.0
 
 SETUP = """
 globalThis.seen = [];
@@ -86,13 +91,8 @@ class PageSource:
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[chromium.Chromium]:
-    program = chromium.found()
-    if program is None:
-        pytest.skip("Chromium is not installed")
-    pytest.importorskip("websockets", reason="websockets is not installed (the dev extra has it)")
-    with chromium.Chromium(program, tmp_path_factory.mktemp("chromium")) as browser:
+    with chromium.opened(tmp_path_factory.mktemp("chromium")) as browser:
         yield browser
-        browser.open("about:blank")
 
 
 TAB = """
@@ -276,6 +276,68 @@ def test_chromium_works_with_a_key_in_the_query(
 ) -> None:
     url = work_path(guarded_queue.name, node="w", max=2, token=KEY)
     works_on_a_queue(PageSource(browser, guarded_queue.api.address, listening(url)), guarded_queue)
+
+
+FOLLOW = """
+globalThis.seen = [];
+globalThis.source = new EventSource("/v0/watch?topic=orders");
+source.addEventListener("record", (event) => {
+  for (const record of JSON.parse(event.data).records) seen.push(record.data);
+});
+null
+"""
+
+
+HALF_A_REQUEST = (
+    b"POST /v0/topics/others HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    b"Content-Length: 100\r\n\r\n{"
+)
+
+
+@pytest.mark.slow
+def test_an_eventsource_on_one_request_sees_every_record_once_over_restarts_and_kills(
+    browser: chromium.Chromium, tmp_path: Path
+) -> None:
+    """A request that is not sent whole makes the stops last: the page comes back before the end."""
+    is_over = threading.Event()
+    with Server(tmp_path / "data", drain_ms=4000) as server:
+        server.env["TOPICS_PORT"] = str(server.port)
+        with Topics(at(server.address, "")) as client:
+            client.topic("orders").put(durability="fsync")
+            client.topic("orders").append(*range(100))
+        sent = [*range(100)]
+
+        def produce() -> None:
+            with Topics(at(server.address, "")) as client:
+                while not is_over.is_set():
+                    client.topic("orders").append(len(sent))
+                    sent.append(len(sent))
+
+        browser.open(at(server.address, "/v0/health"))
+        browser.evaluate(FOLLOW)
+        producer = threading.Thread(target=produce)
+        producer.start()
+        try:
+            for end in ("stop", "kill", "stop", "kill"):
+                wait_for(browser, f"seen.length >= {len(sent) + 2}")  # one may be unacknowledged
+                with Wire(server.address) as wire:
+                    wire.send(HALF_A_REQUEST)
+                    server.restart(end)
+        finally:
+            is_over.set()
+            producer.join(60)
+        with Topics(at(server.address, "")) as client:
+            client.topic("orders").append("last")
+        wait_for(browser, 'seen.at(-1) === "last"')
+        assert browser.evaluate("seen") == [*sent, "last"]
+
+
+def wait_for(browser: chromium.Chromium, condition: str) -> None:
+    deadline = time.monotonic() + RESTART_S
+    while not browser.evaluate(condition):
+        shown = browser.evaluate("[source.readyState, seen.length, seen.slice(-5)]")
+        assert time.monotonic() < deadline, (condition, shown)
+        time.sleep(0.02)
 
 
 SOCKET = """

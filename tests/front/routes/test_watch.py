@@ -113,6 +113,26 @@ async def test_a_session_is_not_collected_while_its_stream_begins() -> None:
         await run.until(lambda: session.stream is not None)
 
 
+@pytest.mark.parametrize("is_draining", [False, True], ids=["not ready", "shutting down"])
+async def test_a_watch_in_one_request_is_told_in_its_stream_to_come_later(
+    is_draining: bool,
+) -> None:
+    """With a status 503 an EventSource would never come back."""
+    async with running(shards=Heads(topics={"a": []})) as run:
+        client = await run.connect()
+        if is_draining:
+            run.server.guard.drain.begin()
+        else:
+            run.shards.ready = False
+        answer = await client.ask("GET", "/v0/watch?topic=a")
+        assert answer.status == 200
+        assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+        told = b"the server is shutting down" if is_draining else b"the shard is recovering"
+        event = b'event: error\ndata: {"code":503,"error":"%b"}\n\nretry: 2000\n\n' % told
+        assert answer.body == event
+        assert run.server.slots.streams.used == 0
+
+
 class SlowClient:
     """A client that takes nothing before ``takes``, or goes then with a ``failure``."""
 

@@ -55,5 +55,5 @@ def test_a_batch_is_committed_once_even_when_its_manifest_is_lost(
 def test_a_missing_package_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     check_installed()
     monkeypatch.setattr("topics.spark.jobs.archive_delta.find_spec", lambda name: None)
-    with pytest.raises(JobError, match=r"pip install 'topics\[delta\]'"):
+    with pytest.raises(JobError, match=r"pip install 'topics-engine\[delta\]'"):
         check_installed()

@@ -59,7 +59,7 @@ def with_job(monkeypatch: pytest.MonkeyPatch, result: Done | BaseException) -> N
             ModuleNotFoundError("No module", name="pyarrow"),
             1,
             "",
-            "error: pyarrow is not installed: pip install 'topics[spark]'\n",
+            "error: pyarrow is not installed: pip install 'topics-engine[spark]'\n",
         ),
         (KeyboardInterrupt(), 130, "", "interrupted; run the job again"),
     ],

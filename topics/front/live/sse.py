@@ -15,8 +15,9 @@ from typing import Any
 
 from topics.formats.json_text import json_bytes
 
+EVENT_STREAM = b"text/event-stream; charset=utf-8"
 HEADERS = (
-    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"content-type", EVENT_STREAM),
     (b"cache-control", b"no-store, no-transform"),
     (b"connection", b"keep-alive"),
     (b"x-accel-buffering", b"no"),

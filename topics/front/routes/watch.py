@@ -3,7 +3,9 @@
     POST   /v0/watch    ?lenient    a session for up to TOPICS_MAX_WATCH_TOPICS topics
     GET    /v0/watch/:wid           its event stream; ``?token=`` instead of a header
     GET    /v0/watch    ?topic ...  both in one request, without a session: the ids of its events
-                                    have all that a client needs to go on
+                                    have all that a client needs to go on. Without a shard, and
+                                    in the drain, it ends at once with an ``error`` event 503: a
+                                    status 503 would make an EventSource give up for ever
 
 The sessions and streams themselves are `topics.front.live`.
 """
@@ -13,12 +15,14 @@ from __future__ import annotations
 from typing import Any
 
 from topics.engine.access import Scope
-from topics.errors import NotAcceptable
+from topics.errors import NotAcceptable, NotReady, ShuttingDown
 from topics.formats.api.watch import Start, decode_cursors, decode_watch, watch_of
 from topics.formats.buffers import Buffer
 from topics.front.answers import Answer, json_answer
+from topics.front.drain import shutting_down
+from topics.front.errors import status_of
 from topics.front.http.connection import Connection
-from topics.front.live.sse import HEADERS
+from topics.front.live.sse import EVENT_STREAM, HEADERS, RETRY, error_event
 from topics.front.live.watch_streams import OneRequestStream
 from topics.front.media import accepts_events
 from topics.front.queries import Names, Parameter, boolean, integer
@@ -84,7 +88,13 @@ async def stream_of_topics(
     known = decode_cursors(last_event_id, names) if last_event_id else {}
     if not accepts_events(fields.joined(b"accept")):
         raise NotAcceptable("the answer is text/event-stream")
-    cursors, gone = await context.watches.cursors(asked, principal, known)
+    try:
+        if context.drain.is_draining:
+            raise shutting_down()
+        cursors, gone = await context.watches.cursors(asked, principal, known)
+    except (NotReady, ShuttingDown) as failure:
+        event = error_event(status_of(failure), failure.message)
+        return Answer(200, event + RETRY, media_type=EVENT_STREAM)
     context.pressure.check_stream(principal.digest, f"watch/{min(names)}", [*names], None)
     live.check_room(principal)
     let_go = live.hold_slot(principal)
@@ -114,6 +124,7 @@ ROUTES = {
         parameters=(TOPICS, FROM_SEQ, TAIL, *OPTIONS),
         streams=True,
         query_token=True,
+        answers_in_drain=True,
         no_preflight=True,  # an EventSource of any page takes a connection for each
     ): stream_of_topics,
     # No scope: the session knows its key.

@@ -16,7 +16,8 @@ from topics.errors import ExitCode
 try:
     from topics.spark.client.http import DEFAULT_URL, Target, TopicsClient, mistake_in
 except ModuleNotFoundError as missing:
-    sys.stderr.write(f"error: {missing.name} is not installed: pip install 'topics[spark]'\n")
+    cure = "pip install 'topics-engine[spark]'"
+    sys.stderr.write(f"error: {missing.name} is not installed: {cure}\n")
     raise SystemExit(ExitCode.USAGE) from None
 except KeyboardInterrupt:
     raise SystemExit(ExitCode.INTERRUPTED) from None

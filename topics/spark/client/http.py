@@ -4,6 +4,7 @@ batch, read a page, ask whether the server is ready.
 Every append has an idempotency key, so every request may be sent again: 429, 502, 503, 504 and
 broken connections are retried, after ``Retry-After`` where the server gives one, else after a pause
 that doubles, with jitter and a maximum. Any other failure is a ``RequestError`` at once.
+``decisions/0035`` says why this is urllib3.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def check_installed() -> None:
     """Raise `JobError` without the package."""
     if find_spec("deltalake") is None:
-        raise JobError("deltalake is not installed: pip install 'topics[delta]'")
+        raise JobError("deltalake is not installed: pip install 'topics-engine[delta]'")
 
 
 class ArchiveDelta:

@@ -90,7 +90,7 @@ def job(name: str) -> Job:
 def _not_installed(missing: ModuleNotFoundError) -> str:
     if missing.name is None or missing.name.startswith("topics"):
         raise missing
-    return f"{missing.name} is not installed: pip install 'topics[spark]'"
+    return f"{missing.name} is not installed: pip install 'topics-engine[spark]'"
 
 
 def _fail(line: str, code: ExitCode = ExitCode.FAILED) -> ExitCode:

@@ -1,0 +1,258 @@
+"""ls, info, create, config, rm, delete; how commands of topics, routers and cursors are refused."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Run, started
+from tests.client.conftest import url_of
+from tests.support.server import Server
+from topics.cli import configs
+from topics.client import NotFound, Topics
+
+COMMANDS = [
+    "ls",
+    "info nope",
+    "create nope",
+    "config nope ttl_ms=1",
+    "rm nope --yes",
+    "delete nope --before 1 --yes",
+    "apply FILE",
+    "router ls",
+    "router create nope a b",
+    "router rm nope",
+    "router graph",
+    "cursor ls",
+    "cursor set nope nope 0",
+    "cursor rm nope",
+]
+NOT_FOUND = [
+    each for each in COMMANDS if "nope" in each and not each.startswith(("create", "router create"))
+]
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("keyed") / "data", api_keys="k") as server:
+        yield server
+
+
+def words(line: str, tmp_path: Path) -> list[str]:
+    """A command; FILE asks for a topic."""
+    path = tmp_path / "topics.toml"
+    path.write_text("[topics.nope]\n")
+    return line.replace("FILE", str(path)).split()
+
+
+# Refusals
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_a_command_ends_with_6_without_a_server_and_with_5_without_its_key(
+    topics: Run, keyed: Server, tmp_path: Path, line: str
+) -> None:
+    command = words(line, tmp_path)
+    lost = topics("--url", "http://127.0.0.1:1", *command)
+    assert (lost.code, lost.out) == (6, "")
+    assert "topics serve starts a server" in lost.err
+    refused = topics("--url", url_of(keyed), "--json", *command)
+    assert (refused.code, refused.out, refused.error["code"]) == (5, "", "unauthorized")
+
+
+@pytest.mark.parametrize("line", NOT_FOUND)
+def test_a_command_on_what_is_not_there_ends_with_4(topics: Run, tmp_path: Path, line: str) -> None:
+    done = topics(*words(line, tmp_path))
+    assert (done.code, done.out) == (4, "")
+    assert "nope" in done.err
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_a_command_has_a_help_and_knows_its_options(topics: Run, line: str) -> None:
+    command = line.split()[: 1 + line.startswith(("router", "cursor"))]
+    shown = topics(*command, "--help")
+    assert shown.code == 0
+    assert shown.out.startswith(f"Usage: topics {' '.join(command)} ")
+    assert topics(*command, "--fly").code == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("durabilty=fsync", "a topic has no field durabilty; did you mean durability?"),
+        ("zz=1", "a topic has no field zz (there are type, ttl_ms, "),
+        ("ttl_ms=soon", "ttl_ms: 'soon' is no duration, as 500ms, 30s"),
+        ("cap_bytes=much", "cap_bytes: 'much' is no amount"),
+        ("durability=ram", "durability must be one of ephemeral, memory, disk, fsync"),
+        ("ttl_ms=-1", "ttl_ms must be an integer from 0"),
+        ("auto_create=yes", "auto_create must be true or false, not a string"),
+        ("dead_letter=a b", "dead_letter is not a valid topic name"),
+        ("ttl_ms", "'ttl_ms' is not FIELD=VALUE"),
+    ],
+)
+def test_a_wrong_field_ends_with_2_and_makes_nothing(
+    topics: Run, client: Topics, name: str, given: str, said: str
+) -> None:
+    done = topics("create", name, "--set", "cap_records=1", "--set", given)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith(f"topics: {said}")
+    with pytest.raises(NotFound):
+        client.topic(name).state()
+
+
+# ls, info
+
+
+def test_topics_are_listed(topics: Run, client: Topics, name: str) -> None:
+    client.topic(f"{name}.a").append(*range(3))
+    client.topic(f"{name}.b").put()
+    titles, first, second = topics("ls", name).out.splitlines()
+    assert titles.split() == ["TOPIC", "RECORDS", "SIZE", "WRITTEN"]
+    assert first.split()[:2] == [f"{name}.a", "3"]
+    assert second.split() == [f"{name}.b", "0", "0", "B", "-"]
+    objects = topics("ls", name, "--json").objects
+    assert [(each["topic"], each["count"]) for each in objects] == [
+        (f"{name}.a", 3),
+        (f"{name}.b", 0),
+    ]
+    none = topics("ls", f"{name}.c")
+    assert (none.code, none.out, none.err) == (0, "", f"topics: no topic begins with {name}.c\n")
+    assert topics("-q", "ls", f"{name}.c").err == ""
+
+
+def test_info_tells_what_differs_from_the_defaults_first(
+    topics: Run, client: Topics, name: str
+) -> None:
+    client.queue(name).put(ttl_ms=90_000, dead_letter=f"{name}.dead")
+    client.queue(name).append("job")
+    state, config = topics("info", name).out.split("\n\n")
+    assert f"topic     {name} (queue)" in state
+    assert "jobs      1 ready, 0 in flight, 0 delayed, 0 dead-lettered" in state
+    rows = [line.split() for line in config.splitlines()]
+    assert rows[:4] == [
+        ["FIELD", "VALUE", "DEFAULT"],
+        ["type", "queue", "log"],
+        ["ttl_ms", "90s", "0"],
+        ["dead_letter", f"{name}.dead", "null"],
+    ]
+    assert ["lease_ms", "30s", "30s"] in rows
+    (shown,) = topics("info", name, "--json").objects
+    assert (shown["queue"]["ready"], shown["config"]["ttl_ms"]) == (1, 90_000)
+
+
+# create, config
+
+
+def test_what_is_there_is_not_made_again_nor_changed(
+    topics: Run, client: Topics, name: str
+) -> None:
+    command = ["create", name, "--durability", "fsync", "--ttl", "7d", "--cap", "1M"]
+    command += ["--cap-bytes", "1G", "--set", "priority=5"]
+    done = topics(*command)
+    assert (done.code, done.out, done.err) == (0, "", f"topics: created topic {name}\n")
+    config = client.topic(name).state().config
+    assert (config["durability"], config["ttl_ms"]) == ("fsync", 7 * 86_400_000)
+    assert (config["cap_records"], config["cap_bytes"]) == (10**6, 1 << 30)
+    same = topics(*command)
+    assert (same.code, same.err) == (0, f"topics: topic {name} exists already, as asked\n")
+    other = topics("create", name, "--ttl", "1s")
+    assert (other.code, other.out) == (7, "~ ttl_ms: 7d -> 1s\n")
+    assert f"topics config {name} ttl_ms=1s does" in other.err
+    assert client.topic(name).state().config == config
+    (shown,) = topics("create", name, "--ttl", "1s", "--json").objects
+    fields = {"ttl_ms": {"old": 7 * 86_400_000, "new": 1000}}
+    assert shown == {"change": "change", "topic": name, "fields": fields}
+    assert topics("create", name, "--queue").code == 1
+
+
+def test_a_config_is_shown_tried_and_changed(topics: Run, client: Topics, name: str) -> None:
+    client.topic(name).put(ttl_ms=1500)
+    assert topics("config", name).out.splitlines()[1].split() == ["ttl_ms", "1500ms", "0"]
+    assert topics("config", name, "--json").objects[0]["ttl_ms"] == 1500
+    command = ["config", name, "ttl_ms=2m", "cap_bytes=1M", "priority=null", "durable=true"]
+    lines = "~ ttl_ms: 1500ms -> 2m\n~ cap_bytes: 0 -> 1M\n~ durability: disk -> fsync\n"
+    dry = topics(*command, "--dry-run")
+    assert (dry.code, dry.out) == (7, lines)
+    assert client.topic(name).state().config["ttl_ms"] == 1500
+    assert topics(*command)[:2] == (0, lines)
+    assert client.topic(name).state().config["ttl_ms"] == 120_000
+    for options in ([], ["--dry-run"]):
+        same = topics(*command, *options)
+        assert same == (0, "", "topics: nothing to change\n")
+    assert topics("config", name, "type=queue").code == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "text"),
+    [
+        ("ttl_ms", 86_400_000, "1d"),
+        ("ttl_ms", 1001, "1001ms"),
+        ("cap_records", 12_000, "12K"),
+        ("cap_bytes", 3 << 20, "3M"),
+        ("cap_bytes", 0, "0"),
+        ("priority", -3, "-3"),
+        ("dead_letter", "a.b", "a.b"),
+        ("auto_create", False, "false"),
+    ],
+)
+def test_a_value_is_shown_as_it_may_be_written(field: str, value: object, text: str) -> None:
+    assert configs.shown(field, value) == text
+    assert configs.checked("topic", "a", configs.pairs([f"{field}={text}"])) == {field: value}
+
+
+# rm, delete
+
+
+def test_topics_are_removed_with_their_routers(topics: Run, client: Topics, name: str) -> None:
+    client.put_router(f"{name}->r", name, f"{name}.dest")
+    unsure = topics("rm", name)
+    assert (unsure.code, unsure.out) == (2, "")
+    assert f"Remove {name} (0 records, 0 B), router {name}->r?" in unsure.err
+    assert topics("rm", name, f"{name}.nope", "--yes").code == 4
+    assert client.router(f"{name}->r").source == name
+    done = topics("rm", name, f"{name}.dest", "-y", "--json")
+    assert done.objects == [
+        {"topic": name, "deleted": True},
+        {"topic": f"{name}.dest", "deleted": True},
+    ]
+    assert [*client.topics(name), *client.routers(name)] == []
+
+
+def test_records_are_deleted_by_seq_and_by_tag(topics: Run, client: Topics, name: str) -> None:
+    client.topic(name).append(records=[{"data": n, "tag": f"t:{n % 2}"} for n in range(6)])
+    assert topics("delete", name, "--yes").code == 2
+    assert topics("delete", name, "--before", "3").code == 2
+    assert topics("delete", name, "--tag", "t*0*", "--yes").code == 2
+    assert client.topic(name).state().count == 6
+    (both,) = topics("delete", name, "--before", "3", "--tag", "t:0", "--yes", "--json").objects
+    assert (both["deleted"], both["count"]) == (1, 5)
+    done = topics("delete", name, "--tag", "t:*", "--yes")
+    assert done == (0, "", f"topics: deleted 5 records of {name}; it has 0\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("answer", "code", "is_left"), [("y", 0, False), ("n", 1, True), ("", 130, True)]
+)
+def test_a_terminal_is_asked(
+    url: str, client: Topics, name: str, answer: str, code: int, is_left: bool
+) -> None:
+    client.topic(name).append(1)
+    terminal, its_end = os.openpty()
+    hear = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # runners of tests ignore it
+    with started("rm", name, stdin=its_end, preexec_fn=hear) as process:
+        assert process.stderr is not None
+        while process.stderr.read(1) != "]":
+            assert process.poll() is None
+        while Path(f"/proc/{process.pid}/stat").read_text().split()[2] != "S":
+            assert process.poll() is None  # input() swallows an interrupt before it reads
+        os.write(terminal, f"{answer}\n".encode()) if answer else process.send_signal(signal.SIGINT)
+        assert process.wait(30) == code
+    os.close(terminal)
+    os.close(its_end)
+    assert bool([*client.topics(name)]) is is_left

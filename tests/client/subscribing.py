@@ -1,0 +1,244 @@
+"""topics.js in a page of Chromium and in Node.js, and a server that says what a test wants."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+from tests.support.chromium import Chromium
+
+MODULE = Path(__file__).parents[2] / "topics/client/topics.js"
+WAIT_S = 60.0
+Told = list[tuple[str, Any]]  # the name of a handler, and what it was given
+
+SUBSCRIBE = """
+const { subscribe } = await import(MODULE);
+const names = ["record", "tombstone", "caughtUp", "topicDeleted", "status"];
+const shown = ({ error, ...event }) =>
+  error ? { ...event, status: error.status, code: error.code } : event;
+const on = Object.fromEntries(names.map((name) => [name, (event) => say([name, shown(event)])]));
+const subscription = subscribe({ on, ...OPTIONS, ...MORE });
+"""
+
+
+def script(module: str, options: dict[str, Any], more: str) -> str:
+    texts = {"MODULE": module, "OPTIONS": json.dumps(options), "MORE": more}
+    made = SUBSCRIBE
+    for name, text in texts.items():
+        made = made.replace(name, text)
+    return made
+
+
+class Subscription:
+    """A subscription whose handlers tell what they are given. ``more`` is JavaScript: an object of
+    further options; ``on`` and ``say`` are there.
+    """
+
+    def told(self) -> Told:
+        """All that was told so far."""
+        raise NotImplementedError
+
+    def wait(self, enough: Callable[[Told], bool]) -> Told:
+        """All that was told, once it is enough."""
+        deadline = time.monotonic() + WAIT_S
+        while not enough(told := self.told()):
+            assert time.monotonic() < deadline, told[-20:]
+            time.sleep(0.02)
+        return told
+
+    def records(self, count: int) -> list[Any]:
+        """The data of so many records."""
+        return data(self.wait(lambda told: len(data(told)) >= count))
+
+
+def data(told: Told) -> list[Any]:
+    return [event["data"] for name, event in told if name == "record"]
+
+
+def of(told: Told, name: str) -> list[Any]:
+    return [event for kind, event in told if kind == name]
+
+
+class InPage(Subscription):
+    """In the page that the browser has open, which is of another origin than any server."""
+
+    def __init__(self, browser: Chromium, page: str, options: dict[str, Any], more: str) -> None:
+        self._browser = browser
+        browser.open(page)
+        browser.evaluate("globalThis.told = []; globalThis.say = (one) => told.push(one); null")
+        lines = script('"/topics.js"', options, more)
+        browser.evaluate(f"(async () => {{ {lines} globalThis.subscription = subscription; }})()")
+
+    def told(self) -> Told:
+        return [(name, event) for name, event in self._browser.evaluate("told")]
+
+    def close(self) -> None:
+        self._browser.evaluate("subscription.close()")
+
+
+class InNode(Subscription):
+    """In a process of Node.js."""
+
+    def __init__(self, program: str, options: dict[str, Any], more: str) -> None:
+        module = "data:text/javascript;base64," + base64.b64encode(MODULE.read_bytes()).decode()
+        say = "const say = (one) => console.log(JSON.stringify(one));"
+        close = 'process.stdin.on("data", () => subscription.close()).unref();'
+        lines = say + script("process.env.MODULE", options, more) + close
+        self._process = subprocess.Popen(
+            [program, "--input-type=module", "--eval", lines],
+            env=os.environ | {"MODULE": module},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        self._told: Told = []
+        self._thread = threading.Thread(target=self._collect, daemon=True)
+        self._thread.start()
+
+    def _collect(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            name, event = json.loads(line)
+            self._told.append((name, event))
+
+    def told(self) -> Told:
+        return [*self._told]
+
+    def close(self) -> None:
+        """The process has nothing to wait for then, and ends."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"close\n")
+        self._process.stdin.flush()
+        self.join()
+
+    def join(self) -> None:
+        """It ends by itself."""
+        assert self._process.wait(WAIT_S) == 0
+        self._thread.join(WAIT_S)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._thread.join(WAIT_S)  # it reads to the end before the pipe is closed
+        with self._process:
+            pass
+
+
+class Answering(ThreadingHTTPServer):
+    """Answers the streams that are asked for one after the other by ``answers``, and keeps what
+    they were asked with; pages of any origin may ask.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, *answers: Callable[[BaseHTTPRequestHandler], None]) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.answers, self.asked = iter(answers), list[tuple[str, str | None]]()
+        self.is_over, self.is_left = threading.Event(), threading.Event()
+        threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.is_over.set()
+        self.shutdown()
+        self.server_close()
+
+
+class Handler(BaseHTTPRequestHandler):
+    """HTTP/1.0: the end of the connection is that of the answer."""
+
+    server: Answering
+
+    def do_OPTIONS(self) -> None:
+        self.send_response(204)
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        if self.path in ("/", "/topics.js"):
+            self.send_response(200)
+            is_page = self.path == "/"
+            self.send_header("Content-Type", "text/html" if is_page else "text/javascript")
+            self.end_headers()
+            self.wfile.write(b"<title>a page</title>" if is_page else MODULE.read_bytes())
+            return
+        self.server.asked.append((self.path, self.headers.get("Last-Event-ID")))
+        with contextlib.suppress(ConnectionError):
+            next(self.server.answers)(self)
+
+    def end_headers(self) -> None:
+        self.send_header("Access-Control-Allow-Origin", "*")
+        self.send_header("Access-Control-Allow-Headers", "Authorization, Last-Event-ID")
+        self.send_header("Access-Control-Expose-Headers", "Retry-After")
+        super().end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Tests print nothing."""
+
+
+def stream(*pieces: bytes, then: bytes | None = None) -> Callable[[BaseHTTPRequestHandler], None]:
+    """An event stream. It ends behind its pieces, unless there is something that it says ``then``
+    again and again; b"" is silence.
+    """
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        assert isinstance(handler, Handler)
+        handler.send_response(200)
+        handler.send_header("Content-Type", "text/event-stream; charset=utf-8")
+        handler.end_headers()
+        for piece in pieces:
+            handler.wfile.write(piece)
+            handler.wfile.flush()
+        try:
+            while then is not None and not handler.server.is_over.wait(0.05):
+                handler.wfile.write(then)
+        except ConnectionError:
+            handler.server.is_left.set()
+
+    return answer
+
+
+def silent(handler: BaseHTTPRequestHandler) -> None:
+    """No answer at all."""
+    assert isinstance(handler, Handler)
+    handler.server.is_over.wait(WAIT_S)
+
+
+def refused(status: int, body: bytes = b"", **headers: str) -> Callable[[Any], None]:
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(status)
+        for name, value in headers.items():
+            handler.send_header(name.replace("_", "-"), value)
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    return answer
+
+
+def node() -> str:
+    program = shutil.which("node")
+    if program is None:
+        pytest.skip("Node.js is not installed")
+    return program
+
+
+@contextlib.contextmanager
+def page_server() -> Iterator[str]:
+    """The URL of a page that may import topics.js."""
+    with Answering() as server:
+        yield server.url + "/"

@@ -1,0 +1,225 @@
+"""Configs of topics and routers: how people write their fields, and what a change would do.
+
+A value of FIELD=VALUE is JSON where it parses, else text. Text stands for a number where a field
+takes one: 7d in a field of ms, 1G in one of bytes, 1M in a count. A filter as text is a tag, or the
+beginning of tags before a ``*``.
+
+What a change would do is told by the server's own rules (`topics.formats.api`), from the config
+that is there: nothing is sent to find out.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, Literal, NamedTuple
+
+import click
+import msgspec
+
+from topics.cli import units
+from topics.cli.shell import Shell, write_table
+from topics.client import NotFound, Topics, calls
+from topics.errors import ExitCode, InvalidRequest, TopicExistsIncompatible
+from topics.formats.api import routers
+from topics.formats.api.decoding import decode_config
+from topics.formats.api.limits import MOVE_LIMITS
+from topics.formats.api.topic_config import TopicConfig, TopicConfigPatch, merge
+from topics.formats.json_text import json_bytes
+from topics.formats.names import valid_router_name, valid_topic_name
+
+Kind = Literal["topic", "router"]
+Config = dict[str, Any]
+
+FIELDS: Final = {
+    "topic": TopicConfigPatch.__struct_fields__,
+    "router": routers.RouterPatch.__struct_fields__,
+}
+DEFAULTS: Final[Mapping[str, Config]] = {
+    "topic": msgspec.structs.asdict(TopicConfig()),
+    "router": {**routers.RouterConfig(source="", dest="").as_json(), "source": None, "dest": None},
+}
+OF_QUEUES: Final = [*DEFAULTS["topic"]][[*DEFAULTS["topic"]].index("lease_ms") :]
+
+
+class Mistake(click.ClickException):
+    """A field or a value that is wrong."""
+
+    exit_code = ExitCode.USAGE
+
+
+class Change(NamedTuple):
+    """What is asked of a topic or router; ``old`` and ``new`` are None where it is not there."""
+
+    kind: Kind
+    name: str
+    asked: Config
+    old: Config | None
+    new: Config | None
+
+    @property
+    def differences(self) -> dict[str, tuple[Any, Any]]:
+        """Fields with their values before and after; before it is made it has the defaults."""
+        old, new = self.old or DEFAULTS[self.kind], self.new or {}
+        return {field: (old[field], new[field]) for field in new if old[field] != new[field]}
+
+    @property
+    def word(self) -> str:
+        """What happens."""
+        if self.new is None or self.old is None:
+            return "create" if self.new else "remove"
+        return "change" if self.differences else "keep"
+
+    def lines(self) -> list[str]:
+        """What people want to know."""
+        if self.new is None:
+            return [f"({count} {what}s)" for what, count in (self.old or {}).items()]
+        return [
+            f"{field} = {shown(field, new)}"
+            if self.old is None
+            else f"{field}: {shown(field, old)} -> {shown(field, new)}"
+            for field, (old, new) in self.differences.items()
+        ]
+
+    def emit(self, shell: Shell) -> None:
+        """Write it for programs."""
+        fields = {name: {"old": old, "new": new} for name, (old, new) in self.differences.items()}
+        shell.emit({"change": self.word, self.kind: self.name, "fields": fields})
+
+    def apply(self, client: Topics) -> None:
+        """Do it."""
+        match self.kind, self.new:
+            case _ if self.word == "keep":
+                pass
+            case "topic", None:
+                client.call(calls.drop_topic(self.name))
+            case "topic", _:
+                client.call(calls.put_topic(self.name, self.asked))
+            case _, None:
+                client.call(calls.drop_router(self.name))
+            case _, new:
+                call = calls.put_router(self.name, new["source"], new["dest"], self.asked)
+                client.call(call)
+
+
+def change(client: Topics, kind: Kind, name: str, asked: Mapping[str, Any]) -> Change:
+    """What a PUT would do. Raises `Mistake`, or `click.ClickException` for another type."""
+    fields = checked(kind, name, asked)
+    try:
+        old = config_of(client, kind, name)
+    except NotFound:
+        old = None
+    try:
+        if kind == "router":
+            body = json_bytes({**(old or {}), **fields})
+            router = routers.decode_router(body, MOVE_LIMITS)
+            return Change(kind, name, fields, old, routers.merge(None, router).as_json())
+        base = None if old is None else msgspec.convert(old, TopicConfig)
+        topic = merge(name, base, decode_config(json_bytes(fields)))
+        return Change(kind, name, fields, old, msgspec.structs.asdict(topic))
+    except InvalidRequest as error:
+        raise Mistake(error.message) from None
+    except TopicExistsIncompatible as error:
+        raise click.ClickException(error.message) from None
+
+
+def config_of(client: Topics, kind: Kind, name: str) -> Config:
+    """The config that is there, without ``durable``, which durability says too."""
+    found = client.router(name) if kind == "router" else client.topic(name).state().config
+    config = found if isinstance(found, dict) else msgspec.structs.asdict(found)
+    return {field: config.get(field, default) for field, default in DEFAULTS[kind].items()}
+
+
+def checked(kind: Kind, name: str, asked: Mapping[str, Any]) -> Config:
+    """The fields as the API has them. Raises `Mistake`."""
+    if not (valid_router_name if kind == "router" else valid_topic_name)(name):
+        raise Mistake(f"{name!r} is no name of a {kind}")
+    for field in asked:
+        if field not in FIELDS[kind]:
+            raise Mistake(f"a {kind} has no field {field}{nearest(field, FIELDS[kind])}")
+    return {field: _value(field, value) for field, value in asked.items()}
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """What may be meant, for the end of an error."""
+    near = difflib.get_close_matches(name, known := [*names], 1, 0.5)
+    return f"; did you mean {near[0]}?" if near else f" (there are {', '.join(known)})"
+
+
+def _unit(field: str) -> units.Duration | units.Amount | None:
+    if field.endswith("_ms"):
+        return units.DURATION
+    if field.endswith("_bytes"):
+        return units.BYTES
+    return units.COUNT if field in ("cap_records", "max_deliveries") else None
+
+
+def _value(field: str, value: object) -> object:
+    if isinstance(value, str) and field == "filter":
+        return calls.match_of(value)
+    if isinstance(value, str) and (unit := _unit(field)) is not None:
+        try:
+            return unit.convert(value, None, None)
+        except click.BadParameter as error:
+            raise Mistake(f"{field}: {error.message}") from None
+    return value
+
+
+def shown(field: str, value: Any) -> str:
+    """A value as people write it."""
+    if field == "filter" and value is not None:
+        return str(value[2])
+    if (unit := _unit(field)) is not None and value:
+        return unit.exact(value)
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def pairs(given: Iterable[str]) -> Config:
+    """FIELD=VALUE, each. Raises `Mistake`."""
+    found = {}
+    for pair in given:
+        field, equals, text = pair.partition("=")
+        if not equals:
+            raise Mistake(f"{pair!r} is not FIELD=VALUE")
+        try:
+            found[field] = msgspec.json.decode(text)
+        except msgspec.MsgspecError:
+            found[field] = text
+    return found
+
+
+def create(shell: Shell, kind: Kind, name: str, fields: Config) -> ExitCode:
+    """Make what is not there. What is there stays as it is, whatever is asked."""
+    with shell.client() as client:
+        asked = change(client, kind, name, fields)
+        if asked.old is None:
+            asked.apply(client)
+    if shell.is_json or asked.word == "change":
+        tell(shell, asked)
+    if asked.word == "change":
+        new = [f" {field}={shown(field, new)}" for field, (_, new) in asked.differences.items()]
+        how = f"config {name}{''.join(new)}" if kind == "topic" else "apply"
+        shell.say(f"{kind} {name} exists already, and was not changed (topics {how} does)")
+        return ExitCode.DIFFERENT
+    is_new = asked.word == "create"
+    shell.say(f"created {kind} {name}" if is_new else f"{kind} {name} exists already, as asked")
+    return ExitCode.DONE
+
+
+def tell(shell: Shell, asked: Change) -> None:
+    """A change of what is there."""
+    if shell.is_json:
+        asked.emit(shell)
+    else:
+        click.echo("".join(f"~ {line}\n" for line in asked.lines()), nl=False)
+
+
+def table_of(config: Mapping[str, Any]) -> None:
+    """A topic's config, first what differs from the defaults; fields of queues for queues."""
+    rows = [
+        [field, shown(field, value), shown(field, default)]
+        for field, default in DEFAULTS["topic"].items()
+        for value in (config.get(field, default),)
+        if value != default or config["type"] == "queue" or field not in OF_QUEUES
+    ]
+    write_table(["FIELD", "VALUE", "DEFAULT"], sorted(rows, key=lambda row: row[1] == row[2]))

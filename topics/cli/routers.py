@@ -1,0 +1,151 @@
+"""Commands of routers: router ls, create, rm, graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Final
+
+import click
+
+from topics.cli import configs
+from topics.cli.shell import Shell, group, pass_shell
+from topics.cli.topics import sets
+from topics.client import NotFound, RouterInfo, Topics
+from topics.errors import ExitCode
+
+LAGS_MAX: Final = 200  # a request each
+
+
+@group("router")
+def router() -> None:
+    """Work with routers, which copy records from topic to topic."""
+
+
+@router.command("ls")
+@click.option("--source", metavar="TOPIC", default="", help="Those from this topic.")
+@click.option("--dest", metavar="TOPIC", default="", help="Those to this topic.")
+@pass_shell
+def ls(shell: Shell, source: str, dest: str) -> None:
+    """List routers.
+
+    LAG is how many records of the source are not forwarded yet; it is asked for the first 200.
+    """
+    columns = {
+        "name": "ROUTER",
+        "source": "SOURCE",
+        "dest": "DEST",
+        "filter": "FILTER",
+        "forwarded_total": "FORWARDED",
+        "lag_records": "LAG",
+    }
+    with shell.client() as client:
+        listed = client.routers(source=source, dest=dest)
+        found = [_with_lag(client, each) for each in islice(listed, LAGS_MAX)]
+        found += listed
+    if not found:
+        shell.say("there are no such routers" if source or dest else "there are no routers")
+        return
+    shell.table(found, columns, {"filter": lambda filter: configs.shown("filter", filter)})
+    if len(found) > LAGS_MAX:
+        shell.say(f"filter and lag of the first {LAGS_MAX} routers only")
+
+
+def _with_lag(client: Topics, listed: RouterInfo) -> RouterInfo:
+    try:
+        return client.router(listed.name)
+    except NotFound:  # removed meanwhile
+        return listed
+
+
+@router.command("create")
+@click.argument("name")
+@click.argument("source")
+@click.argument("dest")
+@click.option("--filter", "tag", metavar="TAG", help="Only this tag; eu:* is all that begin so.")
+@sets
+@pass_shell
+def create(
+    shell: Shell, name: str, source: str, dest: str, tag: str | None, sets: tuple[str, ...]
+) -> ExitCode:
+    """Copy what is appended to SOURCE from now on to DEST.
+
+    A router that is there already stays as it is: the command ends with 0 when it is as asked, else
+    with 7.
+    """
+    fields = {"source": source, "dest": dest, **({} if tag is None else {"filter": tag})}
+    return configs.create(shell, "router", name, fields | configs.pairs(sets))
+
+
+@router.command("rm")
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@pass_shell
+def rm(shell: Shell, names: tuple[str, ...]) -> None:
+    """Remove routers. Copies stay.
+
+    Nothing is removed when one of them is not there.
+    """
+    with shell.client() as client:
+        for name in names:
+            client.router(name)
+        for name in names:
+            client.drop_router(name)
+            shell.done({"router": name, "deleted": True}, f"removed router {name}")
+
+
+@router.command("graph")
+@click.option("--mermaid", is_flag=True, help="As a diagram of Mermaid.")
+@pass_shell
+def graph(shell: Shell, mermaid: bool) -> None:
+    """Draw which topic is copied where.
+
+    A topic that has been drawn already ends in "...".
+    """
+    with shell.client() as client:
+        found = [*client.routers()]
+    if shell.is_json:
+        for each in found:
+            shell.emit({"router": each.name, "source": each.source, "dest": each.dest})
+    elif not found:
+        shell.say("there are no routers")
+    else:
+        for line in _mermaid(found) if mermaid else _tree(found):
+            click.echo(line)
+
+
+def _label(router: RouterInfo) -> str:
+    """Its name, unless that is the usual one."""
+    return "" if router.name == f"{router.source}->{router.dest}" else router.name
+
+
+def _mermaid(routers: list[RouterInfo]) -> Iterator[str]:
+    names = dict.fromkeys(end for each in routers for end in (each.source, each.dest))
+    numbers = {name: number for number, name in enumerate(names)}
+    yield "graph LR"
+    for name, number in numbers.items():
+        yield f'  t{number}["{name}"]'
+    for each in routers:
+        label = f'|"{_label(each)}"|' if _label(each) else ""
+        yield f"  t{numbers[each.source]} -->{label} t{numbers[each.dest]}"
+
+
+def _tree(routers: list[RouterInfo]) -> Iterator[str]:
+    """Sources first that are no dest; then a topic of each cycle."""
+    leaving: dict[str, list[RouterInfo]] = {}
+    for each in routers:
+        leaving.setdefault(each.source, []).append(each)
+    dests = {each.dest for each in routers}
+    drawn: set[str] = set()
+    for root in sorted(leaving, key=lambda name: (name in dests, name)):
+        if root in drawn:
+            continue
+        left = [(root, 0, "")]
+        while left:
+            name, depth, label = left.pop()
+            arrow = f"{'     ' * (depth - 1)}  -> " if depth else ""
+            again = " ..." if name in drawn and name in leaving else ""
+            yield f"{arrow}{name}{f'  ({label})' if label else ''}{again}"
+            if name not in drawn:
+                drawn.add(name)
+                below = reversed(leaving.get(name, []))
+                left += [(each.dest, depth + 1, _label(each)) for each in below]
