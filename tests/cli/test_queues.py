@@ -23,6 +23,10 @@ def hurt(client: Topics, name: str) -> str:
     queue.append(records=[{"data": {"n": 3}, "delay_ms": 0}])
     queue.nack("me", *queue.claim("me", 2), error="boom")
     assert [job.seq for job in queue.claim("worker-a", 1, lease=600.0)] == [3]
+    deadline = time.monotonic() + 30
+    while [each.count for each in client.topics(f"{name}.dead")] != [2] or queue.state().count != 2:
+        assert time.monotonic() < deadline, "dead letters do not move"
+        time.sleep(0.02)
     return name
 
 

@@ -7,7 +7,7 @@ from functools import partial
 import anyio
 import pytest
 
-from topics.client import CaughtUp, NotFound, Record
+from topics.client import CaughtUp, NotFound, Record, calls
 from topics.client.aio import AsyncTopics
 
 pytestmark = [
@@ -42,6 +42,7 @@ def test_topics_watches_and_cursors(url: str, name: str, backend: str) -> None:
                 event = await anext(watch)
                 assert isinstance(event, Record)
                 assert event.data == 3
+            assert (await client.call(calls.metrics()))["topics_ready"] == 1
             await client.put_router(f"{name}>r", name, f"{name}.copy")
             assert [router.name async for router in client.routers(source=name)] == [f"{name}>r"]
             assert await client.drop_router(f"{name}>r")

@@ -29,6 +29,7 @@ from topics.client import (
     Topics,
     TopicsError,
     aio,
+    calls,
     sync,
 )
 
@@ -81,6 +82,10 @@ def test_a_program_does_not_hear_itself(url: str, name: str) -> None:
         you.topic(name).append("yours")
         assert data(me.topic(name).read()) == ["yours"]
         assert data(until_caught_up(iter(you.watch(name)))) == ["mine"]
+
+
+def test_metrics_come_as_json(client: Topics) -> None:
+    assert client.call(calls.metrics())["topics_ready"] == 1
 
 
 def test_pages_and_gaps_are_one_read(client: Topics, name: str) -> None:

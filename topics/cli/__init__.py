@@ -3,11 +3,10 @@
     shell.py     what all commands share: options, the client, output, exit codes
     units.py     times, sizes and counts as people write and read them
     configs.py   fields of topics and routers, and what a change of them would do
+    measure.py   metrics, readiness and a topic to measure with, for those that look and measure
     server.py    commands of the machine that has the data directory; the only one that imports the
                  server's packages
-    topics.py    commands of topics; apply.py, routers.py and cursors.py likewise
-    queues.py    queues as they stand; work.py runs a program for each job
-    contexts.py  servers by name, and completion for shells
+    topics.py    commands of topics; the other modules are named for their commands, too
 
 Data goes to stdout, talk to stderr. A mistake of the caller is one line, never a traceback; every
 command ends with an `ExitCode`.
@@ -51,6 +50,12 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "work": ("work", "Run a command for each job of a queue."),
         "router": ("routers", "Work with routers, which copy records from topic to topic."),
         "cursor": ("cursors", "Work with cursors, which keep how far a reader is."),
+    },
+    "Look and measure": {
+        "top": ("top", "Show what the server does now."),
+        "ping": ("ping", "Measure the time from publish to arrival."),
+        "bench": ("bench", "Measure with a small load."),
+        "doctor": ("doctor", "Look for what is wrong, and say what mends it."),
     },
     "This program": {
         "context": ("contexts", "Keep servers by name, with their keys."),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Final
 
@@ -83,3 +83,14 @@ def _exact(value: int, steps: Mapping[str, int]) -> str:
 DURATION: Final = Duration()
 COUNT: Final = Amount(1000)
 BYTES: Final = Amount(1024)
+
+
+def at_least(shortest: str) -> Callable[[click.Context, click.Parameter, int], int]:
+    """The callback of an option: no shorter duration."""
+
+    def check(context: click.Context, parameter: click.Parameter, ms: int) -> int:
+        if ms < DURATION.convert(shortest, parameter, context):
+            raise click.BadParameter(f"must be at least {shortest}", context, parameter)
+        return ms
+
+    return check

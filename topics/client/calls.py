@@ -415,3 +415,8 @@ def drop_router(name: str) -> Call[bool]:
 def ready() -> Call[dict[str, Any]]:
     """§8.2. A server that is not ready is `Unavailable`, with the reasons in its detail."""
     return Call("GET", "/v0/ready", msgspec.json.decode)
+
+
+def metrics() -> Call[dict[str, Any]]:
+    """§8.3, by the names of the metrics: a number, a list of labels with values, or a histogram."""
+    return Call("GET", "/v0/metrics", _parser(dict[str, Any]))

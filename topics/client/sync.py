@@ -49,7 +49,10 @@ CONNECT_S: Final = 10.0
 
 def http_options(target: Target, timeout: float) -> dict[str, Any]:
     """What both kinds of HTTP client are made with."""
-    headers = {"Accept-Encoding": "identity"}  # gzip halves the rate of reads on a fast network
+    headers = {
+        "Accept": "application/json",  # metrics are text for any other
+        "Accept-Encoding": "identity",  # gzip halves the rate of reads on a fast network
+    }
     if target.key is not None:
         headers["Authorization"] = f"Bearer {target.key}"
     return {

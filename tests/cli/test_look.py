@@ -1,0 +1,281 @@
+"""top and doctor: what they see of a server and of a machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import resource
+import shutil
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Run, started
+from tests.client.conftest import url_of
+from tests.support.server import Server
+from topics.cli import doctor
+from topics.cli.measure import SYNCS, Readiness, readiness, sync_ms
+from topics.cli.top import looks
+from topics.client import Topics, calls
+
+NO_SERVER = "http://127.0.0.1:1"
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with a key, and metrics of one topic."""
+    data = tmp_path_factory.mktemp("guarded") / "data"
+    with Server(data, shards=1, host="0.0.0.0", api_keys="secret", metrics_topics=1) as server:
+        yield server
+
+
+COMMANDS = [("top", "--once"), ("ping", "-n", "1"), ("bench", "append"), ("doctor",)]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+def test_help_no_server_and_a_wrong_key(topics: Run, guarded: Server, command: tuple[str]) -> None:
+    assert topics(*command, "--help").out.startswith(f"Usage: topics {command[0]}")
+    away, refused = topics(*command, "--url", NO_SERVER), topics(*command, "--url", url_of(guarded))
+    if command[0] == "doctor":  # a finding like others
+        assert (away.code, refused.code) == (1, 1)
+        assert "topics serve" in away.out
+        assert "--key-file" in refused.out
+    else:
+        assert (away.code, away.out, refused.code, refused.out) == (6, "", 5, "")
+        assert "is left" not in away.err
+        assert topics("--json", *command, "--url", NO_SERVER).error["code"] == "connection_lost"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *(["top", "--interval", "1ms"], ["top", "-n", "-1"], ["ping", "--wait", "1s"]),
+        *(["ping", "--via", "pigeon"], ["ping", "-n", "0"], ["bench"], ["bench", "fly"]),
+        *(["bench", "append", "--batch", "0"], ["bench", "append", "--durability", "no"]),
+        ["doctor", "--data-dir", "/nowhere"],
+    ],
+    ids=" ".join,
+)
+def test_bad_arguments(topics: Run, arguments: list[str]) -> None:
+    assert topics(*arguments).code == 2
+
+
+def histogram(*counts: int, bounds: Sequence[str] = ("1000", "5000", "+Inf")) -> dict[str, Any]:
+    buckets = [{"le": le, "count": count} for le, count in zip(bounds, counts, strict=True)]
+    return {SYNCS: {"buckets": buckets}}
+
+
+def test_the_time_of_a_share_of_syncs() -> None:
+    assert sync_ms(histogram(0, 0, 0), None, 0.5) is None
+    assert sync_ms(histogram(10, 10, 10), None, 0.5) == 0.5
+    assert sync_ms(histogram(10, 20, 20), None, 0.75) == 3.0
+    assert sync_ms(histogram(0, 0, 4), None, 0.99) == 5.0  # no more is known of the slowest
+    assert sync_ms(histogram(9, 13, 13), histogram(9, 9, 9), 0.5) == 3.0
+
+
+def test_top_shows_what_has_changed_in_the_interval(client: Topics, name: str) -> None:
+    every = looks(client, 0.05, 5)
+    assert next(every)["writes_per_s"] is None
+    queue = client.queue(name)
+    queue.put()
+    queue.append(1, 2, 3)
+    queue.claim("w")
+    look = next(every)
+    row = look["topics"][0]
+    assert (row["topic"], row["records"], row["ready"], row["in_flight"]) == (name, 3, 2, 1)
+    assert row["records_per_s"] > 0
+    assert look["state"] == "ready"
+    assert next(every)["topics"][0]["records_per_s"] == 0
+
+
+def test_top_in_a_pipe(topics: Run, client: Topics, name: str) -> None:
+    client.topic(name).append("x" * 5000)
+    client.put_router(name, name, f"{name}-copy")
+    done = topics("top", "--once", "--interval", "100ms", "-n", "1000")
+    assert done.code == 0
+    head, rates, _disk, _, titles, *rows = done.out.splitlines()
+    assert head.startswith("topics ")
+    assert rates.startswith("writes ")
+    assert titles.split() == ["NEW", "RECORDS", "BYTES", "READY", "IN", "FLIGHT", "TOPIC"]
+    assert [row.split()[-1] for row in rows if row].count(name) == 2  # the topic and the router
+    (look,) = topics("--json", "top", "--once", "--interval", "100ms").objects
+    assert look["is_ready"]
+    assert look["streams"].keys() == {"watch", "work", "websocket"}
+
+
+def test_top_reads_the_list_where_the_metrics_are_cut(guarded: Server) -> None:
+    with Topics(url_of(guarded), key="secret") as client:
+        for name in "abc":
+            client.topic(name).append(1)
+        assert {row["topic"] for row in next(looks(client, 0.1, 5))["topics"]} >= {*"abc"}
+
+
+@pytest.mark.slow
+def test_top_on_a_terminal_ends_with_ctrl_c(url: str, client: Topics, name: str) -> None:
+    client.topic(name).append(1)
+    near, far = pty.openpty()
+    with started(
+        *("top", "--url", url, "--interval", "100ms"),
+        stdout=far,
+        env=os.environ | {"TERM": "xterm", "COLUMNS": "200", "LINES": "50"},
+    ) as process:
+        os.close(far)
+        text = b""
+        while text.count(b"TOPIC") < 3:  # drawn again and again
+            text += os.read(near, 4096)
+        process.send_signal(signal.SIGINT)
+        try:
+            while os.read(near, 4096):
+                pass
+        except OSError:  # the terminal is gone
+            pass
+        assert process.wait(30) == 0
+        os.close(near)
+
+
+@pytest.mark.slow
+def test_top_goes_on_when_the_server_restarts(tmp_path: Path) -> None:
+    with Server(tmp_path / "data", shards=1) as server:
+        process = started("top", "--json", "--interval", "100ms", "--url", url_of(server))
+        with process:
+            assert process.stdout is not None
+
+            def look(text: str, *, rates: bool) -> None:
+                while True:
+                    found = json.loads(process.stdout.readline())  # type: ignore[union-attr]
+                    if text in found["state"] and rates == (found.get("reads_per_s") is not None):
+                        return
+
+            look("ready", rates=True)
+            server.env["TOPICS_PORT"] = str(server.port)
+            server.kill()
+            look("not reachable", rates=False)
+            server.start()
+            look("ready", rates=False)
+            look("ready", rates=True)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 0
+
+
+@pytest.mark.slow
+def test_a_shard_that_stands_still_is_named(topics: Run, tmp_path: Path) -> None:
+    with Server(tmp_path / "data", shards=2) as server, Topics(url_of(server)) as client:
+        for number in range(8):
+            client.queue(f"q{number}").put()
+        with server.stopped("shard 1"):
+            deadline = time.monotonic() + 30
+            while (ready := readiness(client)).is_ready:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            assert [*ready.shards.values()] == [[1]]
+            look = topics("--json", "top", "--once", "--url", url_of(server)).objects[0]
+            found = topics("--json", "doctor", "--url", url_of(server)).objects
+        assert "shard 1" in look["state"]
+        assert look["topics"]
+        assert {one["check"] for one in found if not one["is_well"]} >= {"shards"}
+
+
+# doctor
+
+
+def test_doctor_of_a_server_that_is_well(topics: Run, server: Server) -> None:
+    done = topics("doctor", "--data-dir", str(server.data_dir), "--json")
+    assert {one["check"] for one in done.objects} >= {"server", "shards", "permissions"}
+    # The disk of a test machine may be slow, full or made of memory.
+    wrong = {one["check"] for one in done.objects if not one["is_well"]}
+    assert wrong <= {"fsync", "disk", "free_space", "file_system", "file_limit"}
+    assert done.code == bool(wrong)
+    text = topics("doctor", "-q").out
+    assert f"ok     {os.environ['TOPICS_URL']} answers.\n" in text
+
+
+READY = Readiness(True, "ready", {})
+
+
+@pytest.mark.parametrize(
+    ("check", "metrics", "more", "what"),
+    [
+        ("version", {"topics_build_info": [{"version": "9.9"}]}, {}, "version 9.9"),
+        ("fsync", histogram(0, 0, 4), {}, None),
+        ("fsync", histogram(0, 9, 9, bounds=("100000", "1000000", "+Inf")), {}, "991 ms"),
+        ("disk", {"topics_disk_free_bytes": 1 << 20}, {}, "1 MiB"),
+        ("clock", {}, {"ahead_s": 60.0}, "1 m ahead of"),
+        ("clock", {}, {"ahead_s": -60.0}, "1 m behind"),
+        ("caps", {"topics_sse_connections": 9_000}, {}, "9000 of 10000 (max_sse_connections)"),
+        ("caps", {"topics_limit_max": [{"limit": "max_total_bytes", "value": 9}],
+                  "topics_bytes_live": 9}, {}, "9 of 9 (max_total_bytes)"),
+        ("log_lines", {"topics_log_lines_dropped_total": 3}, {}, "3 log lines"),
+        ("shards", {}, {"ready": Readiness(True, "ready", {"no_room": [1]})}, "shard 1 is no_room"),
+        ("shards", {}, {"ready": Readiness(False, "not ready: x", {})}, "not ready: x"),
+        ("lag", {"topics_router_lag_ms": [{"router": "r", "value": 120_000}],
+                 "topics_router_lag_records": [{"router": "r", "value": 7}]}, {}, "2 m behind (7"),
+    ],
+)  # fmt: skip
+def test_findings_of_a_server(
+    client: Topics, check: str, metrics: dict[str, Any], more: dict[str, Any], what: str | None
+) -> None:
+    told = client.call(calls.metrics()) | metrics
+    fields = {"client": client, "metrics": told, "ready": READY, "ahead_s": 0.0, **more}
+    found = [*getattr(doctor, check)(doctor.Server(**fields))]
+    assert [what in each.what for each in found] == ([] if what is None else [True])
+    assert all(each.mend for each in found)
+
+
+def test_doctor_sees_dead_letters(topics: Run, client: Topics, name: str) -> None:
+    queue = client.queue(name)
+    queue.put(max_deliveries=1, dead_letter=f"{name}-dead")
+    queue.append(1)
+    queue.nack("w", *queue.claim("w"))
+    assert queue.claim("w") == []
+    done = topics("doctor")
+    assert done.code == 1
+    assert (
+        f"WRONG  {name}-dead holds 1 dead letters of {name}\n       Mend: topics read" in done.out
+    )
+    queue.drop()
+
+
+@pytest.mark.slow
+def test_doctor_sees_a_server_without_keys(guarded: Server, tmp_path: Path) -> None:
+    def open_to_all(url: str) -> bool:
+        with Topics(url, key="secret") as client:
+            return bool([*doctor.keys(doctor.Server(client, {}, READY, 0.0))])
+
+    assert not open_to_all(f"http://0.0.0.0:{guarded.port}")
+    settings = {"host": "0.0.0.0", "allow_insecure_no_auth": 1}
+    with Server(tmp_path / "data", shards=1, **settings) as server:
+        assert open_to_all(f"http://0.0.0.0:{server.port}")
+        assert not open_to_all(f"http://127.0.0.1:{server.port}")
+
+
+def test_findings_of_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mounts, data = tmp_path / "mounts", tmp_path / "data"
+    data.mkdir(mode=0o700)
+    for kind, what in (("ext4", None), ("tmpfs", "in memory"), ("nfs4", "network")):
+        mounts.write_text(f"a / ext4 rw 0 0\nb {tmp_path} {kind} rw 0 0\n")
+        found = [*doctor.file_system(data, str(mounts))]
+        assert [str(what) in each.what for each in found] == ([] if what is None else [True])
+    assert [*doctor.permissions(data)] == []
+    data.chmod(0o750)
+    assert [each.mend for each in doctor.permissions(data)] == [f"chmod 700 {data}"]
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 20))
+    assert len([*doctor.free_space(data)]) == 1
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 256))
+    assert len([*doctor.file_limit(data)]) == 1
+
+
+def test_readiness_names_shards(monkeypatch: pytest.MonkeyPatch, client: Topics) -> None:
+    detail = {"replay_progress": 0.5, "shards": [{"shard": 1, "state": "recovering"}]}
+    body = {
+        "error": {"code": "not_ready", "message": "the log is being replayed", "detail": detail}
+    }
+    call = calls.Call("GET", "/", json.loads)
+    monkeypatch.setattr(client, "once", lambda _: call.result(503, {}, json.dumps(body).encode()))
+    said = "not ready: the log is being replayed (50%), shard 1 recovering"
+    assert str(readiness(client)) == said

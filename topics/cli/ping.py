@@ -1,0 +1,227 @@
+"""The command ping: from publish to arrival, through everything that stands between.
+
+    append (a thread) --> server --> an event stream or a WebSocket --> here
+                                     a sign of life each second tells a slow server from a proxy
+                                     that holds the stream back
+
+The topic is of this run alone, of the class ephemeral, and removed at the end.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from time import monotonic, sleep
+from typing import Any, Final, Self
+from urllib.parse import urlencode
+
+import click
+import httpcore2
+import httpx2
+import msgspec
+from wsproto import events
+from wsproto.connection import Connection, ConnectionState, ConnectionType
+
+from topics.cli.measure import AWAY, own_topic, percentile
+from topics.cli.shell import Shell, command, pass_shell
+from topics.cli.units import DURATION, at_least
+from topics.client import ConnectionLost, Topics
+from topics.client.errors import error_of
+from topics.client.sync import Topic, lost
+from topics.client.watching import ended
+from topics.errors import ExitCode
+
+CONFIG: Final = {"durability": "ephemeral", "cap_records": 100}
+HEARTBEAT_S: Final = 1.0
+SILENCE_S: Final = 2.5  # from here on heartbeats are missing
+BUFFERS: Final = (
+    "something between here and the server holds the stream back: not even its heartbeats, one a"
+    " second, come in time. Switch buffering off there (nginx: proxy_buffering off; and no gzip)"
+)
+SLOW: Final = "heartbeats come, the record does not: the server is slow (topics doctor, topics top)"
+
+# A stream: first the header fields of its answer, then the payload of each record, and None for
+# whatever else shows that it lives. Raises `TopicsError`; `TimeoutError` when nothing comes.
+Stream = Generator[Any]
+
+
+@command("ping")
+@click.option("--via", type=click.Choice(["watch", "ws"]), default="watch", show_default=True,
+              help="Receive by an event stream, or by a WebSocket.")  # fmt: skip
+@click.option("-n", "--count", type=click.IntRange(min=1), help="End after so many records.")
+@click.option("--interval", type=DURATION, default="1s", show_default=True)
+@click.option("--wait", type=DURATION, default="5s", show_default=True, callback=at_least("3s"),
+              help="How long to wait for a record.")  # fmt: skip
+@pass_shell
+def ping(shell: Shell, via: str, count: int | None, interval: int, wait: int) -> ExitCode:
+    """Measure the time from publish to arrival.
+
+    Each record is appended and received through the real path, with all proxies on it. One that
+    holds streams back is named. The key needs the scopes read, write, admin and delete. Ctrl-C is
+    the normal end. Exit 1: a record did not arrive in time.
+    """
+    results: list[dict[str, Any]] = []
+    with shell.client() as client, own_topic(shell, client, "ping", **CONFIG) as name:
+        listen = by_web_socket if via == "ws" else by_watch
+        with Run(client.topic(name), listen, wait / 1000) as run:
+            try:
+                while len(results) != count:
+                    sleep(interval / 1000 if results else 0)
+                    results.append(run.ping(len(results) + 1))
+                    text = "{ping}  {ms} ms  acknowledged after {ack_ms} ms  {why}"
+                    _show(shell, results[-1], text)
+            except KeyboardInterrupt:
+                pass
+    times = [each["ms"] for each in results if each["ms"] is not None]
+    shares = {"min_ms": 0.0, "median_ms": 0.5, "p99_ms": 0.99}
+    found: dict[str, Any] = {name: percentile(times, share) for name, share in shares.items()}
+    found |= {"sent": len(results), "arrived": len(times), "proxy": run.proxy}
+    figures = "min {min_ms} ms  median {median_ms} ms  p99 {p99_ms} ms"
+    _show(shell, found, "{sent} sent, {arrived} arrived  " + figures + "  {proxy}")
+    return ExitCode.DONE if len(times) == len(results) else ExitCode.FAILED
+
+
+def _show(shell: Shell, found: dict[str, Any], text: str) -> None:
+    if shell.is_json:
+        shell.emit(found)
+    else:
+        shown = {name: "-" if value is None else value for name, value in found.items()}
+        click.echo(text.format(**shown).rstrip(" -"))
+
+
+class Run:
+    """One topic and one stream, made anew when it ends. ``proxy``: what names itself on the way."""
+
+    def __init__(self, topic: Topic, listen: Callable[..., Stream], wait_s: float) -> None:
+        self._topic, self._listen, self._wait_s = topic, listen, wait_s
+        self._stream: Stream | None = None
+        self._sender = ThreadPoolExecutor(1)
+        self.proxy: str | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._stream is not None:
+            self._stream.close()
+        self._sender.shutdown()
+
+    def ping(self, number: int) -> dict[str, Any]:
+        """Send a record and wait for it: ``ms``, or ``why`` it is late or not here. Raises
+        `TopicsError` when not even the first one can be sent.
+        """
+        found = dict.fromkeys(("ms", "ack_ms", "why"))
+        try:
+            stream = self._stream = self._stream or self._begin()
+            appended = self._sender.submit(self._append, number)
+            at, silence_s = self._arrival(stream, number, appended)
+            began, acked = appended.result()
+            found["ack_ms"] = round(1000 * (acked - began), 2)
+            found["ms"] = round(1000 * (at - began), 2) if at else None
+            late = None if at else SLOW
+            found["why"] = BUFFERS if silence_s >= SILENCE_S else late
+        except TimeoutError:  # not even a head
+            found["why"] = BUFFERS
+        except AWAY as failure:
+            if number == 1:
+                raise
+            self._stream, found["why"] = None, failure.message
+        return {"ping": number, **found}
+
+    def _begin(self) -> Stream:
+        stream = self._listen(self._topic.client, self._topic.name, self._wait_s)
+        headers = next(stream)
+        named = (f"{name}: {headers[name]}" for name in ("via", "server") if name in headers)
+        self.proxy = ", ".join(named) or None
+        return stream
+
+    def _append(self, number: int) -> tuple[float, float]:
+        began = monotonic()
+        self._topic.append(number)
+        return began, monotonic()
+
+    def _arrival(
+        self, stream: Stream, number: int, appended: Future[Any]
+    ) -> tuple[float | None, float]:
+        """When the record came, if it did, and the longest time without any sign of life, in s."""
+        began = heard = monotonic()
+        silence_s = 0.0
+        try:
+            for payload in stream:
+                now = monotonic()
+                silence_s, heard = max(silence_s, now - heard), now
+                if payload == number:
+                    return now, silence_s
+                if now - began >= self._wait_s or (appended.done() and appended.exception()):
+                    return None, silence_s
+        except TimeoutError:
+            self._stream = None
+            return None, self._wait_s
+        raise ended()
+
+
+def by_watch(client: Topics, topic: str, wait_s: float) -> Stream:
+    """By an event stream."""
+    query = urlencode({"topic": topic, "heartbeat_ms": int(1000 * HEARTBEAT_S)})
+    headers, path = {"Accept": "text/event-stream"}, f"/v0/watch?{query}"
+    try:
+        with client.http.stream("GET", path, headers=headers, timeout=wait_s) as answer:
+            if answer.status_code != 200:
+                raise error_of(answer.status_code, answer.headers, answer.read())
+            yield answer.headers
+            for line in answer.iter_lines():
+                yield from _payloads(line[5:]) if line.startswith("data:") else (None,)
+    except httpx2.ReadTimeout:
+        raise TimeoutError from None
+    except httpx2.TransportError as error:
+        raise lost(error, client.target) from error
+
+
+def by_web_socket(client: Topics, topic: str, wait_s: float) -> Stream:
+    """By a WebSocket. The server's heartbeat is too slow there, so that it is asked for one."""
+    subscribe = msgspec.json.encode({"op": "subscribe", "topic": topic, "from_seq": 0}).decode()
+    headers = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13"}
+    headers["Sec-WebSocket-Key"] = base64.b64encode(os.urandom(16)).decode()
+    own = Connection(ConnectionType.CLIENT)
+    try:
+        with client.http.stream("GET", "/v0/ws", headers=headers, timeout=wait_s) as answer:
+            if answer.status_code != 101:
+                raise error_of(answer.status_code, answer.headers, answer.read())
+            yield answer.headers
+            wire = answer.extensions["network_stream"]
+            wire.write(own.send(events.TextMessage(subscribe)))
+            for message in _messages(wire, own, wait_s):
+                yield from _payloads(message)
+    except httpx2.ReadTimeout:
+        raise TimeoutError from None
+    except (httpx2.TransportError, httpcore2.NetworkError) as error:
+        raise ConnectionLost(f"{client.target.url}: {error or type(error).__name__}") from error
+
+
+def _messages(wire: Any, own: Connection, wait_s: float) -> Iterator[str]:
+    """What a WebSocket says until it ends. Raises `TimeoutError`."""
+    text, until = "", monotonic() + wait_s
+    while own.state is ConnectionState.OPEN:
+        try:
+            own.receive_data(wire.read(1 << 16, HEARTBEAT_S) or None)
+            until = monotonic() + wait_s
+        except httpcore2.ReadTimeout:
+            if monotonic() >= until:
+                raise TimeoutError from None
+            wire.write(own.send(events.TextMessage('{"op":"ping"}')))
+        for event in own.events():
+            if isinstance(event, events.TextMessage):
+                text += event.data
+                if event.message_finished:
+                    yield text
+                    text = ""
+            elif isinstance(event, events.Ping):
+                wire.write(own.send(event.response()))
+
+
+def _payloads(text: str) -> list[Any]:
+    """Those of the records in a message, or its sign of life."""
+    records = msgspec.json.decode(text).get("records", ())
+    return [record["data"] for record in records] or [None]
