@@ -21,6 +21,7 @@ FLOORS = [
     ["topics.client", "topics.spark.client"],
     ["topics.cli"],
     ["topics.engine"],
+    ["topics.process.terminal"],
     ["topics.process.logs"],
     ["topics.storage", "topics.storage.segments", "topics.storage.wal"],
     ["topics.storage.recovery"],

@@ -12,7 +12,8 @@ from concurrent.futures import wait
 
 import pytest
 
-from topics.client import Conflict, Invalid, Job, Record, Topics
+from topics.client import Conflict, Invalid, Job, Record, Topics, Worker
+from topics.client.calls import Caller
 from topics.client.producer import Producer
 from topics.client.values import QueueCounts
 
@@ -113,6 +114,25 @@ def test_a_job_that_takes_three_leases_of_pure_cpu_runs_once(client: Topics, nam
                 assert queue.claim("thief") == []
     state = queue.state()
     assert (state.count, counts(client, name).in_flight) == (0, 0)
+
+
+@pytest.mark.slow
+def test_an_extension_that_fails_is_tried_again_soon(
+    client: Topics, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[float] = []
+
+    def extend(self: Worker, own: Caller) -> bool:
+        tries.append(time.monotonic())
+        return len(tries) > 1
+
+    monkeypatch.setattr(Worker, "_extend", extend)
+    monkeypatch.setattr("topics.client.worker.EXTEND_AGAIN_S", 0.01)
+    with client.queue(name).worker(lease=9.0):
+        until = time.monotonic() + 30
+        while len(tries) < 2 and time.monotonic() < until:
+            time.sleep(0.02)
+    assert tries[1] - tries[0] < 2.5  # far less than a third of a lease
 
 
 def test_a_lost_job_is_not_acked(client: Topics, name: str) -> None:

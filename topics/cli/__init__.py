@@ -54,6 +54,8 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "import": ("dump", "Append what an export holds."),
     },
     "Queues, routers, cursors": {
+        "queue": ("queues", "Look at queues, and move dead letters back."),
+        "work": ("work", "Run a command for each job of a queue."),
         "router": ("routers", "Work with routers, which copy records from topic to topic."),
         "cursor": ("cursors", "Work with cursors, which keep how far a reader is."),
     },
@@ -62,6 +64,10 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "ping": ("ping", "Measure the time from publish to arrival."),
         "bench": ("bench", "Measure with a small load."),
         "doctor": ("doctor", "Look for what is wrong, and say what mends it."),
+    },
+    "This program": {
+        "context": ("contexts", "Keep servers by name, with their keys."),
+        "completion": ("contexts", "Print what completes commands in bash, zsh or fish."),
     },
 }
 

@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from topics.cli.shell import command, group
+from topics.cli.shell import Shell, command, group, pass_shell, secret
 from topics.errors import ExitCode
 
 if TYPE_CHECKING:
     from topics.process.boot import Boot
-
-SECRET_MAX_BYTES = 64 * 1024  # no head of a request is longer
 
 
 def _path(_context: click.Context, _parameter: click.Parameter, value: str) -> Path:
@@ -117,13 +115,41 @@ def hash_key(alias: bool) -> ExitCode:
     from topics.engine.access import HASHED, Principal, digest_of
 
     try:
-        digest = digest_of(_secret())
+        digest = digest_of(secret("Key: "))
     except ValueError as error:
         return _wrong(str(error))
     sys.stdout.write(f"{HASHED.decode()}{digest.hex()}\n")
     if alias:
         sys.stdout.write(f"# alias {Principal(digest).alias}\n")
     return ExitCode.DONE
+
+
+@keys.command("check")
+@click.argument("file", callback=_path)
+@pass_shell
+def check_keys(shell: Shell, file: Path) -> None:
+    """Show what the keys of a key file may do, or its mistakes.
+
+    Secrets are never shown: the alias is what logs call a key.
+    """
+    from topics.process.keys import check
+
+    try:
+        rows, mistakes = check(file)
+    except OSError as error:
+        mistakes = [error.strerror or str(error)]
+    if mistakes:
+        raise _Mistakes("\n".join(f"{file}: {mistake}" for mistake in mistakes))
+    if not shell.is_json:
+        rows = [row | {"prefixes": row["prefixes"] or ("(all names)",)} for row in rows]
+    titles = {"line": "LINE", "alias": "ALIAS", "scopes": "SCOPES", "prefixes": "PREFIXES"}
+    shell.table(rows, titles, {"scopes": "+".join, "prefixes": "|".join})
+
+
+class _Mistakes(click.ClickException):
+    """What is wrong with a file, a line each."""
+
+    exit_code = ExitCode.USAGE
 
 
 def _on_directory(run: Callable[[], ExitCode], name: str) -> ExitCode:
@@ -201,18 +227,6 @@ def _inspect(file: Path) -> ExitCode:
     except OSError as error:
         return _cannot_read(error)
     return ExitCode.DONE
-
-
-def _secret() -> bytes:
-    """A secret that is not shown, without the end of its line."""
-    if sys.stdin.isatty():
-        from getpass import getpass
-
-        try:
-            return getpass("Key: ").encode("utf-8", "surrogateescape")
-        except EOFError:
-            return b""
-    return sys.stdin.buffer.read(SECRET_MAX_BYTES).removesuffix(b"\n").removesuffix(b"\r")
 
 
 def _cannot_read(error: OSError) -> ExitCode:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from topics.client import Topics, TopicsError
 
 PATIENCE_S: Final = 60.0  # of commands that move many records or run for long
+SECRET_MAX_BYTES: Final = 64 * 1024  # no head of a request is longer
 
 
 class Failed(click.ClickException):
@@ -47,7 +48,7 @@ class Shell:
     is_json: bool = False
     is_quiet: bool = False
     timeout: float | None = None
-    _is_away: bool = False  # the server, as far as stderr knows
+    is_away: bool = False  # the server, as far as stderr knows
 
     def client(self, *, is_patient: bool = False, node: str | None = None) -> Topics:
         """A client of the server. One that is patient goes on after `PATIENCE_S` without it;
@@ -70,14 +71,14 @@ class Shell:
         )
 
     def _on_pause(self, failure: TopicsError, _pause_s: float) -> None:
-        if not self._is_away:
+        if not self.is_away:
             self.say(f"{failure.message}; trying again")
-        self._is_away = True
+        self.is_away = True
 
     def back(self) -> None:
         """The server answers. What follows streams calls it with each event."""
-        if self._is_away:
-            self._is_away = False
+        if self.is_away:
+            self.is_away = False
             self.say("connected again")
 
     def say(self, text: str) -> None:
@@ -228,8 +229,20 @@ def write_table(titles: list[str], rows: list[list[str]]) -> None:
         click.echo("  ".join(padded).rstrip())
 
 
+def secret(prompt: str) -> bytes:
+    """What is typed and not shown, or stdin without the end of its line."""
+    if sys.stdin.isatty():
+        from getpass import getpass
+
+        try:
+            return getpass(prompt).encode("utf-8", "surrogateescape")
+        except EOFError:
+            return b""
+    return sys.stdin.buffer.read(SECRET_MAX_BYTES).removesuffix(b"\n").removesuffix(b"\r")
+
+
 def _keep(context: click.Context, parameter: click.Parameter, value: Any) -> None:
-    if value not in (None, False):
+    if value is not None and value is not False:
         setattr(context.ensure_object(Shell), str(parameter.name), value)
 
 
@@ -260,8 +273,10 @@ class Command(click.Command):
         self.epilog = self.epilog or "Options of every command, and exit codes: topics --help."
 
     def get_params(self, context: click.Context) -> list[click.Parameter]:
-        """Its own first."""
-        return [*super().get_params(context), *_HIDDEN]
+        """Its own first; they go before those of every command."""
+        own = super().get_params(context)
+        taken = {name for parameter in own for name in parameter.opts}
+        return [*own, *(option for option in _HIDDEN if not taken & {*option.opts})]
 
 
 class Group(click.Group):

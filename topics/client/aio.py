@@ -37,7 +37,15 @@ from topics.client.watching import (
     Watching,
     ended,
 )
-from topics.client.worker import EXTEND_PART, LOG, HeldJob, extended, extension, worker_name
+from topics.client.worker import (
+    EXTEND_AGAIN_S,
+    EXTEND_PART,
+    LOG,
+    HeldJob,
+    extended,
+    extension,
+    worker_name,
+)
 
 T = TypeVar("T")
 
@@ -456,9 +464,10 @@ class AsyncWorker:
 
     async def _keep(self) -> None:
         """The task that extends leases."""
-        pause_s = self._lease_s / EXTEND_PART
+        pause_s = extend_s = self._lease_s / EXTEND_PART
         while True:
             await anyio.sleep(pause_s)
+            pause_s = extend_s
             held, began = [*self._held.values()], monotonic()
             if held:
                 call = extension(self._queue.name, self.node, held, self._lease_s)
@@ -466,5 +475,6 @@ class AsyncWorker:
                     skipped = (await self._queue.client.once(call)).skipped
                 except TopicsError as failure:
                     LOG.warning("leases of %s not extended: %s", self._queue.name, failure)
+                    pause_s = min(EXTEND_AGAIN_S, extend_s)
                 else:
                     extended(held, skipped, began + self._lease_s)

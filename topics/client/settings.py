@@ -73,13 +73,23 @@ def resolve(url: str | None = None, key: str | None = None, context: str | None 
     if known is not None and given is None:
         key = key or known.key or (read_key(known.key_file) if known.key_file else None)
         given = known.url
-    given = (given or DEFAULT_URL).rstrip("/")
-    parts = urlsplit(given)
+    return Target(checked_url(given or DEFAULT_URL), None if key is None else checked_key(key))
+
+
+def checked_url(url: str) -> str:
+    """The URL without a slash at its end. Raises `Invalid`."""
+    url = url.rstrip("/")
+    parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.path:
-        raise Invalid(f"{given!r} is not the URL of a server: http://HOST:PORT", code="bad_url")
-    if key is not None and not (key.isascii() and key.isprintable()):
+        raise Invalid(f"{url!r} is not the URL of a server: http://HOST:PORT", code="bad_url")
+    return url
+
+
+def checked_key(key: str) -> str:
+    """The key. Raises `Refused`."""
+    if not (key and key.isascii() and key.isprintable()):
         raise Refused("the key holds characters that no header field may have", code="bad_key")
-    return Target(given, key)
+    return key
 
 
 def _context(name: str | None) -> Context | None:

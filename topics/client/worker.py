@@ -39,6 +39,7 @@ LOG = logging.getLogger("topics.client")
 ERROR_MAX_BYTES: Final = 1024
 DELAY_MAX_S: Final = 300.0
 EXTEND_PART: Final = 3.0  # of a lease, between two extensions
+EXTEND_AGAIN_S: Final = 1.0  # after an extension that failed
 
 
 class _Ended(BaseException):
@@ -180,6 +181,10 @@ class Worker:
         """Claim nothing more: loops end behind the job that they handle."""
         self._stop.set()
 
+    def is_stopped(self, wait_s: float = 0.0) -> bool:
+        """Whether nothing more is claimed, now or ``wait_s`` s from now."""
+        return self._stop.wait(wait_s)
+
     def _on_sigterm(self, _number: int, _frame: FrameType | None) -> None:
         self.stop()
         if self._is_waiting:
@@ -202,6 +207,8 @@ class Worker:
         wait_s = 0.0 if self._drain else calls.WAIT_S
         try:
             self._is_waiting = threading.current_thread() is threading.main_thread()
+            if self._stop.is_set():  # since the last look, and nothing would end the wait
+                return False
             jobs = self._client.call(
                 calls.claim(self._queue, self.node, max(most, 1), self._lease_s, wait_s)
             )
@@ -239,23 +246,24 @@ class Worker:
 
     def _keep(self) -> None:
         """The thread that extends leases."""
-        pause_s = self._lease_s / EXTEND_PART
+        pause_s = extend_s = self._lease_s / EXTEND_PART
         with closing(self._client.copy(timeout=pause_s, retry=Retry(deadline=pause_s))) as own:
             while not self._done.wait(pause_s):
-                self._extend(own)
+                pause_s = extend_s if self._extend(own) else min(EXTEND_AGAIN_S, extend_s)
 
-    def _extend(self, own: Caller) -> None:
+    def _extend(self, own: Caller) -> bool:
         with self._lock:
             held = [*self._held.values()]
         if not held:
-            return
+            return True
         began = monotonic()
         try:
             skipped = own.call(extension(self._queue, self.node, held, self._lease_s)).skipped
         except TopicsError as failure:
             LOG.warning("leases of %s not extended: %s", self._queue, failure)
-        else:
-            extended(held, skipped, began + self._lease_s)
+            return False
+        extended(held, skipped, began + self._lease_s)
+        return True
 
 
 def extension(

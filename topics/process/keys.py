@@ -29,14 +29,14 @@ import sys
 from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
 from topics.actors.link.board import Board
 from topics.actors.link.key_table import KeyTable
 from topics.config import API_KEYS
-from topics.engine.access import Access, Principal
+from topics.engine.access import Access, Principal, Scope
 
 CREDENTIAL = "topics.api-keys"
 KEY_FILE_MAX_BYTES = 1024 * 1024
@@ -44,6 +44,7 @@ SETTLE_S: Final = 0.25
 GIVE_UP_S: Final = 5.0
 _ANYTHING = re.compile(rb"[^,\s]")
 _NO_KEY = re.compile(rb"^[ \t]*#.*$|[\r\n]+", re.MULTILINE)  # in a key file: comments and line ends
+_LINE_ENDS = bytes.maketrans(b"\r", b",")
 
 log = structlog.get_logger()
 
@@ -110,6 +111,35 @@ def key_files(environ: MutableMapping[str, str]) -> Iterator[KeyFile]:
         path = Path(directory, CREDENTIAL).absolute()
         if path.exists() and path not in seen:
             yield KeyFile(path, f"$CREDENTIALS_DIRECTORY/{CREDENTIAL}")
+
+
+def check(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """The keys of a file, each with its line, alias and rights (``prefixes`` None: all names); and
+    all mistakes with their lines. Raises OSError.
+    """
+    text = bytearray(KEY_FILE_MAX_BYTES + 1)
+    length = _read_into(path, text, again=False)
+    if length > KEY_FILE_MAX_BYTES:
+        return [], [f"the file is longer than {KEY_FILE_MAX_BYTES} bytes"]
+    found, mistakes, lines = [], [], dict[bytes, int]()
+    for number, line in enumerate(text[:length].split(b"\n"), start=1):
+        if line.lstrip(b" \t").startswith(b"#") or not _ANYTHING.search(line):
+            continue
+        try:
+            principals = Access.parse(line.translate(_LINE_ENDS)).principals
+        except ValueError as error:
+            mistakes.append(f"line {number}: {error}")
+            continue
+        for each in principals:
+            first = lines.setdefault(each.digest, number)
+            if first != number:
+                mistakes.append(f"line {number}: the key of line {first} again")
+            scopes = [str(scope.name).lower() for scope in Scope if each.allows(scope)]
+            rights = {"scopes": scopes, "prefixes": each.prefixes}
+            found.append({"line": number, "alias": each.alias, **rights})
+    if not (found or mistakes):
+        mistakes.append("the file holds no key")
+    return found, mistakes
 
 
 def take_fixed(environ: MutableMapping[str, str]) -> bytearray:

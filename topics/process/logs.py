@@ -1,5 +1,5 @@
-"""Logs: one JSON object a line on stderr, or readable lines on a terminal (``NO_COLOR`` is
-honoured).
+"""Logs: one JSON object a line on stderr, or sentences on a terminal (`topics.process.terminal`;
+``NO_COLOR`` is honoured).
 
 Each process calls ``configure`` once, after the fork, and logs with ``structlog.get_logger()``.
 What libraries send to ``logging`` and ``warnings`` takes the same way. An event is a lower-case
@@ -43,6 +43,8 @@ from typing import Any
 
 import structlog
 from structlog.typing import EventDict, WrappedLogger
+
+from topics.process.terminal import Sentences
 
 Send = Callable[[bytes], int]
 
@@ -159,11 +161,8 @@ def _framed(event: EventDict, level: str) -> EventDict:
 def _shower(sink: DescriptorSink) -> Callable[[EventDict], str]:
     if not sink.isatty():
         return json.dumps
-    colors = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    console = structlog.dev.ConsoleRenderer(
-        colors=colors, timestamp_key="time", exception_formatter=structlog.dev.plain_traceback
-    )
-    return lambda event: str(console(None, "", event))
+    is_dumb = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+    return Sentences(is_colored=not is_dumb)
 
 
 def _log_uncaught(

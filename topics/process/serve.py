@@ -16,6 +16,7 @@ clock or draw a number when it is imported: all children would have the same.
 
 from __future__ import annotations
 
+import errno
 import gc
 import resource
 import socket
@@ -118,8 +119,7 @@ def serve(
         log.critical("start failed", reason=str(error))
         return ExitCode.FAILED
     except OSError as error:
-        where = f"host {settings.host}, port {settings.port}, data {settings.data_dir}"
-        log.critical("start failed", reason=f"{error} ({where})")
+        log.critical("start failed", reason=_why_not(error, settings))
         return ExitCode.FAILED
     settings = _with_stored_shards(settings, directory.shards)
     soft_limit, file_limit = raise_file_limit()
@@ -134,6 +134,19 @@ def serve(
     links = Links(board, LinkSizes.of(settings))
     shared = Shared(board, links, listener, notifier, keys.table)
     return Supervisor(settings, shared, make_workers(settings, shared), keys).run()
+
+
+def _why_not(error: OSError, settings: Settings) -> str:
+    """What the system refused, and which settings say it."""
+    if error.errno == errno.EADDRINUSE:
+        return (
+            f"Address already in use: something listens on port {settings.port} of {settings.host};"
+            " TOPICS_PORT or --port takes another one"
+        )
+    return (
+        f"{error} (TOPICS_HOST={settings.host}, TOPICS_PORT={settings.port},"
+        f" TOPICS_DATA_DIR={settings.data_dir})"
+    )
 
 
 def listen(host: str, port: int) -> socket.socket:

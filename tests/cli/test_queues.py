@@ -1,0 +1,131 @@
+"""The commands ``queue``: what they show of a queue, and dead letters on their way back."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Run
+from tests.client.conftest import url_of
+from tests.support.server import Server
+from topics.cli import queues
+from topics.client import Topics
+
+
+@pytest.fixture
+def hurt(client: Topics, name: str) -> str:
+    """A queue with two dead letters, one job that is held and one that is ready."""
+    queue = client.queue(name)
+    queue.put(max_deliveries=1, dead_letter=f"{name}.dead")
+    queue.append(records=[{"data": {"n": n}, "tag": f"t{n}"} for n in range(3)])
+    queue.append(records=[{"data": {"n": 3}, "delay_ms": 0}])
+    queue.nack("me", *queue.claim("me", 2), error="boom")
+    assert [job.seq for job in queue.claim("worker-a", 1, lease=600.0)] == [3]
+    deadline = time.monotonic() + 30
+    while [each.count for each in client.topics(f"{name}.dead")] != [2] or queue.state().count != 2:
+        assert time.monotonic() < deadline, "dead letters do not move"
+        time.sleep(0.02)
+    return name
+
+
+def test_a_list_names_queues_alone(topics: Run, client: Topics, hurt: str) -> None:
+    client.topic(f"{hurt}.log").append(1)
+    head, row = topics("queue", "ls", hurt).out.splitlines()
+    assert head == "QUEUE     READY  IN FLIGHT  DELAYED  DEAD  OLDEST"
+    assert row.split()[:5] == [hurt, "1", "1", "0", "2"]
+    (told,) = topics("queue", "ls", hurt, "--json").objects
+    assert 0 <= time.time() - told.pop("oldest_ts") / 1000 < 60
+    counts = {"ready": 1, "in_flight": 1, "delayed": 0, "dead_lettered": 2}
+    assert told == {"topic": hurt, **counts}
+
+
+def test_info_names_holders_and_what_to_do_with_dead_letters(topics: Run, hurt: str) -> None:
+    done = topics("queue", "info", hurt)
+    lines = dict(line.split(None, 1) for line in done.out.splitlines())
+    assert lines["ready"] == "1"
+    assert "in flight   1 (worker-a 1)\n" in done.out
+    assert lines["deliveries"] == f"at most 1, then to {hurt}.dead"
+    assert lines["dead"] == f"2; 2 are in {hurt}.dead"
+    assert done.err == f"topics: topics queue redrive {hurt}.dead moves dead letters back\n"
+    (told,) = topics("queue", "info", hurt, "--json").objects
+    assert (told["holders"], told["dead_letters"]) == ({"worker-a": 1}, 2)
+    assert told["config"]["max_deliveries"] == 1
+
+
+def test_peek_marks_what_is_held_and_leases_nothing(topics: Run, client: Topics, hurt: str) -> None:
+    for _ in range(2):
+        _, held, ready = topics("queue", "peek", hurt).out.splitlines()
+    assert held.startswith("3 ")
+    assert "worker-a (" in held
+    assert held.endswith(' left, delivery 1)  {"n":2}')
+    assert ready.endswith('  -    -                                 {"n":3}')
+    jobs = topics("queue", "peek", hurt, "--json", "-n", "5").objects
+    assert [(job["$seq"], job["lease"] and job["lease"]["node"]) for job in jobs] == [
+        (3, "worker-a"),
+        (4, None),
+    ]
+    assert len(topics("queue", "peek", hurt, "-n", "1", "--json").objects) == 1
+    assert [lease.seq for lease in client.queue(hurt).leases()] == [3]
+
+
+def test_leases_are_listed_by_worker(topics: Run, hurt: str) -> None:
+    assert topics("queue", "leases", hurt).out.splitlines()[1].split()[:2] == ["3", "worker-a"]
+    (lease,) = topics("queue", "leases", hurt, "--json", "--node", "worker-a").objects
+    assert (lease["$seq"], lease["deliveries"]) == (3, 1)
+    done = topics("queue", "leases", hurt, "--node", "b")
+    assert done == (0, "", f"topics: no job of {hurt} is held by b\n")
+
+
+def test_dead_letters_go_back(
+    topics: Run, client: Topics, hurt: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queues, "REDRIVE_MAX", 1)  # one request each
+    done = topics("queue", "redrive", f"{hurt}.dead", "--tag", "t1")
+    assert done == (0, "1 moved, 0 left\n", "")
+    client.topic(f"{hurt}.dead").append("no source")
+    done = topics("queue", "redrive", f"{hurt}.dead", "--json")
+    (told,) = done.objects
+    assert (done.code, told["moved"], told["skipped"], told["reason"]) == (1, 1, 1, "no_source")
+    tags = [job["$tag"] for job in topics("queue", "peek", hurt, "--json").objects]
+    assert tags == ["t2", None, "t1", "t0"]
+    done = topics("queue", "redrive", f"{hurt}.dead", "--to", hurt, "--limit", "1")
+    assert done == (0, "1 moved, 0 left\n", "")
+
+
+def test_empty_results_are_said_on_stderr(topics: Run, client: Topics, name: str) -> None:
+    client.queue(name).put()
+    assert topics("queue", "peek", name) == (0, "", f"topics: {name} has no jobs\n")
+    assert topics("queue", "ls", "-q", "nope-") == (0, "", "")
+    assert (
+        topics("queue", "ls", "nope-").err == "topics: there are no queues that begin with nope-\n"
+    )
+    assert "deliveries  without end\n" in topics("queue", "info", name).out
+
+
+COMMANDS = ["info", "peek", "leases", "redrive"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_what_goes_wrong(topics: Run, client: Topics, name: str, command: str) -> None:
+    assert topics("queue", command, "--help").out.startswith(f"Usage: topics queue {command}")
+    assert topics("queue", command).code == 2
+    assert topics("queue", command, name, "--nope").code == 2
+    assert topics("--json", "queue", command, name).error["code"] == "topic_not_found"
+    assert topics("queue", command, name).code == 4
+    assert topics("queue", command, name, "--url", "http://127.0.0.1:1", "--timeout", "0").code == 6
+    if command != "redrive":
+        client.topic(name).put()
+        assert topics("--json", "queue", command, name).error["code"] == "not_a_queue"
+
+
+@pytest.mark.slow
+def test_a_server_with_keys(topics: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Server(tmp_path / "data", shards=1, api_keys="right") as server:
+        monkeypatch.setenv("TOPICS_URL", url_of(server))
+        for arguments in (["ls"], *([command, "q"] for command in COMMANDS)):
+            assert topics("queue", *arguments).code == 5
+        assert topics("work", "q", "--", "cat").code == 5
+        (tmp_path / "key").write_text("right\n")
+        assert topics("queue", "ls", "--key-file", str(tmp_path / "key")).code == 0

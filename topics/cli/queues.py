@@ -1,0 +1,209 @@
+"""Queues as they stand: how many jobs, which, who holds them; and dead letters back to work.
+Nothing here leases a job.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+import click
+
+from topics.cli import units
+from topics.cli.shell import Shell, group, pass_shell
+from topics.client import NotFound, Record, Topics, TopicState
+from topics.client.values import Lease
+from topics.errors import ExitCode
+
+REDRIVE_MAX: Final = 10_000  # dead letters in one request
+TITLES: Final = {
+    "topic": "QUEUE",
+    "ready": "READY",
+    "in_flight": "IN FLIGHT",
+    "delayed": "DELAYED",
+    "dead_lettered": "DEAD",
+    "oldest_ts": "OLDEST",
+}
+
+NAME = click.argument("name", metavar="QUEUE")
+
+
+@group("queue")
+def queue() -> None:
+    """Look at queues, and move dead letters back."""
+
+
+@queue.command("ls")
+@click.argument("prefix", default="")
+@pass_shell
+def ls(shell: Shell, prefix: str) -> None:
+    """List queues with their jobs.
+
+    DEAD is how many were given up so far; OLDEST is the age of the oldest job that is there.
+    """
+    found = []
+    with shell.client() as client:
+        for info in client.topics(prefix):
+            with suppress(NotFound):  # deleted meanwhile
+                state = client.topic(info.name).state()
+                if state.queue is not None:
+                    found.append(_summary(client, state))
+    if found:
+        shell.table(found, TITLES, {"oldest_ts": _age})
+    else:
+        shell.say("there are no queues" + (f" that begin with {prefix}" if prefix else ""))
+
+
+@queue.command("info")
+@NAME
+@pass_shell
+def info(shell: Shell, name: str) -> None:
+    """Show how a queue stands."""
+    with shell.client() as client:
+        asked = client.queue(name)
+        holders = Counter(lease.node for lease in asked.leases())  # refuses what is no queue
+        state = asked.state()
+        told = _summary(client, state) | {"holders": holders, "config": state.config}
+        dead = state.config["dead_letter"]
+        if dead is not None:
+            with suppress(NotFound):
+                told["dead_letters"] = client.topic(dead).state().count
+    if shell.is_json:
+        shell.emit(told)
+        return
+    held = ", ".join(f"{node} {count}" for node, count in holders.most_common(5))
+    most, left = state.config["max_deliveries"], told.get("dead_letters", 0)
+    lines = {
+        "queue": name,
+        "ready": told["ready"],
+        "in flight": f"{told['in_flight']} ({held})" if held else told["in_flight"],
+        "delayed": told["delayed"],
+        "oldest job": _age(told["oldest_ts"]) if told["oldest_ts"] else "-",
+        "lease": units.duration(state.config["lease_ms"]),
+        "deliveries": f"at most {most}, then to {dead}" if most and dead else "without end",
+        "dead": f"{told['dead_lettered']}; {left} are in {dead}" if dead else told["dead_lettered"],
+    }
+    for title, value in lines.items():
+        click.echo(f"{title:<12}{value}")
+    if left:
+        shell.say(f"topics queue redrive {dead} moves dead letters back")
+
+
+@queue.command("peek")
+@NAME
+@click.option("-n", "count", type=click.IntRange(1, 1000), default=10, help="How many (10).")
+@pass_shell
+def peek(shell: Shell, name: str, count: int) -> None:
+    """Show the oldest jobs, and leave them where they are.
+
+    HELD BY says who has a job leased; without it a job is ready or has a delay.
+    """
+    with shell.client() as client:
+        asked = client.queue(name)
+        leases = asked.leases()
+        lease = next(leases, None)  # refuses what is no queue
+        rows = []
+        for record in asked.read(limit=count):
+            if isinstance(record, Record):
+                while lease is not None and lease.seq < record.seq:
+                    lease = next(leases, None)
+                held = lease if lease is not None and lease.seq == record.seq else None
+                rows.append(_job(record, held))
+    if not rows:
+        shell.say(f"{name} has no jobs")
+        return
+    columns = {"$seq": "SEQ", "$ts": "AGE", "$tag": "TAG", "lease": "HELD BY", "data": "DATA"}
+    shows: dict[str, Callable[[Any], str]] = {"$ts": _age, "lease": _holder, "data": _text}
+    shell.table(rows, columns, shows)
+
+
+@queue.command("leases")
+@NAME
+@click.option("--node", help="Only those of this worker.")
+@pass_shell
+def leases(shell: Shell, name: str, node: str | None) -> None:
+    """Show who holds which job."""
+    with shell.client() as client:
+        found = [*client.queue(name).leases(node)]
+    if not found:
+        shell.say(f"no job of {name} is held" + (f" by {node}" if node else ""))
+        return
+    columns = {"seq": "SEQ", "node": "HELD BY", "deadline": "LEFT", "deliveries": "DELIVERY"}
+    columns["last_error"] = "LAST ERROR"
+    shell.table(found, columns, {"deadline": _left})
+
+
+@queue.command("redrive")
+@click.argument("name", metavar="DEADQUEUE")
+@click.option("--to", metavar="QUEUE", help="Where to, instead of where each came from.")
+@click.option("--tag", metavar="GLOB", help="Only those with this tag, or a prefix and *.")
+@click.option("--limit", type=units.COUNT, metavar="N", help="At most so many.")
+@pass_shell
+def redrive(
+    shell: Shell, name: str, to: str | None, tag: str | None, limit: int | None
+) -> ExitCode:
+    """Move dead letters back to their queue.
+
+    Exit code 1 says that some were skipped, because their queue is gone or full.
+    """
+    moved = 0
+    with shell.client(is_patient=True) as client:
+        while True:
+            most = REDRIVE_MAX if limit is None else min(limit - moved, REDRIVE_MAX)
+            done = client.queue(name).redrive(to=to, tag=tag, limit=most)
+            moved += done.moved
+            if not (done.moved and done.remaining) or moved == limit:
+                break
+    total = {**_fields(done), "moved": moved}
+    if shell.is_json:
+        shell.emit(total)
+    else:
+        skipped = f", {done.skipped} skipped ({done.reason})" if done.skipped else ""
+        click.echo(f"{moved} moved, {done.remaining} left{skipped}")
+    return ExitCode.FAILED if done.skipped else ExitCode.DONE
+
+
+def _summary(client: Topics, state: TopicState) -> dict[str, Any]:
+    """One line of the list, with the API's names."""
+    oldest = None
+    if state.count:
+        jobs = client.topic(state.name).read(state.earliest_seq - 1, limit=1)
+        oldest = next((job.ts for job in jobs if isinstance(job, Record)), None)
+    return {"topic": state.name, **_fields(state.queue), "oldest_ts": oldest}
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    import msgspec
+
+    fields: dict[str, Any] = msgspec.to_builtins(value)
+    return fields
+
+
+def _job(record: Record, lease: Lease | None) -> dict[str, Any]:
+    return {
+        "$seq": record.seq,
+        "$ts": record.ts,
+        "$tag": record.tag,
+        "data": record.raw_data,
+        "meta": record.raw_meta,
+        "lease": lease,
+    }
+
+
+def _text(raw: Any) -> str:
+    return bytes(raw).decode()
+
+
+def _holder(lease: Lease) -> str:
+    return f"{lease.node} ({_left(lease.deadline)} left, delivery {lease.deliveries})"
+
+
+def _age(ts_ms: int) -> str:
+    return units.duration(max(0.0, 1000 * time.time() - ts_ms))
+
+
+def _left(deadline_ms: int) -> str:
+    return units.duration(max(0.0, deadline_ms - 1000 * time.time()))

@@ -1,0 +1,310 @@
+"""The command ``work``: run a program for each job of a queue.
+
+main thread       claims a job for each free place
+thread of a job   runs the program; exit 0 acks, anything else nacks
+watch             once a second: ends programs whose lease is lost
+
+              SIGTERM                      Ctrl-C
+claims        no more                      no more
+programs      finish                       get it, too; after a second they get SIGTERM
+their jobs    acked or nacked as always    acked after exit 0, else given back at once
+exit code     0                            130
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from contextlib import suppress
+from time import monotonic
+from typing import Any, Final
+
+import click
+
+from topics.cli import units
+from topics.cli.shell import Command, Shell, pass_shell
+from topics.client import Job, Topics, TopicsError, Worker, calls
+from topics.client.values import JobRecord
+from topics.errors import ExitCode
+
+WATCH_S: Final = 1.0
+STDERR_S: Final = 1.0  # for the rest of stderr, which children of the program may hold open
+STDERR_MAX_BYTES: Final = 4096  # of which the last line is looked for
+GRACE_S: Final = 1.0  # for programs after Ctrl-C, then SIGTERM
+KILL_S: Final = 5.0  # after that, then SIGKILL
+# Ends of a program that are no fault of its job if this one was told to stop, too, or soon is.
+STOPPED: Final = {signed for number in (2, 15) for signed in (-number, 128 + number)}
+
+
+class Work(Command):
+    """A command whose arguments end with those of a program."""
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        """Refuse a program without ``--``: its options would be taken for ours."""
+        if not (context.resilient_parsing or {"--", "-h", "--help"} & {*args}):
+            raise click.UsageError("-- goes before the command: work QUEUE -- COMMAND", context)
+        return super().parse_args(context, args)
+
+
+@click.command("work", cls=Work)
+@click.argument("queue")
+@click.option("-j", "concurrency", type=click.IntRange(1, 1000), default=1, help="Jobs at once.")
+@click.option(
+    "--lease",
+    "lease_ms",
+    type=units.DURATION,
+    default="30s",
+    metavar="TIME",
+    help="How long a job stays with a worker that is not heard of (30s).",
+)
+@click.option("--once", is_flag=True, help="End after one job.")
+@click.option("--drain", is_flag=True, help="End when there are no more jobs.")
+@click.option("--raw", is_flag=True, help="Write a job that is a string as its bare text.")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
+@pass_shell
+def work(
+    shell: Shell,
+    queue: str,
+    concurrency: int,
+    lease_ms: int,
+    once: bool,
+    drain: bool,
+    raw: bool,
+    command: tuple[str, ...],
+) -> ExitCode:
+    """Run a command for each job of a queue.
+
+    The command gets the job as a line of JSON on stdin, and in its environment TOPICS_TOPIC,
+    TOPICS_SEQ, TOPICS_TAG, TOPICS_DELIVERIES and TOPICS_LAST_ERROR. Exit 0 acks the job. Otherwise
+    it comes again after 1, 2, 4 ... seconds, with the last line of stderr as its last error.
+
+    Leases are extended while commands run. One that is lost ends its command (SIGTERM): somebody
+    else may have the job. Over a restart of the server only queues with leases_durable keep them.
+
+    SIGTERM finishes what runs and ends. With --once or --drain, exit code 1 says that a command has
+    failed.
+    """
+    if lease_ms < 1000:
+        raise click.BadParameter("a lease has at least a second", param_hint="--lease")
+    if shutil.which(command[0]) is None:
+        raise click.UsageError(f"command not found: {command[0]}")
+    places = 1 if once else concurrency
+    logging.getLogger("topics.client").setLevel(logging.CRITICAL)  # `Shell` tells of pauses
+    with (
+        shell.client(is_patient=True) as client,
+        client.queue(queue).worker(
+            concurrency=places, lease=lease_ms / 1000, drain=drain
+        ) as worker,
+    ):
+        crew = Crew(shell, client, worker, command, places, is_raw=raw)
+        crew.run(once=once, drain=drain)
+    if drain and not crew.begun:
+        shell.say(f"{queue} has no jobs")
+    return ExitCode.FAILED if crew.failed and (once or drain) else ExitCode.DONE
+
+
+class Crew:
+    """The programs that run, each with its thread and its job."""
+
+    def __init__(
+        self,
+        shell: Shell,
+        client: Topics,
+        worker: Worker,
+        command: tuple[str, ...],
+        places: int,
+        *,
+        is_raw: bool,
+    ) -> None:
+        self._shell, self._client, self._worker = shell, client, worker
+        self._command, self._is_raw = command, is_raw
+        self._places = threading.Semaphore(places)
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        self._running: dict[subprocess.Popen[bytes], Job] = {}
+        self._is_interrupted, self._is_over = False, threading.Event()
+        self._failure: Exception | None = None
+        self.begun = self.failed = 0  # jobs; those that were nacked
+
+    def run(self, *, once: bool, drain: bool) -> None:
+        """Work until the worker stops. Raises `TopicsError`, and what starts no program."""
+        threading.Thread(target=self._watch, daemon=True).start()
+        try:
+            while self._claim(is_one=once) and drain and not once:
+                self._join()  # and again: programs append jobs, too
+            self._join()
+        except KeyboardInterrupt:
+            self._interrupt()
+            raise
+        except TopicsError:
+            self._worker.stop()
+            self._join()
+            raise
+        finally:
+            self._is_over.set()
+        if self._failure is not None:
+            raise self._failure
+
+    def _claim(self, *, is_one: bool) -> bool:
+        """Begin jobs until the worker has no more. False: it had none."""
+        before = self.begun
+        self._await_place()
+        for job in self._worker:
+            self._shell.back()
+            self._threads = [each for each in self._threads if each.is_alive()]
+            self._threads.append(threading.Thread(target=self._work, args=(job,), daemon=True))
+            self._threads[-1].start()
+            self.begun += 1
+            if is_one:
+                break
+            self._await_place()
+        else:
+            self._places.release()
+        return self.begun > before
+
+    # A signal that comes just before a wait is handled when the wait ends: none is long.
+
+    def _await_place(self) -> None:
+        while not self._places.acquire(timeout=WATCH_S / 2):
+            pass
+
+    def _join(self, timeout_s: float = math.inf) -> bool:
+        """Wait for all jobs. False: some are not done."""
+        until = monotonic() + timeout_s
+        for thread in self._threads:
+            while thread.is_alive() and (left_s := until - monotonic()) > 0:
+                thread.join(min(left_s, WATCH_S / 2))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _interrupt(self) -> None:
+        """Ctrl-C: it has reached the programs as well, unless somebody has sent it to this process
+        alone. A second one ends all at once.
+        """
+        with self._lock:
+            self._is_interrupted = True
+        self._worker.stop()
+        patience_s = GRACE_S
+        try:
+            while not self._join(patience_s) and patience_s < KILL_S:
+                patience_s = KILL_S
+                self._send(signal.SIGTERM)
+        finally:
+            self._send(signal.SIGKILL)
+
+    def _send(self, number: signal.Signals) -> None:
+        with self._lock:
+            for process in self._running:
+                process.send_signal(number)
+
+    def _work(self, job: Job) -> None:
+        """Run the program for a job, and tell the server what came of it."""
+        try:
+            code, last_line = self._run(job)
+            if code == 0 or job.lost:
+                is_told = job.ack()
+            elif self._is_interrupted or (code in STOPPED and self._worker.is_stopped(WATCH_S)):
+                self._say(job, "given back")
+                is_told = job.nack(delay=0.0)
+            else:
+                self.failed += 1
+                how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+                self._say(job, f"{how}, delivery {job.record.deliveries}")
+                is_told = job.nack(error=last_line or how)
+            if not is_told:
+                self._say(job, "the lease was lost, the job will run again")
+        except Exception as failure:
+            self._failure = self._failure or failure
+            if isinstance(failure, OSError):  # no program was started
+                job.nack(delay=0.0)
+            os.kill(os.getpid(), signal.SIGTERM)  # the main thread may wait in a claim
+        finally:
+            self._places.release()
+
+    def _run(self, job: Job) -> tuple[int, str]:
+        """Run the program: how it ended, and the last line of its stderr. Raises `OSError`."""
+        with tempfile.TemporaryFile() as stdin:  # a pipe would have to be written by a thread
+            stdin.write(data_of(job.record, is_raw=self._is_raw))
+            stdin.seek(0)
+            with self._lock:
+                if self._is_interrupted:
+                    return -signal.SIGINT, ""
+                process = subprocess.Popen(
+                    self._command,
+                    stdin=stdin,
+                    stderr=subprocess.PIPE,
+                    env=os.environ | environment_of(job.record),
+                )
+                self._running[process] = job
+        stderr = Stderr(process.stderr)
+        stderr.start()
+        code = process.wait()
+        with self._lock:
+            del self._running[process]
+        stderr.join(STDERR_S)
+        return code, stderr.last_line
+
+    def _watch(self) -> None:
+        told: set[subprocess.Popen[bytes]] = set()
+        while not self._is_over.wait(WATCH_S):
+            with self._lock:
+                lost = {process for process, job in self._running.items() if job.lost} - told
+                for process in lost:
+                    self._say(self._running[process], "the lease is lost, ending the command")
+                    process.terminate()
+            told |= lost
+            if self._shell.is_away:  # the next job may be far away
+                with suppress(TopicsError):
+                    self._client.once(calls.ready())
+                    self._shell.back()
+
+    def _say(self, job: Job, text: str) -> None:
+        self._shell.say(f"{job.record.topic}#{job.record.seq}: {text}")
+
+
+class Stderr(threading.Thread):
+    """What a program writes there goes to ours; its end is kept."""
+
+    def __init__(self, stream: Any) -> None:
+        super().__init__(daemon=True)
+        self._stream, self._ours = stream, sys.stderr.buffer
+        self._kept = b""
+
+    def run(self) -> None:
+        """Read to the end."""
+        with self._stream as stream:
+            while data := stream.read1(65536):
+                with suppress(OSError):
+                    self._ours.write(data)
+                    self._ours.flush()
+                self._kept = (self._kept + data)[-STDERR_MAX_BYTES:]
+
+    @property
+    def last_line(self) -> str:
+        """The last one that is not empty."""
+        return self._kept.decode("utf-8", "replace").strip().rpartition("\n")[2].strip()
+
+
+def data_of(record: JobRecord, *, is_raw: bool) -> bytes:
+    """What the program reads: a line of JSON; with ``is_raw`` a string as it is."""
+    if is_raw and isinstance(record.data, str):
+        return record.data.encode("utf-8", "surrogatepass")
+    return bytes(record.raw_data) + b"\n"
+
+
+def environment_of(record: JobRecord) -> dict[str, str]:
+    """What the program finds in its environment."""
+    told = {
+        "TOPICS_TOPIC": record.topic,
+        "TOPICS_SEQ": str(record.seq),
+        "TOPICS_TAG": record.tag or "",
+        "TOPICS_DELIVERIES": str(record.deliveries),
+        "TOPICS_LAST_ERROR": record.last_error or "",
+    }
+    return {name: value.replace("\0", " ") for name, value in told.items()}

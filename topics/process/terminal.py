@@ -1,0 +1,105 @@
+"""Log lines for people at a terminal: time, level, one sentence.
+
+    22:58:46 info     ready  http://127.0.0.1:4000  data topics-data (0 topics)
+    22:59:02 error    process died: child shard 1, signal SIGKILL, lived s 16.2, again in s 0.0
+
+Left out are pids, and what each start and stop that succeeds has in common.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+COLORS: Final = {"warning": 33, "error": 31, "critical": 31}
+DIM: Final = 2
+NOT_SHOWN: Final = {"event", "level", "time", "process", "pid", "child_pid", "exception", "reason"}
+
+Event = Mapping[str, Any]
+
+
+class Sentences:
+    """From an event to a line, for one process. Raises `structlog.DropEvent` for one that is left
+    out.
+    """
+
+    def __init__(self, *, is_colored: bool) -> None:
+        self._is_colored = is_colored
+        self._url, self._place, self._interrupts = "", "", 0
+        self._own: dict[str, Callable[[Event], str | None]] = {
+            "file limit set": lambda _: None,
+            "listening": self._listening,
+            "ready": self._ready,
+            "signal received": self._signal,
+            "process started": lambda event: None if event["spawns"] == 1 else _sentence(event),
+            "process ended": lambda event: (
+                None if not event.get("exit_code", 1) else _sentence(event)
+            ),
+        }
+
+    def __call__(self, event: Event) -> str:
+        """The line, without its end; a traceback follows on lines of its own."""
+        name, level = event.get("event"), str(event["level"])
+        try:
+            text = self._own.get(str(name), _sentence)(event)
+        except KeyError:  # a field is missing
+            text = _sentence(event)
+        if text is None:
+            raise structlog.DropEvent
+        if event["process"] != "supervisor":
+            text = f"{event['process']} {text}"
+        now = self._colored(f"{datetime.now(UTC).astimezone():%H:%M:%S}", DIM)
+        line = f"{now} {self._colored(level.ljust(8), COLORS.get(level, 0))} {text}"
+        return f"{line}\n{event['exception']}" if "exception" in event else line
+
+    def _colored(self, text: str, color: int) -> str:
+        return f"\x1b[{color}m{text}\x1b[0m" if self._is_colored and color else text
+
+    def _listening(self, event: Event) -> str:
+        place = Path(event["data_dir"])
+        self._url = event["url"]
+        self._place = str(
+            place.relative_to(Path.cwd()) if place.is_relative_to(Path.cwd()) else place
+        )
+        keys = f"{event['keys']} keys" if event["auth"] == "keys" else "no keys"
+        return f"starting  {_shown(self._url)}  {event['shards']} shards, {keys}"
+
+    def _ready(self, event: Event) -> str:
+        count = event["topics"]
+        topics = "1 topic" if count == 1 else f"{count} topics"
+        damaged = "".join(f", shard {number} is damaged" for number in event["damaged"])
+        return f"ready  {_shown(self._url)}  data {_shown(self._place)} ({topics}){damaged}"
+
+    def _signal(self, event: Event) -> str:
+        if event["signal"] != "SIGINT":
+            return _sentence(event)
+        self._interrupts += 1
+        if self._interrupts > 1:
+            return "Ctrl-C again: ended at once"
+        return "Ctrl-C: the server stops; another one ends it at once"
+
+
+def _sentence(event: Event) -> str:
+    """The event, its reason, and its fields as ``name value``."""
+    fields = [
+        f"{name.replace('_', ' ')} {_shown(value)}"
+        for name, value in event.items()
+        if name not in NOT_SHOWN
+    ]
+    parts = [_shown(event["reason"])] if "reason" in event else []
+    rest = ", ".join(parts + fields)
+    return _shown(event.get("event")) + (f": {rest}" if rest else "")
+
+
+def _shown(value: Any) -> str:
+    """What is printed as it is, or else with escapes: nobody writes lines of the log, or moves the
+    cursor.
+    """
+    if isinstance(value, list | tuple):
+        return " ".join(map(_shown, value)) or "none"
+    return str(value) if str(value).isprintable() else json.dumps(str(value))
