@@ -10,9 +10,8 @@ itself ready, and then does one turn at a time and tells how many records it mov
 from __future__ import annotations
 
 from collections.abc import Generator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from threading import Event
+from threading import Event, Thread
 from time import monotonic, process_time
 from typing import Final, get_args
 
@@ -21,7 +20,7 @@ import click
 from topics.cli import units
 from topics.cli.measure import own_topic, percentile
 from topics.cli.shell import Shell, command, pass_shell
-from topics.client import TAIL, CaughtUp, Queue, Record, calls
+from topics.client import TAIL, CaughtUp, Queue, Record, TopicsError, calls
 from topics.formats.api.topic_config import Durability
 
 Turns = Generator[int]
@@ -113,10 +112,11 @@ def bench(
             own = stack.enter_context(client.copy(timeout=client.timeout, retry=client.retry))
             turns.append(stack.enter_context(closing(KINDS[kind](own.queue(name), data))))
             next(turns[-1])
-        threads = stack.enter_context(ThreadPoolExecutor(clients))
-        stack.callback(stop.set)
         began, cpu_s = monotonic(), process_time()
-        loads = [threads.submit(_load, each, began + seconds, stop) for each in turns]
+        loads = [_Load(each, began + seconds, stop) for each in turns]
+        stack.callback(_end, loads, stop)
+        for load in loads:
+            load.start()
         results = [load.result() for load in loads]
         took_s, cpu_s = monotonic() - began, process_time() - cpu_s
     times = [each for _, found in results for each in found]
@@ -132,20 +132,46 @@ def bench(
     if shell.is_json:
         shell.emit(found)
     else:
-        load = f"{kind}: {clients} clients, batches of {batch}, {units.size(size)}, {durability}"
+        asked = f"{kind}: {clients} clients, batches of {batch}, {units.size(size)}, {durability}"
         figures = (
             "{records_per_s:,.0f} records/s  {turns_per_s:,.0f} turns/s  p50 {p50_ms:.2f} ms"
             "  p99 {p99_ms:.2f} ms  client {client_cpu_s:.1f} s of CPU in {seconds:.1f} s"
         )
-        click.echo(f"{load}\n{figures.format(**found)}")
+        click.echo(f"{asked}\n{figures.format(**found)}")
     if cpu_s > BOUND * took_s:
         shell.say("this client was the bound: the server can do more (topics/BENCHMARKS.md)")
 
 
-def _load(turns: Turns, until: float, stop: Event) -> tuple[int, list[float]]:
-    """Records that were moved, and the ms of each turn."""
-    count, times = 0, list[float]()
-    while not stop.is_set() and (began := monotonic()) < until:
-        count += next(turns)
-        times.append(round(1000 * (monotonic() - began), 3))
-    return count, times
+class _Load(Thread):
+    """A client at work until it is time, or until one of them has failed."""
+
+    def __init__(self, turns: Turns, until: float, stop: Event) -> None:
+        super().__init__()
+        self._turns, self._until, self._stopped = turns, until, stop
+        self._count, self._times = 0, list[float]()
+        self._failure: TopicsError | None = None
+
+    def run(self) -> None:
+        """Take turns."""
+        try:
+            while not self._stopped.is_set() and (began := monotonic()) < self._until:
+                self._count += next(self._turns)
+                self._times.append(round(1000 * (monotonic() - began), 3))
+        except TopicsError as failure:
+            self._failure = failure
+            self._stopped.set()
+
+    def result(self) -> tuple[int, list[float]]:
+        """Records that were moved, and the ms of each turn. Raises `TopicsError`."""
+        self.join()
+        if self._failure is not None:
+            raise self._failure
+        return self._count, self._times
+
+
+def _end(loads: list[_Load], stop: Event) -> None:
+    """Wait for those that have begun: Ctrl-C may come at any moment."""
+    stop.set()
+    for load in loads:
+        if load.ident is not None:
+            load.join()
