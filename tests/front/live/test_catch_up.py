@@ -56,6 +56,25 @@ async def test_only_a_reader_at_the_head_is_told_that_it_is_caught_up(
     assert client.stream.readers["t"].is_live
 
 
+async def test_who_catches_up_by_kept_pages_is_told_at_the_end_of_the_last_one(
+    front: Desk,
+) -> None:
+    """Each of them was the last one when it came."""
+    first = await opened(front, head_seq=1)
+    await front.answer("feed.read", records(0, 1), **page(0, 1), epoch=1)
+    for seq in (1, 2, 3):
+        await front.page(seq, seq + 1)
+    assert first.hear().count(b"event: caught-up") == 1
+    second = await front.client()
+    await front.answer("feed.read", records(0, 1), **page(0, 1, head_seq=4), epoch=1)
+    told = second.hear()
+    assert seqs(told) == [1, 2, 3, 4]
+    assert told.count(b"event: caught-up") == 1
+    assert told.index(b'"$seq":4') < told.index(
+        b'event: caught-up\ndata: {"topic":"t","head_seq":4}'
+    )
+
+
 async def test_a_gap_beyond_the_feed_is_told_once_and_the_records_behind_it_follow(
     front: Desk,
 ) -> None:

@@ -193,7 +193,9 @@ class TopicStream(ReaderStream):
             self.moved(reader)
         if page.count:
             parts += self.page_event(reader, page)
-        if page.to_seq < page.head_seq:
+        # A kept page knows the head of its own time.
+        known_seq = 0 if reader.feed is None else reader.feed.head_seq
+        if page.to_seq < max(page.head_seq, known_seq):
             reader.is_caught_up = False
         elif not reader.is_caught_up:
             reader.is_caught_up = True
