@@ -63,62 +63,94 @@ Cap = Annotated[int, Bound(0)]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """Everything that the environment may set. Sizes in bytes, times in milliseconds, unless the
-    name says otherwise.
+    name says otherwise. What stands behind a field is its line in docs/reference.md.
     """
 
     # Where
     host: Annotated[str, Host()] = "127.0.0.1"
-    port: Annotated[int, Bound(0, 65_535)] = 4000  # 0 lets the kernel choose
+    """The address to listen on. One that others can reach needs keys."""
+    port: Annotated[int, Bound(0, 65_535)] = 4000
+    """The port; 0 lets the kernel choose."""
     data_dir: Path = Path("topics-data")
-    shards: Annotated[int, Bound(1, 64)] = 1  # from the environment: the usable cores, unless set
+    """Where the data is kept."""
+    shards: Annotated[int, Bound(1, 64)] = 1
+    """Processes that hold the data; unset: the usable cores. Fixed when the directory is made."""
 
     # Who (§0.2); never the keys themselves
     api_keys_file: Path | None = None
+    """A file of keys: one entry a line, `SECRET[:SCOPES[:PREFIXES]]`. SIGHUP reads it again."""
     allow_insecure_no_auth: bool = False
+    """Serve everyone without keys on an address that others can reach."""
     probe_auth: bool = False
-    # `front/http/hosts.py` says when they count.
+    """Health and ready need a key, too."""
     allowed_hosts: Annotated[tuple[str, ...], HostNames()] = ()
-    cors_origins: Annotated[tuple[str, ...], Origins()] = ()  # `front/cors.py`
+    """Host names of requests beside the loopback ones; `*`: any (`front/hosts.py`)."""
+    cors_origins: Annotated[tuple[str, ...], Origins()] = ()
+    """Origins of pages that may read answers; `*`: any (`front/cors.py`)."""
 
     # Writes (§2)
     max_batch_records: Count = 10_000
+    """Records of one append."""
     max_record_bytes: Annotated[int, Bound(1, GIB)] = 1 * MIB
+    """Bytes of a record's data and meta."""
     max_body_bytes: Annotated[int, Bound(1, GIB)] = 64 * MIB
+    """Bytes of an append's body; other bodies have 128 KiB at most."""
     max_meta_bytes: Annotated[int, Bound(1, GIB)] = 16 * KIB
+    """Bytes of a record's meta."""
     # Lengths of tags and nodes are 16 bits wide on disk.
     max_tag_bytes: Annotated[int, Bound(1, 65_535)] = 256
+    """Bytes of a tag."""
     max_node_bytes: Annotated[int, Bound(1, 65_535)] = 128
+    """Bytes of a node."""
 
     # Reads and queues (§3, §7, §10)
     max_limit: Count = 1000
+    """Records of one page; a larger `limit` is clamped."""
     max_watch_topics: Count = 256
+    """Topics of one watch session."""
     max_claim: Count = 1000
+    """Jobs of one claim; a larger `max` is clamped."""
 
-    # Caps (§11); 0 means no cap
+    # Caps (§11)
     max_topics: Cap = 100_000
+    """Topics of the server; 0: no cap, as for all caps."""
     max_routers: Cap = 10_000
+    """Routers of the server."""
     max_watch_sessions: Cap = 10_000
+    """Watch sessions of the server."""
     max_watch_sessions_per_key: Cap = 5000
+    """Watch sessions of one key."""
     max_sse_connections: Cap = 10_000
+    """Event streams and WebSockets of the server."""
     max_sse_connections_per_key: Cap = 1000
+    """Event streams and WebSockets of one key."""
     max_inflight_per_key: Cap = 1000
+    """Requests of one key at a time; one that waits counts."""
     max_total_bytes: Cap = 0
-    # Of answers and streams in a front, until clients take them; `front/held_memory.py`.
+    """Bytes of the records of all topics."""
     max_held_bytes: Cap = 96 * MIB
+    """Bytes of answers and streams that clients have not taken yet (`front/held_memory.py`)."""
 
-    # Internal bounds. Ring and arena: one direction between a front and a shard; pages are taken
-    # only when touched. A body or answer above inline_bytes goes through the arena.
+    # Internal bounds. Pages of ring and arena are taken only when touched.
     ring_bytes: Annotated[int, Bound(64 * KIB, GIB, power_of_two=True)] = 4 * MIB
+    """Messages under way from one process to another."""
     inline_bytes: Annotated[int, Bound(1 * KIB, 256 * MIB)] = INLINE_BYTES
+    """A body or answer above it goes through the arena."""
     arena_bytes: Annotated[int, Bound(1 * MIB, 64 * GIB)] = ARENA_BYTES
+    """Long bodies and answers under way from one process to another."""
     wal_file_bytes: Annotated[int, Bound(64 * KIB, GIB)] = 64 * MIB
-    # The longest that a `disk` record waits for its sync.
+    """A file of the log, at most."""
     wal_sync_ms: Annotated[int, Bound(1, 60_000)] = 200
+    """The longest that a `disk` record waits for its sync."""
     drain_ms: Annotated[int, Bound(100, 600_000)] = 10_000
-    # Topics, and routers, that metrics tell of one by one. A shard encodes its rows at once.
+    """The longest that a stop waits for requests."""
+    # A shard encodes its rows at once.
     metrics_topics: Annotated[int, Bound(0, 10_000)] = 1000
+    """Topics, and routers, of which metrics tell one by one."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    access_log: Literal["off", "audit", "all"] = "off"  # `front/access_log.py`
+    """The least severe lines that are logged."""
+    access_log: Literal["off", "audit", "all"] = "off"
+    """Requests in the log: changes and refusals (audit), or all (`front/access_log.py`)."""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Settings:

@@ -24,9 +24,10 @@
         NotReady                not_ready
         ShuttingDown            shutting_down
 
-The class has the stable ``code`` of the contract (§0.5, §0.6). The HTTP status of each is
-in ``topics/front/errors.py`` and nowhere else. Damage on disk (`topics.storage.disk.Damaged`) and
-wrong settings are not in this tree: readers get a tombstone, or the process stops.
+The class has the stable ``code`` of the contract (§0.5, §0.6); its docstring says the cause and the
+cure. The HTTP status of each is in ``topics/front/errors.py`` and nowhere else. Damage on disk
+(`topics.storage.disk.Damaged`) and wrong settings are not in this tree: readers get a tombstone, or
+the process stops.
 """
 
 from __future__ import annotations
@@ -82,43 +83,66 @@ class TopicsError(Exception):
 
 
 class InvalidRequest(TopicsError):
-    """Malformed JSON, a wrong type, a value out of range, a bad name or cursor."""
+    """Malformed JSON, a wrong type, a value out of range, a bad name or cursor.
+
+    Cure: mend the request; the message names the field.
+    """
 
     code = "invalid_request"
 
 
 class BatchTooLarge(TopicsError):
-    """More records in one write than ``max_batch_records``."""
+    """More records in one write than ``max_batch_records``.
+
+    Cure: send fewer records in one request, or raise TOPICS_MAX_BATCH_RECORDS.
+    """
 
     code = "batch_too_large"
 
 
 class RecordTooLarge(TopicsError):
-    """A record's data and meta, or its meta alone, above its limit."""
+    """A record's data and meta, or its meta alone, above its limit.
+
+    Cure: keep large payloads elsewhere and append their address, or raise
+    TOPICS_MAX_RECORD_BYTES or TOPICS_MAX_META_BYTES.
+    """
 
     code = "record_too_large"
 
 
 class Unauthorized(TopicsError):
-    """No bearer token, or one that no configured key matches."""
+    """No bearer token, or one that no configured key matches.
+
+    Cure: send ``Authorization: Bearer KEY``; TOPICS_API_KEY has the key of the commands.
+    """
 
     code = "unauthorized"
 
 
 class Forbidden(TopicsError):
-    """The key lacks the scope or the prefix, or the request's host or origin is not allowed."""
+    """The key lacks the scope or the prefix, or the request's host or origin is not allowed.
+
+    Cure: use a key with the scope and the prefix; add the host to TOPICS_ALLOWED_HOSTS, the
+    page's origin to TOPICS_CORS_ORIGINS.
+    """
 
     code = "forbidden"
 
 
 class NotFound(TopicsError):
-    """No such path."""
+    """No such path, or a watch session that has expired.
+
+    Cure: look at the path; begin an expired watch anew.
+    """
 
     code = "not_found"
 
 
 class TopicNotFound(TopicsError):
-    """The topic does not exist and this call does not make it."""
+    """The topic does not exist and this call does not make it.
+
+    Cure: make it (PUT, or an append with ``create``), or mend the name.
+    """
 
     code = "topic_not_found"
 
@@ -127,7 +151,10 @@ class TopicNotFound(TopicsError):
 
 
 class RouterNotFound(TopicsError):
-    """The router does not exist."""
+    """The router does not exist.
+
+    Cure: make it by PUT, or mend the name.
+    """
 
     code = "router_not_found"
 
@@ -136,13 +163,19 @@ class RouterNotFound(TopicsError):
 
 
 class MethodNotAllowed(TopicsError):
-    """The path exists with other methods (``detail.allow``)."""
+    """The path exists with other methods (``detail.allow``).
+
+    Cure: use one of those methods.
+    """
 
     code = "method_not_allowed"
 
 
 class TopicExistsIncompatible(TopicsError):
-    """The topic exists with another ``type``, or is the dest of a router with another source."""
+    """The topic exists with another ``type``, or is the dest of a router with another source.
+
+    Cure: take another name, or delete the topic or that router first.
+    """
 
     code = "topic_exists_incompatible"
 
@@ -150,6 +183,8 @@ class TopicExistsIncompatible(TopicsError):
 class RouterCycle(TopicsError):
     """The router would close a cycle. ``cycle``: its topics, the first one again at the end; None
     stands for one that the caller's key may not see.
+
+    Cure: route another way, or set ``allow_cycle``.
     """
 
     code = "router_cycle"
@@ -159,13 +194,19 @@ class RouterCycle(TopicsError):
 
 
 class TopicNotEmpty(TopicsError):
-    """``if_empty`` was asked for and the topic holds records."""
+    """``if_empty`` was asked for and the topic holds records.
+
+    Cure: delete the records first, or leave ``if_empty`` out.
+    """
 
     code = "topic_not_empty"
 
 
 class NotAQueue(TopicsError):
-    """A queue call on a topic of type ``log``."""
+    """A queue call on a topic of type ``log``.
+
+    Cure: make a topic with ``type`` queue; the type of a topic does not change.
+    """
 
     code = "not_a_queue"
 
@@ -174,54 +215,82 @@ class NotAQueue(TopicsError):
 
 
 class TopicFull(TopicsError):
-    """A write that does not fit into a topic with ``discard: "reject"``."""
+    """A write that does not fit into a topic with ``discard: "reject"``.
+
+    Cure: delete or ack records, raise ``cap_records`` or ``cap_bytes``, or set ``discard`` to
+    "old".
+    """
 
     code = "topic_full"
 
 
 class PayloadTooLarge(TopicsError):
-    """The body is above the server's hard limit, on the wire or after decompression."""
+    """The body is above the server's hard limit, on the wire or after decompression.
+
+    Cure: send less in one request, or raise TOPICS_MAX_BODY_BYTES (of appends).
+    """
 
     code = "payload_too_large"
 
 
 class NotAcceptable(TopicsError):
-    """The client's Accept header excludes what the route gives."""
+    """The client's Accept header excludes what the route gives.
+
+    Cure: accept ``text/event-stream`` of streams, ``application/json`` of all else.
+    """
 
     code = "not_acceptable"
 
 
 class UpgradeRequired(TopicsError):
-    """The path speaks another protocol than the request."""
+    """The path speaks another protocol than the request.
+
+    Cure: open ``/v0/ws`` as a WebSocket.
+    """
 
     code = "upgrade_required"
 
 
 class UnsupportedMediaType(TopicsError):
-    """A body that is not ``application/json``, or an unknown content coding."""
+    """A body that is not ``application/json``, or an unknown content coding.
+
+    Cure: send ``Content-Type: application/json``; as content coding gzip or none.
+    """
 
     code = "unsupported_media_type"
 
 
 class Throttled(TopicsError):
-    """Try again after ``Retry-After``."""
+    """A cap is reached, or more is asked than the server can do now.
+
+    Cure: wait for ``Retry-After``; ``detail.limit`` names the cap that was reached, if one was.
+    """
 
     code = "throttled"
 
 
 class Internal(TopicsError):
-    """An unexpected error of the server; its log has the traceback."""
+    """An unexpected error of the server; its log has the traceback.
+
+    Cure: report it with that traceback; ``X-Request-Id`` finds it.
+    """
 
     code = "internal"
 
 
 class NotReady(TopicsError):
-    """The topic's shard cannot do it now; ``detail.reason`` may say why (`disk_full`)."""
+    """The topic's shard cannot do it now; ``detail.reason`` may say why (`disk_full`).
+
+    Cure: wait for ``Retry-After``; for ``disk_full`` make room; look at /v0/ready.
+    """
 
     code = "not_ready"
 
 
 class ShuttingDown(TopicsError):
-    """The server is draining."""
+    """The server is draining.
+
+    Cure: try again; the next start serves it.
+    """
 
     code = "shutting_down"
