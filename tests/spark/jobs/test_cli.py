@@ -124,8 +124,8 @@ def test_a_worker_shows_its_manual_and_loads_neither_pyspark_nor_pyarrow(line: l
     assert not loaded & {"pyspark", "pyarrow", "py4j", "pandas", "numpy"}
 
 
-def test_the_commands_in_the_readme_are_ones_that_the_command_line_takes() -> None:
-    lines = (ROOT / "README.md").read_text().splitlines()
-    commands = [line for line in lines if line.startswith("    topics-spark ")]
+def test_the_commands_on_the_page_are_ones_that_the_command_line_takes() -> None:
+    lines = (ROOT / "topics/docs/spark.md").read_text().splitlines()
+    commands = [line for line in lines if line.startswith("topics-spark ")]
     parsed = [cli.parser().parse_args(shlex.split(line, comments=True)[1:]) for line in commands]
     assert sorted(options.job for options in parsed) == sorted(cli.JOBS)

@@ -2,13 +2,13 @@
 
 GET   /v0/health, /healthz    §8.1
 GET   /v0/ready, /readyz      §8.2
-GET   /, /v0                  name, version, links
+GET   /, /v0                  name, version, links, where the documentation is
 """
 
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Final
 
 from topics import __version__
 from topics.actors.shard_client.readiness import unready
@@ -39,10 +39,14 @@ def ready(context: RouteContext, _request: Request, _body: Body, at: int, then: 
     then(json_answer(answer, at))
 
 
+DOCS: Final = "README.md and topics/docs/*.md of the distribution topics-engine"
+
+
 async def root(_context: RouteContext, _request: Request, _body: Body, at: int) -> Answer:
-    """The server's name, its version and links."""
+    """The server's name, its version, links, and where its pages for people are."""
     links = {"health": "/v0/health", "ready": "/v0/ready", "metrics": "/v0/metrics"}
-    return json_answer({"name": "topics", "version": __version__, "links": links}, at)
+    answer = {"name": "topics", "version": __version__, "links": links, "docs": DOCS}
+    return json_answer(answer, at)
 
 
 def _probe(path: str, name: str) -> Route:
