@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from time import time
 from typing import Final
 
 import click
@@ -31,6 +32,16 @@ def duration(span_ms: float) -> str:
     """A time that has gone by, in its largest unit: ``850 ms``, ``3 m``, ``2 d``."""
     unit = next(unit for unit in ("d", "h", "m", "s", "ms") if span_ms >= MS[unit] or unit == "ms")
     return f"{span_ms / MS[unit]:.0f} {unit}"
+
+
+def age(ts_ms: float) -> str:
+    """How long ago a time is."""
+    return duration(max(0.0, 1000 * time() - ts_ms))
+
+
+def left(ts_ms: float) -> str:
+    """How long it is until a time."""
+    return duration(max(0.0, ts_ms - 1000 * time()))
 
 
 class Duration(click.ParamType[int]):
