@@ -7,7 +7,6 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,7 +23,7 @@ from topics.cli.loading import (
     reached,
     tracked,
 )
-from topics.cli.shell import Shell, command, pass_shell
+from topics.cli.shell import Shell, command, nearest, pass_shell
 
 NUMBER: Final = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 PREFIX_MAX: Final = 200
@@ -43,7 +42,6 @@ KIND_HELP = "json: a value a line (default); lines: each is a text; csv: the fir
 @click.option("--tag", help="The tag of the records.")
 @click.option("--tag-field", metavar="FIELD", help="The field of each record that is its tag.")
 @click.option("--numbers", is_flag=True, help="Numbers of a CSV file are numbers, not texts.")
-@click.option("--node", help="Who writes: readers of this node do not see the records.")
 @click.option("--key-prefix", metavar="TEXT", help="Tell apart what has the same content.")
 @click.option("--again", is_flag=True, help="Append a file also when it was appended before.")
 @pass_shell
@@ -54,7 +52,6 @@ def append(
     data: tuple[str, ...],
     file: str | None,
     kind: str,
-    node: str | None,
     key_prefix: str | None,
     again: bool,
     **fields: Any,
@@ -93,7 +90,7 @@ def append(
     records = Records(**fields)
     with (
         shell.client() if data else reached(shell) as client,
-        Loader(shell, client, topic, prefix, node=node) as loader,
+        Loader(shell, client, topic, prefix) as loader,
     ):
         for text in data:
             loader.add(records.record(os.fsencode(text), kind, "DATA"), "DATA")
@@ -176,8 +173,8 @@ class Records:
         if self._tag_field is None:
             return None
         if self._tag_field not in names:
-            near = "".join(f": {name}?" for name in get_close_matches(self._tag_field, names, 1, 0))
-            raise bad_input(place, f"there is no field {self._tag_field}{near}")
+            what = f"there is no field {self._tag_field}{nearest(self._tag_field, names)}"
+            raise bad_input(place, what)
         return names.index(self._tag_field)
 
 

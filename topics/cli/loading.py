@@ -115,10 +115,9 @@ class Loader:
         topic: str,
         prefix: str | None,
         *,
-        node: str | None = None,
         config: Mapping[str, Any] = {},
     ) -> None:
-        self._shell, self._client, self._topic, self._node = shell, client, topic, node
+        self._shell, self._client, self._topic = shell, client, topic
         self._prefix, self._config = prefix, config
         self._digest = hashlib.blake2b(digest_size=16)
         self._chunk: list[Raw] = []
@@ -149,7 +148,7 @@ class Loader:
         if self._prefix is not None:
             count = self._count + len(self._chunk)
             key = f"{self._prefix}{self._digest.hexdigest()}:{count}"
-        call = calls.append(self._topic, {"records": self._chunk}, key, self._node)
+        call = calls.append(self._topic, {"records": self._chunk}, key)
         try:
             receipt = self._client.call(call)
         except Invalid as error:
@@ -174,7 +173,7 @@ class Loader:
         if self._is_open:
             return
         self._is_open, name, say = True, self._topic, self._shell.say
-        config = self._config or {}
+        config = self._config
         # A key that may only write appends all the same, but not to a topic of another config.
         with suppress(*() if config else (Refused,)):
             try:

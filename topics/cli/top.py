@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import click
 
 from topics.cli.measure import AWAY, Metrics, by, readiness, sync_ms
-from topics.cli.shell import Shell, command, pass_shell
+from topics.cli.shell import Shell, aligned, command, pass_shell
 from topics.cli.units import DURATION, at_least, duration, size
 from topics.client import Topics, Unavailable, calls
 from topics.errors import ExitCode
@@ -212,9 +212,5 @@ def lines(look: Look) -> list[str]:
         cells = [[title for title, _ in columns.values()]]
         for row in rows:
             cells += [[shown(row[field], show) for field, (_, show) in columns.items()]]
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)][:-1]
-        written += [""] if rows else []
-        for *numbers, name in cells if rows else ():
-            padded = (cell.rjust(width) for cell, width in zip(numbers, widths, strict=True))
-            written.append("  ".join([*padded, name]))
+        written += ["", *aligned(cells)] if rows else []
     return written
