@@ -37,9 +37,9 @@ from topics.cli.loading import (
     reached,
     tracked,
 )
-from topics.cli.read import json_lines, states_of
+from topics.cli.read import json_lines, pages, states_of
 from topics.cli.shell import Failed, Shell, command, pass_shell
-from topics.client import Topics, TopicState, calls
+from topics.client import Record, Topics, TopicState, calls
 from topics.formats.api.topic_config import TopicConfigPatch
 
 HEADER: Final = b'{"header":{"format":1,'
@@ -148,26 +148,23 @@ def _export(
     """Write all."""
     digest, counts = hashlib.sha256(), {state.name: 0 for state in states}
 
-    def pages() -> Iterator[bytes]:
+    def texts() -> Iterator[bytes]:
         for state in states:
             header = {"format": 1, "topic": state.name, "epoch": state.epoch}
             yield _encode({"header": {**header, "config": state.config}}) + b"\n"
-            reading = calls.Reading(state.name, 0, None, None, follow=False)
-            while reading.seq < state.head_seq and not reading.is_done:
-                page = client.call(reading.call())
-                shell.back()
-                reading.take(page)
-                counts[state.name] += len(page.records)
-                if page.tombstone is not None:
-                    yield _encode({"tombstone": page.tombstone}) + b"\n"
-                yield json_lines(page.records)
+            for events in pages(shell, client, state):
+                records = [each for each in events if isinstance(each, Record)]
+                if len(records) < len(events):
+                    yield _encode({"tombstone": events[0]}) + b"\n"
+                counts[state.name] += len(records)
+                yield json_lines(records)
 
     steps = sum(state.count for state in states) // calls.PAGE
     with (
         gzip.GzipFile(fileobj=out, mode="wb", mtime=0) if is_gzip else nullcontext(out) as packed,
-        tracked(shell, pages(), steps) as texts,
+        tracked(shell, texts(), steps) as found,
     ):
-        for text in texts:
+        for text in found:
             digest.update(text)
             packed.write(text)
         footer = {"topics": counts, "sha256": digest.hexdigest()}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from fnmatch import fnmatchcase, translate
+from itertools import chain
 from queue import Queue
 from threading import Thread
 from time import sleep, time
@@ -19,8 +20,7 @@ from topics.cli import units
 from topics.cli.loading import reached
 from topics.cli.shell import Failed, Shell, command, pass_shell
 from topics.client import TAIL, Event, Record, Tombstone, TopicDeleted, Topics, TopicState, calls
-from topics.client.sync import Watch
-from topics.client.watching import CURSOR_PREFIX, Start, Watching
+from topics.client.watching import CURSOR_PREFIX, Start
 from topics.errors import ExitCode
 
 STREAM_TOPICS: Final = 64  # that one stream may have
@@ -115,13 +115,14 @@ def read(
         }
         if follow:
             _follow(shell, client, topics, starts, output)
-        for state in () if follow else states:
-            limit = None if shape["tags"] else output.left
-            reading = calls.Reading(state.name, starts[state.name], limit, None, follow=False)
-            while reading.seq < state.head_seq and not (output.is_full or reading.is_done):
-                events = reading.take(client.call(reading.call()))
-                shell.back()
-                output.show(events)
+        every = (
+            pages(shell, client, state, starts[state.name], None if shape["tags"] else output.left)
+            for state in states
+        )
+        for events in () if follow else chain.from_iterable(every):
+            output.show(events)
+            if output.is_full:
+                break
         if not output.shown:
             shell.say(f"no such records in {', '.join(starts)}")
 
@@ -152,6 +153,17 @@ def tail(shell: Shell, /, topics: tuple[str, ...], last: int, **shape: Any) -> N
             states = [client.topic(name).state() for name in names]
             starts = {state.name: _start(client, state, -last, None) for state in states}
         _follow(shell, client, topics, starts, output)
+
+
+def pages(
+    shell: Shell, client: Topics, state: TopicState, after: int = 0, limit: int | None = None
+) -> Iterator[list[Event]]:
+    """What a topic has behind a seq, up to the head of ``state``."""
+    reading = calls.Reading(state.name, after, limit, None, follow=False)
+    while reading.seq < state.head_seq and not reading.is_done:
+        events = reading.take(client.call(reading.call()))
+        shell.back()
+        yield events
 
 
 def states_of(client: Topics, names: Iterable[str]) -> list[TopicState]:
@@ -217,7 +229,7 @@ class Streams:
     that a glob matches later.
     """
 
-    def __init__(self, client: Topics, starts: Mapping[str, Start], globs: Sequence[str]) -> None:
+    def __init__(self, client: Topics, starts: Mapping[str, Start], globs: list[str]) -> None:
         self._client, self._globs = client, globs
         self.queue: Queue[Event | Exception] = Queue(QUEUED_EVENTS)
         self.topics: set[str] = set()
@@ -228,7 +240,7 @@ class Streams:
     def _begin(self, starts: list[tuple[str, Start]]) -> None:
         self.topics.update(name for name, _ in starts)
         for at in range(0, len(starts), STREAM_TOPICS):
-            self._start(self._run, Watching(starts[at : at + STREAM_TOPICS], None, {}))
+            self._start(self._stream, starts[at : at + STREAM_TOPICS])
 
     def _start(self, run: Callable[..., None], *arguments: Any) -> None:
         def guarded() -> None:
@@ -239,20 +251,9 @@ class Streams:
 
         Thread(target=guarded, daemon=True).start()
 
-    def _run(self, watching: Watching) -> None:
-        while True:
-            gone = ""
-            with Watch(self._client, watching, None) as watch:
-                for event in watch:
-                    self.queue.put(event)
-                    if isinstance(event, TopicDeleted):
-                        gone = event.topic
-                        break
-            # A topic that is made anew is another one: its stream is not this one.
-            left = [each for each in watching.topics.items() if each[0] != gone]
-            if not left:
-                return
-            watching = Watching(left, None, watching.cursors)
+    def _stream(self, starts: list[tuple[str, Start]]) -> None:
+        for event in self._client.watch(*starts):
+            self.queue.put(event)
 
     def _look(self) -> None:
         while True:
