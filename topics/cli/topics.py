@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from time import time
 from typing import Any, get_args
 
 import click
@@ -19,7 +18,7 @@ sets = click.option(
 
 
 def _ago(ts_ms: int | None) -> str:
-    return "never" if ts_ms is None else f"{units.duration(max(0, 1000 * time() - ts_ms))} ago"
+    return "never" if ts_ms is None else f"{units.age(ts_ms)} ago"
 
 
 @command("ls")
