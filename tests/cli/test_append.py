@@ -179,7 +179,6 @@ def test_nothing_is_said_to_be_nothing(topics: Run, client: Topics, name: str) -
         ("--numbers",),
         ("--as", "lines", "--tag-field", "a"),
         ("-f", "/not/there"),
-        ("--key-prefix", "x" * 201),
         ("--as", "xml"),
     ],
 )

@@ -7,26 +7,15 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, Final
 
 import click
 import msgspec
 
-from topics.cli.loading import (
-    BLOCK_BYTES,
-    INPUT,
-    Lines,
-    Loader,
-    bad_input,
-    blocks,
-    reached,
-    tracked,
-)
+from topics.cli.loading import INPUT, Lines, Loader, bad_input, opened, reached
 from topics.cli.shell import Shell, command, nearest, pass_shell
 
 NUMBER: Final = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
-PREFIX_MAX: Final = 200
 _check = msgspec.json.Decoder(msgspec.Raw).decode
 _encode = msgspec.json.encode
 
@@ -83,8 +72,6 @@ def append(
         raise click.UsageError("--tag-field: a line of text has no fields")
     if not data and file is None and sys.stdin.isatty():
         raise click.UsageError("nothing to append: name DATA or -f FILE, or use a pipe")
-    if len(key_prefix or "") > PREFIX_MAX:
-        raise click.BadParameter(f"at most {PREFIX_MAX} characters", param_hint="--key-prefix")
     is_known = not again and (file is not None or key_prefix is not None)
     prefix = (key_prefix or "") if is_known else None
     records = Records(**fields)
@@ -96,14 +83,9 @@ def append(
             loader.add(records.record(os.fsencode(text), kind, "DATA"), "DATA")
         if data:
             return
-        name, steps = "stdin", 0
-        if file not in (None, "-"):
-            name, steps = str(file), Path(str(file)).stat().st_size // BLOCK_BYTES
-        with (
-            click.open_file(file or "-", "rb") as stream,
-            tracked(shell, blocks(stream, None if is_known else loader.flush), steps) as found,
-        ):
-            lines = Lines(found, name)
+        file = file or "-"
+        with opened(shell, file, None if is_known else loader.flush) as found:
+            lines = Lines(found, "stdin" if file == "-" else file)
             for record in records.of_csv(lines) if kind == "csv" else records.of_lines(lines, kind):
                 loader.add(record, lines.place)
 

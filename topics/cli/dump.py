@@ -19,7 +19,6 @@ import sys
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, nullcontext
-from itertools import chain
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -27,13 +26,13 @@ import click
 import msgspec
 
 from topics.cli.loading import (
-    BLOCK_BYTES,
     INPUT,
     Lines,
     Loader,
     bad_input,
     blocks,
     counted,
+    opened,
     reached,
     tracked,
 )
@@ -134,11 +133,7 @@ def import_(shell: Shell, /, files: tuple[str, ...], to: str | None) -> None:
                     pass
     with reached(shell) as client:
         for file in files:
-            steps = 0 if file == "-" else Path(file).stat().st_size // BLOCK_BYTES
-            with (
-                click.open_file(file, "rb") as stream,
-                tracked(shell, blocks(stream), steps) as found,
-            ):
+            with opened(shell, file) as found:
                 _append(shell, client, _content(file, found), to)
 
 
@@ -219,15 +214,9 @@ def _content(name: str, found: Iterable[bytes]) -> Iterator[tuple[bytes, str]]:
 
 def _unpacked(found: Iterable[bytes]) -> Iterator[bytes]:
     """Blocks of bytes, decompressed if they are compressed."""
-    each = iter(found)
-    first = next(each, b"")
-    if not first.startswith(GZIP):
-        yield from chain([first], each)
-        return
-    unpack = zlib.decompressobj(31)
-    for block in chain([first], each):
-        rest = block
-        while rest:
-            yield unpack.decompress(rest, BLOCK_BYTES)
-            rest = unpack.unconsumed_tail
-    yield unpack.flush() + unpack.unused_data
+    unpack: Any = None
+    for number, block in enumerate(found):
+        if number == 0 and block.startswith(GZIP):
+            unpack = zlib.decompressobj(31)
+        # What stands behind the end is shown, too: it belongs to no export.
+        yield unpack.decompress(block) + unpack.unused_data if unpack else block

@@ -16,6 +16,7 @@ import select
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import IO, Any, Final, TypeVar
 
 import click
@@ -60,6 +61,19 @@ def tracked(shell: Shell, steps: Iterable[T], total: int) -> Iterator[Iterable[T
 
     with Progress(console=Console(stderr=True), transient=True) as progress:
         yield progress.track(steps, total, description="")
+
+
+@contextmanager
+def opened(
+    shell: Shell, file: str, on_idle: Callable[[], None] | None = None
+) -> Iterator[Iterable[bytes]]:
+    """The blocks of a file, or of stdin (``-``); a terminal shows how many are done."""
+    total = 0 if file == "-" else Path(file).stat().st_size // BLOCK_BYTES
+    with (
+        click.open_file(file, "rb") as stream,
+        tracked(shell, blocks(stream, on_idle), total) as found,
+    ):
+        yield found
 
 
 def bad_input(place: str, what: str) -> Failed:

@@ -58,27 +58,21 @@ def _tags(_: object, _parameter: object, values: tuple[str, ...]) -> re.Pattern[
     return re.compile("|".join(translate(value[4:]) for value in values)) if values else None
 
 
-def _options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Those of both commands."""
-    where = "Only records with such a tag, or one of several."
-    for option in (
-        click.option("--fail-on-loss", is_flag=True, help="End with 1 where records are lost."),
-        click.option("--format", "form", metavar="FORM", help=FORM_HELP),
-        click.option(
-            "--where", "tags", metavar="tag=GLOB", multiple=True, callback=_tags, help=where
-        ),
-        click.argument("topics", metavar="TOPIC...", nargs=-1, required=True),
-    ):
-        function = option(function)
-    return function
+OPTIONS: Final[list[click.Parameter]] = [
+    click.Argument(["topics"], metavar="TOPIC...", nargs=-1, required=True),
+    click.Option(["--where", "tags"], metavar="tag=GLOB", multiple=True, callback=_tags,
+                 help="Only records with such a tag, or one of several."),
+    click.Option(["--format", "form"], metavar="FORM", help=FORM_HELP),
+    click.Option(["--fail-on-loss"], is_flag=True, help="End with 1 where records are lost."),
+]  # fmt: skip
+"""Of both commands."""
 
 
-@command("read")
+@command("read", params=[*OPTIONS])
 @click.option("--from", "first", type=int, metavar="N", help="Begin at #N; -N: the last N.")
 @click.option("--since", callback=_when, metavar="TIME", help="Begin 10m ago, or at a date.")
 @click.option("-n", "--count", type=click.IntRange(1), help="End with so many records.")
 @click.option("-f", "--follow", is_flag=True, help="Go on with records that come.")
-@_options
 @pass_shell
 def read(
     shell: Shell,
@@ -127,9 +121,8 @@ def read(
             shell.say(f"no such records in {', '.join(starts)}")
 
 
-@command("tail")
+@command("tail", params=[*OPTIONS])
 @click.option("-n", "--last", type=click.IntRange(0), default=0, help="First the last N of each.")
-@_options
 @pass_shell
 def tail(shell: Shell, /, topics: tuple[str, ...], last: int, **shape: Any) -> None:
     """Show records as they come.
@@ -287,29 +280,25 @@ class Output:
         return self.left == 0
 
     def show(self, events: list[Event]) -> None:
-        """Write them. Raises `Failed` where records are lost, if that is asked for."""
-        records: list[Record] = []
+        """Write them: what is lost stands before the records of its page. Raises `Failed` where
+        records are lost, if that is asked for.
+        """
         for event in events:
-            if isinstance(event, Record):
-                if self._tags is None or (event.tag and self._tags.match(event.tag)):
-                    records.append(event)
-            elif isinstance(event, Tombstone | TopicDeleted):
-                self._records(records)
-                records = []
-                if not self.is_full:
-                    self._note(event)
-        self._records(records)
+            if isinstance(event, Tombstone | TopicDeleted):
+                self._note(event)
+        records = [each for each in events if isinstance(each, Record) and self._fits(each)]
+        records = records[: self.left]
+        if self.left is not None:
+            self.left -= len(records)
+        self.shown += len(records)
+        self._out.write(self._write(records))
+
+    def _fits(self, record: Record) -> bool:
+        return self._tags is None or bool(record.tag and self._tags.match(record.tag))
 
     def flush(self) -> None:
         """Let the reader have it."""
         self._out.flush()
-
-    def _records(self, records: list[Record]) -> None:
-        if self.left is not None:
-            records = records[: self.left]
-            self.left -= len(records)
-        self.shown += len(records)
-        self._out.write(self._write(records))
 
     def _note(self, event: Tombstone | TopicDeleted) -> None:
         self.shown += 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
@@ -137,29 +137,31 @@ def look_of(before: Sample | None, after: Sample, rows: int) -> Look:
         )  # fmt: skip
         return rate(now, earlier)
 
-    def row(columns: Iterable[str], *values: Any) -> Look:
-        return dict(zip(columns, values, strict=True))
-
     def of(label: str, name: str, each: Metrics = metrics) -> dict[str, int]:
         return by(each, f"topics_{label}_{name}", label)
 
     heads = {name: head for name, (head, *_) in before.topics.items()} if before else {}
     ready, in_flight = of("topic", "queue_ready"), of("topic", "queue_in_flight")
-    topics = [
-        row(
-            TOPICS,
-            rate(head, heads.get(name, 0)),
-            *held,
-            ready.get(name),
-            in_flight.get(name),
-            name,
-        )
-        for name, (head, *held) in after.topics.items()
+    topics: list[Look] = [
+        {
+            "records_per_s": rate(head, heads.get(name, 0)),
+            "records": count,
+            "bytes": held,
+            "ready": ready.get(name),
+            "in_flight": in_flight.get(name),
+            "topic": name,
+        }
+        for name, (head, count, held) in after.topics.items()
     ]
     behind, lags = of("router", "lag_records"), of("router", "lag_ms")
     forwarded = of("router", "forwarded_total", then)
-    routers = [
-        row(ROUTERS, rate(total, forwarded.get(name, 0)), behind[name], lags[name], name)
+    routers: list[Look] = [
+        {
+            "records_per_s": rate(total, forwarded.get(name, 0)),
+            "lag_records": behind[name],
+            "lag_ms": lags[name],
+            "router": name,
+        }
         for name, total in of("router", "forwarded_total").items()
     ]
     topics.sort(key=lambda each: (-(each["records_per_s"] or 0), -each["bytes"]))
