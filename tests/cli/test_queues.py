@@ -101,9 +101,7 @@ def test_empty_results_are_said_on_stderr(topics: Run, client: Topics, name: str
     client.queue(name).put()
     assert topics("queue", "peek", name) == (0, "", f"topics: {name} has no jobs\n")
     assert topics("queue", "ls", "-q", "nope-") == (0, "", "")
-    assert (
-        topics("queue", "ls", "nope-").err == "topics: there are no queues that begin with nope-\n"
-    )
+    assert topics("queue", "ls", "nope-").err == "topics: no queue begins with nope-\n"
 
 
 COMMANDS = ["info", "peek", "leases", "redrive"]

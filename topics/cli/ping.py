@@ -21,7 +21,7 @@ from httpx2.websockets import HTTPXWSException, WebSocketUpgradeError
 
 from topics.cli.measure import AWAY, own_topic, percentile
 from topics.cli.shell import Shell, command, pass_shell
-from topics.cli.units import DURATION, at_least
+from topics.cli.units import DURATION, Duration
 from topics.client import ConnectionLost, Topics
 from topics.client.errors import error_of
 from topics.client.sync import Topic, lost
@@ -47,7 +47,7 @@ Stream = Generator[Any]
               help="Receive by an event stream, or by a WebSocket.")  # fmt: skip
 @click.option("-n", "--count", type=click.IntRange(min=1), help="End after so many records.")
 @click.option("--interval", type=DURATION, default="1s", show_default=True)
-@click.option("--wait", type=DURATION, default="5s", show_default=True, callback=at_least("3s"),
+@click.option("--wait", type=Duration(least=3000), default="5s", show_default=True,
               help="How long to wait for a record.")  # fmt: skip
 @pass_shell
 def ping(shell: Shell, via: str, count: int | None, interval: int, wait: int) -> ExitCode:

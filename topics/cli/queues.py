@@ -5,6 +5,7 @@ Nothing here leases a job.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
@@ -50,10 +51,8 @@ def ls(shell: Shell, prefix: str) -> None:
                 state = client.topic(info.name).state()
                 if state.queue is not None:
                     found.append(_summary(client, state))
-    if found:
-        shell.table(found, TITLES, {"oldest_ts": units.age})
-    else:
-        shell.say("there are no queues" + (f" that begin with {prefix}" if prefix else ""))
+    empty = f"no queue begins with {prefix}" if prefix else "there are no queues"
+    shell.table(found, TITLES, {"oldest_ts": units.age}, empty)
 
 
 @queue.command("info")
@@ -95,25 +94,22 @@ def peek(shell: Shell, name: str, count: int) -> None:
     with shell.client() as client:
         asked = client.queue(name)
         held = {lease.seq: lease for lease in asked.leases()}  # refuses what is no queue
-        jobs = [job for job in asked.read(limit=count) if isinstance(job, Record)]
-    if not jobs:
-        shell.say(f"{name} has no jobs")
-        return
-    rows = [
-        {
-            "$seq": job.seq,
-            "$ts": job.ts,
-            "$tag": job.tag,
-            "data": job.raw_data,
-            "meta": job.raw_meta,
-            "lease": held.get(job.seq),
-        }
-        for job in jobs
-    ]
+        rows = [
+            {
+                "$seq": job.seq,
+                "$ts": job.ts,
+                "$tag": job.tag,
+                "data": job.raw_data,
+                "meta": job.raw_meta,
+                "lease": held.get(job.seq),
+            }
+            for job in asked.read(limit=count)
+            if isinstance(job, Record)
+        ]
     columns = {"$seq": "SEQ", "$ts": "AGE", "$tag": "TAG", "lease": "HELD BY", "data": "DATA"}
-    shell.table(
-        rows, columns, {"$ts": units.age, "lease": _holder, "data": lambda raw: bytes(raw).decode()}
-    )
+    shows: dict[str, Callable[[Any], str]]
+    shows = {"$ts": units.age, "lease": _holder, "data": lambda raw: bytes(raw).decode()}
+    shell.table(rows, columns, shows, f"{name} has no jobs")
 
 
 @queue.command("leases")
@@ -122,14 +118,11 @@ def peek(shell: Shell, name: str, count: int) -> None:
 @pass_shell
 def leases(shell: Shell, name: str, node: str | None) -> None:
     """Show who holds which job."""
-    with shell.client() as client:
-        found = [*client.queue(name).leases(node)]
-    if not found:
-        shell.say(f"no job of {name} is held" + (f" by {node}" if node else ""))
-        return
     columns = {"seq": "SEQ", "node": "HELD BY", "deadline": "LEFT", "deliveries": "DELIVERY"}
     columns["last_error"] = "LAST ERROR"
-    shell.table(found, columns, {"deadline": units.left})
+    empty = f"no job of {name} is held" + (f" by {node}" if node else "")
+    with shell.client() as client:
+        shell.table(client.queue(name).leases(node), columns, {"deadline": units.left}, empty)
 
 
 @queue.command("redrive")

@@ -41,10 +41,8 @@ def ls(shell: Shell, source: str, dest: str) -> None:
         for listed in client.routers(source=source, dest=dest):
             with suppress(NotFound):  # removed meanwhile
                 found.append(client.router(listed.name))  # the list has no lag
-    if found:
-        shell.table(found, columns, {"filter": lambda filter: configs.shown("filter", filter)})
-    else:
-        shell.say("there are no such routers" if source or dest else "there are no routers")
+    empty = "there are no such routers" if source or dest else "there are no routers"
+    shell.table(found, columns, {"filter": lambda filter: configs.shown("filter", filter)}, empty)
 
 
 @router.command("create")

@@ -115,11 +115,17 @@ class Shell:
         rows: Iterable[Any],
         columns: Mapping[str, str],
         show: Mapping[str, Callable[[Any], str]] | None = None,
+        empty: str = "",
     ) -> None:
         """Write ``rows`` (structs or mappings) as a table, or with ``--json`` each as one line.
 
-        ``columns``: a field and its title; ``show``: how values of a field are written.
+        ``columns``: a field and its title; ``show``: how values of a field are written;
+        ``empty``: what is told on stderr when there are no rows.
         """
+        rows = [*rows]
+        if not rows and empty:
+            self.say(empty)
+            return
         if self.is_json:
             for row in rows:
                 self.emit(row)

@@ -17,7 +17,7 @@ import click
 
 from topics.cli.measure import AWAY, Metrics, by, readiness, sync_ms
 from topics.cli.shell import Shell, aligned, command, pass_shell
-from topics.cli.units import DURATION, at_least, duration, size
+from topics.cli.units import Duration, duration, size
 from topics.client import Topics, Unavailable, calls
 from topics.errors import ExitCode
 
@@ -57,8 +57,7 @@ ROUTERS: Final[Mapping[str, tuple[str, Callable[[Any], str]]]] = {
 
 @command("top")
 @click.option("--once", is_flag=True, help="Look for one interval, print it, and end.")
-@click.option("--interval", type=DURATION, default="2s", show_default=True,
-              callback=at_least("100ms"))  # fmt: skip
+@click.option("--interval", type=Duration(least=100), default="2s", show_default=True)
 @click.option("-n", "--rows", type=click.IntRange(min=0), default=20, show_default=True,
               metavar="ROWS", help="How many topics, and routers, to show.")  # fmt: skip
 @pass_shell

@@ -31,11 +31,9 @@ def ls(shell: Shell, prefix: str) -> None:
     """
     columns = {"name": "TOPIC", "count": "RECORDS", "bytes": "SIZE", "last_write_ts": "WRITTEN"}
     with shell.client() as client:
-        found = [*client.topics(prefix)]
-    if found:
-        shell.table(found, columns, {"bytes": units.size, "last_write_ts": _ago})
-    else:
-        shell.say(f"no topic begins with {prefix}" if prefix else "there are no topics")
+        empty = f"no topic begins with {prefix}" if prefix else "there are no topics"
+        shows = {"bytes": units.size, "last_write_ts": _ago}
+        shell.table(client.topics(prefix), columns, shows, empty)
 
 
 @command("info")

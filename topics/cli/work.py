@@ -60,8 +60,7 @@ class Work(Command):
 @click.option(
     "--lease",
     "lease_ms",
-    type=units.DURATION,
-    callback=units.at_least("1s"),
+    type=units.Duration(least=1000),
     default="30s",
     metavar="TIME",
     help="How long a job stays with a worker that is not heard of (30s).",
