@@ -27,8 +27,6 @@ STREAM_TOPICS: Final = 64  # that one stream may have
 QUEUED_EVENTS: Final = 256
 LOOK_EVERY_S: Final = 2.0  # for topics that a glob matches
 GLOB: Final = re.compile(r"[*?\[]")
-PART: Final = re.compile(r"%(.)|(\\.)|([^%\\]+|.)", re.DOTALL)
-ESCAPES: Final = {r"\n": "\n", r"\t": "\t"}
 FIELDS: Final[dict[str, Callable[[Record], str]]] = {
     "t": lambda record: record.topic,
     "s": lambda record: str(record.seq),
@@ -353,16 +351,12 @@ def _template(form: str) -> Callable[[list[Record]], bytes]:
     if form == "json":
         return json_lines
     form = "%d" if form == "data" else form
-    found = PART.findall(form if form.endswith("\\n") else form + "\n")
-    if "%" not in form or not FIELDS.keys() >= {name for name, *_ in found if name}:
+    if "%" not in form or not FIELDS.keys() >= {*re.findall("%(.?)", form)}:
         what = f"{form!r} is none: json, data, or a text with %{' %'.join(FIELDS)}"
         raise click.BadParameter(what, param_hint="--format")
-    parts: list[str | Callable[[Record], str]] = [
-        FIELDS[name] if name else ESCAPES.get(escape, escape or text)
-        for name, escape, text in found
-    ]
+    text = form.replace("\\n", "\n").replace("\\t", "\t").removesuffix("\n") + "\n"
 
-    def one(record: Record) -> Iterator[str]:
-        return (part if isinstance(part, str) else part(record) for part in parts)
+    def line(record: Record) -> str:
+        return re.sub("%(.)", lambda found: FIELDS[found[1]](record), text)
 
-    return lambda records: "".join(["".join(one(record)) for record in records]).encode()
+    return lambda records: "".join(map(line, records)).encode()
