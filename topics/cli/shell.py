@@ -156,8 +156,9 @@ class Shell:
                 else:
                     error.show()
                 return ExitCode(error.exit_code)
-            case OSError() if error.filename is not None:
-                self._tell("file", f"{error.filename}: {error.strerror}")
+            case OSError() if error.strerror:  # a read of a damaged disk has no name of a file
+                place = "" if error.filename is None else f"{error.filename}: "
+                self._tell("file", f"{place}{error.strerror}")
                 return ExitCode.FAILED
             case _:
                 return self._refused(error)
