@@ -57,14 +57,8 @@ class Work(Command):
 @click.command("work", cls=Work)
 @click.argument("queue")
 @click.option("-j", "concurrency", type=click.IntRange(1, 1000), default=1, help="Jobs at once.")
-@click.option(
-    "--lease",
-    "lease_ms",
-    type=units.Duration(least=1000),
-    default="30s",
-    metavar="TIME",
-    help="How long a job stays with a worker that is not heard of (30s).",
-)
+@click.option("--lease", "lease_ms", type=units.Duration(least=1000), default="30s", metavar="TIME",
+              help="How long a job stays with a worker that is not heard of (30s).")  # fmt: skip
 @click.option("--once", is_flag=True, help="End after one job.")
 @click.option("--drain", is_flag=True, help="End when there are no more jobs.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
@@ -92,13 +86,11 @@ def work(
     """
     if shutil.which(command[0]) is None:
         raise click.UsageError(f"command not found: {command[0]}")
-    places = 1 if once else concurrency
+    places, lease_s = 1 if once else concurrency, lease_ms / 1000
     logging.getLogger("topics.client").setLevel(logging.CRITICAL)  # `Shell` tells of pauses
     with (
         shell.client(is_patient=True) as client,
-        client.queue(queue).worker(
-            concurrency=places, lease=lease_ms / 1000, drain=drain
-        ) as worker,
+        client.queue(queue).worker(concurrency=places, lease=lease_s, drain=drain) as worker,
     ):
         crew = Crew(shell, client, worker, command, places)
         crew.run(once=once, drain=drain)
