@@ -157,10 +157,9 @@ def delete(shell: Shell, topic: str, before: int | None, tag: str | None, is_sur
     """
     if before is None and tag is None:
         raise click.UsageError("which records? --before SEQ or --tag TAG says it")
-    which = [f"before seq {before}"] * (before is not None) + [f"with tag {tag}"] * (
-        tag is not None
-    )
+    which = "" if before is None else f" before seq {before}"
+    which += "" if tag is None else f" with tag {tag}"
     with shell.client() as client:
-        shell.confirm(f"Delete records of {topic} {' '.join(which)}?", is_sure)
+        shell.confirm(f"Delete records of {topic}{which}?", is_sure)
         done = client.topic(topic).delete(before=before, tag=tag)
     shell.done(done, f"deleted {done.deleted} records of {topic}; it has {done.count}")
