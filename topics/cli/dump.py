@@ -65,15 +65,6 @@ class Line(msgspec.Struct):
     meta: msgspec.Raw = NOTHING
 
 
-class Sent(msgspec.Struct, omit_defaults=True):
-    """What is appended of a record (§2)."""
-
-    data: msgspec.Raw
-    tag: str | None
-    node: str | None
-    meta: msgspec.Raw = NOTHING
-
-
 _decode, _encode = msgspec.json.Decoder(Line).decode, msgspec.json.encode
 
 
@@ -187,7 +178,9 @@ def _append(
                 loader = Loader(shell, client, to or found.header.topic, "", config=config)
                 stack.enter_context(loader).open()
             elif found.data is not NOTHING:
-                sent = Sent(found.data, found.tag, found.node, found.meta)
+                sent = {"data": found.data, "tag": found.tag, "node": found.node}
+                if found.meta is not NOTHING:
+                    sent["meta"] = found.meta
                 loader.add(_encode(sent), place, line)
 
 
