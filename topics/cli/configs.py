@@ -183,7 +183,9 @@ def create(shell: Shell, kind: Kind, name: str, fields: Config) -> ExitCode:
     if shell.is_json or asked.word == "change":
         tell(shell, asked)
     if asked.word == "change":
-        shell.say(f"{kind} {name} exists already and stays; topics config or apply changes it")
+        new = [f" {field}={shown(field, new)}" for field, (_, new) in asked.differences.items()]
+        how = f"config {name}{''.join(new)}" if kind == "topic" else "apply"
+        shell.say(f"{kind} {name} exists already, and was not changed (topics {how} does)")
         return ExitCode.DIFFERENT
     is_new = asked.word == "create"
     shell.say(f"created {kind} {name}" if is_new else f"{kind} {name} exists already, as asked")
