@@ -40,7 +40,7 @@ def file(tmp_path: Path) -> Callable[[str | bytes], str]:
 
 def test_data_is_json_and_each_run_appends_it(topics: Run, client: Topics, name: str) -> None:
     for _ in range(2):
-        done = topics("append", name, '{"sku": "A1"}', "2", "--tag", "eu", "--node", "n")
+        done = topics("append", name, '{"sku": "A1"}', "2", "--tag", "eu")
         assert (done.code, done.out) == (0, "")
     assert rows(client, name) == 2 * [("eu", {"sku": "A1"}), ("eu", 2)]
     assert f"appended 2 records to {name} (#3 to #4)" in done.err
@@ -179,7 +179,6 @@ def test_nothing_is_said_to_be_nothing(topics: Run, client: Topics, name: str) -
         ("--numbers",),
         ("--as", "lines", "--tag-field", "a"),
         ("-f", "/not/there"),
-        ("--key-prefix", "x" * 201),
         ("--as", "xml"),
     ],
 )

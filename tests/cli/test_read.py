@@ -232,6 +232,7 @@ def test_a_glob_stands_for_topics_that_are_made_later(url: str, client: Topics, 
             client.topic(name).drop()
             assert "topic_deleted" in next_of(process)
         process.send_signal(signal.SIGINT)
+        assert told_by(process) == "topics: interrupted\n"
     assert process.returncode == 130
 
 

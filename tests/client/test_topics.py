@@ -193,6 +193,10 @@ def test_a_watch_shows_what_is_there_and_what_comes(client: Topics, name: str) -
         assert (gone.topic, gone.head_seq) == (right.name, 3)
         left.append(6)
         assert data([next(watch)]) == [6]
+        left.drop()
+        *_, gone = watch  # it ends with its last topic
+        assert isinstance(gone, TopicDeleted)
+    left.append(1, 2, 6)
     with pytest.raises(NotFound):
         next(iter(client.watch(right.name)))
     with client.watch((left.name, 2)) as watch:

@@ -84,12 +84,8 @@ class Root(click.Group):
         for section in COMMANDS.values():
             if name in section:
                 module = import_module(f"topics.cli.{section[name][0]}")
-                (found,) = [
-                    each
-                    for each in vars(module).values()
-                    if isinstance(each, click.Command) and each.name == name
-                ]
-                return found
+                found = (each for each in vars(module).values() if isinstance(each, click.Command))
+                return next(each for each in found if each.name == name)
         return None
 
     def format_commands(self, _context: click.Context, formatter: click.HelpFormatter) -> None:

@@ -7,27 +7,15 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from difflib import get_close_matches
-from pathlib import Path
 from typing import Any, Final
 
 import click
 import msgspec
 
-from topics.cli.loading import (
-    BLOCK_BYTES,
-    INPUT,
-    Lines,
-    Loader,
-    bad_input,
-    blocks,
-    reached,
-    tracked,
-)
-from topics.cli.shell import Shell, command, pass_shell
+from topics.cli.loading import INPUT, Lines, Loader, bad_input, opened, reached
+from topics.cli.shell import Shell, command, nearest, pass_shell
 
 NUMBER: Final = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
-PREFIX_MAX: Final = 200
 _check = msgspec.json.Decoder(msgspec.Raw).decode
 _encode = msgspec.json.encode
 
@@ -43,7 +31,6 @@ KIND_HELP = "json: a value a line (default); lines: each is a text; csv: the fir
 @click.option("--tag", help="The tag of the records.")
 @click.option("--tag-field", metavar="FIELD", help="The field of each record that is its tag.")
 @click.option("--numbers", is_flag=True, help="Numbers of a CSV file are numbers, not texts.")
-@click.option("--node", help="Who writes: readers of this node do not see the records.")
 @click.option("--key-prefix", metavar="TEXT", help="Tell apart what has the same content.")
 @click.option("--again", is_flag=True, help="Append a file also when it was appended before.")
 @pass_shell
@@ -54,7 +41,6 @@ def append(
     data: tuple[str, ...],
     file: str | None,
     kind: str,
-    node: str | None,
     key_prefix: str | None,
     again: bool,
     **fields: Any,
@@ -86,27 +72,20 @@ def append(
         raise click.UsageError("--tag-field: a line of text has no fields")
     if not data and file is None and sys.stdin.isatty():
         raise click.UsageError("nothing to append: name DATA or -f FILE, or use a pipe")
-    if len(key_prefix or "") > PREFIX_MAX:
-        raise click.BadParameter(f"at most {PREFIX_MAX} characters", param_hint="--key-prefix")
     is_known = not again and (file is not None or key_prefix is not None)
     prefix = (key_prefix or "") if is_known else None
     records = Records(**fields)
     with (
         shell.client() if data else reached(shell) as client,
-        Loader(shell, client, topic, prefix, node=node) as loader,
+        Loader(shell, client, topic, prefix) as loader,
     ):
         for text in data:
             loader.add(records.record(os.fsencode(text), kind, "DATA"), "DATA")
         if data:
             return
-        name, steps = "stdin", 0
-        if file not in (None, "-"):
-            name, steps = str(file), Path(str(file)).stat().st_size // BLOCK_BYTES
-        with (
-            click.open_file(file or "-", "rb") as stream,
-            tracked(shell, blocks(stream, None if is_known else loader.flush), steps) as found,
-        ):
-            lines = Lines(found, name)
+        file = file or "-"
+        with opened(shell, file, None if is_known else loader.flush) as found:
+            lines = Lines(found, "stdin" if file == "-" else file)
             for record in records.of_csv(lines) if kind == "csv" else records.of_lines(lines, kind):
                 loader.add(record, lines.place)
 
@@ -176,8 +155,8 @@ class Records:
         if self._tag_field is None:
             return None
         if self._tag_field not in names:
-            near = "".join(f": {name}?" for name in get_close_matches(self._tag_field, names, 1, 0))
-            raise bad_input(place, f"there is no field {self._tag_field}{near}")
+            what = f"there is no field {self._tag_field}{nearest(self._tag_field, names)}"
+            raise bad_input(place, what)
         return names.index(self._tag_field)
 
 

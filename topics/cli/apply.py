@@ -8,8 +8,8 @@ from typing import IO, Any, Final
 
 import click
 
-from topics.cli.configs import Change, Kind, Mistake, change, nearest
-from topics.cli.shell import Shell, command, pass_shell
+from topics.cli.configs import Change, Kind, change
+from topics.cli.shell import Mistake, Shell, command, nearest, pass_shell
 from topics.cli.topics import yes
 from topics.client import Topics
 from topics.client.watching import CURSOR_PREFIX

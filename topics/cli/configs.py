@@ -10,7 +10,6 @@ that is there: nothing is sent to find out.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal, NamedTuple
 
@@ -18,7 +17,7 @@ import click
 import msgspec
 
 from topics.cli import units
-from topics.cli.shell import Shell, write_table
+from topics.cli.shell import Mistake, Shell, nearest, write_table
 from topics.client import NotFound, Topics, calls
 from topics.errors import ExitCode, InvalidRequest, TopicExistsIncompatible
 from topics.formats.api import routers
@@ -40,12 +39,6 @@ DEFAULTS: Final[Mapping[str, Config]] = {
     "router": {**routers.RouterConfig(source="", dest="").as_json(), "source": None, "dest": None},
 }
 OF_QUEUES: Final = [*DEFAULTS["topic"]][[*DEFAULTS["topic"]].index("lease_ms") :]
-
-
-class Mistake(click.ClickException):
-    """A field or a value that is wrong."""
-
-    exit_code = ExitCode.USAGE
 
 
 class Change(NamedTuple):
@@ -88,18 +81,17 @@ class Change(NamedTuple):
 
     def apply(self, client: Topics) -> None:
         """Do it."""
-        match self.kind, self.new:
-            case _ if self.word == "keep":
-                pass
-            case "topic", None:
-                client.call(calls.drop_topic(self.name))
-            case "topic", _:
-                client.call(calls.put_topic(self.name, self.asked))
-            case _, None:
-                client.call(calls.drop_router(self.name))
-            case _, new:
-                call = calls.put_router(self.name, new["source"], new["dest"], self.asked)
-                client.call(call)
+        if self.word == "keep":
+            return
+        if self.kind == "topic" and self.new is None:
+            client.call(calls.drop_topic(self.name))
+        elif self.kind == "topic":
+            client.call(calls.put_topic(self.name, self.asked))
+        elif self.new is None:
+            client.call(calls.drop_router(self.name))
+        else:
+            ends = self.new["source"], self.new["dest"]
+            client.call(calls.put_router(self.name, *ends, self.asked))
 
 
 def change(client: Topics, kind: Kind, name: str, asked: Mapping[str, Any]) -> Change:
@@ -138,12 +130,6 @@ def checked(kind: Kind, name: str, asked: Mapping[str, Any]) -> Config:
         if field not in FIELDS[kind]:
             raise Mistake(f"a {kind} has no field {field}{nearest(field, FIELDS[kind])}")
     return {field: _value(field, value) for field, value in asked.items()}
-
-
-def nearest(name: str, names: Iterable[str]) -> str:
-    """What may be meant, for the end of an error."""
-    near = difflib.get_close_matches(name, known := [*names], 1, 0.5)
-    return f"; did you mean {near[0]}?" if near else f" (there are {', '.join(known)})"
 
 
 def _unit(field: str) -> units.Duration | units.Amount | None:

@@ -43,11 +43,9 @@ def ls(shell: Shell) -> None:
         }
         for name, each in sorted(by_name.items())
     ]
-    if not rows:
-        shell.say("there are no contexts: topics context add NAME URL makes one")
-        return
+    empty = "there are no contexts: topics context add NAME URL makes one"
     titles = {"is_current": "", "name": "NAME", "url": "URL", "key": "KEY"}
-    shell.table(rows, titles, {"is_current": lambda is_current: "*" if is_current else ""})
+    shell.table(rows, titles, {"is_current": lambda is_current: "*" if is_current else ""}, empty)
 
 
 @context.command("add")

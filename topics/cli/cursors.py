@@ -30,11 +30,9 @@ def ls(shell: Shell, prefix: str) -> None:
     """
     columns = {"cursor": "CURSOR", "topic": "TOPIC", "seq": "AT", "lag": "LAG", "ts": "SAVED"}
     with shell.client() as client:
-        found = [*_places(shell, client, prefix)]
-    if found:
-        shell.table(found, columns, {"ts": units.moment})
-    else:
-        shell.say(f"no cursor begins with {prefix}" if prefix else "there are no cursors")
+        found = _places(shell, client, prefix)
+        empty = f"no cursor begins with {prefix}" if prefix else "there are no cursors"
+        shell.table(found, columns, {"ts": units.moment}, empty)
 
 
 def _places(shell: Shell, client: Topics, prefix: str) -> Iterator[dict[str, Any]]:

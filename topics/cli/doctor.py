@@ -7,12 +7,9 @@ A check is a function in a table, and its docstring says what is so when all is 
 from __future__ import annotations
 
 import os
-import resource
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -29,10 +26,8 @@ from topics.config import Settings
 from topics.errors import ExitCode
 
 FREE_BYTES: Final = 1 << 30
-FILES_MIN: Final = 4096
 NEAR: Final = 0.8  # of a cap
 SYNC_MAX_MS: Final = 100.0
-CLOCK_MAX_S: Final = 3.0
 LAG_MAX_MS: Final = 60_000
 
 
@@ -44,12 +39,11 @@ class Finding(NamedTuple):
 
 
 class Server(NamedTuple):
-    """What is known of a server. ``ahead_s``: its clock, seen from this one."""
+    """What is known of a server."""
 
     client: Topics
     metrics: Metrics
     ready: Readiness
-    ahead_s: float
 
 
 # Of a server
@@ -116,14 +110,6 @@ def _room(free: int) -> Iterator[Finding]:
         yield Finding(f"only {size(free)} are free where the data is", mend)
 
 
-def clock(server: Server) -> Iterator[Finding]:
-    """The clocks of server and client agree."""
-    if abs(server.ahead_s) > CLOCK_MAX_S:
-        side = "ahead of" if server.ahead_s > 0 else "behind"
-        what = f"the server's clock is {duration(1000 * abs(server.ahead_s))} {side} this one"
-        yield Finding(what, "run NTP on both: times of records, and --since, are of two clocks")
-
-
 def caps(server: Server) -> Iterator[Finding]:
     """No cap is near."""
     for limit, most in by(server.metrics, "topics_limit_max", "limit").items():
@@ -159,13 +145,6 @@ def lag(server: Server) -> Iterator[Finding]:
             yield Finding(what, "its dest is full (cap with discard: reject), or its shard is down")
 
 
-def log_lines(server: Server) -> Iterator[Finding]:
-    """No log line was dropped."""
-    if count := server.metrics["topics_log_lines_dropped_total"]:
-        mend = "what reads the server's stderr is slow or stuck: look at it, or at TOPICS_LOG_LEVEL"
-        yield Finding(f"{count} log lines were dropped", mend)
-
-
 # Of the machine that has the data directory
 
 VOLATILE: Final = ("tmpfs", "ramfs")
@@ -175,14 +154,6 @@ REMOTE: Final = ("nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "ceph", "glusterfs
 def free_space(directory: Path) -> Iterator[Finding]:
     """The disk of the data directory has room."""
     yield from _room(shutil.disk_usage(directory).free)
-
-
-def file_limit(_directory: Path) -> Iterator[Finding]:
-    """A server started here may open enough files."""
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    if most != resource.RLIM_INFINITY and most < FILES_MIN:
-        mend = "raise it (ulimit -Hn, LimitNOFILE= of systemd): each client takes one"
-        yield Finding(f"a process may open {most} files", mend)
 
 
 def file_system(directory: Path, mounts: str = "/proc/mounts") -> Iterator[Finding]:
@@ -207,8 +178,8 @@ def permissions(directory: Path) -> Iterator[Finding]:
         yield Finding(what, f"chmod 700 {directory}")
 
 
-OF_SERVER: Final = (version, shards, keys, fsync, disk, clock, caps, dead_letters, lag, log_lines)
-OF_MACHINE: Final = (free_space, file_limit, file_system, permissions)
+OF_SERVER: Final = (version, shards, keys, fsync, disk, caps, dead_letters, lag)
+OF_MACHINE: Final = (free_space, file_system, permissions)
 
 
 @command("doctor")
@@ -239,7 +210,7 @@ def _results(shell: Shell, data_dir: Path | None) -> Iterator[tuple[str, str, li
     """Each check: its name, what is so when all is well, and what is not."""
     with shell.client() as client:
         try:
-            server = _server(client)
+            server = Server(client, client.call(calls.metrics()), readiness(client))
         except TopicsError as failure:
             is_key = isinstance(failure, Refused)
             yield "server", "", [Finding(failure.message, KEY_MEND if is_key else SERVER_MEND)]
@@ -254,12 +225,3 @@ def _results(shell: Shell, data_dir: Path | None) -> Iterator[tuple[str, str, li
         return
     for local in OF_MACHINE:
         yield local.__name__, local.__doc__ or "", [*local(directory)]
-
-
-def _server(client: Topics) -> Server:
-    metrics, ready = client.call(calls.metrics()), readiness(client)
-    before = datetime.now(UTC)
-    date, after = client.http.get("/v0/health").headers.get("date"), datetime.now(UTC)
-    told = parsedate_to_datetime(date) if date else after  # whole seconds
-    ahead_s = max((told - after).total_seconds(), 0) + min((told - before).total_seconds(), 0)
-    return Server(client, metrics, ready, ahead_s)

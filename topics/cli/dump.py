@@ -19,7 +19,6 @@ import sys
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, nullcontext
-from itertools import chain
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -27,19 +26,19 @@ import click
 import msgspec
 
 from topics.cli.loading import (
-    BLOCK_BYTES,
     INPUT,
     Lines,
     Loader,
     bad_input,
     blocks,
     counted,
+    opened,
     reached,
     tracked,
 )
-from topics.cli.read import json_lines, states_of
+from topics.cli.read import json_lines, pages, states_of
 from topics.cli.shell import Failed, Shell, command, pass_shell
-from topics.client import Topics, TopicState, calls
+from topics.client import Record, Topics, TopicState, calls
 from topics.formats.api.topic_config import TopicConfigPatch
 
 HEADER: Final = b'{"header":{"format":1,'
@@ -63,15 +62,6 @@ class Line(msgspec.Struct):
     data: msgspec.Raw = NOTHING
     tag: str | None = msgspec.field(name="$tag", default=None)
     node: str | None = msgspec.field(name="$node", default=None)
-    meta: msgspec.Raw = NOTHING
-
-
-class Sent(msgspec.Struct, omit_defaults=True):
-    """What is appended of a record (§2)."""
-
-    data: msgspec.Raw
-    tag: str | None
-    node: str | None
     meta: msgspec.Raw = NOTHING
 
 
@@ -134,11 +124,7 @@ def import_(shell: Shell, /, files: tuple[str, ...], to: str | None) -> None:
                     pass
     with reached(shell) as client:
         for file in files:
-            steps = 0 if file == "-" else Path(file).stat().st_size // BLOCK_BYTES
-            with (
-                click.open_file(file, "rb") as stream,
-                tracked(shell, blocks(stream), steps) as found,
-            ):
+            with opened(shell, file) as found:
                 _append(shell, client, _content(file, found), to)
 
 
@@ -148,26 +134,23 @@ def _export(
     """Write all."""
     digest, counts = hashlib.sha256(), {state.name: 0 for state in states}
 
-    def pages() -> Iterator[bytes]:
+    def texts() -> Iterator[bytes]:
         for state in states:
             header = {"format": 1, "topic": state.name, "epoch": state.epoch}
             yield _encode({"header": {**header, "config": state.config}}) + b"\n"
-            reading = calls.Reading(state.name, 0, None, None, follow=False)
-            while reading.seq < state.head_seq and not reading.is_done:
-                page = client.call(reading.call())
-                shell.back()
-                reading.take(page)
-                counts[state.name] += len(page.records)
-                if page.tombstone is not None:
-                    yield _encode({"tombstone": page.tombstone}) + b"\n"
-                yield json_lines(page.records)
+            for events in pages(shell, client, state):
+                records = [each for each in events if isinstance(each, Record)]
+                if len(records) < len(events):
+                    yield _encode({"tombstone": events[0]}) + b"\n"
+                counts[state.name] += len(records)
+                yield json_lines(records)
 
     steps = sum(state.count for state in states) // calls.PAGE
     with (
         gzip.GzipFile(fileobj=out, mode="wb", mtime=0) if is_gzip else nullcontext(out) as packed,
-        tracked(shell, pages(), steps) as texts,
+        tracked(shell, texts(), steps) as found,
     ):
-        for text in texts:
+        for text in found:
             digest.update(text)
             packed.write(text)
         footer = {"topics": counts, "sha256": digest.hexdigest()}
@@ -195,7 +178,9 @@ def _append(
                 loader = Loader(shell, client, to or found.header.topic, "", config=config)
                 stack.enter_context(loader).open()
             elif found.data is not NOTHING:
-                sent = Sent(found.data, found.tag, found.node, found.meta)
+                sent = {"data": found.data, "tag": found.tag, "node": found.node}
+                if found.meta is not NOTHING:
+                    sent["meta"] = found.meta
                 loader.add(_encode(sent), place, line)
 
 
@@ -222,15 +207,9 @@ def _content(name: str, found: Iterable[bytes]) -> Iterator[tuple[bytes, str]]:
 
 def _unpacked(found: Iterable[bytes]) -> Iterator[bytes]:
     """Blocks of bytes, decompressed if they are compressed."""
-    each = iter(found)
-    first = next(each, b"")
-    if not first.startswith(GZIP):
-        yield from chain([first], each)
-        return
-    unpack = zlib.decompressobj(31)
-    for block in chain([first], each):
-        rest = block
-        while rest:
-            yield unpack.decompress(rest, BLOCK_BYTES)
-            rest = unpack.unconsumed_tail
-    yield unpack.flush() + unpack.unused_data
+    unpack: Any = None
+    for number, block in enumerate(found):
+        if number == 0 and block.startswith(GZIP):
+            unpack = zlib.decompressobj(31)
+        # What stands behind the end is shown, too: it belongs to no export.
+        yield unpack.decompress(block) + unpack.unused_data if unpack else block

@@ -16,6 +16,7 @@ import select
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import IO, Any, Final, TypeVar
 
 import click
@@ -60,6 +61,19 @@ def tracked(shell: Shell, steps: Iterable[T], total: int) -> Iterator[Iterable[T
 
     with Progress(console=Console(stderr=True), transient=True) as progress:
         yield progress.track(steps, total, description="")
+
+
+@contextmanager
+def opened(
+    shell: Shell, file: str, on_idle: Callable[[], None] | None = None
+) -> Iterator[Iterable[bytes]]:
+    """The blocks of a file, or of stdin (``-``); a terminal shows how many are done."""
+    total = 0 if file == "-" else Path(file).stat().st_size // BLOCK_BYTES
+    with (
+        click.open_file(file, "rb") as stream,
+        tracked(shell, blocks(stream, on_idle), total) as found,
+    ):
+        yield found
 
 
 def bad_input(place: str, what: str) -> Failed:
@@ -115,10 +129,9 @@ class Loader:
         topic: str,
         prefix: str | None,
         *,
-        node: str | None = None,
         config: Mapping[str, Any] = {},
     ) -> None:
-        self._shell, self._client, self._topic, self._node = shell, client, topic, node
+        self._shell, self._client, self._topic = shell, client, topic
         self._prefix, self._config = prefix, config
         self._digest = hashlib.blake2b(digest_size=16)
         self._chunk: list[Raw] = []
@@ -149,7 +162,7 @@ class Loader:
         if self._prefix is not None:
             count = self._count + len(self._chunk)
             key = f"{self._prefix}{self._digest.hexdigest()}:{count}"
-        call = calls.append(self._topic, {"records": self._chunk}, key, self._node)
+        call = calls.append(self._topic, {"records": self._chunk}, key)
         try:
             receipt = self._client.call(call)
         except Invalid as error:
@@ -174,7 +187,7 @@ class Loader:
         if self._is_open:
             return
         self._is_open, name, say = True, self._topic, self._shell.say
-        config = self._config or {}
+        config = self._config
         # A key that may only write appends all the same, but not to a topic of another config.
         with suppress(*() if config else (Refused,)):
             try:

@@ -1,32 +1,27 @@
 """The command ping: from publish to arrival, through everything that stands between.
 
-    append (a thread) --> server --> an event stream or a WebSocket --> here
-                                     a sign of life each second tells a slow server from a proxy
-                                     that holds the stream back
+    append --> server --> an event stream or a WebSocket --> here
+                          a sign of life each second tells a slow server from a proxy
+                          that holds the stream back
 
 The topic is of this run alone, of the class ephemeral, and removed at the end.
 """
 
 from __future__ import annotations
 
-import base64
-import os
-from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator
 from time import monotonic, sleep
 from typing import Any, Final, Self
 from urllib.parse import urlencode
 
 import click
-import httpcore2
 import httpx2
 import msgspec
-from wsproto import events
-from wsproto.connection import Connection, ConnectionState, ConnectionType
+from httpx2.websockets import HTTPXWSException, WebSocketUpgradeError
 
 from topics.cli.measure import AWAY, own_topic, percentile
 from topics.cli.shell import Shell, command, pass_shell
-from topics.cli.units import DURATION, at_least
+from topics.cli.units import DURATION, Duration
 from topics.client import ConnectionLost, Topics
 from topics.client.errors import error_of
 from topics.client.sync import Topic, lost
@@ -52,7 +47,7 @@ Stream = Generator[Any]
               help="Receive by an event stream, or by a WebSocket.")  # fmt: skip
 @click.option("-n", "--count", type=click.IntRange(min=1), help="End after so many records.")
 @click.option("--interval", type=DURATION, default="1s", show_default=True)
-@click.option("--wait", type=DURATION, default="5s", show_default=True, callback=at_least("3s"),
+@click.option("--wait", type=Duration(least=3000), default="5s", show_default=True,
               help="How long to wait for a record.")  # fmt: skip
 @pass_shell
 def ping(shell: Shell, via: str, count: int | None, interval: int, wait: int) -> ExitCode:
@@ -97,7 +92,6 @@ class Run:
     def __init__(self, topic: Topic, listen: Callable[..., Stream], wait_s: float) -> None:
         self._topic, self._listen, self._wait_s = topic, listen, wait_s
         self._stream: Stream | None = None
-        self._sender = ThreadPoolExecutor(1)
         self.proxy: str | None = None
 
     def __enter__(self) -> Self:
@@ -106,7 +100,6 @@ class Run:
     def __exit__(self, *_: object) -> None:
         if self._stream is not None:
             self._stream.close()
-        self._sender.shutdown()
 
     def ping(self, number: int) -> dict[str, Any]:
         """Send a record and wait for it: ``ms``, or ``why`` it is late or not here. Raises
@@ -115,15 +108,25 @@ class Run:
         found = dict.fromkeys(("ms", "ack_ms", "why"))
         try:
             stream = self._stream = self._stream or self._begin()
-            appended = self._sender.submit(self._append, number)
-            at, silence_s = self._arrival(stream, number, appended)
-            began, acked = appended.result()
-            found["ack_ms"] = round(1000 * (acked - began), 2)
-            found["ms"] = round(1000 * (at - began), 2) if at else None
-            late = None if at else SLOW
-            found["why"] = BUFFERS if silence_s >= SILENCE_S else late
-        except TimeoutError:  # not even a head
-            found["why"] = BUFFERS
+            began = heard = monotonic()
+            self._topic.append(number)
+            found["ack_ms"] = _ms_since(began)
+            silence_s = 0.0  # the longest without any sign of life
+            for payload in stream:
+                now = monotonic()
+                silence_s, heard = max(silence_s, now - heard), now
+                if payload == number:
+                    found["ms"] = _ms_since(began)
+                    break
+                if now - began >= self._wait_s:
+                    found["why"] = SLOW
+                    break
+            else:
+                raise ended()
+            if silence_s >= SILENCE_S:
+                found["why"] = BUFFERS
+        except TimeoutError:
+            self._stream, found["why"] = None, BUFFERS
         except AWAY as failure:
             if number == 1:
                 raise
@@ -137,29 +140,9 @@ class Run:
         self.proxy = ", ".join(named) or None
         return stream
 
-    def _append(self, number: int) -> tuple[float, float]:
-        began = monotonic()
-        self._topic.append(number)
-        return began, monotonic()
 
-    def _arrival(
-        self, stream: Stream, number: int, appended: Future[Any]
-    ) -> tuple[float | None, float]:
-        """When the record came, if it did, and the longest time without any sign of life, in s."""
-        began = heard = monotonic()
-        silence_s = 0.0
-        try:
-            for payload in stream:
-                now = monotonic()
-                silence_s, heard = max(silence_s, now - heard), now
-                if payload == number:
-                    return now, silence_s
-                if now - began >= self._wait_s or (appended.done() and appended.exception()):
-                    return None, silence_s
-        except TimeoutError:
-            self._stream = None
-            return None, self._wait_s
-        raise ended()
+def _ms_since(began: float) -> float:
+    return round(1000 * (monotonic() - began), 2)
 
 
 def by_watch(client: Topics, topic: str, wait_s: float) -> Stream:
@@ -181,44 +164,26 @@ def by_watch(client: Topics, topic: str, wait_s: float) -> Stream:
 
 def by_web_socket(client: Topics, topic: str, wait_s: float) -> Stream:
     """By a WebSocket. The server's heartbeat is too slow there, so that it is asked for one."""
-    subscribe = msgspec.json.encode({"op": "subscribe", "topic": topic, "from_seq": 0}).decode()
-    headers = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13"}
-    headers["Sec-WebSocket-Key"] = base64.b64encode(os.urandom(16)).decode()
-    own = Connection(ConnectionType.CLIENT)
     try:
-        with client.http.stream("GET", "/v0/ws", headers=headers, timeout=wait_s) as answer:
-            if answer.status_code != 101:
-                raise error_of(answer.status_code, answer.headers, answer.read())
-            yield answer.headers
-            wire = answer.extensions["network_stream"]
-            wire.write(own.send(events.TextMessage(subscribe)))
-            for message in _messages(wire, own, wait_s):
-                yield from _payloads(message)
+        with client.http.websocket("/v0/ws", timeout=wait_s) as socket:
+            assert socket.response is not None
+            yield socket.response.headers
+            socket.send_json({"op": "subscribe", "topic": topic, "from_seq": 0})
+            heard = monotonic()
+            while True:
+                try:
+                    yield from _payloads(socket.receive_text(HEARTBEAT_S))
+                    heard = monotonic()
+                except TimeoutError:
+                    if monotonic() - heard >= wait_s:
+                        raise
+                    socket.send_json({"op": "ping"})
+    except WebSocketUpgradeError as error:
+        raise error_of(error.response.status_code, error.response.headers, b"") from None
     except httpx2.ReadTimeout:
         raise TimeoutError from None
-    except (httpx2.TransportError, httpcore2.NetworkError) as error:
+    except (httpx2.TransportError, HTTPXWSException) as error:
         raise ConnectionLost(f"{client.target.url}: {error or type(error).__name__}") from error
-
-
-def _messages(wire: Any, own: Connection, wait_s: float) -> Iterator[str]:
-    """What a WebSocket says until it ends. Raises `TimeoutError`."""
-    text, until = "", monotonic() + wait_s
-    while own.state is ConnectionState.OPEN:
-        try:
-            own.receive_data(wire.read(1 << 16, HEARTBEAT_S) or None)
-            until = monotonic() + wait_s
-        except httpcore2.ReadTimeout:
-            if monotonic() >= until:
-                raise TimeoutError from None
-            wire.write(own.send(events.TextMessage('{"op":"ping"}')))
-        for event in own.events():
-            if isinstance(event, events.TextMessage):
-                text += event.data
-                if event.message_finished:
-                    yield text
-                    text = ""
-            elif isinstance(event, events.Ping):
-                wire.write(own.send(event.response()))
 
 
 def _payloads(text: str) -> list[Any]:

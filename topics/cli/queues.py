@@ -4,15 +4,15 @@ Nothing here leases a job.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
 import click
+import msgspec
 
-from topics.cli import units
+from topics.cli import configs, units
 from topics.cli.shell import Shell, group, pass_shell
 from topics.client import NotFound, Record, Topics, TopicState
 from topics.client.values import Lease
@@ -51,10 +51,8 @@ def ls(shell: Shell, prefix: str) -> None:
                 state = client.topic(info.name).state()
                 if state.queue is not None:
                     found.append(_summary(client, state))
-    if found:
-        shell.table(found, TITLES, {"oldest_ts": _age})
-    else:
-        shell.say("there are no queues" + (f" that begin with {prefix}" if prefix else ""))
+    empty = f"no queue begins with {prefix}" if prefix else "there are no queues"
+    shell.table(found, TITLES, {"oldest_ts": units.age}, empty)
 
 
 @queue.command("info")
@@ -74,22 +72,14 @@ def info(shell: Shell, name: str) -> None:
     if shell.is_json:
         shell.emit(told)
         return
-    held = ", ".join(f"{node} {count}" for node, count in holders.most_common(5))
-    most, left = state.config["max_deliveries"], told.get("dead_letters", 0)
-    lines = {
-        "queue": name,
-        "ready": told["ready"],
-        "in flight": f"{told['in_flight']} ({held})" if held else told["in_flight"],
-        "delayed": told["delayed"],
-        "oldest job": _age(told["oldest_ts"]) if told["oldest_ts"] else "-",
-        "lease": units.duration(state.config["lease_ms"]),
-        "deliveries": f"at most {most}, then to {dead}" if most and dead else "without end",
-        "dead": f"{told['dead_lettered']}; {left} are in {dead}" if dead else told["dead_lettered"],
-    }
-    for title, value in lines.items():
-        click.echo(f"{title:<12}{value}")
-    if left:
-        shell.say(f"topics queue redrive {dead} moves dead letters back")
+    shell.table([told], TITLES, {"oldest_ts": units.age})
+    if holders:
+        held = (f"{node} ({count})" for node, count in holders.most_common(5))
+        click.echo(f"\nHELD BY  {', '.join(held)}")
+    click.echo()
+    configs.table_of(state.config)
+    if left := told.get("dead_letters"):
+        shell.say(f"{left} dead letters: topics queue redrive {dead} moves them back")
 
 
 @queue.command("peek")
@@ -103,21 +93,23 @@ def peek(shell: Shell, name: str, count: int) -> None:
     """
     with shell.client() as client:
         asked = client.queue(name)
-        leases = asked.leases()
-        lease = next(leases, None)  # refuses what is no queue
-        rows = []
-        for record in asked.read(limit=count):
-            if isinstance(record, Record):
-                while lease is not None and lease.seq < record.seq:
-                    lease = next(leases, None)
-                held = lease if lease is not None and lease.seq == record.seq else None
-                rows.append(_job(record, held))
-    if not rows:
-        shell.say(f"{name} has no jobs")
-        return
+        held = {lease.seq: lease for lease in asked.leases()}  # refuses what is no queue
+        rows = [
+            {
+                "$seq": job.seq,
+                "$ts": job.ts,
+                "$tag": job.tag,
+                "data": job.raw_data,
+                "meta": job.raw_meta,
+                "lease": held.get(job.seq),
+            }
+            for job in asked.read(limit=count)
+            if isinstance(job, Record)
+        ]
     columns = {"$seq": "SEQ", "$ts": "AGE", "$tag": "TAG", "lease": "HELD BY", "data": "DATA"}
-    shows: dict[str, Callable[[Any], str]] = {"$ts": _age, "lease": _holder, "data": _text}
-    shell.table(rows, columns, shows)
+    shows: dict[str, Callable[[Any], str]]
+    shows = {"$ts": units.age, "lease": _holder, "data": lambda raw: bytes(raw).decode()}
+    shell.table(rows, columns, shows, f"{name} has no jobs")
 
 
 @queue.command("leases")
@@ -126,14 +118,11 @@ def peek(shell: Shell, name: str, count: int) -> None:
 @pass_shell
 def leases(shell: Shell, name: str, node: str | None) -> None:
     """Show who holds which job."""
-    with shell.client() as client:
-        found = [*client.queue(name).leases(node)]
-    if not found:
-        shell.say(f"no job of {name} is held" + (f" by {node}" if node else ""))
-        return
     columns = {"seq": "SEQ", "node": "HELD BY", "deadline": "LEFT", "deliveries": "DELIVERY"}
     columns["last_error"] = "LAST ERROR"
-    shell.table(found, columns, {"deadline": _left})
+    empty = f"no job of {name} is held" + (f" by {node}" if node else "")
+    with shell.client() as client:
+        shell.table(client.queue(name).leases(node), columns, {"deadline": units.left}, empty)
 
 
 @queue.command("redrive")
@@ -157,9 +146,8 @@ def redrive(
             moved += done.moved
             if not (done.moved and done.remaining) or moved == limit:
                 break
-    total = {**_fields(done), "moved": moved}
     if shell.is_json:
-        shell.emit(total)
+        shell.emit(msgspec.structs.replace(done, moved=moved))
     else:
         skipped = f", {done.skipped} skipped ({done.reason})" if done.skipped else ""
         click.echo(f"{moved} moved, {done.remaining} left{skipped}")
@@ -172,38 +160,8 @@ def _summary(client: Topics, state: TopicState) -> dict[str, Any]:
     if state.count:
         jobs = client.topic(state.name).read(state.earliest_seq - 1, limit=1)
         oldest = next((job.ts for job in jobs if isinstance(job, Record)), None)
-    return {"topic": state.name, **_fields(state.queue), "oldest_ts": oldest}
-
-
-def _fields(value: Any) -> dict[str, Any]:
-    import msgspec
-
-    fields: dict[str, Any] = msgspec.to_builtins(value)
-    return fields
-
-
-def _job(record: Record, lease: Lease | None) -> dict[str, Any]:
-    return {
-        "$seq": record.seq,
-        "$ts": record.ts,
-        "$tag": record.tag,
-        "data": record.raw_data,
-        "meta": record.raw_meta,
-        "lease": lease,
-    }
-
-
-def _text(raw: Any) -> str:
-    return bytes(raw).decode()
+    return {"topic": state.name, **msgspec.to_builtins(state.queue), "oldest_ts": oldest}
 
 
 def _holder(lease: Lease) -> str:
-    return f"{lease.node} ({_left(lease.deadline)} left, delivery {lease.deliveries})"
-
-
-def _age(ts_ms: int) -> str:
-    return units.duration(max(0.0, 1000 * time.time() - ts_ms))
-
-
-def _left(deadline_ms: int) -> str:
-    return units.duration(max(0.0, deadline_ms - 1000 * time.time()))
+    return f"{lease.node} ({units.left(lease.deadline)} left, delivery {lease.deliveries})"

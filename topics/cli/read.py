@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from fnmatch import fnmatchcase, translate
+from itertools import chain
 from queue import Queue
 from threading import Thread
 from time import sleep, time
@@ -19,16 +20,13 @@ from topics.cli import units
 from topics.cli.loading import reached
 from topics.cli.shell import Failed, Shell, command, pass_shell
 from topics.client import TAIL, Event, Record, Tombstone, TopicDeleted, Topics, TopicState, calls
-from topics.client.sync import Watch
-from topics.client.watching import CURSOR_PREFIX, Start, Watching
+from topics.client.watching import CURSOR_PREFIX, Start
 from topics.errors import ExitCode
 
 STREAM_TOPICS: Final = 64  # that one stream may have
 QUEUED_EVENTS: Final = 256
 LOOK_EVERY_S: Final = 2.0  # for topics that a glob matches
 GLOB: Final = re.compile(r"[*?\[]")
-PART: Final = re.compile(r"%(.)|(\\.)|([^%\\]+|.)", re.DOTALL)
-ESCAPES: Final = {r"\n": "\n", r"\t": "\t"}
 FIELDS: Final[dict[str, Callable[[Record], str]]] = {
     "t": lambda record: record.topic,
     "s": lambda record: str(record.seq),
@@ -58,27 +56,21 @@ def _tags(_: object, _parameter: object, values: tuple[str, ...]) -> re.Pattern[
     return re.compile("|".join(translate(value[4:]) for value in values)) if values else None
 
 
-def _options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Those of both commands."""
-    where = "Only records with such a tag, or one of several."
-    for option in (
-        click.option("--fail-on-loss", is_flag=True, help="End with 1 where records are lost."),
-        click.option("--format", "form", metavar="FORM", help=FORM_HELP),
-        click.option(
-            "--where", "tags", metavar="tag=GLOB", multiple=True, callback=_tags, help=where
-        ),
-        click.argument("topics", metavar="TOPIC...", nargs=-1, required=True),
-    ):
-        function = option(function)
-    return function
+OPTIONS: Final[list[click.Parameter]] = [
+    click.Argument(["topics"], metavar="TOPIC...", nargs=-1, required=True),
+    click.Option(["--where", "tags"], metavar="tag=GLOB", multiple=True, callback=_tags,
+                 help="Only records with such a tag, or one of several."),
+    click.Option(["--format", "form"], metavar="FORM", help=FORM_HELP),
+    click.Option(["--fail-on-loss"], is_flag=True, help="End with 1 where records are lost."),
+]  # fmt: skip
+"""Of both commands."""
 
 
-@command("read")
+@command("read", params=[*OPTIONS])
 @click.option("--from", "first", type=int, metavar="N", help="Begin at #N; -N: the last N.")
 @click.option("--since", callback=_when, metavar="TIME", help="Begin 10m ago, or at a date.")
 @click.option("-n", "--count", type=click.IntRange(1), help="End with so many records.")
 @click.option("-f", "--follow", is_flag=True, help="Go on with records that come.")
-@_options
 @pass_shell
 def read(
     shell: Shell,
@@ -115,20 +107,20 @@ def read(
         }
         if follow:
             _follow(shell, client, topics, starts, output)
-        for state in () if follow else states:
-            limit = None if shape["tags"] else output.left
-            reading = calls.Reading(state.name, starts[state.name], limit, None, follow=False)
-            while reading.seq < state.head_seq and not (output.is_full or reading.is_done):
-                events = reading.take(client.call(reading.call()))
-                shell.back()
-                output.show(events)
+        every = (
+            pages(shell, client, state, starts[state.name], None if shape["tags"] else output.left)
+            for state in states
+        )
+        for events in () if follow else chain.from_iterable(every):
+            output.show(events)
+            if output.is_full:
+                break
         if not output.shown:
             shell.say(f"no such records in {', '.join(starts)}")
 
 
-@command("tail")
+@command("tail", params=[*OPTIONS])
 @click.option("-n", "--last", type=click.IntRange(0), default=0, help="First the last N of each.")
-@_options
 @pass_shell
 def tail(shell: Shell, /, topics: tuple[str, ...], last: int, **shape: Any) -> None:
     """Show records as they come.
@@ -152,6 +144,17 @@ def tail(shell: Shell, /, topics: tuple[str, ...], last: int, **shape: Any) -> N
             states = [client.topic(name).state() for name in names]
             starts = {state.name: _start(client, state, -last, None) for state in states}
         _follow(shell, client, topics, starts, output)
+
+
+def pages(
+    shell: Shell, client: Topics, state: TopicState, after: int = 0, limit: int | None = None
+) -> Iterator[list[Event]]:
+    """What a topic has behind a seq, up to the head of ``state``."""
+    reading = calls.Reading(state.name, after, limit, None, follow=False)
+    while reading.seq < state.head_seq and not reading.is_done:
+        events = reading.take(client.call(reading.call()))
+        shell.back()
+        yield events
 
 
 def states_of(client: Topics, names: Iterable[str]) -> list[TopicState]:
@@ -217,7 +220,7 @@ class Streams:
     that a glob matches later.
     """
 
-    def __init__(self, client: Topics, starts: Mapping[str, Start], globs: Sequence[str]) -> None:
+    def __init__(self, client: Topics, starts: Mapping[str, Start], globs: list[str]) -> None:
         self._client, self._globs = client, globs
         self.queue: Queue[Event | Exception] = Queue(QUEUED_EVENTS)
         self.topics: set[str] = set()
@@ -228,7 +231,7 @@ class Streams:
     def _begin(self, starts: list[tuple[str, Start]]) -> None:
         self.topics.update(name for name, _ in starts)
         for at in range(0, len(starts), STREAM_TOPICS):
-            self._start(self._run, Watching(starts[at : at + STREAM_TOPICS], None, {}))
+            self._start(self._stream, starts[at : at + STREAM_TOPICS])
 
     def _start(self, run: Callable[..., None], *arguments: Any) -> None:
         def guarded() -> None:
@@ -239,20 +242,9 @@ class Streams:
 
         Thread(target=guarded, daemon=True).start()
 
-    def _run(self, watching: Watching) -> None:
-        while True:
-            gone = ""
-            with Watch(self._client, watching, None) as watch:
-                for event in watch:
-                    self.queue.put(event)
-                    if isinstance(event, TopicDeleted):
-                        gone = event.topic
-                        break
-            # A topic that is made anew is another one: its stream is not this one.
-            left = [each for each in watching.topics.items() if each[0] != gone]
-            if not left:
-                return
-            watching = Watching(left, None, watching.cursors)
+    def _stream(self, starts: list[tuple[str, Start]]) -> None:
+        for event in self._client.watch(*starts):
+            self.queue.put(event)
 
     def _look(self) -> None:
         while True:
@@ -286,29 +278,25 @@ class Output:
         return self.left == 0
 
     def show(self, events: list[Event]) -> None:
-        """Write them. Raises `Failed` where records are lost, if that is asked for."""
-        records: list[Record] = []
+        """Write them: what is lost stands before the records of its page. Raises `Failed` where
+        records are lost, if that is asked for.
+        """
         for event in events:
-            if isinstance(event, Record):
-                if self._tags is None or (event.tag and self._tags.match(event.tag)):
-                    records.append(event)
-            elif isinstance(event, Tombstone | TopicDeleted):
-                self._records(records)
-                records = []
-                if not self.is_full:
-                    self._note(event)
-        self._records(records)
+            if isinstance(event, Tombstone | TopicDeleted):
+                self._note(event)
+        records = [each for each in events if isinstance(each, Record) and self._fits(each)]
+        records = records[: self.left]
+        if self.left is not None:
+            self.left -= len(records)
+        self.shown += len(records)
+        self._out.write(self._write(records))
+
+    def _fits(self, record: Record) -> bool:
+        return self._tags is None or bool(record.tag and self._tags.match(record.tag))
 
     def flush(self) -> None:
         """Let the reader have it."""
         self._out.flush()
-
-    def _records(self, records: list[Record]) -> None:
-        if self.left is not None:
-            records = records[: self.left]
-            self.left -= len(records)
-        self.shown += len(records)
-        self._out.write(self._write(records))
 
     def _note(self, event: Tombstone | TopicDeleted) -> None:
         self.shown += 1
@@ -363,16 +351,12 @@ def _template(form: str) -> Callable[[list[Record]], bytes]:
     if form == "json":
         return json_lines
     form = "%d" if form == "data" else form
-    found = PART.findall(form if form.endswith("\\n") else form + "\n")
-    if "%" not in form or not FIELDS.keys() >= {name for name, *_ in found if name}:
+    if "%" not in form or not FIELDS.keys() >= {*re.findall("%(.?)", form)}:
         what = f"{form!r} is none: json, data, or a text with %{' %'.join(FIELDS)}"
         raise click.BadParameter(what, param_hint="--format")
-    parts: list[str | Callable[[Record], str]] = [
-        FIELDS[name] if name else ESCAPES.get(escape, escape or text)
-        for name, escape, text in found
-    ]
+    text = form.replace("\\n", "\n").replace("\\t", "\t").removesuffix("\n") + "\n"
 
-    def one(record: Record) -> Iterator[str]:
-        return (part if isinstance(part, str) else part(record) for part in parts)
+    def line(record: Record) -> str:
+        return re.sub("%(.)", lambda found: FIELDS[found[1]](record), text)
 
-    return lambda records: "".join(["".join(one(record)) for record in records]).encode()
+    return lambda records: "".join(map(line, records)).encode()

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
-from typing import Final
+from contextlib import suppress
 
 import click
 
 from topics.cli import configs
 from topics.cli.shell import Shell, group, pass_shell
 from topics.cli.topics import sets
-from topics.client import NotFound, RouterInfo, Topics
+from topics.client import NotFound, RouterInfo
 from topics.errors import ExitCode
-
-LAGS_MAX: Final = 200  # a request each
 
 
 @group("router")
@@ -29,7 +26,7 @@ def router() -> None:
 def ls(shell: Shell, source: str, dest: str) -> None:
     """List routers.
 
-    LAG is how many records of the source are not forwarded yet; it is asked for the first 200.
+    LAG is how many records of the source are not forwarded yet.
     """
     columns = {
         "name": "ROUTER",
@@ -40,22 +37,12 @@ def ls(shell: Shell, source: str, dest: str) -> None:
         "lag_records": "LAG",
     }
     with shell.client() as client:
-        listed = client.routers(source=source, dest=dest)
-        found = [_with_lag(client, each) for each in islice(listed, LAGS_MAX)]
-        found += listed
-    if not found:
-        shell.say("there are no such routers" if source or dest else "there are no routers")
-        return
-    shell.table(found, columns, {"filter": lambda filter: configs.shown("filter", filter)})
-    if len(found) > LAGS_MAX:
-        shell.say(f"filter and lag of the first {LAGS_MAX} routers only")
-
-
-def _with_lag(client: Topics, listed: RouterInfo) -> RouterInfo:
-    try:
-        return client.router(listed.name)
-    except NotFound:  # removed meanwhile
-        return listed
+        found = []
+        for listed in client.routers(source=source, dest=dest):
+            with suppress(NotFound):  # removed meanwhile
+                found.append(client.router(listed.name))  # the list has no lag
+    empty = "there are no such routers" if source or dest else "there are no routers"
+    shell.table(found, columns, {"filter": lambda filter: configs.shown("filter", filter)}, empty)
 
 
 @router.command("create")

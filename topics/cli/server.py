@@ -13,23 +13,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from topics.cli.shell import Shell, command, group, pass_shell, secret
+from topics.cli.shell import Failed, Mistake, Shell, command, group, pass_shell, secret
 from topics.errors import ExitCode
 
 if TYPE_CHECKING:
     from topics.process.boot import Boot
 
 
-def _path(_context: click.Context, _parameter: click.Parameter, value: str) -> Path:
+def _path(value: str) -> Path:
     if not value:
         raise click.BadParameter("must not be empty")
     return Path(value)
-
-
-def _paths(
-    context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
-) -> list[Path]:
-    return [_path(context, parameter, value) for value in values]
 
 
 @command("serve")
@@ -55,23 +49,20 @@ def serve(host: str | None, port: str | None, data_dir: str | None, print_config
     try:
         start = boot.read(environ)
     except ConfigError as error:
-        problems = "".join(f"  {problem}\n" for problem in error.problems)
-        sys.stderr.write(f"topics: these settings are wrong:\n{problems}")
-        return ExitCode.USAGE
+        problems = "".join(f"\n  {problem}" for problem in error.problems)
+        raise Mistake(f"these settings are wrong:{problems}") from None
     if print_config:
         _print_config(start)
         return ExitCode.DONE
     try:
         check_place(start.settings.data_dir)
     except NotADataDirectory as error:
-        return _wrong(f"{error} (TOPICS_DATA_DIR={start.settings.data_dir})")
-    except OSError as error:
-        return _cannot_read(error)
+        raise Mistake(f"{error} (TOPICS_DATA_DIR={start.settings.data_dir})") from None
     return _run(start, environ)
 
 
 @command("verify")
-@click.argument("directory", metavar="DIR", callback=_path)
+@click.argument("directory", metavar="DIR", type=_path)
 def verify(directory: Path) -> ExitCode:
     """Look for damage in a data directory.
 
@@ -81,7 +72,7 @@ def verify(directory: Path) -> ExitCode:
 
 
 @command("repair")
-@click.argument("directory", metavar="DIR", callback=_path)
+@click.argument("directory", metavar="DIR", type=_path)
 @click.option("--dry-run", is_flag=True, help="Print what would be lost, and change nothing.")
 def repair(directory: Path, dry_run: bool) -> ExitCode:
     """Let a data directory start again whose log is damaged.
@@ -93,8 +84,8 @@ def repair(directory: Path, dry_run: bool) -> ExitCode:
 
 
 @command("inspect")
-@click.argument("files", metavar="FILE...", nargs=-1, required=True, callback=_paths)
-def inspect(files: list[Path]) -> ExitCode:
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=_path)
+def inspect(files: tuple[Path, ...]) -> ExitCode:
     """Show what data files hold."""
     return max(map(_inspect, files))
 
@@ -117,7 +108,7 @@ def hash_key(alias: bool) -> ExitCode:
     try:
         digest = digest_of(secret("Key: "))
     except ValueError as error:
-        return _wrong(str(error))
+        raise Mistake(str(error)) from None
     sys.stdout.write(f"{HASHED.decode()}{digest.hex()}\n")
     if alias:
         sys.stdout.write(f"# alias {Principal(digest).alias}\n")
@@ -125,7 +116,7 @@ def hash_key(alias: bool) -> ExitCode:
 
 
 @keys.command("check")
-@click.argument("file", callback=_path)
+@click.argument("file", metavar="FILE", type=_path)
 @pass_shell
 def check_keys(shell: Shell, file: Path) -> None:
     """Show what the keys of a key file may do, or its mistakes.
@@ -139,17 +130,11 @@ def check_keys(shell: Shell, file: Path) -> None:
     except OSError as error:
         mistakes = [error.strerror or str(error)]
     if mistakes:
-        raise _Mistakes("\n".join(f"{file}: {mistake}" for mistake in mistakes))
+        raise Mistake("\n".join(f"{file}: {mistake}" for mistake in mistakes))
     if not shell.is_json:
         rows = [row | {"prefixes": row["prefixes"] or ("(all names)",)} for row in rows]
     titles = {"line": "LINE", "alias": "ALIAS", "scopes": "SCOPES", "prefixes": "PREFIXES"}
     shell.table(rows, titles, {"scopes": "+".join, "prefixes": "|".join})
-
-
-class _Mistakes(click.ClickException):
-    """What is wrong with a file, a line each."""
-
-    exit_code = ExitCode.USAGE
 
 
 def _on_directory(run: Callable[[], ExitCode], name: str) -> ExitCode:
@@ -159,15 +144,11 @@ def _on_directory(run: Callable[[], ExitCode], name: str) -> ExitCode:
     try:
         return run()
     except DataDirectoryInUse as error:
-        sys.stderr.write(f"topics: {error}; stop it first, or {name} a copy\n")
-        return ExitCode.FAILED
+        raise click.ClickException(f"{error}; stop it first, or {name} a copy") from None
     except NotADataDirectory as error:
-        return _wrong(str(error))
+        raise Mistake(str(error)) from None
     except DataDirectoryDamaged as error:
-        sys.stderr.write(f"topics: {error}\n")
-        return ExitCode.DAMAGED
-    except OSError as error:
-        return _cannot_read(error)
+        raise Failed(str(error), "damaged", ExitCode.DAMAGED) from None
 
 
 def _look_for_damage(directory: Path) -> ExitCode:
@@ -201,8 +182,7 @@ def _make_whole(directory: Path, *, is_dry: bool) -> ExitCode:
             needed = repairs(directory, shards)
         except Damaged as error:
             said = "no repair is possible; restore a backup. Nothing was changed"
-            sys.stderr.write(f"topics: {error}\ntopics: {said}\n")
-            return ExitCode.DAMAGED
+            raise Failed(f"{error}\ntopics: {said}", "damaged", ExitCode.DAMAGED) from None
         for repair in needed:
             sys.stdout.write("".join(f"{line}\n" for line in repair.lines))
         if is_dry and needed:
@@ -221,23 +201,11 @@ def _inspect(file: Path) -> ExitCode:
         for line in describe(file):
             sys.stdout.write(f"{line}\n")
     except ForeignFile as error:
-        return _wrong(str(error))
+        sys.stderr.write(f"topics: {error}\n")
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-        return _wrong(f"{file}: {error.strerror}")
-    except OSError as error:
-        return _cannot_read(error)
-    return ExitCode.DONE
-
-
-def _cannot_read(error: OSError) -> ExitCode:
-    if isinstance(error, BrokenPipeError):
-        raise error
-    sys.stderr.write(f"topics: {error.filename}: {error.strerror}\n")
-    return ExitCode.FAILED
-
-
-def _wrong(message: str) -> ExitCode:
-    sys.stderr.write(f"topics: {message}\n")
+        sys.stderr.write(f"topics: {file}: {error.strerror}\n")
+    else:
+        return ExitCode.DONE
     return ExitCode.USAGE
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,12 +23,16 @@ import click
 from topics.errors import ExitCode
 
 if TYPE_CHECKING:
-    from typing_extensions import TypeIs
-
     from topics.client import Topics, TopicsError
 
 PATIENCE_S: Final = 60.0  # of commands that move many records or run for long
 SECRET_MAX_BYTES: Final = 64 * 1024  # no head of a request is longer
+
+
+class Mistake(click.ClickException):
+    """An argument, a field or a file that is wrong."""
+
+    exit_code = ExitCode.USAGE
 
 
 class Failed(click.ClickException):
@@ -50,23 +55,20 @@ class Shell:
     timeout: float | None = None
     is_away: bool = False  # the server, as far as stderr knows
 
-    def client(self, *, is_patient: bool = False, node: str | None = None) -> Topics:
+    def client(self, *, is_patient: bool = False) -> Topics:
         """A client of the server. One that is patient goes on after `PATIENCE_S` without it;
         any other fails at the first failure. Raises `TopicsError`.
         """
         from topics.client import Retry, Topics
         from topics.client.settings import read_key
 
-        patience = self.timeout
-        if patience is None:
-            patience = PATIENCE_S if is_patient else 0.0
+        patience = PATIENCE_S if is_patient else 0.0
         return Topics(
             self.url,
             key=read_key(self.key_file) if self.key_file else None,
             context=self.context,
-            node=node,
             timeout=30.0 if self.timeout is None else max(min(30.0, self.timeout), 0.1),
-            retry=Retry(deadline=patience),
+            retry=Retry(deadline=patience if self.timeout is None else self.timeout),
             on_pause=self._on_pause,
         )
 
@@ -113,18 +115,28 @@ class Shell:
         rows: Iterable[Any],
         columns: Mapping[str, str],
         show: Mapping[str, Callable[[Any], str]] | None = None,
+        empty: str = "",
     ) -> None:
         """Write ``rows`` (structs or mappings) as a table, or with ``--json`` each as one line.
 
-        ``columns``: a field and its title; ``show``: how values of a field are written.
+        ``columns``: a field and its title; ``show``: how values of a field are written;
+        ``empty``: what is told on stderr when there are no rows.
         """
+        rows = [*rows]
+        if not rows and empty:
+            self.say(empty)
+            return
         if self.is_json:
             for row in rows:
                 self.emit(row)
             return
         written = show or {}
-        cells = [[_cell(_field(row, name), written.get(name)) for name in columns] for row in rows]
-        write_table([*columns.values()], cells)
+
+        def cell(row: Any, name: str) -> str:
+            value = row.get(name) if isinstance(row, Mapping) else getattr(row, name)
+            return "-" if value is None else written.get(name, str)(value)
+
+        write_table([*columns.values()], [[cell(row, name) for name in columns] for row in rows])
 
     def failed(self, error: BaseException) -> ExitCode:
         """Tell why a command ends, and return how."""
@@ -144,14 +156,37 @@ class Shell:
                 else:
                     error.show()
                 return ExitCode(error.exit_code)
-            case _ if _is_of_client(error):
-                self._tell(error.code, _sentence(error), status=error.status, detail=error.detail)
-                return exit_code_of(error)
-            case OSError() if error.filename is not None:
-                self._tell("file", f"{error.filename}: {error.strerror}")
+            case OSError() if error.strerror:  # a read of a damaged disk has no name of a file
+                place = "" if error.filename is None else f"{error.filename}: "
+                self._tell("file", f"{place}{error.strerror}")
                 return ExitCode.FAILED
             case _:
-                raise error
+                return self._refused(error)
+
+    def _refused(self, error: BaseException) -> ExitCode:
+        """Tell what the client has raised. Raises any other error."""
+        from topics.client import errors
+
+        if not isinstance(error, errors.TopicsError):
+            raise error
+        message, end = str(error), ExitCode.FAILED
+        match error:
+            case errors.Invalid():
+                end = ExitCode.USAGE
+            case errors.NotFound():
+                end = ExitCode.NOT_FOUND
+            case errors.Refused():
+                end = ExitCode.REFUSED
+                if error.status == 401:
+                    hint = "(TOPICS_API_KEY, --key-file or a context has the key)"
+                    message = f"{error.message} {hint}"
+            case errors.ConnectionLost():
+                end = ExitCode.UNREACHABLE
+                message = f"no answer from {error.message} (topics serve starts a server)"
+            case errors.Unavailable():
+                end = ExitCode.UNREACHABLE
+        self._tell(error.code, message, status=error.status, detail=error.detail)
+        return end
 
     def _tell(self, code: str, message: str, **fields: Any) -> None:
         if self.is_json:
@@ -163,50 +198,18 @@ class Shell:
             click.echo(f"topics: {message}", err=True)
 
 
-def _is_of_client(error: BaseException) -> TypeIs[TopicsError]:
-    """Whether it is a `TopicsError`; without an import, which takes longer than most commands."""
-    loaded = sys.modules.get("topics.client.errors")
-    return loaded is not None and isinstance(error, loaded.TopicsError)
+def nearest(name: str, names: Iterable[str]) -> str:
+    """What may be meant, for the end of an error."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, known := [*names], 1, 0.5)
+    return f"; did you mean {near[0]}?" if near else f" (there are {', '.join(known)})"
 
 
-def exit_code_of(error: TopicsError) -> ExitCode:
-    """How a command ends that a server refused."""
-    from topics.client import errors
-
-    match error:
-        case errors.Invalid():
-            return ExitCode.USAGE
-        case errors.NotFound():
-            return ExitCode.NOT_FOUND
-        case errors.Refused():
-            return ExitCode.REFUSED
-        case errors.ConnectionLost() | errors.Unavailable():
-            return ExitCode.UNREACHABLE
-        case _:
-            return ExitCode.FAILED
-
-
-def _sentence(error: TopicsError) -> str:
-    """What went wrong, and what helps where that is known."""
-    from topics.client import errors
-
-    match error:
-        case errors.ConnectionLost():
-            return f"no answer from {error.message} (topics serve starts a server)"
-        case errors.Refused(status=401):
-            return f"{error.message} (TOPICS_API_KEY, --key-file or a context has the key)"
-        case _:
-            return str(error)
-
-
-def _field(row: Any, name: str) -> Any:
-    return row.get(name) if isinstance(row, Mapping) else getattr(row, name)
-
-
-def _cell(value: Any, show: Callable[[Any], str] | None) -> str:
-    if value is None:
-        return "-"
-    return str(value) if show is None else show(value)
+def aligned(rows: list[list[str]]) -> list[str]:
+    """Lines in which the cells of each column stand below each other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
 def write_table(titles: list[str], rows: list[list[str]]) -> None:
@@ -223,10 +226,7 @@ def write_table(titles: list[str], rows: list[list[str]]) -> None:
             table.add_row(*map(Text, row))
         Console().print(table)
         return
-    widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
-    for row in (titles, *rows):
-        padded = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        click.echo("  ".join(padded).rstrip())
+    click.echo("\n".join(aligned([titles, *rows])))
 
 
 def secret(prompt: str) -> bytes:
@@ -250,7 +250,7 @@ def _global(*names: str, **options: Any) -> click.Option:
     return click.Option(names, expose_value=False, callback=_keep, **options)
 
 
-GLOBALS: Final[list[click.Parameter]] = [
+GLOBALS: Final[list[click.Option]] = [
     _global("--url", metavar="URL", help="The server (TOPICS_URL, http://127.0.0.1:4000)."),
     _global("-c", "--context", metavar="NAME", help="A server by its name (topics context)."),
     _global("--key-file", metavar="FILE", help="A file with the API key (TOPICS_API_KEY)."),
@@ -263,6 +263,11 @@ GLOBALS: Final[list[click.Parameter]] = [
         help="Try for so long while the server does not answer (0, or 60 where many records move).",
     ),
 ]
+
+
+_HIDDEN: Final = [copy(option) for option in GLOBALS]
+for _option in _HIDDEN:
+    _option.hidden = True
 
 
 class Command(click.Command):
@@ -283,18 +288,6 @@ class Group(click.Group):
     """Commands with one name before theirs."""
 
     command_class = Command
-
-
-def _hidden() -> list[click.Parameter]:
-    import copy
-
-    hidden = copy.deepcopy(GLOBALS)
-    for option in hidden:
-        option.hidden = True  # type: ignore[attr-defined]
-    return hidden
-
-
-_HIDDEN: Final = _hidden()
 
 
 def command(name: str, **options: Any) -> Callable[[Callable[..., Any]], click.Command]:

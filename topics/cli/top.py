@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 import click
 
 from topics.cli.measure import AWAY, Metrics, by, readiness, sync_ms
-from topics.cli.shell import Shell, command, pass_shell
-from topics.cli.units import DURATION, at_least, duration, size
+from topics.cli.shell import Shell, aligned, command, pass_shell
+from topics.cli.units import Duration, duration, size
 from topics.client import Topics, Unavailable, calls
 from topics.errors import ExitCode
 
@@ -57,8 +57,7 @@ ROUTERS: Final[Mapping[str, tuple[str, Callable[[Any], str]]]] = {
 
 @command("top")
 @click.option("--once", is_flag=True, help="Look for one interval, print it, and end.")
-@click.option("--interval", type=DURATION, default="2s", show_default=True,
-              callback=at_least("100ms"))  # fmt: skip
+@click.option("--interval", type=Duration(least=100), default="2s", show_default=True)
 @click.option("-n", "--rows", type=click.IntRange(min=0), default=20, show_default=True,
               metavar="ROWS", help="How many topics, and routers, to show.")  # fmt: skip
 @pass_shell
@@ -137,29 +136,31 @@ def look_of(before: Sample | None, after: Sample, rows: int) -> Look:
         )  # fmt: skip
         return rate(now, earlier)
 
-    def row(columns: Iterable[str], *values: Any) -> Look:
-        return dict(zip(columns, values, strict=True))
-
     def of(label: str, name: str, each: Metrics = metrics) -> dict[str, int]:
         return by(each, f"topics_{label}_{name}", label)
 
     heads = {name: head for name, (head, *_) in before.topics.items()} if before else {}
     ready, in_flight = of("topic", "queue_ready"), of("topic", "queue_in_flight")
-    topics = [
-        row(
-            TOPICS,
-            rate(head, heads.get(name, 0)),
-            *held,
-            ready.get(name),
-            in_flight.get(name),
-            name,
-        )
-        for name, (head, *held) in after.topics.items()
+    topics: list[Look] = [
+        {
+            "records_per_s": rate(head, heads.get(name, 0)),
+            "records": count,
+            "bytes": held,
+            "ready": ready.get(name),
+            "in_flight": in_flight.get(name),
+            "topic": name,
+        }
+        for name, (head, count, held) in after.topics.items()
     ]
     behind, lags = of("router", "lag_records"), of("router", "lag_ms")
     forwarded = of("router", "forwarded_total", then)
-    routers = [
-        row(ROUTERS, rate(total, forwarded.get(name, 0)), behind[name], lags[name], name)
+    routers: list[Look] = [
+        {
+            "records_per_s": rate(total, forwarded.get(name, 0)),
+            "lag_records": behind[name],
+            "lag_ms": lags[name],
+            "router": name,
+        }
         for name, total in of("router", "forwarded_total").items()
     ]
     topics.sort(key=lambda each: (-(each["records_per_s"] or 0), -each["bytes"]))
@@ -212,9 +213,5 @@ def lines(look: Look) -> list[str]:
         cells = [[title for title, _ in columns.values()]]
         for row in rows:
             cells += [[shown(row[field], show) for field, (_, show) in columns.items()]]
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)][:-1]
-        written += [""] if rows else []
-        for *numbers, name in cells if rows else ():
-            padded = (cell.rjust(width) for cell, width in zip(numbers, widths, strict=True))
-            written.append("  ".join([*padded, name]))
+        written += ["", *aligned(cells)] if rows else []
     return written

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from time import time
 from typing import Any, get_args
 
 import click
@@ -19,7 +18,7 @@ sets = click.option(
 
 
 def _ago(ts_ms: int | None) -> str:
-    return "never" if ts_ms is None else f"{units.duration(max(0, 1000 * time() - ts_ms))} ago"
+    return "never" if ts_ms is None else f"{units.age(ts_ms)} ago"
 
 
 @command("ls")
@@ -32,11 +31,9 @@ def ls(shell: Shell, prefix: str) -> None:
     """
     columns = {"name": "TOPIC", "count": "RECORDS", "bytes": "SIZE", "last_write_ts": "WRITTEN"}
     with shell.client() as client:
-        found = [*client.topics(prefix)]
-    if found:
-        shell.table(found, columns, {"bytes": units.size, "last_write_ts": _ago})
-    else:
-        shell.say(f"no topic begins with {prefix}" if prefix else "there are no topics")
+        empty = f"no topic begins with {prefix}" if prefix else "there are no topics"
+        shows = {"bytes": units.size, "last_write_ts": _ago}
+        shell.table(client.topics(prefix), columns, shows, empty)
 
 
 @command("info")
@@ -160,10 +157,9 @@ def delete(shell: Shell, topic: str, before: int | None, tag: str | None, is_sur
     """
     if before is None and tag is None:
         raise click.UsageError("which records? --before SEQ or --tag TAG says it")
-    which = [f"before seq {before}"] * (before is not None) + [f"with tag {tag}"] * (
-        tag is not None
-    )
+    which = "" if before is None else f" before seq {before}"
+    which += "" if tag is None else f" with tag {tag}"
     with shell.client() as client:
-        shell.confirm(f"Delete records of {topic} {' '.join(which)}?", is_sure)
+        shell.confirm(f"Delete records of {topic}{which}?", is_sure)
         done = client.topic(topic).delete(before=before, tag=tag)
     shell.done(done, f"deleted {done.deleted} records of {topic}; it has {done.count}")

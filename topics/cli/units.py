@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
+from time import time
 from typing import Final
 
 import click
@@ -33,10 +34,23 @@ def duration(span_ms: float) -> str:
     return f"{span_ms / MS[unit]:.0f} {unit}"
 
 
+def age(ts_ms: float) -> str:
+    """How long ago a time is."""
+    return duration(max(0.0, 1000 * time() - ts_ms))
+
+
+def left(ts_ms: float) -> str:
+    """How long it is until a time."""
+    return duration(max(0.0, ts_ms - 1000 * time()))
+
+
 class Duration(click.ParamType[int]):
-    """``500ms``, ``10m``, ``7d``; a number alone is seconds. The value is ms."""
+    """``500ms``, ``10m``, ``7d``; a number alone is seconds. The value is ms, ``least`` or more."""
 
     name = "duration"
+
+    def __init__(self, least: int = 0) -> None:
+        self._least = least
 
     def convert(
         self, value: object, parameter: click.Parameter | None, context: click.Context | None
@@ -45,7 +59,10 @@ class Duration(click.ParamType[int]):
         found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|[smhdw]?)", str(value))
         if found is None:
             self.fail(f"{value!r} is no duration, as 500ms, 30s, 10m, 2h or 7d", parameter, context)
-        return round(float(found[1]) * MS[found[2] or "s"])
+        span_ms = round(float(found[1]) * MS[found[2] or "s"])
+        if span_ms < self._least:
+            self.fail(f"must be at least {self.exact(self._least)}", parameter, context)
+        return span_ms
 
     def exact(self, value: int) -> str:
         """As `convert` reads it, in the largest unit that leaves no rest."""
@@ -83,14 +100,3 @@ def _exact(value: int, steps: Mapping[str, int]) -> str:
 DURATION: Final = Duration()
 COUNT: Final = Amount(1000)
 BYTES: Final = Amount(1024)
-
-
-def at_least(shortest: str) -> Callable[[click.Context, click.Parameter, int], int]:
-    """The callback of an option: no shorter duration."""
-
-    def check(context: click.Context, parameter: click.Parameter, ms: int) -> int:
-        if ms < DURATION.convert(shortest, parameter, context):
-            raise click.BadParameter(f"must be at least {shortest}", context, parameter)
-        return ms
-
-    return check

@@ -35,6 +35,7 @@ from topics.client.values import JobRecord
 from topics.errors import ExitCode
 
 WATCH_S: Final = 1.0
+WAIT_S: Final = 0.5  # a signal that comes just before a wait is handled behind it
 STDERR_S: Final = 1.0  # for the rest of stderr, which children of the program may hold open
 STDERR_MAX_BYTES: Final = 4096  # of which the last line is looked for
 GRACE_S: Final = 1.0  # for programs after Ctrl-C, then SIGTERM
@@ -56,17 +57,10 @@ class Work(Command):
 @click.command("work", cls=Work)
 @click.argument("queue")
 @click.option("-j", "concurrency", type=click.IntRange(1, 1000), default=1, help="Jobs at once.")
-@click.option(
-    "--lease",
-    "lease_ms",
-    type=units.DURATION,
-    default="30s",
-    metavar="TIME",
-    help="How long a job stays with a worker that is not heard of (30s).",
-)
+@click.option("--lease", "lease_ms", type=units.Duration(least=1000), default="30s", metavar="TIME",
+              help="How long a job stays with a worker that is not heard of (30s).")  # fmt: skip
 @click.option("--once", is_flag=True, help="End after one job.")
 @click.option("--drain", is_flag=True, help="End when there are no more jobs.")
-@click.option("--raw", is_flag=True, help="Write a job that is a string as its bare text.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
 @pass_shell
 def work(
@@ -76,7 +70,6 @@ def work(
     lease_ms: int,
     once: bool,
     drain: bool,
-    raw: bool,
     command: tuple[str, ...],
 ) -> ExitCode:
     """Run a command for each job of a queue.
@@ -91,19 +84,15 @@ def work(
     SIGTERM finishes what runs and ends. With --once or --drain, exit code 1 says that a command has
     failed.
     """
-    if lease_ms < 1000:
-        raise click.BadParameter("a lease has at least a second", param_hint="--lease")
     if shutil.which(command[0]) is None:
         raise click.UsageError(f"command not found: {command[0]}")
-    places = 1 if once else concurrency
+    places, lease_s = 1 if once else concurrency, lease_ms / 1000
     logging.getLogger("topics.client").setLevel(logging.CRITICAL)  # `Shell` tells of pauses
     with (
         shell.client(is_patient=True) as client,
-        client.queue(queue).worker(
-            concurrency=places, lease=lease_ms / 1000, drain=drain
-        ) as worker,
+        client.queue(queue).worker(concurrency=places, lease=lease_s, drain=drain) as worker,
     ):
-        crew = Crew(shell, client, worker, command, places, is_raw=raw)
+        crew = Crew(shell, client, worker, command, places)
         crew.run(once=once, drain=drain)
     if drain and not crew.begun:
         shell.say(f"{queue} has no jobs")
@@ -120,12 +109,9 @@ class Crew:
         worker: Worker,
         command: tuple[str, ...],
         places: int,
-        *,
-        is_raw: bool,
     ) -> None:
-        self._shell, self._client, self._worker = shell, client, worker
-        self._command, self._is_raw = command, is_raw
-        self._places = threading.Semaphore(places)
+        self._shell, self._client, self._worker, self._command = shell, client, worker, command
+        self._places = threading.Semaphore(places - 1)  # free behind the job that is begun next
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._running: dict[subprocess.Popen[bytes], Job] = {}
@@ -134,7 +120,7 @@ class Crew:
         self.begun = self.failed = 0  # jobs; those that were nacked
 
     def run(self, *, once: bool, drain: bool) -> None:
-        """Work until the worker stops. Raises `TopicsError`, and what starts no program."""
+        """Work until the worker stops. Raises `TopicsError`, or `OSError`."""
         threading.Thread(target=self._watch, daemon=True).start()
         try:
             while self._claim(is_one=once) and drain and not once:
@@ -155,7 +141,6 @@ class Crew:
     def _claim(self, *, is_one: bool) -> bool:
         """Begin jobs until the worker has no more. False: it had none."""
         before = self.begun
-        self._await_place()
         for job in self._worker:
             self._shell.back()
             self._threads = [each for each in self._threads if each.is_alive()]
@@ -164,23 +149,16 @@ class Crew:
             self.begun += 1
             if is_one:
                 break
-            self._await_place()
-        else:
-            self._places.release()
+            while not self._places.acquire(timeout=WAIT_S):
+                pass
         return self.begun > before
-
-    # A signal that comes just before a wait is handled when the wait ends: none is long.
-
-    def _await_place(self) -> None:
-        while not self._places.acquire(timeout=WATCH_S / 2):
-            pass
 
     def _join(self, timeout_s: float = math.inf) -> bool:
         """Wait for all jobs. False: some are not done."""
         until = monotonic() + timeout_s
         for thread in self._threads:
             while thread.is_alive() and (left_s := until - monotonic()) > 0:
-                thread.join(min(left_s, WATCH_S / 2))
+                thread.join(min(left_s, WAIT_S))
         return not any(thread.is_alive() for thread in self._threads)
 
     def _interrupt(self) -> None:
@@ -190,11 +168,10 @@ class Crew:
         with self._lock:
             self._is_interrupted = True
         self._worker.stop()
-        patience_s = GRACE_S
         try:
-            while not self._join(patience_s) and patience_s < KILL_S:
-                patience_s = KILL_S
+            if not self._join(GRACE_S):
                 self._send(signal.SIGTERM)
+                self._join(KILL_S)
         finally:
             self._send(signal.SIGKILL)
 
@@ -230,7 +207,7 @@ class Crew:
     def _run(self, job: Job) -> tuple[int, str]:
         """Run the program: how it ended, and the last line of its stderr. Raises `OSError`."""
         with tempfile.TemporaryFile() as stdin:  # a pipe would have to be written by a thread
-            stdin.write(data_of(job.record, is_raw=self._is_raw))
+            stdin.write(bytes(job.record.raw_data) + b"\n")
             stdin.seek(0)
             with self._lock:
                 if self._is_interrupted:
@@ -242,13 +219,14 @@ class Crew:
                     env=os.environ | environment_of(job.record),
                 )
                 self._running[process] = job
-        stderr = Stderr(process.stderr)
-        stderr.start()
+        end = bytearray()
+        copy = threading.Thread(target=_copy, args=(process.stderr, end), daemon=True)
+        copy.start()
         code = process.wait()
         with self._lock:
             del self._running[process]
-        stderr.join(STDERR_S)
-        return code, stderr.last_line
+        copy.join(STDERR_S)
+        return code, end.decode("utf-8", "replace").strip().rpartition("\n")[2].strip()
 
     def _watch(self) -> None:
         told: set[subprocess.Popen[bytes]] = set()
@@ -268,34 +246,14 @@ class Crew:
         self._shell.say(f"{job.record.topic}#{job.record.seq}: {text}")
 
 
-class Stderr(threading.Thread):
-    """What a program writes there goes to ours; its end is kept."""
-
-    def __init__(self, stream: Any) -> None:
-        super().__init__(daemon=True)
-        self._stream, self._ours = stream, sys.stderr.buffer
-        self._kept = b""
-
-    def run(self) -> None:
-        """Read to the end."""
-        with self._stream as stream:
-            while data := stream.read1(65536):
-                with suppress(OSError):
-                    self._ours.write(data)
-                    self._ours.flush()
-                self._kept = (self._kept + data)[-STDERR_MAX_BYTES:]
-
-    @property
-    def last_line(self) -> str:
-        """The last one that is not empty."""
-        return self._kept.decode("utf-8", "replace").strip().rpartition("\n")[2].strip()
-
-
-def data_of(record: JobRecord, *, is_raw: bool) -> bytes:
-    """What the program reads: a line of JSON; with ``is_raw`` a string as it is."""
-    if is_raw and isinstance(record.data, str):
-        return record.data.encode("utf-8", "surrogatepass")
-    return bytes(record.raw_data) + b"\n"
+def _copy(stderr: Any, end: bytearray) -> None:
+    """What a program writes there goes to ours; ``end`` is the end of it."""
+    with stderr:
+        while data := stderr.read1(65536):
+            with suppress(OSError):
+                sys.stderr.buffer.write(data)
+                sys.stderr.buffer.flush()
+            end[:] = (end + data)[-STDERR_MAX_BYTES:]
 
 
 def environment_of(record: JobRecord) -> dict[str, str]:

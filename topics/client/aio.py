@@ -294,6 +294,8 @@ class AsyncWatch:
                         watching.done(shown)
                         if cursor is not None and cursor.done():
                             await cursor.save()
+                        if not watching.topics:
+                            return
                 failure = ended()
             except TopicsError as error:
                 failure = error

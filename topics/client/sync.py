@@ -370,6 +370,8 @@ class Watch:
                         watching.done(shown)
                         if cursor is not None and cursor.done():
                             cursor.save()
+                        if not watching.topics:
+                            return
                 failure = ended()
             except TopicsError as error:
                 failure = error

@@ -76,7 +76,7 @@ class CaughtUp(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopicDeleted(msgspec.Struct, frozen=True, kw_only=True):
-    """The topic is gone; a watch goes on with its other topics."""
+    """The topic is gone; a watch goes on with its other topics, and ends with the last one."""
 
     head_seq: int
     topic: str = ""

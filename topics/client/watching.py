@@ -154,8 +154,14 @@ class Watching:
         raise Unavailable(error.message, code=error.code, status=503)
 
     def done(self, shown: Shown) -> None:
-        """The caller has what it was given."""
-        self.cursors[shown.event.topic] = shown.cursor
+        """The caller has what it was given. A deleted topic is not asked for again: one that is
+        made by its name is another.
+        """
+        topic = shown.event.topic
+        if isinstance(shown.event, TopicDeleted):
+            del self.topics[topic], self.cursors[topic]
+        else:
+            self.cursors[topic] = shown.cursor
 
 
 CURSOR_PREFIX: Final = "cursor:"
