@@ -10,9 +10,8 @@ itself ready, and then does one turn at a time and tells how many records it mov
 from __future__ import annotations
 
 from collections.abc import Generator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from threading import Event
+from threading import Event, Thread
 from time import monotonic, process_time
 from typing import Final, get_args
 
@@ -113,10 +112,11 @@ def bench(
             own = stack.enter_context(client.copy(timeout=client.timeout, retry=client.retry))
             turns.append(stack.enter_context(closing(KINDS[kind](own.queue(name), data))))
             next(turns[-1])
-        pool = stack.enter_context(ThreadPoolExecutor(clients))
-        stack.callback(stop.set)  # Ctrl-C may come at any moment: then the pool is waited for
         began, cpu_s = monotonic(), process_time()
-        loads = [pool.submit(_load, each, began + seconds, stop) for each in turns]
+        loads = [_Load(each, began + seconds, stop) for each in turns]
+        stack.callback(_end, loads, stop)
+        for load in loads:
+            load.start()
         results = [load.result() for load in loads]
         took_s, cpu_s = monotonic() - began, process_time() - cpu_s
     times = [each for _, found in results for each in found]
@@ -142,16 +142,36 @@ def bench(
         shell.say("this client was the bound: the server can do more (topics/BENCHMARKS.md)")
 
 
-def _load(turns: Turns, until: float, stop: Event) -> tuple[int, list[float]]:
-    """Take turns until it is time, or until one of the clients has failed. Records that were moved,
-    and the ms of each turn. Raises `TopicsError`.
-    """
-    count, times = 0, list[float]()
-    try:
-        while not stop.is_set() and (began := monotonic()) < until:
-            count += next(turns)
-            times.append(round(1000 * (monotonic() - began), 3))
-    except TopicsError:
-        stop.set()
-        raise
-    return count, times
+class _Load(Thread):
+    """A client at work until it is time, or until one of them has failed."""
+
+    def __init__(self, turns: Turns, until: float, stop: Event) -> None:
+        super().__init__()
+        self._turns, self._until, self._stopped = turns, until, stop
+        self._count, self._times = 0, list[float]()
+        self._failure: TopicsError | None = None
+
+    def run(self) -> None:
+        """Take turns."""
+        try:
+            while not self._stopped.is_set() and (began := monotonic()) < self._until:
+                self._count += next(self._turns)
+                self._times.append(round(1000 * (monotonic() - began), 3))
+        except TopicsError as failure:
+            self._failure = failure
+            self._stopped.set()
+
+    def result(self) -> tuple[int, list[float]]:
+        """Records that were moved, and the ms of each turn. Raises `TopicsError`."""
+        self.join()
+        if self._failure is not None:
+            raise self._failure
+        return self._count, self._times
+
+
+def _end(loads: list[_Load], stop: Event) -> None:
+    """Wait for those that have begun: Ctrl-C may come at any moment."""
+    stop.set()
+    for load in loads:
+        if load.ident is not None:
+            load.join()
