@@ -8,9 +8,11 @@ import io
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -93,7 +95,11 @@ def name() -> str:
 
 
 def started(*arguments: str, **options: Any) -> subprocess.Popen[str]:
-    """The program as a process of its own, with pipes."""
+    """The program as a process of its own, with pipes. It hears Ctrl-C, which what runs in the
+    background is born deaf to.
+    """
     command = [sys.executable, "-m", "topics", *arguments]
     pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    return subprocess.Popen(command, cwd=ROOT, text=True, **{**pipes, **options})
+    hears = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    fixed: dict[str, Any] = {"cwd": ROOT, "text": True, "preexec_fn": hears}
+    return subprocess.Popen(command, **{**fixed, **pipes, **options})

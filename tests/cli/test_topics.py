@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -244,8 +243,7 @@ def test_a_terminal_is_asked(
 ) -> None:
     client.topic(name).append(1)
     terminal, its_end = os.openpty()
-    hear = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # runners of tests ignore it
-    with started("rm", name, stdin=its_end, preexec_fn=hear) as process:
+    with started("rm", name, stdin=its_end) as process:
         assert process.stderr is not None
         while process.stderr.read(1) != "]":
             assert process.poll() is None
