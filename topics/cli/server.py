@@ -230,7 +230,7 @@ def _inspect(file: Path) -> ExitCode:
 
 
 def _cannot_read(error: OSError) -> ExitCode:
-    if isinstance(error, BrokenPipeError):
+    if error.filename is None:  # of stdout
         raise error
     sys.stderr.write(f"topics: {error.filename}: {error.strerror}\n")
     return ExitCode.FAILED

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -84,7 +85,7 @@ class Shell:
     def say(self, text: str) -> None:
         """Tell people something, on stderr."""
         if not self.is_quiet:
-            click.echo(f"topics: {text}", err=True)
+            _talk(f"topics: {text}")
 
     def emit(self, value: Any) -> None:
         """Write a value as one line of JSON. Structs have the API's names."""
@@ -147,9 +148,13 @@ class Shell:
             case _ if _is_of_client(error):
                 self._tell(error.code, _sentence(error), status=error.status, detail=error.detail)
                 return exit_code_of(error)
-            case OSError() if error.filename is not None:
-                self._tell("file", f"{error.filename}: {error.strerror}")
+            case OSError():
+                where = "" if error.filename is None else f"{error.filename}: "
+                self._tell("file", f"{where}{error.strerror or error}")
                 return ExitCode.FAILED
+            case UnicodeEncodeError():  # an argument that is no file's name
+                self._tell("usage", f"not UTF-8: {error.object!r}")
+                return ExitCode.USAGE
             case _:
                 raise error
 
@@ -158,9 +163,15 @@ class Shell:
             import msgspec
 
             told = {"error": {"code": code, "message": message, **fields}}
-            click.echo(msgspec.json.encode(told), err=True)
+            _talk(msgspec.json.encode(told))
         else:
-            click.echo(f"topics: {message}", err=True)
+            _talk(f"topics: {message}")
+
+
+def _talk(line: str | bytes) -> None:
+    """Write a line on stderr; that nobody reads it ends no command."""
+    with suppress(OSError):
+        click.echo(line, err=True)
 
 
 def _is_of_client(error: BaseException) -> TypeIs[TopicsError]:
