@@ -47,9 +47,9 @@ def _when(_: object, parameter: click.Parameter, value: str | None) -> datetime 
     """A time, or how long ago it is."""
     try:
         return None if value is None else datetime.fromisoformat(value).astimezone()
-    except ValueError:
+    except (ValueError, OverflowError):
         ago_s = units.DURATION.convert(value, parameter, None) / 1000
-        return datetime.fromtimestamp(time() - ago_s).astimezone()
+        return datetime.fromtimestamp(max(time() - ago_s, 0)).astimezone()
 
 
 def _tags(_: object, _parameter: object, values: tuple[str, ...]) -> re.Pattern[str] | None:

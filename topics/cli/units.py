@@ -11,6 +11,7 @@ import click
 
 MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 SIZES: Final = ("B", "KiB", "MiB", "GiB", "TiB")
+NUMBER: Final = r"\d{1,30}(?:\.\d{1,30})?"
 MULTIPLES: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
@@ -42,7 +43,7 @@ class Duration(click.ParamType[int]):
         self, value: object, parameter: click.Parameter | None, context: click.Context | None
     ) -> int:
         """Read it."""
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|[smhdw]?)", str(value))
+        found = re.fullmatch(rf"({NUMBER})\s*(ms|[smhdw]?)", str(value))
         if found is None:
             self.fail(f"{value!r} is no duration, as 500ms, 30s, 10m, 2h or 7d", parameter, context)
         return round(float(found[1]) * MS[found[2] or "s"])
@@ -64,7 +65,7 @@ class Amount(click.ParamType[int]):
         self, value: object, parameter: click.Parameter | None, context: click.Context | None
     ) -> int:
         """Read it."""
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", str(value).lower())
+        found = re.fullmatch(rf"({NUMBER})\s*([kmgt]?)(?:i?b)?", str(value).lower())
         if found is None:
             self.fail(f"{value!r} is no amount, as 5000, 10k, 1M or 2G", parameter, context)
         multiple: int = self._base ** MULTIPLES[found[2]]
