@@ -221,7 +221,7 @@ def _content(name: str, found: Iterable[bytes]) -> Iterator[tuple[bytes, str]]:
         footer = _decode(last).footer
     except (zlib.error, msgspec.DecodeError):
         footer = None
-    if footer is None or footer["sha256"] != digest.hexdigest():
+    if footer is None or footer.get("sha256") != digest.hexdigest():
         raise Failed(f"{name}: {DAMAGED}", "damaged_export")
 
 

@@ -175,7 +175,7 @@ def by_watch(client: Topics, topic: str, wait_s: float) -> Stream:
                 yield from _payloads(line[5:]) if line.startswith("data:") else (None,)
     except httpx2.ReadTimeout:
         raise TimeoutError from None
-    except httpx2.TransportError as error:
+    except httpx2.RequestError as error:
         raise lost(error, client.target) from error
 
 
@@ -196,7 +196,7 @@ def by_web_socket(client: Topics, topic: str, wait_s: float) -> Stream:
                 yield from _payloads(message)
     except httpx2.ReadTimeout:
         raise TimeoutError from None
-    except (httpx2.TransportError, httpcore2.NetworkError) as error:
+    except (httpx2.RequestError, httpcore2.NetworkError) as error:
         raise ConnectionLost(f"{client.target.url}: {error or type(error).__name__}") from error
 
 

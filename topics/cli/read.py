@@ -332,8 +332,8 @@ class Output:
             parts.append(click.style(record.topic, fg="cyan"))
         parts.append(click.style(f"#{record.seq}", dim=True))
         if record.tag is not None:
-            parts.append(click.style(_printable(record.tag), fg="yellow"))
-        return "  ".join([*parts, _printable(_text(record.raw_data))]) + "\n"
+            parts.append(click.style(units.printable(record.tag), fg="yellow"))
+        return "  ".join([*parts, units.printable(_text(record.raw_data))]) + "\n"
 
 
 def json_lines(records: list[Record]) -> bytes:
@@ -349,13 +349,6 @@ def json_lines(records: list[Record]) -> bytes:
 def _text(raw: msgspec.Raw) -> str:
     """JSON as one line."""
     return bytes(raw).decode().replace("\n", " ").replace("\r", " ")
-
-
-def _printable(text: str) -> str:
-    """Text that moves no cursor of a terminal."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _template(form: str) -> Callable[[list[Record]], bytes]:

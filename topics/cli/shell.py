@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from topics.cli.units import printable
 from topics.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -217,7 +218,7 @@ def _field(row: Any, name: str) -> Any:
 def _cell(value: Any, show: Callable[[Any], str] | None) -> str:
     if value is None:
         return "-"
-    return str(value) if show is None else show(value)
+    return printable(str(value) if show is None else show(value))
 
 
 def write_table(titles: list[str], rows: list[list[str]]) -> None:

@@ -23,6 +23,13 @@ def size(count: int) -> str:
     return f"{count} B" if not unit else f"{value:.3g} {SIZES[unit]}"
 
 
+def printable(text: str) -> str:
+    """Text that moves no cursor of a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def moment(ts_ms: int) -> str:
     """A time of the local clock: ``2026-11-25 22:31:48``."""
     return datetime.fromtimestamp(ts_ms / 1000).astimezone().strftime("%Y-%m-%d %H:%M:%S")
