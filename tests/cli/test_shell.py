@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import click
 import pytest
 
 from tests.cli.conftest import Run
 from topics.cli import units
+from topics.errors import ExitCode
 
 
 def test_a_usage_error_is_a_line_or_an_object(topics: Run) -> None:
@@ -21,7 +27,7 @@ def test_durations(text: str, ms: int) -> None:
     assert units.DURATION.convert(text, None, None) == ms
 
 
-@pytest.mark.parametrize("text", ["", "d", "1 fortnight", "-1s", "1e3"])
+@pytest.mark.parametrize("text", ["", "d", "1 fortnight", "-1s", "1e3", "9" * 400])
 def test_what_is_no_duration_and_no_amount(text: str) -> None:
     for kind in (units.DURATION, units.COUNT):
         with pytest.raises(click.BadParameter):
@@ -47,3 +53,71 @@ def test_what_people_read() -> None:
         "3 m",
         "2 d",
     ]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("info", "\udcff"),
+        ("append", "x", "1", "--tag", "\udcff"),
+        ("create", "x", "--set", "dead_letter=\udcff"),
+        ("read", "x", "--since", "9" * 400),
+        ("ls", "--url", "http://h..h"),
+        ("ls", "--url", "http://[::1"),
+        ("ls", "--url", "http://h:99999"),
+        ("ls", "--key-file", "~nobody-is-called-so/key"),
+        ("bench", "append", "--size", "1T"),
+    ],
+)
+def test_a_wrong_argument_is_exit_2_in_one_line(topics: Run, arguments: tuple[str, ...]) -> None:
+    done = topics("--json", *arguments)
+    assert (done.code, done.out) == (ExitCode.USAGE, "")
+    assert done.error["message"]
+
+
+def test_a_time_long_ago_is_the_beginning(topics: Run, name: str) -> None:
+    topics("append", name, "1")
+    assert len(topics("read", name, "--since", "99999999999d").objects) == 1
+
+
+def test_an_export_leaves_a_device_or_pipe_and_a_link_what_it_is(
+    topics: Run, name: str, tmp_path: Path
+) -> None:
+    topics("append", name, "1")
+    pipe, link, file = tmp_path / "pipe", tmp_path / "link", tmp_path / "file"
+    os.mkfifo(pipe)
+    link.symlink_to(file)
+    with os.fdopen(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), "rb") as reader:
+        assert topics("export", name, "-o", str(pipe)).code == 0
+        assert pipe.is_fifo()
+        assert topics("export", name, "-o", str(link)).code == 0
+        assert link.is_symlink()
+        assert file.read_bytes() == reader.read()
+
+
+def test_a_cell_moves_no_cursor_of_a_terminal(topics: Run, name: str) -> None:
+    topics("create", name, "--queue")
+    topics("append", name, "1", "--tag", "\x1b[2J\n")
+    assert "\\x1b[2J\\n" in topics("queue", "peek", name).out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        ("info > /dev/full", 1, "topics: No space left on device\n"),
+        ("info >&-", 1, "topics: Bad file descriptor\n"),
+        ("info nosuch 2>&-", 4, ""),
+        ("keys hash <&-", 1, "topics: Bad file descriptor\n"),
+    ],
+)
+def test_a_stream_that_is_closed_or_full_is_one_line(
+    topics: Run, name: str, command: str, code: int, said: str
+) -> None:
+    topics("create", name)
+    arguments = command.replace("info >", f"info {name} >")
+    done = subprocess.run(
+        ["sh", "-c", f"{sys.executable} -m topics {arguments}"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", said)

@@ -22,11 +22,15 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-import click
-
 from topics import __version__
-from topics.cli.shell import GLOBALS, Shell
 from topics.errors import ExitCode
+
+try:
+    import click
+
+    from topics.cli.shell import GLOBALS, Shell
+except KeyboardInterrupt:
+    raise SystemExit(ExitCode.INTERRUPTED) from None
 
 # By section: name, module, first line of its help.
 COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
@@ -110,9 +114,7 @@ def main(argv: Sequence[str] | None = None) -> ExitCode:
     given = [*(sys.argv[1:] if argv is None else argv)]
     if given[:1] == ["serve"]:  # before all that takes time: a hang-up must not end a server
         hold_hang_ups()
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a name that is not UTF-8 is shown with escapes
-            stream.reconfigure(errors="backslashreplace")
+    open_streams()
     shell = Shell()
     try:
         if "_TOPICS_COMPLETE" in os.environ:  # a shell asks what could follow
@@ -122,10 +124,28 @@ def main(argv: Sequence[str] | None = None) -> ExitCode:
         sys.stdout.flush()
         return ExitCode.DONE if code is None else ExitCode(code)
     except BrokenPipeError:  # the reader of the output has closed it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.FAILED
     except (Exception, KeyboardInterrupt) as error:
         return shell.failed(error)
+    finally:
+        try:
+            sys.stdout.flush()
+        except OSError:  # the command has failed already; Python would try again at its end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def open_streams() -> None:
+    """Make stdin and stdout that were closed fail when they are used; stderr takes everything."""
+    for name, mode, how in (
+        ("stdin", "r", os.O_WRONLY),
+        ("stdout", "w", os.O_RDONLY),
+        ("stderr", "w", os.O_RDWR),
+    ):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, how), mode))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a name that is not UTF-8 is shown with escapes
+            stream.reconfigure(errors="backslashreplace")
 
 
 def hold_hang_ups() -> None:

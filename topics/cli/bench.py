@@ -27,6 +27,7 @@ Turns = Generator[int]
 
 FILL: Final = 10_000  # records that are read again and again, or so many bytes
 FILL_BYTES: Final = 64 << 20
+BATCH_BYTES: Final = 16 << 20
 BOUND: Final = 0.8  # of a core, and the client is what limits
 
 
@@ -101,6 +102,8 @@ def bench(
     the server, with clients that are fast enough, are in topics/BENCHMARKS.md. The topic of the run
     is removed at the end.
     """
+    if size * batch > BATCH_BYTES:
+        raise click.UsageError(f"a batch has at most {units.size(BATCH_BYTES)}")
     data = ["x" * max(size - 2, 0)] * batch
     config = {"durability": durability, "type": "queue" if kind == "queue" else "log"}
     stop = Event()
@@ -154,7 +157,9 @@ class _Load(Thread):
     def run(self) -> None:
         """Take turns."""
         try:
-            while not self._stopped.is_set() and (began := monotonic()) < self._until:
+            while not self._stopped.is_set() and (
+                (began := monotonic()) < self._until or not self._times
+            ):
                 self._count += next(self._turns)
                 self._times.append(round(1000 * (monotonic() - began), 3))
         except TopicsError as failure:

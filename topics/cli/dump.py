@@ -89,12 +89,17 @@ def export(shell: Shell, /, topics: tuple[str, ...], output: str | None, is_gzip
         states = states_of(client, topics)
         if output is None:
             return _export(shell, client, states, sys.stdout.buffer, is_gzip)
-        part = Path(f"{output}.part")
+        is_gzip = is_gzip or output.endswith(".gz")
+        file = Path(output).resolve()
+        if file.exists() and not file.is_file():  # a device or a pipe stays what it is
+            with file.open("wb") as out:
+                return _export(shell, client, states, out, is_gzip)
+        part = Path(f"{file}.part")
         try:
             with part.open("wb") as out:
-                _export(shell, client, states, out, is_gzip or output.endswith(".gz"))
+                _export(shell, client, states, out, is_gzip)
                 os.fsync(out.fileno())
-            part.replace(output)
+            part.replace(file)
         finally:
             part.unlink(missing_ok=True)
 
@@ -201,7 +206,7 @@ def _content(name: str, found: Iterable[bytes]) -> Iterator[tuple[bytes, str]]:
         footer = _decode(last).footer
     except (zlib.error, msgspec.DecodeError):
         footer = None
-    if footer is None or footer["sha256"] != digest.hexdigest():
+    if footer is None or footer.get("sha256") != digest.hexdigest():
         raise Failed(f"{name}: {DAMAGED}", "damaged_export")
 
 

@@ -158,7 +158,7 @@ def by_watch(client: Topics, topic: str, wait_s: float) -> Stream:
                 yield from _payloads(line[5:]) if line.startswith("data:") else (None,)
     except httpx2.ReadTimeout:
         raise TimeoutError from None
-    except httpx2.TransportError as error:
+    except httpx2.RequestError as error:
         raise lost(error, client.target) from error
 
 
@@ -182,7 +182,7 @@ def by_web_socket(client: Topics, topic: str, wait_s: float) -> Stream:
         raise error_of(error.response.status_code, error.response.headers, b"") from None
     except httpx2.ReadTimeout:
         raise TimeoutError from None
-    except (httpx2.TransportError, HTTPXWSException) as error:
+    except (httpx2.RequestError, HTTPXWSException) as error:
         raise ConnectionLost(f"{client.target.url}: {error or type(error).__name__}") from error
 
 

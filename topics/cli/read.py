@@ -45,9 +45,9 @@ def _when(_: object, parameter: click.Parameter, value: str | None) -> datetime 
     """A time, or how long ago it is."""
     try:
         return None if value is None else datetime.fromisoformat(value).astimezone()
-    except ValueError:
+    except (ValueError, OverflowError):
         ago_s = units.DURATION.convert(value, parameter, None) / 1000
-        return datetime.fromtimestamp(time() - ago_s).astimezone()
+        return datetime.fromtimestamp(max(time() - ago_s, 0)).astimezone()
 
 
 def _tags(_: object, _parameter: object, values: tuple[str, ...]) -> re.Pattern[str] | None:
@@ -320,8 +320,8 @@ class Output:
             parts.append(click.style(record.topic, fg="cyan"))
         parts.append(click.style(f"#{record.seq}", dim=True))
         if record.tag is not None:
-            parts.append(click.style(_printable(record.tag), fg="yellow"))
-        return "  ".join([*parts, _printable(_text(record.raw_data))]) + "\n"
+            parts.append(click.style(units.printable(record.tag), fg="yellow"))
+        return "  ".join([*parts, units.printable(_text(record.raw_data))]) + "\n"
 
 
 def json_lines(records: list[Record]) -> bytes:
@@ -337,13 +337,6 @@ def json_lines(records: list[Record]) -> bytes:
 def _text(raw: msgspec.Raw) -> str:
     """JSON as one line."""
     return bytes(raw).decode().replace("\n", " ").replace("\r", " ")
-
-
-def _printable(text: str) -> str:
-    """Text that moves no cursor of a terminal."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _template(form: str) -> Callable[[list[Record]], bytes]:

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from topics.cli.units import printable
 from topics.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -86,7 +88,7 @@ class Shell:
     def say(self, text: str) -> None:
         """Tell people something, on stderr."""
         if not self.is_quiet:
-            click.echo(f"topics: {text}", err=True)
+            _talk(f"topics: {text}")
 
     def emit(self, value: Any) -> None:
         """Write a value as one line of JSON. Structs have the API's names."""
@@ -134,7 +136,7 @@ class Shell:
 
         def cell(row: Any, name: str) -> str:
             value = row.get(name) if isinstance(row, Mapping) else getattr(row, name)
-            return "-" if value is None else written.get(name, str)(value)
+            return "-" if value is None else printable(written.get(name, str)(value))
 
         write_table([*columns.values()], [[cell(row, name) for name in columns] for row in rows])
 
@@ -156,10 +158,13 @@ class Shell:
                 else:
                     error.show()
                 return ExitCode(error.exit_code)
-            case OSError() if error.strerror:  # a read of a damaged disk has no name of a file
+            case OSError():  # a read of a damaged disk, or a write to stdout, names no file
                 place = "" if error.filename is None else f"{error.filename}: "
-                self._tell("file", f"{place}{error.strerror}")
+                self._tell("file", f"{place}{error.strerror or error}")
                 return ExitCode.FAILED
+            case UnicodeEncodeError():  # an argument that is no file's name
+                self._tell("usage", f"not UTF-8: {error.object!r}")
+                return ExitCode.USAGE
             case _:
                 return self._refused(error)
 
@@ -193,9 +198,15 @@ class Shell:
             import msgspec
 
             told = {"error": {"code": code, "message": message, **fields}}
-            click.echo(msgspec.json.encode(told), err=True)
+            _talk(msgspec.json.encode(told))
         else:
-            click.echo(f"topics: {message}", err=True)
+            _talk(f"topics: {message}")
+
+
+def _talk(line: str | bytes) -> None:
+    """Write a line on stderr; that nobody reads it ends no command."""
+    with suppress(OSError):
+        click.echo(line, err=True)
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

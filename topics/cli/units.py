@@ -12,6 +12,7 @@ import click
 
 MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 SIZES: Final = ("B", "KiB", "MiB", "GiB", "TiB")
+NUMBER: Final = r"\d{1,30}(?:\.\d{1,30})?"
 MULTIPLES: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
@@ -21,6 +22,13 @@ def size(count: int) -> str:
     while value >= 1024 and unit + 1 < len(SIZES):
         value, unit = value / 1024, unit + 1
     return f"{count} B" if not unit else f"{value:.3g} {SIZES[unit]}"
+
+
+def printable(text: str) -> str:
+    """Text that moves no cursor of a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def moment(ts_ms: int) -> str:
@@ -56,7 +64,7 @@ class Duration(click.ParamType[int]):
         self, value: object, parameter: click.Parameter | None, context: click.Context | None
     ) -> int:
         """Read it."""
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|[smhdw]?)", str(value))
+        found = re.fullmatch(rf"({NUMBER})\s*(ms|[smhdw]?)", str(value))
         if found is None:
             self.fail(f"{value!r} is no duration, as 500ms, 30s, 10m, 2h or 7d", parameter, context)
         span_ms = round(float(found[1]) * MS[found[2] or "s"])
@@ -81,7 +89,7 @@ class Amount(click.ParamType[int]):
         self, value: object, parameter: click.Parameter | None, context: click.Context | None
     ) -> int:
         """Read it."""
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", str(value).lower())
+        found = re.fullmatch(rf"({NUMBER})\s*([kmgt]?)(?:i?b)?", str(value).lower())
         if found is None:
             self.fail(f"{value!r} is no amount, as 5000, 10k, 1M or 2G", parameter, context)
         multiple: int = self._base ** MULTIPLES[found[2]]

@@ -93,7 +93,7 @@ class AsyncTopics:
         fields = fields_of(call, self.timeout)
         try:
             answer = await self.http.request(call.method, call.path, **fields)
-        except httpx2.TransportError as error:
+        except httpx2.RequestError as error:
             raise lost(error, self.target) from error
         return call.result(answer.status_code, answer.headers, answer.content)
 
@@ -315,7 +315,7 @@ class AsyncWatch:
                     for shown in self.watching.take(event.event, event.data, event.id):
                         yield shown
                     tries.succeeded()
-        except httpx2.TransportError as error:
+        except httpx2.RequestError as error:
             raise lost(error, target) from error
 
 

@@ -419,4 +419,11 @@ def ready() -> Call[dict[str, Any]]:
 
 def metrics() -> Call[dict[str, Any]]:
     """§8.3, by the names of the metrics: a number, a list of labels with values, or a histogram."""
-    return Call("GET", "/v0/metrics", _parser(dict[str, Any]))
+    decode = _parser(dict[str, Any])
+
+    def parse(answer: bytes) -> dict[str, Any]:
+        if "topics_build_info" not in (found := decode(answer)):
+            raise msgspec.ValidationError("no metrics")
+        return found
+
+    return Call("GET", "/v0/metrics", parse)

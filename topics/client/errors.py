@@ -91,7 +91,7 @@ def error_of(status: int, headers: Mapping[str, str], body: bytes) -> TopicsErro
     try:
         error = msgspec.json.decode(body, type=_Envelope).error
     except msgspec.MsgspecError:
-        text = body[:200].decode("utf-8", "replace").strip()
+        text = " ".join(body[:200].decode("utf-8", "replace").split())
         error = _Error(f"http_{status}", text or "an answer that is not the server's")
     kind = Unavailable if status >= 500 else _CLASSES.get(status, Invalid)
     failure = kind(

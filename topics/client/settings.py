@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -46,17 +47,28 @@ class Target(NamedTuple):
 
 
 def contexts_file() -> Path:
-    """Where contexts are kept."""
-    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    """Where contexts are kept. Raises `Invalid`."""
+    try:
+        base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    except RuntimeError:  # a user without a home
+        raise Invalid(
+            "no home directory: XDG_CONFIG_HOME may name one", code="bad_context"
+        ) from None
     return Path(base) / "topics" / "contexts.toml"
 
 
 def read_contexts(path: Path | None = None) -> Contexts:
     """The contexts of the file; none without one. Raises `Invalid`."""
-    path = path or contexts_file()
     try:
-        content = tomllib.loads(path.read_text())
+        path = path or contexts_file()
+    except Invalid:
+        return Contexts(None, {})
+    try:
+        content = tomllib.loads(path.read_text("utf-8"))
         tables = {name: Context(**table) for name, table in content.get("contexts", {}).items()}
+        for each in (content.get("current", ""), *chain(*tables.values())):
+            if not isinstance(each, str | None):
+                raise TypeError(f"{each!r} is no text")
     except FileNotFoundError:
         return Contexts(None, {})
     except (OSError, ValueError, TypeError, AttributeError) as error:
@@ -79,8 +91,12 @@ def resolve(url: str | None = None, key: str | None = None, context: str | None 
 def checked_url(url: str) -> str:
     """The URL without a slash at its end. Raises `Invalid`."""
     url = url.rstrip("/")
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.path:
+    try:
+        parts = urlsplit(url)
+        is_address = bool((parts.hostname or "").encode("idna")) and parts.port != 0
+    except ValueError:
+        is_address = False
+    if not is_address or parts.scheme not in ("http", "https") or parts.query or parts.path:
         raise Invalid(f"{url!r} is not the URL of a server: http://HOST:PORT", code="bad_url")
     return url
 
@@ -106,7 +122,7 @@ def read_key(path: str) -> str:
     """The key in a file: its first line. Raises `Invalid`."""
     try:
         key = Path(path).expanduser().read_text().split("\n", 1)[0].strip()
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, RuntimeError, UnicodeDecodeError) as error:
         raise Invalid(f"the key cannot be read: {error}", code="bad_key_file") from None
     if not key:
         raise Invalid(f"{path} holds no key", code="bad_key_file")

@@ -73,7 +73,7 @@ def fields_of(call: Call[Any], timeout: float) -> dict[str, Any]:
     return {"content": call.content, "headers": headers, "timeout": wait}
 
 
-def lost(error: httpx2.TransportError, target: Target) -> ConnectionLost:
+def lost(error: httpx2.RequestError, target: Target) -> ConnectionLost:
     """What became of a request that got no answer."""
     was_sent = not isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout)
     why = str(error) or type(error).__name__
@@ -140,7 +140,7 @@ class Topics(Caller):
         """Send it once. Raises `TopicsError`."""
         try:
             answer = self.http.request(call.method, call.path, **fields_of(call, self.timeout))
-        except httpx2.TransportError as error:
+        except httpx2.RequestError as error:
             raise lost(error, self.target) from error
         return call.result(answer.status_code, answer.headers, answer.content)
 
@@ -390,7 +390,7 @@ class Watch:
                 for event in source:
                     yield from self.watching.take(event.event, event.data, event.id)
                     tries.succeeded()
-        except httpx2.TransportError as error:
+        except httpx2.RequestError as error:
             raise lost(error, target) from error
 
 

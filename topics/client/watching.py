@@ -26,6 +26,7 @@ from topics.client.values import (
     TopicDeleted,
     TopicState,
 )
+from topics.errors import InvalidRequest
 from topics.formats.api.watch import Cursor, CursorsId, decode_cursors
 
 HEARTBEAT_S: Final = 15.0
@@ -122,6 +123,14 @@ class Watching:
         """What an event of the stream shows. Raises `TopicsError` when the server ends the stream,
         which `ended` judges.
         """
+        try:
+            return self._taken(name, data, event_id)
+        except (msgspec.MsgspecError, InvalidRequest, KeyError) as error:
+            raise TopicsError(
+                f"not an event of a topics server: {error}", code="bad_answer", status=200
+            ) from None
+
+    def _taken(self, name: str, data: str, event_id: str) -> Iterator[Shown]:
         if name == "error":
             return self._failed(data)
         cursors = decode_cursors(event_id.encode(), self.topics)
