@@ -10,7 +10,6 @@
     reading.py      an executor's part: reads one range
     batch.py        reads of what is there
     stream.py       reads that go on
-    pushdown.py     filters that choose ranges
     lag.py          how far a query is behind
 
 Offsets are inclusive at the start and exclusive at the end where users see them, as Kafka's are;

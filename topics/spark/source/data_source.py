@@ -13,7 +13,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from topics.spark.source.batch import BatchReader, PushdownReader
+from topics.spark.source.batch import BatchReader
 from topics.spark.source.columns import Columns
 from topics.spark.source.options import ReadOptions
 from topics.spark.source.sample import schema_of
@@ -38,8 +38,7 @@ class TopicsDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """Reads what is there."""
         options = ReadOptions.parse(self.options, "batch")
-        columns = Columns(schema, mode=options.mode)
-        return (PushdownReader if options.pushdown else BatchReader)(options, columns)
+        return BatchReader(options, Columns(schema, mode=options.mode))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """Reads that go on."""

@@ -41,7 +41,6 @@ READ_OPTIONS = (
     "minOffsetsPerTrigger",
     "maxTriggerDelay",
     "node",
-    "pushdown",
 )
 KAFKA_ADVICE = {
     "assign": "name topics with subscribe; a topic is one partition on one server",
@@ -80,7 +79,6 @@ class ReadOptions:
     min_offsets: int
     max_delay_s: float
     node: str | None
-    pushdown: bool
     columns: tuple[str, ...]
     infer_schema: bool
     mode: str
@@ -114,7 +112,6 @@ class ReadOptions:
             min_offsets=number(given, "minOffsetsPerTrigger", 0),
             max_delay_s=_duration_ms(given, "maxTriggerDelay", MAX_TRIGGER_DELAY_MS) / 1000,
             node=given.get("node") or None,
-            pushdown=flag(given, "pushdown", default=False),
             columns=_list(given.get("columns", "")),
             infer_schema=flag(given, "inferSchema", default=False),
             mode=choice(given, "mode", ("FAILFAST", "PERMISSIVE"), default="FAILFAST"),
