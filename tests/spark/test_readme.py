@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -40,7 +40,11 @@ def test_the_examples_run_one_after_the_other(
             # A write looks for the format in the session of its thread: let that be this one,
             # whatever other tests did there.
             spark.createDataFrame([(0,)], "a int")
-            exec(code, {"spark": spark})
+            names: dict[str, Any] = {"spark": spark}
+            exec(code, names)
+        assert [*map(tuple, names["typed"].collect())] == [("A1", 2), ("B2", None)]
+        row = names["found"].orderBy("offset").first()
+        assert (row.offset, row.data.sku, row.data.qty) == (1, "A1", 2)
         records = ok(api.diff("skus", include_tags=True))["records"]
         found = {record["$tag"]: record["data"] for record in records}
         assert (len(records), sorted(found)) == (2, ["A1", "B2"])

@@ -4,7 +4,7 @@
     connection.py   the options of servers, key and patience; the sink has the same
     options.py      the options of reads
     offsets.py      offsets as users and checkpoints write them
-    columns.py      records to Arrow batches, and the type of their data
+    columns.py      records to Arrow batches
     plan.py         which ranges of seqs are read; what a batch of a stream takes
     survey.py       what the servers hold now: topics, heads, epochs
     reading.py      an executor's part: reads one range
