@@ -26,8 +26,8 @@ from topics.errors import ExitCode
 from topics.spark.client.errors import RequestError
 from topics.spark.client.http import Target, TopicsClient
 from topics.spark.client.ranges import Lost, read_range
+from topics.spark.jobs.arguments import positive
 from topics.spark.jobs.cli import main as topics_spark
-from topics.spark.main import positive
 from workers.flights import TABLES, table
 from workers.live_watch import LiveWatch
 from workers.local_server import LocalServer, interruptible, tell

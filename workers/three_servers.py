@@ -22,8 +22,8 @@ from topics.errors import ExitCode
 from topics.spark import register
 from topics.spark.client.servers import Servers
 from topics.spark.errors import JobError, last_line, spark_errors
-from topics.spark.main import positive, quiet_pyspark
-from topics.spark.producer import session
+from topics.spark.jobs.arguments import positive
+from topics.spark.producer import quiet_pyspark, session
 from topics.spark.reading import read
 from workers.flights import table
 from workers.local_server import LocalServer, interruptible, tell

@@ -16,7 +16,7 @@ import pytest
 
 from tests.spark.reading import read_back
 from tests.support.server import Server
-from topics.spark.main import main
+from topics.spark.jobs.cli import main
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -66,6 +66,7 @@ def test_the_flights_come_back_equal_and_a_second_run_appends_nothing(
     with Server(tmp_path / "data") as server:
         url = f"http://{server.host}:{server.port}"
         line = [
+            "backfill",
             str(source),
             "flights",
             "--url",

@@ -4,7 +4,6 @@
     sink/         format("topics"): batch and streaming writes
     jobs/         jobs as functions, and the command line topics-spark
     discovery/    what Spark finds by itself in an installation
-    main.py       the command line of the producer
     preflight.py  the checks before a JVM starts: source, server, key, topic, Java
     reading.py    files to a DataFrame: every value as written, no broken line
     local_csv.py  the check of a local file without a job

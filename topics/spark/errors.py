@@ -13,7 +13,6 @@ OURS = (
     "DataLost: ",
     "BadOffset: ",
     "ServerError: ",
-    "MisfitError: ",
     "RequestError: ",
     "BrokenLine: ",
     "BadOption: ",

@@ -1,6 +1,4 @@
-"""The Spark producer: a DataFrame, or Parquet, CSV or JSON files, into a topic.
-
-    python -m topics.spark SOURCE TOPIC [options]
+"""The Spark producer: a DataFrame into a topic.
 
 Spark encodes each row as JSON; the executors cut the rows into batches and append each with one
 request. The idempotency key of a batch is made of job, partition, number and content. So a task
@@ -11,9 +9,11 @@ which are appended again.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -42,6 +42,18 @@ def say(line: str) -> None:
     """One line for the user on stderr; the summary goes to stdout."""
     sys.stderr.write(line + "\n")
     sys.stderr.flush()
+
+
+def quiet_pyspark() -> None:
+    """Keep PySpark's own messages off the user's terminal: our one line has what matters."""
+    # pandas may be installed; nothing here uses it.
+    warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
+    # It prints a plan and a Java stack, in JSON, for a misspelt column.
+    from pyspark.logger import PySparkLogger
+
+    PySparkLogger.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL)
+    # Py4J logs the stacks of a Ctrl-C, then raises what it logged; one line of ours follows.
+    logging.getLogger().addFilter(lambda record: "while sending command" not in record.getMessage())
 
 
 def session(

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 pytest.importorskip("pyarrow")
+
+import pyarrow as pa
 
 from tests.spark.jobs.archives import Row, write_archive
 from topics.spark.errors import JobError, WrongPath
 from topics.spark.jobs import archive_parts
-from topics.spark.jobs.archive_parts import Archive, Part
+from topics.spark.jobs.archive_parts import Archive, Part, string_text
 
 DAYS = ("2026-01-01", "2026-01-02")
 ROWS = [
@@ -114,3 +119,14 @@ def test_files_that_are_not_of_an_archive_and_empty_folders(tmp_path: Path) -> N
     parquet.write_table(table({"x": [1]}), tmp_path / f"date={DAYS[0]}" / "x.parquet")
     with pytest.raises(JobError, match="no column headers"):
         Archive(tmp_path).parts([], None, None)
+
+
+@given(st.lists(st.none() | st.text()))
+def test_a_string_is_what_json_reads(texts: list[str | None]) -> None:
+    found = string_text(pa.array(texts, pa.string())).to_pylist()
+    assert [None if text is None else json.loads(text) for text in found] == texts
+
+
+def test_a_string_is_escaped_as_spark_does() -> None:
+    (found,) = string_text(pa.array(['é"\\/\x1f\x7f\n'])).to_pylist()
+    assert found == '"é\\"\\\\/\\u001F\x7f\\n"'

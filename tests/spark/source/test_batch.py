@@ -10,19 +10,18 @@ import pytest
 
 from tests.spark.source.live import Live
 from topics.spark.source.batch import BatchReader
-from topics.spark.source.columns import Columns
+from topics.spark.source.columns import Columns, schema_of
 from topics.spark.source.connection import ServerError
 from topics.spark.source.options import ReadOptions
 from topics.spark.source.plan import DataLost, Range
 from topics.spark.source.reading import RangePartition
-from topics.spark.source.sample import schema_of
 
 
 def reader(live: Live, **given: str) -> BatchReader:
     options = ReadOptions.parse(
         {"servers": f"one={live.url}", "columns": "offset"} | given, "batch"
     )
-    return BatchReader(options, Columns(schema_of(options)))
+    return BatchReader(options, Columns(schema_of(options.columns)))
 
 
 def ranges(made: BatchReader) -> list[tuple[str, int, int]]:

@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 
 from tests.spark.source.ddl import struct_of
 from topics.spark.client.http import Record
-from topics.spark.source.columns import SCHEMA, Columns, MisfitError
+from topics.spark.source.columns import SCHEMA, Columns, schema_of
 from topics.spark.source.connection import BadOption
 
 TS = 1_748_450_000_123
@@ -31,8 +31,8 @@ JSON = st.recursive(
 )
 
 
-def rows(ddl: str, *records: Record, mode: str = "FAILFAST") -> list[dict[str, Any]]:
-    batch = Columns(struct_of(ddl), mode=mode).batch(records, "orders", 3)
+def rows(ddl: str, *records: Record) -> list[dict[str, Any]]:
+    batch = Columns(struct_of(ddl)).batch(records, "orders", 3)
     batch.validate(full=True)
     assert batch.schema == to_arrow_schema(struct_of(ddl), timezone="UTC")
     found: list[dict[str, Any]] = batch.to_pylist()
@@ -76,7 +76,7 @@ def test_columns_come_in_the_order_of_the_schema() -> None:
 
 
 def test_a_page_of_no_records_is_a_batch_of_no_rows() -> None:
-    assert rows(f"{SCHEMA}, data STRUCT<id: INT>") == []
+    assert rows(SCHEMA) == []
 
 
 @pytest.mark.parametrize(
@@ -94,13 +94,8 @@ def test_tags_and_meta_are_needed_for_their_columns_alone(ddl: str, tags: bool, 
 
 
 def test_columns_travel_to_executors() -> None:
-    made = Columns(struct_of("offset BIGINT, data STRUCT<id: BIGINT>"), mode="permissive")
-    columns = pickle.loads(pickle.dumps(made))
-    assert columns.batch([PLAIN, FULL], "orders", 0).to_pylist() == [
-        {"offset": 7, "data": {"id": 1}},
-        {"offset": 8, "data": None},
-    ]
-    assert columns.mode == "PERMISSIVE"
+    columns = pickle.loads(pickle.dumps(Columns(struct_of("offset BIGINT"))))
+    assert columns.batch([PLAIN], "orders", 0).to_pylist() == [{"offset": 7}]
 
 
 @given(st.lists(JSON, min_size=1), st.booleans())
@@ -119,7 +114,7 @@ def test_values_are_the_data_as_it_was_written(values: list[Any], ascii_only: bo
         ("offset INT", "the column offset is BIGINT, not INT"),
         ("value STRING, value STRING", "the column value is wanted twice"),
         ("key STRING NOT NULL", "the column key may be null"),
-        ("data STRUCT<a: VARIANT>", "data.a is VARIANT, which no JSON value is read as"),
+        ("data STRUCT<a: INT>", "there is no column data.* from_json makes others of value"),
     ],
 )
 def test_a_schema_that_cannot_be_read_is_refused(ddl: str, says: str) -> None:
@@ -127,29 +122,13 @@ def test_a_schema_that_cannot_be_read_is_refused(ddl: str, says: str) -> None:
         Columns(struct_of(ddl))
 
 
-def test_a_schema_without_columns_and_an_unknown_mode_are_refused() -> None:
+def test_a_schema_without_columns_is_refused() -> None:
     with pytest.raises(BadOption, match="no column is wanted"):
         Columns(StructType([]))
-    with pytest.raises(BadOption, match="mode is 'DROPMALFORMED'; it is one of FAILFAST"):
-        Columns(struct_of("offset BIGINT"), mode="DROPMALFORMED")
 
 
-def test_failfast_names_topic_offset_member_and_what_to_do() -> None:
-    misfit = Record(seq=9, ts=TS, data=Raw(b'{"id":"x"}'))
-    with pytest.raises(MisfitError) as refused:
-        rows("data STRUCT<id: BIGINT>", PLAIN, misfit)
-    assert str(refused.value) == (
-        'topic "orders" offset 9: data is not of the declared type: Expected `int | null`, got'
-        " `str` - at `$.id` (declare it STRING, read the column value, or set mode to PERMISSIVE"
-        " to get null)"
-    )
-
-
-def test_permissive_makes_a_misfit_null_and_keeps_the_other_columns() -> None:
-    misfit = Record(seq=9, ts=TS, data=Raw(b'{"id":"x"}'))
-    ddl = "offset BIGINT, value STRING, data STRUCT<id: BIGINT>"
-    assert rows(ddl, PLAIN, misfit, FULL, mode="PERMISSIVE") == [
-        {"offset": 7, "value": '{"id": 1}', "data": {"id": 1}},
-        {"offset": 9, "value": '{"id":"x"}', "data": None},
-        {"offset": 8, "value": "null", "data": None},
-    ]
+def test_all_columns_or_those_that_are_named_in_their_order() -> None:
+    assert schema_of(()) == struct_of(SCHEMA)
+    assert schema_of(("value", "offset")) == struct_of("value STRING, offset BIGINT")
+    with pytest.raises(BadOption, match="option columns names 'offsets'; there are: key, value"):
+        schema_of(("offsets",))

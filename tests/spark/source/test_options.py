@@ -23,15 +23,15 @@ def test_a_batch_reads_all_and_a_stream_what_comes() -> None:
     assert (batch.topics, stream.topics) == (("a", "b"), ("a",))
     assert (batch.starting.default, batch.ending.default) == (EARLIEST, LATEST)
     assert stream.starting.default == LATEST
-    assert (batch.fail_on_data_loss, batch.pushdown, batch.mode) == (True, False, "FAILFAST")
+    assert batch.fail_on_data_loss
     assert (batch.max_records_per_partition, batch.max_offsets) == (500_000, None)
     assert (stream.min_offsets, stream.max_delay_s) == (0, 900)
     assert pickle.loads(pickle.dumps(batch)) == batch
 
 
 def test_names_and_words_have_no_case() -> None:
-    options = parse(SUBSCRIBE="a", FailOnDataLoss="FALSE", mode="permissive", columns="offset, key")
-    assert (options.fail_on_data_loss, options.mode) == (False, "PERMISSIVE")
+    options = parse(SUBSCRIBE="a", FailOnDataLoss="FALSE", columns="offset, key")
+    assert not options.fail_on_data_loss
     assert options.columns == ("offset", "key")
 
 
@@ -106,8 +106,8 @@ def test_no_match_is_lost_by_the_prefix(pattern: str, name: str) -> None:
         ),
         ("stream", {"subscribe": "a", "maxOffsetsPerTrigger": "0"}, "it is at least 1"),
         ("stream", {"subscribe": "a", "maxTriggerDelay": "soon"}, "a time as 500ms"),
-        ("batch", {"subscribe": "a", "mode": "DROPMALFORMED"}, "one of: FAILFAST, PERMISSIVE"),
-        ("batch", {"subscribe": "a", "pushdown": "yes"}, "one of: true, false"),
+        ("batch", {"subscribe": "a", "mode": "PERMISSIVE"}, "give it to Spark's from_json"),
+        ("batch", {"subscribe": "a", "inferSchema": "true"}, "schema_of_json and from_json"),
         ("batch", {"subscibe": "a"}, "there is no option subscibe; is it subscribe?"),
         ("batch", {"subscribe": "a", "startingOffset": "1"}, "is it startingOffsets?"),
         ("batch", {"subscribe": "a", "maxOffsetPerTrigger": "1"}, "is it maxOffsetsPerTrigger?"),

@@ -15,7 +15,6 @@ from topics.spark.source.plan import (
     Head,
     Heads,
     Range,
-    Restriction,
     Step,
     advance,
     between,
@@ -203,14 +202,6 @@ def test_a_stream_reads_every_record_once(appends: list[tuple[str, int]], limit:
         at = end
     held = [(topic, seq) for topic, head in heads["s"].items() for seq in range(1, head.head + 1)]
     assert sorted(read) == sorted(held)
-
-
-def test_a_filter_leaves_a_part_of_a_range() -> None:
-    whole = Range("s", "t", 10, 50, 7)
-    assert Restriction().apply(whole) == whole
-    assert Restriction(20, 30).apply(whole) == Range("s", "t", 20, 30, 7)
-    assert split([Restriction(60).apply(whole)], 10, 1) == []
-    assert split([Restriction(topics=frozenset({"x"})).apply(whole)], 10, 1) == []
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,11 @@ import pytest
 from pyspark.sql.datasource import InputPartition
 
 from tests.spark.source.live import Live
-from topics.spark.source.columns import Columns
+from topics.spark.source.columns import Columns, schema_of
 from topics.spark.source.connection import ServerError
 from topics.spark.source.options import ReadOptions
 from topics.spark.source.plan import DataLost, Range
 from topics.spark.source.reading import RangePartition, read_partition
-from topics.spark.source.sample import schema_of
 
 
 def options(live: Live, topic: str, **given: str) -> ReadOptions:
@@ -29,7 +28,7 @@ def epoch(live: Live, topic: str) -> int:
 
 
 def read(read_options: ReadOptions, wanted: Range) -> pa.Table:
-    columns = Columns(schema_of(read_options))
+    columns = Columns(schema_of(read_options.columns))
     partition, given, found = pickle.loads(
         pickle.dumps((RangePartition(wanted), read_options, columns))
     )
@@ -62,7 +61,9 @@ def test_records_of_a_node_are_left_out(live: Live) -> None:
 
 def test_a_partition_of_nothing_is_empty(live: Live) -> None:
     given = options(live, "reading.absent")
-    assert list(read_partition(InputPartition(None), given, Columns(schema_of(given)))) == []
+    assert (
+        list(read_partition(InputPartition(None), given, Columns(schema_of(given.columns)))) == []
+    )
 
 
 def test_a_loss_fails_the_task_in_one_line_that_says_all(live: Live) -> None:

@@ -18,11 +18,10 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from tests.spark.source.live import Live
 from tests.spark.source.test_stream import query
 from topics.spark.client.http import Listed, Page, Record
-from topics.spark.source.columns import Columns
+from topics.spark.source.columns import Columns, schema_of
 from topics.spark.source.connection import Connection
 from topics.spark.source.options import ReadOptions
 from topics.spark.source.plan import DataLost
-from topics.spark.source.sample import schema_of
 from topics.spark.source.stream import StreamReader
 
 TOPIC, EPOCH = "t", 7
@@ -103,7 +102,7 @@ class Walk:
 
     def start(self) -> None:
         self.reader = StreamReader(
-            self.options, Columns(schema_of(self.options)), sleep=lambda seconds: None
+            self.options, Columns(schema_of(self.options.columns)), sleep=lambda seconds: None
         )
 
     def step(self) -> None:

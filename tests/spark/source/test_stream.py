@@ -13,13 +13,12 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 
 from tests.spark.source.live import Live
-from topics.spark.source.columns import Columns
+from topics.spark.source.columns import Columns, schema_of
 from topics.spark.source.connection import ServerError
 from topics.spark.source.offsets import BadOffset
 from topics.spark.source.options import ReadOptions
 from topics.spark.source.plan import DataLost
 from topics.spark.source.reading import RangePartition
-from topics.spark.source.sample import schema_of
 from topics.spark.source.stream import StreamReader
 
 ALL = ReadAllAvailable()
@@ -78,7 +77,7 @@ def query(live: Live, at: dict[str, Any] | None = None, /, **given: str) -> Iter
         "startingOffsets": "earliest",
     } | given
     options = ReadOptions.parse(given, "stream")
-    reader = StreamReader(options, Columns(schema_of(options)))
+    reader = StreamReader(options, Columns(schema_of(options.columns)))
     try:
         yield Query(reader, at)
     finally:

@@ -182,11 +182,3 @@ def test_a_time_is_found_between_its_records(live: Live) -> None:
         assert asked.seq_before(server, "survey.time", head, 0) == 2
         empty = Head(1, 0, head.epoch)
         assert asked.seq_before(server, "survey.time", empty, 0) == 0
-
-
-def test_the_latest_records_are_a_sample(live: Live) -> None:
-    live.make("survey.sample", 10)
-    with survey(live, subscribe="survey.sample") as asked:
-        (server,) = asked.servers
-        head = asked.heads(Patience.FULL)["one"]["survey.sample"]
-        assert [r.seq for r in asked.latest(server, "survey.sample", head, 3)] == [8, 9, 10]

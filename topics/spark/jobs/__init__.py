@@ -2,7 +2,7 @@
 
     cli.py        the command line ``topics-spark JOB ...``
     arguments.py  what the subcommands share: servers, types of arguments, the result of a job
-    backfill.py   Parquet, CSV or JSON files into a topic, by Spark or without a JVM
+    backfill.py   Parquet, CSV or JSON files into a topic
     replay.py     an archive back into topics, in order
     archive.py    a topic, or all that match a pattern, into Parquet or Delta by date
     compact.py    the last record of each key into another topic

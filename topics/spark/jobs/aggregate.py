@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, TextIO
 from topics.errors import ExitCode
 from topics.spark.errors import WrongUse, spark_errors
 from topics.spark.jobs.appending import Appended, append_rows
-from topics.spark.jobs.arguments import Commands, add_servers
+from topics.spark.jobs.arguments import Commands, add_servers, positive
 from topics.spark.jobs.checkpoint import check_job, claim
 from topics.spark.jobs.compact import open_sink, planned
 from topics.spark.jobs.files import LocalFiles, files_at, local_path
@@ -47,7 +47,6 @@ from topics.spark.jobs.streams import (
     read_stream,
     run_batches,
 )
-from topics.spark.main import positive
 from topics.spark.progress import Progress
 from topics.spark.rows import TO_JSON, quoted
 from topics.spark.sink.options import SinkOptions

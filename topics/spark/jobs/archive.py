@@ -24,7 +24,7 @@ from topics.spark.jobs.archive_check import Checked, Heads, check, heads, passed
 from topics.spark.jobs.archive_delta import ArchiveDelta, check_installed
 from topics.spark.jobs.archive_files import SCHEMA, ArchiveFiles
 from topics.spark.jobs.archive_state import CHECKPOINT, Figure, Identity, State, add_figures
-from topics.spark.jobs.arguments import Commands, add_servers
+from topics.spark.jobs.arguments import Commands, add_servers, byte_count, positive
 from topics.spark.jobs.checkpoint import committed, positions
 from topics.spark.jobs.files import Files, LocalFiles, files_at, local_path
 from topics.spark.jobs.streams import (
@@ -36,7 +36,6 @@ from topics.spark.jobs.streams import (
     read_stream,
     run_batches,
 )
-from topics.spark.main import byte_count, positive
 from topics.spark.progress import Progress
 from topics.spark.source.connection import Connection
 

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from topics.spark.errors import JobError, WrongPath
-from topics.spark.plain.rows import Block, block_of
-from topics.spark.plain.to_json import join, or_text, string_text
+from topics.spark.task import string_block
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,6 +30,13 @@ BLOCK_ROWS = 10_000
 SHOWN = 5  # names in a message
 _FOLDER = re.compile(r"date=(\d{4}-\d\d-\d\d)")
 _json = msgspec.json.Decoder(msgspec.Raw)
+# As Jackson escapes, so that a copy has the bytes of a write by Spark: these by name, other control
+# characters by number.
+_NAMED = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
+_ESCAPES = str.maketrans({**{chr(code): f"\\u{code:04X}" for code in range(32)}, **_NAMED})
+_SPECIAL = r'["\\\x00-\x1f]'
+# Offsets and data of encoded records, as topics/spark/client/chunks.py takes them.
+Block = tuple[Sequence[int], memoryview]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -91,7 +97,7 @@ class Archive:
             wanted &= (offset >= first) & (offset < first + step)
             table = data.to_table(columns=[*COLUMNS], filter=wanted)
             for batch in self._sorted(table).to_batches(max_chunksize=BLOCK_ROWS):
-                yield block_of(self._encoded(batch))
+                yield string_block(self._encoded(batch))
 
     def _dataset(self, date: str) -> Dataset:
         import pyarrow as pa
@@ -153,12 +159,12 @@ class Archive:
         for name in ("value", "headers"):
             self._check_json(batch, name)
         key, node, headers = (batch.column(name) for name in ("key", "node", "headers"))
-        return join(
+        return _join(
             '{"data":',
             batch.column("value").fill_null("null"),
-            or_text(join(',"tag":', string_text(key)), key, ""),
-            or_text(join(',"node":', string_text(node)), node, ""),
-            or_text(join(',"meta":', headers), headers, ""),
+            _member("tag", string_text(key)),
+            _member("node", string_text(node)),
+            _member("meta", headers),
             "},",
         )
 
@@ -172,6 +178,31 @@ class Archive:
                     raise JobError(
                         f"{self.root}: {name} of {_place(batch, index)} is not JSON: {error}"
                     ) from None
+
+
+def string_text(column: pa.Array) -> pa.Array:
+    """JSON strings of texts, null for a null."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    column = column.cast(pa.string())
+    special = pc.match_substring_regex(column, _SPECIAL).fill_null(False)
+    if special.true_count:
+        escaped = [text.translate(_ESCAPES) for text in column.filter(special).to_pylist()]
+        column = pc.replace_with_mask(column, special, pa.array(escaped, pa.string()))
+    return _join('"', column, '"')
+
+
+def _join(*parts: Any) -> pa.Array:
+    """Columns and constant texts, joined row by row; null where one of them is."""
+    import pyarrow.compute as pc
+
+    return pc.binary_join_element_wise(*parts, "")
+
+
+def _member(name: str, texts: pa.Array) -> pa.Array:
+    """``,"name":value``, or nothing for a null."""
+    return _join(f',"{name}":', texts).fill_null("")
 
 
 def _place(rows: Any, index: int) -> str:

@@ -9,7 +9,7 @@ from typing import Protocol
 from topics.spark.client.http import DEFAULT_URL, Target, mistake_in
 from topics.spark.client.servers import BadServers, Server, Servers
 from topics.spark.errors import JobError
-from topics.spark.main import positive
+from topics.spark.producer import MIB
 from topics.spark.source.connection import RETRIES, Connection, ServerError
 
 
@@ -34,6 +34,24 @@ class Commands(Protocol):
     ) -> argparse.ArgumentParser:
         """A parser for the subcommand ``name``."""
         ...
+
+
+def positive(text: str) -> int:
+    """An integer from 1."""
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError("must be an integer from 1")
+    return int(text)
+
+
+def byte_count(text: str) -> int:
+    """``4MiB``, ``512KiB`` or plain bytes."""
+    try:
+        for unit, factor in (("MiB", MIB), ("KiB", 1024)):
+            if text.endswith(unit):
+                return positive(text.removesuffix(unit)) * factor
+        return positive(text)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError("must be like 4MiB, 512KiB or 65536") from None
 
 
 def add_servers(parser: argparse.ArgumentParser) -> None:

@@ -1,9 +1,9 @@
-"""Backfill: the rows of Parquet, CSV or JSON files into a topic, by one of two engines.
+"""Backfill: the rows of Parquet, CSV or JSON files into a topic.
 
-The plain engine (topics/spark/plain) reads one local file in this process, the Spark engine
-everything that Spark reads. Both append the same records. ``auto`` takes the plain one for a file
-of at most `PLAIN_MAX_BYTES` that it reads exactly as Spark does; what it depends on is the file and
-the options alone, so a job that is run again gets the same engine.
+    topics-spark backfill SOURCE TOPIC
+
+Spark reads the files, wherever they are. The same job run again appends nothing
+(`topics.spark.producer`). Files on this machine go in without Spark by ``topics append -f FILE``.
 """
 
 from __future__ import annotations
@@ -14,16 +14,13 @@ from pathlib import Path
 
 from topics.errors import ExitCode
 from topics.spark.client.http import Target
-from topics.spark.errors import JobError
-from topics.spark.jobs.arguments import Commands, add_servers, target_of
-from topics.spark.main import add_rows, load
-from topics.spark.plain.files import read_plain
-from topics.spark.plain.rows import NotPlain, Rows
-from topics.spark.plain.send import send
-from topics.spark.preflight import check_server, check_source
+from topics.spark.errors import spark_errors
+from topics.spark.jobs.arguments import Commands, add_servers, byte_count, positive, target_of
+from topics.spark.local_csv import is_small
+from topics.spark.preflight import check_server, check_source, check_spark
+from topics.spark.producer import MIB, produce, quiet_pyspark, session
+from topics.spark.reading import FORMATS, read
 from topics.spark.summary import Summary
-
-PLAIN_MAX_BYTES = 64 << 20
 
 
 def add(commands: Commands) -> None:
@@ -32,63 +29,101 @@ def add(commands: Commands) -> None:
         "backfill",
         help="files into a topic",
         description="Append the rows of Parquet, CSV or JSON files to a topic. The same job run"
-        " again appends nothing; of JSON lines that have grown, in a topic of their own, the engine"
-        " python appends the new ones. Any other file that has changed is another job: all its rows"
-        " are appended. JSON lines are sent as they are; a CSV column is numbers when all its"
-        " values are JSON numbers, else text. A broken line refuses the job before the first"
-        " record.",
-        epilog=ExitCode.sentence(),
+        " again appends nothing; a file that has changed is another job: all its rows are appended."
+        " JSON lines are sent as they are; a CSV column is numbers when all its values are JSON"
+        " numbers, else text. A broken line refuses the job before the first record.",
+        epilog="'topics append -f FILE' loads files of this machine without Spark."
+        f" {ExitCode.sentence()}",
     )
-    add_rows(parser)
-    parser.add_argument(
-        "--engine",
-        choices=("auto", "spark", "python"),
-        default="auto",
-        help="python loads one local file without a JVM, in the order of its lines; auto takes it"
-        f" for a file of {PLAIN_MAX_BYTES >> 20} MiB at most that it reads as Spark does. The"
-        " engines append the same records in other batches: finish a job with the engine that"
-        " began it (default: %(default)s)",
+    add = parser.add_argument
+    add("source", help="file, directory or URI that Spark can read")
+    add("topic")
+    add("--format", choices=FORMATS, help="default: by the suffix")
+    add(
+        "--option",
+        type=pair,
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="for Spark's reader, such as sep=; or multiLine=true; overrides the producer's own",
     )
+    add(
+        "--durability",
+        choices=("ephemeral", "memory", "disk", "fsync"),
+        help="of the topic; an existing one is changed",
+    )
+    add(
+        "--batch-records",
+        type=positive,
+        default=5000,
+        help="records in a request at most (default: %(default)s)",
+    )
+    add(
+        "--batch-bytes",
+        type=byte_count,
+        default=4 * MIB,
+        help="bytes in a request at most, such as 512KiB (default: 4MiB)",
+    )
+    add(
+        "--job-id",
+        help="name of the job for idempotency (default: made of source path, schema and rows, "
+        "which reads them twice)",
+    )
+    add(
+        "--total",
+        type=positive,
+        help="how many rows there are, for the progress of a job with --job-id",
+    )
+    add("--tag-column", help="column whose value becomes the record's tag")
+    add("--node", help="origin node of the records; readers with the same node do not get them")
+    add(
+        "--partitions",
+        type=positive,
+        default=8,
+        help="into how many parts files are split at least (default: %(default)s)",
+    )
+    add("--cores", type=positive, default=2, help="parts sent at a time (default: %(default)s)")
     add_servers(parser)
+
+
+def pair(text: str) -> tuple[str, str]:
+    """``KEY=VALUE``."""
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise argparse.ArgumentTypeError("must be KEY=VALUE")
+    return key, value
 
 
 def run(options: argparse.Namespace) -> Summary:
     """Do the job."""
-    target = target_of(options, options.topic)
-    if options.engine == "spark":
-        return load(options, target)
-    check_source(options.source)
-    check_server(target, options.topic, options.durability)
     source = options.source if "://" in options.source else str(Path(options.source).resolve())
+    # Everything that needs no JVM comes first; PySpark alone takes a second to load.
+    check_source(source)
+    target = target_of(options, options.topic)
+    check_server(target, options.topic, options.durability)
+    check_spark()
+    return load(options, target, source)
+
+
+def load(options: argparse.Namespace, target: Target, source: str) -> Summary:
+    """Send the rows, in a session of its own."""
+    quiet_pyspark()
+    with spark_errors():
+        spark = session(cores=options.cores, partitions=options.partitions, brief=is_small(source))
     try:
-        if options.engine == "auto":
-            check_size(source)
-        rows = read_plain(source, options.format, dict(options.option), options.tag_column)
-    except NotPlain as reason:
-        if options.engine == "auto":
-            return load(options, target)
-        raise JobError(f"{source}: the engine python cannot load it: {reason}") from None
-    return load_plain(options, target, source, rows)
-
-
-def check_size(source: str) -> None:
-    """Raises ``NotPlain`` for a file that is left to Spark for its size."""
-    path = Path(source)
-    if path.is_file() and path.stat().st_size > PLAIN_MAX_BYTES:
-        raise NotPlain("a large file")
-
-
-def load_plain(options: argparse.Namespace, target: Target, source: str, rows: Rows) -> Summary:
-    """Send the rows that the plain engine has read."""
-    return send(
-        rows,
-        options.topic,
-        target=target,
-        source=source,
-        job_id=options.job_id,
-        durability=options.durability,
-        node=options.node,
-        batch_records=options.batch_records,
-        batch_bytes=options.batch_bytes,
-        progress=None if options.quiet else sys.stderr,
-    )
+        return produce(
+            read(spark, source, options.format, dict(options.option)),
+            options.topic,
+            target=target,
+            job_id=options.job_id,
+            source=source,
+            durability=options.durability,
+            tag_column=options.tag_column,
+            node=options.node,
+            batch_records=options.batch_records,
+            batch_bytes=options.batch_bytes,
+            total=options.total,
+            progress=None if options.quiet else sys.stderr,
+        )
+    finally:
+        spark.stop()

@@ -18,7 +18,7 @@ from topics.errors import ExitCode
 from topics.spark.client.errors import RequestError
 from topics.spark.errors import WrongUse, spark_errors
 from topics.spark.jobs.appending import Appended, append_rows, open_dest
-from topics.spark.jobs.arguments import Commands, add_servers, located
+from topics.spark.jobs.arguments import Commands, add_servers, located, positive
 from topics.spark.jobs.streams import (
     connection_of,
     job_errors,
@@ -26,7 +26,6 @@ from topics.spark.jobs.streams import (
     options_of,
     read_batch,
 )
-from topics.spark.main import positive
 from topics.spark.producer import say
 from topics.spark.sink.options import SinkOptions
 from topics.spark.source.connection import BadOption, Connection, Patience

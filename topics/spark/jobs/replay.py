@@ -16,7 +16,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from hashlib import blake2b
@@ -24,16 +24,15 @@ from pathlib import Path
 from typing import TextIO
 
 from topics.errors import ExitCode
-from topics.spark.client.chunks import Chunker
+from topics.spark.client.chunks import Chunk, Chunker
 from topics.spark.client.errors import RequestError
 from topics.spark.client.http import DEFAULT_URL, Target, TopicsClient
+from topics.spark.client.keys import chunk_key
 from topics.spark.client.servers import Servers
 from topics.spark.errors import JobError
-from topics.spark.jobs.archive_parts import Archive, Part
-from topics.spark.jobs.arguments import Commands, add_servers, located
-from topics.spark.main import byte_count, positive
+from topics.spark.jobs.archive_parts import Archive, Block, Part
+from topics.spark.jobs.arguments import Commands, add_servers, byte_count, located, positive
 from topics.spark.opening import open_topic
-from topics.spark.plain.send import append, chunks_of
 from topics.spark.preflight import check_server
 from topics.spark.producer import FIRST_CONNECTS, MIB, left_behind, say
 from topics.spark.progress import Progress
@@ -179,9 +178,9 @@ class _Sending:
             for part in parts:
                 sent.append(Figures(part.partition, before["head_seq"]))
                 self._figures.append(sent[-1])
-                chunks = chunks_of(self._archive.blocks(part), Chunker(*self._limits))
+                chunks = _chunks(self._archive.blocks(part), Chunker(*self._limits))
                 scope = f"replay:{(self._job, part.topic, part.date)!r}"
-                append(chunks, target, topic, scope, sent[-1])
+                _append(chunks, target, topic, scope, sent[-1])
         except (RequestError, JobError) as error:
             raise JobError(f"{error}{left_behind(target, topic, before)}") from error
         with TopicsClient(target) as client:
@@ -189,6 +188,23 @@ class _Sending:
         numbers = [figures.numbers() for figures in sent]
         seconds = time.monotonic() - started
         return summarize(topic, self._job, numbers, before, after, seconds)
+
+
+def _append(
+    chunks: Iterator[Chunk], target: Target, topic: str, scope: str, figures: Figures
+) -> None:
+    """Append the chunks one after the other. Raises ``RequestError``."""
+    with TopicsClient(target) as client:
+        for chunk in chunks:
+            key = chunk_key(scope, topic, figures.partition, chunk.number, chunk.count, chunk.body)
+            figures.note(chunk, client.append(topic, chunk.body, chunk.count, key))
+            figures.requests, figures.retries = client.requests, client.retries
+
+
+def _chunks(blocks: Iterator[Block], chunker: Chunker) -> Iterator[Chunk]:
+    for block in blocks:
+        yield from chunker.add(*block)
+    yield from chunker.rest()
 
 
 def add(commands: Commands) -> None:

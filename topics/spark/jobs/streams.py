@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from topics.spark import register
 from topics.spark.errors import JobError, WrongUse, spark_errors
-from topics.spark.main import positive, quiet_pyspark
+from topics.spark.jobs.arguments import positive
 from topics.spark.preflight import check_spark
-from topics.spark.producer import session
+from topics.spark.producer import quiet_pyspark, session
 from topics.spark.source.connection import BadOption, Connection
 from topics.spark.source.plan import GO_ON
 

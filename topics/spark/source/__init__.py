@@ -4,13 +4,12 @@
     connection.py   the options of servers, key and patience; the sink has the same
     options.py      the options of reads
     offsets.py      offsets as users and checkpoints write them
-    columns.py      records to Arrow batches, and the type of their data
+    columns.py      records to Arrow batches
     plan.py         which ranges of seqs are read; what a batch of a stream takes
     survey.py       what the servers hold now: topics, heads, epochs
     reading.py      an executor's part: reads one range
     batch.py        reads of what is there
     stream.py       reads that go on
-    pushdown.py     filters that choose ranges
     lag.py          how far a query is behind
 
 Offsets are inclusive at the start and exclusive at the end where users see them, as Kafka's are;

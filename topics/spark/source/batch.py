@@ -6,26 +6,17 @@ a task that is repeated reads the same records, or fails for what was lost meanw
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from topics.spark.client.servers import Server
 from topics.spark.source.columns import Columns
 from topics.spark.source.connection import Patience
 from topics.spark.source.options import ReadOptions
-from topics.spark.source.plan import (
-    DataLost,
-    Head,
-    Range,
-    Restriction,
-    range_end,
-    range_start,
-    split,
-)
-from topics.spark.source.pushdown import restrict
+from topics.spark.source.plan import DataLost, Head, Range, range_end, range_start, split
 from topics.spark.source.reading import RangePartition, read_partition, warn
 from topics.spark.source.survey import Survey
 
@@ -39,29 +30,18 @@ class BatchReader(DataSourceReader):
     def __init__(self, options: ReadOptions, columns: Columns) -> None:
         self.options = options
         self.columns = columns
-        self.restriction = Restriction()
 
     def partitions(self) -> list[InputPartition]:
         """Ranges of all wanted topics, fixed from here on."""
         options = self.options
-        ranges = [self.restriction.apply(found) for found in plan_ranges(options)]
-        pieces = split(ranges, options.max_records_per_partition, options.min_partitions)
+        pieces = split(
+            plan_ranges(options), options.max_records_per_partition, options.min_partitions
+        )
         return [RangePartition(piece) for piece in pieces]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The records of one range."""
         return read_partition(partition, self.options, self.columns)
-
-
-class PushdownReader(BatchReader):
-    """Takes the filters that choose ranges away from Spark, which refuses a reader with this method
-    unless its configuration asks for it.
-    """
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Keep what ranges can obey; give the rest back."""
-        self.restriction, rest = restrict(filters)
-        return rest
 
 
 def plan_ranges(options: ReadOptions) -> list[Range]:

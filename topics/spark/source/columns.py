@@ -8,7 +8,6 @@
     timestamp  TIMESTAMP  when the server took it, UTC
     node       STRING     the origin node, null without one
     headers    STRING     the meta's JSON, as it was written, null without one
-    data       any type   the data, parsed (`topics.spark.source.typed`)
 
 A schema names any of them in any order. The work for each record is done in C.
 """
@@ -35,13 +34,11 @@ from pyspark.sql.types import (
 
 from topics.spark.client.http import Record
 from topics.spark.source.connection import BadOption
-from topics.spark.source.typed import TypedParser
 
 SCHEMA: Final = (
     "key STRING, value STRING, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP,"
     " node STRING, headers STRING"
 )
-DATA: Final = "data"
 TYPES: Final[dict[str, DataType]] = {
     "key": StringType(),
     "value": StringType(),
@@ -52,70 +49,39 @@ TYPES: Final[dict[str, DataType]] = {
     "node": StringType(),
     "headers": StringType(),
 }
-NULLABLE: Final = ("key", "node", "headers", DATA)
-FAILFAST, PERMISSIVE = "FAILFAST", "PERMISSIVE"
-MODES: Final = (FAILFAST, PERMISSIVE)
+NULLABLE: Final = ("key", "node", "headers")
 
 
-class MisfitError(ValueError):
-    """Data that is not of the declared type, with ``mode=FAILFAST``. The text is a line for
-    people.
-    """
+def schema_of(names: Sequence[str]) -> StructType:
+    """The columns of these names, or all. Raises ``BadOption`` for a name that is none."""
+    for name in names:
+        if name not in TYPES:
+            raise BadOption(f"option columns names {name!r}; there are: {', '.join(TYPES)}")
+    return StructType([StructField(name, TYPES[name]) for name in names or TYPES])
 
 
 class Columns:
-    """The wanted columns of a read. Picklable: each process makes its own parser.
+    """The wanted columns of a read. Picklable.
 
-    ``mode`` says what happens to data that its declared type does not fit: FAILFAST raises
-    ``MisfitError``, PERMISSIVE makes it null. Raises ``BadOption`` for a column that there is not,
-    or that has another type.
+    Raises ``BadOption`` for a column that there is not, or that has another type.
     """
 
-    def __init__(self, schema: StructType, *, mode: str = FAILFAST) -> None:
-        if mode.upper() not in MODES:
-            raise BadOption(f"mode is {mode!r}; it is one of {', '.join(MODES)}")
+    def __init__(self, schema: StructType) -> None:
         _check(schema)
-        self.schema = schema
-        self.mode = mode.upper()
         self._arrow = to_arrow_schema(schema, timezone="UTC")
         names = schema.fieldNames()
         self.needs_tags = "key" in names
         self.needs_meta = "headers" in names
-        self._typed = (
-            TypedParser(DATA, schema[DATA].dataType, self._arrow.field(DATA).type)
-            if DATA in names
-            else None
-        )
-
-    def __getstate__(self) -> tuple[StructType, str]:
-        return self.schema, self.mode
-
-    def __setstate__(self, state: tuple[StructType, str]) -> None:
-        self.__init__(state[0], mode=state[1])  # type: ignore[misc]
 
     def batch(self, records: Sequence[Record], topic: str, partition: int) -> pa.RecordBatch:
         """Records of one page of ``topic``, one row for each."""
         columns = [
-            self._data(records, topic)
-            if name == DATA
-            else _constant(topic if name == "topic" else partition, field.type, len(records))
+            _constant(topic if name == "topic" else partition, field.type, len(records))
             if name in ("topic", "partition")
             else EXTRACT[name](records)
             for name, field in zip(self._arrow.names, self._arrow, strict=True)
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self._arrow)
-
-    def _data(self, records: Sequence[Record], topic: str) -> pa.Array:
-        def refuse(index: int, reason: str) -> None:
-            if self.mode == FAILFAST:
-                raise MisfitError(
-                    f'topic "{topic}" offset {records[index].seq}: data is not of the declared'
-                    f" type: {reason} (declare it STRING, read the column value, or set mode to"
-                    f" {PERMISSIVE} to get null)"
-                )
-
-        assert self._typed is not None, "data is among the columns"
-        return self._typed.parse([record.data for record in records], refuse)
 
 
 def _check(schema: StructType) -> None:
@@ -123,16 +89,18 @@ def _check(schema: StructType) -> None:
     if not names:  # Arrow has no rows without columns
         raise BadOption("no column is wanted; read the offset at least")
     for field in schema:
-        if field.name not in (*TYPES, DATA):
-            known = ", ".join((*TYPES, DATA))
-            raise BadOption(f"there is no column {field.name}; the columns are {known}")
+        if field.name not in TYPES:
+            raise BadOption(
+                f"there is no column {field.name}; the columns are {', '.join(TYPES)}, and"
+                " Spark's from_json makes others of value"
+            )
         if names.count(field.name) > 1:
             raise BadOption(f"the column {field.name} is wanted twice")
         _check_type(field)
 
 
 def _check_type(field: StructField) -> None:
-    wanted = TYPES.get(field.name, field.dataType)
+    wanted = TYPES[field.name]
     if field.dataType != wanted:
         given = field.dataType.simpleString().upper()
         raise BadOption(

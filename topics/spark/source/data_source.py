@@ -13,10 +13,9 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from topics.spark.source.batch import BatchReader, PushdownReader
-from topics.spark.source.columns import Columns
+from topics.spark.source.batch import BatchReader
+from topics.spark.source.columns import Columns, schema_of
 from topics.spark.source.options import ReadOptions
-from topics.spark.source.sample import schema_of
 from topics.spark.source.stream import StreamReader
 
 
@@ -33,18 +32,15 @@ class TopicsDataSource(DataSource):
 
     def schema(self) -> StructType:
         """The columns of a read for which the user gave no schema."""
-        return schema_of(ReadOptions.parse(self.options, "either"))
+        return schema_of(ReadOptions.parse(self.options, "either").columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Reads what is there."""
-        options = ReadOptions.parse(self.options, "batch")
-        columns = Columns(schema, mode=options.mode)
-        return (PushdownReader if options.pushdown else BatchReader)(options, columns)
+        return BatchReader(ReadOptions.parse(self.options, "batch"), Columns(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """Reads that go on."""
-        options = ReadOptions.parse(self.options, "stream")
-        return StreamReader(options, Columns(schema, mode=options.mode))
+        return StreamReader(ReadOptions.parse(self.options, "stream"), Columns(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Writes of a DataFrame."""

@@ -16,7 +16,6 @@ from topics.spark.source.connection import (
     CONNECTION_OPTIONS,
     BadOption,
     Connection,
-    choice,
     flag,
     lowered,
     number,
@@ -28,8 +27,6 @@ READ_OPTIONS = (
     "topic",
     "subscribePattern",
     "columns",
-    "inferSchema",
-    "mode",
     "startingOffsets",
     "endingOffsets",
     "startingTimestamp",
@@ -41,7 +38,6 @@ READ_OPTIONS = (
     "minOffsetsPerTrigger",
     "maxTriggerDelay",
     "node",
-    "pushdown",
 )
 KAFKA_ADVICE = {
     "assign": "name topics with subscribe; a topic is one partition on one server",
@@ -51,6 +47,8 @@ KAFKA_ADVICE = {
         "a startingTimestamp after the last record begins at the end, as latest does"
     ),
     "groupidprefix": "offsets are in the checkpoint; there are no groups",
+    "inferschema": "use Spark's schema_of_json and from_json on the column value",
+    "mode": "give it to Spark's from_json",
     "path": "name the topic with subscribe",
 }
 IGNORED = {"includeheaders"}  # the column is always there
@@ -80,10 +78,7 @@ class ReadOptions:
     min_offsets: int
     max_delay_s: float
     node: str | None
-    pushdown: bool
     columns: tuple[str, ...]
-    infer_schema: bool
-    mode: str
 
     @classmethod
     def parse(
@@ -114,10 +109,7 @@ class ReadOptions:
             min_offsets=number(given, "minOffsetsPerTrigger", 0),
             max_delay_s=_duration_ms(given, "maxTriggerDelay", MAX_TRIGGER_DELAY_MS) / 1000,
             node=given.get("node") or None,
-            pushdown=flag(given, "pushdown", default=False),
             columns=_list(given.get("columns", "")),
-            infer_schema=flag(given, "inferSchema", default=False),
-            mode=choice(given, "mode", ("FAILFAST", "PERMISSIVE"), default="FAILFAST"),
         )
         read.check(kind)
         return read

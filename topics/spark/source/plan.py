@@ -67,21 +67,6 @@ class Range(NamedTuple):
     epoch: int
 
 
-class Restriction(NamedTuple):
-    """What a query's filters leave of every topic: (after, last], of these topics."""
-
-    after: int = 0
-    last: int | None = None
-    topics: frozenset[str] | None = None
-
-    def apply(self, found: Range) -> Range:
-        """The part of a range that is wanted; it may be empty."""
-        last = found.last if self.last is None else min(found.last, self.last)
-        if self.topics is not None and found.topic not in self.topics:
-            last = found.after
-        return found._replace(after=max(found.after, self.after), last=last)
-
-
 class Step(NamedTuple):
     """What a stream can do in one topic: go from ``at`` up to ``head``, whose `$ts` is ``ts``."""
 

@@ -8,7 +8,7 @@ servers is refused. Connections are kept, so that a stream asks again at the cos
 from __future__ import annotations
 
 from topics.spark.client.errors import RequestError
-from topics.spark.client.http import Page, Record, TopicsClient
+from topics.spark.client.http import Page, TopicsClient
 from topics.spark.client.ranges import Lost
 from topics.spark.client.servers import Server
 from topics.spark.source.connection import (
@@ -147,14 +147,6 @@ class Survey:
                     raise
                 return None
         return page if page.epoch == epoch else None
-
-    def latest(self, server: Server, topic: str, head: Head, count: int) -> list[Record]:
-        """The last records, about so many."""
-        client = self._client(server, Patience.PLANNING)
-        with errors_of(server):
-            return client.diff(
-                topic, from_seq=max(head.earliest - 1, head.head - count), limit=count
-            ).records
 
     def seq_before(self, server: Server, topic: str, head: Head, ts: int) -> int:
         """A seq with all records before ``ts`` up to it and all others behind it.
