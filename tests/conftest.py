@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import topics.process  # noqa: F401 - structlog without rich: a traceback takes that two seconds
 from tests.support.server import Server
 from tests.support.zygote import Zygote
 

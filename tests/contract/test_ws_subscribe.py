@@ -155,5 +155,7 @@ def test_a_stalled_socket_delays_nobody_and_reads_everything_later(
             assert quick.records(1)[0]["data"][0] == number
             slowest = max(slowest, time.monotonic() - sent)
         assert [record["data"][0] for record in stalled.records(200)] == list(range(200))
-        alive(stalled)
+        stalled.say("ping", "alive")
+        *told, _ = stalled.until("pong", request_id="alive")
+        assert told in ([], [{"op": "caught_up", "topic": topic, "head_seq": 200}])
     assert slowest < SLACK_S

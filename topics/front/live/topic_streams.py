@@ -193,9 +193,10 @@ class TopicStream(ReaderStream):
             self.moved(reader)
         if page.count:
             parts += self.page_event(reader, page)
-        # A kept page knows the head of its own time.
-        known_seq = 0 if reader.feed is None else reader.feed.head_seq
-        if page.to_seq < max(page.head_seq, known_seq):
+        known_seq = page.head_seq
+        if not reader.is_caught_up and reader.feed is not None:
+            known_seq = max(known_seq, reader.feed.head_seq)  # a page knows the head of its time
+        if page.to_seq < known_seq:
             reader.is_caught_up = False
         elif not reader.is_caught_up:
             reader.is_caught_up = True
