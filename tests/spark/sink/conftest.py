@@ -15,8 +15,11 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def sink(spark: SparkSession) -> SparkSession:
-    """The session that the tests share, with the sink."""
+    """The session that the tests share, with the sink. A write looks for the format in the session
+    of its thread: let that be this one, whatever other tests did there.
+    """
     register(spark)
+    spark.createDataFrame([(0,)], "a int")
     return spark
 
 
