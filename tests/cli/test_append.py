@@ -233,19 +233,3 @@ def test_a_server_that_is_killed_is_a_pause(tmp_path: Path) -> None:
             process.stderr.read()
             assert values(client, "t") == [*range(6000)]
         assert process.returncode == 0
-
-
-@pytest.mark.slow
-def test_a_wrong_key_and_no_server(
-    topics: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: Callable[[str], str]
-) -> None:
-    path = file("1\n")
-    for arguments in (("1",), ("-f", path)):
-        done = topics("append", "--url", "http://127.0.0.1:1", "--json", "t", *arguments)
-        assert (done.code, done.error["code"]) == (6, "connection_lost")
-    with Server(tmp_path / "data", api_keys="secret") as server:
-        monkeypatch.setenv("TOPICS_URL", url_of(server))
-        for command in (("append", "t", "-f", path), ("read", "t"), ("tail", "t"), ("export", "t")):
-            assert topics(*command).code == 5
-        monkeypatch.setenv("TOPICS_API_KEY", "secret")
-        assert topics("append", "t", "-f", path).code == 0

@@ -90,11 +90,6 @@ def test_what_goes_wrong(topics: Run, arguments: list[str], code: int, said: str
     assert not contexts_file().exists()
 
 
-@pytest.mark.parametrize("command", ["ls", "add", "use", "rm"])
-def test_help(topics: Run, command: str) -> None:
-    assert topics("context", command, "--help").out.startswith(f"Usage: topics context {command}")
-
-
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_script_for_each_shell(topics: Run, shell: str) -> None:
     done = topics("completion", shell)

@@ -72,4 +72,3 @@ def test_a_file_that_is_none(topics: Run, file: Path) -> None:
     done = topics("keys", "check", str(file))
     assert done == (2, "", f"topics: {file}: No such file or directory\n")
     assert topics("keys", "check").code == 2
-    assert topics("keys", "check", "--help").out.startswith("Usage: topics keys check")

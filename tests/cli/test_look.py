@@ -34,23 +34,6 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
-COMMANDS = [("top", "--once"), ("ping", "-n", "1"), ("bench", "append"), ("doctor",)]
-
-
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
-def test_help_no_server_and_a_wrong_key(topics: Run, guarded: Server, command: tuple[str]) -> None:
-    assert topics(*command, "--help").out.startswith(f"Usage: topics {command[0]}")
-    away, refused = topics(*command, "--url", NO_SERVER), topics(*command, "--url", url_of(guarded))
-    if command[0] == "doctor":  # a finding like others
-        assert (away.code, refused.code) == (1, 1)
-        assert "topics serve" in away.out
-        assert "--key-file" in refused.out
-    else:
-        assert (away.code, away.out, refused.code, refused.out) == (6, "", 5, "")
-        assert "is left" not in away.err
-        assert topics("--json", *command, "--url", NO_SERVER).error["code"] == "connection_lost"
-
-
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Run
-from tests.client.conftest import url_of
-from tests.support.server import Server
 from topics.cli import queues
 from topics.client import Topics
 
@@ -104,28 +101,7 @@ def test_empty_results_are_said_on_stderr(topics: Run, client: Topics, name: str
     assert topics("queue", "ls", "nope-").err == "topics: no queue begins with nope-\n"
 
 
-COMMANDS = ["info", "peek", "leases", "redrive"]
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_what_goes_wrong(topics: Run, client: Topics, name: str, command: str) -> None:
-    assert topics("queue", command, "--help").out.startswith(f"Usage: topics queue {command}")
-    assert topics("queue", command).code == 2
-    assert topics("queue", command, name, "--nope").code == 2
-    assert topics("--json", "queue", command, name).error["code"] == "topic_not_found"
-    assert topics("queue", command, name).code == 4
-    assert topics("queue", command, name, "--url", "http://127.0.0.1:1", "--timeout", "0").code == 6
-    if command != "redrive":
-        client.topic(name).put()
-        assert topics("--json", "queue", command, name).error["code"] == "not_a_queue"
-
-
-@pytest.mark.slow
-def test_a_server_with_keys(topics: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Server(tmp_path / "data", shards=1, api_keys="right") as server:
-        monkeypatch.setenv("TOPICS_URL", url_of(server))
-        for arguments in (["ls"], *([command, "q"] for command in COMMANDS)):
-            assert topics("queue", *arguments).code == 5
-        assert topics("work", "q", "--", "cat").code == 5
-        (tmp_path / "key").write_text("right\n")
-        assert topics("queue", "ls", "--key-file", str(tmp_path / "key")).code == 0
+@pytest.mark.parametrize("command", ["info", "peek", "leases"])
+def test_a_topic_that_is_no_queue(topics: Run, client: Topics, name: str, command: str) -> None:
+    client.topic(name).put()
+    assert topics("--json", "queue", command, name).error["code"] == "not_a_queue"

@@ -1,83 +1,16 @@
-"""ls, info, create, config, rm, delete; how commands of topics, routers and cursors are refused."""
+"""The commands ls, info, create, config, rm and delete."""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Run, started
-from tests.client.conftest import url_of
-from tests.support.server import Server
 from topics.cli import configs
 from topics.client import NotFound, Topics
-
-COMMANDS = [
-    "ls",
-    "info nope",
-    "create nope",
-    "config nope ttl_ms=1",
-    "rm nope --yes",
-    "delete nope --before 1 --yes",
-    "apply FILE",
-    "router ls",
-    "router create nope a b",
-    "router rm nope",
-    "router graph",
-    "cursor ls",
-    "cursor set nope nope 0",
-    "cursor rm nope",
-]
-NOT_FOUND = [
-    each for each in COMMANDS if "nope" in each and not each.startswith(("create", "router create"))
-]
-
-
-@pytest.fixture(scope="module")
-def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with Server(tmp_path_factory.mktemp("keyed") / "data", api_keys="k") as server:
-        yield server
-
-
-def words(line: str, tmp_path: Path) -> list[str]:
-    """A command; FILE asks for a topic."""
-    path = tmp_path / "topics.toml"
-    path.write_text("[topics.nope]\n")
-    return line.replace("FILE", str(path)).split()
-
-
-# Refusals
-
-
-@pytest.mark.parametrize("line", COMMANDS)
-def test_a_command_ends_with_6_without_a_server_and_with_5_without_its_key(
-    topics: Run, keyed: Server, tmp_path: Path, line: str
-) -> None:
-    command = words(line, tmp_path)
-    lost = topics("--url", "http://127.0.0.1:1", *command)
-    assert (lost.code, lost.out) == (6, "")
-    assert "topics serve starts a server" in lost.err
-    refused = topics("--url", url_of(keyed), "--json", *command)
-    assert (refused.code, refused.out, refused.error["code"]) == (5, "", "unauthorized")
-
-
-@pytest.mark.parametrize("line", NOT_FOUND)
-def test_a_command_on_what_is_not_there_ends_with_4(topics: Run, tmp_path: Path, line: str) -> None:
-    done = topics(*words(line, tmp_path))
-    assert (done.code, done.out) == (4, "")
-    assert "nope" in done.err
-
-
-@pytest.mark.parametrize("line", COMMANDS)
-def test_a_command_has_a_help_and_knows_its_options(topics: Run, line: str) -> None:
-    command = line.split()[: 1 + line.startswith(("router", "cursor"))]
-    shown = topics(*command, "--help")
-    assert shown.code == 0
-    assert shown.out.startswith(f"Usage: topics {' '.join(command)} ")
-    assert topics(*command, "--fly").code == 2
 
 
 @pytest.mark.parametrize(

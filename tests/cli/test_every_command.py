@@ -1,0 +1,233 @@
+"""Every command: its help, an option that it does not have, a server that is away, refuses the key,
+is something else, or says nothing until Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from hashlib import sha256
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import click
+import pytest
+
+from tests.cli.conftest import Done, Run
+from tests.client.conftest import url_of
+from tests.support.server import Server
+from topics import cli
+from topics.errors import ExitCode
+
+# With arguments that only a server can refuse. FILE asks for the topic nope, OUT is a new file.
+OF_SERVER = """
+ls
+info nope
+create nope
+config nope ttl_ms=1d
+rm nope --yes
+delete nope --before 5 --yes
+apply FILE
+append nope 1
+append nope -f FILE --as lines
+read nope
+tail nope
+export nope -o OUT
+import EXPORT
+queue ls
+queue info nope
+queue peek nope
+queue leases nope
+queue redrive nope
+work nope -- true
+router ls
+router create nope a b
+router rm nope
+router graph
+cursor ls
+cursor set nope nope 0
+cursor rm nope
+top --once
+ping -n 1
+bench append --seconds 0.1
+doctor
+""".strip().splitlines()
+OF_MACHINE = """
+serve
+verify
+inspect
+repair
+keys hash
+keys check
+context ls
+context add
+context use
+context rm
+completion
+""".strip().splitlines()
+MAKE = ("create", "apply", "append", "import", "router create")
+NOT_FOUND = [line for line in OF_SERVER if "nope" in line and not line.startswith(MAKE)]
+
+
+def tree(found: click.Command, *names: str) -> Iterator[str]:
+    """All commands, groups left out."""
+    if not isinstance(found, click.Group):
+        yield " ".join(names)
+        return
+    context = click.Context(found)
+    for name in found.list_commands(context):
+        below = found.get_command(context, name)
+        assert below is not None
+        yield from tree(below, *names, name)
+
+
+COMMANDS = [*tree(cli.root)]
+
+
+def command_of(line: str) -> str:
+    (found,) = [each for each in COMMANDS if line == each or line.startswith(f"{each} ")]
+    return found
+
+
+@pytest.fixture
+def words(tmp_path: Path, topics: Run) -> Iterator[Run]:
+    """Run a line with its files, at another server, without patience."""
+    (tmp_path / "file").write_text("[topics.nope]\n")
+    export = '{"header":{"format":1,"topic":"nope","epoch":1,"config":{}}}\n{"data":1}\n'
+    footer = '{"footer":{"topics":{"nope":1},"sha256":"%s"}}\n'
+    (tmp_path / "export").write_text(export + footer % sha256(export.encode()).hexdigest())
+    files = {"FILE": "file", "EXPORT": "export", "OUT": "out"}
+
+    def run(line: str, url: str, *more: str) -> Done:
+        words = [str(tmp_path / files[word]) if word in files else word for word in line.split()]
+        return topics("--json", "--timeout", "0", "--url", url, *more, *words)
+
+    yield run
+    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "out.part").exists()
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    data = tmp_path_factory.mktemp("keyed") / "data"
+    with Server(data, shards=1, api_keys="right,other:r:other.") as server:
+        yield url_of(server)
+
+
+def test_the_tables_hold_every_command() -> None:
+    assert sorted({*map(command_of, OF_SERVER), *OF_MACHINE}) == sorted(COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_has_a_help_and_knows_its_options(topics: Run, command: str) -> None:
+    shown = topics(*command.split(), "--help")
+    assert (shown.code, shown.err) == (0, "")
+    assert shown.out.startswith(f"Usage: topics {command} ")
+    unknown = topics("--json", *command.split(), "--no-such-option", "--", "x")
+    assert (unknown.code, unknown.out, unknown.error["code"]) == (ExitCode.USAGE, "", "usage")
+
+
+@pytest.mark.parametrize("line", OF_SERVER)
+def test_without_a_server_a_command_ends_with_6(words: Run, line: str) -> None:
+    done = words(line, "http://127.0.0.1:1")
+    if line == "doctor":  # that is what it looks for
+        assert (done.code, done.objects[0]["is_well"]) == (ExitCode.FAILED, False)
+        assert "topics serve" in done.objects[0]["mend"]
+        return
+    assert (done.code, done.out, done.error["code"]) == (6, "", "connection_lost")
+    assert "topics serve starts a server" in done.error["message"]
+
+
+@pytest.mark.parametrize("line", OF_SERVER)
+def test_without_its_key_a_command_ends_with_5(words: Run, keyed: str, line: str) -> None:
+    done = words(line, keyed)
+    if line == "doctor":
+        assert (done.code, done.objects[0]["is_well"]) == (ExitCode.FAILED, False)
+        assert "--key-file" in done.objects[0]["mend"]
+        return
+    assert (done.code, done.out, done.error["code"]) == (5, "", "unauthorized")
+
+
+@pytest.mark.parametrize("line", [line for line in OF_SERVER if " nope" in line])
+def test_a_key_of_other_names_is_refused(words: Run, keyed: str, tmp_path: Path, line: str) -> None:
+    (tmp_path / "key").write_text("other\n")
+    done = words(line, keyed, "--key-file", str(tmp_path / "key"))
+    assert (done.code, done.out, done.error["code"]) == (5, "", "forbidden")
+
+
+@pytest.mark.parametrize("line", NOT_FOUND)
+def test_what_is_not_there_is_4(words: Run, url: str, line: str) -> None:
+    done = words(line, url)
+    assert (done.code, done.out) == (4, "")
+    assert "nope" in done.error["message"]
+
+
+class Stranger(BaseHTTPRequestHandler):
+    """A server of something else."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.send_response(200)
+        self.send_header("Content-Length", "15")
+        self.end_headers()
+        self.wfile.write(b"<html>Hi</html>")
+
+    do_POST = do_PUT = do_DELETE = do_GET  # noqa: N815
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture(scope="module")
+def stranger() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Stranger)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.mark.parametrize("line", OF_SERVER)
+def test_a_server_of_something_else_is_told_in_one_line(
+    words: Run, stranger: str, line: str
+) -> None:
+    done = words(line, stranger)
+    assert done.code not in (ExitCode.DONE, ExitCode.INTERRUPTED)
+    if line != "doctor":
+        assert done.out == ""
+        assert done.error["message"]
+
+
+@pytest.mark.parametrize("line", OF_SERVER)
+def test_ctrl_c_ends_a_command_that_waits_for_an_answer(
+    words: Run, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+
+            def interrupt() -> None:
+                asked, _ = silent.accept()
+                with asked:
+                    asked.recv(1)
+                    os.kill(os.getpid(), signal.SIGINT)
+                    while asked.recv(1 << 16):
+                        pass
+
+            thread = threading.Thread(target=interrupt)
+            thread.start()
+            done = words(line, f"http://127.0.0.1:{silent.getsockname()[1]}", "--timeout", "60")
+            thread.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    ends = line.startswith("top")  # there it is the normal end
+    assert (done.code, done.out) == (ExitCode.DONE if ends else ExitCode.INTERRUPTED, "")
+    assert ends or done.error["code"] == "interrupted"
