@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 
 # From the ground up. A module may import from its own line and from those above it here.
 FLOORS = [
-    ["topics", "topics.errors", "topics.config", "topics.formats"],
+    ["topics", "topics.errors", "topics.config", "topics.imports", "topics.formats"],
     ["topics.formats.api", "topics.formats.wire"],
     ["topics.formats.disk"],
     ["topics.client", "topics.spark.client"],

@@ -15,22 +15,22 @@ command ends with an `ExitCode`.
 
 from __future__ import annotations
 
-import io
-import os
-import signal
-import sys
-from collections.abc import Sequence
-from importlib import import_module
-
-from topics import __version__
-from topics.errors import ExitCode
-
 try:
+    import io
+    import os
+    import signal
+    import sys
+    from collections.abc import Sequence
+    from importlib import import_module
+
     import click
 
+    from topics import __version__
     from topics.cli.shell import GLOBALS, Shell
-except KeyboardInterrupt:
-    raise SystemExit(ExitCode.INTERRUPTED) from None
+    from topics.errors import ExitCode
+    from topics.imports import without
+except KeyboardInterrupt:  # Ctrl-C while this is loaded
+    raise SystemExit(130) from None
 
 # By section: name, module, first line of its help.
 COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
@@ -87,6 +87,10 @@ class Root(click.Group):
         """Import the module of a command."""
         for section in COMMANDS.values():
             if name in section:
+                if section[name][0] != "server":
+                    with without("trio", "anyio", "h2"):  # no command waits by them: 100 ms
+                        import_module("httpx2")
+                        import_module("httpcore2")
                 module = import_module(f"topics.cli.{section[name][0]}")
                 found = (each for each in vars(module).values() if isinstance(each, click.Command))
                 return next(each for each in found if each.name == name)

@@ -3,11 +3,7 @@ what the processes share, `supervisor` is the parent's loop, over its `family` o
 `health`; `front` and `shard_writer` are what the children run.
 """
 
-import sys
+from topics.imports import without
 
-# structlog imports rich where that is installed, for tracebacks that no log shows: 90 ms and 3 MB.
-if "rich" not in sys.modules:
-    sys.modules["rich"] = None  # type: ignore[assignment]  # "not installed", until structlog is
+with without("rich"):  # for tracebacks that no log shows: 90 ms and 3 MB
     import structlog  # noqa: F401
-
-    del sys.modules["rich"]  # whoever prints for people may import it
