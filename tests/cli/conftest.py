@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 import json
 import os
 import signal
@@ -18,13 +17,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.client.conftest import url_of
+from tests.client.conftest import client, name, url_of
 from tests.support.server import Server
 from topics import cli
-from topics.client import Topics
 
 ROOT = Path(__file__).parents[2]
-_numbers = itertools.count(1)
+__all__ = ["client", "name"]  # fixtures of both
 
 
 class Done(NamedTuple):
@@ -59,9 +57,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture
 def url(server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     """The server; the environment names it, too."""
-    for name in [*os.environ]:
-        if name.startswith("TOPICS_"):
-            monkeypatch.delenv(name)
+    for variable in [*os.environ]:
+        if variable.startswith("TOPICS_"):
+            monkeypatch.delenv(variable)
     monkeypatch.setenv("TOPICS_URL", url_of(server))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     return url_of(server)
@@ -80,18 +78,6 @@ def topics(url: str, monkeypatch: pytest.MonkeyPatch, capfdbinary: Any) -> Run:
         return Done(code, out.decode(), err.decode())
 
     return run
-
-
-@pytest.fixture
-def client(url: str) -> Iterator[Topics]:
-    with Topics(url) as client:
-        yield client
-
-
-@pytest.fixture
-def name() -> str:
-    """A topic that is not there yet."""
-    return f"cli-{next(_numbers):04d}"
 
 
 def started(*arguments: str, **options: Any) -> subprocess.Popen[str]:

@@ -14,6 +14,9 @@ import pytest
 from tests.cli.conftest import Run, started
 from tests.client.conftest import url_of
 from tests.support.server import Server
+from topics.cli import loading
+from topics.cli.loading import Lines
+from topics.cli.shell import Failed
 from topics.client import Record, Topics
 
 LINES = "".join(f'{{"number": {number}}}\n' for number in range(2500))
@@ -233,3 +236,13 @@ def test_a_server_that_is_killed_is_a_pause(tmp_path: Path) -> None:
             process.stderr.read()
             assert values(client, "t") == [*range(6000)]
         assert process.returncode == 0
+
+
+def test_a_long_line_comes_in_blocks_and_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "LINE_MAX_BYTES", 10)
+    blocks = [b"a\nbbb", b"bbb", b"b\n\ncc", b"\nd"]
+    assert [*Lines(blocks, "x")] == [b"a", b"bbbbbbb", b"", b"cc", b"d"]
+    lines = Lines([b"a\nbbbbbb", b"bbbbb"], "x")
+    with pytest.raises(Failed, match="x, line 1: the next has over 10 B"):
+        list(lines)
+    assert lines.place == "x, line 1"

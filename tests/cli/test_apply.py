@@ -1,4 +1,4 @@
-"""apply: a plan, what is done, and what is refused before anything is done."""
+"""The command apply: plans, changes, and files that are refused before the first change."""
 
 from __future__ import annotations
 

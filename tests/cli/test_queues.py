@@ -30,12 +30,15 @@ def hurt(client: Topics, name: str) -> str:
 def test_a_list_names_queues_alone(topics: Run, client: Topics, hurt: str) -> None:
     client.topic(f"{hurt}.log").append(1)
     head, row = topics("queue", "ls", hurt).out.splitlines()
-    assert head == "QUEUE     READY  IN FLIGHT  DELAYED  DEAD  OLDEST"
+    assert head == "QUEUE     READY  IN FLIGHT  WAITING  DEAD  OLDEST"
     assert row.split()[:5] == [hurt, "1", "1", "0", "2"]
     (told,) = topics("queue", "ls", hurt, "--json").objects
     assert 0 <= time.time() - told.pop("oldest_ts") / 1000 < 60
     counts = {"ready": 1, "in_flight": 1, "delayed": 0, "dead_lettered": 2}
-    assert told == {"topic": hurt, **counts}
+    assert told == {"topic": hurt, **counts, "waiting": 0}
+    (job,) = client.queue(hurt).claim("me")
+    client.queue(hurt).nack("me", job, delay=600.0)
+    assert topics("queue", "ls", hurt).out.splitlines()[1].split()[1:4] == ["0", "1", "1"]
 
 
 def test_info_names_holders_and_what_to_do_with_dead_letters(topics: Run, hurt: str) -> None:

@@ -115,7 +115,7 @@ class Running:
         self._reader.start()
 
     def _read(self) -> None:
-        """Collect what is shown, until no process has the terminal any more."""
+        """Collect the output until the last process closes the terminal."""
         with suppress(OSError):
             while piece := os.read(self._screen, 1 << 16):
                 self._output += piece

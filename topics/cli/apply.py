@@ -108,7 +108,7 @@ def _changes(
 
 
 def _unnamed(client: Topics, changes: list[Change], path: str) -> Iterator[Change]:
-    """What goes."""
+    """Removals of all that the file does not name. Raises `Mistake`."""
     named: set[tuple[Kind, str | None]] = {(each.kind, each.name) for each in changes}
     if not any(kind == "topic" for kind, _ in named):
         raise Mistake(f"{path} names no topic: --prune would remove all")

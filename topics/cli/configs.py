@@ -1,11 +1,11 @@
-"""Configs of topics and routers: how people write their fields, and what a change would do.
+"""Configs of topics and routers: fields as people write them, and changes before they are made.
 
 A value of FIELD=VALUE is JSON where it parses, else text. Text stands for a number where a field
 takes one: 7d in a field of ms, 1G in one of bytes, 1M in a count. A filter as text is a tag, or the
 beginning of tags before a ``*``.
 
-What a change would do is told by the server's own rules (`topics.formats.api`), from the config
-that is there: nothing is sent to find out.
+A change is computed from the present config by the server's own rules (`topics.formats.api`). No
+request is sent for it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ OF_QUEUES: Final = [*DEFAULTS["topic"]][[*DEFAULTS["topic"]].index("lease_ms") :
 
 
 class Change(NamedTuple):
-    """What is asked of a topic or router; ``old`` and ``new`` are None where it is not there."""
+    """A change of a topic or router: ``old`` is None if it is made, ``new`` if it is removed."""
 
     kind: Kind
     name: str
@@ -58,13 +58,13 @@ class Change(NamedTuple):
 
     @property
     def word(self) -> str:
-        """What happens."""
+        """``create``, ``change``, ``remove`` or ``keep``."""
         if self.new is None or self.old is None:
             return "create" if self.new else "remove"
         return "change" if self.differences else "keep"
 
     def lines(self) -> list[str]:
-        """What people want to know."""
+        """The fields that change, for people."""
         if self.new is None:
             return [f"({count} {what}s)" for what, count in (self.old or {}).items()]
         return [
@@ -175,7 +175,7 @@ def pairs(given: Iterable[str]) -> Config:
 
 
 def create(shell: Shell, kind: Kind, name: str, fields: Config) -> ExitCode:
-    """Make what is not there. What is there stays as it is, whatever is asked."""
+    """Make a topic or router. An existing one is not changed."""
     with shell.client() as client:
         asked = change(client, kind, name, fields)
         if asked.old is None:
@@ -193,7 +193,7 @@ def create(shell: Shell, kind: Kind, name: str, fields: Config) -> ExitCode:
 
 
 def tell(shell: Shell, asked: Change) -> None:
-    """A change of what is there."""
+    """Print a change."""
     if shell.is_json:
         asked.emit(shell)
     else:

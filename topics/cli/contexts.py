@@ -132,7 +132,7 @@ def _with(name: str) -> Contexts:
 
 
 def _write(contexts: Contexts) -> None:
-    """Replace the file: it is whole at any time, and nobody else can read it."""
+    """Replace the file in one step, readable by its owner alone."""
     path = Path(os.path.realpath(contexts_file()))  # it may be a link
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.NamedTemporaryFile(  # its mode is 600

@@ -1,7 +1,7 @@
-"""The command doctor: what is wrong with a server or its machine, and what mends it.
+"""The command doctor: checks of a server and of its machine.
 
-A check is a function in a table, and its docstring says what is so when all is well. It yields a
-`Finding` for each thing that is wrong.
+Each check is a function in a table. It yields a `Finding` for each fault, with the mend. Its
+docstring is the line that is printed when it finds nothing.
 """
 
 from __future__ import annotations

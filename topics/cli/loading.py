@@ -104,17 +104,21 @@ class Lines:
         return f"{self._name}, line {self._number}"
 
     def __iter__(self) -> Iterator[bytes]:
-        rest = b""
+        begun = bytearray()  # a line without its end
         for block in self._blocks:
-            *whole, rest = (rest + block).split(b"\n")
-            for line in whole:
-                self._number += 1
-                yield line
-            if len(rest) > LINE_MAX_BYTES:
+            first, *others = block.split(b"\n")
+            begun += first
+            if len(begun) > LINE_MAX_BYTES:
                 raise bad_input(self.place, f"the next has over {units.size(LINE_MAX_BYTES)}")
-        if rest:
+            if others:
+                *whole, rest = others
+                for line in (bytes(begun), *whole):
+                    self._number += 1
+                    yield line
+                begun = bytearray(rest)
+        if begun:
             self._number += 1
-            yield rest
+            yield bytes(begun)
 
 
 class Loader:

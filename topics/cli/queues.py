@@ -23,7 +23,7 @@ TITLES: Final = {
     "topic": "QUEUE",
     "ready": "READY",
     "in_flight": "IN FLIGHT",
-    "delayed": "DELAYED",
+    "waiting": "WAITING",
     "dead_lettered": "DEAD",
     "oldest_ts": "OLDEST",
 }
@@ -42,7 +42,8 @@ def queue() -> None:
 def ls(shell: Shell, prefix: str) -> None:
     """List queues with their jobs.
 
-    DEAD is how many were given up so far; OLDEST is the age of the oldest job that is there.
+    WAITING jobs have a delay, their own or that of a nack. DEAD counts those that were given up so
+    far. OLDEST is the age of the oldest job.
     """
     found = []
     with shell.client() as client:
@@ -160,7 +161,9 @@ def _summary(client: Topics, state: TopicState) -> dict[str, Any]:
     if state.count:
         jobs = client.topic(state.name).read(state.earliest_seq - 1, limit=1)
         oldest = next((job.ts for job in jobs if isinstance(job, Record)), None)
-    return {"topic": state.name, **msgspec.to_builtins(state.queue), "oldest_ts": oldest}
+    counts = msgspec.to_builtins(state.queue)
+    waiting = max(state.count - counts["ready"] - counts["in_flight"], 0)
+    return {"topic": state.name, **counts, "waiting": waiting, "oldest_ts": oldest}
 
 
 def _holder(lease: Lease) -> str:

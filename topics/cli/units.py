@@ -73,7 +73,7 @@ class Duration(click.ParamType[int]):
         return span_ms
 
     def exact(self, value: int) -> str:
-        """As `convert` reads it, in the largest unit that leaves no rest."""
+        """The value in the largest unit that divides it: ``7d``."""
         return _exact(value, {unit: ms for unit, ms in MS.items() if unit != "w"})
 
 
@@ -96,7 +96,7 @@ class Amount(click.ParamType[int]):
         return round(float(found[1]) * multiple)
 
     def exact(self, value: int) -> str:
-        """As `convert` reads it, in the largest unit that leaves no rest."""
+        """The value in the largest unit that divides it: ``1M``."""
         return _exact(value, {unit.upper(): self._base**power for unit, power in MULTIPLES.items()})
 
 
