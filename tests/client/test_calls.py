@@ -179,3 +179,8 @@ def test_payloads_beyond_a_double_are_read_and_keep_their_bytes(raw: bytes) -> N
     assert record.data == json.loads(raw)
     assert record.meta is None
     assert record.topic == "t"
+
+
+def test_a_redrive_with_a_limit_is_not_sent_again_once_it_may_be_done() -> None:
+    assert calls.redrive("q.dead").is_repeatable
+    assert not calls.redrive("q.dead", limit=5).is_repeatable

@@ -142,7 +142,7 @@ def redrive(
     moved = 0
     with shell.client(is_patient=True) as client:
         while True:
-            most = REDRIVE_MAX if limit is None else min(limit - moved, REDRIVE_MAX)
+            most = None if limit is None else min(limit - moved, REDRIVE_MAX)
             done = client.queue(name).redrive(to=to, tag=tag, limit=most)
             moved += done.moved
             if not (done.moved and done.remaining) or moved == limit:

@@ -388,7 +388,8 @@ def redrive(
     match = None if tag is None else match_of(tag)
     options = {"to": to, "match": match, "before_seq": before, "limit": limit}
     body = {field: value for field, value in options.items() if value is not None}
-    return Call("POST", _at(name, "redrive"), _redriven, body)
+    # Sent again after a lost answer, one with a limit could move more.
+    return Call("POST", _at(name, "redrive"), _redriven, body, is_repeatable=limit is None)
 
 
 # Routers
