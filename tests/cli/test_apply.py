@@ -41,7 +41,7 @@ def file(tmp_path: Path, name: str) -> Callable[[str], str]:
 
 @pytest.fixture(scope="module")
 def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with Server(tmp_path_factory.mktemp("keyed") / "data", api_keys="all,mine::cli-") as server:
+    with Server(tmp_path_factory.mktemp("keyed") / "data", api_keys="all,mine::client-") as server:
         yield server
 
 
