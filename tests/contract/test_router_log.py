@@ -65,6 +65,23 @@ def test_a_payload_is_written_once_whatever_the_fan_out(
         assert len(kept(api, dest)[0]["data"]) == size
 
 
+def test_a_payload_is_named_after_it_went_to_another_shard(
+    server: Server, api: Api, topic: str
+) -> None:
+    """The dest elsewhere is served first, so that a message with the records is at hand."""
+    source, elsewhere, here = names_for(topic, [0, 1, 0])
+    first = route(api, source, elsewhere)
+    ok(api.append(source, 0))
+    passed(api, first)
+    second = route(api, source, here)
+    passed(api, second)
+    before, files = log_length(server.data_dir), log_files(server.data_dir)
+    ok(api.append(source, "x" * (MIB - 100)))
+    passed(api, first, second)
+    payloads = 2 + len(log_files(server.data_dir) - files)
+    assert log_length(server.data_dir) - before <= MIB * payloads + FRAMES_BYTES
+
+
 def test_a_chain_within_a_shard_writes_a_payload_once(server: Server, api: Api, topic: str) -> None:
     row = names_for(topic, [0] * 6)
     names = [route(api, *pair) for pair in itertools.pairwise(row)]

@@ -268,9 +268,7 @@ class Workers(Service):
             return
         key = (source.topic.id, first.seen, first.match, first.likeness.hop_max)
         is_here = first.shard == self._context.wal.shard
-        batch = (self._named.get(key) if is_here else None) or self._bodies.get(key)
-        if batch is not None and batch.seqs[0] < source.topic.start_seq:
-            batch = None  # its first records have been evicted since
+        batch = self._named.get(key) if is_here else self._body(source, key)
         if batch is None:
             try:
                 batch = self._prepare(source, workers, key, is_here=is_here)
@@ -314,6 +312,8 @@ class Workers(Service):
         if is_here and (named := named_batch(picked, self._context.wal, names)) is not None:
             self._named[key] = named
             return named
+        if (known := self._body(source, key)) is not None:
+            return known
         try:
             batch = body_batch(picked, self._context.store, self._numbered + 1)
         except Unreadable:
@@ -325,6 +325,11 @@ class Workers(Service):
         while len(self._bodies) > BATCHES_MAX:
             del self._bodies[next(iter(self._bodies))]
         return batch
+
+    def _body(self, source: Source, key: BatchKey) -> Batch | None:
+        """The batch with its records, unless the first of them have been evicted since."""
+        batch = self._bodies.get(key)
+        return None if batch is None or batch.seqs[0] < source.topic.start_seq else batch
 
     def _pass_over(self, source: Source, workers: list[Worker], picked: Picked) -> None:
         """Nothing is to be copied up to ``to_seq``."""
