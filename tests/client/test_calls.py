@@ -87,6 +87,22 @@ def test_retry_after_is_obeyed_and_the_deadline_ends_it(clock: Clock) -> None:
     assert tries.pause_after(failed(503, 60.0)) == 60.0
 
 
+def test_a_bound_on_tries_is_one_on_time_too(clock: Clock) -> None:
+    """A server that names the same short time again and again is asked less and less often."""
+    tries = Tries(Retry(deadline=600.0, first=1.0, most=8.0, tries=5, connects=2))
+    nobody = ConnectionLost("refused", was_sent=False)
+    for wanted in (1.0, 2.0):
+        assert wanted / 2 <= tries.pause_after(nobody) <= wanted
+    for wanted in (4.0, 8.0, 8.0):
+        assert max(wanted / 2, 3.0) <= tries.pause_after(failed(429, 3.0)) <= wanted
+    with pytest.raises(Throttled):
+        tries.pause_after(failed(429, 3.0))
+    tries.succeeded()
+    assert [tries.pause_after(nobody) > 0 for _ in range(2)] == [True, True]
+    with pytest.raises(ConnectionLost):
+        tries.pause_after(nobody)
+
+
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 413, 422, 500])
 def test_what_would_fail_again_is_not_tried_again(status: int, clock: Clock) -> None:
     with pytest.raises(TopicsError):

@@ -61,7 +61,7 @@ def test_a_key_of_a_context_goes_to_no_other_server(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    "url", ["", "x", "ftp://h", "http://", "http://h/path", "http://h?q=1", "localhost:4000"]
+    "url", ["", "x", "ftp://h", "http://", "http://h/path", "http://h?q=1", "h:4000", "http://x y"]
 )
 def test_a_url_is_that_of_a_server(url: str) -> None:
     if url:

@@ -251,7 +251,11 @@ def test_both_clients_have_the_same_names() -> None:
     pairs = ("Topics", "Topic", "Queue", "Watch", "Cursor")
     for pair in pairs:
         one, other = getattr(sync, pair), getattr(aio, f"Async{pair}")
-        names = {name for name in dir(one) if not name.startswith("_")} - {"producer", "copy"}
+        names = {name for name in dir(one) if not name.startswith("_")} - {
+            "producer",
+            "copy",
+            "http",
+        }
         assert names == {name for name in dir(other) if not name.startswith("_")}, pair
         for name in names:
             if inspect.isfunction(method := getattr(one, name)):
@@ -263,7 +267,7 @@ def test_a_stream_that_is_silent_has_ended(
     client: Topics, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A proxy may hold a connection whose other end has gone."""
-    monkeypatch.setattr("topics.client.sync.HEARTBEAT_S", 0.1)  # the server's is longer
+    monkeypatch.setattr("topics.client.http.HEARTBEAT_S", 0.1)  # the server's is longer
     client.topic(name).append(1)
     pauses: list[TopicsError] = []
     monkeypatch.setattr(client, "pause", lambda _pause_s, failure: pauses.append(failure))

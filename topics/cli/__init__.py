@@ -89,7 +89,6 @@ class Root(click.Group):
             if name in section:
                 if section[name][0] != "server":
                     with without("trio", "anyio", "h2"):  # no command waits by them: 100 ms
-                        import_module("httpx2")
                         import_module("httpcore2")
                 module = import_module(f"topics.cli.{section[name][0]}")
                 found = (each for each in vars(module).values() if isinstance(each, click.Command))

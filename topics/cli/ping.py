@@ -24,7 +24,8 @@ from topics.cli.shell import Shell, command, pass_shell
 from topics.cli.units import DURATION, Duration
 from topics.client import ConnectionLost, Topics
 from topics.client.errors import error_of
-from topics.client.sync import Topic, lost
+from topics.client.http import lost
+from topics.client.sync import Topic
 from topics.client.watching import ended
 from topics.errors import ExitCode
 

@@ -5,6 +5,7 @@
     worker.py       jobs of a queue, with their leases kept
     calls.py        the API as values: requests, how answers are read, when to try again
     watching.py     event streams, without I/O
+    http.py         requests by httpcore2, streams by httpx2
     values.py       records, tombstones, states
     errors.py       TopicsError, and a class for each thing that a caller can do about it
     settings.py     which server and which key

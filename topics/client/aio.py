@@ -25,8 +25,9 @@ import httpx2
 from topics.client import calls, values
 from topics.client.calls import Call, Retry, Tries
 from topics.client.errors import NotFound, TopicsError, error_of
+from topics.client.http import CONNECT_S, http_options, lost, stream_timeouts, timeouts
 from topics.client.settings import resolve
-from topics.client.sync import fields_of, http_options, lost, ms_of, stream_timeout
+from topics.client.sync import ms_of
 from topics.client.watching import (
     CURSOR_CONFIG,
     CURSOR_PREFIX,
@@ -90,9 +91,11 @@ class AsyncTopics:
 
     async def once(self, call: Call[T]) -> T:
         """Send it once. Raises `TopicsError`."""
-        fields = fields_of(call, self.timeout)
+        wait = timeouts(self.timeout + call.wait_s, min(self.timeout, CONNECT_S))
         try:
-            answer = await self.http.request(call.method, call.path, **fields)
+            answer = await self.http.request(
+                call.method, call.path, content=call.content, headers=call.headers, timeout=wait
+            )
         except httpx2.RequestError as error:
             raise lost(error, self.target) from error
         return call.result(answer.status_code, answer.headers, answer.content)
@@ -306,7 +309,7 @@ class AsyncWatch:
         http, target = self._client.http, self._client.target
         try:
             async with http.sse(
-                path, headers=headers, timeout=stream_timeout(), max_event_size=EVENT_MAX_BYTES
+                path, headers=headers, timeout=stream_timeouts(), max_event_size=EVENT_MAX_BYTES
             ) as source:
                 answer = source.response
                 if answer.status_code != 200:

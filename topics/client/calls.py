@@ -10,6 +10,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from math import inf
 from time import monotonic
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode
@@ -31,7 +32,7 @@ STATUSES_TO_RETRY: Final = (429, 502, 503, 504)
 
 class Call(NamedTuple, Generic[T]):
     """A request. ``is_repeatable``: sending it twice does no more than sending it once. ``wait_s``:
-    how long the server may take on purpose.
+    how long the server may take on purpose. ``key``: the idempotency key of a body without one.
     """
 
     method: str
@@ -40,6 +41,13 @@ class Call(NamedTuple, Generic[T]):
     body: Any = None
     is_repeatable: bool = True
     wait_s: float = 0.0
+    key: str | None = None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The header fields of this request alone."""
+        headers = {} if self.body is None else {"Content-Type": "application/json"}
+        return headers if self.key is None else {**headers, "Idempotency-Key": self.key}
 
     @property
     def content(self) -> bytes | None:
@@ -52,10 +60,14 @@ class Call(NamedTuple, Generic[T]):
             raise error_of(status, headers, body)
         try:
             return self.parse(body)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise TopicsError(
                 f"not the answer of a topics server: {error}", code="bad_answer", status=status
             ) from None
+
+    def read_by(self, parse: Callable[[bytes], P]) -> Call[P]:
+        """The same request with another way to read its answer."""
+        return Call(self.method, self.path, parse, *self[3:])
 
 
 class Caller(ABC):
@@ -80,11 +92,17 @@ class Caller(ABC):
 class Retry:
     """How long to try: ``deadline`` s from the first failure. The server's Retry-After is obeyed;
     without one the pause doubles from ``first`` to ``most`` s, less up to a half by chance.
+
+    ``tries`` after the first, and ``connects`` to an address where nobody answers, bound their
+    number. With such a bound the pause doubles also where the server names a shorter one, again and
+    again: it would be used up in seconds.
     """
 
     deadline: float = 60.0
     first: float = 0.1
     most: float = 5.0
+    tries: float = inf
+    connects: float = inf
 
 
 class Tries:
@@ -92,6 +110,7 @@ class Tries:
 
     def __init__(self, retry: Retry) -> None:
         self._retry, self._pause, self._until = retry, retry.first, 0.0
+        self._tries = self._connects = 0
 
     def pause_after(self, failure: TopicsError, *, is_repeatable: bool = True) -> float:
         """How many s to wait before the next try. Raises ``failure`` when there is none."""
@@ -99,19 +118,23 @@ class Tries:
         may_be_done = lost and failure.was_sent and not is_repeatable  # type: ignore[attr-defined]
         if may_be_done or not (lost or failure.status in STATUSES_TO_RETRY):
             raise failure
-        now = monotonic()
-        self._until = self._until or now + self._retry.deadline
-        pause = failure.retry_after_s
-        if pause is None:
-            pause = self._pause * random.uniform(0.5, 1.0)
-            self._pause = min(2 * self._pause, self._retry.most)
-        if now + pause > self._until:
+        now, retry, named = monotonic(), self._retry, failure.retry_after_s
+        self._until = self._until or now + retry.deadline
+        self._tries += 1
+        self._connects += lost and not failure.was_sent  # type: ignore[attr-defined]
+        pause = named or 0.0
+        if named is None or retry.tries < inf:
+            pause = max(pause, self._pause * random.uniform(0.5, 1.0))
+            self._pause = min(2 * self._pause, retry.most)
+        is_over = self._tries > retry.tries or self._connects > retry.connects
+        if is_over or now + pause > self._until:
             raise failure
         return pause
 
     def succeeded(self) -> None:
         """Contact: the next failure is the first again."""
         self._pause, self._until = self._retry.first, 0.0
+        self._tries = self._connects = 0
 
 
 def _parser(kind: type[T]) -> Callable[[bytes], T]:
@@ -238,6 +261,12 @@ def append(
     fields = {"idempotency_key": uuid.uuid4().hex if key == AUTO else key, "node": node}
     sent = {**body, **{field: value for field, value in fields.items() if value}}
     return Call("POST", _at(name, return_seqs="false"), _receipt, sent, is_repeatable=bool(key))
+
+
+def append_bytes(name: str, body: bytes, key: str) -> Call[values.Receipt]:
+    """§2: a finished body, once for each ``key``, which goes beside it."""
+    path = _at(name, return_seqs="false")
+    return Call("POST", path, _receipt, msgspec.Raw(body), key=key)
 
 
 def records_of(data: Iterable[Any], records: Iterable[Mapping[str, Any]] | None) -> list[Any]:

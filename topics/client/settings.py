@@ -80,12 +80,13 @@ def resolve(url: str | None = None, key: str | None = None, context: str | None 
     """The server and the key. Raises `Invalid`."""
     chosen = context or os.environ.get("TOPICS_CONTEXT")
     given = url or (None if context else os.environ.get("TOPICS_URL"))
-    key = key or (None if context else os.environ.get("TOPICS_API_KEY")) or None
+    if key is None and not context:
+        key = os.environ.get("TOPICS_API_KEY")
     known = _context(chosen) if given is None or context else None
     if known is not None and given is None:
         key = key or known.key or (read_key(known.key_file) if known.key_file else None)
         given = known.url
-    return Target(checked_url(given or DEFAULT_URL), None if key is None else checked_key(key))
+    return Target(checked_url(given or DEFAULT_URL), checked_key(key) if key else None)
 
 
 def checked_url(url: str) -> str:
@@ -94,6 +95,7 @@ def checked_url(url: str) -> str:
     try:
         parts = urlsplit(url)
         is_address = bool((parts.hostname or "").encode("idna")) and parts.port != 0
+        is_address = is_address and url.isprintable() and " " not in url
     except ValueError:
         is_address = False
     if not is_address or parts.scheme not in ("http", "https") or parts.query or parts.path:

@@ -18,22 +18,21 @@ import uuid
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from datetime import datetime
+from functools import cached_property
 from time import sleep
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
-
-import httpx2
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from topics.client import calls, values
 from topics.client.calls import Call, Caller, Retry, Tries
-from topics.client.errors import ConnectionLost, NotFound, TopicsError, error_of
+from topics.client.errors import NotFound, TopicsError, error_of
+from topics.client.http import CONNECT_S, Pool, http_options, lost, stream_timeouts
 from topics.client.producer import Producer
-from topics.client.settings import Target, resolve
+from topics.client.settings import resolve
 from topics.client.watching import (
     CURSOR_CONFIG,
     CURSOR_PREFIX,
     EVENT_MAX_BYTES,
-    HEARTBEAT_S,
     Progress,
     Shown,
     Start,
@@ -42,47 +41,10 @@ from topics.client.watching import (
 )
 from topics.client.worker import Worker
 
+if TYPE_CHECKING:
+    import httpx2
+
 T = TypeVar("T")
-
-CONNECT_S: Final = 10.0
-
-
-def http_options(target: Target, timeout: float) -> dict[str, Any]:
-    """What both kinds of HTTP client are made with."""
-    headers = {
-        "Accept": "application/json",  # metrics are text for any other
-        "Accept-Encoding": "identity",  # gzip halves the rate of reads on a fast network
-    }
-    if target.key is not None:
-        headers["Authorization"] = f"Bearer {target.key}"
-    return {
-        "base_url": target.url,
-        "headers": headers,
-        "timeout": httpx2.Timeout(timeout, connect=min(timeout, CONNECT_S)),
-        "verify": target.url.startswith("https:"),  # reading certificates takes a third of a second
-        "limits": httpx2.Limits(max_connections=None, max_keepalive_connections=16),
-    }
-
-
-def fields_of(call: Call[Any], timeout: float) -> dict[str, Any]:
-    """The arguments of one request, besides method and path."""
-    if call.body is None:
-        return {}
-    wait = httpx2.Timeout(timeout + call.wait_s, connect=min(timeout, CONNECT_S))
-    headers = {"Content-Type": "application/json"}
-    return {"content": call.content, "headers": headers, "timeout": wait}
-
-
-def lost(error: httpx2.RequestError, target: Target) -> ConnectionLost:
-    """What became of a request that got no answer."""
-    was_sent = not isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout)
-    why = str(error) or type(error).__name__
-    return ConnectionLost(f"{target.url}: {why}", was_sent=was_sent)
-
-
-def stream_timeout() -> httpx2.Timeout:
-    """A stream that says nothing for twice its heartbeat has ended, whatever TCP says."""
-    return httpx2.Timeout(2 * HEARTBEAT_S, connect=CONNECT_S)
 
 
 def ms_of(when: datetime | float) -> int:
@@ -92,8 +54,9 @@ def ms_of(when: datetime | float) -> int:
 
 class Topics(Caller):
     """A server. ``node`` is this program's identity: its own records are not shown to it.
-    ``timeout`` is that of one request, in s. ``on_pause(failure, pause_s)`` is called before a
-    request is tried again.
+    ``timeout`` is that of one request, ``connect_timeout`` that of a connection, in s; without
+    ``key``, it is that of the environment, unless it is empty. ``on_pause(failure, pause_s)`` is
+    called before a request is tried again. No proxy of the environment is used.
     """
 
     def __init__(
@@ -104,12 +67,13 @@ class Topics(Caller):
         context: str | None = None,
         node: str | None = None,
         timeout: float = 30.0,
+        connect_timeout: float = CONNECT_S,
         retry: Retry = Retry(),  # noqa: B008 - frozen
         on_pause: Callable[[TopicsError, float], None] | None = None,
     ) -> None:
         self.target, self.node, self.timeout = resolve(url, key, context), node, timeout
         self.retry, self._on_pause = retry, on_pause
-        self.http = httpx2.Client(**http_options(self.target, timeout))
+        self.pool = Pool(self.target, min(timeout, connect_timeout))
 
     def __enter__(self) -> Self:
         return self
@@ -117,9 +81,18 @@ class Topics(Caller):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @cached_property
+    def http(self) -> httpx2.Client:
+        """The connections of streams."""
+        import httpx2
+
+        return httpx2.Client(**http_options(self.target, self.timeout))
+
     def close(self) -> None:
         """Close all connections."""
-        self.http.close()
+        self.pool.close()
+        if "http" in vars(self):
+            self.http.close()
 
     def copy(self, *, timeout: float, retry: Retry) -> Topics:
         """The same server by connections of its own."""
@@ -138,11 +111,7 @@ class Topics(Caller):
 
     def once(self, call: Call[T]) -> T:
         """Send it once. Raises `TopicsError`."""
-        try:
-            answer = self.http.request(call.method, call.path, **fields_of(call, self.timeout))
-        except httpx2.RequestError as error:
-            raise lost(error, self.target) from error
-        return call.result(answer.status_code, answer.headers, answer.content)
+        return self.pool.send(call, self.timeout)
 
     def pause(self, pause_s: float, failure: TopicsError) -> None:
         """Wait before the next try."""
@@ -378,11 +347,13 @@ class Watch:
             self._client.pause(tries.pause_after(failure), failure)
 
     def _stream(self, tries: Tries) -> Generator[Shown]:
+        import httpx2
+
         path, headers = self.watching.request()
         http, target = self._client.http, self._client.target
         try:
             with http.sse(
-                path, headers=headers, timeout=stream_timeout(), max_event_size=EVENT_MAX_BYTES
+                path, headers=headers, timeout=stream_timeouts(), max_event_size=EVENT_MAX_BYTES
             ) as source:
                 answer = source.response
                 if answer.status_code != 200:

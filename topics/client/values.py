@@ -89,12 +89,12 @@ Event: TypeAlias = Record | Tombstone | CaughtUp | TopicDeleted
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     """What an append got. ``deduped``: its key was known, and nothing was appended again."""
 
-    topic: str
+    topic: str = ""
     first_seq: int
     last_seq: int
     head_seq: int
     count: int
-    created: bool
+    created: bool = False
     deduped: bool
 
 
