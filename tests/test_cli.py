@@ -265,15 +265,6 @@ def test_the_lock_is_not_made_of_what_is_not_installed(tmp_path: Path) -> None:
         assert re.fullmatch(r"error: .*; run deploy/test first\n", done.stderr), done.stderr
 
 
-@pytest.mark.parametrize("url", ["localhost:4000", "http://x y", "http://[::1", b"http://\xff"])
-def test_the_client_says_what_is_wrong_with_an_address(url: str | bytes) -> None:
-    pytest.importorskip("urllib3")
-    done = run([sys.executable, "-m", "topics.spark.client"], "ready", "--url", url)
-    assert done.returncode == 2
-    assert "is no address of a server; it looks like http://127.0.0.1:4000" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 @pytest.mark.parametrize("there", [True, False])
 def test_supervisor_takes_the_python_of_its_own_venv_where_there_is_one(
     tmp_path: Path, there: bool
@@ -429,54 +420,23 @@ def test_an_interrupted_command_is_status_130_and_one_line(tmp_path: Path) -> No
         writer.close()
 
 
-def test_whoever_waits_for_a_server_is_interrupted_without_a_traceback() -> None:
-    pytest.importorskip("urllib3")
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        command = [sys.executable, "-m", "topics.spark.client", "ready", "--url", url]
-        with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as running:
-            asked, _ = silent.accept()
-            assert interrupted(running) == (130, "")
-            asked.close()
-
-
-def test_a_program_that_is_interrupted_while_it_is_loaded_ends_quietly() -> None:
-    code = (
-        "import runpy, sys\n"
-        "class Interrupted:\n"
-        "    def find_spec(name, *_):\n"
-        "        if name == 'urllib3':\n"
-        "            raise KeyboardInterrupt\n"
-        "sys.meta_path.insert(0, Interrupted)\n"
-        "runpy.run_module('topics.spark.client', run_name='__main__')"
-    )
-    done = run([sys.executable, "-c", code])
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
-
-
 def test_deploy_run_is_interrupted_quietly_while_it_waits_for_its_server(tmp_path: Path) -> None:
-    """A Python that is interrupted while it starts shows a traceback, whatever its program does."""
-    checkout, asked = tmp_path / "checkout", tmp_path / "asked"
+    checkout, begun = tmp_path / "checkout", tmp_path / "begun"
     shutil.copytree(ROOT / "deploy", checkout / "deploy")
     shutil.copy(ROOT / "pyproject.toml", checkout)
-    os.mkfifo(asked)
+    os.mkfifo(begun)
     waiting = "import sys, time; open(sys.argv[1], chr(119)).close(); time.sleep(60)"
     for file, script in {
         tmp_path / "bin/java": "echo 'openjdk version \"17.0.1\"' >&2",
-        checkout / ".venv/bin/topics": "exec sleep 60",
-        checkout / ".venv/bin/python": f"""
-            case "$*" in
-                *--wait-s*) exec {sys.executable} -c '{waiting}' {asked} ;;
-                *topics.spark.client*) exit 1 ;;
-                *) echo hash ;;
-            esac""",
+        checkout / ".venv/bin/topics": f"exec {sys.executable} -c '{waiting}' {begun}",
+        checkout / ".venv/bin/python": "echo hash",
     }.items():
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(f"#!/bin/bash\n{script}\n")
         file.chmod(0o755)
     (checkout / ".venv/.installed-run").write_text("hash\n")
     poller = select.poll()
-    with socket.socket() as held, os.fdopen(os.open(asked, os.O_RDONLY | os.O_NONBLOCK)) as fifo:
+    with socket.socket() as held, os.fdopen(os.open(begun, os.O_RDONLY | os.O_NONBLOCK)) as fifo:
         poller.register(fifo)
         held.bind(("127.0.0.1", 0))  # nobody listens there, and no other server may
         with subprocess.Popen(
@@ -489,7 +449,7 @@ def test_deploy_run_is_interrupted_quietly_while_it_waits_for_its_server(tmp_pat
             text=True,
             start_new_session=True,
         ) as running:
-            assert poller.poll(60_000), "the server is asked for"
+            assert poller.poll(60_000), "the server is started"
             os.killpg(running.pid, signal.SIGINT)
             _, said = running.communicate(timeout=60)
             assert (running.returncode, "Traceback" in said) == (130, False), said
