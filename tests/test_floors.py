@@ -18,8 +18,8 @@ FLOORS = [
     ["topics", "topics.errors", "topics.config", "topics.imports", "topics.formats"],
     ["topics.formats.api", "topics.formats.wire"],
     ["topics.formats.disk"],
-    ["topics.client", "topics.spark.client"],
-    ["topics.cli"],
+    ["topics.client"],
+    ["topics.cli", "topics.spark.client"],
     ["topics.engine"],
     ["topics.process.terminal"],
     ["topics.process.logs"],
@@ -47,7 +47,7 @@ STRANGERS = [
     {"topics.formats.api", "topics.formats.wire"},
     {"topics.storage.segments", "topics.storage.wal"},
     {"topics.actors.shard", "topics.actors.shard_client"},
-    {"topics.client", "topics.spark.client"},
+    {"topics.cli", "topics.spark.client"},
 ]
 PURE = ("topics.formats", "topics.engine")
 TOP_LEVEL = {"README.md", "deploy", "pyproject.toml", "supervisor.py", "tests", "topics", "workers"}

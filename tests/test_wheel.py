@@ -103,9 +103,9 @@ def test_spark_finds_the_sources_of_an_installation_by_itself(built: Path, tmp_p
 
 @pytest.mark.slow
 def test_a_missing_dependency_takes_no_other_source_away(built: Path, tmp_path: Path) -> None:
-    block = "import sys; sys.modules['urllib3'] = None; sys.stderr = sys.stdout\n"
+    block = "import sys; sys.modules['httpcore2'] = None; sys.stderr = sys.stdout\n"
     told = lookup(built, tmp_path, block + LOOKUP)
-    assert 'no format("topics"): urllib3 is not installed' in " ".join(told)
+    assert 'no format("topics"): httpcore2 is not installed' in " ".join(told)
     assert told[-1] == f"{built}/topics/__init__.py"
 
 

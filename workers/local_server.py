@@ -12,8 +12,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from topics.client import Topics, TopicsError, calls
 from topics.errors import ExitCode
-from topics.spark.client.http import Target, TopicsClient
 
 START_S = 60.0
 STOP_S = 15.0
@@ -71,8 +71,11 @@ class LocalServer:
                 start_new_session=True,  # so that all its processes can be killed at once
             )
         deadline = time.monotonic() + START_S
-        with TopicsClient(Target(url=self.url, retries=0, connect_s=1.0)) as client:
-            while not client.ready():
+        with Topics(self.url, key="", timeout=5.0) as client:
+            while True:
+                with suppress(TopicsError):
+                    client.once(calls.ready())
+                    return
                 if self._process.poll() is not None or time.monotonic() > deadline:
                     self.kill()
                     raise SystemExit(

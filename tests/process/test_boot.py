@@ -240,7 +240,7 @@ signal.signal(signal.SIGUSR1, write_modules)  # in the parent, which may have no
 os.register_at_fork(after_in_child=threading.Thread(target=write_when_asked, daemon=True).start)
 runpy.run_path("supervisor.py", run_name="__main__")
 """
-FOR_PEOPLE = {"httpx2", "httpcore2", "anyio", "rich", "markdown_it", "pygments", "urllib3"}
+FOR_PEOPLE = {"httpx2", "httpcore2", "anyio", "rich", "markdown_it", "pygments"}
 
 
 def modules_of(pid: int, folder: Path) -> set[str]:

@@ -95,7 +95,6 @@ def test_an_address_where_nobody_answers_is_not_waited_for() -> None:
         "http://x y",
         "http://x/?a",
         "http://x:0",
-        "http://é",
     ],
 )
 def test_what_is_no_address_is_told_as_such(url: str) -> None:

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import SimpleNamespace
 
 import pytest
-import urllib3.util.retry
 
 from tests.spark.client.stub_server import StubServer
 
@@ -17,7 +15,7 @@ def stub() -> Iterator[StubServer]:
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """urllib3's pauses, noted and not slept."""
+    """The client's pauses, noted and not slept."""
     noted: list[float] = []
-    monkeypatch.setattr(urllib3.util.retry, "time", SimpleNamespace(sleep=noted.append))
+    monkeypatch.setattr("topics.client.sync.sleep", noted.append)
     return noted

@@ -216,7 +216,7 @@ class _Handler(BaseHTTPRequestHandler):
         retry_after: str | None = None,
         detail: dict[str, Any] | None = None,
     ) -> None:
-        error = {"code": code, "message": f"refused with\n{code}", "detail": detail}
+        error = {"code": code, "message": f"refused with\n{code}", "detail": detail or {}}
         self._answer(status, {"error": error}, retry_after)
 
     def _answer(self, status: int, value: dict[str, Any], retry_after: str | None = None) -> None:

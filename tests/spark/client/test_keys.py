@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topics.spark.client.keys import MAX_KEY_CHARS, chunk_key
+from topics.formats.api.limits import KEY_MAX_CHARS
+from topics.spark.client.keys import chunk_key
 
 PLACE = ("batch:job", "flights", 3, 7, 5000, b"body")
 
@@ -38,4 +39,4 @@ def test_parts_cannot_run_into_each_other() -> None:
 def test_a_key_is_short_ascii_whatever_the_names(scope: str, topic: str) -> None:
     key = chunk_key(scope, topic, 2**31, 2**40, 10_000, b"x")
     assert key.isascii()
-    assert 0 < len(key) <= MAX_KEY_CHARS
+    assert 0 < len(key) <= KEY_MAX_CHARS

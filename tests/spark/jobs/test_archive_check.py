@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.server import Server
+from topics.client import calls
 from topics.spark.client.http import TopicsClient
 from topics.spark.client.servers import Servers
 from topics.spark.jobs.archive_check import Checked, Hole, check, fault_of, heads, holes_in, passed
@@ -41,9 +42,7 @@ def fill(client: TopicsClient, topic: str, count: int) -> None:
 
 def delete(client: TopicsClient, topic: str, *seqs: int) -> None:
     for seq in seqs:
-        body = f'{{"match":["tag","Eq","{seq}"]}}'.encode()
-        status, answer = client._send("POST", topic, "/delete", body)
-        assert status == 200, answer
+        client._send(topic, calls.delete_records(topic, tag=str(seq)))
 
 
 def test_a_run_goes_from_where_it_was_to_where_it_is() -> None:
@@ -90,7 +89,7 @@ def test_holes_are_right_only_where_the_server_has_no_record(connection: Connect
         told = fault_of(client, checked(0, 18, 16), [], 20)
         assert told == "it ends at seq 18, and the head was 20 before"
         assert fault_of(client, checked(0, 20, 20, "stray"), [], 20) == "stray"
-        client._send("DELETE", "t", "")
+        client._send("t", calls.drop_topic("t"))
         assert fault_of(client, checked(0, 20, 16), right, 20) is None
         assert fault_of(client, checked(0, 18, 18), [], 20) == "the topic is gone"
 

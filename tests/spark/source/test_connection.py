@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.spark.client.stub_server import StubServer
+from topics.client import ConnectionLost
+from topics.client.calls import Tries
 from topics.spark.client.errors import RequestError
 from topics.spark.client.servers import Server
 from topics.spark.source.connection import (
@@ -167,8 +169,9 @@ def test_a_topic_is_located_wherever_it_is_and_made_where_its_name_says(stub: St
 
 def test_a_restart_of_some_minutes_is_awaited() -> None:
     connection = Connection.parse({"servers": URL})
-    policy, pauses = connection.target(connection.servers.members[0]).policy(), 0.0
-    for _ in range(RETRIES):
-        policy = policy.increment("GET", "/", error=ConnectionRefusedError())
-        pauses += policy.get_backoff_time()
-    assert pauses > 9 * 60
+    tries = Tries(connection.target(connection.servers.members[0]).retry())
+    nobody = ConnectionLost("refused", was_sent=False)
+    pauses = sum(tries.pause_after(nobody) for _ in range(RETRIES))
+    assert 8 * 60 < pauses < 11 * 60
+    with pytest.raises(ConnectionLost):
+        tries.pause_after(nobody)

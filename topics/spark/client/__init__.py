@@ -1,11 +1,17 @@
-"""A synchronous client for batch jobs: one request at a time, many records in each.
+"""What Spark adds to `topics.client`. It imports no Spark and no module of the server.
 
-    http.py       put, state, append, diff, names, ready; a urllib3 pool that obeys Retry-After
-    ranges.py     the records between two seqs, and what of them is lost
-    servers.py    several servers as one: which of them has a topic
-    chunks.py     cuts a stream of encoded records into request bodies, by count and bytes alone
-    keys.py       the idempotency key of a chunk, the same in every attempt
-    errors.py     RequestError: what the server said and what to do about it
-
-It imports no module of the server and none of Spark, so an executor loads it in milliseconds.
+http.py       the requests of sources, sinks and jobs: patience, raw records, counts
+ranges.py     the records between two seqs, and what of them is lost
+servers.py    several servers as one: which of them has a topic
+chunks.py     cuts a stream of encoded records into request bodies, by count and bytes alone
+keys.py       the idempotency key of a chunk, the same in every attempt
+errors.py     RequestError: what the server said and what to do about it
 """
+
+import sys
+
+from topics.imports import without
+
+if "pyspark.worker_util" in sys.modules:  # one of Spark's Python workers
+    with without("trio", "h2"):  # none of them waits by these: each starts 0.15 s of CPU sooner
+        import httpcore2 as httpcore2

@@ -8,7 +8,6 @@ ADVICE = {
     "forbidden": (
         "the key needs read and write, admin to create the topic, and a prefix that covers its name"
     ),
-    "not_found": "the URL of a server has no path: http://HOST:PORT",
     "topic_not_found": "check its name; if it was deleted while the job ran, run the job again",
     "topic_on_two_servers": (
         "a pattern reads both; to have one again, append the records of one to the other"
@@ -44,13 +43,8 @@ class RequestError(Exception):
     """
 
     def __init__(self, topic: str, status: int, code: str, message: str) -> None:
-        self.topic = topic
-        self.status = status
-        self.code = code
+        self.topic, self.status, self.code = topic, status, code
         self.message = " ".join(message.split())
-        advice = ADVICE.get(code)
-        super().__init__(
-            (f'topic "{topic}": ' if topic else "")
-            + f"{status or 'no answer'} {code}: {self.message}"
-            + (f" ({advice})" if advice else "")
-        )
+        place = f'topic "{topic}": ' if topic else ""
+        advice = f" ({ADVICE[code]})" if code in ADVICE else ""
+        super().__init__(f"{place}{status or 'no answer'} {code}: {self.message}{advice}")

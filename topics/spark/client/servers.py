@@ -17,7 +17,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from hashlib import blake2b
-from urllib.parse import urlsplit
+
+from topics.client.errors import Invalid
+from topics.client.settings import checked_url
 
 NAME_MAX_CHARS = 128
 
@@ -50,8 +52,8 @@ class Servers:
             ("name", [member.name for member in members]),
             ("address", [member.url for member in members]),
         ):
-            if twice := sorted({value for value in values if values.count(value) > 1}):
-                raise BadServers(f"servers has the {what} {twice[0]} twice")
+            if twice := min((value for value in values if values.count(value) > 1), default=None):
+                raise BadServers(f"servers has the {what} {twice} twice")
         return cls(tuple(members))
 
     def owner(self, topic: str) -> Server:
@@ -64,25 +66,20 @@ class Servers:
 
     def index(self, name: str) -> int:
         """The place of that name among the names, from 0. Raises KeyError."""
-        for index, member in enumerate(self.members):
-            if member.name == name:
-                return index
-        raise KeyError(name)
+        return {member.name: index for index, member in enumerate(self.members)}[name]
 
 
 def _server(text: str) -> Server:
     name, equals, url = text.partition("=")
     if not equals or "://" in name:  # an address may hold =, and is refused later
         name, url = "", text
-    url = url.rstrip("/")
     try:
-        parts = urlsplit(url)
-        fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        fits = False
-    if not fits or not url.isascii():
-        raise BadServers(f"{text!r} is no address of a server; it looks like http://HOST:PORT")
-    if equals and name and not (name.isascii() and name.isprintable() and " " not in name):
+        url = checked_url(url)
+    except Invalid:
+        raise BadServers(
+            f"{text!r} is no address of a server; it looks like http://HOST:PORT"
+        ) from None
+    if not (name.isascii() and name.isprintable()) or " " in name:
         raise BadServers(f"the server name {name!r} is not visible ASCII")
     if len(name) > NAME_MAX_CHARS:
         raise BadServers(f"the server name {name!r} is longer than {NAME_MAX_CHARS} characters")
