@@ -33,8 +33,8 @@ def mortal(tmp_path: Path) -> Iterator[Live]:
 
 @pytest.fixture
 def locked(tmp_path: Path) -> Iterator[Live]:
-    """A server that wants a key: the-right-key."""
-    with Server(tmp_path / "locked", shards=1, api_keys="the-right-key") as server:
+    """A server that wants a key: the-right-key, or narrow for other topics."""
+    with Server(tmp_path / "locked", shards=1, api_keys="the-right-key,narrow:r:other.") as server:
         made = Live(server, api_key="the-right-key")
         made.make("spark.locked", 3)
         yield made

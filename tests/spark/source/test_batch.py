@@ -24,9 +24,13 @@ def reader(live: Live, **given: str) -> BatchReader:
     return BatchReader(options, Columns(schema_of(options.columns)))
 
 
+def parts_of(made: BatchReader) -> list[Range]:
+    parts = [part.ranges for part in made.partitions() if isinstance(part, RangePartition)]
+    return [found for part in parts for found in part]
+
+
 def ranges(made: BatchReader) -> list[tuple[str, int, int]]:
-    parts = [part.range for part in made.partitions() if isinstance(part, RangePartition)]
-    return [(part.topic, part.after, part.last) for part in parts]
+    return [(found.topic, found.after, found.last) for found in parts_of(made)]
 
 
 def offsets(made: BatchReader, parts: list[Any]) -> list[int]:
@@ -106,6 +110,14 @@ def test_times_choose_offsets(live: Live) -> None:
     assert ranges(reader(live, subscribe="batch.times", endingTimestamp=str(now))) == [
         ("batch.times", 0, 3)
     ]
+    live.make("batch.times.b", 2)
+    both = reader(
+        live,
+        subscribe="batch.times,batch.times.b",
+        startingOffsetsByTimestamp=f'{{"batch.times": {{"0": {now}}}}}',
+        endingOffsetsByTimestamp=f'{{"batch.times.b": {now}}}',
+    )
+    assert ranges(both) == [("batch.times", 3, 5)]
 
 
 def test_a_pattern_reads_all_that_match(live: Live) -> None:
@@ -120,9 +132,7 @@ def test_the_same_topic_on_two_servers_is_read_on_both(live: Live, mortal: Live)
     live.make("batch.two", 3)
     mortal.make("batch.two", 2)
     made = reader(live, servers=f"a={live.url},b={mortal.url}", subscribePattern="batch.two")
-    parts = [part.range for part in made.partitions() if isinstance(part, RangePartition)]
-    assert [(part.server, part.last) for part in parts] == [("a", 3), ("b", 2)]
-    assert all(isinstance(part, Range) for part in parts)
+    assert [(found.server, found.last) for found in parts_of(made)] == [("a", 3), ("b", 2)]
     assert offsets(made, made.partitions()) == [1, 2, 3, 1, 2]
 
 

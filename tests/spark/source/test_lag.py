@@ -12,8 +12,8 @@ def progress(end: Any, latest: Any) -> dict[str, Any]:
     return {"sources": [{"description": "x", "endOffset": end, "latestOffset": latest}]}
 
 
-def at(seq: int, epoch: int = 7, lost: int = 0) -> dict[str, int]:
-    return {"seq": seq, "epoch": epoch, "lost": lost}
+def at(seq: int, epoch: int = 7, lost: int = 0) -> list[int]:
+    return [seq, epoch, lost, 0, 0]
 
 
 END = {"one": {"a": at(5), "b": at(9, lost=3)}, "two": {"a": at(4)}}

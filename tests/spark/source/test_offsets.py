@@ -15,15 +15,13 @@ from topics.spark.source.offsets import (
     BadOffset,
     Bounds,
     Position,
-    after_of,
     decode,
     encode,
-    last_of,
-    offset_after,
+    seq_before,
 )
 
 NAMES = st.text(min_size=1, max_size=5)
-NUMBER = st.integers(0)
+NUMBER = st.integers(0, 2**63 - 1)
 HEADS = st.just((0, 0)) | st.tuples(st.integers(1), NUMBER)
 POSITIONS = st.tuples(NUMBER, NUMBER, NUMBER, HEADS).map(
     lambda found: Position(*found[:3], *found[3])
@@ -32,9 +30,7 @@ POSITIONS = st.tuples(NUMBER, NUMBER, NUMBER, HEADS).map(
 
 def test_a_start_is_inclusive_and_an_end_is_exclusive() -> None:
     # Offsets 5 to 9 of a user are the range (4, 9] of seqs: 5, 6, 7, 8, 9.
-    assert (after_of(5), last_of(10)) == (4, 9)
-    assert (after_of(0), last_of(0)) == (0, 0)
-    assert after_of(offset_after(7)) == 7
+    assert (seq_before(5), seq_before(10), seq_before(0)) == (4, 9, 0)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +71,16 @@ def test_equal_offsets_are_equal_texts() -> None:
     one, two = Position(1, 1), Position(2, 2)
     sorted_one = json.dumps(encode({"a": {"x": one, "y": two}, "b": {}}))
     assert json.dumps(encode({"b": {}, "a": {"y": two, "x": one}})) == sorted_one
-    assert encode({"a": {"x": two}}) == {"a": {"x": {"seq": 2, "epoch": 2, "lost": 0}}}
+    assert json.dumps(encode({"a": {"x": two}})) == '{"a": {"x": [2, 2, 0, 0, 0]}}'
+
+
+def test_a_checkpoint_of_an_earlier_version_is_read() -> None:
+    text = (
+        '{"a": {"x": {"seq": 2, "epoch": 3, "lost": 0},'
+        ' "y": {"seq": 1, "epoch": 4, "lost": 5, "head": 6, "head_ts": 7}}, "b": {}}'
+    )
+    held = {"a": {"x": Position(2, 3), "y": Position(1, 4, 5, 6, 7)}, "b": {}}
+    assert decode(json.loads(text)) == held
 
 
 @pytest.mark.parametrize(
@@ -86,6 +91,11 @@ def test_equal_offsets_are_equal_texts() -> None:
         {"a": {"t": {"seq": 1}}},
         {"a": {"t": {"seq": "1", "epoch": 1}}},
         {"a": {"t": {"seq": -1, "epoch": 1}}},
+        {"a": {"t": {"seq": 1, "epoch": 1, "node": 1}}},
+        {"a": {"t": [1]}},
+        {"a": {"t": [1, -1]}},
+        {"a": {"t": [1, "1"]}},
+        {"a": {"t": [1, 1, 1, 1, 1, 1]}},
     ],
 )
 def test_an_offset_of_another_source_is_refused(value: dict[str, object]) -> None:

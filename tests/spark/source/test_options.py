@@ -93,11 +93,13 @@ def test_no_match_is_lost_by_the_prefix(pattern: str, name: str) -> None:
         ("batch", {"subscribe": "a", "startingOffsets": '{"b":1}'}, 'names topic "b"'),
         ("stream", {"subscribe": "a", "endingOffsets": '{"a":9}'}, "a stream has no end"),
         ("stream", {"subscribe": "a", "endingTimestamp": "9"}, "a stream has no end"),
+        ("stream", {"subscribe": "a", "endingOffsetsByTimestamp": '{"a":9}'}, "a stream has no"),
         ("batch", {"subscribe": "a", "startingTimestamp": "soon"}, "no whole number"),
+        ("batch", {"subscribe": "a", "startingOffsetsByTimestamp": "{}"}, "earliest, latest or JS"),
         (
             "batch",
             {"subscribe": "a", "startingTimestamp": "1", "startingOffsets": "earliest"},
-            "options startingTimestamp and startingOffsets are both given",
+            "options startingOffsets and startingTimestamp are both given",
         ),
         (
             "stream",
@@ -113,6 +115,7 @@ def test_no_match_is_lost_by_the_prefix(pattern: str, name: str) -> None:
         ("batch", {"subscribe": "a", "maxOffsetPerTrigger": "1"}, "is it maxOffsetsPerTrigger?"),
         ("batch", {"subscribe": "a", "assign": "{}"}, "name topics with subscribe"),
         ("batch", {"subscribe": "a", "kafka.group.id": "g"}, "leave it out"),
+        ("stream", {"subscribe": "a", "groupIdPrefix": "g"}, "there are no groups"),
         (
             "stream",
             {"subscribe": "a", "startingOffsetsByTimestampStrategy": "latest"},

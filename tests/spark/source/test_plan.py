@@ -18,14 +18,13 @@ from topics.spark.source.plan import (
     Step,
     advance,
     between,
+    bound,
     loss_text,
+    pack,
     positions,
-    range_end,
-    range_start,
     rewind,
     shares,
     skip,
-    split,
     steps,
     total_lag,
 )
@@ -42,27 +41,23 @@ def quiet(server: str, topic: str, lost: Lost) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "after", "last"),
-    [("earliest", 10, 50), ("latest", 50, 50), ('{"t": 20}', 19, 19), ('{"t": 51}', 50, 50)],
+    ("text", "seq"), [("earliest", 10), ("latest", 50), ('{"t": 20}', 19), ('{"t": 51}', 50)]
 )
 def test_a_user_offset_is_the_first_that_is_read_or_the_first_that_is_not(
-    text: str, after: int, last: int
+    text: str, seq: int
 ) -> None:
-    assert range_start(Bounds.parse("startingOffsets", text, EARLIEST), "t", 0, HEAD) == after
-    if text != "earliest":
-        assert range_end(Bounds.parse("endingOffsets", text, LATEST), "t", 0, HEAD) == last
+    assert bound(Bounds.parse("o", text, LATEST), "t", 0, HEAD) == seq
 
 
 def test_an_offset_before_the_earliest_is_kept_so_that_its_loss_is_noticed() -> None:
-    assert range_start(Bounds.parse("o", '{"t": 3}', EARLIEST), "t", 0, HEAD) == 2
+    assert bound(Bounds.parse("o", '{"t": 3}', EARLIEST), "t", 0, HEAD) == 2
 
 
 def test_an_offset_beyond_the_end_is_refused() -> None:
     bounds = Bounds.parse("startingOffsets", '{"t": 52}', EARLIEST)
     said = 'startingOffsets has offset 52 for topic "t", which ends at 51'
-    for place in (range_start, range_end):
-        with pytest.raises(DataLost, match=said):
-            place(bounds, "t", 0, HEAD)
+    with pytest.raises(DataLost, match=said):
+        bound(bounds, "t", 0, HEAD)
 
 
 @given(
@@ -70,22 +65,29 @@ def test_an_offset_beyond_the_end_is_refused() -> None:
     st.integers(1, 100),
     st.integers(1, 30),
 )
-def test_pieces_are_the_ranges_and_as_many_and_as_small_as_asked(
+def test_tasks_are_the_ranges_in_order_and_as_many_and_as_small_as_asked(
     spans: list[tuple[int, int]], largest: int, fewest: int
 ) -> None:
     ranges = [Range("s", str(i), after, after + size, 7) for i, (after, size) in enumerate(spans)]
-    pieces = split(ranges, largest, fewest)
+    tasks = pack(ranges, largest, fewest)
+    pieces = [piece for task in tasks for piece in task]
     seqs = [(piece.topic, seq) for piece in pieces for seq in range(piece.after, piece.last)]
     assert seqs == [(one.topic, seq) for one in ranges for seq in range(one.after, one.last)]
-    sizes = [piece.last - piece.after for piece in pieces]
-    assert all(0 < size <= largest for size in sizes)
-    assert len(sizes) >= min(fewest, len(seqs))
+    assert all(piece.last > piece.after for piece in pieces)
+    sizes = [sum(piece.last - piece.after for piece in task) for task in tasks]
+    assert max(sizes, default=0) <= largest
+    assert max(sizes, default=0) - min(sizes, default=0) <= 1
+    assert len(sizes) == max(-(-len(seqs) // largest), min(fewest, len(seqs)))
 
 
-def test_few_pieces_are_made_when_few_are_asked() -> None:
-    assert len(split([Range("s", "t", 0, 1000, 7)], 500, 1)) == 2
-    assert len(split([Range("s", "t", 0, 1000, 7)], 5000, 6)) == 6
-    assert split([Range("s", "t", 5, 5, 7)], 10, 4) == []
+def test_many_small_ranges_are_one_task_and_a_large_one_is_several() -> None:
+    small = [Range("s", f"t{number}", 0, 40, 7) for number in range(1000)]
+    assert pack(small, 500_000, 1) == [tuple(small)]
+    assert pack([Range("s", "t", 10, 1010, 7)], 500, 1) == [
+        (Range("s", "t", 10, 510, 7),),
+        (Range("s", "t", 510, 1010, 7),),
+    ]
+    assert pack([Range("s", "t", 5, 5, 7)], 10, 4) == []
 
 
 @given(st.lists(st.integers(0, 1000), max_size=8), st.integers(1, 500))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import InputPartition
 
 from tests.spark.source.live import Live
+from topics.spark.client.http import TopicsClient
+from topics.spark.source import reading
 from topics.spark.source.columns import Columns, schema_of
-from topics.spark.source.connection import ServerError
+from topics.spark.source.connection import Connection, ServerError
 from topics.spark.source.options import ReadOptions
 from topics.spark.source.plan import DataLost, Range
 from topics.spark.source.reading import RangePartition, read_partition
@@ -27,7 +30,7 @@ def epoch(live: Live, topic: str) -> int:
     return int(state["epoch"])
 
 
-def read(read_options: ReadOptions, wanted: Range) -> pa.Table:
+def read(read_options: ReadOptions, *wanted: Range) -> pa.Table:
     columns = Columns(schema_of(read_options.columns))
     partition, given, found = pickle.loads(
         pickle.dumps((RangePartition(wanted), read_options, columns))
@@ -48,6 +51,32 @@ def test_a_range_is_read_with_everything_that_a_record_has(live: Live) -> None:
         {"key": "k", "value": '{"id": 3}', "offset": 3, "node": "n", "headers": '{"a": 1}'}
         | common,
     ]
+
+
+def test_the_ranges_of_a_task_are_read_in_order_over_one_connection_into_few_batches(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients: list[TopicsClient] = []
+
+    def client(connection: Connection, *asked: Any) -> TopicsClient:
+        clients.append(make(connection, *asked))
+        return clients[-1]
+
+    make = Connection.client
+    monkeypatch.setattr(Connection, "client", client)
+    topics = [live.make(f"reading.many.{number}", 4) for number in range(5)]
+    given = options(live, topics[0], columns="topic,offset")
+    ranges = tuple(Range("one", topic, 1, 4, epoch(live, topic)) for topic in topics)
+    columns = Columns(schema_of(given.columns))
+    wanted = [(topic, seq) for topic in topics for seq in (2, 3, 4)]
+    for records, size, counts in ((7, 10**6, [9, 6]), (10**6, 1, [3] * 5), (10**6, 10**6, [15])):
+        monkeypatch.setattr(reading, "BATCH_RECORDS", records)
+        monkeypatch.setattr(reading, "BATCH_BYTES", size)
+        batches = list(read_partition(RangePartition(ranges), given, columns))
+        assert [batch.num_rows for batch in batches] == counts
+        rows = [row.values() for batch in batches for row in batch.to_pylist()]
+        assert [tuple(row) for row in rows] == wanted
+    assert [(made.connections, made.requests) for made in clients] == [(1, 5)] * 3
 
 
 def test_records_of_a_node_are_left_out(live: Live) -> None:

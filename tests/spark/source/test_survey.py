@@ -11,6 +11,7 @@ import pytest
 from tests.spark.source.live import Live
 from topics.spark.client.errors import RequestError
 from topics.spark.client.ranges import Lost
+from topics.spark.source import survey as module
 from topics.spark.source.connection import BadOption, Patience, ServerError
 from topics.spark.source.offsets import Position
 from topics.spark.source.options import ReadOptions
@@ -62,10 +63,47 @@ def test_a_pattern_costs_one_request_and_sees_a_topic_that_was_made_again(live: 
 
 def test_a_named_topic_that_is_absent_is_told_with_its_server(live: Live) -> None:
     with survey(live, subscribe="survey.absent") as asked:
-        heads = asked.heads(Patience.PLANNING)
-        assert heads == {"one": {}}
+        assert asked.heads(Patience.PLANNING) == {"one": {}}
         with pytest.raises(ServerError, match=r'one \(http.*"survey.absent": topic_not_found'):
-            asked.require(heads)
+            list(asked.required())
+
+
+def test_many_named_topics_are_listed_and_few_are_asked_for_their_states(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [live.make(f"survey.n.{number}", number) for number in range(12)]
+
+    def costs(*named: str) -> list[int]:
+        """Requests of each look; what it finds is right."""
+        counts = []
+        with survey(live, subscribe=",".join(named)) as asked:
+            client = asked._client(asked.servers[0], Patience.FULL)
+            for _ in range(2):
+                before = client.requests
+                heads = asked.heads(Patience.FULL)["one"]
+                counts.append(client.requests - before)
+                assert {name: head.head for name, head in heads.items()} == {
+                    name: names.index(name) for name in named if name in names
+                }
+        return counts
+
+    assert costs(*names) == [12, 12]
+    monkeypatch.setattr(module, "STATES_A_PAGE", 4)
+    assert costs(*names) == [1, 1]
+    assert costs(*names, "survey.n.absent") == [1, 1]
+    monkeypatch.setattr(module, "LIST_SIZE", 9)
+    assert costs(*names[:2], *names[8:10]) == [1 + 2, 4]  # others lie between
+
+
+def test_a_key_that_may_not_see_a_topic_is_told(
+    locked: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "STATES_A_PAGE", 1)
+    with (
+        survey(locked, subscribe="spark.locked", apiKey="narrow") as asked,
+        pytest.raises(ServerError, match=r'"spark\.locked": 403 forbidden'),
+    ):
+        list(asked.required())
 
 
 @pytest.mark.parametrize("option", ["startingOffsets", "endingOffsets"])
@@ -75,12 +113,12 @@ def test_offsets_of_a_partition_that_the_topic_does_not_have_are_refused(
     live.make("survey.place", 3)
     there, elsewhere = ({option: f'{{"survey.place": {{"{place}": 2}}}}'} for place in (0, 1))
     with survey(live, subscribe="survey.place", **there) as asked:
-        asked.require(asked.heads(Patience.FULL))
+        list(asked.required())
     with (
         survey(live, subscribePattern="survey.p.*", **elsewhere) as asked,
         pytest.raises(BadOption, match=r'partition 1 of topic "survey\.place", which is part'),
     ):
-        asked.require(asked.heads(Patience.FULL))
+        list(asked.required())
 
 
 def test_offsets_of_a_topic_that_is_not_there_are_refused(live: Live) -> None:
@@ -90,7 +128,7 @@ def test_offsets_of_a_topic_that_is_not_there_are_refused(live: Live) -> None:
         survey(live, subscribePattern=r"survey\.ther.", **given) as asked,
         pytest.raises(BadOption, match=r'names topic "survey\.thera": there is none'),
     ):
-        asked.require(asked.heads(Patience.FULL))
+        list(asked.required())
 
 
 def test_a_named_topic_is_found_on_any_server_and_refused_on_two(live: Live, mortal: Live) -> None:
@@ -104,7 +142,6 @@ def test_a_named_topic_is_found_on_any_server_and_refused_on_two(live: Live, mor
     live.make(other, 3)  # before b was one of the servers
     with survey(live, servers=servers, subscribe=other) as asked:
         heads = asked.heads(Patience.PLANNING)
-        asked.require(heads)
         assert (heads["a"][other].head, heads["b"]) == (3, {})
         first, second = (asked._client(server, Patience.PLANNING) for server in asked.servers)
         before = first.requests, second.requests

@@ -83,6 +83,11 @@ class Columns:
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self._arrow)
 
+    def joined(self, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+        """Some batches, at least one, as one."""
+        (found,) = pa.Table.from_batches(batches, self._arrow).combine_chunks().to_batches()
+        return found
+
 
 def _check(schema: StructType) -> None:
     names = schema.fieldNames()
@@ -117,23 +122,31 @@ def _constant(value: str | int, kind: pa.DataType, count: int) -> pa.Array:
 
 def _joined(raw: Sequence[Raw]) -> pa.Array:
     """JSON texts as one buffer and offsets into it: no Python object is made for any of them."""
-    ends = array("i", accumulate(map(len, raw), initial=0))
+    ends = array("i", [*accumulate(map(len, raw), initial=0)])
     text = b"".join(raw)
     return pa.StringArray.from_buffers(len(raw), pa.py_buffer(ends), pa.py_buffer(text))
 
 
+def _numbers(values: Sequence[int], kind: pa.DataType) -> pa.Array:
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(array("q", values))])
+
+
 def _timestamps(records: Sequence[Record]) -> pa.Array:
-    return pa.array([record.ts * 1000 for record in records], pa.timestamp("us", "UTC"))
+    ms = _numbers([record.ts for record in records], pa.timestamp("ms", "UTC"))
+    return ms.cast(pa.timestamp("us", "UTC"))
 
 
 def _headers(records: Sequence[Record]) -> pa.Array:
-    return pa.array([bytes(record.meta) or None for record in records], pa.string())
+    found = [record.meta for record in records]
+    if not any(found):
+        return pa.nulls(len(found), pa.string())
+    return pa.array([bytes(meta) or None for meta in found], pa.string())
 
 
 EXTRACT: Final[dict[str, Callable[[Sequence[Record]], Any]]] = {
     "key": lambda records: pa.array([record.tag for record in records], pa.string()),
     "value": lambda records: _joined([record.data for record in records]),
-    "offset": lambda records: pa.array([record.seq for record in records], pa.int64()),
+    "offset": lambda records: _numbers([record.seq for record in records], pa.int64()),
     "timestamp": _timestamps,
     "node": lambda records: pa.array([record.node for record in records], pa.string()),
     "headers": _headers,

@@ -26,6 +26,16 @@ CONNECTION_OPTIONS = (
     "connectTimeoutMs",
     "readTimeoutMs",
 )
+KAFKA_ADVICE = {
+    "kafka.bootstrap.servers": (
+        f"name a topics server with the option servers, for example {DEFAULT_URL}"
+    ),
+    "assign": "name topics with subscribe; a topic is one partition on one server",
+    "groupidprefix": "offsets are in the checkpoint; there are no groups",
+    "startingoffsetsbytimestampstrategy": (
+        "a start after the last record begins at the end, as latest does"
+    ),
+}
 RETRIES = 60  # nearly ten minutes, with pauses of 10 s: a server that restarts reads its log
 CONNECT_TIMEOUT_MS = 5_000
 READ_TIMEOUT_MS = 120_000
@@ -228,11 +238,8 @@ def _api_key(given: Mapping[str, str]) -> str | None:
 
 
 def _refuse_kafka(given: Mapping[str, str]) -> None:
-    if "kafka.bootstrap.servers" in given:
-        raise BadOption(
-            "option kafka.bootstrap.servers is Kafka's; name a topics server with the option"
-            f" servers, for example {DEFAULT_URL}"
-        )
     for name in given:
+        if advice := KAFKA_ADVICE.get(name):
+            raise BadOption(f"option {name} is Kafka's: {advice}")
         if name.startswith(("kafka.", "kafkaconsumer.", "fetchoffset.")):
             raise BadOption(f"option {name} is Kafka's and has no meaning for topics; leave it out")

@@ -2,10 +2,9 @@
 
     option          {"orders": 42} or {"orders": {"0": 42}}, -2 earliest, -1 latest; a start is the
                     first offset that is read, an end is the first that is not (as Kafka's are)
-    checkpoint      {"SERVER": {"TOPIC": {"seq": 41, "epoch": 7, "lost": 0, "head": 50,
-                    "head_ts": 1700000000000}}}; seq is the last that was read, so the next range is
-                    (41, ...] as ``from_seq`` is (§3); the head and its `$ts` are left out where
-                    they are not known
+    checkpoint      {"SERVER": {"TOPIC": [41, 7, 0, 50, 1700000000000]}}, the fields of `Position`;
+                    seq is the last that was read, so the next range is (41, ...] as ``from_seq``
+                    is (§3). Earlier versions wrote {"seq": 41, "epoch": 7, ...} for a topic.
 
 The inner key of an option is the server's number among the names (`Servers.index`), which is the
 column ``partition``. A checkpoint has the server's name: numbers change when a server is added.
@@ -15,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -23,6 +22,7 @@ from topics.spark.source.connection import BadOption
 
 EARLIEST, LATEST = -2, -1
 WORDS = {"earliest": EARLIEST, "latest": LATEST}
+Number = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Position(NamedTuple):
@@ -32,11 +32,11 @@ class Position(NamedTuple):
     backup is told from the one that was read; 0 where they are not known.
     """
 
-    seq: int
-    epoch: int
-    lost: int = 0
-    head: int = 0
-    head_ts: int = 0
+    seq: Number
+    epoch: Number
+    lost: Number = 0
+    head: Number = 0
+    head_ts: Number = 0
 
 
 # By the server's name, then by topic.
@@ -50,15 +50,17 @@ class BadOffset(ValueError):
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """Where reads begin, or where they end. ``named``: by topic, then by partition or None for
-    any; ``default`` is for topics that are not named.
+    any; ``default`` is for topics that are not named. ``by_time``: what is no word is ms since
+    1970, not an offset.
     """
 
     option: str
     default: int
     named: Mapping[str, Mapping[int | None, int]] = field(default_factory=dict)
+    by_time: bool = False
 
     @classmethod
-    def parse(cls, option: str, text: str, default: int) -> Bounds:
+    def parse(cls, option: str, text: str, default: int, *, by_time: bool = False) -> Bounds:
         """``earliest``, ``latest`` or JSON. Raises `BadOption`."""
         word = text.strip().lower()
         if word in WORDS:
@@ -69,10 +71,11 @@ class Bounds:
             value = None
         if not isinstance(value, dict) or not value:
             raise _bad(option, text)
-        return cls(option, default, {t: _by_partition(option, text, v) for t, v in value.items()})
+        named = {topic: _by_partition(option, text, at) for topic, at in value.items()}
+        return cls(option, default, named, by_time)
 
     def of(self, topic: str, partition: int) -> int:
-        """The user's offset, or `EARLIEST` or `LATEST`."""
+        """The user's offset or time, or `EARLIEST` or `LATEST`."""
         found = self.named.get(topic, {})
         return found.get(partition, found.get(None, self.default))
 
@@ -92,57 +95,33 @@ class Bounds:
         return {self.default, *values} & {EARLIEST, LATEST} if self.named else {self.default}
 
 
-def after_of(start: int) -> int:
-    """The seq before the first that is read: the exclusive start of a range."""
-    return max(0, start - 1)
-
-
-def last_of(end: int) -> int:
-    """The last seq that is read: the inclusive end of a range."""
-    return max(0, end - 1)
-
-
-def offset_after(seq: int) -> int:
-    """The user's offset that follows a seq, for messages."""
-    return seq + 1
+def seq_before(offset: int) -> int:
+    """The seq before a user's offset: exclusive start or inclusive end of a range."""
+    return max(0, offset - 1)
 
 
 def encode(offsets: Offsets) -> dict[str, Any]:
     """For the checkpoint: equal offsets are equal texts."""
-    return {
-        server: {topic: _fields(topics[topic]) for topic in sorted(topics)}
-        for server, topics in sorted(offsets.items())
-    }
+    return {server: dict(sorted(topics.items())) for server, topics in sorted(offsets.items())}
 
 
 def decode(value: Mapping[str, Any]) -> Offsets:
     """From the checkpoint. Raises `BadOffset`."""
     try:
+        return msgspec.convert(value, Offsets)
+    except msgspec.ValidationError:
+        pass  # as an earlier version wrote it
+    try:
+        named = msgspec.convert(value, dict[str, dict[str, dict[str, Number]]])
         return {
-            server: {topic: _position(at) for topic, at in topics.items()}
-            for server, topics in value.items()
+            server: {topic: Position(**at) for topic, at in topics.items()}
+            for server, topics in named.items()
         }
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except (msgspec.ValidationError, TypeError):
         raise BadOffset(
             f"the checkpoint holds an offset of another source: {str(value)[:200]}; use another"
             " checkpointLocation"
         ) from None
-
-
-def _fields(at: Position) -> dict[str, int]:
-    found = at._asdict()
-    if not at.head:  # as it was before there was one: what does not move is the same offset
-        del found["head"], found["head_ts"]
-    return found
-
-
-def _position(at: Mapping[str, Any]) -> Position:
-    found = Position(
-        at["seq"], at["epoch"], at.get("lost", 0), at.get("head", 0), at.get("head_ts", 0)
-    )
-    if not all(type(number) is int and number >= 0 for number in found):
-        raise ValueError(found)
-    return found
 
 
 def _by_partition(option: str, text: str, value: object) -> dict[int | None, int]:

@@ -31,6 +31,8 @@ READ_OPTIONS = (
     "endingOffsets",
     "startingTimestamp",
     "endingTimestamp",
+    "startingOffsetsByTimestamp",
+    "endingOffsetsByTimestamp",
     "failOnDataLoss",
     "minPartitions",
     "maxRecordsPerPartition",
@@ -39,14 +41,7 @@ READ_OPTIONS = (
     "maxTriggerDelay",
     "node",
 )
-KAFKA_ADVICE = {
-    "assign": "name topics with subscribe; a topic is one partition on one server",
-    "startingoffsetsbytimestamp": "use startingTimestamp",
-    "endingoffsetsbytimestamp": "use endingTimestamp",
-    "startingoffsetsbytimestampstrategy": (
-        "a startingTimestamp after the last record begins at the end, as latest does"
-    ),
-    "groupidprefix": "offsets are in the checkpoint; there are no groups",
+ADVICE = {
     "inferschema": "use Spark's schema_of_json and from_json on the column value",
     "mode": "give it to Spark's from_json",
     "path": "name the topic with subscribe",
@@ -69,8 +64,6 @@ class ReadOptions:
     pattern: str | None
     starting: Bounds
     ending: Bounds
-    starting_ts: int | None
-    ending_ts: int | None
     fail_on_data_loss: bool
     min_partitions: int
     max_records_per_partition: int
@@ -91,15 +84,12 @@ class ReadOptions:
         connection = Connection.parse(given)
         refuse_unknown(given)
         topics, pattern = _subscription(given)
-        start = EARLIEST if kind != "stream" else LATEST
         read = cls(
             connection=connection,
             topics=topics,
             pattern=pattern,
-            starting=_bounds(given, "startingOffsets", start),
-            ending=_bounds(given, "endingOffsets", LATEST),
-            starting_ts=_timestamp(given, "starting"),
-            ending_ts=_timestamp(given, "ending"),
+            starting=_bounds(given, "starting", EARLIEST, LATEST if kind == "stream" else EARLIEST),
+            ending=_bounds(given, "ending", LATEST, LATEST),
             fail_on_data_loss=flag(given, "failOnDataLoss", default=True),
             min_partitions=number(given, "minPartitions", 1),
             max_records_per_partition=number(
@@ -120,22 +110,21 @@ class ReadOptions:
             raise BadOption("startingOffsets of a batch read cannot be latest: it reads nothing")
         if EARLIEST in self.ending.words():
             raise BadOption("endingOffsets cannot be earliest: nothing is before it")
-        if kind == "stream" and (self.ending.named or self.ending_ts is not None):
-            raise BadOption("a stream has no end: leave out endingOffsets and endingTimestamp")
+        if kind == "stream" and (self.ending.named or self.ending.by_time):
+            raise BadOption(f"a stream has no end: leave out {self.ending.option}")
         if self.max_offsets is not None and self.min_offsets > self.max_offsets:
             raise BadOption("minOffsetsPerTrigger is above maxOffsetsPerTrigger")
+        topics = set(self.topics)
         for bounds in (self.starting, self.ending):
             for topic in bounds.named:
-                if not self.wants(topic):
+                if topic not in topics and not self.wants(topic):
                     raise BadOption(
                         f'option {bounds.option} names topic "{topic}", which is not read'
                     )
 
     def wants(self, topic: str) -> bool:
-        """Whether the topic is subscribed to."""
-        if self.pattern is None:
-            return topic in self.topics
-        return re.fullmatch(self.pattern, topic) is not None
+        """Whether the pattern has the topic."""
+        return self.pattern is not None and re.fullmatch(self.pattern, topic) is not None
 
     @property
     def prefix(self) -> str:
@@ -144,10 +133,10 @@ class ReadOptions:
 
 
 def refuse_unknown(given: Mapping[str, str]) -> None:
-    """Raise `BadOption` for a name that looks misspelt, or is Kafka's and means nothing here."""
+    """Raise `BadOption` for a name that looks misspelt, or means nothing here."""
     known = {name.lower(): name for name in (*CONNECTION_OPTIONS, *READ_OPTIONS)}
     for name in given:
-        if advice := KAFKA_ADVICE.get(name):
+        if advice := ADVICE.get(name):
             raise BadOption(f"option {name} is not one of topics: {advice}")
         if name in known or name in IGNORED:
             continue
@@ -198,19 +187,18 @@ def _list(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def _bounds(given: Mapping[str, str], option: str, default: int) -> Bounds:
-    # A topic that the JSON leaves out begins with its earliest record and ends with its latest.
-    text, rest = given.get(option.lower()), EARLIEST if option == "startingOffsets" else LATEST
-    return Bounds(option, default) if text is None else Bounds.parse(option, text, rest)
-
-
-def _timestamp(given: Mapping[str, str], side: str) -> int | None:
-    option = f"{side}Timestamp"
-    if option.lower() not in given:
-        return None
-    if f"{side}offsets" in given:
-        raise BadOption(f"options {option} and {side}Offsets are both given; give one of them")
-    return number(given, option, 0, least=0)
+def _bounds(given: Mapping[str, str], side: str, rest: int, default: int) -> Bounds:
+    """Where reads start or end: at ``default``, and topics that a JSON leaves out at ``rest``."""
+    offsets, time, times = f"{side}Offsets", f"{side}Timestamp", f"{side}OffsetsByTimestamp"
+    named = [option for option in (offsets, time, times) if option.lower() in given]
+    if len(named) > 1:
+        raise BadOption(f"options {' and '.join(named)} are both given; give one of them")
+    if not named:
+        return Bounds(offsets, default)
+    if named == [time]:
+        return Bounds(time, number(given, time, 0, least=0), by_time=True)
+    (option,) = named
+    return Bounds.parse(option, given[option.lower()], rest, by_time=option == times)
 
 
 def _duration_ms(given: Mapping[str, str], option: str, default: int) -> int:

@@ -9,7 +9,6 @@ batch that reads nothing of it: the next one begins at a position that the check
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 from topics.spark.client.ranges import GONE, RECREATED, UNSYNCED, Lost
@@ -19,9 +18,7 @@ from topics.spark.source.offsets import (
     Bounds,
     Offsets,
     Position,
-    after_of,
-    last_of,
-    offset_after,
+    seq_before,
 )
 
 REWOUND = "rewound"  # the log ends before what was read of it, or goes on otherwise
@@ -82,48 +79,44 @@ class Step(NamedTuple):
         return max(0, self.head - self.at.seq)
 
 
-def range_start(bounds: Bounds, topic: str, partition: int, head: Head) -> int:
-    """The exclusive start of a read. Raises `DataLost` beyond the end."""
-    start = bounds.of(topic, partition)
-    if start == LATEST:
+def bound(bounds: Bounds, topic: str, partition: int, head: Head) -> int:
+    """The seq before a bound that is no time. Raises `DataLost` beyond the end."""
+    offset, end = bounds.of(topic, partition), head.head + 1
+    if offset == LATEST:
         return head.head
-    if start == EARLIEST:
+    if offset == EARLIEST:
         return head.earliest - 1
-    _check_end(bounds.option, topic, start, head)
-    return after_of(start)
-
-
-def range_end(bounds: Bounds, topic: str, partition: int, head: Head) -> int:
-    """The inclusive end of a read. Raises `DataLost` beyond the end."""
-    end = bounds.of(topic, partition)
-    if end in (LATEST, EARLIEST):
-        return head.head
-    _check_end(bounds.option, topic, end, head)
-    return last_of(end)
-
-
-def _check_end(option: str, topic: str, offset: int, head: Head) -> None:
-    end = offset_after(head.head)
     if offset > end:
         raise DataLost(
-            f'option {option} has offset {offset} for topic "{topic}", which ends at {end}'
+            f'option {bounds.option} has offset {offset} for topic "{topic}", which ends at {end}'
         )
+    return seq_before(offset)
 
 
-def split(ranges: Iterable[Range], max_records: int, min_partitions: int) -> list[Range]:
-    """The ranges in pieces of about equal size: of at most ``max_records`` seqs, and at least
-    ``min_partitions`` of them where there are as many seqs. Empty ranges are left out.
+def pack(ranges: Sequence[Range], max_records: int, min_tasks: int) -> list[tuple[Range, ...]]:
+    """The ranges, in their order, for tasks of equal size: of at most ``max_records`` seqs, and at
+    least ``min_tasks`` of them where there are as many seqs. Empty ranges are left out.
+
+    The ranges lie end to end on a line, which is cut: a large one goes to several tasks, and many
+    small ones to one.
     """
-    wanted = [found for found in ranges if found.last > found.after]
-    total = sum(found.last - found.after for found in wanted)
-    pieces: list[Range] = []
-    for found in wanted:
-        size = found.last - found.after
-        count = max(_ceil(size, max_records), _ceil(size * min_partitions, total))
-        count = min(count, size)
-        cuts = [found.after + size * number // count for number in range(count + 1)]
-        pieces += [found._replace(after=after, last=last) for after, last in pairwise(cuts)]
-    return pieces
+    total = sum(found.last - found.after for found in ranges)
+    count = max(-(-total // max_records), min(min_tasks, total))
+    tasks: list[tuple[Range, ...]] = []
+    task: list[Range] = []
+    taken = 0
+    for found in ranges:
+        after = found.after
+        while after < found.last:
+            cut = total * (len(tasks) + 1) // count
+            last = min(found.last, after + cut - taken)
+            task.append(Range(found.server, found.topic, after, last, found.epoch))
+            taken += last - after
+            after = last
+            if taken == cut:
+                tasks.append(tuple(task))
+                task = []
+    return tasks
 
 
 def steps(
@@ -235,10 +228,6 @@ def loss_text(server: str, topic: str, lost: Lost) -> str:
         f"{where}: offsets {lost.first} to {lost.last} are gone, about {lost.estimate} records:"
         f" {reason}"
     )
-
-
-def _ceil(number: int, divisor: int) -> int:
-    return -(-number // divisor)
 
 
 def total_lag(found: Iterable[Step]) -> int:

@@ -1,15 +1,22 @@
-"""Reading: an executor's part. One task reads one range of one topic, page by page."""
+"""Reading: an executor's part. One task reads its ranges one after the other, page by page, the
+next page while one is made into columns; small pages are joined in one batch.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
 
-from topics.spark.client.ranges import Lost, read_range
+from topics.spark.client.http import Record
+from topics.spark.client.ranges import Lost, ahead, read_range
 from topics.spark.source.columns import Columns
 from topics.spark.source.connection import errors_of
 from topics.spark.source.options import ReadOptions
@@ -18,12 +25,15 @@ from topics.spark.source.plan import GO_ON, DataLost, Range, loss_text
 if TYPE_CHECKING:
     import pyarrow as pa
 
+BATCH_RECORDS = 10_000
+BATCH_BYTES = 4 << 20
+
 
 @dataclass(frozen=True)
 class RangePartition(InputPartition):
     """What one task reads."""
 
-    range: Range
+    ranges: tuple[Range, ...]
 
 
 def read_partition(
@@ -31,31 +41,51 @@ def read_partition(
 ) -> Iterator[pa.RecordBatch]:
     """The records of a partition as Arrow batches; none of a partition that Spark makes of nothing.
 
-    Raises `DataLost`, unless the options say to go on, and `ServerError`.
+    A batch has at least `BATCH_RECORDS` or `BATCH_BYTES`, but for the last one. Raises `DataLost`,
+    unless the options say to go on, and `ServerError`.
     """
     if not isinstance(partition, RangePartition):
         return
-    wanted = partition.range
+    index = options.connection.servers.index
+    held: list[pa.RecordBatch] = []
+    rows = size = 0
+    with closing(ahead(_pages(partition.ranges, options, columns))) as pages:
+        for wanted, records in pages:
+            held.append(columns.batch(records, wanted.topic, index(wanted.server)))
+            rows += held[-1].num_rows
+            size += held[-1].nbytes
+            if rows >= BATCH_RECORDS or size >= BATCH_BYTES:
+                yield columns.joined(held)
+                held, rows, size = [], 0, 0
+    if held:
+        yield columns.joined(held)
+
+
+def _pages(
+    ranges: tuple[Range, ...], options: ReadOptions, columns: Columns
+) -> Generator[tuple[Range, list[Record]]]:
+    """The records of the ranges over one connection to each server."""
     connection = options.connection
-    server = connection.server(wanted.server)
-    index = connection.servers.index(wanted.server)
-    with errors_of(server), connection.client(server) as client:
-        pages = read_range(
-            client,
-            wanted.topic,
-            wanted.after,
-            wanted.last,
-            epoch=wanted.epoch,
-            tags=columns.needs_tags,
-            meta=columns.needs_meta,
-            node=options.node,
-            on_loss=lambda lost: report(wanted.server, wanted.topic, lost, options),
-        )
-        for records in pages:
-            yield columns.batch(records, wanted.topic, index)
+    for name, found in groupby(ranges, attrgetter("server")):
+        server = connection.server(name)
+        with errors_of(server), connection.client(server) as client:
+            for wanted in found:
+                pages = read_range(
+                    client,
+                    wanted.topic,
+                    wanted.after,
+                    wanted.last,
+                    epoch=wanted.epoch,
+                    tags=columns.needs_tags,
+                    meta=columns.needs_meta,
+                    node=options.node,
+                    on_loss=partial(report, options, name, wanted.topic),
+                )
+                for records in pages:
+                    yield wanted, records
 
 
-def report(server: str, topic: str, lost: Lost, options: ReadOptions) -> None:
+def report(options: ReadOptions, server: str, topic: str, lost: Lost) -> None:
     """Raise `DataLost`, or warn on stderr when the options say to go on."""
     text = loss_text(server, topic, lost)
     if options.fail_on_data_loss:

@@ -25,7 +25,6 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from topics.spark.client.ranges import Lost
-from topics.spark.source.batch import start_of
 from topics.spark.source.columns import Columns
 from topics.spark.source.connection import Patience, ServerError
 from topics.spark.source.offsets import Offsets, Position, decode, encode
@@ -34,15 +33,14 @@ from topics.spark.source.plan import (
     GO_ON,
     REWOUND,
     DataLost,
-    Head,
     Heads,
     Step,
     advance,
     between,
+    pack,
     positions,
     rewind,
     skip,
-    split,
     steps,
     total_lag,
 )
@@ -75,7 +73,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._moved_at = clock()
         self._silent: set[str] = set()
         self._told: dict[tuple[str, str], Lost] = {}  # the last loss of each topic
-        # By topic: on which connection the server's log had its position last.
+        # By server: on which connection all of it was heard. By topic: on which connection the
+        # server's log had its position last.
+        self._heard_on: dict[str, int] = {}
         self._found_on: dict[tuple[str, str], int] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -86,16 +86,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's names
         """Where a query without a checkpoint begins."""
-        options, survey = self.options, self._surveyor()
-        heads = survey.heads(Patience.PLANNING)
-        survey.require(heads)
-        found: Offsets = {
-            server.name: {
-                topic: _start(start_of(options, survey, server, topic, head), head)
-                for topic, head in heads[server.name].items()
-            }
-            for server in survey.servers
-        }
+        survey = self._surveyor()
+        found: Offsets = {server.name: {} for server in survey.servers}
+        for server, topic, head in survey.required():
+            seq = survey.bound(self.options.starting, server, topic, head)
+            found[server.name][topic] = Position(seq, head.epoch, 0, head.head, head.ts)
         return encode(found)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -121,11 +116,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._waits(found):
             return self._idle(start)
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        end = encode(advance(begin, found, rows))
-        if end == start:
+        end = advance(begin, found, rows)
+        if end == begin:
             return self._idle(start)
         self._moved_at = self._clock()
-        return end
+        return encode(end)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """The ends of all topics as last heard of: progress shows them beside the batch's end."""
@@ -140,11 +135,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The ranges of a batch."""
         options = self.options
         ranges = between(decode(start), decode(end))
-        pieces = split(ranges, options.max_records_per_partition, options.min_partitions)
-        return [RangePartition(piece) for piece in pieces]
+        tasks = pack(ranges, options.max_records_per_partition, options.min_partitions)
+        return [RangePartition(task) for task in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The records of one range."""
+        """The records of one task."""
         return read_partition(partition, self.options, self.columns)
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -172,6 +167,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         survey, patience = self._surveyor(), self._patience
         found: Heads = {}
         for server in survey.servers:
+            before = survey.connections(server.name, patience)
             try:
                 found[server.name] = survey.heads_of(server, patience)
             except ServerError as error:
@@ -179,6 +175,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     raise
                 self._note_silence(server.name, error)
             else:
+                self._heard_on[server.name] = before
                 self._silent.discard(server.name)
         return found
 
@@ -192,13 +189,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The step, back where the log of a restored server leaves the one that was read.
 
         The log is compared at the start, and whenever the server was connected to again: no server
-        is restored without that.
+        is restored without that. A head that has not changed tells it without a request.
         """
         survey, patience, at = self._surveyor(), self._patience, step.at
         last = max(at.seq, at.head)
         if last == 0 or step.topic not in heads[step.server]:
             return step
         on = survey.connections(step.server, patience)
+        if (step.head, step.ts) == (last, at.head_ts):
+            if self._heard_on.get(step.server) == on:
+                self._found_on[step.server, step.topic] = on
+            return step
         is_found = at.head_ts == 0 or self._found_on.get((step.server, step.topic)) == on
         if is_found and step.head >= last:
             return step
@@ -268,9 +269,5 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _report(self, server: str, topic: str, lost: Lost) -> None:
         """Raise, or warn once for each loss."""
         if self.options.fail_on_data_loss or self._told.get((server, topic)) != lost:
-            report(server, topic, lost, self.options)
+            report(self.options, server, topic, lost)
         self._told[server, topic] = lost
-
-
-def _start(seq: int, head: Head) -> Position:
-    return Position(seq, head.epoch, 0, head.head, head.ts)

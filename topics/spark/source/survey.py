@@ -1,14 +1,20 @@
 """Survey: what the servers hold now. The driver's side of reads; executors have none.
 
-It asks each named topic for its state, and lists those of a pattern, a thousand in a request. A
-named topic is looked for on all servers once, then on the server that has it; a topic on two
-servers is refused. Connections are kept, so that a stream asks again at the cost of a round trip.
+Topics of a pattern are listed, a thousand in a request, and so are many named ones; few are asked
+for their states. A named topic is looked for on all servers once, then on the server that has it; a
+topic on two servers is refused. Connections are kept, so that a stream asks again at the cost of a
+round trip.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from os.path import commonprefix
+from typing import NoReturn
+
 from topics.spark.client.errors import RequestError
-from topics.spark.client.http import Page, TopicsClient
+from topics.spark.client.http import LIST_SIZE, Listed, Page, TopicsClient
 from topics.spark.client.ranges import Lost
 from topics.spark.client.servers import Server
 from topics.spark.source.connection import (
@@ -19,8 +25,12 @@ from topics.spark.source.connection import (
     label,
     on_two_servers,
 )
+from topics.spark.source.offsets import Bounds
 from topics.spark.source.options import ReadOptions
-from topics.spark.source.plan import Head, Heads, Step
+from topics.spark.source.plan import DataLost, Head, Heads, Step, bound
+from topics.spark.source.reading import warn
+
+STATES_A_PAGE = 20  # about as many states of topics cost what a page of the list does
 
 
 class Survey:
@@ -32,6 +42,7 @@ class Survey:
         self._clients: dict[tuple[str, Patience], TopicsClient] = {}
         self._places: dict[str, Server] = {}  # of named topics
         self._asked: set[Server] = set()  # for all named topics
+        self._crowded: set[Server] = set()  # too many topics lie between the named ones
 
     def close(self) -> None:
         """Close all connections."""
@@ -55,16 +66,32 @@ class Survey:
         client = self._client(server, patience)
         with errors_of(server):
             if self._options.pattern is not None:
-                return self._matching(client)
-            found = {topic: _head(client, topic) for topic in self._sought(server)}
+                return _heads(client, self._options.prefix, self._options.wants)[0]
+            sought = self._sought(server)
+            found = self._named(client, server, sought)
         self._asked.add(server)
-        for topic, head in found.items():
-            if head is None:
+        for topic in sought:
+            if topic not in found:
                 if self._places.get(topic) == server:
                     del self._places[topic]
             elif (place := self._places.setdefault(topic, server)) != server:
                 raise on_two_servers(topic, place, server)
-        return {topic: head for topic, head in found.items() if head is not None}
+        return found
+
+    def _named(
+        self, client: TopicsClient, server: Server, sought: Sequence[str]
+    ) -> dict[str, Head]:
+        found: dict[str, Head] = {}
+        if len(sought) >= STATES_A_PAGE and server not in self._crowded:
+            most = len(sought) * LIST_SIZE // STATES_A_PAGE
+            wanted = set(sought).__contains__
+            prefix = commonprefix(sought)  # noqa: RUF071 - of characters
+            found, complete = _heads(client, prefix, wanted, most)
+            if complete:
+                return found
+            self._crowded.add(server)
+        states = {topic: found.get(topic) or _head(client, topic) for topic in sought}
+        return {topic: head for topic, head in states.items() if head is not None}
 
     def _sought(self, server: Server) -> list[str]:
         """The named topics that the server may have."""
@@ -73,17 +100,15 @@ class Survey:
             return [*topics]
         return [topic for topic in topics if places.get(topic, server) == server]
 
-    def require(self, heads: Heads) -> None:
-        """Raise `ServerError` for a topic that is named and absent, `BadOption` for offsets of a
-        topic that is not there, or of a partition that it does not have.
+    def required(self) -> Iterator[tuple[Server, str, Head]]:
+        """What they hold, at the start of a query. Raises `ServerError` for a topic that is named
+        and absent, `BadOption` for offsets of a topic that is not there, or of a partition that it
+        does not have.
         """
+        heads = self.heads(Patience.PLANNING)
         for topic in self._options.topics:
             if not any(topic in found for found in heads.values()):
-                raise ServerError(
-                    f'server {", ".join(map(label, self.servers))}: topic "{topic}":'
-                    " topic_not_found: there is no such topic; make it first, or correct the option"
-                    " subscribe"
-                )
+                self._refuse(topic)
         index = self._connection.servers.index
         for bounds in (self._options.starting, self._options.ending):
             for topic in bounds.named:
@@ -91,6 +116,37 @@ class Survey:
                 if not places:
                     raise BadOption(f'option {bounds.option} names topic "{topic}": there is none')
                 bounds.check(topic, places)
+        for server in self.servers:
+            for topic, head in heads[server.name].items():
+                yield server, topic, head
+
+    def _refuse(self, topic: str) -> NoReturn:
+        """Raise `ServerError` for a topic that was not found: a key that may not see it is told."""
+        for server in self.servers:
+            with errors_of(server):
+                self._client(server, Patience.PLANNING).state(topic)
+        raise ServerError(
+            f'server {", ".join(map(label, self.servers))}: topic "{topic}": topic_not_found: there'
+            " is no such topic; make it first, or correct the option subscribe"
+        )
+
+    def bound(self, bounds: Bounds, server: Server, topic: str, head: Head) -> int:
+        """The seq before a bound: exclusive start or inclusive end. Beyond the end, it raises
+        `DataLost`, or warns and is the head.
+        """
+        index = self._connection.servers.index(server.name)
+        if bounds.by_time and (ts := bounds.of(topic, index)) >= 0:
+            return self.seq_before(server, topic, head, ts)
+        try:
+            return bound(bounds, topic, index, head)
+        except DataLost as error:
+            if self._options.fail_on_data_loss:
+                raise DataLost(
+                    f"{error}: was it deleted and made again? Give failOnDataLoss=false to read"
+                    " what is there"
+                ) from error
+            warn(str(error))
+            return head.head
 
     def loss(self, step: Step, patience: Patience) -> Lost | None:
         """What was evicted or expired right behind a position; None without any."""
@@ -153,6 +209,8 @@ class Survey:
 
         ``$ts`` never goes back within a topic, so a binary search finds it.
         """
+        if 0 < head.ts < ts:
+            return head.head
         client = self._client(server, Patience.PLANNING)
         low, high = head.earliest - 1, head.head
         with errors_of(server):
@@ -168,26 +226,31 @@ class Survey:
                     low = max(middle + 1, min(record.seq, high))
         return low
 
-    def _matching(self, client: TopicsClient) -> dict[str, Head]:
-        found: dict[str, Head] = {}
-        for one in client.listing(self._options.prefix):
-            if not self._options.wants(one.topic):
-                continue
-            if one.epoch is None:  # a server of an earlier version
-                head = _head(client, one.topic)
-            else:
-                ts = one.last_write_ts or 0
-                head = Head(one.earliest_seq, one.head_seq, one.epoch, ts)
-            if head is not None:
-                found[one.topic] = head
-        return found
-
     def _client(self, server: Server, patience: Patience) -> TopicsClient:
         found = self._clients.get((server.name, patience))
         if found is None:
             found = self._connection.client(server, patience)
             self._clients[server.name, patience] = found
         return found
+
+
+def _heads(
+    client: TopicsClient, prefix: str, wanted: Callable[[str], bool], most: int | None = None
+) -> tuple[dict[str, Head], bool]:
+    """The wanted ones of the first ``most`` topics with this prefix, and whether that is all."""
+    listing = iter(client.listing(prefix))
+    found = {
+        one.topic: head
+        for one in islice(listing, most)
+        if wanted(one.topic) and (head := _listed(client, one)) is not None
+    }
+    return found, next(listing, None) is None
+
+
+def _listed(client: TopicsClient, one: Listed) -> Head | None:
+    if one.epoch is None:  # a server of an earlier version
+        return _head(client, one.topic)
+    return Head(one.earliest_seq, one.head_seq, one.epoch, one.last_write_ts or 0)
 
 
 def _head(client: TopicsClient, topic: str) -> Head | None:
