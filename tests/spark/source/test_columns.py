@@ -16,9 +16,13 @@ from pyspark.sql.types import StructType
 
 from tests.spark.source.ddl import struct_of
 from topics.spark.client.http import Record
-from topics.spark.source.columns import SCHEMA, Columns, schema_of
+from topics.spark.source.columns import Columns, schema_of
 from topics.spark.source.connection import BadOption
 
+SCHEMA = (
+    "key STRING, value STRING, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP,"
+    " node STRING, headers STRING"
+)
 TS = 1_748_450_000_123
 PLAIN = Record(seq=7, ts=TS, data=Raw(b'{"id": 1}'))
 FULL = Record(seq=8, ts=TS, data=Raw(b"null"), node="n", tag="k\u00e4", meta=Raw(b'{"a":1}'))

@@ -55,7 +55,19 @@ def test_words_are_those_that_somebody_asks_for() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["first", "", "{}", "[1]", '{"a": "1"}', '{"a": -3}', '{"a": {"x": 1}}', '{"a": true}']
+    "text",
+    [
+        "first",
+        "",
+        "{}",
+        "[1]",
+        '{"a": {}}',
+        '{"a": {"-1": 1}}',
+        '{"a": "1"}',
+        '{"a": -3}',
+        '{"a": {"x": 1}}',
+        '{"a": true}',
+    ],
 )
 def test_what_is_neither_is_refused_in_one_line(text: str) -> None:
     with pytest.raises(BadOption, match=r"option startingOffsets is .* earliest, latest or JSON"):

@@ -108,8 +108,6 @@ def test_no_match_is_lost_by_the_prefix(pattern: str, name: str) -> None:
         ),
         ("stream", {"subscribe": "a", "maxOffsetsPerTrigger": "0"}, "it is at least 1"),
         ("stream", {"subscribe": "a", "maxTriggerDelay": "soon"}, "a time as 500ms"),
-        ("batch", {"subscribe": "a", "mode": "PERMISSIVE"}, "give it to Spark's from_json"),
-        ("batch", {"subscribe": "a", "inferSchema": "true"}, "schema_of_json and from_json"),
         ("batch", {"subscibe": "a"}, "there is no option subscibe; is it subscribe?"),
         ("batch", {"subscribe": "a", "startingOffset": "1"}, "is it startingOffsets?"),
         ("batch", {"subscribe": "a", "maxOffsetPerTrigger": "1"}, "is it maxOffsetsPerTrigger?"),

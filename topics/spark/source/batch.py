@@ -14,8 +14,8 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from topics.spark.source.columns import Columns
 from topics.spark.source.options import ReadOptions
-from topics.spark.source.plan import Range, pack
-from topics.spark.source.reading import RangePartition, read_partition
+from topics.spark.source.plan import Range
+from topics.spark.source.reading import partitions_of, read_partition
 from topics.spark.source.survey import Survey
 
 if TYPE_CHECKING:
@@ -40,8 +40,7 @@ class BatchReader(DataSourceReader):
                 after = survey.bound(options.starting, server, topic, head)
                 last = survey.bound(options.ending, server, topic, head)
                 found.append(Range(server.name, topic, after, last, head.epoch))
-        tasks = pack(found, options.max_records_per_partition, options.min_partitions)
-        return [RangePartition(task) for task in tasks]
+        return partitions_of(found, options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The records of one task."""

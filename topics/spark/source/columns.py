@@ -35,10 +35,6 @@ from pyspark.sql.types import (
 from topics.spark.client.http import Record
 from topics.spark.source.connection import BadOption
 
-SCHEMA: Final = (
-    "key STRING, value STRING, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP,"
-    " node STRING, headers STRING"
-)
 TYPES: Final[dict[str, DataType]] = {
     "key": StringType(),
     "value": StringType(),

@@ -1,8 +1,5 @@
 """Lag: how far a streaming query is behind, topic by topic, from the progress that Spark reports.
 
-    lags(query.lastProgress)                        now
-    spark.streams.addListener(listener(print_it))   after every batch
-
 A source cannot give Spark metrics of its own; but progress has the offsets at the end of the batch
 and the ends of the topics at that time (``latestOffset``), which is all that is needed.
 """
@@ -10,13 +7,10 @@ and the ends of the topics at that time (``latestOffset``), which is all that is
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from topics.spark.source.offsets import BadOffset, Offsets, decode
-
-if TYPE_CHECKING:
-    from pyspark.sql.streaming.listener import StreamingQueryListener
 
 
 class TopicLag(NamedTuple):
@@ -35,37 +29,6 @@ def lags(progress: Mapping[str, Any] | None) -> list[TopicLag]:
     """The lag of every topic that the query reads with this source; none before its first batch."""
     sources: Sequence[Any] = () if progress is None else progress["sources"]
     return [lag for source in sources for lag in _of_source(source)]
-
-
-def listener(
-    tell: Callable[[str, list[TopicLag]], None],
-) -> StreamingQueryListener:
-    """A listener that calls ``tell`` with the query's name, or its id, and its lags."""
-    from pyspark.sql.streaming.listener import (
-        QueryIdleEvent,
-        QueryProgressEvent,
-        QueryStartedEvent,
-        QueryTerminatedEvent,
-        StreamingQueryListener,
-    )
-
-    class LagListener(StreamingQueryListener):
-        def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
-            """Nothing is read yet."""
-
-        def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
-            """A batch is done."""
-            progress = json.loads(event.progress.json)
-            if found := lags(progress):
-                tell(progress.get("name") or progress["id"], found)
-
-        def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
-            """Nothing new came."""
-
-        def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
-            """The last batch was told."""
-
-    return LagListener()
 
 
 def _of_source(source: Mapping[str, Any]) -> Iterator[TopicLag]:

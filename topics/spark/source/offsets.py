@@ -23,6 +23,9 @@ from topics.spark.source.connection import BadOption
 EARLIEST, LATEST = -2, -1
 WORDS = {"earliest": EARLIEST, "latest": LATEST}
 Number = Annotated[int, msgspec.Meta(ge=0)]
+At = Annotated[int, msgspec.Meta(ge=EARLIEST)]
+SOME = msgspec.Meta(min_length=1)
+Named = Annotated[dict[str, At | Annotated[dict[Number, At], SOME]], SOME]
 
 
 class Position(NamedTuple):
@@ -66,12 +69,13 @@ class Bounds:
         if word in WORDS:
             return cls(option, WORDS[word])
         try:
-            value = msgspec.json.decode(text)
+            value = msgspec.json.decode(text, type=Named)
         except (msgspec.DecodeError, UnicodeError):
-            value = None
-        if not isinstance(value, dict) or not value:
-            raise _bad(option, text)
-        named = {topic: _by_partition(option, text, at) for topic, at in value.items()}
+            raise BadOption(
+                f"option {option} is {text[:200]!r}; it is earliest, latest or JSON as"
+                ' {"TOPIC": 42} or {"TOPIC": {"0": 42}}, where -2 is earliest and -1 is latest'
+            ) from None
+        named = {topic: at if isinstance(at, dict) else {None: at} for topic, at in value.items()}
         return cls(option, default, named, by_time)
 
     def of(self, topic: str, partition: int) -> int:
@@ -122,22 +126,3 @@ def decode(value: Mapping[str, Any]) -> Offsets:
             f"the checkpoint holds an offset of another source: {str(value)[:200]}; use another"
             " checkpointLocation"
         ) from None
-
-
-def _by_partition(option: str, text: str, value: object) -> dict[int | None, int]:
-    if isinstance(value, dict) and value and all(key.isdecimal() for key in value):
-        return {int(key): _offset(option, text, offset) for key, offset in value.items()}
-    return {None: _offset(option, text, value)}
-
-
-def _offset(option: str, text: str, value: object) -> int:
-    if type(value) is not int or value < EARLIEST:
-        raise _bad(option, text)
-    return value
-
-
-def _bad(option: str, text: str) -> BadOption:
-    return BadOption(
-        f"option {option} is {text[:200]!r}; it is earliest, latest or JSON as"
-        ' {"TOPIC": 42} or {"TOPIC": {"0": 42}}, where -2 is earliest and -1 is latest'
-    )

@@ -41,18 +41,13 @@ READ_OPTIONS = (
     "maxTriggerDelay",
     "node",
 )
-ADVICE = {
-    "inferschema": "use Spark's schema_of_json and from_json on the column value",
-    "mode": "give it to Spark's from_json",
-    "path": "name the topic with subscribe",
-}
 IGNORED = {"includeheaders"}  # the column is always there
 NEAR = 0.8
 MAX_RECORDS_PER_PARTITION = 500_000
 MAX_TRIGGER_DELAY_MS = 15 * 60 * 1000  # Kafka's
 UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
 TOPIC = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}")
-_LITERAL = re.compile(r"(?:\\[.:-]|[A-Za-z0-9_:-])")
+LITERALS = re.compile(r"(?:\\[.:-]|[A-Za-z0-9_:-])*(?![?*{])")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,8 +131,8 @@ def refuse_unknown(given: Mapping[str, str]) -> None:
     """Raise `BadOption` for a name that looks misspelt, or means nothing here."""
     known = {name.lower(): name for name in (*CONNECTION_OPTIONS, *READ_OPTIONS)}
     for name in given:
-        if advice := ADVICE.get(name):
-            raise BadOption(f"option {name} is not one of topics: {advice}")
+        if name == "path":
+            raise BadOption("option path is not one of topics: name the topic with subscribe")
         if name in known or name in IGNORED:
             continue
         if near := get_close_matches(name, known, n=1, cutoff=NEAR):
@@ -148,13 +143,9 @@ def literal_prefix(pattern: str) -> str:
     """The longest text that everything the pattern matches surely begins with."""
     if "|" in pattern:
         return ""
-    at, literals = 0, []
-    while found := _LITERAL.match(pattern, at):
-        literals.append(found.group()[-1])
-        at = found.end()
-    if literals and pattern[at : at + 1] in ("?", "*", "{"):
-        literals.pop()
-    return "".join(literals)
+    found = LITERALS.match(pattern)
+    assert found, "it matches no characters, too"
+    return found.group().replace("\\", "")
 
 
 def _subscription(given: Mapping[str, str]) -> tuple[tuple[str, ...], str | None]:
@@ -188,7 +179,7 @@ def _list(text: str) -> tuple[str, ...]:
 
 
 def _bounds(given: Mapping[str, str], side: str, rest: int, default: int) -> Bounds:
-    """Where reads start or end: at ``default``, and topics that a JSON leaves out at ``rest``."""
+    """Where reads start or end: at ``default``; what a JSON leaves out, at ``rest``."""
     offsets, time, times = f"{side}Offsets", f"{side}Timestamp", f"{side}OffsetsByTimestamp"
     named = [option for option in (offsets, time, times) if option.lower() in given]
     if len(named) > 1:

@@ -8,18 +8,11 @@ batch that reads nothing of it: the next one begins at a position that the check
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from topics.spark.client.ranges import GONE, RECREATED, UNSYNCED, Lost
-from topics.spark.source.offsets import (
-    EARLIEST,
-    LATEST,
-    Bounds,
-    Offsets,
-    Position,
-    seq_before,
-)
+from topics.spark.source.offsets import EARLIEST, LATEST, Bounds, Offsets, Position, seq_before
 
 REWOUND = "rewound"  # the log ends before what was read of it, or goes on otherwise
 REASONS = {
@@ -228,11 +221,6 @@ def loss_text(server: str, topic: str, lost: Lost) -> str:
         f"{where}: offsets {lost.first} to {lost.last} are gone, about {lost.estimate} records:"
         f" {reason}"
     )
-
-
-def total_lag(found: Iterable[Step]) -> int:
-    """How many seqs lie ahead in all topics."""
-    return sum(step.lag for step in found)
 
 
 def positions(heads: Heads) -> Offsets:

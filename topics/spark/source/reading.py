@@ -20,7 +20,7 @@ from topics.spark.client.ranges import Lost, ahead, read_range
 from topics.spark.source.columns import Columns
 from topics.spark.source.connection import errors_of
 from topics.spark.source.options import ReadOptions
-from topics.spark.source.plan import GO_ON, DataLost, Range, loss_text
+from topics.spark.source.plan import GO_ON, DataLost, Range, loss_text, pack
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,6 +34,12 @@ class RangePartition(InputPartition):
     """What one task reads."""
 
     ranges: tuple[Range, ...]
+
+
+def partitions_of(ranges: list[Range], options: ReadOptions) -> list[InputPartition]:
+    """The ranges in as many tasks as the options ask for."""
+    tasks = pack(ranges, options.max_records_per_partition, options.min_partitions)
+    return [RangePartition(task) for task in tasks]
 
 
 def read_partition(

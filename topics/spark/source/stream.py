@@ -37,14 +37,12 @@ from topics.spark.source.plan import (
     Step,
     advance,
     between,
-    pack,
     positions,
     rewind,
     skip,
     steps,
-    total_lag,
 )
-from topics.spark.source.reading import RangePartition, read_partition, report, warn
+from topics.spark.source.reading import partitions_of, read_partition, report, warn
 from topics.spark.source.survey import Survey
 
 if TYPE_CHECKING:
@@ -133,10 +131,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The ranges of a batch."""
-        options = self.options
-        ranges = between(decode(start), decode(end))
-        tasks = pack(ranges, options.max_records_per_partition, options.min_partitions)
-        return [RangePartition(task) for task in tasks]
+        return partitions_of(between(decode(start), decode(end)), self.options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The records of one task."""
@@ -264,7 +259,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._target is not None or self.options.min_offsets == 0:
             return False
         late = self._clock() - self._moved_at >= self.options.max_delay_s
-        return total_lag(found) < self.options.min_offsets and not late
+        return sum(step.lag for step in found) < self.options.min_offsets and not late
 
     def _report(self, server: str, topic: str, lost: Lost) -> None:
         """Raise, or warn once for each loss."""
