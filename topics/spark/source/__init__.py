@@ -7,7 +7,7 @@
     columns.py      records to Arrow batches
     plan.py         which ranges of seqs are read; what a batch of a stream takes
     survey.py       what the servers hold now: topics, heads, epochs
-    reading.py      an executor's part: reads one range
+    reading.py      an executor's part: reads the ranges of a task
     batch.py        reads of what is there
     stream.py       reads that go on
     lag.py          how far a query is behind

@@ -75,7 +75,9 @@ class Bounds:
                 f"option {option} is {text[:200]!r}; it is earliest, latest or JSON as"
                 ' {"TOPIC": 42} or {"TOPIC": {"0": 42}}, where -2 is earliest and -1 is latest'
             ) from None
-        named = {topic: at if isinstance(at, dict) else {None: at} for topic, at in value.items()}
+        named: dict[str, Mapping[int | None, int]] = {
+            topic: {**at} if isinstance(at, dict) else {None: at} for topic, at in value.items()
+        }
         return cls(option, default, named, by_time)
 
     def of(self, topic: str, partition: int) -> int:
