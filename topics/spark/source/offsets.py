@@ -69,14 +69,14 @@ class Bounds:
         if word in WORDS:
             return cls(option, WORDS[word])
         try:
-            value = msgspec.json.decode(text, type=Named)
+            value: dict[str, Any] = msgspec.json.decode(text, type=Named)
         except (msgspec.DecodeError, UnicodeError):
             raise BadOption(
                 f"option {option} is {text[:200]!r}; it is earliest, latest or JSON as"
                 ' {"TOPIC": 42} or {"TOPIC": {"0": 42}}, where -2 is earliest and -1 is latest'
             ) from None
         named: dict[str, Mapping[int | None, int]] = {
-            topic: {**at} if isinstance(at, dict) else {None: at} for topic, at in value.items()
+            topic: at if isinstance(at, dict) else {None: at} for topic, at in value.items()
         }
         return cls(option, default, named, by_time)
 
