@@ -58,7 +58,7 @@ def test_every_message_about_an_installation_names_this_distribution() -> None:
         for path in (ROOT / "topics").rglob("*.py")
         for found in re.findall(r"'(topics[\w-]*)\[(\w+)\]'", path.read_text())
     }
-    assert told == {("topics-engine", "spark"), ("topics-engine", "delta")}
+    assert told == {("topics-engine", "spark")}
     assert project["name"] == "topics-engine"
     assert {extra for _, extra in told} <= {*project["optional-dependencies"]}
 

@@ -3,7 +3,7 @@
     python -m workers.flights_story            or deploy/story
 
 Loads five tables into five topics of a server of its own, counts delays by carrier and hour into
-a sixth that a watcher follows, archives the flights to Parquet, queries the archive without Spark,
+a sixth that a watcher follows, archives the flights to a Delta table, queries it without Spark,
 and replays it into a seventh. Every job is one that topics-spark has. Counts and sums must be the
 same everywhere: exit code 0 when they are, 1 when not.
 """
@@ -21,6 +21,7 @@ from typing import Any
 
 import duckdb
 import msgspec
+from deltalake import DeltaTable
 
 from topics.errors import ExitCode
 from topics.spark.client.errors import RequestError
@@ -135,15 +136,15 @@ class Story:
 
     def ask(self) -> None:
         """A question to the archive, without Spark and without the server."""
-        query = f"""
+        query = """
             SELECT key AS carrier, count(*) AS flights,
                    round(avg(CAST(value ->> 'dep_delay' AS DOUBLE)), 1) AS delay
-            FROM read_parquet('{self._archive}/date=*/*.parquet', hive_partitioning = true)
+            FROM flights
             GROUP BY ALL ORDER BY delay DESC LIMIT 3
         """
         tell("\nDuckDB on the archive: the three carriers with the longest delays")
-        for carrier, flights, delay in duckdb.execute(query).fetchall():
-            tell(f"  {carrier}  {flights:7,} flights, {delay:5} minutes on average")
+        for carrier, count, delay in self.archived(query):
+            tell(f"  {carrier}  {count:7,} flights, {delay:5} minutes on average")
 
     def compare(self, lines: dict[str, int], source: Totals, watched: int) -> bool:
         """The table of counts and sums; whether all rows of it agree."""
@@ -186,12 +187,18 @@ class Story:
 
     def archive_totals(self) -> Totals:
         """Of the archive, by DuckDB."""
-        found = duckdb.execute(f"""
+        found = self.archived("""
             SELECT count(*), sum(CAST(value ->> 'distance' AS BIGINT)),
                    sum(CAST(value ->> 'dep_delay' AS BIGINT))
-            FROM read_parquet('{self._archive}/date=*/*.parquet', hive_partitioning = true)
-        """).fetchall()[0]
+            FROM flights
+        """)[0]
         return int(found[0]), int(found[1]), int(found[2])
+
+    def archived(self, query: str) -> list[Any]:
+        """DuckDB's answer about the archive."""
+        with duckdb.connect() as connection:
+            table = DeltaTable(str(self._archive)).to_pyarrow_dataset()
+            return connection.register("flights", table).execute(query).fetchall()
 
 
 def lost(gone: Lost) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections import defaultdict
+from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
-from pyarrow import parquet
+from deltalake import write_deltalake
 
 SCHEMA = pa.schema(
     [
@@ -20,6 +20,7 @@ SCHEMA = pa.schema(
         ("timestamp", pa.timestamp("us", "UTC")),
         ("node", pa.string()),
         ("headers", pa.string()),
+        ("date", pa.date32()),
     ]
 )
 
@@ -37,23 +38,21 @@ class Row(NamedTuple):
     headers: str | None = None
 
 
-def write_archive(root: Path, rows: list[Row], *, files: int = 3, seed: int = 1) -> Path:
-    """Spread the rows of each date over files at random, in a random order."""
+def write_archive(root: Path, rows: list[Row], *, commits: int = 3, seed: int = 1) -> Path:
+    """Spread the rows over commits at random, in a random order."""
     chance = random.Random(seed)
-    by_file: dict[tuple[str, int], list[Row]] = defaultdict(list)
-    for row in rows:
-        by_file[row.date, chance.randrange(files)].append(row)
-    for (date, number), some in by_file.items():
-        chance.shuffle(some)
-        folder = root / f"date={date}"
-        folder.mkdir(parents=True, exist_ok=True)
-        columns: dict[str, Any] = {
-            name: [getattr(row, name) for row in some]
-            for name in SCHEMA.names
-            if name != "timestamp"
-        }
-        columns["timestamp"] = [None] * len(some)
-        parquet.write_table(
-            pa.table(columns, SCHEMA), folder / f"part-{number}.parquet", row_group_size=7
-        )
+    shares: list[list[Row]] = [[] for _ in range(commits)]
+    for row in chance.sample(rows, len(rows)):
+        shares[chance.randrange(commits)].append(row)
+    for share in shares:
+        records = [
+            {
+                **row._asdict(),
+                "date": date.fromisoformat(row.date),
+                "timestamp": datetime.fromisoformat(row.date).replace(tzinfo=UTC),
+            }
+            for row in share
+        ]
+        table = pa.Table.from_pylist(records, SCHEMA)
+        write_deltalake(str(root), table, mode="append", partition_by=["date"])
     return root

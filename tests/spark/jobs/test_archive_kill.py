@@ -1,4 +1,4 @@
-"""An archive that is killed, between two renames and at a random moment, and run again."""
+"""An archive that is killed at random moments, and run again."""
 
 from __future__ import annotations
 
@@ -12,47 +12,48 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import duckdb
+import polars as pl
 import pytest
+from deltalake import DeltaTable
 
-from tests.spark.jobs import killed_archive
 from tests.spark.source.live import Live
 from tests.support.server import ROOT
-from topics.spark.jobs.archive import ArchiveJob, archive
+from topics.spark.jobs.archive import CHECKPOINT, ArchiveJob, archive
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
-TOPICS = {"k:a": 500, "k:b": 300, "k:c": 100}
-START_S = 120.0
+KILLS = int(os.environ.get("ARCHIVE_KILLS", "3"))
+TOPICS = {"k:a": 5000, "k:b": 3000, "k:c": 1000}
+WAIT_S = 120.0
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300 + KILLS * WAIT_S)]
 
 
-def start(live: Live, directory: Path, renames: int) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-m", killed_archive.__name__, live.url, "k:.*", directory, str(renames)],
+def kill_in_a_batch(live: Live, directory: Path, moment: random.Random) -> None:
+    """Run the archive, and kill it with its JVM and workers within two seconds after it began a
+    batch.
+    """
+    begun = directory / CHECKPOINT / "offsets"
+    known = {*begun.glob("*")}
+    arguments = ["archive", "k:.*", str(directory), "--pattern", "--url", f"a={live.url}"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "workers.spark", *arguments, "--batch-records", "200", "--quiet"],
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-
-
-def kill_group(process: subprocess.Popen[bytes]) -> int:
-    """The process, its JVM and its workers, which are a session of their own; the exit code."""
-    code = process.poll()
-    if code is None:
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
     try:
+        deadline = time.monotonic() + WAIT_S
+        while {*begun.glob("*")} <= known:
+            assert process.poll() is None, "the archive ends before it is killed"
+            assert time.monotonic() < deadline, "the archive does not come to a batch"
+            time.sleep(0.01)
+        time.sleep(2 * moment.random())
+    finally:
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return -1 if code is None else code
-    return -1 if code is None else code
-
-
-def manifests(directory: Path) -> set[str]:
-    return {path.name for path in directory.glob("_state/batch-*.json")}
+        process.wait()
 
 
 def test_each_record_is_there_once_after_kills(
@@ -62,36 +63,23 @@ def test_each_record_is_there_once_after_kills(
     moment = random.Random(seed)
     for topic, count in TOPICS.items():
         live.make(topic, count)
-    directory = tmp_path / "archive"
-    ended = start(live, directory, moment.randint(1, 4))  # six batches, each of one or two files
-    try:
-        assert ended.wait(START_S) == killed_archive.ENDED
-    finally:
-        kill_group(ended)
-    known = manifests(directory)
-    killed = start(live, directory, 0)
-    try:
-        deadline = time.monotonic() + START_S
-        while manifests(directory) <= known and killed.poll() is None:
-            assert time.monotonic() < deadline, "the second run does not come to a batch"
-            time.sleep(0.01)
-        time.sleep(moment.random() * 0.5)
-    finally:
-        kill_group(killed)
+    for _ in range(KILLS):
+        kill_in_a_batch(live, tmp_path, moment)
     job = ArchiveJob(
         subscribe="k:.*",
-        directory=str(directory),
+        directory=str(tmp_path),
         is_pattern=True,
         options={"servers": f"a={live.url}"},
-        batch_records=150,
     )
     summary = archive(spark, job)
     assert summary.agrees, f"seed {seed}: {summary.text()}"
+    expected = [(topic, count, count) for topic, count in TOPICS.items()]
+    by_topic = pl.scan_delta(str(tmp_path)).group_by("topic")
+    counts = by_topic.agg(pl.len(), pl.col("offset").n_unique().alias("seqs")).sort("topic")
+    assert counts.collect().rows() == expected, f"seed {seed}"
     with duckdb.connect() as connection:
+        connection.register("archive", DeltaTable(str(tmp_path)).to_pyarrow_dataset())
         found = connection.sql(
-            'select topic, count(*), count(distinct "offset"),'
-            " sum(cast(value->>'$.id' as bigint))"
-            f" from read_parquet('{directory}/date=*/*.parquet') group by 1 order by 1"
+            'select topic, count(*), count(distinct "offset") from archive group by 1 order by 1'
         ).fetchall()
-    expected = [(topic, n, n, n * (n + 1) // 2) for topic, n in TOPICS.items()]
     assert found == expected, f"seed {seed}"

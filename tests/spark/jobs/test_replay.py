@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("pyarrow")
+from deltalake import DeltaTable
 
 from tests.spark.client.stub_server import Fault, StubServer
 from tests.spark.jobs.archives import Row, write_archive
 from tests.support.server import Server
 from topics.spark.client.http import Record, Target, TopicsClient
 from topics.spark.client.ranges import read_range
+from topics.spark.jobs import replay
 from topics.spark.jobs.cli import main
 
 DAYS = ("2026-01-01", "2026-01-02")
@@ -58,10 +58,7 @@ def test_days_that_are_replayed_one_by_one_and_then_together_are_appended_once(
 ) -> None:
     assert run(stub, root, "t", "--from-topic", "a", "--until", DAYS[1]) == 0
     assert numbers(stub, "t") == [*range(1, 31)]
-    # Other files with the same records: the archive job merges small files.
-    for file in root.glob("*/*"):
-        file.unlink()
-    write_archive(root, ROWS, files=1, seed=2)
+    DeltaTable(str(root)).optimize.compact()
     assert run(stub, root, "t", "--from-topic", "a") == 0
     assert numbers(stub, "t") == [*range(1, 61)]
     assert run(stub, root, "t", "--from-topic", "a", "--from", DAYS[1]) == 0
@@ -79,7 +76,7 @@ def test_several_topics_go_into_one_only_when_they_are_named(
     stub: StubServer, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(stub, root, "t") == 1
-    assert "it has records of 2 topics; choose with --from-topic" in capsys.readouterr().err
+    assert "it has records of several topics; choose with --from-topic" in capsys.readouterr().err
     assert stub.topics == {}
     assert run(stub, root, "t", "--from-topic", "b", "--from-topic", "a") == 0
     assert numbers(stub, "t") == [*range(1, 61), *range(101, 121)]
@@ -91,8 +88,8 @@ def test_a_replay_that_failed_half_way_goes_on_where_it_stopped(
     stub.faults.extend([None] * 6 + [Fault(status=422, code="topic_full")])
     assert run(stub, root, "t", "--from-topic", "a") == 1
     told = capsys.readouterr().err
-    assert told.startswith('error: topic "t": 422 topic_full')
-    assert "30 records were appended before that; the same job run again appends none" in told
+    assert 'topic "t": 422 topic_full' in told
+    assert "appended before stays, and the same replay appends none of it twice" in told
     assert run(stub, root, "t", "--from-topic", "a") == 0
     assert numbers(stub, "t") == [*range(1, 61)]
 
@@ -122,7 +119,7 @@ def test_other_archives_and_targets_are_other_jobs(
         ["t", "--into", "{topic}"],
         ["--into", "plain"],
         ["t", "--from", "2026-13-01"],
-        ["t", "--until", "20260101"],
+        ["t", "--until", "2026/01/01"],
         ["t", "--batch-records", "0"],
     ],
 )
@@ -136,9 +133,56 @@ def test_dates_without_records_are_told(
     stub: StubServer, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(stub, root, "t", "--from", "2027-01-01") == 1
-    assert capsys.readouterr().err == f"error: {root}: it has no record of these dates\n"
-    with pytest.raises(SystemExit):
-        main(["replay", "s3://bucket/archive", "t"])
+    told = f"error: {root}: it has no record of these dates; the topics are: none\n"
+    assert capsys.readouterr().err == told
+    assert run(stub, root, "t", "--from-topic", "a", "--from-topic", "x") == 1
+    assert 'no record of topic "x" of these dates; the topics are: a, b' in capsys.readouterr().err
+
+
+def test_a_folder_that_is_no_delta_table_is_told_as_such(
+    stub: StubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(stub, tmp_path, "t") == 2
+    assert "it is no Delta table; Spark reads a Parquet archive" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("window", [1, 7, 1000])
+def test_batches_are_the_same_whatever_the_windows(
+    root: Path, monkeypatch: pytest.MonkeyPatch, window: int
+) -> None:
+    monkeypatch.setattr(replay, "WINDOW_ROWS", window)
+    archive = replay.Archive(str(root))
+    parts = archive.parts([], date.min, date.max)
+    assert [(part.topic, str(part.date), *part[3:]) for part in parts] == [
+        ("a", DAYS[0], 30, 1, 30),
+        ("a", DAYS[1], 30, 31, 60),
+        ("b", DAYS[1], 20, 101, 120),
+    ]
+    found = [[batch.column(0).to_pylist() for batch in archive.batches(p, 8)] for p in parts]
+    assert [[len(batch) for batch in each] for each in found] == [
+        [8, 8, 8, 6],
+        [8, 8, 8, 6],
+        [8, 8, 4],
+    ]
+    assert [value for each in found for batch in each for value in batch] == [
+        row.value for row in ROWS
+    ]
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (Row(DAYS[1], "b", 107, "1"), 'it has twice topic "b", offset 107'),
+        (Row(DAYS[1], "b", 130, '1},{"data":2'), "value is not JSON"),
+        (Row(DAYS[1], "b", 130, "1", headers="{"), "headers is not JSON"),
+    ],
+)
+def test_what_cannot_be_replayed_is_told(
+    stub: StubServer, root: Path, row: Row, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_archive(root, [row], commits=1)
+    assert run(stub, root, "t", "--from-topic", "b") == 1
+    assert reason in capsys.readouterr().err
 
 
 @pytest.mark.slow

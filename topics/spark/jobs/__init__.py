@@ -4,17 +4,17 @@
     arguments.py  what the subcommands share: servers, types of arguments, the result of a job
     backfill.py   Parquet, CSV or JSON files into a topic
     replay.py     an archive back into topics, in order
-    archive.py    a topic, or all that match a pattern, into Parquet or Delta by date
+    archive.py    a topic, or all that match a pattern, into a table by date
     compact.py    the last record of each key into another topic
     aggregate.py  windowed counts, sums and averages back into a topic
 
 Below them:
 
-    archive_state.py  what an archive's last batch did, and what a crash left unfinished
-    archive_files.py  batches as Parquet files; merges of small files
-    archive_delta.py  batches as commits of a Delta table
-    archive_check.py  the archive against the server's own counts
-    files.py          local files, or files through Hadoop
+    archive_table.py  batches as commits of a Delta table
+    archive_check.py  the archive against the server
+    checkpoint.py     whose a checkpoint is
+    streams.py        the session, the source, a query to its end
+    appending.py      the rows of a job to one topic
 
 The module of a job has the name of its subcommand. It has two functions: ``add(commands)`` makes
 the subcommand's parser, ``run(options)`` does the job and returns an ``Outcome``. It imports

@@ -32,9 +32,8 @@ from topics.errors import ExitCode
 from topics.spark.errors import WrongUse, spark_errors
 from topics.spark.jobs.appending import Appended, append_rows
 from topics.spark.jobs.arguments import Commands, add_servers, positive
-from topics.spark.jobs.checkpoint import check_job, claim
+from topics.spark.jobs.checkpoint import Folder, claim, uri_of
 from topics.spark.jobs.compact import open_sink, planned
-from topics.spark.jobs.files import LocalFiles, files_at, local_path
 from topics.spark.jobs.streams import (
     LEFT_OUT,
     NO_NUMBER,
@@ -280,7 +279,7 @@ def aggregate(
     started = time.monotonic()
     sink = job.sink()
     planned(sink.connection, job.source)
-    claim(files_at(spark, job.checkpoint), job.arguments())
+    claim(Folder(spark, uri_of(job.checkpoint)), job.arguments())
     open_sink(sink)
     done: list[Appended] = []
 
@@ -388,9 +387,7 @@ def run(options: argparse.Namespace) -> AggregateSummary:
         allow_loss=options.allow_loss,
     )
     planned(job.sink().connection, job.source)  # a mistake is told before a JVM starts
-    path = local_path(job.checkpoint)
-    if path is not None:
-        check_job(LocalFiles(path), job.arguments())
+    uri_of(job.checkpoint)
     with spark_errors():
         spark = local_session(options.cores, "topics-aggregate")
     try:

@@ -1,53 +1,50 @@
-"""Check of an archive: what a run wrote, against the server's own counts.
+"""Check of an archive: what a run wrote, against the offsets that it went through and the server.
 
-For each topic, the seqs that the query went through are known from its checkpoint. Those without a
-record in the files are holes: deleted before they were read, or lost. A hole is right when the
-server has no record there either, so each is asked for. A topic that the server has and the query
-did not reach is told as well.
+Of each topic, the seqs that the query went through are known from its progress. If the files have
+as many records with the same sum of seqs, they have each of them once. Else seqs are deleted, lost
+or doubled, and the topic is read from the server again: a record that is there and not in the files
+is a fault, and so is one that the files have twice.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
-from topics.spark.client.http import TopicsClient
-from topics.spark.client.servers import Servers
-from topics.spark.jobs.archive_state import Figure
-from topics.spark.jobs.arguments import located
-from topics.spark.jobs.checkpoint import Positions
-from topics.spark.source.connection import Connection, Patience
-from topics.spark.source.offsets import Position
+from topics.spark.jobs.streams import LeftOut, read_batch
+from topics.spark.source.connection import Connection
+from topics.spark.source.offsets import Offsets, Position
+from topics.spark.source.plan import Heads
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
-HOLES_MAX = 200  # asked for, of a topic
-TOPICS_MAX = 5_000  # whose heads are noted before a run
-Heads = dict[tuple[str, str], int]  # by server and topic
-
-
-class Hole(NamedTuple):
-    """Seqs without a record, both ends inclusive."""
-
-    first: int
-    last: int
+KEY = ("partition", "topic", "offset", "timestamp")  # two lives of a topic differ in the time
+EVER = "0001-01-01"
+MISSING, TWICE = "is on the server and not in the files", "is in the files twice"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Checked:
-    """One topic of one server: ``after`` and ``last`` bound the seqs that a run went through,
-    ``rows`` of them are in the files, ``lost`` the source reported. ``fault`` says what is wrong.
+    """A topic of a server (``partition``): a run went through its seqs (``after``, ``last``], of
+    which the source reported ``lost``, and wrote ``rows``, the sum of whose distances from
+    ``after`` is ``total``. ``since``: none of them is of an earlier date. ``remade``: the topic was
+    deleted and made again. ``fault`` says what is wrong.
     """
 
     server: str
     topic: str
-    after: int
-    last: int
-    rows: int
-    lost: int
+    partition: int = 0
+    after: int = 0
+    last: int = 0
+    lost: int = 0
+    since: str = EVER
+    remade: bool = False
+    rows: int = 0
+    total: int = 0
     fault: str | None = None
 
     @property
@@ -55,134 +52,120 @@ class Checked:
         """Seqs without a record."""
         return max(0, self.last - self.after - self.rows)
 
-
-def heads(connection: Connection, subscribe: str, *, is_pattern: bool) -> Heads:
-    """The heads of the topics that a query is to reach. Raises `RequestError`."""
-    found: Heads = {}
-    members = connection.servers.members if is_pattern else [located(connection, subscribe)]
-    for server in members:
-        with connection.client(server, Patience.PLANNING) as client:
-            names = _matching(client, subscribe) if is_pattern else [subscribe]
-            for name in names:
-                state = client.state(name)
-                if state is not None:
-                    found[server.name, name] = state["head_seq"]
-                if len(found) >= TOPICS_MAX:
-                    return found
-    return found
-
-
-def _matching(client: TopicsClient, pattern: str) -> Iterable[str]:
-    wanted = re.compile(pattern)
-    return filter(wanted.fullmatch, client.names())
-
-
-def passed(
-    servers: Servers, figures: Sequence[Figure], begin: Positions, end: Positions
-) -> list[Checked]:
-    """The seqs that a run went through, by topic. A topic without a position at the beginning
-    starts with its first record: what was gone before is nobody's loss.
-    """
-    rows = {(servers.members[each.partition].name, each.topic): each for each in figures}
-    found = []
-    for (server, topic), at in sorted(end.items()):
-        figure = rows.pop((server, topic), Figure(0, topic, 0, at.seq + 1, at.seq))
-        before = begin.get((server, topic), Position(figure.first - 1, at.epoch))
-        restarted = before.epoch != at.epoch  # the topic was made again
-        found.append(
-            Checked(
-                server=server,
-                topic=topic,
-                after=figure.first - 1 if restarted else before.seq,
-                last=at.seq,
-                rows=figure.rows,
-                lost=at.lost - before.lost,
-            )
-        )
-    for (server, topic), figure in sorted(rows.items()):
-        found.append(
-            Checked(
-                server=server,
-                topic=topic,
-                after=figure.first - 1,
-                last=figure.last,
-                rows=figure.rows,
-                lost=0,
-                fault=f"{figure.rows:,} records of a topic that the query has no offset of",
-            )
-        )
-    return found
-
-
-def fault_of(client: TopicsClient, each: Checked, holes: Sequence[Hole], before: int) -> str | None:
-    """What is wrong with a topic: ``holes`` are some of those in the files, ``before`` its head
-    before the run. Raises `RequestError`.
-    """
-    if each.fault is not None:
-        return each.fault
-    if each.rows > each.last - each.after:
-        return f"{each.rows:,} records in {each.last - each.after:,} seqs"
-    state = client.state(each.topic)
-    if state is None:
-        return None if each.last >= before else "the topic is gone"
-    if each.last < min(before, state["head_seq"]):
-        return f"it ends at seq {each.last:,}, and the head was {before:,} before"
-    for hole in holes:
-        page = client.diff(each.topic, from_seq=hole.first - 1, limit=1, tags=False, meta=False)
-        if page.records and page.records[0].seq <= hole.last:
-            return f"seq {page.records[0].seq:,} is on the server and not in the files"
-    return None
-
-
-def holes_in(df: DataFrame, each: Checked, partition: int) -> list[Hole]:
-    """Holes in the archive's rows ``df`` between the ends of a topic, the first `HOLES_MAX`."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as f
-
-    own = (
-        (f.col("topic") == each.topic)
-        & (f.col("partition") == partition)
-        & f.col("offset").between(each.after + 1, each.last)
-    )
-    before = f.lag("offset", 1, each.after).over(Window.orderBy("offset"))
-    rows = df.where(own).select("offset", before.alias("before"))
-    found = rows.where("offset - before > 1").orderBy("offset").limit(HOLES_MAX).collect()
-    holes = [Hole(row["before"] + 1, row["offset"] - 1) for row in found]
-    ends = df.where(own).agg(f.max("offset")).collect()[0][0] or each.after
-    return [*holes, Hole(ends + 1, each.last)] if ends < each.last else holes
-
-
-def unreached(found: Sequence[Checked], before: Heads) -> list[Checked]:
-    """Topics that had records before the run, and that the query knows nothing of."""
-    known = {(each.server, each.topic) for each in found}
-    return [
-        Checked(
-            server=server,
-            topic=topic,
-            after=0,
-            last=head,
-            rows=0,
-            lost=0,
-            fault=f"it had the head {head:,} before, and the query did not come to it",
-        )
-        for (server, topic), head in sorted(before.items())
-        if head and (server, topic) not in known
-    ]
+    @property
+    def is_whole(self) -> bool:
+        """Whether each seq has a record."""
+        count = self.last - self.after
+        return (self.rows, self.total) == (count, count * (count + 1) // 2)
 
 
 def check(
-    connection: Connection, found: Sequence[Checked], before: Heads, rows: Callable[[], DataFrame]
+    spark: SparkSession,
+    options: Mapping[str, str],
+    run: LeftOut,
+    heads: Callable[[], Heads],
+    before: Heads,
+    rows: Callable[[str], DataFrame],
 ) -> list[Checked]:
-    """The topics of a run with what is wrong with each; those in which nothing happened are left
-    out. ``rows`` reads the archive. Raises `RequestError`.
+    """The topics in which a run did something, or should have. ``options`` are those of the
+    connection, ``before`` the ``heads`` before the run; ``rows`` reads the archive from a date on.
+    Raises as the source.
     """
-    checked = []
-    for each in found:
-        head = before.get((each.server, each.topic), 0)
-        if each.last == each.after and not each.rows and each.last >= head:
-            continue
-        index = connection.servers.index(each.server)
-        holes = holes_in(rows(), each, index) if each.absent else []
-        with connection.client(connection.server(each.server)) as client:
-            checked.append(replace(each, fault=fault_of(client, each, holes, head)))
-    return [*checked, *unreached(found, before)]
+    from pyspark.sql import functions as f
+
+    servers = Connection.parse(options).servers
+    found = [
+        passed(number, server.name, topic, run.begin, at, before)
+        for number, server in enumerate(servers.members)
+        for topic, at in run.end.get(server.name, {}).items()
+        if at != run.begin.get(server.name, {}).get(topic)
+    ]
+    if moved := [each for each in found if each.last > each.after]:
+        held = rows(min(each.since for each in moved))
+        counts = within(spark, held, moved).groupBy("partition", "topic")
+        beyond = f.sum(f.col("offset") - f.col("after"))
+        sums = {row[:2]: row[2:] for row in counts.agg(f.count("*"), beyond).collect()}
+        for each in moved:
+            each.rows, each.total = sums.get((each.partition, each.topic), (0, 0))
+        if odd := [each for each in moved if each.remade or not each.is_whole]:
+            now = heads()
+            compare(spark, options, held, [each for each in odd if each.topic in now[each.server]])
+    return [*found, *unreached(run.end, before)]
+
+
+def passed(
+    partition: int, server: str, topic: str, begins: Offsets, at: Position, before: Heads
+) -> Checked:
+    """What a run went through in a topic, where it is now ``at``. What was gone before is nobody's
+    loss.
+    """
+    begin, head = begins.get(server, {}).get(topic), before.get(server, {}).get(topic)
+    after, since = 0, EVER
+    if begin is not None and begin.epoch == at.epoch:
+        after = begin.seq
+        if begin.head == begin.seq and begin.head_ts:  # `$ts` never goes back within a topic
+            since = datetime.fromtimestamp(begin.head_ts / 1000, UTC).date().isoformat()
+    elif head is not None and head.epoch == at.epoch:
+        after = min(head.earliest - 1, at.seq)
+    return Checked(
+        server=server,
+        partition=partition,
+        topic=topic,
+        after=after,
+        last=at.seq,
+        lost=at.lost - (begin.lost if begin else 0),
+        since=since,
+        remade=begin is not None and begin.epoch != at.epoch,
+    )
+
+
+def unreached(end: Offsets, before: Heads) -> list[Checked]:
+    """Topics of which the query did not come to the head that they had before."""
+    found = []
+    for server, topics in before.items():
+        for topic, head in topics.items():
+            at = end.get(server, {}).get(topic, Position(0, head.epoch))
+            if at.epoch == head.epoch and at.seq < head.head:
+                fault = f"the query ends at seq {at.seq:,}, and the head was {head.head:,} before"
+                found.append(Checked(server=server, topic=topic, fault=fault))
+    return found
+
+
+def within(spark: SparkSession, rows: DataFrame, spans: Sequence[Checked]) -> DataFrame:
+    """The rows of these topics between ``after`` and ``last``."""
+    from pyspark.sql import functions as f
+
+    values = [(each.partition, each.topic, each.after, each.last) for each in spans]
+    ddl = "partition int, topic string, after bigint, last bigint"
+    wanted = f.broadcast(spark.createDataFrame(values, ddl))
+    return rows.join(wanted, ["partition", "topic"]).where("offset > after and offset <= last")
+
+
+def compare(
+    spark: SparkSession, options: Mapping[str, str], held: DataFrame, spans: Sequence[Checked]
+) -> None:
+    """Compare the rows of an archive, record by record, with what the server has of these topics,
+    and note one fault of each.
+    """
+    from pyspark.sql import functions as f
+
+    starts: dict[str, dict[str, int]] = {}
+    for each in spans:
+        starts.setdefault(each.topic, {})[str(each.partition)] = each.after + 1
+    if not starts:
+        return
+    wanted = {
+        "subscribe": ",".join(starts),
+        "startingOffsets": json.dumps(starts),
+        "failOnDataLoss": "false",
+    }
+    there = within(spark, read_batch(spark, {**options, **wanted}), spans).select(*KEY)
+    kept = within(spark, held, spans).select(*KEY)
+    missing = there.join(kept, [*KEY], "left_anti").withColumn("fault", f.lit(MISSING))
+    twice = kept.groupBy(*KEY).count().where("count > 1").select(*KEY, f.lit(TWICE).alias("fault"))
+    first = missing.unionByName(twice).groupBy("partition", "topic", "fault").agg(f.min("offset"))
+    faults: dict[tuple[int, str], list[str]] = {}
+    for partition, topic, fault, seq in first.orderBy("fault", ascending=False).collect():
+        faults.setdefault((partition, topic), []).append(f"seq {seq:,} {fault}")
+    for each in spans:
+        each.fault = ", ".join(faults.get((each.partition, each.topic), ())) or None

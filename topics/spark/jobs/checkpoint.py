@@ -1,64 +1,91 @@
-"""Checkpoint: what the files of a streaming query say about its offsets, read without Spark; and
-which job it is of.
+"""Checkpoint: the folder of a streaming job, and whose it is.
 
-offsets/N    what batch N reads up to: a version, metadata, then one line of JSON per source
-commits/N    batch N is done
-job.json     the arguments of the job, by name: ours, beside Spark's own files
+A file ``job.json`` beside Spark's own files holds the arguments of the job by name. The files are
+reached through Spark's JVM: a checkpoint may lie on any file system that Hadoop knows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from topics.spark.errors import JobError
-from topics.spark.jobs.files import Files
-from topics.spark.source.offsets import BadOffset, Position, decode
+from topics.spark.errors import JobError, WrongPath
+from topics.spark.local_csv import GLOB
 
-SOURCE_LINE = 2  # of the only source
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 JOB = "job.json"
-Positions = dict[tuple[str, str], Position]  # by server and topic
 
 
-def committed(files: Files, checkpoint: str) -> int | None:
-    """The last batch that is done."""
-    done = [int(name) for name in files.names(f"{checkpoint}/commits") if name.isdigit()]
-    return max(done, default=None)
-
-
-def positions(files: Files, checkpoint: str, batch: int | None) -> Positions:
-    """Where the query is after a batch; nowhere before the first. Raises `JobError`."""
-    if batch is None:
-        return {}
-    path = f"{checkpoint}/offsets/{batch}"
-    lines = files.read(path).split("\n")
-    try:
-        found = decode(msgspec.json.decode(lines[SOURCE_LINE]))
-    except (IndexError, msgspec.DecodeError, BadOffset) as error:
-        raise JobError(f"{files.uri(path)}: these are no offsets of topics: {error}") from error
-    return {(server, topic): at for server, topics in found.items() for topic, at in topics.items()}
-
-
-def check_job(files: Files, job: Mapping[str, str]) -> None:
-    """Raise `JobError` when the query has begun with other arguments. Spark compares none of them:
-    it would take what it has counted so far for the results of the other job.
+def uri_of(directory: str) -> str:
+    """A local path or a URI as Spark takes it: nothing is escaped. Raises `WrongPath` for one that
+    Spark would read as a pattern, or that is a file.
     """
-    if not files.names("offsets") or not files.exists(JOB):
+    if found := GLOB.search(directory):
+        raise WrongPath(f"{directory}: Spark reads {found.group()} in a path as a pattern")
+    if "://" in directory and not directory.startswith("file:"):
+        return directory.rstrip("/")
+    path = Path(directory.removeprefix("file:").removeprefix("//")).resolve()
+    if path.exists() and not path.is_dir():
+        raise WrongPath(f"{path}: it is no folder")
+    return f"file://{path}"
+
+
+class Folder:
+    """The files of a folder, by their paths in it."""
+
+    def __init__(self, spark: SparkSession, uri: str) -> None:
+        self.uri = uri
+        self._jvm: Any = spark._jvm  # noqa: SLF001
+        hadoop = spark._jsc.hadoopConfiguration()  # noqa: SLF001
+        self._system: Any = self._path("").getFileSystem(hadoop)
+
+    def _path(self, path: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(f"{self.uri}/{path}".rstrip("/"))
+
+    def names(self, path: str = "") -> list[str]:
+        """Names in a folder, sorted; none when it is absent."""
+        if not self._system.exists(self._path(path)):
+            return []
+        return sorted(
+            each.getPath().getName() for each in self._system.listStatus(self._path(path))
+        )
+
+    def read(self, path: str) -> str | None:
+        """The text of a file; None when it is absent."""
+        if not self._system.exists(self._path(path)):
+            return None
+        stream = self._system.open(self._path(path))
+        try:
+            return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+        finally:
+            stream.close()
+
+    def write(self, path: str, text: str) -> None:
+        """Make a file, or replace it."""
+        stream = self._system.create(self._path(path), True)
+        try:
+            stream.write(bytearray(text.encode()))
+        finally:
+            stream.close()
+
+
+def claim(checkpoint: Folder, job: Mapping[str, str]) -> None:
+    """Let the checkpoint be of this job. Raises `JobError` when a query has begun with other
+    arguments: Spark compares none of them, and would take what it has for results of this job.
+    """
+    text = checkpoint.read(JOB)
+    if text and checkpoint.names("offsets"):
+        began = msgspec.json.decode(text, type=dict[str, str])
+        for name in sorted(began.keys() | job.keys()):
+            if (one := began.get(name, "")) != (other := job.get(name, "")):
+                raise JobError(
+                    f"{checkpoint.uri}: the checkpoint is of another job: its {name} is {one!r},"
+                    f" not {other!r}; give another checkpoint and another destination"
+                )
         return
-    began = msgspec.json.decode(files.read(JOB), type=dict[str, str])
-    for name in sorted(began.keys() | job.keys()):
-        if (one := began.get(name, "")) != (other := job.get(name, "")):
-            raise JobError(
-                f"{files.uri('')}: the checkpoint is of another job: its {name} is {one!r}, not"
-                f" {other!r}; give another checkpoint and another destination"
-            )
-
-
-def claim(files: Files, job: Mapping[str, str]) -> None:
-    """Let the checkpoint be of this job. Raises as `check_job`."""
-    check_job(files, job)
-    text = msgspec.json.encode(job, order="sorted").decode()
-    if not files.exists(JOB) or files.read(JOB) != text:
-        files.remove(JOB)
-        files.write(JOB, text)
+    checkpoint.write(JOB, msgspec.json.encode(job, order="sorted").decode())

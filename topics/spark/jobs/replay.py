@@ -1,210 +1,254 @@
-"""Replay: the records of an archive back into topics, in their order.
+"""Replay: the records of an archive back into topics, in their order, without a JVM.
 
-Each target topic is written by one connection: its source topics by name, partition by partition,
-offset by offset. A record keeps value, key, node and headers; it gets a new offset and timestamp.
+    DeltaTable -> parts (topic, partition, date) -> windows of offsets, sorted -> Sender
 
-The keys of the batches are made of the job, source topic, partition, date, number of the batch and
-content. So the same replay run again appends nothing, and a replay of an archive that has grown
-appends what is new. Only the last batch of a date that grew meanwhile is another one: replay
-finished days.
+A topic's time never goes back, so its dates are in the order of its offsets. Memory is bounded by a
+window, whatever the size of the files. A record keeps value, key, node and headers; it gets a new
+offset and timestamp.
+
+Each part is a write of its own, in batches whose limits depend on nothing but its records: so the
+same replay again appends nothing, also when the table was compacted meanwhile, and one of an
+archive that has grown appends what is new. Only the last batch of a date that grew meanwhile is
+another one: replay finished days.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import re
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, date, datetime
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
 from hashlib import blake2b
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from topics.errors import ExitCode
-from topics.spark.client.chunks import Chunk, Chunker
-from topics.spark.client.errors import RequestError
-from topics.spark.client.http import DEFAULT_URL, Target, TopicsClient
-from topics.spark.client.keys import chunk_key
-from topics.spark.client.servers import Servers
-from topics.spark.errors import JobError
-from topics.spark.jobs.archive_parts import Archive, Block, Part
-from topics.spark.jobs.arguments import Commands, add_servers, byte_count, located, positive
-from topics.spark.opening import open_topic
-from topics.spark.preflight import check_server
-from topics.spark.producer import FIRST_CONNECTS, MIB, left_behind, say
+from topics.spark.errors import JobError, WrongPath, WrongUse
+from topics.spark.jobs.appending import Appended, head_of
+from topics.spark.jobs.archive_table import opened, table_errors
+from topics.spark.jobs.arguments import Commands, add_servers, byte_count, positive
+from topics.spark.jobs.compact import open_sink
+from topics.spark.jobs.streams import options_of
+from topics.spark.producer import MIB, say
 from topics.spark.progress import Progress
-from topics.spark.source.connection import RETRIES, Connection
-from topics.spark.summary import Summary, summarize
-from topics.spark.task import Figures
+from topics.spark.sink.columns import Columns
+from topics.spark.sink.options import DURABILITIES, SinkOptions
+from topics.spark.source.connection import BadOption, ServerError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 TOPIC = "{topic}"  # in a template
+NAMES = ("value", "key", "headers", "node")
+COLUMNS = Columns(value=0, key=1, topic=None, headers=2, node=3)
+WINDOW_ROWS = 250_000
+WINDOW_BYTES = 128 << 20
+
+
+class Part(NamedTuple):
+    """The records of one source topic, partition and date: ``rows`` of them, with offsets from
+    ``first`` to ``last``.
+    """
+
+    topic: str
+    partition: int
+    date: date
+    rows: int
+    first: int
+    last: int
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What a replay did: the summary of each target topic, and how many records it was to send."""
+    """What a replay appended to each target topic, and how many records it was to send."""
 
-    summaries: tuple[Summary, ...]
+    topics: dict[str, Appended]
     archived: int
 
     @property
     def records(self) -> int:
         """Records that were sent, or had been."""
-        return sum(summary.records for summary in self.summaries)
+        return sum(each.records for each in self.topics.values())
 
     @property
     def agrees(self) -> bool:
         """Whether all of the archive was sent and every topic's head moved by what was appended."""
-        return self.records == self.archived and all(one.agrees for one in self.summaries)
+        return self.records == self.archived and all(each.agrees for each in self.topics.values())
 
     def text(self) -> str:
         """For a terminal."""
         whole = "all" if self.records == self.archived else "NOT all"
-        verdict = (
-            f"{self.records:,} records to {len(self.summaries):,} topics: {whole} of the"
-            f" {self.archived:,} records of the archive."
-        )
-        return "\n".join([*(summary.text() for summary in self.summaries), verdict])
+        lines = [f'topic "{topic}": {each.text()}' for topic, each in self.topics.items()]
+        verdict = f"{self.records:,} records to {len(self.topics):,} topics: {whole} of the"
+        return "\n".join([*lines, f"{verdict} {self.archived:,} records of the archive."])
+
+
+class Archive:
+    """The table in ``directory`` as it is now. Raises `WrongPath` when there is none."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory if "://" in directory else str(Path(directory).resolve())
+        self._table = opened(self.directory)
+        if self._table is None:
+            raise WrongPath(
+                f"{self.directory}: it is no Delta table; Spark reads a Parquet archive, and writes"
+                ' it in order by .write.format("topics")'
+            )
+
+    def _dataset(self, since: date, until: date) -> Any:
+        dates = [("date", ">=", str(since)), ("date", "<", str(until))]
+        return self._table.to_pyarrow_dataset(file_pruning_predicate=dates)
+
+    def parts(self, topics: Sequence[str], since: date, until: date) -> list[Part]:
+        """All parts in the order of a replay, of these topics (none: all), from the date ``since``
+        to before ``until``. Raises `JobError` when there is none, or none of a topic.
+        """
+        from pyarrow import acero
+
+        keys = ["topic", "partition", "date"]
+        figures = [("offset", f"hash_{name}", None, name) for name in ("count", "min", "max")]
+        scan = acero.ScanNodeOptions(self._dataset(since, until), columns=[*keys, "offset"])
+        steps = [
+            acero.Declaration("scan", scan),
+            acero.Declaration("aggregate", acero.AggregateNodeOptions(figures, keys=keys)),
+        ]
+        with table_errors(self.directory):
+            rows = acero.Declaration.from_sequence(steps).to_table().to_pylist()
+        parts = sorted(Part(*row.values()) for row in rows)
+        held = sorted({part.topic for part in parts})
+        missing = sorted({*topics}.difference(held))
+        if missing or not parts:
+            what = f' of topic "{missing[0]}"' if missing else ""
+            raise JobError(
+                f"{self.directory}: it has no record{what} of these dates; the topics are:"
+                f" {', '.join(held[:5]) or 'none'}"
+            )
+        return [part for part in parts if not topics or part.topic in topics]
+
+    def batches(self, part: Part, rows: int) -> Iterator[pa.RecordBatch]:
+        """The records of a part, as the columns `NAMES`, in the order of their offsets, ``rows`` in
+        each batch but the last.
+        """
+        import pyarrow as pa
+
+        rest: list[Any] = []
+        for window in self._windows(part):
+            table = pa.concat_tables([*rest, window])
+            end = len(table) // rows * rows
+            yield from table.slice(0, end).combine_chunks().to_batches(max_chunksize=rows)
+            rest = [table.slice(end)]
+        for table in rest:
+            yield from table.combine_chunks().to_batches()
+
+    def _windows(self, part: Part) -> Iterator[Any]:
+        import pyarrow.compute as pc
+
+        data = self._dataset(part.date, part.date + timedelta(days=1))
+        groups = [group for file in data.get_fragments() for group in file.row_groups]
+        held = sum(group.total_byte_size for group in groups)
+        size = max(1, held // sum(group.num_rows for group in groups))
+        seqs = part.last - part.first + 1
+        step = max(1, seqs * min(WINDOW_ROWS, WINDOW_BYTES // size) // part.rows)
+        topic, partition, offset = (pc.field(name) for name in ("topic", "partition", "offset"))
+        for first in range(part.first, part.last + 1, step):
+            wanted = (topic == part.topic) & (partition == part.partition)
+            wanted &= (offset >= first) & (offset < first + step)
+            with table_errors(self.directory):
+                table = data.to_table(columns=[*NAMES, "offset"], filter=wanted)
+            table = table.sort_by("offset")
+            offsets = table["offset"].combine_chunks()
+            twice = pc.index(pc.equal(offsets[1:], offsets[:-1]), value=True).as_py()
+            if twice >= 0:
+                raise JobError(
+                    f'{self.directory}: it has twice topic "{part.topic}", offset {offsets[twice]};'
+                    " of a topic that was made again, replay each life by its dates"
+                )
+            yield table.select([*NAMES])
 
 
 def replay(
-    root: Path,
+    directory: str,
     into: str,
+    options: Mapping[str, str],
     *,
     topics: Sequence[str] = (),
-    since: str | None = None,
-    until: str | None = None,
-    servers: Servers | None = None,
-    api_key: str | None = None,
-    retries: int = RETRIES,
+    since: date = date.min,
+    until: date = date.max,
     job_id: str | None = None,
-    durability: str | None = None,
-    batch_records: int = 5000,
-    batch_bytes: int = 4 * MIB,
     progress: TextIO | None = None,
-    warn: Callable[[str], None] = lambda line: say(f"warning: {line}"),
 ) -> Replayed:
-    """Append the records of the archive in ``root`` to the topic ``into``, or to several topics
-    when ``into`` holds ``{topic}``, which is replaced by the name of the source topic.
+    """Append the records of an archive to the topic ``into``, or to several topics when ``into``
+    holds ``{topic}``, which is replaced by the name of the source topic.
 
-    ``topics`` names the source topics, by default all; a single target takes several of them only
-    when they are named. ``since`` and ``until`` are dates, ``YYYY-MM-DD``; the second is left out.
-    ``job_id`` names the replay for idempotency, by default after the folder. Raises ``JobError`` or
-    ``RequestError``; what was appended before stays, and the same replay run again does not append
-    it twice.
+    ``options`` are those of a write by ``format("topics")``. ``topics`` names the source topics, by
+    default all; a single target takes several of them only when they are named. ``until`` is left
+    out. ``job_id`` names the replay for idempotency, by default after the directory. Raises
+    `JobError` or `RequestError`; what was appended before stays, and the same replay run again does
+    not append it twice.
     """
-    archive = Archive(root.resolve())
+    archive = Archive(directory)
     parts = archive.parts(topics, since, until)
-    if not parts:
-        raise JobError(f"{archive.root}: it has no record of these dates")
-    targets = _targets(archive, parts, into, named=bool(topics))
-    _warn_of_growth(parts, warn)
-    servers = servers or Servers.parse(os.environ.get("TOPICS_URL", DEFAULT_URL))
-    connection = Connection(servers=servers, api_key=api_key, retries=retries)
-    ends = {topic: connection.target(located(connection, topic)) for topic in targets}
-    for topic, target in ends.items():
-        check_server(target, topic, durability)
-    job = job_id or blake2b(str(archive.root).encode(), digest_size=8).hexdigest()
-    sending = _Sending(archive, job, durability, batch_records, batch_bytes, warn)
-    total = sum(part.count for part in parts)
-    summaries = []
-    if progress is None:
-        summaries = [sending.send(topic, ends[topic], targets[topic]) for topic in targets]
-    else:
-        with Progress(progress, total, lambda: sending.records) as shown:
-            summaries = [sending.send(topic, ends[topic], targets[topic]) for topic in targets]
-            shown.finish(sending.records)
-    return Replayed(tuple(summaries), total)
-
-
-def _targets(
-    archive: Archive, parts: list[Part], into: str, *, named: bool
-) -> dict[str, list[Part]]:
-    """The parts of each target topic, in the order in which they are sent."""
-    sources = {part.topic for part in parts}
-    if len(sources) > 1 and TOPIC not in into and not named:
+    if len({part.topic for part in parts}) > 1 and TOPIC not in into and not topics:
         raise JobError(
-            f"{archive.root}: it has records of {len(sources):,} topics; choose with"
-            " --from-topic, or give each a topic of its own with --into, such as copy.{topic}"
+            f"{directory}: it has records of several topics; choose with --from-topic, or give each"
+            " a topic of its own with --into, such as copy.{topic}"
         )
-    targets: dict[str, list[Part]] = {}
-    for part in parts:
-        targets.setdefault(into.replace(TOPIC, part.topic), []).append(part)
-    return targets
-
-
-def _warn_of_growth(parts: list[Part], warn: Callable[[str], None]) -> None:
-    today = datetime.now(UTC).date().isoformat()
+    today = datetime.now(UTC).date()
     if any(part.date >= today for part in parts):
-        warn(
-            f"the archive has records of {today}, which may become more: another replay of that day"
-            f" then appends up to a batch of them again. --until {today} leaves it out"
+        say(
+            f"warning: the archive has records of {today}, which may become more: another replay of"
+            f" that day then appends up to a batch of them again. --until {today} leaves it out"
         )
+    job = job_id or blake2b(archive.directory.encode(), digest_size=8).hexdigest()
+    targets = dict.fromkeys(into.replace(TOPIC, part.topic) for part in parts)
+    sinks = {topic: sink_of(options, topic) for topic in targets}
+    # All topics are opened before the first record is sent.
+    done = {topic: Appended(head_before=open_sink(sink)) for topic, sink in sinks.items()}
+    count = sum(part.rows for part in parts)
+    result = Replayed(done, count)
+    shown = None if progress is None else Progress(progress, count, lambda: result.records)
+    with shown or nullcontext():
+        for part in parts:
+            topic = into.replace(TOPIC, part.topic)
+            sent = send(archive, part, sinks[topic], job)
+            done[topic] = done[topic].and_then(sent)
+        if shown is not None:
+            shown.finish(result.records)
+    return result
 
 
-class _Sending:
-    """Sends parts to targets, one after the other. ``records`` are those sent so far."""
+def send(archive: Archive, part: Part, sink: SinkOptions, job: str) -> Appended:
+    """Append a part to its topic."""
+    from topics.spark.sink.sending import Sender
 
-    def __init__(
-        self,
-        archive: Archive,
-        job: str,
-        durability: str | None,
-        batch_records: int,
-        batch_bytes: int,
-        warn: Callable[[str], None],
-    ) -> None:
-        self._archive = archive
-        self._job = job
-        self._durability = durability
-        self._limits = batch_records, batch_bytes
-        self._warn = warn
-        self._figures: list[Figures] = []
-
-    @property
-    def records(self) -> int:
-        return sum(figures.records for figures in self._figures)
-
-    def send(self, topic: str, target: Target, parts: list[Part]) -> Summary:
-        """Append the parts to the topic in this order."""
-        started = time.monotonic()
-        with TopicsClient(replace(target, connect_retries=FIRST_CONNECTS)) as client:
-            before = open_topic(client, topic, self._durability, self._warn)
-        sent: list[Figures] = []
-        try:
-            for part in parts:
-                sent.append(Figures(part.partition, before["head_seq"]))
-                self._figures.append(sent[-1])
-                chunks = _chunks(self._archive.blocks(part), Chunker(*self._limits))
-                scope = f"replay:{(self._job, part.topic, part.date)!r}"
-                _append(chunks, target, topic, scope, sent[-1])
-        except (RequestError, JobError) as error:
-            raise JobError(f"{error}{left_behind(target, topic, before)}") from error
-        with TopicsClient(target) as client:
-            after = client.state(topic) or {"head_seq": 0}
-        numbers = [figures.numbers() for figures in sent]
-        seconds = time.monotonic() - started
-        return summarize(topic, self._job, numbers, before, after, seconds)
+    assert sink.topic is not None, "a job has one topic to write to"
+    place = sink.connection.locate(sink.topic)
+    scope = f"replay:{(job, part.topic, str(part.date))!r}"
+    sender = Sender(sink, COLUMNS, scope, part.partition, {sink.topic: place})
+    try:
+        figures = sender.send(archive.batches(part, sink.batch_records))
+    except (ServerError, ValueError) as error:
+        raise JobError(
+            f"{error}; what was appended before stays, and the same replay appends none of it twice"
+        ) from error
+    sent = figures.topics[sink.topic]
+    return Appended(
+        records=sent.records,
+        repeated=sent.repeated,
+        requests=sent.requests,
+        retries=figures.retries,
+        head_after=head_of(sink, place),
+    )
 
 
-def _append(
-    chunks: Iterator[Chunk], target: Target, topic: str, scope: str, figures: Figures
-) -> None:
-    """Append the chunks one after the other. Raises ``RequestError``."""
-    with TopicsClient(target) as client:
-        for chunk in chunks:
-            key = chunk_key(scope, topic, figures.partition, chunk.number, chunk.count, chunk.body)
-            figures.note(chunk, client.append(topic, chunk.body, chunk.count, key))
-            figures.requests, figures.retries = client.requests, client.retries
-
-
-def _chunks(blocks: Iterator[Block], chunker: Chunker) -> Iterator[Chunk]:
-    for block in blocks:
-        yield from chunker.add(*block)
-    yield from chunker.rest()
+def sink_of(options: Mapping[str, str], topic: str) -> SinkOptions:
+    """A write to that topic. Raises `WrongUse` for what cannot be meant."""
+    try:
+        return SinkOptions.parse({**options, "topic": topic})
+    except BadOption as error:
+        raise WrongUse(str(error)) from None
 
 
 def add(commands: Commands) -> None:
@@ -212,13 +256,13 @@ def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "replay",
         help="an archive back into topics",
-        description="Append the records of an archive, as 'topics-spark archive' writes it, to a"
-        " topic, in their order and with key, node and headers. No JVM is started. The same replay"
-        " run again appends nothing.",
+        description="Append the records of an archive, a Delta table as 'topics-spark archive'"
+        " writes it, to a topic, in their order and with key, node and headers. No JVM is started."
+        " The same replay run again appends nothing.",
         epilog=ExitCode.sentence(),
     )
     argument = parser.add_argument
-    argument("directory", metavar="DIR", type=local, help="folder of the archive")
+    argument("directory", metavar="DIR", help="of the archive: a path, or a URI of an object store")
     into = parser.add_mutually_exclusive_group(required=True)
     into.add_argument("topic", metavar="TOPIC", nargs="?", help="topic that gets the records")
     into.add_argument(
@@ -234,24 +278,15 @@ def add(commands: Commands) -> None:
         metavar="NAME",
         help="only records of this topic; may be given several times (default: all)",
     )
-    argument("--from", dest="since", type=day, metavar="DATE", help="first day, such as 2026-01-31")
-    argument("--until", type=day, metavar="DATE", help="first day that is left out")
-    argument(
-        "--durability",
-        choices=("ephemeral", "memory", "disk", "fsync"),
-        help="of the topics; existing ones are changed",
-    )
+    first = "first day, such as 2026-01-31"
+    argument("--from", dest="since", type=day, metavar="DATE", default=date.min, help=first)
+    until = "first day that is left out"
+    argument("--until", type=day, metavar="DATE", default=date.max, help=until)
+    argument("--durability", choices=DURABILITIES, help="of the topics; existing ones are changed")
     argument("--job-id", help="name of the replay for idempotency (default: made of DIR)")
     argument("--batch-records", type=positive, default=5000, help="(default: %(default)s)")
     argument("--batch-bytes", type=byte_count, default=4 * MIB, help="(default: 4MiB)")
     add_servers(parser)
-
-
-def local(text: str) -> Path:
-    """A local folder."""
-    if "://" in text:
-        raise argparse.ArgumentTypeError("must be a local folder")
-    return Path(text)
 
 
 def template(text: str) -> str:
@@ -261,31 +296,30 @@ def template(text: str) -> str:
     return text
 
 
-def day(text: str) -> str:
+def day(text: str) -> date:
     """A date, ``YYYY-MM-DD``."""
     try:
-        date.fromisoformat(text)
+        return datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=UTC).date()
     except ValueError:
-        text = ""
-    if not re.fullmatch(r"\d{4}-\d\d-\d\d", text):
-        raise argparse.ArgumentTypeError("must be a date like 2026-01-31")
-    return text
+        raise argparse.ArgumentTypeError("must be a date like 2026-01-31") from None
 
 
 def run(options: argparse.Namespace) -> Replayed:
-    """Do the job."""
+    """Do the job of the command line."""
+    given = {
+        **options_of(options),
+        "batchRecords": str(options.batch_records),
+        "batchBytes": str(options.batch_bytes),
+    }
+    if options.durability is not None:
+        given["durability"] = options.durability
     return replay(
         options.directory,
         options.topic or options.into,
+        given,
         topics=options.from_topic,
         since=options.since,
         until=options.until,
-        servers=options.url,
-        api_key=os.environ.get("TOPICS_API_KEY"),
-        retries=options.retries,
         job_id=options.job_id,
-        durability=options.durability,
-        batch_records=options.batch_records,
-        batch_bytes=options.batch_bytes,
         progress=None if options.quiet else sys.stderr,
     )

@@ -8,8 +8,10 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from topics.spark import register
 from topics.spark.errors import JobError, WrongUse, spark_errors
@@ -17,6 +19,7 @@ from topics.spark.jobs.arguments import positive
 from topics.spark.preflight import check_spark
 from topics.spark.producer import quiet_pyspark, session
 from topics.spark.source.connection import BadOption, Connection
+from topics.spark.source.offsets import Offsets, decode
 from topics.spark.source.plan import GO_ON
 
 if TYPE_CHECKING:
@@ -115,6 +118,7 @@ def run_batches(
     follow_s: float | None,
     *,
     mode: str = "append",
+    left_out: LeftOut | None = None,
 ) -> LeftOut:
     """Give each batch of a stream, its number and the id of the query to ``land``, until all is
     done or, with an interval to follow, until the process is interrupted. The rows that the query
@@ -134,16 +138,21 @@ def run_batches(
             raise
 
     writer = df.writeStream.outputMode(mode).foreachBatch(sink)
-    return run(writer, checkpoint, follow_s, failures)
+    return run(writer, checkpoint, follow_s, failures, left_out)
 
 
 @dataclass(slots=True)
 class LeftOut:
-    """What a query left out, from the progress of its batches: ``late`` rows behind the watermark,
-    as Spark counts them (rows of one group and task in a batch are one); of a DataFrame that
-    observes `LEFT_OUT`, records without a time and values that are no numbers.
+    """What a query went through, from the progress of its ``batches``: from the offsets ``begin``
+    to ``end``, ``records``. What it left out: ``late`` rows behind the watermark, as Spark counts
+    them (rows of one group and task in a batch are one); of a DataFrame that observes `LEFT_OUT`,
+    records without a time and values that are no numbers.
     """
 
+    begin: Offsets = field(default_factory=dict)
+    end: Offsets = field(default_factory=dict)
+    batches: int = 0
+    records: int = 0
     late: int = 0
     no_time: int = 0
     no_number: int = 0
@@ -151,11 +160,18 @@ class LeftOut:
 
     def look(self, query: StreamingQuery) -> None:
         """Count the batches since the last look. Spark keeps the progress of 100 batches."""
-        for progress in query.recentProgress:
+        recent = query.recentProgress
+        if recent and not self.end:
+            self.begin = _offsets(recent[0], "startOffset")
+        if recent:
+            self.end = _offsets(recent[-1], "endOffset")
+        for progress in recent:
             # An idle query reports too, with the number of the batch that is to come.
             if progress["batchId"] <= self._last or "addBatch" not in progress["durationMs"]:
                 continue
             self._last = progress["batchId"]
+            self.batches += 1
+            self.records += progress["numInputRows"]
             for operator in progress["stateOperators"]:
                 self.late += operator["numRowsDroppedByWatermark"]
             if (observed := progress["observedMetrics"].get(LEFT_OUT)) is not None:
@@ -163,14 +179,21 @@ class LeftOut:
                 self.no_number += observed[NO_NUMBER] or 0  # the sum of no rows is null
 
 
+def _offsets(progress: Mapping[str, Any], name: str) -> Offsets:
+    return decode(msgspec.json.decode(progress["sources"][0][name]) or {})
+
+
 def run(
     writer: DataStreamWriter,
     checkpoint: str,
     follow_s: float | None,
     failures: list[BaseException] | None = None,
+    left_out: LeftOut | None = None,
 ) -> LeftOut:
-    """Run a query until all is done or, with an interval to follow, until it is interrupted."""
-    left_out = LeftOut()
+    """Run a query until all is done or, with an interval to follow, until it is interrupted.
+    ``left_out`` is filled on the way, and returned.
+    """
+    left_out = left_out or LeftOut()
     trigger: dict[str, Any] = {"availableNow": True}
     if follow_s is not None:
         trigger = {"processingTime": f"{round(follow_s * 1000)} milliseconds"}
