@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,13 +26,12 @@ if TYPE_CHECKING:
 
 KILLS = int(os.environ.get("ARCHIVE_KILLS", "3"))
 TOPICS = {"k:a": 5000, "k:b": 3000, "k:c": 1000}
-WAIT_S = 120.0
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300 + KILLS * WAIT_S)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300 * (1 + KILLS))]
 
 
-def kill_in_a_batch(live: Live, directory: Path, moment: random.Random) -> None:
+def kill_in_a_batch(live: Live, directory: Path, moment: random.Random) -> bool:
     """Run the archive, and kill it with its JVM and workers within two seconds after it began a
-    batch.
+    batch. False if it ended by itself: a machine may be too busy for it.
     """
     begun = directory / CHECKPOINT / "offsets"
     known = {*begun.glob("*")}
@@ -45,14 +45,13 @@ def kill_in_a_batch(live: Live, directory: Path, moment: random.Random) -> None:
         start_new_session=True,
     )
     try:
-        deadline = time.monotonic() + WAIT_S
-        while {*begun.glob("*")} <= known:
-            assert process.poll() is None, "the archive ends before it is killed"
-            assert time.monotonic() < deadline, "the archive does not come to a batch"
+        while {*begun.glob("*")} <= known and process.poll() is None:
             time.sleep(0.01)
         time.sleep(2 * moment.random())
+        return process.poll() is None
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
@@ -63,8 +62,9 @@ def test_each_record_is_there_once_after_kills(
     moment = random.Random(seed)
     for topic, count in TOPICS.items():
         live.make(topic, count)
-    for _ in range(KILLS):
-        kill_in_a_batch(live, tmp_path, moment)
+    kills = 0
+    while kills < KILLS:
+        kills += kill_in_a_batch(live, tmp_path, moment)
     job = ArchiveJob(
         subscribe="k:.*",
         directory=str(tmp_path),

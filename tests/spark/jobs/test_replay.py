@@ -16,6 +16,7 @@ from topics.spark.client.http import Record, Target, TopicsClient
 from topics.spark.client.ranges import read_range
 from topics.spark.jobs import replay
 from topics.spark.jobs.cli import main
+from topics.spark.sink import options
 
 DAYS = ("2026-01-01", "2026-01-02")
 ROWS = [
@@ -27,13 +28,18 @@ ROWS = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "BATCH_RECORDS", 7)
+
+
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     return write_archive(tmp_path / "archive", ROWS)
 
 
 def run(stub: StubServer, root: Path, *more: str) -> int:
-    return main(["replay", str(root), *more, "--url", stub.url, "--quiet", "--batch-records", "7"])
+    return main(["replay", str(root), *more, "--url", stub.url, "--quiet"])
 
 
 def numbers(stub: StubServer, topic: str) -> list[Any]:
@@ -117,10 +123,8 @@ def test_other_archives_and_targets_are_other_jobs(
     [
         [],
         ["t", "--into", "{topic}"],
-        ["--into", "plain"],
         ["t", "--from", "2026-13-01"],
         ["t", "--until", "2026/01/01"],
-        ["t", "--batch-records", "0"],
     ],
 )
 def test_wrong_arguments_are_usage(stub: StubServer, root: Path, more: list[str]) -> None:

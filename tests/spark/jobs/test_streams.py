@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +27,7 @@ from topics.spark.jobs.streams import (
     run_batches,
     seconds,
 )
+from topics.spark.source.offsets import Position
 from topics.spark.source.plan import GO_ON
 
 if TYPE_CHECKING:
@@ -123,10 +125,15 @@ def test_what_the_sink_raises_is_raised(spark: SparkSession, live: Live, tmp_pat
         run_batches(source, land, str(tmp_path), None)
 
 
-def test_what_a_query_leaves_out_is_counted_once_and_idle_reports_hide_no_batch() -> None:
+def test_what_a_query_does_and_leaves_out_is_counted_once_and_idle_reports_hide_no_batch() -> None:
+    def offset(seq: int) -> str:
+        return "null" if seq < 0 else json.dumps({"a": {"t": {"seq": seq, "epoch": 1}}})
+
     def report(batch: int, late: int, no_time: int, *, idle: bool = False) -> dict[str, object]:
         return {
             "batchId": batch,
+            "sources": [{"startOffset": offset(batch - 1), "endOffset": offset(batch)}],
+            "numInputRows": 5,
             "durationMs": {"triggerExecution": 1} | ({} if idle else {"addBatch": 1}),
             "stateOperators": [{"numRowsDroppedByWatermark": late}],
             "observedMetrics": {} if idle else {LEFT_OUT: {NO_TIME: no_time, NO_NUMBER: None}},
@@ -140,3 +147,5 @@ def test_what_a_query_leaves_out_is_counted_once_and_idle_reports_hide_no_batch(
     query.recentProgress.append(report(1, 5, 3))
     left_out.look(cast("Any", query))
     assert (left_out.late, left_out.no_time) == (7, 4)
+    assert (left_out.batches, left_out.records) == (2, 10)
+    assert (left_out.begin, left_out.end) == ({}, {"a": {"t": Position(1, 1)}})

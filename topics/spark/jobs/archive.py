@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, TextIO
 from topics.errors import ExitCode
 from topics.spark.client.errors import RequestError
 from topics.spark.errors import JobError, WrongUse, spark_errors
-from topics.spark.jobs.archive_check import Checked, check
+from topics.spark.jobs.archive_check import EVER, Checked, check
 from topics.spark.jobs.archive_table import WRITE, commit, dated, opened, table_rows
 from topics.spark.jobs.arguments import Commands, add_servers, positive
 from topics.spark.jobs.checkpoint import JOB, Folder, claim, uri_of
@@ -104,7 +104,16 @@ class ArchiveJob:
         uri = uri_of(self.directory)
         if self.format == "delta":
             return table_rows(spark, uri, since)
-        return spark.read.parquet(uri).where(f"date >= '{since}'")
+        from topics.spark.source.columns import SCHEMA
+
+        return spark.read.schema(f"{SCHEMA}, date DATE").parquet(uri).where(f"date >= '{since}'")
+
+    def total(self, spark: SparkSession) -> int:
+        """Records in the archive."""
+        if self.format == "parquet":
+            return self.read(spark, EVER).count()
+        table = opened(uri_of(self.directory))
+        return 0 if table is None else int(table.count())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +185,7 @@ def archive(
             topics=topics,
             batches=gone.batches,
             seconds=time.monotonic() - started,
-            total=total(spark, uri, job),
+            total=job.total(spark),
         )
 
 
@@ -195,14 +204,6 @@ def begin(spark: SparkSession, uri: str, job: ArchiveJob) -> None:
             " restore the checkpoint, or archive into a new folder"
         )
     claim(checkpoint, job.arguments())
-
-
-def total(spark: SparkSession, uri: str, job: ArchiveJob) -> int:
-    """Records in the archive."""
-    if job.format == "parquet":
-        return spark.read.parquet(uri).count()
-    table = opened(uri)
-    return 0 if table is None else int(table.count())
 
 
 def add(commands: Commands) -> None:

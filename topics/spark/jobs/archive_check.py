@@ -9,6 +9,7 @@ is a fault, and so is one that the files have twice.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -87,9 +88,10 @@ def check(
         sums = {row[:2]: row[2:] for row in counts.agg(f.count("*"), beyond).collect()}
         for each in moved:
             each.rows, each.total = sums.get((each.partition, each.topic), (0, 0))
-        if odd := [each for each in moved if each.remade or not each.is_whole]:
-            now = heads()
-            compare(spark, options, held, [each for each in odd if each.topic in now[each.server]])
+        odd = [each for each in moved if each.remade or not each.is_whole]
+        now = heads() if odd else {}
+        if there := [each for each in odd if each.topic in now[each.server]]:
+            compare(spark, options, held, there)
     return [*found, *unreached(run.end, before)]
 
 
@@ -152,10 +154,8 @@ def compare(
     starts: dict[str, dict[str, int]] = {}
     for each in spans:
         starts.setdefault(each.topic, {})[str(each.partition)] = each.after + 1
-    if not starts:
-        return
     wanted = {
-        "subscribe": ",".join(starts),
+        "subscribePattern": "|".join(map(re.escape, starts)),  # may be on two servers each
         "startingOffsets": json.dumps(starts),
         "failOnDataLoss": "false",
     }

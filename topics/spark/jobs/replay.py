@@ -28,10 +28,10 @@ from topics.errors import ExitCode
 from topics.spark.errors import JobError, WrongPath, WrongUse
 from topics.spark.jobs.appending import Appended, head_of
 from topics.spark.jobs.archive_table import opened, table_errors
-from topics.spark.jobs.arguments import Commands, add_servers, byte_count, positive
+from topics.spark.jobs.arguments import Commands, add_servers
 from topics.spark.jobs.compact import open_sink
 from topics.spark.jobs.streams import options_of
-from topics.spark.producer import MIB, say
+from topics.spark.producer import say
 from topics.spark.progress import Progress
 from topics.spark.sink.columns import Columns
 from topics.spark.sink.options import DURABILITIES, SinkOptions
@@ -267,7 +267,6 @@ def add(commands: Commands) -> None:
     into.add_argument("topic", metavar="TOPIC", nargs="?", help="topic that gets the records")
     into.add_argument(
         "--into",
-        type=template,
         metavar="TEMPLATE",
         help="a topic for each source topic, such as copy.{topic}",
     )
@@ -279,44 +278,28 @@ def add(commands: Commands) -> None:
         help="only records of this topic; may be given several times (default: all)",
     )
     first = "first day, such as 2026-01-31"
-    argument("--from", dest="since", type=day, metavar="DATE", default=date.min, help=first)
+    argument(
+        "--from",
+        dest="since",
+        type=date.fromisoformat,
+        metavar="DATE",
+        default=date.min,
+        help=first,
+    )
     until = "first day that is left out"
-    argument("--until", type=day, metavar="DATE", default=date.max, help=until)
+    argument("--until", type=date.fromisoformat, metavar="DATE", default=date.max, help=until)
     argument("--durability", choices=DURABILITIES, help="of the topics; existing ones are changed")
     argument("--job-id", help="name of the replay for idempotency (default: made of DIR)")
-    argument("--batch-records", type=positive, default=5000, help="(default: %(default)s)")
-    argument("--batch-bytes", type=byte_count, default=4 * MIB, help="(default: 4MiB)")
     add_servers(parser)
-
-
-def template(text: str) -> str:
-    """A name with ``{topic}`` in it."""
-    if TOPIC not in text:
-        raise argparse.ArgumentTypeError(f"must hold {TOPIC}, such as copy.{TOPIC}")
-    return text
-
-
-def day(text: str) -> date:
-    """A date, ``YYYY-MM-DD``."""
-    try:
-        return datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=UTC).date()
-    except ValueError:
-        raise argparse.ArgumentTypeError("must be a date like 2026-01-31") from None
 
 
 def run(options: argparse.Namespace) -> Replayed:
     """Do the job of the command line."""
-    given = {
-        **options_of(options),
-        "batchRecords": str(options.batch_records),
-        "batchBytes": str(options.batch_bytes),
-    }
-    if options.durability is not None:
-        given["durability"] = options.durability
+    durable = {} if options.durability is None else {"durability": options.durability}
     return replay(
         options.directory,
         options.topic or options.into,
-        given,
+        options_of(options) | durable,
         topics=options.from_topic,
         since=options.since,
         until=options.until,
