@@ -8,8 +8,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from topics.client import Topics, TopicsError, calls
@@ -19,6 +19,7 @@ START_S = 60.0
 STOP_S = 15.0
 POLL_S = 0.05
 LOG_LINES = 10
+NAMES = ("amber", "birch", "cedar")
 
 
 def tell(line: str) -> None:
@@ -106,3 +107,17 @@ class LocalServer:
             os.killpg(self._process.pid, number)
         self._process.wait()
         self._process = None
+
+
+@contextmanager
+def started(folder: Path) -> Iterator[list[LocalServer]]:
+    """Three servers, stopped at the end."""
+    fleet = [LocalServer(name, folder / name) for name in NAMES]
+    try:
+        for server in fleet:
+            server.start()
+            tell(f"server {server.name} runs on {server.url}")
+        yield fleet
+    finally:
+        for server in fleet:
+            server.stop()
