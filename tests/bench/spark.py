@@ -31,7 +31,7 @@ from tests.support.server import Server
 from topics.spark import register
 from topics.spark.client.http import Target, TopicsClient
 from topics.spark.client.ranges import Lost, read_range
-from topics.spark.producer import session
+from topics.spark.session import session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def spark() -> Iterator[SparkSession]:
     """One JVM for all Spark tests: two cores, four attempts."""
     pytest.importorskip("pyspark")
-    from topics.spark.producer import session
+    from topics.spark.session import session
 
     with warnings.catch_warnings():
         # pandas, where installed, is newer than PySpark likes; sockets to the JVM are closed by the

@@ -4,15 +4,11 @@
     sink/         format("topics"): batch and streaming writes
     jobs/         jobs as functions, and the command line topics-spark
     discovery/    what Spark finds by itself in an installation
-    preflight.py  the checks before a JVM starts: source, server, key, topic, Java
-    reading.py    files to a DataFrame: every value as written, no broken line
-    local_csv.py  the check of a local file without a job
-    kinds.py      the type of a column of text
-    rows.py       rows to JSON records; a job id from rows
-    producer.py   one job: create the topic, send the partitions, compare with the server's count
-    task.py       an executor's part: appends the rows of one partition
-    progress.py   the progress bar
-    summary.py    the figures at the end
+    session.py    the session of a job
+    preflight.py  Java, asked for before a JVM starts
+    rows.py       rows of any columns to rows of the sink
+    progress.py   the progress of a job, on a terminal
+    errors.py     one line, whatever Spark reports
 
 Only executors and the driver of a job load this; the server never does. This module imports neither
 PySpark nor PyArrow.

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 from topics.errors import ExitCode
 
+P = ParamSpec("P")
+T = TypeVar("T")
 # What our own code raises in an executor; Spark wraps it in pages of text.
 OURS = (
     "DataLost: ",
     "BadOffset: ",
     "ServerError: ",
     "RequestError: ",
-    "BrokenLine: ",
     "BadOption: ",
     "BadColumns: ",
     "BadRow: ",
@@ -45,8 +49,32 @@ class WrongPath(JobError):
     code = ExitCode.USAGE
 
 
-class BrokenLine(Exception):
-    """A line of a source breaks its format. Raised in executors; the driver gets the text."""
+def say(line: str) -> None:
+    """One line for the user on stderr."""
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
+
+
+def warn(text: str) -> None:
+    """A warning: on the stderr of the executor or the driver."""
+    say(f"topics: warning: {text}")
+
+
+def told_first(function: Callable[P, T]) -> Callable[P, T]:
+    """Let a failure of ours leave ``function`` without its stack: Spark always shows where it was
+    raised, which is two lines of this place, and then comes our line.
+    """
+
+    @wraps(function)
+    def call(*args: P.args, **named: P.kwargs) -> T:
+        try:
+            return function(*args, **named)
+        except Exception as error:
+            if f"{type(error).__name__}: " not in OURS:
+                raise
+            raise error.with_traceback(None) from None
+
+    return call
 
 
 @contextmanager

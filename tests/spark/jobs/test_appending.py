@@ -1,62 +1,214 @@
-"""Rows of a job, appended in their order, and once."""
+"""Rows of a job: appended in their order, and once, whatever fails on the way."""
 
 from __future__ import annotations
 
+import io
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spark.source.live import Live
-from topics.spark.client.errors import RequestError
+from tests.spark.client.stub_server import Fault, StubServer
+from tests.spark.killed_server import kill_and_restart, waits_half_way
+from tests.spark.reading import read_back
+from tests.support.server import Server
+from topics.spark import records
 from topics.spark.errors import JobError
-from topics.spark.jobs.appending import Appended, append_rows, head_of, open_dest
+from topics.spark.jobs.appending import Appended, append, open_dest
+from topics.spark.rows import map_arrow
 from topics.spark.sink.options import SinkOptions
+from topics.spark.source.connection import ServerError
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+# Not repeated by the client: the task fails and Spark runs it again.
+CRASH = Fault(status=500, code="internal")
+WAIT_S = 60.0
 
 
-def sink(live: Live, topic: str) -> SinkOptions:
-    return SinkOptions.parse({"servers": live.url, "topic": topic, "batchRecords": "40"})
+def opened(url: str, **more: str) -> SinkOptions:
+    """A topic that is there."""
+    given = {"servers": url, "topic": "t", "numRetries": "8", "batchRecords": "1000", **more}
+    options = SinkOptions.parse(given)
+    open_dest(options)
+    return options
+
+
+def numbers(spark: SparkSession, count: int, partitions: int = 1) -> DataFrame:
+    return records(spark.range(0, count, 1, partitions))
+
+
+def ids(stub: StubServer) -> list[int]:
+    return [record["data"]["id"] for record in stub.topics["t"].records]
 
 
 @pytest.mark.spark
 @pytest.mark.timeout(300)
-def test_rows_are_appended_in_order_and_once_for_each_scope(
-    spark: SparkSession, live: Live
+def test_a_task_that_dies_after_three_of_five_requests_appends_nothing_twice(
+    spark: SparkSession, stub: StubServer
 ) -> None:
-    options = sink(live, "rows")
-    assert open_dest(options, []) == 0
-    df = spark.range(0, 100, 1, 3).selectExpr(
-        "99 - id as place", "cast(id as string) as key", "cast(id as string) as value"
+    options = opened(stub.url)
+    stub.faults.extend([None, None, None, CRASH])
+    done = append(numbers(spark, 5000), options, "batch:j")
+    assert ids(stub) == list(range(5000))
+    assert stub.statuses("POST")[1:] == [200, 200, 200, 500, 200, 200, 200, 200, 200]
+    assert (done.records, done.appended, done.head_after, done.agrees) == (5000, 5000, 5000, True)
+    again = append(numbers(spark, 5000), options, "batch:j")
+    assert (again.records, again.repeated, again.appended, again.agrees) == (5000, 5000, 0, True)
+    assert append(numbers(spark, 0), options, "batch:j").records == 0
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_ordered_rows_are_the_same_requests_however_they_were_cut(
+    spark: SparkSession, stub: StubServer
+) -> None:
+    options = opened(stub.url, batchRecords="40")
+    df = records(spark.range(0, 100, 1, 3)).selectExpr(
+        "value", "100 - get_json_object(value, '$.id') as place"
     )
-    first = append_rows(df, options, "one", ["place"])
-    assert first == Appended(records=100, requests=3, head_after=100)
-    # The same rows, cut otherwise.
-    again = append_rows(df.repartition(5), options, "one", ["place"])
-    assert (again.records, again.repeated, again.agrees) == (100, 100, True)
-    with live.client() as client:
-        page = client.diff("rows", from_seq=0, limit=1000)
-    assert [record.tag for record in page.records] == [str(id) for id in range(99, -1, -1)]
-    assert append_rows(df.limit(0), options, "two", ["place"]).records == 0
+    for cut in (df, df.repartition(5)):
+        done = append(cut, options, "batch:j", order=["place"])
+        assert (done.records, done.requests, done.agrees) == (100, 3, True)
+    assert ids(stub) == list(range(99, -1, -1))
 
 
-def test_heads_that_moved_otherwise_do_not_agree() -> None:
-    one = Appended(records=10, repeated=4, requests=1, head_before=5, head_after=11)
-    assert one.agrees
-    both = one.and_then(Appended(records=1, head_before=11, head_after=12))
-    assert (both.records, both.head_before, both.head_after, both.agrees) == (11, 5, 12, True)
-    less = Appended(records=10, requests=1, head_before=5, head_after=14)
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_an_attempt_that_sees_other_rows_doubles_some_loses_none_and_is_told(
+    spark: SparkSession, stub: StubServer
+) -> None:
+    def stamp(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        for batch in batches:
+            number = context.attemptNumber()
+            texts = [f"[{number},{text}" for text in batch.column(0).cast("string").to_pylist()]
+            yield pa.RecordBatch.from_pydict({"value": [f"{text}]" for text in texts]})
+
+    options = opened(stub.url)
+    stub.faults.extend([None, None, None, CRASH])
+    done = append(map_arrow(spark.range(0, 5000, 1, 1), stamp, "value string"), options, "batch:j")
+    found = [record["data"] for record in stub.topics["t"].records]
+    assert [number for attempt, number in found if attempt == 1] == list(range(5000))
+    assert (len(found), done.appended, done.agrees) == (8000, 5000, False)
+    assert "does NOT agree: 3,000 more than this job accounts for" in done.text()
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_a_refusal_is_one_line_with_code_advice_and_what_stays(
+    spark: SparkSession, stub: StubServer
+) -> None:
+    options = opened(stub.url)
+    stub.faults.extend([None, *[Fault(status=422, code="topic_full")] * 100])
+    with pytest.raises(JobError) as failure:
+        append(numbers(spark, 3000), options, "batch:j")
+    text = str(failure.value)
+    assert 'topic "t": 422 topic_full: ' in text
+    assert "raise its cap" in text
+    assert text.endswith(
+        ". 1,000 records were appended before that; the same job run again appends none of them"
+        " twice"
+    )
+    assert "\n" not in text
+    # Nothing is sent after a refusal, in none of Spark's four attempts.
+    assert stub.statuses("POST")[1:] == [200, 422, 422, 422, 422]
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("durability", ["disk", "fsync"])
+def test_a_job_outlives_a_kill_of_the_server_and_every_row_stands_once(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durability: str
+) -> None:
+    killed = tmp_path / "killed"
+    # Rows pass between the stages of a task in small blocks, so that a stage that waits has let go
+    # of what came before.
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "500")
+    with Server(tmp_path / "data", shards=2) as server:
+        server.env["TOPICS_PORT"] = str(server.port)  # the same address after a restart
+        url = f"http://{server.host}:{server.port}"
+        options = opened(url, durability=durability, batchRecords="100", numRetries="60")
+
+        def has_begun() -> None:
+            deadline = time.monotonic() + WAIT_S
+            while not read_back(url, "t"):
+                assert time.monotonic() < deadline, "the job never began"
+                time.sleep(0.005)
+
+        # Two partitions of 40 blocks. The server dies while the first half is being appended, the
+        # second meets it dead, then back.
+        halted = map_arrow(spark.range(0, 40_000, 1, 2), waits_half_way(killed), "id long")
+        try:
+            with ThreadPoolExecutor(1) as pool:
+                killer = pool.submit(kill_and_restart, server, killed, has_begun)
+                done = append(records(halted), options, "batch:j")
+                killer.result()
+        finally:
+            spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "10000")
+        found = sorted(record["data"]["id"] for record in read_back(url, "t"))
+    assert found == list(range(40_000))
+    assert (done.records, done.appended, done.agrees) == (40_000, 40_000, True)
+    assert done.retries > 0
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_figures_are_a_table_and_on_a_terminal_one_with_a_frame(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done = Appended(
+        topic="t", records=3000, repeated=1000, requests=3, seconds=2.0, head_before=7,
+        head_after=2007, notes={"batches": 2},
+    )  # fmt: skip
+    assert [line.split(None, 1) for line in done.text().splitlines() if "head" not in line] == [
+        ["topic", "t"],
+        ["batches", "2"],
+        ["records", "3,000"],
+        ["appended", "2,000"],
+        ["already", "there  1,000"],
+        ["requests", "3"],
+        ["retries", "0"],
+        ["seconds", "2.0"],
+        ["rows/s", "1,500"],
+        ["the", "server     agrees"],
+    ]
+    less = Appended(topic="t", records=10, head_before=5, head_after=14)
     assert not less.agrees
-    assert "The server does NOT agree: head 5 before, 14 after" in less.text()
+    assert "does NOT agree: 1 fewer than it acknowledged" in less.text()
+    both = done.and_then(Appended(topic="t", records=1, head_before=2007, head_after=2008))
+    assert (both.records, both.head_before, both.head_after, both.agrees) == (3001, 7, 2008, True)
+    monkeypatch.setattr("sys.stdout", Terminal())
+    assert "│" in done.text()
 
 
-def test_a_destination_that_cannot_be_written_is_one_line(live: Live) -> None:
-    live.make("jobs", type="queue")
+def test_a_destination_that_cannot_be_written_is_one_line(stub: StubServer) -> None:
+    stub.make("jobs", type="queue")
     with pytest.raises(JobError, match='topic "jobs" is a queue'):
-        open_dest(sink(live, "jobs"), [])
-    with pytest.raises(RequestError, match="topic_not_found"):
-        head_of(sink(live, "nothing"), sink(live, "nothing").connection.servers.members[0])
-    away = SinkOptions.parse({"servers": "http://127.0.0.1:9", "topic": "t", "numRetries": "0"})
-    with pytest.raises(JobError, match="unreachable"):
-        open_dest(away, [])
+        opened(stub.url, topic="jobs")
+    with pytest.raises(ServerError, match="unreachable"):
+        opened("http://127.0.0.1:9", numRetries="0")
+
+
+def test_a_named_durability_changes_a_topic_that_is_there(stub: StubServer) -> None:
+    stub.make("t", idempotency_window_ms=10**8, durability="memory")
+    for _ in range(2):
+        open_dest(SinkOptions.parse({"servers": stub.url, "topic": "t"}), change=True)
+        assert stub.topics["t"].config["durability"] == "memory"
+    for _ in range(2):
+        given = {"servers": stub.url, "topic": "t", "durability": "fsync"}
+        open_dest(SinkOptions.parse(given), change=True)
+        assert stub.topics["t"].config["durability"] == "fsync"
+    assert stub.statuses("PUT") == [200], "the second time it is as named"

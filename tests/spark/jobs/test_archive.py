@@ -24,7 +24,7 @@ from topics.spark.jobs.archive_table import commit, dated, opened
 from topics.spark.jobs.cli import main
 from topics.spark.jobs.streams import read_stream
 from topics.spark.rows import map_arrow
-from topics.spark.source.columns import SCHEMA
+from topics.spark.source.columns import schema_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -151,7 +151,7 @@ def test_a_checkpoint_that_is_lost_or_older_than_the_table_is_refused(
     with pytest.raises(JobError, match="the checkpoint is older than the table"):
         archive(spark, restored)
     assert offsets(tmp_path / "a") == [*range(1, 31)]
-    other = spark.createDataFrame([], SCHEMA)
+    other = spark.createDataFrame([], schema_of(()))
     with pytest.raises(JobError, match="or of another one"):
         commit(dated(other), 3, "another query", f"file://{tmp_path}/a")
 
@@ -161,7 +161,7 @@ def test_of_two_runs_at_the_same_time_one_commits(
 ) -> None:
     uri = f"file://{tmp_path}/table"
     record = (None, "{}", "t", 0, 1, datetime.now(UTC), None, None)
-    rows = dated(spark.createDataFrame([record], SCHEMA))
+    rows = dated(spark.createDataFrame([record], schema_of(())))
     commit(rows, 0, "q", uri)
     before = opened(uri)
     commit(rows, 1, "q", uri)
@@ -185,7 +185,7 @@ def test_a_task_that_is_repeated_and_a_server_that_is_killed_leave_each_record_o
             raise RuntimeError("a task dies")
 
     def read(spark: SparkSession, options: dict[str, str]) -> DataFrame:
-        return map_arrow(plain(spark, options), die_once, SCHEMA)
+        return map_arrow(plain(spark, options), die_once, schema_of(()).simpleString())
 
     def kill(df: DataFrame, batch: int, query: str, uri: str) -> None:
         land(df, batch, query, uri)

@@ -6,9 +6,8 @@ import argparse
 
 import pytest
 
-from tests.spark.client.stub_server import StubServer
-from topics.spark.errors import JobError
-from topics.spark.jobs.arguments import add_servers, target_of
+from topics.spark.client.servers import Servers
+from topics.spark.jobs.arguments import add_servers
 
 
 def parsed(*line: str) -> argparse.Namespace:
@@ -17,33 +16,30 @@ def parsed(*line: str) -> argparse.Namespace:
     return parser.parse_args(line)
 
 
-def test_a_topic_goes_to_the_server_that_has_it(
-    stub: StubServer, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("PYSPARK_GATEWAY_PORT", "1"), ("PYSPARK_SUBMIT_ARGS", "--master yarn pyspark-shell")],
+)
+def test_a_job_on_a_cluster_names_its_servers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, text: str
 ) -> None:
-    monkeypatch.setenv("TOPICS_API_KEY", "secret")
-    with StubServer() as other:
-        options = parsed("--url", f"a={stub.url},b={other.url}", "--retries", "3")
-        assert {target_of(options, f"t{number}").url for number in range(9)} == {
-            stub.url,
-            other.url,
-        }
-        other.make("t0")
-        target = target_of(options, "t0")
-        assert (target.url, target.api_key, target.retries) == (other.url, "secret", 3)
-        assert "secret" not in repr(target)
-    with pytest.raises(JobError, match=r"server b .*unreachable"):
-        target_of(options, "absent")
+    monkeypatch.delenv("TOPICS_URL", raising=False)
+    monkeypatch.setenv(name, text)
+    with pytest.raises(SystemExit):
+        parsed()
+    assert "required: --url" in capsys.readouterr().err
+    assert parsed("--url", "http://h:9").url == Servers.parse("http://h:9")
 
 
 def test_the_environment_names_the_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOPICS_URL", "http://h:9")
-    assert target_of(parsed(), "t").url == "http://h:9"
+    assert parsed().url == Servers.parse("http://h:9")
     monkeypatch.setenv("TOPICS_URL", "")
     with pytest.raises(SystemExit):
         parsed()
 
 
-@pytest.mark.parametrize("text", ["x", "a=http://x,a=http://y", "http://x:0", "http://x/?y"])
+@pytest.mark.parametrize("text", ["x", "a=http://x,a=http://y", "http://x:0"])
 def test_what_is_no_list_of_servers_is_a_usage_error(
     text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.spark.client.stub_server import Fault, StubServer
-from topics.spark.client.http import Target
 from topics.spark.jobs import backfill
+from topics.spark.jobs.arguments import MIB
+from topics.spark.jobs.backfill import format_of
 from topics.spark.jobs.cli import main, parser
-from topics.spark.producer import MIB
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+Load = Callable[..., list[Any]]
 
 
 def ids(stub: StubServer, topic: str = "t") -> list[int]:
@@ -31,11 +34,8 @@ def test_sizes_and_options_are_checked() -> None:
     options = parser().parse_args(
         [*given, "--batch-bytes", "2MiB", "--option", "sep=;", "--option", "quote=="]
     )
-    assert (options.batch_bytes, options.batch_records, options.option) == (
-        2 * MIB,
-        5000,
-        [("sep", ";"), ("quote", "=")],
-    )
+    found = options.batch_bytes, options.batch_records, options.option
+    assert found == (2 * MIB, 5000, [("sep", ";"), ("quote", "=")])
     for wrong in (
         ["--batch-records", "0"],
         ["--batch-bytes", "5MB"],
@@ -47,24 +47,76 @@ def test_sizes_and_options_are_checked() -> None:
             parser().parse_args([*given, *wrong])
 
 
+@pytest.mark.parametrize(
+    ("source", "form"),
+    [
+        ("a.csv", "csv"),
+        ("a.TSV.gz", "csv"),
+        ("s3://b/x.jsonl", "json"),
+        ("a.ndjson", "json"),
+        ("folder", "parquet"),
+    ],
+)
+def test_the_suffix_says_the_format(source: str, form: str) -> None:
+    assert format_of(source) == form
+
+
+def test_file_java_and_server_are_asked_for_before_a_jvm_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def told(source: Path, topic: str, url: str, status: int) -> str:
+        given = ["backfill", str(source), topic, "--url", url, "--retries", "1"]
+        assert main(given) == status
+        said = capsys.readouterr().err
+        assert said.startswith("error: ")
+        assert said.count("\n") == 1
+        return said
+
+    monkeypatch.setattr(backfill, "local_session", pytest.fail)
+    rows = tmp_path / "rows.csv"
+    rows.write_text("a\n1\n")
+    with StubServer() as stub:
+        stub.make("jobs", type="queue")
+        absent = tmp_path / "absent.csv"
+        assert f"{absent}: no such file or directory\n" in told(absent, "t", stub.url, 2)
+        assert stub.seen == []
+        assert 'topic "jobs" is a queue' in told(rows, "jobs", stub.url, 1)
+        stub.faults.append(Fault(status=403, code="forbidden"))
+        assert "the key needs read and write" in told(rows, "t", stub.url, 1)
+        assert "unreachable" in told(rows, "t", "http://127.0.0.1:9", 1)
+        monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
+        assert "Spark needs Java" in told(rows, "other", stub.url, 1)
+        assert "other" not in stub.topics
+
+
 @pytest.mark.spark
 @pytest.mark.timeout(300)
-def test_the_command_line_runs_a_job_and_tells_by_its_exit_status(
+def test_the_same_job_again_appends_nothing_and_another_one_does(
     unstopped: SparkSession,
     stub: StubServer,
     fifty_rows: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    line: list[Any] = ["backfill", str(fifty_rows), "t", "--url", stub.url]
-    line += ["--batch-bytes", "1KiB", "--quiet"]
+    line = ["backfill", str(fifty_rows), "t", "--url", stub.url, "--batch-bytes", "1KiB"]
+    for extra, appended in ([], 50), ([], 0), (["--job-id", "j"], 50):
+        assert main([*line, *extra]) == 0
+        shown = capsys.readouterr()
+        figures = dict(line.split("  ", 1) for line in shown.out.splitlines())
+        assert (figures["records"].strip(), figures["appended"].strip()) == ("50", str(appended))
+        assert shown.err == "", "no progress where there is no terminal"
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_of_a_file_that_has_grown_the_requests_that_differ_are_appended(
+    unstopped: SparkSession, stub: StubServer, fifty_rows: Path
+) -> None:
+    line = ["backfill", str(fifty_rows), "t", "--url", stub.url, "--quiet", "--batch-records", "20"]
     assert main(line) == 0
-    assert "50 appended, 0 already there" in capsys.readouterr().out
+    with fifty_rows.open("a") as file:
+        file.write('{"id": 50}\n')
     assert main(line) == 0
-    assert "0 appended, 50 already there" in capsys.readouterr().out
-    assert main([*line[:-1], "--job-id", "j", "--total", "50"]) == 0
-    shown = capsys.readouterr()
-    assert "50 appended, 0 already there from an earlier run of job j" in shown.out
-    assert "50 of 50 records, 100 %" in shown.err
+    assert ids(stub) == [*range(50), *range(40, 51)]
 
 
 @pytest.mark.spark
@@ -76,7 +128,8 @@ def test_an_interrupted_job_says_so_in_one_line_and_goes_on_when_run_again(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     line = ["backfill", str(fifty_rows), "t", "--url", stub.url, "--quiet", "--batch-records", "10"]
-    stub.faults.extend([None, None, *[Fault(status=429, code="throttled")] * 100])
+    busy = Fault(status=429, code="throttled")
+    stub.faults.extend([None, None, None, *[busy] * 100])  # the first asks for the right to append
 
     def interrupt() -> None:
         deadline = time.monotonic() + 60
@@ -92,52 +145,79 @@ def test_an_interrupted_job_says_so_in_one_line_and_goes_on_when_run_again(
         capsys.readouterr().err == "interrupted; run the job again, it goes on where it stopped\n"
     )
     assert main(line) == 0
-    assert "50 records" in capsys.readouterr().out
     assert sorted(ids(stub)) == list(range(50))
 
 
-def test_file_server_and_java_are_asked_for_before_pyspark_is_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.fixture
+def load(unstopped: SparkSession, stub: StubServer, tmp_path: Path) -> Load:
+    """Load a file into a topic of its own, give the records."""
+
+    def load(name: str, content: bytes, *more: str, status: int = 0) -> list[Any]:
+        topic = f"t{len(stub.topics)}"
+        source = tmp_path / name
+        source.write_bytes(content)
+        assert main(["backfill", str(source), topic, "--url", stub.url, *more]) == status
+        return stub.topics[topic].records
+
+    return load
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_csv_columns_are_text_unless_the_caller_says_more(load: Load) -> None:
+    content = b'id,"the name",n\r\n007,"say ""a"", b",1\r\n1.10,\\,\r\n'
+    texts = [
+        {"data": {"id": "007", "the name": 'say "a", b', "n": "1"}, "tag": "007"},
+        {"data": {"id": "1.10", "the name": "\\", "n": None}, "tag": "1.10"},
+    ]
+    assert load("a.csv", content, "--tag-column", "id") == texts
+    tabs = content.replace(b",1\r", b"\t1\r").replace(b"id,", b"id\t").replace(b'e",', b'e"\t')
+    tabs = tabs.replace(b"007,", b"007\t").replace(b"1.10,", b"1.10\t").replace(b"\\,", b"\\\t")
+    assert load("a.tsv", tabs, "--tag-column", "id") == texts
+    typed = "id DECIMAL(5,2), `the name` STRING, n INT"
+    numbers = [record["data"] for record in load("b.csv", content, "--schema", typed)]
+    assert [(row["id"], row["n"]) for row in numbers] == [(7.0, 1), (1.1, None)]
+    found = load("c.csv", b"a;b\n1;x\n2;y\n", "--option", "sep=;", "--option", "inferSchema=true")
+    assert [record["data"] for record in found] == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_json_lines_are_sent_as_they_are(load: Load, stub: StubServer) -> None:
+    lines = ['{"b": "1.10", "a": {"x": "é"}, "id": 40404040404040404040404040404040404040}', "[1]"]
+    found = load("a.jsonl", "\n\n".join(lines).encode(), "--tag-column", "b", "--node", "n")
+    assert [record["data"] for record in found] == [json.loads(line) for line in lines]
+    assert [record.get("tag") for record in found] == ["1.10", None]
+    whole = b'[{"id": 1},\n {"id": 2}]'
+    found = load("b.json", whole, "--option", "multiLine=true")
+    assert [record["data"] for record in found] == [{"id": 1}, {"id": 2}]
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_parquet_is_sent_with_times_in_utc(
+    unstopped: SparkSession, load: Load, stub: StubServer, tmp_path: Path
 ) -> None:
-    def told(source: Path, url: str, status: int) -> str:
-        assert main(["backfill", str(source), "t", "--url", url]) == status
-        said = capsys.readouterr().err
-        assert said.startswith("error: ")
-        assert said.count("\n") == 1
-        return said
-
-    monkeypatch.setattr(backfill, "load", pytest.fail)
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
-    rows = tmp_path / "rows.csv"
-    rows.write_text("a\n1\n")
-    with StubServer() as stub:
-        absent = tmp_path / "absent.csv"
-        assert f"{absent}: no such file or directory\n" in told(absent, stub.url, 2)
-        assert stub.seen == []
-        said = told(rows, stub.url, 1)
-        assert ("Java" if find_spec("pyspark") else "pyspark") in said
-        assert stub.topics == {}
+    df = unstopped.sql("select timestamp'2013-01-01 10:00:00.123456Z' as at, 1.5d as x, 7L as n")
+    df.write.parquet(str(tmp_path / "p"))
+    assert main(["backfill", str(tmp_path / "p"), "p", "--url", stub.url]) == 0
+    (record,) = stub.topics["p"].records
+    assert record["data"] == {"at": "2013-01-01T10:00:00.123456Z", "x": 1.5, "n": 7}
 
 
-def test_a_topic_is_loaded_on_the_server_that_is_to_have_it(
-    fifty_rows: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("a.csv", b"a,b\n1,2\n1,2,3\n", "a.csv holds a broken record: '1,2,3'"),
+        ("a.jsonl", b'{"id": 1}\n{"id": 2\n', "value is not JSON: '{\"id\": 2'"),
+        ("b.jsonl", b'{"id": "\xff"}\n', "value is not UTF-8"),
+        ("a.json", b'{"id": "\\ud800"}\n', "half of a surrogate pair"),
+    ],
+)
+def test_a_broken_line_ends_the_job_and_is_told(
+    load: Load, capsys: pytest.CaptureFixture[str], name: str, content: bytes, told: str
 ) -> None:
-    class Loaded:
-        agrees = True
-
-        def text(self) -> str:
-            return "loaded"
-
-    found: set[str] = set()
-
-    def load(options: Any, target: Target, source: str) -> Loaded:
-        found.add(target.url)
-        return Loaded()
-
-    monkeypatch.setattr(backfill, "load", load)
-    monkeypatch.setattr(backfill, "check_spark", lambda: None)
-    with StubServer() as one, StubServer() as two:
-        servers = f"one={one.url},two={two.url}"
-        for number in range(8):
-            assert main(["backfill", str(fifty_rows), f"t{number}", "--url", servers]) == 0
-        assert found == {one.url, two.url}
+    assert load(name, content, status=1) == []
+    assert told in capsys.readouterr().err

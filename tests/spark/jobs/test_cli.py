@@ -16,6 +16,7 @@ import pytest
 from topics.spark.client.errors import RequestError
 from topics.spark.errors import JobError
 from topics.spark.jobs import cli
+from topics.spark.source.connection import BadOption, ServerError
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -55,6 +56,8 @@ def with_job(monkeypatch: pytest.MonkeyPatch, result: Done | BaseException) -> N
             "",
             'error: topic "t": 422 topic_full: full',
         ),
+        (BadOption("not so"), 2, "", "error: not so\n"),
+        (ServerError("server a: no"), 1, "", "error: server a: no\n"),
         (
             ModuleNotFoundError("No module", name="pyarrow"),
             1,

@@ -9,9 +9,9 @@ import pytest
 
 from tests.spark.source.live import Live
 from topics.errors import ExitCode
-from topics.spark.errors import JobError
-from topics.spark.jobs.cli import main
-from topics.spark.jobs.compact import CompactJob, compact
+from topics.spark.jobs.appending import Appended
+from topics.spark.jobs.cli import main, parser
+from topics.spark.jobs.compact import run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,9 +39,12 @@ def held(live: Live, topic: str) -> list[tuple[str | None, Any, str | None, byte
     ]
 
 
-def test_the_last_record_of_each_key_is_appended_once_and_in_order(
-    spark: SparkSession, live: Live
-) -> None:
+def compact(live: Live, *line: str) -> Appended:
+    return run(parser().parse_args(["compact", "--url", live.url, *line]))
+
+
+@pytest.mark.usefixtures("unstopped")
+def test_the_last_record_of_each_key_is_appended_once_and_in_order(live: Live) -> None:
     live.make("prices")
     write(
         live,
@@ -53,26 +56,22 @@ def test_the_last_record_of_each_key_is_appended_once_and_in_order(
         {"tag": "a", "data": {"x": 4}},
         {"tag": "c", "data": None},
     )
-    job = CompactJob(source="prices", dest="last", options={"servers": live.url})
-    first = compact(spark, job)
-    assert (first.records, first.keyless, first.deleted, first.agrees) == (6, 1, 0, True)
+    first = compact(live, "prices", "last")
+    assert first.notes == {"read": 6, "without a key": 1}
+    assert (first.appended, first.agrees) == (3, True)
     b = ("b", 2, "n", '{"é":1}'.encode())
     expected = [b, ("a", {"x": 4}, None, b""), ("c", None, None, b"")]
     assert held(live, "last") == expected
-    second = compact(spark, job)
-    assert (second.appended.records, second.appended.repeated, second.agrees) == (3, 3, True)
+    second = compact(live, "prices", "last")
+    assert (second.records, second.repeated, second.agrees) == (3, 3, True)
     assert held(live, "last") == expected
-    live_only = CompactJob(
-        source="prices", dest="living", options={"servers": live.url}, drop_null=True
-    )
-    third = compact(spark, live_only)
-    assert (third.deleted, third.appended.records) == (1, 2)
+    third = compact(live, "prices", "living", "--drop-null")
+    assert (third.notes["deleted keys"], third.appended) == (1, 2)
     assert held(live, "living") == expected[:2]
-    assert "1 records without a key and 1 deleted keys left out" in third.text()
     # A value that the destination has is ended by the null, once.
     write(live, "prices", {"tag": "b", "data": None})
-    fourth, fifth = compact(spark, live_only), compact(spark, live_only)
-    assert (fourth.deleted, fourth.appended.repeated, fifth.appended.repeated) == (1, 0, 2)
+    fourth, fifth = [compact(live, "prices", "living", "--drop-null") for _ in range(2)]
+    assert (fourth.notes["deleted keys"], fourth.appended, fifth.appended) == (1, 2, 0)
     a, null = ("a", {"x": 4}, None, b""), ("b", None, None, b"")
     assert held(live, "living") == [*expected[:2], a, null]
 
@@ -85,5 +84,5 @@ def test_mistakes_are_one_line_without_a_jvm(
     assert 'topic "nothing": 404 topic_not_found' in capsys.readouterr().err
     assert main([*given, "same", "same"]) == ExitCode.USAGE
     assert capsys.readouterr().err == "error: source and destination are the same topic\n"
-    with pytest.raises(JobError, match="option topic is empty"):
-        CompactJob(source="a", dest="", options={"servers": live.url}).sink()
+    assert main([*given, "a", ""]) == ExitCode.USAGE
+    assert capsys.readouterr().err == "error: option topic is empty\n"

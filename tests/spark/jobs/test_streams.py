@@ -16,17 +16,14 @@ from topics.spark.client.servers import Servers
 from topics.spark.errors import JobError
 from topics.spark.jobs import streams
 from topics.spark.jobs.streams import (
-    LEFT_OUT,
-    NO_NUMBER,
-    NO_TIME,
-    LeftOut,
-    connection_of,
+    Passage,
     job_errors,
     options_of,
     read_stream,
     run_batches,
     seconds,
 )
+from topics.spark.source.connection import Connection
 from topics.spark.source.offsets import Position
 from topics.spark.source.plan import GO_ON
 
@@ -50,14 +47,9 @@ def test_other_intervals_are_refused(text: str) -> None:
 @pytest.mark.parametrize("servers", ["http://a:1", "a=http://a:1,http://b:2", "a=http://a:1"])
 def test_servers_keep_their_names_on_the_way_to_the_source(servers: str) -> None:
     given = argparse.Namespace(url=Servers.parse(servers), retries=3)
-    connection = connection_of(options_of(given))
+    connection = Connection.parse(options_of(given))
     assert connection.servers == Servers.parse(servers)
     assert connection.retries == 3
-
-
-def test_options_that_cannot_be_meant_are_a_line() -> None:
-    with pytest.raises(JobError, match="is no address of a server"):
-        connection_of({"servers": "nowhere"})
 
 
 def test_advice_of_the_source_is_told_in_the_words_of_the_job() -> None:
@@ -92,7 +84,7 @@ def test_a_follower_goes_on_until_it_is_interrupted(
 
     monkeypatch.setattr(streams, "_wait", wait)
     source = read_stream(spark, {"servers": live.url, "subscribe": "followed"})
-    run_batches(source, land, str(tmp_path), 0.1)
+    run_batches(source, land, str(tmp_path), 0.1, Passage())
     assert found[:2] == [(0, 3), (1, 5)]
 
 
@@ -109,7 +101,7 @@ def test_a_run_that_has_an_end_and_is_interrupted_says_so(
     monkeypatch.setattr(streams, "_wait", wait)
     source = read_stream(spark, {"servers": live.url, "subscribe": "interrupted"})
     with pytest.raises(KeyboardInterrupt):
-        run_batches(source, lambda batch, number, query: None, str(tmp_path), None)
+        run_batches(source, lambda batch, number, query: None, str(tmp_path), None, Passage())
 
 
 @pytest.mark.spark
@@ -122,30 +114,26 @@ def test_what_the_sink_raises_is_raised(spark: SparkSession, live: Live, tmp_pat
 
     source = read_stream(spark, {"servers": live.url, "subscribe": "refused"})
     with pytest.raises(JobError, match=r"^the sink says no$"):
-        run_batches(source, land, str(tmp_path), None)
+        run_batches(source, land, str(tmp_path), None, Passage())
 
 
-def test_what_a_query_does_and_leaves_out_is_counted_once_and_idle_reports_hide_no_batch() -> None:
+def test_what_a_query_does_is_counted_once_and_idle_reports_hide_no_batch() -> None:
     def offset(seq: int) -> str:
         return "null" if seq < 0 else json.dumps({"a": {"t": {"seq": seq, "epoch": 1}}})
 
-    def report(batch: int, late: int, no_time: int, *, idle: bool = False) -> dict[str, object]:
+    def report(batch: int, *, idle: bool = False) -> dict[str, object]:
         return {
             "batchId": batch,
             "sources": [{"startOffset": offset(batch - 1), "endOffset": offset(batch)}],
             "numInputRows": 5,
             "durationMs": {"triggerExecution": 1} | ({} if idle else {"addBatch": 1}),
-            "stateOperators": [{"numRowsDroppedByWatermark": late}],
-            "observedMetrics": {} if idle else {LEFT_OUT: {NO_TIME: no_time, NO_NUMBER: None}},
         }
 
-    query = SimpleNamespace(recentProgress=[report(0, 2, 1), report(1, 2, 0, idle=True)])
-    left_out = LeftOut()
+    query, passage = SimpleNamespace(recentProgress=[report(0), report(1, idle=True)]), Passage()
     for _ in range(2):
-        left_out.look(cast("Any", query))
-    assert (left_out.late, left_out.no_time) == (2, 1)
-    query.recentProgress.append(report(1, 5, 3))
-    left_out.look(cast("Any", query))
-    assert (left_out.late, left_out.no_time) == (7, 4)
-    assert (left_out.batches, left_out.records) == (2, 10)
-    assert (left_out.begin, left_out.end) == ({}, {"a": {"t": Position(1, 1)}})
+        passage.look(cast("Any", query))
+    assert (passage.batches, passage.records) == (1, 5)
+    query.recentProgress.append(report(1))
+    passage.look(cast("Any", query))
+    assert (passage.batches, passage.records) == (2, 10)
+    assert (passage.begin, passage.end) == ({}, {"a": {"t": Position(1, 1)}})

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from topics.spark import register
-from topics.spark.producer import session
 from topics.spark.rows import map_arrow
+from topics.spark.session import session
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -180,8 +180,9 @@ def test_a_micro_batch_whose_commit_is_lost_is_replayed_without_a_duplicate(
 def test_two_attempts_at_the_same_time_append_once(url: str) -> None:
     pa = pytest.importorskip("pyarrow")
     from topics.spark.sink.columns import Columns
+    from topics.spark.sink.opening import Clients, open_topic
     from topics.spark.sink.options import SinkOptions
-    from topics.spark.sink.sending import Clients, Sender, open_topic
+    from topics.spark.sink.sending import Sender
 
     options = SinkOptions.parse({"servers": url, "topic": "rows", "batchRecords": "50"})
     with Clients(options) as clients:

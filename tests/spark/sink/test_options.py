@@ -6,8 +6,7 @@ import pickle
 
 import pytest
 
-from topics.spark.opening import WINDOW_MS
-from topics.spark.sink.options import SinkOptions
+from topics.spark.sink.options import WINDOW_MS, SinkOptions
 from topics.spark.source.connection import BadOption
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.spark.client.stub_server import Fault, StubServer
+from topics.spark.client.http import TopicsClient
 from topics.spark.client.servers import Servers
 from topics.spark.errors import JobError
 
@@ -17,8 +19,10 @@ pytest.importorskip("pyarrow")
 import pyarrow as pa
 
 from topics.spark.sink.columns import Columns
+from topics.spark.sink.encoding import string_block
+from topics.spark.sink.opening import Clients, open_topic
 from topics.spark.sink.options import SinkOptions
-from topics.spark.sink.sending import Clients, Sender, by_topic, open_topic
+from topics.spark.sink.sending import Sender, by_topic
 from topics.spark.source.connection import ServerError
 
 BY_COLUMN = Columns(value=0, key=None, topic=1, headers=None, node=None)
@@ -74,6 +78,26 @@ def test_an_input_that_ends_early_between_two_batches_leaves_no_odd_chunk(
     assert sorted(value for name in names for value in values(stub, name)) == list(range(100))
 
 
+def test_the_next_batch_is_taken_while_a_request_is_on_the_wire(
+    stub: StubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub.make("t", idempotency_window_ms=10**8)
+    taken, append = threading.Event(), TopicsClient.append
+
+    def wait_for_the_next(*arguments: Any) -> Any:
+        assert taken.wait(30), "it was not taken"
+        return append(*arguments)
+
+    def batches() -> Iterator[Any]:
+        yield rows(10, ["t"])
+        taken.set()
+        yield rows(10, ["t"])
+
+    monkeypatch.setattr(TopicsClient, "append", wait_for_the_next)
+    Sender(options(stub, topic="t"), TO_ONE, "s", 0).send(batches())
+    assert values(stub, "t") == [*range(10), *range(10)]
+
+
 def test_each_topic_goes_to_the_server_that_has_it() -> None:
     with ExitStack() as stack:
         stubs = {name: stack.enter_context(StubServer()) for name in ("one", "two")}
@@ -94,6 +118,7 @@ def test_an_attempt_after_a_failure_appends_only_what_is_missing(stub: StubServe
     with pytest.raises(ServerError, match="internal"):
         Sender(wanted, TO_ONE, "s", 3).send([rows(50, ["t"])])
     assert len(values(stub, "t")) == 20
+    assert stub.statuses("POST") == [200, 200, 500], "nothing is sent after a failure"
     figures = Sender(wanted, TO_ONE, "s", 3).send([rows(50, ["t"])])
     assert values(stub, "t") == list(range(50))
     assert (figures.topics["t"].repeated, figures.topics["t"].requests) == (20, 5)
@@ -167,3 +192,11 @@ def test_records_are_split_by_topic_in_their_order() -> None:
     records = pa.array(list("12345"))
     split = [(name, share.to_pylist()) for name, share in by_topic(topics, records)]
     assert split == [("b", ["1", "3"]), ("a", ["2", "5"]), ("c", ["4"])]
+
+
+def test_an_arrow_string_column_is_read_in_place_also_when_it_is_a_slice() -> None:
+    for kind in (pa.string(), pa.large_string()):
+        offsets, data = string_block(pa.array(["aa", "", "é", "b"], kind).slice(1, 3))
+        texts = [bytes(data[offsets[i] : offsets[i + 1]]).decode() for i in range(len(offsets) - 1)]
+        assert texts == ["", "é", "b"]
+        assert len(string_block(pa.array([], kind))[0]) == 1

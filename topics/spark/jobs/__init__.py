@@ -2,19 +2,18 @@
 
     cli.py        the command line ``topics-spark JOB ...``
     arguments.py  what the subcommands share: servers, types of arguments, the result of a job
+    streams.py    what they share with Spark: options, streaming queries
+    appending.py  rows to a topic by the sender of the sink, and the table at the end
     backfill.py   Parquet, CSV or JSON files into a topic
     replay.py     an archive back into topics, in order
     archive.py    a topic, or all that match a pattern, into a table by date
     compact.py    the last record of each key into another topic
-    aggregate.py  windowed counts, sums and averages back into a topic
 
-Below them:
+Below the archive:
 
     archive_table.py  batches as commits of a Delta table
     archive_check.py  the archive against the server
     checkpoint.py     whose a checkpoint is
-    streams.py        the session, the source, a query to its end
-    appending.py      the rows of a job to one topic
 
 The module of a job has the name of its subcommand. It has two functions: ``add(commands)`` makes
 the subcommand's parser, ``run(options)`` does the job and returns an ``Outcome``. It imports

@@ -12,13 +12,12 @@ The files are compared with the server at the end (`archive_check`).
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Mapping
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from topics.errors import ExitCode
 from topics.spark.client.errors import RequestError
@@ -28,16 +27,16 @@ from topics.spark.jobs.archive_table import WRITE, commit, dated, opened, table_
 from topics.spark.jobs.arguments import Commands, add_servers, positive
 from topics.spark.jobs.checkpoint import JOB, Folder, claim, uri_of
 from topics.spark.jobs.streams import (
-    LeftOut,
+    Passage,
     add_stream,
     job_errors,
-    local_session,
     options_of,
     read_stream,
     run_batches,
 )
 from topics.spark.jobs.streams import run as run_query
-from topics.spark.progress import Progress
+from topics.spark.progress import progress
+from topics.spark.session import local_session
 from topics.spark.source.connection import BadOption, Connection, Patience, ServerError
 from topics.spark.source.options import ReadOptions
 from topics.spark.source.plan import Heads
@@ -104,9 +103,10 @@ class ArchiveJob:
         uri = uri_of(self.directory)
         if self.format == "delta":
             return table_rows(spark, uri, since)
-        from topics.spark.source.columns import SCHEMA
+        from topics.spark.source.columns import schema_of
 
-        return spark.read.schema(f"{SCHEMA}, date DATE").parquet(uri).where(f"date >= '{since}'")
+        schema = schema_of(()).add("date", "date")
+        return spark.read.schema(schema).parquet(uri).where(f"date >= '{since}'")
 
     def total(self, spark: SparkSession) -> int:
         """Records in the archive."""
@@ -157,29 +157,24 @@ class ArchiveSummary:
         return "\n".join([*lines, verdict])
 
 
-def archive(
-    spark: SparkSession, job: ArchiveJob, *, progress: TextIO | None = None
-) -> ArchiveSummary:
+def archive(spark: SparkSession, job: ArchiveJob, *, quiet: bool = True) -> ArchiveSummary:
     """Archive what came since the last run. Raises `JobError` or `RequestError`; what is in the
     archive by then stays, and the next run goes on from there.
     """
-    started, uri, gone = time.monotonic(), uri_of(job.directory), LeftOut()
+    started, uri, gone = time.monotonic(), uri_of(job.directory), Passage()
     before = job.heads()
     begin(spark, uri, job)
-    shown = None if progress is None else Progress(progress, None, lambda: gone.records)
-    with job_errors(), shown or nullcontext():
+    with job_errors(), progress(lambda: gone.records, quiet=quiet):
         stream = dated(read_stream(spark, job.source()))
         checkpoint = f"{uri}/{CHECKPOINT}"
         if job.format == "delta":
             land = partial(commit, uri=uri)
-            run_batches(stream, land, checkpoint, job.follow_s, left_out=gone)
+            run_batches(stream, land, checkpoint, job.follow_s, gone)
         else:
             writer = stream.writeStream.format("parquet").partitionBy("date").options(**WRITE)
-            run_query(writer.option("path", uri), checkpoint, job.follow_s, left_out=gone)
+            run_query(writer.option("path", uri), checkpoint, job.follow_s, gone)
         read = partial(job.read, spark)
         topics = check(spark, job.options, gone, job.heads, before, read)
-        if shown is not None:
-            shown.finish(gone.records)
         return ArchiveSummary(
             directory=job.directory,
             topics=topics,
@@ -260,6 +255,6 @@ def run(options: argparse.Namespace) -> ArchiveSummary:
     with spark_errors():
         spark = local_session(options.cores, "topics-archive")
     try:
-        return archive(spark, job, progress=None if options.quiet else sys.stderr)
+        return archive(spark, job, quiet=options.quiet)
     finally:
         spark.stop()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from topics.spark.jobs.streams import LeftOut, read_batch
+from topics.spark.jobs.streams import Passage, read_batch
 from topics.spark.source.connection import Connection
 from topics.spark.source.offsets import Offsets, Position
 from topics.spark.source.plan import Heads
@@ -63,7 +63,7 @@ class Checked:
 def check(
     spark: SparkSession,
     options: Mapping[str, str],
-    run: LeftOut,
+    run: Passage,
     heads: Callable[[], Heads],
     before: Heads,
     rows: Callable[[str], DataFrame],

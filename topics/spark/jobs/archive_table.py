@@ -108,13 +108,14 @@ def opened(uri: str) -> Any:
 
 def table_rows(spark: SparkSession, uri: str, since: str) -> DataFrame:
     """What the table has of the date ``since`` and later, without the date."""
-    from topics.spark.source.columns import SCHEMA
+    from topics.spark.source.columns import schema_of
 
     table = opened(uri)
     found = table.file_uris(file_pruning_predicate=[("date", ">=", since)]) if table else []
     # Names of local files come escaped, and Spark takes names as they are.
     paths = [f"file://{unquote(path)}" if path.startswith("/") else path for path in found]
-    return spark.read.schema(SCHEMA).parquet(*paths) if paths else spark.createDataFrame([], SCHEMA)
+    schema = schema_of(())
+    return spark.read.schema(schema).parquet(*paths) if paths else spark.createDataFrame([], schema)
 
 
 @contextmanager

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from typing import Protocol
 
-from topics.spark.client.http import DEFAULT_URL, Target, mistake_in
-from topics.spark.client.servers import BadServers, Server, Servers
-from topics.spark.errors import JobError
-from topics.spark.producer import MIB
-from topics.spark.source.connection import RETRIES, Connection, ServerError
+from topics.spark.client.http import DEFAULT_URL
+from topics.spark.client.servers import BadServers, Servers
+from topics.spark.session import is_submitted
+from topics.spark.source.connection import RETRIES
+
+MIB = 1024 * 1024
+GLOB = re.compile(r"[*?\[{]")  # in a path, Spark reads it as a pattern
 
 
 class Outcome(Protocol):
@@ -55,11 +58,14 @@ def byte_count(text: str) -> int:
 
 
 def add_servers(parser: argparse.ArgumentParser) -> None:
-    """``--url``, ``--retries`` and ``--quiet``; for ``target_of``."""
+    """``--url``, ``--retries`` and ``--quiet``; for `topics.spark.jobs.streams.options_of`."""
+    # 127.0.0.1 is another machine on each executor of a cluster.
+    default = os.environ.get("TOPICS_URL", None if is_submitted() else DEFAULT_URL)
     parser.add_argument(
         "--url",
         type=servers,
-        default=os.environ.get("TOPICS_URL", DEFAULT_URL),
+        default=default,
+        required=default is None,
         metavar="URL[,URL...]",
         help="of the server, or of several as NAME=URL,NAME=URL: each topic is on one of them, by"
         " its name (default: %(default)s)",
@@ -79,28 +85,3 @@ def servers(text: str) -> Servers:
         return Servers.parse(text)
     except BadServers as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def target_of(options: argparse.Namespace, topic: str) -> Target:
-    """The server that has the topic, or is to have it, with the API key of the environment. Raises
-    as `located`.
-    """
-    connection = Connection(
-        servers=options.url,
-        api_key=os.environ.get("TOPICS_API_KEY"),
-        retries=options.retries,
-    )
-    return connection.target(located(connection, topic))
-
-
-def located(connection: Connection, topic: str) -> Server:
-    """The server that has the topic, or is to have it. Raises `RequestError`, or `JobError` for a
-    server that does not answer or an address that no server has.
-    """
-    for server in connection.servers.members:
-        if mistake := mistake_in(connection.target(server)):
-            raise JobError(mistake)
-    try:
-        return connection.locate(topic)
-    except ServerError as error:
-        raise JobError(str(error)) from error

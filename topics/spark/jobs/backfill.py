@@ -1,26 +1,71 @@
-"""Backfill: the rows of Parquet, CSV or JSON files into a topic.
+"""Backfill: the rows of Parquet, CSV or JSON files into a topic, read by Spark.
 
-    topics-spark backfill SOURCE TOPIC
-
-Spark reads the files, wherever they are. The same job run again appends nothing
-(`topics.spark.producer`). Files on this machine go in without Spark by ``topics append -f FILE``.
+Keys are made of the job, the place of a request in its part of the files, and its records. The job
+is named by source and topic, so the same files loaded again append nothing, and of files that have
+changed, what differs is appended.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
+from hashlib import blake2b
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from topics.errors import ExitCode
-from topics.spark.client.http import Target
-from topics.spark.errors import spark_errors
-from topics.spark.jobs.arguments import Commands, add_servers, byte_count, positive, target_of
-from topics.spark.local_csv import is_small
-from topics.spark.preflight import check_server, check_source, check_spark
-from topics.spark.producer import MIB, produce, quiet_pyspark, session
-from topics.spark.reading import FORMATS, read
-from topics.spark.summary import Summary
+from topics.spark.errors import WrongPath, spark_errors
+from topics.spark.jobs.appending import Appended, append, open_dest
+from topics.spark.jobs.arguments import GLOB, MIB, Commands, add_servers, byte_count, positive
+from topics.spark.jobs.streams import sink_of
+from topics.spark.preflight import check_spark
+from topics.spark.rows import records
+from topics.spark.session import local_session
+from topics.spark.sink.options import DURABILITIES
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+FORMATS = ("parquet", "csv", "json")
+SUFFIXES = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json"}
+# A broken line ends the job; the header of every file is compared, not only of the first.
+READER = {
+    "csv": {"header": "true", "mode": "FAILFAST", "enforceSchema": "false", "escape": '"'},
+    "json": {"mode": "FAILFAST", "prefersDecimal": "true"},  # a double would change digits
+    "parquet": {},
+}
+
+
+def format_of(source: str) -> str:
+    """By suffix, through ``.gz`` and the like; Parquet when the suffix says nothing."""
+    found = (SUFFIXES.get(suffix.lower()) for suffix in reversed(Path(source).suffixes))
+    return next(filter(None, found), "parquet")
+
+
+def read(
+    spark: SparkSession,
+    source: str,
+    *,
+    form: str | None = None,
+    options: dict[str, str] | None = None,
+    schema: str | None = None,
+    tag: str | None = None,
+) -> DataFrame:
+    """The rows of ``source``, a path or URI that Spark can read, as rows of the sink. JSON lines
+    are taken as they are, unless Spark's JSON reader is asked for by an option or a schema.
+    """
+    from pyspark.sql import functions as f
+
+    kind = form or format_of(source)
+    if kind == "json" and not options and schema is None:
+        lines = spark.read.text(source).where(f.col("value").rlike(r"\S"))
+        member = f.get_json_object("value", f"$['{tag}']")
+        return lines if tag is None else lines.withColumn("key", member)
+    given = {name.lower(): value for name, value in (options or {}).items()}
+    if kind == "csv" and ".tsv" in source and not {"sep", "delimiter"} & given.keys():
+        given["sep"] = "\t"
+    defaults = {name: value for name, value in READER[kind].items() if name.lower() not in given}
+    reader = spark.read.format(kind).options(**defaults, **given)
+    return records((reader if schema is None else reader.schema(schema)).load(source), key=tag)
 
 
 def add(commands: Commands) -> None:
@@ -29,9 +74,11 @@ def add(commands: Commands) -> None:
         "backfill",
         help="files into a topic",
         description="Append the rows of Parquet, CSV or JSON files to a topic. The same job run"
-        " again appends nothing; a file that has changed is another job: all its rows are appended."
-        " JSON lines are sent as they are; a CSV column is numbers when all its values are JSON"
-        " numbers, else text. A broken line refuses the job before the first record.",
+        " again appends nothing. Of files that have grown or changed, each part is appended again"
+        " from the first request that differs; equal rows at equal places are not, unless another"
+        " --job-id says that they are to be. JSON lines are sent as they are, whatever value a line"
+        " holds; CSV columns are text, unless --schema or --option inferSchema=true says more; an"
+        " empty field is null. A broken line ends the job; what was appended before it stays.",
         epilog="'topics append -f FILE' loads files of this machine without Spark."
         f" {ExitCode.sentence()}",
     )
@@ -45,13 +92,10 @@ def add(commands: Commands) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="for Spark's reader, such as sep=; or multiLine=true; overrides the producer's own",
+        help="for Spark's reader, such as sep=; or multiLine=true; overrides the job's own",
     )
-    add(
-        "--durability",
-        choices=("ephemeral", "memory", "disk", "fsync"),
-        help="of the topic; an existing one is changed",
-    )
+    add("--schema", metavar="DDL", help="columns and types, such as 'id BIGINT, name STRING'")
+    add("--durability", choices=DURABILITIES, help="of the topic; an existing one is changed")
     add(
         "--batch-records",
         type=positive,
@@ -64,17 +108,8 @@ def add(commands: Commands) -> None:
         default=4 * MIB,
         help="bytes in a request at most, such as 512KiB (default: 4MiB)",
     )
-    add(
-        "--job-id",
-        help="name of the job for idempotency (default: made of source path, schema and rows, "
-        "which reads them twice)",
-    )
-    add(
-        "--total",
-        type=positive,
-        help="how many rows there are, for the progress of a job with --job-id",
-    )
-    add("--tag-column", help="column whose value becomes the record's tag")
+    add("--job-id", help="name of the job for idempotency (default: made of source and topic)")
+    add("--tag-column", help="column, or member of JSON lines, whose value becomes the tag")
     add("--node", help="origin node of the records; readers with the same node do not get them")
     add(
         "--partitions",
@@ -94,36 +129,37 @@ def pair(text: str) -> tuple[str, str]:
     return key, value
 
 
-def run(options: argparse.Namespace) -> Summary:
+def run(options: argparse.Namespace) -> Appended:
     """Do the job."""
-    source = options.source if "://" in options.source else str(Path(options.source).resolve())
+    source, is_local = options.source, "://" not in options.source
     # Everything that needs no JVM comes first; PySpark alone takes a second to load.
-    check_source(source)
-    target = target_of(options, options.topic)
-    check_server(target, options.topic, options.durability)
+    if is_local and not GLOB.search(source) and not Path(source).exists():
+        raise WrongPath(f"{source}: no such file or directory")
+    source = str(Path(source).resolve()) if is_local else source
+    more = {"node": options.node, "durability": options.durability}
+    sink = sink_of(
+        options,
+        options.topic,
+        batchRecords=str(options.batch_records),
+        batchBytes=str(options.batch_bytes),
+        **{name: text for name, text in more.items() if text is not None},
+    )
     check_spark()
-    return load(options, target, source)
-
-
-def load(options: argparse.Namespace, target: Target, source: str) -> Summary:
-    """Send the rows, in a session of its own."""
-    quiet_pyspark()
+    open_dest(sink, change=True)
+    named = repr((source, options.topic)).encode()
+    job = options.job_id or blake2b(named, digest_size=8).hexdigest()
     with spark_errors():
-        spark = session(cores=options.cores, partitions=options.partitions, brief=is_small(source))
+        spark = local_session(options.cores, "topics-backfill", partitions=options.partitions)
     try:
-        return produce(
-            read(spark, source, options.format, dict(options.option)),
-            options.topic,
-            target=target,
-            job_id=options.job_id,
-            source=source,
-            durability=options.durability,
-            tag_column=options.tag_column,
-            node=options.node,
-            batch_records=options.batch_records,
-            batch_bytes=options.batch_bytes,
-            total=options.total,
-            progress=None if options.quiet else sys.stderr,
-        )
+        with spark_errors():
+            df = read(
+                spark,
+                source,
+                form=options.format,
+                options=dict(options.option),
+                schema=options.schema,
+                tag=options.tag_column,
+            )
+        return append(df, sink, f"batch:{job}", quiet=options.quiet)
     finally:
         spark.stop()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from topics.spark.errors import JobError, WrongPath
-from topics.spark.local_csv import GLOB
+from topics.spark.jobs.arguments import GLOB
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -16,18 +16,13 @@ from topics.errors import ExitCode
 from topics.formats.api.surrogates import has_surrogate
 from topics.spark.client.errors import RequestError
 from topics.spark.errors import JobError
+from topics.spark.source.connection import BadOption, ServerError
 
 if TYPE_CHECKING:
     from topics.spark.jobs.arguments import Commands, Outcome
 
 # Each is a module of this package with `add` and `run`.
-JOBS = (
-    "aggregate",
-    "archive",
-    "backfill",
-    "compact",
-    "replay",
-)
+JOBS = ("archive", "backfill", "compact", "replay")
 
 
 class Job(Protocol):
@@ -54,8 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> ExitCode:
         build.error(f"the argument {broken!r} is not UTF-8")
     try:
         outcome = job(options.job).run(options)
-    except RequestError as error:
+    except (RequestError, ServerError) as error:
         return _fail(str(error))
+    except BadOption as error:
+        return _fail(str(error), ExitCode.USAGE)
     except JobError as error:
         return _fail(str(error), error.code)
     except ModuleNotFoundError as missing:

@@ -9,158 +9,68 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from topics.errors import ExitCode
 from topics.spark.client.errors import RequestError
 from topics.spark.errors import WrongUse, spark_errors
-from topics.spark.jobs.appending import Appended, append_rows, open_dest
-from topics.spark.jobs.arguments import Commands, add_servers, located, positive
-from topics.spark.jobs.streams import (
-    connection_of,
-    job_errors,
-    local_session,
-    options_of,
-    read_batch,
-)
-from topics.spark.producer import say
-from topics.spark.sink.options import SinkOptions
-from topics.spark.source.connection import BadOption, Connection, Patience
+from topics.spark.jobs.appending import Appended, append, open_dest
+from topics.spark.jobs.arguments import Commands, add_servers, positive
+from topics.spark.jobs.streams import job_errors, options_of, read_batch, sink_of
+from topics.spark.session import local_session
+from topics.spark.source.connection import Connection, Patience, errors_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompactJob:
-    """What is compacted into what. ``drop_null``: a key whose last value is the JSON null was
-    deleted, and is left out, unless the destination has records of it: then the null ends them.
+def compact(spark: SparkSession, options: argparse.Namespace) -> Appended:
+    """Do the job of the command line. Raises `JobError` or ``ServerError``.
+
+    With ``drop_null``, a key whose last value is the JSON null was deleted, and is left out, unless
+    the destination has records of it: then the null ends them.
     """
-
-    source: str
-    dest: str
-    options: Mapping[str, str] = field(default_factory=dict, repr=False)
-    drop_null: bool = False
-    allow_loss: bool = False
-
-    def sink(self) -> SinkOptions:
-        """Where the results go. Raises `WrongUse` for what cannot be meant."""
-        if self.source == self.dest:
-            raise WrongUse("source and destination are the same topic")
-        try:
-            return SinkOptions.parse({**self.options, "topic": self.dest})
-        except BadOption as error:
-            raise WrongUse(str(error)) from None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompactSummary:
-    """What a job read and appended. ``records`` are those that were read, ``deleted`` the keys that
-    a null ended.
-    """
-
-    source: str
-    dest: str
-    head: int
-    records: int
-    keyless: int
-    deleted: int
-    appended: Appended
-    seconds: float
-
-    @property
-    def agrees(self) -> bool:
-        """Whether the server's count of the destination agrees."""
-        return self.appended.agrees
-
-    def text(self) -> str:
-        """For a terminal."""
-        return (
-            f'{self.records:,} records of topic "{self.source}" up to seq {self.head:,} into'
-            f' {self.appended.records:,} keys of topic "{self.dest}" in {self.seconds:.1f} s\n'
-            f"{self.keyless:,} records without a key and {self.deleted:,} deleted keys left out\n"
-            f"{self.appended.text()}"
-        )
-
-
-def compact(spark: SparkSession, job: CompactJob) -> CompactSummary:
-    """Do the job. Raises `JobError` or `RequestError`."""
-    started = time.monotonic()
-    sink = job.sink()
-    name, head = planned(sink.connection, job.source)
-    dest_head = open_sink(sink)
+    source, dest = options.source, options.dest
+    sink = sink_of(options, dest)
+    name, head = planned(sink.connection, source)
     with job_errors():
-        df = read_batch(spark, source_of(job, head))
-        records, keyless, rows = last_of_keys(df)
-        live = without_deleted(rows, read_dest(spark, job, dest_head)) if job.drop_null else rows
-        keys = rows.count() if job.drop_null else 0
-        appended = append_rows(live, sink, f"batch:{name}", ["offset"])
-    rows.unpersist()
-    return CompactSummary(
-        source=job.source,
-        dest=job.dest,
-        head=head,
-        records=records,
-        keyless=keyless,
-        deleted=keys - appended.records if job.drop_null else 0,
-        appended=appended,
-        seconds=time.monotonic() - started,
-    )
-
-
-def read_dest(spark: SparkSession, job: CompactJob, head: int) -> DataFrame:
-    """The records of the destination, up to its head."""
-    given = {**job.options, "subscribe": job.dest, "failOnDataLoss": "false"}
-    return read_batch(spark, {**given, "endingOffsets": json.dumps({job.dest: head + 1})})
-
-
-def without_deleted(rows: DataFrame, dest: DataFrame) -> DataFrame:
-    """The last records without those that end a key of which ``dest`` has no record. The same when
-    some of them have been appended to ``dest``: a job that is repeated appends nothing.
-    """
-    deleted = "value is null or trim(value) = 'null'"
-    ends = rows.where(deleted).join(dest.select("key").distinct(), "key", "left_semi")
-    return rows.where(f"not ({deleted})").unionByName(ends)
+        found, counts = last_of_keys(read_up_to(spark, options, source, head, options.allow_loss))
+        live = found
+        if options.drop_null:
+            _, dest_head = planned(sink.connection, dest)
+            live = without_deleted(found, read_up_to(spark, options, dest, dest_head, True))
+            counts["deleted keys"] = found.count()
+        appended = append(live, sink, f"batch:{name}", order=["offset"], quiet=options.quiet)
+    found.unpersist()
+    if options.drop_null:
+        counts["deleted keys"] -= appended.records
+    return replace(appended, notes=counts)
 
 
 def planned(connection: Connection, source: str) -> tuple[str, int]:
-    """The name of the job, and the head up to which it reads. Raises `RequestError`, or `JobError`
-    for a server that does not answer.
-    """
-    server = located(connection, source)
-    with connection.client(server, Patience.PLANNING) as client:
+    """The name of the job, and the head up to which it reads. Raises ``ServerError``."""
+    server = connection.locate(source)
+    with errors_of(server), connection.client(server, Patience.PLANNING) as client:
         state = client.state(source)
-    if state is None:
-        raise RequestError(source, 404, "topic_not_found", "there is no such topic")
+        if state is None:
+            raise RequestError(source, 404, "topic_not_found", "there is no such topic")
     head = int(state["head_seq"])
     return f"compact:{server.name}:{source}:{state['epoch']}:{head}", head
 
 
-def open_sink(sink: SinkOptions) -> int:
-    """Open the destination and tell of its warnings; its head."""
-    warnings: list[str] = []
-    head = open_dest(sink, warnings)
-    for warning in warnings:
-        say(f"warning: {warning}")
-    return head
+def read_up_to(
+    spark: SparkSession, options: argparse.Namespace, topic: str, head: int, allow_loss: bool
+) -> DataFrame:
+    """The records of the topic up to that seq, inclusive."""
+    more = {"subscribe": topic, "endingOffsets": json.dumps({topic: head + 1})}
+    loss = {"failOnDataLoss": "false" if allow_loss else "true"}
+    return read_batch(spark, {**options_of(options), **more, **loss})
 
 
-def source_of(job: CompactJob, head: int) -> dict[str, str]:
-    """The options of ``format("topics")``: up to the head, inclusive."""
-    return {
-        **job.options,
-        "subscribe": job.source,
-        "endingOffsets": json.dumps({job.source: head + 1}),
-        "failOnDataLoss": "false" if job.allow_loss else "true",
-    }
-
-
-def last_of_keys(df: DataFrame) -> tuple[int, int, DataFrame]:
-    """How many records there are, how many of them have no key, and the last record of each key.
-    The source is read once; the result is kept until it is unpersisted.
+def last_of_keys(df: DataFrame) -> tuple[DataFrame, dict[str, int]]:
+    """The last record of each key, and how many records were read. The source is read once; the
+    result is kept until it is unpersisted.
     """
     from pyspark.sql import Observation
     from pyspark.sql import functions as f
@@ -177,7 +87,16 @@ def last_of_keys(df: DataFrame) -> tuple[int, int, DataFrame]:
     )
     last.count()
     found = counts.get
-    return found["all"], found["all"] - found["keyed"], last
+    return last, {"read": found["all"], "without a key": found["all"] - found["keyed"]}
+
+
+def without_deleted(rows: DataFrame, dest: DataFrame) -> DataFrame:
+    """The last records without those that end a key of which ``dest`` has no record. The same when
+    some of them have been appended to ``dest``: a job that is repeated appends nothing.
+    """
+    deleted = "value is null or trim(value) = 'null'"
+    ends = rows.where(deleted).join(dest.select("key").distinct(), "key", "left_semi")
+    return rows.where(f"not ({deleted})").unionByName(ends)
 
 
 def add(commands: Commands) -> None:
@@ -207,21 +126,16 @@ def add(commands: Commands) -> None:
     add_servers(parser)
 
 
-def run(options: argparse.Namespace) -> CompactSummary:
+def run(options: argparse.Namespace) -> Appended:
     """Do the job of the command line."""
-    given = options_of(options)
-    job = CompactJob(
-        source=options.source,
-        dest=options.dest,
-        options=given,
-        drop_null=options.drop_null,
-        allow_loss=options.allow_loss,
-    )
-    job.sink()
-    planned(connection_of(given), options.source)  # a mistake is told before a JVM starts
+    if options.source == options.dest:
+        raise WrongUse("source and destination are the same topic")
+    sink = sink_of(options, options.dest)
+    planned(sink.connection, options.source)  # a mistake is told before a JVM starts
+    open_dest(sink)
     with spark_errors():
         spark = local_session(options.cores, "topics-compact")
     try:
-        return compact(spark, job)
+        return compact(spark, options)
     finally:
         spark.stop()

@@ -15,27 +15,24 @@ another one: replay finished days.
 from __future__ import annotations
 
 import argparse
-import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from topics.errors import ExitCode
-from topics.spark.errors import JobError, WrongPath, WrongUse
-from topics.spark.jobs.appending import Appended, head_of
+from topics.spark.errors import JobError, WrongPath, say
+from topics.spark.jobs.appending import Appended, open_dest
 from topics.spark.jobs.archive_table import opened, table_errors
 from topics.spark.jobs.arguments import Commands, add_servers
-from topics.spark.jobs.compact import open_sink
 from topics.spark.jobs.streams import options_of
-from topics.spark.producer import say
-from topics.spark.progress import Progress
+from topics.spark.progress import progress
 from topics.spark.sink.columns import Columns
 from topics.spark.sink.options import DURABILITIES, SinkOptions
-from topics.spark.source.connection import BadOption, ServerError
+from topics.spark.source.connection import ServerError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -80,7 +77,7 @@ class Replayed:
     def text(self) -> str:
         """For a terminal."""
         whole = "all" if self.records == self.archived else "NOT all"
-        lines = [f'topic "{topic}": {each.text()}' for topic, each in self.topics.items()]
+        lines = [each.text() for each in self.topics.values()]
         verdict = f"{self.records:,} records to {len(self.topics):,} topics: {whole} of the"
         return "\n".join([*lines, f"{verdict} {self.archived:,} records of the archive."])
 
@@ -177,7 +174,7 @@ def replay(
     since: date = date.min,
     until: date = date.max,
     job_id: str | None = None,
-    progress: TextIO | None = None,
+    quiet: bool = True,
 ) -> Replayed:
     """Append the records of an archive to the topic ``into``, or to several topics when ``into``
     holds ``{topic}``, which is replaced by the name of the source topic.
@@ -203,52 +200,48 @@ def replay(
         )
     job = job_id or blake2b(archive.directory.encode(), digest_size=8).hexdigest()
     targets = dict.fromkeys(into.replace(TOPIC, part.topic) for part in parts)
-    sinks = {topic: sink_of(options, topic) for topic in targets}
+    sinks = {topic: SinkOptions.parse({**options, "topic": topic}) for topic in targets}
     # All topics are opened before the first record is sent.
-    done = {topic: Appended(head_before=open_sink(sink)) for topic, sink in sinks.items()}
+    heads = {topic: open_dest(sink, change=True) for topic, sink in sinks.items()}
+    done = {topic: Appended(topic=topic, head_before=heads[topic]) for topic in targets}
     count = sum(part.rows for part in parts)
     result = Replayed(done, count)
-    shown = None if progress is None else Progress(progress, count, lambda: result.records)
-    with shown or nullcontext():
+    with progress(lambda: result.records, quiet=quiet):
         for part in parts:
             topic = into.replace(TOPIC, part.topic)
-            sent = send(archive, part, sinks[topic], job)
+            sent = send(archive, part, sinks[topic], job, heads[topic])
             done[topic] = done[topic].and_then(sent)
-        if shown is not None:
-            shown.finish(result.records)
     return result
 
 
-def send(archive: Archive, part: Part, sink: SinkOptions, job: str) -> Appended:
-    """Append a part to its topic."""
+def send(archive: Archive, part: Part, sink: SinkOptions, job: str, head: int) -> Appended:
+    """Append a part to its topic, whose head was ``head`` before the replay."""
+    from topics.spark.sink.opening import Clients
     from topics.spark.sink.sending import Sender
 
-    assert sink.topic is not None, "a job has one topic to write to"
-    place = sink.connection.locate(sink.topic)
+    topic, started = sink.topic, time.monotonic()
+    assert topic is not None, "a replay knows its topics"
     scope = f"replay:{(job, part.topic, str(part.date))!r}"
-    sender = Sender(sink, COLUMNS, scope, part.partition, {sink.topic: place})
     try:
-        figures = sender.send(archive.batches(part, sink.batch_records))
+        with Clients(sink) as clients:
+            place = {topic: clients.server_of(topic)}
+            sender = Sender(sink, COLUMNS, scope, part.partition, place, {topic: head})
+            figures = sender.send(archive.batches(part, sink.batch_records))
+            head_after = clients.head(topic)
     except (ServerError, ValueError) as error:
         raise JobError(
             f"{error}; what was appended before stays, and the same replay appends none of it twice"
         ) from error
-    sent = figures.topics[sink.topic]
+    sent = figures.topics[topic]
     return Appended(
+        topic=topic,
         records=sent.records,
         repeated=sent.repeated,
         requests=sent.requests,
         retries=figures.retries,
-        head_after=head_of(sink, place),
+        seconds=time.monotonic() - started,
+        head_after=head_after,
     )
-
-
-def sink_of(options: Mapping[str, str], topic: str) -> SinkOptions:
-    """A write to that topic. Raises `WrongUse` for what cannot be meant."""
-    try:
-        return SinkOptions.parse({**options, "topic": topic})
-    except BadOption as error:
-        raise WrongUse(str(error)) from None
 
 
 def add(commands: Commands) -> None:
@@ -304,5 +297,5 @@ def run(options: argparse.Namespace) -> Replayed:
         since=options.since,
         until=options.until,
         job_id=options.job_id,
-        progress=None if options.quiet else sys.stderr,
+        quiet=options.quiet,
     )

@@ -1,12 +1,11 @@
-"""Streams: what jobs with streaming queries share: the session, the source, a run to its end."""
+"""What jobs share that read or write topics: options, and streaming queries to their end."""
 
 from __future__ import annotations
 
 import argparse
 import re
-import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -14,11 +13,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from topics.spark import register
-from topics.spark.errors import JobError, WrongUse, spark_errors
+from topics.spark.errors import JobError, spark_errors
 from topics.spark.jobs.arguments import positive
-from topics.spark.preflight import check_spark
-from topics.spark.producer import quiet_pyspark, session
-from topics.spark.source.connection import BadOption, Connection
+from topics.spark.sink.options import SinkOptions
 from topics.spark.source.offsets import Offsets, decode
 from topics.spark.source.plan import GO_ON
 
@@ -29,14 +26,11 @@ if TYPE_CHECKING:
 
 POLL_S = 0.2
 LOOK_S = 5.0  # between looks at the progress of a query
-LEFT_OUT = "left_out"  # an observation, with these columns
-NO_TIME, NO_NUMBER = "no_time", "no_number"
-SHUFFLES = 8  # partitions behind a shuffle; a checkpoint keeps the number that it began with
 UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def add_stream(parser: argparse.ArgumentParser) -> None:
-    """``--follow``, ``--cores``; for `local_session` and `run_stream`."""
+    """``--follow``, ``--cores``; for `local_session` and `run`."""
     parser.add_argument(
         "--follow",
         type=seconds,
@@ -57,12 +51,9 @@ def options_of(options: argparse.Namespace) -> dict[str, str]:
     return {"servers": servers, "numRetries": str(options.retries)}
 
 
-def connection_of(options: Mapping[str, str]) -> Connection:
-    """The connection of these options. Raises `WrongUse`."""
-    try:
-        return Connection.parse(options)
-    except BadOption as error:
-        raise WrongUse(str(error)) from None
+def sink_of(options: argparse.Namespace, topic: str, **more: str) -> SinkOptions:
+    """The options of a write to ``topic``. Raises `BadOption`."""
+    return SinkOptions.parse({**options_of(options), "topic": topic, **more})
 
 
 def seconds(text: str) -> float:
@@ -71,17 +62,6 @@ def seconds(text: str) -> float:
     if found is None or int(found.group(1)) == 0:
         raise argparse.ArgumentTypeError("must be like 500ms, 10s, 5m or 1h")
     return int(found.group(1)) * UNITS_S[found.group(2)]
-
-
-def local_session(cores: int, name: str) -> SparkSession:
-    """A local session for one job. Raises `JobError` without a Java that Spark can run on."""
-    check_spark()
-    quiet_pyspark()
-    # An operator stops a service by SIGTERM; a job that follows ends then as by Ctrl-C.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    spark = session(cores=cores, name=name)
-    spark.conf.set("spark.sql.shuffle.partitions", str(SHUFFLES))
-    return spark
 
 
 @contextmanager
@@ -116,13 +96,11 @@ def run_batches(
     land: Callable[[DataFrame, int, str], None],
     checkpoint: str,
     follow_s: float | None,
-    *,
-    mode: str = "append",
-    left_out: LeftOut | None = None,
-) -> LeftOut:
+    passage: Passage,
+) -> None:
     """Give each batch of a stream, its number and the id of the query to ``land``, until all is
-    done or, with an interval to follow, until the process is interrupted. The rows that the query
-    itself left out are counted.
+    done or, with an interval to follow, until the process is interrupted. What the query goes
+    through is noted.
 
     What ``land`` raises is raised here.
     """
@@ -137,25 +115,19 @@ def run_batches(
             failures.append(failure)  # Spark would give its text only
             raise
 
-    writer = df.writeStream.outputMode(mode).foreachBatch(sink)
-    return run(writer, checkpoint, follow_s, failures, left_out)
+    run(df.writeStream.foreachBatch(sink), checkpoint, follow_s, passage, failures)
 
 
 @dataclass(slots=True)
-class LeftOut:
+class Passage:
     """What a query went through, from the progress of its ``batches``: from the offsets ``begin``
-    to ``end``, ``records``. What it left out: ``late`` rows behind the watermark, as Spark counts
-    them (rows of one group and task in a batch are one); of a DataFrame that observes `LEFT_OUT`,
-    records without a time and values that are no numbers.
+    to ``end``, ``records``.
     """
 
     begin: Offsets = field(default_factory=dict)
     end: Offsets = field(default_factory=dict)
     batches: int = 0
     records: int = 0
-    late: int = 0
-    no_time: int = 0
-    no_number: int = 0
     _last: int = -1  # batch
 
     def look(self, query: StreamingQuery) -> None:
@@ -172,11 +144,6 @@ class LeftOut:
             self._last = progress["batchId"]
             self.batches += 1
             self.records += progress["numInputRows"]
-            for operator in progress["stateOperators"]:
-                self.late += operator["numRowsDroppedByWatermark"]
-            if (observed := progress["observedMetrics"].get(LEFT_OUT)) is not None:
-                self.no_time += observed[NO_TIME]
-                self.no_number += observed[NO_NUMBER] or 0  # the sum of no rows is null
 
 
 def _offsets(progress: Mapping[str, Any], name: str) -> Offsets:
@@ -187,19 +154,18 @@ def run(
     writer: DataStreamWriter,
     checkpoint: str,
     follow_s: float | None,
-    failures: list[BaseException] | None = None,
-    left_out: LeftOut | None = None,
-) -> LeftOut:
+    passage: Passage,
+    failures: Sequence[BaseException] = (),
+) -> None:
     """Run a query until all is done or, with an interval to follow, until it is interrupted.
-    ``left_out`` is filled on the way, and returned.
+    ``passage`` is filled on the way.
     """
-    left_out = left_out or LeftOut()
     trigger: dict[str, Any] = {"availableNow": True}
     if follow_s is not None:
         trigger = {"processingTime": f"{round(follow_s * 1000)} milliseconds"}
     query = writer.option("checkpointLocation", checkpoint).trigger(**trigger).start()
     try:
-        _wait(query, left_out)
+        _wait(query, passage)
     except KeyboardInterrupt:
         if follow_s is None:
             raise
@@ -209,11 +175,10 @@ def run(
         raise
     finally:
         query.stop()
-    left_out.look(query)
-    return left_out
+    passage.look(query)
 
 
-def _wait(query: StreamingQuery, left_out: LeftOut) -> None:
+def _wait(query: StreamingQuery, passage: Passage) -> None:
     """Wait for the end. Almost all of it is Python's own sleep, so Ctrl-C leaves no call to the JVM
     half done, of which Py4J would log the stacks.
     """
@@ -221,6 +186,6 @@ def _wait(query: StreamingQuery, left_out: LeftOut) -> None:
     while query.isActive:
         time.sleep(POLL_S)
         if time.monotonic() >= look_at:
-            left_out.look(query)
+            passage.look(query)
             look_at += LOOK_S
     query.awaitTermination()  # raises what ended it

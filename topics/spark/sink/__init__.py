@@ -3,6 +3,7 @@
     options.py    what the write was told
     columns.py    which columns make a record
     encoding.py   Arrow batches to JSON records
+    opening.py    the servers, and the topics, made or kept
     sending.py    an executor's part: chunks, keys, the server of each topic
     writer.py     the writers that Spark drives
     report.py     the lines at the end
@@ -38,11 +39,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from topics.spark.errors import told_first
+
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
     from pyspark.sql.types import StructType
 
 
+@told_first
 def batch_writer(
     options: Mapping[str, str],
     schema: StructType,
@@ -54,6 +58,7 @@ def batch_writer(
     return BatchWriter(options, schema, overwrite=overwrite)
 
 
+@told_first
 def stream_writer(
     options: Mapping[str, str],
     schema: StructType,

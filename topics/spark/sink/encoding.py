@@ -146,3 +146,17 @@ def _literal(text: str) -> pa.Scalar:
 def _excerpt(value: str | bytes) -> str:
     cut = value[:EXCERPT_CHARS]
     return repr(cut) + ("..." if len(value) > len(cut) else "")
+
+
+def string_block(column: pa.Array) -> tuple[memoryview, memoryview]:
+    """Offsets and data of an Arrow string column without nulls, in place: the block that
+    ``Chunker.add`` takes.
+    """
+    assert column.null_count == 0, "every row was encoded"
+    _, offsets, data = column.buffers()
+    first, end = column.offset, column.offset + len(column) + 1
+    if len(column) == 0 or offsets is None:
+        return memoryview(bytes(4)).cast("i"), memoryview(b"")
+    large = pa.types.is_large_string(column.type)
+    words = memoryview(offsets).cast("q") if large else memoryview(offsets).cast("i")
+    return words[first:end], memoryview(data if data is not None else b"")

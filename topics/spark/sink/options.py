@@ -13,7 +13,6 @@ from difflib import get_close_matches
 from typing import Any
 
 from topics.spark.client.http import DEFAULT_URL
-from topics.spark.opening import WINDOW_MS
 from topics.spark.source.connection import (
     CONNECTION_OPTIONS,
     BadOption,
@@ -24,6 +23,9 @@ from topics.spark.source.connection import (
     number,
 )
 
+HOUR_MS = 60 * 60 * 1000
+# Of a topic that is made: a job that failed on Friday is run again on Monday.
+WINDOW_MS = 7 * 24 * HOUR_MS
 BATCH_RECORDS = 5000
 BATCH_BYTES = 4 * 1024 * 1024
 SINK_OPTIONS = (

@@ -18,7 +18,6 @@ def total(figures: Iterable[TaskFigures]) -> dict[str, Sent]:
             into.records += sent.records
             into.repeated += sent.repeated
             into.requests += sent.requests
-            into.last_seq = max(into.last_seq, sent.last_seq)
     return dict(sorted(sums.items()))
 
 

@@ -1,5 +1,10 @@
 """Sending: one task's rows to their topics, in chunks whose keys are the same in every attempt.
 
+    Arrow batch -> encode -> chunks of each topic -> | thread: key, append, answer |
+
+One chunk is on the wire while the next is encoded. A chunk is sent when the one before it was
+answered: the records of a topic keep their order, and nothing follows a failure.
+
 Each topic has a chunker and a numbering of its own within the task. Its chunks go to the server
 that has the topic. A chunk never reaches from one Arrow batch into the next: when a stage below
 fails, Spark ends the input of this one as if it were complete (Arrow takes the end of the file for
@@ -14,37 +19,32 @@ An executor's part: nothing here needs a session.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, nullcontext
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Self
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from topics.spark.client.chunks import Chunk, Chunker
-from topics.spark.client.http import TopicsClient
 from topics.spark.client.keys import chunk_key
 from topics.spark.client.servers import Server
-from topics.spark.errors import JobError
-from topics.spark.opening import make_topic, warn_of_window
-from topics.spark.preflight import refuse_queue
 from topics.spark.sink.columns import Columns
-from topics.spark.sink.encoding import BadRow, encode, topics_of
+from topics.spark.sink.encoding import BadRow, encode, string_block, topics_of
+from topics.spark.sink.opening import Clients, open_topic
 from topics.spark.sink.options import SinkOptions
-from topics.spark.source.connection import Patience, errors_of
-from topics.spark.task import string_block
+from topics.spark.source.connection import errors_of
 
 
 @dataclass(slots=True)
 class Sent:
-    """What a task sent to one topic. ``repeated`` records were answered with an earlier answer: an
-    earlier attempt had appended them.
+    """What a task sent to one topic. ``repeated`` records were there already: below the head that
+    the topic had, where the sender knows it, else answered with an earlier answer.
     """
 
     records: int = 0
     repeated: int = 0
     requests: int = 0
-    last_seq: int = 0
 
 
 @dataclass(slots=True)
@@ -56,109 +56,9 @@ class TaskFigures:
     warnings: list[str] = field(default_factory=list)
 
 
-class Clients:
-    """One client for each server, opened when it is first needed. ``places``: the servers of topics
-    that were located before.
-    """
-
-    def __init__(
-        self,
-        options: SinkOptions,
-        patience: Patience = Patience.FULL,
-        places: Mapping[str, Server] | None = None,
-    ) -> None:
-        self._connection = options.connection
-        self._patience = patience
-        self.places = dict(places or {})
-        self._open: dict[tuple[Server, Patience], TopicsClient] = {}
-        self._stack = ExitStack()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_failure: object) -> None:
-        self._stack.close()
-
-    def of(self, server: Server) -> TopicsClient:
-        """The client of that server."""
-        return self._client(server, self._patience)
-
-    def _client(self, server: Server, patience: Patience) -> TopicsClient:
-        if (server, patience) not in self._open:
-            client = self._connection.client(server, patience)
-            self._open[server, patience] = self._stack.enter_context(client)
-        return self._open[server, patience]
-
-    def server_of(self, topic: str) -> Server:
-        """Where the topic is, or is to be made. Raises as `Connection.locate`."""
-        if topic not in self.places:
-            self.places[topic] = self._connection.locate(
-                topic, self._patience, lambda *asked: nullcontext(self._client(*asked))
-            )
-        return self.places[topic]
-
-    @property
-    def retries(self) -> int:
-        """Tries after the first, of all requests so far."""
-        return sum(client.retries for client in self._open.values())
-
-
-def open_topic(
-    clients: Clients, options: SinkOptions, topic: str, warn: Callable[[str], None]
-) -> int:
-    """Make the topic if it is absent and may be made; its head seq. Raises `ServerError`,
-    `RequestError` or ``JobError``.
-    """
-    server = clients.server_of(topic)
-    client = clients.of(server)
-    with errors_of(server):
-        if options.create:
-            state = make_topic(client, topic, options.config(), warn)
-        else:
-            found = client.state(topic)
-            if found is None:
-                raise JobError(
-                    f'topic "{topic}": there is no such topic on {server.url}; make it, or leave'
-                    " the option createTopic out"
-                )
-            state = found
-            refuse_queue(topic, state)
-            warn_of_window(topic, state, warn)
-    return int(state["head_seq"])
-
-
-class _Outlet:
-    """One topic of a task: its chunks, their keys and its server."""
-
-    def __init__(self, sender: Sender, topic: str) -> None:
-        options = sender.options
-        self._sender = sender
-        self._topic = topic
-        self._server = sender.clients.server_of(topic)
-        self._client = sender.clients.of(self._server)
-        self._chunker = Chunker(options.batch_records, options.batch_bytes, options.node)
-        self.sent = Sent()
-
-    def append(self, records: pa.Array) -> None:
-        """Append the records of one batch, down to the last."""
-        self._append(self._chunker.add(*string_block(records)))
-        self._append(self._chunker.rest())
-
-    def _append(self, chunks: Iterator[Chunk]) -> None:
-        scope, partition = self._sender.scope, self._sender.partition
-        for chunk in chunks:
-            key = chunk_key(scope, self._topic, partition, chunk.number, chunk.count, chunk.body)
-            with errors_of(self._server):
-                receipt = self._client.append(self._topic, chunk.body, chunk.count, key)
-            self.sent.requests += 1
-            self.sent.records += chunk.count
-            self.sent.repeated += chunk.count if receipt.deduped else 0
-            self.sent.last_seq = max(self.sent.last_seq, receipt.last_seq)
-
-
 class Sender:
     """Sends the rows of one partition. ``scope`` is the write's name in the keys; ``places`` are
-    the servers of topics that are known.
+    the servers of topics that are known, ``heads`` their heads before the write.
     """
 
     def __init__(
@@ -168,25 +68,41 @@ class Sender:
         scope: str,
         partition: int,
         places: Mapping[str, Server] | None = None,
+        heads: Mapping[str, int] | None = None,
     ) -> None:
         self.options = options
         self.scope = scope
         self.partition = partition
+        self.heads = dict(heads or {})
+        self.clients = Clients(options, places=places)
         self._columns = columns
         self._outlets: dict[str, _Outlet] = {}
         self._figures = TaskFigures()
-        self.clients = Clients(options, places=places)
+        self._pool = ThreadPoolExecutor(1, "append")
+        self._flight: Future[None] | None = None
 
     def send(self, batches: Iterable[pa.RecordBatch]) -> TaskFigures:
-        """Append all rows and return the figures. Raises ``ServerError``, ``JobError`` or
+        """Append all rows and return the figures; once. Raises ``ServerError``, ``JobError`` or
         ``BadRow`` at the first refusal; what was appended before stays.
         """
-        with self.clients:
+        with self.clients, self._pool:  # a failure waits for the chunk on the wire
             for batch in batches:
                 self._take(batch)
+            self.settle()
             self._figures.retries = self.clients.retries
         self._figures.topics = {topic: outlet.sent for topic, outlet in self._outlets.items()}
         return self._figures
+
+    def post(self, send: Callable[[], None]) -> None:
+        """Let the thread ``send`` when the request before it was answered. Raises what that met."""
+        self.settle()
+        self._flight = self._pool.submit(send)
+
+    def settle(self) -> None:
+        """Wait for the request on the wire. Raises what it met."""
+        flight, self._flight = self._flight, None
+        if flight is not None:
+            flight.result()
 
     def _take(self, batch: pa.RecordBatch) -> None:
         topic, place = self.options.topic, self._columns.topic
@@ -213,10 +129,43 @@ class Sender:
 
     def _outlet(self, topic: str) -> _Outlet:
         if topic not in self._outlets:
+            self.settle()  # a client is one thread's at a time
             if self.options.topic is None:  # else it was opened when the write was planned
                 open_topic(self.clients, self.options, topic, self._figures.warnings.append)
             self._outlets[topic] = _Outlet(self, topic)
         return self._outlets[topic]
+
+
+class _Outlet:
+    """One topic of a task: its chunks, their keys and its server."""
+
+    def __init__(self, sender: Sender, topic: str) -> None:
+        options = sender.options
+        self._sender = sender
+        self._topic = topic
+        self._server = sender.clients.server_of(topic)
+        self._client = sender.clients.of(self._server)
+        self._chunker = Chunker(options.batch_records, options.batch_bytes, options.node)
+        self.sent = Sent()
+
+    def append(self, records: pa.Array) -> None:
+        """Append the records of one batch, down to the last."""
+        for chunks in (self._chunker.add(*string_block(records)), self._chunker.rest()):
+            for chunk in chunks:
+                self._sender.post(partial(self._send, chunk))
+
+    def _send(self, chunk: Chunk) -> None:
+        sender, sent = self._sender, self.sent
+        key = chunk_key(
+            sender.scope, self._topic, sender.partition, chunk.number, chunk.count, chunk.body
+        )
+        with errors_of(self._server):
+            receipt = self._client.append(self._topic, chunk.body, chunk.count, key)
+        head = sender.heads.get(self._topic)
+        was_there = receipt.deduped if head is None else receipt.first_seq <= head
+        sent.requests += 1
+        sent.records += chunk.count
+        sent.repeated += chunk.count if was_there else 0
 
 
 def by_topic(topics: pa.Array, records: pa.Array) -> Iterator[tuple[str, pa.Array]]:

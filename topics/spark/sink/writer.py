@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,22 +21,19 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from topics.spark.client.errors import RequestError
-from topics.spark.client.servers import Server
-from topics.spark.errors import JobError
-from topics.spark.producer import say
+from topics.spark.errors import JobError, say, told_first, warn
 from topics.spark.sink.columns import Columns
+from topics.spark.sink.opening import Clients, plan
 from topics.spark.sink.options import SinkOptions
 from topics.spark.sink.report import left_behind, summary_line, warnings_of
-from topics.spark.sink.sending import Clients, Sender, TaskFigures, open_topic
-from topics.spark.source.connection import BadOption, Patience, errors_of
+from topics.spark.sink.sending import Sender, TaskFigures
+from topics.spark.source.connection import BadOption, Patience, ServerError
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
 APPEND_ONLY = 'a topic is only appended to: write .mode("append")'
-PROBE = "topics-spark-probe"  # a prefix that is listed to see whether a server takes the key
 
 
 @dataclass(frozen=True)
@@ -58,9 +55,10 @@ class BatchWriter(DataSourceArrowWriter):
         self.columns = Columns.of(schema, topic=self.options.topic)
         self.job = self.options.job_id or uuid.uuid4().hex
         self.warnings: list[str] = []
-        self.heads, self.places = _open(self.options, self.warnings.append, Patience.PLANNING)
+        self.heads, self.places = plan(self.options, self.warnings.append)
         self.started = time.time()
 
+    @told_first
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Append the rows of one partition."""
         scope, partition = f"batch:{self.job}", _task().partitionId()
@@ -85,13 +83,10 @@ class BatchWriter(DataSourceArrowWriter):
         """By how much the heads moved since the write was planned; None when it is not known."""
         try:
             with Clients(self.options, Patience.PLANNING, self.places) as clients:
-                moved = 0
-                for topic, head in self.heads.items():
-                    client = clients.of(clients.server_of(topic))
-                    moved += (client.state(topic) or {"head_seq": head})["head_seq"] - head
-        except RequestError:
+                moved = [clients.head(topic) - head for topic, head in self.heads.items()]
+        except ServerError:
             return None
-        return moved if self.heads else None
+        return sum(moved) if moved else None
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -111,8 +106,9 @@ class StreamWriter(DataSourceStreamArrowWriter):
         # Made twice for every micro-batch, once to commit it, so it waits for a server that
         # restarts.
         self.warnings: list[str] = []
-        _, self.places = _open(self.options, self.warnings.append, Patience.FULL)
+        _, self.places = plan(self.options, self.warnings.append, Patience.FULL)
 
+    @told_first
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Append the rows of one partition of one micro-batch."""
         task = _task()
@@ -149,26 +145,4 @@ def _figures(messages: list[WriterCommitMessage | None]) -> list[TaskFigures]:
 
 def _warn(planned: list[str], figures: list[TaskFigures]) -> None:
     for warning in warnings_of(planned, figures):
-        say(f"topics: warning: {warning}")
-
-
-def _open(
-    options: SinkOptions, warn: Callable[[str], None], patience: Patience
-) -> tuple[dict[str, int], dict[str, Server]]:
-    """Open the topic that the options name; its head and its server, by topic. Without one, only
-    see whether the servers take this key. Raises ``ServerError``, ``RequestError`` or ``JobError``.
-
-    ``PLANNING``: ask also for the right to append.
-    """
-    with Clients(options, patience) as clients:
-        if options.topic is None:
-            for server in options.connection.servers.members:
-                with errors_of(server):
-                    next(clients.of(server).names(PROBE), None)
-            return {}, {}
-        head = open_topic(clients, options, options.topic, warn)
-        if patience is Patience.PLANNING:
-            server = clients.server_of(options.topic)
-            with errors_of(server):
-                clients.of(server).check_access(options.topic, configure=False)
-        return {options.topic: head}, clients.places
+        warn(warning)

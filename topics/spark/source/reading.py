@@ -4,7 +4,6 @@ next page while one is made into columns; small pages are joined in one batch.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pyspark.sql.datasource import InputPartition
 
 from topics.spark.client.http import Record
 from topics.spark.client.ranges import Lost, ahead, read_range
+from topics.spark.errors import warn
 from topics.spark.source.columns import Columns
 from topics.spark.source.connection import errors_of
 from topics.spark.source.options import ReadOptions
@@ -97,9 +97,3 @@ def report(options: ReadOptions, server: str, topic: str, lost: Lost) -> None:
     if options.fail_on_data_loss:
         raise DataLost(f"{text} ({GO_ON})")
     warn(text)
-
-
-def warn(text: str) -> None:
-    """A line on the stderr of the process: the executor's log, or the driver's."""
-    sys.stderr.write(f"topics: warning: {text}\n")
-    sys.stderr.flush()

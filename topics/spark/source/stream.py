@@ -25,6 +25,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from topics.spark.client.ranges import Lost
+from topics.spark.errors import warn
 from topics.spark.source.columns import Columns
 from topics.spark.source.connection import Patience, ServerError
 from topics.spark.source.offsets import Offsets, Position, decode, encode
@@ -42,7 +43,7 @@ from topics.spark.source.plan import (
     skip,
     steps,
 )
-from topics.spark.source.reading import partitions_of, read_partition, report, warn
+from topics.spark.source.reading import partitions_of, read_partition, report
 from topics.spark.source.survey import Survey
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from topics.spark.client.errors import RequestError
 from topics.spark.client.http import LIST_SIZE, Listed, Page, TopicsClient
 from topics.spark.client.ranges import Lost
 from topics.spark.client.servers import Server
+from topics.spark.errors import warn
 from topics.spark.source.connection import (
     BadOption,
     Patience,
@@ -28,7 +29,6 @@ from topics.spark.source.connection import (
 from topics.spark.source.offsets import Bounds
 from topics.spark.source.options import ReadOptions
 from topics.spark.source.plan import DataLost, Head, Heads, Step, bound
-from topics.spark.source.reading import warn
 
 STATES_A_PAGE = 20  # about as many states of topics cost what a page of the list does
 
