@@ -53,6 +53,12 @@ class LocalServer:
         """Its address."""
         return f"http://127.0.0.1:{self.port}"
 
+    @property
+    def pid(self) -> int:
+        """Its process group."""
+        assert self._process is not None, "it was never started"
+        return self._process.pid
+
     def start(self) -> None:
         """Start it and wait until it is ready."""
         self.folder.mkdir(parents=True, exist_ok=True)

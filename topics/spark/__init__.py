@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from topics.spark.rows import records
@@ -35,6 +36,10 @@ def register(spark: SparkSession) -> None:
     """
     from pyspark.errors import AnalysisException
 
+    # Spark 4.3 does not show --py-files to the process in which the driver plans a stream. A
+    # session of Spark Connect has no context.
+    if (context := getattr(spark, "sparkContext", None)) is not None:
+        context.environment.setdefault("PYTHONPATH", str(Path(__file__).absolute().parents[2]))
     try:
         spark.dataSource.register(data_source())
     except AnalysisException as error:
