@@ -1,3 +1,3 @@
-"""Entry points: one thin file for each process, and one for Spark jobs; and the servers that the
-shows of ``deploy`` start.
+"""Entry points: one thin file for each process, and one for Spark jobs; and what `deploy/cluster`
+starts.
 """
