@@ -24,14 +24,16 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
+from deltalake import DeltaTable
 
 from topics.client import Record, Topics
+from topics.spark import register
 from topics.spark.session import session
 from workers.cluster import ROOT, WORKERS, Cluster, Way, ways
 from workers.local_server import LocalServer, tell
 from workers.three_servers import started
 
-PAD = "x" * 176  # a row is {"id":"0000001","pad":"..."}
+VALUE = f"""'{{"id":"' || lpad(id, 7, '0') || '","pad":"{"x" * 175}"}}' AS value"""  # 200 bytes
 BLOCK = 100  # rows in an append
 EVERY_S = 60.0  # between kills
 DOWN_S = 3.0
@@ -54,26 +56,25 @@ write.option("checkpointLocation", checkpoint).start().awaitTermination()
 def volume(rows: int, folder: Path) -> bool:
     """Rows in and out, cold and warm; whether all are there."""
     os.environ["PYSPARK_SUBMIT_ARGS"] = "--driver-memory 1g pyspark-shell"
-    server = LocalServer("volume", folder / "server")
-    wanted, equal = (rows, rows * (rows - 1) // 2), True
+    server, equal = LocalServer("volume", folder / "server"), True
     with ExitStack() as stack:
         stack.callback(server.stop)
         server.start()
         spark = session(cores=2, partitions=8, name="volume")
         stack.callback(spark.stop)
-        number = "substr(value, 8, 7)::bigint"
-        value = f"""'{{"id":"' || lpad(id, 7, '0') || '","pad":"{PAD}"}}' AS value"""
+        register(spark)
         for when in ("cold", "warm"):
-            place = {"servers": server.url, "topic": f"volume.{when}"}
-            began = time.monotonic()
-            df = spark.range(0, rows, 1, 8).selectExpr(value)
+            place, began = {"servers": server.url, "topic": f"volume.{when}"}, time.monotonic()
+            df = spark.range(0, rows, 1, 8).selectExpr(VALUE)
             df.write.format("topics").mode("append").options(**place).save()
             written = time.monotonic()
             read = spark.read.format("topics").schema("value STRING").options(**place).load()
-            found = (*read.selectExpr("count(*)", f"sum({number})").collect()[0],)
-            rates = rows / (written - began), rows / (time.monotonic() - written)
+            sums = ("count(*)", "sum(length(value))", "sum(substr(value, 8, 7)::bigint)")
+            found, read_s = [*read.selectExpr(*sums).collect()[0]], time.monotonic() - written
+            wanted = [rows, 200 * rows, rows * (rows - 1) // 2]
             verdict = "equal" if found == wanted else f"DIFFERS: {found}, not {wanted}"
-            tell(f"{when}: {rates[0]:,.0f} rows/s in, {rates[1]:,.0f} rows/s out, {verdict}")
+            rates = f"{rows / (written - began):,.0f} rows/s in, {rows / read_s:,.0f} rows/s out"
+            tell(f"{when}: {rates}, {verdict}")
             equal &= found == wanted
     return equal
 
@@ -88,13 +89,13 @@ class Kills:
 
     def __init__(self, cluster: Cluster, fleet: list[LocalServer], way: Way) -> None:
         self.cluster, self.fleet, self.way = cluster, fleet, way
-        self.servers = ",".join(f"{server.name}={server.url}" for server in fleet)
         self.archive = cluster.folder / "archive"
         (cluster.folder / "copy.py").write_text(COPY)
         shutil.copy(ROOT / "workers/spark.py", cluster.folder)
+        servers = ",".join(f"{server.name}={server.url}" for server in fleet)
         self.programs = {
-            "copy": ("copy.py", self.servers, str(cluster.folder / "checkpoint")),
-            "archive": ("spark.py", "archive", "source", str(self.archive), *ARCHIVE, self.servers),
+            "copy": ("copy.py", servers, str(cluster.folder / "checkpoint")),
+            "archive": ("spark.py", "archive", "source", str(self.archive), *ARCHIVE, servers),
         }
 
     def submit(self, name: str) -> None:
@@ -131,22 +132,17 @@ class Kills:
             source.put()
             for name in self.programs:
                 self.submit(name)
-            end = time.monotonic() + 60 * minutes
-            at = time.monotonic() + EVERY_S
+            end, at = time.monotonic() + 60 * minutes, time.monotonic() + EVERY_S
             while time.monotonic() < end:
                 source.append(*({"id": number} for number in range(rows, rows + BLOCK)))
                 rows += BLOCK
                 time.sleep(0.1)
                 if time.monotonic() > at:
                     tell(f"{rows:10,} rows appended, {next(victims)} killed")
-                    at += EVERY_S
-        return self.equal(rows)
-
-    def equal(self, rows: int) -> bool:
-        """Whether both have all rows once, after a while."""
+                    at = time.monotonic() + EVERY_S
         wanted, deadline = figures(range(rows)), time.monotonic() + WAIT_S
         while (found := [self.copied(), self.archived()]) != [wanted, wanted]:
-            if time.monotonic() > deadline or any(each[0] > rows for each in found):
+            if time.monotonic() > deadline:
                 break
             time.sleep(5)
         for name, each in zip(self.programs, found, strict=True):
@@ -165,8 +161,6 @@ class Kills:
 
     def archived(self) -> list[int]:
         """The figures of the Delta table."""
-        from deltalake import DeltaTable
-
         values = DeltaTable(self.archive).to_pyarrow_table(columns=["value"])["value"].to_pylist()
         return figures([msgspec.json.decode(value)["id"] for value in values])
 
@@ -181,7 +175,9 @@ def main() -> int:
     warnings.simplefilter("ignore")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=Path.cwd())))
+        folder = Path(
+            stack.enter_context(tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".bench-"))
+        )
         if given.proof == "volume":
             return 0 if volume(given.rows, folder) else 1
         fleet = stack.enter_context(started(folder))
