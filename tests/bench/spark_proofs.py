@@ -107,7 +107,9 @@ class Kills:
         """Kill one after the other, and start again what does not start by itself."""
         names = itertools.cycle(self.programs)
         for server in itertools.cycle(self.fleet):
-            os.kill(self.executors()[0], signal.SIGKILL)
+            while not (found := self.executors()):
+                time.sleep(1)
+            os.kill(found[0], signal.SIGKILL)
             yield "an executor"
             name = next(names)
             self.cluster.kill(name)
