@@ -163,7 +163,7 @@ def ways(folder: Path) -> tuple[Way, Way]:
 
 def tell_step(what: str, found: list[int], wanted: Sequence[int], seconds: float) -> None:
     """One line of the table. Raises `SystemExit` when they differ."""
-    if sorted(found) != [*wanted]:
+    if sorted(found) != sorted(wanted):
         got, source = ((len(each), sum(each), len({*each})) for each in (found, wanted))
         raise SystemExit(f"error: {what}: count, sum, different: {got}; the source has {source}")
     tell(f"{what:40}{len(found):10,}{seconds:9.1f}  equal")

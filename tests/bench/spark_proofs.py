@@ -90,11 +90,11 @@ class Kills:
     def __init__(self, cluster: Cluster, fleet: list[LocalServer], way: Way) -> None:
         self.cluster, self.fleet, self.way = cluster, fleet, way
         self.archive = cluster.folder / "archive"
-        (cluster.folder / "copy.py").write_text(COPY)
+        (cluster.folder / "copy_topic.py").write_text(COPY)
         shutil.copy(ROOT / "workers/spark.py", cluster.folder)
         servers = ",".join(f"{server.name}={server.url}" for server in fleet)
         self.programs = {
-            "copy": ("copy.py", servers, str(cluster.folder / "checkpoint")),
+            "copy": ("copy_topic.py", servers, str(cluster.folder / "checkpoint")),
             "archive": ("spark.py", "archive", "source", str(self.archive), *ARCHIVE, servers),
         }
 
@@ -142,6 +142,10 @@ class Kills:
                 if time.monotonic() > at:
                     tell(f"{rows:10,} rows appended, {next(victims)} killed")
                     at = time.monotonic() + EVERY_S
+                for name in self.programs:  # both go on until they are killed
+                    if self.cluster.processes[name].poll() is not None:
+                        self.cluster.finish(name)
+                        return False
         wanted, deadline = figures(range(rows)), time.monotonic() + WAIT_S
         while (found := [self.copied(), self.archived()]) != [wanted, wanted]:
             if time.monotonic() > deadline:
@@ -163,6 +167,8 @@ class Kills:
 
     def archived(self) -> list[int]:
         """The figures of the Delta table."""
+        if not DeltaTable.is_deltatable(str(self.archive)):
+            return figures([])  # its first batch has not landed yet
         values = DeltaTable(self.archive).to_pyarrow_table(columns=["value"])["value"].to_pylist()
         return figures([msgspec.json.decode(value)["id"] for value in values])
 
