@@ -142,10 +142,10 @@ class Kills:
                 if time.monotonic() > at:
                     tell(f"{rows:10,} rows appended, {next(victims)} killed")
                     at = time.monotonic() + EVERY_S
-                for name in self.programs:  # both go on until they are killed
-                    if self.cluster.processes[name].poll() is not None:
-                        self.cluster.finish(name)
-                        return False
+                for name in self.programs:
+                    if (code := self.cluster.processes[name].poll()) is not None:
+                        tell(f"{name} has ended by itself with exit code {code}; it starts again")
+                        self.submit(name)
         wanted, deadline = figures(range(rows)), time.monotonic() + WAIT_S
         while (found := [self.copied(), self.archived()]) != [wanted, wanted]:
             if time.monotonic() > deadline:
