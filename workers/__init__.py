@@ -1,3 +1,1 @@
-"""Entry points: one thin file for each process, and one for Spark jobs; and what `deploy/cluster`
-starts.
-"""
+"""Entry points: one thin file for each process, and one for Spark jobs."""

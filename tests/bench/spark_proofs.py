@@ -26,12 +26,11 @@ from pathlib import Path
 import msgspec
 from deltalake import DeltaTable
 
+from tests.cluster.__main__ import ROOT, WORKERS, Cluster, Way, ways
+from tests.cluster.local_server import LocalServer, started, tell
 from topics.client import Record, Topics
 from topics.spark import register
 from topics.spark.session import session
-from workers.cluster import ROOT, WORKERS, Cluster, Way, ways
-from workers.local_server import LocalServer, tell
-from workers.three_servers import started
 
 VALUE = f"""'{{"id":"' || lpad(id, 7, '0') || '","pad":"{"x" * 175}"}}' AS value"""  # 200 bytes
 BLOCK = 100  # rows in an append

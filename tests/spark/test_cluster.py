@@ -21,10 +21,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 ROWS = 20_000
 STEPS = ("write", "read", "stream")
-JOB = (
-    *("aggregate", "rows.stream.all", "rows.job.sums", "checkpoint", "--mode", "update"),
-    *("--window", "10000 days", "--sum", "data.id"),
-)
+JOB = ("backfill", "rows.csv", "rows.job.rows", "--option", "inferSchema=true")
 
 
 @pytest.fixture(scope="module")
@@ -39,20 +36,21 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
 def left(servers: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the steps have left, all in one session: a folder of files."""
     pytest.importorskip("pyspark")
-    from workers.cluster import Cluster, Way, environment
+    from tests.cluster.__main__ import PROGRAMS, Cluster, Way, environment
 
     folder = tmp_path_factory.mktemp("cluster")
     steps = folder / "steps"
     steps.mkdir()
     environment(folder / "bare")
     archive = shutil.make_archive(str(folder / "topics"), "zip", ROOT, "topics")
-    for name in ("cluster_script.py", "spark.py"):
-        shutil.copy(ROOT / "workers" / name, folder)
+    for path in PROGRAMS:
+        shutil.copy(path, folder)
+    (folder / "rows.csv").write_text("\n".join(["id", *map(str, range(ROWS))]))
     named = f"a={servers[0]},b={servers[1]}"
     with Cluster(folder, "local-cluster[2,1,1024]") as cluster:
         way = Way("py-files", folder / "bare/bin/python", archive)
         given = (",".join(STEPS), named, "rows", str(steps), str(ROWS), "executor")
-        cluster.submit(way, "program", "cluster_script.py", *given)
+        cluster.submit(way, "program", "program.py", *given)
         cluster.finish("program")
         cluster.submit(way, "job", "spark.py", *JOB, "--url", named)
         cluster.finish("job")
@@ -71,9 +69,9 @@ def written(servers: list[str], step: str) -> list[list[dict[str, Any]]]:
     return found
 
 
-@pytest.mark.parametrize("step", ["write", "stream"])
+@pytest.mark.parametrize("step", ["write", "stream", "job"])
 def test_each_row_is_appended_once(left: Path, servers: list[str], step: str) -> None:
-    """``left`` has run all steps."""
+    """``left`` has run all steps, and a job of its own on the same master."""
     found = itertools.chain(*written(servers, step))
     assert sorted(data["id"] for data in found) == [*range(ROWS)]
 
@@ -87,9 +85,7 @@ def test_a_pattern_reads_each_row_of_both_servers_once(left: Path) -> None:
     assert sorted(found) == [*range(ROWS)]
 
 
-def test_a_job_runs_on_the_cluster_that_it_was_submitted_to(left: Path, servers: list[str]) -> None:
-    (sums,) = itertools.chain(*written(servers, "job"))
-    assert (sums["count"], sums["sum_id"]) == (ROWS, sum(range(ROWS)))
+def test_a_job_runs_on_the_cluster_that_it_was_submitted_to(left: Path) -> None:
     executors = left.parent.glob("spark/work/*/*/topics.zip")
     assert len({path.parents[1] for path in executors}) == 2, "of two applications"
 

@@ -39,21 +39,6 @@ def test_the_environment_names_the_servers(monkeypatch: pytest.MonkeyPatch) -> N
         parsed()
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [("PYSPARK_GATEWAY_PORT", "1"), ("PYSPARK_SUBMIT_ARGS", "--master yarn pyspark-shell")],
-)
-def test_a_job_on_a_cluster_names_its_servers(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, text: str
-) -> None:
-    monkeypatch.delenv("TOPICS_URL", raising=False)
-    monkeypatch.setenv(name, text)
-    with pytest.raises(SystemExit):
-        parsed()
-    assert "required: --url" in capsys.readouterr().err
-    assert target_of(parsed("--url", "http://h:9"), "t").url == "http://h:9"
-
-
 @pytest.mark.parametrize("text", ["x", "a=http://x,a=http://y", "http://x:0"])
 def test_what_is_no_list_of_servers_is_a_usage_error(
     text: str, capsys: pytest.CaptureFixture[str]

@@ -1,6 +1,6 @@
 """A Spark cluster on this machine, programs and jobs on it, and parts of it that are killed.
 
-    python -m workers.cluster            or deploy/cluster
+    python -m tests.cluster              or deploy/cluster
 
 Starts a standalone master, two workers and three topics servers, all on loopback. The executors do
 not see this checkout: the package comes by ``--py-files``, then it is installed as a wheel. Each
@@ -28,13 +28,13 @@ from typing import NamedTuple, Self
 
 import pyspark
 
+from tests.cluster.local_server import LocalServer, interruptible, started, tell
 from topics.client import Record, Topics
 from topics.errors import ExitCode
 from topics.spark.jobs.arguments import positive
-from workers.local_server import LocalServer, interruptible, tell
-from workers.three_servers import started
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAMS = (ROOT / "tests/cluster/program.py", ROOT / "workers/spark.py")
 SPARK_HOME = Path(pyspark.__file__).parent
 JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # for programs of seconds
 CONF = f"""
@@ -181,8 +181,8 @@ class Show:
         lines = (f"{number},k{number % KINDS}" for number in range(self.rows))
         (self.folder / "rows.csv").write_text("\n".join(["id,kind", *lines]))
         archived, installed = ways(self.folder)
-        for name in ("cluster_script.py", "spark.py"):
-            shutil.copy(ROOT / "workers" / name, self.folder)
+        for path in PROGRAMS:
+            shutil.copy(path, self.folder)
         tell(f"{'step':40}{'rows':>10}{'seconds':>9}")
         for way, victims in ((archived, VICTIMS), (installed, ("",))):
             for victim in victims:
@@ -198,7 +198,7 @@ class Show:
         folder.mkdir()
         (folder / "server").write_text(str(server.pid))
         given = (",".join(STEPS), self.servers, name, str(folder), str(self.rows), victim)
-        self.cluster.submit(way, name, "cluster_script.py", *given)
+        self.cluster.submit(way, name, "program.py", *given)
         for step in STEPS if victim else ():
             while not (folder / f"{step}.died").exists():
                 time.sleep(POLL_S)
@@ -219,16 +219,13 @@ class Show:
 
     def jobs(self, way: Way) -> None:
         """The jobs of ``topics-spark``, and what they leave in topics."""
-        rows, last, sums, again = (f"{way.name}.{end}" for end in ("rows", "last", "sums", "again"))
-        files, point = f"{way.name}-files", f"{way.name}-checkpoint"
-        fields = ("--window", "10000 days", "--by", "data.kind", "--sum", "data.id")
-        by_kind = [sum(range(kind, self.rows, KINDS)) for kind in range(KINDS)]
+        rows, last, again = (f"{way.name}.{end}" for end in ("rows", "last", "again"))
+        files, load = f"{way.name}-files", ("--tag-column", "kind", "--option", "inferSchema=true")
         for (job, *given), topic, wanted in (
-            (("backfill", "rows.csv", rows, "--tag-column", "kind"), rows, range(self.rows)),
+            (("backfill", "rows.csv", rows, *load), rows, range(self.rows)),
             (("archive", rows, files), rows, range(self.rows)),
             (("replay", files, again), again, range(self.rows)),
             (("compact", rows, last), last, range(self.rows)[-KINDS:]),
-            (("aggregate", rows, sums, point, *fields, "--mode", "update"), sums, by_kind),
         ):
             name, began = f"{way.name}-{job}", time.monotonic()
             given += ["--url", self.servers]
@@ -251,7 +248,7 @@ class Show:
                 for info in client.topics(prefix):
                     for record in client.topic(info.name).read():
                         assert isinstance(record, Record), record
-                        found.append(record.data.get("id", record.data.get("sum_id")))
+                        found.append(record.data["id"])
         return found
 
 

@@ -1,6 +1,6 @@
 """What a user submits to a cluster: a program that knows Spark and ``format("topics")`` only.
 
-    spark-submit cluster_script.py STEP[,STEP...] SERVERS PREFIX FOLDER ROWS [VICTIM]
+    spark-submit program.py STEP[,STEP...] SERVERS PREFIX FOLDER ROWS [VICTIM]
 
 Steps are write, read and stream, into and from topics PREFIX.STEP.NAME. The first task of a step
 that comes to half of its rows kills the VICTIM: its ``executor``, the ``worker`` that started this,
