@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,9 +22,7 @@ def cut(
     blocks: list[list[bytes]], max_records: int, max_bytes: int, node: str | None = None
 ) -> list[Chunk]:
     chunker = Chunker(max_records, max_bytes, node)
-    return [chunk for records in blocks for chunk in chunker.add(*block(records))] + list(
-        chunker.rest()
-    )
+    return [chunk for records in blocks for chunk in chunker.cut(*block(records))]
 
 
 def record(value: object) -> bytes:
@@ -68,26 +65,20 @@ def test_no_records_make_no_chunk() -> None:
     assert cut([[], []], 5, 5) == []
 
 
-@pytest.mark.parametrize("limits", [(0, 1), (1, 0), (-1, 5)])
-def test_limits_below_one_are_refused(limits: tuple[int, int]) -> None:
-    with pytest.raises(ValueError, match="at least 1"):
-        Chunker(*limits)
+def test_a_chunk_ends_with_its_block() -> None:
+    chunks = cut([[record(1), record(2)], [record(3)]], 10, 1000)
+    assert [(chunk.number, values(chunk)) for chunk in chunks] == [(0, [1, 2]), (1, [3])]
 
 
 @given(
     texts=st.lists(st.text(max_size=30), max_size=60),
-    cuts=st.lists(st.integers(0, 60), max_size=6),
     max_records=st.integers(1, 20),
     max_bytes=st.integers(1, 200),
 )
-def test_chunks_do_not_depend_on_how_records_arrive(
-    texts: list[str], cuts: list[int], max_records: int, max_bytes: int
+def test_chunks_have_all_records_in_order_within_the_limits(
+    texts: list[str], max_records: int, max_bytes: int
 ) -> None:
-    records = [record(text) for text in texts]
-    places = sorted({0, len(records), *(place for place in cuts if place < len(records))})
-    blocks = [records[start:end] for start, end in pairwise(places)]
-    whole = cut([records], max_records, max_bytes)
-    assert cut(blocks, max_records, max_bytes) == whole
-    assert [value for chunk in whole for value in values(chunk)] == texts
-    assert all(chunk.count <= max_records for chunk in whole)
-    assert all(chunk.count == 1 or len(chunk.body) <= max_bytes + 40 for chunk in whole)
+    chunks = cut([[record(text) for text in texts]], max_records, max_bytes)
+    assert [value for chunk in chunks for value in values(chunk)] == texts
+    assert all(chunk.count <= max_records for chunk in chunks)
+    assert all(chunk.count == 1 or len(chunk.body) <= max_bytes + 40 for chunk in chunks)

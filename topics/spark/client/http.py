@@ -21,7 +21,6 @@ from topics.spark.client.errors import RequestError
 
 T = TypeVar("T")
 
-RETRIED_STATUS = calls.STATUSES_TO_RETRY
 LIST_SIZE = calls.PAGE  # topics in a page of a list; no server gives more
 EXCERPT_CHARS = 80  # of a value in a message
 PAGE_BYTES = 8 << 20  # of records in a page; no server gives more (§11)
@@ -98,12 +97,12 @@ class Page(msgspec.Struct, frozen=True):
 
 
 class Listed(msgspec.Struct, frozen=True):
-    """A topic in a list (§1.3). A server of an earlier version gives no epoch and no time."""
+    """A topic in a list (§1.3)."""
 
     topic: str
     head_seq: int
     earliest_seq: int
-    epoch: int | None = None
+    epoch: int
     last_write_ts: int | None = None
 
 
@@ -217,22 +216,15 @@ class TopicsClient:
             if cursor is None:
                 return
 
-    def check_access(self, topic: str, *, configure: bool) -> None:
-        """Raise ``RequestError`` unless this key may append, and make or configure if
-        ``configure``.
-
-        Nothing is written: both requests are wrong in themselves, and a caller without the right
-        to ask is told that first.
+    def check_access(self, topic: str) -> None:
+        """Raise ``RequestError`` unless this key may append. Nothing is written: the request is
+        wrong in itself, and a caller without the right to ask is told that first.
         """
-        probes: list[Call[Any]] = [calls.append(topic, {"create": False, "records": []})]
-        if configure:
-            probes.append(calls.put_topic(topic, {"ttl_ms": -1}))
-        for probe in probes:
-            try:
-                self._send(topic, probe)
-            except RequestError as error:
-                if error.code not in ("invalid_request", "topic_not_found"):
-                    raise
+        try:
+            self._send(topic, calls.append(topic, {"create": False, "records": []}))
+        except RequestError as error:
+            if error.code not in ("invalid_request", "topic_not_found"):
+                raise
 
     def _send(self, topic: str, call: Call[T]) -> T:
         try:

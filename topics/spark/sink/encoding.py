@@ -150,7 +150,7 @@ def _excerpt(value: str | bytes) -> str:
 
 def string_block(column: pa.Array) -> tuple[memoryview, memoryview]:
     """Offsets and data of an Arrow string column without nulls, in place: the block that
-    ``Chunker.add`` takes.
+    ``Chunker.cut`` takes.
     """
     assert column.null_count == 0, "every row was encoded"
     _, offsets, data = column.buffers()

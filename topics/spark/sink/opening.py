@@ -141,5 +141,5 @@ def plan(
         if patience is Patience.PLANNING:
             server = clients.server_of(topic)
             with errors_of(server):
-                clients.of(server).check_access(topic, configure=False)
+                clients.of(server).check_access(topic)
         return {topic: head}, clients.places

@@ -149,10 +149,9 @@ class _Outlet:
         self.sent = Sent()
 
     def append(self, records: pa.Array) -> None:
-        """Append the records of one batch, down to the last."""
-        for chunks in (self._chunker.add(*string_block(records)), self._chunker.rest()):
-            for chunk in chunks:
-                self._sender.post(partial(self._send, chunk))
+        """Append the records of one batch."""
+        for chunk in self._chunker.cut(*string_block(records)):
+            self._sender.post(partial(self._send, chunk))
 
     def _send(self, chunk: Chunk) -> None:
         sender, sent = self._sender, self.sent

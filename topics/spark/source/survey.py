@@ -14,7 +14,7 @@ from os.path import commonprefix
 from typing import NoReturn
 
 from topics.spark.client.errors import RequestError
-from topics.spark.client.http import LIST_SIZE, Listed, Page, TopicsClient
+from topics.spark.client.http import LIST_SIZE, Page, TopicsClient
 from topics.spark.client.ranges import Lost
 from topics.spark.client.servers import Server
 from topics.spark.errors import warn
@@ -240,17 +240,11 @@ def _heads(
     """The wanted ones of the first ``most`` topics with this prefix, and whether that is all."""
     listing = iter(client.listing(prefix))
     found = {
-        one.topic: head
+        one.topic: Head(one.earliest_seq, one.head_seq, one.epoch, one.last_write_ts or 0)
         for one in islice(listing, most)
-        if wanted(one.topic) and (head := _listed(client, one)) is not None
+        if wanted(one.topic)
     }
     return found, next(listing, None) is None
-
-
-def _listed(client: TopicsClient, one: Listed) -> Head | None:
-    if one.epoch is None:  # a server of an earlier version
-        return _head(client, one.topic)
-    return Head(one.earliest_seq, one.head_seq, one.epoch, one.last_write_ts or 0)
 
 
 def _head(client: TopicsClient, topic: str) -> Head | None:
