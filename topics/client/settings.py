@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -63,6 +62,8 @@ def read_contexts(path: Path | None = None) -> Contexts:
         path = path or contexts_file()
     except Invalid:
         return Contexts(None, {})
+    import tomllib  # here: it compiles patterns, and executors of Spark read no contexts
+
     try:
         content = tomllib.loads(path.read_text("utf-8"))
         tables = {name: Context(**table) for name, table in content.get("contexts", {}).items()}

@@ -24,7 +24,7 @@ from topics.spark.jobs.archive import CHECKPOINT, ArchiveJob, archive
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-KILLS = int(os.environ.get("ARCHIVE_KILLS", "3"))
+KILLS = int(os.environ.get("ARCHIVE_KILLS", "1"))
 TOPICS = {"k:a": 5000, "k:b": 3000, "k:c": 1000}
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300 * (1 + KILLS))]
 
