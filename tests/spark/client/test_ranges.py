@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from contextlib import closing
-from threading import Event, Thread, current_thread
+from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
 from msgspec import Raw
 
 from topics.spark.client.http import Page, Record, Tombstone, TopicsClient
-from topics.spark.client.ranges import RECREATED, UNSYNCED, Lost, ahead, read_range
+from topics.spark.client.ranges import RECREATED, UNSYNCED, Lost, read_range
 
 
 class Topic:
@@ -94,51 +92,3 @@ def test_whoever_hears_of_a_loss_may_raise() -> None:
     with pytest.raises(LookupError):
         list(read_range(cast("TopicsClient", topic), "t", 0, 10, epoch=7, on_loss=refuse))
     assert topic.asked == [0]
-
-
-def test_the_next_page_is_fetched_while_one_is_handled() -> None:
-    begun = Event()
-
-    def pages() -> Generator[int]:
-        yield 1
-        begun.set()
-        yield 2
-
-    with closing(ahead(pages())) as found:
-        assert next(found) == 1
-        assert begun.wait(10)
-        assert list(found) == [2]
-
-
-def test_what_ends_the_pages_is_raised_behind_those_before_it() -> None:
-    def pages() -> Generator[int]:
-        yield 1
-        raise LookupError("the end")
-
-    found = ahead(pages())
-    assert next(found) == 1
-    with pytest.raises(LookupError, match="the end"):
-        next(found)
-
-
-def test_the_thread_ends_when_nobody_wants_more_and_closes_the_pages() -> None:
-    threads: list[Thread] = []
-    goes_on, closed = Event(), Event()
-
-    def pages() -> Generator[int]:
-        threads.append(current_thread())
-        try:
-            yield 1
-            goes_on.wait(10)  # a request that is under way
-            yield 2
-        finally:
-            closed.set()
-
-    found = ahead(pages())
-    assert next(found) == 1
-    found.close()
-    assert not closed.is_set()
-    goes_on.set()
-    (thread,) = threads
-    thread.join(10)
-    assert (closed.is_set(), thread.is_alive()) == (True, False)

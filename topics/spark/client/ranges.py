@@ -8,9 +8,8 @@ range, before the records behind it. Of a topic that is deleted, all of the rang
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from topics.spark.client.errors import RequestError
 from topics.spark.client.http import Record, TopicsClient
@@ -19,7 +18,6 @@ PAGE_RECORDS = 10_000  # asked for; the server clamps it to its own maximum
 RECREATED = "recreated"
 GONE = "gone"  # there is no such topic
 UNSYNCED = "unsynced"  # a crash took them before they were durable
-T = TypeVar("T")
 
 
 class Lost(NamedTuple):
@@ -89,20 +87,3 @@ def read_range(
             on_loss(Lost(at + 1, last, UNSYNCED, last - at))
             return
         at = page.next_from_seq
-
-
-def ahead(pages: Generator[T]) -> Generator[T]:
-    """The same pages; a thread fetches the next one while the caller handles one.
-
-    What ``pages`` raises is raised here, in its turn. Closed early, it does not wait for the
-    request that is under way: the thread ends after that, and closes ``pages``.
-    """
-    thread = ThreadPoolExecutor(1)
-    try:
-        coming = thread.submit(next, pages, None)
-        while (page := coming.result()) is not None:
-            coming = thread.submit(next, pages, None)
-            yield page
-    finally:
-        thread.submit(pages.close)
-        thread.shutdown(wait=False)

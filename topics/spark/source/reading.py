@@ -1,5 +1,5 @@
-"""Reading: an executor's part. One task reads its ranges one after the other, page by page, the
-next page while one is made into columns; small pages are joined in one batch.
+"""Reading: an executor's part. One task reads its ranges one after the other, page by page; small
+pages are joined in one batch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import InputPartition
 
 from topics.spark.client.http import Record
-from topics.spark.client.ranges import Lost, ahead, read_range
+from topics.spark.client.ranges import Lost, read_range
 from topics.spark.errors import warn
 from topics.spark.source.columns import Columns
 from topics.spark.source.connection import errors_of
@@ -55,7 +55,7 @@ def read_partition(
     index = options.connection.servers.index
     held: list[pa.RecordBatch] = []
     rows = size = 0
-    with closing(ahead(_pages(partition.ranges, options, columns))) as pages:
+    with closing(_pages(partition.ranges, options, columns)) as pages:
         for wanted, records in pages:
             held.append(columns.batch(records, wanted.topic, index(wanted.server)))
             rows += held[-1].num_rows
