@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def without(*names: str) -> Iterator[None]:
-    """Import as if these packages were missing. Whoever needs them may import them afterwards."""
+    """Import as if these packages were missing. They may be imported afterwards."""
     missing = [name for name in names if name not in sys.modules]
     for name in missing:
         sys.modules[name] = None  # type: ignore[assignment]  # how Python marks it

@@ -26,7 +26,7 @@ from pathlib import Path
 import msgspec
 from deltalake import DeltaTable
 
-from tests.cluster.__main__ import ROOT, WORKERS, Cluster, Way, ways
+from tests.cluster.cluster import ROOT, WORKERS, Cluster, Way, ways
 from tests.cluster.local_server import LocalServer, started, tell
 from topics.client import Record, Topics
 from topics.spark import register

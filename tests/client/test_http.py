@@ -1,4 +1,4 @@
-"""What goes over the wire, by requests and by streams."""
+"""Requests and streams on the wire: header fields, connections, certificates."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def test_what_does_not_survive_is_found_and_not_frozen() -> None:
         circle.append(circle)
     del circle
     gc.collect()
-    # What other threads of the test's process keep meanwhile may be frozen with a look.
+    # Objects of the test's other threads come and go meanwhile.
     assert gc.get_freeze_count() - before < FREEZE_OBJECTS // 2
 
 

@@ -36,7 +36,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
 def left(servers: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the steps have left, all in one session: a folder of files."""
     pytest.importorskip("pyspark")
-    from tests.cluster.__main__ import PROGRAMS, Cluster, Way, environment
+    from tests.cluster.cluster import PROGRAMS, Cluster, Way, environment
 
     folder = tmp_path_factory.mktemp("cluster")
     steps = folder / "steps"

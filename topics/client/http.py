@@ -1,4 +1,4 @@
-"""HTTP: what goes over the wire. Plain requests go by httpcore2, streams by httpx2 above it, which
+"""HTTP on the wire. Plain requests go by httpcore2, streams by httpx2 above it, which
 takes 0.3 ms of CPU more for each request, and is imported when a stream is opened.
 
 A connection that the server has closed meanwhile is not used again. No redirect is followed, and no

@@ -36,10 +36,11 @@ def register(spark: SparkSession) -> None:
     """
     from pyspark.errors import AnalysisException
 
-    # Spark 4.3 does not show --py-files to the process in which the driver plans a stream. A
-    # session of Spark Connect has no context.
-    if (context := getattr(spark, "sparkContext", None)) is not None:
-        context.environment.setdefault("PYTHONPATH", str(Path(__file__).absolute().parents[2]))
+    # Spark 4.3 does not show an archive of --py-files to the process in which the driver plans a
+    # stream. A session of Spark Connect has no context.
+    root = Path(__file__).absolute().parents[2]
+    if root.is_file() and (context := getattr(spark, "sparkContext", None)) is not None:
+        context.environment.setdefault("PYTHONPATH", str(root))
     try:
         spark.dataSource.register(data_source())
     except AnalysisException as error:

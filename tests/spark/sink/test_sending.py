@@ -98,6 +98,28 @@ def test_the_next_batch_is_taken_while_a_request_is_on_the_wire(
     assert values(stub, "t") == [*range(10), *range(10)]
 
 
+def test_an_interrupt_does_not_wait_for_the_request_on_the_wire(
+    stub: StubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def append(*_: object) -> None:
+        begun.set()
+        goes_on.wait()
+
+    def batches() -> Iterator[Any]:
+        yield rows(1, ["a"])
+        begun.wait()
+        raise KeyboardInterrupt
+
+    stub.make("a")
+    monkeypatch.setattr(TopicsClient, "append", append)
+    with pytest.raises(KeyboardInterrupt):
+        Sender(options(stub, topic="a"), TO_ONE, "s", 0).send(batches())
+    assert all(thread.daemon for thread in threading.enumerate() if thread.name == "append")
+    goes_on.set()
+
+
 def test_each_topic_goes_to_the_server_that_has_it() -> None:
     with ExitStack() as stack:
         stubs = {name: stack.enter_context(StubServer()) for name in ("one", "two")}

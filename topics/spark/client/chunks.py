@@ -47,7 +47,7 @@ class Chunker:
         self._head = b'{"create":false,' + origin + b'"records":['
 
     def cut(self, offsets: Sequence[int], data: memoryview) -> Iterator[Chunk]:
-        """The chunks of a block."""
+        """Cut a block into chunks, numbered on from the block before."""
         first, end = 0, len(offsets) - 1
         while first < end:
             most = min(end, first + self._max_records)

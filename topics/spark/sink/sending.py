@@ -19,9 +19,10 @@ An executor's part: nothing here needs a session.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from functools import partial
+from threading import Thread
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -78,25 +79,29 @@ class Sender:
         self._columns = columns
         self._outlets: dict[str, _Outlet] = {}
         self._figures = TaskFigures()
-        self._pool = ThreadPoolExecutor(1, "append")
         self._flight: Future[None] | None = None
 
     def send(self, batches: Iterable[pa.RecordBatch]) -> TaskFigures:
         """Append all rows and return the figures; once. Raises ``ServerError``, ``JobError`` or
         ``BadRow`` at the first refusal; what was appended before stays.
         """
-        with self.clients, self._pool:  # a failure waits for the chunk on the wire
-            for batch in batches:
-                self._take(batch)
-            self.settle()
+        with self.clients:
+            try:
+                for batch in batches:
+                    self._take(batch)
+                self.settle()
+            except Exception:  # Ctrl-C does not wait: a request may be tried for minutes
+                wait([self._flight] if self._flight else ())
+                raise
             self._figures.retries = self.clients.retries
         self._figures.topics = {topic: outlet.sent for topic, outlet in self._outlets.items()}
         return self._figures
 
     def post(self, send: Callable[[], None]) -> None:
-        """Let the thread ``send`` when the request before it was answered. Raises what that met."""
+        """Let a thread ``send`` when the request before it was answered. Raises what that met."""
         self.settle()
-        self._flight = self._pool.submit(send)
+        self._flight = flight = Future[None]()
+        Thread(target=_settle, args=(flight, send), name="append", daemon=True).start()
 
     def settle(self) -> None:
         """Wait for the request on the wire. Raises what it met."""
@@ -134,6 +139,15 @@ class Sender:
                 open_topic(self.clients, self.options, topic, self._figures.warnings.append)
             self._outlets[topic] = _Outlet(self, topic)
         return self._outlets[topic]
+
+
+def _settle(flight: Future[None], send: Callable[[], None]) -> None:
+    try:
+        send()
+    except Exception as error:
+        flight.set_exception(error)
+    else:
+        flight.set_result(None)
 
 
 class _Outlet:
