@@ -153,6 +153,7 @@ class _Load(Thread):
         self._turns, self._until, self._stopped = turns, until, stop
         self._count, self._times = 0, list[float]()
         self._failure: TopicsError | None = None
+        self.ended = Event()  # a `join` that Ctrl-C interrupts lets the next one return at once
 
     def run(self) -> None:
         """Take turns."""
@@ -165,10 +166,12 @@ class _Load(Thread):
         except TopicsError as failure:
             self._failure = failure
             self._stopped.set()
+        finally:
+            self.ended.set()
 
     def result(self) -> tuple[int, list[float]]:
         """Records that were moved, and the ms of each turn. Raises `TopicsError`."""
-        self.join()
+        self.ended.wait()
         if self._failure is not None:
             raise self._failure
         return self._count, self._times
@@ -179,4 +182,4 @@ def _end(loads: list[_Load], stop: Event) -> None:
     stop.set()
     for load in loads:
         if load.ident is not None:
-            load.join()
+            load.ended.wait()
