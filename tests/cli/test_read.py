@@ -157,10 +157,6 @@ def test_people_read_lines_without_control_characters(
     assert "\\x1b[2J" in line
 
 
-def test_following_ends_with_a_count(topics: Run, filled: str) -> None:
-    assert seqs(topics("read", filled, "-f", "-n", "4").objects) == [1, 2, 3, 4]
-
-
 def following(*arguments: str) -> subprocess.Popen[str]:
     """A command that is killed when it takes too long."""
     process = started(*arguments)
@@ -180,6 +176,17 @@ def told_by(process: subprocess.Popen[str]) -> str:
     """What a command has said at its end."""
     assert process.stderr is not None
     return process.stderr.read()
+
+
+def lines_of(*arguments: str) -> list[Any]:
+    """All that a command writes which ends by itself; its streams end with its process."""
+    with following(*arguments) as process:
+        assert process.stdout is not None
+        return [json.loads(line) for line in process.stdout]
+
+
+def test_following_ends_with_a_count(url: str, filled: str) -> None:
+    assert seqs(lines_of("read", filled, "-f", "-n", "4")) == [1, 2, 3, 4]
 
 
 @pytest.mark.slow
@@ -237,10 +244,10 @@ def test_a_glob_stands_for_topics_that_are_made_later(url: str, client: Topics, 
 
 
 @pytest.mark.slow
-def test_many_topics_are_several_streams(topics: Run, client: Topics, name: str) -> None:
+def test_many_topics_are_several_streams(url: str, client: Topics, name: str) -> None:
     for number in range(70):
         client.topic(f"{name}-{number}").append(number)
-    found = topics("read", "-f", f"{name}-*", "-n", "70").objects
+    found = lines_of("read", "-f", f"{name}-*", "-n", "70")
     assert {each["data"] for each in found} == {*range(70)}
 
 

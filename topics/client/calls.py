@@ -28,6 +28,7 @@ P = TypeVar("P")
 PAGE: Final = 1000  # the most that the server gives
 WAIT_S: Final = 25.0  # of one long poll; the server's bound is 30
 STATUSES_TO_RETRY: Final = (429, 502, 503, 504)
+CHANCE: Final = random.SystemRandom()  # the numbers of a program with a seed stay its own
 
 
 class Call(NamedTuple, Generic[T]):
@@ -124,7 +125,7 @@ class Tries:
         self._connects += lost and not failure.was_sent  # type: ignore[attr-defined]
         pause = named or 0.0
         if named is None or retry.tries < inf:
-            pause = max(pause, self._pause * random.uniform(0.5, 1.0))
+            pause = max(pause, self._pause * CHANCE.uniform(0.5, 1.0))
             self._pause = min(2 * self._pause, retry.most)
         is_over = self._tries > retry.tries or self._connects > retry.connects
         if is_over or now + pause > self._until:

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 import signal
 import socket
 import threading
@@ -69,7 +68,7 @@ class HeldJob:
         """What is sent with a nack. Without ``delay`` it is 1, 2, 4 ... s, and some chance."""
         if delay is None:
             doubled = 2.0 ** min(self.record.deliveries - 1, 16)
-            delay = min(doubled, DELAY_MAX_S) * random.uniform(0.8, 1.2)
+            delay = min(doubled, DELAY_MAX_S) * calls.CHANCE.uniform(0.8, 1.2)
         fields: dict[str, Any] = {"delay_ms": int(1000 * delay)}
         if error is not None:
             fields["error"] = _cut(error)
@@ -125,7 +124,7 @@ class Job(HeldJob):
 
 def worker_name() -> str:
     """A name that no other worker has."""
-    return f"{socket.gethostname()[:64]}:{os.getpid()}:{random.randrange(1 << 32):08x}"
+    return f"{socket.gethostname()[:64]}:{os.getpid()}:{calls.CHANCE.randrange(1 << 32):08x}"
 
 
 def _cut(text: str) -> str:
