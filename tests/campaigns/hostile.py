@@ -134,10 +134,16 @@ class Neighbour(Bystander):
 
 
 class Visitor(Neighbour):
-    """The same on a new connection each time."""
+    """The same on a new connection each time. One that is ended before the request was sent, while
+    its thread waited for a core, was the longest quiet one: the next one counts.
+    """
 
     def ask(self, api: Api) -> Answer:
         """One small request."""
+        for _ in range(2):
+            api.close()
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                return super().ask(api)
         api.close()
         return super().ask(api)
 
