@@ -6,6 +6,17 @@ venv="$root/.venv"
 say() { printf '\033[1m%s\033[0m\n' "$*" >&2; }
 fail() { printf 'error: %s\n' "$*" >&2; exit 1; }
 
+# reachable HOST: the address at which a server that listens on HOST is called.
+reachable() {
+    case "$1" in
+        0.0.0.0) echo 127.0.0.1 ;;
+        :: | '[::]') echo '[::1]' ;;
+        \[*) echo "$1" ;;
+        *:*) echo "[$1]" ;;
+        *) echo "$1" ;;
+    esac
+}
+
 can_apt() { [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; }
 
 apt_install() {
@@ -44,7 +55,7 @@ need_python() {
 make_venv() {
     [ -x "$venv/bin/python" ] && "$venv/bin/python" -m pip --version >/dev/null 2>&1 && return
     rm -rf "$venv"
-    say "Making .venv with $("$python" -V)"
+    say "Making ${venv#"$root/"} with $("$python" -V)"
     "$python" -m venv "$venv" >/dev/null 2>&1 && return
     rm -rf "$venv"
     local package="python$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')-venv"

@@ -27,9 +27,9 @@ raise SystemExit(main(["serve", "--port", "0"]))
 """
 
 
-def unit() -> dict[str, str]:
+def unit(name: str = "topics.service") -> dict[str, str]:
     """Its settings; of those that stand there twice, the last."""
-    lines = (ROOT / "deploy" / "topics.service").read_text().splitlines()
+    lines = (ROOT / "deploy" / name).read_text().splitlines()
     return dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
 
 
@@ -63,7 +63,8 @@ def test_systemd_starts_no_server_again_that_a_restart_does_not_mend() -> None:
 
 def test_a_reload_of_the_unit_is_a_hang_up_after_the_credential_was_copied_anew() -> None:
     assert unit()["ExecReload"] == "/bin/kill -HUP $MAINPID"
-    assert unit()["RefreshOnReload"] == "credentials"
+    assert unit("refresh-on-reload.conf") == {"RefreshOnReload": "credentials"}
+    assert "RefreshOnReload" not in unit(), "systemd before 260 warns of it"
     assert unit()["LoadCredential"].startswith(f"{CREDENTIAL}:")
 
 
