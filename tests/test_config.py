@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import ipaddress
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,7 @@ def test_every_setting_is_read_from_its_variable(field: dataclasses.Field[object
         "host": ("::1", "::1"),
         "allowed_hosts": hosts,
         "cors_origins": ("HTTPS://App.example:443", ("https://app.example",)),
+        "trusted_proxies": ("127.0.0.1", (ipaddress.ip_network("127.0.0.1/32"),)),
         "access_log": ("Audit", "audit"),
         "ring_bytes": ("8388608", 8 * MIB),
         "shards": ("7", 7),

@@ -15,7 +15,15 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
-from topics.formats.setting_values import Bound, Host, HostNames, Origins, boolean
+from topics.formats.setting_values import (
+    Bound,
+    Host,
+    HostNames,
+    Network,
+    Networks,
+    Origins,
+    boolean,
+)
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -87,6 +95,8 @@ class Settings:
     """Host names of requests beside the loopback ones; `*`: any (`front/hosts.py`)."""
     cors_origins: Annotated[tuple[str, ...], Origins()] = ()
     """Origins of pages that may read answers; `*`: any (`front/cors.py`)."""
+    trusted_proxies: Annotated[tuple[Network, ...], Networks()] = ()
+    """Addresses and networks of proxies whose `X-Forwarded-For` counts (`front/proxies.py`)."""
 
     # Writes (§2)
     max_batch_records: Count = 10_000
@@ -220,7 +230,7 @@ def _parse(kind: Any, text: str) -> Any:
     if kind is bool:
         return boolean(text)
     if get_origin(kind) is Annotated:
-        bound: Bound | Host | HostNames | Origins = get_args(kind)[1]
+        bound: Bound | Host | HostNames | Networks | Origins = get_args(kind)[1]
         return bound.parse(text)
     if get_origin(kind) is Literal:
         if text.lower() not in get_args(kind):
@@ -233,7 +243,7 @@ def _parse(kind: Any, text: str) -> Any:
 
 def _shown(value: Any) -> str:
     if isinstance(value, tuple):
-        return ",".join(value)
+        return ",".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from topics.formats.setting_values import Bound, Host, HostNames, Origins, boolean
+from topics.formats.setting_values import Bound, Host, HostNames, Networks, Origins, boolean
 
 
 @pytest.mark.parametrize(
@@ -73,6 +73,23 @@ def test_null_and_a_star_among_others_are_refused_with_a_rule_of_their_own(
 ) -> None:
     with pytest.raises(ValueError, match=rule):
         Origins().parse(text)
+
+
+def test_networks_are_addresses_and_networks_of_both_versions() -> None:
+    parsed = Networks().parse("127.0.0.1, 10.1.0.0/16,FD00::/8,::1")
+    assert [*map(str, parsed)] == ["127.0.0.1/32", "10.1.0.0/16", "fd00::/8", "::1/128"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "proxy.example", "127.0.0.1:80", "[::1]", "10.1.0.1/16", "10.0.0.0/33", "unix:"),
+        *("127.0.0.1,,::1", "010.0.0.1", "*", ",".join(["::1"] * 65)),
+    ],
+)
+def test_what_is_not_a_list_of_networks_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="must be at most 64 IP addresses or networks"):
+        Networks().parse(text)
 
 
 def test_booleans_have_the_usual_spellings_and_no_others() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import re
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, TypeAlias
 
 ENDLESS = 2**63 - 1
 PORT_MAX = 65_535
@@ -121,6 +121,29 @@ class Origins:
                 raise ValueError(self.rule) from None
         shown = "" if port is None or self.ports.get(scheme) == str(int(port)) else f":{int(port)}"
         return f"{scheme}://{host}{shown}"
+
+
+Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+class Networks:
+    """A comma-separated list of addresses and networks."""
+
+    most = 64
+    rule = (
+        f"must be at most {most} IP addresses or networks, comma-separated, as in"
+        " 127.0.0.1,10.1.0.0/16,fd00::/8"
+    )
+
+    def parse(self, text: str) -> tuple[Network, ...]:
+        """``ValueError`` for what is neither, and for a network with bits behind its length."""
+        try:
+            networks = tuple(ipaddress.ip_network(part.strip()) for part in text.split(","))
+        except ValueError:
+            raise ValueError(self.rule) from None
+        if len(networks) > self.most:
+            raise ValueError(self.rule)
+        return networks
 
 
 class Host:

@@ -16,7 +16,8 @@ A stream or WebSocket has one line, when it ends; commands on a WebSocket have n
     cut          true when the client did not take the whole answer
     bytes_in     of the wire, heads included; bytes_out likewise
     ms           from the whole request to the last byte of its answer, or to the end of the stream
-    peer         the address at the other end of the connection, which may be a proxy
+    peer         the client's address: that of the other end of the connection and its port, or,
+                 behind a proxy of TOPICS_TRUSTED_PROXIES, the one that this proxy names
 
 No line holds a token, a query string, a path as it was sent, or the id of a watch session.
 """

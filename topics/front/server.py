@@ -38,6 +38,7 @@ from topics.front.keys import LOOK_S, Keys, KeySource
 from topics.front.limits import make_slots
 from topics.front.live.live import Live
 from topics.front.pressure.pressure import Pressure
+from topics.front.proxies import TrustedProxies
 from topics.front.routes.context import RouteContext
 from topics.front.routes.table import ROUTES, match, operations_for
 
@@ -87,7 +88,8 @@ class Server:
         log = None
         if settings.access_log != "off" and write_request is not None:
             log = AccessLog(settings.access_log, write_request)
-        self.exchanges = Exchanges(self.guard, RequestIds(), self.request_counts, log)
+        proxies = TrustedProxies(settings.trusted_proxies)
+        self.exchanges = Exchanges(self.guard, RequestIds(), self.request_counts, log, proxies)
         self.acceptor = Acceptor(
             self._responses,
             self.exchanges.lines_of_unread,
@@ -114,7 +116,12 @@ class Server:
         inline_bytes = settings.inline_bytes
         return Lanes(
             guard=self.guard,
-            heads=HeadReader(self.guard, inline_bytes=inline_bytes, use_fast_lane=use_fast_lane),
+            heads=HeadReader(
+                self.guard,
+                inline_bytes=inline_bytes,
+                use_fast_lane=use_fast_lane,
+                has_proxies=bool(settings.trusted_proxies),
+            ),
             bodies=BodyReader(shards, self.guard, inline_bytes=inline_bytes),
             dispatcher=self.dispatcher,
             connections=self.connections,

@@ -21,7 +21,7 @@ def values(*fields: bytes) -> tuple[bytes | None, bytes | None]:
     found = cut_trace_fields(head(*fields))
     assert found is not None
     assert found[0] == PLAIN
-    return found[1]
+    return found[1][:2]
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_a_head_without_them_is_not_cut(raw: bytes) -> None:
 
 def test_both_are_found_wherever_they_stand_and_however_they_are_spelt() -> None:
     raw = LINE + b"X-REQUEST-ID:a\r\n" + HOST + b"TraceParent: \t" + PARENT + b" \r\n\r\n"
-    assert cut_trace_fields(raw) == (PLAIN, (b"a", PARENT))
+    assert cut_trace_fields(raw) == (PLAIN, (b"a", PARENT, None))
 
 
 def test_neighbours_are_both_cut() -> None:
@@ -106,3 +106,44 @@ def test_a_head_above_the_bounds_is_not_cut() -> None:
     assert cut_trace_fields(head(*most, b"x-request-id: a")) is None
     long = b"a: " + b"b" * (64 * 1024)
     assert cut_trace_fields(head(long, b"x-request-id: a")) is None
+
+
+# X-Forwarded-For, of a server that has trusted proxies
+
+
+def test_forwarded_addresses_are_one_list_in_their_order() -> None:
+    raw = head(b"X-Forwarded-For: a, b ", b"x-request-id: i", b"x-forwarded-for:c")
+    found = cut_trace_fields(raw, with_forwarded=True)
+    assert found == (PLAIN, (b"i", None, b"a, b,c"))
+
+
+def test_they_stay_where_there_are_no_trusted_proxies() -> None:
+    assert cut_trace_fields(head(b"x-forwarded-for: a")) is None
+    kept = head(b"x-forwarded-for: a")
+    found = cut_trace_fields(head(b"x-forwarded-for: a", b"x-request-id: i"))
+    assert found == (kept, (b"i", None, None))
+
+
+def test_other_fields_of_proxies_stay() -> None:
+    names = (b"x-forwarded-host", b"x-forwarded-fox", b"x-forwarded-for2", b"my-x-forwarded-for")
+    raw = head(*(name + b": a" for name in names))
+    assert cut_trace_fields(raw, with_forwarded=True) is None
+
+
+def test_of_a_long_list_the_end_is_kept() -> None:
+    raw = head(b"x-forwarded-for: " + b"9" * 5000 + b", 10.0.0.1")
+    found = cut_trace_fields(raw, with_forwarded=True)
+    assert found is not None
+    forwarded = found[1].forwarded
+    assert forwarded is not None
+    assert len(forwarded) == 1024
+    assert forwarded.endswith(b"9, 10.0.0.1")
+
+
+@pytest.mark.parametrize("value", [b"a\0b", b"a\nb", b"a\r\n folded"])
+def test_a_malformed_forwarded_field_makes_a_malformed_head(value: bytes) -> None:
+    raw = head(b"x-forwarded-for: " + value)
+    found = cut_trace_fields(raw, with_forwarded=True)
+    for one in (raw, raw if found is None else found[0]):
+        with pytest.raises(InvalidRequest):
+            parse_head(one)

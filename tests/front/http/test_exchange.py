@@ -16,6 +16,7 @@ from tests.support.front import HANDSHAKE, LANES, RECORD, Running, running
 from tests.support.raw_client import RawClient, request
 from topics.config import Settings
 from topics.formats.api.route_names import ROUTE_NAMES, STATUS_NAMES
+from topics.formats.setting_values import Network, Networks
 from topics.front.http.exchange import RequestIds, peer_of
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -23,10 +24,14 @@ Lines = list[Mapping[str, Any]]
 
 
 @asynccontextmanager
-async def logged(level: Any = "all", **how: Any) -> AsyncIterator[tuple[Running, Lines]]:
+async def logged(
+    level: Any = "all", *, trusted_proxies: tuple[Network, ...] = (), **how: Any
+) -> AsyncIterator[tuple[Running, Lines]]:
     """A server and the lines of its access log."""
     lines: Lines = []
-    settings = Settings(access_log=level, max_body_bytes=1 << 20, drain_ms=2000)
+    settings = Settings(
+        access_log=level, max_body_bytes=1 << 20, drain_ms=2000, trusted_proxies=trusted_proxies
+    )
     async with running(settings=settings, write_request=lines.append, **how) as run:
         yield run, lines
 
@@ -312,6 +317,45 @@ async def test_a_preflight_has_a_line() -> None:
         await client.say(request("OPTIONS", "/v0/topics/a", b"", **fields))
         assert (await client.hear(method="HEAD")).status == 204
         assert [(line["method"], line["status"]) for line in lines] == [("OPTIONS", 204)]
+
+
+@LANES
+async def test_behind_a_trusted_proxy_each_line_has_the_client_of_its_request(fast: bool) -> None:
+    async with logged(trusted_proxies=Networks().parse("127.0.0.1"), fast=fast) as (run, lines):
+        client = await run.connect()
+        seen = []
+        for address in ("192.0.2.1", "192.0.2.2", "192.0.2.1", "nonsense", ""):
+            fields = {"x_forwarded_for": address} if address else {}
+            await client.ask("POST", "/v0/topics/a", RECORD, **fields)
+            await client.ask("GET", "/v0/nothing", b"", **fields)
+            seen += [line["peer"] for line in lines]
+            lines.clear()
+        own = seen[-1]
+        assert own.startswith("127.0.0.1:")
+        assert seen[:6] == ["192.0.2.1"] * 2 + ["192.0.2.2"] * 2 + ["192.0.2.1"] * 2
+        assert seen[6:] == [own] * 4
+        # One decision for all clients: no address is part of what is remembered.
+        assert len(run.server.lanes.heads.remembered) == (1 if fast else 0)
+
+
+@pytest.mark.parametrize("proxies", ["", "10.0.0.0/8"])
+async def test_what_a_client_says_of_itself_is_not_believed(proxies: str) -> None:
+    networks = Networks().parse(proxies) if proxies else ()
+    async with logged(trusted_proxies=networks) as (run, lines):
+        client = await run.connect()
+        await client.ask("POST", "/v0/topics/a", RECORD, x_forwarded_for="192.0.2.1")
+        assert lines[0]["peer"].startswith("127.0.0.1:")
+
+
+async def test_the_line_of_a_stream_has_the_client_that_opened_it() -> None:
+    async with logged(trusted_proxies=Networks().parse("127.0.0.0/8")) as (run, lines):
+        client = await run.connect()
+        fields = HANDSHAKE | {"x_forwarded_for": "192.0.2.1"}
+        await client.say(request("GET", "/v0/ws", b"", **fields))
+        assert (await client.hear(method="HEAD")).status == 101
+        await client.stream.aclose()
+        await until_told(run, lines)
+        assert [line["peer"] for line in lines] == ["192.0.2.1"]
 
 
 async def test_without_the_setting_nothing_is_written() -> None:

@@ -223,8 +223,10 @@ def cut_topic_name(raw: bytes) -> tuple[bytes, str] | None:
     return raw[:start] + raw[end:], found[1].decode("ascii")
 
 
-_STARTS = frozenset({b"x-request-id", b"traceparent:"})  # the first 12 bytes of their lines
+FORWARDED_KEPT_BYTES = 1024  # the end of an X-Forwarded-For: a stream may last for days
+_STARTS = frozenset({b"x-request-id", b"traceparent:", b"x-forwarded-"})  # 12 bytes of each line
 _NAMES = re.compile(rb"\r\n(?:x-request-id|traceparent):", re.IGNORECASE)
+_NAMES_OF_PROXIES = re.compile(rb"\r\n(?:x-request-id|traceparent|x-forwarded-for):", re.IGNORECASE)
 _VALUE = re.compile(VALUE)
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 # Version, trace, parent, flags. Later versions may append members, of which nothing is known.
@@ -234,19 +236,28 @@ _TRACEPARENT = re.compile(rb"00" + _IDS + rb"|" + _LATER)
 
 
 class TraceFields(NamedTuple):
-    """The valid values; None for an absent field, one that came twice and one that is not valid."""
+    """The valid values; None for an absent field, one that came twice and one that is not valid.
+
+    ``forwarded``: the end of all X-Forwarded-For, as one list, whatever it holds; None where these
+    are not cut.
+    """
 
     request_id: bytes | None
     traceparent: bytes | None
+    forwarded: bytes | None = None
 
 
-def cut_trace_fields(raw: bytes) -> tuple[bytes, TraceFields] | None:
-    """A whole head without its trace fields, and these; None when it has neither.
+def cut_trace_fields(
+    raw: bytes, *, with_forwarded: bool = False
+) -> tuple[bytes, TraceFields] | None:
+    """A whole head without its trace fields, and these; None when it has none of them.
+    ``with_forwarded``: X-Forwarded-For is one.
 
     What is left is well-formed only if ``raw`` is: a cut takes whole lines, which are well-formed
     themselves. A head that breaks one of the bounds of heads is not cut.
     """
-    if _NAMES.search(raw) is None:  # the usual case
+    names = _NAMES_OF_PROXIES if with_forwarded else _NAMES
+    if names.search(raw) is None:  # the usual case
         return None
     lines = raw.split(b"\r\n")
     if len(raw) > HEAD_MAX_BYTES or len(lines) > FIELDS_MAX + 3:  # request line and two empty ones
@@ -254,15 +265,21 @@ def cut_trace_fields(raw: bytes) -> tuple[bytes, TraceFields] | None:
     found = [at for at, line in enumerate(lines) if line[:12].lower() in _STARTS and at]
     ids: list[bytes] = []
     parents: list[bytes] = []
+    hops: list[bytes] = []
+    cut = {b"x-request-id": ids, b"traceparent": parents}
+    if with_forwarded:
+        cut[b"x-forwarded-for"] = hops
     for at in reversed(found):
         name, colon, value = lines[at].partition(b":")
-        values = {12: ids, 11: parents}.get(len(name))
+        values = cut.get(name.lower())
         if values is not None and colon and _VALUE.fullmatch(value):
             values.append(value.strip(b" \t"))
             del lines[at]
-    if not ids and not parents:
+    if not (ids or parents or hops):
         return None
-    return b"\r\n".join(lines), TraceFields(_only(ids, _REQUEST_ID), _only(parents, _TRACEPARENT))
+    forwarded = b",".join(reversed(hops))[-FORWARDED_KEPT_BYTES:] if hops else None
+    trace = TraceFields(_only(ids, _REQUEST_ID), _only(parents, _TRACEPARENT), forwarded)
+    return b"\r\n".join(lines), trace
 
 
 def _only(values: list[bytes], form: re.Pattern[bytes]) -> bytes | None:

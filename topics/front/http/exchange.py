@@ -34,6 +34,7 @@ from topics.front.access_log import AccessLog, Finished, Subject
 from topics.front.guard import Guard
 from topics.front.http.connection import Connection
 from topics.front.http.head_reader import AdmittedHead, AnyHead
+from topics.front.proxies import TrustedProxies
 
 RECEIVED: Final = len(STATUSES)
 SENT: Final = RECEIVED + 1
@@ -111,6 +112,7 @@ class Exchanges:
     ids: RequestIds
     counts: RequestCounts
     log: AccessLog | None
+    proxies: TrustedProxies
 
     def lines_of_unread(self) -> bytes:
         """The fields of an answer to a client of which nothing was read."""
@@ -195,7 +197,11 @@ class Exchange:
         if not self._lines:  # there was no answer
             self.fields(0)
         request_id, _, _ = self._lines.removeprefix(b"x-request-id: ").partition(b"\r\n")
-        traceparent = b"" if trace is None else trace.traceparent or b""
+        traceparent, peer = b"", self._peer
+        if trace is not None:
+            traceparent = trace.traceparent or b""
+            if trace.forwarded is not None:
+                peer = self._shared.proxies.client_of(peer, trace.forwarded)
         finished = Finished(
             request_id=request_id.decode("ascii"),
             trace=traceparent.decode("ascii"),
@@ -204,7 +210,7 @@ class Exchange:
             bytes_in=bytes_in,
             bytes_out=connection.sent_bytes,
             ms=ms,
-            peer=self._peer,
+            peer=peer,
         )
         log.tell(subject, finished)
 

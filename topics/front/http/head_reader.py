@@ -126,8 +126,16 @@ AnyHead = AdmittedHead | RefusedHead | PreflightHead
 class HeadReader:
     """Decides about the heads of all connections of a front."""
 
-    def __init__(self, guard: Guard, *, inline_bytes: int, use_fast_lane: bool) -> None:
-        self._guard = guard
+    def __init__(
+        self,
+        guard: Guard,
+        *,
+        inline_bytes: int,
+        use_fast_lane: bool,
+        has_proxies: bool = False,
+    ) -> None:
+        """``has_proxies``: X-Forwarded-For is a trace field, with a value for each client."""
+        self._guard, self._has_proxies = guard, has_proxies
         self._inline_bytes = inline_bytes
         self._use_fast_lane = use_fast_lane
         self.remembered: HeadMemory[AdmittedHead] = HeadMemory()
@@ -147,7 +155,8 @@ class HeadReader:
         if known is not None:
             return known, None
         trace, without = None, raw
-        if (found := cut_trace_fields(raw)) is not None:
+        found = cut_trace_fields(raw, with_forwarded=self._has_proxies)
+        if found is not None:
             without, trace = found
             digest = _digest_of(without)
             known = self.remembered.get(digest)
