@@ -190,6 +190,8 @@ READY = Readiness(True, "ready", {})
         ("caps", {"topics_sse_connections": 9_000}, {}, "9000 of 10000 (max_sse_connections)"),
         ("caps", {"topics_limit_max": [{"limit": "max_total_bytes", "value": 9}],
                   "topics_bytes_live": 9}, {}, "9 of 9 (max_total_bytes)"),
+        ("caps", {"topics_limit_max": [{"limit": "max_connections", "value": 100}],
+                  "topics_connections_open": 90}, {}, "90 of 100 (max_connections)"),
         ("shards", {}, {"ready": Readiness(True, "ready", {"no_room": [1]})}, "shard 1 is no_room"),
         ("shards", {}, {"ready": Readiness(False, "not ready: x", {})}, "not ready: x"),
         ("lag", {"topics_router_lag_ms": [{"router": "r", "value": 120_000}],

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.api import SLACK_S, Api, ok
 from tests.support.metrics import Page, SampleKey, scrape
-from tests.support.queues import names_on, until
+from tests.support.queues import Queue, names_on, until
 from tests.support.server import Server
 
 pytestmark = pytest.mark.slow
@@ -69,3 +69,19 @@ def test_a_shard_that_stands_still_costs_its_rows_and_a_second(server: Server) -
             lambda: scrape(api), lambda page: not page.value("topics_topic_metrics_truncated")
         )
         assert page.labels("topics_topic_head_seq", "topic") == {*names_on("a")}
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_dead_letters_are_counted_over_restarts(server: Server, end: str) -> None:
+    def counted() -> float:
+        return scrape(queue.api).value("topics_queue_dead_lettered_total", topic="jobs")
+
+    with Api(server.address) as api:
+        queue = Queue.create(api, "jobs", 1, 2, max_deliveries=1, dead_letter="dead")
+        assert counted() == 0
+        queue.spend(2, 1)
+        queue.bury(2)
+        assert counted() == 2
+    with server.again(end) as api:
+        queue = Queue(api, "jobs")
+        assert counted() == 2

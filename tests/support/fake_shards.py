@@ -323,7 +323,7 @@ class FakeShards(Shards):
         names = sorted(name for name in self.topics if self.shard_of(name) == shard)
         seen = [name for name in names if covered(name, params.prefixes)]
         topics = [
-            TopicMetrics(name, len(self.topics[name]), 1, len(self.topics[name]), 10, *[None] * 3)
+            TopicMetrics(name, len(self.topics[name]), 1, len(self.topics[name]), 10, *[None] * 4)
             for name in seen[: params.topics_max]
         ]
         own = sorted(self.routers) if shard == 0 else []

@@ -110,13 +110,18 @@ def _room(free: int) -> Iterator[Finding]:
         yield Finding(f"only {size(free)} are free where the data is", mend)
 
 
+USED: Final = {"max_total_bytes": "bytes_live", "max_connections": "connections_open"}
+LIMITS: Final = {"max_connections": "the limit of open files (ulimit -n)"}
+
+
 def caps(server: Server) -> Iterator[Finding]:
     """No cap is near."""
     for limit, most in by(server.metrics, "topics_limit_max", "limit").items():
-        name = "bytes_live" if limit == "max_total_bytes" else limit.removeprefix("max_")
+        name = USED.get(limit, limit.removeprefix("max_"))
         used = server.metrics.get(f"topics_{name}", 0)  # of one key nothing is told
         if most and used >= NEAR * most:
-            mend = f"remove or close what nobody needs, or raise TOPICS_{limit.upper()}"
+            setting = LIMITS.get(limit, f"TOPICS_{limit.upper()}")
+            mend = f"remove or close what nobody needs, or raise {setting}"
             yield Finding(f"{used} of {most} ({limit}) are in use", mend)
 
 

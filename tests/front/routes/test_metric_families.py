@@ -84,6 +84,13 @@ def test_states_are_numbers_that_the_help_explains() -> None:
     assert values(found["topics_shard_disk_silent_ms"]) == {"0": 0, "1": 50}
 
 
+def test_every_cap_is_told_by_the_name_of_its_429() -> None:
+    found = values(shown(Board(1))["topics_limit_max"])
+    assert found["max_connections"] == 10
+    assert found["max_sse_connections"] == SETTINGS.max_sse_connections
+    assert "max_total_bytes" in found
+
+
 # Rows
 
 
@@ -186,18 +193,22 @@ def test_every_field_has_its_column() -> None:
     assert ("router", *metrics.ROUTERS) == RouterMetrics._fields
 
 
-def test_a_queue_has_its_three_numbers() -> None:
+def test_a_queue_has_its_four_numbers() -> None:
     rows = [
-        TopicMetrics("jobs", 9, 1, 8, 70, 5, 2, 1),
-        TopicMetrics("log", 9, 1, 8, 70, None, None, None),
+        TopicMetrics("jobs", 9, 1, 8, 70, 5, 2, 1, 3),
+        TopicMetrics("log", 9, 1, 8, 70, None, None, None, None),
     ]
     context: Any = context_of(fake_shards(shards=1))
     found = [*metrics.row_families(context, [MetricsResult(rows, False, [], False)])]
     text = b"".join(text_pieces(found)).decode()
-    assert [line for line in text.splitlines() if line.startswith("topics_topic_queue")] == [
+    assert [
+        line for line in text.splitlines() if "_queue_" in line.split("{")[0] and "{" in line
+    ] == [
         'topics_topic_queue_ready{topic="jobs"} 5',
         'topics_topic_queue_in_flight{topic="jobs"} 2',
         'topics_topic_queue_delayed{topic="jobs"} 1',
+        'topics_queue_dead_lettered_total{topic="jobs"} 3',
     ]
     kinds = {family.name: family.kind for family in found}
     assert kinds["topics_router_forwarded_total"] is MetricKind.COUNTER
+    assert kinds["topics_queue_dead_lettered_total"] is MetricKind.COUNTER

@@ -127,13 +127,13 @@ class MetricsReads(Service):
 
 
 def _topic_row(topic: Topic, now: Now) -> TopicMetrics:
-    ready = in_flight = delayed = None
+    ready = in_flight = dead_lettered = delayed = None
     if topic.jobs is not None:
         topic.jobs.advance(now.ms)
-        ready, in_flight, _, delayed = topic.jobs.counters(topic.count)
+        ready, in_flight, dead_lettered, delayed = topic.jobs.counters(topic.count)
     return TopicMetrics(
         *(topic.name, topic.head_seq, topic.earliest_seq, topic.count, topic.bytes),
-        *(ready, in_flight, delayed),
+        *(ready, in_flight, delayed, dead_lettered),
     )
 
 

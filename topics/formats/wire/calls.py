@@ -509,6 +509,7 @@ class TopicMetrics(NamedTuple):
     queue_ready: int | None
     queue_in_flight: int | None
     queue_delayed: int | None
+    queue_dead_lettered: int | None
 
 
 class RouterMetrics(NamedTuple):

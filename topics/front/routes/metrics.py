@@ -49,18 +49,22 @@ CAPS: Final = (
 )
 # The fields of a row behind its name, in their order.
 TOPICS: Final = {
-    "head_seq": ("head_seq", GAUGE, "Highest assigned seq per topic."),
-    "earliest_seq": ("earliest_seq", GAUGE, "Lowest seq that readers can get."),
-    "records": ("records_live", GAUGE, "Records that readers can get."),
-    "bytes": ("bytes_live", GAUGE, "Bytes of these records, as caps count them."),
-    "queue_ready": ("queue_ready", GAUGE, "Jobs that can be claimed now."),
-    "queue_in_flight": ("queue_in_flight", GAUGE, "Jobs that are leased."),
-    "queue_delayed": ("queue_delayed", GAUGE, "Jobs whose time has not come."),
+    "head_seq": ("topic_head_seq", GAUGE, "Highest assigned seq per topic."),
+    "earliest_seq": ("topic_earliest_seq", GAUGE, "Lowest seq that readers can get."),
+    "records": ("topic_records_live", GAUGE, "Records that readers can get."),
+    "bytes": ("topic_bytes_live", GAUGE, "Bytes of these records, as caps count them."),
+    "queue_ready": ("topic_queue_ready", GAUGE, "Jobs that can be claimed now."),
+    "queue_in_flight": ("topic_queue_in_flight", GAUGE, "Jobs that are leased."),
+    "queue_delayed": ("topic_queue_delayed", GAUGE, "Jobs whose time has not come."),
+    "queue_dead_lettered": (
+        *("queue_dead_lettered_total", COUNTER),
+        "Jobs of a queue that its dead-letter topic has got.",
+    ),
 }
 ROUTERS: Final = {
-    "lag_records": ("lag_records", GAUGE, "Records that it has yet to forward."),
-    "lag_ms": ("lag_ms", GAUGE, "Age of the oldest of these records."),
-    "forwarded_total": ("forwarded_total", COUNTER, "Records that it has forwarded."),
+    "lag_records": ("router_lag_records", GAUGE, "Records that it has yet to forward."),
+    "lag_ms": ("router_lag_ms", GAUGE, "Age of the oldest of these records."),
+    "forwarded_total": ("router_forwarded_total", COUNTER, "Records that it has forwarded."),
 }
 
 
@@ -118,8 +122,9 @@ def server_families(context: RouteContext) -> Iterator[Family]:
          one(board.keys_reload_failed)),
         ("topics_build_info", "1, with the versions of the program and of Python.",
          [(versions, 1)]),
-        ("topics_limit_max", "The caps of the settings, by the name that a 429 tells; 0: no cap.",
-         label("limit", ((name, getattr(context.settings, name)) for name in CAPS))),
+        ("topics_limit_max", "The caps, by the name that a 429 tells; 0: no cap.",
+         label("limit", [*((name, getattr(context.settings, name)) for name in CAPS),
+                         *filter(None, [slots.connections.in_all])])),
         ("topics_process_restarts_total", "How often a process was started again.",
          label("process", ((name, max(0, count - 1)) for name, count in spawns))),
         ("topics_front_state", _states_text(FrontState), label("front", [(0, board.front.state)])),
@@ -193,7 +198,7 @@ def _families(
     rows = [*islice(listed, most + 1)]
     is_cut = is_cut or len(rows) > most or any(truncated for _, truncated in parts)
     for at, (name, kind, text) in enumerate(columns.values(), 1):
-        yield Family(f"topics_{label}_{name}", kind, text, _column(label, rows[:most], at))
+        yield Family(f"topics_{name}", kind, text, _column(label, rows[:most], at))
     text = (
         f"1: some {label}s have no row, because of TOPICS_METRICS_TOPICS or of a shard that does"
         " not answer."
