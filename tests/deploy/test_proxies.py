@@ -1,0 +1,342 @@
+"""The site configurations of `deploy/` in nginx and Caddy, before a real server."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.api import Api, Wire, data, ok, refused, request
+from tests.support.metrics import scrape
+from tests.support.proxies import (
+    CLIENT,
+    DEPLOY,
+    Caddy,
+    Nginx,
+    Proxy,
+    ms_of,
+    next_port,
+    own_address,
+    running,
+)
+from tests.support.queues import Queue, Work, until
+from tests.support.relay import Relay
+from tests.support.server import Server
+from tests.support.sse import Stream, seqs, session
+from tests.support.ws import Socket
+from topics.client import Record, Topics
+from topics.config import Settings
+from topics.formats.api.limits import WAIT_MS_MAX
+from topics.formats.api.watch import HEARTBEAT_MAX_MS
+from topics.front.http.connection import Timings
+
+pytestmark = pytest.mark.slow
+
+KEY = "proxy-secret"
+CUT_S = 5  # nginx's proxy_read_timeout where a test waits for it
+SITES = ("nginx.conf", "Caddyfile")
+KINDS = pytest.mark.parametrize("kind", [Nginx, Caddy])
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """On a port that it keeps over restarts, and with names that come through the proxy."""
+    with Server(
+        tmp_path_factory.mktemp("proxies") / "data",
+        host=own_address(),
+        port=next_port(),
+        allowed_hosts="topics.example.com",
+        trusted_proxies="127.0.0.1",
+        access_log="all",
+        shards=2,
+    ) as server:
+        yield server
+
+
+@pytest.fixture(scope="module", params=[Nginx, Caddy], ids=["nginx", "caddy"])
+def proxy(
+    request: pytest.FixtureRequest, server: Server, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Proxy]:
+    folder = tmp_path_factory.mktemp("proxy") / "site"
+    # What nginx puts into a file, it says as a warning.
+    changes = {" crit;": " warn;"} if request.param is Nginx else {}
+    with running(request.param, folder, server.address, changes) as proxy:
+        yield proxy
+        assert "temporary file" not in proxy.logged
+
+
+@pytest.fixture
+def api(proxy: Proxy) -> Iterator[Api]:
+    with Api(proxy.address) as api:
+        yield api
+
+
+@pytest.fixture
+def direct(server: Server) -> Iterator[Api]:
+    with Api(server.address) as api:
+        yield api
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", request.node.name).strip("-")
+
+
+# What comes through
+
+
+def test_events_are_passed_on_as_they_come(proxy: Proxy, api: Api, topic: str) -> None:
+    ok(api.append(topic, 0), 201)
+    # No heartbeat comes meanwhile: a proxy that buffers would keep these few bytes.
+    path = f"/v0/watch?topic={topic}&heartbeat_ms={HEARTBEAT_MAX_MS}"
+    with Stream(proxy.address, path) as stream:
+        assert seqs(stream.records(1)) == [1]
+        for number in (2, 3):
+            ok(api.append(topic, number))
+            assert seqs(stream.records(1)) == [number]
+
+
+def test_jobs_are_passed_on_as_they_come(proxy: Proxy, api: Api, topic: str) -> None:
+    queue = Queue.create(api, topic)
+    with Work(queue, max_jobs=2) as stream:
+        for number in (1, 2):
+            queue.push(number)
+            assert [job["data"] for job in stream.jobs(1)] == [number]
+
+
+def test_a_websocket_publishes_and_hears(proxy: Proxy, topic: str) -> None:
+    with Socket(proxy.address) as socket:
+        socket.ask("publish", "1", topic=topic, records=[{"data": "here"}])
+        socket.ask("subscribe", "2", topics={topic: {}})
+        assert data(socket.records(1)) == ["here"]
+
+
+def test_a_long_append_and_a_long_answer(proxy: Proxy, api: Api, topic: str) -> None:
+    text = "x" * 500_000
+    ok(api.append(topic, text, text, text, text), 201)
+    page = ok(api.diff(topic, max_batch_bytes=8 << 20))
+    assert data(page["records"]) == [text] * 4
+
+
+def test_an_answer_waits_for_a_slow_reader_in_no_file(proxy: Proxy, api: Api, topic: str) -> None:
+    ok(api.append(topic, *["x" * 1_000_000] * 8), 201)
+    body = json.dumps({"max_batch_bytes": 8 << 20}).encode()
+    with Wire(proxy.address, receive_bytes=4096) as wire:
+        wire.send(request("POST", f"/v0/topics/{topic}/diff", body))
+        status, _ = wire.head()
+        assert status == 200
+        ok(api.diff(topic, limit=1))  # others are served meanwhile
+        wire.close()
+
+
+def test_a_body_that_is_too_long_is_refused_by_the_server(api: Api, topic: str) -> None:
+    answer = api.call("POST", f"/v0/topics/{topic}/diff", b" " * 150_000)
+    refused(answer, 413, "payload_too_large")
+
+
+def test_a_long_poll_ends_with_a_record_or_its_time(proxy: Proxy, api: Api, topic: str) -> None:
+    ok(api.append(topic, 1), 201)
+    assert ok(api.diff(topic, from_seq=1, wait_ms=500))["records"] == []
+    with Api(proxy.address) as other:
+        timer = threading.Timer(0.2, other.append, (topic, 2))
+        timer.start()
+        page = ok(api.diff(topic, from_seq=1, wait_ms=15_000))
+        timer.join()
+    assert seqs(page["records"]) == [2]
+
+
+def test_a_watch_of_64_topics_is_resumed(proxy: Proxy, api: Api) -> None:
+    names = [f"{number:0121}" for number in range(64)]
+    for name in names:
+        assert api.append(name, 1).status in (200, 201)
+    path = "/v0/watch?topic=" + "&topic=".join(names)
+    assert len(path) > 8192  # what nginx takes by default
+    with Stream(proxy.address, path) as stream:
+        last = stream.told(names).last_id
+    assert len(last) > 2000
+    ok(api.append(names[-1], "more"))
+    with Stream(proxy.address, path, last_event_id=last) as stream:
+        assert data(stream.records(1)) == ["more"]
+
+
+def test_http_2_carries_requests_and_streams(proxy: Proxy, api: Api, topic: str) -> None:
+    curl = shutil.which("curl")
+    if curl is None or "HTTP2" not in subprocess.check_output([curl, "-V"], text=True):
+        pytest.skip("there is no curl with HTTP/2")
+    host, port = proxy.tls
+    command = [curl, "-sN", "--http2", "--cacert", str(proxy.certificate)]
+    command += ["--resolve", f"localhost:{port}:{host}", "--max-time", "60"]
+    url = f"https://localhost:{port}/v0"
+    said = subprocess.check_output([*command, "-w", "%{http_version}", f"{url}/ready"], text=True)
+    assert said.endswith("2")
+    ok(api.append(topic, "first"), 201)
+    watch = subprocess.Popen(
+        [*command, f"{url}/watch?topic={topic}"], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert watch.stdout is not None
+        assert any('"first"' in line for line in watch.stdout)
+        ok(api.append(topic, "second"))
+        assert any('"second"' in line for line in watch.stdout)
+    finally:
+        watch.kill()
+        watch.communicate()
+
+
+# Who asks
+
+
+def test_the_access_log_has_the_address_of_the_client(
+    server: Server, proxy: Proxy, api: Api, topic: str
+) -> None:
+    forged = {"X-Forwarded-For": "192.0.2.1", "X-Request-Id": f"forged-{topic}"}
+    ok(api.append(topic, 1, headers=forged), 201)
+    api.call("GET", "/v0/topics", None, {"X-Request-Id": f"cold-{topic}"})
+    with Api(server.address) as direct:  # from an address that is a trusted proxy's, and names none
+        direct.call("GET", "/v0/topics", None, {"X-Request-Id": f"direct-{topic}"})
+
+    def peers() -> dict[str, str]:
+        assert server.log is not None
+        lines = [one for one in server.log.events() if topic in one.get("request_id", "")]
+        return {line["request_id"].removesuffix(f"-{topic}"): line["peer"] for line in lines}
+
+    found = until(peers, lambda found: len(found) == 3)
+    assert (found["forged"], found["cold"]) == (CLIENT, CLIENT)
+    assert found["direct"].startswith("127.0.0.1:")
+
+
+def test_the_name_of_the_host_reaches_the_check(proxy: Proxy, api: Api) -> None:
+    for host in ("topics.example.com", "topics.example.com:8443"):
+        assert api.call("GET", "/v0/topics", None, {"Host": host}).status == 200
+    answer = api.call("GET", "/v0/topics", None, {"Host": "evil.example"})
+    assert "evil.example" in refused(answer, 403, "forbidden")["message"]
+
+
+# Who goes
+
+
+def test_the_server_notices_clients_that_leave(
+    proxy: Proxy, api: Api, direct: Api, topic: str
+) -> None:
+    def streams() -> float:
+        return scrape(direct).value("topics_sse_connections")
+
+    until(streams, lambda count: count == 0)
+    queue = Queue.create(api, topic)
+    with (
+        Stream(proxy.address, session(api, [topic])["stream_url"]),
+        Work(queue),
+        Socket(proxy.address),
+    ):
+        until(streams, lambda count: count == 3)
+    until(streams, lambda count: count == 0)
+
+
+def test_a_claim_of_a_client_that_left_takes_no_job(
+    proxy: Proxy, api: Api, server: Server, topic: str
+) -> None:
+    queue = Queue.create(api, topic)
+    body = json.dumps({"node": "gone", "wait_ms": 30_000}).encode()
+    with Wire(proxy.address) as wire:
+        wire.send(request("POST", f"/v0/topics/{topic}/claim", body, f"X-Request-Id: {topic}"))
+        until(lambda: queue.call("claim", {"node": "w", "wait_ms": 10}).status)
+    assert server.log is not None
+    log = server.log
+    until(lambda: any(one.get("request_id") == topic for one in log.events()))
+    queue.push("mine")
+    assert [job["data"] for job in queue.claim("w")] == ["mine"]
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+@KINDS
+def test_a_client_goes_on_over_a_restart_of_the_server(
+    kind: type[Proxy], end: str, tmp_path: Path
+) -> None:
+    with (
+        Server(tmp_path / "data", host=own_address(), port=next_port()) as server,
+        running(kind, tmp_path / "site", server.address) as proxy,
+        Topics("http://{}:{}".format(*proxy.address)) as client,
+    ):
+        client.topic("a").append(1)
+        with client.watch("a") as events:
+            records = (event.data for event in events if isinstance(event, Record))
+            assert next(records) == 1
+            server.restart(end)
+            client.topic("a").append(2)
+            assert next(records) == 2
+
+
+# What is kept, and for how long
+
+
+@KINDS
+def test_requests_share_a_connection_to_the_server(kind: type[Proxy], tmp_path: Path) -> None:
+    with (
+        Server(tmp_path / "data") as server,
+        Relay(server.address) as relay,
+        running(kind, tmp_path / "site", relay.address) as proxy,
+    ):
+        for _ in range(5):
+            with Api(proxy.address) as api:
+                assert api.append("a", 1).status in (200, 201)
+                ok(api.diff("a"))
+        assert relay.connections == 1
+
+
+@KINDS
+def test_no_log_of_the_proxy_has_a_query(kind: type[Proxy], tmp_path: Path) -> None:
+    path = f"/v0/watch?topic=a&token={KEY}"
+    with (
+        Server(tmp_path / "data", api_keys=KEY) as server,
+        running(kind, tmp_path / "site", server.address) as proxy,
+        Api(proxy.address) as api,
+    ):
+        with Api(server.address, token=KEY) as direct:
+            ok(direct.append("a", 1), 201)
+        with Stream(proxy.address, path) as stream:
+            assert seqs(stream.records(1)) == [1]
+        server.stop()
+        assert api.call("GET", path).status == 502
+        assert api.call("GET", path, None, {"X-Filler": "x" * 70_000}).status in (400, 431, 502)
+    if kind is Nginx:
+        assert '"GET /v0/watch" 502' in proxy.logged
+    else:
+        assert "/v0/watch" in proxy.logged
+    assert KEY not in proxy.logged
+    assert "token" not in proxy.logged
+
+
+def test_nginx_ends_what_is_silent_for_longer_than_heartbeats_and_long_polls(
+    server: Server, tmp_path: Path
+) -> None:
+    cut = {"proxy_read_timeout 75s": f"proxy_read_timeout {CUT_S}s"}
+    with running(Nginx, tmp_path / "site", server.address, cut) as proxy, Api(proxy.address) as api:
+        ok(api.append("silence", 1), 201)
+        path = "/v0/watch?topic=silence&tail=true&heartbeat_ms="
+        began = time.monotonic()
+        with (
+            Stream(proxy.address, f"{path}1000") as beating,
+            Stream(proxy.address, f"{path}{HEARTBEAT_MAX_MS}") as silent,
+        ):
+            assert [*silent.events()][1:] == []  # it is cut
+            assert time.monotonic() - began > CUT_S - 1
+            while time.monotonic() - began < 1.5 * CUT_S:
+                beating.block()
+            ok(api.append("silence", 2))
+            assert seqs(beating.records(1)) == [2]
+
+
+def test_the_times_and_sizes_of_the_sites_fit_the_server() -> None:
+    nginx, caddy = ((DEPLOY / name).read_text() for name in SITES)
+    idle_ms = 1000 * Timings().idle_s
+    assert ms_of(nginx, "proxy_read_timeout") > 1.2 * max(HEARTBEAT_MAX_MS, WAIT_MS_MAX)
+    assert ms_of(nginx, "keepalive_timeout") < idle_ms
+    assert ms_of(caddy, "keepalive") < idle_ms
+    assert f"client_max_body_size {Settings().max_body_bytes >> 20}m;" in nginx
