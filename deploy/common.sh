@@ -26,6 +26,16 @@ apt_install() {
     apt-get install -y -qq --no-install-recommends "$@" >/dev/null
 }
 
+# The program without its service, which would take a port of this machine now and at each start.
+apt_install_stopped() {
+    local policy=/usr/sbin/policy-rc.d made= code=0
+    [ -e "$policy" ] || { printf '#!/bin/sh\nexit 101\n' >"$policy" && chmod 755 "$policy" && made=1; }
+    apt_install "$1" || code=1
+    [ -z "$made" ] || rm -f "$policy"
+    ! command -v systemctl >/dev/null || systemctl disable --quiet "$1" 2>/dev/null || true
+    return "$code"
+}
+
 # A Python from 3.11 on: $PYTHON, or the first that runs; one that can make a virtual environment before one that cannot.
 # The system's own comes first: distributions compile it with profile-guided optimization. Version managers do not by default,
 # and the same code then takes up to 1.6 times as long. A name on PATH may be a shim of a version that is not installed, so
