@@ -1,4 +1,6 @@
-"""A Prometheus server scrapes this one, and is then asked what it has seen."""
+"""Prometheus with the files of `deploy/prometheus` scrapes a server, and is then asked what it has
+seen, and which alerts it has.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,7 @@ from urllib.parse import quote
 import pytest
 
 from tests.support.api import Api, ok
+from tests.support.proxies import DEPLOY, with_changes
 from tests.support.queues import until
 from tests.support.server import Server
 
@@ -22,14 +25,7 @@ pytestmark = pytest.mark.slow
 
 KEY = "scraper-key"
 START_S = 30.0
-CONFIG = """
-global: {{scrape_interval: 200ms, scrape_timeout: 200ms}}
-scrape_configs:
-  - job_name: topics
-    metrics_path: /v0/metrics
-    authorization: {{credentials: {key}}}
-    static_configs: [{{targets: ["{host}:{port}"]}}]
-"""
+SHIPPED = DEPLOY / "prometheus"
 
 
 def free_port() -> int:
@@ -51,16 +47,29 @@ class Prometheus:
 
     def query(self, expression: str) -> list[Any]:
         """The series of an instant vector; none while the server starts."""
+        return list(self._ask(f"query?query={quote(expression)}", "result"))
+
+    def alerts(self) -> dict[str, str]:
+        """The state of each alert that is pending or fires."""
+        found = self._ask("alerts", "alerts")
+        return {alert["labels"]["alertname"]: alert["state"] for alert in found}
+
+    def rules(self) -> dict[str, str]:
+        """The health of each alert."""
+        rules = [rule for group in self._ask("rules", "groups") for rule in group["rules"]]
+        return {rule["name"]: rule["health"] for rule in rules}
+
+    def _ask(self, path: str, member: str) -> Any:
         connection = HTTPConnection("127.0.0.1", self._port, timeout=10)
         try:
-            connection.request("GET", f"/api/v1/query?query={quote(expression)}")
+            connection.request("GET", f"/api/v1/{path}")
             answer = connection.getresponse()
             body = answer.read()
         except OSError:
             return []
         finally:
             connection.close()
-        return list(json.loads(body)["data"]["result"]) if answer.status == 200 else []
+        return json.loads(body)["data"][member] if answer.status == 200 else []
 
 
 @pytest.fixture
@@ -69,7 +78,11 @@ def prometheus(server: Server, tmp_path: Path) -> Iterator[Prometheus]:
     if program is None:
         pytest.skip("the Debian package prometheus is not installed")
     config, port = tmp_path / "prometheus.yml", free_port()
-    config.write_text(CONFIG.format(key=KEY, host=server.host, port=server.port))
+    changes = {"127.0.0.1:4000": f"{server.host}:{server.port}", "15s": "200ms"}
+    config.write_text(with_changes((SHIPPED / config.name).read_text(), changes))
+    alerts = (SHIPPED / "alerts.yml").read_text()
+    (tmp_path / "alerts.yml").write_text(with_changes(alerts, {"for: 1m": "for: 1s"}))
+    (tmp_path / "topics.key").write_text(KEY)
     process = subprocess.Popen(
         [
             *(program, f"--config.file={config}", f"--storage.tsdb.path={tmp_path / 'tsdb'}"),
@@ -103,3 +116,16 @@ def test_prometheus_scrapes_with_a_key_and_answers_queries(
     until(lambda: values(quantile), lambda found: bool(found) and found[0] > 0)
     kinds = {series["metric"]["class"] for series in prometheus.query("topics_topics_by_class")}
     assert "fsync" in kinds
+
+
+def test_the_alerts_are_loaded_and_one_fires_when_the_server_goes(
+    server: Server, prometheus: Prometheus
+) -> None:
+    def healths() -> set[str]:
+        return {*prometheus.rules().values()}
+
+    until(healths, lambda found: found == {"ok"}, bound_s=START_S)
+    assert len(prometheus.rules()) == 9
+    until(lambda: prometheus.query("up == 1") and prometheus.alerts() == {}, bound_s=START_S)
+    server.stop()
+    until(prometheus.alerts, lambda found: found.get("Down") == "firing", bound_s=START_S)

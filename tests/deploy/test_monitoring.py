@@ -1,0 +1,125 @@
+"""Alerts, dashboard and runbook agree with each other, and with what a server tells of itself."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.docs import dashboard
+from tests.docs.pages import PAGES
+from tests.support.metrics import Page
+from tests.support.proxies import DEPLOY
+
+FOLDER = DEPLOY / "prometheus"
+RUNBOOK = DEPLOY.parent / "topics/docs/runbook.md"
+RULES = (FOLDER / "alerts.yml").read_text().split("- alert: ")[1:]
+NAME = re.compile(r"\btopics_[a-z0-9_]+\b(?!\.)")
+EXPRESSION = re.compile(r"expr: (?:>-\n)?(.*?)\n +for:", re.DOTALL)
+ALERTS = {
+    *("Down", "NotReady", "ShardReadOnly", "DiskFills4h", "FsyncSlow"),
+    *("RouterStands", "QueueStands", "DeadLetters", "ConnectionsNearCap"),
+}
+
+
+@pytest.fixture(scope="module")
+def page() -> Page:
+    """Of a server with topics, queues and routers."""
+    return dashboard.whole_page()
+
+
+def families(page: Page, text: str) -> set[str]:
+    return {dashboard.family_of(page, name) for name in NAME.findall(text)}
+
+
+# What is asked of Prometheus is there
+
+
+@pytest.mark.slow
+def test_the_dashboard_has_a_panel_for_each_metric_of_a_server(page: Page) -> None:
+    made = dashboard.dashboard(page)
+    assert made == dashboard.FILE.read_text(), "python -m tests.docs.dashboard --write"
+    expressions = json.dumps([found["targets"] for found in panels()])
+    assert families(page, expressions) == {*page.types}
+
+
+def panels() -> Iterator[dict[str, object]]:
+    """All panels but the rows."""
+    for found in json.loads(dashboard.FILE.read_text())["panels"]:
+        yield from found.get("panels", []) if found["type"] == "row" else [found]
+
+
+def test_panels_are_numbered_and_do_not_overlap() -> None:
+    shown = json.loads(dashboard.FILE.read_text())["panels"]
+    every = [*shown, *(inner for found in shown for inner in found.get("panels", []))]
+    assert len({found["id"] for found in every}) == len(every)
+    places = [(found["gridPos"]["x"], found["gridPos"]["y"]) for found in every]
+    assert len({*places}) == len(every)
+    rows = [found["title"] for found in shown if found["type"] == "row"]
+    assert rows == [*dashboard.ROWS]
+
+
+@pytest.mark.slow
+def test_alerts_ask_for_metrics_that_are_there(page: Page) -> None:
+    asked = families(page, " ".join(EXPRESSION.findall("".join(RULES))))
+    assert len(asked) >= len(ALERTS)
+    assert asked <= {*page.types}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("doc", PAGES, ids=lambda doc: doc.stem)
+def test_pages_name_metrics_that_are_there(page: Page, doc: Path) -> None:
+    named = families(page, doc.read_text())
+    assert named <= {*page.types}
+
+
+# Alerts
+
+
+def test_each_alert_says_when_how_bad_and_what_to_do() -> None:
+    assert {rule.split()[0] for rule in RULES} == ALERTS
+    headings = re.findall(r"^## (\w+)$", RUNBOOK.read_text(), re.MULTILINE)
+    assert {*headings} == ALERTS
+    for rule in RULES:
+        name = rule.split()[0]
+        assert re.search(r"^ +for: \d+m$", rule, re.MULTILINE), name
+        assert re.search(r"labels: {severity: (critical|warning)}", rule), name
+        assert re.search(r'summary: ".+"', rule), name
+        assert f"runbook_url: topics/docs/runbook.md#{name.lower()}\n" in rule, name
+
+
+def test_each_section_of_the_runbook_says_what_how_and_what_then() -> None:
+    for section in RUNBOOK.read_text().split("\n## ")[1:]:
+        for part in ("**Means.**", "**See.**", "**Do.**"):
+            assert part in section or "| means | do |" in section, section.split("\n")[0]
+
+
+def test_each_alert_is_tested_with_and_without_it() -> None:
+    text = (FOLDER / "alerts_test.yml").read_text()
+    assert {*re.findall(r"- alertname: (\w+)", text)} == ALERTS
+    assert {*re.findall(r"{alertname: (\w+), .*exp_alerts: \[\]}", text)} == ALERTS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("check", "rules", "alerts.yml"),
+        ("test", "rules", "alerts_test.yml"),
+        ("check", "config", "--syntax-only", "prometheus.yml"),
+    ],
+    ids=" ".join,
+)
+def test_promtool_accepts(command: tuple[str, ...]) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool, of the Debian package prometheus, is not installed")
+    done = subprocess.run(
+        [promtool, *command], cwd=FOLDER, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
