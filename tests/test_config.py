@@ -86,6 +86,19 @@ def test_what_is_not_a_plain_number_refuses_the_start(text: str) -> None:
     )
 
 
+def test_a_proxy_is_no_name() -> None:
+    wrong = {"TOPICS_TRUSTED_PROXIES": "127.0.0.1,proxy.example"}
+    assert "TOPICS_TRUSTED_PROXIES='127.0.0.1,proxy.example': must be" in "".join(
+        mistakes(wrong).values()
+    )
+
+
+def test_networks_are_shown_as_they_are_read() -> None:
+    given = {"TOPICS_TRUSTED_PROXIES": "127.0.0.1/32,fd00::/8"}
+    (line,) = [one for one in Settings.from_environment(given).lines() if "PROXIES" in one]
+    assert line == "TOPICS_TRUSTED_PROXIES=127.0.0.1/32,fd00::/8"
+
+
 @pytest.mark.parametrize(
     "variable",
     [

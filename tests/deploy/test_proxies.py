@@ -40,6 +40,7 @@ from topics.front.http.connection import Timings
 pytestmark = pytest.mark.slow
 
 KEY = "proxy-secret"
+WAIT_S = 30.0
 CUT_S = 5  # nginx's proxy_read_timeout where a test waits for it
 SITES = ("nginx.conf", "Caddyfile")
 KINDS = pytest.mark.parametrize("kind", [Nginx, Caddy])
@@ -207,7 +208,7 @@ def test_the_access_log_has_the_address_of_the_client(
         lines = [one for one in server.log.events() if topic in one.get("request_id", "")]
         return {line["request_id"].removesuffix(f"-{topic}"): line["peer"] for line in lines}
 
-    found = until(peers, lambda found: len(found) == 3)
+    found = until(peers, lambda found: len(found) == 3, WAIT_S)
     assert (found["forged"], found["cold"]) == (CLIENT, CLIENT)
     assert found["direct"].startswith("127.0.0.1:")
 
@@ -228,37 +229,19 @@ def test_the_server_notices_clients_that_leave(
     def streams() -> float:
         return scrape(direct).value("topics_sse_connections")
 
-    until(streams, lambda count: count == 0)
+    until(streams, lambda count: count == 0, WAIT_S)
     queue = Queue.create(api, topic)
     with (
         Stream(proxy.address, session(api, [topic])["stream_url"]),
         Work(queue),
         Socket(proxy.address),
     ):
-        until(streams, lambda count: count == 3)
-    until(streams, lambda count: count == 0)
+        until(streams, lambda count: count == 3, WAIT_S)
+    until(streams, lambda count: count == 0, WAIT_S)
 
 
-def test_a_claim_of_a_client_that_left_takes_no_job(
-    proxy: Proxy, api: Api, server: Server, topic: str
-) -> None:
-    queue = Queue.create(api, topic)
-    body = json.dumps({"node": "gone", "wait_ms": 30_000}).encode()
-    with Wire(proxy.address) as wire:
-        wire.send(request("POST", f"/v0/topics/{topic}/claim", body, f"X-Request-Id: {topic}"))
-        until(lambda: queue.call("claim", {"node": "w", "wait_ms": 10}).status)
-    assert server.log is not None
-    log = server.log
-    until(lambda: any(one.get("request_id") == topic for one in log.events()))
-    queue.push("mine")
-    assert [job["data"] for job in queue.claim("w")] == ["mine"]
-
-
-@pytest.mark.parametrize("end", ["stop", "kill"])
 @KINDS
-def test_a_client_goes_on_over_a_restart_of_the_server(
-    kind: type[Proxy], end: str, tmp_path: Path
-) -> None:
+def test_a_client_goes_on_over_a_restart_of_the_server(kind: type[Proxy], tmp_path: Path) -> None:
     with (
         Server(tmp_path / "data", host=own_address(), port=next_port()) as server,
         running(kind, tmp_path / "site", server.address) as proxy,
@@ -268,7 +251,7 @@ def test_a_client_goes_on_over_a_restart_of_the_server(
         with client.watch("a") as events:
             records = (event.data for event in events if isinstance(event, Record))
             assert next(records) == 1
-            server.restart(end)
+            server.restart("kill")
             client.topic("a").append(2)
             assert next(records) == 2
 
