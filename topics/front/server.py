@@ -116,12 +116,7 @@ class Server:
         inline_bytes = settings.inline_bytes
         return Lanes(
             guard=self.guard,
-            heads=HeadReader(
-                self.guard,
-                inline_bytes=inline_bytes,
-                use_fast_lane=use_fast_lane,
-                has_proxies=bool(settings.trusted_proxies),
-            ),
+            heads=HeadReader(self.guard, inline_bytes=inline_bytes, use_fast_lane=use_fast_lane),
             bodies=BodyReader(shards, self.guard, inline_bytes=inline_bytes),
             dispatcher=self.dispatcher,
             connections=self.connections,

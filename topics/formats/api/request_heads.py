@@ -225,8 +225,7 @@ def cut_topic_name(raw: bytes) -> tuple[bytes, str] | None:
 
 FORWARDED_KEPT_BYTES = 1024  # the end of an X-Forwarded-For: a stream may last for days
 _STARTS = frozenset({b"x-request-id", b"traceparent:", b"x-forwarded-"})  # 12 bytes of each line
-_NAMES = re.compile(rb"\r\n(?:x-request-id|traceparent):", re.IGNORECASE)
-_NAMES_OF_PROXIES = re.compile(rb"\r\n(?:x-request-id|traceparent|x-forwarded-for):", re.IGNORECASE)
+_NAMES = re.compile(rb"\r\n(?:x-request-id|traceparent|x-forwarded-for):", re.IGNORECASE)
 _VALUE = re.compile(VALUE)
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 # Version, trace, parent, flags. Later versions may append members, of which nothing is known.
@@ -238,26 +237,22 @@ _TRACEPARENT = re.compile(rb"00" + _IDS + rb"|" + _LATER)
 class TraceFields(NamedTuple):
     """The valid values; None for an absent field, one that came twice and one that is not valid.
 
-    ``forwarded``: the end of all X-Forwarded-For, as one list, whatever it holds; None where these
-    are not cut.
+    ``forwarded``: the end of all X-Forwarded-For, as one list, whatever it holds.
     """
 
     request_id: bytes | None
     traceparent: bytes | None
-    forwarded: bytes | None = None
+    forwarded: bytes | None
 
 
-def cut_trace_fields(
-    raw: bytes, *, with_forwarded: bool = False
-) -> tuple[bytes, TraceFields] | None:
-    """A whole head without its trace fields, and these; None when it has none of them.
-    ``with_forwarded``: X-Forwarded-For is one.
+def cut_trace_fields(raw: bytes) -> tuple[bytes, TraceFields] | None:
+    """A whole head without its trace fields, and these; None when it has none of them. Each has a
+    value for each request or client, and heads are remembered by their bytes.
 
     What is left is well-formed only if ``raw`` is: a cut takes whole lines, which are well-formed
     themselves. A head that breaks one of the bounds of heads is not cut.
     """
-    names = _NAMES_OF_PROXIES if with_forwarded else _NAMES
-    if names.search(raw) is None:  # the usual case
+    if _NAMES.search(raw) is None:  # the usual case
         return None
     lines = raw.split(b"\r\n")
     if len(raw) > HEAD_MAX_BYTES or len(lines) > FIELDS_MAX + 3:  # request line and two empty ones
@@ -266,9 +261,7 @@ def cut_trace_fields(
     ids: list[bytes] = []
     parents: list[bytes] = []
     hops: list[bytes] = []
-    cut = {b"x-request-id": ids, b"traceparent": parents}
-    if with_forwarded:
-        cut[b"x-forwarded-for"] = hops
+    cut = {b"x-request-id": ids, b"traceparent": parents, b"x-forwarded-for": hops}
     for at in reversed(found):
         name, colon, value = lines[at].partition(b":")
         values = cut.get(name.lower())

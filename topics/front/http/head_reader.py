@@ -126,16 +126,8 @@ AnyHead = AdmittedHead | RefusedHead | PreflightHead
 class HeadReader:
     """Decides about the heads of all connections of a front."""
 
-    def __init__(
-        self,
-        guard: Guard,
-        *,
-        inline_bytes: int,
-        use_fast_lane: bool,
-        has_proxies: bool = False,
-    ) -> None:
-        """``has_proxies``: X-Forwarded-For is a trace field, with a value for each client."""
-        self._guard, self._has_proxies = guard, has_proxies
+    def __init__(self, guard: Guard, *, inline_bytes: int, use_fast_lane: bool) -> None:
+        self._guard = guard
         self._inline_bytes = inline_bytes
         self._use_fast_lane = use_fast_lane
         self.remembered: HeadMemory[AdmittedHead] = HeadMemory()
@@ -155,8 +147,7 @@ class HeadReader:
         if known is not None:
             return known, None
         trace, without = None, raw
-        found = cut_trace_fields(raw, with_forwarded=self._has_proxies)
-        if found is not None:
+        if (found := cut_trace_fields(raw)) is not None:
             without, trace = found
             digest = _digest_of(without)
             known = self.remembered.get(digest)
