@@ -45,6 +45,7 @@ def test_the_wheel_holds_the_package_and_what_spark_finds_and_nothing_else(built
     assert {path.name for path in built.iterdir()} == {"topics", "pyspark_topics"}
     kinds = ("*.py", "*.js", "*.md", "py.typed")
     found = {path for kind in kinds for path in (ROOT / "topics").rglob(kind)}
+    found |= {*(ROOT / "topics/front/console").iterdir()}
     ours = {
         path.relative_to(DISCOVERY if path.is_relative_to(DISCOVERY) else ROOT) for path in found
     }

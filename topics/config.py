@@ -157,6 +157,8 @@ class Settings:
     # A shard encodes its rows at once.
     metrics_topics: Annotated[int, Bound(0, 10_000)] = 1000
     """Topics, and routers, of which metrics tell one by one."""
+    console: bool = True
+    """Serve a page for people at `/console`, which needs no key itself and asks for one."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """The least severe lines that are logged."""
     access_log: Literal["off", "audit", "all"] = "off"

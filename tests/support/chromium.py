@@ -1,5 +1,5 @@
 """A headless Chromium, driven over its own debugging protocol: open a page, evaluate JavaScript in
-it, nothing else.
+it, hear what it complains about, press keys.
 """
 
 from __future__ import annotations
@@ -59,6 +59,8 @@ class Chromium:
         from websockets.sync.client import connect
 
         self._numbers = itertools.count(1)
+        self.complaints: list[str] = []
+        """Errors of the console, exceptions and violations of a policy, of all pages so far."""
         arguments = [
             *QUIET,
             *(["--no-sandbox"] if os.getuid() == 0 else []),
@@ -81,6 +83,8 @@ class Chromium:
         except BaseException:
             self._kill()
             raise
+        self._call("Runtime.enable")
+        self._call("Log.enable")
 
     def __enter__(self) -> Self:
         return self
@@ -90,7 +94,7 @@ class Chromium:
         self._kill()
 
     def open(self, url: str) -> None:
-        """Load a page, so that what it asks for later is of its own origin."""
+        """Load a page, or go on within it where only the fragment is another one."""
         self._call("Page.navigate", url=url)
         deadline = time.monotonic() + START_S
         while self.evaluate("[location.href, document.readyState]") != [url, "complete"]:
@@ -105,11 +109,43 @@ class Chromium:
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
+    def look(self, width: int, *, dark: bool = False, height: int = 900) -> None:
+        """The size of the window, and the scheme that the person prefers."""
+        self._call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self._call("Emulation.setEmulatedMedia", features=[scheme])
+
+    def press(self, key: str) -> None:
+        """A key goes down and up."""
+        enter = {"text": "\r", "windowsVirtualKeyCode": 13}
+        text = enter if key == "Enter" else {"text": key} if len(key) == 1 else {}
+        self._call("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
+        self._call("Input.dispatchKeyEvent", type="keyUp", key=key)
+
+    def _heard(self, event: Any) -> None:
+        params = event["params"]
+        match event["method"]:
+            case "Runtime.exceptionThrown":
+                self.complaints.append(str(params["exceptionDetails"]))
+            case "Runtime.consoleAPICalled" if params["type"] in ("error", "warning", "assert"):
+                self.complaints.append(str(params["args"]))
+            case "Log.entryAdded" if params["entry"]["level"] in ("error", "warning"):
+                entry = params["entry"]
+                self.complaints.append(f"{entry['text']} {entry.get('url', '')}")
+
     def _call(self, method: str, **params: Any) -> Any:
         number = next(self._numbers)
         self._connection.send(json.dumps({"id": number, "method": method, "params": params}))
         while True:
             message = json.loads(self._connection.recv(timeout=START_S))
+            if "method" in message:
+                self._heard(message)
             if message.get("id") == number:
                 assert "error" not in message, message
                 return message["result"]

@@ -10,7 +10,7 @@ from typing import Any
 import trio
 import trio.testing
 
-EMPTY = (100, 101, 204)
+EMPTY = (100, 101, 204, 304)
 
 
 @dataclass

@@ -191,7 +191,7 @@ class Guard:
         except (NotFound, MethodNotAllowed):
             authenticate(self._keys.access, head.fields, None)
             raise
-        if matched.route.is_open and not self._probe_auth:
+        if matched.route.is_open and (matched.route.is_public or not self._probe_auth):
             return matched, ANYONE
         token = find_token(matched.query) if matched.route.query_token else None
         return matched, authenticate(self._keys.access, head.fields, token)

@@ -48,6 +48,7 @@ class Route:
     long_body: bool = False  # decoded piece by piece, so its only bound is TOPICS_MAX_BODY_BYTES
     waits: bool = False  # may wait for records: the call ends when the client hangs up
     is_open: bool = False  # needs no key, unless TOPICS_PROBE_AUTH is set
+    is_public: bool = False  # ... which does not count for it: it tells nothing of the server
     streams: bool = False  # the answer has no end and is the last of its connection
     query_token: bool = False  # ``?token=`` counts, for an EventSource, which sends no header
     negotiates: bool = False  # the operation reads the Accept field

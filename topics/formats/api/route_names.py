@@ -41,11 +41,13 @@ ROUTE_NAMES: Final = (
     "root",
     "metrics",
     "watch.topics",
+    "console",
 )
 # Append only.
 STATUSES: Final = (
     *(0, 101, 200, 201, 204, 400, 401, 403, 404, 405, 406, 409, 413, 415, 422, 426, 429, 500),
     503,
+    304,
 )
 STATUS_NAMES: Final = ("other", *map(str, STATUSES[1:]))
 ROUTE_INDEXES: Final[Mapping[str, int]] = {name: n for n, name in enumerate(ROUTE_NAMES)}

@@ -42,9 +42,11 @@ def ready(context: RouteContext, _request: Request, _body: Body, at: int, then: 
 DOCS: Final = "README.md and topics/docs/*.md of the distribution topics-engine"
 
 
-async def root(_context: RouteContext, _request: Request, _body: Body, at: int) -> Answer:
+async def root(context: RouteContext, _request: Request, _body: Body, at: int) -> Answer:
     """The server's name, its version, links, and where its pages for people are."""
     links = {"health": "/v0/health", "ready": "/v0/ready", "metrics": "/v0/metrics"}
+    if context.settings.console:
+        links["console"] = "/console"
     answer = {"name": "topics", "version": __version__, "links": links, "docs": DOCS}
     return json_answer(answer, at)
 

@@ -18,6 +18,7 @@ from topics.formats.api.request_heads import origin_form
 from topics.front.dispatch import Operation
 from topics.front.route import NAMES, Route, RouteMatch
 from topics.front.routes import (
+    console,
     health,
     metrics,
     queues,
@@ -41,6 +42,7 @@ OPERATIONS: Mapping[Route, Operation] = {
     **web_socket.ROUTES,
     **health.ROUTES,
     **metrics.ROUTES,
+    **console.ROUTES,
 }
 ROUTES = (records.APPEND_ROUTE, read_ahead.DIFF_ROUTE, *OPERATIONS)
 

@@ -1,0 +1,115 @@
+"""The console with a server that has keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.front.console.conftest import Console
+from tests.support import chromium
+from tests.support.api import Api, create
+from tests.support.server import Server
+
+pytestmark = pytest.mark.slow
+
+BOSS, READER, WRITER = "boss-key", "reader-key", "writer-key"
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    keys = f"{BOSS},{READER}:read,{WRITER}:read+write:mine"
+    data_dir = tmp_path_factory.mktemp("guarded") / "data"
+    with Server(data_dir, shards=1, api_keys=keys) as server:
+        with Api(server.address, token=BOSS) as api:
+            create(api, "mine", "a record")
+            create(api, "jobs", type="queue", dead_letter="mine.dead")
+            create(api, "mine.dead", 1)
+        yield server
+
+
+@pytest.fixture
+def console(browser: chromium.Chromium, guarded: Server) -> Iterator[Console]:
+    console = Console(browser, guarded)
+    console.open("#/")
+    console.shows("API key")
+    yield console
+    browser.open("about:blank")
+
+
+def sign_in(console: Console, key: str) -> None:
+    console.fill("Key", key)
+    console.click("Go on")
+
+
+def test_the_key_is_asked_for_once_and_sent_in_streams_too(console: Console) -> None:
+    sign_in(console, "käse")
+    console.shows("visible ASCII")
+    sign_in(console, "wrong")
+    console.shows("the server does not know this key")
+    sign_in(console, READER)
+    console.shows("Busiest topics")
+    console.go("#/topics/mine/live")
+    console.shows("a record")
+    assert READER not in console.ask("document.body.innerHTML + location.href + document.cookie")
+    console.browser.open("about:blank")
+    console.browser.open(f"{console.url}#/topics/mine/live")
+    console.shows("a record")
+    console.click("forget key")
+    console.shows("API key")
+    assert console.ask("Object.keys(sessionStorage)") in ([], ["topics-denied"])
+
+
+def test_a_key_that_is_taken_away_is_asked_for_again(console: Console) -> None:
+    sign_in(console, READER)
+    console.go("#/topics/mine/live")
+    console.shows("a record")
+    console.ask("sessionStorage.setItem('topics-key', 'gone')")
+    console.browser.open("about:blank")
+    console.browser.open(f"{console.url}#/topics/mine/live")
+    console.shows("the server does not know this key")
+
+
+def test_a_key_that_reads_makes_it_read_only_and_the_lacking_scope_is_named(
+    console: Console,
+) -> None:
+    sign_in(console, READER)
+    console.go("#/topics/mine/publish")
+    console.fill("Data", "1")
+    console.click("Append")
+    console.shows("the key lacks the scope write", "read only")
+    assert console.wait(console.is_off("Append"))
+    console.go("#/queues/jobs/dead")
+    assert console.wait(console.is_off("Redrive all"))
+    assert console.ask(
+        "[...document.querySelectorAll('button')].find((e) => e.disabled).title"
+    ) == ("the key lacks the scope write")
+    console.go("#/topics/mine/config")
+    console.fill("ttl_ms", "1000")
+    console.click("Save")
+    console.shows("the key lacks the scope admin")
+    assert console.wait(console.is_off("Save"))
+    console.click("Delete the topic")
+    console.fill("Type mine", "mine")
+    console.click("Delete", "dialog")
+    console.shows("the key lacks the scope delete")
+    console.ask("document.querySelector('dialog').close()")
+    assert console.wait(console.is_off("Delete the topic"))
+    console.click("forget key")
+    sign_in(console, BOSS)  # what the other key lacked is forgotten
+    assert console.wait(f"({console.is_off('Delete the topic')}) === false")
+
+
+def test_a_key_of_a_prefix_sees_its_own_and_is_told_of_the_rest(console: Console) -> None:
+    sign_in(console, WRITER)
+    console.go("#/topics")
+    console.shows("mine.dead")
+    assert "jobs" not in console.text
+    console.go("#/topics/jobs/publish")
+    console.fill("Data", "1")
+    console.click("Append")
+    console.shows("the name is outside the key's prefixes")
+    console.go("#/topics/mine/publish")
+    console.fill("Data", '"by the writer"')
+    console.click("Append")
+    console.shows("Appended as")

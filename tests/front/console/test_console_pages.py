@@ -1,0 +1,420 @@
+"""The console in Chromium: what each page shows and does, with a server that holds all kinds of
+things.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.front.console.conftest import WAIT_S, Console
+from tests.support import chromium
+from tests.support.api import Api, create, ok
+from tests.support.server import Server
+
+pytestmark = pytest.mark.slow
+
+HURT = "<img src=x onerror='globalThis.hurt=1'><script>globalThis.hurt=1</script>"
+LONG = "n" * 255
+PAGES = {  # each with a selector of what it shows when it is whole
+    "#/": ".attention a",
+    "#/topics": "td.accent",
+    "#/topics/shop:orders/live": ".row",
+    "#/topics/shop:orders/live?from=0": ".lost",
+    "#/topics/shop:orders/browse": ".row",
+    "#/topics/shop:orders/publish": "textarea",
+    "#/topics/shop:orders/config": ".config",
+    f"#/topics/{LONG}": ".stats",
+    "#/queues": "table a.bad",
+    "#/queues/jobs": ".held:not(:empty)",
+    "#/queues/jobs/leases": "td.name",
+    "#/queues/jobs/dead": ".reason",
+    "#/queues/bare/dead": ".empty",
+    "#/routers": "td.name",
+    "#/cursors": "td.name",
+}
+
+
+@pytest.fixture(scope="module")
+def filled(server: Server) -> None:
+    """Topics of all kinds, with names, tags and records that may hurt."""
+    with Api(server.address) as api:
+        epoch = create(api, "shop:orders", *range(9), cap_records=5)
+        ok(api.append("shop:orders", records=[{"data": HURT, "tag": HURT, "node": HURT}]))
+        ok(
+            api.append(
+                "shop:orders", "é\u202e" * 400, records=[{"data": LONG * 9, "tag": "ü" * 99}]
+            )
+        )
+        create(api, LONG)
+        create(api, "jobs", 1, 2, 3, type="queue", max_deliveries=1, dead_letter="jobs.dead")
+        give_up(api, "jobs", HURT, 1)
+        create(api, "bare", type="queue")
+        for name, config in {
+            "shop-%3E": {"source": "shop:orders", "dest": LONG, "filter": HURT[:50]},
+            "r" * 255: {"source": "shop:orders", "dest": "audit"},
+        }.items():
+            ok(api.call("PUT", f"/v0/routers/{name}", config), 201)
+        places = {"shop:orders": [3, epoch], "gone": [1, 1], LONG: [0, 1]}
+        create(api, "cursor:reader", places)
+
+
+def give_up(api: Api, queue: str, error: str, count: int) -> None:
+    """So many jobs of a queue become dead letters."""
+    asked = {"node": "worker", "max": count}
+    claimed = ok(api.call("POST", f"/v0/topics/{queue}/claim", asked))["claimed"]
+    nack = {"node": "worker", "seqs": [job["$seq"] for job in claimed], "error": error}
+    ok(api.call("POST", f"/v0/topics/{queue}/nack", nack))
+    ok(api.call("POST", f"/v0/topics/{queue}/claim", {"node": HURT}))  # comes by them
+    deadline = time.monotonic() + WAIT_S
+    while api.get(f"{queue}.dead").status != 200 or api.state(f"{queue}.dead")["count"] < count:
+        assert time.monotonic() < deadline
+
+
+@pytest.mark.usefixtures("filled")
+@pytest.mark.parametrize("path", PAGES)
+def test_no_page_complains_runs_text_or_is_wider_than_the_window(
+    console: Console, path: str
+) -> None:
+    console.open(path)
+    console.wait(f"document.querySelector({json.dumps(PAGES[path])})")
+    console.ask("document.querySelectorAll('.row').forEach((each) => each.click())")
+    for width in (390, 1200):
+        for dark in (False, True):
+            console.browser.look(width, dark=dark)
+            assert console.too_wide == []
+    assert console.ask("document.querySelectorAll('main :is(img, script)').length") == 0
+    assert console.ask("globalThis.hurt") is None
+    assert console.browser.complaints == []
+
+
+@pytest.mark.usefixtures("filled")
+def test_what_looks_like_html_is_shown_as_it_is(console: Console) -> None:
+    for path in ("#/topics/shop:orders/browse", "#/queues/jobs/leases", "#/queues/jobs/dead"):
+        console.open(path)
+        console.shows(HURT[:40])
+
+
+@pytest.mark.usefixtures("filled")
+def test_a_new_server_says_on_every_page_what_to_do(
+    browser: chromium.Chromium, tmp_path: Path
+) -> None:
+    with Server(tmp_path / "data", shards=1) as server:
+        console = Console(browser, server)
+        for path in ("#/", "#/topics", "#/queues", "#/routers", "#/cursors"):
+            console.open(path)
+            console.wait("document.querySelectorAll('main .empty .code').length === 2")
+            lines = console.ask(
+                "[...document.querySelectorAll('.code code')].map((e) => e.innerText)"
+            )
+            assert sorted(line.split()[0] for line in lines) == ["curl", "topics"]
+        browser.open("about:blank")
+
+
+def test_an_append_is_seen_live_and_after_a_restart_of_the_server(
+    console: Console, api: Api, server: Server
+) -> None:
+    create(api, "live", "first")
+    console.open("#/topics/live")
+    console.shows('"first"', "live")
+    ok(api.append("live", "second"))
+    console.shows('"second"')
+    assert console.browser.complaints == []
+    server.stop()
+    console.shows("Reconnecting", "reconnecting")
+    server.start()
+    console.wait("document.querySelector('.banner').hidden")
+    ok(api.append("live", "third"))
+    console.shows('"third"', "connected")
+    assert console.seqs == [3, 2, 1]
+    for complaint in console.browser.complaints:
+        assert complaint.startswith("Failed to load resource: net::ERR_"), complaint
+
+
+def test_500_rows_are_kept_and_the_rest_and_losses_are_told(console: Console, api: Api) -> None:
+    create(api, "many", cap_records=600)
+    ok(api.append("many", *range(1000)))
+    console.open("#/topics/many/live?from=0")
+    console.wait("document.querySelector('.row .seq')?.textContent === '#1000'")
+    console.shows("500 rows are kept", "101 older")  # of 600 records and a loss
+    assert console.seqs == [*range(1000, 500, -1)]
+    console.go("#/topics/many/browse?from=0")
+    console.shows("lost #1–#400")
+
+
+def test_a_pause_holds_rows_back_and_an_opened_row_makes_one(console: Console, api: Api) -> None:
+    create(api, "paused", {"key": "value"})
+    console.open("#/topics/paused")
+    console.wait("document.querySelectorAll('.row').length === 1")
+    console.browser.press("j")
+    console.browser.press("Enter")
+    console.shows('"key": "value"', "copy JSON", "copy curl", "Go on")
+    ok(api.append("paused", 2, 3))
+    console.shows("Go on · 2 new")
+    assert console.seqs == [1]
+    console.browser.press("p")
+    console.wait("document.querySelectorAll('.row').length === 3")
+    assert console.seqs == [3, 2, 1]
+
+
+def test_the_filters_of_live_choose_by_tag_and_text(console: Console, api: Api) -> None:
+    create(api, "chosen")
+    rows = [("eu:se", "x" * 500 + "needle"), ("eu:de", "hay"), ("us", "Needle")]
+    ok(api.append("chosen", records=[{"data": data, "tag": tag} for tag, data in rows]))
+    console.open("#/topics/chosen")
+    for tag, text, seqs in (
+        ("eu:*", "", [2, 1]),
+        ("us", "", [3]),
+        ("", "needle", [3, 1]),
+        ("eu:*", "needle", [1]),
+    ):
+        console.fill("tag, or", tag)
+        console.fill("text", text)
+        console.wait(f"document.querySelectorAll('.row').length === {len(seqs)}")
+        assert console.seqs == seqs
+
+
+def test_browsing_goes_both_ways_over_holes_to_a_seq_and_to_a_time(
+    console: Console, api: Api
+) -> None:
+    create(api, "browsed")
+    for start in (0, 2000, 4000):
+        tags = {2000: "hole"}
+        rows = [{"data": n, "tag": tags.get(start, "kept")} for n in range(start, start + 2000)]
+        ok(api.append("browsed", records=rows))
+    ok(api.call("POST", "/v0/topics/browsed/delete", {"match": "hole"}))
+    middle = api.read("browsed", from_seq=4000)[0]["$ts"]
+    since = next(each["$seq"] for each in api.read("browsed") if each["$ts"] >= middle)
+    console.open("#/topics/browsed/browse")
+
+    def shown(first: int, last: int) -> None:
+        console.wait(
+            f"document.querySelector('.row .seq')?.textContent === '#{first}'"
+            f" && [...document.querySelectorAll('.row .seq')].at(-1).textContent === '#{last}'"
+        )
+
+    shown(5901, 6000)
+    console.click("Older")
+    shown(5801, 5900)
+    console.fill("seq", "4051")
+    shown(4051, 4150)
+    console.click("Older")  # half of it is before the hole
+    shown(1951, 4050)
+    assert len(console.seqs) == 100
+    console.click("Older")
+    shown(1851, 1950)
+    console.click("Newer")
+    shown(1951, 4050)
+    console.click("Oldest")
+    shown(1, 100)
+    assert console.wait(console.is_off("Older"))
+    console.click("Newest")
+    shown(5901, 6000)
+    assert console.wait(console.is_off("Newer"))
+    local = f"new Date({middle} - new Date().getTimezoneOffset() * 60000).toISOString()"
+    console.fill("time", console.ask(local).rstrip("Z"))
+    shown(since, since + 99)
+    console.fill("seq", "4051")
+    shown(4051, 4150)
+    address = console.ask("location.href")
+    console.browser.open("about:blank")
+    console.browser.open(address)
+    shown(4051, 4150)
+
+
+def test_a_long_record_is_shown_in_part_and_copied_whole(console: Console, api: Api) -> None:
+    create(api, "long", "x" * 1_000_000)
+    console.open("#/topics/long/browse")
+    console.wait("document.querySelector('.row')")
+    console.ask("document.querySelector('.row').click()")
+    console.wait("document.querySelector('pre')")
+    assert console.ask("document.querySelector('pre').textContent.length") == 200_000
+    console.shows("copy gives all")
+    console.ask("navigator.clipboard.writeText = (text) => { globalThis.copied = text; }; null")
+    console.click("copy JSON")
+    console.shows("copied")
+    assert json.loads(console.ask("copied"))["data"] == "x" * 1_000_000
+
+
+def test_a_record_is_published_as_it_was_typed(console: Console, api: Api) -> None:
+    create(api, "published")
+    console.open("#/topics/published/publish")
+    console.fill("Data", "{nonsense")
+    console.click("Append")
+    console.shows("the data is not JSON")
+    console.fill("Data", '{"n": 12345678901234567890, "text": "é"}')
+    console.fill("Tag", 'a "tag"')
+    console.fill("Node", "n1")
+    console.fill("Idempotency key", "k1")
+    console.click("Append")
+    console.shows("Appended as #1")
+    console.click("Append")
+    console.shows("It was there already as #1")
+    (record,) = api.read("published", include_tags=True)
+    assert record["data"] == {"n": 12345678901234567890, "text": "é"}
+    assert (record["$tag"], record["$node"]) == ('a "tag"', "n1")
+
+
+def test_topics_are_made_configured_and_deleted_by_their_name(console: Console, api: Api) -> None:
+    console.open("#/topics")
+    console.click("New topic")
+    console.fill("Name", "no such name!")
+    console.click("Create", "dialog")
+    console.shows("not a topic name")
+    console.fill("Name", "made")
+    console.fill("type", "queue")
+    console.fill("max_deliveries", "3")
+    console.fill("dead_letter", "made.dead")
+    console.click("Create", "dialog")
+    console.shows("queue: jobs")
+    config = api.state("made")["config"]
+    assert (config["type"], config["max_deliveries"], config["dead_letter"]) == (
+        "queue",
+        3,
+        "made.dead",
+    )
+    console.click("Config")
+    console.fill("ttl_ms", "86400000")
+    console.fill("durability", "fsync")
+    console.shows("topics config made")
+    console.click("Save")
+    console.shows("saved", "kept 1 d")
+    config = api.state("made")["config"]
+    assert (config["ttl_ms"], config["durability"], config["max_deliveries"]) == (
+        86400000,
+        "fsync",
+        3,
+    )
+    console.click("Delete the topic")
+    console.fill("Type made", "mad")
+    assert console.wait("document.querySelector('dialog .danger')?.disabled")
+    console.ask("document.querySelector('dialog form').requestSubmit()")
+    console.fill("Type made", "made")
+    assert api.get("made").status == 200
+    console.click("Delete", "dialog")
+    console.wait("location.hash === '#/topics'")
+    assert api.get("made").status == 404
+
+
+def test_the_list_of_topics_has_pages_and_begins_with_what_is_typed(
+    console: Console, api: Api
+) -> None:
+    for number in range(130):
+        ok(api.append(f"page:{number:03d}", number), 201)
+    console.open("#/topics")
+    console.browser.press("/")
+    assert console.wait("document.activeElement.type === 'search'")
+    names = "[...document.querySelectorAll('td.name')].map((each) => each.innerText).join()"
+
+    def shown(first: int, last: int) -> None:
+        listed = ",".join(f"page:{number:03d}" for number in range(first, last + 1))
+        console.wait(f"{names} === '{listed}'")
+
+    console.fill("name begins with", "page:")
+    shown(0, 99)
+    console.click("More")
+    shown(100, 129)
+    console.click("Back")
+    shown(0, 99)
+    console.fill("name begins with", "page:12")
+    shown(120, 129)
+    console.fill("name begins with", "nothing")
+    console.shows("No name begins with")
+    assert console.ask("document.activeElement.type") == "search"
+
+
+def test_routers_are_made_and_deleted_by_their_name(console: Console, api: Api) -> None:
+    create(api, "from")
+    console.open("#/routers")
+    console.click("New router")
+    console.fill("Name", "from->to")
+    console.fill("From the topic", "from")
+    console.fill("To the topic", "from")
+    console.click("Create", "dialog")
+    console.shows("dest must differ from source")
+    console.fill("To the topic", "to")
+    console.fill("Only with the tag", "eu:*")
+    console.fill("Guarantee", "exactly_once")
+    console.click("Create", "dialog")
+    console.wait("!document.querySelector('dialog[open]')")
+    made = ok(api.call("GET", "/v0/routers/from-%3Eto"))
+    assert (made["filter"], made["guarantee"]) == (["tag", "Glob", "eu:*"], "exactly_once")
+    console.fill("name begins with", "from->")
+    console.wait("document.querySelectorAll('tbody tr').length === 1")
+    console.click("delete", "tbody")
+    console.fill("Type from->to", "from->to")
+    console.click("Delete", "dialog")
+    console.shows("No name begins with")
+    assert api.call("GET", "/v0/routers/from-%3Eto").status == 404
+
+
+def test_dead_letters_go_back_one_by_one_and_all(console: Console, api: Api) -> None:
+    create(api, "mend", *range(5), type="queue", max_deliveries=1, dead_letter="mend.dead")
+    give_up(api, "mend", "broken url", 5)
+    console.open("#/queues/mend/dead")
+    console.wait("document.querySelectorAll('.row').length === 5")
+    console.shows("broken url", "5 in mend.dead")
+    console.click("Redrive one")
+    console.shows("1 moved, 4 left", "4 in mend.dead")
+    console.click("Redrive all")
+    console.shows("4 moved, 0 left", "There are no dead letters")
+    assert sorted(job["data"] for job in api.read("mend")) == [*range(5)]
+
+
+def test_a_cursor_is_set_and_its_other_topics_stay(console: Console, api: Api) -> None:
+    one, two = (create(api, name, *range(10)) for name in ("set:one", "set:two"))
+    create(api, "cursor:setter", {"set:one": [9, one], "set:two": [4, two]})
+    console.open("#/cursors")
+    console.fill("name begins with", "setter")
+    console.wait("document.querySelectorAll('tbody tr').length === 2")
+    console.click("set", "tbody")
+    console.fill("set:one is read up to", "3")
+    console.click("Set", "dialog")
+    console.shows("the cursor is set")
+    assert api.read("cursor:setter")[-1]["data"] == {"set:one": [3, one], "set:two": [4, two]}
+    console.shows("7")
+
+
+def test_keys_move_and_tell_of_themselves(console: Console, api: Api) -> None:
+    create(api, "keys", 1, 2)
+    console.open("#/topics/keys")
+    console.wait("document.querySelectorAll('.row').length === 2")
+    focused = "document.activeElement.querySelector('.seq')?.textContent"
+    for key, seq in (("j", "#2"), ("j", "#1"), ("j", "#1"), ("k", "#2"), ("k", "#2")):
+        console.browser.press(key)
+        assert console.ask(focused) == seq
+    console.browser.press("/")
+    console.browser.press("j")  # is typed here
+    assert console.ask("document.activeElement.value") == "j"
+    console.browser.press("Escape")
+    console.browser.press("?")
+    assert console.wait("document.querySelector('dialog[open]')?.innerText.includes('next row')")
+
+
+def test_a_page_that_is_not_seen_asks_for_nothing(console: Console) -> None:
+    """Here 2 s are 20 ms."""
+    console.open("#/")
+    console.ask(
+        """(() => {
+          const { setTimeout, fetch } = globalThis;
+          globalThis.asked = 0;
+          globalThis.setTimeout = (act, ms) => setTimeout(act, ms / 100);
+          globalThis.fetch = (...what) => { asked += 1; return fetch(...what); };
+          globalThis.seen = (isSeen) => {
+            Object.defineProperty(document, "hidden", { value: !isSeen, configurable: true });
+            document.dispatchEvent(new Event("visibilitychange"));
+          };
+          globalThis.pause = () => new Promise((over) => setTimeout(over, 400));
+        })()"""
+    )
+    console.ask("seen(true)")
+    console.wait("asked >= 3")
+    console.ask("seen(false)")
+    before = console.ask("pause().then(() => asked)")  # what was asked is answered
+    assert console.ask("pause().then(() => asked)") == before
+    console.ask("seen(true)")
+    console.wait(f"asked >= {before} + 3")
+    assert console.browser.complaints == []

@@ -1,0 +1,94 @@
+// The API as the pages ask it: the key, what it may not do, and whether the server answers.
+
+const KEY = "topics-key", DENIED = "topics-denied"; // of this tab, until it is closed
+
+const failure = (status, code, message, detail = {}) =>
+  Object.assign(new Error(message), { status, code, detail });
+
+export const session = {
+  key: sessionStorage.getItem(KEY) ?? "",
+  denied: new Set(JSON.parse(sessionStorage.getItem(DENIED) ?? "[]")), // scopes that it lacks
+  isKeyWanted: false,
+  isLost: false, // the server has not answered the last request
+  changed() {}, // set by the app
+};
+
+export function signIn(key) {
+  session.key = key;
+  session.denied.clear();
+  session.isKeyWanted = false;
+  sessionStorage.removeItem(DENIED);
+  if (key) sessionStorage.setItem(KEY, key);
+  else sessionStorage.removeItem(KEY);
+}
+
+/** What a control is that needs this scope: off once the server has said that the key lacks it. */
+export const lacks = (scope) => session.denied.has(scope);
+export const why = (scope) => (lacks(scope) ? `the key lacks the scope ${scope}` : "");
+
+/** Also called of streams. */
+export function streamLost(isLost) {
+  if (session.isLost === isLost) return;
+  session.isLost = isLost;
+  session.changed();
+}
+
+/** Also called with the errors of streams. Returns the error. */
+export function noted(error) {
+  if (error.status === 401 && !session.isKeyWanted) {
+    session.isKeyWanted = true;
+    session.changed();
+  }
+  // "read+write" of a key that reads: it lacks the other one.
+  for (const scope of error.status === 403 ? error.detail?.scope?.split("+") ?? [] : [])
+    if (scope !== "read") session.denied.add(scope);
+  sessionStorage.setItem(DENIED, JSON.stringify([...session.denied]));
+  return error;
+}
+
+/** The answer's JSON. Throws an Error with `status` (0 without an answer), `code` and `detail`. */
+export async function ask(method, path, body) {
+  const headers = { Accept: "application/json" };
+  if (session.key) headers.Authorization = `Bearer ${session.key}`;
+  if (body !== undefined) headers["Content-Type"] = "application/json";
+  const text = typeof body === "string" ? body : JSON.stringify(body);
+  let answer, document;
+  try {
+    answer = await fetch(path, { method, headers, body: text, cache: "no-store" });
+    document = await answer.json();
+  } catch {
+    streamLost(true);
+    throw failure(answer?.status ?? 0, "connection_lost", "the server does not answer");
+  }
+  const { code, message, detail } = document.error ?? {};
+  streamLost([502, 504].includes(answer.status) || code === "shutting_down");
+  if (answer.ok) return document;
+  throw noted(failure(answer.status, code ?? `http_${answer.status}`,
+    message ?? `an answer with status ${answer.status}`, detail));
+}
+
+const of = (kind) => (name, rest = "") => `/v0/${kind}/${encodeURIComponent(name)}${rest}`;
+export const topicPath = of("topics"), routerPath = of("routers");
+export const query = (fields) => new URLSearchParams(
+  Object.entries(fields).filter(([, value]) => value !== undefined && value !== ""));
+export const topicState = (name) => ask("GET", topicPath(name, "?touch=false"));
+export const diff = (name, from_seq, limit, more = {}) =>
+  ask("POST", topicPath(name, "/diff"), { from_seq, limit, include_tags: true, ...more });
+
+/** Whether a topic is there: its item of the list, which is no 404 where there is none. */
+export async function listed(name) {
+  const { topics } = await ask("GET", `/v0/topics?${query({ prefix: name, page_size: 1 })}`);
+  return topics.find((each) => each.topic === name);
+}
+
+const quoted = (text) => `'${text.replaceAll("'", `'\\''`)}'`;
+
+/** A command line for the same request; the key stands in a variable. */
+export function curl(method, path, body) {
+  const parts = ["curl", ...(method === "GET" || method === "POST" ? [] : ["-X", method])];
+  parts.push(quoted(location.origin + path));
+  if (session.key) parts.push('-H "Authorization: Bearer $TOPICS_API_KEY"');
+  if (body === undefined) return parts.join(" ");
+  const text = typeof body === "string" ? body : JSON.stringify(body);
+  return [...parts, `-H 'Content-Type: application/json' -d ${quoted(text)}`].join(" ");
+}
