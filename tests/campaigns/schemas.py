@@ -325,6 +325,7 @@ ROWS = (
     _row("ready", "GET /v0/ready|/readyz", "200", "status topics"),
     _row("root", "GET /|/v0", "200", "name version"),
     _row("metrics", "GET /v0/metrics|/metrics", "200"),
+    _row("specifications", "GET /v0/openapi.json|/v0/asyncapi.json", "200"),
 )
 
 

@@ -193,6 +193,8 @@ HTTP = (
     # no key at all
     _row("health", "", "GET /v0/health", is_open=True),
     _row("health at the root", "", "GET /healthz", is_open=True),
+    _row("OpenAPI", "", "GET /v0/openapi.json", is_open=True),
+    _row("AsyncAPI", "", "GET /v0/asyncapi.json", is_open=True),
     _row("ready", "", "GET /v0/ready", is_open=True),
     _row("ready at the root", "", "GET /readyz", is_open=True),
     _row("root", "", "GET /", is_open=True),

@@ -204,6 +204,7 @@ GET = {"GET"}
 METHODS = {
     **dict.fromkeys(("/v0/topics", "/v0/routers", "/v0/metrics", "/metrics", "/v0/ws"), GET),
     **dict.fromkeys(("/v0/health", "/healthz", "/v0/ready", "/readyz", "/", "/v0"), GET),
+    **dict.fromkeys(("/v0/openapi.json", "/v0/asyncapi.json"), GET),
     **dict.fromkeys(("/v0/topics/log/leases", "/v0/topics/log/work", "/v0/watch/wid_A"), GET),
     **{f"/v0/topics/log/{verb}": {"POST"} for verb in ("diff", "delete", "claim", "redrive")},
     **{f"/v0/topics/log/{verb}": {"POST"} for verb in ("ack", "nack", "extend")},

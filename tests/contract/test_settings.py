@@ -205,7 +205,8 @@ def test_probes_may_ask_for_a_key(tmp_path: Path) -> None:
         url = server.log.event("listening", 20)["url"]
         host, _, port = url.rpartition("//")[2].partition(":")
         with Api((host, int(port.strip("/")))) as api:
-            refused(api.call("GET", "/v0/health"), 401, "unauthorized")
+            for path in ("/v0/health", "/v0/openapi.json"):
+                refused(api.call("GET", path), 401, "unauthorized")
             assert (
                 api.call("GET", "/v0/health", None, {"Authorization": "Bearer probe-key"}).status
                 == 200

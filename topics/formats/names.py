@@ -9,7 +9,7 @@ from typing import Final
 import crc32c
 
 TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}", re.ASCII)
-_ROUTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}", re.ASCII)
+ROUTER_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}", re.ASCII)
 
 
 def valid_topic_name(name: str) -> bool:
@@ -21,7 +21,7 @@ def valid_topic_name(name: str) -> bool:
 
 def valid_router_name(name: str) -> bool:
     """Whether ``name`` may name a router (§6): as that of a topic, with ``>`` for ``a->b``."""
-    return _ROUTER_NAME.fullmatch(name) is not None
+    return ROUTER_NAME.fullmatch(name) is not None
 
 
 def shard_of(name: str, shards: int) -> int:

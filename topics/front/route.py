@@ -51,7 +51,7 @@ class Route:
     is_public: bool = False  # ... which does not count for it: it tells nothing of the server
     streams: bool = False  # the answer has no end and is the last of its connection
     query_token: bool = False  # ``?token=`` counts, for an EventSource, which sends no header
-    negotiates: bool = False  # the operation reads the Accept field
+    negotiates: bool = False  # the operation reads fields of the head, as Accept
     answers_in_drain: bool = False  # as long as the server has connections
     is_audited: bool = False  # it may change topics, routers or records that are there
     is_plain: bool = False  # the operation is a plain function (`topics.front.dispatch`)

@@ -49,7 +49,7 @@ class ResponseHeads:
     def render_empty(
         self, status: int, headers: Headers, *, lines: bytes = b"", close: bool = False
     ) -> bytes:
-        """The head of an answer that never has a body, 204: it has neither length nor type."""
+        """The head of an answer without a body, 204 or 304: it has neither length nor type."""
         last = CLOSE if close else b""
         date = b"date: %b\r\n" % self._date
         return b"".join((_status_line(status), date, lines, field_lines(headers), last, b"\r\n"))

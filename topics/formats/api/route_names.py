@@ -42,6 +42,7 @@ ROUTE_NAMES: Final = (
     "metrics",
     "watch.topics",
     "console",
+    "spec",
 )
 # Append only.
 STATUSES: Final = (

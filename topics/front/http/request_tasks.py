@@ -41,6 +41,7 @@ LOG = logging.getLogger("topics.front")
 
 COPY_MAX_BYTES = 32 * 1024  # of an answer that is appended to its head; above, nothing is copied
 NO_CONTENT = 204
+EMPTY = (NO_CONTENT, 304)  # have no body, nor its length
 CLIENT_GONE = (OSError, trio.ClosedResourceError, trio.BrokenResourceError)
 
 
@@ -393,7 +394,7 @@ class RequestTasks(ABC):
         if close or lanes.connections.draining:
             connection.closing = close = True
         body, status, lines = answer.body, answer.status, self.exchange.fields(answer.status)
-        if status == NO_CONTENT:
+        if status in EMPTY:
             return (lanes.responses.render_empty(status, answer.headers, lines=lines, close=close),)
         head = lanes.responses.render(
             status,

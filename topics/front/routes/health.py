@@ -18,6 +18,7 @@ from topics.front.drain import shutting_down
 from topics.front.request import Body, Request
 from topics.front.route import READ_ONLY, Lane, Route
 from topics.front.routes.context import RouteContext
+from topics.front.routes.specs import ASYNCAPI, OPENAPI
 
 
 def health(context: RouteContext, _request: Request, _body: Body, at: int, then: Then) -> None:
@@ -39,16 +40,23 @@ def ready(context: RouteContext, _request: Request, _body: Body, at: int, then: 
     then(json_answer(answer, at))
 
 
+LINKS: Final = {
+    "health": "/v0/health",
+    "ready": "/v0/ready",
+    "metrics": "/v0/metrics",
+    "openapi": OPENAPI,
+    "asyncapi": ASYNCAPI,
+}
 DOCS: Final = "README.md and topics/docs/*.md of the distribution topics-engine"
 
 
 async def root(context: RouteContext, _request: Request, _body: Body, at: int) -> Answer:
     """The server's name, its version, links, and where its pages for people are."""
-    links = {"health": "/v0/health", "ready": "/v0/ready", "metrics": "/v0/metrics"}
-    if context.settings.console:
-        links["console"] = "/console"
+    links = LINKS | {"console": "/console"} if context.settings.console else LINKS
     answer = {"name": "topics", "version": __version__, "links": links, "docs": DOCS}
-    return json_answer(answer, at)
+    found = json_answer(answer, at)
+    found.headers = ((b"link", b'<%b>; rel="service-desc"' % OPENAPI.encode()),)
+    return found
 
 
 def _probe(path: str, name: str) -> Route:

@@ -25,6 +25,7 @@ from topics.front.routes import (
     read_ahead,
     records,
     routers,
+    specs,
     topics,
     watch,
     web_socket,
@@ -43,6 +44,7 @@ OPERATIONS: Mapping[Route, Operation] = {
     **health.ROUTES,
     **metrics.ROUTES,
     **console.ROUTES,
+    **specs.ROUTES,
 }
 ROUTES = (records.APPEND_ROUTE, read_ahead.DIFF_ROUTE, *OPERATIONS)
 
