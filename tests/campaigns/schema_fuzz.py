@@ -8,6 +8,7 @@ What must hold:
 
 - a valid request gets a status that the contract has for its route, and a success all its members
 - every other answer has the envelope, and a code that belongs to its status; never a 500
+- every answer is one that openapi.json has
 - 429 and 503 say when to come again; every answer comes within 15 s, if it need not wait
 - a WebSocket stays open whatever a text says, and answers with known frames and codes
 - no process dies, none grows without end, the log has no error
@@ -31,11 +32,13 @@ from tests.campaigns.hostile import MIB, Memory, watched
 from tests.campaigns.killer import Summary, program
 from tests.campaigns.schema_mutations import bytes_of, spoil, spoiled_value, text_of
 from tests.campaigns.schemas import Asked, asked, command
-from tests.support.api import Answer, Api, Wire, ok
+from tests.specs.judge import Specifications
+from tests.support.api import REQUEST_LINE, Answer, Api, Wire, ok
 from tests.support.server import Server
 from tests.support.sse import Decoder
 from tests.support.ws import PING, PONG, TEXT, Socket
 
+SPECIFICATIONS = Specifications()
 HTTP_WORKERS, SOCKET_WORKERS = 4, 2
 VALID_SHARE = 0.35
 WAIT_S, STREAM_S = 0.5, 0.05
@@ -158,6 +161,8 @@ class HttpWorker(Worker[Findings]):
 
     def _judge(self, request: Asked, content: bytes, answer: Answer) -> None:
         self._tell(request, answer.status)
+        if line := REQUEST_LINE.match(content):
+            SPECIFICATIONS.answered(line[1].decode(), line[2].decode(), answer)
         row, status = request.row, answer.status
         if not request.spoiled:
             fine = row.fine | ({400} if any(name in content for name in DELAYS) else set())

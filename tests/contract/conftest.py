@@ -8,13 +8,24 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.contract.deleting import TAGS, fill
+from tests.specs.judge import Specifications
 from tests.support.api import Api, Wire, ok
+from tests.support.judged import judges
 from tests.support.model import TopicModel
 from tests.support.queues import Queue, names_on
 from tests.support.server import Server
 from tests.support.ws import Socket
 
+SPECIFICATIONS = Specifications()
 _numbers = itertools.count(1)
+
+
+@pytest.fixture(autouse=True)
+def specifications() -> Iterator[None]:
+    """Whatever the server says in a contract test is as its documents have it."""
+    judges.append(SPECIFICATIONS)
+    yield
+    judges.remove(SPECIFICATIONS)
 
 
 @pytest.fixture(scope="session")

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import select
 import socket
 import struct
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,6 +18,8 @@ from typing import Any, Self
 from urllib.parse import urlencode
 
 import msgspec
+
+from tests.support.judged import heard, heard_of, judges
 
 TIMEOUT_S = 20.0
 SLACK_S = 10.0  # for a machine on which a process may stand still for seconds
@@ -27,6 +31,7 @@ GAP = {
     "head_seq",
 }  # what a tombstone of §7 says, whatever frames it
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: a close is a reset
+REQUEST_LINE = re.compile(rb"(GET|HEAD|PUT|POST|DELETE|OPTIONS) (/[!-~]*) HTTP/1\.[01]\r\n")
 JSON = {"Content-Type": "application/json"}
 
 
@@ -91,9 +96,11 @@ class Api:
         except BaseException:
             self._connection.close()
             raise
-        return Answer(
+        found = Answer(
             answer.status, {name.lower(): value for name, value in answer.getheaders()}, content
         )
+        heard(method, path, found, None if "Content-Encoding" in sent else raw)
+        return found
 
     def _drop_stale(self) -> None:
         idle = self._connection.sock
@@ -282,6 +289,7 @@ class Wire:
             raise
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._buffer = bytearray()
+        self._asked: deque[tuple[str, str]] = deque()  # method and target, if all that was sent
 
     def __enter__(self) -> Self:
         return self
@@ -300,6 +308,9 @@ class Wire:
 
     def send(self, *parts: bytes) -> None:
         for part in parts:
+            if judges:
+                lines = REQUEST_LINE.findall(part)
+                self._asked += [(method.decode(), target.decode()) for method, target in lines]
             self.socket.sendall(part)
 
     def half_close(self) -> None:
@@ -309,6 +320,15 @@ class Wire:
         """The next whole answer; ``method`` HEAD has no body. EOFError when the server closes
         before it is whole.
         """
+        answer = self._answer(method)
+        if answer.status >= 200:
+            if self._asked:
+                heard(*self._asked.popleft(), answer)
+            else:
+                heard_of(answer)
+        return answer
+
+    def _answer(self, method: str) -> Answer:
         status, headers = self.head()
         if method == "HEAD" or status < 200 or status in (204, 304):
             return Answer(status, headers, b"")

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.support.api import GAP, TIMEOUT_S, Answer, Api, Wire, ok, request
+from tests.support.judged import heard, judges
 
 RECORD, TOMBSTONE, CAUGHT_UP, DELETED, ERROR = (
     *("record", "tombstone", "caught-up", "topic-deleted", "error"),
@@ -145,6 +146,7 @@ class Stream(Wire):
     ) -> None:
         super().__init__(address, timeout_s, receive_bytes=receive_bytes)
         self.blocks: list[SseEvent] = []
+        self._path = path
         self._timeout_s = timeout_s
         self._taken = 0
         self._decoder = Decoder()
@@ -171,6 +173,7 @@ class Stream(Wire):
         if self.status != 200:
             content = self._take(int(named.get("content-length", 0)))
             raise AssertionError(f"no stream: {Answer(self.status, named, content)}")
+        heard("GET", self._path, Answer(self.status, named, b""))
         if named.get("transfer-encoding", "").lower() == "chunked":
             self._unchunk = Unchunk()
 
@@ -204,7 +207,12 @@ class Stream(Wire):
     def _decode(self) -> None:
         piece = bytes(self._buffer)
         self._buffer.clear()
-        self.blocks += self._decoder.feed(self._unchunk.feed(piece) if self._unchunk else piece)
+        found = self._decoder.feed(self._unchunk.feed(piece) if self._unchunk else piece)
+        self.blocks += found
+        for judge in judges:
+            for event in found:
+                if event.data is not None:
+                    judge.came(self._path, event.event, event.data)
 
     def _ended(self) -> bool:
         return self._unchunk is not None and self._unchunk.ended
@@ -329,7 +337,9 @@ def turned_away(address: tuple[str, int], path: str, *headers: str) -> Answer:
         wire.send(request("GET", path, None, *headers))
         status, named = wire.head()
         assert status != 200, f"a stream where a refusal was due: {named}"
-        return Answer(status, named, wire._take(int(named["content-length"])))
+        answer = Answer(status, named, wire._take(int(named["content-length"])))
+        heard("GET", path, answer)
+        return answer
 
 
 STONE = GAP | {"topic"}

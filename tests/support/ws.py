@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.support.api import TIMEOUT_S, Answer, Wire, request
+from tests.support.judged import heard, heard_of, judges
 from tests.support.server import Server
 
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0x0, 0x1, 0x2, 0x8, 0x9, 0xA
@@ -92,6 +93,7 @@ class Socket(Wire):
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         super().__init__(address, timeout_s, receive_bytes=receive_bytes)
+        self._commands: dict[str, Any] = {}  # by request_id, for the judges
         key = base64.b64encode(os.urandom(16)).decode()
         sent = [*headers, *([f"Authorization: Bearer {token}"] if token else [])]
         self.send(handshake(key, *sent))
@@ -106,6 +108,7 @@ class Socket(Wire):
         if status != 101:
             content = self._take(int(self.headers.get("content-length", 0)))
             raise AssertionError(f"no upgrade: {Answer(status, self.headers, content)}")
+        heard("GET", "/v0/ws", Answer(status, self.headers, b""))
         assert self.headers["upgrade"].lower() == "websocket", self.headers
         assert "upgrade" in self.headers["connection"].lower(), self.headers
         assert self.headers["sec-websocket-accept"] == accept_of(key), self.headers
@@ -122,7 +125,10 @@ class Socket(Wire):
 
     def say(self, op: str, request_id: str | None = None, **fields: Any) -> None:
         """One command."""
-        self.text(json.dumps(command(op, request_id, **fields)))
+        said = command(op, request_id, **fields)
+        if judges and request_id is not None:
+            self._commands[request_id] = said
+        self.text(json.dumps(said))
 
     def ask(self, op: str, request_id: str, **fields: Any) -> Any:
         """One command and the next message, which must carry its ``request_id``."""
@@ -166,6 +172,8 @@ class Socket(Wire):
             whole += frame.payload
         body = json.loads(whole.decode())
         assert isinstance(body, dict), body
+        for judge in judges:
+            judge.said(body, self._commands.pop(str(body.get("request_id")), None))
         assert not ops or body["op"] in ops, f"{ops} expected, got {str(body)[:500]}"
         return body
 
@@ -237,4 +245,9 @@ def shake(server: Server, content: bytes) -> Answer:
         wire.send(content)
         status, headers = wire.head()
         body = wire._take(int(headers["content-length"])) if "content-length" in headers else b""
-        return Answer(status, headers, body)
+        answer = Answer(status, headers, body)
+        if wire._asked:
+            heard(*wire._asked.popleft(), answer)
+        else:
+            heard_of(answer)
+        return answer

@@ -1,0 +1,200 @@
+"""The judge: answers, events and messages as the specifications have them, and nothing else.
+
+What the documents leave open, members that a later version adds, is closed here: a member that they
+do not name is one that nobody has described. A request that was done must be one of theirs, too.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from functools import cache
+from typing import Any, Final
+
+from jsonschema_rs import Draft202012Validator, ValidationError
+
+from tests.support.api import Answer
+from topics.errors import MethodNotAllowed, NotFound
+from topics.front.routes import table
+from topics.front.routes.specs import FOLDER
+
+Json = dict[str, Any]
+OPENAPI: Final[Json] = json.loads((FOLDER / "openapi.json").read_bytes())
+ASYNCAPI: Final[Json] = json.loads((FOLDER / "asyncapi.json").read_bytes())
+JSON: Final = "application/json"
+STRANGERS: Final = {400, 401, 403, 404, 405, 413, 429, 500, 503}  # of a request of no path
+SHOWN: Final = 600
+
+
+def closed(schema: Any) -> Any:
+    """A schema whose objects have no other members."""
+    if isinstance(schema, list):
+        return [closed(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {name: closed(each) for name, each in schema.items()}
+    if "properties" in found and "type" in found:
+        found.setdefault("additionalProperties", False)
+    return found
+
+
+CLOSED: Final = {id(document): closed(document["components"]) for document in (OPENAPI, ASYNCAPI)}
+
+
+def validator(document: Json, schema: Json, *, is_open: bool = False) -> Draft202012Validator:
+    """Of a schema that refers to those of the document."""
+    components = document["components"] if is_open else CLOSED[id(document)]
+    return Draft202012Validator({**schema, "components": components})
+
+
+def check(found: Draft202012Validator, value: Any, what: str) -> None:
+    """Fails with the first thing that is wrong."""
+    try:
+        found.validate(value)
+    except ValidationError as error:
+        path = "/".join(map(str, error.instance_path))
+        raise AssertionError(f"{what}: {path}: {error.message[:SHOWN]}") from None
+
+
+def of_document(reference: Json) -> Json:
+    """What a reference within the OpenAPI document stands for."""
+    if "$ref" not in reference:
+        return reference
+    found: Any = OPENAPI
+    for name in reference["$ref"].removeprefix("#/").split("/"):
+        found = found[name]
+    return dict(found)
+
+
+def template_of(method: str, target: str) -> str | None:
+    """The path of the document that the server takes a target for."""
+    try:
+        route = table.match(method, target.encode("latin-1")).route
+    except (NotFound, MethodNotAllowed):
+        return None
+    return "/".join(
+        f"{{{part[1:]}}}" if part.startswith(":") else part for part in route.path.split("/")
+    )
+
+
+@cache
+def schema_of(template: str, method: str, status: int, media: str) -> Draft202012Validator:
+    """The schema of a body."""
+    response = of_document(OPENAPI["paths"][template][method]["responses"][str(status)])
+    return validator(OPENAPI, response["content"][media]["schema"])
+
+
+@cache
+def refusal_of(status: int) -> Draft202012Validator:
+    """The schema of a refusal, whichever route it is of."""
+    found = [
+        of_document(responses[str(status)])["content"][JSON]["schema"]
+        for item in OPENAPI["paths"].values()
+        for operation in item.values()
+        if isinstance(operation, dict) and str(status) in (responses := operation["responses"])
+        if "$ref" in responses[str(status)]
+    ]
+    assert found or status == 405, f"no route answers {status}"
+    codes = {"properties": {"error": {"properties": {"code": {"enum": ["method_not_allowed"]}}}}}
+    error = {"allOf": [{"$ref": "#/components/schemas/Error"}, codes]}
+    return validator(OPENAPI, {"anyOf": found or [error]})
+
+
+@cache
+def body_of(template: str, method: str) -> Draft202012Validator | None:
+    """The schema of a request's body."""
+    body = OPENAPI["paths"][template][method].get("requestBody")
+    if body is None:
+        return None
+    return validator(OPENAPI, body["content"][JSON]["schema"], is_open=True)
+
+
+@cache
+def payload_of(channel: str, message: str) -> Draft202012Validator:
+    """The schema of an event or message."""
+    messages = ASYNCAPI["channels"][channel]["messages"]
+    assert message in messages, f"{channel} knows no {message}"
+    return validator(ASYNCAPI, messages[message]["payload"], is_open=message in COMMANDS)
+
+
+COMMANDS: Final = {
+    reference["$ref"].rpartition("/")[2]
+    for reference in ASYNCAPI["operations"]["socket.receive"]["messages"]
+}
+
+
+def content_of(answer: Answer) -> bytes:
+    """The body without its coding."""
+    is_packed = answer.headers.get("content-encoding") == "gzip"
+    return gzip.decompress(answer.body) if is_packed else answer.body
+
+
+def channel_of(target: str) -> str:
+    """The channel of a stream's path."""
+    path = target.partition("?")[0]
+    if path.endswith("/work"):
+        return "work"
+    return "watch" if path == "/v0/watch" else "session"
+
+
+class Specifications:
+    """See `tests.support.judged`."""
+
+    def answered(self, method: str, target: str, answer: Answer, body: bytes | None = None) -> None:
+        template = template_of(method, target)
+        if template is None:
+            if (method, answer.status) != ("OPTIONS", 204):  # a preflight
+                assert answer.status in STRANGERS, f"{method} {target}: {answer}"
+                self._refused(answer, is_head=method == "HEAD")
+            return
+        what = f"{method} {template} {answer.status}"
+        operation = OPENAPI["paths"][template][method.lower()]
+        assert str(answer.status) in operation["responses"], f"{what}: no such status: {answer}"
+        response = of_document(operation["responses"][str(answer.status)])
+        self._check_headers(response, answer, what)
+        if method == "HEAD" or "content" not in response:
+            assert not answer.body, f"{what}: a body: {answer}"
+            return
+        media = answer.headers.get("content-type", "").partition(";")[0]
+        assert media in response["content"], f"{what}: no such media type: {media!r}"
+        if media == JSON:
+            document = json.loads(content_of(answer))
+            check(schema_of(template, method.lower(), answer.status, media), document, what)
+        if (
+            body is not None
+            and answer.status < 300
+            and (found := body_of(template, method.lower()))
+        ):
+            check(found, json.loads(body or b"{}"), f"{what}, the request")
+
+    def answered_unknown(self, answer: Answer) -> None:
+        if answer.status >= 400:
+            self._refused(answer)
+
+    def _refused(self, answer: Answer, *, is_head: bool = False) -> None:
+        media = answer.headers.get("content-type", "").partition(";")[0]
+        assert media == JSON, answer
+        if not is_head:
+            document = json.loads(content_of(answer))
+            check(refusal_of(answer.status), document, f"a refusal {answer.status}")
+
+    def _check_headers(self, response: Json, answer: Answer, what: str) -> None:
+        for name, reference in response.get("headers", {}).items():
+            header, value = of_document(reference), answer.headers.get(name.lower())
+            assert value is not None or not header.get("required"), f"{what}: no {name}"
+            if value is not None:
+                is_number = header["schema"].get("type") == "integer"
+                found = Draft202012Validator(header["schema"])
+                check(found, int(value) if is_number else value, f"{what}: {name}")
+
+    def came(self, target: str, event: str | None, data: str) -> None:
+        channel = channel_of(target)
+        assert event is not None, f"{channel}: an event without a name: {data}"
+        check(payload_of(channel, event), json.loads(data), f"{channel} {event}")
+
+    def said(self, message: Any, command: Any = None) -> None:
+        op = message["op"]
+        assert op not in COMMANDS, f"the server says what clients say: {message}"
+        check(payload_of("socket", op), message, f"socket {op}")
+        if command is not None and op != "error":
+            check(payload_of("socket", command["op"]), command, f"socket {command['op']}")
