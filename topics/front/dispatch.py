@@ -36,13 +36,11 @@ GZIP_HEADERS = ((b"content-encoding", b"gzip"), (b"vary", b"accept-encoding"))
 
 
 async def compressed(answer: Answer) -> Answer:
-    """The same answer under gzip; a small answer unchanged, and one with a strong ETag, which names
-    these bytes.
+    """The same answer under gzip; a small answer unchanged.
 
     Raises `NotReady` when the shard goes down and its successor needs the memory.
     """
-    has_etag = any(name == b"etag" for name, _ in answer.headers)
-    if len(answer.body) < COMPRESS_MIN_BYTES or has_etag:
+    if len(answer.body) < COMPRESS_MIN_BYTES:
         return answer
     try:
         with trio.CancelScope() as scope:

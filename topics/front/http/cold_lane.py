@@ -125,10 +125,7 @@ class _View:
             headers["connection"] = "close"
         try:
             media_type = answer.media_type.decode()
-            made = Response(bytes(answer.body), answer.status, headers, content_type=media_type)
-            if answer.status == 304:  # its length would be that of the 200
-                del made.headers["content-length"]
-            return made
+            return Response(bytes(answer.body), answer.status, headers, content_type=media_type)
         finally:
             answer.done()
 
