@@ -8,7 +8,8 @@ where there were no leases yet.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -28,7 +29,41 @@ from topics.formats.disk.checkpoint import KEY_ROW
 from topics.formats.disk.frame_bodies import floors_from
 from topics.formats.ranges import seq_ranges
 
+TOPICS_PER_STEP = 64
+KEYS_PER_STEP = 512
+SOURCES_PER_STEP = 64
+
+
 # What is kept
+
+
+def items_to_keep(
+    table: TopicTable,
+    known: Mapping[str, Any],
+    position_of: Callable[[Topic], int],
+    now: Callable[[], Now],
+) -> Iterator[dict[str, Any] | None]:
+    """All items of a checkpoint, each to be encoded at once. None: others may run before the next
+    one. ``known``: what the item of the shard has besides; ``position_of``: the LSN before which
+    every change of a topic is committed, and from which on none is.
+    """
+    yield {**snapshot_shard(table), **known}
+    for count, topic in enumerate(topics_to_keep(table), 1):
+        yield snapshot_topic(topic, position_of(topic))
+        for part in jobs_to_keep(topic, now()):
+            yield {"id": topic.id, "jobs": part}
+            yield None
+        found = keys_to_keep(topic, now())
+        while some := list(islice(found, KEYS_PER_STEP)):
+            if keys := b"".join(key for key in some if key is not None):
+                yield {"id": topic.id, "digests": keys}
+            yield None
+        moved = moved_to_keep(topic)
+        while parts := list(islice(moved, SOURCES_PER_STEP)):
+            yield {"id": topic.id, "moved": parts}
+            yield None
+        if count % TOPICS_PER_STEP == 0:
+            yield None
 
 
 def snapshot_shard(table: TopicTable) -> dict[str, Any]:

@@ -93,6 +93,8 @@ class Guard:
         gzip_in, wrong_media = _check_media(route, head)
         self._check_length(route, head.length)
         _check_name(matched)
+        if route.is_chunked and not head.is_1_1:
+            raise InvalidRequest("the answer comes in chunks: ask by HTTP/1.1")
         if head.length == 0:
             route.check_length(0)
         query = parse_query(parameters_of(route, matched.query), matched.query)

@@ -55,6 +55,7 @@ class Route:
     answers_in_drain: bool = False  # as long as the server has connections
     is_audited: bool = False  # it may change topics, routers or records that are there
     is_plain: bool = False  # the operation is a plain function (`topics.front.dispatch`)
+    is_chunked: bool = False  # the answer's end is told by the framing of HTTP/1.1 alone
     no_preflight: bool = False  # browsers let pages of any site open it, which does more than show
 
     def path_of(self, name: str) -> str:

@@ -140,6 +140,8 @@ class Server:
             "topics_connections_refused_total": self.acceptor.refusals.count,
             "topics_streams": self.live.stream_counts,
             "topics_held_answer_bytes": self.connections.held.size,
+            "topics_backups_total": self._context.backups.counts,
+            "topics_backup_finished_ms": self._context.backups.finished_ms,
         }
 
     async def run(self, listener: socket.socket, stop: trio.Event) -> None:

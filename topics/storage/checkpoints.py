@@ -101,8 +101,8 @@ class CheckpointWriter:
         make_directory(folder)
         self._folder, self._earlier = folder, _paths(folder)
         number = int(self._earlier[0].stem, 16) + 1 if self._earlier else 1
-        self._path = folder / f"{number:016x}{SUFFIX}"
-        self._aside = self._path.with_name(self._path.name + ASIDE)
+        self.path = folder / f"{number:016x}{SUFFIX}"
+        self._aside = self.path.with_name(self.path.name + ASIDE)
         self._reserve, self._fd, self._end = folder / RESERVE_NAME, -1, HEADER_BYTES
         self._has_reserve = False  # the file aside was the reserve
         try:
@@ -115,27 +115,28 @@ class CheckpointWriter:
         self._write(piece, self._end)
         self._end += len(piece)
 
-    def finish(self, header: bytes) -> None:
-        """Make the checkpoint durable, then remove all before it but the newest that is whole.
+    def finish(self, header: bytes, pinned: Path | None = None) -> None:
+        """Make the checkpoint durable, then remove all before it but the newest that is whole, and
+        the one that is ``pinned``.
 
         Raises OSError: then there is no new checkpoint.
         """
         try:
             self._write(header, 0)
             self._sync()
-            self._aside.replace(self._path)
+            self._aside.replace(self.path)
             sync_directory(self._folder)
         except OSError:
             self.abandon()
             with contextlib.suppress(OSError):
-                self._path.unlink(missing_ok=True)  # its name may be there and not be durable
+                self.path.unlink(missing_ok=True)  # its name may be there and not be durable
             raise
         self._close()
         with contextlib.suppress(OSError):  # the next one tries again
             # A damaged one does not count: a start would fall back on the one before it.
             kept = next((old for old in self._earlier if is_whole(old)), None)
             for old in self._earlier:
-                if old != kept:
+                if old not in (kept, pinned):
                     old.unlink()
         with contextlib.suppress(OSError):
             keep_room(self._folder, self._end)

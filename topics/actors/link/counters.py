@@ -77,6 +77,7 @@ class Metric(NamedTuple):
 _ROUTES: Final = [(route,) for route in ROUTE_NAMES]
 _STATUSES: Final = [(route, status) for route in ROUTE_NAMES for status in STATUS_NAMES]
 _CLASSES: Final = [(name,) for name in CLASSES]
+_ENDS: Final = [("finished",), ("failed",)]
 _STREAMS: Final = [("watch",), ("work",), ("websocket",)]
 
 # fmt: off
@@ -121,6 +122,10 @@ _OF_THE_FRONT = (
            "Event streams and WebSockets that are open.", SUM, ("kind",), _STREAMS),
     Metric("topics_held_answer_bytes", GAUGE,
            "Bytes of answers and streams that wait for slow clients."),
+    Metric("topics_backups_total", COUNTER,
+           "Backups that have begun to arrive, by their end.", SUM, ("end",), _ENDS),
+    Metric("topics_backup_finished_ms", GAUGE,
+           "When the last backup was finished, in ms since 1970; 0: none since the front began."),
 )
 _OF_SHARDS = (
     Metric("topics_wal_frames_total", COUNTER, "Frames put into the log."),

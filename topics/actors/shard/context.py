@@ -19,6 +19,7 @@ from topics.actors.shard.deadlines import Deadlines
 from topics.actors.shard.group_commit import GroupCommit
 from topics.actors.shard.held_topics import Handler, HeldTopics, Request, handle_late
 from topics.actors.shard.inbox import Inbox
+from topics.actors.shard.moves import Moves
 from topics.actors.shard.peers import Peers
 from topics.actors.shard.record_store import RecordStore
 from topics.actors.shard.room import DiskWatch, Room, unwritable
@@ -66,6 +67,7 @@ class ShardContext:
     def __init__(self, shard: Shard, limits: Limits, words: ShardWords) -> None:
         self.engine, self.wal, self.limits = shard.engine, shard.wal, limits
         self.words, self.deadlines = words, Deadlines()
+        self.moves = Moves(self.deadlines)
         self.clock: Callable[[], Now] = clock
         self.store = RecordStore(shard.engine, shard.wal, shard.segments)
         self.commits = GroupCommit(shard.engine, shard.wal, self.store, clock)

@@ -11,7 +11,7 @@ This is the engine's `Store`. Damage that a reader meets is logged once for each
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, starmap
 from pathlib import Path
 from typing import Final
@@ -41,6 +41,12 @@ RELEASE_STEP: Final = 4096  # less than a millisecond
 log = structlog.get_logger()
 
 
+def unlink_all(paths: Iterable[Path]) -> None:
+    """Remove files, as far as they are there."""
+    for path in paths:
+        path.unlink(missing_ok=True)
+
+
 class RecordStore:
     """The records of one shard: in its log, in its segments and in memory."""
 
@@ -50,6 +56,7 @@ class RecordStore:
         self.committed_to = wal.next_lsn  # no frame of a committed change ends after this LSN
         self.flagged_bytes = 0  # of records in segments, since the start of the process
         self.on_release: Callable[[int], None] = lambda _: None  # told of each released extent
+        self.on_blobs_gone: Callable[[list[Path]], None] = unlink_all  # their topic is gone
         self._prefetch = Prefetch(segments)
         self._in_memory: dict[int, RecordsView] = {}
         self._numbered = 0
@@ -136,8 +143,7 @@ class RecordStore:
         self.release(index.locators(0, sealed))
         self.release_later(index.locators(sealed))
         index.drop(len(index))
-        for path in self._wal.blobs.forget(topic.id):
-            path.unlink(missing_ok=True)
+        self.on_blobs_gone(self._wal.blobs.forget(topic.id))
 
     def prefetch(self, topic: Topic, seq: int) -> None:
         """Read what stands at ``seq`` and after it into memory, if it is in segments."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from topics.actors.link.heads import HeadWriter
 from topics.actors.link.ledger import ShardLedger
 from topics.actors.shard.appends import Appends
+from topics.actors.shard.backups import Backups
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.deletes import Deletes
 from topics.actors.shard.expiry import Expiry, Quotas
@@ -72,6 +73,7 @@ class ShardServices:
         self.expiry = Expiry(context)
         self.quotas = Quotas(context, ledger, self.expiry)
         self.sealing = Sealing(shard, context.commits)
+        self.backups = Backups(context, shard, self.sealing)
         self.heartbeat = Heartbeat(context)
         self.gauges = Gauges(context, shard, self.sealing)
         self.metrics = MetricsReads(context, workers, self.gauges.beat)

@@ -91,6 +91,7 @@ class Head:
     length: int | None
     close: bool
     expects_continue: bool
+    is_1_1: bool = True
 
 
 def parse_head(raw: bytes) -> Head:
@@ -119,6 +120,7 @@ def parse_head(raw: bytes) -> Head:
         length=_body_length(fields, is_1_1),
         close=not is_1_1 or b"close" in list_members(fields.joined(b"connection")),
         expects_continue=is_1_1 and expectations == [b"100-continue"],
+        is_1_1=is_1_1,
     )
 
 

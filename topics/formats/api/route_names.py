@@ -43,6 +43,7 @@ ROUTE_NAMES: Final = (
     "watch.topics",
     "console",
     "spec",
+    "backup",
 )
 # Append only.
 STATUSES: Final = (

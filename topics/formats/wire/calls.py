@@ -29,6 +29,11 @@ module spells a subject or builds params.
     rpc/router.forward        to shard   ForwardParams        copied      ForwardResult     -
     rpc/router.catch_up       to shard   CatchUpParams        -           NoResult          -
     rpc/metrics.read          to shard   MetricsParams        -           MetricsResult     -
+    rpc/backup.begin          to shard   BackupParams         -           BackupBegun       -
+    rpc/backup.hold           to shard   BackupParams         -           NoResult          -
+    rpc/backup.cut            to shard   BackupParams         -           BackupCut         -
+    rpc/backup.files          to shard   BackupParams         -           BackupFiles       -
+    rpc/backup.end            to shard   BackupParams         -           NoResult          -
     rpc/feed.open             to shard   FeedOpenParams       -           FeedOpenResult    -
     rpc/feed.read             to shard   FeedReadParams       -           FeedReadResult    records
     event/feed.page           to front   FeedPageParams       records
@@ -540,6 +545,38 @@ class MetricsResult(NamedTuple):
     routers_truncated: bool  # also of a router whose dest has not told how far it is
 
 
+# Backups
+
+
+class BackupParams(NamedTuple):
+    """``number``: of the backup, chosen by the front. A pin of the shard belongs to it, and to the
+    link session.
+    """
+
+    number: int
+
+
+class BackupBegun(NamedTuple):
+    """The shard has written a checkpoint and keeps what it names. ``flags``: delete flags of its
+    segments, to be copied before the cut.
+    """
+
+    flags: Sequence[Any]  # of each file the fields of `formats.disk.backup.File`
+    files: Sequence[Any]
+
+
+class BackupCut(NamedTuple):
+    """The log up to ``lsn`` belongs to the backup."""
+
+    lsn: int
+
+
+class BackupFiles(NamedTuple):
+    """The log up to the cut is on the disk, and moves go on."""
+
+    files: Sequence[Any]  # of the log, and its blobs
+
+
 # Feeds
 
 
@@ -656,6 +693,11 @@ ROUTER_STATS: Final = Call("router.stats", RouterStatsParams, RouterStats)
 FORWARD: Final = Call("router.forward", ForwardParams, ForwardResult)
 CATCH_UP: Final = Call("router.catch_up", CatchUpParams, NoResult)
 METRICS_READ: Final = Call("metrics.read", MetricsParams, MetricsResult)
+BACKUP_BEGIN: Final = Call("backup.begin", BackupParams, BackupBegun)
+BACKUP_HOLD: Final = Call("backup.hold", BackupParams, NoResult)
+BACKUP_CUT: Final = Call("backup.cut", BackupParams, BackupCut)
+BACKUP_FILES: Final = Call("backup.files", BackupParams, BackupFiles)
+BACKUP_END: Final = Call("backup.end", BackupParams, NoResult)
 FEED_OPEN: Final = Call("feed.open", FeedOpenParams, FeedOpenResult)
 FEED_READ: Final = Call("feed.read", FeedReadParams, FeedReadResult)
 

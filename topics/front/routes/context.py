@@ -17,6 +17,7 @@ from topics.formats.api.limits import Limits, limits_of
 from topics.formats.wire.calls import NoResult
 from topics.formats.wire.contract import Call, P, R
 from topics.front.answers import Answer, shard_answer
+from topics.front.backups import Backups
 from topics.front.dispatch import Pending, Then
 from topics.front.drain import Drain
 from topics.front.live.live import Live
@@ -40,6 +41,7 @@ class RouteContext:
     watches: Watches
     board: Board
     metric_reads: trio.CapacityLimiter
+    backups: Backups
     started_ns: int = field(default_factory=monotonic_ns)
 
     @classmethod
@@ -57,6 +59,7 @@ class RouteContext:
             watches=Watches(live),
             board=board,
             metric_reads=trio.CapacityLimiter(METRIC_READS_MAX),
+            backups=Backups(),
         )
 
     def ask(

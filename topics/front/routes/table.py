@@ -18,6 +18,7 @@ from topics.formats.api.request_heads import origin_form
 from topics.front.dispatch import Operation
 from topics.front.route import NAMES, Route, RouteMatch
 from topics.front.routes import (
+    backup,
     console,
     health,
     metrics,
@@ -45,6 +46,7 @@ OPERATIONS: Mapping[Route, Operation] = {
     **metrics.ROUTES,
     **console.ROUTES,
     **specs.ROUTES,
+    **backup.ROUTES,
 }
 ROUTES = (records.APPEND_ROUTE, read_ahead.DIFF_ROUTE, *OPERATIONS)
 

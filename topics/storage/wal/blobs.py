@@ -242,6 +242,15 @@ class BlobStore:
         """``(topic_id, first_seq)`` of all added blobs."""
         return [(topic_id, seq) for topic_id, seqs in self._held.items() for seq in seqs]
 
+    def below(self, lsn: int) -> list[Path]:
+        """The blobs that frames below ``lsn`` name."""
+        return [
+            self.path(topic_id, seq)
+            for topic_id, seqs in self._held.items()
+            for seq, held in seqs.items()
+            if held.lsn < lsn
+        ]
+
     def keep_at(self, lsn: int) -> None:
         """A FORWARD frame names the frame at ``lsn``: if that has a blob, copies are read from it
         until the log file is sealed, whatever becomes of its topic.

@@ -300,6 +300,19 @@ class Wal:
         """How many full files begin at ``lsn`` or later."""
         return max(len(self._bases) - 1 - bisect_left(self._bases, lsn), 0)
 
+    def files_between(self, lsn: int, end: int) -> list[tuple[WalFile, int]]:
+        """The files that hold the log from ``lsn`` to ``end``, which is written, and how many bytes
+        of each belong to it.
+        """
+        bases = [*self._bases]  # the writer's thread adds to them
+        first = max(bisect_right(bases, lsn) - 1, 0)
+        files, ends = self._files[first : len(bases)], [*bases[first + 1 :], end]
+        return [
+            (file, file.offset(min(stop, end)))
+            for file, stop in zip(files, ends, strict=True)
+            if file.base < end
+        ]
+
     def detach(self, lsn: int) -> list[WalFile]:
         """Forget all files that end at ``lsn`` or before; `SpareFiles.add` is next."""
         detached = self.ending_at(lsn)

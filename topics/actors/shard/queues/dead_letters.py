@@ -208,6 +208,8 @@ class DeadLetters(Service):
 
     def _copy(self, move: Move, jobs: Sequence[Taken]) -> None:
         """Append those jobs that are still there."""
+        if self._context.moves.defer_if_held(partial(self._copy, move, jobs)):
+            return
         topic, target = move.topic, move.rule[0]
         assert target is not None, "jobs are moved to a topic"
         dying = jobs_of(topic).dying
@@ -215,6 +217,7 @@ class DeadLetters(Service):
         if topic.deleted or not copies:
             self._end(move)
         else:
+            self._context.moves.enter()
             send(self._context.peers, target, copies, partial(self._copied, move))
 
     @staticmethod
@@ -239,6 +242,7 @@ class DeadLetters(Service):
         if sent.appended:
             self._bury(move, sent.appended, trouble)
         else:
+            self._context.moves.leave()
             self._end(move, trouble)
 
     def _bury(self, move: Move, seqs: Sequence[int], trouble: TopicsError | None) -> None:
@@ -249,6 +253,7 @@ class DeadLetters(Service):
             return
         refusal = context.room.refusal(grows=False)
         if topic.deleted or refusal is not None:
+            context.moves.leave()
             self._end(move, unwritable(refusal) if refusal else None)
             return
 
@@ -260,6 +265,7 @@ class DeadLetters(Service):
             self._end(move, trouble)
 
         self._commits.submit(finish_jobs.bury(topic, seqs, context.now), settle)
+        context.moves.leave()
 
     def _end(self, move: Move, trouble: TopicsError | None = None) -> None:
         """Go on with the next batch, or after a while if there was trouble. A batch whose fate is

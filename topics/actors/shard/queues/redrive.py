@@ -76,6 +76,7 @@ class Redrives(Service):
 
     async def _move_window(self, transfer: Transfer) -> None:
         context = self._context
+        await context.moves.wait_free()
         context.begin_turn()
         transfer.settled = trio.Event()
         context.freshen(transfer.topic)
@@ -87,10 +88,13 @@ class Redrives(Service):
         for target, those in copies.items():
             send(context.peers, target, those, partial(self._sent, transfer, target))
         self._tell_claimable(transfer)
-        context.end_turn()
         if copies:
+            context.moves.enter()
+            context.end_turn()
             await transfer.settled.wait()
+            context.moves.leave()
         else:
+            context.end_turn()
             await trio.lowlevel.checkpoint()
 
     def _fail(self, transfer: Transfer, error: Exception) -> None:

@@ -56,10 +56,13 @@ class Mutations:
 
     def _begin(self) -> None:
         """Begin all that wait for no other."""
+        if self._context.moves.defer_if_held(self._begin):
+            return
         taken, left = set(self._busy), []
         for each in self._waiting:
             if taken.isdisjoint(each.names):
                 self._busy |= each.names
+                self._context.moves.enter()
                 self._context.start(self._work, each)
             else:
                 left.append(each)
@@ -77,6 +80,7 @@ class Mutations:
             self._tell(request, error)
         finally:
             self._busy -= mutation.names
+            self._context.moves.leave()
             self._begin()
 
     def _tell(self, request: Request | None, error: Exception) -> None:

@@ -228,7 +228,7 @@ class Workers(Service):
 
     def _work(self) -> None:
         self._next, self._appends_seen = None, self._context.append_count
-        if self._context.is_stopping:
+        if self._context.is_stopping or self._context.moves.defer_if_held(self._plan):
             return
         until = time.perf_counter() + WORK_S
         self._named.clear()
@@ -356,6 +356,7 @@ class Workers(Service):
         if not self._asked:
             self._round_began = trio.current_time()
         self._asked += 1
+        self._context.moves.enter()
         self._flying[first.shard] += len(workers)
         params = ForwardParams(
             source=row.source,
@@ -385,6 +386,7 @@ class Workers(Service):
     ) -> None:
         self._flying[shard] -= len(workers)
         self._asked -= 1
+        self._context.moves.leave()
         if not self._asked:
             self._round_ended = trio.current_time()
             self._round_s = self._round_ended - self._round_began

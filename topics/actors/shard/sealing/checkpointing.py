@@ -28,28 +28,17 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Iterator
-from itertools import islice
+from pathlib import Path
 
 import trio
 
 from topics.actors.shard.group_commit import GroupCommit
 from topics.actors.shard.sealing.reclaim import Reclaim
-from topics.engine.snapshot import (
-    jobs_to_keep,
-    keys_to_keep,
-    moved_to_keep,
-    snapshot_shard,
-    snapshot_topic,
-    topics_to_keep,
-)
+from topics.engine.snapshot import items_to_keep
 from topics.formats.disk.checkpoint import Item, PieceBuilder
 from topics.storage import checkpoints
 from topics.storage.checkpoints import CheckpointWriter, Kept
 from topics.storage.recovery.steps import Shard
-
-TOPICS_PER_STEP = 64
-KEYS_PER_STEP = 512
-SOURCES_PER_STEP = 64
 
 
 class Checkpointing:
@@ -62,8 +51,8 @@ class Checkpointing:
         self.written = 0  # since the start of the process
         self.written_at = time.monotonic()
 
-    async def write(self) -> None:
-        """Write a checkpoint. Raises OSError: then everything is as it was."""
+    async def write(self) -> Path:
+        """Write a checkpoint; its file. Raises OSError: then everything is as it was."""
         replay_from, losses = self._reclaim.replay_from, self._commits.losses
         numbers = self._reclaim.named_segments
         freed = self._reclaim.take_freed()
@@ -71,10 +60,13 @@ class Checkpointing:
             writer = await trio.to_thread.run_sync(CheckpointWriter, self._shard.checkpoint_folder)
             try:
                 builder = await self._write_pieces(writer, numbers)
-                lsn = await self._sync_log(losses)
+                lsn = self._wal.next_lsn
+                await self.sync_log(lsn, losses)
                 await trio.to_thread.run_sync(self._segments.flags.sync, lsn)
                 header = builder.header(lsn, replay_from, clean=False)
-                await trio.to_thread.run_sync(writer.finish, header)
+                pin = self._reclaim.pin
+                pinned = None if pin is None else pin.checkpoint
+                await trio.to_thread.run_sync(writer.finish, header, pinned)
             except BaseException:
                 writer.abandon()
                 raise
@@ -84,6 +76,7 @@ class Checkpointing:
         self.written += 1
         self.written_at = time.monotonic()
         self._reclaim.add_checkpoint(Kept(replay_from, frozenset(numbers)), freed)
+        return writer.path
 
     async def _write_pieces(self, writer: CheckpointWriter, numbers: list[int]) -> PieceBuilder:
         """Write all items aside, while the shard goes on."""
@@ -105,37 +98,20 @@ class Checkpointing:
 
     def _items(self, numbers: list[int]) -> Iterator[Item | None]:
         """All items, each to be encoded at once. None: others may run before the next one."""
-        yield {**snapshot_shard(self._table), "segments": numbers, "boot": self._shard.boot}
-        for count, topic in enumerate(topics_to_keep(self._table), 1):
-            yield snapshot_topic(topic, self._commits.position_of(topic))
-            for part in jobs_to_keep(topic, self._commits.now()):
-                yield {"id": topic.id, "jobs": part}
-                yield None
-            found = keys_to_keep(topic, self._commits.now())
-            while some := list(islice(found, KEYS_PER_STEP)):
-                if keys := b"".join(key for key in some if key is not None):
-                    yield {"id": topic.id, "digests": keys}
-                yield None
-            moved = moved_to_keep(topic)
-            while parts := list(islice(moved, SOURCES_PER_STEP)):
-                yield {"id": topic.id, "moved": parts}
-                yield None
-            if count % TOPICS_PER_STEP == 0:
-                yield None
+        commits, known = self._commits, {"segments": numbers, "boot": self._shard.boot}
+        return items_to_keep(self._table, known, commits.position_of, commits.now)
 
-    async def _sync_log(self, losses: int) -> int:
-        """The log's end, once the log is synced up to there.
+    async def sync_log(self, lsn: int, losses: int) -> None:
+        """Return once the log is synced up to ``lsn``, its end of a moment ago.
 
-        Raises OSError when changes were undone meanwhile: the items may hold topics that were never
-        made, or lack one.
+        Raises OSError when changes were undone since there were ``losses``: what was noted then may
+        hold topics that were never made, or lack one.
         """
         wal, commits = self._wal, self._commits
-        lsn = wal.next_lsn
         wal.flush(sync=True, at_once=False)
         if commits.losses == losses:
             await commits.wait_synced(lsn)
         if wal.failed:
             raise wal.failed
         if commits.losses != losses:
-            raise OSError(errno.ENOSPC, "changes were undone while a checkpoint was made")
-        return lsn
+            raise OSError(errno.ENOSPC, "changes were undone meanwhile")

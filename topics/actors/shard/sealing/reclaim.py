@@ -8,19 +8,22 @@
 
 Two checkpoints stand on the disk, and a start may need either. What a checkpoint no longer needs
 is therefore kept until it is the older of the two. An error leaves the rest for the next time.
-Nothing is given back that a checkpoint on disk, or the index, still names.
+Nothing is given back that a checkpoint on disk, or the index, still names. While a backup copies
+what a checkpoint names (`Pin`) nothing is given back at all, unless the log lacks room: no backup
+stops a writer.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 import trio
 
+from topics.actors.shard.record_store import unlink_all
 from topics.engine.locators import Locator, in_extent, is_extent, split_locator
 from topics.storage import checkpoints
 from topics.storage.checkpoints import Kept
@@ -33,6 +36,19 @@ class Freed(NamedTuple):
 
     extents: list[Locator]
     blobs: list[Path]
+
+
+@dataclass(eq=False, slots=True)
+class Pin:
+    """Of a backup: what its ``checkpoint`` needs stays, unless the pin ``is_broken``; of the log
+    that is all from ``replay_from`` on. ``blobs``: those that the log has ceased to name since,
+    because segments have their records or their topic is gone.
+    """
+
+    checkpoint: Path | None = None
+    replay_from: int = 0
+    blobs: list[Path] = field(default_factory=list)
+    is_broken: bool = False
 
 
 class Reclaim:
@@ -62,6 +78,7 @@ class Reclaim:
         self._blobs = list(shard.absorbed)
         self._freed: deque[Freed] = deque()  # by checkpoint, the newest last
         self._detached: list[WalFile] = []
+        self.pin: Pin | None = None
 
     # What is in use
 
@@ -81,9 +98,21 @@ class Reclaim:
 
     def seal_up_to(self, end: int) -> None:
         """All records of the log before ``end`` are in segments."""
-        self._blobs += self._wal.blobs.absorb(end)
+        self._give_up(self._wal.blobs.absorb(end))
         self.replay_from = end
         self.sealed += 1
+
+    def drop_blobs(self, paths: list[Path]) -> None:
+        """The topic of these blobs is gone, durably."""
+        if self.pin is not None:
+            self._give_up(paths)
+        else:
+            unlink_all(paths)
+
+    def _give_up(self, blobs: list[Path]) -> None:
+        self._blobs += blobs
+        if self.pin is not None:
+            self.pin.blobs += blobs
 
     @property
     def named_segments(self) -> list[int]:
@@ -103,11 +132,18 @@ class Reclaim:
     @property
     def has_garbage(self) -> bool:
         """Whether another checkpoint would free room."""
+        if self._is_pinned:
+            return False
         waiting = any(freed.extents or freed.blobs for freed in self._freed)
         loose = self._extents or self._blobs or self._unused_segments or self._detached
         return bool(waiting or loose or self._wal.oldest_lsn < self.replay_from)
 
     # Around a checkpoint
+
+    @property
+    def newest(self) -> Kept:
+        """What the newest checkpoint needs."""
+        return self._standing[-1]
 
     def take_freed(self) -> Freed:
         """What was freed since the last checkpoint: taken when the next one begins."""
@@ -126,6 +162,9 @@ class Reclaim:
 
     async def free(self) -> None:
         """Give back what both checkpoints on disk can spare. Raises OSError."""
+        if self._is_pinned:
+            return
+        self.break_pin()
         if len(self._standing) < checkpoints.KEEP:
             return
         older = self._standing[0]
@@ -143,6 +182,15 @@ class Reclaim:
             await trio.to_thread.run_sync(self._wal.writer.spares.add, self._detached[:1])
             del self._detached[0]
 
+    @property
+    def _is_pinned(self) -> bool:
+        return self.pin is not None and not self._wal.short_of_room
+
+    def break_pin(self) -> None:
+        """The room is needed: the backup comes to nothing."""
+        if self.pin is not None:
+            self.pin.is_broken, self.pin = True, None
+
     async def _unlink_segments(self, named: frozenset[int]) -> None:
         for number in [number for number in self._unused_segments if number not in named]:
             await trio.to_thread.run_sync(self._segments.unlink, number)
@@ -154,8 +202,7 @@ class Reclaim:
         ]
         if extents:
             await trio.to_thread.run_sync(self._segments.punch, extents)
-        for path in freed.blobs:
-            await trio.to_thread.run_sync(partial(path.unlink, missing_ok=True))
+        await trio.to_thread.run_sync(unlink_all, freed.blobs)
 
 
 def _used_extents(shard: Shard) -> dict[int, set[int]]:

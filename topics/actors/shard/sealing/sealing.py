@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import structlog
 import trio
@@ -38,7 +38,7 @@ from topics.actors.shard.group_commit import GroupCommit
 from topics.actors.shard.sealing.checking import SealingCheck
 from topics.actors.shard.sealing.checkpointing import Checkpointing
 from topics.actors.shard.sealing.merging import Merging
-from topics.actors.shard.sealing.reclaim import Reclaim
+from topics.actors.shard.sealing.reclaim import Pin, Reclaim
 from topics.actors.shard.sealing.rewriting import Rewriting
 from topics.actors.shard.sealing.sources import LogFile
 from topics.actors.shard.service import Service
@@ -72,6 +72,34 @@ class Sealing(Service):
         self.merging = Merging(shard, commits, self.reclaim, self.rewriting)
         self._seen_lsn = self.wal.next_lsn  # at the last look
         self.store.on_release = self.reclaim.release_extent
+        self.store.on_blobs_gone = self.reclaim.drop_blobs
+        self._asked: tuple[Pin, Callable[[OSError | None], object]] | None = None
+
+    # For a backup
+
+    def ask_for(self, pin: Pin, then: Callable[[OSError | None], object]) -> None:
+        """Write a checkpoint soon, and let ``pin`` keep what it names; ``then`` is told."""
+        self._asked = pin, then
+
+    def let_go(self, pin: Pin) -> None:
+        """Nothing need be kept for ``pin``."""
+        if self.reclaim.pin is pin:
+            self.reclaim.pin = None
+        if self._asked is not None and self._asked[0] is pin:
+            self._asked = None
+
+    async def _pin_if_asked(self) -> None:
+        if self._asked is None:
+            return
+        (pin, then), self._asked = self._asked, None
+        error = None
+        self.reclaim.pin = pin
+        try:
+            pin.checkpoint = await self.checkpoints.write()
+        except OSError as failure:
+            error = failure
+            self.reclaim.break_pin()
+        then(error)
 
     # The task
 
@@ -85,12 +113,15 @@ class Sealing(Service):
                 interval_s = RETRY_INTERVAL_S
                 log.warning("sealing failed", error=str(error), again_s=interval_s)
             await trio.sleep(interval_s)
+        if self._asked is not None:
+            self._asked[1](self.wal.failed)
 
     async def _round(self) -> None:
         """Write delete flags that are due, seal full log files, write a checkpoint if it helps,
         merge segments.
         """
         await self._release()
+        await self._pin_if_asked()
         grown, self._seen_lsn = self.wal.next_lsn - self._seen_lsn, self.wal.next_lsn
         # Perhaps a short burst: it is sealed when it is over, or a normal backlog waits.
         waits = grown >= BURST_MIN_BYTES and self.backlog_files < BACKLOG_NORMAL_FILES
@@ -102,11 +133,13 @@ class Sealing(Service):
             for base, end in () if waits else self._ready_files():
                 await self._seal(base, end)
                 sealed += 1
+                await self._pin_if_asked()
                 if sealed == FILES_PER_CHECKPOINT:
                     await self.checkpoint()
                     sealed = 0
         except OSError as error:
             failure = error  # on a full disk, a checkpoint may free the room that a segment needs
+            self.reclaim.break_pin()
         if sealed or self._reclaim_is_due:
             await self.checkpoint()
         if failure is not None:

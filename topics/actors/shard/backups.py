@@ -1,0 +1,245 @@
+"""Backups: what a shard does for the one that the front takes (``decisions/0067``).
+
+    begin   a checkpoint is written; what it names stays, as long as the pin holds
+    hold    no move between topics begins; answered when none is under way
+    cut     the log up to here belongs to the backup: asked when all shards hold
+    files   moves go on; answered when the log is synced up to the cut
+    end     whether the pin has held all the time; it ends
+
+A pin ends with the link session of its front, too, and breaks when the shard needs the room. A hold
+ends by itself after `HOLD_MAX_S`, before a reader gives up its wait for a router; a cut counts only
+if the hold of each shard has lasted until all have cut, which `files` finds out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import trio
+
+from topics.actors.rpc.message_router import MessageRouter
+from topics.actors.rpc.replies import answer_error
+from topics.actors.rpc.session import InboundMessage, LinkSession
+from topics.actors.shard.context import ShardContext
+from topics.actors.shard.deadlines import Deadline
+from topics.actors.shard.room import unwritable
+from topics.actors.shard.sealing.reclaim import Pin
+from topics.actors.shard.sealing.sealing import Sealing
+from topics.actors.shard.service import Service
+from topics.errors import NotReady, Throttled
+from topics.formats.disk.backup import FLAGS, File
+from topics.formats.wire.calls import (
+    BACKUP_BEGIN,
+    BACKUP_CUT,
+    BACKUP_END,
+    BACKUP_FILES,
+    BACKUP_HOLD,
+    NO_RESULT,
+    BackupBegun,
+    BackupCut,
+    BackupFiles,
+    BackupParams,
+    NoResult,
+)
+from topics.storage.recovery.steps import Shard
+
+BeginCall: TypeAlias = InboundMessage[BackupParams, BackupBegun]
+HoldCall: TypeAlias = InboundMessage[BackupParams, NoResult]
+CutCall: TypeAlias = InboundMessage[BackupParams, BackupCut]
+FilesCall: TypeAlias = InboundMessage[BackupParams, BackupFiles]
+EndCall: TypeAlias = InboundMessage[BackupParams, NoResult]
+
+HOLD_MAX_S: Final = 0.8  # below `barriers.BARRIER_S`
+
+
+@dataclass(eq=False, slots=True)
+class _Backup:
+    """The one under way. ``until``: the end of its hold, None while it has none; ``holding``: the
+    request for it; ``cut``: LSN, and how often the log had lost changes then.
+    """
+
+    session: LinkSession
+    number: int
+    pin: Pin = field(default_factory=Pin)
+    until: Deadline | None = None
+    holding: HoldCall | None = None
+    cut: tuple[int, int] | None = None
+
+
+class Backups(Service):
+    """Handles `backup.*`."""
+
+    def __init__(self, context: ShardContext, shard: Shard, sealing: Sealing) -> None:
+        self._context, self._shard, self._sealing = context, shard, sealing
+        self._data_dir = shard.checkpoint_folder.parent.parent
+        self._backup: _Backup | None = None
+
+    def register(self, router: MessageRouter) -> None:
+        """Serve all sessions of ``router``."""
+        router.serve(BACKUP_BEGIN, self._begin)
+        router.serve(BACKUP_HOLD, self._hold)
+        router.serve(BACKUP_CUT, self._cut)
+        router.serve(BACKUP_FILES, self._files)
+        router.serve(BACKUP_END, self._end)
+
+    def on_session_closed(self, session: LinkSession) -> None:
+        """Let go what a front held that has gone."""
+        if self._backup is not None and self._backup.session is session:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        backup, self._backup = self._backup, None
+        if backup is not None:
+            self._release(backup)
+            self._sealing.let_go(backup.pin)
+
+    def _of(self, request: InboundMessage[BackupParams, Any]) -> _Backup:
+        """The backup that the request is about. Raises `NotReady` unless its pin holds."""
+        backup = self._backup
+        if backup is None or not self._is_about(request):
+            raise NotReady("the shard has no such backup under way")
+        if backup.pin.is_broken:
+            raise NotReady("the disk has no room for what a backup keeps")
+        return backup
+
+    def _is_about(self, request: InboundMessage[BackupParams, Any]) -> bool:
+        """Whether the request is about the backup under way."""
+        backup, asked = self._backup, (request.session, request.params.number)
+        return backup is not None and (backup.session, backup.number) == asked
+
+    # The pin
+
+    def _begin(self, request: BeginCall) -> None:
+        self._context.check_writable(grows=True)
+        if self._backup is not None:
+            raise Throttled("a backup is under way", limit="max_backups", max=1)
+        backup = self._backup = _Backup(request.session, request.params.number)
+        request.outlast()
+        self._sealing.ask_for(backup.pin, partial(self._begun, request, backup))
+
+    def _begun(self, request: BeginCall, backup: _Backup, error: OSError | None) -> None:
+        """The checkpoint is written, or could not be. Not in a turn."""
+        self._context.begin_turn()
+        try:
+            if error is not None:
+                raise unwritable(error)
+            self._of(request)
+            request.reply(self._pinned(backup.pin))
+        except NotReady as failure:
+            if self._backup is backup:
+                self._let_go()
+            answer_error(request, failure)
+        self._context.end_turn()
+
+    def _pinned(self, pin: Pin) -> BackupBegun:
+        """What the newest checkpoint names, which was written just now."""
+        kept, segments = self._sealing.reclaim.newest, self._shard.segments
+        assert pin.checkpoint is not None, "it is the checkpoint of the pin"
+        pin.replay_from = kept.replay_from
+        if self._shard.linked.needed_to > kept.replay_from:
+            raise NotReady("copies of version 0.1 are still moved into segments")
+        found = [segments.segments[number] for number in sorted(kept.segments)]
+        flags = [
+            File(
+                f"{FLAGS}/{self._shard.wal.shard:02d}/{segment.path.name}",
+                str(segment.path),
+                segment.trailer.flags_at,
+                segment.trailer.record_count,
+                segment.trailer.record_count,
+            )
+            for segment in found
+            if 1 in segment.has_deleted
+        ]
+        paths = [pin.checkpoint, *(segment.path for segment in found)]
+        if not self._shard.wal.shard:
+            paths.insert(0, self._data_dir / "meta")
+        return BackupBegun(flags, [*self._whole(paths)])
+
+    def _whole(self, paths: list[Path]) -> Iterator[File]:
+        for path in paths:
+            size = path.stat().st_size
+            yield File(self._name(path), str(path), 0, size, size)
+
+    def _name(self, path: Path) -> str:
+        return str(path.relative_to(self._data_dir))
+
+    def _end(self, request: EndCall) -> None:
+        try:
+            self._of(request)
+        finally:
+            if self._is_about(request):
+                self._let_go()
+        request.reply(NO_RESULT)
+
+    # The cut
+
+    def _hold(self, request: HoldCall) -> None:
+        backup = self._of(request)
+        self._release(backup)
+        request.outlast()
+        backup.holding, backup.cut = request, None
+        until = trio.current_time() + HOLD_MAX_S
+        backup.until = self._context.deadlines.call_at(until, partial(self._release, backup))
+        self._context.moves.hold(partial(self._held, backup, request))
+
+    def _held(self, backup: _Backup, request: HoldCall) -> None:
+        if backup.holding is request:
+            backup.holding = None
+            request.reply(NO_RESULT)
+
+    def _release(self, backup: _Backup) -> None:
+        """Let moves go on, if they are held; whoever waits for the hold is told that it is over."""
+        if backup.until is not None:
+            backup.until.cancel()
+            backup.until = None
+            self._context.moves.release()
+        if backup.holding is not None:
+            request, backup.holding = backup.holding, None
+            answer_error(request, _over())
+
+    def _cut(self, request: CutCall) -> None:
+        backup = self._of(request)
+        if backup.until is None or backup.holding is not None:
+            raise _over()
+        backup.cut = self._context.wal.next_lsn, self._context.commits.losses
+        request.reply(BackupCut(backup.cut[0]))
+
+    def _files(self, request: FilesCall) -> None:
+        backup = self._of(request)
+        is_held = backup.until is not None
+        self._release(backup)
+        if backup.cut is None or not is_held:
+            raise _over()
+        request.outlast()
+        self._context.start(self._answer_files, request, backup, *backup.cut)
+
+    async def _answer_files(
+        self, request: FilesCall, backup: _Backup, lsn: int, losses: int
+    ) -> None:
+        try:
+            await self._sealing.checkpoints.sync_log(lsn, losses)
+            found = BackupFiles([*self._log(backup, lsn)])
+        except OSError as error:
+            self._context.begin_turn()
+            answer_error(request, unwritable(error))
+        else:
+            self._context.begin_turn()
+            request.reply(found)
+        self._context.end_turn()
+
+    def _log(self, backup: _Backup, lsn: int) -> Iterator[File]:
+        """The log from where the checkpoint is replayed up to ``lsn``, and the blobs that it may
+        name.
+        """
+        wal = self._context.wal
+        for file, length in wal.files_between(backup.pin.replay_from, lsn):
+            yield File(self._name(file.path), str(file.path), 0, length, file.size)
+        yield from self._whole(sorted({*wal.blobs.below(lsn), *backup.pin.blobs}))
+
+
+def _over() -> NotReady:
+    return NotReady("moves between topics were not held until all shards had cut their logs")

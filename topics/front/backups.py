@@ -1,0 +1,215 @@
+"""Backups: the front's side of one (``decisions/0067``).
+
+    begin: all shards pin --> flags --> all hold, all cut, all go on --> files --> all confirm
+       |                        |  one tar, in chunks, as fast as its client takes it       |
+       '-- one cannot: 503      '-- anything fails, drain: broken off                       v
+                                                                        manifest, last chunk
+
+The shards say which bytes of which files belong to it. They are read and hashed by a thread that
+has the processor last. Without the last chunk HTTP says that the answer is broken, and without its
+manifest no tar is a backup.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any, Final
+
+import trio
+
+from topics import __version__
+from topics.actors.rpc.session import Reply
+from topics.actors.shard_client.shards import Shards
+from topics.errors import NotReady, TopicsError
+from topics.formats.disk.backup import FORMAT, File, Manifest
+from topics.formats.wire.calls import (
+    BACKUP_BEGIN,
+    BACKUP_CUT,
+    BACKUP_END,
+    BACKUP_FILES,
+    BACKUP_HOLD,
+    BackupParams,
+)
+from topics.formats.wire.contract import Call, R
+from topics.front.drain import Drain, shutting_down
+from topics.front.http.connection import Connection
+from topics.front.keys import Keys
+from topics.front.limits import Cap, Slots
+from topics.front.request import Request
+from topics.storage.backup import BackupStream
+from topics.storage.disk import Damaged
+
+LOG = logging.getLogger("topics.front")
+
+CUTS_MAX: Final = 10  # attempts; a move between topics may take longer than a hold
+PAUSE_S: Final = 0.5  # between two of them
+AHEAD_PIECES: Final = 4  # read and not sent, of 1 MiB
+NICE: Final = 15
+END: Final = b"0\r\n\r\n"
+
+
+class Backups:
+    """What a front knows of its backups: one at a time, and how they ended."""
+
+    def __init__(self) -> None:
+        self.slots = Slots("a backup is under way", in_all=Cap("max_backups", 1))
+        self.counts = [0, 0]  # finished, failed
+        self.finished_ms = 0
+
+
+class Backup:
+    """One backup. Begun by `begin`, ended by `run` or `abandon`."""
+
+    def __init__(self, shards: Shards, drain: Drain, keys: Keys, backups: Backups) -> None:
+        self._shards, self._drain, self._keys, self._backups = shards, drain, keys, backups
+        self._params = BackupParams(secrets.randbits(62))
+        self._flags: list[File] = []
+        self._files: list[File] = []
+        self._is_over = False
+
+    async def begin(self) -> None:
+        """Let all shards keep what they have. Raises as `Slots.acquire`, and `NotReady`."""
+        self._backups.slots.acquire()
+        try:
+            for begun in await self._ask_all(BACKUP_BEGIN):
+                self._flags += map(File._make, begun.flags)
+                self._files += map(File._make, begun.files)
+        except BaseException:
+            self.abandon()
+            raise
+
+    def abandon(self) -> None:
+        """Let the shards keep nothing for it any more. Safe to call twice."""
+        if not self._is_over:
+            self._is_over = True
+            self._tell_all(BACKUP_END)
+            self._backups.slots.release()
+
+    async def run(self, request: Request, connection: Connection) -> None:
+        """Send it. Raises OSError when it is broken off."""
+        is_whole = False
+        try:
+            await self._send(request, connection)
+            is_whole = True
+        except (TopicsError, OSError, Damaged) as error:
+            LOG.warning("backup broken off: %s", error)
+            raise ConnectionAbortedError("the backup is broken off") from error
+        finally:
+            self.abandon()
+            self._backups.counts[not is_whole] += 1
+        self._backups.finished_ms = time.time_ns() // 1_000_000
+
+    async def _send(self, request: Request, connection: Connection) -> None:
+        stream = BackupStream(int(time.time()))
+        await self._send_all(request, connection, stream.add(self._flags))
+        created_ms = time.time_ns() // 1_000_000
+        cuts, found = await self._cut()
+        await self._send_all(request, connection, stream.add([*self._files, *found]))
+        await self._ask_all(BACKUP_END)
+        manifest = Manifest(
+            FORMAT, __version__, self._shards.count, created_ms, cuts, stream.members
+        )
+        await connection.send(*_chunk(stream.end(manifest)), END)
+
+    async def _send_all(
+        self, request: Request, connection: Connection, pieces: Iterator[bytes]
+    ) -> None:
+        """Send what a thread reads. Raises what the thread has raised, and `TopicsError`."""
+        async with reading(pieces) as found:
+            async for piece in found:
+                if self._drain.is_draining:
+                    raise shutting_down()
+                self._keys.check(request.principal)
+                if piece:
+                    await connection.send(*_chunk(piece))
+
+    # The shards
+
+    async def _cut(self) -> tuple[list[int], list[File]]:
+        """The LSN up to which each log belongs to the backup, and the files of all logs.
+
+        Raises `NotReady`.
+        """
+        for attempt in range(1, CUTS_MAX + 1):
+            try:
+                await self._ask_all(BACKUP_HOLD)
+                cuts = [cut.lsn for cut in await self._ask_all(BACKUP_CUT)]
+                answers = await self._ask_all(BACKUP_FILES)
+            except NotReady:
+                self._tell_all(BACKUP_FILES)  # those that hold go on
+                if attempt == CUTS_MAX:
+                    raise
+                await trio.sleep(PAUSE_S)
+            else:
+                break
+        return cuts, [File._make(row) for answer in answers for row in answer.files]
+
+    async def _ask_all(self, call: Call[BackupParams, R]) -> list[R]:
+        """What the shards answer. Raises what the first of them fails with."""
+        found: dict[int, R] = {}
+        failures: list[TopicsError] = []
+
+        async def ask(shard: int) -> None:
+            try:
+                reply = await self._shards.answer(shard, call, self._params)
+            except TopicsError as failure:
+                text = f"shard {shard} cannot take part in a backup: {failure.message}"
+                failures.append(TopicsError.restore(type(failure), text, failure.detail))
+            else:
+                found[shard] = reply.result
+                reply.release()
+
+        async with trio.open_nursery() as nursery:
+            for shard in range(self._shards.count):
+                nursery.start_soon(ask, shard)
+        if failures:
+            raise failures[0]
+        return [found[shard] for shard in range(self._shards.count)]
+
+    def _tell_all(self, call: Call[BackupParams, Any]) -> None:
+        """Ask, and wait for no answer."""
+
+        def drop(answer: Reply[Any] | TopicsError) -> None:
+            if isinstance(answer, Reply):
+                answer.release()
+
+        for shard in range(self._shards.count):
+            self._shards.call(shard, call, self._params, b"", drop)
+
+
+def _chunk(data: bytes) -> Sequence[bytes]:
+    return b"%x\r\n" % len(data), data, b"\r\n"
+
+
+@contextlib.asynccontextmanager
+async def reading(pieces: Iterator[bytes]) -> AsyncIterator[trio.MemoryReceiveChannel[bytes]]:
+    """What a thread of low priority takes from ``pieces``, `AHEAD_PIECES` ahead. At its end the
+    context raises what the thread has raised.
+    """
+    send, receive = trio.open_memory_channel[bytes](AHEAD_PIECES)
+    token = trio.lowlevel.current_trio_token()
+    failures: list[Exception] = []
+
+    def read() -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+        with contextlib.suppress(trio.BrokenResourceError, trio.Cancelled, trio.RunFinishedError):
+            try:
+                for piece in pieces:
+                    trio.from_thread.run(send.send, piece, trio_token=token)
+            except (OSError, Damaged) as error:
+                failures.append(error)
+            finally:
+                token.run_sync_soon(send.close)
+
+    # Not one of trio's, which others use after it: a priority is never raised again.
+    threading.Thread(target=read, name="backup", daemon=True).start()
+    with receive:
+        yield receive
+    if failures:
+        raise failures[0]

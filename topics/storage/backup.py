@@ -1,0 +1,58 @@
+"""Backup stream: files of a server that runs, as a tar (``formats/disk/backup.py``).
+
+For a thread, since every step reads. Pages that nobody has mapped leave the kernel's cache again: a
+backup must not put those of readers out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+from topics.formats.disk import backup
+from topics.formats.disk.backup import File, Manifest, Member
+from topics.storage.disk import Damaged
+
+PIECE_BYTES: Final = 1 << 20
+
+
+class BackupStream:
+    """The bytes of a backup; ``members`` has those that were read to their end."""
+
+    def __init__(self, now_s: int) -> None:
+        self._now_s = now_s
+        self.members: list[Member] = []
+
+    def add(self, files: Iterable[File]) -> Iterator[bytes]:
+        """Members for these files. Raises OSError, and `Damaged` for a file that is cut."""
+        for file in files:
+            yield backup.header(file.name, file.length, self._now_s)
+            digest = hashlib.sha256()
+            for piece in read(Path(file.path), file.offset, file.length):
+                digest.update(piece)
+                yield piece
+            yield backup.padding(file.length)
+            member = Member(file.name, file.length, file.size, digest.hexdigest())
+            self.members.append(member)
+
+    def end(self, manifest: Manifest) -> bytes:
+        """The manifest, and the end of the tar."""
+        data = backup.sealed(manifest)
+        head = backup.header(backup.MANIFEST, len(data), self._now_s)
+        return head + data + backup.padding(len(data)) + backup.END
+
+
+def read(path: Path, offset: int, length: int) -> Iterator[bytes]:
+    """The bytes of a file, piece by piece. Raises OSError and `Damaged`."""
+    with path.open("rb", buffering=0) as file:
+        fd = file.fileno()
+        for at in range(offset, offset + length, PIECE_BYTES):
+            wanted = min(PIECE_BYTES, offset + length - at)
+            piece = os.pread(fd, wanted, at)
+            if len(piece) < wanted:
+                raise Damaged(path, at + len(piece), "the file is cut")
+            os.posix_fadvise(fd, at, wanted, os.POSIX_FADV_DONTNEED)
+            yield piece
