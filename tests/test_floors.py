@@ -26,6 +26,7 @@ FLOORS = [
     ["topics.storage", "topics.storage.segments", "topics.storage.wal"],
     ["topics.storage.recovery"],
     ["topics.storage.verify", "topics.storage.inspect"],
+    ["topics.storage.restore"],
     ["topics.spark"],
     ["topics.spark.source", "topics.spark.sink"],
     ["topics.spark.jobs", "topics.spark.discovery"],

@@ -39,6 +39,8 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "verify": ("server", "Look for damage in a data directory."),
         "inspect": ("server", "Show what data files hold."),
         "repair": ("server", "Let a data directory start again whose log is damaged."),
+        "backup": ("backup", "Copy all data of a server that runs into a file."),
+        "restore": ("server", "Make a data directory of a backup."),
         "keys": ("server", "Work with API keys."),
     },
     "Topics": {

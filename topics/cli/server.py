@@ -1,4 +1,5 @@
-"""Commands of the machine that has the data directory: serve, verify, inspect, repair, keys.
+"""Commands of the machine that has the data directory: serve, verify, inspect, repair, restore,
+keys.
 
 The server's packages are imported by the commands themselves: the help is there before they are.
 """
@@ -7,9 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 import click
 
@@ -88,6 +90,56 @@ def repair(directory: Path, dry_run: bool) -> ExitCode:
 def inspect(files: tuple[Path, ...]) -> ExitCode:
     """Show what data files hold."""
     return max(map(_inspect, files))
+
+
+@command("restore")
+@click.argument("file", metavar="FILE", type=click.File("rb"))
+@click.argument("directory", metavar="DIR", type=_path)
+@click.option("--as-new", is_flag=True, help="Let readers learn that they are to begin anew.")
+@click.option("--damaged", is_flag=True, help="Also when files were damaged before the backup.")
+@pass_shell
+def restore(shell: Shell, file: IO[bytes], directory: Path, as_new: bool, damaged: bool) -> None:
+    """Make a data directory of a backup.
+
+    \b
+    topics backup orders.tar
+    topics restore orders.tar topics-data
+
+    DIR is absent or empty, and stays so if anything is wrong: every checksum is compared, and what
+    was written is verified before it gets its name. FILE may be - for stdin.
+
+    A server in DIR goes on where the backup was taken. Readers that were further then are not told
+    that seqs come twice; --as-new gives all topics another epoch, which tells them.
+    """
+    from topics.actors.shard.context import clock
+    from topics.storage.disk import Damaged
+    from topics.storage.restore import BackupDamaged, CannotRestore, NotABackup
+    from topics.storage.restore import restore as restore_from
+
+    name, nothing = file.name, f"{directory} is as it was"
+    try:
+        found, findings = restore_from(file, directory, clock(), as_new=as_new, with_damage=damaged)
+    except CannotRestore as error:
+        raise Mistake(str(error)) from None
+    except NotABackup as error:
+        text = f"{name} is no whole backup: {error}; {nothing}"
+        raise Failed(text, "bad_backup", ExitCode.DAMAGED) from None
+    except BackupDamaged as error:
+        listed = "\n".join(error.findings)
+        text = f"{error}:\n{listed}\n{nothing}; --damaged restores it all the same"
+        raise Failed(text, "damaged", ExitCode.DAMAGED) from None
+    except Damaged as error:
+        raise Failed(f"{error}; {nothing}", "damaged", ExitCode.DAMAGED) from None
+    for finding in findings:
+        shell.say(finding)
+    told = {
+        "created_ms": found.created_ms,
+        "shards": found.shards,
+        "files": len(found.members),
+        "bytes": sum(member.size for member in found.members),
+    }
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(found.created_ms / 1000))
+    shell.done(told, f"{directory}: as of {when} UTC, {told['files']} files")
 
 
 @group("keys")

@@ -141,7 +141,8 @@ class Backup:
                 await self._ask_all(BACKUP_HOLD)
                 cuts = [cut.lsn for cut in await self._ask_all(BACKUP_CUT)]
                 answers = await self._ask_all(BACKUP_FILES)
-            except NotReady:
+            except NotReady as failure:
+                LOG.debug("logs not cut: %s", failure.message)
                 self._tell_all(BACKUP_FILES)  # those that hold go on
                 if attempt == CUTS_MAX:
                     raise

@@ -1,0 +1,397 @@
+"""Backups of a server under load, each restored: nothing acknowledged before is missing, nothing is
+there twice, and routers go on exactly.
+
+Writers append to the sources of chains of routers over three shards, with both guarantees; jobs die
+into a dead-letter topic and are redriven from there; records are deleted by seq and by tag, jobs
+acked; streamed appends lie in blobs; log files are small, so all is sealed and merged meanwhile.
+With ``--kills`` the front, a shard, everything or the client is killed within some backups: they
+have no end, the server loses nothing, and what it kept for them goes. Runs as a program: ``python
+-m tests.campaigns.backups --seconds 120 --kills 50``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import random
+import shutil
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.campaigns.clients import BROKEN, Actor, end
+from tests.campaigns.killer import Summary, damage, deaths_by_themselves, program
+from tests.support.api import Api, ok
+from tests.support.server import Server, kill_one
+from topics.engine.now import Now
+from topics.storage.restore import restore
+
+SHARDS = 3
+WAL_FILE_BYTES = 64 << 10  # the smallest
+CHAINS = 4
+PADDING = "x" * 200
+BLOB_RECORDS, BLOB_RECORD_BYTES = 50, 100_000  # above 4 MiB: streamed
+SETTLE_S = 60.0
+WANTED = ("backups", "records", "copies", "dead", "redriven", "acked", "deleted", "blobs")
+
+
+class Ledger:
+    """What was acknowledged: numbers by topic, and what may have gone."""
+
+    def __init__(self) -> None:
+        self.appended: dict[str, list[int]] = {}
+        self.tried: dict[str, set[int]] = {}  # appends that may be there
+        self.leaving: dict[str, set[int]] = {}  # acks and deletes that were sent
+        self.gone: dict[str, list[int]] = {}  # that were acknowledged
+
+    def now(self) -> Moment:
+        return Moment(
+            {topic: {*numbers} for topic, numbers in self.appended.items()},
+            {topic: {*numbers} for topic, numbers in self.gone.items()},
+        )
+
+
+class Moment(NamedTuple):
+    appended: dict[str, set[int]]
+    gone: dict[str, set[int]]
+
+
+class Appender(Actor):
+    """Appends numbered records to its topics, each once."""
+
+    def __init__(self, number: int, server: Server, seed: int, topics: list[str], ledger: Ledger):
+        dice = random.Random(f"{seed}/appender/{number}")
+        super().__init__(f"appender-{number}", lambda: server.address, dice)
+        self.topics, self.ledger, self.number = topics, ledger, number * 10_000_000
+        for topic in topics:
+            for kept in (ledger.appended, ledger.gone):
+                kept.setdefault(topic, [])
+            for tried in (ledger.tried, ledger.leaving):
+                tried.setdefault(topic, set())
+
+    def turn(self) -> None:
+        self.ending.wait(self.dice.uniform(0, 0.01))
+        topic = self.dice.choice(self.topics)
+        count, padding = self.dice.choice((1, 1, 3, 20)), PADDING
+        if topic == "blob":
+            count, padding = BLOB_RECORDS, "y" * BLOB_RECORD_BYTES
+            self.ending.wait(0.5)
+        numbers = range(self.number, self.number + count)
+        self.number += count
+        self.ledger.tried[topic].update(numbers)
+        records = [{"data": [n, padding], "tag": f"t{n}"} for n in numbers]
+        body = {"records": records, "idempotency_key": f"k{numbers[0]}"}
+        if self.line.insist("POST", f"/v0/topics/{topic}", body) is not None:
+            self.ledger.appended[topic] += numbers
+            self.counts["blobs" if topic == "blob" else "records"] += count
+
+
+class Worker(Actor):
+    """Acks some jobs and lets others die."""
+
+    def __init__(self, server: Server, seed: int, ledger: Ledger) -> None:
+        super().__init__("worker", lambda: server.address, random.Random(f"{seed}/worker"))
+        self.ledger = ledger
+
+    def turn(self) -> None:
+        asked = {"node": "w", "max": 20, "lease_ms": 2000, "wait_ms": 100}
+        jobs = self.line.ask("POST", "/v0/topics/jobs/claim", asked).json()["claimed"]
+        good = {job["$seq"]: job["data"][0] for job in jobs if job["data"][0] % 2}
+        bad = [job["$seq"] for job in jobs if job["$seq"] not in good]
+        if bad:
+            self.line.ask("POST", "/v0/topics/jobs/nack", {"node": "w", "seqs": bad})
+            self.counts["dead"] += len(bad)
+        if good:
+            self.ledger.leaving["jobs"].update(good.values())
+            answer = self.line.ask(
+                "POST", "/v0/topics/jobs/ack", {"node": "w", "seqs": [*good]}
+            ).json()
+            self.ledger.gone["jobs"] += [good[s] for s in good if s not in answer["skipped"]]
+            self.counts["acked"] += answer["acked"]
+
+
+class Redriver(Actor):
+    """Moves dead letters on."""
+
+    def __init__(self, server: Server, seed: int) -> None:
+        super().__init__("redriver", lambda: server.address, random.Random(f"{seed}/redriver"))
+
+    def turn(self) -> None:
+        self.ending.wait(self.dice.uniform(0, 0.1))
+        body = {"to": "back", "limit": self.dice.randint(1, 30)}
+        done = self.line.ask("POST", "/v0/topics/dead/redrive", body).json()
+        self.counts["redriven"] += done["moved"]
+
+
+class Deleter(Actor):
+    """Deletes records by tag, and all before a seq."""
+
+    def __init__(self, server: Server, seed: int, ledger: Ledger) -> None:
+        super().__init__("deleter", lambda: server.address, random.Random(f"{seed}/deleter"))
+        self.ledger = ledger
+
+    def turn(self) -> None:
+        self.ending.wait(self.dice.uniform(0, 0.02))
+        known = self.ledger.appended["tags"][:]
+        if not known:
+            return
+        number = self.dice.choice(known[-3000:])
+        self.ledger.leaving["tags"].add(number)
+        self.line.ask("POST", "/v0/topics/tags/delete", {"match": ["tag", "Eq", f"t{number}"]})
+        self.ledger.gone["tags"].append(number)
+        self.counts["deleted"] += 1
+
+
+def make(api: Api) -> None:
+    """All topics and routers."""
+    for at in range(CHAINS):
+        durability = ("disk", "fsync")[at % 2]
+        for level in "abc":
+            ok(api.put(f"{level}{at}", {"durability": durability}), 201)
+        guarantee = ("at_least_once", "exactly_once")[at // 2]
+        for one, other in ("ab", "bc"):
+            ends = {"source": f"{one}{at}", "dest": f"{other}{at}", "guarantee": guarantee}
+            assert api.call("PUT", f"/v0/routers/{one}{at}", ends).status == 201
+    ok(api.put("eph", {"durability": "ephemeral"}), 201)
+    for topic in ("tags", "blob", "dead", "back"):
+        ok(api.put(topic, {"durability": "disk"}), 201)
+    ok(api.put("jobs", {"type": "queue", "max_deliveries": 1, "dead_letter": "dead"}), 201)
+
+
+def wait_for(is_so: Callable[[], bool], seconds: float) -> None:
+    """Look until it is so; an AssertionError when that takes too long."""
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline, f"not so within {seconds} s"
+        time.sleep(0.02)
+
+
+class Cut(Exception):
+    """The answer had no end."""
+
+
+def take(address: tuple[str, int], file: Path, stop: threading.Event | None = None) -> None:
+    """Take a backup. Raises `Cut` and what a connection raises. ``stop``: the client hangs up."""
+    connection = http.client.HTTPConnection(*address, timeout=60)
+    try:
+        connection.request("GET", "/v0/backup")
+        answer = connection.getresponse()
+        if answer.status != 200:
+            raise Cut(f"{answer.status} {answer.read()!r}")
+        with file.open("wb") as out:
+            while block := answer.read(16 << 10):
+                out.write(block)
+                if stop is not None and stop.is_set():
+                    raise Cut("the client hung up")
+    except http.client.IncompleteRead as error:
+        raise Cut(str(error)) from error
+    finally:
+        connection.close()
+
+
+def numbers_in(api: Api, topic: str) -> list[int]:
+    return [record["data"][0] for record in api.read(topic)]
+
+
+def settle(api: Api) -> None:
+    """Until no router lags, the first of a chain first."""
+    for level in "ab":
+        for at in range(CHAINS):
+            path = f"/v0/routers/{level}{at}"
+            wait_for(lambda path=path: not ok(api.call("GET", path))["lag_records"], SETTLE_S)  # type: ignore[misc]
+
+
+def judge(api: Api, moment: Moment, ledger: Ledger) -> Iterator[str]:
+    """What is wrong in a server that was restored to ``moment``, or a little later."""
+    settle(api)
+    for at in range(CHAINS):
+        source = numbers_in(api, f"a{at}")
+        if lost := moment.appended[f"a{at}"] - {*source}:
+            yield f"a{at} lacks {len(lost)} acknowledged records: {sorted(lost)[:5]}"
+        if len({*source}) < len(source) or not {*source} <= ledger.tried[f"a{at}"]:
+            yield f"a{at} has records twice, or such that nobody appended"
+        for level in "bc":
+            copies = numbers_in(api, f"{level}{at}")
+            if copies != source:
+                twice = [n for n, count in Counter(copies).items() if count > 1]
+                yield (
+                    f"{level}{at}: {len(copies)} copies of {len(source)}, twice {twice[:5]},"
+                    f" missing {sorted({*source} - {*copies})[:5]},"
+                    f" without a source {sorted({*copies} - {*source})[:5]}"
+                )
+    yield from _judge_jobs(api, moment, ledger)
+    for topic in ("tags", "blob"):
+        found = numbers_in(api, topic)
+        if len({*found}) < len(found):
+            yield f"{topic} has records twice"
+        if lost := moment.appended[topic] - ledger.leaving[topic] - {*found}:
+            yield f"{topic} lacks {len(lost)} acknowledged records: {sorted(lost)[:5]}"
+        if back := moment.gone[topic] & {*found}:
+            yield f"{topic} has {len(back)} deleted records: {sorted(back)[:5]}"
+
+
+def _judge_jobs(api: Api, moment: Moment, ledger: Ledger) -> Iterator[str]:
+    places = [Counter(numbers_in(api, topic)) for topic in ("jobs", "dead", "back")]
+    found = places[0] + places[1] + places[2]
+    if twice := [n for n, count in found.items() if count > 1]:
+        where = [[place[n] for place in places] for n in twice[:5]]
+        yield f"{len(twice)} jobs are there twice: {twice[:5]}, in jobs, dead, back: {where}"
+    if lost := moment.appended["jobs"] - ledger.leaving["jobs"] - {*found}:
+        yield f"{len(lost)} jobs are lost: {sorted(lost)[:5]}"
+    if back := moment.gone["jobs"] & {*found}:
+        yield f"{len(back)} acked jobs are back: {sorted(back)[:5]}"
+
+
+class Campaign:
+    """One server under load, whose backups are restored."""
+
+    def __init__(self, data_dir: Path, *, seed: int, seconds: float, kills: int) -> None:
+        self.summary, self._kills = Summary(seed), kills
+        self._data_dir, self._seconds = data_dir, seconds
+        self._server = Server(data_dir, shards=SHARDS, wal_file_bytes=WAL_FILE_BYTES)
+        self._dice, self._ledger = random.Random(seed), Ledger()
+
+    def run(self) -> Summary:
+        with self._server as server:
+            with Api(server.address) as api:
+                make(api)
+            actors = self._actors()
+            for actor in actors:
+                actor.start()
+            try:
+                self._take_backups()
+            finally:
+                end(actors)
+            for actor in actors:
+                self.summary.problems += actor.problems
+                self.summary.counts += actor.counts
+            with Api(server.address) as api:
+                self.summary.problems += judge(api, self._ledger.now(), self._ledger)
+                self.summary.counts["copies"] = len(numbers_in(api, "c0"))
+            self._check_pins()
+            self.summary.problems += deaths_by_themselves(server)
+        self.summary.problems += damage(self._data_dir, SHARDS)
+        return self.summary
+
+    def _actors(self) -> list[Actor]:
+        server, seed, ledger = self._server, self.summary.seed, self._ledger
+        sources = [f"a{at}" for at in range(CHAINS)]
+        return [
+            *(Appender(at, server, seed, sources, ledger) for at in (1, 2)),
+            Appender(3, server, seed, ["jobs", "jobs", "tags", "eph"], ledger),
+            Appender(4, server, seed, ["blob"], ledger),
+            Worker(server, seed, ledger),
+            Redriver(server, seed),
+            Deleter(server, seed, ledger),
+        ]
+
+    def _take_backups(self) -> None:
+        until = time.monotonic() + self._seconds
+        time.sleep(min(2.0, self._seconds / 3))
+        number = 0
+        while number < 1 or time.monotonic() < until or self._kills > 0:
+            number += 1
+            if self._kills > 0:
+                self._kills -= 1
+                self._harm(self._data_dir.with_name(f"broken-{number}.tar"))
+            if number % 5 == 1 or self._kills <= 0:
+                self._take_and_judge(number)
+
+    def _take_and_judge(self, number: int) -> None:
+        file = self._data_dir.with_name(f"{number}.tar")
+        moment = self._ledger.now()
+        began = time.monotonic()
+        take(self._server.address, file)
+        self.summary.counts["backups"] += 1
+        self.summary.counts["backup ms"] += int(1000 * (time.monotonic() - began))
+        self.summary.counts["backup bytes"] += file.stat().st_size
+        self._restore_and_judge(file, moment, as_new=number % 2 == 0)
+
+    def _restore_and_judge(self, file: Path, moment: Moment, *, as_new: bool) -> None:
+        folder = file.with_suffix("")
+        now = Now(time.time_ns() // 1_000_000, time.monotonic_ns() // 1_000_000)
+        with file.open("rb") as stream:
+            restore(stream, folder, now, as_new=as_new, with_damage=False)
+        file.unlink()
+        what = f"{folder.name}{' as new' if as_new else ''}"
+        restored = Server(folder, shards=SHARDS, wal_file_bytes=WAL_FILE_BYTES)
+        with restored, Api(restored.address) as api, Api(self._server.address) as live:
+            self.summary.problems += [
+                f"{what}: {text}" for text in judge(api, moment, self._ledger)
+            ]
+            epochs = [one.state("a0")["epoch"] for one in (api, live)]
+            if (epochs[0] > epochs[1]) != as_new:
+                self.summary.problems.append(f"{what}: epochs {epochs}")
+            for at in range(CHAINS):
+                ok(api.append(f"a{at}", [-1, ""], [-2, ""]))
+            settle(api)
+            for at in range(CHAINS):
+                if numbers_in(api, f"c{at}") != numbers_in(api, f"a{at}"):
+                    self.summary.problems.append(f"{what}: chain {at} does not go on")
+        self.summary.problems += damage(folder, SHARDS)
+        shutil.rmtree(folder)
+
+    def _harm(self, file: Path) -> None:
+        """Kill somebody within a backup."""
+        victim = self._dice.choice(["client", "front 0", "shard 0", "shard 1", "everything"])
+        roles = self._server.wait_roles(SHARDS + 1)
+        stop, delay = threading.Event(), self._dice.uniform(0, 0.6)
+
+        def kill() -> None:
+            time.sleep(delay)
+            if victim == "client":
+                stop.set()
+            elif victim == "everything":
+                self._server.kill()
+            else:
+                kill_one(roles[victim])
+
+        thread = threading.Thread(target=kill)
+        thread.start()
+        moment = self._ledger.now()
+        try:
+            take(self._server.address, file, stop)
+        except (Cut, *BROKEN):
+            self.summary.counts["broken off"] += 1
+            file.unlink(missing_ok=True)
+        else:
+            self.summary.counts["whole all the same"] += 1
+            self._restore_and_judge(file, moment, as_new=False)
+        finally:
+            thread.join()
+        if victim == "everything":
+            self._server.start()
+        elif victim != "client":
+            self._wait_replaced(victim, roles[victim])
+        self.summary.counts[f"killed {victim}"] += 1
+
+    def _wait_replaced(self, role: str, pid: int) -> None:
+        wait_for(lambda: self._server.roles().get(role, pid) != pid, SETTLE_S)
+        self._server.wait_ready()
+
+    def _check_pins(self) -> None:
+        """Nothing is kept for a backup that is over: another checkpoint removes the older ones."""
+
+        def is_free() -> bool:
+            for folder in (self._data_dir / "checkpoint").iterdir():
+                if len([*folder.glob("*.ckpt")]) > 2:
+                    return False
+            return True
+
+        with contextlib.suppress(AssertionError):
+            wait_for(is_free, 30.0)
+        if not is_free():
+            self.summary.problems.append("checkpoints of backups are kept")
+
+
+def campaign(data_dir: Path, *, seed: int, seconds: float = 30.0, kills: int = 0) -> Summary:
+    """Run it."""
+    return Campaign(data_dir, seed=seed, seconds=seconds, kills=kills).run()
+
+
+if __name__ == "__main__":
+    sys.exit(program(__doc__, campaign, WANTED, seconds=60.0, kills=0))

@@ -1,0 +1,144 @@
+"""backup: all data of a server that runs, as the tar that it sends."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+import tarfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, Final, cast
+
+import click
+
+from topics.cli import units
+from topics.cli.shell import Failed, Mistake, Shell, command, pass_shell
+from topics.client import Topics
+from topics.client.errors import error_of
+from topics.client.http import lost
+
+MANIFEST: Final = "manifest.json"  # `topics.formats.disk.backup`, of the server's packages
+BLOCK_BYTES: Final = 1 << 18
+SILENT_S: Final = 120.0  # a shard may have to finish what it writes before its checkpoint
+
+
+class Copy:
+    """Reads of a backup for `tarfile`: what is read is written to ``out`` as well."""
+
+    def __init__(self, blocks: Iterator[bytes], out: IO[bytes], rate: int | None) -> None:
+        self._blocks, self._out, self._rate = blocks, out, rate
+        self._rest = b""
+        self._began = time.monotonic()
+        self.size = 0
+
+    def read(self, size: int) -> bytes:
+        """So many bytes, fewer at the end."""
+        parts = [self._rest]
+        left = size - len(self._rest)
+        while left > 0 and (block := next(self._blocks, b"")):
+            self._out.write(block)
+            self.size += len(block)
+            self._pace()
+            parts.append(block)
+            left -= len(block)
+        data = b"".join(parts)
+        self._rest = data[size:]
+        return data[:size]
+
+    def _pace(self) -> None:
+        if self._rate:
+            time.sleep(max(0.0, self._began + self.size / self._rate - time.monotonic()))
+
+
+@command("backup")
+@click.argument("file", metavar="FILE")
+@click.option("--rate", type=units.BYTES, metavar="BYTES", help="Take so many bytes/s at most.")
+@pass_shell
+def backup(shell: Shell, file: str, rate: int | None) -> None:
+    """Copy all data of a server that runs into a file.
+
+    \b
+    topics backup orders.tar
+    topics backup - | rclone rcat remote:topics.tar
+
+    It needs a key with the scope admin and without prefixes. What was acknowledged before is in it;
+    writes go on meanwhile. FILE is there when all of it is, until then it is FILE.partial; one that
+    is there already is left alone. topics restore makes a data directory of it.
+    """
+    if file == "-":
+        with shell.client() as client:
+            size = _copy(shell, client, sys.stdout.buffer, rate)
+        sys.stdout.buffer.flush()
+    else:
+        size = _copy_into(shell, Path(file), rate)
+    shell.say(f"{file}: {units.size(size)}")
+
+
+def _copy_into(shell: Shell, file: Path, rate: int | None) -> int:
+    if file.exists():
+        raise Mistake(f"{file} is there already")
+    partial = file.with_name(f"{file.name}.partial")
+    with partial.open("ab") as out:
+        try:
+            fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Mistake(f"{partial} is being written by another backup") from None
+        try:
+            partial.chmod(0o600)
+            out.truncate(0)
+            with shell.client() as client:
+                size = _copy(shell, client, out, rate)
+            out.flush()
+            os.fsync(out.fileno())
+            partial.rename(file)
+        finally:
+            partial.unlink(missing_ok=True)
+    folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+    return size
+
+
+def _copy(shell: Shell, client: Topics, out: IO[bytes], rate: int | None) -> int:
+    """Write all of it; its bytes. Raises `Failed` and `TopicsError`."""
+    import httpx2
+
+    last = ""
+    try:
+        with client.http.stream("GET", "/v0/backup", timeout=SILENT_S) as answer:
+            if answer.status_code != 200:
+                raise error_of(answer.status_code, answer.headers, answer.read())
+            copy = Copy(answer.iter_raw(BLOCK_BYTES), out, rate)
+            with (
+                _shown(shell) as show,
+                tarfile.open(fileobj=cast(IO[bytes], copy), mode="r|") as tar,
+            ):
+                for member in tar:
+                    last = member.name
+                    show(copy.size)
+            while copy.read(BLOCK_BYTES):
+                pass
+    except (tarfile.TarError, httpx2.RequestError) as error:
+        if last or isinstance(error, tarfile.TarError):
+            raise Failed(f"the backup broke off: {error}", "broken_off") from None
+        raise lost(error, client.target) from error
+    if last != MANIFEST:
+        raise Failed("the backup broke off: it has no manifest", "broken_off")
+    return copy.size
+
+
+@contextmanager
+def _shown(shell: Shell) -> Iterator[Any]:
+    """Shows on a terminal how many bytes have come."""
+    if not sys.stderr.isatty() or shell.is_quiet or shell.is_json:
+        yield lambda _: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("") as status:
+        yield lambda size: status.update(units.size(size))

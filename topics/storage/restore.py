@@ -1,0 +1,309 @@
+"""Restore: a data directory out of a backup (``formats/disk/backup.py``), whole or not at all.
+
+    tar -> a directory beside the wanted one: each member hashed as it is written
+        -> compared with the manifest -> delete flags, lengths of log files -> `verify`
+        -> [as new] -> synced -> renamed
+
+Nothing is left of a restore that is refused or fails. A server that starts in the directory goes on
+as after a kill at the moment of the cut.
+
+As new: each topic gets its next epoch, so that readers learn that their cursors are of another
+life. Each shard is started and stopped without a server; its checkpoint has the new epochs then,
+and it is the only one. Routers, and keys of records that are on their way from topic to topic, name
+the new epochs too: nothing is copied twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import count, zip_longest
+from pathlib import Path
+from typing import IO, Any, Final
+
+from topics.engine.now import Now
+from topics.engine.snapshot import items_to_keep
+from topics.formats.disk import backup
+from topics.formats.disk.backup import BadManifest, Manifest
+from topics.formats.disk.frame_bodies import router_set_frame
+from topics.formats.disk.segment import BadSegment, decode_ends
+from topics.storage import checkpoints
+from topics.storage.data_dir import decode_meta
+from topics.storage.disk import sync_directory, write_all
+from topics.storage.recovery.steps import Shard, recover
+from topics.storage.segments.file import SUFFIX as SEGMENT
+from topics.storage.verify import Finding, verify_directory
+from topics.storage.wal.spares import FIRST_FILE_BYTES
+
+PIECE_BYTES: Final = 1 << 20
+SYNC_MS: Final = 200
+_NAME: Final = re.compile(
+    r"meta|checkpoint/\d\d+/[0-9a-f]{16}\.ckpt|(?:flags|segment)/\d\d+/[0-9a-f]{10}\.seg"
+    r"|wal/\d\d+/[0-9a-f]{16}\.wal|blob/\d\d+/[0-9a-f]+-[0-9a-f]+\.blob"
+)
+
+Epochs = Mapping[tuple[str, int], int]
+"""The new epoch of a topic, by its name and the old one."""
+
+
+class NotABackup(Exception):
+    """The stream is no whole backup."""
+
+
+class CannotRestore(Exception):
+    """The directory cannot be made there."""
+
+
+class BackupDamaged(Exception):
+    """The files were damaged when they were backed up: ``findings``."""
+
+    def __init__(self, findings: list[str]) -> None:
+        super().__init__("the server had damaged files when it was backed up")
+        self.findings = findings
+
+
+def restore(
+    stream: IO[bytes], directory: Path, now: Now, *, as_new: bool, with_damage: bool
+) -> tuple[Manifest, list[str]]:
+    """Make ``directory``, which is absent or empty, of a backup; its manifest, and what is damaged.
+
+    Raises `NotABackup`, `CannotRestore`, `BackupDamaged` unless ``with_damage``, and OSError: then
+    the directory is as it was.
+    """
+    directory = directory.resolve()
+    _check_place(directory)
+    aside = Path(tempfile.mkdtemp(".restore", f".{directory.name}.", directory.parent))
+    try:
+        manifest = _unpack(stream, aside)
+        _complete(aside, manifest)
+        findings = _verified(aside, directory, manifest.shards, with_damage=with_damage)
+        if as_new:
+            _renew(aside, manifest.shards, now)
+            findings = _verified(aside, directory, manifest.shards, with_damage=with_damage)
+        _publish(aside, directory)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    return manifest, findings
+
+
+def _check_place(directory: Path) -> None:
+    if not directory.parent.is_dir():
+        raise CannotRestore(f"{directory.parent} is not a directory")
+    if directory.is_mount():
+        raise CannotRestore(f"{directory} is a mount point: name a directory within it")
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise CannotRestore(f"{directory} is not an empty directory")
+
+
+def _publish(aside: Path, directory: Path) -> None:
+    """Make all durable, and give it its name."""
+    owner = directory.stat() if directory.exists() else None
+    for folder, _, names in os.walk(aside):
+        for path in (Path(folder, name) for name in names):
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                if owner is not None:
+                    os.fchown(fd, owner.st_uid, owner.st_gid)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        if owner is not None:
+            os.chown(folder, owner.st_uid, owner.st_gid)
+        sync_directory(Path(folder))
+    aside.rename(directory)
+    sync_directory(directory.parent)
+
+
+def _verified(aside: Path, directory: Path, shards: int, *, with_damage: bool) -> list[str]:
+    """What is damaged, by the names that the files will have. Raises `BackupDamaged`."""
+    found = verify_directory(aside, shards)
+    findings = [
+        str(each).replace(str(aside), str(directory)) for each in found if isinstance(each, Finding)
+    ]
+    if findings and not with_damage:
+        raise BackupDamaged(findings)
+    return findings
+
+
+# The tar
+
+
+def _unpack(stream: IO[bytes], folder: Path) -> Manifest:
+    """All members as files, compared with the manifest. Raises `NotABackup` and OSError."""
+    found: list[tuple[str, int, str]] = []
+    manifest = None
+    try:
+        with tarfile.open(fileobj=stream, mode="r|", bufsize=PIECE_BYTES) as tar:
+            for info in tar:
+                if manifest is not None:
+                    raise NotABackup(f"{info.name!r} stands behind its manifest")
+                content = _content(tar, info)
+                if info.name == backup.MANIFEST:
+                    manifest = backup.unsealed(content.read())
+                else:
+                    digest = _write(content, folder / info.name, info.size)
+                    found.append((info.name, info.size, digest))
+    except tarfile.TarError as error:
+        raise NotABackup(f"it is cut, or no tar: {error}") from error
+    except BadManifest as error:
+        raise NotABackup(str(error)) from error
+    if manifest is None:
+        raise NotABackup("it has no manifest at its end: it is cut, or no backup")
+    _compare(found, manifest)
+    return manifest
+
+
+def _content(tar: tarfile.TarFile, info: tarfile.TarInfo) -> IO[bytes]:
+    """Of a member that a backup may have. No name leads out of a directory."""
+    content = tar.extractfile(info) if info.isreg() else None
+    if content is None or not (_NAME.fullmatch(info.name) or info.name == backup.MANIFEST):
+        raise NotABackup(f"it has {info.name!r}, which no backup has")
+    return content
+
+
+def _write(content: IO[bytes], path: Path, size: int) -> str:
+    """Its SHA-256. Raises `NotABackup` when it is shorter."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    digest, written = hashlib.sha256(), 0
+    if path.exists():
+        raise NotABackup(f"it has {path.name} twice")
+    with path.open("wb") as file:
+        path.chmod(0o600)
+        while piece := content.read(PIECE_BYTES):
+            digest.update(piece)
+            written += file.write(piece)
+    if written != size:
+        raise NotABackup(f"it is cut within {path.name}")
+    return digest.hexdigest()
+
+
+def _compare(found: Iterable[tuple[str, int, str]], manifest: Manifest) -> None:
+    wanted = ((each.path, each.bytes, each.sha256) for each in manifest.members)
+    for own, named in zip_longest(found, wanted):
+        if own != named:
+            path = (named or own or ("",))[0]
+            raise NotABackup(f"{path} is missing, or not as it was written")
+
+
+def _complete(folder: Path, manifest: Manifest) -> None:
+    """Make a data directory of what was copied. Raises `NotABackup` and OSError."""
+    try:
+        shards = decode_meta((folder / "meta").read_bytes())
+    except (FileNotFoundError, ValueError) as error:
+        raise NotABackup(f"its file meta is missing or damaged: {error}") from error
+    if shards != manifest.shards:
+        raise NotABackup("its manifest is that of another server")
+    for member in manifest.members:
+        if member.size > member.bytes:  # a log file, whose room is taken before its frames come
+            with (folder / member.path).open("r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, member.size)
+    _set_flags(folder)
+
+
+def _set_flags(folder: Path) -> None:
+    """Let each segment have the delete flags of the backup's moment, and no later ones."""
+    flags = folder / backup.FLAGS
+    for path in (folder / "segment").glob(f"*/*{SEGMENT}"):
+        held = flags / path.relative_to(folder / "segment")
+        with path.open("r+b") as file:
+            fd = file.fileno()
+            try:
+                _, trailer, _ = decode_ends(
+                    lambda offset, length, fd=fd: os.pread(fd, length, offset),  # type: ignore[misc]
+                    os.fstat(fd).st_size,
+                )
+            except BadSegment:
+                continue  # `verify` tells
+            data = held.read_bytes() if held.exists() else bytes(trailer.record_count)
+            if len(data) != trailer.record_count:
+                raise NotABackup(f"the delete flags of {path.name} are those of another file")
+            write_all(fd, [data], trailer.flags_at)
+    if flags.exists():
+        shutil.rmtree(flags)
+
+
+# As new
+
+
+def _renew(folder: Path, shards: int, now: Now) -> None:
+    """Give all topics their next epochs. Raises `Damaged` and OSError."""
+    epochs: dict[tuple[str, int], int] = {}
+    by_id: dict[int, int] = {}
+    for number in reversed(range(shards)):  # the first one has the routers: it is the last
+        shard = recover(
+            folder, number, shards, now, wal_file_bytes=FIRST_FILE_BYTES, wal_sync_ms=SYNC_MS
+        )
+        first = max(shard.engine.table.last_epoch + 1, now.ts)
+        for topic, epoch in zip(shard.engine.by_id.values(), count(first)):
+            epochs[topic.name, topic.epoch] = by_id[topic.id] = epoch
+        _stop(shard, epochs, now)
+    for number in range(shards):
+        _write_renewed(folder / "checkpoint" / f"{number:02d}", by_id, epochs)
+
+
+def _stop(shard: Shard, epochs: Epochs, now: Now) -> None:
+    """Let the routers know the new epochs of their sources, and write the checkpoint of an orderly
+    stop.
+    """
+    table, wal = shard.engine.table, shard.wal
+    frames = list(shard.unwritten_frames)
+    for router in [*table.routers.by_id.values()]:
+        key = router.source, router.source_epoch
+        table.routers.put(replace(router, source_epoch=epochs.get(key, router.source_epoch)))
+        frames.append(router_set_frame(table.routers.by_id[router.id].packed, now.ts))
+    if frames:
+        wal.begin(frames)
+        wal.wait_synced()
+    wal.stop()
+    shard.segments.flags.sync(wal.synced_lsn)
+    kept = shard.kept[-1]
+    numbers = sorted(kept.segments, key=lambda each: shard.segments.segments[each].header.base)
+    known = {"segments": numbers, "boot": shard.boot}
+    items = items_to_keep(table, known, lambda _: wal.next_lsn, lambda: now)
+    checkpoints.write(
+        shard.checkpoint_folder,
+        wal.next_lsn,
+        kept.replay_from,
+        (item for item in items if item is not None),
+        clean=True,
+    )
+    shard.segments.maps.close()
+
+
+def _write_renewed(folder: Path, by_id: Mapping[int, int], epochs: Epochs) -> None:
+    """Write the newest checkpoint again, with the new epochs, and remove all others."""
+    newest, *others = checkpoints.whole(folder)
+    checkpoints.write(
+        folder, newest.lsn, newest.replay_from, _renewed(newest, by_id, epochs), clean=True
+    )
+    for other in (newest, *others):
+        other.path.unlink(missing_ok=True)
+    sync_directory(folder)
+
+
+def _renewed(
+    checkpoint: checkpoints.Checkpoint, by_id: Mapping[int, int], epochs: Epochs
+) -> Iterator[dict[str, Any]]:
+    last_epoch = max([checkpoint.shard["last_epoch"], *by_id.values()])
+    yield checkpoint.shard | {"last_epoch": last_epoch}
+    for item in checkpoint.items():
+        if "config" in item:
+            yield item | {"epoch": by_id[item["id"]]}
+        elif "moved" in item:
+            yield item | {"moved": [(_renamed(key, epochs), *rows) for key, *rows in item["moved"]]}
+        else:
+            yield item
+
+
+def _renamed(source: str, epochs: Epochs) -> str:
+    """The source of copies (``engine/moved_keys.py``), in its new life."""
+    what, _, named = source.partition(":")
+    name, _, epoch = named.rpartition(":")
+    return f"{what}:{name}:{epochs.get((name, int(epoch)), epoch)}"
