@@ -21,13 +21,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tests.campaigns.clients import BROKEN, Actor, end
 from tests.campaigns.killer import Summary, damage, deaths_by_themselves, program
 from tests.support.api import Api, ok
 from tests.support.server import Server, kill_one
-from topics.engine.now import Now
 from topics.storage.restore import restore
 
 SHARDS = 3
@@ -63,7 +62,9 @@ class Moment(NamedTuple):
 class Appender(Actor):
     """Appends numbered records to its topics, each once."""
 
-    def __init__(self, number: int, server: Server, seed: int, topics: list[str], ledger: Ledger):
+    def __init__(
+        self, number: int, server: Server, seed: int, topics: list[str], ledger: Ledger
+    ) -> None:
         dice = random.Random(f"{seed}/appender/{number}")
         super().__init__(f"appender-{number}", lambda: server.address, dice)
         self.topics, self.ledger, self.number = topics, ledger, number * 10_000_000
@@ -313,9 +314,8 @@ class Campaign:
 
     def _restore_and_judge(self, file: Path, moment: Moment, *, as_new: bool) -> None:
         folder = file.with_suffix("")
-        now = Now(time.time_ns() // 1_000_000, time.monotonic_ns() // 1_000_000)
         with file.open("rb") as stream:
-            restore(stream, folder, now, as_new=as_new, with_damage=False)
+            restore(stream, folder, as_new=as_new, with_damage=False)
         file.unlink()
         what = f"{folder.name}{' as new' if as_new else ''}"
         restored = Server(folder, shards=SHARDS, wal_file_bytes=WAL_FILE_BYTES)

@@ -54,12 +54,14 @@ top --once
 ping -n 1
 bench append --seconds 0.1
 doctor
+backup OUT
 """.strip().splitlines()
 OF_MACHINE = """
 serve
 verify
 inspect
 repair
+restore
 keys hash
 keys check
 context ls
@@ -108,6 +110,7 @@ def words(tmp_path: Path, topics: Run) -> Iterator[Run]:
     yield run
     assert not (tmp_path / "out").exists()
     assert not (tmp_path / "out.part").exists()
+    assert not (tmp_path / "out.partial").exists()
 
 
 @pytest.fixture(scope="module")

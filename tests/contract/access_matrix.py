@@ -79,7 +79,8 @@ def allows(scopes: frozenset[str], key: Key, assignment: Assignment) -> bool:
 @dataclass(frozen=True, slots=True)
 class Row:
     """One kind of request. ``fine``: what it is answered when the key may do it. ``names`` is
-    how many names count. ``token``: the key may stand in the query.
+    how many names count. ``token``: the key may stand in the query. ``whole``: it is about all
+    names, so a key with prefixes may not ask it.
     """
 
     name: str
@@ -91,6 +92,7 @@ class Row:
     names: int = 0
     token: bool = False
     open: bool = False
+    whole: bool = False
 
     @property
     def served_by(self) -> tuple[str, str]:
@@ -119,12 +121,18 @@ def _row(
     names: int | None = None,
     token: bool = False,
     is_open: bool = False,
+    is_whole: bool = False,
 ) -> Row:
     method, path = line.split(" ")
     names = names_in(path + (body or "")) if names is None else names
     statuses = frozenset((fine,) if isinstance(fine, int) else fine)
     wanted = frozenset(scopes.split("+")) if scopes else frozenset[str]()
-    return Row(name, wanted, method, path, body, statuses, names, token=token, open=is_open)
+    return Row(
+        *(name, wanted, method, path, body, statuses, names),
+        token=token,
+        open=is_open,
+        whole=is_whole,
+    )
 
 
 _LOG, _QUEUE = "/v0/topics/<0>log", "/v0/topics/<0>queue"
@@ -190,6 +198,8 @@ HTTP = (
         fine=(200, 201),
     ),
     _PUT_ROUTER,
+    # One at a time: the one before may still be sent.
+    _row("backup", ADMIN, "GET /v0/backup", fine=(200, 429), is_whole=True),
     # no key at all
     _row("health", "", "GET /v0/health", is_open=True),
     _row("health at the root", "", "GET /healthz", is_open=True),

@@ -54,12 +54,12 @@ class Asker:
         self._server, self._wire = server, Wire(server.address)
 
     def ask(self, line: tuple[str, str], body: str | None, *headers: str) -> tuple[int, str]:
-        """Status and error code; an event stream that opens is left at once."""
+        """Status and error code; a stream that opens is left at once."""
         method, path = line
         sent = None if body is None else body.encode()
         self._wire.send(request(method, path, sent, EVENTS, *headers))
         status, fields = self._wire.head()
-        if fields.get("content-type", "").startswith("text/event-stream"):
+        if "content-length" not in fields:
             self.close()
             self._wire = Wire(self._server.address)
             return status, ""
@@ -108,7 +108,8 @@ def bearer(key: Key) -> str:
 
 def wanted(row: Row, key: Key, assignment: Assignment) -> set[tuple[int, str]] | None:
     """The only answer that may come, or None for one of the row's own."""
-    if row.open or allows(row.scopes, key, assignment):
+    is_covered = not (row.whole and key.limited)
+    if row.open or (is_covered and allows(row.scopes, key, assignment)):
         return None
     return {(403, "forbidden")}
 

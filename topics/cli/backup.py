@@ -116,7 +116,7 @@ def _copy(shell: Shell, client: Topics, out: IO[bytes], rate: int | None) -> int
             copy = Copy(answer.iter_raw(BLOCK_BYTES), out, rate)
             with (
                 _shown(shell) as show,
-                tarfile.open(fileobj=cast(IO[bytes], copy), mode="r|") as tar,
+                tarfile.open(fileobj=cast("IO[bytes]", copy), mode="r|") as tar,
             ):
                 for member in tar:
                     last = member.name

@@ -111,14 +111,13 @@ def restore(shell: Shell, file: IO[bytes], directory: Path, as_new: bool, damage
     A server in DIR goes on where the backup was taken. Readers that were further then are not told
     that seqs come twice; --as-new gives all topics another epoch, which tells them.
     """
-    from topics.actors.shard.context import clock
     from topics.storage.disk import Damaged
     from topics.storage.restore import BackupDamaged, CannotRestore, NotABackup
     from topics.storage.restore import restore as restore_from
 
     name, nothing = file.name, f"{directory} is as it was"
     try:
-        found, findings = restore_from(file, directory, clock(), as_new=as_new, with_damage=damaged)
+        found, findings = restore_from(file, directory, as_new=as_new, with_damage=damaged)
     except CannotRestore as error:
         raise Mistake(str(error)) from None
     except NotABackup as error:

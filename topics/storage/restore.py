@@ -21,6 +21,7 @@ import re
 import shutil
 import tarfile
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import count, zip_longest
@@ -69,7 +70,7 @@ class BackupDamaged(Exception):
 
 
 def restore(
-    stream: IO[bytes], directory: Path, now: Now, *, as_new: bool, with_damage: bool
+    stream: IO[bytes], directory: Path, *, as_new: bool, with_damage: bool
 ) -> tuple[Manifest, list[str]]:
     """Make ``directory``, which is absent or empty, of a backup; its manifest, and what is damaged.
 
@@ -84,6 +85,7 @@ def restore(
         _complete(aside, manifest)
         findings = _verified(aside, directory, manifest.shards, with_damage=with_damage)
         if as_new:
+            now = Now(time.time_ns() // 1_000_000, time.monotonic_ns() // 1_000_000)
             _renew(aside, manifest.shards, now)
             findings = _verified(aside, directory, manifest.shards, with_damage=with_damage)
         _publish(aside, directory)

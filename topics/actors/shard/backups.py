@@ -126,13 +126,14 @@ class Backups(Service):
         self._context.begin_turn()
         try:
             if error is not None:
-                raise unwritable(error)
+                raise error
             self._of(request)
             request.reply(self._pinned(backup.pin))
-        except NotReady as failure:
+        except (NotReady, OSError) as failure:
             if self._backup is backup:
                 self._let_go()
-            answer_error(request, failure)
+            told = failure if isinstance(failure, NotReady) else unwritable(failure)
+            answer_error(request, told)
         self._context.end_turn()
 
     def _pinned(self, pin: Pin) -> BackupBegun:

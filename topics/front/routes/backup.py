@@ -3,7 +3,7 @@
 GET   /v0/backup    a key with the scope admin and without prefixes
 
 It is an answer without a length. One that is broken off ends without its last chunk, and is no
-backup: `topics.front.backups`.
+backup: `topics.front.routes.backup_stream`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Final
 from topics.engine.access import Scope
 from topics.errors import Forbidden
 from topics.front.answers import Answer
-from topics.front.backups import Backup
 from topics.front.request import Body, Request
 from topics.front.route import Lane, Route
+from topics.front.routes.backup_stream import Backup
 from topics.front.routes.context import RouteContext
 
 HEADERS: Final = (

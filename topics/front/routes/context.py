@@ -17,13 +17,13 @@ from topics.formats.api.limits import Limits, limits_of
 from topics.formats.wire.calls import NoResult
 from topics.formats.wire.contract import Call, P, R
 from topics.front.answers import Answer, shard_answer
-from topics.front.backups import Backups
 from topics.front.dispatch import Pending, Then
 from topics.front.drain import Drain
 from topics.front.live.live import Live
 from topics.front.live.watches import Watches
 from topics.front.pressure.pressure import Pressure
 from topics.front.request import Body, Request
+from topics.front.routes.backup_stream import Backups
 
 METRIC_READS_MAX = 4  # at once, by one front
 

@@ -1,0 +1,243 @@
+"""Backups in shards: pins and holds, and what ends them. A move under way is waited for, and none
+begins before all shards have cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from tests.support.routing import RoutedShards
+from topics.actors.shard import backups
+from topics.actors.shard.sealing import sealing
+from topics.errors import NotReady, Throttled, TopicsError
+from topics.formats.disk.backup import File
+from topics.formats.wire import calls
+from topics.formats.wire.calls import BackupParams
+from topics.storage.data_dir import DataDirectory
+
+WAIT_S = 30.0
+
+
+@pytest.fixture
+async def routed(
+    tmp_path: Path, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[RoutedShards]:
+    """Three shards: a, d, e live in the first one, c, g, l in the second, b, f, k in the third."""
+    monkeypatch.setattr(sealing, "ROUND_INTERVAL_S", 0.01)
+    DataDirectory(tmp_path, shards=3).close()
+    found = RoutedShards(tmp_path, nursery)
+    yield found
+    await found.close()
+
+
+async def ask(shards: RoutedShards, call: Any, shard: int, number: int = 1) -> Any:
+    with trio.fail_after(WAIT_S):
+        return await shards.call(call, BackupParams(number), shard=shard)
+
+
+async def ask_all(shards: RoutedShards, call: Any) -> list[Any]:
+    found = [await ask(shards, call, shard) for shard in range(shards.count)]
+    assert not any(isinstance(each, TopicsError) for each in found), found
+    return found
+
+
+async def until(is_so: Any) -> None:
+    with trio.fail_after(WAIT_S):
+        while not is_so():  # noqa: ASYNC110 - what other tasks do sets no event
+            await trio.sleep(0.002)
+
+
+def is_pinned(shards: RoutedShards, shard: int) -> bool:
+    return shards.loops[shard].services.sealing.reclaim.pin is not None
+
+
+async def test_a_backup_from_its_begin_to_its_end(routed: RoutedShards) -> None:
+    await routed.make("a")
+    await routed.write("a", [{"data": 1}])
+    begun = await ask_all(routed, calls.BACKUP_BEGIN)
+    names = [File._make(row).name for one in begun for row in one.files]
+    assert names[0] == "meta"
+    assert [name.split("/")[:2] for name in names[1:]] == [
+        ["checkpoint", f"{shard:02d}"] for shard in range(3)
+    ]
+    await ask_all(routed, calls.BACKUP_HOLD)
+    cuts = await ask_all(routed, calls.BACKUP_CUT)
+    log = routed.loops[0].context.wal
+    assert cuts[0].lsn == log.next_lsn
+    await routed.write("a", [{"data": 2}])  # writes never stop
+    found = await ask_all(routed, calls.BACKUP_FILES)
+    (file,) = [File._make(row) for row in found[0].files]
+    assert file.name.startswith("wal/00/")
+    assert (file.offset, file.length) == (0, log.files_between(0, cuts[0].lsn)[0][1])
+    assert file.size == Path(file.path).stat().st_size > file.length
+    assert log.synced_lsn >= cuts[0].lsn
+    await ask_all(routed, calls.BACKUP_END)
+    assert not any(is_pinned(routed, shard) for shard in range(3))
+    assert isinstance(await ask(routed, calls.BACKUP_END, 0), NotReady)
+
+
+async def test_a_forward_under_way_is_waited_for(routed: RoutedShards) -> None:
+    for topic in "ac":
+        await routed.make(topic)
+    await routed.route("a>c")
+    await ask_all(routed, calls.BACKUP_BEGIN)
+    routed.hold_forwards(0, 1)  # the request of shard 0 does not arrive
+    await routed.write("a", [{"data": 1}])
+    moves = routed.loops[0].context.moves
+    await until(lambda: moves._under_way)
+    answers: list[Any] = []
+
+    async def hold() -> None:
+        answers.append(await ask(routed, calls.BACKUP_HOLD, 0))
+
+    routed.nursery.start_soon(hold)
+    await until(lambda: moves.is_held)
+    assert not answers
+    routed.go_on()
+    await until(lambda: answers)
+    assert not isinstance(answers[0], TopicsError)
+    assert routed.topic("c").head_seq == 1  # what was under way is there
+
+
+async def test_no_move_begins_while_they_are_held(
+    routed: RoutedShards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backups, "HOLD_MAX_S", WAIT_S)
+    for topic in "acb":
+        await routed.make(topic)
+    await routed.make("d", type="queue", dead_letter="l", max_deliveries=1, auto_create=True)
+    await routed.route("a>c")
+    await routed.write("d", [{"data": "job"}])
+    await ask_all(routed, calls.BACKUP_BEGIN)
+    await ask_all(routed, calls.BACKUP_HOLD)
+    await routed.write("a", [{"data": 1}])
+    params = calls.TopicParams("d", 1)
+    taken = await routed.call(calls.CLAIM, params, b'{"node":"w","lease_ms":1000}', shard=0)
+    assert len(taken["claimed"]) == 1
+    await routed.call(calls.NACK, params, b'{"node":"w","seqs":[1]}', shard=0)
+    answers: list[Any] = []
+
+    async def put() -> None:
+        answers.append(await routed.put("b>a", "b", "e"))
+
+    routed.nursery.start_soon(put)
+    await routed.call(calls.CLAIM, params, b'{"node":"w"}', shard=0)  # finds that it is dead
+    moves = routed.loops[0].context.moves
+    await until(lambda: len(moves._waiting) == 3)  # the router, the dead letter, the new router
+    await ask_all(routed, calls.BACKUP_CUT)
+    assert routed.topic("c").head_seq == 0
+    assert "l" not in routed.loops[1].context.engine.topics
+    assert not answers
+    await ask_all(routed, calls.BACKUP_FILES)
+    await until(lambda: routed.topic("c").head_seq == 1)
+    await until(lambda: "l" in routed.loops[1].context.engine.topics)
+    await until(lambda: answers)
+    assert not isinstance(answers[0], TopicsError)
+
+
+async def test_a_redrive_waits_and_is_waited_for(
+    routed: RoutedShards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backups, "HOLD_MAX_S", WAIT_S)
+    for topic in "ac":
+        await routed.make(topic)
+    await routed.write("a", [{"data": 1}])
+    await ask_all(routed, calls.BACKUP_BEGIN)
+    await ask_all(routed, calls.BACKUP_HOLD)
+    answers: list[Any] = []
+
+    async def redrive() -> None:
+        params = calls.RedriveParams("a", None, 1)
+        answers.append(await routed.call(calls.REDRIVE, params, b'{"to":"c"}', shard=0))
+
+    routed.nursery.start_soon(redrive)
+    moves = routed.loops[0].context.moves
+    await until(lambda: moves._waiting)
+    assert routed.topic("c").head_seq == 0
+    await ask_all(routed, calls.BACKUP_CUT)
+    await ask_all(routed, calls.BACKUP_FILES)
+    await until(lambda: answers)
+    assert answers[0]["moved"] == 1
+    assert not moves._under_way
+
+
+async def test_a_hold_ends_by_itself_and_then_no_cut_counts(
+    routed: RoutedShards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backups, "HOLD_MAX_S", 0.05)
+    await ask_all(routed, calls.BACKUP_BEGIN)
+    assert isinstance(await ask(routed, calls.BACKUP_CUT, 0), NotReady)  # without a hold
+    assert not isinstance(await ask(routed, calls.BACKUP_HOLD, 0), TopicsError)
+    moves = routed.loops[0].context.moves
+    await ask(routed, calls.BACKUP_CUT, 0)
+    await until(lambda: not moves.is_held)
+    assert isinstance(await ask(routed, calls.BACKUP_FILES, 0), NotReady)
+    monkeypatch.setattr(backups, "HOLD_MAX_S", WAIT_S)
+    await ask_all(routed, calls.BACKUP_HOLD)  # another attempt
+    await ask_all(routed, calls.BACKUP_CUT)
+    await ask_all(routed, calls.BACKUP_FILES)
+
+
+async def test_a_hold_that_is_not_quiet_in_time_is_refused(
+    routed: RoutedShards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backups, "HOLD_MAX_S", 0.05)
+    await ask_all(routed, calls.BACKUP_BEGIN)
+    moves = routed.loops[0].context.moves
+    moves.enter()
+    assert isinstance(await ask(routed, calls.BACKUP_HOLD, 0), NotReady)
+    assert not moves.is_held
+    moves.leave()
+
+
+async def test_one_backup_at_a_time(routed: RoutedShards) -> None:
+    await ask(routed, calls.BACKUP_BEGIN, 0)
+    assert isinstance(await ask(routed, calls.BACKUP_BEGIN, 0, 2), Throttled)
+    assert isinstance(await ask(routed, calls.BACKUP_END, 0, 2), NotReady)
+    assert is_pinned(routed, 0)
+    await ask(routed, calls.BACKUP_END, 0)
+    assert not isinstance(await ask(routed, calls.BACKUP_BEGIN, 0, 2), TopicsError)
+
+
+async def test_pins_and_holds_end_with_the_session(routed: RoutedShards) -> None:
+    for call in (calls.BACKUP_BEGIN, calls.BACKUP_HOLD):
+        await ask_all(routed, call)
+    assert is_pinned(routed, 0)
+    assert routed.loops[0].context.moves.is_held
+    routed.disconnect(0, routed.caller)
+    assert not is_pinned(routed, 0)
+    assert not routed.loops[0].context.moves.is_held
+    assert is_pinned(routed, 2)  # that of another session
+
+
+async def test_a_pin_that_broke_is_told_at_the_end(routed: RoutedShards) -> None:
+    await ask(routed, calls.BACKUP_BEGIN, 0)
+    routed.loops[0].services.sealing.reclaim.break_pin()
+    failure = await ask(routed, calls.BACKUP_END, 0)
+    assert isinstance(failure, NotReady)
+    assert "room" in failure.message
+    assert not isinstance(await ask(routed, calls.BACKUP_BEGIN, 0, 2), TopicsError)
+
+
+async def test_a_backup_that_ends_before_it_has_begun_leaves_no_pin(
+    routed: RoutedShards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sealing.Sealing, "_pin_if_asked", lambda _: trio.lowlevel.checkpoint())
+    answers: list[Any] = []
+
+    async def begin() -> None:
+        answers.append(await routed.call(calls.BACKUP_BEGIN, BackupParams(1), shard=0))
+
+    routed.nursery.start_soon(begin)
+    await until(lambda: routed.loops[0].services.backups._backup is not None)
+    await ask(routed, calls.BACKUP_END, 0)
+    monkeypatch.undo()
+    monkeypatch.setattr(sealing, "ROUND_INTERVAL_S", 0.01)
+    assert not isinstance(await ask(routed, calls.BACKUP_BEGIN, 0, 2), TopicsError)
+    await ask(routed, calls.BACKUP_END, 0, 2)
+    assert not is_pinned(routed, 0)
