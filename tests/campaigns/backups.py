@@ -34,6 +34,9 @@ WAL_FILE_BYTES = 64 << 10  # the smallest
 CHAINS = 4
 PADDING = "x" * 200
 BLOB_RECORDS, BLOB_RECORD_BYTES = 50, 100_000  # above 4 MiB: streamed
+BLOBS_MAX = 10 * BLOB_RECORDS  # all is restored again and again
+BLOB_PAUSE_S = 1.0
+PAUSE_S = 0.03
 SETTLE_S = 60.0
 WANTED = ("backups", "records", "copies", "dead", "redriven", "acked", "deleted", "blobs")
 
@@ -75,12 +78,14 @@ class Appender(Actor):
                 tried.setdefault(topic, set())
 
     def turn(self) -> None:
-        self.ending.wait(self.dice.uniform(0, 0.01))
+        self.ending.wait(self.dice.uniform(0, PAUSE_S))
         topic = self.dice.choice(self.topics)
         count, padding = self.dice.choice((1, 1, 3, 20)), PADDING
         if topic == "blob":
             count, padding = BLOB_RECORDS, "y" * BLOB_RECORD_BYTES
-            self.ending.wait(0.5)
+            self.ending.wait(BLOB_PAUSE_S if self.counts["blobs"] < BLOBS_MAX else 1e9)
+            if self.ending.is_set():
+                return
         numbers = range(self.number, self.number + count)
         self.number += count
         self.ledger.tried[topic].update(numbers)
@@ -299,7 +304,7 @@ class Campaign:
             if self._kills > 0:
                 self._kills -= 1
                 self._harm(self._data_dir.with_name(f"broken-{number}.tar"))
-            if number % 5 == 1 or self._kills <= 0:
+            if number % 10 == 1 or self._kills <= 0:
                 self._take_and_judge(number)
 
     def _take_and_judge(self, number: int) -> None:
@@ -368,6 +373,7 @@ class Campaign:
         elif victim != "client":
             self._wait_replaced(victim, roles[victim])
         self.summary.counts[f"killed {victim}"] += 1
+        self.summary.tell(f"killed {victim}, {self._kills} to come")
 
     def _wait_replaced(self, role: str, pid: int) -> None:
         wait_for(lambda: self._server.roles().get(role, pid) != pid, SETTLE_S)

@@ -65,7 +65,7 @@ class BackupDamaged(Exception):
     """The files were damaged when they were backed up: ``findings``."""
 
     def __init__(self, findings: list[str]) -> None:
-        super().__init__("the server had damaged files when it was backed up")
+        super().__init__(f"the server had damaged files when it was backed up: {findings[:1]}")
         self.findings = findings
 
 
@@ -308,4 +308,5 @@ def _renamed(source: str, epochs: Epochs) -> str:
     """The source of copies (``engine/moved_keys.py``), in its new life."""
     what, _, named = source.partition(":")
     name, _, epoch = named.rpartition(":")
-    return f"{what}:{name}:{epochs.get((name, int(epoch)), epoch)}"
+    new = epochs.get((name, int(epoch)))
+    return source if new is None else f"{what}:{name}:{new}"

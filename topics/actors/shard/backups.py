@@ -137,10 +137,9 @@ class Backups(Service):
         self._context.end_turn()
 
     def _pinned(self, pin: Pin) -> BackupBegun:
-        """What the newest checkpoint names, which was written just now."""
-        kept, segments = self._sealing.reclaim.newest, self._shard.segments
-        assert pin.checkpoint is not None, "it is the checkpoint of the pin"
-        pin.replay_from = kept.replay_from
+        """What the pinned checkpoint names."""
+        kept, segments = pin.kept, self._shard.segments
+        assert pin.checkpoint is not None, "it was written"
         if self._shard.linked.needed_to > kept.replay_from:
             raise NotReady("copies of version 0.1 are still moved into segments")
         found = [segments.segments[number] for number in sorted(kept.segments)]
@@ -237,7 +236,7 @@ class Backups(Service):
         name.
         """
         wal = self._context.wal
-        for file, length in wal.files_between(backup.pin.replay_from, lsn):
+        for file, length in wal.files_between(backup.pin.kept.replay_from, lsn):
             yield File(self._name(file.path), str(file.path), 0, length, file.size)
         yield from self._whole(sorted({*wal.blobs.below(lsn), *backup.pin.blobs}))
 

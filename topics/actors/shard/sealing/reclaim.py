@@ -40,13 +40,13 @@ class Freed(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Pin:
-    """Of a backup: what its ``checkpoint`` needs stays, unless the pin ``is_broken``; of the log
-    that is all from ``replay_from`` on. ``blobs``: those that the log has ceased to name since,
-    because segments have their records or their topic is gone.
+    """Of a backup: what its ``checkpoint`` needs, which ``kept`` says, stays unless the pin
+    ``is_broken``. ``blobs``: those that the log has ceased to name since, because segments have
+    their records or their topic is gone.
     """
 
     checkpoint: Path | None = None
-    replay_from: int = 0
+    kept: Kept = Kept(0, frozenset())
     blobs: list[Path] = field(default_factory=list)
     is_broken: bool = False
 

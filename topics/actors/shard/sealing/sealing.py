@@ -96,6 +96,7 @@ class Sealing(Service):
         self.reclaim.pin = pin
         try:
             pin.checkpoint = await self.checkpoints.write()
+            pin.kept = self.reclaim.newest
         except OSError as failure:
             error = failure
             self.reclaim.break_pin()

@@ -1,0 +1,327 @@
+"""Restore: what a backup holds comes back as it was at the cut, or nothing is left."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import random
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from tests.actors.shard.sealing.sealing_support import (
+    Sealer,
+    Seen,
+    delete,
+    eager_merges,
+    ended,
+    fill,
+    seen,
+)
+from tests.actors.shard.sealing.test_pins import pinned
+from tests.support.log import append_streamed, failing
+from topics.actors.shard.backups import Backups, _Backup
+from topics.engine.moved_keys import copy_key
+from topics.formats.api.diff_body import TagMatch
+from topics.formats.disk import backup
+from topics.formats.disk.backup import File, Manifest
+from topics.storage import restore as restoring
+from topics.storage.backup import BackupStream
+from topics.storage.data_dir import encode_meta
+from topics.storage.restore import BackupDamaged, CannotRestore, NotABackup, restore
+from topics.storage.segments.file import segment_path
+
+
+class Taken:
+    """A backup under way, step by step."""
+
+    def __init__(self, client: Sealer) -> None:
+        (client.path / "meta").write_bytes(encode_meta(1))
+        self._client, self._pin = client, pinned(client)
+        context = cast("Any", SimpleNamespace(wal=client.wal))
+        self._service = Backups(context, client.shard, client.sealing)
+        self._begun = self._service._pinned(self._pin)
+        self._stream, self._parts = BackupStream(1), list[bytes]()
+
+    def add(self, files: Any) -> None:
+        self._parts += self._stream.add(map(File._make, files))
+
+    def flags(self) -> None:
+        """Before the cut."""
+        self.add(self._begun.flags)
+
+    def cut(self) -> list[File]:
+        """What of the log belongs to it."""
+        client = self._client
+        client.wal.flush(sync=True)
+        client.advance()
+        found = _Backup(cast("Any", None), 1, self._pin)
+        self.lsn = client.wal.next_lsn
+        return [*self._service._log(found, self.lsn)]
+
+    def end(self, log: list[File]) -> bytes:
+        """All of it."""
+        self.add([*self._begun.files, *log])
+        manifest = Manifest(backup.FORMAT, "test", 1, 1, [self.lsn], self._stream.members)
+        return b"".join([*self._parts, self._stream.end(manifest)])
+
+
+def take(client: Sealer) -> bytes:
+    """A backup, while nothing happens."""
+    taken = Taken(client)
+    taken.flags()
+    return taken.end(taken.cut())
+
+
+def restored(data: bytes, folder: Path, **options: bool) -> list[str]:
+    asked = {"as_new": False, "with_damage": False} | options
+    return restore(io.BytesIO(data), folder, **asked)[1]
+
+
+def busy(client: Sealer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shard with a little of everything."""
+    eager_merges(monkeypatch)
+    client.put("blob")
+    fill(client, "a", "b", "gone", rounds=25)
+    delete(client, "a", before_seq=12)
+    delete(client, "b", match=TagMatch("Eq", "even"))
+    client.seal()
+    append_streamed(client, "blob", *range(20))
+    fill(client, "a", rounds=4)
+    client.delete("gone")
+
+
+def start(client: Sealer, folder: Path) -> Seen:
+    """What a shard that starts there shows."""
+    with ended(Sealer(folder, now=client.now)) as again:
+        return seen(again)
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tmp_path / "restored" / "data"
+
+
+@pytest.fixture(autouse=True)
+def parent(target: Path) -> None:
+    target.parent.mkdir()
+
+
+def test_a_shard_comes_back_as_it_was(
+    client: Sealer, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy(client, monkeypatch)
+    before = seen(client)
+    restored(take(client), target)
+    assert [path.name for path in target.parent.iterdir()] == ["data"]
+    assert start(client, target) == before
+    target.chmod(0o700)
+
+
+def test_what_comes_after_the_cut_is_not_in_it(
+    client: Sealer, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy(client, monkeypatch)
+    taken = Taken(client)
+    taken.flags()
+    delete(client, "a", before_seq=20)  # between the checkpoint and the cut
+    fill(client, "c")
+    log, before = taken.cut(), seen(client)
+    delete(client, "a", before_seq=40)
+    delete(client, "b", match=TagMatch("Glob", "o"))
+    fill(client, "a", "d", rounds=30)
+    client.checkpoint()  # the files of segments have the flags of these deletes now
+    client.delete("blob")
+    client.checkpoint()
+    client.checkpoint()
+    restored(taken.end(log), target)
+    assert start(client, target) == before
+
+
+def test_each_topic_gets_another_epoch_as_new(
+    client: Sealer, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy(client, monkeypatch)
+    client.put("q", type="queue", dead_letter="dead", max_deliveries=1)
+    epoch = client.engine.topics["q"].epoch
+    client.append("dead", 1)
+    client.engine.topics["dead"].dedupe.note_copy(copy_key("dead_letter", "q", epoch, 7), 1)
+    before = seen(client)
+    epochs = {topic.name: topic.epoch for topic in client.engine.by_id.values()}
+    restored(take(client), target, as_new=True)
+    with ended(Sealer(target, now=client.now)) as again:
+        assert seen(again) == before
+        new = {topic.name: topic.epoch for topic in again.engine.by_id.values()}
+        assert new.keys() == epochs.keys()
+        assert min(new.values()) > max(epochs.values())
+        assert len({*new.values()}) == len(new)
+        moved = again.engine.topics["dead"].dedupe.moved
+        assert moved is not None
+        assert moved.find(copy_key("dead_letter", "q", new["q"], 7)) == 1
+        again.put("later")
+        assert again.engine.topics["later"].epoch > max(new.values())
+        # Nor does a second start, or one from the log alone, bring the old ones back.
+        fill(again, "a", rounds=30)
+        again.checkpoint()
+        again.kill()
+    with ended(Sealer(target, now=client.now)) as again:
+        found = {topic.name: topic.epoch for topic in again.engine.by_id.values()}
+        assert new.items() < found.items()
+
+
+def members(data: bytes) -> list[tuple[tarfile.TarInfo, bytes]]:
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        found = [(info, tar.extractfile(info)) for info in tar]
+        return [(info, content.read() if content else b"") for info, content in found]
+
+
+def packed(found: list[tuple[tarfile.TarInfo, bytes]]) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT) as tar:
+        for info, content in found:
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return out.getvalue()
+
+
+def named(name: str) -> tuple[tarfile.TarInfo, bytes]:
+    return tarfile.TarInfo(name), b"x"
+
+
+def link(name: str) -> tuple[tarfile.TarInfo, bytes]:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = tarfile.SYMTYPE, "/etc/passwd"
+    return info, b""
+
+
+Members = list[tuple[tarfile.TarInfo, bytes]]
+
+HURT: dict[str, Callable[[Members], Members]] = {
+    "nothing": lambda _: [],
+    "without a manifest": lambda found: found[:-1],
+    "without a member": lambda found: found[1:],
+    "reordered": lambda found: [found[1], found[0], *found[2:]],
+    "a member twice": lambda found: [found[0], *found],
+    "behind its manifest": lambda found: [*found, named("meta")],
+    "absolute": lambda found: [named("/etc/x"), *found],
+    "upwards": lambda found: [named("wal/../../x"), *found],
+    "another name": lambda found: [named("LOCK"), *found],
+    "a link": lambda found: [link("meta"), *found[1:]],
+    "a longer member": lambda found: [(found[0][0], found[0][1] + b"x"), *found[1:]],
+    "another manifest": lambda found: [
+        *found[:-1],
+        (found[-1][0], found[-1][1].replace(b'"shards":1', b'"shards":2')),
+    ],
+    "another format": lambda found: [
+        *found[:-1],
+        (found[-1][0], backup.sealed(Manifest(9, "", 1, 1, [], []))),
+    ],
+    "no manifest of ours": lambda found: [*found[:-1], (found[-1][0], b"{}")],
+}
+
+
+@pytest.fixture
+def whole(client: Sealer, monkeypatch: pytest.MonkeyPatch) -> bytes:
+    busy(client, monkeypatch)
+    return take(client)
+
+
+def is_as_it_was(target: Path) -> bool:
+    return not [*target.parent.iterdir()]
+
+
+def test_a_tar_that_is_no_backup_leaves_nothing(whole: bytes, target: Path) -> None:
+    taken = []
+    for how, hurt in HURT.items():
+        try:
+            restored(packed(hurt(members(whole))), target)
+        except NotABackup:
+            assert is_as_it_was(target), how
+        else:
+            taken.append(how)
+    assert not taken
+
+
+def test_wherever_a_backup_is_cut_or_altered_nothing_is_left(whole: bytes, target: Path) -> None:
+    dice = random.Random(1)
+    manifest_end = len(whole) - 2 * backup.BLOCK_BYTES - 600
+    for _ in range(12):
+        at = dice.randrange(manifest_end)
+        with pytest.raises(NotABackup):
+            restored(whole[:at], target)
+        assert is_as_it_was(target)
+    offsets = [info.offset_data for info, content in members(whole) if content]
+    with pytest.raises(NotABackup):
+        restored(b"not a tar" * 1000, target)
+    for at in offsets:
+        altered = bytearray(whole)
+        altered[at] ^= 1 << dice.randrange(8)
+        with pytest.raises(NotABackup):
+            restored(bytes(altered), target)
+        assert is_as_it_was(target)
+
+
+def test_a_full_disk_leaves_nothing(
+    whole: bytes, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "posix_fallocate", failing(errno.ENOSPC))
+    with pytest.raises(OSError):
+        restored(whole, target)
+    assert is_as_it_was(target)
+
+
+def test_a_directory_that_holds_something_is_left_alone(
+    whole: bytes, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target.mkdir()
+    (target / "file").touch()
+    with pytest.raises(CannotRestore, match="not an empty directory"):
+        restored(whole, target)
+    assert [path.name for path in target.iterdir()] == ["file"]
+    with pytest.raises(CannotRestore, match="is not a directory"):
+        restored(whole, target / "file" / "data")
+    (target / "file").unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "is_mount", lambda _: True)
+        with pytest.raises(CannotRestore, match="mount point"):
+            restored(whole, target)
+    restored(whole, target)
+    assert (target / "meta").exists()
+    assert target.stat().st_mode & 0o777 == 0o700
+
+
+def test_damage_of_before_is_told_and_restored_when_asked(
+    client: Sealer, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy(client, monkeypatch)
+    client.checkpoint()
+    number = client.sealing.reclaim.named_segments[0]
+    path = segment_path(client.shard.segments.folder, number)
+    data = bytearray(path.read_bytes())
+    data[4096 + 20] ^= 1
+    path.write_bytes(data)
+    taken = take(client)
+    with pytest.raises(BackupDamaged) as told:
+        restored(taken, target)
+    assert told.value.findings == [
+        f"{target}/segment/00/{path.name}, offset 4096: records are damaged"
+    ]
+    assert is_as_it_was(target)
+    for as_new in (False, True):
+        folder = target.with_name(f"new-{as_new}")
+        (finding,) = restored(taken, folder, with_damage=True, as_new=as_new)
+        assert "records are damaged" in finding
+        assert set(start(client, folder)) == set(seen(client))
+
+
+def test_names_of_copies_of_every_version_are_renamed_or_left() -> None:
+    epochs = {("a:b", 7): 9}
+    renamed = restoring._renamed
+    assert renamed("$dead_letter:a:b:7", epochs) == "$dead_letter:a:b:9"
+    assert renamed("$redrive:a:b:8", epochs) == "$redrive:a:b:8"
+    assert renamed("$dead_letter:7", epochs) == "$dead_letter:7"
