@@ -6,9 +6,9 @@
     files   moves go on; answered when the log is synced up to the cut
     end     whether the pin has held all the time; it ends
 
-A pin ends with the link session of its front, too, and breaks when the shard needs the room. A hold
-ends by itself after `HOLD_MAX_S`, before a reader gives up its wait for a router; a cut counts only
-if the hold of each shard has lasted until all have cut, which `files` finds out.
+A pin ends with the backup, with the link session of its front, and breaks when the shard needs the
+room. A hold ends by itself after `HOLD_MAX_S`, before a reader gives up its wait for a router; a
+cut counts only if the hold of each shard has lasted until all have cut, which `files` finds out.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from topics.actors.shard.service import Service
 from topics.errors import NotReady, Throttled
 from topics.formats.disk.backup import FLAGS, File
 from topics.formats.wire.calls import (
+    BACKUP_ABANDONED,
     BACKUP_BEGIN,
     BACKUP_CUT,
     BACKUP_END,
@@ -85,6 +86,7 @@ class Backups(Service):
         router.serve(BACKUP_CUT, self._cut)
         router.serve(BACKUP_FILES, self._files)
         router.serve(BACKUP_END, self._end)
+        router.subscribe(BACKUP_ABANDONED, self._abandoned)
 
     def on_session_closed(self, session: LinkSession) -> None:
         """Let go what a front held that has gone."""
@@ -174,6 +176,10 @@ class Backups(Service):
             if self._is_about(request):
                 self._let_go()
         request.reply(NO_RESULT)
+
+    def _abandoned(self, message: InboundMessage[BackupParams, Any]) -> None:
+        if self._is_about(message):
+            self._let_go()
 
     # The cut
 

@@ -45,6 +45,7 @@ module spells a subject or builds params.
     event/work.taken          to shard   WorkTakenParams      -
     event/work.close          to shard   WorkCloseParams      -
     event/queue.unclaimed     to shard   UnclaimedParams      -
+    event/backup.abandoned    to shard   BackupParams         -
     event/call.cancelled      to shard   CallCancelledParams  -
 
     request, requests  the JSON body as the client sent it; of an append: n of them, joined
@@ -710,4 +711,5 @@ WORK_ENDED: Final = Event("work.ended", WorkEndedParams)
 WORK_TAKEN: Final = Event("work.taken", WorkTakenParams)
 WORK_CLOSE: Final = Event("work.close", WorkCloseParams)
 UNCLAIMED: Final = Event("queue.unclaimed", UnclaimedParams)
+BACKUP_ABANDONED: Final = Event("backup.abandoned", BackupParams)
 CALL_CANCELLED: Final = Event("call.cancelled", CallCancelledParams)

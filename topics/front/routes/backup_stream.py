@@ -29,6 +29,7 @@ from topics.actors.shard_client.shards import Shards
 from topics.errors import NotReady, TopicsError
 from topics.formats.disk.backup import FORMAT, File, Manifest
 from topics.formats.wire.calls import (
+    BACKUP_ABANDONED,
     BACKUP_BEGIN,
     BACKUP_CUT,
     BACKUP_END,
@@ -88,7 +89,8 @@ class Backup:
         """Let the shards keep nothing for it any more. Safe to call twice."""
         if not self._is_over:
             self._is_over = True
-            self._tell_all(BACKUP_END)
+            for shard in range(self._shards.count):  # also one that is stalled hears of it
+                self._shards.notify(shard, BACKUP_ABANDONED, self._params)
             self._backups.slots.release()
 
     async def run(self, request: Request, connection: Connection) -> None:
@@ -143,7 +145,7 @@ class Backup:
                 answers = await self._ask_all(BACKUP_FILES)
             except NotReady as failure:
                 LOG.debug("logs not cut: %s", failure.message)
-                self._tell_all(BACKUP_FILES)  # those that hold go on
+                self._release()
                 if attempt == CUTS_MAX:
                     raise
                 await trio.sleep(PAUSE_S)
@@ -173,15 +175,15 @@ class Backup:
             raise failures[0]
         return [found[shard] for shard in range(self._shards.count)]
 
-    def _tell_all(self, call: Call[BackupParams, Any]) -> None:
-        """Ask, and wait for no answer."""
+    def _release(self) -> None:
+        """Let moves go on where they are held, and wait for no answer."""
 
         def drop(answer: Reply[Any] | TopicsError) -> None:
             if isinstance(answer, Reply):
                 answer.release()
 
         for shard in range(self._shards.count):
-            self._shards.call(shard, call, self._params, b"", drop)
+            self._shards.call(shard, BACKUP_FILES, self._params, b"", drop)
 
 
 def _chunk(data: bytes) -> Sequence[bytes]:

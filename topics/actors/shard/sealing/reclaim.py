@@ -38,6 +38,9 @@ class Freed(NamedTuple):
     blobs: list[Path]
 
 
+NOTHING = Kept(0, frozenset())
+
+
 @dataclass(eq=False, slots=True)
 class Pin:
     """Of a backup: what its ``checkpoint`` needs, which ``kept`` says, stays unless the pin
@@ -46,7 +49,7 @@ class Pin:
     """
 
     checkpoint: Path | None = None
-    kept: Kept = Kept(0, frozenset())
+    kept: Kept = NOTHING
     blobs: list[Path] = field(default_factory=list)
     is_broken: bool = False
 

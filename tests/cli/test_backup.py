@@ -1,0 +1,85 @@
+"""backup and restore: a file when it is whole, a directory when it is sound, else nothing."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Run, started
+from tests.support.api import Api
+from tests.support.server import Server
+from topics.client import Topics
+from topics.errors import ExitCode
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def filled(client: Topics, name: str) -> str:
+    client.topic(name).put()
+    client.topic(name).append(*range(100))
+    return name
+
+
+def test_a_backup_is_restored(
+    topics: Run, server: Server, filled: str, client: Topics, tmp_path: Path
+) -> None:
+    file, folder = tmp_path / "all.tar", tmp_path / "data"
+    done = topics("backup", str(file))
+    assert (done.code, done.out) == (0, "")
+    assert str(file) in done.err
+    assert [path.name for path in tmp_path.glob("all*")] == ["all.tar"]
+    assert file.stat().st_mode & 0o777 == 0o600
+    again = topics("--json", "backup", str(file))
+    assert (again.code, again.error["code"]) == (ExitCode.USAGE, "usage")
+    done = topics("--json", "restore", str(file), str(folder))
+    assert done.code == 0
+    assert done.objects[0]["shards"] == 2
+    assert topics("verify", str(folder)).code == 0
+    again = topics("--json", "restore", str(file), str(folder))
+    assert (again.code, again.error["code"]) == (ExitCode.USAGE, "usage")
+    assert topics("restore", "--as-new", str(file), str(tmp_path / "new")).code == 0
+    epoch = client.topic(filled).state().epoch
+    for made, is_new in (("data", False), ("new", True)):
+        with Server(tmp_path / made, shards=2) as other, Api(other.address) as api:
+            assert len(api.read(filled)) == 100
+            assert (api.state(filled)["epoch"] > epoch) == is_new
+
+
+def test_a_pipe_gets_the_same(topics: Run, filled: str, tmp_path: Path) -> None:
+    with (tmp_path / "piped.tar").open("wb") as out:
+        run = started("backup", "-", stdout=out)
+        run.communicate(timeout=60)
+    assert run.returncode == 0
+    assert topics("restore", str(tmp_path / "piped.tar"), str(tmp_path / "data")).code == 0
+
+
+def test_what_is_no_backup_is_told_in_one_line(topics: Run, filled: str, tmp_path: Path) -> None:
+    file = tmp_path / "all.tar"
+    topics("backup", str(file))
+    cut = tmp_path / "cut.tar"
+    cut.write_bytes(file.read_bytes()[:-4096])
+    done = topics("--json", "restore", str(cut), str(tmp_path / "data"))
+    assert (done.code, done.error["code"]) == (ExitCode.DAMAGED, "bad_backup")
+    assert "no whole backup" in done.error["message"]
+    assert not [*tmp_path.glob("*data*")]
+
+
+def test_ctrl_c_leaves_nothing(topics: Run, client: Topics, filled: str, tmp_path: Path) -> None:
+    for _ in range(4):
+        client.topic(filled).append(*("x" * 100_000 for _ in range(20)))
+    file, partial = tmp_path / "all.tar", tmp_path / "all.tar.partial"
+    run = started("backup", "--rate", "100k", str(file))
+    deadline = time.monotonic() + 60
+    while not (partial.exists() and partial.stat().st_size):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert topics("backup", str(file)).code == ExitCode.USAGE  # and the first one goes on
+    assert partial.exists()
+    run.send_signal(signal.SIGINT)
+    run.communicate(timeout=60)
+    assert run.returncode == ExitCode.INTERRUPTED
+    assert not [*tmp_path.glob("all*")]

@@ -1,0 +1,164 @@
+"""GET /v0/backup: who may take one, one at a time, and an end that tells whether it is whole."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import io
+import json
+import socket
+import tarfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.api import Api, ok, refused
+from tests.support.server import Server
+from topics.storage.restore import restore
+
+pytestmark = pytest.mark.slow
+
+KEYS = "boss,reader:read+write+delete,narrow::in."
+WAIT_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    data = tmp_path_factory.mktemp("backup") / "data"
+    with Server(data, shards=2, api_keys=KEYS, access_log="audit") as server:
+        with Api(server.address, token="boss") as api:
+            for number in range(4):
+                ok(api.append(f"t{number}", *range(10)), 201)
+            ok(api.append("large", *("x" * 100_000 for _ in range(300))), 201)
+        yield server
+
+
+@pytest.fixture
+def boss(own: Server) -> Iterator[Api]:
+    with Api(own.address, token="boss") as api:
+        yield api
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def raw(server: Server) -> socket.socket:
+    """A backup that has begun and is not read."""
+    client = socket.create_connection(server.address, timeout=WAIT_S)
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.sendall(
+        b"GET /v0/backup HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer boss\r\n\r\n"
+    )
+    assert client.recv(12) == b"HTTP/1.1 200"
+    return client
+
+
+def ends(api: Api) -> dict[str, int]:
+    """How many backups ended in each way."""
+    text = ok(api.call("GET", "/v0/metrics", headers={"Accept": "application/json"}))
+    series = text["topics_backups_total"]
+    return {each["end"]: each["value"] for each in series}
+
+
+def test_a_backup_is_a_whole_tar_of_what_is_acknowledged(
+    own: Server, boss: Api, tmp_path: Path
+) -> None:
+    answer = boss.call("GET", "/v0/backup")
+    assert (answer.status, answer.headers["content-type"]) == (200, "application/x-tar")
+    assert answer.headers["transfer-encoding"] == "chunked"
+    assert answer.headers["cache-control"] == "no-store, no-transform"
+    with tarfile.open(fileobj=io.BytesIO(answer.body)) as tar:
+        names = tar.getnames()
+        content = tar.extractfile("manifest.json")
+        assert content is not None
+        manifest = json.load(content)["manifest"]
+    assert names[-1] == "manifest.json"
+    assert [member["path"] for member in manifest["members"]] == names[:-1]
+    assert len(manifest["cuts"]) == manifest["shards"] == 2
+    folder = tmp_path / "data"
+    restore(io.BytesIO(answer.body), folder, as_new=False, with_damage=False)
+    with Server(folder, shards=2) as again, Api(again.address) as api:
+        for topic in ("t0", "t1", "t2", "t3", "large"):
+            assert api.read(topic) == boss.read(topic)
+
+
+def test_it_needs_the_scope_admin_and_no_prefix(own: Server) -> None:
+    for token, status, code in (
+        (None, 401, "unauthorized"),
+        ("reader", 403, "forbidden"),
+        ("narrow", 403, "forbidden"),
+    ):
+        with Api(own.address, token=token) as api:
+            refused(api.call("GET", "/v0/backup"), status, code)
+    with Api(own.address, token="reader") as api:
+        assert api.call("GET", "/v0/backup").json()["error"]["detail"]["scope"] == "admin"
+
+
+@pytest.mark.parametrize("method", ["HEAD", "POST", "PUT", "DELETE"])
+def test_no_other_method(boss: Api, method: str) -> None:
+    answer = boss.call(method, "/v0/backup")
+    assert (answer.status, answer.headers["allow"]) == (405, "GET")
+
+
+def test_http_1_0_could_not_tell_a_broken_one(own: Server) -> None:
+    with socket.create_connection(own.address, timeout=WAIT_S) as client:
+        client.sendall(b"GET /v0/backup HTTP/1.0\r\nAuthorization: Bearer boss\r\n\r\n")
+        answer = http.client.HTTPResponse(client)
+        answer.begin()
+        assert answer.status == 400
+        assert "HTTP/1.1" in json.load(answer)["error"]["message"]
+
+
+def test_one_at_a_time_and_a_client_that_goes_frees_its_place(own: Server, boss: Api) -> None:
+    before = ends(boss)
+    client = raw(own)
+    answer = boss.call("GET", "/v0/backup")
+    refused(answer, 429, "throttled")
+    assert answer.json()["error"]["detail"]["limit"] == "max_backups"
+    assert answer.headers["retry-after"]
+    client.close()
+    until(lambda: boss.call("GET", "/v0/backup").status == 200)
+    until(lambda: ends(boss)["failed"] == before["failed"] + 1)
+    assert ends(boss)["finished"] > before["finished"]
+    assert own.log is not None
+    audit = [
+        each
+        for each in own.log.events()
+        if (each["event"], each.get("route")) == ("request", "backup")
+    ]
+    assert {each["status"] for each in audit} >= {200, 429}
+    assert any(each.get("cut") for each in audit)
+
+
+def test_a_shard_that_is_away_is_named(tmp_path: Path) -> None:
+    with Server(tmp_path / "data", shards=2) as server, Api(server.address) as api:
+        with server.stopped("shard 1"):
+            answer = api.call("GET", "/v0/backup")
+        refused(answer, 503, "not_ready")
+        assert "shard 1" in answer.json()["error"]["message"]
+        until(lambda: api.call("GET", "/v0/backup").status == 200)
+
+
+def test_a_shard_that_dies_and_a_stop_break_it_off(tmp_path: Path) -> None:
+    with Server(tmp_path / "data", shards=2) as server:
+        with Api(server.address) as api:
+            ok(api.append("large", *("x" * 100_000 for _ in range(300))), 201)
+        for end in ("shard 0", "stop"):
+            client = raw(server)
+            if end == "stop":
+                server.terminate()
+            else:
+                server.replace(end)
+            answer = bytearray()
+            with client, contextlib.suppress(ConnectionResetError):
+                while data := client.recv(1 << 20):
+                    answer += data
+            assert not answer.endswith(b"\r\n0\r\n\r\n")
+            assert b'{"manifest"' not in answer
+        server.wait_stopped()
