@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.campaigns import churn, kills, routers, watchers, workers
+from tests.campaigns import backups, churn, kills, routers, watchers, workers
 from tests.crash.repeating import repeated_by
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -34,6 +34,13 @@ SECONDS = float(os.environ.get("TEST_SECONDS", "0"))
             routers.campaign,
             {"seconds": SECONDS or 15},
             {"copies": 100, "source_trim told": 0, "cap told": 0, "read again": 0},
+        ),
+        # A restored backup has what was acknowledged, and nothing twice.
+        (
+            "backups",
+            backups.campaign,
+            {"seconds": SECONDS or 3, "kills": KILLS or 2},
+            {"backups": 0, "copies": 0, "acked": 0, "dead": 0, "redriven": 0, "blobs": 0},
         ),
         # Every record is seen once, or its gap is told.
         (

@@ -86,7 +86,7 @@ class Backup:
             raise
 
     def abandon(self) -> None:
-        """Let the shards keep nothing for it any more. Safe to call twice."""
+        """Let the shards keep nothing for it, and another one begin. Safe to call twice."""
         if not self._is_over:
             self._is_over = True
             for shard in range(self._shards.count):  # also one that is stalled hears of it
@@ -114,6 +114,7 @@ class Backup:
         cuts, found = await self._cut()
         await self._send_all(request, connection, stream.add([*self._files, *found]))
         await self._ask_all(BACKUP_END)
+        self.abandon()  # who has the last byte may ask for the next backup
         manifest = Manifest(
             FORMAT, __version__, self._shards.count, created_ms, cuts, stream.members
         )
