@@ -11,6 +11,7 @@ that it does not name, which are removed at the start.
     checkpoint  pieces aside; log -> fdatasync up to an LSN; delete flags up to there -> fdatasync
                 segments; header -> fdatasync -> rename -> sync folder
     free        log files below the older checkpoint's `replay_from`; segments named by neither
+    restore     each file -> fsync, folders -> fsync, the directory renamed -> sync the one above
     next file   the full one -> fdatasync; header into a spare one -> fdatasync -> rename; its
                 folder is not synced: after a power loss a spare file whose header begins above the
                 oldest log file is a log file that lost its name
