@@ -16,7 +16,7 @@ from topics.formats.disk import backup
 from topics.formats.disk.backup import File, Manifest, Member
 from topics.storage.disk import Damaged
 
-PIECE_BYTES: Final = 1 << 20
+PIECE_BYTES: Final = 1 << 18  # sent in one turn of the front's loop
 
 
 class BackupStream:

@@ -6,8 +6,8 @@
                                                                         manifest, last chunk
 
 The shards say which bytes of which files belong to it. They are read and hashed by a thread that
-has the processor last. Without the last chunk HTTP says that the answer is broken, and without its
-manifest no tar is a backup.
+has the processor last, and sent slowly while other clients ask for something. Without the last
+chunk HTTP says that the answer is broken, and without its manifest no tar is a backup.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ LOG = logging.getLogger("topics.front")
 
 CUTS_MAX: Final = 10  # attempts; a move between topics may take longer than a hold
 PAUSE_S: Final = 0.5  # between two of them
-AHEAD_PIECES: Final = 4  # read and not sent, of 1 MiB
+AHEAD_PIECES: Final = 8  # read and not sent
+# While others ask for something: reading, hashing and sending take some 4 ms for each MiB.
+BUSY_BYTES_PER_S: Final = 32 << 20
 NICE: Final = 15
 END: Final = b"0\r\n\r\n"
 
@@ -73,6 +75,7 @@ class Backup:
         self._flags: list[File] = []
         self._files: list[File] = []
         self._is_over = False
+        self._seen_requests = 0  # of all clients of the front
 
     async def begin(self) -> None:
         """Let all shards keep what they have. Raises as `Slots.acquire`, and `NotReady`."""
@@ -131,6 +134,14 @@ class Backup:
                 self._keys.check(request.principal)
                 if piece:
                     await connection.send(*_chunk(piece))
+                    await self._pace(connection, len(piece))
+
+    async def _pace(self, connection: Connection, size: int) -> None:
+        """Leave the processor to other clients, if there have been any since the last piece."""
+        count = connection.connections.request_count
+        if count != self._seen_requests:
+            self._seen_requests = count
+            await trio.sleep(size / BUSY_BYTES_PER_S)
 
     # The shards
 

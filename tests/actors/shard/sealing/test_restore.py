@@ -33,6 +33,7 @@ from topics.formats.disk.backup import File, Manifest
 from topics.storage import restore as restoring
 from topics.storage.backup import BackupStream
 from topics.storage.data_dir import encode_meta
+from topics.storage.recovery import steps
 from topics.storage.restore import BackupDamaged, CannotRestore, NotABackup, restore
 from topics.storage.segments.file import segment_path
 
@@ -146,6 +147,11 @@ def test_what_comes_after_the_cut_is_not_in_it(
 def test_each_topic_gets_another_epoch_as_new(
     client: Sealer, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(steps, "boot_id", lambda: "first")  # that of the client
+    ns = SimpleNamespace(
+        time_ns=lambda: client.now.ts * 1_000_000, monotonic_ns=lambda: client.now.ms * 1_000_000
+    )
+    monkeypatch.setattr(restoring, "time", ns)
     busy(client, monkeypatch)
     client.put("q", type="queue", dead_letter="dead", max_deliveries=1)
     epoch = client.engine.topics["q"].epoch
