@@ -121,7 +121,6 @@ def test_a_shard_comes_back_as_it_was(
     restored(take(client), target)
     assert [path.name for path in target.parent.iterdir()] == ["data"]
     assert start(client, target) == before
-    target.chmod(0o700)
 
 
 def test_what_comes_after_the_cut_is_not_in_it(
