@@ -59,7 +59,7 @@ SECONDS = float(os.environ.get("TEST_SECONDS", "0"))
             | dict.fromkeys(("stale: expired", "stale: released"), 0),
         ),
     ],
-    ids=["kills", "churn", "routers", "watchers", "workers"],
+    ids=["kills", "churn", "routers", "backups", "watchers", "workers"],
 )
 def test_a_campaign_finds_no_broken_promise(
     tmp_path: Path,
