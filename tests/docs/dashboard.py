@@ -31,10 +31,15 @@ ROWS: Final = {
     "Reads and streams": r"http_.*|connections_.*|sse_connections|watch_sessions|streams|held_.*",
     "Queues": r"(topic_)?queue_.*",
     "Routers": r"routers?(_.*)?",
-    "Disk": r"(disk|log_bytes|blob|segments?|checkpoint|seal)(_.*)?",
+    "Disk": r"(disk|log_bytes|blob|segments?|checkpoint|seal|backups?)(_.*)?",
     "Processes": r"(process|loop|link|log_lines|inbox|turns|shard_delay)_.*",
 }
-UNITS: Final = {"_bytes": ("bytes", "Bps"), "_ms": ("ms", "ms"), "_us": ("µs", "µs")}
+UNITS: Final = {
+    "_finished_ms": ("dateTimeFromNow", "short"),
+    "_bytes": ("bytes", "Bps"),
+    "_ms": ("ms", "ms"),
+    "_us": ("µs", "µs"),
+}
 PLAIN: Final = ("short", "cps")  # of a gauge, of the rate of a counter
 MANY: Final = ("topic", "router")  # labels with very many values
 SHOWN_MAX: Final = 10

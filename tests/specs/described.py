@@ -225,6 +225,7 @@ ROUTES: Final = {
     ),
     "metrics": Described("Metrics, for Prometheus or as JSON.", f"text/plain {JSON}"),
     "spec": Described("The document itself.", JSON),
+    "backup": Described("All data of the server, as a tar.", "application/x-tar"),
 }
 
 
