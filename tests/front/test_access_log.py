@@ -24,9 +24,9 @@ def told(level: Level, subject: Subject, finished: Finished = FINISHED) -> list[
     return lines
 
 
-def test_audited_routes_are_all_that_put_or_delete_move_records_or_take_commands() -> None:
+def test_audited_routes_put_or_delete_move_records_take_commands_or_give_all_data() -> None:
     changing = {route.name for route in ROUTES if {"PUT", "DELETE"} & set(route.methods)}
-    assert changing | {"topic.delete_records", "queue.redrive", "ws"} == AUDITED
+    assert changing | {"topic.delete_records", "queue.redrive", "ws", "backup"} == AUDITED
 
 
 @pytest.mark.parametrize("name", ["append", "diff", "topic.get", "queue.ack", "watch.open"])

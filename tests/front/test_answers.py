@@ -5,18 +5,24 @@ from __future__ import annotations
 import pytest
 
 from tests.support.fake_shards import FakeReply, FakeShards
+from topics.formats.api.request_heads import Headers
 from topics.formats.api.response_heads import JSON
-from topics.front.answers import Answer, shard_answer
+from topics.front.answers import Answer, location, shard_answer
 
 
-@pytest.mark.parametrize(("created", "status"), [(True, 201), (False, 200)])
-def test_a_shards_bytes_are_given_back_once_they_are_sent(created: bool, status: int) -> None:
+@pytest.mark.parametrize(("made", "status"), [(location("topics", "a"), 201), ((), 200)])
+def test_a_shards_bytes_are_given_back_once_they_are_sent(made: Headers, status: int) -> None:
     shards = FakeShards()
-    answer = shard_answer(FakeReply((), b'{"a":1}', shards), created=created)
+    answer = shard_answer(FakeReply((), b'{"a":1}', shards), made=made)
     assert (answer.status, answer.body, answer.media_type) == (status, b'{"a":1}', JSON)
+    assert answer.headers == made
     for _ in range(2):  # `FakeReply` may be released once
         answer.done()
         assert (shards.replies_out, answer.body) == (0, b"")
+
+
+def test_the_place_of_what_was_made_is_an_encoded_path() -> None:
+    assert location("routers", "a:b->c") == ((b"location", b"/v0/routers/a:b-%3Ec"),)
 
 
 def test_memory_that_is_needed_before_the_end_is_asked_back_from_the_sender() -> None:

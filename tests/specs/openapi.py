@@ -237,6 +237,9 @@ def _shared_parameters() -> Json:
 
 # Of answers
 
+CACHED: Final = ["no-store", "no-store, no-transform", "no-cache"]
+EVERYWHERE: Final = ("X-Request-Id", "Date", "Cache-Control")
+
 
 def _shared_headers() -> Json:
     text = {"type": "string"}
@@ -250,12 +253,15 @@ def _shared_headers() -> Json:
         "WWW-Authenticate": {"required": True, "schema": {"const": "Bearer"}},
         "Upgrade": {"required": True, "schema": {"const": "websocket"}},
         "ETag": {"required": True, "schema": text},
+        "Location": {"description": "Of what was made.", "required": True, "schema": text},
+        "Date": {"required": True, "schema": text},
+        "Cache-Control": {"required": True, "schema": {"enum": CACHED}},
         "Link": {"required": True, "schema": text},
     }
 
 
 def _headers(*names: str) -> Json:
-    return {name: _ref("headers", name) for name in (*names, "X-Request-Id")}
+    return {name: _ref("headers", name) for name in (*names, *EVERYWHERE)}
 
 
 def _successes(route: Route, described: Described) -> dict[int, Json]:
@@ -270,7 +276,8 @@ def _successes(route: Route, described: Described) -> dict[int, Json]:
     }
     found = {200: done}
     if described.creates:
-        found[201] = {**done, "description": "Done, and made."}
+        made = {"description": "Done, and made.", "headers": _headers("Location")}
+        found[201] = {**done, **made}
     if route.name == "spec":
         found[304] = {"description": "The client has it.", "headers": _headers("ETag")}
     return found

@@ -65,7 +65,12 @@ def _place(part: str) -> str:
 
 # The judge
 
-HEAD = {"content-type": "application/json", "x-request-id": "r"}
+HEAD = {
+    "content-type": "application/json",
+    "x-request-id": "r",
+    "date": "Sun, 22 Nov 2026 18:00:00 GMT",
+    "cache-control": "no-store",
+}
 STATE: dict[str, Any] = {
     "topic": "a",
     "deleted": True,

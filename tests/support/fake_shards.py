@@ -96,6 +96,13 @@ class Waiting:
         self._owner.waiting -= 1
 
 
+BACKED_UP: dict[str, tuple[Any, ...]] = {  # of shards that have nothing
+    calls.BACKUP_BEGIN.method: calls.BackupBegun([], []),
+    calls.BACKUP_CUT.method: calls.BackupCut(0),
+    calls.BACKUP_FILES.method: calls.BackupFiles([]),
+}
+
+
 @dataclass
 class FakeShards(Shards):
     """Crude shards: topics are lists of JSON values."""
@@ -220,6 +227,8 @@ class FakeShards(Shards):
             return calls.TopicListResult(self._items(params, shard)), b""
         if call is calls.METRICS_READ:
             return self._metrics(params, shard), b""
+        if call.method.startswith("backup."):
+            return BACKED_UP.get(call.method, calls.NO_RESULT), b""
         if call.method.startswith("router."):
             assert shard == calls.ROUTER_OWNER
             return self._router_answer(call, params, raw)

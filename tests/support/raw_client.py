@@ -51,7 +51,9 @@ class RawClient:
         self._buffer = data + self._buffer
 
     async def hear(self, *, method: str = "POST") -> Answered:
-        """The next final answer. Fails when the connection ends before it does."""
+        """The next final answer, of one in chunks the head alone. Fails when the connection ends
+        before it does.
+        """
         while b"\r\n\r\n" not in self._buffer:
             await self._more()
         head, _, self._buffer = self._buffer.partition(b"\r\n\r\n")
@@ -64,7 +66,8 @@ class RawClient:
             for name, _, value in (line.partition(":") for line in lines)
         }
         status = int(first.split()[1])
-        length = 0 if method == "HEAD" or status in EMPTY else int(headers["content-length"])
+        is_bare = method == "HEAD" or status in EMPTY or "transfer-encoding" in headers
+        length = 0 if is_bare else int(headers["content-length"])
         while len(self._buffer) < length:
             await self._more()
         body, self._buffer = self._buffer[:length], self._buffer[length:]

@@ -2,7 +2,7 @@
 
     off      nothing
     audit    changes of topics, routers and records (`Route.is_audited`), topics that an append
-             makes (201), refusals 401 and 403, and WebSockets
+             makes (201), backups, refusals 401 and 403, and WebSockets
     all      every request
 
 A stream or WebSocket has one line, when it ends; commands on a WebSocket have none.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
+from urllib.parse import quote
 
 import msgspec
 
@@ -61,11 +62,17 @@ class Answer(msgspec.Struct, eq=False):
             reply.release()
 
 
-def shard_answer(reply: Reply[Any], *, created: bool = False) -> Answer:
-    """The finished bytes of a shard; 201 for a request that has created its topic."""
+def shard_answer(reply: Reply[Any], *, made: Headers = ()) -> Answer:
+    """The finished bytes of a shard; 201 for a request that has ``made`` something (`location`)."""
     body = reply.body
     # Bytes are the front's own: nothing is to be given back.
-    return Answer(201 if created else 200, body, None if type(body) is bytes else reply)
+    held = None if type(body) is bytes else reply
+    return Answer(201 if made else 200, body, held, made)
+
+
+def location(kind: str, name: str) -> Headers:
+    """Where the topic or router that a request has made can be got."""
+    return ((b"location", f"/v0/{kind}/{quote(name, safe=':')}".encode("ascii")),)
 
 
 def json_answer(document: dict[str, Any], at: int) -> Answer:

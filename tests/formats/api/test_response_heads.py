@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from topics.formats.api.response_heads import ResponseHeads, field_lines, stream_head, with_lines
+from topics.formats.api.response_heads import NO_STORE, ResponseHeads, field_lines, with_lines
 
 DATE = b"Sun, 22 Nov 2026 18:00:00 GMT"
 HEAD = (
@@ -19,7 +19,12 @@ def heads() -> ResponseHeads:
 
 def test_further_headers_and_the_close_follow_the_length() -> None:
     head = heads().render(200, 7, ((b"a", b"1"), (b"b", b"2")), close=True)
-    assert head == HEAD + b"a: 1\r\nb: 2\r\nconnection: close\r\n\r\n"
+    assert head == HEAD + b"a: 1\r\nb: 2\r\n" + NO_STORE + b"connection: close\r\n\r\n"
+
+
+def test_what_an_answer_says_of_caches_itself_stands_alone() -> None:
+    head = heads().render(200, 7, ((b"cache-control", b"no-cache"),))
+    assert head == HEAD + b"cache-control: no-cache\r\n\r\n"
 
 
 def test_media_type_and_date_of_a_remembered_start_are_those_of_now() -> None:
@@ -32,16 +37,15 @@ def test_media_type_and_date_of_a_remembered_start_are_those_of_now() -> None:
 
 def test_field_lines_of_the_exchange_stand_in_every_head() -> None:
     lines = field_lines(((b"a", b"1"), (b"b", b"2")))
-    assert heads().render(200, 7, lines=lines) == HEAD + b"a: 1\r\nb: 2\r\n\r\n"
-    assert stream_head(101, (), lines).endswith(b"Protocols\r\na: 1\r\nb: 2\r\n\r\n")
+    assert heads().render(200, 7, lines=lines) == HEAD + b"a: 1\r\nb: 2\r\n" + NO_STORE + b"\r\n"
 
 
 def test_an_answer_without_a_body_has_neither_length_nor_type() -> None:
     expected = (
         b"HTTP/1.1 204 No Content\r\ndate: Sun, 22 Nov 2026 18:00:00 GMT\r\n"
-        b"a: 1\r\nb: 2\r\nconnection: close\r\n\r\n"
+        b"a: 1\r\nb: 2\r\ncache-control: no-store\r\nconnection: close\r\n\r\n"
     )
-    assert heads().render_empty(204, ((b"b", b"2"),), lines=b"a: 1\r\n", close=True) == expected
+    assert heads().render_bare(204, ((b"b", b"2"),), lines=b"a: 1\r\n", close=True) == expected
 
 
 def test_lines_go_into_a_rendered_answer_in_front_of_its_body() -> None:

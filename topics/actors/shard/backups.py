@@ -76,7 +76,6 @@ class Backups(Service):
 
     def __init__(self, context: ShardContext, shard: Shard, sealing: Sealing) -> None:
         self._context, self._shard, self._sealing = context, shard, sealing
-        self._data_dir = shard.checkpoint_folder.parent.parent
         self._backup: _Backup | None = None
 
     def register(self, router: MessageRouter) -> None:
@@ -158,7 +157,7 @@ class Backups(Service):
         ]
         paths = [pin.checkpoint, *(segment.path for segment in found)]
         if not self._shard.wal.shard:
-            paths.insert(0, self._data_dir / "meta")
+            paths.insert(0, self._data_dir() / "meta")
         return BackupBegun(flags, [*self._whole(paths)])
 
     def _whole(self, paths: list[Path]) -> Iterator[File]:
@@ -167,7 +166,10 @@ class Backups(Service):
             yield File(self._name(path), str(path), 0, size, size)
 
     def _name(self, path: Path) -> str:
-        return str(path.relative_to(self._data_dir))
+        return str(path.relative_to(self._data_dir()))
+
+    def _data_dir(self) -> Path:
+        return self._shard.checkpoint_folder.parent.parent
 
     def _end(self, request: EndCall) -> None:
         try:

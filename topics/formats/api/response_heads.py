@@ -1,8 +1,8 @@
 """Response heads: status line and header fields as bytes (RFC 9112 §4). The only module that
 renders header fields for a socket.
 
-All but the length and the fields of one exchange is rendered once for each status, media type and
-Date.
+Every answer has a Date, and `Cache-Control: no-store` where nothing else is said of caches. All but
+the length and the fields of one exchange is rendered once for each status, media type and Date.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from topics.formats.api.request_heads import Headers
 JSON = b"application/json"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 CLOSE = b"connection: close\r\n"
+NO_STORE = b"cache-control: no-store\r\n"
 
 
 class ResponseHeads:
-    """Renders the heads of finite answers."""
+    """Renders the heads of answers."""
 
     def __init__(self) -> None:
         self._date = b""
@@ -42,17 +43,17 @@ class ResponseHeads:
         """The whole head. ``lines`` are field lines that `field_lines` has rendered."""
         start = self._starts.get((status, media_type)) or self._start(status, media_type)
         if not headers and not close:
-            return b"%b%d\r\n%b\r\n" % (start, length, lines)
-        last = CLOSE if close else b""
-        return b"%b%d\r\n%b%b%b\r\n" % (start, length, lines, field_lines(headers), last)
+            return b"%b%d\r\n%b%b\r\n" % (start, length, lines, NO_STORE)
+        return b"%b%d\r\n%b%b\r\n" % (start, length, lines, _last(headers, close))
 
-    def render_empty(
+    def render_bare(
         self, status: int, headers: Headers, *, lines: bytes = b"", close: bool = False
     ) -> bytes:
-        """The head of an answer without a body, 204 or 304: it has neither length nor type."""
-        last = CLOSE if close else b""
-        date = b"date: %b\r\n" % self._date
-        return b"".join((_status_line(status), date, lines, field_lines(headers), last, b"\r\n"))
+        """The head of a stream, or of an answer without a body, 204 or 304: it has no length, and a
+        type only among ``headers``.
+        """
+        last = _last(headers, close)
+        return b"%bdate: %b\r\n%b%b\r\n" % (_status_line(status), self._date, lines, last)
 
     def _start(self, status: int, media_type: bytes) -> bytes:
         """The head up to and with ``content-length: ``."""
@@ -65,15 +66,15 @@ class ResponseHeads:
         return start
 
 
-def stream_head(status: int, headers: Headers, lines: bytes = b"") -> bytes:
-    """The head of an answer without an end: neither length nor Date."""
-    return b"%b%b%b\r\n" % (_status_line(status), field_lines(headers), lines)
-
-
 def with_lines(answer: bytes, lines: bytes) -> tuple[bytes, memoryview]:
     """A rendered answer with further field lines: its head, and its body without a copy."""
     end = answer.index(b"\r\n\r\n") + 2
     return b"%b%b\r\n" % (answer[:end], lines), memoryview(answer)[end + 2 :]
+
+
+def _last(headers: Headers, close: bool) -> bytes:
+    is_cached = any(name == b"cache-control" for name, _ in headers)
+    return field_lines(headers) + (b"" if is_cached else NO_STORE) + (CLOSE if close else b"")
 
 
 def field_lines(headers: Headers) -> bytes:

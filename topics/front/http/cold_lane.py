@@ -121,6 +121,7 @@ class _View:
         call.has_answered, call.status, call.on_unsent = True, answer.status, answer.on_unsent
         call.close = call.close or self._drain.is_draining
         headers = {name.decode(): value.decode() for name, value in answer.headers}
+        headers.setdefault("cache-control", "no-store")
         if call.close:
             headers["connection"] = "close"
         try:

@@ -25,7 +25,7 @@ import trio
 from topics.actors.link.event_loop import EventLoop
 from topics.engine.access import Scope
 from topics.errors import Internal, TopicsError
-from topics.formats.api.response_heads import ResponseHeads, stream_head, with_lines
+from topics.formats.api.response_heads import ResponseHeads, with_lines
 from topics.front.answers import Answer
 from topics.front.dispatch import Dispatcher
 from topics.front.errors import error_answer
@@ -349,7 +349,8 @@ class RequestTasks(ABC):
         connection.buffer, connection.pos = connection.buffer[connection.pos :], 0
         lines = self.exchange.fields(answer.status)
         try:
-            await connection.send(stream_head(answer.status, answer.headers, lines))
+            responses = self._lanes.responses
+            await connection.send(responses.render_bare(answer.status, answer.headers, lines=lines))
         except BaseException:
             answer.unsent()
             raise
@@ -395,7 +396,7 @@ class RequestTasks(ABC):
             connection.closing = close = True
         body, status, lines = answer.body, answer.status, self.exchange.fields(answer.status)
         if status in EMPTY:
-            return (lanes.responses.render_empty(status, answer.headers, lines=lines, close=close),)
+            return (lanes.responses.render_bare(status, answer.headers, lines=lines, close=close),)
         head = lanes.responses.render(
             status,
             len(body),

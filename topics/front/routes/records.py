@@ -39,7 +39,7 @@ from topics.formats.wire.calls import (
     band_in,
     outcome_in,
 )
-from topics.front.answers import Answer, shard_answer
+from topics.front.answers import Answer, location, shard_answer
 from topics.front.dispatch import Begun, Operation, Then
 from topics.front.pressure.pressure import Pressure, hold_back
 from topics.front.queries import EMPTY, Parameter, boolean
@@ -169,7 +169,8 @@ class Appends:
             reply.release()
             then(failures_of(reply.result)[0])
         else:
-            then(shard_answer(reply, created=outcome == CREATED))
+            made = location("topics", topic) if outcome == CREATED else ()
+            then(shard_answer(reply, made=made))
 
     def _answered(self, group: Group, reply: Reply[AppendResult] | TopicsError) -> None:
         """Answer each request of a group."""
@@ -197,7 +198,8 @@ class Appends:
                 answers.append(next(failures))
             else:
                 start, end = end, end + length
-                answers.append(Answer(201 if outcome == CREATED else 200, bodies[start:end]))
+                made = location("topics", topic) if outcome == CREATED else ()
+                answers.append(Answer(201 if made else 200, bodies[start:end], headers=made))
         return answers
 
 

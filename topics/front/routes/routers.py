@@ -15,7 +15,7 @@ from topics.actors.rpc.session import Reply
 from topics.engine.access import Scope
 from topics.formats.wire import calls
 from topics.formats.wire.contract import Call, P, R
-from topics.front.answers import Answer, shard_answer
+from topics.front.answers import Answer, location, shard_answer
 from topics.front.queries import Parameter, text
 from topics.front.request import Body, Request, listed
 from topics.front.route import BodyRule, Route
@@ -32,7 +32,8 @@ async def put(context: RouteContext, request: Request, body: Body, at: int) -> A
     """Create or configure a router."""
     params = calls.RouterParams(request.router, listed(request.principal.prefixes), at)
     reply = await _ask(context, calls.ROUTER_PUT, params, body)
-    return shard_answer(reply, created=reply.result.created)
+    made = location("routers", request.router) if reply.result.created else ()
+    return shard_answer(reply, made=made)
 
 
 async def get(context: RouteContext, request: Request, _body: Body, at: int) -> Answer:

@@ -11,11 +11,12 @@ The hot lane answers all but the list.
 from __future__ import annotations
 
 import heapq
+from functools import partial
 
 from topics.actors.rpc.session import Reply
 from topics.engine.access import Scope
 from topics.formats.wire import calls
-from topics.front.answers import Answer, shard_answer
+from topics.front.answers import Answer, location, shard_answer
 from topics.front.dispatch import Begun, Operation, Then
 from topics.front.queries import Parameter, boolean, text
 from topics.front.request import Body, Request, listed
@@ -33,11 +34,12 @@ LIST_TOUCH = Parameter("touch", boolean, default=False)
 def put(context: RouteContext, request: Request, body: Body, at: int, then: Then) -> Begun:
     """§1.1."""
     params = calls.TopicPutParams(request.topic, listed(request.principal.prefixes), at)
-    return context.ask(request, calls.TOPIC_PUT, params, body, then, _put_answer)
+    answer = partial(_put_answer, request.topic)
+    return context.ask(request, calls.TOPIC_PUT, params, body, then, answer)
 
 
-def _put_answer(reply: Reply[calls.PutResult]) -> Answer:
-    return shard_answer(reply, created=reply.result.created)
+def _put_answer(topic: str, reply: Reply[calls.PutResult]) -> Answer:
+    return shard_answer(reply, made=location("topics", topic) if reply.result.created else ())
 
 
 def get(context: RouteContext, request: Request, _body: Body, at: int, then: Then) -> Begun:
