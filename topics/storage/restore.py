@@ -2,15 +2,17 @@
 
     tar -> a directory beside the wanted one: each member hashed as it is written
         -> compared with the manifest -> delete flags, lengths of log files -> `verify`
-        -> [as new] -> synced -> renamed
+        -> each shard started and stopped [as new] -> `verify` -> synced -> renamed
 
 Nothing is left of a restore that is refused or fails. A server that starts in the directory goes on
-as after a kill at the moment of the cut.
+as after a kill at the moment of the cut. The shards are started and stopped without a server, as
+only a restore knows that a log is there up to its end: a start on another machine takes it for one
+that a power loss has cut.
 
 As new: each topic gets its next epoch, so that readers learn that their cursors are of another
-life. Each shard is started and stopped without a server; its checkpoint has the new epochs then,
-and it is the only one. Routers, and keys of records that are on their way from topic to topic, name
-the new epochs too: nothing is copied twice.
+life. The checkpoint of each shard has the new epochs then, and it is the only one. Routers, and
+keys of records that are on their way from topic to topic, name the new epochs too: nothing is
+copied twice.
 """
 
 from __future__ import annotations
@@ -84,9 +86,9 @@ def restore(
         manifest = _unpack(stream, aside)
         _complete(aside, manifest)
         findings = _verified(aside, directory, manifest.shards, with_damage=with_damage)
-        if as_new:
+        if as_new or not findings:  # damage may want a repair before a start
             now = Now(time.time_ns() // 1_000_000, time.monotonic_ns() // 1_000_000)
-            _renew(aside, manifest.shards, now)
+            _settle(aside, manifest.shards, now, as_new=as_new)
             findings = _verified(aside, directory, manifest.shards, with_damage=with_damage)
         _publish(aside, directory)
     except BaseException:
@@ -231,22 +233,27 @@ def _set_flags(folder: Path) -> None:
         shutil.rmtree(flags)
 
 
-# As new
+# The shards
 
 
-def _renew(folder: Path, shards: int, now: Now) -> None:
-    """Give all topics their next epochs. Raises `Damaged` and OSError."""
+def _settle(folder: Path, shards: int, now: Now, *, as_new: bool) -> None:
+    """Start and stop each shard; ``as_new``: all topics get their next epochs. Raises `Damaged` and
+    OSError.
+    """
     epochs: dict[tuple[str, int], int] = {}
     by_id: dict[int, int] = {}
     for number in reversed(range(shards)):  # the first one has the routers: it is the last
         shard = recover(
-            folder, number, shards, now, wal_file_bytes=FIRST_FILE_BYTES, wal_sync_ms=SYNC_MS
+            *(folder, number, shards, now),
+            wal_file_bytes=FIRST_FILE_BYTES,
+            wal_sync_ms=SYNC_MS,
+            has_tail=True,
         )
         first = max(shard.engine.table.last_epoch + 1, now.ts)
-        for topic, epoch in zip(shard.engine.by_id.values(), count(first)):
+        for topic, epoch in zip(shard.engine.by_id.values() if as_new else (), count(first)):
             epochs[topic.name, topic.epoch] = by_id[topic.id] = epoch
         _stop(shard, epochs, now)
-    for number in range(shards):
+    for number in range(shards if as_new else 0):
         _write_renewed(folder / "checkpoint" / f"{number:02d}", by_id, epochs)
 
 
@@ -257,9 +264,9 @@ def _stop(shard: Shard, epochs: Epochs, now: Now) -> None:
     table, wal = shard.engine.table, shard.wal
     frames = list(shard.unwritten_frames)
     for router in [*table.routers.by_id.values()]:
-        key = router.source, router.source_epoch
-        table.routers.put(replace(router, source_epoch=epochs.get(key, router.source_epoch)))
-        frames.append(router_set_frame(table.routers.by_id[router.id].packed, now.ts))
+        if epoch := epochs.get((router.source, router.source_epoch)):
+            table.routers.put(replace(router, source_epoch=epoch))
+            frames.append(router_set_frame(table.routers.by_id[router.id].packed, now.ts))
     if frames:
         wal.begin(frames)
         wal.wait_synced()

@@ -168,8 +168,10 @@ def recover(
     wal_sync_ms: int,
     report: Callable[[float], None] = lambda _: None,
     boot: str | None = None,
+    has_tail: bool = False,
 ) -> Shard:
-    """Bring a shard back as it was. ``boot`` names this run of the machine.
+    """Bring a shard back as it was. ``boot`` names this run of the machine. ``has_tail``: the
+    log is there up to its end, also if another run has written it.
 
     ``report`` is called with the share done, 0.0 to 1.0, several times a second.
 
@@ -190,7 +192,7 @@ def recover(
             now,
             progress.over,
             clean=is_clean,
-            tail_may_be_lost=not boot or replay.boot != boot,
+            tail_may_be_lost=not has_tail and (not boot or replay.boot != boot),
         )
     except BaseException:
         reader.close()

@@ -33,7 +33,6 @@ from topics.formats.disk.backup import File, Manifest
 from topics.storage import restore as restoring
 from topics.storage.backup import BackupStream
 from topics.storage.data_dir import encode_meta
-from topics.storage.recovery import steps
 from topics.storage.restore import BackupDamaged, CannotRestore, NotABackup, restore
 from topics.storage.segments.file import segment_path
 
@@ -113,6 +112,16 @@ def parent(target: Path) -> None:
     target.parent.mkdir()
 
 
+@pytest.fixture(autouse=True)
+def clocks(client: Sealer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restore by the clock of the client."""
+    now = client.now
+    shown = SimpleNamespace(
+        time_ns=lambda: now.ts * 1_000_000, monotonic_ns=lambda: now.ms * 1_000_000
+    )
+    monkeypatch.setattr(restoring, "time", shown)
+
+
 def test_a_shard_comes_back_as_it_was(
     client: Sealer, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,6 +130,16 @@ def test_a_shard_comes_back_as_it_was(
     restored(take(client), target)
     assert [path.name for path in target.parent.iterdir()] == ["data"]
     assert start(client, target) == before
+
+
+def test_a_start_on_another_machine_tells_no_loss(client: Sealer, target: Path) -> None:
+    client.put("later")
+    fill(client, "a")
+    before = seen(client)
+    restored(take(client), target)
+    with ended(Sealer(target, now=client.now, boot="another")) as again:
+        assert seen(again) == before
+        assert again.append("a", 1) == client.append("a", 1)
 
 
 def test_what_comes_after_the_cut_is_not_in_it(
@@ -146,11 +165,6 @@ def test_what_comes_after_the_cut_is_not_in_it(
 def test_each_topic_gets_another_epoch_as_new(
     client: Sealer, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steps, "boot_id", lambda: "first")  # that of the client
-    ns = SimpleNamespace(
-        time_ns=lambda: client.now.ts * 1_000_000, monotonic_ns=lambda: client.now.ms * 1_000_000
-    )
-    monkeypatch.setattr(restoring, "time", ns)
     busy(client, monkeypatch)
     client.put("q", type="queue", dead_letter="dead", max_deliveries=1)
     epoch = client.engine.topics["q"].epoch
