@@ -12,7 +12,7 @@ import random
 import threading
 import time
 import traceback
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -127,7 +127,7 @@ class _HeardWire(Wire):
     """Answers that have already come."""
 
     def __init__(self, heard: bytes) -> None:
-        self._buffer = bytearray(heard)
+        self._buffer, self._asked = bytearray(heard), deque()
 
     def _receive(self) -> bool:
         return False

@@ -48,7 +48,7 @@ def test_every_route_is_asked() -> None:
     source = random.Random(1)
     made = [asked(source) for _ in range(40 * len(ROWS))]
     found = {match(request.method, request.path.encode()).route.path for request in made}
-    others = {"/v0/watch/:wid", "/v0/ws"}  # streams of sessions, and sockets
+    others = {"/v0/watch/:wid", "/v0/ws", "/v0/backup"}  # streams of sessions, sockets, a tar
     assert found | others == {route.path for route in ROUTES if not route.is_public}
 
 
