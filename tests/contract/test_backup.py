@@ -156,6 +156,7 @@ def test_a_shard_that_dies_and_a_stop_break_it_off(tmp_path: Path) -> None:
             else:
                 server.replace(end)
             answer = bytearray()
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
             with client, contextlib.suppress(ConnectionResetError):
                 while data := client.recv(1 << 20):
                     answer += data

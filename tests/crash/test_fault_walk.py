@@ -40,6 +40,7 @@ def test_whatever_write_or_sync_fails_nothing_acknowledged_is_lost_and_nothing_r
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.timeout(600)  # it ends at the first sync that shows it, mostly within seconds
 @pytest.mark.parametrize("forgotten", ["blank", "write_again"])
 def test_a_log_that_is_not_cut_or_not_written_again_is_found_out(
     forgotten: str, monkeypatch: pytest.MonkeyPatch

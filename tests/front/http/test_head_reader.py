@@ -134,8 +134,9 @@ def path_of(route: Route, name: str) -> str:
 async def test_what_is_not_ascii_is_answered_on_every_route(
     fast: bool, key: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    routes = [route for route in ROUTES if not route.is_public or route.path == "/console"]
     async with running(fast=fast, keys=key, shards=FakeShards(topics={"a": []})) as run:
-        for route, auth in product(ROUTES, [{}, {"authorization": bearer(key)}] if key else [{}]):
+        for route, auth in product(routes, [{}, {"authorization": bearer(key)}] if key else [{}]):
             odd = [path_of(route, text) for text in ODD]
             odd += [f"{path_of(route, 'a')}?{query}{text}" for query in QUERIES for text in ODD]
             asked: list[tuple[str, dict[str, Any]]] = [(target, auth) for target in odd]
