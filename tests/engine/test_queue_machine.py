@@ -21,6 +21,7 @@ TestQueues = pytest.mark.slow(Queues.TestCase)
 TestQueues.settings = settings(max_examples=EXAMPLES, stateful_step_count=50)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)  # 15 s of a whole core
 def test_a_queue_is_its_model_after_every_step_of_a_long_run() -> None:
     run_state_machine_as_test(Queues, settings=settings(LONG, max_examples=100))

@@ -266,6 +266,7 @@ def test_a_tar_that_is_no_backup_leaves_nothing(whole: bytes, target: Path) -> N
     assert not taken
 
 
+@pytest.mark.slow
 def test_wherever_a_backup_is_cut_or_altered_nothing_is_left(whole: bytes, target: Path) -> None:
     dice = random.Random(1)
     manifest_end = len(whole) - 2 * backup.BLOCK_BYTES - 600
