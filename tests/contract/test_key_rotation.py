@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.contract.test_backup import is_broken_off, raw
 from tests.support.api import SLACK_S, Answer, Api, ok, refused
 from tests.support.queues import Queue, Work
 from tests.support.server import Server
@@ -210,3 +211,14 @@ def test_a_file_may_be_a_link_whose_folder_is_replaced(rotation: Rotation) -> No
         rotation.becomes("link-one", 401)
     finally:
         rotation.file.unlink()
+
+
+def test_a_backup_of_a_key_that_is_removed_is_broken_off(rotation: Rotation) -> None:
+    rotation.replace("leaving")
+    with rotation.api("leaving") as api:
+        ok(api.append("large", *("x" * 100_000 for _ in range(300))), 201)
+    client = raw(rotation.server, "leaving")
+    rotation.replace("another")
+    assert is_broken_off(client)
+    with rotation.api("another") as api:
+        assert api.call("GET", "/v0/backup").status == 200, "nothing is left of the first one"

@@ -27,7 +27,7 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class TrustedProxies:
-    """The proxies of the setting."""
+    """Tells the client of a request from the proxy that passed it on."""
 
     def __init__(self, networks: Sequence[Network]) -> None:
         self._networks = networks
