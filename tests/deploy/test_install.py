@@ -24,7 +24,7 @@ from tests.support.api import Api
 ROOT = Path(__file__).parents[2]
 RUN_S = 300.0
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 # A Python whose virtual environments see the modules of the tests, so that nothing is downloaded.
 PYTHON = """#!/bin/sh
