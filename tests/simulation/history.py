@@ -1,0 +1,118 @@
+"""What clients asked and heard, and what was done to the server, in one list in order.
+
+Every entry has the number of the moment at which it was noted (``began``, ``ended``, ``number``):
+all come from one count, so ``a.ended < b.began`` means that ``a`` was over when ``b`` began. Times
+(``at``) are seconds of the monotonic clock since the begin of the run, and only for people and for
+bounds of time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+
+
+class Call(msgspec.Struct, tag=True):
+    """A request and its answer. ``status`` is None where no answer came: what was asked may have
+    happened, or happens until the process that was asked dies, or not at all.
+    """
+
+    began: int
+    client: str
+    at: float
+    method: str  # of HTTP
+    path: str  # with its query
+    body: Any = None  # the JSON of the request
+    headers: dict[str, str] = {}  # those that matter: Idempotency-Key, Authorization
+    ended: int = 0  # 0: under way at the end of the run
+    ended_at: float = 0.0
+    status: int | None = None
+    answer: Any = None  # the JSON of the answer
+
+
+class Said(msgspec.Struct, tag=True):
+    """An event of a stream. ``call``: ``began`` of the call that opened it."""
+
+    number: int
+    call: int
+    client: str
+    at: float
+    event: str
+    id: str = ""
+    data: Any = None
+
+
+class Happened(msgspec.Struct, tag=True):
+    """What was done to the server, or became of it.
+
+    kill      the process ``who`` ("front", "shard 0", "everything") died; the machine goes on
+    power     the machine lost its power: every process died, and what was not synced may be lost
+    stop      everything was asked to end, and did
+    start     everything started (again); ``who`` starts again by itself after a kill
+    clock     the wall clock jumped by ``value`` s
+    fault     the disk of ``who`` refuses, fails or hangs in the way that ``how`` says
+    mended    it does so no more
+    damaged   a shard has found its data damaged and stays down
+    quiet     nothing is asked any more but by "final", all is mended and started
+    """
+
+    number: int
+    at: float
+    what: str
+    who: str = ""
+    how: str = ""
+    value: float = 0.0
+    wall: float = 0.0  # the wall clock, s
+
+
+Entry: TypeAlias = Call | Said | Happened
+
+
+class History:
+    """The list. ``now``: monotonic seconds."""
+
+    def __init__(self, now: Callable[[], float], wall: Callable[[], float]) -> None:
+        self.entries: list[Entry] = []
+        self._now, self._wall, self._began, self._count = now, wall, now(), 0
+
+    def tick(self) -> int:
+        """The number of this moment."""
+        self._count += 1
+        return self._count
+
+    @property
+    def at(self) -> float:
+        """Seconds since the begin."""
+        return round(self._now() - self._began, 6)
+
+    def asked(self, client: str, method: str, path: str, body: Any, **headers: str) -> Call:
+        """A request goes out."""
+        call = Call(self.tick(), client, self.at, method, path, body, headers)
+        self.entries.append(call)
+        return call
+
+    def answered(self, call: Call, status: int | None, answer: Any) -> None:
+        """Its answer has come, or never will: None."""
+        call.ended, call.ended_at, call.status, call.answer = self.tick(), self.at, status, answer
+
+    def said(self, call: Call, event: str, id: str, data: Any) -> None:
+        """An event of the stream that ``call`` has opened."""
+        self.entries.append(Said(self.tick(), call.began, call.client, self.at, event, id, data))
+
+    def happened(self, what: str, who: str = "", how: str = "", value: float = 0.0) -> None:
+        """The world did something."""
+        wall = round(self._wall(), 6)
+        self.entries.append(Happened(self.tick(), self.at, what, who, how, value, wall))
+
+
+def save(path: Path, entries: Iterable[Entry]) -> None:
+    """A line of JSON for each."""
+    path.write_bytes(b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries))
+
+
+def load(path: Path) -> list[Entry]:
+    """What `save` has written."""
+    return [msgspec.json.decode(line, type=Entry) for line in path.read_bytes().splitlines()]
