@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import signal
+from collections.abc import Generator, Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -26,6 +28,32 @@ settings.register_profile(
 )
 settings.register_profile("quick", settings.get_profile("topics"), max_examples=15)
 settings.load_profile("topics")
+
+
+AGAIN_PART = 8  # of a timeout, between its alarms
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_timeout_set_timer(settings: Any) -> Generator[None, object, object]:
+    """The alarm of a timeout comes again and again. One alarm ends the first wait of a test; the
+    second wait, for the end of a thread or of a process on the way out, would last for ever.
+    """
+    is_set = yield
+    signal.setitimer(signal.ITIMER_REAL, settings.timeout, settings.timeout / AGAIN_PART)
+    return is_set
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtest_setup() -> Generator[None]:
+    """While pytest tells of a failure, no alarm may come."""
+    try:
+        yield
+    except BaseException:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        raise
+
+
+pytest_runtest_call = pytest_runtest_teardown = pytest_runtest_setup
 
 
 @pytest.fixture(scope="session", autouse=True)
