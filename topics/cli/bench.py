@@ -28,6 +28,7 @@ Turns = Generator[int]
 FILL: Final = 10_000  # records that are read again and again, or so many bytes
 FILL_BYTES: Final = 64 << 20
 BATCH_BYTES: Final = 16 << 20
+WAIT_S: Final = 0.5
 BOUND: Final = 0.8  # of a core, and the client is what limits
 
 
@@ -169,9 +170,14 @@ class _Load(Thread):
         finally:
             self.ended.set()
 
+    def wait(self) -> None:
+        """Wait for the end. Ctrl-C just before a wait is noticed behind it."""
+        while not self.ended.wait(WAIT_S):
+            pass
+
     def result(self) -> tuple[int, list[float]]:
         """Records that were moved, and the ms of each turn. Raises `TopicsError`."""
-        self.ended.wait()
+        self.wait()
         if self._failure is not None:
             raise self._failure
         return self._count, self._times
@@ -182,4 +188,4 @@ def _end(loads: list[_Load], stop: Event) -> None:
     stop.set()
     for load in loads:
         if load.ident is not None:
-            load.ended.wait()
+            load.wait()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from datetime import datetime
 from fnmatch import fnmatchcase, translate
 from itertools import chain
-from queue import Queue
+from queue import Empty, Queue
 from threading import Thread
 from time import sleep, time
 from typing import Any, Final
@@ -25,6 +26,7 @@ from topics.errors import ExitCode
 
 STREAM_TOPICS: Final = 64  # that one stream may have
 QUEUED_EVENTS: Final = 256
+WAIT_S: Final = 0.5
 LOOK_EVERY_S: Final = 2.0  # for topics that a glob matches
 GLOB: Final = re.compile(r"[*?\[]")
 FIELDS: Final[dict[str, Callable[[Record], str]]] = {
@@ -199,7 +201,7 @@ def _follow(
     streams = Streams(client, starts, globs)
     try:
         while streams.topics or globs:
-            event = streams.queue.get()
+            event = streams.next()
             if isinstance(event, Exception):
                 raise event
             shell.back()
@@ -227,6 +229,12 @@ class Streams:
         self._begin([*starts.items()])
         if globs:
             self._start(self._look)
+
+    def next(self) -> Event | Exception:
+        """The next event, or what ends a stream."""
+        while True:
+            with suppress(Empty):  # Ctrl-C just before a wait is noticed behind it
+                return self.queue.get(timeout=WAIT_S)
 
     def _begin(self, starts: list[tuple[str, Start]]) -> None:
         self.topics.update(name for name, _ in starts)
