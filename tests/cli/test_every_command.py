@@ -213,7 +213,14 @@ def test_a_server_of_something_else_is_told_in_one_line(
 def test_ctrl_c_ends_a_command_that_waits_for_an_answer(
     words: Run, monkeypatch: pytest.MonkeyPatch, line: str
 ) -> None:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    is_heard = threading.Event()
+
+    def hear(*_: object) -> None:
+        if not is_heard.is_set():
+            is_heard.set()
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, hear)
     try:
         with socket.create_server(("127.0.0.1", 0)) as silent:
 
@@ -222,13 +229,16 @@ def test_ctrl_c_ends_a_command_that_waits_for_an_answer(
                 with asked:
                     asked.recv(1)
                     os.kill(os.getpid(), signal.SIGINT)
+                    while not is_heard.wait(1):  # one that came just before a wait ends no wait
+                        os.kill(os.getpid(), signal.SIGINT)
                     while asked.recv(1 << 16):
                         pass
 
-            thread = threading.Thread(target=interrupt)
+            thread = threading.Thread(target=interrupt, daemon=True)
             thread.start()
             done = words(line, f"http://127.0.0.1:{silent.getsockname()[1]}", "--timeout", "60")
-            thread.join()
+            is_heard.set()
+            thread.join(60)
     finally:
         signal.signal(signal.SIGINT, before)
     ends = line.startswith("top")  # there it is the normal end

@@ -123,7 +123,7 @@ def test_a_large_write_has_its_key(api: Api, topic: str, durability: str) -> Non
 
 
 def test_concurrent_large_duplicates_append_once(server: Server, api: Api, topic: str) -> None:
-    raw, barrier = body(idempotency_key="k"), threading.Barrier(5)
+    raw, barrier = body(idempotency_key="k"), threading.Barrier(5, timeout=30)
 
     def client(number: int) -> Answer:
         with Api(server.address) as mine:

@@ -12,7 +12,7 @@ from typing import Any, Self
 import pytest
 
 from tests.contract.test_ws_publish import answers, publish, say_at_once
-from tests.support.api import Api, ok, request
+from tests.support.api import TIMEOUT_S, Api, ok, request
 from tests.support.queues import Queue, until
 from tests.support.server import Server
 from tests.support.ws import Socket
@@ -81,7 +81,7 @@ class Flood(threading.Thread):
         super().__init__(daemon=True)
         self.refused = self.answered = 0
         self._stopped = threading.Event()
-        self._socks = [socket.create_connection(address) for _ in range(FLOODING)]
+        self._socks = [socket.create_connection(address, TIMEOUT_S) for _ in range(FLOODING)]
         self._requests = [
             request("POST", f"/v0/topics/flood-{number}", BODY) for number in range(FLOODING)
         ]
@@ -92,7 +92,7 @@ class Flood(threading.Thread):
 
     def __exit__(self, *_: object) -> None:
         self._stopped.set()
-        self.join()
+        self.join(TIMEOUT_S)
         for sock in self._socks:
             sock.close()
 

@@ -26,6 +26,7 @@ from typing import IO, Any
 from setproctitle import setproctitle
 
 SAID_MAX = 1 << 20
+WITHIN_S = 60.0  # it has loaded everything
 LOADED = (
     *("topics.cli", "topics.process.serve", "topics.process.front", "topics.front.http.cold_lane"),
     "topics.process.shard_writer",
@@ -69,6 +70,7 @@ class Zygote:
 
     def _begin(self) -> socket.socket:
         self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.settimeout(WITHIN_S)
         with other:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", __name__, str(other.fileno())],
@@ -82,7 +84,10 @@ class Zygote:
     def close(self) -> None:
         if self._socket is not None:
             self._socket.close()
-            self._process.wait()
+            try:
+                self._process.wait(WITHIN_S)
+            finally:
+                self._process.kill()
 
     def start(self, module: str, cwd: Path, env: dict[str, str]) -> Forked:
         """Run ``python -m MODULE serve``; its stderr is a pipe."""
