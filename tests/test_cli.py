@@ -21,6 +21,7 @@ import pytest
 
 from tests.support.hurt import flip, frames, small, tree
 from tests.support.log import log_files
+from tests.support.program import Program
 from topics import __version__, cli
 from topics.errors import ExitCode
 from topics.formats.disk.frames import FrameKind
@@ -378,14 +379,7 @@ def test_a_secret_is_never_an_argument() -> None:
 def test_on_a_terminal_the_secret_is_asked_for_and_not_shown() -> None:
     ours, theirs = pty.openpty()
     command = [*MODULE, "keys", "hash"]
-    with subprocess.Popen(
-        command,
-        cwd=ROOT,
-        stdin=theirs,
-        stdout=subprocess.PIPE,
-        stderr=theirs,
-        start_new_session=True,
-    ) as asking:
+    with Program(command, cwd=ROOT, stdin=theirs, stdout=subprocess.PIPE, stderr=theirs) as asking:
         os.close(theirs)
         shown = b""
         while b"Key: " not in shown:
@@ -404,17 +398,21 @@ def test_on_a_terminal_the_secret_is_asked_for_and_not_shown() -> None:
 # Ctrl-C
 
 
-def interrupted(running: subprocess.Popen[str]) -> tuple[int, str]:
-    """The status and what stderr says."""
-    running.send_signal(signal.SIGINT)
-    said = running.communicate(timeout=60)[1]
-    return running.returncode, said
+def interrupted(running: Program) -> tuple[int, str]:
+    """The status and what stderr says. A signal that comes just before a read is noticed behind it;
+    the next one ends the read.
+    """
+    while True:
+        running.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            said = running.communicate(timeout=15)[1]
+            return running.returncode, said
 
 
 def test_an_interrupted_command_is_status_130_and_one_line(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "file")
     command = [*MODULE, "inspect", str(tmp_path / "file")]
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as running:
+    with Program(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as running:
         writer = (tmp_path / "file").open("wb")  # returns when the command has opened it, too
         assert interrupted(running) == (130, "topics: interrupted\n")
         writer.close()
@@ -439,7 +437,7 @@ def test_deploy_run_is_interrupted_quietly_while_it_waits_for_its_server(tmp_pat
     with socket.socket() as held, os.fdopen(os.open(begun, os.O_RDONLY | os.O_NONBLOCK)) as fifo:
         poller.register(fifo)
         held.bind(("127.0.0.1", 0))  # nobody listens there, and no other server may
-        with subprocess.Popen(
+        with Program(
             [checkout / "deploy/run"],
             env={
                 "PATH": f"{tmp_path}/bin:/usr/bin:/bin",
@@ -447,7 +445,6 @@ def test_deploy_run_is_interrupted_quietly_while_it_waits_for_its_server(tmp_pat
             },
             stderr=subprocess.PIPE,
             text=True,
-            start_new_session=True,
         ) as running:
             assert poller.poll(60_000), "the server is started"
             os.killpg(running.pid, signal.SIGINT)

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.program import Program
+
 ROOT = Path(__file__).parent.parent
 DISCOVERY = ROOT / "topics/spark/discovery"
 BUILD = (
@@ -125,7 +127,7 @@ def test_an_installed_server_runs_in_any_folder_beside_a_foreign_package_supervi
         (tmp_path / "others" / name).mkdir(parents=True)
         (tmp_path / "others" / name / "__init__.py").write_text("raise ImportError('not ours')")
     env = {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")}
-    server = subprocess.Popen(
+    server = Program(
         [sys.executable, "-m", "topics", "serve", "--port", "0", "--data-dir", "data"],
         env=env | {"PYTHONPATH": f"{tmp_path / 'others'}:{built}", "TOPICS_SHARDS": "1"},
         cwd=tmp_path,

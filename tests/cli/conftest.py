@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.client.conftest import client, name, url_of
+from tests.support.program import Program
 from tests.support.server import Server
 from topics import cli
 
@@ -80,7 +81,7 @@ def topics(url: str, monkeypatch: pytest.MonkeyPatch, capfdbinary: Any) -> Run:
     return run
 
 
-def started(*arguments: str, **options: Any) -> subprocess.Popen[str]:
+def started(*arguments: str, **options: Any) -> Program:
     """The program as a process of its own, with pipes. It hears Ctrl-C, which what runs in the
     background is born deaf to.
     """
@@ -88,4 +89,4 @@ def started(*arguments: str, **options: Any) -> subprocess.Popen[str]:
     pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     hears = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     fixed: dict[str, Any] = {"cwd": ROOT, "text": True, "preexec_fn": hears}
-    return subprocess.Popen(command, **{**fixed, **pipes, **options})
+    return Program(command, **{**fixed, **pipes, **options})

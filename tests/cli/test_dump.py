@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import re
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 
 from tests.cli.conftest import Run, started
 from tests.client.conftest import url_of
+from tests.support.program import Program
 from tests.support.server import Server
 from topics.client import Record, Topics
 
@@ -171,11 +171,11 @@ def test_an_interrupted_import_goes_on_over_a_restart(tmp_path: Path) -> None:
             assert [int(data) for data, *_ in content(client, "b")] == [*range(20_000)]
 
 
-def run(server: Server, *arguments: str) -> subprocess.Popen[str]:
+def run(server: Server, *arguments: str) -> Program:
     return started("--url", url_of(server), *arguments, stderr=None)
 
 
-def ended(process: subprocess.Popen[str]) -> None:
+def ended(process: Program) -> None:
     assert process.returncode == 0
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import sys
-import threading
 import time
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -17,6 +15,7 @@ import pytest
 
 from tests.cli.conftest import Run, started
 from tests.client.conftest import url_of
+from tests.support.program import Program
 from tests.support.server import Server
 from topics.client import Topics
 
@@ -157,30 +156,22 @@ def test_people_read_lines_without_control_characters(
     assert "\\x1b[2J" in line
 
 
-def following(*arguments: str) -> subprocess.Popen[str]:
-    """A command that is killed when it takes too long."""
-    process = started(*arguments)
-    watchdog = threading.Timer(120, process.kill)
-    watchdog.daemon = True
-    watchdog.start()
-    return process
-
-
-def next_of(process: subprocess.Popen[str]) -> Any:
+def next_of(process: Program) -> Any:
     """The next line that a command writes."""
     assert process.stdout is not None
     return json.loads(process.stdout.readline())
 
 
-def told_by(process: subprocess.Popen[str]) -> str:
+def told_by(process: Program) -> str:
     """What a command has said at its end."""
     assert process.stderr is not None
-    return process.stderr.read()
+    said: str = process.stderr.read()
+    return said
 
 
 def lines_of(*arguments: str) -> list[Any]:
     """All that a command writes which ends by itself; its streams end with its process."""
-    with following(*arguments) as process:
+    with started(*arguments) as process:
         assert process.stdout is not None
         return [json.loads(line) for line in process.stdout]
 
@@ -193,7 +184,7 @@ def test_following_ends_with_a_count(url: str, filled: str) -> None:
 def test_a_closed_reader_ends_it_quietly(url: str, client: Topics, name: str) -> None:
     client.topic(name).append(*("x" * 1000 for _ in range(1000)))
     for arguments in (("read", name), ("tail", name, "-n", "1000")):
-        with following(*arguments) as process:
+        with started(*arguments) as process:
             assert next_of(process)["$seq"] == 1
             assert process.stdout is not None
             process.stdout.close()
@@ -205,7 +196,7 @@ def test_tail_shows_the_last_ones_then_what_comes_until_ctrl_c(
     url: str, client: Topics, filled: str
 ) -> None:
     client.topic(f"{filled}-b").append("old")
-    with following("tail", f"{filled}*", "-n", "1") as process:
+    with started("tail", f"{filled}*", "-n", "1") as process:
         assert {json.dumps(next_of(process)["data"]) for _ in range(2)} == {'{"n": 5}', '"old"'}
         client.topic(filled).append("live")
         assert next_of(process)["data"] == "live"
@@ -218,7 +209,7 @@ def test_tail_shows_the_last_ones_then_what_comes_until_ctrl_c(
 
 @pytest.mark.slow
 def test_tail_ends_when_its_topic_is_deleted(url: str, client: Topics, filled: str) -> None:
-    with following("tail", filled, "-n", "1", "--format", "data") as process:
+    with started("tail", filled, "-n", "1", "--format", "data") as process:
         assert process.stdout is not None
         assert process.stdout.readline() == '{"n":5}\n'
         client.topic(filled).drop()
@@ -229,7 +220,7 @@ def test_tail_ends_when_its_topic_is_deleted(url: str, client: Topics, filled: s
 
 @pytest.mark.slow
 def test_a_glob_stands_for_topics_that_are_made_later(url: str, client: Topics, name: str) -> None:
-    with following("tail", f"{name}*") as process:
+    with started("tail", f"{name}*") as process:
         assert process.stderr is not None
         assert process.stderr.readline() == f"topics: no topic matches {name}* yet\n"
         for again in ("made", "made anew"):
@@ -259,7 +250,7 @@ def test_restarts_are_pauses(tmp_path: Path) -> None:
         with Topics(url_of(server)) as client:
             for name in ("a", "b"):
                 client.topic(name).put(durability="fsync")
-            with following("--url", url_of(server), "read", "-f", "a", "b") as process:
+            with started("--url", url_of(server), "read", "-f", "a", "b") as process:
                 seen = []
                 for number in range(8):
                     client.topic("ab"[number % 2]).append(number)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -14,6 +13,7 @@ import pytest
 
 from tests.cli.conftest import Run, started
 from tests.client.conftest import url_of
+from tests.support.program import Program
 from tests.support.server import Server
 from topics.cli.work import environment_of
 from topics.client import Job, Topics
@@ -147,8 +147,8 @@ def test_a_lost_lease_ends_the_command(
 # Signals, as a process of its own
 
 
-def working(queue: str, *command: str) -> subprocess.Popen[str]:
-    return started("work", queue, "-j", "2", "--", *command, start_new_session=True)
+def working(queue: str, *command: str) -> Program:
+    return started("work", queue, "-j", "2", "--", *command)
 
 
 @pytest.mark.slow

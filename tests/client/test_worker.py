@@ -12,6 +12,7 @@ from concurrent.futures import wait
 
 import pytest
 
+from tests.support.program import Program
 from topics.client import Conflict, Invalid, Job, Record, Topics, Worker
 from topics.client.calls import Caller
 from topics.client.producer import Producer
@@ -210,10 +211,8 @@ def test_sigterm_ends_a_worker_behind_its_job(
     queue.put()
     if jobs:
         queue.append(*range(jobs))
-    program = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, url, name, "1"], stdout=subprocess.PIPE, text=True
-    )
-    with program:
+    command = [sys.executable, "-c", PROGRAM, url, name, "1"]
+    with Program(command, stdout=subprocess.PIPE, text=True) as program:
         assert program.stdout is not None
         assert program.stdout.readline() == "begun\n"
         if jobs:

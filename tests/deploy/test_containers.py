@@ -21,6 +21,7 @@ import pytest
 import yaml
 
 from tests.process.family_support import WITHIN_S, Family
+from tests.support.program import Program
 from topics.config import ConfigError, Settings, unknown_variables
 from topics.process import boot, keys
 from topics.process.supervisor import STOP_EXTENSION_MS
@@ -98,7 +99,7 @@ def test_the_health_check_asks_whether_the_server_is_ready(status: bytes | None,
     assert name == "python"
     with socket.create_server(("127.0.0.1", 0)) as server:
         env = os.environ | {"TOPICS_PORT": str(server.getsockname()[1])}
-        with subprocess.Popen([sys.executable, *rest], env=env, stderr=subprocess.PIPE) as check:
+        with Program([sys.executable, *rest], env=env, stderr=subprocess.PIPE) as check:
             server.settimeout(WITHIN_S)
             connection, _ = server.accept()
             with connection:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.program import Program
 from topics.config import Settings
 from topics.errors import ExitCode
 from topics.process import supervisor
@@ -41,9 +42,7 @@ def test_the_unit_shows_the_boot_id_so_that_a_kill_is_told_from_a_power_loss() -
 def test_a_server_that_sees_no_boot_id_says_what_that_costs(tmp_path: Path) -> None:
     command = [sys.executable, "-c", WITHOUT_BOOT_ID]
     environ = {"TOPICS_DATA_DIR": str(tmp_path / "data"), "TOPICS_SHARDS": "1", "PATH": ""}
-    with subprocess.Popen(
-        command, cwd=ROOT, env=environ, stderr=subprocess.PIPE, text=True
-    ) as server:
+    with Program(command, cwd=ROOT, env=environ, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
         seen: dict[str, dict[str, object]] = {}
         for line in server.stderr:

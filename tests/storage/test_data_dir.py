@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.log import failing
+from tests.support.program import Program
 from topics.storage import data_dir
 from topics.storage.data_dir import (
     DataDirectory,
@@ -72,13 +73,8 @@ def test_a_new_directory_is_private_and_keeps_its_shard_count(path: Path) -> Non
 
 
 def test_a_second_owner_is_refused_and_told_the_first_ones_pid(path: Path) -> None:
-    with subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            HOLD_THE_LOCK,
-            str(path),
-        ],
+    with Program(
+        [sys.executable, "-c", HOLD_THE_LOCK, str(path)],
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
