@@ -8,7 +8,8 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from _thread import interrupt_main
+from collections.abc import Callable, Iterator
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -209,10 +210,9 @@ def test_a_server_of_something_else_is_told_in_one_line(
         assert done.error["message"]
 
 
-@pytest.mark.parametrize("line", OF_SERVER)
-def test_ctrl_c_ends_a_command_that_waits_for_an_answer(
-    words: Run, monkeypatch: pytest.MonkeyPatch, line: str
-) -> None:
+@pytest.fixture
+def heard() -> Iterator[threading.Event]:
+    """Whether Ctrl-C was noticed, which interrupts once."""
     is_heard = threading.Event()
 
     def hear(*_: object) -> None:
@@ -221,26 +221,54 @@ def test_ctrl_c_ends_a_command_that_waits_for_an_answer(
             raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGINT, hear)
-    try:
-        with socket.create_server(("127.0.0.1", 0)) as silent:
+    yield is_heard
+    signal.signal(signal.SIGINT, before)
 
-            def interrupt() -> None:
-                asked, _ = silent.accept()
-                with asked:
-                    asked.recv(1)
-                    os.kill(os.getpid(), signal.SIGINT)
-                    while not is_heard.wait(1):  # one that came just before a wait ends no wait
-                        os.kill(os.getpid(), signal.SIGINT)
-                    while asked.recv(1 << 16):
-                        pass
 
-            thread = threading.Thread(target=interrupt, daemon=True)
-            thread.start()
-            done = words(line, f"http://127.0.0.1:{silent.getsockname()[1]}", "--timeout", "60")
-            is_heard.set()
-            thread.join(60)
-    finally:
-        signal.signal(signal.SIGINT, before)
+def silently(
+    words: Run, line: str, heard: threading.Event, interrupt: Callable[[], object]
+) -> Done:
+    """Run it at a server that says nothing, which interrupts it when it has asked."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+
+        def hear() -> None:
+            asked, _ = silent.accept()
+            with asked:
+                asked.recv(1)
+                interrupt()
+
+        thread = threading.Thread(target=hear, daemon=True)
+        thread.start()
+        done = words(line, f"http://127.0.0.1:{silent.getsockname()[1]}", "--timeout", "60")
+        heard.set()  # whatever has ended it
+        thread.join(60)
+    return done
+
+
+@pytest.mark.parametrize("line", OF_SERVER)
+def test_ctrl_c_ends_a_command_that_waits_for_an_answer(
+    words: Run, heard: threading.Event, line: str
+) -> None:
+    def interrupt() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        while not heard.wait(1):  # one that comes just before a wait does not end the wait
+            os.kill(os.getpid(), signal.SIGINT)
+
+    done = silently(words, line, heard, interrupt)
     ends = line.startswith("top")  # there it is the normal end
     assert (done.code, done.out) == (ExitCode.DONE if ends else ExitCode.INTERRUPTED, "")
     assert ends or done.error["code"] == "interrupted"
+
+
+@pytest.mark.slow
+def test_ctrl_c_just_before_the_wait_for_a_record_is_noticed_behind_it(
+    words: Run, heard: threading.Event
+) -> None:
+    in_time = []
+
+    def interrupt() -> None:
+        interrupt_main()
+        in_time.append(heard.wait(20))
+
+    assert silently(words, "tail nope", heard, interrupt).code == ExitCode.INTERRUPTED
+    assert in_time == [True], "it was noticed behind the answer"

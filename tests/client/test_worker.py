@@ -189,6 +189,20 @@ def test_threads_share_a_worker(client: Topics, name: str) -> None:
     assert sorted(done) == [*range(40)]
 
 
+def test_a_sigterm_while_it_stops_waits_for_nothing(
+    client: Topics, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def notify_all(self: threading.Condition) -> None:
+        monkeypatch.undo()
+        signal.raise_signal(signal.SIGTERM)
+        self.notify_all()
+
+    with client.queue(name).worker() as worker:
+        monkeypatch.setattr(threading.Condition, "notify_all", notify_all)
+        worker.stop()
+        assert worker.is_stopped()
+
+
 PROGRAM = """
 import sys, time
 from topics.client import Topics

@@ -154,7 +154,8 @@ class Worker:
         self._ready: list[Job] = []  # claimed, and not given out yet
         self._lock = threading.Lock()
         self._claiming = threading.Lock()
-        self._stop, self._done = threading.Event(), threading.Event()
+        self._is_stopped, self._done = False, threading.Event()
+        self._stopping = threading.Condition()  # reentrant: SIGTERM may come while it is held
         self._is_waiting = False  # in the main thread, for jobs
         self._keeper = threading.Thread(target=self._keep, name=f"leases of {queue}")
         self._keeper.daemon = True
@@ -178,11 +179,14 @@ class Worker:
 
     def stop(self) -> None:
         """Claim nothing more: loops end behind the job that they handle."""
-        self._stop.set()
+        with self._stopping:
+            self._is_stopped = True
+            self._stopping.notify_all()
 
     def is_stopped(self, wait_s: float = 0.0) -> bool:
         """Whether nothing more is claimed, now or ``wait_s`` s from now."""
-        return self._stop.wait(wait_s)
+        with self._stopping:
+            return self._stopping.wait_for(lambda: self._is_stopped, wait_s)
 
     def _on_sigterm(self, _number: int, _frame: FrameType | None) -> None:
         self.stop()
@@ -196,9 +200,9 @@ class Worker:
     def _next(self) -> Job | None:
         with self._claiming:  # one of the threads asks, the others wait for what it gets
             while not self._ready:
-                if self._stop.is_set() or not self._claim():
+                if self._is_stopped or not self._claim():
                     return None
-            return None if self._stop.is_set() else self._ready.pop(0)
+            return None if self._is_stopped else self._ready.pop(0)
 
     def _claim(self) -> bool:
         """Ask for jobs. False: there are no more."""
@@ -206,7 +210,7 @@ class Worker:
         wait_s = 0.0 if self._drain else calls.WAIT_S
         try:
             self._is_waiting = threading.current_thread() is threading.main_thread()
-            if self._stop.is_set():  # since the last look, and nothing would end the wait
+            if self._is_stopped:  # since the last look, and nothing would end the wait
                 return False
             jobs = self._client.call(
                 calls.claim(self._queue, self.node, max(most, 1), self._lease_s, wait_s)
