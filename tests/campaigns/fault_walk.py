@@ -89,7 +89,7 @@ def run_case(case: Case, folder: Path) -> tuple[list[str], list[str]]:
         except OSError as error:
             if journal.answered or disk.failed is None:
                 wrong.append(f"{case} ({disk.failed}): {error!r} {traceback.format_exc(limit=-3)}")
-        except BaseException:
+        except Exception:
             wrong.append(f"{case} ({disk.failed}): {traceback.format_exc(limit=-6)}")
         calls = list(disk.calls)
         said = f"{case} ({disk.failed})"
@@ -115,7 +115,7 @@ def judge(path: Path, journal: Journal, what: str, *, power: bool, boot: str) ->
     """
     try:
         client = Client(path, boot=boot, now=clock(), file_bytes=FILE_BYTES, sync_ms=60_000)
-    except BaseException as error:  # whatever it is, it is a finding
+    except Exception as error:  # whatever it is, it is a finding
         yield f"{what}: the start fails: {error!r} {traceback.format_exc(limit=-3)}"
         return
     try:

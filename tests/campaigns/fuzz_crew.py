@@ -4,10 +4,8 @@ rate, so that the times of others are the server's; what a run leaves in the log
 
 from __future__ import annotations
 
-import concurrent.futures
 import errno
 import json
-import multiprocessing
 import random
 import threading
 import time
@@ -18,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from tests.support.api import Answer, Wire
+from tests.support.program import in_a_process
 from tests.support.server import Server
 from tests.support.ws import TEXT, Socket
 
@@ -91,9 +90,7 @@ def together(workers: Sequence[Worker[Found]], seconds: float, rate: float, into
 def apart(work: Callable[..., Found], server: Server, *arguments: Any) -> Found:
     """Work in another process, and see what becomes of the server's."""
     roles, logged = server.roles(), len(server.log.events()) if server.log else 0
-    spawn = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(1, mp_context=spawn) as pool:
-        findings = pool.submit(work, server.address, *arguments).result()
+    findings = in_a_process(work, server.address, *arguments)
     if server.roles() != roles:
         findings.problems.append(f"a process was replaced: {roles} before, {server.roles()} after")
     for event in server.log.events()[logged:] if server.log else ():

@@ -23,9 +23,7 @@ waiting for a processor, which the kernel counts: it stretches all that they do 
 
 from __future__ import annotations
 
-import concurrent.futures
 import json
-import multiprocessing
 import sys
 import time
 from array import array
@@ -36,6 +34,7 @@ from tests.bench.processes import cpu_s, machine_s, queued_s
 from tests.campaigns.killer import Summary, program
 from tests.campaigns.overload_clients import Manner, Plan, Report, Tally, drive
 from tests.support.api import Api, ok, request
+from tests.support.program import in_a_process
 from tests.support.server import Server
 
 # Four topics for each of the five bands.
@@ -86,9 +85,8 @@ def plan_of(number: int, *, greedy: bool, pushes: bool) -> Plan:
 def run(server: Server, clients: int, seconds: float, *, pushes: bool) -> tuple[Report, Usage]:
     """So many clients write in a process of their own; a few that do not push are greedy."""
     plans = [plan_of(number, greedy=not pushes, pushes=pushes) for number in range(clients)]
-    usage, spawn = Usage(server), multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(1, mp_context=spawn) as pool:
-        report = pool.submit(drive, server.address, plans, seconds).result()
+    usage = Usage(server)
+    report = in_a_process(drive, server.address, plans, seconds)
     usage.end(report)
     return report, usage
 

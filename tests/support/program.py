@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import signal
 import subprocess
 import threading
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 LIFE_S = 100.0  # shorter than a test may last
 
@@ -39,3 +44,17 @@ class Program(subprocess.Popen[Any]):
         """Kill all of it."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
+
+
+def in_a_process(work: Callable[..., T], *arguments: Any) -> T:
+    """What a function returns that runs in a process of its own. The process is killed when the
+    wait is interrupted: the end of the pool would wait for it.
+    """
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawn) as pool:
+        try:
+            return pool.submit(work, *arguments).result()
+        except BaseException:
+            for process in [*(pool._processes or {}).values()]:
+                process.kill()
+            raise
