@@ -35,7 +35,7 @@ def test_whatever_write_or_sync_fails_nothing_acknowledged_is_lost_and_nothing_r
     wrong, calls = in_folder(Case(stop=stop, loop=loop))
     assert wrong == []
     assert len(calls) > 250, "all kinds of calls are made"
-    for index in range(first, len(calls) + 1, 60):
+    for index in range(first, len(calls) + 1, 100):
         wrong += in_folder(Case(index, goes_on, stop, loop))[0]
     assert not wrong, "\n".join(wrong)
 

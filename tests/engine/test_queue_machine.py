@@ -22,9 +22,9 @@ TestQueues.settings = settings(max_examples=EXAMPLES, stateful_step_count=50)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # 15 s of a whole core
+@pytest.mark.timeout(600)  # 10 s of a whole core
 def test_a_queue_is_its_model_after_every_step_of_a_long_run() -> None:
-    run_state_machine_as_test(Queues, settings=settings(LONG, max_examples=100))
+    run_state_machine_as_test(Queues, settings=settings(LONG, max_examples=60))
 
 
 def test_the_model_knows_of_a_lease_from_before_they_were_durable_that_was_extended() -> None:

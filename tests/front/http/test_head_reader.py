@@ -136,6 +136,7 @@ async def test_what_is_not_ascii_is_answered_on_every_route(
 ) -> None:
     routes = [route for route in ROUTES if not route.is_public or route.path == "/console"]
     async with running(fast=fast, keys=key, shards=FakeShards(topics={"a": []})) as run:
+        client = await run.connect()
         for route, auth in product(routes, [{}, {"authorization": bearer(key)}] if key else [{}]):
             odd = [path_of(route, text) for text in ODD]
             odd += [f"{path_of(route, 'a')}?{query}{text}" for query in QUERIES for text in ODD]
@@ -146,10 +147,12 @@ async def test_what_is_not_ascii_is_answered_on_every_route(
                 ]
             for method, (target, fields) in product(route.methods, asked):
                 body = b"" if method == "GET" else b'{"records":[]}'
-                client = await run.connect()
                 await client.say(request(method, target, body, **fields))
                 answer = await client.hear(method=method)
                 assert answer.status < 500, (method, target, fields)
+                is_over = answer.headers.get("connection") == "close" or answer.status == 101
+                if is_over or "transfer-encoding" in answer.headers:  # its body is not read
+                    client = await run.connect()
     assert not [record for record in caplog.records if record.name.startswith("topics")]
 
 
