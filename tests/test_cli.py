@@ -399,14 +399,9 @@ def test_on_a_terminal_the_secret_is_asked_for_and_not_shown() -> None:
 
 
 def interrupted(running: Program) -> tuple[int, str]:
-    """The status and what stderr says. A signal that comes just before a read is noticed behind it;
-    the next one ends the read.
-    """
-    while True:
-        running.send_signal(signal.SIGINT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            said = running.communicate(timeout=15)[1]
-            return running.returncode, said
+    """The status and what stderr says."""
+    said = running.ended_by(signal.SIGINT)[1]
+    return running.returncode, said
 
 
 def test_an_interrupted_command_is_status_130_and_one_line(tmp_path: Path) -> None:

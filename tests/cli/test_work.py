@@ -173,8 +173,7 @@ def test_sigterm_ends_a_worker_that_waits_for_jobs(
         until((tmp_path / "done").exists)
         until(lambda: client.queue(queue).state().count == 0)
         began = time.monotonic()
-        worker.terminate()
-        assert worker.communicate(timeout=ALIVE_S) == ("", "")
+        assert worker.ended_by(signal.SIGTERM) == ("", "")
         assert (worker.returncode, time.monotonic() - began < 15) == (0, True)
 
 

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 LIFE_S = 100.0  # shorter than a test may last
+AGAIN_S = 7.0
 
 
 class Program(subprocess.Popen[Any]):
@@ -39,6 +40,15 @@ class Program(subprocess.Popen[Any]):
             self.end()
         super().__exit__(kind, error, trace)
         self._watchdog.cancel()
+
+    def ended_by(self, number: int) -> tuple[Any, Any]:
+        """Send a signal, and read all that comes until the end. Python notices one that comes just
+        before a wait behind that wait: after `AGAIN_S` another one is sent.
+        """
+        while True:
+            self.send_signal(number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return self.communicate(timeout=AGAIN_S)
 
     def end(self) -> None:
         """Kill all of it."""
