@@ -60,6 +60,21 @@ def test_an_append_wakes_a_long_poll(
     assert took_s < SLACK_S
 
 
+def test_a_cursor_above_the_head_waits_for_records_above_itself(
+    server: Server, api: Api, topic: str, pool: ThreadPoolExecutor
+) -> None:
+    epoch = ok(api.put(topic), 201)["epoch"]
+    ok(api.append(topic, 1, 2, 3))
+    poll = Poll(pool, server, topic, {"from_seq": 5, "epoch": epoch, "wait_ms": 20_000})
+    reached(api, topic)
+    ok(api.append(topic, 4))
+    reached(api, topic)
+    ok(api.append(topic, 5, 6))
+    page = ok(poll.answer()[0])
+    assert [record["data"] for record in page["records"]] == [6]
+    assert page["next_from_seq"] == 6
+
+
 def test_one_append_wakes_every_long_poll(
     server: Server, api: Api, topic: str, pool: ThreadPoolExecutor
 ) -> None:

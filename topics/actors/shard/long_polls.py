@@ -125,7 +125,9 @@ class LongPolls(Service):
         try:
             if not topic.deleted:
                 self._context.freshen(topic)
-            poll.page = read(topic, poll.asked, self._context.store, poll.page.next_from_seq)
+            # A cursor above the head goes on from itself: what comes below it is not asked for.
+            start = max(poll.asked.from_seq, poll.page.next_from_seq)
+            poll.page = read(topic, poll.asked, self._context.store, start)
         except (Damaged, OSError) as error:  # costs this reader its answer, and nobody else
             self._forget(poll)
             answer_error(poll.request, error)
