@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
+from tests.bench import soak
 from tests.bench.peers import beanstalkd, nats, redis
 from tests.bench.peers.load import MARK, RECORD, Stream
 from tests.bench.peers.replies import BadReply, Http, Marks, Reply
 from tests.bench.report import Results, Runs, grid, nothing, page, rates, ratios
+from tests.bench.soak_load import END, Reader, Soak
+from tests.support.server import Server
 
+SAMPLE_S = 0.2
 ENTRY = b"*2\r\n$15\r\n1700000000000-%d\r\n*2\r\n$1\r\nd\r\n$200\r\n" + RECORD + b"\r\n"
 ENTRIES = ENTRY % 1 + ENTRY % 2
 MESSAGE = b"MSG inbox.1 1 4\r\nab\r\n\r\n"
@@ -123,3 +129,56 @@ def test_the_page_says_what_did_not_agree() -> None:
 
 def test_a_table_has_its_figures_to_the_right() -> None:
     assert grid([["", "a"], ["x", "10"]]) == "|   |  a |\n|---|---:|\n| x | 10 |"
+
+
+@pytest.mark.slow
+def test_a_soak_of_seconds_loses_nothing_through_a_stop_and_a_kill(tmp_path: Path) -> None:
+    state, samples = soak.run(
+        tmp_path / "data",
+        minutes=6 * SAMPLE_S / 60,
+        restart_every=2 * SAMPLE_S / 60,
+        load=0.3,
+        out=tmp_path / "soak.svg",
+        fill_mb=4,
+        calibrate_s=SAMPLE_S,
+        sample_s=SAMPLE_S,
+    )
+    assert not state.problems
+    assert (len(samples.samples), len(samples.restarts)) == (6, 2)
+    assert all(state.counts[name] for name in ("records", "seen", "jobs", "dead letters"))
+    ElementTree.parse(tmp_path / "soak.svg")
+
+
+@pytest.mark.parametrize(
+    ("shown", "doubtful", "told"),
+    [
+        ([0, 1, 2], [], ""),
+        ([0, 2], [1], ""),
+        ([0, 1], [2], ""),
+        ([0, 2], [], "record 2 comes for 1"),
+        ([0, 1, 1, 2], [], "record 1 comes for 2"),
+        ([0, 1], [], "record 3 comes for 2"),
+    ],
+)
+def test_a_reader_tells_of_a_record_that_is_lost_or_comes_twice(
+    shown: list[int], doubtful: list[int], told: str, tmp_path: Path
+) -> None:
+    server = Server(tmp_path)
+    server.port = 1
+    state = Soak(server)
+    state.next["disk"], state.doubtful = 3, {("disk", number) for number in doubtful}
+    reader = Reader(state, "disk")
+    for number in shown:
+        assert reader.take(number, 0.0, "")
+    assert not reader.take(END, 0.0, "")
+    assert [text.partition(": ")[2] for text in state.problems][:1] == [told][: bool(told)]
+
+
+def test_what_grows_from_the_second_third_to_the_last_is_told() -> None:
+    steady, leak = [100.0, 200, 200, 200, 210, 210], [100.0, 200, 200, 200, 230, 230]
+    lines = {soak.MEMORY: {"front": steady, "shard": leak}, soak.P50: {"appends": leak}}
+    medians = soak.thirds(lines)
+    assert medians[soak.MEMORY, "shard"] == [150.0, 200.0, 230.0]
+    assert soak.grown(medians) == [
+        "resident memory, MB, shard: 230.0 in the last third, 200.0 before"
+    ]

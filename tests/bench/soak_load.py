@@ -1,0 +1,376 @@
+"""The clients of `tests.bench.soak`: threads that do everything at once, and know what must come of
+it.
+
+Records of a topic are numbered, so what a reader is shown must be one number after the other. Each
+client is paced: it takes a turn each ``pause_s``.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+from collections import Counter
+from collections.abc import Generator, Iterable
+from contextlib import closing
+from time import monotonic, sleep
+from typing import Any, Final
+
+from tests.support.server import Server
+from tests.support.ws import Socket
+from topics.client import ConnectionLost, Event, Record, Throttled, Tombstone, Topics, calls
+
+END: Final = -1  # the last record of a topic
+CLASSES: Final = ("ephemeral", "memory", "disk", "fsync")
+CAPS: Final = {"cap_bytes": 8 << 20}
+TIMED: Final = ("appends", "live", "claims")
+GRACE_S: Final = 10.0  # after a restart: a client may have waited for a processor
+PATIENCE_S: Final = 90.0  # longer than a client tries
+NODE: Final = "soak"
+RETRY_S: Final = 0.2
+BROKEN: Final = (OSError, EOFError, AssertionError)  # of a WebSocket
+
+
+class Soak:
+    """What clients share. ``next``: the number of the next record of a topic. ``doubtful``: numbers
+    that may be there or not. ``jobs``: those that are not done.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self.server, self.url = server, f"http://127.0.0.1:{server.port}"
+        server.env["TOPICS_PORT"] = str(server.port)  # of all restarts
+        self.ending = threading.Event()
+        self.next, self.doubtful = dict.fromkeys(CLASSES, 0), set[tuple[str, int]]()
+        self.jobs, self.unsure_jobs = set[int](), set[int]()
+        self.took_s: dict[str, list[float]] = {name: [] for name in TIMED}
+        self.counts, self.problems = Counter[str](), list[str]()
+        self.life, self._is_down, self._up_at = 0, False, -math.inf
+
+    def failed(self, failure: Exception, _pause_s: float = 0.0) -> None:
+        """A request that has failed; most are tried again."""
+        if isinstance(failure, Throttled):
+            self.counts["refused"] += 1
+        elif self._is_down or monotonic() < self._up_at + GRACE_S:
+            self.counts["failed in restarts"] += 1
+        else:
+            self.wrong(repr(failure))
+
+    def wrong(self, text: str) -> None:
+        self.counts["failed"] += 1
+        self.problems.append(f"{threading.current_thread().name}: {text}")
+
+    def restart(self) -> None:
+        """Stop or kill everything, and start."""
+        self._is_down = True
+        self.server.kill() if self.life % 2 else self.server.stop()
+        self.life += 1
+        self.server.start()
+        self._is_down, self._up_at = False, monotonic()
+
+    def timed(self, name: str, began: float) -> None:
+        """Something took from then to now, unless a restart came between."""
+        if not self._is_down and began > self._up_at:
+            self.took_s[name].append(monotonic() - began)
+
+    def window(self) -> dict[str, list[float]]:
+        """What was timed since the last call."""
+        took_s, self.took_s = self.took_s, {name: [] for name in TIMED}
+        return took_s
+
+
+class Client(threading.Thread):
+    """Takes turns, one each ``pause_s``; does not catch up with more than a second."""
+
+    def __init__(self, soak: Soak, topic: str = "") -> None:
+        super().__init__(name=f"{type(self).__name__} {topic}", daemon=True)
+        self.soak, self.topic, self.dice = soak, topic, random.Random(topic)
+        self.client = Topics(soak.url, key="", on_pause=soak.failed)
+        self.turns, self.pause_s = 0, 0.0
+
+    def run(self) -> None:
+        due = monotonic()
+        try:
+            while not self.soak.ending.is_set():
+                self.turn()
+                self.turns += 1
+                due = max(due + self.pause_s, monotonic() - 1.0)
+                self.soak.ending.wait(max(0.0, due - monotonic()))
+        except Exception as error:
+            self.soak.wrong(f"ended by {error!r}")
+        self.close()
+
+    def close(self) -> None:
+        self.client.close()
+
+    def turn(self) -> None:
+        raise NotImplementedError
+
+
+class Writer(Client):
+    """Appends to one topic."""
+
+    def turn(self) -> None:
+        first, size = self.soak.next[self.topic], 50 if self.turns % 4 == 3 else 1
+        numbers = range(first, first + size)
+        self.soak.next[self.topic] += size
+        began, size_of = monotonic(), self.dice.randrange
+        try:
+            self.append([{"data": [each, began, "x" * size_of(3000)]} for each in numbers])
+            self.soak.timed("appends", began)
+        except ConnectionLost as failure:  # it had no key
+            self.soak.doubtful.update((self.topic, number) for number in numbers)
+            self.soak.failed(failure)
+        self.soak.counts["records"] += size
+
+    def append(self, records: list[Any]) -> None:
+        key = calls.AUTO if self.turns % 2 else None
+        self.client.topic(self.topic).append(records=records, key=key)
+
+
+class SocketWriter(Writer):
+    """By WebSocket, without keys."""
+
+    socket: Socket | None = None
+
+    def close(self) -> None:
+        super().close()
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        if self.socket is not None:
+            self.socket.close()
+        self.socket = None
+
+    def append(self, records: list[Any]) -> None:
+        try:
+            self.socket = self.socket or Socket(self.soak.server.address)
+            asked = {"topic": self.topic, "records": records}
+            while (answer := self.socket.ask("publish", "p", **asked)).get("code") == "throttled":
+                self.soak.failed(Throttled(str(answer)))
+                sleep(RETRY_S)
+            assert answer["op"] == "ack", answer
+        except BROKEN as error:
+            self.hang_up()
+            sleep(RETRY_S)
+            raise ConnectionLost(repr(error)) from error
+
+
+class Reader(Client):
+    """Follows a topic by long polls. Its records are those of ``source``."""
+
+    def __init__(self, soak: Soak, topic: str, source: str = "") -> None:
+        super().__init__(soak, topic)
+        self._source, self._next, self._life = source or topic, 0, 0
+
+    def turn(self) -> None:
+        with closing(self.shown()) as shown:
+            for data in shown:
+                if not self.take(*data):
+                    return
+
+    def shown(self) -> Generator[Any]:
+        """The data of the records that come."""
+        return self.data_of(self.client.topic(self.topic).read(follow=True))
+
+    def data_of(self, events: Iterable[Event]) -> Generator[Any]:
+        for event in events:
+            if isinstance(event, Record):
+                yield event.data
+            elif isinstance(event, Tombstone) and not (self.is_lossy and self.soak.life):
+                self.soak.wrong(f"lost: {event}")
+
+    @property
+    def is_lossy(self) -> bool:
+        return self._source == "ephemeral"
+
+    def take(self, number: int, sent_at: float, _: str) -> bool:
+        """Whether it goes on: this record is the next one, and not the last."""
+        soak = self.soak
+        if self._source == self.topic and number != END:
+            soak.timed("live", sent_at)
+        last = soak.next[self._source] if number == END else number
+        if self.is_lossy and self._life != soak.life:
+            self._life, self._next = soak.life, last
+        while self._next < last and (self._source, self._next) in soak.doubtful:
+            self._next += 1
+        if self._next != last:
+            soak.wrong(f"record {last} comes for {self._next}")
+        self._next = last + 1
+        soak.counts["seen"] += number != END
+        return number != END
+
+
+class StreamReader(Reader):
+    """By an event stream."""
+
+    def shown(self) -> Generator[Any]:
+        with self.client.watch(self.topic) as watch:
+            yield from self.data_of(watch)
+
+
+class SocketReader(Reader):
+    """By WebSocket."""
+
+    def shown(self) -> Generator[Any]:
+        seq = 0
+        while True:
+            try:
+                with Socket(self.soak.server.address, timeout_s=PATIENCE_S) as socket:
+                    socket.say("subscribe", "s", topic=self.topic, from_seq=seq)
+                    while True:
+                        message = socket.message()
+                        if message.get("code") == "throttled":  # the records come later
+                            self.soak.failed(Throttled(str(message)))
+                            continue
+                        assert message["op"] in ("subscribed", "caught_up", "record"), message
+                        for record in message.get("records", ()):
+                            seq = record["$seq"]
+                            yield record["data"]
+            except BROKEN as error:
+                self.soak.failed(error)
+                sleep(RETRY_S)
+
+
+class JobMaker(Client):
+    """Appends jobs."""
+
+    def turn(self) -> None:
+        jobs = range(4 * self.turns, 4 * self.turns + 4)
+        self.soak.jobs.update(jobs)
+        self.client.queue("jobs").append(*jobs)
+        self.soak.counts["jobs"] += 4
+
+
+class JobWorker(Client):
+    """Claims jobs; acks most and nacks the others, until they are dead letters."""
+
+    def turn(self) -> None:
+        queue = self.client.queue("jobs")
+        began = monotonic()
+        jobs = queue.claim(NODE, 20, lease=10.0)
+        self.soak.timed("claims", began)
+        bad = [job for job in jobs if job.data % 50 == 0]
+        good = [job for job in jobs if job.data % 50]
+        if bad:
+            queue.nack(NODE, *bad, error="a fiftieth")
+        skipped = queue.ack(NODE, *good) if good else []
+        for job in good:
+            if job.seq in skipped:  # tried again after a restart: it may be done
+                self.soak.unsure_jobs.add(job.data)
+            elif job.data not in self.soak.jobs:
+                self.soak.wrong(f"job {job.data} is done twice")
+            else:
+                self.soak.jobs.discard(job.data)
+
+
+class DeadWorker(Client):
+    """Waits for dead letters, and acks them."""
+
+    def turn(self) -> None:
+        with self.client.queue("dead").worker(lease=10.0) as worker:
+            for job in worker:
+                with job:
+                    self.soak.jobs.discard(job.data)
+                    self.soak.counts["dead letters"] += job.data != END
+                if job.data == END:
+                    return
+
+
+class Deleter(Client):
+    """Appends with tags, and deletes by tag and by seq."""
+
+    def turn(self) -> None:
+        topic = self.client.topic("deletes")
+        records = [{"data": number, "tag": f"t{number % 5}"} for number in range(10)]
+        first = topic.append(records=records).first_seq
+        topic.delete(tag="t3")
+        if (left := topic.delete(before=max(0, first - 50)).count) > 80:
+            self.soak.wrong(f"{left} records are left")
+
+
+class Churner(Client):
+    """Makes a topic or a queue with a router, writes, reads, and deletes it again."""
+
+    def turn(self) -> None:
+        client, name = self.client, f"churn-{self.turns % 20}"
+        topic = client.queue(name) if self.turns % 2 else client.topic(name)
+        topic.put(durability=CLASSES[1 + self.turns % 3])
+        client.put_router(name, name, "sink")
+        topic.append(*range(5))
+        found = [event.data for event in topic.read() if isinstance(event, Record)]
+        if found != [*range(5)]:
+            self.soak.wrong(f"{name} holds {found}")
+        client.drop_router(name)
+        topic.drop()
+
+
+class Browser(Client):
+    """Reads old pages."""
+
+    def turn(self) -> None:
+        topic = self.client.topic(self.dice.choice(["disk", "fsync", "mid", "sink"]))
+        state = topic.state()
+        (*_,) = topic.read(self.dice.randint(state.earliest_seq - 1, state.head_seq), limit=50)
+
+
+def fill(url: str, megabytes: int) -> None:
+    """Write as much as makes the log's files as large as they become (`decisions/0053`)."""
+    with Topics(url, key="") as client:
+        for number in range(megabytes):
+            topic = client.topic(f"fill-{number % 8}")
+            topic.append("x" * 999_900, config={"cap_bytes": 1 << 20})
+        for number in range(8):
+            client.topic(f"fill-{number}").drop()
+
+
+def clients(soak: Soak) -> list[Client]:
+    """All of them, with the topics that they work on."""
+    with Topics(soak.url, key="") as client:
+        for durability in CLASSES:
+            client.topic(durability).put(durability=durability, **CAPS)
+        for topic in ("mid", "out", "fan"):
+            client.topic(topic).put(**CAPS)
+        for topic in ("aging", "sink"):
+            client.topic(topic).put(ttl_ms=30_000)
+        client.queue("dead").put()
+        client.queue("jobs").put(max_deliveries=3, dead_letter="dead")
+        for source, dest in (("disk", "mid"), ("mid", "out"), ("disk", "fan"), ("disk", "aging")):
+            client.put_router(f"{source}-{dest}", source, dest)
+    kinds = (JobMaker, JobWorker, DeadWorker, Deleter, Churner, Browser)
+    return [
+        *(Writer(soak, topic) for topic in ("ephemeral", "disk", "fsync")),
+        SocketWriter(soak, "memory"),
+        *(StreamReader(soak, topic) for topic in ("ephemeral", "fsync")),
+        *(StreamReader(soak, "out", "disk"), Reader(soak, "fan", "disk")),
+        *(Reader(soak, "disk"), SocketReader(soak, "memory")),
+        *(kind(soak) for kind in kinds),
+    ]
+
+
+def finish(soak: Soak, all_clients: Iterable[Client]) -> None:
+    """Let all come to an end, and say what is left."""
+    followers = [client for client in all_clients if isinstance(client, Reader | DeadWorker)]
+    soak.ending.set()
+    _join(set(all_clients) - set(followers))
+    with Topics(soak.url, key="", on_pause=soak.failed) as client:
+        for topic in CLASSES:
+            client.topic(topic).append([END, monotonic(), ""])
+        worker, until = JobWorker(soak), monotonic() + PATIENCE_S
+        while (left := soak.jobs - soak.unsure_jobs) and monotonic() < until:
+            worker.turn()
+            sleep(RETRY_S)
+        worker.close()
+        client.queue("dead").append(END)
+        _join(followers)
+        if left:
+            soak.wrong(f"{len(left)} jobs are not done, as {min(left)}")
+        for name in ("jobs", "dead"):
+            if (queue := client.queue(name).state().queue) and (queue.ready or queue.in_flight):
+                soak.wrong(f"{name} has {queue}")
+
+
+def _join(some: Iterable[Client]) -> None:
+    for client in some:
+        client.join(PATIENCE_S)
+        if client.is_alive():
+            client.soak.wrong(f"{client.name} hangs")
