@@ -1,0 +1,285 @@
+"""Durable: a model of what a disk holds after a power loss.
+
+    file    durable bytes + pending writes and lengths --sync of the file--> durable
+    folder  durable names + pending renames, links, ... --see NAMES--> durable
+
+Operations are numbered in one order. `Durable.lose_power` draws one of POLICIES:
+
+    keep    everything is left
+    drop    nothing of what is pending
+    prefix  what came before some moment; the write at the cut is torn
+    torn    everything, but the last write is torn
+    zeros   no bytes, some lengths and names
+    subset  of each sector some version, some lengths and names
+
+A version of a sector is what it durably held, or held after one of the writes: no byte is made up.
+Lengths and names are metadata and are lost in order; bytes behind a length that was lost are lost.
+
+A failed sync is that of Linux: some sectors of what waited are on the disk, the others count as
+written, and no later sync brings them there (``decisions/0014``).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple, TypeAlias
+
+SECTOR, PAGE = 512, 4096
+POLICIES = ("keep", "drop", "prefix", "torn", "zeros", "subset", "subset")
+# ext4: one journal, so any sync makes all names durable, and they are lost in order.
+# strict: only the sync of their folder does, and each folder loses its own in order.
+NAMES = ("ext4", "strict")
+_NEVER: Final = 1 << 62
+
+# Number, offset, bytes. Bytes None: the file gets this length; empty: at least this length.
+Op: TypeAlias = tuple[int, int, bytes | None]
+# Whether a sector is left as the write with this number has made it; asked in order.
+Keeps: TypeAlias = Callable[[int, int], bool]
+
+
+class File:
+    """An inode. ``path``: its last name; ``era``: after how many power losses it was made."""
+
+    def __init__(self, path: str, era: int, durable: bytes | bytearray = b"") -> None:
+        self.path, self.era = path, era
+        self.links = self.descriptors = 0
+        self.durable, self.pending = bytearray(durable), list[Op]()
+        self.pages = {*pages(0, len(durable))}  # those that have a block
+        self.spoiled: set[int] = set()  # pages that cannot be read
+
+
+class Folder:
+    """A directory."""
+
+    def __init__(self, path: str, era: int) -> None:
+        self.path, self.era = path, era
+        self.links = self.descriptors = 0
+        self.names: dict[str, File | Folder] = {}
+        self.durable: dict[str, File | Folder] = {}
+
+    def walk(self, which: str, path: str = "") -> Iterator[tuple[str, File | Folder]]:
+        """All that is below, in order of the names. ``which``: names or durable."""
+        for name, node in sorted(getattr(self, which).items()):
+            yield join(path, name), node
+            if isinstance(node, Folder):
+                yield from node.walk(which, join(path, name))
+
+
+class _Renaming(NamedTuple):
+    """``name`` in ``folder`` becomes ``node``, None: goes; ``source``: the name it had before."""
+
+    number: int
+    folder: Folder
+    name: str
+    node: File | Folder | None
+    source: tuple[Folder, str] | None
+
+    def settle(self) -> File | Folder | None:
+        """Make it durable. The node that has lost the name."""
+        if self.source and self.source[0].durable.get(self.source[1]) is self.node:
+            del self.source[0].durable[self.source[1]]
+        lost = self.folder.durable.pop(self.name, None)
+        if self.node is not None:
+            self.folder.durable[self.name] = self.node
+        return lost
+
+
+class Durable:
+    """The model. ``tree``: the folder that is modelled; ``count``: of the operations so far."""
+
+    def __init__(self, dice: random.Random) -> None:
+        self.dice, self.names_model = dice, dice.choice(NAMES)
+        self.tree, self.count = Folder("", 0), 0
+        self._dirty: dict[File, None] = {}  # those with pending operations
+        self._renamings: list[_Renaming] = []
+
+    def find(self, path: str) -> File | Folder | None:
+        """What has this name now."""
+        node: File | Folder | None = self.tree
+        for part in path.split("/") if path else ():
+            node = node.names.get(part) if isinstance(node, Folder) else None
+        return node
+
+    def _parent(self, path: str) -> tuple[Folder, str]:
+        above, _, name = path.rpartition("/")
+        folder = self.find(above)
+        assert isinstance(folder, Folder), f"{above} is a folder"
+        return folder, name
+
+    # What is done
+
+    def write(self, file: File, offset: int, data: bytes | None) -> None:
+        """A write, or a new length: see `Op`."""
+        self.count += 1
+        file.pending.append((self.count, offset, data))
+        self._dirty[file] = None
+
+    def name(
+        self, path: str, node: File | Folder | None, source: str | None = None
+    ) -> File | Folder | None:
+        """``path`` names ``node``, in the place of ``source``. The node that has lost the name."""
+        folder, name = self._parent(path)
+        lost = folder.names.pop(name, None)
+        if lost is not None:
+            lost.links -= 1
+        origin = None if source is None else self._parent(source)
+        if node is not None:
+            folder.names[name] = node
+            node.links += 1
+            _move(node, path)
+            if origin is not None:
+                del origin[0].names[origin[1]]
+                node.links -= 1
+        self.count += 1
+        self._renamings.append(_Renaming(self.count, folder, name, node, origin))
+        return lost
+
+    def sync(self, node: File | Folder, mark: int) -> None:
+        """A sync that began when ``count`` was ``mark``: what came later may miss it."""
+        if isinstance(node, File):
+            for op in node.pending:
+                if op[0] <= mark:
+                    _apply(node.durable, op)
+            self._leave(node, [op for op in node.pending if op[0] > mark])
+        waiting, self._renamings = self._renamings, []
+        for each in waiting:
+            takes = self.names_model == "ext4" or each.folder is node
+            if each.number > mark or not takes:
+                self._renamings.append(each)
+            elif isinstance(lost := each.settle(), File) and not lost.links:
+                self._dirty.pop(lost, None)
+
+    def fail(self, file: File, mark: int) -> None:
+        """A sync that failed: lengths still wait for the journal, and each sector for the disk with
+        its first writes, up to one or other of them. The other writes are lost.
+        """
+        left, lost, share = list[Op](), set[int](), self.dice.choice((0.1, 0.5, 1.0))
+        for op in file.pending:
+            number, offset, data = op
+            if number > mark or data is None:
+                left.append(op)
+                continue
+            for at, piece in _sectors(offset, data):
+                if self.dice.random() < share:
+                    lost.add(at // SECTOR)
+                if at // SECTOR not in lost:
+                    left.append((number, at, piece))
+            left.append((number, offset + len(data), b""))
+        self._leave(file, left)
+
+    def _leave(self, file: File, pending: list[Op]) -> None:
+        file.pending = pending
+        if not pending:
+            self._dirty.pop(file, None)
+
+    # Power loss
+
+    def lose_power(self) -> str:
+        """Make durable what is left of what is pending, and forget the rest; how it was chosen."""
+        policy = self.dice.choice(POLICIES)
+        keeps_of, kept_to = self._drawn(policy)
+        for file in self._dirty:
+            file.durable, file.pending = (
+                _left(file.durable, file.pending, keeps_of(), kept_to()),
+                [],
+            )
+        ends: dict[Folder, int] = {}
+        for each in self._renamings:
+            if each.folder not in ends:
+                ends[each.folder] = kept_to()
+            if each.number < ends[each.folder]:
+                each.settle()
+        self._dirty, self._renamings = {}, []
+        return f"{policy}, {self.names_model}"
+
+    def _drawn(self, policy: str) -> tuple[Callable[[], Keeps], Callable[[], int]]:
+        """For each file: the sectors that are left. For each file or folder: up to which number its
+        lengths or names are.
+        """
+        writes = {op[0]: op for file in self._dirty for op in file.pending if op[2]}
+        numbers = [op[0] for file in self._dirty for op in file.pending]
+        moments = [*sorted(numbers + [each.number for each in self._renamings]), _NEVER]
+        some = self.dice.choice(moments)
+        if policy in {"zeros", "subset"}:
+            keeps_of = self._some if policy == "subset" else lambda: _nothing
+            one_journal = self.names_model == "ext4"
+            return keeps_of, lambda: some if one_journal else self.dice.choice(moments)
+        if policy == "prefix":
+            cut, kept = some, some + self.dice.randint(0, 1)
+        elif policy == "torn":
+            cut, kept = max(writes, default=_NEVER), _NEVER
+        else:
+            cut = kept = _NEVER if policy == "keep" else 0
+        _, offset, data = writes.get(cut, (0, 0, b""))
+        tear = self.dice.randint(offset // SECTOR, (offset + len(data or b"")) // SECTOR)
+
+        def keeps(number: int, sector: int) -> bool:
+            return number < cut or (number == cut and sector < tear)
+
+        return lambda: keeps, lambda: kept
+
+    def _some(self) -> Keeps:
+        """Each write of a sector has a chance to be the last."""
+        share = self.dice.choice((0.1, 0.5, 0.9))
+        return lambda *_: self.dice.random() < share
+
+
+def _apply(held: bytearray, op: Op) -> None:
+    _, offset, data = op
+    if data is None:
+        del held[offset:]
+    if len(held) < offset:
+        held.extend(bytes(offset - len(held)))
+    if data:
+        held[offset : offset + len(data)] = data
+
+
+def _sectors(offset: int, data: bytes) -> Iterator[tuple[int, bytes]]:
+    """The part of each sector, and its offset."""
+    end = offset + len(data)
+    for at in range(offset - offset % SECTOR, end, SECTOR):
+        start = max(at, offset)
+        yield start, data[start - offset : min(at + SECTOR, end) - offset]
+
+
+def _left(durable: bytearray, ops: list[Op], keeps: Keeps, lengths_to: int) -> bytearray:
+    """What is left of a file: the sectors that ``keeps`` names, and the lengths up to a number."""
+    now, left, size, end = bytearray(durable), bytearray(durable), len(durable), _NEVER
+    for op in ops:
+        number, offset, data = op
+        _apply(now, op)
+        first, stop = offset - offset % SECTOR, offset + len(data or b"")
+        has_length = number < lengths_to
+        if data is not None:
+            size = max(size, stop) if has_length else size
+        elif has_length:  # its last sector is written before the journal
+            size = offset
+            _apply(left, (number, first, None))
+            left += now[first:]
+        else:  # the blocks behind are still the old ones: what is written later goes to others
+            end = min(end, first)
+        for at in range(first, min(stop, end), SECTOR):
+            if keeps(number, at // SECTOR):
+                _apply(left, (number, at, bytes(now[at : at + SECTOR])))
+    _apply(left, (0, size, None))
+    return left
+
+
+def _nothing(_: int, __: int) -> bool:
+    return False
+
+
+def pages(offset: int, length: int) -> range:
+    return range(offset // PAGE, -(-(offset + length) // PAGE) if length else offset // PAGE)
+
+
+def join(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if folder else name
+
+
+def _move(node: File | Folder, path: str) -> None:
+    node.path = path
+    if isinstance(node, Folder):
+        for name, below in node.names.items():
+            _move(below, join(path, name))
