@@ -9,6 +9,7 @@ bounds of time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -90,7 +91,7 @@ class History:
 
     def asked(self, client: str, method: str, path: str, body: Any, **headers: str) -> Call:
         """A request goes out."""
-        call = Call(self.tick(), client, self.at, method, path, body, headers)
+        call = Call(self.tick(), client, self.at, method, path, deepcopy(body), headers)
         self.entries.append(call)
         return call
 

@@ -1,0 +1,249 @@
+"""A client over any stream of bytes: HTTP/1.1 with one connection for calls, and one for each event
+stream. Whatever it asks and hears stands in the history.
+
+A call is noted when it goes out over a connection; its status stays None when the connection is
+lost, when nothing comes within `LIMIT_S`, or when the client is ended. The next call connects
+again. Each event with data is a `Said`; comments and ``retry`` are none. A stream that was opened
+ends with a `Said` of our own, ``end``, whose data tell who has ended it:
+
+    left    the client; noted before the server can know
+    lost    the server, or what lies in between
+
+Time is trio's and chance is the ``dice`` alone, so a seed repeats every byte under a virtual clock.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from itertools import chain, repeat
+from typing import Any, Self, TypeAlias, cast
+
+import msgspec
+import trio
+
+from tests.simulation.history import Call, History, Said
+from tests.support.sse import Decoder, Unchunk
+
+Connect: TypeAlias = Callable[[], Awaitable[trio.abc.Stream]]
+Token: TypeAlias = Callable[[], str]
+
+END, LEFT, LOST = "end", "left", "lost"
+JSON, EVENTS = "application/json", "text/event-stream"
+LIMIT_S = 45.0  # above the 30 s that a call may ask to wait
+HASTE_S = (0.0, 0.001, 0.02, 0.3)  # instead, for a client in haste
+IDLE_S = 70.0  # the server closes a connection that was idle for 75 s
+CONNECT_S = (0.02, 0.5)  # between two tries to connect
+AGAIN = (None, 429, 503)  # perhaps not done: ask again
+LATER_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 20.0)  # between two times
+PAUSES_S = (0.001, 0.05, 1.0)  # within a request that comes in two pieces
+PIECE_BYTES = 1 << 16
+UNTIL_THE_END = 1 << 62  # bytes of an answer whose length nobody tells
+BROKEN = (OSError, EOFError, trio.BrokenResourceError, trio.ClosedResourceError)
+
+
+class Wire:
+    """One connection. Raises what is in `BROKEN` when it is lost."""
+
+    def __init__(self, stream: trio.abc.Stream) -> None:
+        self._stream, self._buffer = stream, bytearray()
+        self._unchunk: Unchunk | None = None  # of an answer in chunks
+        self._left = 0  # bytes of one that is not
+        self.is_reusable = True  # another request may follow an answer that has come whole
+        self.used_at = trio.current_time()
+
+    async def send(self, call: Call, accept: str, dice: random.Random, slow: float) -> None:
+        """A request. ``slow``: the share of those that come in two pieces."""
+        content = b"" if call.body is None else msgspec.json.encode(call.body)
+        headers = {"Host": "localhost", "Accept": accept} | call.headers
+        if call.body is not None:
+            headers |= {"Content-Type": JSON, "Content-Length": f"{len(content)}"}
+        fields = "".join(f"\r\n{name}: {value}" for name, value in headers.items())
+        data = f"{call.method} {call.path} HTTP/1.1{fields}\r\n\r\n".encode() + content
+        at = dice.randrange(1, len(data)) if dice.random() < slow else len(data)
+        with suppress(trio.BrokenResourceError):  # perhaps it has answered before it has read all
+            await self._stream.send_all(data[:at])
+            if at < len(data):
+                await trio.sleep(dice.choice(PAUSES_S))
+                await self._stream.send_all(data[at:])
+
+    async def head(self) -> tuple[int, str]:
+        """Status and media type of the answer; interim ones are passed over."""
+        while (end := self._buffer.find(b"\r\n\r\n")) < 0:
+            await self._more()
+        first, *lines = self._buffer[:end].decode("latin-1").lower().split("\r\n")
+        del self._buffer[: end + 4]
+        status = int(first.split(" ")[1])
+        if status < 200:
+            return await self.head()
+        fields = dict(line.split(": ", 1) for line in lines)
+        self._unchunk = Unchunk() if fields.get("transfer-encoding") == "chunked" else None
+        self._left = int(fields.get("content-length", UNTIL_THE_END))
+        self.is_reusable = fields.get("connection") != "close"
+        return status, fields.get("content-type", "").partition(";")[0]
+
+    async def piece(self) -> bytes:
+        """What comes next of the body; b"" at its end."""
+        while True:
+            at = len(self._buffer) if self._unchunk else self._left
+            piece = bytes(self._buffer[:at])
+            del self._buffer[:at]
+            self._left -= len(piece)
+            if self._unchunk:
+                piece = self._unchunk.feed(piece)
+            if piece or (self._unchunk.ended if self._unchunk else not self._left):
+                return piece
+            await self._more()
+
+    async def value(self, media: str) -> Any:
+        """All of the body: JSON as a value, anything else as text."""
+        content = bytearray()
+        while piece := await self.piece():
+            content += piece
+        self.used_at = trio.current_time()
+        return msgspec.json.decode(content) if media == JSON else content.decode()
+
+    async def _more(self) -> None:
+        piece = await self._stream.receive_some(PIECE_BYTES)
+        if not piece:
+            raise EOFError("the connection has ended")
+        self._buffer += piece
+
+    async def close(self) -> None:
+        """Whatever is under way."""
+        await trio.aclose_forcefully(self._stream)
+
+
+class Events:
+    """What comes of a stream that was asked for; nothing where it was refused or not answered."""
+
+    def __init__(self, call: Call, history: History) -> None:
+        self.call, self._history, self._decoder = call, history, Decoder()
+        self.wire: Wire | None = None  # while it is open
+        self._came: deque[Said] = deque()
+
+    def end(self, how: str) -> None:
+        """Note the end of a stream that was open."""
+        if self.wire is not None:
+            self.wire = None
+            self._history.said(self.call, END, "", how)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Said:
+        while not self._came:
+            if self.wire is None:
+                raise StopAsyncIteration
+            piece = b""
+            with suppress(*BROKEN):
+                piece = await self.wire.piece()
+            self._take(piece) if piece else self.end(LOST)
+        return self._came.popleft()
+
+    def _take(self, piece: bytes) -> None:
+        for event in self._decoder.feed(piece):
+            if event.data is not None:
+                name, data = event.event or "message", msgspec.json.decode(event.data)
+                self._history.said(self.call, name, event.id or "", data)
+                self._came.append(cast("Said", self._history.entries[-1]))
+
+
+class Client:
+    """One who asks. ``token``: the key of the moment, if the server wants one. ``haste``: the share
+    of calls that are given up soon; ``slow``: of those that come in two pieces. ``until``: when it
+    stops to ask again.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        connect: Connect,
+        history: History,
+        dice: random.Random,
+        token: Token | None = None,
+    ) -> None:
+        self.name, self.dice, self._connect, self._history = name, dice, connect, history
+        self._token = token
+        self._wire: Wire | None = None
+        self.haste = self.slow = 0.0
+        self.until = float("inf")
+
+    async def call(self, method: str, path: str, body: Any = None, **headers: str) -> Call:
+        """Ask, and wait for the answer. Names of headers have ``_`` for ``-``."""
+        wire = await self._connected()
+        call = self._asked(method, path, body, headers)
+        status, answer, is_whole = None, None, False
+        is_hasty = self.dice.random() < self.haste
+        try:
+            with (
+                trio.move_on_after(self.dice.choice(HASTE_S) if is_hasty else LIMIT_S),
+                suppress(*BROKEN),
+            ):
+                await wire.send(call, JSON, self.dice, self.slow)
+                told, media = await wire.head()
+                status, answer = told, await wire.value(media)
+                is_whole = wire.is_reusable
+        finally:
+            self._history.answered(call, status, answer)
+            if not is_whole:
+                await wire.close()
+        if is_whole:
+            self._wire = wire
+        return call
+
+    async def surely(self, method: str, path: str, body: Any = None, **headers: str) -> Call:
+        """Ask until the answer says more than "later", or until it is late."""
+        pauses = chain(LATER_S, repeat(LATER_S[-1]))
+        while (call := await self.call(method, path, body, **headers)).status in AGAIN:
+            if trio.current_time() > self.until:
+                break
+            await trio.sleep(next(pauses) * self.dice.uniform(0.5, 1.0))
+        return call
+
+    @asynccontextmanager
+    async def stream(
+        self, method: str, path: str, body: Any = None, **headers: str
+    ) -> AsyncIterator[Events]:
+        """Ask for an event stream, on a connection of its own; leave it at the end."""
+        wire = await self._new_wire()
+        call = self._asked(method, path, body, headers)
+        events, status, answer = Events(call, self._history), None, None
+        try:
+            with trio.move_on_after(LIMIT_S), suppress(*BROKEN):
+                await wire.send(call, EVENTS, self.dice, self.slow)
+                told, media = await wire.head()
+                if told == 200 and media == EVENTS:
+                    events.wire = wire
+                else:
+                    answer = await wire.value(media)
+                status = told
+            self._history.answered(call, status, answer)
+            yield events
+        finally:
+            if not call.ended:
+                self._history.answered(call, None, None)
+            events.end(LEFT)
+            await wire.close()
+
+    def _asked(self, method: str, path: str, body: Any, headers: dict[str, str]) -> Call:
+        sent = {name.replace("_", "-"): value for name, value in headers.items()}
+        if self._token is not None:
+            sent["Authorization"] = f"Bearer {self._token()}"
+        return self._history.asked(self.name, method, path, body, **sent)
+
+    async def _connected(self) -> Wire:
+        """The connection, which nobody else has until the answer has come, or a new one."""
+        wire, self._wire = self._wire, None
+        if wire is not None and trio.current_time() - wire.used_at > IDLE_S:
+            await wire.close()
+            wire = None
+        return wire or await self._new_wire()
+
+    async def _new_wire(self) -> Wire:
+        while True:
+            with suppress(*BROKEN):
+                return Wire(await self._connect())
+            await trio.sleep(self.dice.uniform(*CONNECT_S))

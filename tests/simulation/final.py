@@ -1,0 +1,59 @@
+"""The reading of everything when nothing else is asked: routers until they have caught up, then the
+state, all records and all leases of each topic, then the metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import quote
+
+import trio
+
+from tests.simulation.clients import Client
+
+LOOKS = 100  # at a router that lags, until it is late
+
+
+async def read_everything(client: Client, topics: Sequence[str], limit_s: float) -> None:
+    """``topics``: those to ask for where no list is answered. ``limit_s``: for so long it waits for
+    what is not there.
+    """
+    client.until = trio.current_time() + limit_s
+    for router in await _pages(client, "/v0/routers", "routers", "router"):
+        path = f"/v0/routers/{quote(router)}"
+        while (await _got(client, path)).get("lag_records"):
+            if trio.current_time() > client.until:
+                break
+            await trio.sleep(limit_s / LOOKS)
+    client.until = trio.current_time() + limit_s
+    for topic in await _pages(client, "/v0/topics", "topics", "topic") or topics:
+        await _topic(client, f"/v0/topics/{topic}")
+    await _got(client, "/v0/metrics")
+
+
+async def _topic(client: Client, path: str) -> None:
+    body: dict[str, Any] = {"from_seq": 0, "limit": 1000, "include_tags": True}
+    state = await _got(client, f"{path}?touch=false")
+    while (page := await client.surely("POST", f"{path}/diff", body)).status == 200:
+        if page.answer["caught_up"]:
+            break
+        body = {**body, "from_seq": page.answer["next_from_seq"]}
+    if state.get("type") == "queue":
+        await _pages(client, f"{path}/leases", "leases", "$seq")
+    await _got(client, f"{path}?touch=false")  # a page may have let records expire
+
+
+async def _pages(client: Client, path: str, what: str, name: str) -> list[Any]:
+    """``name`` of all items on all pages of a list."""
+    answer = await _got(client, f"{path}?page_size=20")
+    found = [item[name] for item in answer.get(what, ())]
+    while cursor := answer.get("next_cursor"):
+        answer = await _got(client, f"{path}?page_size=20&cursor={quote(cursor)}")
+        found += [item[name] for item in answer.get(what, ())]
+    return found
+
+
+async def _got(client: Client, path: str) -> dict[str, Any]:
+    answer = (await client.surely("GET", path)).answer
+    return answer if isinstance(answer, dict) else {}

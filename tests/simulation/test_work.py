@@ -1,0 +1,241 @@
+"""The clients of the simulation, against a server that agrees with everything."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import re
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
+
+import msgspec
+import pytest
+import trio
+from trio.testing import MemoryReceiveStream, MemorySendStream, MockClock, memory_stream_pair
+
+from tests.simulation.clients import LIMIT_S, Client
+from tests.simulation.history import Call, History, Said
+from tests.simulation.work import KINDS, Work
+from topics.formats.names import shard_of
+
+Stream: TypeAlias = trio.StapledStream[MemorySendStream, MemoryReceiveStream]
+Answer: TypeAlias = Callable[[str, bytes], bytes | None]
+EVENT = b'id: 7\nevent: record\ndata: {"topic":"a","to_seq":7,"head_seq":9}\n\n'
+
+
+def response(status: int, value: Any, *fields: bytes) -> bytes:
+    body = msgspec.json.encode(value)
+    head = [b"HTTP/1.1 %d X" % status, b"content-type: application/json", *fields]
+    return b"\r\n".join([*head, b"content-length: %d" % len(body), b"", body])
+
+
+def stream_of(*pieces: bytes, type: bytes = b"text/event-stream") -> bytes:
+    """In chunks; an empty one is the end."""
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ntransfer-encoding: chunked\r\n\r\n" % type
+    return head + b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
+
+
+class Server:
+    """Answers on every connection in the way of ``answer``; what was ``asked``: first lines and
+    bodies.
+    """
+
+    def __init__(self, nursery: trio.Nursery, answer: Answer) -> None:
+        self.history = History(trio.current_time, trio.current_time)
+        self.asked: list[tuple[str, bytes]] = []
+        self._nursery, self._answer = nursery, answer
+
+    async def connect(self) -> Stream:
+        mine, theirs = memory_stream_pair()
+        self._nursery.start_soon(self._serve, theirs)
+        return mine
+
+    async def _serve(self, stream: Stream) -> None:
+        buffer = b""
+        async with stream:
+            async for piece in stream:
+                buffer += piece
+                head, end, rest = buffer.partition(b"\r\n\r\n")
+                told = re.search(rb"Content-Length: (\d+)", head)
+                length = int(told[1]) if told else 0
+                if end and len(rest) >= length:
+                    buffer = rest[length:]
+                    self.asked.append((head.decode().split(" HTTP/1.1")[0], rest[:length]))
+                    if (answer := self._answer(*self.asked[-1])) is None:
+                        return
+                    with contextlib.suppress(trio.BrokenResourceError):
+                        await stream.send_all(answer)
+
+
+def agree(line: str, body: bytes) -> bytes:
+    """An answer that clients go on with."""
+    path = line.split(" ")[1].split("?")[0]
+    topic, verb = ([*path.split("/"), "", ""])[3:5]
+    if verb == "work" or (line.startswith("GET") and path.startswith("/v0/watch")):
+        job = {"$seq": 3, "lease_id": "l3"}
+        return stream_of(EVENT, b"event: job\ndata: %b\n\n" % msgspec.json.encode(job))
+    answers: dict[str, Any] = {
+        "watch": {"stream_url": "/v0/watch/w", "topics": {"a": {}}},
+        "claim": {"claimed": [{"$seq": n, "lease_id": f"l{n}"} for n in (1, 2)]},
+        "diff": {"next_from_seq": 9, "caught_up": True, "epoch": 5},
+        "": {"topics": [{"topic": "a"}], "routers": [], "type": "queue"},
+    }
+    name = verb or (path.split("/")[2] if path == "/v0/watch" else "")
+    return response(200, {"topic": topic, "head_seq": 9, **answers.get(name, {})})
+
+
+def simulated(answer: Answer, main: Callable[[Server], Awaitable[None]]) -> Server:
+    """The server after ``main``, which runs by the virtual clock."""
+
+    async def run() -> Server:
+        async with trio.open_nursery() as nursery:
+            await main(server := Server(nursery, answer))
+            nursery.cancel_scope.cancel()
+        return server
+
+    trio._core._run._r.seed(0)  # the order of tasks that can go on at one time
+    return trio.run(run, clock=MockClock(autojump_threshold=0))
+
+
+def a_day(seed: int, answer: Answer = agree, **options: Any) -> Server:
+    async def main(server: Server) -> None:
+        work = Work(seed, server.connect, server.history, 3, **options)
+        await work.run()
+        await work.final()
+
+    return simulated(answer, main)
+
+
+def a_work(seed: int, shards: int = 3) -> Work:
+    async def connect() -> Stream:
+        raise OSError
+
+    return Work(seed, connect, History(float, float), shards)
+
+
+def calls_of(server: Server, client: str = "") -> list[Call]:
+    entries = server.history.entries
+    return [call for call in entries if isinstance(call, Call) and call.client.startswith(client)]
+
+
+def a_client(server: Server) -> Client:
+    return Client("client", server.connect, server.history, random.Random(1))
+
+
+@pytest.mark.slow
+def test_a_seed_gives_the_same_hour_byte_for_byte_and_another_seed_another() -> None:
+    first, again, other = (a_day(seed, calls=400) for seed in (1, 1, 2))
+    assert msgspec.json.encode(first.history.entries) == msgspec.json.encode(again.history.entries)
+    assert first.asked == again.asked
+    assert first.asked != other.asked
+    for day in (first, other):
+        calls = calls_of(day)
+        assert 200 < len(calls) < 600
+        assert max(call.at for call in calls if call.client != "final") > 1800
+
+
+def test_every_kind_of_client_is_there_in_some_run() -> None:
+    seen = {type(actor) for seed in range(20) for actor in a_work(seed).actors}
+    assert seen == {kind for kind, *_ in KINDS}
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3])
+def test_every_shard_has_topics_and_every_class_of_durability_is_there(shards: int) -> None:
+    for seed in range(5):
+        work = a_work(seed, shards)
+        assert {shard_of(topic.name, shards) for topic in work.topics} == {*range(shards)}
+        assert {shard_of(topic.name, shards) for topic in work.dests} == {*range(shards)}
+        classes = {topic.config.get("durability", "fsync") for topic in work.topics}
+        assert classes == {"fsync", "disk", "memory", "ephemeral"}
+
+
+@pytest.mark.slow
+def test_a_keyed_append_is_sent_again_until_it_is_answered_and_one_without_never() -> None:
+    answers = iter([None, response(503, {"error": {}}), b"", response(429, {})] * 20)
+
+    def answer(line: str, body: bytes) -> bytes | None:
+        return next(answers, agree(line, body)) if b'"records"' in body else agree(line, body)
+
+    seed = next(seed for seed in range(9) if a_work(seed).has["keys"])
+    appends = defaultdict[str, list[Call]](list)
+    for call in calls_of(a_day(seed, answer, calls=400), "appender"):
+        first = call.body["records"][0]["data"]
+        appends[f"{first['by']} {first['n']}"].append(call)
+    assert any(len(same) > 2 for same in appends.values())
+    for same in appends.values():
+        is_keyed = bool(same[0].headers or "idempotency_key" in same[0].body)
+        assert any(call.status == 200 for call in same) or not is_keyed, same
+        assert len(same) == 1 or is_keyed, same
+        assert all((call.body, call.headers) == (same[0].body, same[0].headers) for call in same)
+
+
+def test_a_client_notes_answers_whole_or_in_chunks_and_what_was_lost() -> None:
+    broken = response(200, {"a": 1})[:-3]
+    chunks = b'{"pieces"', b":[1,2]}", b""
+    answers = iter(
+        [response(200, {"a": 1}), stream_of(*chunks, type=b"application/json"), broken, None]
+    )
+
+    async def main(server: Server) -> None:
+        client = a_client(server)
+        client.slow = 0.5
+        for n in range(4):
+            await client.call("POST", f"/{n}", {"n": n}, X_A="b")
+
+    server = simulated(lambda line, body: next(answers), main)
+    calls = calls_of(server)
+    assert [(call.status, call.answer) for call in calls] == [
+        *((200, {"a": 1}), (200, {"pieces": [1, 2]}), (None, None), (None, None))
+    ]
+    assert server.asked == [(f"POST /{n}", b'{"n":%d}' % n) for n in range(4)]
+    assert all(call.headers == {"X-A": "b"} for call in calls)
+    assert all(call.began < call.ended for call in calls)
+
+
+def test_a_client_whose_call_is_not_answered_gives_up_and_one_that_is_ended_says_so() -> None:
+    async def main(server: Server) -> None:
+        client = a_client(server)
+        await client.call("GET", "/one")
+        with trio.move_on_after(1):
+            await client.call("GET", "/two")
+
+    first, second = calls_of(simulated(lambda line, body: b"", main))
+    assert first.status is second.status is None
+    assert first.ended_at == LIMIT_S
+    assert second.ended_at == LIMIT_S + 1
+
+
+FRAMED = stream_of(b": hb\n\nretry: 2000\n\n", EVENT[:9], EVENT[9:])
+BARE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n" + EVENT
+
+
+@pytest.mark.parametrize(
+    ("answer", "how"), [(FRAMED, "left"), (FRAMED + b"0\r\n\r\n", "lost"), (BARE, "left")]
+)
+def test_a_stream_notes_events_and_how_it_ended_but_no_comments(answer: bytes, how: str) -> None:
+    async def main(server: Server) -> None:
+        with trio.move_on_after(5):
+            async with a_client(server).stream("GET", "/v0/watch/w") as events:
+                assert [event.event async for event in events] == ["record"]
+                assert how == "lost"
+
+    server = simulated(lambda line, body: answer, main)
+    call, record, end = server.history.entries
+    assert isinstance(call, Call)
+    assert call.status == 200
+    assert isinstance(record, Said)
+    assert (record.id, record.data) == ("7", {"topic": "a", "to_seq": 7, "head_seq": 9})
+    assert isinstance(end, Said)
+    assert (end.call, end.event, end.data) == (call.began, "end", how)
+
+
+def test_a_refused_stream_is_a_call_with_its_answer() -> None:
+    async def main(server: Server) -> None:
+        async with a_client(server).stream("GET", "/v0/watch/w") as events:
+            assert not [event async for event in events]
+
+    server = simulated(lambda line, body: response(404, {"error": {"code": "not_found"}}), main)
+    (call,) = server.history.entries
+    assert isinstance(call, Call)
+    assert (call.status, call.answer) == (404, {"error": {"code": "not_found"}})

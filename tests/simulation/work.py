@@ -1,0 +1,653 @@
+"""Seeded clients that do everything: a day in the life of a server, an hour long or compressed.
+
+The seed draws which kinds of clients there are, which features they use (swarm testing: runs differ
+in kind), the topics, and the rhythm: bursts in which many act within the same milliseconds, and
+pauses of minutes in which ages, leases, delays and windows run out. Each client has dice of its
+own. All times below are those of an hour; a shorter span shrinks them.
+
+Topics, with names in all shards: logs that clients append to, queues, topics of dead letters that
+queues of several shards share, and dests that routers make. Every record's ``data`` is ``{"by":
+client, "n": number of the append, "i": index in it, "pad": text}``; a repeated append keeps ``n``.
+Nothing here judges an answer.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, NamedTuple
+from urllib.parse import quote, urlencode
+
+import trio
+
+from tests.simulation.clients import Client, Connect, Token
+from tests.simulation.final import read_everything
+from tests.simulation.history import Call, History
+from topics.formats.names import shard_of
+
+HOUR_S = 3600.0
+SHORT_MS = 20  # times up to here are never shrunk
+SETUP, FINAL = "setup", "final"  # clients of the begin and of the end
+CALLS_A_TURN = 1.5
+CLASSES = ("fsync", "disk", "memory", "ephemeral", "disk", "fsync")
+TAGS = ("red:1", "red:2", "red", "blue", "blue*")
+MATCHES = ("red", ["tag", "Eq", "red:1"], ["tag", "Glob", "red:*"], ["tag", "Glob", "*"], "blue*")
+NODES = ("n1", "n2", "n3")
+SIZES = (0, 0, 10, 100, 100, 2000)
+BIG_BYTES = (300 << 10, 700 << 10)
+BATCHES = (1, 1, 1, 1, 2, 3, 10, 40)
+# Of these each run has about half.
+FEATURES = (
+    *("keys", "shared keys", "late repeats", "twins", "batches", "big", "tags", "meta", "nodes"),
+    *("caps", "ages", "windows", "rejecting", "delays", "firm leases", "jitter", "waits", "haste"),
+    *("slow bodies", "retyping", "odd", "mixed routes", "circles", "steady", "no dead letters"),
+    *("bad jobs", "one grave"),
+)
+
+
+@dataclass
+class Topic:
+    """A name and what it was last made with."""
+
+    name: str
+    role: str  # "log", "queue", "dead", "dest"
+    config: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def path(self) -> str:
+        return f"/v0/topics/{self.name}"
+
+    @property
+    def is_queue(self) -> bool:
+        return self.config.get("type") == "queue"
+
+
+def named(base: str, shard: int, shards: int) -> str:
+    """A name that belongs to the shard."""
+    names = (f"{base}{'x' * number}" for number in range(1000))
+    return next(name for name in names if shard_of(name, shards) == shard)
+
+
+class Work:
+    """Some clients and what they share. ``calls``: about how many a run of the whole span has.
+    ``token``: the key of the moment; it may change at any time.
+    """
+
+    def __init__(
+        self,
+        seed: int | str,
+        connect: Connect,
+        history: History,
+        shards: int,
+        *,
+        span_s: float = HOUR_S,
+        calls: int = 2400,
+        token: Token | None = None,
+    ) -> None:
+        self.seed, self.connect, self.history, self.shards = seed, connect, history, shards
+        self.span_s, self.calls, self.token = span_s, calls, token
+        self.asked = 0  # calls so far
+        self.heads: dict[str, int] = {}  # as last heard
+        dice = self.dice("work")
+        self.has = {name: dice.random() < 0.5 for name in FEATURES}
+        self.topics = self._topics(dice)
+        self.dests = [
+            Topic(named(f"copy{n}", n % shards, shards), "dest") for n in range(max(4, shards + 1))
+        ]
+        self.bursts = self._bursts(dice)
+        drawn = [
+            (kind, share)
+            for kind, least, most, share in KINDS
+            for _ in range(dice.randint(max(least, 1), most) * (least > 0 or dice.random() < 0.6))
+        ]
+        self.is_routed = RouterMaker in dict(drawn)
+        turns = calls / CALLS_A_TURN / sum(share for _, share in drawn)
+        self.actors = [
+            kind(self, f"{kind.__name__.lower()}{number}", share * turns)
+            for number, (kind, share) in enumerate(drawn)
+        ]
+
+    def dice(self, name: str) -> random.Random:
+        """Dice of whoever has that name."""
+        return random.Random(f"{self.seed}/{name}")
+
+    def client(self, name: str, dice: random.Random) -> Client:
+        """A connection of whoever has that name."""
+        return Client(name, self.connect, self.history, dice, self.token)
+
+    async def run(self) -> None:
+        """All of it; takes ``span_s``."""
+        began = trio.current_time()
+        with trio.move_on_at(began + self.span_s):
+            for first in range(0, len(self.topics), self.shards):
+                async with trio.open_nursery() as nursery:  # at once: they may have one epoch
+                    for number, topic in enumerate(self.topics[first : first + self.shards], first):
+                        setup = self.client(f"{SETUP}{number}", self.dice(SETUP))
+                        nursery.start_soon(setup.surely, "PUT", topic.path, topic.config)
+            async with trio.open_nursery() as nursery:
+                for actor in self.actors:
+                    nursery.start_soon(actor.run, began)
+                await trio.sleep_forever()
+
+    async def final(self, limit_s: float = 600.0) -> None:
+        """Read everything when nothing else asks; for ``limit_s`` wait for what does not answer,
+        and for routers that lag.
+        """
+        known = [topic.name for topic in self.topics + self.dests]
+        await read_everything(self.client(FINAL, self.dice(FINAL)), known, limit_s)
+
+    def ms(self, dice: random.Random, *choices: int) -> int:
+        """One of these times of an hour, as long as it is in this span."""
+        drawn = dice.choice(choices)
+        return max(min(drawn, SHORT_MS), int(drawn * min(1.0, self.span_s / HOUR_S)))
+
+    def _topics(self, dice: random.Random) -> list[Topic]:
+        first, shards = dice.randrange(len(CLASSES)), self.shards
+        roles = ["log"] * dice.randint(4, 6) + ["dead"] * 2 + ["queue"] * dice.randint(2, 4)
+        topics: list[Topic] = []
+        for number, role in enumerate(roles):
+            base = dice.choice((role, role[0], role[0].upper())) + dice.choice((".", ":", "-", ""))
+            name = named(f"{base}{number}", number % shards, shards)
+            durability = CLASSES[(first + number) % len(CLASSES)]
+            topics.append(Topic(name, role, self.config(dice, role, topics, durability)))
+        return topics
+
+    def config(
+        self, dice: random.Random, role: str, topics: Sequence[Topic], durability: str
+    ) -> dict[str, Any]:
+        """What a topic is made with."""
+        config: dict[str, Any] = {"durability": durability}
+        if durability == "fsync" and dice.random() < 0.3:
+            config = {"durable": True}
+        if self.has["caps"] and dice.random() < 0.4:
+            caps = {"cap_records": dice.choice((1, 5, 40, 200))}, {"cap_bytes": 5000}
+            config |= dice.choice(caps)
+            if self.has["rejecting"] and dice.random() < 0.5:
+                config["discard"] = "reject"
+        if self.has["ages"] and dice.random() < 0.3:
+            config["ttl_ms"] = self.ms(dice, 2000, 60_000, 600_000)
+        if self.has["windows"] and dice.random() < 0.5:
+            config["idempotency_window_ms"] = self.ms(dice, 0, 5000, 600_000, 3_600_000)
+        if role != "queue" and (role != "dead" or dice.random() < 0.5):
+            return config
+        config |= {"type": "queue", "lease_ms": self.ms(dice, 1000, 10_000, 60_000, 300_000)}
+        if self.has["firm leases"] and dice.random() < 0.5:
+            config["leases_durable"] = True
+        if self.has["jitter"] and dice.random() < 0.5:
+            config["claim_jitter_ms"] = dice.choice((5, 50))
+        if role == "queue" and not self.has["no dead letters"] and dice.random() < 0.8:
+            dead = [topic.name for topic in topics if topic.role == "dead"]
+            dead = dead[:1] if self.has["one grave"] else dead  # for queues of all shards
+            config |= {"max_deliveries": dice.randint(1, 3), "dead_letter": dice.choice(dead)}
+        return config
+
+    def _bursts(self, dice: random.Random) -> list[tuple[float, float, float]]:
+        """When each begins and the next one does, and the time in which most of it happens; all in
+        seconds.
+        """
+        pauses = [dice.expovariate(1.0) + 0.05 for _ in range(dice.randint(6, 20))]
+        ats = [self.span_s * sum(pauses[:n]) / sum(pauses) for n in range(len(pauses) + 1)]
+        lengths_ms = (0, 50, 2000, 30_000)
+        return [(*ends, self.ms(dice, *lengths_ms) / 1000) for ends in pairwise(ats)]
+
+
+class Actor(Client):
+    """One who acts. ``turn`` is what it does, again and again, in every burst; ``turns``: about how
+    often in all.
+    """
+
+    def __init__(self, work: Work, name: str, turns: float = 0.0) -> None:
+        super().__init__(name, work.connect, work.history, work.dice(name), work.token)
+        self.work, self._turns, self._is_steady = work, turns, self.dice.random() < 0.3
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Draw what is the same in all its turns."""
+
+    async def run(self, began: float) -> None:
+        """Act in the bursts, or all the time."""
+        work, dice = self.work, self.dice
+        self.haste = 0.04 if work.has["haste"] else 0.0
+        self.slow = 0.1 if work.has["slow bodies"] else 0.0
+        while self._is_steady and work.has["steady"]:
+            await trio.sleep(dice.expovariate(self._turns / work.span_s))
+            await self.turn()
+        for number, (begins, ends, length_s) in enumerate(work.bursts, 1):
+            await trio.sleep_until(began + begins + dice.choice((0.0, 0.0, 0.001)))
+            turns = 1 + int(dice.expovariate(0.7) * self._turns / len(work.bursts))
+            for _ in range(turns):
+                await self.turn()
+                await trio.sleep(dice.expovariate(1.0) * length_s / turns)
+                is_over = trio.current_time() >= began + ends
+                if is_over or work.asked >= work.calls * number / len(work.bursts):
+                    break
+        await trio.sleep_forever()
+
+    async def turn(self) -> None:
+        raise NotImplementedError
+
+    async def call(self, method: str, path: str, body: Any = None, **headers: str) -> Call:
+        """Ask; remember the head that is told."""
+        self.work.asked += 1
+        call = await super().call(method, path, body, **headers)
+        if call.status == 200 and isinstance(call.answer, dict) and "head_seq" in call.answer:
+            self.work.heads[call.answer["topic"]] = call.answer["head_seq"]
+        return call
+
+    # What to choose
+
+    def has(self, feature: str, share: float = 1.0) -> bool:
+        """Whether this run has it and the dice say yes."""
+        return self.work.has[feature] and self.dice.random() < share
+
+    def ms(self, *choices: int) -> int:
+        return self.work.ms(self.dice, *choices)
+
+    def some(self, share: float, **choices: Sequence[Any]) -> dict[str, Any]:
+        """Some of these fields, each with one of its values."""
+        dice = self.dice
+        return {name: dice.choice(of) for name, of in choices.items() if dice.random() < share}
+
+    def topic(self, *roles: str) -> Topic:
+        """One that was made, of one of these roles if any are given."""
+        role = self.dice.choice(roles) if roles else None
+        found = [topic for topic in self.work.topics if role in (None, topic.role)]
+        return self.dice.choice(found)
+
+    def queue(self) -> Topic:
+        """One that is a queue at the moment, if it was not deleted; mostly."""
+        found = [topic for topic in self.work.topics if topic.is_queue]
+        return self.dice.choice(found) if found and self.dice.random() < 0.97 else self.topic()
+
+    def any_topic(self) -> Topic:
+        """One of all, dests of routers too where there are routers."""
+        dests = self.work.dests if self.work.is_routed else []
+        return self.dice.choice(self.work.topics + dests)
+
+    def near(self, topic: Topic) -> int:
+        """A seq from the first to a little above the head."""
+        return self.dice.randint(0, self.work.heads.get(topic.name, 0) + 2)
+
+
+class Appender(Actor):
+    """Appends, with keys or without."""
+
+    def prepare(self) -> None:
+        self._twin = self.work.client(self.name, self.dice)
+        self._is_keyed = self.has("keys", 0.7)
+        self._count = 0
+        self._last: tuple[Topic, str] | None = None  # where the last key was used
+        self._done: tuple[str, dict[str, Any], dict[str, str]] | None = None
+
+    async def turn(self) -> None:
+        if self._done is not None and self.has("late repeats", 0.1):
+            path, body, headers = self._done
+            await self.surely("POST", path, body, **headers)
+            return
+        topic = self.topic("log", "log", "queue", "dead" if self.has("odd", 0.1) else "log")
+        if self.has("mixed routes", 0.1):
+            topic = self.dice.choice(self.work.dests)
+        body = self._body(topic)
+        path = topic.path + ("?return_seqs=false" if self.has("odd", 0.1) else "")
+        if not self._is_keyed:
+            await self.call("POST", path, body)
+            return
+        headers = self._keyed(topic, body)
+        self._done = path, body, headers
+        async with trio.open_nursery() as nursery:
+            if self.has("twins", 0.2):
+                nursery.start_soon(lambda: self._twin.call("POST", path, body, **headers))
+            await self.surely("POST", path, body, **headers)
+
+    def _keyed(self, topic: Topic, body: dict[str, Any]) -> dict[str, str]:
+        """Give the append a key; headers that it needs for it."""
+        key = f"{self.name}-{self._count}"
+        if self._last is not None and self._last[0] is not topic and self.has("shared keys", 0.3):
+            key, self._last = self._last[1], None  # keys are those of a topic
+        else:
+            self._last = topic, key
+        if self.dice.random() < 0.3:
+            return {"Idempotency_Key": key}
+        body["idempotency_key"] = key
+        return {}
+
+    def _body(self, topic: Topic) -> dict[str, Any]:
+        dice = self.dice
+        self._count += 1
+        count = dice.choice(BATCHES) if self.has("batches") else 1
+        body: dict[str, Any] = {"records": [self._record(topic, i) for i in range(count)]}
+        if self.has("big", 0.04):
+            body["records"][0]["data"]["pad"] = "b" * dice.randint(*BIG_BYTES)
+        if self.has("nodes"):
+            body |= self.some(0.3, node=NODES)
+        if self.has("odd"):
+            body |= self.some(0.15, create=(True, True, False), disable_backpressure=(True, False))
+        is_told = topic.is_queue or self.dice.random() < 0.3
+        return body | ({"config": topic.config} if is_told else {})  # where it makes the topic
+
+    def _record(self, topic: Topic, i: int) -> dict[str, Any]:
+        dice = self.dice
+        data = {"by": self.name, "n": self._count, "i": i, "pad": "p" * dice.choice(SIZES)}
+        record: dict[str, Any] = {"data": data}
+        if self.has("tags"):
+            record |= self.some(0.7, tag=TAGS)
+        if self.has("nodes"):
+            record |= self.some(0.2, node=NODES)
+        if self.has("meta", 0.3):
+            record["meta"] = {"trace": f"{self.name}/{self._count}", "é": dice.randint(0, 9)}
+        if topic.is_queue and self.has("delays", 0.2):
+            record["delay_ms"] = self.ms(0, 500, 20_000, 300_000)
+        return record
+
+
+class Reader(Actor):
+    """Reads some topics page by page, and waits for what comes."""
+
+    def prepare(self) -> None:
+        self._at: dict[str, tuple[int, int | None]] = {}
+        self._topics = [self.any_topic() for _ in range(self.dice.randint(1, 4))]
+        self._view = self.some(0.4, include_tags=[True], include_meta=[True, False])
+        if self.has("nodes"):
+            self._view |= self.some(0.3, node=(NODES[0], [*NODES[1:]]))
+
+    async def turn(self) -> None:
+        dice, topic = self.dice, self.dice.choice(self._topics)
+        from_seq, epoch = self._at.get(topic.name, (0, None))
+        if dice.random() < 0.05:
+            from_seq = self.near(topic)
+        body = {"from_seq": from_seq, "limit": dice.choice((1, 3, 50, 1000)), **self._view}
+        if epoch is not None and dice.random() < 0.8:
+            body["epoch"] = epoch
+        if self.has("waits", 0.5):
+            body["wait_ms"] = self.ms(50, 2000, 30_000)
+        body |= self.some(0.1, max_batch_bytes=(0, 1, 5000))
+        call = await self.call("POST", f"{topic.path}/diff", body)
+        if call.status == 200:
+            self._at[topic.name] = call.answer["next_from_seq"], call.answer.get("epoch")
+        elif call.status == 404:
+            self._at.pop(topic.name, None)
+
+
+class Watcher(Actor):
+    """Follows topics over a session, and comes back to it by its cursors."""
+
+    def prepare(self) -> None:
+        topics = [self.any_topic().name for _ in range(self.dice.randint(1, 5))]
+        self.at: dict[str, tuple[int, int | None]] = dict.fromkeys(topics, (0, None))
+        self.ids: list[str] = []
+        self._url = ""
+        self.options = {"heartbeat_ms": self.dice.choice((15_000, 60_000, 60_000))}
+        self.options |= self.some(0.3, include_tags=[True], limit=(1, 7), max_batch_bytes=(0, 3000))
+        if self.has("nodes"):
+            self.options |= self.some(0.3, node=NODES)
+
+    async def turn(self) -> None:
+        if not self._url and not await self._subscribe():
+            return
+        headers = {}
+        if self.ids and self.dice.random() < 0.6:
+            headers["Last_Event_ID"] = self.dice.choice([self.ids[-1], self.dice.choice(self.ids)])
+        if await self.follow(self._url, headers) != 200:
+            self._url = ""
+
+    async def _subscribe(self) -> bool:
+        """Make a session that begins where the last one was left."""
+        starts: dict[str, Any] = {}
+        for topic, (from_seq, epoch) in self.at.items():
+            starts[topic] = {"from_seq": from_seq}
+            if epoch is not None:
+                starts[topic]["epoch"] = epoch
+            elif self.dice.random() < 0.2:
+                starts[topic] = {"tail": True}
+        body = {"topics": starts, **self.options, **self.some(0.3, consistency=["strong"])}
+        lenient = self.dice.choice(("", "?lenient=true", "?lenient=true"))
+        call = await self.call("POST", f"/v0/watch{lenient}", body)
+        if call.status != 200:
+            return False
+        self._url, self.ids = call.answer["stream_url"], []
+        return bool(call.answer["topics"])
+
+    async def follow(self, path: str, headers: dict[str, str]) -> int | None:
+        """Take what comes for a while; the status of the call."""
+        self.work.asked += 1
+        async with self.stream("GET", path, **headers) as events:
+            with trio.move_on_after(self.ms(50, 5000, 60_000, 600_000) / 1000):
+                async for event in events:
+                    self.take(event.event, event.id, event.data)
+                    if self.dice.random() < 0.02:
+                        await trio.sleep(self.ms(10, 6000) / 1000)
+        return events.call.status
+
+    def take(self, event: str, id: str, data: Any) -> None:
+        """Follow the cursor."""
+        if id:
+            self.ids = [*self.ids[-20:], id]
+        if event == "record":
+            self.at[data["topic"]] = data["to_seq"], data.get("epoch")
+            self.work.heads[data["topic"]] = data["head_seq"]
+        elif event == "tombstone":
+            self.at[data["topic"]] = data["gap_to"], data.get("epoch")
+        elif event == "topic-deleted":
+            self.at[data["topic"]] = 0, None
+
+
+class Follower(Watcher):
+    """Follows topics in one request, and comes back with the last id."""
+
+    async def turn(self) -> None:
+        query: list[tuple[str, Any]] = [("topic", topic) for topic in self.at]
+        query += [(name, str(value).lower()) for name, value in self.options.items()]
+        headers = {}
+        if self.ids and self.dice.random() < 0.8:
+            headers["Last_Event_ID"] = self.ids[-1]
+        else:
+            self.ids = []
+            query.append(self.dice.choice((("from_seq", 0), ("tail", "true"))))
+        await self.follow(f"/v0/watch?{urlencode(query)}", headers)
+
+
+class Deleter(Actor):
+    """Deletes records below a seq, by tag, or both."""
+
+    async def turn(self) -> None:
+        topic = self.any_topic()
+        body = self.some(0.6, before_seq=[self.near(topic)], match=MATCHES)
+        await self.call("POST", f"{topic.path}/delete", body or {"match": "red:2"})
+
+
+class Configurer(Actor):
+    """Changes configs; now and then to one that must be refused."""
+
+    async def turn(self) -> None:
+        dice, topic, work = self.dice, self.topic(), self.work
+        kept = topic.config.get("durability", "fsync")
+        durability = dice.choice(CLASSES) if dice.random() < 0.15 else kept
+        change = work.config(dice, topic.role, work.topics, durability)
+        change.pop("type", None)
+        body = self.some(0.5, **{name: [value] for name, value in change.items()})
+        body |= self.some(0.2, priority=(None, -5000, 0, 7))
+        if self.has("caps", 0.1):
+            body |= {"cap_records": 0, "cap_bytes": 0, "discard": "old"}
+        if self.has("odd"):
+            other = "log" if topic.is_queue else "queue"
+            body |= self.some(0.05, colour=["red"], type=[other], ttl_ms=[-1], discard=["no"])
+        if (await self.call("PUT", topic.path, body)).status == 200:
+            topic.config = topic.config | body  # the history keeps what was sent
+
+
+class Recreator(Actor):
+    """Deletes topics and makes them again, at once or later, sometimes of another type."""
+
+    async def turn(self) -> None:
+        topics = [self.topic() for _ in range(self.dice.choice((1, 1, 3)))]
+        if self.has("mixed routes", 0.3):
+            topics.append(self.dice.choice(self.work.dests))
+        for topic in topics:
+            query = "?if_empty=true" if self.dice.random() < 0.2 else ""
+            await self.call("DELETE", topic.path + query)
+        await trio.sleep(self.ms(0, 0, 1, 1000, 60_000) / 1000)
+        for topic in topics:
+            if self.dice.random() < 0.3:
+                role, durability = topic.role, topic.config.get("durability", "fsync")
+                if self.has("retyping", 0.3):
+                    role = "log" if topic.is_queue else "queue"
+                config = self.work.config(self.dice, role, self.work.topics, durability)
+                own = {"dead_letter": None} if config.get("dead_letter") == topic.name else {}
+                topic.config = config | own
+            if self.dice.random() < 0.8:  # otherwise an append or a router makes it
+                await self.surely("PUT", topic.path, topic.config)
+
+
+class Held(NamedTuple):
+    """A job that the worker holds, or held."""
+
+    topic: Topic
+    seq: int
+    lease_id: str
+
+
+class Worker(Actor):
+    """Claims jobs and does with them what workers do, good and bad."""
+
+    def prepare(self) -> None:
+        self.node = "crew" if self.dice.random() < 0.2 else self.name
+        self._old: list[Held] = []  # acked or not, leased or not
+
+    async def turn(self) -> None:
+        topic = self.queue()
+        body: dict[str, Any] = {"node": self.node, "max": self.dice.choice((1, 1, 2, 5, 50))}
+        body |= self.some(0.6, lease_ms=[self.ms(200, 2000, 30_000, 300_000)])
+        if self.has("waits", 0.4):
+            body["wait_ms"] = self.ms(50, 2000, 30_000)
+        call = await self.call("POST", f"{topic.path}/claim", body)
+        if call.status == 200:
+            await self.handle(topic, call.answer["claimed"])
+        await self.look_back()
+
+    async def handle(self, topic: Topic, claimed: list[dict[str, Any]]) -> None:
+        """Decide what becomes of jobs of one queue."""
+        jobs = [Held(topic, job["$seq"], job["lease_id"]) for job in claimed]
+        await trio.sleep(self.ms(0, 0, 10, 1000, 20_000) / 1000 if jobs else 0)
+        at = self.dice.randint(0, len(jobs))
+        fate = self.dice.choice(("ack", "ack", "ack", "mixed", "extend", "nack", "later", "later"))
+        fate = "nack" if self.has("bad jobs", 0.7) else fate
+        if fate == "mixed":
+            await self.settle("ack", jobs[:at])
+            await self.settle("nack", jobs[at:])
+        elif fate != "later":
+            await self.settle(fate, jobs)
+        if fate == "extend":
+            await trio.sleep(self.ms(10, 1000, 10_000) / 1000)
+            await self.settle("ack", jobs)
+        self._old = [*self._old[-20:], *jobs]
+
+    async def look_back(self) -> None:
+        """Try again with what is over, or was put aside."""
+        if self._old and self.dice.random() < 0.25:
+            topic = self.dice.choice(self._old).topic
+            jobs = [job for job in self._old if job.topic is topic][-5:]
+            await self.settle(self.dice.choice(("ack", "nack", "extend")), jobs)
+
+    async def settle(self, verb: str, jobs: list[Held]) -> None:
+        """Ack, nack or extend jobs of one queue, with their leases or without."""
+        if not jobs:
+            return
+        body: dict[str, Any] = {"node": self.node, "seqs": [job.seq for job in jobs]}
+        body |= self.some(0.6, lease_ids=[[job.lease_id for job in jobs]])
+        if verb == "extend":
+            body["lease_ms"] = self.ms(500, 30_000, 300_000)
+        if verb == "nack":
+            delay_ms, errors = self.ms(0, 300, 10_000, 120_000), ("broken", "é" * 20, None)
+            body |= self.some(0.5, delay_ms=[delay_ms], error=errors)
+        await self.call("POST", f"{jobs[0].topic.path}/{verb}", body)
+
+
+class Pushed(Worker):
+    """A worker to whom jobs are pushed over an event stream."""
+
+    async def turn(self) -> None:
+        topic = self.queue()
+        asked: dict[str, Any] = {"node": self.node, "max": self.dice.choice((1, 3, 20))}
+        asked |= self.some(0.7, lease_ms=[self.ms(500, 5000, 60_000)])
+        path = f"{topic.path}/work?{urlencode(asked)}"
+        self.work.asked += 1
+        async with self.stream("GET", path) as events:
+            with trio.move_on_after(self.ms(20, 3000, 30_000, 300_000) / 1000):
+                async for event in events:
+                    if event.event == "job":
+                        await self.handle(topic, [event.data])
+        await self.look_back()
+
+
+class Redriver(Actor):
+    """Moves dead letters back."""
+
+    async def turn(self) -> None:
+        topic, other = self.topic("dead"), self.topic("queue", "log").name
+        body = self.some(0.2, to=[other], match=MATCHES, before_seq=[self.near(topic)])
+        body |= self.some(0.4, limit=(1, 3, 1000))
+        await self.call("POST", f"{topic.path}/redrive", body or None)
+
+
+class RouterMaker(Actor):
+    """Makes chains over all shards, fan-outs, and circles, most of which must be refused."""
+
+    def prepare(self) -> None:
+        dests, shards = self.work.dests, self.work.shards
+        source, other = self.topic("log"), self.topic("log", "queue")
+        self._plan = [*pairwise([source, *dests[:shards]])]  # a chain
+        self._plan += [(other, dest) for dest in dests[shards:]]
+        if self.dice.random() < 0.3:  # a fan-out
+            self._plan = [(source, dest) for dest in dests]
+        self._made: list[str] = []
+
+    async def turn(self) -> None:
+        dice, draw = self.dice, self.dice.random()
+        while self._plan:
+            await self._put(*self._plan.pop(0))
+        if draw < 0.2 and self._made:
+            await self.call("DELETE", dice.choice(self._made))
+        elif draw < 0.4 and self._made:
+            await self.call("GET", dice.choice(self._made))
+        else:
+            dest = self.any_topic() if self.has("mixed routes") else dice.choice(self.work.dests)
+            await self._put(self.any_topic(), dest)
+
+    async def _put(self, source: Topic, dest: Topic) -> None:
+        path = f"/v0/routers/{quote(f'{source.name}->{dest.name}')}"
+        if self._made and self.dice.random() < 0.1:
+            path = self.dice.choice(self._made)  # with other ends
+        body: dict[str, Any] = {"source": source.name, "dest": dest.name}
+        body |= self.some(0.4, guarantee=["exactly_once"])
+        body |= self.some(0.07, preserve_node=[False], preserve_tag=[False], create_dest=[False])
+        if self.has("tags"):
+            body |= self.some(0.2, filter=MATCHES)
+        if self.has("circles", 0.3):
+            body["allow_cycle"] = True
+        call = await self.call("PUT", path, body)
+        if call.status in (200, 201) and path not in self._made:
+            self._made.append(path)
+
+
+class Lister(Actor):
+    """Looks at states, lists and leases."""
+
+    async def turn(self) -> None:
+        topic, size = self.any_topic(), self.dice.choice((1, 5, 1000))
+        paths = (
+            *(topic.path, f"{topic.path}?touch=false", f"{topic.path}/leases?page_size={size}"),
+            *(f"/v0/topics?page_size={size}", f"/v0/topics?prefix={quote(topic.name[:1])}"),
+            *("/v0/routers", f"/v0/routers?source={quote(topic.name)}", "/v0/ready"),
+        )
+        await self.call("GET", self.dice.choice(paths))
+
+
+# How many of each at least and at most, and the turns of one in those of a reader. What need not be
+# there is there in six of ten runs.
+KINDS: tuple[tuple[type[Actor], int, int, float], ...] = (
+    *((Appender, 2, 5, 1.5), (Reader, 1, 3, 1.0), (Watcher, 0, 3, 0.25), (Follower, 0, 2, 0.25)),
+    *((Deleter, 0, 1, 0.3), (Configurer, 0, 1, 0.25), (Recreator, 0, 1, 0.1), (Worker, 0, 4, 1.0)),
+    *((Pushed, 0, 2, 0.3), (Redriver, 0, 1, 0.4), (RouterMaker, 0, 2, 0.2), (Lister, 0, 1, 0.3)),
+)
