@@ -1,0 +1,1395 @@
+"""The judge: what of a history the contract does not allow.
+
+Conservative first: a call without an answer may have happened or not, calls that overlap may have
+come either way, and where it is not certain which incarnation of a topic an answer is about, only
+the answer itself is looked at. Every check is one function of `Judge` and names the promise that it
+holds; `judge` runs all of them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from tests.simulation.history import Call, Entry, Said
+from tests.simulation.model import (
+    DEFAULTS,
+    DONE,
+    NEVER,
+    REFUSED,
+    UNKNOWN,
+    Append,
+    Delivery,
+    Incarnation,
+    Known,
+    Model,
+    Origin,
+    Reading,
+    RouterWrite,
+    Settle,
+    Topic,
+    fate_of,
+    matches,
+    origin_of,
+    reachable,
+    resolved,
+    route_of,
+)
+
+MOST = 20  # of one promise and topic
+TICK_S = 0.02
+CODES = {
+    400: "invalid_request batch_too_large record_too_large",
+    401: "unauthorized",
+    403: "forbidden",
+    413: "payload_too_large",
+    415: "unsupported_media_type",
+    429: "throttled",
+    503: "not_ready shutting_down",
+}
+QUEUE = {404: "topic_not_found not_found", 409: "not_a_queue"}
+TOPIC = {404: "topic_not_found not_found"}
+ROUTES: dict[str, dict[int, str]] = {
+    "PUT topics/x": {201: "", 404: "not_found", 409: "topic_exists_incompatible"},
+    "GET topics/x": TOPIC,
+    "DELETE topics/x": {404: "not_found", 409: "topic_not_empty"},
+    "POST topics/x": {**TOPIC, 201: "", 422: "topic_full"},
+    "POST topics/x/diff": TOPIC,
+    "POST topics/x/delete": TOPIC,
+    "POST topics/x/redrive": TOPIC,
+    **{f"POST topics/x/{what}": QUEUE for what in ("claim", "ack", "nack", "extend")},
+    "GET topics/x/leases": QUEUE,
+    "GET topics/x/work": {**QUEUE, 406: "not_acceptable"},
+    "GET topics": {},
+    "PUT routers/x": {**TOPIC, 201: "", 409: "topic_exists_incompatible router_cycle"},
+    "GET routers/x": {404: "router_not_found not_found"},
+    "DELETE routers/x": {404: "not_found"},
+    "GET routers": {},
+    "POST watch": {404: "topic_not_found"},
+    "GET watch": {404: "topic_not_found", 406: "not_acceptable"},
+    "GET watch/x": {404: "not_found", 406: "not_acceptable"},
+    "GET metrics": {},
+}
+
+
+class Broken(NamedTuple):
+    """A promise that does not hold, a sentence for people, and the entries that show it."""
+
+    promise: str
+    sentence: str
+    entries: tuple[int, ...]
+
+
+def judge(history: Sequence[Entry], *, shards: int) -> list[Broken]:
+    """Everything in the history that the contract does not allow, in order."""
+    return Judge(Model(history, shards)).run()
+
+
+class Judge:
+    """One history. First what was shown is collected by incarnation, then each promise is held."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.broken: list[Broken] = []
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self.readings: list[Reading] = []
+        self.ways = model.ways()
+        self._silent: dict[tuple[str, int], int] = {}
+
+    def run(self) -> list[Broken]:
+        for call in self.model.calls:
+            self.check_answer(call)
+        self.collect()
+        for topic in self.model.topics.values():
+            self.check_keys(topic)
+            self.check_epochs(topic)
+            for incarnation in topic.epochs.values():
+                self.mark_removed(topic, incarnation)
+        for topic in self.model.topics.values():
+            for incarnation in topic.epochs.values():
+                self.check_readings(topic, incarnation)
+                self.check_heads(topic, incarnation)
+                self.check_order(topic, incarnation)
+                self.check_once(topic, incarnation)
+                self.check_leases(topic, incarnation)
+                self.check_settles(topic, incarnation)
+                self.check_power(topic, incarnation)
+        self.check_moves()
+        self.check_final()
+        self.check_routers()
+        return sorted(set(self.broken), key=lambda one: (one.entries[-1:], one))
+
+    def tell(self, promise: str, about: str, sentence: str, *entries: int) -> None:
+        """Note what is broken; not all of it where there is much of one kind."""
+        self._counts[promise, about] += 1
+        if self._counts[promise, about] <= MOST:
+            shown = f"{about}: {sentence}" if about else sentence
+            self.broken.append(Broken(promise, shown, tuple(sorted({*entries} - {0}))))
+
+    # Answers
+
+    def check_answer(self, call: Call) -> None:
+        """Status and code are those of the route; nothing contradicts what is certain."""
+        if call.status is None:
+            return
+        route = route_of(call)
+        what = f"{call.method} {call.path} answers {call.status}"
+        answer = call.answer if isinstance(call.answer, dict) else {}
+        code = answer.get("error", {}).get("code", "")
+        if route.kind in ROUTES:
+            allowed = {200: "", **CODES, **ROUTES[route.kind]}
+            if call.status not in allowed or (code not in allowed[call.status].split() and code):
+                self.tell("answers", "", f"{what} {code}, which is not documented", call.began)
+                return
+            if call.status >= 400 and not code:
+                self.tell("answers", "", f"{what} without a code", call.began)
+        elif call.status >= 500 and call.status != 503:
+            self.tell("answers", "", f"{what} {code}", call.began)
+        topic = self.model.topics.get(route.name)
+        if topic is None or "topics/x" not in route.kind:
+            return
+        shown = self.model.exists(route.name, call.began, call.ended)
+        if code == "topic_not_found" and shown is not None:
+            sentence = f"{what}, though the topic is there"
+            self.tell("answers", route.name, sentence, shown.began, call.began)
+        if route.kind == "PUT topics/x" and answer.get("created") and shown is not None:
+            sentence = "it is created though it is there"
+            self.tell("epochs", route.name, sentence, shown.began, call.began)
+        kinds = topic.may("type", call.began, call.ended)
+        if code == "not_a_queue" and kinds == {"queue"} and shown is not None:
+            self.tell("answers", route.name, f"{what}, though it is a queue", call.began)
+        if code == "topic_full" and topic.may("discard", 0, call.ended) == {"old"}:
+            self.tell("answers", route.name, f"{what} though it discards the old", call.began)
+        if fate_of(call) == DONE and route.kind in ("PUT topics/x", "GET topics/x"):
+            self.check_config(topic, call, answer)
+        if fate_of(call) == DONE and route.kind == "POST topics/x":
+            self.check_appended(call, answer)
+
+    def check_config(self, topic: Topic, call: Call, answer: dict[str, Any]) -> None:
+        """An answer has the settings that were made."""
+        config = answer.get("config", {})
+        body = call.body if call.method == "PUT" and isinstance(call.body, dict) else {}
+        asked = resolved(body)
+        for name in DEFAULTS.keys() & config.keys():
+            may = {asked[name]} if name in asked else topic.may(name, call.began, call.ended)
+            if config[name] not in may:
+                sentence = f"{name} is {config[name]!r}, it was set to {sorted(map(repr, may))}"
+                self.tell("config", topic.name, sentence, call.began)
+        caps = topic.may("cap_records", call.began, call.ended)
+        is_cut = 0 not in caps and topic.may("discard", 0, call.ended) == {"old"}
+        if is_cut and answer.get("count", 0) > max(caps):
+            sentence = f"it counts {answer['count']} records above its cap {max(caps)}"
+            self.tell("config", topic.name, sentence, call.began)
+
+    def check_appended(self, call: Call, answer: dict[str, Any]) -> None:
+        """An append's answer fits itself and its request."""
+        first, last = answer.get("first_seq", 0), answer.get("last_seq", 0)
+        count, seqs = answer.get("count"), answer.get("seqs")
+        asked = len(call.body["records"])
+        is_whole = count == last - first + 1 and answer.get("head_seq") == last
+        if not is_whole or (seqs is not None and seqs != [*range(first, last + 1)]):
+            told = {name: answer.get(name) for name in ("first_seq", "last_seq", "count", "seqs")}
+            self.tell("seqs", answer["topic"], f"an append's answer is no run: {told}", call.began)
+        if count != asked and not answer.get("deduped"):
+            sentence = f"an append of {asked} records is answered with {count}"
+            self.tell("seqs", answer["topic"], sentence, call.began)
+
+    # Collecting
+
+    def collect(self) -> None:
+        """Readings, records and deliveries by incarnation."""
+        model = self.model
+        for call in model.calls:
+            kind = route_of(call).kind
+            if fate_of(call) != DONE:
+                continue
+            if kind == "POST topics/x/diff":
+                self.collect_page(call)
+            elif kind == "POST topics/x/claim":
+                name = route_of(call).name
+                lease_ms = call.body.get("lease_ms")
+                for job in call.answer["claimed"]:
+                    self.collect_job(name, job, call, call.ended, call.ended_at, lease_ms)
+        self.collect_streams()
+        for reading in self.readings:
+            if reading.epoch is not None:
+                incarnation = self.incarnation(reading.topic, reading.epoch)
+                incarnation.readings.append(reading)
+                for record in reading.records:
+                    self.collect_record(incarnation, record, reading)
+        for topic in model.topics.values():
+            for append in topic.appends:
+                self.collect_append(topic, append)
+            for incarnation in topic.epochs.values():
+                self.complete_batches(topic, incarnation)
+
+    def incarnation(self, name: str, epoch: int) -> Incarnation:
+        epochs = self.model.topic(name).epochs
+        return epochs.setdefault(epoch, Incarnation(name, epoch))
+
+    def collect_page(self, call: Call) -> None:
+        """The answer to a diff."""
+        name, body, answer = route_of(call).name, call.body or {}, call.answer
+        node, gap = body.get("node"), answer["tombstone"]
+        is_anew = gap is not None and gap["reason"] == "recreated"
+        low, high, head = body.get("from_seq", 0), answer["next_from_seq"], answer["head_seq"]
+        low = min(answer["earliest_seq"] - 1, head) if is_anew else low
+        shown = answer["records"]
+        if body.get("wait_ms") and body.get("epoch") is not None and shown:
+            low = min(low, shown[0]["$seq"] - 1)  # who is above the head waits at the head
+        reading = Reading(
+            *(name, answer.get("epoch"), call.client, call.began, call.began, call.ended),
+            *(call.ended_at, low, high, head, answer["records"], None if is_anew else gap),
+            nodes=frozenset((node,) if isinstance(node, str) else node or ()),
+            has_tags=body.get("include_tags", False),
+            has_meta=body.get("include_meta", True),
+        )
+        self.readings.append(reading)
+        seqs = [record["$seq"] for record in reading.records]
+        limit = min(body.get("limit") or 256, 1000)
+        if len(seqs) > limit:
+            self.tell("readers", name, f"{len(seqs)} records on a page of {limit}", call.began)
+        if answer["caught_up"] != (high >= head) or answer["lag"] != max(0, head - high):
+            sentence = f"a page to {high} of {head} has caught_up and lag wrong"
+            self.tell("readers", name, sentence, call.began)
+        if low > head and body.get("epoch") is None:
+            self.tell("epochs", name, f"{low} is above the head {head}, untold", call.began)
+        self.check_page(reading)
+        is_by_floor = gap is not None and gap["reason"] in ("cap", "ttl")
+        if is_by_floor and gap["gap_to"] != answer["earliest_seq"] - 1:
+            sentence = f"the gap {gap} does not end before {answer['earliest_seq']}"
+            self.tell("readers", name, sentence, call.began)
+
+    def check_page(self, reading: Reading) -> None:
+        """Records go up between the cursors; a gap stands before them."""
+        gap, low, seqs = reading.gap, reading.low, [one["$seq"] for one in reading.records]
+        if gap is not None:
+            is_next = gap["gap_from"] == low + 1 or (reading.nodes and gap["gap_from"] > low)
+            if not is_next or gap["gap_to"] < gap["gap_from"]:  # it may be behind what is dropped
+                sentence = f"from {low} comes the gap {gap['gap_from']} to {gap['gap_to']}"
+                self.tell("readers", reading.topic, sentence, reading.entry)
+            low = gap["gap_to"]
+        ends = [low, *seqs, reading.high + 1]
+        if any(a >= b for a, b in pairwise(ends)) and (seqs or gap):
+            sentence = f"from {low} to {reading.high} come {seqs}: not in order"
+            self.tell("readers", reading.topic, sentence, reading.entry)
+        if reading.high > max(reading.head, low):
+            sentence = f"a reader stands at {reading.high}, above the head {reading.head}"
+            self.tell("readers", reading.topic, sentence, reading.entry)
+        if reading.nodes and self.model.topic(reading.topic).may("dedupe_node") == {True}:
+            own = [one["$seq"] for one in reading.records if one.get("$node") in reading.nodes]
+            if own:
+                sentence = f"a node is shown records of its own: {own}"
+                self.tell("readers", reading.topic, sentence, reading.entry)
+
+    def collect_streams(self) -> None:
+        """Events of watches and of streams of work."""
+        sessions: dict[str, Call] = {}
+        places: dict[str, dict[str, int]] = {}  # where a client stood when it had an id
+        for call in self.model.calls:
+            route = route_of(call)
+            if route.kind == "POST watch" and fate_of(call) == DONE:
+                sessions[call.answer["wid"]] = call
+            elif route.kind == "GET topics/x/work":
+                lease_ms = route.query.get("lease_ms", [None])[0]
+                for said in self.model.said[call.began]:
+                    if said.event == "job":
+                        told = int(lease_ms) if lease_ms else None
+                        self.collect_job(
+                            route.name, said.data, call, said.number, said.at, told, is_stream=True
+                        )
+            elif route.kind in ("GET watch", "GET watch/x"):
+                Watch(self, call, sessions.get(route.name), places).follow()
+
+    def collect_job(
+        self,
+        name: str,
+        job: dict[str, Any],
+        call: Call,
+        ended: int,
+        ended_at: float,
+        lease_ms: int | None,
+        is_stream: bool = False,
+    ) -> None:
+        """A job that somebody was given."""
+        epoch, topic = self.model.epoch_at(name, call.began, ended), self.model.topic(name)
+        node = route_of(call).query.get("node", [""])[0] if is_stream else call.body["node"]
+        if epoch is None:
+            topic.unsure = min(topic.unsure, call.began)
+            topic.unplaced.add(node)
+            return
+        incarnation = self.incarnation(name, epoch)
+        fields = resolved({"lease_ms": lease_ms}) if lease_ms is not None else {}
+        may = {fields["lease_ms"]} if fields else topic.may("lease_ms", call.began, ended)
+        seq = job["$seq"]
+        entry, stream = (ended, call.began) if is_stream else (call.began, 0)
+        delivery = Delivery(
+            *(seq, node, job["lease_id"], job["deliveries"], entry, call.began, ended),
+            call.at,
+            ended_at,
+            may,
+            stream,
+        )
+        incarnation.deliveries[seq].append(delivery)
+        reading = Reading(
+            *(name, epoch, call.client, delivery.entry, call.began, ended, ended_at),
+            *(seq - 1, seq, seq, [job]),
+            has_tags=True,
+        )
+        self.collect_record(incarnation, job, reading)
+
+    def collect_record(
+        self, incarnation: Incarnation, record: dict[str, Any], reading: Reading
+    ) -> None:
+        """A record that somebody was shown: the same as everybody else, and an appended one."""
+        known, name = incarnation.known(record["$seq"]), incarnation.topic
+        names = ["$ts", "$node", *(["data"] if reading.has_data else [])]
+        names += ["meta"] if reading.has_meta else []
+        names += ["$tag"] if reading.has_tags else []
+        for member in names:
+            value = record.get(member)
+            if known.record.setdefault(member, value) != value:
+                sentence = f"{member} of record {known.seq} is {value!r}, to others it was"
+                sentence += f" {known.record[member]!r}"
+                self.tell("stable", name, sentence, known.entry, reading.entry)
+        if reading.has_tags:
+            known.tag, known.is_tag_known = record.get("$tag"), True
+        known.seen = min(known.seen, reading.ended)
+        known.entry = known.entry or reading.entry
+        if known.origin is None and reading.has_data:
+            known.origin = origin_of(record)
+            if known.origin is not None:
+                self.check_origin(name, known, record, reading)
+
+    def check_origin(
+        self, name: str, known: Known, record: dict[str, Any], reading: Reading
+    ) -> None:
+        """The record is one that was appended, here or where its copies come from."""
+        assert known.origin is not None
+        by, n, i = known.origin
+        appends = self.model.appends.get((by, n), [])
+        fitting = [one for one in appends if i < len(one.records) and one.fate != REFUSED]
+        homes = {one.topic for one in fitting}
+        if not fitting:
+            sentence = f"record {known.seq} ({by} {n} {i}) was never appended, or refused"
+            self.tell(
+                "phantoms", name, sentence, *(one.call.began for one in appends), reading.entry
+            )
+            return
+        if name not in reachable(self.ways, homes):
+            sentence = f"record {known.seq} ({by} {n} {i}) belongs to {sorted(homes)}"
+            self.tell("phantoms", name, sentence, fitting[0].call.began, reading.entry)
+        known.born = min(one.call.began for one in fitting)
+        known.born_at = min(one.call.at for one in fitting)
+        if known.born > reading.ended:
+            self.tell("phantoms", name, f"record {known.seq} is from later", reading.entry)
+        sent = fitting[0].records[i]
+        if record["data"] != sent["data"] or (
+            reading.has_meta and own_meta(record) != (sent.get("meta") or {})
+        ):
+            sentence = f"record {known.seq} ({by} {n} {i}) is not what was sent: {record}"
+            self.tell("stable", name, sentence, fitting[0].call.began, reading.entry)
+        if reading.has_tags and record.get("$tag") not in (sent.get("tag"), None):
+            sentence = f"record {known.seq} has the tag {record.get('$tag')!r}"
+            self.tell("stable", name, sentence, fitting[0].call.began, reading.entry)
+
+    def collect_append(self, topic: Topic, append: Append) -> None:
+        """What an answer says of its records, if it is certain which incarnation has them."""
+        if not append.seqs:
+            return
+        call = append.call
+        append.epoch = self.model.epoch_at(topic.name, call.began, call.ended)
+        origins = [origin_of(record) for record in append.records]
+        if append.epoch is None:
+            for epoch, incarnation in topic.epochs.items():
+                there = incarnation.records.get(append.seqs[0])
+                if there is not None and there.origin and there.origin == origins[0]:
+                    append.epoch = epoch
+        if append.epoch is None or len(append.seqs) != len(append.records):
+            return
+        incarnation = self.incarnation(topic.name, append.epoch)
+        starts = [one for one in topic.appends if one.key and one.key == append.key] or [append]
+        if call.answer["deduped"] and any(one.records != append.records for one in starts):
+            return  # the payload is that of another append
+        first = min((one.call for one in starts), key=lambda one: one.began)
+        for seq, record, origin in zip(append.seqs, append.records, origins, strict=True):
+            known = incarnation.known(seq)
+            if known.origin is not None and origin is not None and known.origin != origin:
+                sentence = f"seq {seq} is {known.origin}, an append was told it is {origin}"
+                self.tell("seqs", topic.name, sentence, known.entry, call.began)
+                continue
+            known.origin, known.tag, known.is_tag_known = origin, record.get("tag"), True
+            node = record.get("node", call.body.get("node"))
+            if known.record.setdefault("$node", node) != node:
+                sentence = f"record {seq} has the node {known.record['$node']!r}, not {node!r}"
+                self.tell("stable", topic.name, sentence, known.entry, call.began)
+            if call.ended < known.acked:
+                known.acked, known.acked_at = call.ended, call.ended_at
+            known.born, known.born_at = first.began, first.at
+            known.entry = known.entry or call.began
+
+    def complete_batches(self, topic: Topic, incarnation: Incarnation) -> None:
+        """Who was shown one record of a write may be sure of the others (§2)."""
+        if any(topic.name in targets for targets in self.ways.values()):
+            return
+        for known in list(incarnation.records.values()):
+            if known.origin is None:
+                continue
+            by, n, i = known.origin
+            appends = [one for one in self.model.appends[by, n] if one.topic == topic.name]
+            if not appends:
+                continue
+            for at, record in enumerate(appends[0].records):
+                other = incarnation.known(known.seq - i + at)
+                if other.since == NEVER:
+                    other.seen, other.born, other.entry = known.since, known.born, known.entry
+                    other.born_at, other.origin = known.born_at, (by, n, at)
+                    other.tag, other.is_tag_known = record.get("tag"), True
+
+    # Removing
+
+    def mark_removed(self, topic: Topic, incarnation: Incarnation) -> None:
+        """For each record the first moment from which it may be removed, and from which it is."""
+        own = {
+            removal.call.began
+            for removal in topic.removals
+            if self.model.epoch_at(topic.name, removal.call.began, removal.call.ended)
+            == incarnation.epoch
+        }
+        for known in incarnation.records.values():
+            known.gone = self.silent_from(topic, known.seq, known)
+            for removal in topic.removals:
+                if (
+                    removal.fate == DONE
+                    and removal.call.began in own
+                    and known.since < removal.call.began
+                    and removal.call.ended < known.removed
+                    and (known.is_tag_known or removal.match is None)
+                    and removal.fits(known.seq, known.tag)
+                ):
+                    known.removed, known.remover = removal.call.ended, removal.call.began
+        for settle in topic.settles:
+            call = settle.call
+            if (
+                settle.what == "ack"
+                and settle.done
+                and self.model.epoch_at(topic.name, call.began, call.ended) == incarnation.epoch
+            ):
+                for seq in settle.done & incarnation.records.keys():
+                    known = incarnation.records[seq]
+                    if call.ended < known.removed:
+                        known.removed, known.remover = call.ended, call.began
+
+    def silent_from(self, topic: Topic, seq: int, known: Known | None = None) -> int:
+        """The first moment from which a record may be absent and nobody is told."""
+        if known is None and (topic.name, seq) in self._silent:
+            return self._silent[topic.name, seq]
+        born = known.born if known else 0
+        tag, is_tag_known = (known.tag, known.is_tag_known) if known else (None, False)
+        moments = [
+            removal.call.began
+            for removal in topic.removals
+            if removal.until >= born and removal.fits(seq, tag, is_tag_known)
+        ]
+        moments += [
+            settle.call.began
+            for settle in topic.settles
+            if settle.what == "ack"
+            and settle.until >= born
+            and (seq in settle.done or (settle.fate == UNKNOWN and seq in settle.seqs))
+        ]
+        found = min(moments, default=NEVER)
+        if known is None:
+            self._silent[topic.name, seq] = found
+        return found
+
+    def moved_from(
+        self, topic: Topic, incarnation: Incarnation, seq: int, known: Known | None = None
+    ) -> int:
+        """The first moment from which a record may have moved to another topic."""
+        tag, is_tag_known = (known.tag, known.is_tag_known) if known else (None, False)
+        moments = [one.call.began for one in topic.redrives if one.fits(seq, tag, is_tag_known)]
+        limits = [limit for limit in topic.may("max_deliveries") if limit]
+        if limits and topic.ever("dead_letter"):
+            moments.append(topic.unsure)
+            began = sorted(one.began for one in incarnation.deliveries.get(seq, ()))
+            moments += began[min(limits) - 1 : min(limits)]
+        return min(moments, default=NEVER)
+
+    # Readers
+
+    def check_readings(self, topic: Topic, incarnation: Incarnation) -> None:
+        """Each reader is shown every record, or told of its loss; nobody what was deleted."""
+        told: dict[int, Reading] = {}  # lost seqs, and who was told first
+        for reading in sorted(incarnation.readings, key=lambda one: one.ended):
+            shown, gap = reading.seqs, reading.gap
+            low = max(reading.low, gap["gap_to"]) if gap else reading.low
+            for seq in range(low + 1, reading.high + 1):
+                if seq not in shown and not self.may_be_absent(topic, incarnation, seq, reading):
+                    self.tell_absent(topic, incarnation, seq, reading)
+            if gap is not None:
+                self.check_gap(topic, incarnation, reading, gap)
+                if gap["reason"] != "damaged":
+                    for seq in incarnation.records.keys() & range(gap["gap_from"], low + 1):
+                        told.setdefault(seq, reading)
+            for seq in shown:
+                if seq in told and told[seq].ended < reading.began and not reading.is_live:
+                    sentence = f"record {seq} is shown after it was told lost"
+                    self.tell("readers", topic.name, sentence, told[seq].entry, reading.entry)
+                self.check_removed(topic, incarnation.records[seq], reading)
+                self.check_age(topic, incarnation.records[seq], reading)
+
+    def may_be_absent(
+        self, topic: Topic, incarnation: Incarnation, seq: int, reading: Reading
+    ) -> bool:
+        """Whether a reader who comes by need not be shown the record, nor be told."""
+        known = incarnation.records.get(seq)
+        node = known.record.get("$node", "") if known else ""
+        if reading.nodes and node in {"", *reading.nodes}:
+            return True
+        if known is not None and known.since == NEVER:
+            known = None
+        gone = known.gone if known else self.silent_from(topic, seq)
+        if min(gone, self.moved_from(topic, incarnation, seq, known)) < reading.ended:
+            return True
+        born = known.born if known else 0
+        ttl = [ms for ms in topic.may("ttl_ms", born, reading.ended) if ms]
+        if not ttl:
+            return False
+        age_s = reading.at - (known.born_at if known else 0.0) + self.model.jumped_s()
+        return bool(age_s * 1000 > min(ttl))
+
+    def tell_absent(
+        self, topic: Topic, incarnation: Incarnation, seq: int, reading: Reading
+    ) -> None:
+        known = incarnation.records.get(seq)
+        where = f"a reader of ({reading.low}, {reading.high}]"
+        if known is None or known.since == NEVER:
+            sentence = f"{where} is not told why there is no record {seq}"
+            self.tell("seqs", topic.name, sentence, reading.entry)
+            return
+        is_acked = "acknowledged" if known.acked < NEVER else "shown"
+        sentence = f"{where} gets no record {seq}, which was {is_acked}, and is not told"
+        self.tell("durability", topic.name, sentence, known.entry, reading.entry)
+
+    def check_gap(
+        self, topic: Topic, incarnation: Incarnation, reading: Reading, gap: dict[str, Any]
+    ) -> None:
+        """A loss that is told is one that may be."""
+        last = reading.ended
+        caps = [cap for cap in topic.may("cap_records", 0, last) if cap]
+        may_evict = (
+            caps or any(topic.may("cap_bytes", 0, last)) or any(topic.may("ttl_ms", 0, last))
+        )
+        is_dest = any(topic.name in targets for targets in self.ways.values())
+        if not may_evict and not is_dest and not [*self.model.deaths_of(topic, 0, last)]:
+            sentence = f"{gap['gap_from']} to {gap['gap_to']} are told lost, and nothing takes any"
+            self.tell("durability", topic.name, sentence, reading.entry)
+            return
+        for seq in sorted(incarnation.records.keys() & range(gap["gap_from"], gap["gap_to"] + 1)):
+            known = incarnation.records[seq]
+            if known.since == NEVER or self.may_be_absent(topic, incarnation, seq, reading):
+                continue
+            if self.model.may_lose(topic, known, last) or self.may_be_evicted(
+                topic, known, reading
+            ):
+                continue
+            is_acked = "acknowledged" if known.acked < NEVER else "shown"
+            sentence = f"record {seq}, which was {is_acked}, is told lost ({gap['reason']})"
+            self.tell("durability", topic.name, sentence, known.entry, reading.entry)
+
+    def may_be_evicted(self, topic: Topic, known: Known, reading: Reading) -> bool:
+        """Whether cap or age may have taken the record by then."""
+        born, last = known.born, reading.ended
+        if any(topic.may("cap_bytes", born, last)) or any(topic.may("ttl_ms", born, last)):
+            return True  # of ttl alone `may_be_absent` knows more; floors take what is below
+        caps = [cap for cap in topic.may("cap_records", born, last) if cap]
+        return bool(caps) and (reading.is_live or known.seq + min(caps) <= reading.head)
+
+    def check_removed(self, topic: Topic, known: Known, reading: Reading) -> None:
+        """Nobody is shown what was removed before the reader asked."""
+        if reading.is_live or known.removed >= reading.began:
+            return
+        if not self.model.may_undo(topic, known.remover, reading.ended):
+            sentence = f"record {known.seq} is shown after it was deleted"
+            self.tell("deletes", topic.name, sentence, known.remover, reading.entry)
+
+    def check_age(self, topic: Topic, known: Known, reading: Reading) -> None:
+        """Nobody is shown what was too old when the reader asked."""
+        ttl = topic.may("ttl_ms", known.born, reading.ended)
+        if reading.is_live or 0 in ttl or known.acked == NEVER:
+            return
+        # Its ``$ts`` may be ahead of the clock: it goes on where it may have been before a death.
+        walls = [one.wall - one.at for one in self.model.happened]
+        stamped_at = known.record.get("$ts", 0) / 1000 - min(walls, default=NEVER)
+        born_at = max(known.acked_at, stamped_at)
+        until_s = born_at + max(ttl) / 1000 + self.model.jumped_s() + TICK_S
+        if self.model.at(reading.began) > until_s:
+            sentence = f"record {known.seq} is shown after its {max(ttl)} ms"
+            self.tell("deletes", topic.name, sentence, known.entry, reading.entry)
+
+    def check_heads(self, topic: Topic, incarnation: Incarnation) -> None:
+        """Whoever asks later sees a head that is not lower; seqs of later appends are higher."""
+        knowns = sorted(
+            (one for one in incarnation.records.values() if one.since < NEVER),
+            key=lambda one: one.since,
+        )
+        highest: list[Known] = []
+        for known in knowns:
+            is_higher = not highest or known.seq > highest[-1].seq
+            highest.append(known if is_higher else highest[-1])
+        moments = [one.since for one in knowns]
+
+        def expect(began: int, ended: int, seq: int, what: str, entry: int) -> None:
+            index = bisect_left(moments, began)
+            if not index or highest[index - 1].seq <= seq:
+                return
+            known = highest[index - 1]
+            if not self.model.may_lose(topic, known, ended):
+                sentence = f"{what} {seq} after record {known.seq} was known"
+                self.tell("real time", topic.name, sentence, known.entry, entry)
+
+        for one in incarnation.readings:
+            if not one.is_live:
+                expect(one.began, one.ended, one.head, "a reader sees the head", one.entry)
+        for call in topic.states:
+            if call.answer.get("epoch") == incarnation.epoch:
+                head = call.answer["head_seq"]
+                expect(call.began, call.ended, head, "the state has the head", call.began)
+        for append in topic.appends:
+            if append.epoch == incarnation.epoch and not append.call.answer.get("deduped"):
+                call = append.call
+                index = bisect_left(moments, call.began)
+                if index and highest[index - 1].seq >= append.seqs[0]:
+                    known = highest[index - 1]
+                    sentence = f"an append is given seq {append.seqs[0]}"
+                    sentence += f" after record {known.seq} was known"
+                    self.tell("seqs", topic.name, sentence, known.entry, call.began)
+
+    def check_order(self, topic: Topic, incarnation: Incarnation) -> None:
+        """``$ts`` never decreases; the records of a write stand together."""
+        shown = [one for _, one in sorted(incarnation.records.items()) if "$ts" in one.record]
+        for one, other in pairwise(shown):
+            if other.record["$ts"] < one.record["$ts"]:
+                sentence = f"$ts of record {other.seq} is lower than that of {one.seq}"
+                self.tell("seqs", topic.name, sentence, one.entry, other.entry)
+
+    # Once
+
+    def check_once(self, topic: Topic, incarnation: Incarnation) -> None:
+        """No record of an append stands there more often than it may."""
+        found: dict[Origin, list[Known]] = defaultdict(list)
+        for known in incarnation.records.values():
+            if known.origin is not None and known.since < NEVER:
+                found[known.origin].append(known)
+        for origin, knowns in found.items():
+            most = self.most(topic.name, origin, ()) if len(knowns) > 1 else 1
+            if len(knowns) > most:
+                seqs = [one.seq for one in knowns]
+                sentence = f"{origin} stands there at {seqs}, at most {int(most)} may"
+                self.tell("once", topic.name, sentence, *(one.entry for one in knowns))
+        stamps: dict[str, Known] = {}
+        for known in incarnation.records.values():
+            stamp = (known.record.get("meta") or {}).get("_topics_router")
+            if not isinstance(stamp, dict):
+                continue
+            other = stamps.setdefault(stamp["key"], known)
+            if other is not known and not self.may_lose_copies(topic):
+                sentence = f"{stamp['key']} stands there at {other.seq} and {known.seq}"
+                self.tell("once", topic.name, sentence, other.entry, known.entry)
+
+    def may_lose_copies(self, topic: Topic, first: int = 0) -> bool:
+        """Whether the topic may have lost copies of ``first`` or later that were shown, and be
+        given them again.
+        """
+        classes = topic.may("durability", topic.first)
+        return any(
+            death.what in ("damaged", "lost")
+            or "ephemeral" in classes
+            or (death.what == "power" and classes != {"fsync"})
+            for death in self.model.deaths_of(topic, first, NEVER)
+        )
+
+    def most(self, name: str, origin: Origin, way: tuple[str, ...]) -> float:
+        """How often the record may stand in the topic, over all of its time."""
+        topic = self.model.topics.get(name)
+        if topic is None:
+            return 0
+        if name in way or len(topic.epochs) > 1 or self.model.topic(name).deletes:
+            return NEVER
+        count: float = self.written(topic, origin)
+        for writes in self.model.routers.values():
+            for source in {one.source for one in writes if one.dest == name}:
+                is_made_again = any(one.config is None for one in writes)
+                if is_made_again or self.may_lose_copies(topic):
+                    return NEVER
+                count += self.most(source, origin, (*way, name))
+        for other in self.model.topics.values():
+            if name in other.may("dead_letter"):
+                count += (
+                    NEVER
+                    if self.may_lose_copies(topic)
+                    else self.most(other.name, origin, (*way, name))
+                )
+            if other.redrives and name in self.ways.get(other.name, ()):
+                return NEVER
+        return count
+
+    def written(self, topic: Topic, origin: Origin) -> int:
+        """How often the append itself may have been done."""
+        appends = [
+            one
+            for one in self.model.appends[origin[:2]]
+            if one.topic == topic.name and one.fate != REFUSED
+        ]
+        count = sum(one.key is None for one in appends)
+        for key in {one.key for one in appends if one.key is not None}:
+            calls = [one.call for one in appends if one.key == key]
+            is_kept = self.is_key_kept(topic, calls[0], max(calls, key=self.model.until))
+            count += 1 if is_kept else len(calls)
+        return count
+
+    def is_key_kept(self, topic: Topic, first: Call, last: Call) -> bool:
+        """Whether the key of the first call must be known to the last."""
+        known = Known(0, born=first.began, acked=first.ended, acked_at=first.ended_at)
+        if fate_of(first) != DONE:
+            known.acked_at = NEVER
+        window_ms = min(topic.may("idempotency_window_ms", first.began, self.model.until(last)))
+        age_s = self.model.at(self.model.until(last)) - first.at + self.model.jumped_s()
+        return (
+            age_s * 1000 < window_ms
+            and not self.model.may_lose(topic, known, self.model.until(last))
+            and not topic.may_be_deleted(first.began, self.model.until(last))
+        )
+
+    def check_keys(self, topic: Topic) -> None:
+        """A key that is known gives the first answer again (§0.8)."""
+        by_key: dict[str, list[Append]] = defaultdict(list)
+        for append in topic.appends:
+            if append.key is not None and append.fate != REFUSED:
+                by_key[append.key].append(append)
+        for key, appends in by_key.items():
+            answered = [one for one in appends if one.seqs]
+            for one in answered:
+                call = one.call
+                if call.answer["deduped"] and not any(
+                    other is not one and other.call.began < call.ended for other in appends
+                ):
+                    sentence = f"the key {key} is deduped at its first use"
+                    self.tell("once", topic.name, sentence, call.began)
+            for one, other in pairwise(answered):
+                last = max(one.call, other.call, key=self.model.until)
+                if not self.is_key_kept(topic, appends[0].call, last):
+                    continue
+                if one.seqs != other.seqs:
+                    sentence = f"the key {key} has the seqs {[*one.seqs]} and {[*other.seqs]}"
+                    self.tell("once", topic.name, sentence, one.call.began, other.call.began)
+                elif one.call.ended < other.call.began and not other.call.answer["deduped"]:
+                    sentence = f"the key {key} is used again and not deduped"
+                    self.tell("once", topic.name, sentence, one.call.began, other.call.began)
+
+    def check_epochs(self, topic: Topic) -> None:
+        """A topic that is made again has another epoch, any other the same."""
+        damaged = [one for one in self.model.deaths if one.what in ("damaged", "lost")]
+        for one, other in pairwise(topic.observed):
+            first, last = min(one[0], other[0]), max(one[1], other[1])
+            if one[2] != other[2] and not topic.may_be_deleted(first, last) and not damaged:
+                sentence = f"the epoch is {other[2]}, it was {one[2]}, and nobody has deleted it"
+                self.tell("epochs", topic.name, sentence, one[0], other[0])
+        for began, until, call in topic.deletes:
+            if fate_of(call) != DONE:
+                continue
+            before = {epoch for _, ended, epoch in topic.observed if ended < began}
+            for seen, _, epoch in topic.observed:
+                if seen > until and epoch in before:
+                    sentence = f"epoch {epoch} is there again after its delete"
+                    self.tell("epochs", topic.name, sentence, call.began, seen)
+            for sure in topic.certain:
+                if sure[0] > until and not any(maker >= began for maker in topic.makers):
+                    sentence = "it answers after it was deleted"
+                    self.tell("epochs", topic.name, sentence, call.began, sure[0])
+
+    def check_power(self, topic: Topic, incarnation: Incarnation) -> None:
+        """What a power loss leaves of class disk is a prefix."""
+        if any(topic.ever(name) for name in ("cap_records", "cap_bytes", "ttl_ms")):
+            return
+        before = 0  # what was there at an earlier death may have gone then
+        for death in self.model.deaths:
+            born, before = before, death.until
+            if death.what != "power" or topic.may("durability", 0, death.noted) != {"disk"}:
+                continue
+            later = [
+                one for one in incarnation.readings if one.began > death.until and not one.is_live
+            ]
+            shown = {record["$seq"] for one in later for record in one.records}
+            known = incarnation.records
+            kept = max((seq for seq in shown if known[seq].since < death.noted), default=0)
+            for one in later:
+                if one.gap is None or one.gap["reason"] != "mixed":
+                    continue
+                for seq in range(one.gap["gap_from"], min(one.gap["gap_to"] + 1, kept)):
+                    one_of = known.get(seq)
+                    if one_of is None or not born < one_of.acked < death.noted:
+                        continue
+                    if one_of.gone < NEVER:
+                        continue
+                    if self.moved_from(topic, incarnation, seq, one_of) == NEVER:
+                        sentence = f"a power loss took {seq} and left {kept}"
+                        self.tell("durability", topic.name, sentence, death.noted, one.entry)
+
+    # Queues
+
+    def check_leases(self, topic: Topic, incarnation: Incarnation) -> None:
+        """A job is leased to one holder at a time, and comes no more often than it is counted."""
+        for seq, found in incarnation.deliveries.items():
+            known = incarnation.records[seq]
+            deliveries = sorted(found, key=lambda one: (one.count, one.ended))
+            for one in deliveries:
+                self.check_delivery(topic, known, one)
+                limits = topic.may("max_deliveries", one.began, one.ended)
+                targets = topic.may("dead_letter", one.began, one.ended)
+                if 0 not in limits and None not in targets and one.count > max(limits):
+                    sentence = f"job {seq} is delivered {one.count} times, at most {max(limits)}"
+                    self.tell("queues", topic.name, sentence, one.entry)
+            by_time = sorted(found, key=lambda one: (one.ended, one.count))
+            for one, other in pairwise(by_time):
+                if not self.may_follow(topic, one, other) and not (
+                    other.began <= one.ended and self.may_follow(topic, other, one)
+                ):
+                    sentence = f"job {seq} is leased to {other.node} while {one.node} has it"
+                    self.tell("queues", topic.name, sentence, one.entry, other.entry)
+                if (
+                    one.ended < other.began
+                    and other.count <= one.count
+                    and not self.lost_lease(topic, one.began, other.ended)
+                ):
+                    sentence = f"delivery {other.count} of job {seq} comes after {one.count}"
+                    self.tell("queues", topic.name, sentence, one.entry, other.entry)
+
+    def check_delivery(self, topic: Topic, known: Known, one: Delivery) -> None:
+        """No job comes after its ack, or before its time."""
+        if known.removed < one.began and not self.model.may_undo(topic, known.remover, one.ended):
+            sentence = f"job {known.seq} is delivered after it was acked or deleted"
+            self.tell("queues", topic.name, sentence, known.remover, one.entry)
+        appends = self.model.appends[known.origin[:2]] if known.origin else []
+        if known.acked < NEVER and len(appends) == 1 and known.origin is not None:
+            delay_ms = appends[0].records[known.origin[2]].get("delay_ms") or 0
+            due_at = known.born_at + delay_ms / 1000 - self.model.jumped_s()
+            if delay_ms and one.ended_at + TICK_S < due_at:
+                sentence = f"job {known.seq} is delivered before its delay of {delay_ms} ms"
+                self.tell("queues", topic.name, sentence, known.entry, one.entry)
+        for settle in topic.settles:
+            call, delay_ms = settle.call, settle.what == "nack" and settle.call.body.get("delay_ms")
+            if (
+                delay_ms
+                and known.seq in settle.done
+                and call.ended < one.began
+                and one.ended_at + TICK_S + self.model.jumped_s() < call.at + delay_ms / 1000
+                and not self.lost_lease(topic, call.began, one.ended)
+            ):
+                sentence = f"job {known.seq} is delivered {delay_ms} ms after a nack, or sooner"
+                self.tell("queues", topic.name, sentence, call.began, one.entry)
+
+    def lost_lease(self, topic: Topic, first: int, last: int) -> bool:
+        """Whether leases and counts may be lost between two moments."""
+        is_durable = topic.may("leases_durable", first, last) == {True}
+        is_logged = topic.may("durability", first, last) <= {"disk", "fsync"}
+        deaths = [*self.model.deaths_of(topic, first, last)]
+        return any(
+            not (is_durable and is_logged and death.what in ("kill", "start")) for death in deaths
+        ) or bool(deaths and self.model.jumps)
+
+    def may_follow(self, topic: Topic, one: Delivery, other: Delivery) -> bool:
+        """Whether the lease of ``one`` may be over when ``other`` gets the job."""
+        if self.held_until(topic, one, other.began, other.ended) <= other.ended_at + TICK_S:
+            return True
+        if self.lost_lease(topic, one.began, other.ended) or self.has_left(one, other.ended):
+            return True
+        return any(
+            settle.what != "extend"
+            and one.seq in settle.seqs
+            and settle.fate != REFUSED
+            and settle.call.began < other.ended
+            and settle.until > one.began
+            for settle in topic.settles
+        )
+
+    def has_left(self, one: Delivery, last: int) -> bool:
+        """Whether the stream that a job came by may have ended."""
+        if not one.stream:
+            return False
+        ends = (said.number for said in self.model.said[one.stream] if said.event == "end")
+        return any(number <= last for number in ends) or any(
+            one.stream < number <= last for number in self.model.front_deaths
+        )
+
+    def held_until(self, topic: Topic, one: Delivery, first: int, last: int) -> float:
+        """The earliest moment (s) at which the lease may end by time."""
+        ends = [one.began_at + min(one.lease_ms) / 1000]
+        for settle in topic.settles:
+            call = settle.call
+            if settle.what != "extend" or one.seq not in settle.seqs or call.began >= last:
+                continue
+            if settle.until < one.began or settle.fate == REFUSED:
+                continue
+            end = call.at + resolved({"lease_ms": call.body["lease_ms"]})["lease_ms"] / 1000
+            is_next = one.ended < call.began and call.ended < first and one.seq in settle.done
+            ends = [end] if is_next and settle.node == one.node else [*ends, end]
+        return min(ends)
+
+    def over_by(self, topic: Topic, one: Delivery) -> float:
+        """The latest moment (s) at which the lease may end, if all extends were for it."""
+        ends = [one.ended_at + max(one.lease_ms) / 1000]
+        for settle in topic.settles:
+            if settle.what == "extend" and one.seq in settle.seqs and settle.fate != REFUSED:
+                call = settle.call
+                lease_ms = resolved({"lease_ms": call.body["lease_ms"]})["lease_ms"]
+                ends.append(self.model.at(settle.until) + lease_ms / 1000)
+        return max(ends) + self.model.jumped_s()
+
+    def check_settles(self, topic: Topic, incarnation: Incarnation) -> None:
+        """Who holds a job may settle it, and nobody else."""
+        unsure = {call.body["node"] for call in topic.claims if fate_of(call) == UNKNOWN}
+        unsure |= topic.unplaced
+        unsure |= {
+            route_of(call).query.get("node", [""])[0]
+            for call in self.model.calls
+            if route_of(call).kind == "GET topics/x/work" and route_of(call).name == topic.name
+        }
+        settles = [one for one in topic.settles if one.fate == DONE and one.node not in unsure]
+        for settle in settles:
+            call = settle.call
+            if self.model.epoch_at(topic.name, call.began, call.ended) != incarnation.epoch:
+                continue
+            tokens = dict(zip(settle.seqs, settle.lease_ids, strict=False))
+            for seq in settle.seqs:
+                found = incarnation.deliveries.get(seq, [])
+                mine = [
+                    one
+                    for one in found
+                    if one.node == settle.node
+                    and one.began < call.ended
+                    and tokens.get(seq, one.lease_id) == one.lease_id
+                ]
+                if seq in settle.done:
+                    self.check_settled(topic, settle, seq, found, mine)
+                elif mine and found and not unsure:
+                    last = max(mine, key=lambda one: one.ended)
+                    self.check_skipped(topic, incarnation.records[seq], settle, found, last)
+
+    def check_settled(
+        self, topic: Topic, settle: Settle, seq: int, found: list[Delivery], mine: list[Delivery]
+    ) -> None:
+        """Only who holds a job settles it."""
+        if not mine:
+            sentence = f"{settle.node} {settle.what}s job {seq}, which it never had by this lease"
+            self.tell("queues", topic.name, sentence, settle.call.began)
+        elif all(self.over_by(topic, one) + TICK_S < settle.call.at for one in mine):
+            sentence = f"{settle.node} {settle.what}s job {seq}, whose lease is over"
+            self.tell("queues", topic.name, sentence, mine[-1].entry, settle.call.began)
+        latest = max((one.ended for one in mine), default=NEVER)
+        for other in found:
+            is_later = other.node != settle.node and latest < other.began
+            if is_later and self.is_held(topic, other, settle):
+                sentence = f"{settle.node} {settle.what}s job {seq}, which {other.node} holds"
+                self.tell("queues", topic.name, sentence, other.entry, settle.call.began)
+
+    def is_held(self, topic: Topic, one: Delivery, settle: Settle) -> bool:
+        """Whether the lease is certainly there while the call lasts."""
+        call = settle.call
+        return (
+            one.ended < call.began
+            and self.held_until(topic, one, call.began, call.ended) > call.ended_at + TICK_S
+            and not self.lost_lease(topic, one.began, call.ended)
+            and not self.has_left(one, call.ended)
+            and not any(
+                other is not settle
+                and one.seq in other.seqs
+                and other.call.began < call.ended
+                and other.until > one.began
+                for other in topic.settles
+            )
+        )
+
+    def check_skipped(
+        self, topic: Topic, known: Known, settle: Settle, found: list[Delivery], last: Delivery
+    ) -> None:
+        """Who holds a job that is there may settle it. ``last`` is what the node was given last."""
+        call = settle.call
+        is_latest = all(one is last or one.ended < last.began for one in found)
+        may_go = any(topic.ever(name) for name in ("cap_records", "cap_bytes", "ttl_ms"))
+        may_go |= any(one.call.began < call.ended for one in topic.redrives)
+        if (
+            is_latest
+            and not may_go
+            and known.gone > call.ended
+            and self.is_held(topic, last, settle)
+            and not self.model.may_lose(topic, known, call.ended)
+        ):
+            sentence = f"{settle.node} holds job {known.seq}, and its {settle.what} is skipped"
+            self.tell("queues", topic.name, sentence, last.entry, call.began)
+
+    def check_moves(self) -> None:
+        """A dead letter is there once, and its job is nowhere else."""
+        for topic in self.model.topics.values():
+            for incarnation in topic.epochs.values():
+                moved: dict[tuple[str, int], Known] = {}
+                for known in incarnation.records.values():
+                    meta = known.record.get("meta") or {}
+                    name, seq = (
+                        meta.get("$dead_letter_from", ""),
+                        meta.get("$dead_letter_src_seq", 0),
+                    )
+                    queue = self.model.topics.get(name)
+                    if queue is None or len(queue.epochs) != 1 or queue.deletes:
+                        continue
+                    if topic.name not in queue.may("dead_letter"):
+                        continue  # a copy of a dead letter
+                    other = moved.setdefault((name, seq), known)
+                    if other is not known and not self.may_lose_copies(topic):
+                        sentence = f"job {seq} of {name} is a dead letter at {other.seq}"
+                        sentence += f" and {known.seq}"
+                        self.tell("once", topic.name, sentence, other.entry, known.entry)
+                    (source,) = queue.epochs.values()
+                    self.check_dead(topic, queue, source, known, seq)
+
+    def check_dead(
+        self, topic: Topic, queue: Topic, source: Incarnation, dead: Known, seq: int
+    ) -> None:
+        job = source.records.get(seq)
+        if job is not None and job.origin and dead.origin and job.origin != dead.origin:
+            sentence = f"dead letter {dead.seq} is not job {seq} of {queue.name}"
+            self.tell("stable", topic.name, sentence, job.entry, dead.entry)
+        settings = queue.settings["max_deliveries"], queue.settings["dead_letter"]
+        if any(len(one.writes) > 2 for one in settings) or self.may_lose_copies(queue):
+            return  # a change of the config makes jobs claimable that are on their way
+        for one in source.deliveries.get(seq, ()):
+            if dead.seen < one.began:
+                sentence = f"job {seq} is delivered, though it is a dead letter in {topic.name}"
+                self.tell("queues", queue.name, sentence, dead.entry, one.entry)
+
+    # At the end
+
+    def final(self, name: str) -> list[Reading]:
+        """The last complete reading of a topic when all was quiet; empty without one."""
+        chain: list[Reading] = []
+        complete: list[Reading] = []
+        for reading in self.readings:
+            is_final = reading.client == "final" and reading.began > self.model.quiet
+            if reading.topic != name or not is_final or reading.is_live:
+                continue
+            if reading.low == 0:
+                chain = []
+            if chain and (chain[-1].high != reading.low or chain[-1].epoch != reading.epoch):
+                chain = []
+            elif chain or reading.low == 0:
+                chain.append(reading)
+            if chain and reading.high >= reading.head:
+                complete = [*chain]
+        return complete
+
+    def check_final(self) -> None:
+        """When all is quiet counters are exact, and what has moved is where it went."""
+        places: dict[Origin, set[tuple[str, int, int]]] = defaultdict(set)
+        for topic in self.model.topics.values():
+            for incarnation in topic.epochs.values():
+                for known in incarnation.records.values():
+                    if known.origin and known.since < NEVER:
+                        places[known.origin].add((topic.name, incarnation.epoch, known.seq))
+        for topic in self.model.topics.values():
+            chain = self.final(topic.name)
+            if not chain or chain[0].epoch is None:
+                continue
+            seqs = [record["$seq"] for reading in chain for record in reading.records]
+            self.check_counters(topic, chain, seqs)
+            self.check_moved(topic, chain, set(seqs), places)
+
+    def check_counters(self, topic: Topic, chain: list[Reading], seqs: list[int]) -> None:
+        if topic.ever("ttl_ms"):
+            return
+        told = [one for one in topic.states if one.client == "final"]
+        told = [one for one in told if one.began > self.model.quiet]
+        answers = [(one.began, one.answer) for one in told]
+        for call in self.model.calls:
+            if call.client == "final" and route_of(call).kind == "GET topics" and call.answer:
+                listed = call.answer.get("topics", ()) if fate_of(call) == DONE else ()
+                answers += [(call.began, one) for one in listed if one["topic"] == topic.name]
+        for entry, answer in answers:
+            if entry < self.model.quiet or answer.get("epoch") != chain[0].epoch:
+                continue
+            expected = {
+                "head_seq": chain[-1].head,
+                "count": len(seqs),
+                "earliest_seq": seqs[0] if seqs else chain[-1].head + 1,
+            }
+            for name, value in expected.items():
+                if answer[name] != value:
+                    sentence = f"{name} is {answer[name]}, reading it gives {value}"
+                    self.tell("counters", topic.name, sentence, entry, chain[0].entry)
+            queue = answer.get("queue")
+            if queue is not None:
+                jobs = queue["ready"] + queue["in_flight"] + queue.get("delayed", 0)
+                is_less = jobs < len(seqs) and not any(one.what == "nack" for one in topic.settles)
+                if (jobs > len(seqs) or is_less) and not topic.ever("max_deliveries"):
+                    sentence = f"{queue} are not the {len(seqs)} jobs that it holds"
+                    self.tell("counters", topic.name, sentence, entry, chain[0].entry)
+
+    def check_moved(
+        self,
+        topic: Topic,
+        chain: list[Reading],
+        seqs: set[int],
+        places: dict[Origin, set[tuple[str, int, int]]],
+    ) -> None:
+        """What only a move can have taken is where moves go."""
+        epoch = chain[0].epoch
+        assert epoch is not None
+        targets = reachable(self.ways, [topic.name]) - {topic.name}
+        if topic.ever("ttl_ms"):
+            return
+        incarnation, last = topic.epochs[epoch], chain[-1].ended
+        gaps = [one.gap for one in chain if one.gap is not None]
+        for known in incarnation.records.values():
+            if known.acked == NEVER or known.seq in seqs or known.origin is None:
+                continue
+            if known.gone < last or any(
+                gap["gap_from"] <= known.seq <= gap["gap_to"] for gap in gaps
+            ):
+                continue
+            moved = self.moved_from(topic, incarnation, known.seq, known)
+            if (
+                moved < last
+                and len(places[known.origin]) < 2
+                and not any(self.is_lossy(self.model.topic(name), moved) for name in targets)
+            ):
+                sentence = f"job {known.seq} is neither there nor in {sorted(targets)}"
+                self.tell("queues", topic.name, sentence, known.entry, chain[0].entry)
+
+    def is_lossy(self, topic: Topic, first: int = 0) -> bool:
+        """Whether records of ``first`` or later may leave the topic, or be lost, before anybody is
+        shown them: who acks a job was.
+        """
+        return (
+            any(topic.ever(name) for name in ("cap_records", "cap_bytes", "ttl_ms"))
+            or any(until >= first for _, until, _ in topic.deletes)
+            or any(removal.until >= first for removal in topic.removals)
+            or self.may_lose_copies(topic, first)
+        )
+
+    def check_routers(self) -> None:
+        """Copies are complete when all is quiet, and in the order of their source."""
+        routers = self.model.routers
+        for name, writes in routers.items():
+            ends = {(one.source, one.dest) for one in writes if one.config}
+            if len(ends) != 1:
+                continue
+            source, dest = next(iter(ends))
+            into = [
+                other for other, those in routers.items() if any(one.dest == dest for one in those)
+            ]
+            if dest in reachable(self.ways, self.ways.get(dest, ())):
+                continue
+            topics = self.model.topic(source), self.model.topic(dest)
+            chain, copies = (self.final(topic.name) for topic in topics)
+            if chain and copies and not any(topic.deletes for topic in topics):
+                if into == [name]:
+                    self.check_copies(*topics, chain, copies)
+                self.check_router(name, writes, *topics, chain, copies)
+
+    def check_copies(
+        self, source: Topic, dest: Topic, chain: list[Reading], copies: list[Reading]
+    ) -> None:
+        """They stand in the order of the source."""
+        origins = [origin_of(one) for reading in chain for one in reading.records]
+        there = [origin_of(one) for reading in copies for one in reading.records]
+        once = {one for one, count in Counter(origins).items() if count == 1 and one is not None}
+        once &= {one for one, count in Counter(there).items() if count == 1}
+        mine = {origin_of(record) for one in dest.appends for record in one.records}
+        order = {origin: at for at, origin in enumerate(origins) if origin in once - mine}
+        placed = [order[one] for one in there if one in order]
+        if not source.redrives and not any(topic.redrives for topic in self.model.topics.values()):
+            for one, other in pairwise(placed):
+                if other < one:
+                    sentence = f"copies of {source.name} stand in another order: {origins[one]}"
+                    sentence += f" before {origins[other]}"
+                    self.tell("routers", dest.name, sentence, copies[0].entry, chain[0].entry)
+                    break
+
+    def check_router(
+        self,
+        name: str,
+        writes: list[RouterWrite],
+        source: Topic,
+        dest: Topic,
+        chain: list[Reading],
+        copies: list[Reading],
+    ) -> None:
+        """What still stands in the source has come over, unless it may have gone again."""
+        is_kept = all(one.fate == DONE and one.config for one in writes)
+        filters = {str(one.config.get("filter")) for one in writes if one.config}
+        if not is_kept or len(filters) != 1 or not writes[0].config:
+            return
+        if [one for one, targets in self.ways.items() if dest.name in targets] == [source.name]:
+            self.check_filter(name, writes[0].config.get("filter"), source, dest)
+        acked = any(one.what == "ack" for one in dest.settles)
+        moves_on = dest.redrives or dest.ever("dead_letter") or acked
+        is_hurt = any(one.what in ("damaged", "lost") for one in self.model.deaths)
+        if moves_on or is_hurt or "reject" in dest.may("discard"):
+            return
+        floor = self.head_after(source, chain[0].epoch, writes[0].call.ended)
+        # What a dest forgets it forgets from its oldest record on.
+        is_cut = self.is_lossy(dest) or any(one.gap for one in copies)
+        match, is_first = writes[0].config.get("filter"), is_cut
+        copied = {origin_of(one) for reading in copies for one in reading.records}
+        ever = {one.origin for epoch in dest.epochs.values() for one in epoch.records.values()}
+        for reading in chain:
+            for record in reading.records:
+                known = source.epochs[reading.epoch or 0].records[record["$seq"]]
+                is_first = is_first and known.origin not in copied
+                if record["$seq"] <= floor or known.since > self.model.quiet or is_first:
+                    continue
+                if known.origin in ever or not known.origin or not known.is_tag_known:
+                    continue
+                if matches(match, known.tag) and not any(
+                    one.match is not None and one.fits(0, known.tag) for one in dest.removals
+                ):
+                    sentence = f"{name} has not copied record {known.seq} of {source.name}"
+                    self.tell("routers", dest.name, sentence, known.entry, copies[-1].entry)
+
+    def check_filter(self, name: str, match: Any, source: Topic, dest: Topic) -> None:
+        """No copy is one that the filter leaves out."""
+        tags = {
+            known.origin: known.tag
+            for incarnation in source.epochs.values()
+            for known in incarnation.records.values()
+            if known.is_tag_known
+        }
+        own = {origin_of(record) for one in dest.appends for record in one.records}
+        for incarnation in dest.epochs.values():
+            for known in incarnation.records.values():
+                if known.since == NEVER or known.origin in own or known.origin not in tags:
+                    continue
+                if not matches(match, tags[known.origin]):
+                    sentence = f"{name} has copied {known.origin} with {tags[known.origin]!r}"
+                    self.tell("routers", dest.name, sentence, known.entry)
+
+    def head_after(self, topic: Topic, epoch: int | None, moment: int) -> int:
+        """A head that the topic had at the moment or later: what is above it came later."""
+        seqs = [
+            reading.head
+            for reading in self.readings
+            if reading.topic == topic.name
+            and reading.epoch == epoch
+            and reading.began > moment
+            and not reading.is_live
+        ]
+        seqs += [
+            append.seqs[0] - 1
+            for append in topic.appends
+            if append.seqs and append.call.began > moment and not append.call.answer["deduped"]
+        ]
+        return min(seqs, default=NEVER)
+
+
+class Watch:
+    """One stream of a watch: where its client stands in each topic."""
+
+    def __init__(
+        self, judge: Judge, call: Call, session: Call | None, places: dict[str, dict[str, int]]
+    ) -> None:
+        self._judge, self._call, self._places = judge, call, places
+        self._asked = (session.body if session else None) or {}
+        self._query = route_of(call).query
+        last_id = call.headers.get("Last-Event-ID", "")
+        self._at: dict[str, int] = {**places.get(last_id, {})}
+        # The session that is new has its places from the answer; an older one knows more.
+        key = f"session {route_of(call).name}"
+        if not last_id and session is not None and key not in places:
+            told = session.answer["topics"]
+            self._at = {topic: one["from_seq"] for topic, one in told.items()}
+        places[key] = {}
+        if "from_seq" in self._query and not last_id:
+            names = self._query.get("topic", ())
+            self._at = dict.fromkeys(names, int(self._query["from_seq"][0]))
+        self._epochs: dict[str, int] = {}
+        self._fresh = set(self._at)  # topics of which nothing came yet
+        self._anew: set[str] = set()  # those that were recreated just now
+
+    def _option(self, name: str, default: Any) -> Any:
+        values = self._query.get(name)
+        return self._asked.get(name, default) if values is None else values[0] == "true"
+
+    def follow(self) -> None:
+        """Hold each event against where the client stands."""
+        for said in self._judge.model.said[self._call.began]:
+            if said.event in ("record", "tombstone", "caught-up"):
+                self._take(said)
+                if said.id:
+                    self._places[said.id] = dict(self._at)
+            elif said.event == "topic-deleted":
+                self._at.pop(said.data["topic"], None)
+                self._epochs.pop(said.data["topic"], None)
+
+    def _take(self, said: Said) -> None:
+        name, data = said.data["topic"], said.data
+        is_first = name in self._fresh
+        self._fresh.discard(name)
+        model = self._judge.model
+        if said.event == "tombstone" and data["reason"] == "recreated":
+            self._epochs.pop(name, None)
+            self._at[name] = min(data["earliest_seq"] - 1, data["head_seq"])
+            self._anew.add(name)
+            return
+        epoch = self._epochs.get(name) or model.epoch_at(name, self._call.began, said.number)
+        if epoch is None:
+            self._at.pop(name, None)
+        else:
+            self._epochs[name] = epoch
+        if is_first and model.topic(name).deletes:
+            self._at.pop(name, None)
+        at, gap = self._at.get(name), None
+        if said.event == "record":
+            begin, end, records = data["from_seq"], data["to_seq"], data["records"]
+        elif said.event == "tombstone":
+            begin, end, records, gap = data["gap_from"] - 1, data["gap_to"], [], data
+        else:
+            begin, end, records = data["head_seq"], data["head_seq"], []
+        if name in self._anew:  # what is below the earliest is told
+            self._anew.discard(name)
+            begin = max(begin, at or 0)
+        if at is not None and begin < at and not is_first:
+            sentence = f"a stream at {at} is given {said.event} from {begin}"
+            self._judge.tell("readers", name, sentence, self._call.began, said.number)
+        is_at_tail = said.event == "caught-up" and is_first  # of which a strong reader is not told
+        if not is_at_tail:
+            self._at[name] = end
+        low = begin if at is None else min(at, begin)
+        node: Any = self._asked.get("node") or self._query.get("node", ())
+        reading = Reading(
+            *(name, epoch, said.client, said.number, self._call.began, said.number, said.at),
+            *(low, end, max(data["head_seq"], end), records),
+            nodes=frozenset((node,) if isinstance(node, str) else node),
+            has_tags=self._option("include_tags", False),
+            has_data=self._option("include_data", True),
+            has_meta=self._option("include_meta", True) and self._option("include_data", True),
+            is_live=True,
+        )
+        self._judge.readings.append(reading)
+        if gap is None:
+            self._judge.check_page(reading)
+        else:
+            # What lies before the gap is passed in silence.
+            reading.gap = {**gap, "gap_from": begin + 1}
+
+
+def own_meta(record: dict[str, Any]) -> dict[str, Any]:
+    """The meta of a record without what the server has put there."""
+    meta = record.get("meta") or {}
+    return {
+        name: value
+        for name, value in meta.items()
+        if not name.startswith("$dead_letter_") and name != "_topics_router"
+    }
