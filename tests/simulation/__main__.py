@@ -1,0 +1,191 @@
+"""Seeds, one after the other or side by side, and the history of one that breaks a promise.
+
+    python -m tests.simulation --seeds 2000 --jobs 2     an hour each; the first is --first
+    python -m tests.simulation --first 17                this one
+    python -m tests.simulation --seeds 200 --plant NAME  with a planted fault, until it is found
+
+A broken promise is shrunk to the shortest prefix of its run that breaks one, and printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import select
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+REAL_MONOTONIC = time.monotonic  # before a world replaces it
+
+
+class Told(msgspec.Struct):
+    """What a child tells of its seed."""
+
+    seed: int
+    broken: list[str]
+    concerned: list[int]
+    digest: str
+    simulated_s: float
+    cpu_s: float
+    calls: int
+    deaths: int
+
+
+def forked(task: Callable[[], bytes]) -> tuple[int, BinaryIO]:
+    """Run the task in a child: its pid, and where its bytes come."""
+    ours, theirs = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            os.close(ours)
+            with os.fdopen(theirs, "wb") as pipe:
+                pipe.write(task())
+            code = 0
+        finally:
+            os._exit(code)
+    os.close(theirs)
+    return pid, os.fdopen(ours, "rb")
+
+
+def tell(seed: int, options: argparse.Namespace, cut_s: float | None = None) -> bytes:
+    """The run of a seed, in a child. ``cut_s``: not all of what the options say."""
+    from tests.simulation import planted, run
+    from tests.simulation.history import Call, save
+
+    if options.plant:
+        planted.PLANTED[options.plant]()
+    found = run.run(seed, span_s=options.span, cut_s=cut_s or options.cut)
+    if options.save:
+        save(Path(options.save) / f"{seed}.jsonl", found.entries)
+    calls = sum(isinstance(entry, Call) for entry in found.entries)
+    told = Told(
+        seed,
+        found.broken,
+        found.concerned,
+        found.digest,
+        found.simulated_s,
+        found.cpu_s,
+        calls,
+        run.deaths(found.entries),
+    )
+    return msgspec.json.encode(told)
+
+
+def told_by(pid: int, pipe: BinaryIO, seed: int) -> Told:
+    with pipe:
+        data = pipe.read()
+    os.waitpid(pid, 0)
+    if not data:
+        return Told(seed, ["the process of the world has died"], [], "", 0.0, 0.0, 0, 0)
+    return msgspec.json.decode(data, type=Told)
+
+
+def results(seeds: Iterator[int], options: argparse.Namespace) -> Iterator[Told]:
+    """All seeds, ``jobs`` at once."""
+    running: dict[int, tuple[int, BinaryIO, int]] = {}
+    while True:
+        while len(running) < options.jobs and (seed := next(seeds, None)) is not None:
+            pid, pipe = forked(lambda seed=seed: tell(seed, options))  # type: ignore[misc]
+            running[pipe.fileno()] = pid, pipe, seed
+        if not running:
+            return
+        ready, _, _ = select.select([*running], [], [])
+        for fd in ready:
+            yield told_by(*running.pop(fd))
+
+
+def shrunk(seed: int, options: argparse.Namespace, until_s: float) -> float:
+    """The shortest prefix, in whole seconds or less, that breaks a promise."""
+    low, high = 0.0, until_s
+    while high - low > max(1.0, 0.02 * high):
+        middle = (low + high) / 2
+        pid, pipe = forked(lambda cut_s=middle: tell(seed, options, cut_s))  # type: ignore[misc]
+        if told_by(pid, pipe, seed).broken:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def show(seed: int, options: argparse.Namespace) -> None:
+    """The shortest history that is broken, for people."""
+    cut_s = shrunk(seed, options, options.cut or options.span)
+    pid, pipe = forked(lambda: story(seed, options, cut_s))
+    with pipe:
+        sys.stdout.buffer.write(pipe.read())
+    os.waitpid(pid, 0)
+
+
+def story(seed: int, options: argparse.Namespace, cut_s: float) -> bytes:
+    """In a child: the history up to ``cut_s``."""
+    from tests.simulation import planted, run
+    from tests.simulation.telling import LINE_MAX, lines
+
+    if options.plant:
+        planted.PLANTED[options.plant]()
+    found = run.run(seed, span_s=options.span, cut_s=cut_s)
+    told = [f"--- seed {seed}, its first {cut_s:.1f} s"]
+    told += [f"BROKEN {sentence}" for sentence in found.broken[:10]]
+    told += lines(found.entries, {*found.concerned})
+    for event in found.log[-40:]:
+        told.append(f"log {msgspec.json.encode(event, enc_hook=str).decode()}"[:LINE_MAX])
+    return "".join(f"{line}\n" for line in told).encode()
+
+
+def main() -> int:
+    """The program. 1: a promise is broken."""
+    parser = argparse.ArgumentParser(prog="tests.simulation", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--first", type=int, default=1)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--span", type=float, default=3600.0, help="simulated seconds of each")
+    parser.add_argument("--cut", type=float, help="so many seconds of each, then all is quiet")
+    parser.add_argument("--minutes", type=float, default=0.0, help="no new seed after so long")
+    parser.add_argument(
+        "--plant", help="a fault of tests.simulation.planted; the first find ends it"
+    )
+    parser.add_argument("--tell", type=int, default=1, help="how many of the bad to shrink")
+    parser.add_argument("--save", help="a folder for the histories")
+    parser.add_argument("--quiet", action="store_true", help="no line for a seed that is well")
+    options = parser.parse_args()
+    import tests.simulation.run  # noqa: F401
+
+    gc.freeze()
+    began = REAL_MONOTONIC()
+    seeds = iter(range(options.first, options.first + options.seeds))
+    bad: list[int] = []
+    count, simulated_s, cpu_s = 0, 0.0, 0.0
+
+    def wanted() -> Iterator[int]:
+        for seed in seeds:
+            late = options.minutes and REAL_MONOTONIC() - began > 60 * options.minutes
+            if late or (options.plant and bad):
+                return
+            yield seed
+
+    for told in results(wanted(), options):
+        count, simulated_s, cpu_s = count + 1, simulated_s + told.simulated_s, cpu_s + told.cpu_s
+        if told.broken:
+            bad.append(told.seed)
+        if told.broken or not options.quiet:
+            facts = f"{told.calls} calls, {told.deaths} deaths, {told.cpu_s:.1f} s, {told.digest}"
+            print(f"seed {told.seed}: {facts}", flush=True)
+        for sentence in told.broken[:5]:
+            print(f"    BROKEN {sentence}", flush=True)
+    rate = simulated_s / cpu_s if cpu_s else 0.0
+    print(f"{count} seeds, {simulated_s / 3600:.1f} simulated hours, {rate:.0f} s a second of CPU")
+    for seed in sorted(bad)[: options.tell]:
+        show(seed, options)
+    return bool(bad)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

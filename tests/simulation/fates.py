@@ -1,0 +1,209 @@
+"""What befalls the machine of a world, drawn from its dice: deaths, power losses, clocks, disks."""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+from tests.simulation import threads
+from tests.simulation.disk import GO_ON, SYNCS, WRITES, Owner, Verdict
+from tests.simulation.owners import Process
+from tests.simulation.world import SHARDS, World
+
+KINDS: Final = (
+    *("kill shard", "kill shard", "kill front", "kill everything", "power", "power", "stop"),
+    *("clock", "slow", "hang", "failing sync", "failing write", "full", "dies", "dies", "late"),
+    *("damage", "damage", "power at work", "power at work"),
+)
+OPERATION_S: Final = 0.0001  # of the disk, about
+UP_MAX_S: Final = 120.0
+
+
+@dataclass
+class Fault:
+    """How the disk of a process behaves."""
+
+    kind: str
+    until: float
+
+
+class Fates:
+    """They befall one world. Each run has some kinds only, and its own rate."""
+
+    def __init__(self, world: World) -> None:
+        self._world, self._dice = world, world.dice
+        self._kinds = [kind for kind in KINDS if self._dice.random() < 0.6]
+        self._mean_s = self._dice.choice((60.0, 150.0, 400.0, 1200.0))
+        self._faults: dict[str, Fault] = {}
+        self._operations, self._is_at_work = 0, trio.Event()
+        self.is_calm = self._dice.random() < 0.1
+        self._world.disk.hook = self._before
+
+    async def run(self) -> None:
+        """One after the other, until cancelled."""
+        while not self.is_calm and self._kinds:
+            await trio.sleep(self._dice.expovariate(1 / self._mean_s))
+            with trio.CancelScope(shield=True):  # what was stopped starts again
+                await self._befall(self._dice.choice(self._kinds))
+
+    async def mend(self) -> None:
+        """Let everything be well, and wait until it is. A log that is broken needs a new start."""
+        world = self._world
+        self._faults.clear()
+        world.disk.room, world.late, self.is_calm = None, 0.0, True
+        for process in world.processes.values():
+            process.dies_in = 0
+        world.history.happened("mended", "everything")
+        await trio.sleep(UP_MAX_S)
+        await world.ready()
+        end = self._dice.choice(("", "stop", "kill everything", "power"))
+        if not end and not world.is_well:
+            end = "stop"
+        if end:
+            await self._befall(end)
+
+    async def _befall(self, kind: str) -> None:
+        world, dice = self._world, self._dice
+        process = dice.choice([*world.processes.values()] or [None])
+        until = trio.current_time() + dice.choice((1.0, 10.0, 60.0))
+        if kind in ("kill everything", "power", "stop"):
+            await self._restart(kind)
+        elif kind == "damage":
+            await self._damage()
+        elif kind == "power at work":
+            await self._lose_power_at_work()
+        elif process is None or process.is_dead:
+            return
+        elif kind == "kill shard" and process.name.startswith("shard"):
+            world.kill(process)
+        elif kind == "kill front" and "front 0" in world.processes:
+            world.kill(world.processes["front 0"])
+        elif kind == "dies":
+            process.dies_in = 1 + int(dice.random() ** 3 * 300)
+        elif kind == "clock":
+            seconds = dice.choice((-3600.0, -30.0, -0.5, 0.5, 30.0, 3600.0)) * dice.random()
+            world.time.wall_ahead_s += seconds
+            world.history.happened("clock", value=seconds)
+        elif kind == "late":
+            world.late = dice.choice((0.0, 0.0, 0.01, 0.1))
+        elif kind == "full":
+            world.disk.room = dice.choice((0, 1 << 16, 1 << 20))
+            world.history.happened("fault", "everything", kind)
+            world.nursery.start_soon(self._empty, until)
+        elif process.name.startswith("shard"):
+            self._faults[process.name] = Fault(kind, until)
+            world.history.happened("fault", process.name, kind)
+
+    async def _restart(self, kind: str) -> None:
+        world = self._world
+        if kind == "power":
+            await world.lose_power()
+        elif kind == "stop":
+            await world.stop()
+        else:
+            await world.kill_everything()
+        self._faults.clear()
+        await trio.sleep(self._dice.choice((0.0, 1.0, 100.0)))
+        await self._start()
+
+    async def _start(self) -> None:
+        self._world.start()
+        self._world.history.happened("start", "everything")
+        await self._world.ready()
+
+    async def _lose_power_at_work(self) -> None:
+        """Beside some operation of the disk, or soon after; most of the time nothing is done."""
+        self._operations, self._is_at_work = 1 + int(self._dice.random() ** 3 * 300), trio.Event()
+        with trio.move_on_after(UP_MAX_S):
+            await self._is_at_work.wait()
+            await trio.sleep(OPERATION_S * self._dice.expovariate(1.0))
+        await self._restart("power")
+
+    async def _damage(self) -> None:
+        """Files of a shard are hurt while everything is stopped. A refused start has changed
+        nothing; then they are as they were. Damage that no start sees is not left.
+        """
+        world, dice, part = self._world, self._dice, f"/{self._dice.randrange(SHARDS):02d}/"
+        await (world.stop() if dice.random() < 0.5 else world.kill_everything())
+        self._faults.clear()
+        world.disk.room = None
+        whole = world.disk.image(part)
+        how, hurt = self._hurt(whole), world.disk.image(part)
+        shard = int(part.strip("/"))
+        if await world.is_refused(shard):
+            world.history.happened("hurt", f"shard {shard}", how)
+            if dice.random() < 0.5:  # the others serve meanwhile
+                await self._start()
+                await trio.sleep(dice.choice((0.0, 1.0, 100.0)))
+                await world.stop()
+            if world.disk.image(part) != hurt:
+                world.broken.append(f"a refused start of shard {shard} has changed files: {how}")
+        world.disk.put_back(whole, part)
+        await self._start()
+
+    def _hurt(self, files: dict[str, bytes]) -> str:
+        """Flip bits of some files, cut them, or let a page be unreadable; what was done."""
+        world, dice, told = self._world, self._dice, list[str]()
+        checkpoints = [path for path in files if path.endswith(".ckpt")]
+        some = dice.choices([*files], k=dice.choice((1, 1, 2, 3)))
+        for path in dict.fromkeys(some + checkpoints * (dice.random() < 0.4)):
+            used = len(files[path].rstrip(b"\0"))
+            kind, at = dice.choice(("flip", "flip", "cut", "unreadable")), dice.randrange(used or 1)
+            told.append(f"{kind} {path} at {at}")
+            if kind == "unreadable":
+                world.disk.spoil(world.root / path, at, 1)
+                continue
+            with (world.root / path).open("r+b") as file:
+                if kind == "cut":
+                    file.truncate(at)
+                elif used:
+                    file.seek(at)
+                    file.write(bytes([files[path][at] ^ 1 << dice.randrange(8)]))
+        return ", ".join(told)
+
+    async def _empty(self, until: float) -> None:
+        await trio.sleep_until(until)
+        self._world.disk.room = None
+        self._world.history.happened("mended", "everything")
+
+    def _before(self, owner: Owner | None, operation: str, path: str, length: int) -> Verdict:
+        """What becomes of an operation of the disk."""
+        if not isinstance(owner, Process):
+            return GO_ON
+        world, dice = self._world, self._dice
+        self._operations -= 1
+        if not self._operations:
+            self._is_at_work.set()
+        if owner.dies_in:
+            owner.dies_in -= 1
+            if not owner.dies_in:
+                torn = dice.randrange(length + 1) if length else None
+                world.kill(owner)
+                return Verdict(torn=torn)
+        fault = self._faults.get(owner.name)
+        if fault is not None and trio.current_time() > fault.until:
+            del self._faults[owner.name]
+            world.history.happened("mended", owner.name)
+            fault = None
+        pause_s = OPERATION_S * dice.expovariate(1.0)
+        if fault is not None:
+            if fault.kind == "slow":
+                pause_s *= 1000 * dice.random()
+            elif fault.kind == "hang":
+                pause_s = max(pause_s, fault.until - trio.current_time())
+            elif (fault.kind == "failing sync" and operation in SYNCS) or (
+                fault.kind == "failing write" and operation in WRITES
+            ):
+                del self._faults[owner.name]
+                world.nursery.start_soon(self._replace, owner)
+                return Verdict(error=errno.EIO)
+        threads.sleep(pause_s)
+        return GO_ON
+
+    async def _replace(self, process: Process) -> None:
+        """Somebody sees that its log is broken, and kills it."""
+        await trio.sleep(self._dice.expovariate(1 / 30))
+        self._world.kill(process)

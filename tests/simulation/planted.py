@@ -1,0 +1,414 @@
+# mypy: disable-error-code="assignment, method-assign, attr-defined, misc"
+"""Faults that are planted in the server, one at a time, to see that the simulation finds them.
+
+    python -m tests.simulation --seeds 200 --plant "forgotten deletes" --cut 900
+
+The seed that finds it first, of seeds from 1 on, of each its first 900 s:
+
+    1  counts with deleted records, tombstones off by one, seqs given again
+    2  forgotten deletes, configs that are not logged, acks that are not logged, deliveries that are
+       not counted, syncs that are skipped, feeds that skip a page
+
+Found with the dice of an earlier state of the work and the fates, and to be measured anew: removals
+before a refusal (4), forgotten keys (6), forgotten delays (4), epochs given again (4), acks of
+earlier leases (12). All others have not been found yet, within 5 to 20 such seeds each; of them
+"moves without their source" is the one that must be.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from itertools import count
+from types import ModuleType
+from typing import Any, Final
+
+from msgspec import structs
+
+from topics.actors.shard.group_commit import NO_IO, GroupCommit
+from topics.actors.shard.queues import copies
+from topics.actors.shard.queues.copies import Sent
+from topics.actors.shard.routing import forwards
+from topics.engine import moved_keys, reading, removal, retention
+from topics.engine.changes import delete_records, forward, lease_jobs, put_topic
+from topics.engine.changes.append import Append
+from topics.engine.changes.by_kind import REPLAYS
+from topics.engine.changes.finish_jobs import FinishJobs
+from topics.engine.dedupe import DedupeWindow
+from topics.engine.page import Page
+from topics.engine.queue import replay as queue_replay
+from topics.engine.queue.jobs import Jobs
+from topics.engine.queue.leases import LeaseTable
+from topics.engine.routing import picking
+from topics.engine.topic import Topic
+from topics.engine.topic_table import TopicTable
+from topics.formats.disk.frames import FrameKind
+from topics.formats.ranges import SeqRange
+from topics.front.live import topic_streams
+from topics.storage.checkpoints import CheckpointWriter
+from topics.storage.recovery import restore, steps
+from topics.storage.recovery.replay import LogReplay
+from topics.storage.recovery.steps import ShardReader
+from topics.storage.wal import file as wal_file
+from topics.storage.wal.file import NoRoom
+from topics.storage.wal.progress import Progress
+from topics.storage.wal.syncer import Syncer
+from topics.storage.wal.writer import WalWriter
+
+PLANTED: Final[dict[str, Callable[[], None]]] = {}
+
+
+def plant(function: Callable[[], None]) -> Callable[[], None]:
+    """The fault is called as the function is."""
+    PLANTED[function.__name__.replace("_", " ")] = function
+    return function
+
+
+def replace(module: ModuleType, name: str, value: Any) -> None:
+    """Wherever the server knows the function by that name."""
+    real = getattr(module, name)
+    for key, each in sys.modules.copy().items():
+        if key.startswith("topics.") and getattr(each, name, None) is real:
+            setattr(each, name, value)
+
+
+def wrap(owner: type, name: str, around: Callable[..., Any]) -> None:
+    """Calls of the method go to ``around``, which gets the real one first."""
+    real = getattr(owner, name)
+    setattr(owner, name, lambda *args, **more: around(real, *args, **more))
+
+
+def nothing(*_: object, **__: object) -> None:
+    """Stands for what is forgotten."""
+
+
+# Moves between topics
+
+
+@plant
+def moves_without_their_source() -> None:
+    def copy_key(what: str, source: str, epoch: int, seq: int) -> str:
+        return moved_keys.earlier_copy_key(what, epoch, seq)
+
+    replace(moved_keys, "copy_key", copy_key)
+
+
+@plant
+def moves_without_keys() -> None:
+    real, numbers = moved_keys.copy_key, count(1)
+
+    def copy_key(what: str, source: str, epoch: int, _seq: int) -> str:
+        return real(what, source, epoch, next(numbers))
+
+    replace(moved_keys, "copy_key", copy_key)
+
+
+@plant
+def moves_that_take_a_refusal_for_a_success() -> None:
+    real = copies.send
+
+    def send(peers: Any, target: str, those: Any, then: Callable[[Sent], object]) -> None:
+        real(peers, target, those, lambda sent: then(Sent([*sent.appended, *sent.refused], {})))
+
+    replace(copies, "send", send)
+
+
+@plant
+def moves_that_are_not_logged() -> None:
+    def dying(real: Callable[..., Any], topic: Topic, max_jobs: int, now: Any) -> Any:
+        change = real(topic, max_jobs, now)
+        if change.frames:
+            change.note_settled()
+            change.frames, change.sync = [], False
+        return change
+
+    real = lease_jobs.dying
+    replace(lease_jobs, "dying", lambda *args: dying(real, *args))
+
+
+# Recovery
+
+
+@plant
+def removals_before_a_refusal() -> None:
+    def begin(real: Callable[..., None], self: ShardReader, *args: Any, **more: Any) -> None:
+        real(self, *args, **more)
+        with contextlib.suppress(FileNotFoundError):
+            self.segments.sweep(frozenset().union(*(each.segments for each in self.kept)))
+
+    wrap(ShardReader, "__init__", begin)
+
+
+@plant
+def forgotten_deletes() -> None:
+    REPLAYS[FrameKind.DELETE] = nothing
+
+
+@plant
+def forgotten_keys() -> None:
+    LogReplay._note_key = nothing
+
+
+@plant
+def forgotten_keys_of_segments() -> None:
+    replace(restore, "_extent_keys", lambda *_: iter(()))
+
+
+@plant
+def forgotten_delays() -> None:
+    replace(queue_replay, "note_delays", nothing)
+
+
+@plant
+def torn_tails_that_stay() -> None:
+    def end_log(files: list[Any], *_: object, **__: object) -> int:
+        for file in files[-1:]:
+            file.sync()
+        return 0
+
+    replace(steps, "end_log", end_log)
+
+
+@plant
+def seqs_given_again() -> None:
+    real = steps.start.decide
+    decide = staticmethod(lambda *args, **more: real(*args, **more | {"clean": True}))
+    steps.start = type("Start", (), {"decide": decide})
+
+
+# Storage
+
+
+@plant
+def syncs_that_are_skipped() -> None:
+    def sync_held(self: Syncer, _file: Any, lsn: int) -> bool:
+        self._state.synced = max(self._state.synced, lsn)
+        return True
+
+    Syncer.sync_held = sync_held
+
+
+@plant
+def syncs_that_are_tried_again() -> None:
+    real = wal_file.WalFile.sync
+
+    def sync(self: Any) -> None:
+        try:
+            real(self)
+        except OSError:
+            real(self)
+
+    wal_file.WalFile.sync = sync
+
+
+@plant
+def answers_before_the_sync() -> None:
+    def sync(real: Callable[..., bool], self: WalWriter, lsn: int) -> bool:
+        self.state.report(Progress(lsn, lsn, 0.0, 0.0))
+        return real(self, lsn)
+
+    wrap(WalWriter, "_sync", sync)
+
+
+@plant
+def groups_without_room_that_are_acknowledged() -> None:
+    def lose(real: Callable[..., None], self: GroupCommit, error: OSError) -> None:
+        if isinstance(error, NoRoom):
+            for each in [*self._pending()]:
+                if isinstance(each.change, Append) and each.settle is not None:
+                    each.settle(NO_IO)
+                    object.__setattr__(each, "settle", None)
+        real(self, error)
+
+    wrap(GroupCommit, "_lose", lose)
+
+
+@plant
+def checkpoints_that_are_not_synced() -> None:
+    CheckpointWriter._sync = lambda self: os.ftruncate(self._fd, self._end)
+
+
+@plant
+def log_files_without_durable_names() -> None:
+    wal_file.sync_directory = nothing
+
+
+# Topics
+
+
+@plant
+def configs_that_are_not_logged() -> None:
+    def put(real: Callable[..., None], self: Any, topic: Topic, frames: Any, before: Any) -> None:
+        is_other = before is None or before.durability != topic.config.durability
+        real(self, topic, frames if is_other else [], before)
+
+    wrap(put_topic.PutTopic, "__init__", put)
+
+
+@plant
+def epochs_given_again() -> None:
+    def new_topic(real: Callable[..., Topic], self: TopicTable, *args: Any) -> Topic:
+        topic = real(self, *args)
+        topic.epoch = args[-1].ts
+        return topic
+
+    wrap(TopicTable, "new_topic", new_topic)
+
+
+@plant
+def counts_with_deleted_records() -> None:
+    def take(topic: Topic, at: int, number: int, size: int) -> None:
+        topic.bytes -= topic.index.take(at, number, size)
+
+    replace(removal, "_take", take)
+
+
+@plant
+def caps_that_take_one_too_many() -> None:
+    real = retention._cut_point
+
+    def cut_point(topic: Topic, over_count: int, over_bytes: int, store: Any) -> int:
+        return real(topic, over_count + 1, over_bytes, store)
+
+    replace(retention, "_cut_point", cut_point)
+
+
+@plant
+def tombstones_off_by_one() -> None:
+    def tell_gap(real: Callable[..., None], self: Page, gap: SeqRange, reason: str) -> None:
+        real(self, SeqRange(gap.first, gap.last - (reason == "ttl")), reason)
+
+    wrap(Page, "tell_gap", tell_gap)
+
+
+@plant
+def deletes_by_tag_without_segments() -> None:
+    replace(delete_records, "_matching_in_extent", lambda *_: ([], 0))
+
+
+@plant
+def keys_that_outlive_their_window() -> None:
+    real = DedupeWindow.find
+
+    def find(self: DedupeWindow, key: str, now_ms: int, _: int, from_seq: int = 0) -> Any:
+        return real(self, key, now_ms, 1 << 60, 0 * from_seq)
+
+    DedupeWindow.find = find
+
+
+# Queues
+
+
+@plant
+def acks_that_are_not_logged() -> None:
+    def finish(real: Callable[..., None], self: FinishJobs, *args: Any, **more: Any) -> None:
+        real(self, *args, **more)
+        if self.leases:
+            self.note_settled()
+            self.frames = []
+            self.sync = self.topic.pending_sync > 0
+            self.note_pending()
+
+    wrap(FinishJobs, "__init__", finish)
+
+
+@plant
+def acks_of_earlier_leases() -> None:
+    def is_held(self: LeaseTable, seq: int, _node: str, _token: str | None, now_ms: int) -> bool:
+        lease = self.held.get(seq)
+        return lease is not None and lease.deadline_ms >= now_ms
+
+    LeaseTable.is_held = is_held
+
+
+@plant
+def nacks_without_their_delay_after_a_restart() -> None:
+    def begin_row(real: Callable[..., None], self: Jobs, seq: int, row: Any, now: Any) -> None:
+        real(self, seq, row if row.number else row._replace(until_ts=0), now)
+
+    wrap(Jobs, "_begin_row", begin_row)
+
+
+@plant
+def deliveries_that_are_not_counted() -> None:
+    def end_lease(real: Callable[..., Any], self: Jobs, seq: int, until_ms: int | None) -> Any:
+        lease = real(self, seq, until_ms)
+        self._deliveries[seq] = max(self._deliveries[seq] - 1, 0)
+        return lease
+
+    wrap(Jobs, "end_lease", end_lease)
+
+
+# Routing
+
+
+@plant
+def cursors_that_are_not_replayed() -> None:
+    real = forward.replay
+
+    def replay(*args: Any) -> None:
+        note, forward.note_derivation = forward.note_derivation, nothing
+        try:
+            real(*args)
+        finally:
+            forward.note_derivation = note
+
+    forward.replay = replay
+
+
+@plant
+def copies_from_where_their_source_believes() -> None:
+    real = forwards.Forwards._taker
+
+    def taker(self: Any, target: Any, params: Any, settle: Any) -> Any:
+        topic = self._engine.topics.get(target.dest)
+        if topic is not None and params.to_seq != params.from_seq:
+            at = forwards.derivation_of(topic, target.router, target.start_seq)
+            params = params._replace(from_seq=at.cursor)
+        return real(self, target, params, settle)
+
+    forwards.Forwards._taker = taker
+
+
+@plant
+def filters_that_find_too_much() -> None:
+    real = picking._in_tags
+
+    def in_tags(view: Any, match: Any, start: int, stop: int) -> Any:
+        return real(view, match._replace(op="Glob"), start, stop)
+
+    replace(picking, "_in_tags", in_tags)
+
+
+@plant
+def full_dests_that_miss_copies() -> None:
+    forwards._Payload.seq_of = lambda self, _index, _seqs: self.params.to_seq
+
+
+# Live
+
+
+@plant
+def feeds_that_skip_a_page() -> None:
+    real = topic_streams._stands_at
+
+    def stands_at(reader: Any, feed: Any) -> bool:
+        if topic_streams._has_epoch_of(reader, feed) and not reader.is_connecting:
+            reader.seq = max(reader.seq, feed.seq)
+        return real(reader, feed)
+
+    replace(topic_streams, "_stands_at", stands_at)
+
+
+@plant
+def cursors_of_any_epoch() -> None:
+    real = reading.read
+
+    def read(topic: Topic, asked: Any, *rest: Any, **more: Any) -> Page:
+        if asked.epoch is not None and asked.from_seq <= topic.head_seq:
+            asked = structs.replace(asked, epoch=topic.epoch)
+        return real(topic, asked, *rest, **more)
+
+    replace(reading, "read", read)

@@ -1,0 +1,121 @@
+"""One seed: its world, from the first start to the verdict.
+
+Time and chance are replaced for the whole process, so a seed runs in one of its own: a fork of one
+that has imported everything. Neither hashes nor addresses of the process matter.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from tests.simulation import outside
+
+_NOW: Final = outside.install(0)  # before anything takes the functions of `time` by their names
+
+import structlog  # noqa: E402
+import trio  # noqa: E402
+
+import topics.front.http.cold_lane  # noqa: E402, F401 - nothing is imported while a world runs
+from tests.campaigns.killer import damage  # noqa: E402
+from tests.simulation.fates import Fates  # noqa: E402
+from tests.simulation.history import Entry, Happened  # noqa: E402
+from tests.simulation.judge import judge  # noqa: E402
+from tests.simulation.work import HOUR_S, Work  # noqa: E402
+from tests.simulation.world import SHARDS, World, place  # noqa: E402
+from tests.simulation.world import run as run_world  # noqa: E402
+
+
+@dataclass
+class Result:
+    """What came of a seed. ``digest``: of all bytes on its disk."""
+
+    seed: int
+    broken: list[str] = field(default_factory=list)
+    concerned: list[int] = field(default_factory=list)  # numbers of entries
+    entries: list[Entry] = field(default_factory=list)
+    log: list[dict[str, Any]] = field(default_factory=list)
+    digest: str = ""
+    simulated_s: float = 0.0
+    cpu_s: float = 0.0
+
+
+def run(seed: int, *, span_s: float = HOUR_S, cut_s: float | None = None) -> Result:
+    """The whole run; with ``cut_s`` nothing more happens after so many seconds of it."""
+    began, result = time.process_time(), Result(seed)
+    with _folder() as root:
+        world = World(seed, root, outside.install(seed))
+        _log_to(world, result.log)
+        place(world)
+        try:
+            run_world(world, lambda: _live(world, span_s, cut_s))
+            result.digest = world.disk.digest()
+            happened = {one.what for one in world.history.entries if isinstance(one, Happened)}
+            if not happened & {"hurt", "damaged"}:
+                world.broken += damage(root / "data", SHARDS)
+        except BaseException as error:
+            world.broken.append(f"the world has ended: {told(error)}")
+    result.entries, result.simulated_s = world.history.entries, world.history.at
+    result.broken += world.broken
+    if not result.broken:
+        for broken in judge(result.entries, shards=SHARDS):
+            result.broken.append(f"{broken.promise}: {broken.sentence}")
+            result.concerned += broken.entries
+    result.cpu_s = time.process_time() - began
+    return result
+
+
+async def _live(world: World, span_s: float, cut_s: float | None) -> None:
+    world.start()
+    await world.ready()
+    fates = Fates(world)
+    work = Work(world.seed, world.connect, world.history, SHARDS, span_s=span_s)
+    with trio.move_on_after(span_s if cut_s is None else cut_s):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fates.run)
+            await work.run()
+            nursery.cancel_scope.cancel()
+    await fates.mend()
+    world.history.happened("quiet")
+    await work.final()
+    await world.stop()
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    """In memory; `os.getpid` tells the same in every run."""
+    memory = Path("/dev/shm")
+    folder = memory if memory.is_dir() else Path(tempfile.gettempdir())
+    root = folder / f"topics simulation {Path('/proc/self').readlink()}"
+    shutil.rmtree(root, ignore_errors=True)
+    root.mkdir()
+    try:
+        yield root
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def _log_to(world: World, lines: list[dict[str, Any]]) -> None:
+    def note(_logger: Any, _method: str, event: Any) -> Any:
+        lines.append({"at": world.history.at} | event)
+        raise structlog.DropEvent
+
+    structlog.configure(processors=[structlog.processors.format_exc_info, note])
+
+
+def told(error: BaseException) -> str:
+    """An exception for people."""
+    import traceback
+
+    return "".join(traceback.format_exception(error))[-6000:]
+
+
+def deaths(entries: list[Entry]) -> int:
+    """How often something died."""
+    return sum(isinstance(each, Happened) and each.what in ("kill", "power") for each in entries)

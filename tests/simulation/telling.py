@@ -1,0 +1,46 @@
+"""A run for people: what happened around what is broken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence, Set
+
+import msgspec
+
+from tests.simulation.history import Call, Entry, Happened
+
+LINE_MAX = 400
+LINES_MAX = 300
+
+
+def lines(entries: Sequence[Entry], concerned: Set[int]) -> Iterator[str]:
+    """The last entries of the topics that these entries concern, and what happened meanwhile."""
+    if not concerned:
+        return
+    names = {
+        entry.path.split("?")[0].split("/")[3]
+        for entry in entries
+        if isinstance(entry, Call) and entry.began in concerned and entry.path.count("/") > 2
+    }
+    told = [line(entry, concerned) for entry in entries if _is_told(entry, concerned, names)]
+    yield from told[-LINES_MAX:]
+
+
+def _is_told(entry: Entry, concerned: Set[int], names: set[str]) -> bool:
+    if isinstance(entry, Call):
+        return entry.began in concerned or any(name in entry.path for name in names)
+    return isinstance(entry, Happened) or entry.number in concerned
+
+
+def line(entry: Entry, concerned: Set[int]) -> str:
+    """One entry."""
+    if isinstance(entry, Happened):
+        told = f"{entry.number:6} {entry.at:10.3f}   {entry.what} {entry.who} {entry.how}"
+        return f"{told} {entry.value or ''}".rstrip()
+    if isinstance(entry, Call):
+        mark = ">" if entry.began in concerned else " "
+        asked = msgspec.json.encode(entry.body).decode()
+        answer = msgspec.json.encode(entry.answer).decode()
+        told = f"{entry.began:6} {entry.at:10.3f} {mark} {entry.client} {entry.method} {entry.path}"
+        return f"{told} {asked[:150]} = {entry.status} {answer}"[:LINE_MAX]
+    told = f"{entry.number:6} {entry.at:10.3f} > {entry.client} hears {entry.event} {entry.data}"
+    return told[:LINE_MAX]

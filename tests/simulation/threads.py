@@ -1,0 +1,293 @@
+"""Threads of the simulated processes: greenlets, which go on at virtual times, one at a time.
+
+    thread blocks --> its greenlet switches to its driver, a task of trio --> the driver waits
+    for the time or the event, and switches back
+
+What a thread waits for is one of the primitives below, which stand for those of ``threading`` and
+``queue``, or an operation of the disk that takes time (`sleep`). Code of a loop is not a thread and
+must not wait: where a loop of the server waits for a thread (a lock for moments, the end of a
+thread), the threads of its process go on at once, in their order, until it need not wait any more.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import math
+import queue
+import select
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, Generic, TypeVar
+
+import outcome
+import trio
+from greenlet import getcurrent, greenlet  # type: ignore[import-untyped]
+
+from tests.simulation.disk import Died
+from tests.simulation.owners import Process, current
+
+T = TypeVar("T")
+HURRIES_MAX: Final = 100_000
+LOOK_S: Final = 0.0002  # of a thread that waits for a descriptor
+
+
+class Wait:
+    """Why a greenlet has switched to its driver: until ``deadline``, or until ``event``."""
+
+    __slots__ = ("deadline", "event")
+
+    def __init__(self, deadline: float = math.inf) -> None:
+        self.deadline, self.event = deadline, trio.Event()
+
+
+class Signal:
+    """What threads wait for together."""
+
+    __slots__ = ("_waits",)
+
+    def __init__(self) -> None:
+        self._waits: list[Wait] = []
+
+    def add(self, wait: Wait) -> None:
+        """It waits for this."""
+        self._waits.append(wait)
+
+    def tell(self) -> None:
+        """All of them look again."""
+        waits, self._waits = self._waits, []
+        for wait in waits:
+            wait.event.set()
+
+
+class Thread(Generic[T]):
+    """A function that may block. ``start`` as that of ``threading.Thread``."""
+
+    nursery: trio.Nursery  # of the world
+
+    def __init__(
+        self,
+        *,
+        target: Callable[[], T],
+        name: str = "",
+        daemon: bool = True,
+    ) -> None:
+        self.name, self.daemon = name, daemon
+        self.process: Process | None = current()
+        self.result: outcome.Outcome[T] | None = None
+        self.ended, self._ended = trio.Event(), Signal()
+        self.ends_process = True  # with what it raises
+        self._target, self._wait = target, Wait()
+        self._greenlet = greenlet(self._run)
+        self._greenlet.gr_context = contextvars.copy_context()
+
+    def start(self) -> None:
+        """Begin soon."""
+        if self.process is not None:
+            self.process.threads.append(self)
+        self._wait.event.set()
+        self.nursery.start_soon(self._drive)
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for its end."""
+        wait_until(lambda: self.result is not None, self._ended, timeout)
+
+    def is_alive(self) -> bool:
+        return self.result is None
+
+    @property
+    def ident(self) -> int:
+        return 1
+
+    def _run(self) -> None:
+        self.result = outcome.capture(self._target)
+
+    async def _drive(self) -> None:
+        while self.result is None:
+            wait = self._wait
+            with trio.move_on_at(wait.deadline):
+                await wait.event.wait()
+            if wait is self._wait:  # else it was hurried, and waits for something else
+                self.go_on()
+
+    def go_on(self) -> None:
+        """Run until it blocks again, or has ended."""
+        if self.result is not None:
+            return
+        before, self._greenlet.parent = self._wait, getcurrent()
+        RUNNING.append(self)
+        wait = self._greenlet.switch()
+        self._after(before, wait)
+
+    def kill(self) -> None:
+        """Its process has died: unwind it where it stands."""
+        if self.result is not None or getcurrent() is self._greenlet:
+            return
+        if not self._greenlet:  # not begun
+            self.result = outcome.Error(Died("before it began"))
+            self._wait.event.set()
+            self._end()
+            return
+        before, self._greenlet.parent = self._wait, getcurrent()
+        RUNNING.append(self)
+        wait = self._greenlet.throw(Died("its process has died"))
+        self._after(before, wait)
+
+    def _after(self, before: Wait, wait: Any) -> None:
+        RUNNING.pop()
+        if isinstance(wait, Wait):
+            self._wait = wait
+        before.event.set()  # the driver looks again
+        if self.result is not None:
+            self._end()
+
+    def _end(self) -> None:
+        self.ended.set()
+        self._ended.tell()
+        if self.process is not None:
+            if self in self.process.threads:
+                self.process.threads.remove(self)
+            if self.ends_process and isinstance(self.result, outcome.Error):
+                self.process.thread_failed(self.result.error)
+
+
+RUNNING: list[Thread[Any]] = []  # greenlets that have been switched to; the last one runs
+
+
+def in_thread() -> bool:
+    """Whether a simulated thread runs, not a loop."""
+    return bool(RUNNING) and RUNNING[-1]._greenlet is getcurrent()
+
+
+def pause(wait: Wait) -> None:
+    """Let the running thread wait. Raises `Died` when its process has died."""
+    process = current()
+    if process is not None and process.is_dead:
+        raise Died("its process has died")
+    getcurrent().parent.switch(wait)
+
+
+def sleep(seconds: float) -> None:
+    """Let the running thread wait for that time; a loop does not."""
+    if in_thread():
+        pause(Wait(trio.current_time() + seconds))
+
+
+def wait_until(is_there: Callable[[], bool], signal: Signal, timeout: float | None = None) -> bool:
+    """Wait in a thread; in a loop, hurry the threads of its process. Whether it came in time."""
+    deadline = math.inf if timeout is None or timeout < 0 else trio.current_time() + timeout
+    hurries = 0
+    while not is_there():
+        if in_thread():
+            if trio.current_time() >= deadline:
+                return False
+            wait = Wait(deadline)
+            signal.add(wait)
+            pause(wait)
+            continue
+        process = current()
+        assert process is not None, "only a process waits for threads"
+        for thread in [*process.threads]:
+            thread.go_on()
+        hurries += 1
+        assert hurries < HURRIES_MAX, f"{process.name} waits for ever for one of its threads"
+    return True
+
+
+class Lock:
+    """As that of ``threading``."""
+
+    def __init__(self) -> None:
+        self._is_held, self._freed = False, Signal()
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        if self._is_held and not (
+            blocking and wait_until(lambda: not self._is_held, self._freed, timeout)
+        ):
+            return False
+        self._is_held = True
+        return True
+
+    def release(self) -> None:
+        self._is_held = False
+        self._freed.tell()
+
+    def locked(self) -> bool:
+        return self._is_held
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class Event:
+    """As that of ``threading``."""
+
+    def __init__(self) -> None:
+        self._is_set, self._told = False, Signal()
+
+    def set(self) -> None:
+        self._is_set = True
+        self._told.tell()
+
+    def clear(self) -> None:
+        self._is_set = False
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return wait_until(self.is_set, self._told, timeout)
+
+
+class SimpleQueue(Generic[T]):
+    """As that of ``queue``."""
+
+    def __init__(self) -> None:
+        self._items: deque[T] = deque()
+        self._came = Signal()
+
+    def put(self, item: T) -> None:
+        self._items.append(item)
+        self._came.tell()
+
+    def get(self, block: bool = True, timeout: float | None = None) -> T:
+        if not self._items and block:
+            wait_until(lambda: bool(self._items), self._came, timeout)
+        if not self._items:
+            raise queue.Empty
+        return self._items.popleft()
+
+    def get_nowait(self) -> T:
+        return self.get(block=False)
+
+
+class Poll:
+    """As ``select.poll``, for a thread."""
+
+    def __init__(self) -> None:
+        self._poll = select.poll()
+        self.register = self._poll.register
+
+    def poll(self, timeout: float | None = None) -> list[tuple[int, int]]:
+        deadline = math.inf if timeout is None else trio.current_time() + timeout / 1000
+        while not (found := self._poll.poll(0)) and trio.current_time() < deadline:
+            sleep(LOOK_S)
+        return found
+
+
+async def run_sync(
+    function: Callable[..., T], *args: Any, abandon_on_cancel: bool = False, **_: Any
+) -> T:
+    """As `trio.to_thread.run_sync`."""
+    await trio.lowlevel.checkpoint_if_cancelled()
+    thread: Thread[T] = Thread(target=lambda: function(*args))
+    thread.ends_process = False
+    thread.start()
+    with trio.CancelScope(shield=not abandon_on_cancel):
+        await thread.ended.wait()
+    if thread.result is None:
+        await trio.lowlevel.checkpoint_if_cancelled()
+    assert thread.result is not None
+    return thread.result.unwrap()

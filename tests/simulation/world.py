@@ -1,0 +1,500 @@
+"""The world of one seed: a machine with a disk, the server on it, its clients, and what befalls
+them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import random
+import select
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+import trio
+
+from tests.simulation import outside, threads
+from tests.simulation.disk import Died, Disk
+from tests.simulation.history import History
+from tests.simulation.owners import Process, current, enter, leave
+from topics.actors.link import event_loop, link
+from topics.actors.link.board import Board, FrontState, ShardState
+from topics.actors.link.link_memory import LinkSizes
+from topics.actors.link.process_id import FRONT, shard_id
+from topics.config import Settings
+from topics.engine.access import Access
+from topics.errors import ExitCode
+from topics.front import server
+from topics.process import family, front, shard_writer, supervisor
+from topics.process.family import Links, Shared, Workers
+from topics.process.keys import KeyReload, KeySources
+from topics.process.notify import Notifier
+from topics.storage.data_dir import DataDirectory
+from topics.storage.wal import log as wal_log
+
+SHARDS: Final = 3
+STARTED_S: Final = 60.0
+
+
+class EventLoop(event_loop.EventLoop):
+    """Serves the descriptors of all processes, each in the name of its process; what it hears
+    comes late at times.
+    """
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self.world = world
+        self._events: dict[int, int] = {}  # what a descriptor is watched for
+
+    def current_time(self) -> float:
+        return self.world.time.now
+
+    def deadline_to_sleep_time(self, deadline: float) -> float:
+        """Serve what is ready; if nothing is, it is at once as late as the next deadline."""
+        time = self.world.time
+        if deadline > time.now and not self._epoll.poll(0, 1):
+            assert deadline < math.inf, "nothing will ever happen"
+            time.now = deadline
+            self._has_polled = True
+            return 0.0
+        return super().deadline_to_sleep_time(-math.inf)
+
+    def watch(self, fd: int, events: int, ready: event_loop.Ready) -> None:
+        process = current()
+        if process is not None:
+            ready = partial(self._serve_process, process, fd, ready)
+        super().watch(fd, events, ready)
+        self._events[fd] = events
+
+    def change(self, fd: int, events: int) -> None:
+        super().change(fd, events)
+        self._events[fd] = events
+
+    def _serve_process(
+        self, process: Process, fd: int, ready: event_loop.Ready, which: int
+    ) -> None:
+        if process.is_dead:
+            self._epoll.modify(fd, 0)
+            return
+        world = self.world
+        if world.late and world.dice.random() < world.late:
+            self._epoll.modify(fd, 0)
+            world.nursery.start_soon(self._serve_late, fd, world.dice.random() ** 4)
+            return
+        token = enter(process)
+        try:
+            ready(which)
+        except Died:
+            self.world.bury(process)
+        finally:
+            leave(token)
+
+    async def _serve_late(self, fd: int, pause_s: float) -> None:
+        await trio.sleep(pause_s)
+        with contextlib.suppress(OSError):  # it has been left meanwhile
+            self._epoll.modify(fd, self._events.get(fd, 0))
+
+
+class World:
+    """One machine and what runs on it."""
+
+    def __init__(self, seed: int, root: Path, time: outside.Time) -> None:
+        self.seed, self.time = seed, time
+        self.dice = random.Random(f"world {seed}")
+        self.disk = Disk(root, random.Random(f"disk {seed}"))
+        self.disk.owner = current
+        self.history = History(time.current, lambda: time.now + time.wall_ahead_s)
+        self.root = root
+        self.boots = 1
+        self.log: list[dict[str, Any]] = []
+        self.broken: list[str] = []
+        self.late = 0.0  # the share of what processes hear late
+        self.address = "\0" + str(root)
+        self.processes: dict[str, Process] = {}
+        self.board: Board | None = None
+        self._pids = 100
+        self._supervisor: threads.Thread[Any] | None = None
+        self._signals: list[signal.Signals] = []
+        self._signalled = threads.Signal()
+        self._scopes: dict[int, trio.CancelScope] = {}
+        self.nursery: trio.Nursery
+
+    # --- the server ---
+
+    def start(self) -> None:
+        """As the command ``serve`` does it."""
+        settings = self.settings = Settings(
+            data_dir=self.root / "data",
+            shards=SHARDS,
+            wal_file_bytes=1 << 18,
+            ring_bytes=1 << 16,
+            inline_bytes=1 << 13,
+            arena_bytes=1 << 22,
+        )
+        self._signals.clear()
+        self.board = None
+        self._supervisor = threads.Thread(target=partial(self._serve, settings))
+        self._supervisor.start()
+
+    def _serve(self, settings: Settings) -> Any:
+        directory = DataDirectory(settings.data_dir, shards=settings.shards)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        self.board = board = Board(settings.shards)
+        board.started_monotonic_ms = int(self.time.monotonic() * 1000)
+        keys = KeyReload(board, KeySources(()), Access.parse(""))
+        links = Links(board, LinkSizes.of(settings))
+        self.shared = shared = Shared(board, links, listener, Notifier(), keys.table)
+        try:
+            listener.bind(self.address)
+            listener.listen(1000)
+            workers = Workers(lambda: None, lambda _: None)
+            self.supervisor = supervisor.Supervisor(settings, shared, workers, keys)
+            return self.supervisor.run()
+        finally:
+            listener.close()
+            for memory in links:
+                memory.close()
+            directory.close()
+
+    def fork(self, name: str, _main: Callable[[], None], *, log_level: str = "") -> int:
+        """A child begins."""
+        self._pids += 1
+        process = Process(name, self._pids)
+        self.processes[name] = process
+        scope = self._scopes[process.pid] = trio.CancelScope()
+        token = enter(process)
+        try:
+            self.nursery.start_soon(self._live, process, scope)
+        finally:
+            leave(token)
+        return process.pid
+
+    async def _live(self, process: Process, scope: trio.CancelScope) -> None:
+        status = 0
+        try:
+            with scope:
+                await self._main(process)
+        except SystemExit as leaving:
+            status = (leaving.code if isinstance(leaving.code, int) else 1) << 8
+        except BaseException as error:
+            if not _is_death(error):
+                process.failure = error
+        if process.is_dead:
+            status = signal.SIGKILL
+        if process.failure is not None:
+            status = 1 << 8
+            self.broken.append(f"{process.name} failed: {_told(process.failure)}")
+        process.is_dead = True
+        for thread in [*process.threads]:
+            thread.kill()
+        self._close_files_of(process)
+        del self._scopes[process.pid]
+        process.wait_status = status
+        process.ended.set()
+        self.signal_supervisor(signal.SIGCHLD)
+
+    async def _main(self, process: Process) -> None:
+        settings, shared = self.settings, self.shared
+        if process.name == str(FRONT):
+            own = [Link(memory, shared.board, FRONT) for memory in shared.links.of(FRONT)]
+            await front._serve(
+                settings, shared.keys, Listener(process, shared.listener), shared.board, own
+            )
+            shared.board.front.state = FrontState.DOWN
+            return
+        index = int(process.name.removeprefix("shard "))
+        words = shared.board.shard(index)
+        words.progress_ppm = 0
+        words.state = ShardState.RECOVERING
+        shard = await threads.run_sync(shard_writer._recover, settings, words, index)
+        shard.engine.table.next_lease_number = 1 + self.dice.getrandbits(60)
+        await shard_writer._serve(
+            settings, shared.board, shared.links.of(shard_id(index)), index, shard
+        )
+        words.state = ShardState.STOPPED
+
+    def _close_files_of(self, process: Process) -> None:
+        for sock in process.sockets:
+            sock.close()
+        for fd in process.eventfds:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+        self.disk.close_all_of(process)
+
+    # --- what the supervisor asks of the kernel ---
+
+    def waitpid(self, pid: int, _options: int) -> tuple[int, int]:
+        """As that of ``os``."""
+        for process in [*self.processes.values()]:
+            if process.wait_status is not None and pid in (-1, process.pid):
+                del self.processes[process.name]
+                return process.pid, process.wait_status
+        return 0, 0
+
+    def send_signal(self, pid: int, number: int) -> None:
+        """As ``os.kill``."""
+        for process in [*self.processes.values()]:
+            if process.pid == pid:
+                if number == signal.SIGKILL:
+                    self.kill(process)
+                elif process.on_sigterm is not None:
+                    process.on_sigterm()
+                else:
+                    self.kill(process)
+
+    def wait_for_signal(self, _numbers: Any, seconds: float) -> signal.Signals | None:
+        """As that of `topics.process.children`."""
+        threads.wait_until(lambda: bool(self._signals), self._signalled, seconds)
+        return self._signals.pop(0) if self._signals else None
+
+    def signal_supervisor(self, number: signal.Signals) -> None:
+        """A signal for the parent."""
+        self._signals.append(number)
+        self._signalled.tell()
+
+    # --- deaths ---
+
+    def kill(self, process: Process) -> None:
+        """SIGKILL: from now on it does nothing, and leaves no trace."""
+        if not process.is_dead:
+            self.history.happened("kill", process.name)
+            self.bury(process)
+
+    def bury(self, process: Process) -> None:
+        """It has died; what is left of it is cleared away."""
+        process.is_dead = True
+        for thread in [*process.threads]:
+            thread.kill()
+        if process.pid in self._scopes:
+            self._scopes[process.pid].cancel()
+
+    async def lose_power(self) -> None:
+        """Everything dies, and the disk forgets."""
+        self.history.happened("power", "everything")
+        await self._end_everything()
+        self.boots += 1
+        how = self.disk.lose_power()
+        self.history.happened("lost", "everything", how)
+
+    async def kill_everything(self) -> None:
+        """SIGKILL to all processes, the supervisor too."""
+        self.history.happened("kill", "everything")
+        await self._end_everything()
+
+    async def _end_everything(self) -> None:
+        assert self._supervisor is not None
+        processes = [*self.processes.values()]
+        for process in processes:
+            process.is_dead = True
+        self._supervisor.kill()
+        for process in processes:
+            self.bury(process)
+        for process in processes:
+            await process.ended.wait()
+        self.processes.clear()
+
+    async def stop(self) -> None:
+        """SIGTERM, and the end of everything."""
+        assert self._supervisor is not None
+        self.signal_supervisor(signal.SIGTERM)
+        with trio.fail_after(STARTED_S):
+            await self._supervisor.ended.wait()
+        self.history.happened("stop", "everything")
+
+    async def is_refused(self, shard: int) -> bool:
+        """While everything is stopped: start one shard, killed before it serves. Whether it
+        has found its data damaged.
+        """
+        assert self.board is not None
+        self._pids += 1
+        process = Process(f"shard {shard}", self._pids)
+        words, token = self.board.shard(shard), enter(process)
+        try:
+            start = partial(shard_writer._recover, self.settings, words, shard)
+            thread: threads.Thread[Any] = threads.Thread(target=start)
+            thread.ends_process = False
+            thread.start()
+        finally:
+            leave(token)
+        await thread.ended.wait()
+        process.is_dead = True
+        for each in [*process.threads]:
+            each.kill()
+        self._close_files_of(process)
+        error = getattr(thread.result, "error", None)
+        if error is not None and not isinstance(error, SystemExit):
+            self.broken.append(f"a start of {process.name} failed: {_told(error)}")
+        return isinstance(error, SystemExit) and error.code == ExitCode.DAMAGED
+
+    async def ready(self) -> None:
+        """Wait until the front serves and each shard does or is damaged."""
+        with trio.fail_after(STARTED_S):
+            while not self.is_ready():  # noqa: ASYNC110 - words of the board, which set no event
+                await trio.sleep(0.05)
+
+    @property
+    def is_well(self) -> bool:
+        """All shards take writes."""
+        board = self.board
+        return board is not None and all(
+            board.shard(index).state == ShardState.READY for index in range(SHARDS)
+        )
+
+    def is_ready(self) -> bool:
+        board = self.board
+        return (
+            board is not None
+            and board.front.state == FrontState.SERVING
+            and all(
+                board.shard(index).state.name in ("READY", "READ_ONLY", "NO_ROOM", "DAMAGED")
+                for index in range(SHARDS)
+            )
+        )
+
+    # --- clients ---
+
+    async def connect(self) -> trio.SocketStream:
+        """A client's connection."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            sock.setblocking(False)
+            sock.connect(self.address)
+            await trio.lowlevel.checkpoint()
+        except BaseException:
+            sock.close()
+            raise
+        return trio.SocketStream(trio.socket.from_stdlib_socket(sock))
+
+
+class Listener(socket.socket):
+    """The front's; what it accepts is closed when the front has died."""
+
+    def __init__(self, process: Process, shared: socket.socket) -> None:
+        super().__init__(fileno=os.dup(shared.fileno()))
+        self._process = process
+        process.sockets.append(self)
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        accepted, address = super().accept()
+        self._process.sockets.append(accepted)
+        return accepted, address
+
+
+class Link(link.Link):
+    """One that sends nothing more when its process has died."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._process = current()
+
+    def flush(self) -> None:
+        if self._process is None or not self._process.is_dead:
+            super().flush()
+
+
+def _is_death(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return all(_is_death(each) for each in error.exceptions)
+    return isinstance(error, (Died, trio.Cancelled, GeneratorExit))
+
+
+def _told(error: BaseException) -> str:
+    import traceback
+
+    return "".join(traceback.format_exception(error))[-6000:]
+
+
+class IdleGuard:
+    """Stands for `link.Guard`: no wake-up is lost here."""
+
+    def __init__(self) -> None:
+        self.links: set[Any] = set()
+
+
+class Kernel:
+    """A module with some of its functions replaced."""
+
+    def __init__(self, module: ModuleType, **own: Any) -> None:
+        self._module, self._own = module, own
+
+    def __getattr__(self, name: str) -> Any:
+        own = self._own
+        return own[name] if name in own else getattr(self._module, name)
+
+
+def place(world: World) -> None:
+    """Put the world in the place of what is outside the server."""
+    for module in [*sys.modules.values()]:
+        name = getattr(module, "__name__", "")
+        if not name.startswith("topics."):
+            continue
+        space = vars(module)
+        if "threading" in space:
+            space["threading"] = Kernel(
+                _real("threading"), Thread=threads.Thread, Lock=threads.Lock, Event=threads.Event
+            )
+        if "queue" in space and name.startswith("topics.storage"):
+            space["queue"] = Kernel(_real("queue"), SimpleQueue=threads.SimpleQueue)
+        if "on_sigterm" in space:
+            space["on_sigterm"] = _on_sigterm
+        if "boot_id" in space:
+            space["boot_id"] = lambda: f"boot {world.boots}"
+    outside.slow_down()
+    nothing = lambda *_: None  # noqa: E731
+    signals = Kernel(signal, signal=nothing, pthread_sigmask=nothing)
+    for owner, name, own in (
+        (server, "Timings", partial(vars(server)["Timings"], tick_s=20.0)),
+        (wal_log, "select", Kernel(select, poll=threads.Poll)),
+        (os, "eventfd", _eventfd),
+        (event_loop.EventLoop, "of_this_run", trio.lowlevel.current_clock),
+        (trio.to_thread, "run_sync", threads.run_sync),
+        (family, "fork", world.fork),
+        (family, "os", Kernel(os, waitpid=world.waitpid, kill=world.send_signal)),
+        (supervisor, "wait_for_signal", world.wait_for_signal),
+        (supervisor, "signal", signals),
+        (front, "Link", Link),
+        (shard_writer, "Link", Link),
+    ):
+        setattr(owner, name, own)
+
+
+def _real(name: str) -> ModuleType:
+    return sys.modules[name]
+
+
+_real_eventfd = os.eventfd
+
+
+def _eventfd(*args: int) -> int:
+    fd = _real_eventfd(*args)
+    if (process := current()) is not None:
+        process.eventfds.append(fd)
+    return fd
+
+
+def _on_sigterm(act: Callable[[], object]) -> None:
+    process = current()
+    assert process is not None
+    process.on_sigterm = act
+
+
+def run(world: World, main: Callable[[], Awaitable[None]]) -> None:
+    """Run ``main`` beside what it starts in the world."""
+    loop = EventLoop(world)
+
+    async def everything() -> None:
+        link._GUARD.set(IdleGuard())  # type: ignore[arg-type]
+        async with trio.open_nursery() as nursery:
+            world.nursery = threads.Thread.nursery = nursery
+            with world.disk:
+                await main()
+            nursery.cancel_scope.cancel()
+
+    trio.run(everything, clock=loop, instruments=[loop])
