@@ -32,10 +32,9 @@ class Refused(Exception):
 
 
 class Line:
-    """Requests to the server, wherever it is now. ``refusals``: answers that promised nothing."""
+    """Requests to the server, wherever it is now."""
 
     def __init__(self, address: Address, timeout_s: float = GIVE_UP_S) -> None:
-        self.refusals = 0
         self.abandoned = threading.Event()
         self._address, self._timeout_s = address, timeout_s
         self._api: Api | None = None
@@ -67,7 +66,6 @@ class Line:
             try:
                 return self.ask(method, path, body).json()
             except Refused as refused:
-                self.refusals += 1
                 if time.monotonic() > deadline:
                     raise Wrong(f"no answer in {GIVE_UP_S} s, the last: {refused}") from None
             self.abandoned.wait(RETRY_S)

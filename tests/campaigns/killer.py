@@ -21,15 +21,13 @@ BACK_S = 20.0  # for a campaign; how fast a single shard is back is measured in 
 
 class Killer:
     """Kills the front, a shard or everything. ``outages_s``: how long each lasted, by role; one
-    that was not waited for says nothing. ``deaths``: role, and the moments before and after which
-    it was killed (monotonic, nanoseconds).
+    that was not waited for says nothing.
     """
 
     def __init__(self, server: Server, shards: int, dice: random.Random) -> None:
         self._server, self._shards, self.dice = server, shards, dice
         self.outages_s: dict[str, list[float]] = {}
         self.kills: Counter[str] = Counter()
-        self.deaths: list[tuple[str, int, int]] = []
 
     def kill(self) -> None:
         """Kill one at random. Mostly waits until it is replaced; sometimes the next kill comes
@@ -39,16 +37,13 @@ class Killer:
         role = self.dice.choice([*sorted(roles), EVERYTHING])
         self.kills[role] += 1
         killed_at = time.monotonic()
-        before_ns = time.monotonic_ns()
         if role == EVERYTHING:
             self._server.kill()
-            self.deaths.append((role, before_ns, time.monotonic_ns()))
             # This process is busy: it sees that all are gone later than they go.
             killed_at = time.monotonic()
             self._server.start(BACK_S)
         else:
             kill_one(roles[role])
-            self.deaths.append((role, before_ns, time.monotonic_ns()))
             if self.dice.random() < 0.2:
                 return
             self._wait_replaced(role, roles[role])

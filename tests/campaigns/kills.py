@@ -1,59 +1,200 @@
-"""A kill -9 campaign: writers go on while the front, a shard or everything is killed at random
-moments.
+"""Everything at once, while the front, a shard or everything is killed and networks are cut: the
+clients of the simulation against a real server over TCP, judged by the same model.
 
-Runs as a program: ``python -m tests.campaigns.kills --kills 50 --seed 7``. The seed decides who is
-killed when; what the kill interrupts is up to the machine, so a seed repeats the schedule and not
-the instruction.
+A compressed day of `tests.simulation.work` over three shards with small log files, a clean restart,
+and a reading of everything. The history of a run that breaks a promise is printed. Runs as a
+program: ``python -m tests.campaigns.kills --seconds 60 --kills 20 --seed 7``. The seed decides what
+clients do and who is killed; what a kill interrupts is up to the machine.
 """
 
 from __future__ import annotations
 
 import random
+import socket
+import struct
 import sys
 import time
 from collections import Counter
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
-from tests.campaigns.killer import BACK_S, Killer, Summary, program
-from tests.campaigns.writers import Writer, finish, verify
-from tests.support.api import Api
-from tests.support.server import Server
+import trio
 
-SHARDS = 2
-WRITERS = 6
-TOPICS = [f"{durability}-{number}" for durability in ("fsync", "disk") for number in range(4)]
+from tests.campaigns.killer import EVERYTHING, Summary, damage, deaths_by_themselves, program
+from tests.simulation import telling
+from tests.simulation.history import Call, Entry, History, Said, save
+from tests.simulation.judge import judge
+from tests.simulation.model import route_of
+from tests.simulation.work import Work
+from tests.support.server import Server, kill_one
+
+SHARDS = 3
+WAL_FILE_BYTES = 64 << 10  # sealing and checkpoints all the time
+CALLS_A_SECOND = 100
+CUTS_A_KILL = 2
+SETTLE_S = 60.0
+COUNTED = {  # what is counted, and in which member of the answer
+    "POST topics/x": ("appends", ""),
+    "POST topics/x/diff": ("records read", "records"),
+    "POST topics/x/claim": ("jobs", "claimed"),
+    "POST topics/x/ack": ("acks", ""),
+    "POST topics/x/redrive": ("redrives", ""),
+    "PUT routers/x": ("routers", ""),
+}
+RESET = struct.pack("ii", 1, 0)
+T = TypeVar("T")
 
 
-def campaign(data_dir: Path, *, seed: int, kills: int) -> Summary:
-    """Writers write while processes are killed; what they know to be stored is there, also after a
-    clean restart.
-    """
-    summary, dice = Summary(seed), random.Random(seed)
-    with Server(data_dir, shards=SHARDS) as server:
-        killer = Killer(server, SHARDS, dice)
-        writers = [
-            Writer(number, lambda: server.address, TOPICS, seed) for number in range(WRITERS)
-        ]
-        for writer in writers:
-            writer.start()
-        try:
-            for _ in range(kills):
-                time.sleep(dice.uniform(0.05, 1.2))  # the moment is the point
-                killer.kill()
-        finally:
-            summary.killed = str(killer)
-            ledgers = finish(writers)
-        for when in ("while it runs", "after a clean restart"):
-            if "restart" in when:
-                server.restart("stop")
-            server.wait_ready(BACK_S)
-            with Api(server.address, timeout_s=60) as api:
-                summary.problems += [f"{when}: {said}" for said in verify(api, TOPICS, ledgers)]
-    for ledger in ledgers:
-        summary.counts += Counter(writes=len(ledger.acked), repeated=ledger.retries)
-        summary.counts["duplicates"] += ledger.deduped
+class Cable(trio.abc.Stream):
+    """A connection whose client may lose it while the server hears nothing of it, or of a reset."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self.stream, self._scope = stream, trio.CancelScope()
+        self._is_pulled = False
+
+    def pull(self) -> None:
+        """From now on nothing goes through."""
+        self._is_pulled = True
+        self._scope.cancel()
+
+    async def _unless_pulled(self, act: Callable[[], Awaitable[T]]) -> T:
+        with trio.CancelScope() as self._scope:
+            if not self._is_pulled:
+                return await act()
+        raise trio.BrokenResourceError("the cable is pulled")
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        await self._unless_pulled(partial(self.stream.send_all, data))
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self._unless_pulled(self.stream.wait_send_all_might_not_block)
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        return bytes(await self._unless_pulled(partial(self.stream.receive_some, max_bytes)))
+
+    async def aclose(self) -> None:
+        if not self._is_pulled:
+            await self.stream.aclose()
+
+
+class Day:
+    """One run. ``harm``: what was done to the server, and how often."""
+
+    def __init__(self, server: Server, seed: int, seconds: float, kills: int) -> None:
+        self._server, self._seconds, self._kills = server, seconds, kills
+        self._dice = random.Random(f"{seed}/killer")
+        self.history = History(time.monotonic, time.time)
+        calls = int(max(2400, CALLS_A_SECOND * seconds))
+        self._work = Work(seed, self._connect, self.history, SHARDS, span_s=seconds, calls=calls)
+        self._cables: list[Cable] = []
+        self.problems: list[str] = []
+        self.harm: Counter[str] = Counter()
+
+    async def run(self) -> None:
+        """The day, a clean restart, the final reading."""
+        server = self._server
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._do_harm)
+            await self._work.run()
+        await trio.to_thread.run_sync(server.wait_ready)
+        await self._end("stop", server.stop)
+        self.problems += damage(server.data_dir, SHARDS)
+        await trio.to_thread.run_sync(server.start)
+        self.history.happened("start", EVERYTHING)
+        self.history.happened("quiet")
+        await self._work.final(SETTLE_S)
+        for cable in self._cables:
+            cable.stream.socket.close()
+
+    async def _connect(self) -> Cable:
+        stream = await trio.open_tcp_stream(*self._server.address)
+        if len(self._cables) % 5 == 0:  # little is under way to this one
+            stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+        self._cables.append(Cable(stream))
+        return self._cables[-1]
+
+    async def _do_harm(self) -> None:
+        """Kills, sometimes before the last one is back, and cuts."""
+        count = self._kills * (1 + CUTS_A_KILL)
+        for _ in range(count):
+            await trio.sleep(self._dice.expovariate(1.0) * self._seconds / (count + 1))
+            if self.history.at > self._seconds:
+                break
+            if self._dice.random() * (1 + CUTS_A_KILL) < 1:
+                await self._kill()
+            else:
+                self._cut()
+
+    async def _kill(self) -> None:
+        roles = await trio.to_thread.run_sync(self._server.roles)
+        role = self._dice.choice([*sorted(roles), EVERYTHING])
+        self.harm[f"killed {role}"] += 1
+        if role != EVERYTHING:
+            kill_one(roles[role])
+            self.history.happened("kill", role)
+            return
+        await self._end("kill", self._server.kill)
+        await trio.to_thread.run_sync(self._server.start)
+        self.history.happened("start", EVERYTHING)
+
+    async def _end(self, what: str, act: Callable[[], None]) -> None:
+        """Of everything: noted before and after, for it takes its time."""
+        self.problems += deaths_by_themselves(self._server)
+        self.history.happened(what, EVERYTHING)
+        await trio.to_thread.run_sync(act)
+        self.history.happened(what, EVERYTHING)
+
+    def _cut(self) -> None:
+        self._cables = [cable for cable in self._cables if cable.stream.socket.fileno() >= 0]
+        if not self._cables:
+            return
+        cable = self._dice.choice(self._cables)
+        cable.pull()
+        if self._dice.random() < 0.5:
+            cable.stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+            cable.stream.socket.close()
+            what = "reset"
+        else:
+            what = "vanished"
+        self.harm[what] += 1
+        self.history.happened("cut", how=what)
+
+
+def campaign(data_dir: Path, *, seed: int, seconds: float, kills: int, keep: str = "") -> Summary:
+    """``keep``: a file for the history."""
+    summary = Summary(seed)
+    with Server(data_dir, shards=SHARDS, wal_file_bytes=WAL_FILE_BYTES) as server:
+        day = Day(server, seed, seconds, kills)
+        trio.run(day.run)
+        summary.problems += day.problems + deaths_by_themselves(server)
+    entries = day.history.entries
+    if keep:
+        save(Path(keep), entries)
+    found = judge(entries, shards=SHARDS)
+    summary.problems += [f"{broken.promise}: {broken.sentence}" for broken in found]
+    for line in telling.lines(entries, {number for broken in found for number in broken.entries}):
+        summary.tell(line)
+    summary.killed = ", ".join(f"{what} {count}x" for what, count in sorted(day.harm.items()))
+    summary.counts = counted(entries)
     return summary
 
 
+def counted(entries: list[Entry]) -> Counter[str]:
+    """What clients have done."""
+    counts: Counter[str] = Counter()
+    for entry in entries:
+        if isinstance(entry, Said):
+            counts[f"events: {entry.event}"] += 1
+        elif isinstance(entry, Call):
+            counts["calls"] += 1
+            counts["unanswered"] += entry.status is None
+            if entry.status in (200, 201):
+                what, asked = COUNTED.get(route_of(entry).kind, ("others", ""))
+                counts[what] += len(entry.answer[asked]) if asked else 1
+    return counts
+
+
 if __name__ == "__main__":
-    sys.exit(program(__doc__, campaign, kills=50))
+    sys.exit(program(__doc__, campaign, seconds=60.0, kills=20, keep=""))

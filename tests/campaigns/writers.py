@@ -35,8 +35,6 @@ class Ledger:
     writer: int
     acked: dict[int, Write] = field(default_factory=dict)
     in_doubt: int | None = None
-    retries: int = 0
-    deduped: int = 0
     problems: list[str] = field(default_factory=list)
 
 
@@ -56,15 +54,16 @@ class Writer(Actor):
         topic = self.dice.choice(self._topics)
         self.ledger.in_doubt = self._number
         records = self.records(topic)
-        body = {"records": records, "idempotency_key": f"{self.name}-{self._number}"}
-        answer = self.line.insist("POST", f"/v0/topics/{topic}", body | self.fields(topic))
+        body: dict[str, Any] = {
+            "records": records,
+            "idempotency_key": f"{self.name}-{self._number}",
+            "config": {"durability": topic.partition("-")[0]},
+        }
+        answer = self.line.insist("POST", f"/v0/topics/{topic}", body)
         if answer is not None:
-            self.note(topic, records, answer)
+            self.ledger.acked[self._number] = Write(topic, answer["seqs"])
+            self.ledger.in_doubt = None
             self._number += 1
-
-    def fields(self, topic: str) -> dict[str, Any]:
-        """Of the body, beside its records."""
-        return {"config": {"durability": topic.partition("-")[0]}}
 
     def records(self, topic: str) -> list[dict[str, Any]]:
         """Mostly a few small ones, sometimes a body of several megabytes."""
@@ -77,19 +76,12 @@ class Writer(Actor):
         place = self.ledger.writer, self._number
         return [{"data": [*place, position, padding]} for position in range(size)]
 
-    def note(self, topic: str, records: list[dict[str, Any]], answer: Any) -> None:
-        self.ledger.acked[self._number] = Write(topic, answer["seqs"])
-        self.ledger.deduped += answer["deduped"]
-        self.ledger.in_doubt = None
-
 
 def finish(writers: Sequence[Writer], *, abandon: bool = False) -> list[Ledger]:
     """Stop the writers and return what they know."""
     for writer in writers if abandon else ():
         writer.line.abandoned.set()
     end(writers)
-    for writer in writers:
-        writer.ledger.retries = writer.line.refusals
     return [writer.ledger for writer in writers]
 
 

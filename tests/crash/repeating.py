@@ -1,12 +1,9 @@
-"""How a campaign that found something is run again, and the cases of those who judge one."""
+"""How a campaign that found something is run again."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
-
-import pytest
 
 
 @contextlib.contextmanager
@@ -18,13 +15,3 @@ def repeated_by(program: str, **options: object) -> Iterator[None]:
         told = " ".join(f"--{name} {value}" for name, value in options.items())
         print(f"repeat with: python -m tests.campaigns.{program} {told}")
         raise
-
-
-def cases(table: str) -> list[Any]:
-    """Name, story and what is said, of two lines each."""
-    lines = table.strip().split("\n")
-    heads = [head.partition(" -> ") for head in lines[::2]]
-    return [
-        pytest.param(story.strip(), said, id=name)
-        for (name, _, said), story in zip(heads, lines[1::2], strict=True)
-    ]

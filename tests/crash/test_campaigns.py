@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from tests.campaigns import backups, churn, kills, routers, watchers, workers
+from tests.campaigns import backups, kills, watchers
 from tests.crash.repeating import repeated_by
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-SEED = int(os.environ.get("TEST_SEED", "1"))
+SEED = int(os.environ.get("TEST_SEED", "5"))
 KILLS = int(os.environ.get("TEST_KILLS", "0"))
 SECONDS = float(os.environ.get("TEST_SECONDS", "0"))
 
@@ -24,16 +24,12 @@ SECONDS = float(os.environ.get("TEST_SECONDS", "0"))
 @pytest.mark.parametrize(
     ("program", "campaign", "options", "wanted"),
     [
-        # Nothing acknowledged is lost or doubled.
-        ("kills", kills.campaign, {"kills": KILLS or 12}, {"writes": 120}),
-        # What was taken away stays away, and the rest is there.
-        ("churn", churn.campaign, {"kills": KILLS or 5}, {"log files": 0, "checks": 5}),
-        # Every copy comes over once, in order, and stays.
+        # Nobody sees what the contract does not allow.
         (
-            "routers",
-            routers.campaign,
-            {"seconds": SECONDS or 15},
-            {"copies": 100, "source_trim told": 0, "cap told": 0, "read again": 0},
+            "kills",
+            kills.campaign,
+            {"seconds": SECONDS or 6, "kills": KILLS or 4},
+            {"appends": 20, "records read": 20, "jobs": 20} | dict.fromkeys(("acks", "routers"), 0),
         ),
         # A restored backup has what was acknowledged, and nothing twice.
         (
@@ -49,17 +45,8 @@ SECONDS = float(os.environ.get("TEST_SECONDS", "0"))
             {"seconds": SECONDS or 10, "watchers": 20},
             {"records": 100, "resumes": 0},
         ),
-        # Every job is done by one worker at a time.
-        (
-            "workers",
-            workers.campaign,
-            {"seconds": SECONDS or 10, "crews": 4},
-            {"jobs": 50}
-            | dict.fromkeys(("deliveries again", "live", "dead-lettered"), 0)
-            | dict.fromkeys(("stale: expired", "stale: released"), 0),
-        ),
     ],
-    ids=["kills", "churn", "routers", "backups", "watchers", "workers"],
+    ids=["kills", "backups", "watchers"],
 )
 def test_a_campaign_finds_no_broken_promise(
     tmp_path: Path,
