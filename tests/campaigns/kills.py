@@ -109,10 +109,16 @@ class Day:
             cable.stream.socket.close()
 
     async def _connect(self) -> Cable:
-        stream = await trio.open_tcp_stream(*self._server.address)
-        if len(self._cables) % 5 == 0:  # little is under way to this one
-            stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
-        self._cables.append(Cable(stream))
+        sock = trio.socket.socket()
+        try:
+            if len(self._cables) % 5 == 0:  # little is under way to this one
+                # Before the window is told: one that shrinks behind it stands still for seconds.
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+            await sock.connect(self._server.address)
+        except BaseException:
+            sock.close()
+            raise
+        self._cables.append(Cable(trio.SocketStream(sock)))
         return self._cables[-1]
 
     async def _do_harm(self) -> None:
