@@ -173,6 +173,24 @@ def test_a_segment_as_it_was_written_is_whole(store: SegmentStore) -> None:
     assert reasons(segment.path) == []
 
 
+@pytest.mark.parametrize("sectors", [slice(1), slice(3, 5), slice(-1, None)])
+def test_an_extent_whose_room_was_about_to_be_given_back_is_whole(
+    store: SegmentStore, sectors: slice
+) -> None:
+    segment = add(store, 1, MIXED)
+    whole = segment.path.read_bytes()
+    pages = segment.header.pages([*segment.entries()][2])
+    store.punch([in_extent(1, 2)])
+    punched = segment.path.read_bytes()
+    with segment.path.open("r+b") as file:
+        file.seek(pages.start)
+        file.write(whole[pages.start : pages.stop])
+        for at in [*range(pages.start, pages.stop, 512)][sectors]:
+            file.seek(at)
+            file.write(punched[at : at + 512])
+    assert reasons(segment.path) == []
+
+
 @pytest.mark.slow
 def test_every_flipped_byte_is_found(store: SegmentStore) -> None:
     segment = add(store, 1, MIXED)

@@ -51,6 +51,7 @@ from topics.storage.wal.blobs import check_blob
 from topics.storage.wal.file import log_paths
 
 STRANGE_FLAGS_MAX = 10  # told one by one for each extent
+SECTOR_BYTES = 512  # zeroed as one
 _ZEROS = bytes(1 << 20)
 
 
@@ -246,13 +247,14 @@ def _extent_findings(
 
 
 def is_punched(header: SegmentHeader, entry: ExtentEntry, data: memoryview) -> bool:
-    """Whether the extent's room was given back, after all its records were deleted."""
+    """Whether the extent's room was given back, after all its records were deleted. A power loss
+    meanwhile leaves some of it for the next start to give back.
+    """
     flags = bytes(data[entry.flags_at : entry.flags_at + entry.record_count])
-    pages = header.pages(entry)
-    return (
-        flags.count(1) == len(flags)
-        and len(pages) > 0
-        and is_zero(data[pages.start : min(pages.stop, entry.offset + entry.length)])
+    pages, end = header.pages(entry), entry.offset + entry.length
+    return flags.count(1) == len(flags) and any(
+        is_zero(data[at : min(at + SECTOR_BYTES, pages.stop, end)])
+        for at in range(pages.start, min(pages.stop, end), SECTOR_BYTES)
     )
 
 
