@@ -35,7 +35,7 @@ JSON, EVENTS = "application/json", "text/event-stream"
 LIMIT_S = 45.0  # above the 30 s that a call may ask to wait
 HASTE_S = (0.0, 0.001, 0.02, 0.3)  # instead, for a client in haste
 IDLE_S = 70.0  # the server closes a connection that was idle for 75 s
-CONNECT_S = (0.02, 0.5)  # between two tries to connect
+CONNECT_S = (0.02, 5.0)  # between two tries to connect, each time twice as long
 AGAIN = (None, 429, 503)  # perhaps not done: ask again
 LATER_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 20.0)  # between two times
 PAUSES_S = (0.001, 0.05, 1.0)  # within a request that comes in two pieces
@@ -243,7 +243,9 @@ class Client:
         return wire or await self._new_wire()
 
     async def _new_wire(self) -> Wire:
+        pause_s, most_s = CONNECT_S
         while True:
             with suppress(*BROKEN):
                 return Wire(await self._connect())
-            await trio.sleep(self.dice.uniform(*CONNECT_S))
+            await trio.sleep(pause_s * self.dice.uniform(0.5, 1.0))
+            pause_s = min(2 * pause_s, most_s)

@@ -15,11 +15,12 @@ from tests.simulation.world import SHARDS, World
 
 KINDS: Final = (
     *("kill shard", "kill shard", "kill front", "kill everything", "power", "power", "stop"),
-    *("clock", "slow", "hang", "failing sync", "failing write", "full", "dies", "dies", "late"),
-    *("damage", "damage", "power at work", "power at work"),
+    *("clock", "slow", "hang", "failing sync", "failing write", "full", "late", "rotate"),
+    *("dies", "dies", "dies", "dies", "damage", "damage", "damage", "power at work"),
 )
 OPERATION_S: Final = 0.0001  # of the disk, about
 UP_MAX_S: Final = 120.0
+KEY_S: Final = 60.0  # a key that came or went is noticed by then
 
 
 @dataclass
@@ -35,9 +36,13 @@ class Fates:
 
     def __init__(self, world: World) -> None:
         self._world, self._dice = world, world.dice
-        self._kinds = [kind for kind in KINDS if self._dice.random() < 0.6]
+        share = self._dice.choice((0.15, 0.4, 0.8))
+        some = {kind for kind in dict.fromkeys(KINDS) if self._dice.random() < share}
+        some -= {"power", "power at work"} if self._dice.random() < 0.4 else set()
+        self._kinds = [kind for kind in KINDS if kind in some]
         self._mean_s = self._dice.choice((60.0, 150.0, 400.0, 1200.0))
         self._faults: dict[str, Fault] = {}
+        self._is_rotating = False
         self._operations, self._is_at_work = 0, trio.Event()
         self.is_calm = self._dice.random() < 0.1
         self._world.disk.hook = self._before
@@ -75,13 +80,15 @@ class Fates:
             await self._damage()
         elif kind == "power at work":
             await self._lose_power_at_work()
+        elif kind == "rotate":
+            world.nursery.start_soon(self._rotate)
         elif process is None or process.is_dead:
             return
         elif kind == "kill shard" and process.name.startswith("shard"):
             world.kill(process)
         elif kind == "kill front" and "front 0" in world.processes:
             world.kill(world.processes["front 0"])
-        elif kind == "dies":
+        elif kind == "dies" and process.name.startswith("shard"):
             process.dies_in = 1 + int(dice.random() ** 3 * 300)
         elif kind == "clock":
             seconds = dice.choice((-3600.0, -30.0, -0.5, 0.5, 30.0, 3600.0)) * dice.random()
@@ -96,6 +103,18 @@ class Fates:
         elif process.name.startswith("shard"):
             self._faults[process.name] = Fault(kind, until)
             world.history.happened("fault", process.name, kind)
+
+    async def _rotate(self) -> None:
+        """A new key comes beside the one that there is, and then the old one goes."""
+        world = self._world
+        if not world.keys or self._is_rotating:
+            return
+        self._is_rotating, new = True, f"key{len(world.removed_keys) + 1}"
+        world.set_keys(*world.keys, new)
+        await trio.sleep(KEY_S * (1 + self._dice.random()))
+        world.set_keys(new)
+        await trio.sleep(KEY_S)
+        self._is_rotating = False
 
     async def _restart(self, kind: str) -> None:
         world = self._world

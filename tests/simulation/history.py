@@ -56,6 +56,7 @@ class Happened(msgspec.Struct, tag=True):
     clock     the wall clock jumped by ``value`` s
     fault     the disk of ``who`` refuses, fails or hangs in the way that ``how`` says
     mended    it does so no more
+    key       ``who`` was "added" to the keys, or "removed": ``how``
     damaged   a shard has found its data damaged and stays down
     quiet     nothing is asked any more but by "final", all is mended and started
     """

@@ -41,6 +41,7 @@ from tests.simulation.model import (
 
 MOST = 20  # of one promise and topic
 TICK_S = 0.02
+KEY_S = 60.0  # so long after it a key that came or went is noticed, by slow beats
 CODES = {
     400: "invalid_request batch_too_large record_too_large",
     401: "unauthorized",
@@ -148,6 +149,7 @@ class Judge:
                 self.tell("answers", "", f"{what} without a code", call.began)
         elif call.status >= 500 and call.status != 503:
             self.tell("answers", "", f"{what} {code}", call.began)
+        self.check_access(call, what)
         topic = self.model.topics.get(route.name)
         if topic is None or "topics/x" not in route.kind:
             return
@@ -167,6 +169,21 @@ class Judge:
             self.check_config(topic, call, answer)
         if fate_of(call) == DONE and route.kind == "POST topics/x":
             self.check_appended(call, answer)
+
+    def check_access(self, call: Call, what: str) -> None:
+        """A good key is taken, a removed one is not, and its streams end (§0.2)."""
+        key = call.headers.get("Authorization", "").removeprefix("Bearer ")
+        added, removed = (self.model.keys.get((key, how)) for how in ("added", "removed"))
+        may_be_old = removed is not None and call.ended > removed.number
+        may_be_new = added is not None and call.at < added.at + KEY_S
+        if call.status == 401 and not may_be_old and not may_be_new:
+            self.tell("access", "", f"{what}, though the key is good", call.began)
+        heard = [said for said in self.model.said[call.began] if said.event != "end"]
+        if removed is not None and call.status not in (401, 429, 503):
+            until_s = removed.at + KEY_S
+            if call.at > until_s or any(said.at > until_s for said in heard):
+                sentence = f"{what}, though its key was removed"
+                self.tell("access", "", sentence, removed.number, call.began)
 
     def check_config(self, topic: Topic, call: Call, answer: dict[str, Any]) -> None:
         """An answer has the settings that were made."""
@@ -533,8 +550,8 @@ class Judge:
             if gap is not None:
                 self.check_gap(topic, incarnation, reading, gap)
                 if gap["reason"] != "damaged":
-                    for seq in incarnation.records.keys() & range(gap["gap_from"], low + 1):
-                        told.setdefault(seq, reading)
+                    for known in incarnation.between(gap["gap_from"], low):
+                        told.setdefault(known.seq, reading)
             for seq in shown:
                 if seq in told and told[seq].ended < reading.began and not reading.is_live:
                     sentence = f"record {seq} is shown after it was told lost"
@@ -589,8 +606,8 @@ class Judge:
             sentence = f"{gap['gap_from']} to {gap['gap_to']} are told lost, and nothing takes any"
             self.tell("durability", topic.name, sentence, reading.entry)
             return
-        for seq in sorted(incarnation.records.keys() & range(gap["gap_from"], gap["gap_to"] + 1)):
-            known = incarnation.records[seq]
+        for known in incarnation.between(gap["gap_from"], gap["gap_to"]):
+            seq = known.seq
             if known.since == NEVER or self.may_be_absent(topic, incarnation, seq, reading):
                 continue
             if self.model.may_lose(topic, known, last) or self.may_be_evicted(
@@ -691,15 +708,27 @@ class Judge:
                 seqs = [one.seq for one in knowns]
                 sentence = f"{origin} stands there at {seqs}, at most {int(most)} may"
                 self.tell("once", topic.name, sentence, *(one.entry for one in knowns))
+        if self.is_given_back(topic):  # with the stamps that they had
+            return
         stamps: dict[str, Known] = {}
         for known in incarnation.records.values():
             stamp = (known.record.get("meta") or {}).get("_topics_router")
             if not isinstance(stamp, dict):
                 continue
+            router = self.model.routers.get(stamp["key"].rsplit(":", 3)[0], ())
+            if all(one.dest != topic.name for one in router):
+                continue  # a copy of a copy
             other = stamps.setdefault(stamp["key"], known)
             if other is not known and not self.may_lose_copies(topic):
                 sentence = f"{stamp['key']} stands there at {other.seq} and {known.seq}"
                 self.tell("once", topic.name, sentence, other.entry, known.entry)
+
+    def is_given_back(self, topic: Topic) -> bool:
+        """Whether records may come (again) out of a topic of dead letters."""
+        return any(
+            other.redrives and topic.name in self.ways.get(other.name, ())
+            for other in self.model.topics.values()
+        )
 
     def may_lose_copies(self, topic: Topic, first: int = 0) -> bool:
         """Whether the topic may have lost copies of ``first`` or later that were shown, and be
@@ -734,9 +763,7 @@ class Judge:
                     if self.may_lose_copies(topic)
                     else self.most(other.name, origin, (*way, name))
                 )
-            if other.redrives and name in self.ways.get(other.name, ()):
-                return NEVER
-        return count
+        return NEVER if self.is_given_back(topic) else count
 
     def written(self, topic: Topic, origin: Origin) -> int:
         """How often the append itself may have been done."""
@@ -830,14 +857,11 @@ class Judge:
             for one in later:
                 if one.gap is None or one.gap["reason"] != "mixed":
                     continue
-                for seq in range(one.gap["gap_from"], min(one.gap["gap_to"] + 1, kept)):
-                    one_of = known.get(seq)
-                    if one_of is None or not born < one_of.acked < death.noted:
+                for lost in incarnation.between(one.gap["gap_from"], one.gap["gap_to"]):
+                    if not born < lost.acked < death.noted or lost.gone < NEVER or lost.seq >= kept:
                         continue
-                    if one_of.gone < NEVER:
-                        continue
-                    if self.moved_from(topic, incarnation, seq, one_of) == NEVER:
-                        sentence = f"a power loss took {seq} and left {kept}"
+                    if self.moved_from(topic, incarnation, lost.seq, lost) == NEVER:
+                        sentence = f"a power loss took {lost.seq} and left {kept}"
                         self.tell("durability", topic.name, sentence, death.noted, one.entry)
 
     # Queues
@@ -848,7 +872,7 @@ class Judge:
             known = incarnation.records[seq]
             deliveries = sorted(found, key=lambda one: (one.count, one.ended))
             for one in deliveries:
-                self.check_delivery(topic, known, one)
+                self.check_delivery(topic, incarnation, known, one)
                 limits = topic.may("max_deliveries", one.began, one.ended)
                 targets = topic.may("dead_letter", one.began, one.ended)
                 if 0 not in limits and None not in targets and one.count > max(limits):
@@ -869,7 +893,9 @@ class Judge:
                     sentence = f"delivery {other.count} of job {seq} comes after {one.count}"
                     self.tell("queues", topic.name, sentence, one.entry, other.entry)
 
-    def check_delivery(self, topic: Topic, known: Known, one: Delivery) -> None:
+    def check_delivery(
+        self, topic: Topic, incarnation: Incarnation, known: Known, one: Delivery
+    ) -> None:
         """No job comes after its ack, or before its time."""
         if known.removed < one.began and not self.model.may_undo(topic, known.remover, one.ended):
             sentence = f"job {known.seq} is delivered after it was acked or deleted"
@@ -889,6 +915,7 @@ class Judge:
                 and call.ended < one.began
                 and one.ended_at + TICK_S + self.model.jumped_s() < call.at + delay_ms / 1000
                 and not self.lost_lease(topic, call.began, one.ended)
+                and self.model.epoch_at(topic.name, call.began, call.ended) == incarnation.epoch
             ):
                 sentence = f"job {known.seq} is delivered {delay_ms} ms after a nack, or sooner"
                 self.tell("queues", topic.name, sentence, call.began, one.entry)
@@ -1172,8 +1199,10 @@ class Judge:
         """Whether records of ``first`` or later may leave the topic, or be lost, before anybody is
         shown them: who acks a job was.
         """
+        has_caps = any(topic.ever(name) for name in ("cap_records", "cap_bytes"))
         return (
-            any(topic.ever(name) for name in ("cap_records", "cap_bytes", "ttl_ms"))
+            (has_caps and "old" in topic.may("discard", topic.first + 1))
+            or topic.ever("ttl_ms")
             or any(until >= first for _, until, _ in topic.deletes)
             or any(removal.until >= first for removal in topic.removals)
             or self.may_lose_copies(topic, first)

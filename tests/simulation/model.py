@@ -263,8 +263,16 @@ class Incarnation:
     readings: list[Reading] = field(default_factory=list)
     deliveries: dict[int, list[Delivery]] = field(default_factory=lambda: defaultdict(list))
 
+    ordered: list[int] = field(default_factory=list)  # the seqs of records, when all is collected
+
     def known(self, seq: int) -> Known:
         return self.records.setdefault(seq, Known(seq))
+
+    def between(self, first: int, last: int) -> Iterator[Known]:
+        """Records with these seqs, when all is collected."""
+        self.ordered = self.ordered or sorted(self.records)
+        for index in range(bisect_left(self.ordered, first), bisect_right(self.ordered, last)):
+            yield self.records[self.ordered[index]]
 
 
 class Topic:
@@ -334,6 +342,7 @@ class Model:
         self.happened = [entry for entry in history if isinstance(entry, Happened)]
         self._index_moments()
         self.quiet = next((one.number for one in self.happened if one.what == "quiet"), NEVER)
+        self.keys = {(one.who, one.how): one for one in self.happened if one.what == "key"}
         self.jumps = [one for one in self.happened if one.what == "clock"]
         self.deaths = list(self._deaths())
         self.front_deaths = [

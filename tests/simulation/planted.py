@@ -18,6 +18,7 @@ earlier leases (12). All others have not been found yet, within 5 to 20 such see
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -47,6 +48,8 @@ from topics.engine.topic_table import TopicTable
 from topics.formats.disk.frames import FrameKind
 from topics.formats.ranges import SeqRange
 from topics.front.live import topic_streams
+from topics.process.keys import KeyReload
+from topics.storage import disk
 from topics.storage.checkpoints import CheckpointWriter
 from topics.storage.recovery import restore, steps
 from topics.storage.recovery.replay import LogReplay
@@ -219,7 +222,7 @@ def groups_without_room_that_are_acknowledged() -> None:
             for each in [*self._pending()]:
                 if isinstance(each.change, Append) and each.settle is not None:
                     each.settle(NO_IO)
-                    object.__setattr__(each, "settle", None)
+                    structs.force_setattr(each, "settle", None)
         real(self, error)
 
     wrap(GroupCommit, "_lose", lose)
@@ -231,8 +234,8 @@ def checkpoints_that_are_not_synced() -> None:
 
 
 @plant
-def log_files_without_durable_names() -> None:
-    wal_file.sync_directory = nothing
+def names_that_are_not_synced() -> None:
+    replace(disk, "sync_directory", nothing)
 
 
 # Topics
@@ -339,6 +342,14 @@ def deliveries_that_are_not_counted() -> None:
         return lease
 
     wrap(Jobs, "end_lease", end_lease)
+
+
+# Access
+
+
+@plant
+def keys_that_are_not_read_again() -> None:
+    KeyReload.advance = lambda self, now: setattr(self, "next_at", math.inf)
 
 
 # Routing

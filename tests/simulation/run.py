@@ -31,6 +31,9 @@ from tests.simulation.work import HOUR_S, Work  # noqa: E402
 from tests.simulation.world import SHARDS, World, place  # noqa: E402
 from tests.simulation.world import run as run_world  # noqa: E402
 
+CALLS: Final = (600, 1200, 2400)  # about how many a run has
+KEYED: Final = 0.5  # the share of runs whose server wants keys
+
 
 @dataclass
 class Result:
@@ -61,6 +64,8 @@ def run(seed: int, *, span_s: float = HOUR_S, cut_s: float | None = None) -> Res
                 world.broken += damage(root / "data", SHARDS)
         except BaseException as error:
             world.broken.append(f"the world has ended: {told(error)}")
+        finally:
+            world.key_file.path.unlink(missing_ok=True)
     result.entries, result.simulated_s = world.history.entries, world.history.at
     result.broken += world.broken
     if not result.broken:
@@ -72,16 +77,26 @@ def run(seed: int, *, span_s: float = HOUR_S, cut_s: float | None = None) -> Res
 
 
 async def _live(world: World, span_s: float, cut_s: float | None) -> None:
+    has_keys = world.dice.random() < KEYED
+    if has_keys:
+        world.set_keys("key0")
     world.start()
     await world.ready()
     fates = Fates(world)
-    work = Work(world.seed, world.connect, world.history, SHARDS, span_s=span_s)
+    calls = world.dice.choice(CALLS)
+    work = Work(
+        *(world.seed, world.connect, world.history, SHARDS),
+        span_s=span_s,
+        calls=calls,
+        token=world.key if has_keys else None,
+    )
     with trio.move_on_after(span_s if cut_s is None else cut_s):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(fates.run)
             await work.run()
             nursery.cancel_scope.cancel()
     await fates.mend()
+    world.old_keys = 0.0
     world.history.happened("quiet")
     await work.final()
     await world.stop()

@@ -38,13 +38,14 @@ NODES = ("n1", "n2", "n3")
 SIZES = (0, 0, 10, 100, 100, 2000)
 BIG_BYTES = (300 << 10, 700 << 10)
 BATCHES = (1, 1, 1, 1, 2, 3, 10, 40)
-# Of these each run has about half.
+# Of these each run has about half; a gentle one has none of those that make records disappear.
 FEATURES = (
     *("keys", "shared keys", "late repeats", "twins", "batches", "big", "tags", "meta", "nodes"),
     *("caps", "ages", "windows", "rejecting", "delays", "firm leases", "jitter", "waits", "haste"),
     *("slow bodies", "retyping", "odd", "mixed routes", "circles", "steady", "no dead letters"),
-    *("bad jobs", "one grave"),
+    *("bad jobs", "one grave", "mostly queues", "long windows"),
 )
+HARSH = ("caps", "ages", "windows", "rejecting", "retyping")
 
 
 @dataclass
@@ -91,7 +92,9 @@ class Work:
         self.asked = 0  # calls so far
         self.heads: dict[str, int] = {}  # as last heard
         dice = self.dice("work")
+        is_gentle = dice.random() < 0.4
         self.has = {name: dice.random() < 0.5 for name in FEATURES}
+        self.has |= dict.fromkeys(HARSH, False) if is_gentle else {}
         self.topics = self._topics(dice)
         self.dests = [
             Topic(named(f"copy{n}", n % shards, shards), "dest") for n in range(max(4, shards + 1))
@@ -100,6 +103,7 @@ class Work:
         drawn = [
             (kind, share)
             for kind, least, most, share in KINDS
+            if not (is_gentle and kind in (Deleter, Configurer, Recreator))
             for _ in range(dice.randint(max(least, 1), most) * (least > 0 or dice.random() < 0.6))
         ]
         self.is_routed = RouterMaker in dict(drawn)
@@ -170,6 +174,8 @@ class Work:
             config["ttl_ms"] = self.ms(dice, 2000, 60_000, 600_000)
         if self.has["windows"] and dice.random() < 0.5:
             config["idempotency_window_ms"] = self.ms(dice, 0, 5000, 600_000, 3_600_000)
+        elif self.has["long windows"]:
+            config["idempotency_window_ms"] = 3_600_000
         if role != "queue" and (role != "dead" or dice.random() < 0.5):
             return config
         config |= {"type": "queue", "lease_ms": self.ms(dice, 1000, 10_000, 60_000, 300_000)}
@@ -180,7 +186,10 @@ class Work:
         if role == "queue" and not self.has["no dead letters"] and dice.random() < 0.8:
             dead = [topic.name for topic in topics if topic.role == "dead"]
             dead = dead[:1] if self.has["one grave"] else dead  # for queues of all shards
-            config |= {"max_deliveries": dice.randint(1, 3), "dead_letter": dice.choice(dead)}
+            config |= {
+                "max_deliveries": dice.choice((1, 1, 2, 3)),
+                "dead_letter": dice.choice(dead),
+            }
         return config
 
     def _bursts(self, dice: random.Random) -> list[tuple[float, float, float]]:
@@ -282,11 +291,12 @@ class Appender(Actor):
         self._done: tuple[str, dict[str, Any], dict[str, str]] | None = None
 
     async def turn(self) -> None:
-        if self._done is not None and self.has("late repeats", 0.1):
+        if self._done is not None and self.has("late repeats", 0.3):
             path, body, headers = self._done
             await self.surely("POST", path, body, **headers)
             return
-        topic = self.topic("log", "log", "queue", "dead" if self.has("odd", 0.1) else "log")
+        most = "queue" if self.has("mostly queues") else "log"
+        topic = self.topic(most, most, "queue", "dead" if self.has("odd", 0.1) else "log")
         if self.has("mixed routes", 0.1):
             topic = self.dice.choice(self.work.dests)
         body = self._body(topic)
@@ -648,6 +658,6 @@ class Lister(Actor):
 # there is there in six of ten runs.
 KINDS: tuple[tuple[type[Actor], int, int, float], ...] = (
     *((Appender, 2, 5, 1.5), (Reader, 1, 3, 1.0), (Watcher, 0, 3, 0.25), (Follower, 0, 2, 0.25)),
-    *((Deleter, 0, 1, 0.3), (Configurer, 0, 1, 0.25), (Recreator, 0, 1, 0.1), (Worker, 0, 4, 1.0)),
+    *((Deleter, 0, 1, 0.3), (Configurer, 0, 1, 0.25), (Recreator, 0, 1, 0.1), (Worker, 1, 4, 1.0)),
     *((Pushed, 0, 2, 0.3), (Redriver, 0, 1, 0.4), (RouterMaker, 0, 2, 0.2), (Lister, 0, 1, 0.3)),
 )

@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any, Final
 
 import trio
+from werkzeug.routing import Rule
 
 from tests.simulation import outside, threads
 from tests.simulation.disk import Died, Disk
@@ -29,12 +30,11 @@ from topics.actors.link.board import Board, FrontState, ShardState
 from topics.actors.link.link_memory import LinkSizes
 from topics.actors.link.process_id import FRONT, shard_id
 from topics.config import Settings
-from topics.engine.access import Access
 from topics.errors import ExitCode
 from topics.front import server
 from topics.process import family, front, shard_writer, supervisor
 from topics.process.family import Links, Shared, Workers
-from topics.process.keys import KeyReload, KeySources
+from topics.process.keys import KeyFile, KeyReload, KeySources
 from topics.process.notify import Notifier
 from topics.storage.data_dir import DataDirectory
 from topics.storage.wal import log as wal_log
@@ -117,6 +117,10 @@ class World:
         self.broken: list[str] = []
         self.late = 0.0  # the share of what processes hear late
         self.address = "\0" + str(root)
+        self.keys: list[str] = []  # those of the key file, the newest last; none: nobody needs one
+        self.removed_keys: list[str] = []
+        self.old_keys = 0.02  # the share of calls that come with a removed one
+        self.key_file = KeyFile(root.with_name(f"{root.name} keys"), "TOPICS_API_KEYS_FILE")
         self.processes: dict[str, Process] = {}
         self.board: Board | None = None
         self._pids = 100
@@ -148,7 +152,8 @@ class World:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         self.board = board = Board(settings.shards)
         board.started_monotonic_ms = int(self.time.monotonic() * 1000)
-        keys = KeyReload(board, KeySources(()), Access.parse(""))
+        sources = KeySources(files=(self.key_file,) if self.keys else ())
+        keys = KeyReload(board, sources, sources.read_again())
         links = Links(board, LinkSizes.of(settings))
         self.shared = shared = Shared(board, links, listener, Notifier(), keys.table)
         try:
@@ -258,6 +263,29 @@ class World:
         """A signal for the parent."""
         self._signals.append(number)
         self._signalled.tell()
+
+    # --- keys ---
+
+    def set_keys(self, *keys: str) -> None:
+        """The key file has these keys, and the server is told."""
+        added = [key for key in keys if key not in self.keys]
+        removed = [key for key in self.keys if key not in keys]
+        for how, those in (("added", added), ("removed", removed)):
+            for key in those:
+                self.history.happened("key", key, how)
+        self.removed_keys += removed
+        self.keys = [*keys]
+        path = self.key_file.path
+        new = path.with_suffix(".new")
+        new.write_text("\n".join(keys))
+        new.replace(path)  # another inode, as its times are not those of this world
+        self.signal_supervisor(signal.SIGHUP)
+
+    def key(self) -> str:
+        """What a client takes for a key: the oldest that is good, now and then one that was."""
+        if self.removed_keys and self.dice.random() < self.old_keys:
+            return self.dice.choice(self.removed_keys)
+        return self.keys[0]
 
     # --- deaths ---
 
@@ -450,6 +478,7 @@ def place(world: World) -> None:
     nothing = lambda *_: None  # noqa: E731
     signals = Kernel(signal, signal=nothing, pthread_sigmask=nothing)
     for owner, name, own in (
+        (Rule, "_compile_builder", lambda *_: nothing),  # no URL is ever built
         (server, "Timings", partial(vars(server)["Timings"], tick_s=20.0)),
         (wal_log, "select", Kernel(select, poll=threads.Poll)),
         (os, "eventfd", _eventfd),
