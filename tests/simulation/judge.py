@@ -163,7 +163,9 @@ class Judge:
         kinds = topic.may("type", call.began, call.ended)
         if code == "not_a_queue" and kinds == {"queue"} and shown is not None:
             self.tell("answers", route.name, f"{what}, though it is a queue", call.began)
-        if code == "topic_full" and topic.may("discard", 0, call.ended) == {"old"}:
+        own = call.body.get("config") or {} if isinstance(call.body, dict) else {}
+        discards = topic.may("discard", 0, call.ended) | {own.get("discard", "old")}
+        if code == "topic_full" and discards == {"old"}:
             self.tell("answers", route.name, f"{what} though it discards the old", call.began)
         if fate_of(call) == DONE and route.kind in ("PUT topics/x", "GET topics/x"):
             self.check_config(topic, call, answer)
@@ -176,10 +178,17 @@ class Judge:
         added, removed = (self.model.keys.get((key, how)) for how in ("added", "removed"))
         may_be_old = removed is not None and call.ended > removed.number
         may_be_new = added is not None and call.at < added.at + KEY_S
-        if call.status == 401 and not may_be_old and not may_be_new:
+        is_of_session = route_of(call).kind == "GET watch/x"  # and that has the key of its maker
+        if call.status == 401 and not (may_be_old or may_be_new or is_of_session):
             self.tell("access", "", f"{what}, though the key is good", call.began)
-        heard = [said for said in self.model.said[call.began] if said.event != "end"]
-        if removed is not None and call.status not in (401, 429, 503):
+        is_watch = route_of(call).kind in ("GET watch", "GET watch/x")  # a worker hears jobs late
+        heard = [
+            said
+            for said in self.model.said[call.began]
+            if is_watch and said.event not in ("end", "error")
+        ]
+        is_asked = route_of(call).kind != "GET ready"
+        if removed is not None and is_asked and call.status not in (401, 429, 503):
             until_s = removed.at + KEY_S
             if call.at > until_s or any(said.at > until_s for said in heard):
                 sentence = f"{what}, though its key was removed"
@@ -252,6 +261,9 @@ class Judge:
         name, body, answer = route_of(call).name, call.body or {}, call.answer
         node, gap = body.get("node"), answer["tombstone"]
         is_anew = gap is not None and gap["reason"] == "recreated"
+        if body.get("epoch") not in (None, answer.get("epoch")) and not is_anew:
+            sentence = f"a reader of the epoch {body['epoch']} is not told of another"
+            self.tell("epochs", name, sentence, call.began)
         low, high, head = body.get("from_seq", 0), answer["next_from_seq"], answer["head_seq"]
         low = min(answer["earliest_seq"] - 1, head) if is_anew else low
         shown = answer["records"]
@@ -420,7 +432,8 @@ class Judge:
         call = append.call
         append.epoch = self.model.epoch_at(topic.name, call.began, call.ended)
         origins = [origin_of(record) for record in append.records]
-        if append.epoch is None:
+        others = self.model.appends[origins[0][:2]] if origins[0] else ()
+        if append.epoch is None and len(others) == 1:
             for epoch, incarnation in topic.epochs.items():
                 there = incarnation.records.get(append.seqs[0])
                 if there is not None and there.origin and there.origin == origins[0]:
@@ -792,6 +805,12 @@ class Judge:
             and not topic.may_be_deleted(first.began, self.model.until(last))
         )
 
+    def may_know_key(self, topic: Topic, first: Call, last: Call) -> bool:
+        """Whether the key of the first call may still be known to the last."""
+        window_ms = max(topic.may("idempotency_window_ms", first.began, last.ended))
+        age_s = last.at - self.model.at(self.model.until(first)) - self.model.jumped_s() - TICK_S
+        return first.began < last.ended and age_s * 1000 < window_ms
+
     def check_keys(self, topic: Topic) -> None:
         """A key that is known gives the first answer again (§0.8)."""
         by_key: dict[str, list[Append]] = defaultdict(list)
@@ -801,12 +820,12 @@ class Judge:
         for key, appends in by_key.items():
             answered = [one for one in appends if one.seqs]
             for one in answered:
-                call = one.call
-                if call.answer["deduped"] and not any(
-                    other is not one and other.call.began < call.ended for other in appends
+                if one.call.answer["deduped"] and not any(
+                    other is not one and self.may_know_key(topic, other.call, one.call)
+                    for other in appends
                 ):
-                    sentence = f"the key {key} is deduped at its first use"
-                    self.tell("once", topic.name, sentence, call.began)
+                    sentence = f"the key {key} is deduped, and nobody used it in its window"
+                    self.tell("once", topic.name, sentence, one.call.began)
             for one, other in pairwise(answered):
                 last = max(one.call, other.call, key=self.model.until)
                 if not self.is_key_kept(topic, appends[0].call, last):

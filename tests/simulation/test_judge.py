@@ -94,7 +94,8 @@ class Story:
 
     def page(
         self, *seqs: int, topic: str = T, low: int = 0, head: int | None = None,
-        gap: tuple[int, int, str] | None = None, client: str = "r", **changed: Any,
+        gap: tuple[int, int, str] | None = None, client: str = "r", epoch_read: int | None = None,
+        **changed: Any,
     ) -> int:  # fmt: skip
         high = max([low, *seqs, gap[1] if gap else 0, *([head] if head else [])])
         told = {"gap_from": gap[0], "gap_to": gap[1], "reason": gap[2]} if gap else None
@@ -109,7 +110,7 @@ class Story:
             "tombstone": told,
             "epoch": self.epochs.get(topic, 1),
         }
-        body = {"from_seq": low, "include_tags": True, "limit": 1000}
+        body = {"from_seq": low, "include_tags": True, "limit": 1000, "epoch": epoch_read}
         return self.call(f"topics/{topic}/diff", body, answer | changed, client=client)
 
     def state(self, topic: str = T, client: str = "r", **fields: Any) -> None:
@@ -251,10 +252,18 @@ def a_key_that_is_known(story: Story, right: bool) -> None:
     story.append(1, 1, idempotency_key="k", deduped=right)
 
 
-@case("once", "deduped at its first use")
+@case("once", "deduped, and nobody used it in its window")
 def a_key_that_is_new(story: Story, right: bool) -> None:
     story.make()
     story.append(1, 1, idempotency_key="k", deduped=not right)
+
+
+@case("once", "deduped, and nobody used it in its window")
+def a_key_that_is_old(story: Story, right: bool) -> None:
+    story.make()
+    story.append(1, 1, idempotency_key="k")
+    story.wait(119.0 if right else 121.0)
+    story.append(1, 1, idempotency_key="k", deduped=True)
 
 
 @case("seqs", "is not told why there is no record 2")
@@ -452,6 +461,33 @@ def an_epoch_that_is_new(story: Story, right: bool) -> None:
     story.call(f"topics/{T}", None, {"topic": T, "deleted": True}, method="DELETE")
     story.epochs[T] = 1 if right else 0
     story.make()
+
+
+@case("epochs", "a reader of the epoch 1 is not told of another")
+def a_reader_of_an_epoch_that_is_over(story: Story, right: bool) -> None:
+    story.make()
+    story.append(1, 1)
+    story.call(f"topics/{T}", None, {"deleted": True}, method="DELETE")
+    story.make()
+    story.append(2, 1)
+    story.page(1, epoch_read=2 if right else 1)
+
+
+@case("access", "answers 401, though the key is good")
+def a_good_key(story: Story, right: bool) -> None:
+    story.history.happened("key", "k", "added")
+    story.wait(100.0)
+    if right:
+        story.history.happened("key", "k", "removed")
+    story.call("topics", None, "unauthorized", 401, "GET", Authorization="Bearer k")
+
+
+@case("access", "answers 200, though its key was removed")
+def a_key_that_was_removed(story: Story, right: bool) -> None:
+    story.history.happened("key", "k", "added")
+    story.history.happened("key", "k", "removed")
+    story.wait(30.0 if right else 100.0)
+    story.call("topics", None, {"topics": []}, method="GET", Authorization="Bearer k")
 
 
 @case("epochs", "nobody has deleted it")
