@@ -29,6 +29,10 @@ settings.register_profile(
 settings.register_profile("quick", settings.get_profile("topics"), max_examples=15)
 settings.load_profile("topics")
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell script has started this run in the background. Programs that tests start would ignore
+    # Ctrl-C, too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 AGAIN_PART = 8  # of a timeout, between its alarms
 
