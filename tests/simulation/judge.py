@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from itertools import chain as joined
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -154,7 +155,10 @@ class Judge:
         if topic is None or "topics/x" not in route.kind:
             return
         shown = self.model.exists(route.name, call.began, call.ended)
-        if code == "topic_not_found" and shown is not None:
+        is_going = any(
+            one.began < call.ended and call.began < one.ended for one in topic.refused_deletes
+        )
+        if code == "topic_not_found" and shown is not None and not is_going:
             sentence = f"{what}, though the topic is there"
             self.tell("answers", route.name, sentence, shown.began, call.began)
         if route.kind == "PUT topics/x" and answer.get("created") and shown is not None:
@@ -296,8 +300,7 @@ class Judge:
         """Records go up between the cursors; a gap stands before them."""
         gap, low, seqs = reading.gap, reading.low, [one["$seq"] for one in reading.records]
         if gap is not None:
-            is_next = gap["gap_from"] == low + 1 or (reading.nodes and gap["gap_from"] > low)
-            if not is_next or gap["gap_to"] < gap["gap_from"]:  # it may be behind what is dropped
+            if not low < gap["gap_from"] <= gap["gap_to"]:  # in between is what went in silence
                 sentence = f"from {low} comes the gap {gap['gap_from']} to {gap['gap_to']}"
                 self.tell("readers", reading.topic, sentence, reading.entry)
             low = gap["gap_to"]
@@ -557,7 +560,8 @@ class Judge:
         for reading in sorted(incarnation.readings, key=lambda one: one.ended):
             shown, gap = reading.seqs, reading.gap
             low = max(reading.low, gap["gap_to"]) if gap else reading.low
-            for seq in range(low + 1, reading.high + 1):
+            before = range(reading.low + 1, gap["gap_from"] if gap else 0)
+            for seq in joined(before, range(low + 1, reading.high + 1)):
                 if seq not in shown and not self.may_be_absent(topic, incarnation, seq, reading):
                     self.tell_absent(topic, incarnation, seq, reading)
             if gap is not None:

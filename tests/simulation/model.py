@@ -283,6 +283,7 @@ class Topic:
         self.settings = {name: Register(value) for name, value in DEFAULTS.items()}
         self.appends: list[Append] = []
         self.deletes: list[tuple[int, int, Call]] = []  # of the topic: from, until
+        self.refused_deletes: list[Call] = []  # while one waits for the log, the topic is not there
         self.certain: list[tuple[int, int, Call]] = []  # calls that say that it exists
         self.observed: list[tuple[int, int, int]] = []  # began, ended, epoch
         self.removals: list[Removal] = []
@@ -501,6 +502,8 @@ class Model:
         if fate == REFUSED:
             if kind == "POST topics/x":
                 self._append(call, name, body, answer, fate)
+            elif kind == "DELETE topics/x":
+                topic.refused_deletes.append(call)
             return
         if kind == "PUT topics/x":
             topic.makers.append(until)

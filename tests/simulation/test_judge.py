@@ -362,7 +362,7 @@ def a_page_in_order(story: Story, right: bool) -> None:
     story.page(*([1, 2] if right else [2, 1]))
 
 
-@case("readers", "comes the gap 2 to 2")
+@case("durability", "gets no record 1, which was acknowledged, and is not told")
 def a_gap_from_the_cursor(story: Story, right: bool) -> None:
     story.make(cap_records=1)
     for seq in (1, 2, 3):
