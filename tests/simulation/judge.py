@@ -725,8 +725,10 @@ class Judge:
                 seqs = [one.seq for one in knowns]
                 sentence = f"{origin} stands there at {seqs}, at most {int(most)} may"
                 self.tell("once", topic.name, sentence, *(one.entry for one in knowns))
-        if self.is_given_back(topic):  # with the stamps that they had
-            return
+        if self.is_given_back(topic) or topic.name in reachable(
+            self.ways, self.ways.get(topic.name, ())
+        ):
+            return  # copies come back with the stamps that they had
         stamps: dict[str, Known] = {}
         for known in incarnation.records.values():
             stamp = (known.record.get("meta") or {}).get("_topics_router")
