@@ -15,6 +15,7 @@ from itertools import chain as joined
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from tests.simulation.clients import END, LOST
 from tests.simulation.history import Call, Entry, Said
 from tests.simulation.model import (
     DEFAULTS,
@@ -42,6 +43,7 @@ from tests.simulation.model import (
 
 MOST = 20  # of one promise and topic
 TICK_S = 0.02
+SLOW_S = 25.0  # a stream whose client takes nothing for 30 s is ended, and perhaps it never hears
 KEY_S = 60.0  # so long after it a key that came or went is noticed, by slow beats
 CODES = {
     400: "invalid_request batch_too_large record_too_large",
@@ -973,8 +975,11 @@ class Judge:
         """Whether the stream that a job came by may have ended."""
         if not one.stream:
             return False
-        ends = (said.number for said in self.model.said[one.stream] if said.event == "end")
-        return any(number <= last for number in ends) or any(
+        said = self.model.said[one.stream]
+        if said[-1].event == END and (said[-1].data == LOST or said[-1].number <= last):
+            return True  # who has lost it hears of that late
+        heard_at = max(each.at for each in said if each.number <= last)
+        return self.model.at(last) > heard_at + SLOW_S or any(
             one.stream < number <= last for number in self.model.front_deaths
         )
 
@@ -1249,9 +1254,13 @@ class Judge:
             topics = self.model.topic(source), self.model.topic(dest)
             chain, copies = (self.final(topic.name) for topic in topics)
             if chain and copies and not any(topic.deletes for topic in topics):
-                if into == [name]:
+                if into == [name] and self.comes_from(dest) == [source]:
                     self.check_copies(*topics, chain, copies)
                 self.check_router(name, writes, *topics, chain, copies)
+
+    def comes_from(self, name: str) -> list[str]:
+        """From where records may come to the topic in one step."""
+        return [one for one, targets in self.ways.items() if name in targets]
 
     def check_copies(
         self, source: Topic, dest: Topic, chain: list[Reading], copies: list[Reading]
@@ -1286,7 +1295,7 @@ class Judge:
         filters = {str(one.config.get("filter")) for one in writes if one.config}
         if not is_kept or len(filters) != 1 or not writes[0].config:
             return
-        if [one for one, targets in self.ways.items() if dest.name in targets] == [source.name]:
+        if self.comes_from(dest.name) == [source.name]:
             self.check_filter(name, writes[0].config.get("filter"), source, dest)
         acked = any(one.what == "ack" for one in dest.settles)
         moves_on = dest.redrives or dest.ever("dead_letter") or acked
