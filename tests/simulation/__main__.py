@@ -16,6 +16,7 @@ import select
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -92,7 +93,7 @@ def results(seeds: Iterator[int], options: argparse.Namespace) -> Iterator[Told]
     running: dict[int, tuple[int, BinaryIO, int]] = {}
     while True:
         while len(running) < options.jobs and (seed := next(seeds, None)) is not None:
-            pid, pipe = forked(lambda seed=seed: tell(seed, options))  # type: ignore[misc]
+            pid, pipe = forked(partial(tell, seed, options))
             running[pipe.fileno()] = pid, pipe, seed
         if not running:
             return
@@ -106,7 +107,7 @@ def shrunk(seed: int, options: argparse.Namespace, until_s: float) -> float:
     low, high = 0.0, until_s
     while high - low > max(1.0, 0.02 * high):
         middle = (low + high) / 2
-        pid, pipe = forked(lambda cut_s=middle: tell(seed, options, cut_s))  # type: ignore[misc]
+        pid, pipe = forked(partial(tell, seed, options, middle))
         if told_by(pid, pipe, seed).broken:
             high = middle
         else:
@@ -117,7 +118,7 @@ def shrunk(seed: int, options: argparse.Namespace, until_s: float) -> float:
 def show(seed: int, options: argparse.Namespace) -> None:
     """The shortest history that is broken, for people."""
     cut_s = shrunk(seed, options, options.cut or options.span)
-    pid, pipe = forked(lambda: story(seed, options, cut_s))
+    pid, pipe = forked(partial(story, seed, options, cut_s))
     with pipe:
         sys.stdout.buffer.write(pipe.read())
     os.waitpid(pid, 0)

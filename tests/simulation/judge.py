@@ -34,12 +34,12 @@ from tests.simulation.model import (
     Settle,
     Topic,
     fate_of,
-    matches,
     origin_of,
     reachable,
     resolved,
     route_of,
 )
+from tests.support.model import matches
 
 MOST = 20  # of one promise and topic
 TICK_S = 0.02

@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from tests.simulation.history import Call, Entry, Happened, Said
+from tests.support.model import matches
+from tests.support.topic_configs import DEFAULTS as TOPIC_DEFAULTS
 from topics.formats.names import shard_of
 
 NEVER = 1 << 60
@@ -33,26 +35,9 @@ SYNC_S = 0.2  # acknowledged records of class disk are synced by then
 SLACK_S = 0.5
 SYNCED_S = 5.0  # what a fault has held up is synced by then
 DEADLY = ("kill", "power", "stop", "start", "fault", "mended", "damaged")
-DEFAULTS: dict[str, Any] = {
-    "type": "log",
-    "ttl_ms": 0,
-    "cap_records": 0,
-    "cap_bytes": 0,
-    "discard": "old",
-    "durability": "disk",
-    "priority": None,
-    "auto_priority": True,
-    "auto_create": True,
-    "idempotency_window_ms": 120_000,
-    "dedupe_node": True,
-    "lease_ms": 30_000,
-    "claim_jitter_ms": 0,
-    "max_deliveries": 0,
-    "dead_letter": None,
-    "leases_durable": False,
-}
+# Of a config, without the other name of its durability.
+DEFAULTS = {name: value for name, value in TOPIC_DEFAULTS.items() if name != "durable"}
 CLAMPS = {"lease_ms": (100, 86_400_000), "claim_jitter_ms": (0, 5000), "priority": (-1000, 1000)}
-TOPIC_PATH = re.compile(r"/v0/topics/([^/]+)(?:/(diff|delete|claim|ack|nack|extend|redrive))?")
 Origin = tuple[str, int, int]  # by, n, i
 
 
@@ -239,18 +224,6 @@ class Death(NamedTuple):
     shard: int | None
     window_s: float  # of a power loss: what was acknowledged then may be lost
     noted: int  # the entry
-
-
-def matches(match: Any, tag: str | None) -> bool:
-    """The language of deletes and filters (§5)."""
-    if match is None:
-        return True
-    if tag is None:
-        return False
-    if isinstance(match, str):
-        return tag == match
-    _, op, text = match
-    return tag == text if op == "Eq" else tag.startswith(text.removesuffix("*"))
 
 
 @dataclass(slots=True)
