@@ -20,7 +20,7 @@ from tests.cli.conftest import Run, started
 from tests.client.conftest import url_of
 from tests.support.server import Server
 from topics.cli import ping
-from topics.client import Topics
+from topics.client import ConnectionLost, Topics
 
 
 def none_left(client: Topics) -> bool:
@@ -56,6 +56,34 @@ def test_heartbeats_without_the_record_are_a_slow_server(client: Topics, name: s
         found = run.ping(1)
     assert (found["ms"], found["why"], run.proxy) == (None, ping.SLOW, "via: 1.1 relay")
     assert found["ack_ms"] > 0
+
+
+@pytest.mark.parametrize("failure", [ConnectionLost("gone"), TimeoutError()])
+def test_a_stream_that_failed_is_closed_at_once(
+    client: Topics, name: str, failure: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the collector closes it, in any thread, and can wait for that thread's own lock."""
+    closed: list[int] = []
+
+    def listen(*_: object) -> Iterator[Any]:
+        try:
+            yield {}
+            yield from ("1", 1)
+            yield 2
+        finally:
+            closed.append(1)
+
+    def fail(*_: object) -> None:
+        raise failure
+
+    topic = client.topic(name)
+    with ping.Run(topic, listen, 0.05) as run:  # type: ignore[arg-type]
+        assert run.ping(1)["ms"]
+        monkeypatch.setattr(type(topic), "append", fail)
+        kept = run._stream  # as a traceback keeps it
+        assert run.ping(2)["ms"] is None
+        assert kept
+        assert closed == [1]
 
 
 @contextmanager

@@ -99,8 +99,15 @@ class Run:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        """Close the stream here. The collector would close one that is only let go of in
+        any thread, which can wait then for a lock that it holds itself.
+        """
         if self._stream is not None:
             self._stream.close()
+        self._stream = None
 
     def ping(self, number: int) -> dict[str, Any]:
         """Send a record and wait for it: ``ms``, or ``why`` it is late or not here. Raises
@@ -127,11 +134,13 @@ class Run:
             if silence_s >= SILENCE_S:
                 found["why"] = BUFFERS
         except TimeoutError:
-            self._stream, found["why"] = None, BUFFERS
+            self._end()
+            found["why"] = BUFFERS
         except AWAY as failure:
             if number == 1:
                 raise
-            self._stream, found["why"] = None, failure.message
+            self._end()
+            found["why"] = failure.message
         return {"ping": number, **found}
 
     def _begin(self) -> Stream:
