@@ -39,14 +39,17 @@ def fill_up(api: Api, topic: str, disk: Path) -> int:
     """Append until a write is refused, by little pieces at last, so that the log's file is full,
     too; how many were acknowledged.
     """
-    for number in range(8000):
+    taken = 0
+    while taken < 20_000:
         found = os.statvfs(disk)
         last = found.f_bavail * found.f_frsize < 8 * FILE_BYTES
-        answer = api.append(topic, [number, "x" * (300 if last else 8_000)])
+        count, size = (4, 300) if last else (16, 8_000)
+        answer = api.append(topic, *([taken + one, "x" * size] for one in range(count)))
         if answer.status != 200:
             refused(answer, 503, "not_ready")
-            return number
-    raise AssertionError("a small disk took 32 MB")
+            return taken
+        taken += count
+    raise AssertionError("a small disk takes no end of records")
 
 
 @contextlib.contextmanager
