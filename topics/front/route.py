@@ -15,7 +15,6 @@ from topics.front.queries import Parameter
 
 TOPIC, WID, ROUTER = ":topic", ":wid", ":router"
 NAMES = (TOPIC, WID, ROUTER)  # what a segment of a path may stand for
-READ_ONLY = ("GET", "HEAD")
 
 
 class Lane(Enum):
@@ -37,7 +36,7 @@ class BodyRule(Enum):
 class Route:
     """One row. ``path`` has at most one of `NAMES`."""
 
-    methods: tuple[str, ...]
+    method: str
     path: str
     name: str
     scope: Scope | None  # None: any key, and no key at all if `is_open`
@@ -58,6 +57,12 @@ class Route:
     is_chunked: bool = False  # the answer's end is told by the framing of HTTP/1.1 alone
     no_preflight: bool = False  # browsers let pages of any site open it, which does more than show
 
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """HEAD stands beside a GET that answers a document (RFC 9110 §9.1)."""
+        is_document = self.method == "GET" and not self.streams
+        return ("GET", "HEAD") if is_document else (self.method,)
+
     def path_of(self, name: str) -> str:
         """The path with the name of a topic or a router filled in."""
         return self.path.replace(ROUTER if ROUTER in self.path else TOPIC, name)
@@ -72,7 +77,7 @@ class Route:
 
 def plain(method: str, path: str, name: str, scope: Scope | None, **more: Any) -> Route:
     """A row of the hot lane whose operation is a plain function."""
-    return Route((method,), path, name, scope, lane=Lane.HOT, is_plain=True, **more)
+    return Route(method, path, name, scope, lane=Lane.HOT, is_plain=True, **more)
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ async def backup(context: RouteContext, request: Request, _body: Body, _at: int)
 
 ROUTES: Final = {
     Route(
-        ("GET",),
+        "GET",
         "/v0/backup",
         "backup",
         Scope.ADMIN,

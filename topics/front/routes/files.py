@@ -17,7 +17,7 @@ from topics.formats.api.request_heads import Headers, list_members
 from topics.front.answers import Answer
 from topics.front.dispatch import COMPRESS_MIN_BYTES, Operation, Then
 from topics.front.request import Body, Request
-from topics.front.route import READ_ONLY, Lane, Route
+from topics.front.route import Lane, Route
 from topics.front.routes.context import RouteContext
 
 VARY: Final = (b"vary", b"accept-encoding")  # gzip adds it, too
@@ -58,7 +58,7 @@ def serve(
 def row(path: str, name: str, file: File, *, is_public: bool = False) -> tuple[Route, Operation]:
     """The row of the route table. ``is_public``: for anybody, also with TOPICS_PROBE_AUTH."""
     route = Route(
-        READ_ONLY,
+        "GET",
         path,
         name,
         None,

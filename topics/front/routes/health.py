@@ -16,7 +16,7 @@ from topics.front.answers import Answer, json_answer
 from topics.front.dispatch import Operation, Then
 from topics.front.drain import shutting_down
 from topics.front.request import Body, Request
-from topics.front.route import READ_ONLY, Lane, Route
+from topics.front.route import Lane, Route
 from topics.front.routes.context import RouteContext
 from topics.front.routes.specs import ASYNCAPI, OPENAPI
 
@@ -61,7 +61,7 @@ async def root(context: RouteContext, _request: Request, _body: Body, at: int) -
 
 def _probe(path: str, name: str) -> Route:
     lane: dict[str, Any] = {"lane": Lane.HOT, "is_plain": True}
-    return Route(READ_ONLY, path, name, None, is_open=True, answers_in_drain=True, **lane)
+    return Route("GET", path, name, None, is_open=True, answers_in_drain=True, **lane)
 
 
 ROUTES: dict[Route, Operation] = {
@@ -70,7 +70,7 @@ ROUTES: dict[Route, Operation] = {
     _probe("/v0/ready", "ready"): ready,
     _probe("/readyz", "ready"): ready,
     **{
-        Route(READ_ONLY, path, "root", None, is_open=True, answers_in_drain=True): root
+        Route("GET", path, "root", None, is_open=True, answers_in_drain=True): root
         for path in ("/", "/v0")
     },
 }

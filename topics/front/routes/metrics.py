@@ -38,7 +38,7 @@ from topics.formats.wire.calls import (
 from topics.front.answers import Answer, elapsed_ms
 from topics.front.media import prefers_json
 from topics.front.request import Body, Request, listed
-from topics.front.route import READ_ONLY, Lane, Route
+from topics.front.route import Lane, Route
 from topics.front.routes.context import RouteContext
 
 STEP_NS: Final = 1_000_000  # then others have their turn
@@ -214,7 +214,7 @@ def _column(label: str, rows: Sequence[Sequence[Any]], at: int) -> Iterator[Seri
 
 def _route(path: str) -> Route:
     settings: dict[str, Any] = {"lane": Lane.HOT, "negotiates": True, "answers_in_drain": True}
-    return Route(READ_ONLY, path, "metrics", Scope.READ, **settings)
+    return Route("GET", path, "metrics", Scope.READ, **settings)
 
 
 ROUTES = {_route("/v0/metrics"): metrics, _route("/metrics"): metrics}

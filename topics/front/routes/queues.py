@@ -153,7 +153,7 @@ ROUTES: dict[Route, Operation] = {
     _worker_call("nack", Scope.WRITE): nack,
     _worker_call("extend", Scope.WRITE): extend,
     Route(
-        ("GET",),
+        "GET",
         "/v0/topics/:topic/work",
         "queue.work",
         Scope.READ | Scope.WRITE,
@@ -164,14 +164,14 @@ ROUTES: dict[Route, Operation] = {
         no_preflight=True,  # an EventSource of any page leases jobs
     ): work,
     Route(
-        ("GET",),
+        "GET",
         "/v0/topics/:topic/leases",
         "queue.leases",
         Scope.READ,
         parameters=(paging.SIZE, CURSOR, NODE),
     ): leases,
     Route(
-        ("POST",),
+        "POST",
         "/v0/topics/:topic/redrive",
         "queue.redrive",
         Scope.READ | Scope.WRITE,

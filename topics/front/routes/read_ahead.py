@@ -306,7 +306,7 @@ class ReadAhead:
 
 
 DIFF_ROUTE = Route(
-    ("POST",),
+    "POST",
     "/v0/topics/:topic/diff",
     "diff",
     Scope.READ,

@@ -210,7 +210,7 @@ def delete(context: RouteContext, request: Request, body: Body, at: int, then: T
 
 
 APPEND_ROUTE = Route(
-    ("POST",),
+    "POST",
     "/v0/topics/:topic",
     "append",
     Scope.WRITE,
@@ -222,7 +222,7 @@ APPEND_ROUTE = Route(
 )
 ROUTES: dict[Route, Operation] = {
     Route(
-        ("POST",),
+        "POST",
         "/v0/topics/:topic/delete",
         "topic.delete_records",
         Scope.DELETE,

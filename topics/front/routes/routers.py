@@ -75,10 +75,8 @@ async def _ask(context: RouteContext, call: Call[P, R], params: P, body: Body = 
 ROUTER = "/v0/routers/:router"
 LISTED = (LIST_PREFIX, LIST_SOURCE, LIST_DEST, paging.SIZE, LIST_CURSOR)
 ROUTES = {
-    Route(
-        ("PUT",), ROUTER, "router.put", Scope.ADMIN, body=BodyRule.REQUIRED, is_audited=True
-    ): put,
-    Route(("GET",), ROUTER, "router.get", Scope.READ): get,
-    Route(("DELETE",), ROUTER, "router.delete", Scope.DELETE, is_audited=True): delete,
-    Route(("GET",), "/v0/routers", "router.list", Scope.READ, parameters=LISTED): list_routers,
+    Route("PUT", ROUTER, "router.put", Scope.ADMIN, body=BodyRule.REQUIRED, is_audited=True): put,
+    Route("GET", ROUTER, "router.get", Scope.READ): get,
+    Route("DELETE", ROUTER, "router.delete", Scope.DELETE, is_audited=True): delete,
+    Route("GET", "/v0/routers", "router.list", Scope.READ, parameters=LISTED): list_routers,
 }

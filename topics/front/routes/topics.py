@@ -92,5 +92,5 @@ ROUTES: dict[Route, Operation] = {
     plain(
         "DELETE", TOPIC, "topic.delete", Scope.DELETE, parameters=(IF_EMPTY,), is_audited=True
     ): delete,
-    Route(("GET",), "/v0/topics", "topic.list", Scope.READ, parameters=LISTED): list_topics,
+    Route("GET", "/v0/topics", "topic.list", Scope.READ, parameters=LISTED): list_topics,
 }

@@ -113,10 +113,10 @@ async def stream_of_topics(
 
 ROUTES = {
     Route(
-        ("POST",), "/v0/watch", "watch", Scope.READ, body=BodyRule.REQUIRED, parameters=(LENIENT,)
+        "POST", "/v0/watch", "watch", Scope.READ, body=BodyRule.REQUIRED, parameters=(LENIENT,)
     ): create,
     Route(
-        ("GET",),
+        "GET",
         "/v0/watch",
         "watch.topics",
         Scope.READ,
@@ -129,7 +129,7 @@ ROUTES = {
     ): stream_of_topics,
     # No scope: the session knows its key.
     Route(
-        ("GET",),
+        "GET",
         "/v0/watch/:wid",
         "watch.open",
         None,

@@ -58,7 +58,7 @@ async def open_socket(context: RouteContext, request: Request, _body: Body, _at:
 
 ROUTES = {
     Route(
-        ("GET",),
+        "GET",
         "/v0/ws",
         "ws",
         None,
