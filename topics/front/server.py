@@ -130,7 +130,7 @@ class Server:
         """Runs in a thread. Imports here: the fast lane serves before there is a cold one."""
         from topics.front.http.cold_lane import make_stack
 
-        return make_stack(self.guard.drain, self.dispatcher, ROUTES)
+        return make_stack(self.dispatcher, ROUTES)
 
     def measured(self) -> Mapping[str, int | Sequence[int]]:
         """What the front counts, by the names of the metrics."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from topics.formats.api.response_heads import NO_STORE, ResponseHeads, field_lines, with_lines
+from topics.formats.api.response_heads import NO_STORE, ResponseHeads, field_lines
 
 DATE = b"Sun, 22 Nov 2026 18:00:00 GMT"
 HEAD = (
@@ -46,9 +46,3 @@ def test_an_answer_without_a_body_has_neither_length_nor_type() -> None:
         b"a: 1\r\nb: 2\r\ncache-control: no-store\r\nconnection: close\r\n\r\n"
     )
     assert heads().render_bare(204, ((b"b", b"2"),), lines=b"a: 1\r\n", close=True) == expected
-
-
-def test_lines_go_into_a_rendered_answer_in_front_of_its_body() -> None:
-    head, body = with_lines(b"HTTP/1.1 200 OK\r\nb: 2\r\n\r\nbody\r\n\r\n", b"a: 1\r\n")
-    assert head == b"HTTP/1.1 200 OK\r\nb: 2\r\na: 1\r\n\r\n"
-    assert bytes(body) == b"body\r\n\r\n"

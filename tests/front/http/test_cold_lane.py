@@ -13,6 +13,7 @@ from tests.support.fake_shards import FakeBlock, FakeShards
 from tests.support.front import RECORD, running
 from topics.engine.access import ANYONE
 from topics.formats.api.request_heads import HeadFields
+from topics.front.answers import Answer
 from topics.front.http.cold_lane import ColdStack, hypercorn_config
 from topics.front.http.cold_loader import CALL, ColdCall
 from topics.front.queries import EMPTY
@@ -25,11 +26,13 @@ BODY = {"type": "http.response.body", "body": b"done"}
 Handler = Callable[[dict[str, Any], ColdCall], None]
 
 
-def lane(handle: Handler) -> ColdStack:
+def lane(handle: Handler, answer: Answer | None) -> ColdStack:
     """An application that answers when ``handle`` has returned."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        handle(scope, scope["state"][CALL])
+        call = scope["state"][CALL]
+        handle(scope, call)
+        call.answer = answer
         for message in (HEAD, BODY):
             await send(message)
 
@@ -55,7 +58,7 @@ def call_of(target: bytes, body: Body) -> ColdCall:
         None,
         fields,
     )
-    return ColdCall(request, body, 0, close=False)
+    return ColdCall(request, body, 0)
 
 
 async def test_hypercorn_gets_a_head_of_the_servers_own_and_no_byte_of_the_client() -> None:
@@ -64,13 +67,12 @@ async def test_hypercorn_gets_a_head_of_the_servers_own_and_no_byte_of_the_clien
 
     def handle(scope: dict[str, Any], call: ColdCall) -> None:
         seen.append(scope)
-        call.has_answered = True
         assert call.take_body() == b"secret"
 
-    wire = await lane(handle).ask(call)
-    assert wire.startswith(b"HTTP/1.1 200 ")
-    assert wire.endswith(b"\r\n\r\ndone")
-    assert b"content-length: 4\r\n" in wire
+    given = Answer(201)
+    answer = await lane(handle, given).ask(call)
+    assert answer is given
+    assert answer.body == b"done"
     (scope,) = seen
     assert (scope["type"], scope["method"], scope["path"]) == ("http", "PUT", "/v0/topics/a.b")
     assert (scope["query_string"], scope["headers"]) == (b"", [(b"host", b"topics")])
@@ -78,17 +80,13 @@ async def test_hypercorn_gets_a_head_of_the_servers_own_and_no_byte_of_the_clien
 
 async def test_a_body_that_the_application_did_not_take_is_freed() -> None:
     shards = FakeShards()
-
-    def handle(_: dict[str, Any], call: ColdCall) -> None:
-        call.has_answered = True
-
-    await lane(handle).ask(call_of(b"/v0/topics/a", FakeBlock(9, shards)))
+    await lane(lambda *_: None, Answer(200)).ask(call_of(b"/v0/topics/a", FakeBlock(9, shards)))
     assert shards.blocks_out == 0
 
 
 async def test_an_answer_of_hypercorns_own_is_never_sent() -> None:
     with pytest.raises(AssertionError, match="without asking the application"):
-        await lane(lambda *_: None).ask(call_of(b"/v0/topics/a", b""))
+        await lane(lambda *_: None, None).ask(call_of(b"/v0/topics/a", b""))
 
 
 @pytest.mark.parametrize("is_taken", [True, False])

@@ -15,21 +15,22 @@ import trio.testing
 
 from tests.front.http.test_cold_lane import call_of
 from tests.support.fake_shards import FakeBlock, FakeShards
+from topics.front.answers import Answer
 from topics.front.http.cold_loader import IDLE_S, SWITCH_S, ColdCall, ColdLoader
 
 LOADED_LATER = ("quart", "quart_trio", "hypercorn", "werkzeug", "flask", "h11", "h2", "jinja2")
 
 
 class Echo:
-    """A stack that answers with the path."""
+    """A stack that answers with the topic."""
 
     def __init__(self) -> None:
         self.serves = trio.Event()
         self.has_ended = False
 
-    async def ask(self, call: ColdCall) -> bytes:
+    async def ask(self, call: ColdCall) -> Answer:
         assert self.serves.is_set()
-        return call.request.topic.encode()
+        return Answer(200, call.request.topic.encode())
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
@@ -66,7 +67,8 @@ async def test_requests_that_come_early_wait_and_are_answered() -> None:
         loader = ColdLoader(load, lambda: 0)
 
         async def ask(name: bytes) -> None:
-            answers.append(await loader.ask(call_of(b"/v0/topics/%b" % name, b"")))
+            answer = await loader.ask(call_of(b"/v0/topics/%b" % name, b""))
+            answers.append(bytes(answer.body))
 
         with trio.fail_after(10):
             async with trio.open_nursery() as nursery:

@@ -66,12 +66,6 @@ class ResponseHeads:
         return start
 
 
-def with_lines(answer: bytes, lines: bytes) -> tuple[bytes, memoryview]:
-    """A rendered answer with further field lines: its head, and its body without a copy."""
-    end = answer.index(b"\r\n\r\n") + 2
-    return b"%b%b\r\n" % (answer[:end], lines), memoryview(answer)[end + 2 :]
-
-
 def _last(headers: Headers, close: bool) -> bytes:
     is_cached = any(name == b"cache-control" for name, _ in headers)
     return field_lines(headers) + (b"" if is_cached else NO_STORE) + (CLOSE if close else b"")

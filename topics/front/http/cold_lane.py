@@ -5,10 +5,11 @@ table.
 
 It answers requests that the fast lane has read and admitted, with the same operations. Hypercorn
 gets a head that this module writes: method, path as the route table understood it, a fixed Host.
-Request and body travel beside it, as a `ColdCall` in the ASGI scope.
+Request and body travel beside it, as a `ColdCall` in the ASGI scope; so does the answer, but for
+its body. The fast lane sends it as one of its own, with the same head.
 
 No byte of a client may reach Hypercorn: there is no second reading of one message, no upgrade that
-it could take and no error answer of its own.
+it could take and no error answer of its own. No byte of a head of Hypercorn's reaches a client.
 """
 
 from __future__ import annotations
@@ -34,7 +35,6 @@ from quart_trio import QuartTrio
 from topics.errors import Internal
 from topics.front.answers import Answer
 from topics.front.dispatch import Dispatcher
-from topics.front.drain import Drain
 from topics.front.errors import error_answer
 from topics.front.http.cold_loader import CALL, ColdCall
 from topics.front.request import Request
@@ -51,23 +51,22 @@ App = Callable[[AsgiMessage, Receive, Send], Awaitable[None]]
 def hypercorn_config() -> Config:
     """Hypercorn's settings. It opens no socket: the fast lane hands it one request at a time."""
     config = Config()
-    config.include_server_header = False
     config.accesslog = None
     config.errorlog = LOG
     return config
 
 
-def make_stack(drain: Drain, dispatcher: Dispatcher, routes: Sequence[Route]) -> ColdStack:
+def make_stack(dispatcher: Dispatcher, routes: Sequence[Route]) -> ColdStack:
     """Build everything that answers cold requests."""
-    app = ASGIWrapper(make_app(drain, dispatcher, routes))  # type: ignore[arg-type]
+    app = ASGIWrapper(make_app(dispatcher, routes))  # type: ignore[arg-type]
     return ColdStack(app, hypercorn_config(), WorkerContext(None))
 
 
-def make_app(drain: Drain, dispatcher: Dispatcher, routes: Sequence[Route]) -> App:
+def make_app(dispatcher: Dispatcher, routes: Sequence[Route]) -> App:
     """Build the application."""
     app = QuartTrio(__name__, static_folder=None)
     app.config["RESPONSE_TIMEOUT"] = None  # the fast lane has the deadlines
-    view = _View(drain, dispatcher)
+    view = _View(dispatcher)
     for route in routes:
         if not route.streams:
             rule = route.path_of("<name>")
@@ -75,7 +74,7 @@ def make_app(drain: Drain, dispatcher: Dispatcher, routes: Sequence[Route]) -> A
                 rule,
                 endpoint=f"{route.name} {rule}",
                 view_func=view.answer,
-                methods=route.methods,
+                methods=(route.method,),
                 provide_automatic_options=False,
             )
     app.register_error_handler(Exception, view.answer_bug)
@@ -101,8 +100,7 @@ def _shielded(app: QuartTrio) -> App:
 
 
 class _View:
-    def __init__(self, drain: Drain, dispatcher: Dispatcher) -> None:
-        self._drain = drain
+    def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
 
     async def answer(self, **_: str) -> Response:
@@ -118,15 +116,9 @@ class _View:
 
     def _response(self, call: ColdCall, answer: Answer) -> Response:
         assert answer.stream is None, "streams are answered by the fast lane"
-        call.has_answered, call.status, call.on_unsent = True, answer.status, answer.on_unsent
-        call.close = call.close or self._drain.is_draining
-        headers = {name.decode(): value.decode() for name, value in answer.headers}
-        headers.setdefault("cache-control", "no-store")
-        if call.close:
-            headers["connection"] = "close"
+        call.answer = answer
         try:
-            media_type = answer.media_type.decode()
-            return Response(bytes(answer.body), answer.status, headers, content_type=media_type)
+            return Response(bytes(answer.body), answer.status)
         finally:
             answer.done()
 
@@ -144,8 +136,8 @@ class ColdStack:
     config: Config
     context: WorkerContext
 
-    async def ask(self, call: ColdCall) -> bytes:
-        """The answer, head and body. Nothing here waits for the client."""
+    async def ask(self, call: ColdCall) -> Answer:
+        """The answer, whose body lives in no shared memory. Nothing here waits for the client."""
         sent: list[bytes] = []
 
         async def take(event: Event) -> None:
@@ -167,10 +159,16 @@ class ColdStack:
                 )
                 await protocol.initiate()
                 await protocol.handle(RawData(_head_of(call.request)))
+        except BaseException:
+            if call.answer is not None:
+                call.answer.unsent()
+            raise
         finally:
             call.drop_body()
-        assert call.has_answered, "Hypercorn answered without asking the application"
-        return b"".join(sent)
+        answer, wire = call.answer, b"".join(sent)
+        assert answer is not None, "Hypercorn answered without asking the application"
+        answer.body = memoryview(wire)[wire.index(b"\r\n\r\n") + 4 :]
+        return answer
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
@@ -185,5 +183,6 @@ class ColdStack:
 
 
 def _head_of(request: Request) -> bytes:
-    path = request.route.path_of(request.topic or request.router)
-    return f"{request.method} {path} HTTP/1.1\r\nhost: topics\r\n\r\n".encode("ascii")
+    route = request.route  # its method: that of a HEAD is GET, whose length the answer tells
+    path = route.path_of(request.topic or request.router)
+    return f"{route.method} {path} HTTP/1.1\r\nhost: topics\r\n\r\n".encode("ascii")

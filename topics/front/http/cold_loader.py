@@ -24,6 +24,7 @@ from typing import Protocol
 import trio
 
 from topics.formats.buffers import Buffer
+from topics.front.answers import Answer
 from topics.front.request import Body, Request
 
 CALL = "topics.call"  # in the ASGI scope's state
@@ -35,16 +36,13 @@ SWITCH_S = 0.0005
 @dataclass(slots=True)
 class ColdCall:
     """What a request of the cold lane holds, beside the head that Hypercorn reads. ``at``:
-    monotonic ns. ``close``: the answer is the last of its connection.
+    monotonic ns. ``answer``: the application's.
     """
 
     request: Request
     body: Body | None
     at: int
-    close: bool
-    has_answered: bool = False
-    status: int = 0  # of the answer
-    on_unsent: Callable[[], None] | None = None  # as that of `Answer`
+    answer: Answer | None = None
 
     def take_body(self) -> Body:
         """The body changes hands here; once."""
@@ -62,8 +60,8 @@ class ColdCall:
 class Stack(Protocol):
     """What is loaded: `topics.front.http.cold_lane.ColdStack`."""
 
-    async def ask(self, call: ColdCall) -> bytes:
-        """The answer, head and body."""
+    async def ask(self, call: ColdCall) -> Answer:
+        """The answer, which holds no shared memory."""
 
     def serving(self) -> AbstractAsyncContextManager[None]:
         """The time in which it may be asked."""
@@ -81,8 +79,8 @@ class ColdLoader:
         self._wanted, self._loaded, self._ended = trio.Event(), trio.Event(), trio.Event()
         self._loading = trio.CancelScope()
 
-    async def ask(self, call: ColdCall) -> bytes:
-        """The answer, head and body. Waits until the lane is loaded, and never for the client."""
+    async def ask(self, call: ColdCall) -> Answer:
+        """The answer. Waits until the lane is loaded, and never for the client."""
         if not self._loaded.is_set():
             self._wanted.set()
             try:

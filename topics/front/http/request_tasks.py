@@ -25,7 +25,7 @@ import trio
 from topics.actors.link.event_loop import EventLoop
 from topics.engine.access import Scope
 from topics.errors import Internal, TopicsError
-from topics.formats.api.response_heads import ResponseHeads, with_lines
+from topics.formats.api.response_heads import ResponseHeads
 from topics.front.answers import Answer
 from topics.front.dispatch import Dispatcher
 from topics.front.errors import error_answer
@@ -307,31 +307,15 @@ class RequestTasks(ABC):
         self.exchange.at = at = time.monotonic_ns()
         if request.route.waits:
             connection.begin_waiting()
-        if not head.is_hot:
-            await self._answer_cold(ColdCall(request, body, at, head.close))
-            return
-        answer = await lanes.dispatcher.run(request, body, at)
+        if head.is_hot:
+            answer = await lanes.dispatcher.run(request, body, at)
+        else:
+            answer = await lanes.cold.ask(ColdCall(request, body, at))
         connection.waits = False
         if answer.stream is not None:
             await self._send_stream(answer)
             return
         await self._deliver(self._with_room(request, answer), head.close)
-
-    async def _answer_cold(self, call: ColdCall) -> None:
-        connection = self.connection
-        try:
-            answer = await self._lanes.cold.ask(call)
-            connection.waits = False
-            self._has_answered = True
-            connection.closing = connection.closing or call.close
-            if call.on_unsent is not None:
-                await connection.check_client()
-            await connection.send(*with_lines(answer, self.exchange.fields(call.status)))
-        except BaseException:
-            if call.on_unsent is not None:
-                call.on_unsent()
-            raise
-        self._sent()
 
     async def _send_stream(self, answer: Answer) -> None:
         """Give the connection to a stream until either side ends it. The limits and deadlines of
