@@ -81,7 +81,9 @@ def test_a_key_that_is_no_16_bytes_is_refused(server: Server, key: str | None) -
 
 
 def test_a_plain_get_is_refused(api: Api) -> None:
-    assert api.call("GET", "/v0/ws").status in (400, 426)
+    answer = api.call("GET", "/v0/ws")
+    fields = (answer.headers["connection"], answer.headers["upgrade"])
+    assert (answer.status, *fields) == (426, "Upgrade", "websocket")
 
 
 def test_http_1_0_knows_no_upgrade(server: Server) -> None:

@@ -70,7 +70,8 @@ def _headers(status: int, failure: errors.TopicsError) -> Headers:
     if status == 405:
         return ((b"allow", ", ".join(detail.get("allow", ())).encode("ascii")),)
     if status == 426:
-        return ((b"upgrade", b"websocket"), (b"sec-websocket-version", b"13"))
+        upgrade = ((b"connection", b"Upgrade"), (b"upgrade", b"websocket"))  # RFC 9110 §7.8
+        return (*upgrade, (b"sec-websocket-version", b"13"))
     return ()
 
 
