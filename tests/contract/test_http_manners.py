@@ -1,0 +1,335 @@
+"""HTTP as others expect it: what httplint, a linter of a third party, says of real answers.
+
+Both lanes are asked for every row of the route table and for every documented code, plainly, and as
+a page that takes gzip. The bytes come from a socket; nothing has read them before the linter. A new
+route is asked for by itself; its body is that of `refusal_rows`.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pytest
+import trio
+from httplint import HttpRequestLinter, HttpResponseLinter, levels
+
+from tests.contract import refusal_rows
+from tests.specs.described import NARROWED
+from tests.support.api import SLACK_S, Api, Wire, reached, request
+from tests.support.front import LANES, running
+from tests.support.server import ColdServer, Server, kill_one
+from tests.support.ws import KEY
+from topics.front.errors import STATUS
+from topics.front.route import Route
+from topics.front.routes.table import ROUTES, match
+
+pytestmark = pytest.mark.slow
+
+EXCUSED: Final = {"STATUS_BAD_REQUEST": "every 400 has this note, whatever its fields are"}
+# Files have an ETag: a cache may keep them, but asks each time.
+FILES: Final = ("/console", "/v0/openapi.json", "/v0/asyncapi.json")
+# Values of one answer alone: the times in a body differ in length.
+OWN: Final = (b"date", b"x-request-id", b"content-length", b"retry-after")
+
+APP, BOSS = "https://app.example", "Authorization: Bearer boss"
+WAYS: Final = ((BOSS,), (BOSS, "Accept-Encoding: gzip", f"Origin: {APP}"))
+SETTINGS: Final = {"api_keys": "boss,reader:read", "cors_origins": APP, "max_routers": 2}
+SHAKE: Final = (
+    *("Upgrade: websocket", "Connection: Upgrade"),
+    *(f"Sec-WebSocket-Key: {KEY}", "Sec-WebSocket-Version: 13"),
+)
+
+
+class Ask(NamedTuple):
+    """A request; a field of its own replaces the key."""
+
+    method: str
+    target: str
+    body: Any = None
+    fields: tuple[str, ...] = ()
+
+    def wire(self, way: tuple[str, ...], wid: str) -> bytes:
+        is_other = any(field.startswith("Authorization") for field in self.fields)
+        raw = None if self.body is None else json.dumps(self.body).encode()
+        target = self.target.replace(":wid", wid)
+        return request(self.method, target, raw, *way[is_other:], *self.fields)
+
+
+class Said(NamedTuple):
+    """An answer, and the bytes that asked for it. ``at``: Unix seconds."""
+
+    ask: Ask
+    wire: bytes
+    line: bytes
+    fields: list[tuple[bytes, bytes]]
+    body: bytes
+    at: float
+
+    @property
+    def status(self) -> int:
+        return int(self.line.split(b" ")[1])
+
+    @property
+    def code(self) -> str:
+        return str(json.loads(self.body)["error"]["code"])
+
+    def values(self, name: bytes) -> list[bytes]:
+        return [value for found, value in self.fields if found == name]
+
+    def __str__(self) -> str:
+        return f"{self.ask.method} {self.ask.target}: {self.line.decode()}"
+
+
+BODIES: Final = {
+    match(row.method, row.path.encode()).route.name: row.body
+    for row in refusal_rows.ROUTES.values()
+    if row.method != "WS"
+}
+RECORDS: Final = {"records": [{"data": "x" * 2000}] * 2}
+MADE: Final = (
+    Ask("PUT", "/v0/topics/queue", {"type": "queue"}),
+    Ask("PUT", "/v0/topics/more"),  # a list of so many is compressed
+    Ask("PUT", "/v0/topics/small", {"cap_records": 1, "discard": "reject"}),
+    Ask("POST", "/v0/topics/log", RECORDS),
+    Ask("POST", "/v0/topics/queue", RECORDS),
+    Ask("PUT", "/v0/routers/log", BODIES["router.put"]),
+    Ask("PUT", "/v0/routers/a-%3Eb", {"source": "log", "dest": "y"}),
+)
+REFUSED: Final = {
+    "invalid_request": Ask("GET", "/v0/topics?page_size=x"),
+    "batch_too_large": Ask("POST", "/v0/topics/log", {"records": [{"data": 1}] * 10_001}),
+    "record_too_large": Ask(
+        *("POST", "/v0/topics/log"), {"records": [{"data": 1, "meta": {"k": "x" * 17_000}}]}
+    ),
+    "unauthorized": Ask("GET", "/v0/topics", None, ("Authorization: Bearer nobody",)),
+    "forbidden": Ask("DELETE", "/v0/topics/log", None, ("Authorization: Bearer reader",)),
+    "not_found": Ask("GET", "/v0/nothing"),
+    "topic_not_found": Ask("GET", "/v0/topics/none"),
+    "router_not_found": Ask("GET", "/v0/routers/none"),
+    "method_not_allowed": Ask("PATCH", "/v0/topics/log"),
+    "not_acceptable": Ask("GET", "/v0/watch?topic=log", None, ("Accept: text/html",)),
+    "topic_exists_incompatible": Ask("PUT", "/v0/topics/log", {"type": "queue"}),
+    "router_cycle": Ask("PUT", "/v0/routers/back", {"source": "x", "dest": "new"}),
+    "topic_not_empty": Ask("DELETE", "/v0/topics/log?if_empty=true"),
+    "not_a_queue": Ask("POST", "/v0/topics/log/claim", {"node": "w"}),
+    "payload_too_large": Ask("POST", "/v0/topics/log/diff", {"unknown": "x" * 200_000}),
+    "unsupported_media_type": Ask("PUT", "/v0/topics/log", {}, ("Content-Encoding: br",)),
+    "topic_full": Ask("POST", "/v0/topics/small", RECORDS),
+    "upgrade_required": Ask("GET", "/v0/ws"),
+    "throttled": Ask("PUT", "/v0/routers/third", {"source": "log", "dest": "z"}),
+}
+OTHERS: Final = (
+    Ask("GET", "/v0/openapi.json", None, ("If-None-Match: *",)),
+    Ask("OPTIONS", "/v0/topics/log", None, ("Access-Control-Request-Method: PUT",)),
+    Ask("GET", "/v0/topics", None, ("Connection: close",)),
+    Ask("GET", "no HTTP"),
+)
+GONE: Final = (
+    *(
+        Ask("DELETE", f"/v0/topics/{name}")
+        for name in ("log", "queue", "more", "small", "new", "x", "y")
+    ),
+    *(Ask("DELETE", f"/v0/routers/{name}") for name in ("log", "a-%3Eb")),
+)
+POLL: Final = Ask("POST", "/v0/topics/idle/diff", {"wait_ms": 30_000})
+
+
+def of_routes(*methods: str) -> Iterator[Ask]:
+    """HEAD of all that GET answers, streams too."""
+    for method in methods:
+        for route in ROUTES:
+            if method in (route.method, {"GET": "HEAD"}.get(route.method)):
+                fields = SHAKE if route.name == "ws" else ()
+                yield Ask(method, target_of(route), BODIES.get(route.name), fields)
+
+
+def target_of(route: Route) -> str:
+    """``:wid`` stays."""
+    path = route.path_of("queue" if route.name.startswith("queue.") else "log")
+    names = [parameter.name for parameter in route.parameters]
+    needed = [name for name in names if NARROWED.get((route.name, name), {}).get("required")]
+    return "?".join([path, *(f"{name}=log" for name in needed)])
+
+
+ASKED: Final = (
+    *MADE,
+    *of_routes("PUT", "POST", "GET", "HEAD"),
+    *REFUSED.values(),
+    *(ask._replace(method="HEAD") for ask in REFUSED.values() if ask.method == "GET"),
+    *OTHERS,
+    *of_routes("DELETE"),
+    *GONE,
+)
+
+
+class RawWire(Wire):
+    """Bytes as they come."""
+
+    def said(self, ask: Ask, wire: bytes) -> Said:
+        """The answer to what was sent; of one without an end, what has come with its head."""
+        line, fields = parsed(self._until(b"\r\n\r\n"))
+        at, known = time.time(), dict(fields)
+        if known.get(b"transfer-encoding") == b"chunked":
+            body = self._chunks()
+        else:
+            has_none = ask.method == "HEAD" or b"content-length" not in known
+            body = self._take(len(self._buffer) if has_none else int(known[b"content-length"]))
+        return Said(ask, wire, line, fields, body, at)
+
+
+def parsed(head: bytes) -> tuple[bytes, list[tuple[bytes, bytes]]]:
+    """First line and fields, as they came."""
+    first, *lines = head.split(b"\r\n\r\n")[0].split(b"\r\n")
+    pairs = [line.split(b": ", 1) for line in lines]
+    return first, [(name, value) for name, value in pairs]
+
+
+def conversation(kind: type[Server], folder: Path) -> Iterator[Said]:
+    """All that is asked; at last a shard ends, and the server."""
+    with kind(folder, shards=1, drain_ms=1000, **SETTINGS) as server:
+        for way in WAYS:
+            wid = ""
+            for ask in ASKED:
+                with RawWire(server.address) as wire:
+                    wire.send(asked := ask.wire(way, wid))
+                    said = wire.said(ask, asked)
+                yield said
+                if (ask.method, ask.target) == ("POST", "/v0/watch"):
+                    wid = json.loads(said.body)["wid"]
+        ends: list[Callable[[], None]] = [
+            lambda: kill_one(server.roles()["shard 0"]),
+            server.terminate,
+        ]
+        for end in ends:
+            server.wait_ready()
+            with Api(server.address, token="boss") as api, RawWire(server.address) as wire:
+                api.put("idle")
+                wire.send(asked := POLL.wire(WAYS[0], ""))
+                reached(api, "idle")
+                end()
+                yield wire.said(POLL, asked)
+        server.wait_stopped()
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Said]]:
+    """By lane."""
+    folder = tmp_path_factory.mktemp("manners")
+    return {
+        "hot": [*conversation(Server, folder / "hot")],
+        "cold": [*conversation(ColdServer, folder / "cold")],
+    }
+
+
+def notes(said: Said) -> list[str]:
+    """What the linter has against an answer."""
+    line, fields = parsed(said.wire)
+    method, target, version = line.split(b" ")[0], *line.split(b" ", 1)[1].rsplit(b" ", 1)
+    asked, found = HttpRequestLinter(), HttpResponseLinter()
+    asked.process_request_topline(method, target, version.removeprefix(b"HTTP/"))
+    asked.process_headers(fields)
+    found.request = asked
+    found.is_head_response = said.ask.method == "HEAD"
+    version, status, phrase = said.line.split(b" ", 2)
+    found.process_response_topline(version.removeprefix(b"HTTP/"), status, phrase)
+    found.process_headers(said.fields)
+    found.feed_content(said.body)
+    found.finish_content(complete=True)
+    return [
+        f"{said}: {note.level.value}: {note.summary}"
+        for each in found.notes
+        for note in (each, *each.subnotes)
+        if note.level in (levels.WARN, levels.BAD) and type(note).__name__ not in EXCUSED
+    ]
+
+
+LANE = pytest.mark.parametrize("lane", ["hot", "cold"])
+
+
+@LANE
+def test_a_linter_has_nothing_against_any_answer(said: dict[str, list[Said]], lane: str) -> None:
+    assert [note for each in said[lane] for note in notes(each)] == []
+
+
+@LANE
+def test_every_route_and_every_code_has_answered(said: dict[str, list[Said]], lane: str) -> None:
+    done = {(each.ask.method, each.ask.target) for each in said[lane] if each.status < 300}
+    assert {(method, target_of(route)) for route in ROUTES for method in route.methods} <= done
+    codes = {each.code for each in said[lane] if each.status >= 400 and each.body}
+    assert codes == {kind.code for kind in STATUS} - {"internal"}
+    for each in said[lane]:
+        for code, ask in REFUSED.items():
+            assert each.ask != ask or each.code == code, each
+
+
+def test_both_lanes_write_the_same_heads(said: dict[str, list[Said]]) -> None:
+    for hot, cold in zip(said["hot"], said["cold"], strict=True):
+        assert (cold.ask, cold.line) == (hot.ask, hot.line)
+        assert head_of(cold) == head_of(hot), hot
+
+
+def head_of(said: Said) -> list[tuple[bytes, bytes]]:
+    """The fields in their order."""
+    return [(name, b"" if name in OWN else value) for name, value in said.fields]
+
+
+@LANE
+def test_every_answer_is_dated_and_for_no_cache(said: dict[str, list[Said]], lane: str) -> None:
+    for each in said[lane]:
+        (date,) = each.values(b"date")
+        at = parsedate_to_datetime(date.decode()).timestamp()
+        assert each.at - SLACK_S < at <= each.at, each
+        (control,) = each.values(b"cache-control")
+        is_kept = each.status in (200, 304) and each.ask.target.startswith(FILES)
+        assert control.split(b", ")[0] == (b"no-cache" if is_kept else b"no-store"), each
+
+
+@LANE
+def test_what_was_made_is_where_its_answer_says(said: dict[str, list[Said]], lane: str) -> None:
+    made = {each.ask.target for each in said[lane] if each.status == 201}
+    assert made >= {"/v0/topics/queue", "/v0/topics/log", "/v0/routers/log", "/v0/routers/a-%3Eb"}
+    for each in said[lane]:
+        told = [each.ask.target.encode()] if each.status == 201 else []
+        assert each.values(b"location") == told, each
+
+
+@LANE
+def test_head_says_what_get_says(said: dict[str, list[Said]], lane: str) -> None:
+    """Of a stream it says what the path allows."""
+    streams = {target_of(route).partition("?")[0] for route in ROUTES if route.streams}
+    for start in (0, len(ASKED)):
+        gets: dict[Any, Said] = {}
+        for each in said[lane][start : start + len(ASKED)]:
+            if each.ask.method == "GET":
+                gets[each.ask] = each
+            elif each.ask.method == "HEAD":
+                assert each.body == b"", each
+                get = gets[each.ask._replace(method="GET")]
+                if each.ask.target.partition("?")[0] in streams:
+                    (allowed,) = each.values(b"allow")
+                    assert each.status == 405, each
+                    assert {*allowed.split(b", ")} & {b"GET", b"HEAD"} == {b"GET"}, each
+                else:
+                    assert (each.line, head_of(each)) == (get.line, head_of(get)), each
+
+
+@LANES
+async def test_a_linter_has_nothing_against_an_answer_to_a_bug(fast: bool) -> None:
+    """``internal``: no request makes a real server say it."""
+    ask = Ask("GET", "/v0/topics/bug")
+    wire = ask.wire((), "")
+    async with running(fast=fast) as run:
+        client = await run.connect()
+        await client.say(wire)
+        with trio.fail_after(SLACK_S):
+            answer = await client.stream.receive_some()
+    line, fields = parsed(answer)
+    body = answer.partition(b"\r\n\r\n")[2]
+    said = Said(ask, wire, line, fields, body, time.time())
+    assert (said.code, said.values(b"cache-control")) == ("internal", [b"no-store"])
+    assert notes(said) == []
