@@ -12,6 +12,7 @@ import pytest
 import trio
 import trio.testing
 
+from topics.actors.link.beat import BEAT_S
 from topics.actors.link.board import Board, FrontState
 from topics.actors.link.key_table import KeyTable
 from topics.config import Settings
@@ -79,6 +80,6 @@ async def test_a_front_shows_a_heartbeat_with_each_beat(
     board = Board(1)
     nursery.start_soon(front._beat, board)
     for _ in range(2):
-        await trio.sleep(front.HEARTBEAT_S * 1.5)
+        await trio.sleep(BEAT_S * 1.5)
         assert board.front.heartbeat_ms > 0
         board.front.heartbeat_ms = 0

@@ -14,10 +14,11 @@ import trio.testing
 
 from tests.actors.link.link_support import Pair
 from topics.actors.link import counters
+from topics.actors.link.beat import BEAT_S
 from topics.actors.link.counters import CounterWords
 from topics.actors.link.process_id import shard_id
 from topics.formats.api.metrics_text import Histogram, Value
-from topics.process.measure import BEAT_S, UNKNOWN, measure, used_files
+from topics.process.measure import UNKNOWN, measure, used_files
 
 MIB = 1 << 20
 

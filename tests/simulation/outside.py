@@ -46,24 +46,18 @@ class Time:
 # nothing happens would cost as much as one in which all does. What is noticed when one is missing
 # is noticed later in the same measure.
 BEATS: Final = {
+    "topics.actors.link.beat": {"BEAT_S": 15.0},
     "topics.actors.link.pulse": {"STALLED_S": 60.0, "LOOK_MAX_S": 30.0},
-    "topics.actors.shard.gauges": {"BEAT_S": 60.0, "DISK_S": 600.0},
-    "topics.actors.shard.heartbeat": {"HEARTBEAT_S": 15.0},
-    "topics.actors.shard.room": {"FILES_CHECK_S": 60.0, "RETRY_MIN_S": 5.0},
+    "topics.actors.shard.gauges": {"DISK_S": 600.0},
+    "topics.actors.shard.room": {"RETRY_MIN_S": 5.0},
     "topics.actors.shard.sealing.sealing": {"ROUND_INTERVAL_S": 10.0},
-    "topics.actors.shard_client.shards": {"CHECK_S": 15.0},
-    "topics.front.keys": {"LOOK_S": 10.0},
-    "topics.front.live.streams": {"TICK_S": 5.0},
     "topics.front.pressure.governor": {"TICK_S": 20.0},
-    "topics.front.pressure.pressure": {"IDLE_TICK_S": 20.0},
-    "topics.process.front": {"HEARTBEAT_S": 15.0},
     "topics.process.health": {
         "TICK_S": 20.0,
         "STALLED_S": 60.0,
         "FIRST_SIGN_S": 120.0,
         "KILL_AFTER_S": 180.0,
     },
-    "topics.process.measure": {"BEAT_S": 60.0},
     "topics.process.supervisor": {"TICK_S": 20.0},
 }
 

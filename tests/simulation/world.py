@@ -445,6 +445,9 @@ class IdleGuard:
     def __init__(self) -> None:
         self.links: set[Any] = set()
 
+    def hurry(self) -> None:
+        """The loop of each process flushes its links."""
+
 
 class Kernel:
     """A module with some of its functions replaced."""

@@ -24,6 +24,7 @@ from topics.formats.wire.contract import Call, Event, P, R
 from topics.front.http.connection import Connection, Connections, Timings
 from topics.front.limits import make_slots
 from topics.front.live.live import Live
+from topics.front.live.streams import Stream
 from topics.front.live.watch_sessions import WatchSession
 from topics.front.live.watch_streams import WatchStream
 from topics.front.live.web_socket import WebSocket
@@ -217,6 +218,12 @@ class Listener:
             told += piece
             await wait_all_tasks_blocked()
         return told
+
+
+def make_heartbeat_due(stream: Stream) -> None:
+    """As if nothing had been sent for so long."""
+    stream.outbox.last_sent -= stream.heartbeat_s
+    stream.live.look_in(stream, 0.0)
 
 
 class Client(Listener):

@@ -1,6 +1,6 @@
 """Keys of a front: those that count now, and what has become of those that counted earlier.
 
-key table --KeySource--> Server, every `LOOK_S` --> Keys.access: requests are checked against it
+key table --KeySource--> Server, each beat  --> Keys.access: requests are checked against it
                                                 |-> remembered heads: forgotten
                                                 |-> waiting calls:    ended, if refused now
                                                 '-> streams, watch sessions: ended, if the key
@@ -9,12 +9,10 @@ key table --KeySource--> Server, every `LOOK_S` --> Keys.access: requests are ch
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Protocol
 
 from topics.engine.access import ANYONE, Access, Principal
 from topics.errors import Unauthorized
-
-LOOK_S: Final = 0.2
 
 
 class KeySource(Protocol):

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 
 import trio
 
+from topics.actors.link.beat import wait_beat
 from topics.actors.link.board import Board
 from topics.actors.link.event_loop import EventLoop
 from topics.actors.shard_client.shards import Shards
@@ -34,7 +35,7 @@ from topics.front.http.exchange import Exchanges, RequestCounts, RequestIds
 from topics.front.http.fast_lane import FastLane
 from topics.front.http.head_reader import HeadReader
 from topics.front.http.request_tasks import Lanes, Poller
-from topics.front.keys import LOOK_S, Keys, KeySource
+from topics.front.keys import Keys, KeySource
 from topics.front.limits import make_slots
 from topics.front.live.live import Live
 from topics.front.pressure.pressure import Pressure
@@ -166,7 +167,7 @@ class Server:
         while True:
             if (access := self._key_source.changed()) is not None:
                 self._replace_keys(access)
-            await trio.sleep(LOOK_S)
+            await wait_beat()
 
     def _replace_keys(self, access: Access) -> None:
         """Go by these keys, and end what they do not allow any more. Nothing waits in between."""

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import structlog
 import trio
 
+from topics.actors.link.beat import wait_beat
 from topics.actors.link.board import Board, FrontState
 from topics.actors.link.counters import CounterWords
 from topics.actors.link.event_loop import EventLoop
@@ -26,8 +27,6 @@ from topics.front.server import Server
 from topics.process import logs
 from topics.process.children import on_sigterm
 from topics.process.measure import measure
-
-HEARTBEAT_S = 0.5
 
 log = structlog.get_logger()
 
@@ -91,4 +90,4 @@ async def _beat(board: Board) -> None:
     while True:
         board.front.heartbeat_ms = time.monotonic_ns() // 1_000_000
         logs.tell_dropped()
-        await trio.sleep(HEARTBEAT_S)
+        await wait_beat()

@@ -16,11 +16,11 @@ from typing import Final
 
 import trio
 
+from topics.actors.link.beat import next_beat
 from topics.actors.link.counters import LAG_BOUNDS_US, CounterWords, Values
 from topics.actors.link.link import Link
 from topics.process import logs
 
-BEAT_S: Final = 0.5
 PAGE_BYTES: Final = resource.getpagesize()
 UNKNOWN: Final = dict.fromkeys(
     (
@@ -39,7 +39,7 @@ async def measure(
     """
     lags, lag_us, beats, known = [0] * (len(LAG_BOUNDS_US) + 1), 0, 0, UNKNOWN
     while True:
-        due = trio.current_time() + BEAT_S
+        due = next_beat(trio.current_time())
         await trio.sleep_until(due)
         late_us = int((trio.current_time() - due) * 1e6)
         lags[bisect_left(LAG_BOUNDS_US, late_us)] += 1

@@ -13,7 +13,8 @@ from tests.actors.link.link_support import SMALL, Pair, Running, asleep, echo, e
 from tests.support.wire import encode
 from topics.actors.link import link as link_module
 from topics.actors.link.arena import PAGE_BYTES
-from topics.actors.link.link import GUARD_S, QUIET_MAX, Guard
+from topics.actors.link.beat import BEAT_S
+from topics.actors.link.link import HURRY_S, QUIET_MAX, Guard
 from topics.actors.link.link_memory import LinkMemory, LinkSizes
 from topics.actors.link.process_id import FRONT, shard_id
 from topics.actors.link.ring import HEAD, RingDamaged
@@ -413,7 +414,7 @@ async def test_the_guard_finds_data_whose_bell_was_lost_and_counts_it(
         pair.front.link.flush()
     started = trio.current_time()
     await shard.inbox.receive()
-    assert trio.current_time() - started <= GUARD_S
+    assert trio.current_time() - started <= BEAT_S
     assert pair.shard.link.late_bells == 1
 
 
@@ -427,7 +428,7 @@ async def test_a_release_that_nobody_flushes_goes_out_with_the_guard(
     pair.front.link.send("a", b"", bytes(5000))
     pair.front.link.flush()
     shard.link.release(await shard.inbox.receive())
-    await trio.sleep(2 * GUARD_S)
+    await trio.sleep(2 * HURRY_S)
     assert shard.link.backlog_bytes == 0
     pair.front.turn()
     assert pair.front.link.writer.used_bytes == 0

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from topics.actors.link.beat import BEAT_S
 from topics.actors.shard.deadlines import SWEEP_MIN, Deadlines
 
 
@@ -111,9 +112,9 @@ async def test_a_repeated_call_is_made_at_once_and_then_regularly(
     deadlines: Deadlines, autojump_clock: MockClock
 ) -> None:
     made: list[float] = []
-    deadlines.call_every(0.5, lambda: made.append(trio.current_time()))
+    deadlines.call_each_beat(lambda: made.append(trio.current_time()))
     assert len(made) == 1
-    await trio.sleep(1.75)
+    await trio.sleep(3.5 * BEAT_S)
     assert len(made) == 4
 
 

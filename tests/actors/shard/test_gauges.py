@@ -17,10 +17,11 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.support.feeds import BROKEN
 from tests.support.queue_desk import QueueDesk, trio_clock
 from tests.support.wal import sync_by
+from topics.actors.link.beat import BEAT_S
 from topics.actors.link.counters import TABLE
 from topics.actors.link.process_id import ProcessKind
 from topics.actors.shard import gauges
-from topics.actors.shard.gauges import BEAT_S, DISK_S, FIRST_LOOK_MAX_S
+from topics.actors.shard.gauges import DISK_S, FIRST_LOOK_MAX_S
 from topics.engine import usage
 from topics.errors import NotReady
 from topics.storage.recovery.steps import recover

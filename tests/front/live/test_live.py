@@ -10,8 +10,9 @@ import trio.testing
 from trio.testing import wait_all_tasks_blocked
 
 from tests.front.live.streams_support import BUG, broken, goes_on, two
-from tests.support.live_desk import Desk, desk, page, records
-from topics.front.live.streams import TICK_S, StreamKind
+from tests.support.live_desk import Desk, desk, make_heartbeat_due, page, records
+from topics.actors.link.beat import BEAT_S
+from topics.front.live.streams import StreamKind
 
 
 async def test_streams_are_counted_by_kind(front: Desk) -> None:
@@ -33,8 +34,8 @@ async def test_a_tick_that_fails_ends_its_stream_only(
         first, second = await two(front)
         monkeypatch.setattr(first.stream, "heartbeat", broken)
         for client in (first, second):
-            client.stream.outbox.last_sent -= client.stream.heartbeat_s
-        await trio.sleep(TICK_S * 1.5)
+            make_heartbeat_due(client.stream)
+        await trio.sleep(BEAT_S * 1.5)
         assert second.hear() == b": hb\n\n"
         await goes_on(front, first, second)
     assert [(record.message, record.levelno) for record in caplog.records] == [(BUG, logging.ERROR)]

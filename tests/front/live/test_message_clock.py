@@ -11,8 +11,8 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.support.live_desk import Desk
+from topics.actors.link.beat import BEAT_S
 from topics.front.http.connection import Timings
-from topics.front.live.streams import TICK_S
 from topics.front.live.web_socket import WebSocket
 from topics.front.live.web_socket_publish import UNANSWERED_MAX
 
@@ -39,7 +39,7 @@ async def web_socket(front: Desk) -> AsyncIterator[tuple[WebSocket, socket.socke
 async def test_a_message_that_never_completes_ends_its_socket(front: Desk) -> None:
     async with web_socket(front) as (stream, client), web_socket(front) as (idle, _):
         client.send(BEGUN)
-        await trio.sleep(PATIENCE.body_grace_s + 2 * TICK_S)
+        await trio.sleep(PATIENCE.body_grace_s + 2 * BEAT_S)
         assert stream.ended
         assert b'"code":"throttled","message":"the message took too long to come"' in client.recv(
             1000
@@ -69,5 +69,5 @@ async def test_a_message_that_is_not_read_because_a_shard_is_slow_is_not_late(
         client.send(said[:10])
         await wait_all_tasks_blocked()
         client.send(said[10:])
-        await trio.sleep(PATIENCE.body_grace_s + 2 * TICK_S)
+        await trio.sleep(PATIENCE.body_grace_s + 2 * BEAT_S)
         assert not stream.ended

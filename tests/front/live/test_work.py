@@ -13,13 +13,21 @@ import trio.testing
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.front.live.streams_support import BUG, broken
-from tests.support.live_desk import SEND_BYTES, Desk, Listener, Socket, press, socket_pair
+from tests.support.live_desk import (
+    SEND_BYTES,
+    Desk,
+    Listener,
+    Socket,
+    make_heartbeat_due,
+    press,
+    socket_pair,
+)
+from topics.actors.link.beat import BEAT_S
 from topics.config import Settings
 from topics.engine.access import ANYONE, Principal
 from topics.errors import NotAQueue, NotReady, Throttled, TopicNotFound, TopicsError
 from topics.front.held_memory import STALL_MAX_S
 from topics.front.limits import make_slots
-from topics.front.live.streams import TICK_S
 from topics.front.live.work_stream import WorkStream
 from topics.front.live.work_subscriptions import WorkSubscription, WorkSubscriptions
 from topics.front.pressure.governor import COALESCE_S
@@ -139,14 +147,14 @@ async def test_a_heartbeat_comes_only_when_nothing_else_was_sent(
     front: Desk, autojump_clock: trio.testing.MockClock
 ) -> None:
     client = await worker(front)
-    await trio.sleep(TICK_S * 1.5)
+    await trio.sleep(BEAT_S * 1.5)
     assert client.hear() == b""
-    client.stream.outbox.last_sent -= client.stream.heartbeat_s
-    await trio.sleep(TICK_S * 1.5)
+    make_heartbeat_due(client.stream)
+    await trio.sleep(BEAT_S * 1.5)
     assert client.hear() == b": hb\n\n"
-    client.stream.outbox.last_sent -= client.stream.heartbeat_s
+    make_heartbeat_due(client.stream)
     await jobs(front, 1)
-    await trio.sleep(TICK_S * 1.5)
+    await trio.sleep(BEAT_S * 1.5)
     assert client.hear() == event(1)
     assert front.shards.told == [TAKEN]
 
@@ -176,7 +184,7 @@ async def test_a_client_that_stalls_is_told_so_and_loses_its_leases(
 ) -> None:
     client = await worker(front)
     await jobs(front, 1, data=LONG)
-    await trio.sleep(STALL_MAX_S + TICK_S * 1.5)
+    await trio.sleep(STALL_MAX_S + BEAT_S * 1.5)
     assert client.stream.ended
     assert front.shards.told[-1] == ("work.close", {"work": 1, "pages": 1})
 

@@ -34,6 +34,7 @@ from typing import Final, TypeAlias
 import trio
 
 from topics.actors.link.arena import ArenaBlock, ArenaReader, ArenaWriter
+from topics.actors.link.beat import next_beat
 from topics.actors.link.board import Board
 from topics.actors.link.event_loop import EventLoop
 from topics.actors.link.fences import load_fences
@@ -55,21 +56,24 @@ from topics.formats.wire.message import (
 
 OnMessages: TypeAlias = Callable[[list[Message]], None]
 
-GUARD_S: Final = 0.050
 JOIN_BYTES: Final = 1 << 20  # a longer queue is written in pieces: joining would copy it once more
 QUIET_MAX: Final = 64  # quiet messages that wait for others
 MANY: Final = 16  # pieces: the peer should begin with them, though more will follow
+
+
+HURRY_S: Final = 0.050  # so long a release waits for another flush
 
 
 class Guard:
     """One timer for all links of a trio run.
 
     The fences of `topics.actors.link.ring` make lost wake-ups impossible. The guard proves that:
-    each GUARD_S it visits every link, mends what it finds, and the link counts it (`late_bells`).
+    each beat it visits every link, mends what it finds, and the link counts it (`late_bells`).
     """
 
     def __init__(self) -> None:
         self.links: set[Link] = set()
+        self._hurry = trio.Event()
 
     @classmethod
     def of_this_run(cls) -> Guard:
@@ -82,10 +86,19 @@ class Guard:
             trio.lowlevel.spawn_system_task(guard.run)
             return guard
 
+    def hurry(self) -> None:
+        """A link has a release to tell, and perhaps nobody flushes it."""
+        self._hurry.set()
+
     async def run(self) -> None:
-        """Visit every link each GUARD_S. Other tasks run between two portions of memory."""
+        """Visit every link with each beat, and soon after a release. Other tasks run between two
+        portions of memory.
+        """
         while True:
-            await trio.sleep(GUARD_S)
+            with trio.move_on_at(next_beat(trio.current_time())):
+                await self._hurry.wait()
+                await trio.sleep(HURRY_S)
+            self._hurry = trio.Event()
             for link in tuple(self.links):
                 link.check()
                 while link.writer.trim():
@@ -114,6 +127,7 @@ class Link:
         self._inline_bytes, self._half_ring = sizes.inline_bytes, sizes.ring_bytes // 2
         # With a longer backlog it is held off: it reads no more.
         self._backlog_max = sizes.ring_bytes if end == 1 else sys.maxsize
+        self._guard: Guard | None = None  # while it runs
         self._session = 0  # the one that our words announce; 0: none yet
         self._open = False
         self.message_id = 0  # of the last message; the next one counts it up
@@ -274,6 +288,8 @@ class Link:
         block = self.reader.release(message.attachment)
         if block is not None and self.connected:
             self.send("", b"", ARENA_REF.pack(*block), flags=RELEASE)
+            if self._guard is not None:
+                self._guard.hurry()
 
     # --- the session ---
 
@@ -288,6 +304,7 @@ class Link:
         wrote what no correct process writes.
         """
         loop, guard = EventLoop.of_this_run(), Guard.of_this_run()
+        self._guard = guard
         reading, writing, words = self._consumer, self.producer.sleeper, self._consumer.words
 
         def ready(_events: int) -> None:
@@ -311,6 +328,7 @@ class Link:
             await loop.serve(self._bell, ready)
         finally:
             guard.links.discard(self)
+            self._guard = None
             self._asleep = False
 
     def turn(

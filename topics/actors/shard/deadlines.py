@@ -18,6 +18,8 @@ from typing import NoReturn
 
 import trio
 
+from topics.actors.link.beat import next_beat
+
 SWEEP_MIN = 64  # a shorter heap is not swept
 
 
@@ -64,10 +66,10 @@ class Deadlines:
             self._sleep.deadline = at
         return deadline
 
-    def call_every(self, seconds: float, call: Callable[[], object]) -> None:
-        """Call ``call`` now, and again ``seconds`` after each call."""
+    def call_each_beat(self, call: Callable[[], object]) -> None:
+        """Call ``call`` now, and again with each beat."""
         call()
-        self.call_at(trio.current_time() + seconds, partial(self.call_every, seconds, call))
+        self.call_at(next_beat(trio.current_time()), partial(self.call_each_beat, call))
 
     def forget_one(self) -> None:
         """An entry was cancelled."""

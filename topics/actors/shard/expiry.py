@@ -41,7 +41,6 @@ from topics.engine.topic import Topic
 SWEEP_MS: Final = 5000
 SWEEP_TOPICS: Final = 100  # of one turn: some milliseconds
 BEGIN_TOPICS: Final = 2000  # planned in one turn, at the start
-SCARCE_S: Final = 0.2  # between two looks whether bytes are scarce
 WAKE_MAX_S: Final = 60.0  # the wall clock may have been set
 
 
@@ -174,7 +173,7 @@ class Quotas(Service):
     async def run(self) -> None:
         """Look for what has expired, whenever bytes are scarce."""
         if self._bytes is not None:
-            self._context.deadlines.call_every(SCARCE_S, self.sweep)
+            self._context.deadlines.call_each_beat(self.sweep)
 
     def sweep(self) -> None:
         """What has expired goes at once, if bytes are scarce. Only inside of a turn."""

@@ -19,6 +19,7 @@ from typing import Final
 import structlog
 import trio
 
+from topics.actors.link.beat import wait_beat
 from topics.actors.link.counters import Values
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.sealing.sealing import Sealing
@@ -27,7 +28,6 @@ from topics.engine.usage import Usage
 from topics.storage.disk_usage import DiskUsage, ShardFolders, disk_usage
 from topics.storage.recovery.steps import Shard
 
-BEAT_S: Final = 0.5
 DISK_S: Final = 10.0  # between two looks at all files
 FIRST_LOOK_MAX_S: Final = 1.0  # a disk that hangs does not keep the rest from being told
 
@@ -56,9 +56,9 @@ class Gauges(Service):
         deadlines = self._context.deadlines
         with trio.move_on_after(FIRST_LOOK_MAX_S):  # what is told first is whole, if it can be
             await self._look_at_files()
-        deadlines.call_at(-math.inf, partial(deadlines.call_every, BEAT_S, self.beat))
+        deadlines.call_at(-math.inf, partial(deadlines.call_each_beat, self.beat))
         while True:
-            await trio.sleep(DISK_S)
+            await wait_beat(DISK_S)
             await self._look_at_files()
 
     async def _look_at_files(self) -> None:

@@ -20,7 +20,6 @@ from topics.actors.shard.context import ShardContext
 from topics.actors.shard.service import Service
 from topics.process import logs
 
-HEARTBEAT_S: Final = 0.5
 LOOK_MS: Final = 20
 
 
@@ -35,7 +34,7 @@ class Heartbeat(Service):
 
     async def run(self) -> None:
         """Beat from now on."""
-        self._context.deadlines.call_every(HEARTBEAT_S, self.beat)
+        self._context.deadlines.call_each_beat(self.beat)
 
     def beat(self) -> None:
         """One sign of life. Each sweeps idempotency keys that are over."""

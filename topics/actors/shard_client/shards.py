@@ -25,6 +25,7 @@ import trio
 from trio.lowlevel import Abort, RaiseCancelT
 
 from topics.actors.link.arena import ArenaBlock, Holder
+from topics.actors.link.beat import wait_beat
 from topics.actors.link.board import Board, ShardWords
 from topics.actors.link.event_loop import EventLoop
 from topics.actors.link.heads import HeadMark, HeadReader
@@ -69,7 +70,6 @@ from topics.formats.wire.calls import (
 from topics.formats.wire.contract import Call, Event, P, R
 from topics.formats.wire.message import Message, PeerGone
 
-CHECK_S: Final = 0.5  # between two checks of the heartbeats
 LINKED_MAX_S: Final = 1.0  # a shard takes up a session within a turn of its loop
 LINKED_LOOK_S: Final = 0.001
 RING_BYTES_PER_MS: Final = 100_000  # about what a shard takes out of its ring
@@ -277,7 +277,7 @@ class Shards:
             for link in self._links:
                 nursery.start_soon(link.link.run, link.opened, link.arrived, link.closed)
             while True:
-                await trio.sleep(CHECK_S)
+                await wait_beat()
                 self.check(trio.current_time())
 
     async def wait_linked(self) -> None:

@@ -40,6 +40,7 @@ from typing import Protocol
 
 import trio
 
+from topics.actors.link.beat import wait_beat
 from topics.engine.access import ANYONE, Principal
 from topics.formats.api.request_heads import TraceFields
 from topics.front.held_memory import HeldMemory
@@ -379,7 +380,7 @@ class Connections:
     async def run(self, tick: Callable[[float], None]) -> None:
         """Sweep until cancelled. ``tick`` is told the time first, once a tick."""
         while True:
-            await trio.sleep(self.timings.tick_s)
+            await wait_beat(self.timings.tick_s)
             now = trio.current_time()
             tick(now)
             self.sweep(now)

@@ -48,7 +48,7 @@ class Live(Streams):
         self.feeds.closed(shard)
         self.work.closed(shard)
 
-    def tick(self) -> None:
-        """Look after all streams, and wake readers that have waited for their shards."""
-        super().tick()
+    def beat(self) -> None:
+        """Likewise; wake readers that have waited for their shards."""
+        super().beat()
         self.feeds.tick(self.now)

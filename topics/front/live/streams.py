@@ -16,14 +16,16 @@ import math
 import socket
 import time
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from functools import partial
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Any, TypeVarTuple
 
 import trio
 
+from topics.actors.link.beat import BEAT_S, wait_beat
 from topics.engine.access import Principal
 from topics.front.errors import status_of
 from topics.front.held_memory import HeldMemory, Holding
@@ -32,7 +34,7 @@ from topics.front.limits import FrontSlots
 
 LOG = logging.getLogger("topics.front")
 
-TICK_S = 0.25  # the grain of heartbeats and timeouts
+LOOKS_MAX = 256  # streams that are looked after in a pass of the loop: some milliseconds
 TURNS_MAX = 16  # long writes and ends of streams in a pass of the loop: some milliseconds
 TOLD_EVERY_S = 10.0  # how often a stream is told that it is paced, at most
 UNCONFIRMED_MAX_S = 60.0  # sent bytes without a confirmation by the client's kernel
@@ -54,14 +56,16 @@ class StreamKind(IntEnum):
 class Streams:
     """All streams of a front: their limits, ticks, drain and deferred writes.
 
-    One task ticks all streams: heartbeats, slow readers. Another one makes deferred calls, so that
-    what one batch of messages causes for a client is one write.
+    One task looks after streams, each when it is due: heartbeats, slow readers. Another one makes
+    deferred calls, so that what one batch of messages causes for a client is one write.
     """
 
     def __init__(self, slots: FrontSlots, keys: Keys, held: HeldMemory) -> None:
         self.slots, self.keys, self.held = slots, keys, held
-        self.now = time.monotonic()  # of the last tick
+        self.now = time.monotonic()  # of the last beat
         self.streams: set[Stream] = set()
+        self._due: defaultdict[int, set[Stream]] = defaultdict(set)  # by the number of the beat
+        self._beat = int(trio.current_time() // BEAT_S)  # the last one
         self.stream_counts = [0] * len(StreamKind)
         self.draining = False
         self.nursery: trio.Nursery
@@ -70,20 +74,46 @@ class Streams:
         self._turns = trio.CapacityLimiter(TURNS_MAX)
 
     async def run(self) -> None:
-        """Tick until cancelled."""
+        """Look after streams until cancelled."""
         async with trio.open_nursery() as self.nursery:
             self.nursery.start_soon(self._run_deferred)
             while True:
-                await trio.sleep(TICK_S)
-                self.tick()
+                await wait_beat()
+                self.beat()
+                last = int(trio.current_time() // BEAT_S)
+                while self._beat < last:
+                    self._beat += 1
+                    while self._beat in self._due:
+                        self._look_after_some(self._due[self._beat])
+                        await trio.lowlevel.checkpoint()
+
+    def beat(self) -> None:
+        """A beat has come."""
+        self.now = time.monotonic()
 
     # Not in the loops of the tasks, whose variables would hold a stream that has ended.
 
-    def tick(self) -> None:
-        """Look after all streams."""
-        self.now = now = time.monotonic()
-        for stream in list(self.streams):
-            stream.attempt(stream.tick, now)
+    def look_in(self, stream: Stream, seconds: float) -> None:
+        """Look after the stream so much later, if not before."""
+        beat = max(int((trio.current_time() + seconds) // BEAT_S), self._beat) + 1
+        if stream.beat is None or beat < stream.beat:
+            self._forget(stream)
+            stream.beat = beat
+            self._due[beat].add(stream)
+
+    def _forget(self, stream: Stream) -> None:
+        beat, stream.beat = stream.beat, None
+        if beat is not None:
+            self._due[beat].discard(stream)
+            if not self._due[beat]:
+                del self._due[beat]
+
+    def _look_after_some(self, due: set[Stream]) -> None:
+        for stream in [*islice(due, LOOKS_MAX)]:
+            self._forget(stream)
+            stream.attempt(stream.look)
+            if not stream.ended:
+                self.look_in(stream, stream.quiet_s())
 
     def _make_deferred(self) -> None:
         deferred, self._deferred = self._deferred, []
@@ -136,6 +166,7 @@ class Streams:
         """
         self.streams.add(stream)
         self.stream_counts[stream.kind] += 1
+        self.look_in(stream, stream.quiet_s())
         if not stream.has_own_slot:
             self.slots.streams.add(stream.principal)
         if self.draining:
@@ -147,6 +178,7 @@ class Streams:
         """A stream has ended."""
         if stream in self.streams:
             self.streams.remove(stream)
+            self._forget(stream)
             self.stream_counts[stream.kind] -= 1
             if not stream.has_own_slot:
                 self.slots.streams.release(stream.principal)
@@ -177,6 +209,7 @@ class Stream(ABC):
     ) -> None:
         self.live, self.sock, self.principal, self.heartbeat_s = live, sock, principal, heartbeat_s
         self.ended = False
+        self.beat: int | None = None  # with which it is looked after
         self.told_at = -math.inf  # when it was last told that it is paced
         self.scope = trio.CancelScope()  # of `until_ended`
         self.outbox = Outbox(live, sock, self)
@@ -218,14 +251,17 @@ class Stream(ABC):
                         continue
             await self.live.turn()
 
-    def tick(self, now: float) -> None:
-        """Send a heartbeat, or end a stream whose client is too slow."""
-        outbox = self.outbox
-        if outbox.unsent is not None:
-            if outbox.is_late:
-                self.shed()
-        elif now - outbox.last_sent >= self.heartbeat_s:
-            outbox.write(self.heartbeat())
+    def quiet_s(self) -> float:
+        """How long nobody need look after it."""
+        holding = self.outbox.holding
+        if holding is not None:
+            return holding.due - trio.current_time()
+        return self.outbox.last_sent + self.heartbeat_s - time.monotonic()
+
+    def look(self) -> None:
+        """Send a heartbeat, or end a stream whose client is too slow, if it is time."""
+        if self.quiet_s() <= 0:
+            self.shed() if self.outbox.holding else self.outbox.write(self.heartbeat())
 
     def shed(self) -> None:
         """End it: its client is too slow, or its memory is needed."""
@@ -313,11 +349,6 @@ class Outbox:
         self.holding: Holding | None = None  # likewise
         self._sending = trio.CancelScope()  # of the task that sends it
 
-    @property
-    def is_late(self) -> bool:
-        """The client takes too little."""
-        return self.holding is not None and self.holding.due <= trio.current_time()
-
     def write(self, *parts: bytes) -> None:
         """Send, or keep what the socket does not take. Long parts are not copied.
 
@@ -361,6 +392,7 @@ class Outbox:
         held, now = self._live.held, trio.current_time()
         if self.holding is None:
             self.holding = held.hold(self._owner, self._owner.principal.digest, now)
+            self._live.look_in(self._owner, self.holding.due - now)
         held.add(self.holding, part, len(part), now)
         if self.unsent is None:
             self.unsent = memoryview(part)[sent:]

@@ -140,6 +140,7 @@ class WebSocket(WebSocketStream):
             await self._wait_for_room()
             if amid:
                 self._clock.start_waiting()
+                self.live.look_in(self, self._clock.due - time.monotonic())
             await trio.lowlevel.wait_readable(self.sock)
             try:
                 data = self.sock.recv(RECV_BYTES)
@@ -161,12 +162,16 @@ class WebSocket(WebSocketStream):
         self._held_bytes = length
         self.live.messages.hold(self, length)
 
-    def tick(self, now: float) -> None:
+    def quiet_s(self) -> float:
+        """Likewise, for the message that comes."""
+        return min(super().quiet_s(), self._clock.due - time.monotonic())
+
+    def look(self) -> None:
         """End when a message does not come to its end."""
-        if self._clock.due <= now:
+        if self._clock.due <= time.monotonic():
             self.fail(408, "the message took too long to come")
         else:
-            super().tick(now)
+            super().look()
 
     def resumed(self) -> None:
         """Read again."""

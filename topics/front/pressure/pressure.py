@@ -30,6 +30,7 @@ from typing import Final, TypeAlias
 import msgspec
 import trio
 
+from topics.actors.link.beat import wait_beat
 from topics.actors.link.event_loop import LoopLag
 from topics.engine.priority import BANDS, NEW_BAND, TOP_BAND, Queues
 from topics.errors import Throttled
@@ -40,7 +41,6 @@ from topics.front.request import Body, Request
 
 LOG = logging.getLogger("topics.front")
 
-IDLE_TICK_S: Final = 0.25  # while the loop has little to do
 IDLE_LAG_MS: Final = 1.0
 PARKED_PART: Final = 0.25  # of the time that appends are parked counts as lag of the loop
 TOLD_EVERY_S: Final = 10.0  # in the log
@@ -237,7 +237,10 @@ class Pressure:
             nursery.start_soon(self.turns.run)
             while True:
                 is_idle = self.is_calm and self._lag_ms < IDLE_LAG_MS
-                await trio.sleep(IDLE_TICK_S if is_idle else TICK_S)
+                if is_idle:
+                    await wait_beat()
+                else:
+                    await trio.sleep(TICK_S)
                 self.tick(self._lag.take_ms(self._clock()))
 
     def tick(self, lag_ms: float) -> None:

@@ -34,6 +34,7 @@ from collections.abc import Callable, Iterator
 import structlog
 import trio
 
+from topics.actors.link.beat import wait_beat
 from topics.actors.shard.group_commit import GroupCommit
 from topics.actors.shard.sealing.checking import SealingCheck
 from topics.actors.shard.sealing.checkpointing import Checkpointing
@@ -50,7 +51,7 @@ from topics.storage.disk import Damaged, keep_aside
 from topics.storage.recovery.steps import Shard
 
 FILES_PER_CHECKPOINT = 2
-ROUND_INTERVAL_S = 0.1  # between two looks for full log files
+ROUND_INTERVAL_S = 0.1  # between two looks for full log files, while the log grows
 RETRY_INTERVAL_S = 5.0  # after an error, and between checkpoints that only reclaim room
 BURST_MIN_BYTES = 512 << 10  # growth of the log between two looks that makes it busy
 BACKLOG_NORMAL_FILES = 2
@@ -107,13 +108,16 @@ class Sealing(Service):
     async def run(self) -> None:
         """Seal until cancelled, or until the log is broken."""
         while self.wal.failed is None:
-            interval_s = ROUND_INTERVAL_S
+            interval_s, begun_lsn = ROUND_INTERVAL_S, self._seen_lsn
             try:
                 await self._round()
             except (OSError, Damaged) as error:
                 interval_s = RETRY_INTERVAL_S
                 log.warning("sealing failed", error=str(error), again_s=interval_s)
-            await trio.sleep(interval_s)
+            if self._seen_lsn == begun_lsn and interval_s == ROUND_INTERVAL_S:
+                await wait_beat()
+            else:
+                await trio.sleep(interval_s)
         if self._asked is not None:
             self._asked[1](self.wal.failed)
 
