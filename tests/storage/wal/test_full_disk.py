@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +23,7 @@ from topics.formats.disk.frames import (
     Frame,
     FrameKind,
 )
+from topics.storage.wal import writer
 from topics.storage.wal.file import NoRoom
 
 # A full disk
@@ -82,21 +86,39 @@ def test_a_delete_gets_the_reserve_where_an_append_has_no_room(
     assert not wal.short_of_room
 
 
-def test_a_log_knows_when_its_files_are_gone_or_others(wal: Log) -> None:
-    assert not wal.is_gone()
-    hand_over(wal, frame())
-    assert not wal.is_gone()
-    (path,) = wal.folder.glob("*.wal")
+def _move_the_file(path: Path) -> None:
     path.rename(path.with_suffix(".other"))
-    assert wal.is_gone()
-    path.with_suffix(".other").rename(path)
-    assert not wal.is_gone()
-    wal.folder.rename(wal.folder.with_name("moved"))
-    assert wal.is_gone()
-    wal.folder.mkdir()
-    assert wal.is_gone()
-    wal.writer.state.break_off(OSError(errno.ENOENT, "gone"))
-    assert wal.next_progress().error is wal.failed is not None
+
+
+def _replace_the_file(path: Path) -> None:
+    path.unlink()
+    path.touch()
+
+
+def _move_the_folder(path: Path) -> None:
+    path.parent.rename(path.parent.with_name("moved"))
+
+
+def _replace_the_folder(path: Path) -> None:
+    _move_the_folder(path)
+    shutil.copytree(path.parent.with_name("moved"), path.parent)
+
+
+@pytest.mark.parametrize("sync", [False, True])
+@pytest.mark.parametrize(
+    "take", [_move_the_file, _replace_the_file, _move_the_folder, _replace_the_folder]
+)
+def test_nothing_is_written_into_a_file_that_has_lost_its_name(
+    wal: Log, monkeypatch: pytest.MonkeyPatch, take: Callable[[Path], None], sync: bool
+) -> None:
+    monkeypatch.setattr(writer, "LOOK_S", 0.0)
+    written = hand_over(wal, frame(), sync=sync).written
+    (path,) = wal.folder.glob("*.wal")
+    take(path)
+    refused = hand_over(wal, frame(), sync=sync)
+    assert isinstance(refused.error, OSError)
+    assert refused.error is wal.failed
+    assert (refused.error.errno, refused.written) == (errno.ENOENT, written)
 
 
 @pytest.mark.usefixtures("no_spares")

@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator
 import structlog
 import trio
 
+from topics.actors.link.beat import wait_beat
 from topics.actors.link.board import ShardState, ShardWords
 from topics.actors.link.pulse import DISK_STALLED_S, Pulse
 from topics.actors.shard.group_commit import GroupCommit
@@ -36,8 +37,7 @@ from topics.storage import disk
 from topics.storage.recovery.steps import Shard
 from topics.storage.wal.file import NoRoom
 
-FILES_CHECK_S = 0.5  # between two checks that the log's files are there
-RETRY_MIN_S, RETRY_MAX_S = 0.25, 5.0  # between two attempts to find room
+RETRY_MIN_S, RETRY_MAX_S = 0.5, 5.0  # between two attempts to find room
 FULL = NoRoom(errno.ENOSPC, "no room on the disk")
 log = structlog.get_logger()
 
@@ -45,8 +45,8 @@ log = structlog.get_logger()
 class Room(Service):
     """The state of one shard's disk. ``broken``: the error that ended all writing.
 
-    Its two tasks sleep by themselves: their checks wait for the disk, in threads, and the next
-    pause begins when a check has ended.
+    Its task sleeps by itself: its checks wait for the disk, in threads, and the next pause begins
+    when a check has ended.
     """
 
     def __init__(self, shard: Shard, commits: GroupCommit, words: ShardWords) -> None:
@@ -83,22 +83,10 @@ class Room(Service):
         self._words.state = state
 
     async def run(self) -> None:
-        """Watch the log's files and its room, until cancelled or broken."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._watch_files)
-            nursery.start_soon(self._watch_room)
-
-    async def _watch_files(self) -> None:
-        while self.broken is None:
-            if await trio.to_thread.run_sync(self.wal.is_gone):
-                gone = OSError(errno.ENOENT, "the files of the log are gone or replaced")
-                await trio.to_thread.run_sync(self.wal.writer.state.break_off, gone)
-            await trio.sleep(FILES_CHECK_S)
-
-    async def _watch_room(self) -> None:
+        """Watch the log's room, until cancelled or broken."""
         pause_s = RETRY_MIN_S
         while self.broken is None:
-            await trio.sleep(pause_s)
+            await wait_beat(pause_s)
             self.show()
             is_short = self._words.state == ShardState.NO_ROOM
             if is_short:

@@ -80,7 +80,6 @@ class Wal:
         self.folder, self.shard, self.blobs, self.file_bytes = folder, shard, blobs, file_bytes
         self.frames = frames
         self._files = files
-        self._folder_id = _identity(folder.stat())
         self._bases = [file.base for file in files]
         self.next_lsn = lsn  # where the next frame goes
         self.synced_lsn = lsn
@@ -324,21 +323,6 @@ class Wal:
         """All files that end at ``lsn`` or before."""
         return self._files[: max(bisect_right(self._bases, lsn) - 1, 0)]
 
-    def is_gone(self) -> bool:
-        """Whether the folder, or the file that is written to, has lost its name to something else.
-
-        For a thread.
-        """
-        file = self._files[-1] if self._files else None
-        try:
-            if _identity(self.folder.stat()) != self._folder_id:
-                return True
-            return file is not None and _identity(file.path.stat()) != _identity(os.fstat(file.fd))
-        except (FileNotFoundError, NotADirectoryError):
-            return True
-        except OSError:  # a disk that fails shows in the writes
-            return False
-
     def wait_synced(self, beat: Callable[[], None] = lambda: None) -> None:
         """Block until everything that was handed over is on the disk. For use outside a loop.
 
@@ -373,7 +357,3 @@ class Wal:
                 self.resume(progress.written)
             if progress.error is not None:
                 raise progress.error
-
-
-def _identity(found: os.stat_result) -> tuple[int, int]:
-    return found.st_dev, found.st_ino

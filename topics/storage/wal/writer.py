@@ -18,14 +18,17 @@ under way, and while nothing before it waits for a sync, which may fail; else th
 until it has caught up. So there is always one that writes. A group that the loop syncs counts as
 reported when it is synced, not before: if the sync fails, its frames are cut.
 
-After an error nothing more is written (`WriteState`). The one exception is a new file for which
-there is no room: nothing was touched then, so the log goes on from the LSN where it was, in a new
-era.
+Nothing is written into a file that no name leads to any more: a write looks at the names first, if
+the last look is `LOOK_S` old. After an error nothing more is written (`WriteState`). The one
+exception is a new file for which there is no room: nothing was touched then, so the log goes on
+from the LSN where it was, in a new era.
 """
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -44,6 +47,8 @@ SYNC_BYTES = 4 << 20  # so much is synced before its time, so that no later sync
 JOIN_MAX_BYTES = 1 << 20  # below, one copy is cheaper than many pieces in one call
 AT_ONCE_MAX_BYTES = 32 << 10  # a group up to this is written by the loop, if it may
 UNSYNCED_MAX_BYTES = 256 << 10  # with more to sync, even a fast disk makes the loop wait
+LOOK_S = 0.5  # between two looks at the names of the files that are written to
+GONE = "the files of the log are gone or replaced"
 
 
 class WalWriter:
@@ -63,6 +68,8 @@ class WalWriter:
         sync_ms: int,
     ) -> None:
         self._on_new_file, self._sync_s = on_new_file, sync_ms / 1000
+        self._folder, self._folder_id = folder, _identity(folder.stat())
+        self._look_at = -math.inf
         self.counters = WalCounters()
         self.spares = SpareFiles(folder, file.size if file else 0, file_bytes)
         self.state = WriteState(file, lsn, self.counters)
@@ -264,6 +271,21 @@ class WalWriter:
 
     # Both sides
 
+    def _look(self, file: WalFile) -> None:
+        """Raises OSError when the folder or the file has lost its name: what is written now would
+        not be found again.
+        """
+        now = time.perf_counter()
+        if now < self._look_at:
+            return
+        self._look_at = now + LOOK_S
+        try:
+            found = [_identity(self._folder.stat()), _identity(file.path.stat())]
+        except (FileNotFoundError, NotADirectoryError):
+            found = []
+        if found != [self._folder_id, _identity(os.fstat(file.fd))]:
+            raise OSError(errno.ENOENT, GONE)
+
     def _write(self, groups: list[WalGroup], *, at_once: bool = False) -> bool:
         """Write groups with frames, one behind the other.
 
@@ -280,7 +302,12 @@ class WalWriter:
             return False
         error = None
         try:
+            self._look(file)
             write_all(file.fd, pieces, file.offset(start))
         except OSError as failure:
             error = failure
         return state.end_write(end, error, reported=at_once)
+
+
+def _identity(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino
