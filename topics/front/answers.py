@@ -28,9 +28,9 @@ class Held(Protocol):
 
 class Answer(msgspec.Struct, eq=False):
     """One response. The body of an answer with a ``reply`` may live in shared memory: whoever sends
-    the answer calls `done` afterwards. A ``stream`` follows the head instead of a body; its headers
-    are the whole head. Who sets ``on_unsent`` hears that the answer, or the head of the stream,
-    did not reach the client.
+    the answer calls `done` afterwards. A ``stream`` follows the head and the body, without its
+    length; its headers are the whole head. Who sets ``on_unsent`` hears that the answer, or the
+    head of the stream, did not reach the client.
     """
 
     status: int

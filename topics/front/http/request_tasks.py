@@ -334,7 +334,8 @@ class RequestTasks(ABC):
         lines = self.exchange.fields(answer.status)
         try:
             responses = self._lanes.responses
-            await connection.send(responses.render_bare(answer.status, answer.headers, lines=lines))
+            begun = responses.render_bare(answer.status, answer.headers, lines=lines)
+            await connection.send(begun + answer.body)
         except BaseException:
             answer.unsent()
             raise

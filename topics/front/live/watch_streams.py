@@ -28,7 +28,6 @@ from topics.front.live.pages import FeedPage
 from topics.front.live.sse import (
     HEARTBEAT,
     NEVER_AGAIN,
-    RETRY,
     continued,
     error_event,
     paced_event,
@@ -146,7 +145,9 @@ class WatchStream(EventStream):
 
 
 class OneRequestStream(EventStream):
-    """A GET that names its topics. ``gone``: topics of the client's id that are there no more."""
+    """A GET that names its topics. ``gone``: topics of the client's id that are there no more.
+    ``id``: as the client knows it.
+    """
 
     def __init__(
         self,
@@ -157,11 +158,12 @@ class OneRequestStream(EventStream):
         view: View,
         cursors: dict[str, Cursor],
         gone: set[str],
+        id: CursorsId,
     ) -> None:
         super().__init__(live, connection.sock, principal, heartbeat_s)
         self.shares_ids = len(cursors) == 1
         self._connection, self._view, self._cursors, self._gone = connection, view, cursors, gone
-        self._id = CursorsId(cursors)
+        self._id = id
 
     def id(self) -> bytes:
         """The cursors of now."""
@@ -175,10 +177,9 @@ class OneRequestStream(EventStream):
         """Show the topics, until either side ends it."""
         try:
             self.begin()
-            gone = [self.gone_event(topic, self._cursors[topic][0]) for topic in self._gone]
-            # The first id, without an event: a client that began at the head loses nothing if it
-            # must come back before the first event.
-            self.outbox.write(b"id: %b\n%b" % (self.id(), RETRY) + b"".join(gone))
+            if self._gone:
+                gone = [self.gone_event(topic, self._cursors[topic][0]) for topic in self._gone]
+                self.outbox.write(b"".join(gone))
             for topic, (seq, epoch) in self._cursors.items():
                 if topic not in self._gone:
                     self.add(topic, self._view, Start(seq, epoch=epoch or None))

@@ -20,7 +20,6 @@ from topics.formats.api.watch import Cursor, Start, WatchRequest
 from topics.front.authorization import authorize
 from topics.front.http.connection import Connection
 from topics.front.live.live import Live
-from topics.front.live.sse import RETRY
 from topics.front.live.subscriptions import TopicHead, begin_at, heads_of
 from topics.front.live.watch_sessions import WatchSession
 from topics.front.live.watch_streams import TAKEN_OVER, WatchStream
@@ -36,6 +35,7 @@ class Watches:
     def __init__(self, live: Live) -> None:
         self.live = live
         self._sessions: dict[str, WatchSession] = {}
+        self._idle: dict[str, WatchSession] = {}  # those without a stream, by rising `left_at`
 
     async def create(
         self, asked: WatchRequest, principal: Principal, *, lenient: bool
@@ -54,8 +54,8 @@ class Watches:
         cursors = {intern(name): (start.from_seq, start.epoch) for name, start in begun.items()}
         wid = "wid_" + urlsafe_b64encode(secrets.token_bytes(WID_BYTES)).rstrip(b"=").decode()
         session = WatchSession(wid, principal, asked.view, asked.heartbeat_ms / 1000, cursors)
-        session.left_at = time.monotonic()
         self._sessions[wid] = session
+        self._is_idle(session)
         return {
             "wid": wid,
             "stream_url": f"/v0/watch/{wid}",
@@ -99,7 +99,8 @@ class Watches:
         if not accepts_events(accept):
             raise NotAcceptable("the answer is text/event-stream")
         self.live.check_room(principal, leaving=session.stream)
-        session.left_at = time.monotonic()  # the client may take the head of its stream late
+        if session.stream is None:
+            self._is_idle(session)  # the client may take the head of its stream late
         return session
 
     async def stream(
@@ -110,9 +111,9 @@ class Watches:
             session.stream.fail(TAKEN_OVER, "another stream has taken the session over")
         session.resume(last_event_id)
         stream = session.stream = WatchStream(self.live, session, connection)
+        self._idle.pop(session.wid, None)
         try:
             stream.begin()
-            stream.outbox.write(RETRY)
             stream.repeat_deleted()
             for topic, (seq, epoch) in session.cursors.items():
                 if topic not in session.deleted:
@@ -124,7 +125,8 @@ class Watches:
             connection.sent_bytes += stream.outbox.sent_bytes
             if session.stream is stream:
                 session.stream = None
-                session.left_at = time.monotonic()
+                if session.wid in self._sessions:
+                    self._is_idle(session)
 
     def end_refused(self) -> None:
         """The keys have changed: forget the sessions whose keys are gone or have other rights.
@@ -134,13 +136,18 @@ class Watches:
             if self.live.keys.refusal(session.principal) is not None:
                 self._forget(session)
 
+    def _is_idle(self, session: WatchSession) -> None:
+        session.left_at = time.monotonic()
+        self._idle.pop(session.wid, None)
+        self._idle[session.wid] = session
+
     def _collect(self) -> None:
         """Forget sessions that no stream has used for SESSION_TTL_S."""
         before = time.monotonic() - SESSION_TTL_S
-        for session in [*self._sessions.values()]:
-            if session.stream is None and session.left_at < before:
-                self._forget(session)
+        while self._idle and (session := next(iter(self._idle.values()))).left_at < before:
+            self._forget(session)
 
     def _forget(self, session: WatchSession) -> None:
         del self._sessions[session.wid]
+        self._idle.pop(session.wid, None)
         self.live.slots.watch_sessions.release(session.principal)

@@ -16,7 +16,7 @@ from typing import Any
 
 from topics.engine.access import Scope
 from topics.errors import NotAcceptable, NotReady, ShuttingDown
-from topics.formats.api.watch import Start, decode_cursors, decode_watch, watch_of
+from topics.formats.api.watch import CursorsId, Start, decode_cursors, decode_watch, watch_of
 from topics.formats.buffers import Buffer
 from topics.front.answers import Answer, json_answer
 from topics.front.drain import shutting_down
@@ -69,7 +69,7 @@ async def stream(context: RouteContext, request: Request, _body: Body, _at: int)
         let_go()
         await watches.stream(session, connection, last_event_id)
 
-    answer = Answer(200, headers=HEADERS, stream=run)
+    answer = Answer(200, RETRY, headers=HEADERS, stream=run)
     answer.on_unsent = let_go
     return answer
 
@@ -98,22 +98,31 @@ async def stream_of_topics(
     context.pressure.check_stream(principal.digest, f"watch/{min(names)}", [*names], None)
     live.check_room(principal)
     let_go = live.hold_slot(principal)
+    id = CursorsId(cursors)
 
     async def run(connection: Connection) -> None:
         let_go()
         heartbeat_s = asked.heartbeat_ms / 1000
         await OneRequestStream(
-            live, connection, principal, heartbeat_s, asked.view, cursors, gone
+            live, connection, principal, heartbeat_s, asked.view, cursors, gone, id
         ).run()
 
-    answer = Answer(200, headers=HEADERS, stream=run)
+    # The first id, without an event: a client that began at the head loses nothing if it must come
+    # back before the first event.
+    answer = Answer(200, b"id: %b\n%b" % (id.text(), RETRY), headers=HEADERS, stream=run)
     answer.on_unsent = let_go
     return answer
 
 
 ROUTES = {
     Route(
-        "POST", "/v0/watch", "watch", Scope.READ, body=BodyRule.REQUIRED, parameters=(LENIENT,)
+        "POST",
+        "/v0/watch",
+        "watch",
+        Scope.READ,
+        lane=Lane.HOT,
+        body=BodyRule.REQUIRED,
+        parameters=(LENIENT,),
     ): create,
     Route(
         "GET",
