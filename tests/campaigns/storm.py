@@ -1,0 +1,353 @@
+"""Ten thousand clients that all come back at once: a server restarts beside them, and each is shown
+every record once.
+
+Runs as a program: ``python -m tests.campaigns.storm --clients 10000 --restarts 3``. Half of the
+clients follow their topic on a WebSocket, a quarter in a watch session, a quarter by one request as
+an EventSource does. Who is cut off comes back after a random back-off of up to `BACK_OFF_S`, and
+whoever is answered by a refusal when it says. A writer appends all the time.
+
+What must hold:
+
+- all are back after each restart, and none has waited for longer than `LATE_S`, its back-offs apart
+- the records that each is shown have the next seq each time: none is missed, none comes twice
+- appends go on: their p99, from the restart on, is told
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import json
+import multiprocessing
+import random
+import re
+import select
+import socket
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from enum import Enum, auto
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.bench.processes import quantiles_ms
+from tests.campaigns.killer import Summary, program
+from tests.support.api import Api, ok, request
+from tests.support.server import Server
+from tests.support.ws import TEXT, frame_bytes, handshake
+from topics.process.children import raise_file_limit
+
+TOPICS = 100
+CLIENTS_PER_ADDRESS = 5000
+BACK_OFF_S = 1.0
+LATE_S = 6.0
+NEVER = float("inf")
+PAUSE_S = 0.02  # between two appends
+SETTLE_S = 60.0  # for all to be back
+SEQ = re.compile(rb'"\$seq":(\d+)')
+ID = re.compile(rb"^id: ?(.*)$", re.MULTILINE)
+OPEN = re.compile(rb"event: caught-up|event: record|caught_up|\"records\"")
+NOT_READY = re.compile(rb'"code":(503|"not_ready"),')
+AGAIN = re.compile(rb"(?i)\r\nretry-after: *(\d+)")
+URL = re.compile(rb'"stream_url": *"([^"]+)"')
+
+
+class Way(Enum):
+    """How a client follows its topic."""
+
+    SOCKET = auto()
+    SESSION = auto()
+    ONE_REQUEST = auto()
+
+
+class Told(NamedTuple):
+    """Where the clients stand: how many are there, the records that they were shown, how long the
+    last one came after the first, and how long each has waited, less its back-offs.
+    """
+
+    here: int
+    records: int
+    last_s: float
+    waits_ms: list[float]
+    problems: list[str]
+    refusals: dict[str, int]
+
+
+class Client:
+    """One client: its place in its topic, and its connection."""
+
+    def __init__(self, number: int, address: tuple[str, int]) -> None:
+        self.number, self._address = number, address
+        self.way = (Way.SOCKET, Way.SESSION, Way.SOCKET, Way.ONE_REQUEST)[number % 4]
+        self.topic = f"storm-{number % TOPICS}"
+        self.seq = self.records = 0
+        self.id = b""
+        self.url = b""  # of its session
+        self.is_here = self._has_head = False
+        self.began = 0.0  # its attempt
+        self.waited_s = 0.0  # in all attempts since it was cut off
+        self.socket: socket.socket | None = None
+        self.unsent, self.text = b"", b""
+
+    def connect(self) -> socket.socket:
+        """Begin anew."""
+        self.text, self.unsent, self._has_head = b"", self._said(), False
+        self.began = time.monotonic()
+        made = self.socket = socket.socket()
+        made.bind((f"127.0.0.{2 + self.number // CLIENTS_PER_ADDRESS}", 0))
+        made.setblocking(False)
+        made.connect_ex(self._address)
+        return made
+
+    def _said(self) -> bytes:
+        last = [f"Last-Event-ID: {self.id.decode()}"] if self.id else []
+        if self.way is Way.ONE_REQUEST:
+            return request("GET", f"/v0/watch?topic={self.topic}&from_seq={self.seq}", None, *last)
+        start = {"from_seq": self.seq}
+        if self.way is Way.SESSION:
+            if self.url:
+                return request("GET", self.url.decode(), None, *last)
+            body = json.dumps({"topics": {self.topic: start}}).encode()
+            return request("POST", "/v0/watch", body)
+        command = {"op": "subscribe", "request_id": "s", "topics": {self.topic: start}}
+        return handshake() + frame_bytes(TEXT, json.dumps(command).encode(), mask=bytes(4))
+
+    def hear(self, piece: bytes) -> str | None:
+        """Take what has come; what is wrong with it. Raises ConnectionError for a refusal."""
+        self.text += piece
+        if not self._has_head:
+            head, end, rest = self.text.partition(b"\r\n\r\n")
+            if not end:
+                return None
+            if head[9:10] not in b"12":
+                raise ConnectionRefusedError(head[9:12].decode())
+            if self.way is Way.SESSION and not self.url:
+                if found := URL.search(rest):
+                    self.url = found[1]
+                    self.text, self.unsent = b"", self._said()
+                return None
+            self._has_head, self.text = True, rest
+        if NOT_READY.search(self.text):  # the answer is at its end; the subscription is refused
+            raise ConnectionRefusedError("503")
+        self.is_here = self.is_here or OPEN.search(self.text) is not None
+        whole = self.text.rfind(b"\n\n") + 2 if self.way is not Way.SOCKET else len(self.text)
+        told, self.text = self.text[:whole], self.text[whole:]
+        if self.way is Way.SOCKET:  # a seq may be cut by the end of what has come
+            at = told.rfind(b"}") + 1
+            told, self.text = told[:at], told[at:] + self.text
+        elif ids := ID.findall(told):
+            self.id = ids[-1].strip()
+        for seq in map(int, SEQ.findall(told)):
+            if seq != self.seq + 1:
+                return f"client {self.number} ({self.way.name}): {seq} follows {self.seq}"
+            self.seq, self.records = seq, self.records + 1
+        return None
+
+
+class Storm:
+    """All clients, in one loop."""
+
+    def __init__(self, address: tuple[str, int], count: int, seed: int) -> None:
+        self.clients = [Client(number, address) for number in range(count)]
+        self._poll, self._dice = select.epoll(), random.Random(seed)
+        self._by_fd: dict[int, Client] = {}
+        self._waiting = [(0.0, client.number) for client in self.clients]
+        self._waits_ms: list[float] = []
+        self._problems: list[str] = []
+        self._refusals: Counter[str] = Counter()
+        self._ready_at, self._last_s = NEVER, 0.0  # when the first was there, the last behind it
+
+    def tell(self) -> Told:
+        """Where all stand; waits and problems are told once."""
+        here = sum(client.is_here for client in self.clients)
+        records = sum(client.records for client in self.clients)
+        told = Told(
+            here, records, self._last_s, self._waits_ms, self._problems, dict(self._refusals)
+        )
+        self._waits_ms, self._problems = [], []
+        return told
+
+    def work(self) -> None:
+        """Do what is due, and see what has come."""
+        now = time.monotonic()
+        for _ in range(50):
+            if not self._waiting or self._waiting[0][0] > now:
+                break
+            client = self.clients[heapq.heappop(self._waiting)[1]]
+            made = client.connect()
+            self._by_fd[made.fileno()] = client
+            self._poll.register(made, select.EPOLLIN | select.EPOLLOUT)
+        for fd, _ in self._poll.poll(0.005, 500):
+            self._go_on(fd, self._by_fd[fd])
+
+    def _go_on(self, fd: int, client: Client) -> None:
+        assert client.socket is not None
+        was_here = client.is_here
+        try:
+            if client.unsent:
+                client.unsent = client.unsent[client.socket.send(client.unsent) :]
+                self._poll.modify(fd, select.EPOLLIN)
+            try:
+                piece = client.socket.recv(1 << 16)
+            except BlockingIOError:
+                return
+            if not piece:
+                raise ConnectionResetError
+            if (wrong := client.hear(piece)) is not None:
+                self._problems.append(wrong)
+            if client.unsent:
+                self._poll.modify(fd, select.EPOLLIN | select.EPOLLOUT)
+            if client.is_here and not was_here:
+                self._note_here(client)
+        except OSError as error:
+            self._back_off(fd, client, error)
+
+    def _note_here(self, client: Client) -> None:
+        now = time.monotonic()
+        self._ready_at = min(self._ready_at, now)
+        self._last_s = now - self._ready_at
+        self._waits_ms.append((client.waited_s + now - client.began) * 1000)
+        client.waited_s = 0.0
+
+    def _back_off(self, fd: int, client: Client, error: OSError) -> None:
+        now = time.monotonic()
+        if client.is_here:
+            self._ready_at = NEVER
+        client.waited_s += 0 if client.is_here else now - client.began
+        pause_s = self._dice.random() * BACK_OFF_S
+        if isinstance(error, ConnectionRefusedError) and error.args[0] not in (111,):
+            self._refusals[str(error.args[0])] += 1
+            if error.args[0] == "404":  # sessions do not outlive the front
+                client.url, pause_s = b"", 0.0
+            elif found := AGAIN.search(client.text):
+                pause_s += int(found[1])
+        client.is_here = False
+        del self._by_fd[fd]
+        assert client.socket is not None
+        client.socket.close()
+        heapq.heappush(self._waiting, (now + pause_s, client.number))
+
+
+def _run(orders: Connection, address: tuple[str, int], count: int, seed: int) -> None:
+    raise_file_limit()
+    storm = Storm(address, count, seed)
+    while True:
+        storm.work()
+        if orders.poll():
+            try:
+                orders.recv()
+            except EOFError:
+                return
+            orders.send(storm.tell())
+
+
+class Writer(threading.Thread):
+    """Appends one record after the other, and comes back after a failure."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(daemon=True)
+        self._server, self.is_over = server, False
+        self.took_ms: list[float] = []
+
+    def run(self) -> None:
+        """Until it is over."""
+        for number in itertools.cycle(range(TOPICS)):
+            if self.is_over:
+                return
+            try:
+                with Api(self._server.address) as api:
+                    self._write(api, number)
+            except (OSError, AssertionError, ValueError):
+                time.sleep(PAUSE_S)
+
+    def _write(self, api: Api, number: int) -> None:
+        for one in itertools.count(number):
+            if self.is_over:
+                return
+            began = time.monotonic()
+            ok(api.append(f"storm-{one % TOPICS}", one))
+            self.took_ms.append((time.monotonic() - began) * 1000)
+            time.sleep(PAUSE_S)
+
+
+def settled(orders: Connection, count: int) -> Iterator[Told]:
+    """Ask until all are back."""
+    until = time.monotonic() + SETTLE_S
+    while True:
+        orders.send(None)
+        told = orders.recv()
+        yield told
+        if told.here == count or time.monotonic() > until:
+            return
+        time.sleep(0.1)
+
+
+def campaign(data_dir: Path, *, seed: int, clients: int, restarts: int, seconds: float) -> Summary:
+    """``seconds``: of quiet before each restart."""
+    summary, context = Summary(seed), multiprocessing.get_context("spawn")
+    raise_file_limit()
+    env = dict.fromkeys(("max_sse_connections", "max_watch_sessions"), clients)
+    with Server(data_dir, shards=2, **env) as server:
+        with Api(server.address) as api:
+            for number in range(TOPICS):
+                ok(api.put(f"storm-{number}", {"durability": "disk"}), 201)
+        ours, theirs = context.Pipe()
+        arguments = (theirs, server.address, clients, seed)
+        process = context.Process(target=_run, args=arguments, daemon=True)
+        process.start()
+        server.env["TOPICS_PORT"] = str(server.port)
+        writer = Writer(server)
+        writer.start()
+        for number in range(restarts + 1):
+            if number:
+                server.restart("kill" if number == restarts else "stop")
+            writer.took_ms.clear()
+            _come(ours, summary, clients, "open" if number == 0 else f"restart {number}")
+            _, p99, _, most = quantiles_ms([ms / 1000 for ms in writer.took_ms] or [0])
+            summary.tell(f"  appends meanwhile: p99 {p99:.1f} max {most:.1f} ms")
+            time.sleep(seconds)
+        writer.is_over = True
+        writer.join()
+        time.sleep(2)
+        ours.send(None)
+        told = ours.recv()
+        _check_end(server, told, clients, summary)
+        ours.close()
+        process.join(60)
+        process.kill()
+    summary.counts |= Counter({"clients": clients, "records shown": told.records})
+    return summary
+
+
+def _come(orders: Connection, summary: Summary, clients: int, what: str) -> None:
+    waits, told = [], None
+    for told in settled(orders, clients):
+        waits += told.waits_ms
+        summary.problems += told.problems
+    assert told is not None
+    p50, p99, _, most = quantiles_ms([ms / 1000 for ms in waits] or [0])
+    summary.tell(
+        f"{what}: {told.here} of {clients} are there, the last {told.last_s:.1f} s after the first;"
+        f" waits p50 {p50:.0f} p99 {p99:.0f} max {most:.0f} ms; refusals {told.refusals}"
+    )
+    if told.here != clients:
+        summary.problems.append(f"{what}: {told.here} of {clients} are back")
+    if most > LATE_S * 1000:
+        summary.problems.append(f"{what}: one has waited for {most:.0f} ms")
+
+
+def _check_end(server: Server, told: Told, clients: int, summary: Summary) -> None:
+    """All have been shown all."""
+    with Api(server.address) as api:
+        heads = [ok(api.call("GET", f"/v0/topics/storm-{n}"))["head_seq"] for n in range(TOPICS)]
+    wanted = sum(heads[number % TOPICS] for number in range(clients))
+    summary.problems += told.problems
+    if told.records != wanted:
+        summary.problems.append(f"{told.records} records were shown, {wanted} expected")
+
+
+if __name__ == "__main__":
+    sys.exit(program(__doc__, campaign, clients=10_000, restarts=3, seconds=5.0))
