@@ -109,7 +109,7 @@ class Server:
             Board(shards.count) if board is None else board,
         )
         self.dispatcher = Dispatcher(operations_for(context), shards.readiness)
-        self._cold = ColdLoader(self._load_cold, lambda: self.connections.request_count)
+        self._cold = ColdLoader(self._load_cold)
         self.lanes = self._make_lanes(settings, shards, use_fast_lane=use_fast_lane)
         self._tick(0.0)
 

@@ -16,7 +16,7 @@ import trio.testing
 from tests.front.http.test_cold_lane import call_of
 from tests.support.fake_shards import FakeBlock, FakeShards
 from topics.front.answers import Answer
-from topics.front.http.cold_loader import IDLE_S, SWITCH_S, ColdCall, ColdLoader
+from topics.front.http.cold_loader import SWITCH_S, ColdCall, ColdLoader
 
 LOADED_LATER = ("quart", "quart_trio", "hypercorn", "werkzeug", "flask", "h11", "h2", "jinja2")
 
@@ -64,7 +64,7 @@ async def test_requests_that_come_early_wait_and_are_answered() -> None:
             assert opened.wait(10)
             return echo
 
-        loader = ColdLoader(load, lambda: 0)
+        loader = ColdLoader(load)
 
         async def ask(name: bytes) -> None:
             answer = await loader.ask(call_of(b"/v0/topics/%b" % name, b""))
@@ -85,25 +85,23 @@ async def test_requests_that_come_early_wait_and_are_answered() -> None:
     assert echo.has_ended
 
 
-async def test_it_is_loaded_in_a_thread_when_nobody_has_asked_for_anything_for_a_while(
+async def test_it_is_loaded_in_a_thread_and_only_when_somebody_asks_for_it(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    threads, requests = list[int](), 0
+    threads, echo = list[int](), Echo()
 
     def load() -> Echo:
         threads.append(threading.get_ident())
         return echo
 
-    echo = Echo()
-    loader = ColdLoader(load, lambda: requests)
+    loader = ColdLoader(load)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(loader.run)
-        while requests < 20:
-            requests += 1
-            await trio.testing.wait_all_tasks_blocked()
-            assert not threads
-            mock_clock.jump(1.5 * IDLE_S)
-        await echo.serves.wait()
+        await trio.testing.wait_all_tasks_blocked()
+        mock_clock.jump(3600.0)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not threads
+        await loader.ask(call_of(b"/v0/topics/a", b""))
         loader.end()
     assert threads != [threading.get_ident()]
 
@@ -117,7 +115,7 @@ async def test_a_front_that_ends_waits_for_no_import() -> None:
             assert opened.wait(10)
             return Echo()
 
-        loader = ColdLoader(load, lambda: 0)
+        loader = ColdLoader(load)
         body = FakeBlock(9, FakeShards())
         with trio.fail_after(10):
             async with trio.open_nursery() as nursery:
@@ -134,7 +132,7 @@ async def test_a_lane_that_cannot_be_loaded_ends_the_front() -> None:
     def load() -> Echo:
         raise ImportError("no quart")
 
-    loader = ColdLoader(load, lambda: 0)
+    loader = ColdLoader(load)
     failure = pytest.RaisesExc(ImportError, match="no quart")
     with pytest.RaisesGroup(failure, flatten_subgroups=True):
         async with trio.open_nursery() as nursery:
@@ -149,7 +147,7 @@ async def test_while_it_loads_the_interpreter_is_given_up_often() -> None:
         during.append((sys.getswitchinterval(), gc.isenabled()))
         return Echo()
 
-    loader = ColdLoader(load, lambda: 0)
+    loader = ColdLoader(load)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(loader.run)
         await loader.ask(call_of(b"/v0/topics/a", b""))
