@@ -7,7 +7,6 @@ tests/process/test_sigterm.py.
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import socket
@@ -19,6 +18,7 @@ from typing import Any
 
 from tests.support.polling import is_readable
 from topics.actors.link.board import Board
+from topics.actors.link.event_loop import EventLoop
 from topics.actors.link.key_table import KeyTable
 from topics.actors.link.link_memory import LinkMemory, LinkSizes
 from topics.actors.link.process_id import FRONT, shard_id
@@ -43,7 +43,7 @@ BEFORE: dict[str, tuple[Any, str]] = {
 BEHIND: dict[str, tuple[Any, str]] = {
     "reset of signals": (process, "_reset_signals"),
     "recovery": (shard_writer, "recover"),
-    "start of the loop": (gc, "freeze"),
+    "start of the loop": (EventLoop, "__init__"),
     "shard receives": (shard_writer, "on_sigterm"),
     "front receives": (front, "on_sigterm"),
 }

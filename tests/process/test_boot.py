@@ -241,6 +241,7 @@ os.register_at_fork(after_in_child=threading.Thread(target=write_when_asked, dae
 runpy.run_path("supervisor.py", run_name="__main__")
 """
 FOR_PEOPLE = {"httpx2", "httpcore2", "anyio", "rich", "markdown_it", "pygments"}
+UNUSED = {"asyncio", "ssl", "idna", "email", "argparse", "tarfile", "typing_extensions", "greenlet"}
 
 
 def modules_of(pid: int, folder: Path) -> set[str]:
@@ -273,10 +274,39 @@ def test_no_process_of_a_server_imports_what_is_for_people(tmp_path: Path) -> No
             assert own in modules
             assert not {name.partition(".")[0] for name in modules} & FOR_PEOPLE
             assert not modules & {"topics.client", "topics.spark"}
+            assert pid == front or not modules & UNUSED
 
 
 def test_a_process_of_a_server_may_be_loaded_beside_rich() -> None:
     program = "import topics.process, rich, structlog; print(structlog.dev.rich, rich.__name__)"
+    assert printed_by(program) == "None rich\n"
+
+
+def test_what_a_library_names_is_imported_when_it_is_used() -> None:
+    program = (
+        "import sys, topics.process, structlog; print('asyncio' in sys.modules);"
+        "used = structlog.stdlib.asyncio.get_running_loop; import asyncio;"
+        "print(used is asyncio.get_running_loop, structlog.stdlib.asyncio is asyncio)"
+    )
+    assert printed_by(program) == "False\nTrue False\n"
+
+
+def test_a_module_that_is_used_at_once_is_imported_at_once() -> None:
+    program = (
+        "import sys; from topics.imports import later\n"
+        "with later('colorsys'):\n"
+        "    from colorsys import hls_to_rgb\n"
+        "    import colorsys\n"
+        "print(colorsys.hls_to_rgb is hls_to_rgb, sys.modules['colorsys'] is colorsys)"
+    )
+    assert printed_by(program) == "True True\n"
+
+
+def test_checksums_are_those_of_the_whole_package() -> None:
+    checked = "crc32c.crc32c(b'456789', crc32c.crc32c(b'123'))"
+    assert printed_by(f"import topics.process, crc32c; print({checked})") == f"{0xE3069283}\n"
+
+
+def printed_by(program: str) -> str:
     command = [sys.executable, "-c", program]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == "None rich\n"
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout

@@ -17,6 +17,7 @@ import click
 
 from topics.cli.shell import Failed, Mistake, Shell, command, group, pass_shell, secret
 from topics.errors import ExitCode
+from topics.imports import frozen
 
 if TYPE_CHECKING:
     from topics.process.boot import Boot
@@ -40,9 +41,10 @@ def serve(host: str | None, port: str | None, data_dir: str | None, print_config
 
     Settings are TOPICS_* variables; --print-config lists them with the values that would be used.
     """
-    from topics.config import ConfigError
-    from topics.process import boot
-    from topics.storage.data_dir import NotADataDirectory, check_place
+    with frozen():
+        from topics.config import ConfigError
+        from topics.process import boot
+        from topics.storage.data_dir import NotADataDirectory, check_place
 
     environ = os.environ
     for name, value in (("HOST", host), ("PORT", port), ("DATA_DIR", data_dir)):
@@ -276,11 +278,12 @@ def _unknown_lines(start: Boot) -> list[str]:
 
 
 def _run(start: Boot, environ: MutableMapping[str, str]) -> ExitCode:
-    import structlog
+    with frozen():
+        import structlog
 
-    from topics.process import logs
-    from topics.process.notify import Notifier
-    from topics.process.serve import serve
+        from topics.process import logs
+        from topics.process.notify import Notifier
+        from topics.process.serve import serve
 
     logs.configure("supervisor", start.settings.log_level)
     for line in _unknown_lines(start):

@@ -3,7 +3,10 @@ what the processes share, `supervisor` is the parent's loop, over its `family` o
 `health`; `front` and `shard_writer` are what the children run.
 """
 
-from topics.imports import without
+from topics.imports import compiled, later, without
 
-with without("rich"):  # for tracebacks that no log shows: 90 ms and 3 MB
+compiled("crc32c", "_crc32c")
+# For tracebacks that no log shows, loggers that wait, and older versions of Python.
+with without("rich", "greenlet", "typing_extensions"), later("asyncio"):
+    import msgspec  # noqa: F401
     import structlog  # noqa: F401

@@ -4,7 +4,6 @@ other.
 
 from __future__ import annotations
 
-import gc
 import socket
 import time
 from collections.abc import Sequence
@@ -40,7 +39,6 @@ def main(
 ) -> None:
     """Run the front; returns after SIGTERM, when the requests in flight are answered."""
     _tell_unreachable_cap(settings, connections_max())
-    gc.freeze()  # what was imported stays: the collector need not look at it again
     own = [Link(memory, board, FRONT) for memory in links]
     EventLoop().run(_serve, settings, keys, listener, board, own)
     board.front.state = FrontState.DOWN

@@ -17,12 +17,10 @@ clock or draw a number when it is imported: all children would have the same.
 from __future__ import annotations
 
 import errno
-import gc
 import resource
 import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 
 import structlog
@@ -34,6 +32,7 @@ from topics.actors.link.process_id import FRONT, shard_id
 from topics.config import Settings
 from topics.engine.access import Access
 from topics.errors import ExitCode
+from topics.imports import frozen, later
 from topics.process.boot import Boot
 from topics.process.children import forbid_dumps, raise_file_limit
 from topics.process.family import Links, Shared, Workers, descriptors_of
@@ -57,7 +56,8 @@ def real_workers(settings: Settings, shared: Shared) -> Workers:
     board, links = shared.board, shared.links
 
     def front() -> None:
-        from topics.process import front
+        with frozen():
+            from topics.process import front
 
         front.main(settings, shared.keys, board, links.of(FRONT), shared.listener)
 
@@ -71,7 +71,7 @@ def real_workers(settings: Settings, shared: Shared) -> Workers:
 
 def load_shared() -> None:
     """Import what the front and the shards have in common."""
-    with _frozen():
+    with frozen(), later("idna", "ssl"):  # which trio names
         import topics.actors.rpc.message_router
         import topics.formats.api.answers
         import topics.process.measure  # noqa: F401
@@ -80,23 +80,8 @@ def load_shared() -> None:
 def load_shard() -> None:
     """Import what shards run."""
     load_shared()
-    with _frozen():
+    with frozen():
         import topics.process.shard_writer  # noqa: F401
-
-
-@contextmanager
-def _frozen() -> Iterator[None]:
-    """Import without the collector, and exempt the modules from later collections: one in a child
-    would touch, and thereby copy, the shared pages.
-    """
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        if collects:
-            gc.enable()
 
 
 def serve(

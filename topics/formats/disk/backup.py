@@ -12,7 +12,6 @@ A segment's own flags may be those of a later moment: in a restore it has those 
 from __future__ import annotations
 
 import hashlib
-import tarfile
 from typing import Final, NamedTuple
 
 import msgspec
@@ -20,7 +19,7 @@ import msgspec
 FORMAT: Final = 1
 MANIFEST: Final = "manifest.json"
 FLAGS: Final = "flags"
-BLOCK_BYTES: Final = tarfile.BLOCKSIZE
+BLOCK_BYTES: Final = 512
 END: Final = bytes(2 * BLOCK_BYTES)
 MODE: Final = 0o600
 
@@ -91,6 +90,8 @@ def unsealed(data: bytes) -> Manifest:
 
 def header(path: str, length: int, mtime_s: int) -> bytes:
     """What stands before the bytes of a member."""
+    import tarfile  # not in each process of a server
+
     info = tarfile.TarInfo(path)
     info.size, info.mode, info.mtime = length, MODE, mtime_s
     return info.tobuf(tarfile.GNU_FORMAT)

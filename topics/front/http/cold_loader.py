@@ -14,7 +14,6 @@ A thread that is still importing when the front ends is abandoned; it dies with 
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -26,6 +25,7 @@ import trio
 from topics.formats.buffers import Buffer
 from topics.front.answers import Answer
 from topics.front.request import Body, Request
+from topics.imports import frozen
 
 CALL = "topics.call"  # in the ASGI scope's state
 SWITCH_S = 0.0005
@@ -108,13 +108,10 @@ class ColdLoader:
 
 def _undisturbed(load: Callable[[], Stack]) -> Stack:
     """Load with short turns of the interpreter, and without the collector."""
-    interval, collects = sys.getswitchinterval(), gc.isenabled()
+    interval = sys.getswitchinterval()
     sys.setswitchinterval(min(SWITCH_S, interval))
-    gc.disable()
     try:
-        return load()
+        with frozen():
+            return load()
     finally:
-        gc.freeze()  # what was imported stays: the collector need not look at it again
-        if collects:
-            gc.enable()
         sys.setswitchinterval(interval)
