@@ -71,9 +71,16 @@ def test_a_key_stands_for_its_last_write_as_long_as_the_window(
 def test_a_replay_whose_clock_had_stepped_keeps_the_order_of_seqs() -> None:
     window = DedupeWindow()
     for seq, (key, at_ms) in enumerate([("a", 5), ("b", 3), ("a", 4)], 1):
-        window.add(digest_of(key), seq, 1, at_ms, WINDOW_MS)
+        window.extend([(digest_of(key), seq, 1, at_ms)], WINDOW_MS)
     assert [window.find(key, 14, WINDOW_MS) for key in "ab"] == [(3, 1), (2, 1)]
     assert [window.find(key, 15, WINDOW_MS) for key in "ab"] == [None, None]
+
+
+def test_a_key_may_be_older_than_the_run_of_the_machine() -> None:
+    window = DedupeWindow()
+    window.extend([(digest_of("a"), 1, 1, -8)], WINDOW_MS)
+    assert window.find("a", 1, WINDOW_MS) == (1, 1)
+    assert window.find("a", 2, WINDOW_MS) is None
 
 
 def test_a_copy_is_known_when_the_window_is_over_and_where_there_is_none() -> None:
@@ -93,8 +100,8 @@ def test_a_copy_is_known_when_the_window_is_over_and_where_there_is_none() -> No
 def test_keys_that_end_at_once_are_dropped_in_short_steps() -> None:
     """Of 600,000; a key takes a few integers, and nothing that the collector looks at."""
     window, count, steps = DedupeWindow(), 600_000, list[float]()
-    for seq in range(1, count + 1):
-        window.add(seq * 0x9E3779B97F4A7C15F39CC0605CEDC834 & (1 << 128) - 1, seq, 1, 0, 120_000)
+    digests = (seq * 0x9E3779B97F4A7C15F39CC0605CEDC834 & (1 << 128) - 1 for seq in range(count))
+    window.extend(((digest, seq, 1, 0) for seq, digest in enumerate(digests, 1)), 120_000)
     assert len(window) == count
     dropped = 1
     while dropped:

@@ -231,18 +231,26 @@ def restore_keys(
         topic = table.by_id.get(topic_id)
         if topic is None:
             continue
-        window_ms, dedupe = topic.config.idempotency_window_ms, topic.dedupe
-        alive_ts, from_seq = _alive_ts(topic, now), topic.keys_from_seq
         found = [*kept.get(topic_id, ()), *sealed.pop(topic_id, ()), *logged.get(topic_id, ())]
         found.sort(key=_FIRST_SEQ)  # each source is in order
-        for key, first_seq, count, ts in progress.over(found):
-            if isinstance(key, str) and is_copy_key(key):
-                dedupe.note_copy(key, first_seq)
-            # Two sources may have the same key. One that was used again belongs to the later write.
-            if ts >= alive_ts and first_seq >= from_seq:
-                from_seq = first_seq + 1
-                digest = digest_of(key) if isinstance(key, str) else int.from_bytes(key, "little")
-                dedupe.add(digest, first_seq, count, now.ms - max(0, now.ts - ts), window_ms)
+        living = _living_keys(topic, progress.over(found), now)
+        topic.dedupe.extend(living, topic.config.idempotency_window_ms)
+
+
+def _living_keys(
+    topic: Topic, keys: Iterable[KeptKey], now: Now
+) -> Iterator[tuple[int, int, int, int]]:
+    """As the window takes them; keys of copies are noted beside it."""
+    alive_ts, from_seq = _alive_ts(topic, now), topic.keys_from_seq
+    now_ts, ahead_ms = now.ts, now.ms - now.ts
+    for key, first_seq, count, ts in keys:
+        if isinstance(key, str) and is_copy_key(key):
+            topic.dedupe.note_copy(key, first_seq)
+        # Two sources may have the same key. One that was used again belongs to the later write.
+        if ts >= alive_ts and first_seq >= from_seq:
+            from_seq = first_seq + 1
+            digest = digest_of(key) if isinstance(key, str) else int.from_bytes(key, "little")
+            yield digest, first_seq, count, (ts if ts < now_ts else now_ts) + ahead_ms
 
 
 def _alive_ts(topic: Topic, now: Now) -> int:
