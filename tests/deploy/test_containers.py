@@ -66,6 +66,7 @@ def test_the_image_has_settings_of_the_server_and_a_user_without_rights() -> Non
     assert known["USER"] == "10001:10001"
     (made,) = [rest for name, rest in image() if name == "RUN"]
     assert "useradd --uid 10001 --gid 10001" in made
+    assert "python -m compileall -q /usr/local/lib/" in made
     assert Path(environment()["TOPICS_DATA_DIR"]).parent == Path(known["VOLUME"])
     assert known["EXPOSE"] == environment()["TOPICS_PORT"] == str(Settings().port)
     assert known["STOPSIGNAL"] == "SIGTERM"
