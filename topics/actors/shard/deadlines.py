@@ -46,7 +46,7 @@ class Deadlines:
         self._heap: list[tuple[float, int, Deadline]] = []
         self._serial = 0
         self._cancelled = 0
-        self._is_woken = False
+        self._woken = trio.Event()
         self._sleep: trio.CancelScope | None = None
 
     def __len__(self) -> int:
@@ -62,7 +62,9 @@ class Deadlines:
         deadline = Deadline(self, at, call)
         self._serial += 1
         heapq.heappush(self._heap, (at, self._serial, deadline))
-        if self._sleep is not None and at < self._sleep.deadline:
+        if at == -math.inf:
+            self.wake()
+        elif self._sleep is not None and at < self._sleep.deadline:
             self._sleep.deadline = at
         return deadline
 
@@ -92,15 +94,16 @@ class Deadlines:
 
     def wake(self) -> None:
         """Let `run` call ``on_wake`` as soon as the tasks that are ready have run."""
-        self._is_woken = True
-        if self._sleep is not None:
-            self._sleep.deadline = -math.inf
+        self._woken.set()
 
     async def run(self, on_wake: Callable[[], None]) -> NoReturn:
         """Call ``on_wake``, which calls `run_due`, at each deadline and after each `wake`."""
         while True:
-            until = -math.inf if self._is_woken else self.next_at
-            with trio.CancelScope(deadline=until) as self._sleep:
-                await trio.sleep_forever()
-            self._sleep, self._is_woken = None, False
-            on_wake()
+            with trio.CancelScope() as self._sleep:
+                while True:
+                    if not self._woken.is_set():
+                        self._sleep.deadline = self.next_at
+                    await self._woken.wait()
+                    self._woken = trio.Event()
+                    on_wake()
+            on_wake()  # the time of a deadline has come
