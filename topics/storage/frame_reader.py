@@ -183,8 +183,11 @@ def frame_in(file: WalFile, lsn: int) -> tuple[FrameHeader, memoryview]:
     read.
     """
     view, offset = file.view(), file.offset(lsn)
-    file.ask(offset)
+    if not file.asked_from <= offset < file.asked_to:
+        file.ask(offset)
     header = header_at(view, offset)
+    if header.body_len > BODY_BYTES:
+        file.ask(offset)
     start = offset + FRAME_HEADER_BYTES
     return header, view[start : start + header.body_len]
 
