@@ -81,9 +81,11 @@ async def test_a_router_that_has_not_begun_is_hurried(
     await routed.settle()
     for name in ("PAUSE_MIN_S", "PAUSE_MAX_S"):
         monkeypatch.setattr(workers_module, name, 60.0)
-    began = trio.current_time()
     await routed.append("b", 1)
-    assert await routed.diff("f") == [1]
+    await routed.settle()  # then a pause begins
+    began = trio.current_time()
+    await routed.append("b", 2)
+    assert await routed.diff("f") == [1, 2]
     assert trio.current_time() - began < barriers_module.BARRIER_S
 
 

@@ -103,6 +103,60 @@ async def test_what_a_turn_has_no_time_for_is_sent_in_the_next(
     assert [routed.datas(name) for name in "bcfg"] == [[1], [1], [2], [2]]
 
 
+async def test_rounds_have_pauses_when_they_take_more_than_their_share(
+    routed: RoutedShards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await routed.route("a>b")
+    await routed.settle()
+    for name in ("PAUSE_MIN_S", "PAUSE_MAX_S"):
+        monkeypatch.setattr(workers_module, name, 0.5)
+    monkeypatch.setattr(workers_module, "CREDIT_MAX_S", 1.2)
+    routed.loops[0].services.workers._free_at = 0.0
+    took: list[float] = []
+    for number in range(4):
+        began = trio.current_time()
+        await routed.write("a", datas(number))
+        await routed.until(lambda: routed.topic("b").head_seq == len(took) + 1)
+        took.append(trio.current_time() - began)
+    assert max(took[:3]) < 0.2 < took[3], "three use the credit up"
+
+
+async def test_rounds_that_readers_hurry_make_no_pause_longer(
+    routed: RoutedShards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await routed.route("a>b")
+    await routed.settle()
+    for name in ("PAUSE_MIN_S", "PAUSE_MAX_S"):
+        monkeypatch.setattr(workers_module, name, 0.5)
+    for number in range(10):
+        await routed.write("a", datas(number))
+        assert await routed.diff("b") == [*range(number + 1)]
+    await routed.write("a", datas(10))
+    began = trio.current_time()
+    await routed.until(lambda: routed.topic("b").head_seq == 11)
+    assert trio.current_time() - began < 1.0
+
+
+async def test_no_round_follows_an_answer_that_leaves_nothing_to_do(
+    routed: RoutedShards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await routed.route("a>b", "a>c", "a>d")
+    await routed.settle()
+    rounds: list[object] = []
+    work = Workers._work
+
+    def counted(self: Workers) -> None:
+        rounds.append(self)
+        work(self)
+
+    monkeypatch.setattr(Workers, "_work", counted)
+    await routed.write("a", datas(1))
+    await routed.settle()
+    await trio.sleep(0.02)
+    assert len(rounds) == 1
+    assert [routed.datas(name) for name in "bcd"] == [[1]] * 3
+
+
 async def test_what_comes_while_a_forward_is_under_way_goes_with_the_next(
     routed: RoutedShards,
 ) -> None:

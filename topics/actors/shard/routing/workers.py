@@ -6,9 +6,9 @@
 
 Nothing happens on the path of a write: a commit only marks its source. A turn that forwards takes
 about a millisecond; more follows in the next. While clients write, rounds have pauses between them,
-which leave most of the loop to the clients, unless a reader of a dest waits. Routers that stand at
-one place and copy alike share a batch and messages. A router has one forward under way; what comes
-meanwhile goes with the next.
+which leave most of the loop to the clients, unless a reader of a dest waits, or the rounds of late
+were few. Routers that stand at one place and copy alike share a batch and messages. A router has
+one forward under way; what comes meanwhile goes with the next.
 
 What the dest cannot take stays where it is: the router asks for room, without the records, less and
 less often.
@@ -61,10 +61,12 @@ from topics.formats.wire.calls import (
 )
 
 WORK_S: Final = 0.001  # of one turn
-# Between two rounds, while clients write: so many times what the first has taken, from sending to
-# the last answer. So most of the loop is theirs, and a large fan-out takes more records at once.
+# Behind a round, while clients write: so many times what it has taken, from sending to the last
+# answer. So most of the loop is theirs, and a large fan-out takes more records at once. What was
+# not used of the time before is credit, so a record that comes alone does not wait.
 PAUSE_RATIO: Final = 3.0
 PAUSE_MIN_S, PAUSE_MAX_S = 0.002, 0.05
+CREDIT_MAX_S: Final = 0.02
 TARGETS_MAX: Final = 64  # of one message
 FLYING_MAX: Final = 128  # dests of one shard: it serves others between two messages
 BATCH_RECORDS: Final = 4096
@@ -92,7 +94,7 @@ class Workers(Service):
         # Appends decided by the last turn of forwarding: whether clients have written since.
         self._appends_seen = 0
         self._asked = 0  # messages that are not answered
-        self._round_began = self._round_ended = self._round_s = 0.0
+        self._round_began = self._free_at = 0.0
         self._flying: Counter[int] = Counter()  # forwards under way, by the dest's shard
         self._named: dict[BatchKey, Batch] = {}  # of this turn
         self._bodies: dict[BatchKey, Batch] = {}  # with their records, the newest last
@@ -210,14 +212,12 @@ class Workers(Service):
         self._plan()
 
     def _plan(self) -> None:
-        """Go on with what is due: while clients write not before the pause since the last round is
-        over, so that what comes soon goes with it and does not wait for it.
+        """Go on with what is due: while clients write not before the pauses since earlier rounds
+        are over, so that what comes soon goes with it and does not wait for it.
         """
         if self._next is None:
-            at = -math.inf
-            if self._context.append_count != self._appends_seen:
-                pause_s = min(max(PAUSE_RATIO * self._round_s, PAUSE_MIN_S), PAUSE_MAX_S)
-                at = self._round_ended + pause_s
+            is_free = self._context.append_count == self._appends_seen
+            at = -math.inf if is_free or self._free_at <= trio.current_time() else self._free_at
             self._next = self._context.deadlines.call_at(at, self._work)
 
     def hurry(self) -> None:
@@ -388,20 +388,28 @@ class Workers(Service):
         self._asked -= 1
         self._context.moves.leave()
         if not self._asked:
-            self._round_ended = trio.current_time()
-            self._round_s = self._round_ended - self._round_began
+            now = trio.current_time()
+            round_s = now - self._round_began
+            pause_s = min(max(PAUSE_RATIO * round_s, PAUSE_MIN_S), PAUSE_MAX_S)
+            unused_from = max(self._free_at, self._round_began - CREDIT_MAX_S)
+            # Rounds that readers have hurried make no pause longer.
+            self._free_at = min(unused_from + round_s, now) + pause_s
         self._due.update(self._crowded)
         self._crowded.clear()
         if isinstance(answer, TopicsError):
             self._retry(source, workers)
-            self._schedule(source)
-            return
-        outcomes = answer.result.outcomes
-        answer.release()
-        for worker, (status, cursor, total, need) in zip(workers, outcomes, strict=True):
-            worker.need = need
-            self._settle(source, worker, ForwardStatus(status), cursor, total)
-        self._schedule(source)
+        else:
+            outcomes = answer.result.outcomes
+            answer.release()
+            for worker, (status, cursor, total, need) in zip(workers, outcomes, strict=True):
+                worker.need = need
+                self._settle(source, worker, ForwardStatus(status), cursor, total)
+        if source.ready or source.has_news:
+            self._due[source.topic.id] = None
+        else:
+            source.forget_hops()
+        if self._due:
+            self._plan()
 
     def _settle(
         self, source: Source, worker: Worker, status: ForwardStatus, cursor: int, total: int
