@@ -22,6 +22,8 @@ store changes it. The sections follow one another in this order, each from a lin
                          2056  counts of limits, 8 words, see `topics.actors.link.ledger` [shard p]
     heads of shard i     two words for each slot, see `topics.actors.link.heads` [shard i]
     (16 lines each)
+    sources of shard i   512 words: how often sources of routers have got something, by the id of
+    (64 lines each)      the topic; topics share words [shard i]
 
 Pair n is that of the processes with ranks a < b, n = b * (b - 1) / 2 + a, where the front has rank
 0 and shard i rank i + 1. Words that nobody uses cost address space, no memory.
@@ -44,6 +46,7 @@ LIMITS: Final = 8
 PROCESS_WORDS: Final = LIMITS_AT + LIMITS
 HEADS_WORDS: Final = SLOTS * SLOT_WORDS
 assert PROCESS_WORDS == 258 * LINE_WORDS
+SOURCES_WORDS: Final = 512
 assert HEADS_WORDS == 16 * LINE_WORDS
 
 
@@ -177,7 +180,8 @@ class Board:
         self._sessions_at = LINE_WORDS
         self._processes_at = self._sessions_at + _whole_lines(pairs)
         self._heads_at = self._processes_at + count * PROCESS_WORDS
-        length = self._heads_at + (count - 1) * HEADS_WORDS
+        self._sources_at = self._heads_at + shards * HEADS_WORDS
+        length = self._sources_at + shards * SOURCES_WORDS
         self.words = memoryview(mmap.mmap(-1, 8 * length)).cast("Q")
         for pair in range(pairs):
             # 1, because rings are born with 0: nothing flows before both sides have started.
@@ -209,6 +213,14 @@ class Board:
         """What ``shard`` tells of pages that were read ahead (`topics.actors.link.heads`)."""
         at = self._heads_at + shard * HEADS_WORDS
         return self.words[at : at + HEADS_WORDS]
+
+    def source(self, shard: int, topic_id: int) -> memoryview:
+        """A view of one word, which grows whenever a source of routers in ``shard`` has got
+        something, before anybody learns of that; and when the shard starts.
+        """
+        word = topic_id // self.shards % SOURCES_WORDS  # ids of a shard are so far apart
+        at = self._sources_at + shard * SOURCES_WORDS + word
+        return self.words[at : at + 1]
 
     def process(self, process: ProcessId) -> FrontWords | ShardWords:
         """What a process shows of itself."""

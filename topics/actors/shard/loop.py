@@ -49,8 +49,9 @@ class ShardLoop:
 
     def __init__(self, shard: Shard, index: int, board: Board, limits: Limits) -> None:
         self.context = context = ShardContext(shard, limits, board.shard(index))
-        context.end_turn, context.commits.on_commit = self.end_turn, self._committed
-        context.commits.on_loss = self._lost
+        context.send, context.end_turn = self._send, self.end_turn
+        context.commits.on_commit = self._committed
+        context.commits.on_loss, context.source_word = self._lost, board.source
         self.commits, self.deadlines, self.inbox = context.commits, context.deadlines, context.inbox
         context.peers = Peers(board.shards, self.deadlines.wake)
         self.router = MessageRouter(
@@ -182,13 +183,16 @@ class ShardLoop:
             self._heartbeat.look()
         if commits.is_unsent:
             commits.flush()
-        for link in self._links:
-            link.flush()
+        self._send()
         has_more = self.inbox.count > 0 or commits.is_unsent
         for service in self._with_due:  # what is committed last comes behind `on_due`
             has_more |= service.is_due
         if has_more:
             self.deadlines.wake()
+
+    def _send(self) -> None:
+        for link in self._links:
+            link.flush()
 
     def _committed(self, change: Change) -> None:
         for tell in change.topic.followers:

@@ -471,6 +471,8 @@ class ForwardParams(NamedTuple):
     runs: bytes  # `formats.disk.copies` runs; LSN 0: of the attachment
     seqs: Sequence[int]  # of each run: seq in the source of its first record
     targets: Sequence[Sequence[Any]]  # the fields of `ForwardTarget`
+    head_seq: int = 0  # of the source, while its word on the board says ``word``
+    word: int = 0  # 0: the source is itself a dest
 
 
 class ForwardStatus(IntEnum):

@@ -107,12 +107,79 @@ async def test_a_dest_whose_routers_are_level_is_read_at_once(routed: RoutedShar
     await routed.route("b>f", "a>k")
     await routed.append("b", 1)
     await routed.settle()
-    before = catch_ups(routed)
     assert await routed.diff("f") == [1]
     assert await routed.diff("b") == [1], "nothing feeds it"
+    await routed.append("a", 2)
+    await routed.settle()
+    before = catch_ups(routed)
+    assert await routed.diff("k") == [2], "the board tells of sources elsewhere"
     assert catch_ups(routed) == before
-    await routed.diff("k")
-    assert catch_ups(routed) == before + 1, "only the other shard knows"
+
+
+async def test_a_source_elsewhere_that_may_hold_more_is_asked(routed: RoutedShards) -> None:
+    await routed.route("a>b", "d>f")
+    await routed.append("a", 1)
+    await routed.append("d", 2)
+    await routed.settle()
+    routed.on_message = lambda *found: found != (0, 2, FORWARD.subject)
+    await routed.append("a", 3)
+    before = catch_ups(routed)
+    assert await routed.diff("f") == [2]
+    assert catch_ups(routed) == before, "another source has got something"
+    assert await routed.diff("b") == [1]
+    assert catch_ups(routed) > before
+    routed.go_on()
+    await routed.settle()
+    await routed.route("b2>d")
+    before = catch_ups(routed)
+    await routed.diff("f")
+    assert catch_ups(routed) > before, "its source has become a dest"
+    await routed.append("b2", 4)
+    await routed.settle()
+    before = catch_ups(routed)
+    assert await routed.diff("f") == [2, 4]
+    assert catch_ups(routed) > before, "only its shard knows what feeds a source"
+
+
+async def test_a_source_elsewhere_is_asked_after_its_shard_has_started(
+    routed: RoutedShards,
+) -> None:
+    """It may hold what nobody was told of before."""
+    await routed.route("a>b")
+    await routed.append("a", 1)
+    await routed.settle()
+    word = routed.board.source(0, routed.topic("a").id)
+    before = word[0]
+    await routed.kill(0)
+    routed.on_message = lambda *found: found != (0, 2, FORWARD.subject)
+    routed.start(0)
+    assert word[0] > before
+    before = catch_ups(routed)
+    assert await routed.diff("b") == [1]
+    assert catch_ups(routed) > before
+    routed.go_on()
+
+
+@pytest.mark.usefixtures("long_barrier")
+async def test_copies_end_the_wait_before_their_shard_says_so(routed: RoutedShards) -> None:
+    await routed.route("a>b")
+    await routed.settle()
+    routed.on_message = lambda *found: found != (0, 2, FORWARD.subject)
+    await routed.append("a", 1)
+    found: list[list[object]] = []
+
+    async def read() -> None:
+        found.append(await routed.diff("b"))
+
+    routed.nursery.start_soon(read)
+    await routed.until(lambda: catch_ups(routed))
+    routed.on_message = lambda *found: found != (0, 2, CATCH_UP.subject)
+    routed.let_go()
+    with trio.fail_after(PROMPT_S):
+        await routed.until(lambda: found)
+    assert found == [[1]]
+    assert not routed.loops[2].services.barriers._watched
+    routed.go_on()
 
 
 async def test_a_full_dest_does_not_keep_its_readers(routed: RoutedShards) -> None:
@@ -138,7 +205,9 @@ async def test_a_silent_shard_is_waited_for_once(routed: RoutedShards) -> None:
     await routed.route("a>b")
     await routed.append("a", 1)
     await routed.settle()
-    routed.on_message = lambda *found: found != (2, 0, CATCH_UP.subject)
+    silenced = ((2, 0, CATCH_UP.subject), (0, 2, FORWARD.subject))
+    routed.on_message = lambda *found: found not in silenced
+    await routed.append("a", 2)
     assert 0.2 <= await diff_takes(routed, "b", [1]) < 0.9
     asked = catch_ups(routed)
     assert await diff_takes(routed, "b", [1]) < 0.19
@@ -147,8 +216,8 @@ async def test_a_silent_shard_is_waited_for_once(routed: RoutedShards) -> None:
     assert await diff_takes(routed, "b", [1]) >= 0.2
     routed.go_on()  # late answers: it is not silent any more
     await trio.sleep(0.05)
-    await routed.append("a", 2)
-    assert await routed.diff("b") == [1, 2]
+    await routed.append("a", 3)
+    assert await routed.diff("b") == [1, 2, 3]
 
 
 @SILENT

@@ -36,7 +36,7 @@ def worker(shard: int = 0, **fields: Any) -> Worker:
 
 @pytest.fixture
 def source() -> Source:
-    return Source(Topic(1, "a", 5, TopicConfig()))
+    return Source(Topic(1, "a", 5, TopicConfig()), memoryview(bytearray(8)).cast("Q"))
 
 
 def test_what_its_row_says_becomes_match_drops_and_stamp() -> None:

@@ -6,12 +6,13 @@
 A dest has one source. Its shard answers when the routers have reached the head of that moment, or
 cannot reach it now: a dest that is full keeps no reader waiting. Where the source is itself a dest,
 its own feeders come first. A shard that does not answer in time is not waited for again for a
-while.
+while. It is not asked when its word on the board says that it has got nothing since the last
+forward (`Board.source`), and copies that come before the answer end the wait.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -26,6 +27,9 @@ from topics.actors.shard.routing.registry import Registry
 from topics.actors.shard.routing.worker import Source, Worker, WorkerState
 from topics.actors.shard.routing.workers import Workers
 from topics.actors.shard.service import Service
+from topics.engine.changes.change import Change
+from topics.engine.changes.forward import Forward
+from topics.engine.topic import Topic
 from topics.errors import TopicsError
 from topics.formats.wire.calls import (
     CATCH_UP,
@@ -47,6 +51,8 @@ class Barriers(Service):
     def __init__(self, context: ShardContext, registry: Registry, workers: Workers) -> None:
         self._context, self._registry, self._workers = context, registry, workers
         self._silent_until: dict[int, float] = {}  # by shard
+        self._watched: dict[Topic, dict[_Wait, None]] = {}  # who waits for what dests get
+        self._fed: dict[Topic, None] = {}  # those of them that have got copies
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
@@ -76,8 +82,40 @@ class Barriers(Service):
                 handle_late(handler, request)
 
         for topic in behind:
-            self._wait(topic, frozenset(), caught_up)
+            wait = self._wait(topic, frozenset(), caught_up)
+            dest = self._context.engine.topics.get(topic)
+            if wait is not None and dest is not None:
+                self._watch(dest, wait)
         return True
+
+    def _watch(self, dest: Topic, wait: _Wait) -> None:
+        """End the wait also when copies show that the feeders of ``dest`` have caught up, which may
+        be before their shard says so.
+        """
+        waits = self._watched.setdefault(dest, {})
+        waits[wait] = None
+        dest.follow(self._dest_changed)
+
+        def ended() -> None:
+            del waits[wait]
+            if not waits:
+                del self._watched[dest]
+                dest.unfollow(self._dest_changed)
+
+        wait.on_end = ended
+
+    def _dest_changed(self, change: Change) -> None:
+        if isinstance(change, Forward):
+            self._fed[change.topic] = None
+            self.is_due = True
+
+    def on_due(self) -> None:
+        """Handle the requests about dests that have got what they waited for."""
+        fed, self._fed = self._fed, {}
+        for dest in fed:
+            if dest in self._watched and self._is_level(dest.name):
+                for wait in tuple(self._watched[dest]):
+                    wait.heard()
 
     def _await_owner(self, topics: Collection[str], handler: Handler, request: Request) -> bool:
         """After a start: whether the request is deferred until this shard knows its routers."""
@@ -102,11 +140,13 @@ class Barriers(Service):
         return wait
 
     def _is_level(self, topic: str) -> bool:
-        """Whether all feeders have nothing left to forward, as far as this shard knows alone."""
-        by_dest = self._registry.by_dest
-        for router, row in by_dest[topic].items():
+        """Whether all feeders have nothing left to forward, as far as this shard can see alone."""
+        registry, dest = self._registry, self._context.engine.topics.get(topic)
+        for router, row in registry.by_dest.get(topic, {}).items():
             known = self._workers.worker(router)
-            if known is None or row.source in by_dest:
+            if known is None and dest is not None and registry.has_reached(dest, row):
+                continue
+            if known is None or row.source in registry.by_dest:
                 return False
             source, worker = known
             is_level = worker.is_known and worker.seen >= source.topic.head_seq
@@ -114,15 +154,19 @@ class Barriers(Service):
                 return False
         return True
 
-    def _wait(self, topic: str, passed: frozenset[int], then: Callable[[], object]) -> None:
+    def _wait(self, topic: str, passed: frozenset[int], then: Callable[[], object]) -> _Wait | None:
         """Call ``then`` when the feeders of ``topic``, but for ``passed``, have caught up."""
         routers = self._feeders(topic, passed)
         if not routers:
             then()
-            return
+            return None
         wait = self._begin_wait(self._source_shard(topic), then)
+        if wait.shard == self._context.engine.table.shard:
+            self._reach_heads(routers, passed, wait.heard)
+            return None
         params = CatchUpParams(routers, [*passed])
         self._context.peers.ask(wait.shard, CATCH_UP, params, b"", wait.answered)
+        return wait
 
     def _feeders(self, topic: str, passed: frozenset[int]) -> list[int]:
         """The routers that feed ``topic``, but for ``passed``; none when their shard is silent."""
@@ -143,18 +187,24 @@ class Barriers(Service):
 
     def _catch_up(self, request: CatchUpCall) -> None:
         routers, passed = request.params.routers, frozenset(request.params.passed)
-        found = [known for known in map(self._workers.worker, routers) if known is not None]
         request.outlast()
+        self._reach_heads(routers, passed, partial(request.reply, NO_RESULT))
+
+    def _reach_heads(
+        self, routers: Sequence[int], passed: frozenset[int], then: Callable[[], object]
+    ) -> None:
+        """Call ``then`` when these have reached the heads of now, their own feeders first."""
+        found = [known for known in map(self._workers.worker, routers) if known is not None]
         left = len(found)
         if not left:
-            request.reply(NO_RESULT)
+            then()
             return
 
         def settled() -> None:
             nonlocal left
             left -= 1
             if not left:
-                request.reply(NO_RESULT)
+                then()
 
         source = found[0][0]
         workers = [worker for each, worker in found if each is source]
@@ -181,6 +231,7 @@ class _Wait:
     ) -> None:
         self.shard, self._silent_until, self._then = shard, silent_until, then
         self._is_over = False
+        self.on_end: Callable[[], object] = lambda: None
 
     def answered(self, answer: Reply[NoResult] | TopicsError) -> None:
         """The shard is done, or away."""
@@ -204,4 +255,5 @@ class _Wait:
         if not self._is_over:
             self._is_over = True
             self.deadline.cancel()
+            self.on_end()
             self._then()

@@ -24,7 +24,7 @@ from topics.actors.shard.routing.worker import WorkerState
 from topics.actors.shard.routing.workers import Workers
 from topics.actors.shard.service import Service
 from topics.engine.changes import put_topic
-from topics.engine.routing.derivations import forget_derivations
+from topics.engine.routing.derivations import derivation_of, forget_derivations
 from topics.engine.topic import Topic
 from topics.formats.api.topic_config import TopicConfigPatch
 from topics.formats.wire.calls import (
@@ -34,6 +34,7 @@ from topics.formats.wire.calls import (
     ROUTER_SYNC,
     EndpointParams,
     EndpointResult,
+    ForwardParams,
     RouterRow,
     RouterStats,
     RouterStatsParams,
@@ -48,6 +49,7 @@ SyncCall: TypeAlias = InboundMessage[RouterSyncParams, RouterSyncResult]
 
 SETTLE_S: Final = 0.5  # how long counters wait for a forward that is under way
 LOOK_S: Final = 0.005  # how often they look for its end
+HEADS_MAX: Final = 4096  # of sources elsewhere
 
 
 class Registry(Service):
@@ -57,7 +59,9 @@ class Registry(Service):
         self._context, self._engine, self._workers = context, context.engine, workers
         self._rows: dict[int, RouterRow] = {}
         self._by_source: dict[str, dict[int, RouterRow]] = {}
-        self.by_dest: dict[str, dict[int, RouterRow]] = {}  # those that feed a topic of this shard
+        # Those that feed a topic of this shard.
+        self.by_dest = workers.fed = dict[str, dict[int, RouterRow]]()
+        self._heads: dict[str, tuple[int, int, int]] = {}  # of sources elsewhere, see `has_reached`
         context.routers_of = self.has_routers
         self.is_told = False
         self._when_told: list[Callable[[], object]] = []
@@ -88,6 +92,27 @@ class Registry(Service):
     def may_feed(self, topic: str, router: int) -> bool:
         """Whether the router feeds a topic of this shard, or nobody has told of those that do."""
         return not self.is_told or router in self.by_dest.get(topic, ())
+
+    # How far those come from elsewhere
+
+    def note_head(self, params: ForwardParams) -> None:
+        """The shard of a source has told where its head was, and what its word on the board."""
+        if params.word:
+            self._heads.pop(params.source, None)
+            self._heads[params.source] = params.source_id, params.head_seq, params.word
+            if len(self._heads) > HEADS_MAX:
+                del self._heads[next(iter(self._heads))]
+
+    def has_reached(self, dest: Topic, row: RouterRow) -> bool:
+        """Whether the router is known to have copied all that its source has."""
+        source_id, head_seq, word = self._heads.get(row.source, (0, 0, 0))
+        if (
+            source_id != row.source_id
+            or derivation_of(dest, row.id, row.start_seq).cursor < head_seq
+        ):
+            return False
+        shard = self._context.peers.shard_of(row.source)
+        return bool(self._context.source_word(shard, source_id)[0] == word)
 
     def _is_here(self, topic: str) -> bool:
         return self._context.peers.shard_of(topic) == self._context.wal.shard
@@ -155,6 +180,7 @@ class Registry(Service):
         self._rows[row.id] = row
         if dest is not None:
             self.by_dest.setdefault(row.dest, {})[row.id] = row
+            self._workers.note_fed(dest)
         if source is not None:
             self._by_source.setdefault(row.source, {})[row.id] = row
             self._workers.set(row, source)

@@ -129,12 +129,14 @@ class Worker:
 
 
 class Source:
-    """A topic and the routers that it feeds. ``ready``: those that may send, by their likeness."""
+    """A topic and the routers that it feeds. ``ready``: those that may send, by their likeness.
+    ``word``: see `Board.source`.
+    """
 
-    __slots__ = ("has_news", "hops", "hops_from", "idle", "ready", "topic", "workers")
+    __slots__ = ("has_news", "hops", "hops_from", "idle", "ready", "topic", "word", "workers")
 
-    def __init__(self, topic: Topic) -> None:
-        self.topic, self.hops = topic, Hops()
+    def __init__(self, topic: Topic, word: memoryview) -> None:
+        self.topic, self.word, self.hops = topic, word, Hops()
         self.hops_from = U64_MAX  # hops of copies above it are known
         self.workers: dict[int, Worker] = {}
         self.idle: dict[Worker, None] = {}

@@ -19,12 +19,13 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final, TypeAlias
 
 import trio
 
+from topics.actors.link.board import SOURCES_WORDS
 from topics.actors.rpc.session import Reply
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.deadlines import Deadline
@@ -85,7 +86,10 @@ class Workers(Service):
     """The routers that have their source in this shard."""
 
     def __init__(self, context: ShardContext) -> None:
-        self._context = context
+        self._context, self._shard = context, context.engine.table.shard
+        for word in range(SOURCES_WORDS):  # a source may hold what nobody was told of
+            context.source_word(self._shard, word * context.peers.shards)[0] += 1
+        self.fed: Container[str] = ()  # topics that are dests of routers themselves
         self._sources: dict[int, Source] = {}  # by topic id
         self._by_router: dict[int, tuple[Source, Worker]] = {}
         self._due: dict[int, None] = {}  # sources, by topic id
@@ -122,7 +126,8 @@ class Workers(Service):
 
     def _source(self, topic: Topic) -> Source:
         topic.follow(self._source_changed)
-        return self._sources.setdefault(topic.id, Source(topic))
+        word = self._context.source_word(self._shard, topic.id)
+        return self._sources.setdefault(topic.id, Source(topic, word))
 
     def _learn_hops(self, source: Source, cursor: int) -> None:
         """A router begins behind ``cursor``: learn the hops of the source's own copies from there
@@ -186,12 +191,19 @@ class Workers(Service):
         now_ts = self._context.now.ts
         return router, worker.total, *lag(source.topic, self._context.store, worker.seen, now_ts)
 
+    def note_fed(self, topic: Topic) -> None:
+        """A topic is the dest of another router now: who reads what it feeds must ask."""
+        source = self._sources.get(topic.id)
+        if source is not None:
+            source.word[0] += 1
+
     # When there is something to do
 
     def _source_changed(self, change: Change) -> None:
         """A source has something new."""
         source = self._sources[change.topic.id]
         if isinstance(change, Append | Advance):
+            source.word[0] += 1
             _note_hops(source, change)
             self._wake(source)
         elif isinstance(change, DeleteTopic):
@@ -245,14 +257,21 @@ class Workers(Service):
     def _has_room(self, shard: int) -> bool:
         return self._flying[shard] < FLYING_MAX
 
+    def _has_room_there(self, shard: int) -> bool:
+        return shard != self._shard and self._has_room(shard)
+
     def _feed(self, source: Source, until: float) -> bool:
-        """Forward to the dests of one source; whether there is no more to do for now."""
+        """Forward to the dests of one source; whether there is no more to do for now. Other shards
+        come first: they work meanwhile.
+        """
         self._context.freshen(source.topic)
         source.take_news()
-        while workers := source.take_alike(TARGETS_MAX, self._has_room):
-            self._send(source, workers)
-            if time.perf_counter() > until:
-                return not source.ready
+        for has_room in (self._has_room_there, self._has_room):
+            while workers := source.take_alike(TARGETS_MAX, has_room):
+                self._send(source, workers)
+                if time.perf_counter() > until:
+                    return not source.ready
+            self._context.send()
         if source.ready:
             self._crowded[source.topic.id] = None
         source.forget_hops()
@@ -371,6 +390,8 @@ class Workers(Service):
             runs=batch.packed(first.drops, is_stamped=row.exactly_once),
             seqs=batch.seqs,
             targets=[worker.target for worker in workers],
+            head_seq=source.topic.head_seq,
+            word=0 if source.topic.name in self.fed else source.word[0],
         )
         then = partial(self._answered, source, first.shard, workers)
         self._context.peers.ask(first.shard, FORWARD, params, batch.body, then)
