@@ -129,11 +129,11 @@ async def test_a_bug_in_the_framework_is_answered_with_the_envelope(
 
 
 async def test_routes_of_either_lane_keep_their_lane() -> None:
-    """Creations come by the thousand a second (decision 0045); lists and routers do not."""
+    """Creations come by the thousand a second (decision 0045); moves of many jobs do not."""
     lanes = {route.name: route.lane for route in ROUTES}
-    hot = ("append", "diff", "topic.put", "topic.get", "topic.delete", "queue.claim", "queue.ack")
+    hot = ("append", "diff", "topic.put", "topic.get", "topic.list", "queue.claim", "router.put")
     assert {lanes[name] for name in hot} == {Lane.HOT}
-    assert {lanes[name] for name in ("topic.list", "router.put", "router.get")} == {Lane.COLD}
+    assert {lanes[name] for name in ("queue.leases", "queue.redrive", "root")} == {Lane.COLD}
 
 
 async def test_an_answer_of_the_cold_lane_says_when_it_is_the_last_of_its_connection() -> None:

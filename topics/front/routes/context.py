@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic_ns
+from typing import Generic
 
 import trio
 
@@ -78,8 +80,66 @@ class RouteContext:
 
         return self.shards.call(request.shard, call, params, body, answered)
 
+    def ask_all(
+        self,
+        call: Call[P, R],
+        params: P,
+        then: Then,
+        answer: Callable[[list[Reply[R]]], Answer],
+    ) -> Pending:
+        """Ask all shards at once; ``answer`` makes an answer of what they say, in their order, and
+        keeps none of their memory. The first failure fails all.
+        """
+        return AskedAll(self.shards, call, params, then, answer)
+
     async def answer(
         self, request: Request, call: Call[P, NoResult], params: P, body: Body = b""
     ) -> Answer:
         """The answer of the shard of the request's topic, for a coroutine. Raises `TopicsError`."""
         return shard_answer(await self.shards.answer(request.shard, call, params, body))
+
+
+class AskedAll(Generic[R]):
+    """A call to every shard."""
+
+    def __init__(
+        self,
+        shards: Shards,
+        call: Call[P, R],
+        params: P,
+        then: Then,
+        answer: Callable[[list[Reply[R]]], Answer],
+    ) -> None:
+        self._then, self._answer = then, answer
+        self._replies: dict[int, Reply[R]] = {}
+        self._left, self._calls = shards.count, list[Pending]()
+        for shard in range(shards.count):
+            if self._left:
+                answered = partial(self._answered, shard)
+                self._calls.append(shards.call(shard, call, params, b"", answered))
+
+    def _answered(self, shard: int, reply: Reply[R] | TopicsError) -> None:
+        if isinstance(reply, TopicsError):
+            self.abandon()
+            self._then(reply)
+            return
+        self._replies[shard] = reply
+        self._left -= 1
+        if not self._left:
+            try:
+                answer = self._answer([self._replies[shard] for shard in sorted(self._replies)])
+            finally:
+                self._release()
+            self._then(answer)
+
+    def abandon(self) -> None:
+        """Nobody wants the answer."""
+        self._left = 0
+        for call in self._calls:
+            call.abandon()
+        self._release()
+
+    def _release(self) -> None:
+        for reply in self._replies.values():
+            reply.release()
+        self._replies.clear()

@@ -5,20 +5,23 @@ GET      /v0/routers/:router
 GET      /v0/routers           ?prefix ?source ?dest ?page_size ?cursor
 DELETE   /v0/routers/:router
 
-One shard owns all routers (`calls.ROUTER_OWNER`). It decodes the body, and it refuses a router of
-which an end is outside the key's prefixes; the guard has checked the router's own name.
+One shard owns all routers (`calls.ROUTER_OWNER`, the shard of requests without a topic). It decodes
+the body, and it refuses a router of which an end is outside the key's prefixes; the guard has
+checked the router's own name.
 """
 
 from __future__ import annotations
 
+from functools import partial
+
 from topics.actors.rpc.session import Reply
 from topics.engine.access import Scope
 from topics.formats.wire import calls
-from topics.formats.wire.contract import Call, P, R
 from topics.front.answers import Answer, location, shard_answer
+from topics.front.dispatch import Begun, Operation, Then
 from topics.front.queries import Parameter, text
 from topics.front.request import Body, Request, listed
-from topics.front.route import BodyRule, Route
+from topics.front.route import BodyRule, Route, plain
 from topics.front.routes import paging
 from topics.front.routes.context import RouteContext
 
@@ -28,27 +31,32 @@ LIST_DEST: Parameter[str | None] = Parameter("dest", text, default=None)
 LIST_CURSOR: Parameter[str | None] = Parameter("cursor", paging.NAMES.decode, default=None)
 
 
-async def put(context: RouteContext, request: Request, body: Body, at: int) -> Answer:
+def put(context: RouteContext, request: Request, body: Body, at: int, then: Then) -> Begun:
     """Create or configure a router."""
     params = calls.RouterParams(request.router, listed(request.principal.prefixes), at)
-    reply = await _ask(context, calls.ROUTER_PUT, params, body)
-    made = location("routers", request.router) if reply.result.created else ()
-    return shard_answer(reply, made=made)
+    answer = partial(_put_answer, request.router)
+    return context.ask(request, calls.ROUTER_PUT, params, body, then, answer)
 
 
-async def get(context: RouteContext, request: Request, _body: Body, at: int) -> Answer:
+def _put_answer(router: str, reply: Reply[calls.PutResult]) -> Answer:
+    return shard_answer(reply, made=location("routers", router) if reply.result.created else ())
+
+
+def get(context: RouteContext, request: Request, _body: Body, at: int, then: Then) -> Begun:
     """Config and counters of a router."""
     params = calls.RouterParams(request.router, listed(request.principal.prefixes), at)
-    return shard_answer(await _ask(context, calls.ROUTER_GET, params))
+    return context.ask(request, calls.ROUTER_GET, params, b"", then)
 
 
-async def delete(context: RouteContext, request: Request, _body: Body, at: int) -> Answer:
+def delete(context: RouteContext, request: Request, _body: Body, at: int, then: Then) -> Begun:
     """Remove a router."""
     params = calls.RouterParams(request.router, listed(request.principal.prefixes), at)
-    return shard_answer(await _ask(context, calls.ROUTER_DELETE, params))
+    return context.ask(request, calls.ROUTER_DELETE, params, b"", then)
 
 
-async def list_routers(context: RouteContext, request: Request, _body: Body, at: int) -> Answer:
+def list_routers(
+    context: RouteContext, request: Request, _body: Body, at: int, then: Then
+) -> Begun:
     """A page of routers by name. One more than the page tells whether another page follows."""
     query = request.query
     size = query[paging.SIZE]
@@ -60,23 +68,20 @@ async def list_routers(context: RouteContext, request: Request, _body: Body, at:
         limit=size + 1,
         prefixes=listed(request.principal.prefixes),
     )
-    reply = await _ask(context, calls.ROUTER_LIST, params)
-    try:
+
+    def page(reply: Reply[calls.RouterListResult]) -> Answer:
         items = [(name, bytes(item)) for name, item in reply.result.items]
-    finally:
         reply.release()
-    return paging.answer("routers", items, size, at)
+        return paging.answer("routers", items, size, at)
 
-
-async def _ask(context: RouteContext, call: Call[P, R], params: P, body: Body = b"") -> Reply[R]:
-    return await context.shards.answer(calls.ROUTER_OWNER, call, params, body)
+    return context.ask(request, calls.ROUTER_LIST, params, b"", then, page)
 
 
 ROUTER = "/v0/routers/:router"
 LISTED = (LIST_PREFIX, LIST_SOURCE, LIST_DEST, paging.SIZE, LIST_CURSOR)
-ROUTES = {
-    Route("PUT", ROUTER, "router.put", Scope.ADMIN, body=BodyRule.REQUIRED, is_audited=True): put,
-    Route("GET", ROUTER, "router.get", Scope.READ): get,
-    Route("DELETE", ROUTER, "router.delete", Scope.DELETE, is_audited=True): delete,
-    Route("GET", "/v0/routers", "router.list", Scope.READ, parameters=LISTED): list_routers,
+ROUTES: dict[Route, Operation] = {
+    plain("PUT", ROUTER, "router.put", Scope.ADMIN, body=BodyRule.REQUIRED, is_audited=True): put,
+    plain("GET", ROUTER, "router.get", Scope.READ): get,
+    plain("DELETE", ROUTER, "router.delete", Scope.DELETE, is_audited=True): delete,
+    plain("GET", "/v0/routers", "router.list", Scope.READ, parameters=LISTED): list_routers,
 }

@@ -4,13 +4,10 @@ PUT      /v0/topics/:topic                              §1.1
 GET      /v0/topics/:topic    ?touch                    §1.2
 GET      /v0/topics           ?prefix ?page_size ?cursor ?touch   §1.3
 DELETE   /v0/topics/:topic    ?if_empty                 §1.4
-
-The hot lane answers all but the list.
 """
 
 from __future__ import annotations
 
-import heapq
 from functools import partial
 
 from topics.actors.rpc.session import Reply
@@ -55,7 +52,7 @@ def delete(context: RouteContext, request: Request, _body: Body, at: int, then: 
     return context.ask(request, calls.TOPIC_DELETE, params, b"", then)
 
 
-async def list_topics(context: RouteContext, request: Request, _body: Body, at: int) -> Answer:
+def list_topics(context: RouteContext, request: Request, _body: Body, at: int, then: Then) -> Begun:
     """§1.3. Every shard lists its names in order; one more than the page tells whether another page
     follows.
     """
@@ -69,19 +66,12 @@ async def list_topics(context: RouteContext, request: Request, _body: Body, at: 
         touch=query[LIST_TOUCH],
         prefixes=prefixes,
     )
-    lists = [await _list_of(context, shard, params) for shard in range(context.shards.count)]
-    return paging.answer("topics", [*heapq.merge(*lists)], size, at)
 
+    def page(replies: list[Reply[calls.TopicListResult]]) -> Answer:
+        items = sorted(item for reply in replies for item in reply.result.items)
+        return paging.answer("topics", items, size, at)
 
-async def _list_of(
-    context: RouteContext, shard: int, params: calls.TopicListParams
-) -> list[tuple[str, bytes]]:
-    """Names of one shard, each with the topic's JSON."""
-    reply = await context.shards.answer(shard, calls.TOPIC_LIST, params)
-    try:
-        return [(name, bytes(item)) for name, item in reply.result.items]
-    finally:
-        reply.release()
+    return context.ask_all(calls.TOPIC_LIST, params, then, page)
 
 
 TOPIC = "/v0/topics/:topic"
@@ -92,5 +82,5 @@ ROUTES: dict[Route, Operation] = {
     plain(
         "DELETE", TOPIC, "topic.delete", Scope.DELETE, parameters=(IF_EMPTY,), is_audited=True
     ): delete,
-    Route("GET", "/v0/topics", "topic.list", Scope.READ, parameters=LISTED): list_topics,
+    plain("GET", "/v0/topics", "topic.list", Scope.READ, parameters=LISTED): list_topics,
 }
