@@ -10,6 +10,7 @@ from topics.engine.changes.append import Append
 from topics.engine.now import Now
 from topics.engine.priority import BANDS, NEW_BAND, TOP_BAND, WEIGHTS, Queues
 from topics.engine.topic import Topic
+from topics.engine.topic_table import SORTED_RATIO
 from topics.formats.api.topic_config import TopicConfig
 
 
@@ -64,11 +65,16 @@ def test_names_are_sorted_and_stay_inside_prefix_cursor_and_allowlist(desk: Desk
     for name in ("b", "a", "a.2", "a.1", "c"):
         desk.put(name)
     names = desk.engine.names
-    assert list(names("", None, None)) == ["a", "a.1", "a.2", "b", "c"]
-    assert list(names("a", None, None)) == ["a", "a.1", "a.2"]
-    assert list(names("a", "a.1", None)) == ["a.2"]
-    assert list(names("", None, ["b", "a."])) == ["a.1", "a.2", "b"]
-    assert list(names("", None, [])) == []
+    assert names("", None, None, 9) == ["a", "a.1", "a.2", "b", "c"]
+    assert names("", None, None, 3) == ["a", "a.1", "a.2"]
+    assert names("a", None, None, 9) == ["a", "a.1", "a.2"]
+    assert names("a", "a.1", None, 9) == ["a.2"]
+    assert names("", None, ["b", "a."], 9) == ["a.1", "a.2", "b"]
+    assert names("", None, [], 9) == []
+    many = [f"m.{number}" for number in range(3 * SORTED_RATIO)]
+    for name in many:
+        desk.put(name)
+    assert names("m", None, None, 2) == sorted(many)[:2], "without sorting all of them"
 
 
 # Queues by band: weighted turns

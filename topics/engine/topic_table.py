@@ -6,7 +6,9 @@ Topic ids are unique over all shards and never used again: ``id % shards == shar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import heapq
+from collections.abc import Iterable
+from typing import Final
 
 from topics.engine.now import Now
 from topics.engine.quota import ByteQuota, SharedCap
@@ -17,6 +19,8 @@ from topics.errors import TopicNotFound
 from topics.formats.api.topic_config import TopicConfig
 from topics.formats.disk.frame_bodies import TS_AHEAD_MS
 from topics.formats.names import covered
+
+SORTED_RATIO: Final = 16  # of more names than so many pages, the first are found without sorting
 
 
 class TopicTable:
@@ -54,9 +58,14 @@ class TopicTable:
             raise TopicNotFound(name)
         return found
 
-    def names(self, prefix: str, after: str | None, prefixes: list[str] | None) -> Iterator[str]:
-        """Names of topics in order, from behind ``after`` on (§1.3)."""
-        return iter(sorted(_matching(self.by_name, prefix, after, prefixes)))
+    def names(
+        self, prefix: str, after: str | None, prefixes: list[str] | None, limit: int
+    ) -> list[str]:
+        """The first names of topics in order, from behind ``after`` on (§1.3)."""
+        found = _matching(self.by_name, prefix, after, prefixes)
+        if len(found) > SORTED_RATIO * limit:
+            return heapq.nsmallest(limit, found)
+        return sorted(found)[:limit]
 
     def new_topic(self, name: str, config: TopicConfig, now: Now) -> Topic:
         """The next incarnation of this name, not yet in the table."""
@@ -141,8 +150,8 @@ class TopicTable:
 def _matching(
     names: Iterable[str], prefix: str, after: str | None, prefixes: list[str] | None
 ) -> list[str]:
-    return [
-        name
-        for name in names
-        if name.startswith(prefix) and (after is None or name > after) and covered(name, prefixes)
-    ]
+    if prefix:
+        names = [name for name in names if name.startswith(prefix)]
+    if after is not None:
+        names = [name for name in names if name > after]
+    return [*names] if prefixes is None else [name for name in names if covered(name, prefixes)]
