@@ -121,7 +121,7 @@ async def test_a_topic_that_goes_between_two_steps_has_no_row(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metrics, "TOPICS_PER_STEP", 1)
-    desk.make("a")
+    desk.make("a", ttl_ms=60_000)
     desk.make("b")
     freshen = desk.loop.context.freshen
 

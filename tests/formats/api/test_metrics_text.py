@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 
 from topics.formats.api.metrics_text import (
+    STEP_ROWS,
+    Column,
     Family,
     Histogram,
     MetricKind,
@@ -83,11 +85,25 @@ def test_the_json_has_the_same_values() -> None:
     }
 
 
-def test_a_long_family_comes_series_by_series() -> None:
-    rows = (((("topic", f"t-{number}"),), number) for number in range(100))
-    family = Family("topics_topic_head_seq", MetricKind.GAUGE, "Heads.", rows)
-    pieces = text_pieces([family])
-    assert next(pieces).count(b"\n") == 2
-    assert next(pieces) == b'topics_topic_head_seq{topic="t-0"} 0\n'
-    assert next(rows)[1] == 1, "nothing was read ahead"
-    assert len([*pieces]) == 98
+def test_columns_of_a_table_come_some_rows_at_a_time() -> None:
+    names = [f"t-{number}" for number in range(2 * STEP_ROWS + 1)]
+    first = Column("topic", names, range(len(names)))
+    of_one = first.beside([None, 7, *[None] * (len(names) - 2)])
+    families = [
+        Family(f"topics_{name}", MetricKind.GAUGE, "Some.", column)
+        for name, column in (("a", first), ("b", of_one), ("c", first.beside([None] * len(names))))
+    ]
+    pieces = [*text_pieces(families)]
+    assert [piece.count(b"\n") for piece in pieces] == [2, STEP_ROWS, STEP_ROWS, 1, 2, 1, 2]
+    assert pieces[1].startswith(b'topics_a{topic="t-0"} 0\ntopics_a{topic="t-1"} 1\n')
+    assert pieces[5] == b'topics_b{topic="t-1"} 7\n'
+    found = json.loads(b"".join(json_pieces(families, b'"end":true}')))
+    assert found["topics_a"] == [{"topic": name, "value": at} for at, name in enumerate(names)]
+    assert (found["topics_b"], found["topics_c"]) == ([{"topic": "t-1", "value": 7}], [])
+
+
+def test_names_of_a_column_are_escaped() -> None:
+    column = Column("topic", ['a"b', "c\\d\n"], [1, 2])
+    text = b"".join(text_pieces([Family("topics_a", MetricKind.GAUGE, "Some.", column)]))
+    assert text.endswith(b'topics_a{topic="a\\"b"} 1\ntopics_a{topic="c\\\\d\\n"} 2\n')
+    assert [*column.items()] == [b'{"topic":"a\\"b","value":1},{"topic":"c\\\\d\\n","value":2}']

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple, TypeAlias
 from topics.actors.link.board import COUNTERS, Board
 from topics.actors.link.process_id import ProcessId, ProcessKind
 from topics.engine.usage import CLASSES
-from topics.formats.api.metrics_text import Family, Histogram, MetricKind, Series
+from topics.formats.api.metrics_text import Family, Histogram, MetricKind, Series, Value
 from topics.formats.api.route_names import ROUTE_NAMES, STATUS_NAMES
 from topics.storage.wal.progress import SYNC_BOUNDS_US
 
@@ -244,22 +244,28 @@ def _shown(metric: Metric, parts: Sequence[tuple[ProcessId, list[int]]]) -> Iter
         for process, words in parts:
             yield from _series(metric, words, (("process", str(process)),))
     else:
-        together = max if metric.across is LARGEST else sum
-        columns = zip(*(words for _, words in parts), strict=True)
-        yield from _series(metric, [together(column) for column in columns], ())
+        words = parts[0][1]
+        if len(parts) > 1:
+            together = max if metric.across is LARGEST else sum
+            words = [*map(together, zip(*(words for _, words in parts), strict=True))]
+        yield from _series(metric, words, ())
 
 
 def _series(
     metric: Metric, words: list[int], more: tuple[tuple[str, str], ...]
 ) -> Iterator[Series]:
     """One for each row; for a sparse metric, for those that count something."""
-    width = metric.row_words
+    names, width, is_sparse = metric.labels, metric.row_words, metric.is_sparse
+    if is_sparse and not any(words):
+        return
     for row, texts in enumerate(metric.rows):
-        found = words[row * width : (row + 1) * width]
-        if metric.is_sparse and not any(found):
-            continue
-        labels = (*zip(metric.labels, texts, strict=True), *more)
-        if metric.kind is HISTOGRAM:
-            yield labels, Histogram(metric.bounds, found[:-2], found[-2])
+        if width == 1:
+            value: Value = words[row]
+            if is_sparse and not value:
+                continue
         else:
-            yield labels, found[0]
+            found = words[row * width : (row + 1) * width]
+            if is_sparse and not any(found):
+                continue
+            value = Histogram(metric.bounds, found[:-2], found[-2])
+        yield (*zip(names, texts, strict=True), *more), value

@@ -40,7 +40,7 @@ Result = TypeVar("Result")
 Args = TypeVarTuple("Args")
 
 NAMES_PER_STEP: Final = 2048
-TOPICS_PER_STEP: Final = 64
+TOPICS_PER_STEP: Final = 256
 ROUTERS_PER_STEP: Final = 16
 
 
@@ -112,7 +112,8 @@ class MetricsReads(Service):
         """Rows of those that are still there."""
         found = [topic for name in names if (topic := self._engine.topics.get(name)) is not None]
         for topic in found:
-            self._context.freshen(topic)
+            if topic.committed.ttl_ms or topic.floor_due:
+                self._context.freshen(topic)
         return [_topic_row(topic, self._context.now) for topic in found]
 
     def _router_rows(self, rows: Iterable[RouterRow]) -> list[RouterMetrics]:
@@ -131,9 +132,10 @@ def _topic_row(topic: Topic, now: Now) -> TopicMetrics:
     if topic.jobs is not None:
         topic.jobs.advance(now.ms)
         ready, in_flight, dead_lettered, delayed = topic.jobs.counters(topic.count)
+    name, start_seq = topic.name, topic.start_seq
     return TopicMetrics(
-        *(topic.name, topic.head_seq, topic.earliest_seq, topic.count, topic.bytes),
-        *(ready, in_flight, delayed, dead_lettered),
+        *(name, topic.head_seq, start_seq, topic.count, topic.bytes, ready, in_flight, delayed),
+        dead_lettered,
     )
 
 

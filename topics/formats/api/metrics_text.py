@@ -14,14 +14,18 @@ else a list of objects with the labels and the ``value``. In place of a number a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from enum import StrEnum
+from functools import cache
 from itertools import accumulate
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
+STEP_ROWS: Final = 256  # of a column, rendered at once
 MEDIA_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
 _LABEL_ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+_TO_ESCAPE: Final = frozenset('\\"\n')
 _HELP_ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n"})
 
 
@@ -51,26 +55,73 @@ Value: TypeAlias = int | float | Histogram
 Series: TypeAlias = tuple[tuple[tuple[str, str], ...], Value]  # labels and value
 
 
+class Column:
+    """Series with one label, which names the rows of a table: one column of it. There may be very
+    many, so they are rendered some hundred at a time, and the labels once for all columns.
+    """
+
+    def __init__(self, label: str, names: Sequence[str], values: Sequence[int | None]) -> None:
+        """A row whose value is None has no series."""
+        self._label, self._names, self.values = label, names, values
+        if not _TO_ESCAPE.isdisjoint("".join(names)):
+            names = [name.translate(_LABEL_ESCAPES) for name in names]
+        self._shown = [f'{{{label}="{name}"}}' for name in names]
+
+    def beside(self, values: Sequence[int | None]) -> Column:
+        """Another column of the same rows."""
+        column = copy(self)
+        column.values = values
+        return column
+
+    def lines(self, name: str) -> Iterator[bytes]:
+        """Lines of text."""
+        for rows in self._steps(self._shown):
+            yield "".join([f"{name}{shown} {value}\n" for shown, value in rows]).encode()
+
+    def items(self) -> Iterator[bytes]:
+        """JSON objects, a comma between two of a step."""
+        for rows in self._steps(self._names):
+            items = [{self._label: name, "value": value} for name, value in rows]
+            yield msgspec.json.encode(items)[1:-1]
+
+    def _steps(self, names: Sequence[str]) -> Iterator[list[tuple[str, int]]]:
+        count = len(names) if any(value is not None for value in self.values) else 0
+        for at in range(0, count, STEP_ROWS):
+            step = zip(names[at : at + STEP_ROWS], self.values[at : at + STEP_ROWS], strict=True)
+            rows = [(name, value) for name, value in step if value is not None]
+            if rows:
+                yield rows
+
+
 class Family(NamedTuple):
     """All values of one name. Every series has the same label names."""
 
     name: str
     kind: MetricKind
     help: str
-    series: Iterable[Series]
+    series: Iterable[Series] | Column
 
 
 def text_pieces(families: Iterable[Family]) -> Iterator[bytes]:
     """The exposition text of all families, those without a value included."""
     for name, kind, text, series in families:
-        head = f"# HELP {name} {text.translate(_HELP_ESCAPES)}\n# TYPE {name} {kind.value}\n"
-        yield head.encode()
+        lines = [_head(name, kind, text)]
+        if isinstance(series, Column):
+            yield lines[0].encode()
+            yield from series.lines(name)
+            continue
         for labels, value in series:
             pairs = [f'{label}="{text.translate(_LABEL_ESCAPES)}"' for label, text in labels]
             if isinstance(value, Histogram):
-                yield _histogram_lines(name, pairs, value).encode()
+                lines.append(_histogram_lines(name, pairs, value))
             else:
-                yield f"{name}{_braces(pairs)} {value}\n".encode()
+                lines.append(f"{name}{_braces(pairs)} {value}\n")
+        yield "".join(lines).encode()
+
+
+@cache
+def _head(name: str, kind: MetricKind, text: str) -> str:
+    return f"# HELP {name} {text.translate(_HELP_ESCAPES)}\n# TYPE {name} {kind.value}\n"
 
 
 def _histogram_lines(name: str, pairs: list[str], value: Histogram) -> str:
@@ -95,6 +146,11 @@ def json_pieces(families: Iterable[Family], tail: bytes) -> Iterator[bytes]:
     for name, _, _, series in families:
         yield b'"%b":' % name.encode()
         begin, end = b"[", b"],"
+        if isinstance(series, Column):
+            for items in series.items():
+                yield begin + items
+                begin = b","
+            series = ()
         for labels, value in series:
             shown = _json_value(value)
             if not labels:

@@ -12,11 +12,10 @@ names for one answer, so a few pages are read at once: in a crowd of requests ma
 
 from __future__ import annotations
 
-import heapq
 import platform
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice
+from itertools import chain
 from operator import itemgetter
 from typing import Any, Final
 
@@ -29,7 +28,14 @@ from topics.actors.link.board import FrontState, ShardState
 from topics.actors.link.counters import COUNTER, GAUGE
 from topics.engine.access import Scope
 from topics.errors import TopicsError
-from topics.formats.api.metrics_text import MEDIA_TYPE, Family, Series, json_pieces, text_pieces
+from topics.formats.api.metrics_text import (
+    MEDIA_TYPE,
+    Column,
+    Family,
+    Series,
+    json_pieces,
+    text_pieces,
+)
 from topics.formats.wire.calls import (
     METRICS_READ,
     MetricsParams,
@@ -194,22 +200,17 @@ def _families(
     """A family for each column of the rows of all shards, and whether rows are missing. A field
     that is None has no series.
     """
-    listed = heapq.merge(*(rows for rows, _ in parts), key=itemgetter(0))
-    rows = [*islice(listed, most + 1)]
+    rows = sorted(chain.from_iterable(rows for rows, _ in parts), key=itemgetter(0))
     is_cut = is_cut or len(rows) > most or any(truncated for _, truncated in parts)
-    for at, (name, kind, text) in enumerate(columns.values(), 1):
-        yield Family(f"topics_{name}", kind, text, _column(label, rows[:most], at))
+    names, *values = zip(*rows[:most], strict=True) if rows else [()] * (1 + len(columns))
+    first = Column(label, names, ())
+    for (name, kind, text), column in zip(columns.values(), values, strict=True):
+        yield Family(f"topics_{name}", kind, text, first.beside(column))
     text = (
         f"1: some {label}s have no row, because of TOPICS_METRICS_TOPICS or of a shard that does"
         " not answer."
     )
     yield Family(f"topics_{label}_metrics_truncated", GAUGE, text, _one(int(is_cut)))
-
-
-def _column(label: str, rows: Sequence[Sequence[Any]], at: int) -> Iterator[Series]:
-    for row in rows:
-        if row[at] is not None:
-            yield ((label, row[0]),), row[at]
 
 
 def _route(path: str) -> Route:
