@@ -43,8 +43,8 @@ async def test_the_shard_beats_from_its_start_on_twice_a_second(
 async def test_a_beat_sweeps_keys_that_are_over(desk: Desk) -> None:
     desk.make("a", idempotency_window_ms=1000)
     topic, now = desk.engine.topic("a"), desk.loop.context.now
-    for number, age_ms in enumerate((5000, 4000, 500), 1):
-        topic.dedupe.add(number, number, 1, now.ms - age_ms, 1000)
+    ages = enumerate((5000, 4000, 500), 1)
+    topic.dedupe.extend(((n, n, 1, now.ms - age_ms) for n, age_ms in ages), 1000)
     changed: list[Topic] = []
     desk.loop.context.note_changed = changed.append
     desk.loop.services.heartbeat.beat()

@@ -67,6 +67,10 @@ class Column:
             names = [name.translate(_LABEL_ESCAPES) for name in names]
         self._shown = [f'{{{label}="{name}"}}' for name in names]
 
+    def __iter__(self) -> Iterator[Series]:
+        rows = zip(self._names, self.values, strict=True)
+        return ((((self._label, name),), value) for name, value in rows if value is not None)
+
     def beside(self, values: Sequence[int | None]) -> Column:
         """Another column of the same rows."""
         column = copy(self)
@@ -99,7 +103,7 @@ class Family(NamedTuple):
     name: str
     kind: MetricKind
     help: str
-    series: Iterable[Series] | Column
+    series: Iterable[Series]
 
 
 def text_pieces(families: Iterable[Family]) -> Iterator[bytes]:
