@@ -4,7 +4,7 @@
     python -m tests.simulation --seeds 200 --plant "forgotten deletes" --cut 900
 
 Which seed finds one changes with every change of the server's timing; `test_planted` names some.
-Found, each by one of the seeds 1 to 22, of each its first 1,800 s (of the first two the whole hour):
+Found, each by one of the seeds 1 to 22, of each its first 1,800 s (of seeds 1 and 2 the hour):
 
     moves without their source, removals before a refusal, forgotten deletes, counts with deleted
     records, acks that are not logged, deliveries that are not counted, seqs given again, feeds that

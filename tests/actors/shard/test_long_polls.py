@@ -167,6 +167,22 @@ async def test_a_deletion_ends_the_wait_of_its_readers_once_it_is_durable(desk: 
     assert sorted(number for number, _ in desk.answers()) == [poll, gone]
 
 
+async def test_records_that_go_with_their_topic_are_not_passed_over(desk: Desk) -> None:
+    desk.make("a")
+    desk.append("a", 1)
+    desk.written()
+    desk.answers()
+    poll = desk.diff("a", from_seq=1, wait_ms=30_000)
+    await wait_all_tasks_blocked()
+    desk.append("a", 2, 3)
+    desk.delete("a")
+    desk.written()
+    desk.synced()
+    await wait_all_tasks_blocked()
+    (page,) = [body for number, body in desk.bodies() if number == poll]
+    assert (page["records"], page["next_from_seq"], page["head_seq"]) == ([], 1, 1)
+
+
 async def test_a_reader_that_has_gone_waits_no_more(desk: Desk) -> None:
     desk.make("a")
     poll = desk.diff("a", wait_ms=30_000)

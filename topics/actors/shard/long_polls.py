@@ -127,12 +127,16 @@ class LongPolls(Service):
                 self._context.freshen(topic)
             # A cursor above the head goes on from itself: what comes below it is not asked for.
             start = max(poll.asked.from_seq, poll.page.next_from_seq)
-            poll.page = read(topic, poll.asked, self._context.store, start)
+            page = read(topic, poll.asked, self._context.store, start)
         except (Damaged, OSError) as error:  # costs this reader its answer, and nobody else
             self._forget(poll)
             answer_error(poll.request, error)
             return
-        poll.scanned += poll.page.scanned
+        poll.scanned += page.scanned
+        if topic.deleted and not page.count:
+            self._answer(poll)  # as before: records that went with the topic are not passed over
+            return
+        poll.page = page
         self._sort(poll)
 
     def _sort(self, poll: LongPoll) -> None:
