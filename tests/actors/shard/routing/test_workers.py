@@ -150,6 +150,7 @@ async def test_no_round_follows_an_answer_that_leaves_nothing_to_do(
         work(self)
 
     monkeypatch.setattr(Workers, "_work", counted)
+    monkeypatch.setattr(workers_module, "WORK_S", 60.0)  # all of it in one turn
     await routed.write("a", datas(1))
     await routed.settle()
     await trio.sleep(0.02)

@@ -66,11 +66,11 @@ class Barriers(Service):
             return True
         if self._registry.by_dest.keys().isdisjoint(topics):  # most requests end here
             return False
-        behind = {
+        behind = [
             topic
-            for topic in topics
+            for topic in dict.fromkeys(topics)  # in their order, so that a seed repeats it
             if self._feeders(topic, frozenset()) and not self._is_level(topic)
-        }
+        ]
         if not behind:
             return False
         left = len(behind)
