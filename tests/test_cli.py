@@ -441,7 +441,9 @@ def test_deploy_run_is_interrupted_quietly_while_it_waits_for_its_server(tmp_pat
             stderr=subprocess.PIPE,
             text=True,
         ) as running:
-            assert poller.poll(60_000), "the server is started"
+            if not poller.poll(60_000):
+                running.end()
+                pytest.fail(f"the server is not started: {running.communicate()[1]}")
             os.killpg(running.pid, signal.SIGINT)
             _, said = running.communicate(timeout=60)
             assert (running.returncode, "Traceback" in said) == (130, False), said

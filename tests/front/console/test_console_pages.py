@@ -68,7 +68,8 @@ def give_up(api: Api, queue: str, error: str, count: int) -> None:
     claimed = ok(api.call("POST", f"/v0/topics/{queue}/claim", asked))["claimed"]
     nack = {"node": "worker", "seqs": [job["$seq"] for job in claimed], "error": error}
     ok(api.call("POST", f"/v0/topics/{queue}/nack", nack))
-    ok(api.call("POST", f"/v0/topics/{queue}/claim", {"node": HURT}))  # comes by them
+    held = {"node": HURT, "lease_ms": 3_600_000}  # for as long as pages are looked at
+    ok(api.call("POST", f"/v0/topics/{queue}/claim", held))  # comes by them
     deadline = time.monotonic() + WAIT_S
     while api.get(f"{queue}.dead").status != 200 or api.state(f"{queue}.dead")["count"] < count:
         assert time.monotonic() < deadline
