@@ -422,7 +422,7 @@ def test_deploy_run_is_interrupted_quietly_while_it_waits_for_its_server(tmp_pat
     for file, script in {
         tmp_path / "bin/java": "echo 'openjdk version \"17.0.1\"' >&2",
         checkout / ".venv/bin/topics": f"exec {sys.executable} -c '{waiting}' {begun}",
-        checkout / ".venv/bin/python": "echo hash",
+        checkout / ".venv/bin/python": "cat > /dev/null; echo hash",  # a pipe must not break
     }.items():
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(f"#!/bin/bash\n{script}\n")
