@@ -251,7 +251,7 @@ def test_ctrl_c_ends_a_command_that_waits_for_an_answer(
 ) -> None:
     def interrupt() -> None:
         os.kill(os.getpid(), signal.SIGINT)
-        while not heard.wait(1):  # one that comes just before a wait does not end the wait
+        while not heard.wait(7):  # one that comes just before a wait does not end the wait
             os.kill(os.getpid(), signal.SIGINT)
 
     done = silently(words, line, heard, interrupt)
