@@ -121,6 +121,16 @@ def test_nothing_is_written_into_a_file_that_has_lost_its_name(
     assert (refused.error.errno, refused.written) == (errno.ENOENT, written)
 
 
+def test_a_look_that_fails_for_another_reason_ends_no_log(
+    wal: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "LOOK_S", 0.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", failing(errno.EACCES))
+        assert hand_over(wal, frame(), sync=True).error is None
+    assert wal.failed is None
+
+
 @pytest.mark.usefixtures("no_spares")
 def test_what_was_handed_over_before_the_loop_knew_of_the_full_disk_is_dropped(
     wal: Log, monkeypatch: pytest.MonkeyPatch

@@ -283,6 +283,8 @@ class WalWriter:
             found = [_identity(self._folder.stat()), _identity(file.path.stat())]
         except (FileNotFoundError, NotADirectoryError):
             found = []
+        except OSError:  # a disk that fails shows in the write
+            return
         if found != [self._folder_id, _identity(os.fstat(file.fd))]:
             raise OSError(errno.ENOENT, GONE)
 
