@@ -1,7 +1,7 @@
-"""Beat: the moments at which a process looks at what nobody tells it.
+"""Beat: the schedule that all periodic checks of a process share (decision 0073).
 
-All looks of a process come at multiples of `BEAT_S` of its clock, so that they cost one wake-up: a
-process that has nothing to do wakes twice a second.
+All of them run at multiples of `BEAT_S` of the process's clock, so they cost one wake-up: an idle
+process wakes twice a second.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ BEAT_S: Final = 0.5
 
 
 def next_beat(now: float, seconds: float = 0.0) -> float:
-    """The first beat after ``now``. ``seconds``: between two; 0: `BEAT_S`."""
+    """The first beat after ``now``. ``seconds``: between two beats; 0: `BEAT_S`."""
     step_s = seconds or BEAT_S
-    return (now // step_s + 1) * step_s
+    beat = (now // step_s + 1) * step_s
+    return beat if beat > now else beat + step_s  # rounded down
 
 
 async def wait_beat(seconds: float = 0.0) -> None:

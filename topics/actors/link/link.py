@@ -87,7 +87,7 @@ class Guard:
             return guard
 
     def hurry(self) -> None:
-        """A link has a release to tell, and perhaps nobody flushes it."""
+        """Flush the links within `HURRY_S`: a release was queued, perhaps outside of a turn."""
         self._hurry.set()
 
     async def run(self) -> None:

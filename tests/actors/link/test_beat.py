@@ -1,0 +1,32 @@
+"""The beat that all periodic checks of a process share."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from topics.actors.link.beat import BEAT_S, next_beat, wait_beat
+
+
+@pytest.mark.parametrize("step_s", [0.0, 0.01, 0.1, 1.0, 10.0])
+def test_the_next_beat_is_later_and_at_most_one_step_later(step_s: float) -> None:
+    step = step_s or BEAT_S
+    for number in range(2000):
+        for now in (number * step, number * step + step / 3):
+            assert now < next_beat(now, step_s) <= now + step * 1.001
+
+
+async def test_checks_of_equal_interval_wake_together(autojump_clock: MockClock) -> None:
+    woke: list[float] = []
+
+    async def check(begin_s: float) -> None:
+        await trio.sleep(begin_s)
+        await wait_beat()
+        woke.append(trio.current_time())
+
+    began = next_beat(trio.current_time())
+    async with trio.open_nursery() as nursery:
+        for begin_s in (0.01, 0.1, 0.4):
+            nursery.start_soon(check, began - trio.current_time() + begin_s)
+    assert len({*woke}) == 1
