@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.campaigns import backups, kills, watchers
+from tests.campaigns import backups, kills, storm, watchers
 from tests.crash.repeating import repeated_by
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -45,8 +45,15 @@ SECONDS = float(os.environ.get("TEST_SECONDS", "0"))
             {"seconds": SECONDS or 10, "watchers": 20},
             {"records": 100, "resumes": 0},
         ),
+        # So it is when all come back at once.
+        (
+            "storm",
+            storm.campaign,
+            {"seconds": SECONDS or 0.5, "clients": 80, "restarts": 2, "late_s": 60.0},
+            {"records shown": 80},
+        ),
     ],
-    ids=["kills", "backups", "watchers"],
+    ids=["kills", "backups", "watchers", "storm"],
 )
 def test_a_campaign_finds_no_broken_promise(
     tmp_path: Path,
