@@ -102,8 +102,8 @@ class Run:
         self._end()
 
     def _end(self) -> None:
-        """Close the stream here. The collector would close one that is only let go of in
-        any thread, which can wait then for a lock that it holds itself.
+        """Close the stream in this thread. An unreferenced one is closed by the collector, in any
+        thread, which then may wait for a lock that it holds itself.
         """
         if self._stream is not None:
             self._stream.close()

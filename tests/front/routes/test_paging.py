@@ -59,7 +59,7 @@ def test_a_page_has_a_cursor_when_one_more_item_was_found(count: int, more: bool
 
 
 def ask_all(shards: FakeShards) -> tuple[AskedAll[Any], list[Answer | TopicsError]]:
-    """Ask all shards for their topics; what is answered."""
+    """The answer after all shards were asked for their topics."""
     found: list[Answer | TopicsError] = []
     params = TopicListParams("", None, 9, False, None)
 

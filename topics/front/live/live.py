@@ -49,6 +49,6 @@ class Live(Streams):
         self.work.closed(shard)
 
     def beat(self) -> None:
-        """Likewise; wake readers that have waited for their shards."""
+        """Note the time, and wake readers that have waited for their shards."""
         super().beat()
         self.feeds.tick(self.now)

@@ -88,7 +88,7 @@ class Streams:
                         await trio.lowlevel.checkpoint()
 
     def beat(self) -> None:
-        """A beat has come."""
+        """Note the time of a beat."""
         self.now = time.monotonic()
 
     # Not in the loops of the tasks, whose variables would hold a stream that has ended.

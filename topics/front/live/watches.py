@@ -55,7 +55,7 @@ class Watches:
         wid = "wid_" + urlsafe_b64encode(secrets.token_bytes(WID_BYTES)).rstrip(b"=").decode()
         session = WatchSession(wid, principal, asked.view, asked.heartbeat_ms / 1000, cursors)
         self._sessions[wid] = session
-        self._is_idle(session)
+        self._note_idle(session)
         return {
             "wid": wid,
             "stream_url": f"/v0/watch/{wid}",
@@ -100,7 +100,7 @@ class Watches:
             raise NotAcceptable("the answer is text/event-stream")
         self.live.check_room(principal, leaving=session.stream)
         if session.stream is None:
-            self._is_idle(session)  # the client may take the head of its stream late
+            self._note_idle(session)  # the client may take the head of its stream late
         return session
 
     async def stream(
@@ -126,7 +126,7 @@ class Watches:
             if session.stream is stream:
                 session.stream = None
                 if session.wid in self._sessions:
-                    self._is_idle(session)
+                    self._note_idle(session)
 
     def end_refused(self) -> None:
         """The keys have changed: forget the sessions whose keys are gone or have other rights.
@@ -136,7 +136,7 @@ class Watches:
             if self.live.keys.refusal(session.principal) is not None:
                 self._forget(session)
 
-    def _is_idle(self, session: WatchSession) -> None:
+    def _note_idle(self, session: WatchSession) -> None:
         session.left_at = time.monotonic()
         self._idle.pop(session.wid, None)
         self._idle[session.wid] = session

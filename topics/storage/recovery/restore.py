@@ -240,7 +240,9 @@ def restore_keys(
 def _living_keys(
     topic: Topic, keys: Iterable[KeptKey], now: Now
 ) -> Iterator[tuple[int, int, int, int]]:
-    """As the window takes them; keys of copies are noted beside it."""
+    """The rows that `DedupeWindow.extend` takes, of keys whose time is not over. Notes keys of
+    copies, whatever their age.
+    """
     alive_ts, from_seq = _alive_ts(topic, now), topic.keys_from_seq
     now_ts, ahead_ms = now.ts, now.ms - now.ts
     for key, first_seq, count, ts in keys:

@@ -144,7 +144,7 @@ async def test_a_source_elsewhere_that_may_hold_more_is_asked(routed: RoutedShar
 async def test_a_source_elsewhere_is_asked_after_its_shard_has_started(
     routed: RoutedShards,
 ) -> None:
-    """It may hold what nobody was told of before."""
+    """Its log may hold records that no forward has told of."""
     await routed.route("a>b")
     await routed.append("a", 1)
     await routed.settle()

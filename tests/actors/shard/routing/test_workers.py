@@ -103,13 +103,18 @@ async def test_what_a_turn_has_no_time_for_is_sent_in_the_next(
     assert [routed.datas(name) for name in "bcfg"] == [[1], [1], [2], [2]]
 
 
-async def test_rounds_have_pauses_when_they_take_more_than_their_share(
-    routed: RoutedShards, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def routed_with_long_pauses(routed: RoutedShards, patch: pytest.MonkeyPatch) -> None:
+    """a>b, with half a second behind each round."""
     await routed.route("a>b")
     await routed.settle()
     for name in ("PAUSE_MIN_S", "PAUSE_MAX_S"):
-        monkeypatch.setattr(workers_module, name, 0.5)
+        patch.setattr(workers_module, name, 0.5)
+
+
+async def test_rounds_have_pauses_when_they_take_more_than_their_share(
+    routed: RoutedShards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await routed_with_long_pauses(routed, monkeypatch)
     monkeypatch.setattr(workers_module, "CREDIT_MAX_S", 1.2)
     routed.loops[0].services.workers._free_at = 0.0
     took: list[float] = []
@@ -124,10 +129,7 @@ async def test_rounds_have_pauses_when_they_take_more_than_their_share(
 async def test_rounds_that_readers_hurry_make_no_pause_longer(
     routed: RoutedShards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await routed.route("a>b")
-    await routed.settle()
-    for name in ("PAUSE_MIN_S", "PAUSE_MAX_S"):
-        monkeypatch.setattr(workers_module, name, 0.5)
+    await routed_with_long_pauses(routed, monkeypatch)
     for number in range(10):
         await routed.write("a", datas(number))
         assert await routed.diff("b") == [*range(number + 1)]

@@ -87,7 +87,7 @@ class Workers(Service):
 
     def __init__(self, context: ShardContext) -> None:
         self._context, self._shard = context, context.engine.table.shard
-        for word in range(SOURCES_WORDS):  # a source may hold what nobody was told of
+        for word in range(SOURCES_WORDS):  # those that an earlier process told are over
             context.source_word(self._shard, word * context.peers.shards)[0] += 1
         self.fed: Container[str] = ()  # topics that are dests of routers themselves
         self._sources: dict[int, Source] = {}  # by topic id
@@ -224,8 +224,8 @@ class Workers(Service):
         self._plan()
 
     def _plan(self) -> None:
-        """Go on with what is due: while clients write not before the pauses since earlier rounds
-        are over, so that what comes soon goes with it and does not wait for it.
+        """Schedule the next round. While clients write, it comes behind the pauses of earlier
+        rounds, and takes what has come meanwhile with it.
         """
         if self._next is None:
             is_free = self._context.append_count == self._appends_seen
