@@ -241,15 +241,24 @@ def judge(api: Api, moment: Moment, ledger: Ledger) -> Iterator[str]:
 
 
 def _judge_jobs(api: Api, moment: Moment, ledger: Ledger) -> Iterator[str]:
-    places = [Counter(numbers_in(api, topic)) for topic in ("jobs", "dead", "back")]
-    found = places[0] + places[1] + places[2]
-    if twice := [n for n, count in found.items() if count > 1]:
+    places, found, twice = _find_jobs(api)
+    with contextlib.suppress(AssertionError):  # a move that a backup cut in half goes on first
+        wait_for(lambda: not twice or not _find_jobs(api)[2], SETTLE_S)
+        places, found, twice = _find_jobs(api)
+    if twice:
         where = [[place[n] for place in places] for n in twice[:5]]
         yield f"{len(twice)} jobs are there twice: {twice[:5]}, in jobs, dead, back: {where}"
     if lost := moment.appended["jobs"] - ledger.leaving["jobs"] - {*found}:
         yield f"{len(lost)} jobs are lost: {sorted(lost)[:5]}"
     if back := moment.gone["jobs"] & {*found}:
         yield f"{len(back)} acked jobs are back: {sorted(back)[:5]}"
+
+
+def _find_jobs(api: Api) -> tuple[list[Counter[int]], Counter[int], list[int]]:
+    """How often each job is in each topic, how often in all of them, and which are there twice."""
+    places = [Counter(numbers_in(api, topic)) for topic in ("jobs", "dead", "back")]
+    found = places[0] + places[1] + places[2]
+    return places, found, [n for n, count in found.items() if count > 1]
 
 
 class Campaign:

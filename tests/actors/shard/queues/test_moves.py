@@ -31,10 +31,10 @@ async def spend(desk: QueueDesk) -> None:
     desk.queue(max_deliveries=1, dead_letter="dead")
     desk.jobs(1)
     desk.claim()
-    await run_log(desk)
+    assert await claimed(desk) == [1]
     desk.nack(1)
     await run_log(desk)
-    desk.told()
+    assert [told["nacked"] for told in desk.told()] == [1]
 
 
 async def claimed(desk: QueueDesk) -> list[int]:
