@@ -1,8 +1,13 @@
-"""Cyclic collector: looks stay short, and a shard leaves nothing for them."""
+"""Cyclic collector: looks stay short, and shards and the front leave nothing for them."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import os
+import signal
+import socket
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,9 +22,13 @@ from tests.actors.shard.sealing.sealing_support import (
     fill,
     no_syncs,
 )
+from tests.support.api import Api, ok, request
+from tests.support.circles import found_circles
+from tests.support.server import Server
+from tests.support.ws import TEXT, frame_bytes, handshake
 from topics.formats.api.diff_body import TagMatch
-from topics.process import shard_writer
-from topics.process.shard_writer import FREEZE_OBJECTS, freeze_survivors
+from topics.process import collector
+from topics.process.collector import FREEZE_OBJECTS, freeze_survivors
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +67,7 @@ def test_what_does_not_survive_is_found_and_not_frozen() -> None:
 
 
 def test_only_the_oldest_look_freezes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard_writer, "FREEZE_OBJECTS", 0)
+    monkeypatch.setattr(collector, "FREEZE_OBJECTS", 0)
     gc.collect()
     freeze_survivors()
     kept: list[list[int]] = [[] for _ in range(1000)]
@@ -102,17 +111,89 @@ def turn(client: Sealer) -> None:
 
 
 def circles(act: Callable[[], None]) -> list[str]:
-    """Kinds of the objects of ours that are found by a look alone."""
     gc.collect()
     gc.disable()
     act()
-    gc.set_debug(gc.DEBUG_SAVEALL)
-    gc.collect()
-    gc.set_debug(0)
-    found = sorted({type(each).__qualname__ for each in gc.garbage if _is_ours(each)})
-    gc.garbage.clear()
-    return found
+    return found_circles()
 
 
-def _is_ours(found: object) -> bool:
-    return type(found).__module__.startswith("topics.")
+class LookedAt(Server):
+    """A server whose front tells of its circles."""
+
+    module, zygote = "tests.support.circles", None
+
+    def circles(self) -> list[str]:
+        assert self.log is not None, "the server runs"
+        told = [event for event in self.log.events() if event["event"] == "circles"]
+        os.kill(self.roles()["front 0"], signal.SIGUSR1)
+        while True:
+            time.sleep(0.01)
+            events = [event for event in self.log.events() if event["event"] == "circles"]
+            if len(events) > len(told):
+                return list(events[-1]["kinds"])
+
+
+HELD = b'{"node":"n","wait_ms":20}'
+WATCH = b'{"topics":{"a":{"from_seq":0}}}'
+COMMANDS = (
+    b'{"op":"subscribe","request_id":1,"topics":{"a":{"from_seq":0}}}',
+    b'{"op":"publish","request_id":2,"topic":"a","records":[{"data":1}]}',
+    b"{}",
+)
+EVENTS = "Accept: text/event-stream"
+REQUESTS = [
+    ("POST", "/v0/topics/a", b'{"records":[{"data":1}]}'),
+    ("POST", "/v0/topics/a", b"[]"),
+    ("GET", "/v0/topics/a", None),
+    ("GET", "/v0/topics", None),
+    ("GET", "/v0/topics/none", None),
+    ("GET", "/v0/none", None),
+    ("GET", "/metrics", None),
+    ("POST", "/v0/topics/a/diff", b'{"from_seq":99,"wait_ms":20}'),
+    ("POST", "/v0/topics/q/claim", HELD),
+    ("POST", "/v0/topics/a/claim", HELD),
+    ("POST", "/v0/watch", WATCH),
+]
+SAID = [
+    *(request(*each) for each in REQUESTS),
+    request("GET", "/v0/watch?topic=a", None),
+    request("GET", "/v0/watch?topic=none", None),
+    request("GET", "/v0/topics/q/work?node=n", None, EVENTS),
+    request("GET", "/v0/topics/a/work?node=n", None, EVENTS),
+    request("GET", "/v0/ws", None),
+    b"no head\r\n\r\n",
+    request("POST", "/v0/topics/a", WATCH)[:-3],
+    handshake() + b"".join(frame_bytes(TEXT, each, mask=bytes(4)) for each in COMMANDS),
+    handshake() + b"no frame, and no end",
+]
+
+
+def test_a_front_leaves_no_circle_of_references(tmp_path: Path) -> None:
+    """Requests, refusals, calls that wait, streams and sockets come and go."""
+    with LookedAt(tmp_path / "data", shards=2) as server:
+        with Api(server.address) as api:
+            ok(api.put("a"), 201)
+            ok(api.put("q", {"type": "queue"}), 201)
+        server.circles()  # of its start
+        for said in SAID:
+            leave_after(server, said)
+        with Api(server.address) as api:
+            wait_for_none(api)
+        left = server.circles()
+    assert not left, ", ".join(left)
+
+
+def leave_after(server: Server, said: bytes) -> None:
+    """A client says this, hears something, and leaves."""
+    with socket.create_connection(server.address, timeout=5) as client:
+        client.sendall(said)
+        client.settimeout(0.2)
+        with contextlib.suppress(TimeoutError):
+            while client.recv(65536):
+                pass
+
+
+def wait_for_none(api: Api) -> None:
+    """Until no client is there but this one."""
+    while b"topics_connections_open 1\n" not in api.call("GET", "/metrics").body:
+        time.sleep(0.01)

@@ -26,23 +26,30 @@ class WaitingCall:
     it.
     """
 
-    __slots__ = ("_calls", "_then", "asked", "request")
+    __slots__ = ("_asked", "_calls", "_then", "request")
 
     def __init__(self, calls: set[WaitingCall], request: Request, then: Then) -> None:
         self._calls, self._then, self.request = calls, then, request
-        self.asked: Pending | None = None  # of a shard
+        self._asked: Pending | None = None  # of a shard; it has `answered`
         calls.add(self)
+
+    def wait_for(self, asked: Pending | None) -> None:
+        """What is asked of a shard, with `answered` to be told; it may have been told already."""
+        if self in self._calls:
+            self._asked = asked
 
     def answered(self, result: Answer | TopicsError) -> None:
         """The shard has answered."""
         self._calls.discard(self)
+        self._asked = None
         self._then(result)
 
     def abandon(self) -> None:
         """Nobody waits any more."""
         self._calls.discard(self)
-        if self.asked is not None:
-            self.asked.abandon()
+        asked, self._asked = self._asked, None
+        if asked is not None:
+            asked.abandon()
 
     def fail(self, failure: TopicsError) -> None:
         """End it, if it waits."""
@@ -64,7 +71,7 @@ class Drain:
         self.is_draining = True
 
     def waiting(self, request: Request, then: Then) -> WaitingCall:
-        """A call begins that may wait for records; its owner sets what is ``asked``."""
+        """A call begins that may wait for records; `wait_for` follows."""
         call = WaitingCall(self._calls, request, then)
         if not self._may_wait:
             # A body may arrive after the waiting calls have ended: there is time for a page, not

@@ -49,7 +49,10 @@ def status_of(failure: errors.TopicsError) -> int:
 
 
 def error_answer(failure: errors.TopicsError, at: int = 0) -> Answer:
-    """The envelope. ``at`` (monotonic ns) adds ``performance``; 0: nothing was measured."""
+    """The envelope. ``at`` (monotonic ns) adds ``performance``; 0: nothing was measured. The frames
+    that have raised the failure are forgotten: they may refer to it, a circle.
+    """
+    failure.__traceback__ = None
     error: dict[str, Any] = {"code": failure.code, "message": failure.message}
     if failure.detail:
         error["detail"] = failure.detail

@@ -25,6 +25,7 @@ from topics.front.http.accepting import connections_max
 from topics.front.server import Server
 from topics.process import logs
 from topics.process.children import on_sigterm
+from topics.process.collector import freeze_survivors
 from topics.process.measure import measure
 
 log = structlog.get_logger()
@@ -40,6 +41,7 @@ def main(
     """Run the front; returns after SIGTERM, when the requests in flight are answered."""
     _tell_unreachable_cap(settings, connections_max())
     own = [Link(memory, board, FRONT) for memory in links]
+    freeze_survivors()
     EventLoop().run(_serve, settings, keys, listener, board, own)
     board.front.state = FrontState.DOWN
 

@@ -1,21 +1,9 @@
 """A shard writer: the process that owns the topics of one shard. It recovers, then serves until
 SIGTERM.
-
-The cyclic collector. Python looks at all that is old whenever a quarter has come anew: 0.2 s with
-100,000 topics, for which nobody is served. So what survives such a look is frozen once there is
-much of it, and is not looked at again: no look takes longer than some milliseconds, however many
-topics there are (``decisions/0053``).
-
-    young --survives--> old --survives, with FREEZE_OBJECTS others--> frozen
-
-What is frozen goes as anything does when nothing refers to it. Circles of references would stay, so
-nothing that a shard keeps may be in one (``tests/process/test_collector.py``). The front does not
-freeze: its connections and streams may end in circles.
 """
 
 from __future__ import annotations
 
-import gc
 import secrets
 import sys
 import time
@@ -37,13 +25,12 @@ from topics.config import Settings
 from topics.errors import ExitCode
 from topics.formats.api.limits import limits_of
 from topics.process.children import on_sigterm
+from topics.process.collector import freeze_survivors
 from topics.process.measure import measure
 from topics.storage.disk import BOOT_ID, Damaged
 from topics.storage.recovery.steps import Shard, recover
 
 LEASE_NUMBER_BITS: Final = 60
-FREEZE_OBJECTS: Final = 20_000
-OLD_THRESHOLD: Final = 2  # of `gc.set_threshold`: so some 40,000 are old at most
 # Each thread that wants the interpreter waits for one interval before the running thread must give
 # it up. The log's threads need it after each call, for moments only; Python's own interval is 5 ms.
 # 0.1 ms while something is sealed gave nothing.
@@ -131,15 +118,3 @@ async def _serve(
             loop.services.sealing.write_last()
         except OSError as error:  # the next start replays more of the log
             log.warning("last checkpoint not written", error=str(error))
-
-
-def freeze_survivors() -> None:
-    """Freeze what is there, and what survives from now on."""
-    gc.freeze()
-    gc.set_threshold(*gc.get_threshold()[:2], OLD_THRESHOLD)
-    gc.callbacks.append(_freeze)
-
-
-def _freeze(phase: str, info: dict[str, int]) -> None:
-    if phase == "stop" and info["generation"] == 2 and len(gc.get_objects(2)) >= FREEZE_OBJECTS:
-        gc.freeze()

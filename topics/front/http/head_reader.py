@@ -180,8 +180,7 @@ class HeadReader:
             request = self._guard.admit(head)
         except TopicsError as failure:
             index = _index_of(self._guard.route_of(head))
-            # No circle through its frames: the head is given back with the connection.
-            return RefusedHead(head.method, lines, index, head, failure.with_traceback(None))
+            return RefusedHead(head.method, lines, index, head, failure)
         admitted = self._admitted(head, lines, request)
         # A key belongs to one request: its head does not come again. What keeps its fields is as
         # long as they are.

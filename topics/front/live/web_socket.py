@@ -118,6 +118,7 @@ class WebSocket(WebSocketStream):
                 connection.unread_body = True
         finally:
             self.end()
+            del self._publishes  # no circle, as in `Outbox.close`
             connection.sent_bytes += self.outbox.sent_bytes
 
     async def _serve(self, decoder: WebSocketDecoder, data: bytes) -> None:
@@ -229,6 +230,8 @@ class WebSocket(WebSocketStream):
             self.outbox.write(b"".join(replies))
 
     def _send_answers(self, answers: bytes) -> None:
+        if self.ended:
+            return
         self.outbox.write(answers)
         self._room.set()
         if self._draining:

@@ -143,3 +143,4 @@ class AskedAll(Generic[R]):
         for reply in self._replies.values():
             reply.release()
         self._replies.clear()
+        self._calls.clear()  # no circle

@@ -56,7 +56,7 @@ def claim(context: RouteContext, request: Request, body: Body, at: int, then: Th
         return answer
 
     call, params = context.drain.waiting(request, then), calls.TopicParams(topic, at)
-    call.asked = context.ask(request, calls.CLAIM, params, body, call.answered, answer)
+    call.wait_for(context.ask(request, calls.CLAIM, params, body, call.answered, answer))
     return call
 
 

@@ -182,7 +182,7 @@ class ReadAhead:
         if not (may_wait or self._drain.is_draining):
             return self._begin(request, body, at, then)
         call = self._drain.waiting(request, then)
-        call.asked = self._begin(request, body, at, call.answered)
+        call.wait_for(self._begin(request, body, at, call.answered))
         return call
 
     def _begin(self, request: Request, body: Body, at: int, then: Then) -> Pending | None:
