@@ -20,10 +20,10 @@ from tests.support.server import Server
 from topics.errors import Throttled
 from topics.formats.api.response_heads import ResponseHeads
 from topics.front.http.accepting import (
-    ACCEPTS_PER_TURN_MAX,
-    ACCEPTS_PER_TURN_MIN,
     FILES_RESERVED,
     LINGERING_MAX,
+    TAKEN_PER_TURN_MAX,
+    TAKEN_PER_TURN_MIN,
     Acceptor,
     Refusals,
     connections_max,
@@ -47,7 +47,7 @@ def listener() -> Iterator[socket.socket]:
 
 
 async def turns_of(listener: socket.socket, count: int, others: int) -> list[int]:
-    """How many of ``count`` waiting clients each turn of a busy loop accepts, beside ``others``
+    """How many of ``count`` waiting clients each turn of a busy loop takes, beside ``others``
     requests a turn.
     """
     clients = [socket.create_connection(listener.getsockname()) for _ in range(count)]
@@ -72,17 +72,34 @@ async def turns_of(listener: socket.socket, count: int, others: int) -> list[int
     return [turns.count(turn) for turn in sorted(set(turns))]
 
 
-async def test_waiting_clients_are_accepted_together(listener: socket.socket) -> None:
-    assert await turns_of(listener, ACCEPTS_PER_TURN_MIN, 0) == [ACCEPTS_PER_TURN_MIN]
+async def test_waiting_clients_are_taken_together(listener: socket.socket) -> None:
+    assert await turns_of(listener, TAKEN_PER_TURN_MIN, 0) == [TAKEN_PER_TURN_MIN]
 
 
-async def test_one_turn_accepts_a_bounded_number_of_clients(listener: socket.socket) -> None:
-    few, many = ACCEPTS_PER_TURN_MIN, ACCEPTS_PER_TURN_MAX
+async def test_one_turn_takes_a_bounded_number_of_clients(listener: socket.socket) -> None:
+    few, many = TAKEN_PER_TURN_MIN, TAKEN_PER_TURN_MAX
     calm = await turns_of(listener, 10 * few, 1)
     assert max(calm) <= 2 * few, "tasks of a turn run in any order: two turns may touch"
     busy = await turns_of(listener, 5 * many, 1000)
     assert max(busy) <= 2 * many
     assert len(busy) <= 7
+
+
+async def test_clients_are_accepted_sooner_than_they_are_taken(listener: socket.socket) -> None:
+    """So that the kernel's queue does not overflow; at the end those that wait are closed."""
+    count, taken = 4 * TAKEN_PER_TURN_MIN, list[socket.socket]()
+    clients = [socket.create_connection(listener.getsockname(), timeout=5) for _ in range(count)]
+    acceptor = acceptor_of(1000, int)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(acceptor.run, listener, lambda sock, _: taken.append(sock))
+        while not taken:
+            await trio.lowlevel.checkpoint()
+        assert (len(taken), acceptor.slots.used) == (TAKEN_PER_TURN_MIN, count)
+        nursery.cancel_scope.cancel()
+    assert acceptor.slots.used == len(taken)
+    assert [client.recv(1) for client in clients[len(taken) :]] == [b""] * (count - len(taken))
+    for sock in (*taken, *clients):
+        sock.close()
 
 
 async def test_the_first_input_of_a_client_comes_with_its_socket(listener: socket.socket) -> None:
