@@ -6,6 +6,7 @@ import os
 import select
 import signal
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 
 import pytest
 import trio
@@ -35,14 +36,18 @@ def bell() -> Iterator[int]:
 
 
 class Turns:
-    """What was open, and how often."""
+    """What was open, and how often; what was asked by tasks, and not flushed."""
 
     def __init__(self) -> None:
         self.is_open, self.count = False, 0
+        self.runs_tasks, self.asked = False, 0
 
     def end(self) -> None:
         self.is_open = False
         self.count += 1
+
+    def flush(self) -> None:
+        self.asked = 0
 
 
 def test_a_ready_descriptor_is_served_in_a_turn_until_it_is_left(
@@ -69,6 +74,22 @@ def test_a_ready_descriptor_is_served_in_a_turn_until_it_is_left(
         os.eventfd_write(bell, 1)
         await trio.lowlevel.checkpoint()
         assert not served.is_set()
+
+    run(main)
+
+
+def test_what_tasks_ask_is_flushed_in_their_pass(run: Callable[[Main], None]) -> None:
+    """Beside another clock nobody flushes for them."""
+
+    async def main(loop: EventLoop) -> None:
+        loop.turn = turns = Turns()
+        is_clock = trio.lowlevel.current_clock() is loop
+        for wait in (trio.lowlevel.checkpoint, partial(trio.sleep, 0.001)):
+            await trio.lowlevel.checkpoint()
+            assert turns.runs_tasks is is_clock
+            turns.asked = int(turns.runs_tasks)
+            await wait()
+            assert not turns.asked
 
     run(main)
 

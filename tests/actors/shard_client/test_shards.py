@@ -265,6 +265,20 @@ async def test_a_shard_begins_with_eight_calls_of_a_batch_before_its_end(
     assert link.backlog_bytes == 0
 
 
+async def test_what_tasks_ask_behind_a_turn_is_flushed_together(
+    desk: Desk, autojump_clock: trio.testing.MockClock
+) -> None:
+    link, batch = desk.shards._links[0].link, desk.shards.batch
+    with batch:
+        pass
+    batch.runs_tasks = True
+    for _ in range(2):
+        desk.shards.call(0, APPEND, NOTHING, b"{}", lambda _: None)
+        assert link.backlog_bytes
+    batch.flush()
+    assert link.backlog_bytes == 0
+
+
 async def test_a_call_that_is_cancelled_is_abandoned(
     desk: Desk, autojump_clock: trio.testing.MockClock
 ) -> None:

@@ -60,12 +60,18 @@ class LoopLag:
 
 
 class Turn(Protocol):
-    """What belongs together of one turn: all that is ready at once."""
+    """What belongs together of one turn: all that is ready at once. ``runs_tasks``: behind it,
+    until the loop looks for the next one and calls `flush`.
+    """
 
     is_open: bool
+    runs_tasks: bool
 
     def end(self) -> None:
         """The turn is over; ``is_open`` is False by then."""
+
+    def flush(self) -> None:
+        """Its tasks have run, too, as far as they can."""
 
 
 class EventLoop(trio.abc.Clock, trio.abc.Instrument):
@@ -79,7 +85,7 @@ class EventLoop(trio.abc.Clock, trio.abc.Instrument):
         self._epoll = select.epoll()
         self._ready: dict[int, Ready] = {}
         self._serving: dict[int, tuple[trio.Event, list[Exception]]] = {}
-        self._has_polled = False
+        self._has_polled = self._is_clock = False
 
     def run(self, main: Callable[[*Args], Awaitable[None]], *args: *Args) -> None:
         """Run ``main`` in trio, in this loop."""
@@ -133,6 +139,7 @@ class EventLoop(trio.abc.Clock, trio.abc.Instrument):
 
     def start_clock(self) -> None:
         """Trio has its epoll, and no task yet."""
+        self._is_clock = True
         epoll = trio_run.GLOBAL_RUN_CONTEXT.runner.io_manager._epoll  # noqa: SLF001
         self._epoll.register(epoll.fileno(), select.EPOLLIN)
 
@@ -141,6 +148,9 @@ class EventLoop(trio.abc.Clock, trio.abc.Instrument):
         what is ready. Trio need not sleep.
         """
         lag, ready, turn = self.lag, self._ready, self.turn
+        if turn is not None and turn.runs_tasks:
+            turn.runs_tasks = False
+            turn.flush()
         now = time.monotonic()
         lag.busy += (spent := now - lag.pass_began)  # as `end_pass`, without a call
         lag.squares += spent * spent
@@ -159,6 +169,7 @@ class EventLoop(trio.abc.Clock, trio.abc.Instrument):
             self._end_serving(fd, error)
         if turn is not None:
             turn.end()
+            turn.runs_tasks = self._is_clock
         return 0.0
 
     def _end_serving(self, fd: int, error: Exception) -> None:

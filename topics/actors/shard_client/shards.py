@@ -103,15 +103,16 @@ class Listener(Protocol):
 class Batch:
     """What one turn of a front's loop asks its shards. While it is open, few messages are not
     flushed; its end does that. A shard begins with eight calls or more while the front still reads.
-    What is inside never waits. ``at_end`` is called before the last flush: it may ask more.
+    What is inside never waits. ``at_end`` is called before the last flush: it may ask more. What
+    the tasks ask behind it (``runs_tasks``) is flushed together, too.
     """
 
-    __slots__ = ("_links", "at_end", "is_open")
+    __slots__ = ("_links", "at_end", "is_open", "runs_tasks")
 
     def __init__(self, links: Sequence[Link]) -> None:
         self._links = links
         self.at_end: Callable[[], None] | None = None
-        self.is_open = False
+        self.is_open = self.runs_tasks = False
 
     def __enter__(self) -> None:
         assert not self.is_open, "a turn is not inside another one"
@@ -122,11 +123,20 @@ class Batch:
         if self.at_end is not None:
             self.at_end()
         self.is_open = False
+        self.flush()
+
+    __exit__ = end
+
+    def flush(self) -> None:
+        """Let the shards have what was asked."""
         for link in self._links:
             if link.is_due:
                 link.flush()
 
-    __exit__ = end
+    @property
+    def is_joined(self) -> bool:
+        """Messages of now are flushed together, later in this pass of the loop."""
+        return self.is_open or self.runs_tasks
 
 
 class ShardLink:
@@ -316,9 +326,9 @@ class Shards:
         reads the ring, or at once when the shard cannot be asked: `NotReady` while it is down,
         recovering or stalled, or when it becomes so.
 
-        It is sent at once, or with others at the end of an open batch, unless the shard should
-        begin ``early``. A block is no longer the caller's. Whoever does not want the answer
-        abandons the call.
+        It is sent with others at the end of an open batch, or of the pass in which tasks run, if
+        there is one, unless the shard should begin ``early``. A block is no longer the caller's.
+        Whoever does not want the answer abandons the call.
         """
         link = self._links[shard]
         session = link.answering
@@ -336,7 +346,7 @@ class Shards:
             pending.is_patient = isinstance(body, bytes | bytearray) and b"wait_ms" in body
             if call is CLAIM:
                 pending.on_late = partial(self._give_back, shard, params)
-        if early or not self.batch.is_open or len(link.link.queue) >= MANY:
+        if early or not self.batch.is_joined or len(link.link.queue) >= MANY:
             link.link.flush()
         return pending
 
@@ -388,7 +398,7 @@ class Shards:
                 return
             if quiet:
                 link.link.quieten()
-            elif not self.batch.is_open:
+            elif not self.batch.is_joined:
                 link.link.flush()
 
     # Shared memory for long bodies
