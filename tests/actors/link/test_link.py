@@ -11,9 +11,10 @@ import trio.testing
 
 from tests.actors.link.link_support import SMALL, Pair, Running, asleep, echo, exchange
 from tests.support.wire import encode
+from topics.actors.link import arena
 from topics.actors.link import link as link_module
 from topics.actors.link.arena import PAGE_BYTES
-from topics.actors.link.beat import BEAT_S
+from topics.actors.link.beat import BEAT_S, next_beat
 from topics.actors.link.link import HURRY_S, QUIET_MAX, Guard
 from topics.actors.link.link_memory import LinkMemory, LinkSizes
 from topics.actors.link.process_id import FRONT, shard_id
@@ -432,6 +433,26 @@ async def test_a_release_that_nobody_flushes_goes_out_with_the_guard(
     assert shard.link.backlog_bytes == 0
     pair.front.turn()
     assert pair.front.link.writer.used_bytes == 0
+
+
+async def test_the_pages_of_a_large_block_go_back_soon_after_its_release(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arena, "LARGE_PAGES", 1)
+    pair = Pair()
+    front, shard = Running(pair.front.link), Running(pair.shard.link)
+    nursery.start_soon(front.run)
+    nursery.start_soon(shard.run)
+    await trio.testing.wait_all_tasks_blocked()
+    await trio.sleep_until(next_beat(trio.current_time()) + 0.01)
+    front.link.send("a", b"", bytes(20_000))
+    front.link.flush()
+    shard.link.release(await shard.inbox.receive())
+    shard.link.flush()
+    await trio.testing.wait_all_tasks_blocked()
+    assert front.link.writer.has_unused
+    await trio.sleep(2 * HURRY_S)
+    assert not front.link.writer.has_unused
 
 
 async def test_all_links_of_a_process_share_one_guard(nursery: trio.Nursery) -> None:

@@ -270,6 +270,12 @@ class ArenaWriter:
             left = max(allocator.high_water - PORTION_PAGES, 0)
             self._give_back(left, allocator.high_water - left)
             allocator.high_water = left
+        return self.has_unused
+
+    @property
+    def has_unused(self) -> bool:
+        """There are pages that `trim` would give back."""
+        allocator = self._allocator
         return bool(self._returning) or (not allocator.used and allocator.high_water > LARGE_PAGES)
 
     def _give_back(self, page: int, pages: int) -> None:

@@ -87,12 +87,14 @@ class Guard:
             return guard
 
     def hurry(self) -> None:
-        """Flush the links within `HURRY_S`: a release was queued, perhaps outside of a turn."""
+        """Visit the links within `HURRY_S`: a release was queued, perhaps outside of a turn, or
+        pages are unused.
+        """
         self._hurry.set()
 
     async def run(self) -> None:
-        """Visit every link with each beat, and soon after a release. Other tasks run between two
-        portions of memory.
+        """Visit every link with each beat, and in a `hurry`. Other tasks run between two portions
+        of memory.
         """
         while True:
             with trio.move_on_at(next_beat(trio.current_time())):
@@ -362,6 +364,8 @@ class Link:
         if len(message.attachment) == ARENA_REF.size:
             offset, length = ARENA_REF.unpack(message.attachment)
             if message.flags & RELEASE and self.writer.release(offset):
+                if self._guard is not None and self.writer.has_unused:
+                    self._guard.hurry()
                 return None
             if message.flags & ARENA and (view := self.reader.open(offset, length)) is not None:
                 return Message(
