@@ -14,9 +14,12 @@ FOUND = [
     ("acks that are not logged", 2, 1800, "deletes"),
     ("epochs given again", 12, 1800, "epochs"),
     ("cursors that are not replayed", 7, 1800, "once"),
-    ("keys that are not read again", 10, 1800, "access"),
-    ("forgotten delays", 14, 1800, "queues"),
+    ("keys that are not read again", 43, 1800, "access"),
+    ("forgotten delays", 15, 1800, "queues"),
 ]
+
+
+SEEDS = 6  # the first finds it, until a change of the server has others do so
 
 
 @pytest.mark.slow
@@ -25,6 +28,8 @@ def test_a_planted_fault_is_found(fault: str, seed: int, cut_s: int, sentence: s
     options = [
         "--first",
         str(seed),
+        "--seeds",
+        str(SEEDS),
         "--plant",
         fault,
         "--cut",
