@@ -48,6 +48,11 @@ class Slots:
         """How many slots a key has taken."""
         return self._by_key.get(principal.digest, 0)
 
+    @property
+    def is_full(self) -> bool:
+        """There is no slot in all."""
+        return self.in_all is not None and 0 < self.in_all.most <= self.used
+
     def acquire(self, principal: Principal = ANYONE) -> None:
         """Take a slot; pair it with `release`. Raises `Throttled` when there is none."""
         self.check(principal)

@@ -102,6 +102,31 @@ async def test_clients_are_accepted_sooner_than_they_are_taken(listener: socket.
         sock.close()
 
 
+async def test_no_more_are_accepted_than_have_room_while_others_wait(
+    listener: socket.socket,
+) -> None:
+    """Nobody is refused before those that wait are taken: one of them may be ended for it."""
+    most, taken, ended = TAKEN_PER_TURN_MIN + 2, list[socket.socket](), list[socket.socket]()
+    clients = [socket.create_connection(listener.getsockname(), timeout=5) for _ in range(40)]
+    acceptor = acceptor_of(most, int)
+
+    def make_room() -> bool:
+        if taken:
+            ended.append(taken.pop(0))
+            acceptor.slots.release()
+        return bool(ended)
+
+    acceptor._make_room = make_room
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(acceptor.run, listener, lambda sock, _: taken.append(sock))
+        await wait_all_tasks_blocked(0.001)
+        nursery.cancel_scope.cancel()
+    assert acceptor.refusals.count == 0
+    assert len(taken) + len(ended) == len(clients)
+    for sock in (*taken, *ended, *clients):
+        sock.close()
+
+
 async def test_the_first_input_of_a_client_comes_with_its_socket(listener: socket.socket) -> None:
     heard = []
     with socket.create_connection(listener.getsockname()) as client:

@@ -144,6 +144,9 @@ class Acceptor:
                 else:
                     await trio.lowlevel.wait_readable(listener)
                 for _ in range(ACCEPTS_PER_TURN):
+                    # Those that wait are quiet, and cannot be ended for others yet.
+                    if len(waiting) >= TAKEN_PER_TURN_MIN and self.slots.is_full:
+                        break
                     if not await self._accept(listener):
                         break
                 requests, seen = self._request_count() - seen, self._request_count()
