@@ -379,15 +379,15 @@ class Campaign:
         except (Cut, *BROKEN):
             self.summary.counts["broken off"] += 1
             file.unlink(missing_ok=True)
-        else:
-            self.summary.counts["whole all the same"] += 1
-            self._restore_and_judge(file, moment, as_new=False)
         finally:
             thread.join()
         if victim == "everything":
             self._server.start()
         elif victim != "client":
             self._wait_replaced(victim, roles[victim])
+        if file.exists():
+            self.summary.counts["whole all the same"] += 1
+            self._restore_and_judge(file, moment, as_new=False)
         self.summary.counts[f"killed {victim}"] += 1
         self.summary.tell(f"killed {victim}, {self._kills} to come")
 
