@@ -7,7 +7,6 @@ import gc
 import os
 import signal
 import socket
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from tests.actors.shard.sealing.sealing_support import (
     fill,
     no_syncs,
 )
+from tests.campaigns.backups import wait_for
 from tests.support.api import Api, ok, request
 from tests.support.circles import found_circles
 from tests.support.server import Server
@@ -122,15 +122,11 @@ class LookedAt(Server):
 
     module, zygote = "tests.support.circles", None
 
-    def circles(self) -> list[str]:
+    def circles(self, number: int) -> list[str]:
+        """What the front has left between this signal, the ``number``-th, and the one before."""
         assert self.log is not None, "the server runs"
-        told = [event for event in self.log.events() if event["event"] == "circles"]
         os.kill(self.roles()["front 0"], signal.SIGUSR1)
-        while True:
-            time.sleep(0.01)
-            events = [event for event in self.log.events() if event["event"] == "circles"]
-            if len(events) > len(told):
-                return list(events[-1]["kinds"])
+        return list(self.log.event(f"circles {number}", 10)["kinds"])
 
 
 HELD = b'{"node":"n","wait_ms":20}'
@@ -174,12 +170,12 @@ def test_a_front_leaves_no_circle_of_references(tmp_path: Path) -> None:
         with Api(server.address) as api:
             ok(api.put("a"), 201)
             ok(api.put("q", {"type": "queue"}), 201)
-        server.circles()  # of its start
+        server.circles(1)  # of its start
         for said in SAID:
             leave_after(server, said)
         with Api(server.address) as api:
             wait_for_none(api)
-        left = server.circles()
+        left = server.circles(2)
     assert not left, ", ".join(left)
 
 
@@ -194,6 +190,5 @@ def leave_after(server: Server, said: bytes) -> None:
 
 
 def wait_for_none(api: Api) -> None:
-    """Until no client is there but this one."""
-    while b"topics_connections_open 1\n" not in api.call("GET", "/metrics").body:
-        time.sleep(0.01)
+    """Wait until this client's connection is the only one."""
+    wait_for(lambda: b"topics_connections_open 1\n" in api.call("GET", "/metrics").body, 10.0)

@@ -1,10 +1,11 @@
-"""``topics``, whose front says at SIGUSR1 which circles of references it has left since the last
-time, as a line of the log. Its collector is off.
+"""``topics`` with a front whose collector is off. At each SIGUSR1 it logs the circles of references
+that it has left since the signal before, as the event ``circles N``.
 """
 
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import signal
 import sys
@@ -28,8 +29,15 @@ def _is_ours(found: object) -> bool:
     return type(found).__module__.startswith("topics.")
 
 
+NUMBERS = itertools.count(1)
+
+
 def _tell(_signal: int, _frame: object) -> None:
-    print(json.dumps({"event": "circles", "kinds": found_circles()}), file=sys.stderr, flush=True)
+    print(
+        json.dumps({"event": f"circles {next(NUMBERS)}", "kinds": found_circles()}),
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _instead_of_freezing() -> None:

@@ -34,7 +34,7 @@ class WaitingCall:
         calls.add(self)
 
     def wait_for(self, asked: Pending | None) -> None:
-        """What is asked of a shard, with `answered` to be told; it may have been told already."""
+        """Keep the call to a shard whose callback is `answered`, unless it is over already."""
         if self in self._calls:
             self._asked = asked
 

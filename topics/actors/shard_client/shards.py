@@ -128,7 +128,7 @@ class Batch:
     __exit__ = end
 
     def flush(self) -> None:
-        """Let the shards have what was asked."""
+        """Flush the links that have messages."""
         for link in self._links:
             if link.is_due:
                 link.flush()
