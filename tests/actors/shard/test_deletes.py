@@ -127,6 +127,28 @@ async def test_a_large_delete_is_answered_once_when_its_last_slice_is_durable(
     assert (answered, body["deleted"], body["count"], body["earliest_seq"]) == (number, 7, 0, 8)
 
 
+@pytest.mark.parametrize("outcome", ["done", "gone"])
+async def test_the_answer_to_a_large_delete_goes_off_with_a_turn(
+    sliced: Desk, monkeypatch: pytest.MonkeyPatch, outcome: str
+) -> None:
+    end_turn, sent_in_turns = sliced.loop.context.end_turn, list[int]()
+
+    def note_end() -> None:
+        sent_in_turns.append(len(sliced.wire.sent))
+        end_turn()
+
+    monkeypatch.setattr(sliced.loop.context, "end_turn", note_end)
+    number = sliced.delete_records("a", match="t")
+    gone = [sliced.delete("a")] if outcome == "gone" else []
+    with trio.fail_after(10):
+        while len(sliced.wire.sent) <= len(gone):
+            await wait_all_tasks_blocked()
+            sliced.synced()
+    assert sent_in_turns[-1] == len(sliced.wire.sent), "the next turn may come much later"
+    told = 200 if outcome == "done" else "topic_not_found"
+    assert (number, told) in sliced.answers()
+
+
 async def test_what_comes_between_two_slices_is_done_and_stays(sliced: Desk) -> None:
     number = sliced.delete_records("a", match="t")
     sliced.synced()

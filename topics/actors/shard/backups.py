@@ -124,18 +124,17 @@ class Backups(Service):
 
     def _begun(self, request: BeginCall, backup: _Backup, error: OSError | None) -> None:
         """The checkpoint is written, or could not be. Not in a turn."""
-        self._context.begin_turn()
-        try:
-            if error is not None:
-                raise error
-            self._of(request)
-            request.reply(self._pinned(backup.pin))
-        except (NotReady, OSError) as failure:
-            if self._backup is backup:
-                self._let_go()
-            told = failure if isinstance(failure, NotReady) else unwritable(failure)
-            answer_error(request, told)
-        self._context.end_turn()
+        with self._context.turn():
+            try:
+                if error is not None:
+                    raise error
+                self._of(request)
+                request.reply(self._pinned(backup.pin))
+            except (NotReady, OSError) as failure:
+                if self._backup is backup:
+                    self._let_go()
+                told = failure if isinstance(failure, NotReady) else unwritable(failure)
+                answer_error(request, told)
 
     def _pinned(self, pin: Pin) -> BackupBegun:
         """What the pinned checkpoint names."""
@@ -232,12 +231,11 @@ class Backups(Service):
             await self._sealing.checkpoints.sync_log(lsn, losses)
             found = BackupFiles([*self._log(backup, lsn)])
         except OSError as error:
-            self._context.begin_turn()
-            answer_error(request, unwritable(error))
+            with self._context.turn():
+                answer_error(request, unwritable(error))
         else:
-            self._context.begin_turn()
-            request.reply(found)
-        self._context.end_turn()
+            with self._context.turn():
+                request.reply(found)
 
     def _log(self, backup: _Backup, lsn: int) -> Iterator[File]:
         """The log from where the checkpoint is replayed up to ``lsn``, and the blobs that it may

@@ -1,14 +1,15 @@
 """Shard context: what the services of one shard share, and the checks in front of each request.
 
-The loop sets `now` at the start of each turn, so that all decisions of a turn have one time. A
-service that works outside of a turn (in a task of its own) calls `begin_turn` first and `end_turn`
-when it is done.
+The loop sets `now` at the start of each turn, so that all decisions of a turn have one time. A task
+decides and answers in a `turn` of its own: what is sent outside of one stays in its link until the
+next.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVarTuple
 
 import trio
@@ -94,19 +95,25 @@ class ShardContext:
         """Read the clock for the decisions that follow."""
         self.now = self.clock()
 
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """A turn of the loop, for what a task decides and sends."""
+        self.begin_turn()
+        yield
+        self.end_turn()
+
     def start(self, task: Callable[[*Args], Awaitable[object]], *args: *Args) -> None:
         """Run ``task`` beside the loop, until the shard stops."""
         self.nursery.start_soon(task, *args)
 
     def give_back(self, topic: str, *first: tuple[Handler, Request]) -> None:
         """Free a held topic: handle ``first``, then what was deferred, in a turn of their own."""
-        self.begin_turn()
-        deferred = self.held.give_back(topic)
-        for handler, request in first:
-            handle_late(handler, request)
-        for call in deferred:
-            call()
-        self.end_turn()
+        with self.turn():
+            deferred = self.held.give_back(topic)
+            for handler, request in first:
+                handle_late(handler, request)
+            for call in deferred:
+                call()
 
     def check_writable(self, *, grows: bool = False) -> None:
         """Raise `NotReady` while the shard cannot take a write. ``grows``: it makes no room."""

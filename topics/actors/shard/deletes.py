@@ -193,9 +193,11 @@ class Deletes(Service):
                 else:
                     raise unwritable(result)
         except Exception as error:
-            answer_error(request, error)
+            with self._context.turn():
+                answer_error(request, error)
         else:
-            self._answer(request, rest.topic, deleted)
+            with self._context.turn():
+                self._answer(request, rest.topic, deleted)
 
     async def _delete_slice(self, rest: Rest) -> tuple[DeleteRecords, Progress | OSError]:
         """The next slice, and what became of it. Raises `TopicNotFound` when the topic is gone."""

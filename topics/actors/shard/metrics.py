@@ -103,10 +103,8 @@ class MetricsReads(Service):
 
     def _in_turn(self, call: Callable[[*Args], Result], *args: *Args) -> Result:
         """Work of a turn of its own: floors that it finds out go to the log."""
-        self._context.begin_turn()
-        result = call(*args)
-        self._context.end_turn()
-        return result
+        with self._context.turn():
+            return call(*args)
 
     def _topic_rows(self, names: Iterable[str]) -> list[TopicMetrics]:
         """Rows of those that are still there."""

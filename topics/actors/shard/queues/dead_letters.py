@@ -108,11 +108,10 @@ class DeadLetters(Service):
 
     async def run(self) -> None:
         """Go on with what a restart has found: first with batches that were under way."""
-        self._context.begin_turn()
         queues = [topic for topic in self._engine.topics.values() if topic.jobs is not None]
-        for topic in sorted(queues, key=lambda topic: not jobs_of(topic).dying):
-            self.wake(topic)
-        self._context.end_turn()
+        with self._context.turn():
+            for topic in sorted(queues, key=lambda topic: not jobs_of(topic).dying):
+                self.wake(topic)
 
     def wake(self, topic: Topic) -> None:
         """The queue may have dead jobs. Only inside of a turn."""

@@ -70,9 +70,8 @@ class Redrives(Service):
                 await self._move_window(transfer)
         if not lock.locked():
             self._locks.pop(transfer.topic.id, None)
-        self._context.begin_turn()
-        self._answer(transfer)
-        self._context.end_turn()
+        with self._context.turn():
+            self._answer(transfer)
 
     async def _move_window(self, transfer: Transfer) -> None:
         context = self._context

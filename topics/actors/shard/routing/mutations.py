@@ -7,8 +7,7 @@ order of their requests; what concerns a shard that does not answer holds up not
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Set
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable, Set
 from typing import Final, Generic, NamedTuple
 
 import structlog
@@ -87,16 +86,8 @@ class Mutations:
         if request is None:
             log.warning("routers not changed", error=str(error))
             return
-        with turn(self._context):
+        with self._context.turn():
             answer_error(request, error)
-
-
-@contextmanager
-def turn(context: ShardContext) -> Iterator[None]:
-    """A turn of the loop, for what a task decides and sends."""
-    context.begin_turn()
-    yield
-    context.end_turn()
 
 
 class Asked(Generic[R]):
@@ -132,7 +123,7 @@ class Asked(Generic[R]):
 async def ask(context: ShardContext, shard: int, call: Call[P, R], params: P) -> R:
     """What ``shard`` answers to a call without attachments. Raises as `Asked.result`."""
     asked = Asked[R](shard)
-    with turn(context):
+    with context.turn():
         context.peers.ask(shard, call, params, b"", asked.then)
     with trio.move_on_after(ASK_MAX_S):
         await asked.wait()

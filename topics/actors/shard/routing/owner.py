@@ -37,7 +37,7 @@ from topics.actors.rpc.session import InboundMessage
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.held_topics import Request
 from topics.actors.shard.room import unwritable
-from topics.actors.shard.routing.mutations import ASK_MAX_S, Mutations, ask, turn
+from topics.actors.shard.routing.mutations import ASK_MAX_S, Mutations, ask
 from topics.actors.shard.routing.pushes import Pushes
 from topics.actors.shard.service import Service
 from topics.engine.changes import routers as router_changes
@@ -175,7 +175,7 @@ class Routers(Service):
                 raise _as_seen(error, params.prefixes) from None
         is_new = before is None
         body = router_json.configured(params.router, config, created=is_new) + ignored
-        with turn(self._context):
+        with self._context.turn():
             reply_json(request, PutResult(is_new), body, params.at)
 
     def _is_known(self, router: Router) -> bool:
@@ -340,7 +340,7 @@ class Routers(Service):
             _check_covered(params.router, router.config, params.prefixes)
             await self._remove([router])
         body = router_json.deleted(params.router, existed=router is not None)
-        with turn(self._context):
+        with self._context.turn():
             reply_json(request, NO_RESULT, body, params.at)
 
     async def _remove_all_of(self, request: CascadeCall) -> None:
@@ -348,7 +348,7 @@ class Routers(Service):
         if routers:
             await self._remove(routers)
         result = CascadeResult([router.name for router in routers])
-        with turn(self._context):
+        with self._context.turn():
             request.reply(result)
 
     async def _remove_orphans(self, router_ids: Sequence[int]) -> None:
@@ -384,7 +384,7 @@ class Routers(Service):
         except Uncounted as error:
             self._mutations.add(error.routers, show, request)
         except Exception as error:
-            with turn(self._context):
+            with self._context.turn():
                 answer_error(request, error)
 
     async def _show_one(self, request: GetCall) -> None:
@@ -399,7 +399,7 @@ class Routers(Service):
             lag_records=counters.lag_records,
             lag_ms=counters.lag_ms,
         )
-        with turn(self._context):
+        with self._context.turn():
             reply_json(request, NO_RESULT, body, params.at)
 
     async def _show_some(self, request: ListCall) -> None:
@@ -412,7 +412,7 @@ class Routers(Service):
             )
             for router, counters in counted
         ]
-        with turn(self._context):
+        with self._context.turn():
             request.reply(RouterListResult(items))
 
     def _page(self, params: RouterListParams) -> list[Router]:

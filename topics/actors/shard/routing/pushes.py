@@ -21,7 +21,7 @@ import trio
 from topics.actors.rpc.session import Reply
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.peers import PEER_AWAY
-from topics.actors.shard.routing.mutations import Asked, turn
+from topics.actors.shard.routing.mutations import Asked
 from topics.engine.routing.graph import Router
 from topics.errors import TopicsError
 from topics.formats.wire.calls import (
@@ -83,7 +83,7 @@ class Pushes:
             for router in routers:
                 for shard in {shard_of(router.source), shard_of(router.dest)}:
                     by_shard[shard].append(router)
-        with turn(self._context):
+        with self._context.turn():
             pushes = {
                 shard: self.push(shard, changed[shard], gone[shard])
                 for shard in sorted({*changed, *gone})
