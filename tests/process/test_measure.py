@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import errno
 import mmap
 import os
@@ -80,15 +81,17 @@ def test_open_files_are_counted_also_where_the_kernel_does_not_tell_their_number
     files.mkdir()
     for number in range(4):
         (files / str(number)).touch()
-    real = Path.stat
+    real = os.stat
 
-    def stat(path: Path) -> os.stat_result:
+    def stat(path: str) -> os.stat_result:
         found = real(path)
-        return os.stat_result((*found[:6], 0, *found[7:])) if path == files else found
+        return os.stat_result((*found[:6], 0, *found[7:])) if path == str(files) else found
 
-    monkeypatch.setattr(Path, "stat", stat)
+    with monkeypatch.context() as older_kernel:
+        older_kernel.setattr(os, "stat", stat)
+        found = used_files(UNKNOWN, str(tmp_path))
     page = resource.getpagesize()
-    assert [*used_files(UNKNOWN, tmp_path).values()] == [50 * page, 30 * page, 3]
+    assert [*found.values()] == [50 * page, 30 * page, 3]
 
 
 def test_a_process_without_a_free_descriptor_goes_on_with_what_it_read_before(
@@ -96,9 +99,10 @@ def test_a_process_without_a_free_descriptor_goes_on_with_what_it_read_before(
 ) -> None:
     known = used_files(UNKNOWN)
 
-    def refuse(*_args: object, **_more: object) -> str:
+    def refuse(*_args: object, **_more: object) -> object:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(Path, "read_text", refuse)
-    assert used_files(known) == known
-    assert used_files(UNKNOWN, tmp_path) == UNKNOWN, "where there is no such file at all"
+    with monkeypatch.context() as full:
+        full.setattr(builtins, "open", refuse)
+        assert used_files(known) == known
+    assert used_files(UNKNOWN, str(tmp_path)) == UNKNOWN, "where there is no such file at all"

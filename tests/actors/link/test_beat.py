@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import trio
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from topics.actors.link.beat import BEAT_S, next_beat, wait_beat
 
@@ -30,3 +30,25 @@ async def test_checks_of_equal_interval_wake_together(autojump_clock: MockClock)
         for begin_s in (0.01, 0.1, 0.4):
             nursery.start_soon(check, began - trio.current_time() + begin_s)
     assert len({*woke}) == 1
+
+
+async def test_checks_go_on_when_the_one_that_sleeps_for_all_is_cancelled(
+    autojump_clock: MockClock,
+) -> None:
+    woke: list[float] = []
+    sleeps_for_all = trio.CancelScope()
+
+    async def check(scope: trio.CancelScope) -> None:
+        with scope:
+            await wait_beat()
+            woke.append(trio.current_time())
+
+    at = next_beat(trio.current_time())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(check, sleeps_for_all)
+        await wait_all_tasks_blocked()
+        for _ in range(3):
+            nursery.start_soon(check, trio.CancelScope())
+        await wait_all_tasks_blocked()
+        sleeps_for_all.cancel()
+    assert woke == [at] * 3

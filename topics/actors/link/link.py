@@ -34,7 +34,7 @@ from typing import Final, TypeAlias
 import trio
 
 from topics.actors.link.arena import ArenaBlock, ArenaReader, ArenaWriter
-from topics.actors.link.beat import next_beat
+from topics.actors.link.beat import wait_beat
 from topics.actors.link.board import Board
 from topics.actors.link.event_loop import EventLoop
 from topics.actors.link.fences import load_fences
@@ -73,7 +73,7 @@ class Guard:
 
     def __init__(self) -> None:
         self.links: set[Link] = set()
-        self._hurry = trio.Event()
+        self._is_hurried = False
 
     @classmethod
     def of_this_run(cls) -> Guard:
@@ -90,21 +90,27 @@ class Guard:
         """Visit the links within `HURRY_S`: a release was queued, perhaps outside of a turn, or
         pages are unused.
         """
-        self._hurry.set()
+        if not self._is_hurried:
+            self._is_hurried = True
+            trio.lowlevel.spawn_system_task(self._visit_soon)
+
+    async def _visit_soon(self) -> None:
+        await trio.sleep(HURRY_S)
+        self._is_hurried = False
+        await self._visit()
 
     async def run(self) -> None:
-        """Visit every link with each beat, and in a `hurry`. Other tasks run between two portions
-        of memory.
-        """
+        """Visit every link with each beat."""
         while True:
-            with trio.move_on_at(next_beat(trio.current_time())):
-                await self._hurry.wait()
-                await trio.sleep(HURRY_S)
-            self._hurry = trio.Event()
-            for link in tuple(self.links):
-                link.check()
-                while link.writer.trim():
-                    await trio.lowlevel.checkpoint()
+            await wait_beat()
+            await self._visit()
+
+    async def _visit(self) -> None:
+        """Other tasks run between two portions of memory."""
+        for link in tuple(self.links):
+            link.check()
+            while link.writer.trim():
+                await trio.lowlevel.checkpoint()
 
 
 _GUARD: trio.lowlevel.RunVar[Guard] = trio.lowlevel.RunVar("topics link guard")
