@@ -33,6 +33,7 @@ from topics.storage.wal.blobs import BlobStore
 from topics.storage.wal.file import NoRoom
 from topics.storage.wal.progress import Progress
 
+TS_MAX = 1 << 62  # of records in memory
 LIMITS = msgspec.structs.replace(
     DEFAULT_LIMITS, batch_records=20_000, routers=0, topics=0, total_bytes=0
 )
@@ -156,6 +157,9 @@ class Desk:
                 linked=LinkedPayloads(folder, 0),
                 unwritten_frames=[],
             )
+            # Else a test that stands still for a second has an append wait for a reservation.
+            table = self.engine.table
+            table.reserved_ts = table.reserving_ts = TS_MAX
         self.loop = ShardLoop(shard, 0, board, LIMITS)
         self.loop.context.nursery = nursery
         nursery.start_soon(self.loop.follow_time)

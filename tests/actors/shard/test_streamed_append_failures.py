@@ -224,14 +224,14 @@ async def test_a_floor_that_finds_no_room_meanwhile_takes_nothing_from_it(
     it meets a full disk.
     """
     held = Held(monkeypatch)
-    desk.make("a", ttl_ms=1000)
+    desk.make("a", ttl_ms=60_000)
     old = desk.append("a", "old")
     await until(desk, old)
     desk.make("a", durability=durability)
     number = desk.append_raw("a", body(PADDING), key="k")
     await held_up(desk, held)
     now = desk.loop.context.now
-    desk.loop.context.now = Now(now.ts + 5000, now.ms + 5000)
+    desk.loop.context.now = Now(now.ts + 120_000, now.ms + 120_000)
     assert desk.seqs("a") == []
     topic = desk.engine.topics["a"]
     desk.failed(FULL)
