@@ -18,6 +18,7 @@ from tests.support.streamed import (
     datas,
     files,
     held_up,
+    pass_on,
     stored,
     until,
 )
@@ -98,7 +99,7 @@ async def test_it_is_answered_when_its_class_says(desk: Desk, durability: str) -
     number = desk.append_raw("a", body(PADDING))
     with trio.fail_after(20):
         while not len(desk.commits):
-            await trio.lowlevel.checkpoint()
+            await pass_on()
     assert desk.answers() == []
     desk.written()
     await wait_all_tasks_blocked()
@@ -159,7 +160,7 @@ async def test_what_waited_goes_to_the_log_without_another_message(
         while number not in dict(desk.answers()):
             desk.log.sync()
             desk.commits.advance()
-            await trio.lowlevel.checkpoint()
+            await pass_on()
     desk.log.sync()
     desk.commits.advance()
     assert desk.answers() == [(small, 200)]
@@ -174,7 +175,7 @@ async def test_others_are_served_between_its_pieces(desk: Desk) -> None:
             desk.append("other", 1)
             served += bool(desk.answers())
             desk.synced()
-            await trio.lowlevel.checkpoint()
+            await pass_on()
     assert served > 30
 
 
