@@ -9,9 +9,9 @@ So whoever connects and asks for nothing keeps nobody out (`Connections.make_roo
 is neither accepted nor refused would hang in the listen queue; a spare descriptor is kept for it.
 
 The kernel drops whoever finds its queue full, and the client tries again after 1, 3 and 7 s: so
-ten thousand that come at once are accepted sooner than they are served. A turn takes as many of
-those that wait as others sent requests in the last turn, within bounds: so established clients keep
-half of the loop, however many connect at once.
+ten thousand that come at once are accepted sooner than they are served (decision 0074). A turn
+takes as many of those that wait as others sent requests in the last turn, within bounds: so
+established clients keep half of the loop, however many connect at once.
 """
 
 from __future__ import annotations
