@@ -306,6 +306,7 @@ def test_the_list_of_topics_has_pages_and_begins_with_what_is_typed(
     for number in range(130):
         ok(api.append(f"page:{number:03d}", number), 201)
     console.open("#/topics")
+    console.wait("document.querySelector('[data-filter]')")
     console.browser.press("/")
     assert console.wait("document.activeElement.type === 'search'")
     names = "[...document.querySelectorAll('td.name')].map((each) => each.innerText).join()"
