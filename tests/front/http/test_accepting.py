@@ -111,7 +111,7 @@ async def test_clients_are_accepted_sooner_than_they_are_taken(listener: socket.
 async def test_no_more_are_accepted_than_have_room_while_others_wait(
     listener: socket.socket,
 ) -> None:
-    """Nobody is refused before those that wait are taken: one of them may be ended for it."""
+    """The acceptor refuses no client while a waiting one, once taken, could make room."""
     most, taken, ended = TAKEN_PER_TURN_MIN + 2, list[socket.socket](), list[socket.socket]()
     clients = [socket.create_connection(listener.getsockname(), timeout=5) for _ in range(40)]
     acceptor = acceptor_of(most, int)
