@@ -21,7 +21,7 @@ FLOORS = [
     ["topics.client"],
     ["topics.cli", "topics.spark.client"],
     ["topics.engine"],
-    ["topics.process.terminal"],
+    ["topics.process.terminal", "topics.storage.folders"],
     ["topics.process.logs"],
     ["topics.storage", "topics.storage.segments", "topics.storage.wal"],
     ["topics.storage.recovery"],

@@ -28,6 +28,7 @@ from topics.config import Settings
 from topics.front.server import Server
 from topics.process import children as process
 from topics.process import front, logs, shard_writer
+from topics.storage.folders import Folders
 
 WITHIN_S = 20.0
 
@@ -95,7 +96,7 @@ def end_of_case(kind: str, gap: str, data_dir: Path) -> int:
 
     def run() -> None:
         if kind == "shard":
-            shard_writer.main(settings, board, links, 0)
+            shard_writer.main(settings, Folders.under(data_dir, 0), board, links, 0)
         else:
             front.main(settings, KeyTable(), board, links, listener)
 

@@ -139,7 +139,7 @@ def test_more_shards_than_the_limit_of_open_files_has_room_for_are_refused(home:
     with Family(home, through=["prlimit", "--nofile=256:256"], TOPICS_SHARDS="16") as family:
         assert family.end() == 1
         assert family.events("start failed")[0]["reason"].startswith(
-            "16 shards need a limit of 337 open files, and it is 256:"
+            "16 shards need a limit of 417 open files, and it is 256:"
         )
         assert not family.pids()
 

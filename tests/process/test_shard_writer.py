@@ -20,6 +20,7 @@ from topics.errors import ExitCode
 from topics.process import shard_writer
 from topics.storage import checkpoints
 from topics.storage.disk import Damaged
+from topics.storage.folders import Folders
 from topics.storage.recovery.steps import open_folders
 from topics.storage.start_progress import StartProgress
 
@@ -49,7 +50,7 @@ def test_data_that_cannot_be_read_or_trusted_ends_the_process_with_its_code(
     monkeypatch.setattr(shard_writer, "recover", recover)
     board = Board(1)
     with capture_logs() as logged, pytest.raises(SystemExit) as ended:
-        shard_writer.main(Settings(shards=1), board, [], 0)
+        shard_writer.main(Settings(shards=1), Folders.under(Path("data"), 0), board, [], 0)
     assert ended.value.code == code
     assert [(line["event"], line["log_level"]) for line in logged] == [(event, "critical")]
     assert ("topics repair --dry-run" in logged[0].get("repair", "")) == (code == ExitCode.DAMAGED)
@@ -69,7 +70,7 @@ def test_recovery_shows_its_progress_and_a_heartbeat(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(shard_writer, "recover", recover)
     with capture_logs(), pytest.raises(SystemExit):
-        shard_writer.main(Settings(shards=1), board, [], 0)
+        shard_writer.main(Settings(shards=1), Folders.under(Path("data"), 0), board, [], 0)
     assert seen == [
         (ShardState.RECOVERING, 250_000, True),
         (ShardState.RECOVERING, 1_000_000, True),
@@ -86,7 +87,7 @@ def test_a_sigterm_ends_a_shard_in_order_with_a_last_checkpoint(
     monkeypatch.setattr(ShardLoop, "run", run)
     board = Board(1)
     with capture_logs() as logged:
-        shard_writer.main(Settings(shards=1, data_dir=tmp_path), board, [], 0)
+        shard_writer.main(Settings(shards=1), Folders.under(tmp_path, 0), board, [], 0)
     assert [line["event"] for line in logged] == ["recovered"]
     assert board.shard(0).state is ShardState.STOPPED
     progress = StartProgress(lambda _share: None)

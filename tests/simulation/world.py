@@ -37,6 +37,7 @@ from topics.process.family import Links, Shared, Workers
 from topics.process.keys import KeyFile, KeyReload, KeySources
 from topics.process.notify import Notifier
 from topics.storage.data_dir import DataDirectory
+from topics.storage.folders import Folders
 from topics.storage.wal import log as wal_log
 
 SHARDS: Final = 3
@@ -148,7 +149,7 @@ class World:
         self._supervisor.start()
 
     def _serve(self, settings: Settings) -> Any:
-        directory = DataDirectory(settings.data_dir, shards=settings.shards)
+        self.directory = DataDirectory(settings.data_dir, shards=settings.shards)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         self.board = board = Board(settings.shards)
         board.started_monotonic_ms = int(self.time.monotonic() * 1000)
@@ -166,7 +167,7 @@ class World:
             listener.close()
             for memory in links:
                 memory.close()
-            directory.close()
+            self.directory.close()
 
     def fork(self, name: str, _main: Callable[[], None], *, log_level: str = "") -> int:
         """A child begins."""
@@ -218,7 +219,8 @@ class World:
         words = shared.board.shard(index)
         words.progress_ppm = 0
         words.state = ShardState.RECOVERING
-        shard = await threads.run_sync(shard_writer._recover, settings, words, index)
+        folders = self.directory.folders[index]
+        shard = await threads.run_sync(shard_writer._recover, settings, folders, words, index)
         shard.engine.table.next_lease_number = 1 + self.dice.getrandbits(60)
         await shard_writer._serve(
             settings, shared.board, shared.links.of(shard_id(index)), index, shard
@@ -345,7 +347,8 @@ class World:
         process = Process(f"shard {shard}", self._pids)
         words, token = self.board.shard(shard), enter(process)
         try:
-            start = partial(shard_writer._recover, self.settings, words, shard)
+            folders = Folders.under(self.settings.data_dir, shard)
+            start = partial(shard_writer._recover, self.settings, folders, words, shard)
             thread: threads.Thread[Any] = threads.Thread(target=start)
             thread.ends_process = False
             thread.start()

@@ -225,5 +225,7 @@ Filter = Annotated[list[str], Meta(min_length=3, max_length=3)] | None
 ROUTED: Final[Members] = {"guarantee": routers.Guarantee, "filter": Filter} | dict.fromkeys(
     ("preserve_node", "preserve_tag", "allow_cycle"), bool
 )
-LimitedShard = told("LimitedShard", shard=Count, state=Literal["read_only", "no_room"])
+LimitedShard = told(
+    "LimitedShard", shard=Count, state=Literal["read_only", "no_room", "directory_lost"]
+)
 Receipt = answer("Receipt", values.Receipt, absent="seqs", seqs=list[Count])

@@ -69,7 +69,13 @@ def test_a_new_directory_is_private_and_keeps_its_shard_count(path: Path) -> Non
     again = DataDirectory(path, shards=5)
     assert (again.shards, again.is_new) == (2, False)
     again.close()
-    assert sorted(entry.name for entry in path.iterdir()) == ["LOCK", "meta"]
+    names = sorted(str(each.relative_to(path)) for each in path.glob("*/*"))
+    assert names == [
+        f"{part}/{shard}"
+        for part in ("blob", "checkpoint", "segment", "wal")
+        for shard in ("00", "01")
+    ]
+    assert sorted(each.name for each in path.iterdir() if each.is_file()) == ["LOCK", "meta"]
 
 
 def test_a_second_owner_is_refused_and_told_the_first_ones_pid(path: Path) -> None:
@@ -190,7 +196,8 @@ def test_meta_is_synced_before_its_rename_and_the_directory_after(
     monkeypatch.setattr(os, "fsync", noting_fsync)
     monkeypatch.setattr(Path, "replace", noting_rename)
     DataDirectory(path, shards=1).close()
-    assert steps[-3:] == ["sync meta.new", "rename", "sync data"]
+    at = steps.index("rename")
+    assert steps[at - 1 : at + 2] == ["sync meta.new", "rename", "sync data"]
 
 
 def test_every_folder_on_the_way_to_a_new_directory_is_durable_before_it_has_a_meta(

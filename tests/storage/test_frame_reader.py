@@ -27,6 +27,7 @@ from topics.formats.disk.frames import Frame
 from topics.formats.disk.records import RecordsView
 from topics.formats.disk.rendering import encode
 from topics.storage.disk import Damaged, make_directory
+from topics.storage.folders import Folders
 from topics.storage.frame_reader import CACHE_BYTES, FrameReader
 from topics.storage.linked import LinkedPayloads
 
@@ -43,7 +44,7 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         make_directory(folder / "wal")
         self.wal = Log(folder / "wal", sync_ms=60_000, file_bytes=1 << 20)
-        self.linked = LinkedPayloads(folder, 0)
+        self.linked = LinkedPayloads(Folders.under(folder, 0))
         self.copies = self.reader(CACHE_BYTES)
 
     def reader(self, cache_bytes: int) -> FrameReader:

@@ -12,6 +12,7 @@ import pytest
 from topics.formats.disk import linked_copies
 from topics.formats.disk.frames import FRAME_HEADER_BYTES, FrameKind, scan_frames
 from topics.storage.disk import Damaged
+from topics.storage.folders import Folders
 from topics.storage.linked import LinkedPayloads
 from topics.storage.wal.file import WalFile, log_paths
 
@@ -41,7 +42,7 @@ def named(data: Path, shard: int) -> Iterator[tuple[int, int, int]]:
 
 @pytest.mark.parametrize("shard", [0, 1])
 def test_each_payload_that_a_log_names_is_found(data: Path, shard: int) -> None:
-    linked = LinkedPayloads(data, shard)
+    linked = LinkedPayloads(Folders.under(data, shard))
     assert linked.is_there
     found = [*named(data, shard)]
     assert found
@@ -62,12 +63,12 @@ def test_a_payload_that_is_not_as_it_was_is_damage(data: Path, hurt: str) -> Non
             content[4096 : len(content)] = bytes(each ^ 1 for each in content[4096:])
             path.write_bytes(content)
     with pytest.raises(Damaged):
-        LinkedPayloads(data, 1).payload(shard, lsn)
+        LinkedPayloads(Folders.under(data, 1)).payload(shard, lsn)
 
 
 def test_links_are_removed(data: Path) -> None:
-    linked = LinkedPayloads(data, 0)
+    linked = LinkedPayloads(Folders.under(data, 0))
     linked.remove()
     linked.remove()
     assert not linked.is_there
-    assert LinkedPayloads(data, 1).is_there
+    assert LinkedPayloads(Folders.under(data, 1)).is_there

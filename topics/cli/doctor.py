@@ -51,6 +51,7 @@ class Server(NamedTuple):
 STATES: Final = {
     "damaged": "its log cannot be read: topics verify DIR, then restore a backup, or topics repair",
     "read_only": "its disk has failed a write: look at the log and the disk, then restart it",
+    "directory_lost": "move its data directory back, or stop it and start it on what is there now",
     "no_room": "the disk is full: delete files or records, and it goes on by itself",
     "disk_stalled": "the disk does not answer: look at dmesg, and at what else uses the disk",
     "stalled": "its process hangs or gets no processor time: look at the load of the machine",

@@ -24,7 +24,7 @@ import math
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
@@ -40,6 +40,7 @@ from topics.actors.link.process_id import FRONT, ProcessId
 from topics.actors.link.pulse import Pulse
 from topics.process.children import fork
 from topics.process.notify import Notifier
+from topics.storage.folders import Folders
 
 log = structlog.get_logger()
 
@@ -52,7 +53,7 @@ HEALTHY_S = 30.0  # a child that has served so long starts again with a clean re
 BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 5.0
 FAILURES_MAX = 16  # counted in a row; the back-off is at its maximum long before
-UP_STATES = frozenset({"READY", "READ_ONLY", "NO_ROOM", "SERVING"})
+UP_STATES = frozenset({"READY", "READ_ONLY", "NO_ROOM", "DIRECTORY_LOST", "SERVING"})
 
 
 def descriptors_of(shards: int) -> int:
@@ -174,6 +175,7 @@ class Shared:
     listener: socket.socket  # of the front
     notifier: Notifier  # of the supervisor alone
     keys: KeyTable
+    folders: Sequence[Folders] = ()  # of each shard; the front reads there, for backups
 
     def keep(self, child: Child) -> None:
         """In the child: close what only others use."""

@@ -45,6 +45,7 @@ import structlog
 from structlog.typing import EventDict, WrappedLogger
 
 from topics.process.terminal import Sentences
+from topics.storage.folders import shown
 
 Send = Callable[[bytes], int]
 
@@ -186,11 +187,11 @@ def _log_uncaught_in_thread(args: threading.ExceptHookArgs) -> None:
 
 
 def _clean(value: Any) -> Any:
-    """Without tokens and query strings, in texts of any depth."""
+    """Without tokens and query strings, in texts of any depth, and with the real paths of files."""
     if isinstance(value, bytes):
         value = value.decode("utf-8", "backslashreplace")
     if isinstance(value, str):
-        return _QUERY.sub(r"\1", _BEARER.sub(r"\1 [redacted]", value))
+        return shown(_QUERY.sub(r"\1", _BEARER.sub(r"\1 [redacted]", value)))
     if isinstance(value, dict):
         return {
             name: "[redacted]" if str(name).lower() in _SECRET_NAMES else _clean(item)

@@ -39,7 +39,7 @@ from topics.process.family import Links, Shared, Workers, descriptors_of
 from topics.process.keys import KeyReload
 from topics.process.notify import Notifier
 from topics.process.supervisor import Supervisor
-from topics.storage.data_dir import DataDirectory, DataDirectoryDamaged, DataDirectoryInUse
+from topics.storage.data_dir import FOLDERS, DataDirectory, DataDirectoryDamaged, DataDirectoryInUse
 
 MakeWorkers = Callable[[Settings, Shared], Workers]
 # Of the supervisor, besides doorbells: listener, log, lock, systemd, and some to spare.
@@ -64,7 +64,8 @@ def real_workers(settings: Settings, shared: Shared) -> Workers:
     def shard(index: int) -> None:
         from topics.process import shard_writer
 
-        shard_writer.main(settings, board, links.of(shard_id(index)), index)
+        folders = shared.folders[index]
+        shard_writer.main(settings, folders, board, links.of(shard_id(index)), index)
 
     return Workers(front, shard, load_shared, load_shard)
 
@@ -94,6 +95,7 @@ def serve(
         forbid_dumps()
     setproctitle("topics: supervisor")
     settings = start.settings
+    soft_limit, file_limit = raise_file_limit()  # first: the directory takes some for each shard
     try:
         directory = DataDirectory(settings.data_dir, shards=settings.shards)
         listener = listen(settings.host, settings.port)
@@ -107,7 +109,6 @@ def serve(
         log.critical("start failed", reason=_why_not(error, settings))
         return ExitCode.FAILED
     settings = _with_stored_shards(settings, directory.shards)
-    soft_limit, file_limit = raise_file_limit()
     log.info("file limit set", soft_limit=file_limit, was=soft_limit)
     if (refusal := _too_few_files(settings.shards, file_limit)) is not None:
         log.critical("start failed", reason=refusal)
@@ -117,7 +118,7 @@ def serve(
     board.started_monotonic_ms = time.monotonic_ns() // 1_000_000
     keys = KeyReload(board, start.sources, start.access)
     links = Links(board, LinkSizes.of(settings))
-    shared = Shared(board, links, listener, notifier, keys.table)
+    shared = Shared(board, links, listener, notifier, keys.table, directory.folders)
     return Supervisor(settings, shared, make_workers(settings, shared), keys).run()
 
 
@@ -191,7 +192,7 @@ def _announce(settings: Settings, access: Access, listener: socket.socket) -> No
 
 def _too_few_files(shards: int, limit: int) -> str | None:
     """Why the limit of open files does not do for the links of so many shards, if so."""
-    needed = descriptors_of(shards) + OTHER_FILES
+    needed = descriptors_of(shards) + len(FOLDERS) * shards + OTHER_FILES
     if limit == resource.RLIM_INFINITY or limit >= needed:
         return None
     return (

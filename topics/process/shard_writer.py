@@ -13,6 +13,7 @@ from typing import Final
 import structlog
 import trio
 
+from topics.actors.link.beat import BEAT_S
 from topics.actors.link.board import Board, ShardState, ShardWords
 from topics.actors.link.counters import CounterWords
 from topics.actors.link.event_loop import EventLoop
@@ -28,6 +29,7 @@ from topics.process.children import on_sigterm
 from topics.process.collector import freeze_survivors
 from topics.process.measure import measure
 from topics.storage.disk import BOOT_ID, Damaged
+from topics.storage.folders import DirectoryLost, Folders
 from topics.storage.recovery.steps import Shard, recover
 
 LEASE_NUMBER_BITS: Final = 60
@@ -39,13 +41,17 @@ SWITCH_INTERVAL_S: Final = 0.0005
 log = structlog.get_logger()
 
 
-def main(settings: Settings, board: Board, links: Sequence[LinkMemory], index: int) -> None:
-    """Run shard ``index``; returns after SIGTERM. ``links`` are those that end in it."""
+def main(
+    settings: Settings, folders: Folders, board: Board, links: Sequence[LinkMemory], index: int
+) -> None:
+    """Run shard ``index``; returns after SIGTERM. ``folders`` are its own, ``links`` are those that
+    end in it.
+    """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     words = board.shard(index)
     words.progress_ppm = 0
     words.state = ShardState.RECOVERING
-    shard = _recover(settings, words, index)
+    shard = _recover(settings, folders, words, index)
     # Not those of an earlier process: no token of its leases may hold.
     shard.engine.table.next_lease_number = 1 + secrets.randbits(LEASE_NUMBER_BITS)
     freeze_survivors()
@@ -53,17 +59,18 @@ def main(settings: Settings, board: Board, links: Sequence[LinkMemory], index: i
     words.state = ShardState.STOPPED
 
 
-def _recover(settings: Settings, words: ShardWords, index: int) -> Shard:
+def _recover(settings: Settings, folders: Folders, words: ShardWords, index: int) -> Shard:
     """The shard as its files have it. Exits when they cannot be read or trusted."""
 
     def report(share: float) -> None:
         words.progress_ppm = int(share * 1e6)
         words.heartbeat_ms = time.monotonic_ns() // 1_000_000
 
+    _wait_for_directory(folders, words)
     began = time.monotonic()
     try:
         shard = recover(
-            settings.data_dir,
+            folders,
             index,
             settings.shards,
             clock(),
@@ -94,6 +101,23 @@ def _recover(settings: Settings, words: ShardWords, index: int) -> Shard:
             "boot id unreadable: after each kill, unsynced records count as lost", path=str(BOOT_ID)
         )
     return shard
+
+
+def _wait_for_directory(folders: Folders, words: ShardWords) -> None:
+    """Wait as long as the data directory is not at its path, or another server may have it.
+
+    A shard that was killed since then would start from what is left of its files.
+    """
+    while True:
+        try:
+            return folders.check()
+        except DirectoryLost as error:
+            if words.state is not ShardState.DIRECTORY_LOST:
+                reason = error.strerror
+                log.critical("data directory lost", refused="the start", reason=reason)
+        words.state = ShardState.DIRECTORY_LOST
+        words.heartbeat_ms = time.monotonic_ns() // 1_000_000
+        time.sleep(BEAT_S)
 
 
 async def _serve(

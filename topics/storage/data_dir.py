@@ -1,7 +1,12 @@
 """Data directory: who owns it (``LOCK``), and what is fixed for its whole life (``meta``).
 
-``LOCK`` is held by flock(2) and names the pid of its holder. Every forked process inherits the file
-descriptor on purpose: as long as one of them lives, nobody else can write in the directory.
+The directory and ``LOCK`` are held by flock(2); ``LOCK`` names the pid of its holder. Every forked
+process inherits the descriptors on purpose: as long as one of them lives, no other process can
+write in the directory. Where directories cannot be locked (NFS), ``meta`` is locked instead.
+
+A server opens the directory and the folders of all shards before it forks, and reaches its files
+through these descriptors only (`topics.storage.folders`). What is at the path later is never
+changed: `DataDirectory.check` notices that, and the shards stop writing.
 
 ``meta``, integers little-endian:
 
@@ -16,15 +21,27 @@ descriptor on purpose: as long as one of them lives, nobody else can write in th
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from crc32c import crc32c
 
 from topics.storage.disk import make_directory, sync_directory
+from topics.storage.folders import (
+    LINKED,
+    PARTS,
+    DirectoryLost,
+    Folders,
+    Identity,
+    held_path,
+    identity,
+    identity_at,
+)
 
 META = struct.Struct("<8sIIII")
 assert META.size == 24
@@ -32,7 +49,11 @@ assert META.size == 24
 MAGIC = b"topicsdd"
 VERSION = 1
 _CRC_AT = 20
-PARTS = frozenset({"wal", "blob", "segment", "checkpoint", "linked"})  # the folders beside meta
+FOLDERS = frozenset({*PARTS, LINKED})  # the folders beside meta
+# What flock(2) fails with where the file system cannot lock such a file.
+_NO_LOCKS = frozenset({errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS})
+MOVED = "the data directory, or a folder in it, was moved, replaced or removed"
+UNLOCKED = "the file LOCK of the data directory was replaced or removed"
 _OURS = frozenset(
     {"LOCK", "meta", "meta.new", "lost+found"}
 )  # what a directory without meta may hold
@@ -61,36 +82,114 @@ def check_place(path: Path) -> None:
         return
     strangers = _strangers(path)
     # With our folders it is a data directory that has lost its meta: that is damage.
-    if strangers and not PARTS & {*strangers}:
+    if strangers and not FOLDERS & {*strangers}:
         held = ", ".join(strangers[:5])
         raise NotADataDirectory(f"{path} is no data directory and not empty: it holds {held}")
 
 
+class _Expected(NamedTuple):
+    """What a path must lead to, and what it means if it does not."""
+
+    path: str
+    found: Identity
+    reason: str
+
+    def is_there(self) -> bool:
+        """Also true if the disk cannot say: that shows in the next write."""
+        return identity_at(self.path) in (self.found, None)
+
+
 class DataDirectory:
-    """A locked data directory. ``shards`` is the stored count. Closing releases the lock."""
+    """A locked data directory. ``shards`` is the stored count, ``folders`` are those of each shard.
+
+    Closing releases the lock.
+    """
 
     def __init__(self, path: Path, *, shards: int) -> None:
         """Make (0700), lock and read the directory; ``shards`` is for a new one.
 
         Raises ``DataDirectoryInUse``, ``DataDirectoryDamaged`` or ``OSError``.
         """
+        path = path.absolute()
         _make(path)
         _refuse_strangers(path)  # before LOCK: a foreign directory stays as it is
-        self._lock = _lock(path)
+        self._descriptors: list[int] = []
         try:
+            root = self._hold(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+            locks_folder = _flock(path, root, fcntl.LOCK_EX)
+            lock = self._hold(_lock(path))
             stored = _read_meta(path)
             self.is_new = stored is None
             self.shards = shards if stored is None else stored
             if self.is_new:
                 _sync_above(path)
                 _write_meta(path, shards)
+            if not locks_folder:
+                meta = self._hold(os.open(path / "meta", os.O_RDWR | os.O_CLOEXEC))
+                _flock(path, meta, fcntl.LOCK_EX)
+            self._root = held_path(root)
+            if identity_at(self._root) != identity(os.fstat(root)):
+                raise OSError(errno.ENOENT, "a server needs /proc", "/proc/self/fd")
+            self._expected = [
+                _Expected(str(path), identity(os.fstat(root)), MOVED),
+                _Expected(str(path / "LOCK"), identity(os.fstat(lock)), UNLOCKED),
+            ]
+            self.folders = [self._folders(path, shard) for shard in range(self.shards)]
+            _OwnCheck(self._expected)()
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        """Close the descriptor; the lock ends with the last process that inherited it."""
-        os.close(self._lock)
+        """Close the descriptors; the locks end with the last process that inherited them."""
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+
+    def _hold(self, fd: int) -> int:
+        self._descriptors.append(fd)
+        return fd
+
+    def _folders(self, path: Path, shard: int) -> Folders:
+        name = f"{shard:02d}"
+        own = wal, checkpoint, blob, segment = [self._folder(part, name) for part in PARTS]
+        linked = self._root / LINKED / name
+        if linked.is_dir():
+            linked = self._folder(LINKED, name)
+        expected = [
+            _Expected(str(path / part / name), found, MOVED)
+            for part, folder in zip(PARTS, own, strict=True)
+            if (found := identity_at(folder)) is not None
+        ]
+        check = _OwnCheck([*self._expected, *expected])
+        return Folders(shard, self._root, wal, checkpoint, blob, segment, linked, check)
+
+    def _folder(self, part: str, name: str) -> Path:
+        """The folder, which is made if it is missing, held open.
+
+        One that cannot be opened keeps its name: its shard meets the error, and the others serve.
+        """
+        path = self._root / part / name
+        try:
+            make_directory(path)
+            return held_path(self._hold(os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)))
+        except OSError:
+            return path
+
+
+class _OwnCheck:
+    """See `topics.storage.folders.Check`. The quick one is that of ``LOCK``, the second path: it is
+    below the directory, so it also shows when that is at another path.
+    """
+
+    def __init__(self, expected: list[_Expected]) -> None:
+        self._expected = expected
+
+    def __call__(self, *, quick: bool = False) -> None:
+        if quick and self._expected[1].is_there():
+            return
+        for each in self._expected:
+            if not each.is_there():
+                raise DirectoryLost(each.reason)
 
 
 def held_for_repair(path: Path) -> contextlib.AbstractContextManager[int]:
@@ -111,24 +210,26 @@ def held_for_reading(path: Path, lock_kind: int = fcntl.LOCK_SH) -> Iterator[int
             f"{path}: {'not a directory' if path.exists() else 'no such directory'}"
         )
     if not (path / "meta").exists():
-        ours = sorted(entry.name for entry in path.iterdir() if entry.name in PARTS)
+        ours = sorted(entry.name for entry in path.iterdir() if entry.name in FOLDERS)
         if ours:
             raise DataDirectoryDamaged(
                 f"{path} has {', '.join(ours)}, but its file meta is missing"
             )
         raise NotADataDirectory(f"{path} is no data directory: it has no file meta")
-    # A copy may have no LOCK: then nobody can hold it, and the directory itself is locked.
-    lock = os.open(path / "LOCK" if (path / "LOCK").exists() else path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        try:
-            fcntl.flock(lock, lock_kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise _in_use(path, lock) from None
+    with contextlib.ExitStack() as held:
+
+        def lock(name: str) -> bool:
+            fd = os.open(path / name, os.O_RDONLY | os.O_CLOEXEC)
+            held.callback(os.close, fd)
+            return _flock(path, fd, lock_kind)
+
+        if not lock("."):
+            lock("meta")
+        with contextlib.suppress(FileNotFoundError):  # a copy may have none
+            lock("LOCK")
         shards = _read_meta(path)
         assert shards is not None, "there is a meta"
         yield shards
-    finally:
-        os.close(lock)
 
 
 def encode_meta(shards: int, version: int = VERSION) -> bytes:
@@ -172,11 +273,10 @@ def _lock(path: Path) -> int:
     """The locked descriptor of ``LOCK``, which then holds the pid of this process."""
     lock = os.open(path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        error = _in_use(path, lock)
+        _flock(path, lock, fcntl.LOCK_EX)
+    except BaseException:
         os.close(lock)
-        raise error from None
+        raise
     # The pid is for people: on a full disk the server starts without.
     with contextlib.suppress(OSError):
         pid = b"%d\n" % os.getpid()
@@ -184,8 +284,23 @@ def _lock(path: Path) -> int:
     return lock
 
 
-def _in_use(path: Path, lock: int) -> DataDirectoryInUse:
-    holder = os.pread(lock, 32, 0).decode("ascii", "replace").strip()
+def _flock(path: Path, fd: int, kind: int) -> bool:
+    """Lock a descriptor; False where the file system cannot. Raises `DataDirectoryInUse`."""
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise _in_use(path) from None
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        return False
+    return True
+
+
+def _in_use(path: Path) -> DataDirectoryInUse:
+    holder = ""
+    with contextlib.suppress(OSError):
+        holder = (path / "LOCK").read_bytes()[:32].decode("ascii", "replace").strip()
     return DataDirectoryInUse(
         f"the data directory {path} is in use by process {holder or '(unknown)'}"
     )

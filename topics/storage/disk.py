@@ -17,6 +17,7 @@ from typing import Any
 
 from topics.engine.store import Unreadable
 from topics.formats.buffers import Buffer
+from topics.storage.folders import shown
 
 IOV_MAX = 1024  # pieces that one pwritev takes
 # The kernel reads no more for one advice than its own read-ahead, which is this much by default.
@@ -39,7 +40,7 @@ class Damaged(Unreadable):
     """
 
     def __init__(self, path: Path, offset: int, reason: str) -> None:
-        super().__init__(f"{path}, offset {offset}: {reason}")
+        super().__init__(shown(f"{path}, offset {offset}: {reason}"))
         self.path, self.offset, self.reason = path, offset, reason
 
 

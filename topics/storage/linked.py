@@ -14,7 +14,6 @@ gives no file up (``actors/shard/sealing/reclaim.py``). Then the links are remov
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 
 from topics.formats.disk import blob
@@ -23,6 +22,7 @@ from topics.formats.disk.frames import FRAME_HEADER_BYTES, FrameHeader, FrameKin
 from topics.formats.disk.records import RecordFlags, RecordsView
 from topics.formats.disk.wal import FILE_HEADER_BYTES, BadHeader, decode_file_header
 from topics.storage.disk import Damaged
+from topics.storage.folders import Folders
 from topics.storage.mapped_file import MappedFile
 from topics.storage.wal.blobs import blob_name
 
@@ -36,9 +36,8 @@ class LinkedPayloads:
     these frames that may stand; 0: there is none.
     """
 
-    def __init__(self, data_dir: Path, shard: int) -> None:
-        self._data_dir, self._shard = data_dir, shard
-        self.folder = data_dir / "linked" / f"{shard:02d}"
+    def __init__(self, folders: Folders) -> None:
+        self._folders, self.folder = folders, folders.linked
         self.needed_to = 0
         self._files: dict[Path, MappedFile] = {}
 
@@ -71,9 +70,8 @@ class LinkedPayloads:
             for path in self.folder.glob("*.wal")
             if (name := _NAME.fullmatch(path.name)) and int(name[1]) == shard
         ]
-        if shard == self._shard:
-            own = self._data_dir / "wal" / f"{shard:02d}"
-            found += [(int(path.stem, 16), path) for path in own.glob("*.wal")]
+        if shard == self._folders.shard:
+            found += [(int(path.stem, 16), path) for path in self._folders.wal.glob("*.wal")]
         below = [each for each in found if each[0] <= lsn]
         if not below:
             path = self.folder / f"{shard:02d}-{lsn:016x}.wal"
@@ -84,7 +82,7 @@ class LinkedPayloads:
         path = self.folder / f"{shard:02d}-{header.lsn:016x}.blob"
         if not path.exists():
             name = blob_name(header.topic_id, header.first_seq)
-            path = self._data_dir / "blob" / f"{shard:02d}" / name
+            path = self._folders.root / "blob" / f"{shard:02d}" / name
         data = self._view(path)
         try:
             for _ in blob.checking(data, header.topic_id, header.first_seq, STEP_BYTES):
@@ -106,4 +104,5 @@ class LinkedPayloads:
         """No frame names them any more. For a thread. Raises OSError."""
         self._files.clear()
         if self.folder.is_dir():
-            shutil.rmtree(self.folder)
+            for path in self.folder.iterdir():
+                path.unlink()

@@ -209,6 +209,7 @@ def _complete(folder: Path, manifest: Manifest) -> None:
             with (folder / member.path).open("r+b") as file:
                 os.posix_fallocate(file.fileno(), 0, member.size)
     _set_flags(folder)
+    (folder / "LOCK").touch(mode=0o600)
 
 
 def _set_flags(folder: Path) -> None:
@@ -277,7 +278,7 @@ def _stop(shard: Shard, epochs: Epochs, now: Now) -> None:
     known = {"segments": numbers, "boot": shard.boot}
     items = items_to_keep(table, known, lambda _: wal.next_lsn, lambda: now)
     checkpoints.write(
-        shard.checkpoint_folder,
+        shard.folders.checkpoint,
         wal.next_lsn,
         kept.replay_from,
         (item for item in items if item is not None),

@@ -39,6 +39,7 @@ from topics.formats.disk.wal import FILE_HEADER_BYTES, BadHeader, FileHeader, de
 from topics.storage import checkpoints
 from topics.storage.checkpoints import Checkpoint
 from topics.storage.disk import Damaged
+from topics.storage.folders import Folders
 from topics.storage.linked import LinkedPayloads
 from topics.storage.mapped_file import CANNOT_READ, FILE_ERRORS, MappedFile
 from topics.storage.recovery.steps import ShardReader, without_collector
@@ -80,7 +81,7 @@ def _verify_shard(data_dir: Path, shard: int, shards: int) -> Iterator[Finding |
     with contextlib.suppress(Damaged):
         # A crash may leave one checkpoint more: files that it needs may be gone.
         standing = checkpoints.whole(checkpoint)[: checkpoints.KEEP]
-    logs, linked = log_paths(wal, shard), LinkedPayloads(data_dir, shard)
+    logs, linked = log_paths(wal, shard), LinkedPayloads(Folders.under(data_dir, shard))
     needed = min((each.replay_from for each in standing), default=0)
     hurt: set[Path] = set()
     for paths, verify in (

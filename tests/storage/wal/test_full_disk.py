@@ -23,7 +23,7 @@ from topics.formats.disk.frames import (
     Frame,
     FrameKind,
 )
-from topics.storage.wal import writer
+from topics.storage.folders import DirectoryLost
 from topics.storage.wal.file import NoRoom
 
 # A full disk
@@ -111,12 +111,12 @@ def _replace_the_folder(path: Path) -> None:
 def test_nothing_is_written_into_a_file_that_has_lost_its_name(
     wal: Log, monkeypatch: pytest.MonkeyPatch, take: Callable[[Path], None], sync: bool
 ) -> None:
-    monkeypatch.setattr(writer, "LOOK_S", 0.0)
     written = hand_over(wal, frame(), sync=sync).written
     (path,) = wal.folder.glob("*.wal")
     take(path)
-    refused = hand_over(wal, frame(), sync=sync)
-    assert isinstance(refused.error, OSError)
+    wal.check()
+    refused = wal.next_progress()
+    assert isinstance(refused.error, DirectoryLost)
     assert refused.error is wal.failed
     assert (refused.error.errno, refused.written) == (errno.ENOENT, written)
 
@@ -124,10 +124,11 @@ def test_nothing_is_written_into_a_file_that_has_lost_its_name(
 def test_a_look_that_fails_for_another_reason_ends_no_log(
     wal: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "LOOK_S", 0.0)
+    assert hand_over(wal, frame(), sync=True).error is None
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "stat", failing(errno.EACCES))
-        assert hand_over(wal, frame(), sync=True).error is None
+        patch.setattr(os, "stat", failing(errno.EACCES))
+        wal.check()
+    assert hand_over(wal, frame(), sync=True).error is None
     assert wal.failed is None
 
 

@@ -61,6 +61,9 @@ class ShardState(IntEnum):
     STOPPED = 5
     NO_ROOM = 6  # the disk is full: the shard reads, and does what makes room
     DAMAGED = 7  # down for good: its data cannot be trusted
+    DIRECTORY_LOST = (
+        8  # its data directory is no longer its own: the shard reads, if it has started
+    )
 
 
 class FrontState(IntEnum):

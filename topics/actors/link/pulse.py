@@ -14,6 +14,7 @@ from typing import Final
 STALLED_S: Final = 3.0  # heartbeats come twice a second; without one for so long it is stalled
 # Reasons in answers to clients.
 STALLED, DISK_STALLED, DAMAGED = "stalled", "disk_stalled", "damaged"
+DIRECTORY_LOST = "directory_lost"
 DISK_STALLED_S: Final = 10.0  # a busy disk may take seconds for a sync
 LOOK_MAX_S: Final = 1.5  # the longest silence that one look adds
 

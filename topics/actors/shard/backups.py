@@ -156,19 +156,13 @@ class Backups(Service):
         ]
         paths = [pin.checkpoint, *(segment.path for segment in found)]
         if not self._shard.wal.shard:
-            paths.insert(0, self._data_dir() / "meta")
+            paths.insert(0, self._shard.folders.root / "meta")
         return BackupBegun(flags, [*self._whole(paths)])
 
     def _whole(self, paths: list[Path]) -> Iterator[File]:
         for path in paths:
             size = path.stat().st_size
-            yield File(self._name(path), str(path), 0, size, size)
-
-    def _name(self, path: Path) -> str:
-        return str(path.relative_to(self._data_dir()))
-
-    def _data_dir(self) -> Path:
-        return self._shard.checkpoint_folder.parent.parent
+            yield File(self._shard.folders.name_of(path), str(path), 0, size, size)
 
     def _end(self, request: EndCall) -> None:
         try:
@@ -243,7 +237,7 @@ class Backups(Service):
         """
         wal = self._context.wal
         for file, length in wal.files_between(backup.pin.kept.replay_from, lsn):
-            yield File(self._name(file.path), str(file.path), 0, length, file.size)
+            yield File(self._shard.folders.name_of(file.path), str(file.path), 0, length, file.size)
         yield from self._whole(sorted({*wal.blobs.below(lsn), *backup.pin.blobs}))
 
 

@@ -67,7 +67,7 @@ class Gauges(Service):
             log=shard.wal.folder,
             blobs=shard.wal.blobs.folder,
             segments=shard.segments.folder,
-            checkpoints=shard.checkpoint_folder,
+            checkpoints=shard.folders.checkpoint,
         )
         try:
             self._disk = await trio.to_thread.run_sync(disk_usage, folders, abandon_on_cancel=True)

@@ -1,6 +1,7 @@
 """Heartbeat: what a shard tells of itself on the board.
 
-Twice a second: that its loop lives, how many topics there are, and how the disk is.
+Twice a second: that its loop lives, how many topics there are, how the disk is, and whether the
+data directory is still the server's.
 
 At the end of a turn, every `LOOK_MS`: how long a message that comes now will wait. That is the sum
 of two waits: for a turn, while more waits than a turn takes; and for the log, beyond the two writes
@@ -42,6 +43,7 @@ class Heartbeat(Service):
         words.heartbeat_ms = time.monotonic_ns() // 1_000_000
         words.topics = len(self._context.engine.topics)
         self._context.disk.look(trio.current_time())
+        self._context.wal.check()
         for topic in self._context.engine.sweep_keys(self._context.now):
             self._context.note_changed(topic)
         self._context.store.forget_asked()

@@ -2,8 +2,8 @@
 
     READY      --no room was met, or the reserve is used up--> NO_ROOM
     NO_ROOM    --a file for what comes next, and the reserve, were found--> READY
-    both       --the log has failed, or its files are gone--> READ_ONLY, until the process starts
-               anew
+    both       --the log has failed--> READ_ONLY, until the process starts anew
+    both       --the data directory is not the server's any more--> DIRECTORY_LOST, likewise
 
 In NO_ROOM changes that make room are still done; changes that grow the log are refused. A start
 that the log has no room to note is NO_ROOM, too, and refuses both.
@@ -34,6 +34,7 @@ from topics.actors.shard.group_commit import GroupCommit
 from topics.actors.shard.service import Service
 from topics.errors import NotReady
 from topics.storage import disk
+from topics.storage.folders import DirectoryLost
 from topics.storage.recovery.steps import Shard
 from topics.storage.wal.file import NoRoom
 
@@ -65,7 +66,9 @@ class Room(Service):
     def show(self, error: OSError | None = None) -> None:
         """Put the state on the board. ``error``: the log has failed with it."""
         self.broken = self.broken or error
-        if self.broken is not None:
+        if isinstance(self.broken, DirectoryLost):
+            self._show(ShardState.DIRECTORY_LOST)
+        elif self.broken is not None:
             self._show(ShardState.READ_ONLY)
         else:
             self._show(ShardState.NO_ROOM if self.refusal(grows=True) else ShardState.READY)
@@ -76,6 +79,9 @@ class Room(Service):
         folder = str(self.wal.folder)
         if state is ShardState.NO_ROOM:
             log.error("disk full", folder=folder, refused="appends and new topics")
+        elif state is ShardState.DIRECTORY_LOST:
+            reason = self.broken.strerror if self.broken else None
+            log.error("data directory lost", folder=folder, refused="all writes", reason=reason)
         elif state is ShardState.READ_ONLY:
             log.error("log broken", folder=folder, refused="all writes", error=str(self.broken))
         elif self._words.state == ShardState.NO_ROOM:

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from topics.actors.link.board import ShardState
-from topics.actors.link.pulse import DAMAGED, DISK_STALLED, STALLED
+from topics.actors.link.pulse import DAMAGED, DIRECTORY_LOST, DISK_STALLED, STALLED
 from topics.errors import NotReady
 
-LIMITED: Final = (ShardState.READ_ONLY, ShardState.NO_ROOM)
+LIMITED: Final = (ShardState.READ_ONLY, ShardState.NO_ROOM, ShardState.DIRECTORY_LOST)
 SERVING: Final = (ShardState.READY, *LIMITED)
 TROUBLES: Final = {
     DAMAGED: "has damaged data",
+    DIRECTORY_LOST: "waits for its data directory, which was moved, replaced or removed",
     STALLED: "does not answer",
     DISK_STALLED: "waits for its disk",
 }

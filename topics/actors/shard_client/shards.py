@@ -234,7 +234,8 @@ class ShardLink:
         if state not in SERVING:
             return state.name.lower()
         if not self.is_connected:
-            return "connecting"
+            name = state.name.lower()
+            return name if name in TROUBLES else "connecting"
         return DISK_STALLED if self.is_waiting_for_disk() else ""
 
     def not_ready(self) -> NotReady:

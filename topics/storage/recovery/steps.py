@@ -27,7 +27,6 @@ import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from topics.engine.changes import start
 from topics.engine.now import Now
@@ -39,6 +38,7 @@ from topics.formats.disk.segment import HEADER_BYTES, BadSegment, decode_header
 from topics.storage import checkpoints
 from topics.storage.checkpoints import Kept
 from topics.storage.disk import Damaged, boot_id, make_directory, sync_directory
+from topics.storage.folders import Folders
 from topics.storage.frame_reader import FrameReader
 from topics.storage.linked import LinkedPayloads
 from topics.storage.recovery.replay import LogReplay
@@ -60,7 +60,7 @@ class Shard:
     engine: ShardEngine
     wal: Wal
     segments: SegmentStore
-    checkpoint_folder: Path
+    folders: Folders
     kept: list[Kept]  # checkpoints that stand, the older first
     absorbed: list[Path]  # blobs whose records a segment holds
     linked: LinkedPayloads
@@ -68,15 +68,6 @@ class Shard:
     cut_bytes: int  # of a torn tail
     # Of this start: the log had no room for them, and takes no other frame before them.
     unwritten_frames: list[Frame]
-
-
-class Folders(NamedTuple):
-    """The folders of one shard."""
-
-    wal: Path
-    checkpoint: Path
-    blob: Path
-    segment: Path
 
 
 @contextlib.contextmanager
@@ -99,10 +90,16 @@ class ShardReader:
     """
 
     def __init__(
-        self, data_dir: Path, shard: int, shards: int, progress: StartProgress, *, age: int = 0
+        self,
+        data_dir: Path | Folders,
+        shard: int,
+        shards: int,
+        progress: StartProgress,
+        *,
+        age: int = 0,
     ) -> None:
-        """``age``: 1 for the checkpoint before the newest, which a start uses when that is damaged.
-        Raises `Damaged`.
+        """``data_dir``: or the folders that a server holds open. ``age``: 1 for the checkpoint
+        before the newest, which a start uses when that is damaged. Raises `Damaged`.
         """
         self._shard, self._progress = shard, progress
         self.folders = folders = open_folders(data_dir, shard, progress)
@@ -117,7 +114,7 @@ class ShardReader:
         self.blobs = BlobStore(folders.blob)
         self.blobs.beat = progress.beat
         self.engine = ShardEngine(shard, shards)
-        self.linked = LinkedPayloads(data_dir, shard)
+        self.linked = LinkedPayloads(folders)
         if self.linked.is_there:  # frames that only the older checkpoint needs may name them
             self.linked.needed_to = checkpoint.replay_from if checkpoint else 0
         self.frames = FrameReader(self.blobs, self.linked)
@@ -159,7 +156,7 @@ class ShardReader:
 
 @without_collector()
 def recover(
-    data_dir: Path,
+    data_dir: Path | Folders,
     shard: int,
     shards: int,
     now: Now,
@@ -170,8 +167,9 @@ def recover(
     boot: str | None = None,
     has_tail: bool = False,
 ) -> Shard:
-    """Bring a shard back as it was. ``boot`` names this run of the machine. ``has_tail``: the
-    log is there up to its end, also if another run has written it.
+    """Bring a shard back as it was. ``data_dir``: as that of `ShardReader`. ``boot`` names this run
+    of the machine. ``has_tail``: the log is there up to its end, also if another run has written
+    it.
 
     ``report`` is called with the share done, 0.0 to 1.0, several times a second.
 
@@ -198,7 +196,7 @@ def recover(
         reader.close()
         raise
     # Nothing refuses the start any more: only from here on files change.
-    for folder in progress.over(folders, 1):
+    for folder in progress.over(folders.own, 1):
         make_directory(folder)
     for file in files:
         file.take_name()
@@ -218,6 +216,7 @@ def recover(
         frames=reader.frames,
         file_bytes=wal_file_bytes,
         sync_ms=wal_sync_ms,
+        check=folders.check,
     )
     if reader.linked.needed_to:
         wal.end_file()
@@ -225,20 +224,19 @@ def recover(
     unwritten = begin_log(wal, folders.checkpoint, frames, progress)
     progress.tell(1.0)
     return Shard(
-        *(engine, wal, segments, folders.checkpoint, kept, absorbed),
+        *(engine, wal, segments, folders, kept, absorbed),
         *(reader.linked, boot, cut_bytes, unwritten),
     )
 
 
-def open_folders(data_dir: Path, shard: int, progress: StartProgress) -> Folders:
+def open_folders(data_dir: Path | Folders, shard: int, progress: StartProgress) -> Folders:
     """The shard's folders; those that are there, and all names in them, are on the disk.
 
     A process that was killed may have left names that the disk does not know, and recovery builds
     on them.
     """
-    name = f"{shard:02d}"
-    folders = Folders(*(data_dir / part / name for part in Folders._fields))
-    for folder in progress.over((data_dir, *(folder.parent for folder in folders), *folders), 1):
+    folders = Folders.under(data_dir, shard) if isinstance(data_dir, Path) else data_dir
+    for folder in progress.over((*folders.above, *folders.own), 1):
         with contextlib.suppress(FileNotFoundError):  # of a new shard
             sync_directory(folder)  # may wait for a busy disk
     return folders

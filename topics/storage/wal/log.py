@@ -39,6 +39,7 @@ from topics.formats.disk.frames import (
 )
 from topics.formats.disk.records import RecordFlags, RecordsView
 from topics.formats.disk.wal import FILE_HEADER_BYTES, FileHeader
+from topics.storage.folders import Check, unchecked
 from topics.storage.frame_reader import FrameReader, frame_in, frame_lsn
 from topics.storage.wal.blobs import BlobStore
 from topics.storage.wal.file import NoRoom, WalFile
@@ -76,6 +77,7 @@ class Wal:
         frames: FrameReader,
         file_bytes: int,
         sync_ms: int,
+        check: Check = unchecked,
     ) -> None:
         self.folder, self.shard, self.blobs, self.file_bytes = folder, shard, blobs, file_bytes
         self.frames = frames
@@ -98,7 +100,10 @@ class Wal:
         # How often the log went on after `NoRoom`, from an LSN below those given out before.
         self._era = 0
         self.writer = WalWriter(
-            folder, lsn, self._tail, self._opened, file_bytes=file_bytes, sync_ms=sync_ms
+            *(folder, lsn, self._tail, self._opened),
+            file_bytes=file_bytes,
+            sync_ms=sync_ms,
+            check=check,
         )
         self.progress_fd, self.counters = self.writer.progress_fd, self.writer.counters
 
@@ -110,6 +115,10 @@ class Wal:
     def is_syncing(self) -> bool:
         """A sync is under way."""
         return self.writer.syncer.is_syncing()
+
+    def check(self) -> None:
+        """End all writing if the files are not those of the server's data directory any more."""
+        self.writer.check()
 
     def watch_hangs(self, on_hang: Callable[[int], None]) -> None:
         """Have ``on_hang`` called by a thread, with the number of a disk call of the loop that does

@@ -92,6 +92,11 @@ class WriteState:
         self._last_write = file, lsn  # the file of the last write, and where the write was to end
         self._untaken: deque[Progress] = deque()
 
+    @property
+    def file(self) -> WalFile | None:
+        """The file that was written last."""
+        return self._last_write[0]
+
     def begin_write(self, file: WalFile, end: int) -> bool:
         """Before a write that ends at ``end``. False: the log is broken, nothing may be written."""
         with self._lock:

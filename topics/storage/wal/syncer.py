@@ -25,6 +25,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from topics.storage.folders import Check, unchecked
 from topics.storage.wal.file import WalFile
 from topics.storage.wal.progress import Progress, WriteState
 
@@ -44,8 +45,8 @@ class Syncer:
     reports.
     """
 
-    def __init__(self, state: WriteState) -> None:
-        self._state, self.pace = state, SyncPace()
+    def __init__(self, state: WriteState, check: Check = unchecked) -> None:
+        self._state, self._check, self.pace = state, check, SyncPace()
         self._lock = threading.Lock()  # held during a sync and while its outcome is noted
         self.is_syncing = self._lock.locked  # asked before each short write: no call in between
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -81,6 +82,7 @@ class Syncer:
         if lsn > state.synced:
             began = time.perf_counter_ns()
             try:
+                self._check(quick=True)
                 file.sync()
             except OSError as error:
                 state.break_off(error)  # before the lock is free: no other sync comes between

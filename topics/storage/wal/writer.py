@@ -18,15 +18,15 @@ under way, and while nothing before it waits for a sync, which may fail; else th
 until it has caught up. So there is always one that writes. A group that the loop syncs counts as
 reported when it is synced, not before: if the sync fails, its frames are cut.
 
-Nothing is written into a file that no name leads to any more: a write looks at the names first, if
-the last look is `LOOK_S` old. After an error nothing more is written (`WriteState`). The one
+Nothing is synced once the data directory is no longer the server's (`storage/folders.py`): each
+sync makes the quick check first. `check`, which the loop calls twice a second, also checks that the
+folder still names the file. After an error nothing more is written (`WriteState`). The one
 exception is a new file for which there is no room: nothing was touched then, so the log goes on
 from the LSN where it was, in a new era.
 """
 
 from __future__ import annotations
 
-import errno
 import math
 import os
 import threading
@@ -36,6 +36,7 @@ from functools import partial
 from pathlib import Path
 
 from topics.storage.disk import write_all
+from topics.storage.folders import Check, DirectoryLost, identity, identity_at, unchecked
 from topics.storage.wal.file import NoRoom, WalFile
 from topics.storage.wal.groups import GroupQueue, WalGroup
 from topics.storage.wal.hang_watch import HangWatch
@@ -47,7 +48,6 @@ SYNC_BYTES = 4 << 20  # so much is synced before its time, so that no later sync
 JOIN_MAX_BYTES = 1 << 20  # below, one copy is cheaper than many pieces in one call
 AT_ONCE_MAX_BYTES = 32 << 10  # a group up to this is written by the loop, if it may
 UNSYNCED_MAX_BYTES = 256 << 10  # with more to sync, even a fast disk makes the loop wait
-LOOK_S = 0.5  # between two looks at the names of the files that are written to
 GONE = "the files of the log are gone or replaced"
 
 
@@ -66,14 +66,14 @@ class WalWriter:
         *,
         file_bytes: int,
         sync_ms: int,
+        check: Check = unchecked,
     ) -> None:
         self._on_new_file, self._sync_s = on_new_file, sync_ms / 1000
-        self._folder, self._folder_id = folder, _identity(folder.stat())
-        self._look_at = -math.inf
+        self._check = check
         self.counters = WalCounters()
         self.spares = SpareFiles(folder, file.size if file else 0, file_bytes)
         self.state = WriteState(file, lsn, self.counters)
-        self.syncer = Syncer(self.state)
+        self.syncer = Syncer(self.state, check)
         self.hang_watch = HangWatch()
         self.progress_fd = self.state.progress_fd
         self._groups = GroupQueue()
@@ -162,6 +162,19 @@ class WalWriter:
         """Tell the writer thread how far the loop has written."""
         self._told = group.end
         self._groups.put(WalGroup(group.era, group.file, group.end, group.end, [], False, False))
+
+    def check(self) -> None:
+        """Break the log off if its files are not those of the server's data directory any more.
+
+        The loop may make these calls: the kernel keeps names that are checked so often in memory.
+        """
+        state = self.state
+        if state.broken is None:
+            try:
+                self._check()
+                _check_name(state.file)
+            except OSError as error:
+                state.break_off(error)
 
     def resume(self, lsn: int) -> None:
         """The log goes on here after `NoRoom`.
@@ -271,23 +284,6 @@ class WalWriter:
 
     # Both sides
 
-    def _look(self, file: WalFile) -> None:
-        """Raises OSError when the folder or the file has lost its name: what is written now would
-        not be found again.
-        """
-        now = time.perf_counter()
-        if now < self._look_at:
-            return
-        self._look_at = now + LOOK_S
-        try:
-            found = [_identity(self._folder.stat()), _identity(file.path.stat())]
-        except (FileNotFoundError, NotADirectoryError):
-            found = []
-        except OSError:  # a disk that fails shows in the write
-            return
-        if found != [self._folder_id, _identity(os.fstat(file.fd))]:
-            raise OSError(errno.ENOENT, GONE)
-
     def _write(self, groups: list[WalGroup], *, at_once: bool = False) -> bool:
         """Write groups with frames, one behind the other.
 
@@ -304,12 +300,16 @@ class WalWriter:
             return False
         error = None
         try:
-            self._look(file)
             write_all(file.fd, pieces, file.offset(start))
         except OSError as failure:
             error = failure
         return state.end_write(end, error, reported=at_once)
 
 
-def _identity(found: os.stat_result) -> tuple[int, int]:
-    return found.st_dev, found.st_ino
+def _check_name(file: WalFile | None) -> None:
+    """Raise `DirectoryLost` if the file has lost its name: a start would not find it."""
+    if file is None:
+        return
+    own = identity(os.fstat(file.fd))
+    if identity_at(file.path) not in (own, None):  # None: a failing disk shows in the next write
+        raise DirectoryLost(GONE)

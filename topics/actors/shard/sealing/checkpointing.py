@@ -57,7 +57,7 @@ class Checkpointing:
         numbers = self._reclaim.named_segments
         freed = self._reclaim.take_freed()
         try:
-            writer = await trio.to_thread.run_sync(CheckpointWriter, self._shard.checkpoint_folder)
+            writer = await trio.to_thread.run_sync(CheckpointWriter, self._shard.folders.checkpoint)
             try:
                 builder = await self._write_pieces(writer, numbers)
                 lsn = self._wal.next_lsn
@@ -92,7 +92,7 @@ class Checkpointing:
     def write_last(self) -> None:
         """Write the checkpoint of an orderly stop, after the log is closed. Raises OSError."""
         self._segments.flags.sync(self._wal.synced_lsn)
-        folder, replay_from = self._shard.checkpoint_folder, self._reclaim.replay_from
+        folder, replay_from = self._shard.folders.checkpoint, self._reclaim.replay_from
         items = (item for item in self._items(self._reclaim.named_segments) if item is not None)
         checkpoints.write(folder, self._wal.next_lsn, replay_from, items, clean=True)
 

@@ -1,0 +1,260 @@
+"""What operators do to the data directory of a server that runs: it stops writing, and whatever is
+at the path by then stays as it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.api import Api, ok, refused
+from tests.support.server import START_S, Server, kill_one
+from topics.errors import ExitCode
+
+pytestmark = pytest.mark.slow
+
+CLASSES = ("fsync", "disk", "memory", "ephemeral")
+LOST = "data directory lost"
+
+
+def _move(data: Path) -> None:
+    data.rename(data.with_name("elsewhere"))
+
+
+def _replace(data: Path) -> None:
+    _move(data)
+    shutil.copytree(data.with_name("elsewhere"), data, ignore=_may_go)
+
+
+def _may_go(folder: str, names: list[str]) -> list[str]:
+    """A running server may remove a file while it is copied."""
+    return [name for name in names if not Path(folder, name).exists() or name.endswith(".ckpt")]
+
+
+def _empty(data: Path) -> None:
+    for path in sorted(data.iterdir()):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _empty_and_fill(data: Path) -> None:
+    shutil.copytree(data, data.with_name("copy"), ignore=_may_go)
+    _empty(data)
+    shutil.copytree(data.with_name("copy"), data, dirs_exist_ok=True)
+
+
+def _unlink_lock(data: Path) -> None:
+    (data / "LOCK").unlink()
+
+
+def _replace_a_folder(data: Path) -> None:
+    folder = data / "segment" / "00"
+    folder.rename(data / "segment-00")
+    folder.mkdir()
+
+
+def _unlink_the_log(data: Path) -> None:
+    for path in (data / "wal" / "00").glob("*.wal"):
+        path.unlink()
+
+
+ACTIONS = (shutil.rmtree, _move, _replace, _empty, _empty_and_fill, _unlink_lock)
+OF_A_SHARD = (_replace_a_folder, _unlink_the_log)
+
+
+def _image(path: Path, shards: int = 2) -> dict[str, str]:
+    """Every name at a path, with a digest of each file; of these shards only."""
+    return {
+        str(each.relative_to(path)): hashlib.sha256(each.read_bytes()).hexdigest()
+        if each.is_file()
+        else ""
+        for each in sorted(path.rglob("*"))
+        if shards == 2 or "01" not in each.parts
+    }
+
+
+def _until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + START_S
+    while not is_so():
+        assert time.monotonic() < deadline, "it never is"
+        time.sleep(0.02)
+
+
+def _lost(server: Server) -> list[dict[str, Any]]:
+    assert server.log is not None
+    return [event for event in server.log.events() if event.get("event") == LOST]
+
+
+def _states(api: Api) -> dict[int, str]:
+    """Of the shards that read, and do not do all writes."""
+    rows = ok(api.call("GET", "/v0/ready")).get("shards", [])
+    return {row["shard"]: row["state"] for row in rows}
+
+
+def _topics(*args: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "topics", *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def server(data: Path) -> Iterator[Server]:
+    """Two shards; its log files are small, so it seals and writes checkpoints all the time."""
+    with Server(data, shards=2, wal_file_bytes=1 << 16) as running:
+        yield running
+
+
+@pytest.fixture
+def api(server: Server) -> Iterator[Api]:
+    with Api(server.address) as client:
+        yield client
+
+
+def _fill(api: Api, count: int = 60) -> None:
+    """Topics in both shards, with full log files."""
+    for name in ("a", "b", "c", "d", "e", "f"):
+        api.put(name, {"durability": "fsync"})
+        for number in range(count):
+            ok(api.append(name, [number, "x" * 2000]))
+
+
+@pytest.mark.parametrize("act", [*ACTIONS, *OF_A_SHARD])
+def test_an_idle_server_notices_that_its_directory_is_lost_and_only_reads_from_then_on(
+    server: Server, api: Api, data: Path, act: Callable[[Path], None]
+) -> None:
+    for name in CLASSES:
+        ok(api.put(name, {"durability": name}), 201)
+        ok(api.append(name, 1))
+    shards = 1 if act in OF_A_SHARD else 2
+    act(data)
+    at_path = _image(data, shards)
+    _until(lambda: _states(api) == dict.fromkeys(range(shards), "directory_lost"))
+    for name in CLASSES if shards == 2 else ():
+        error = refused(api.append(name, "lost"), 503, "not_ready")
+        assert any(word in error["message"] for word in ("directory", "LOCK", "files"))
+        assert api.read(name)[0]["data"] == 1
+        refused(api.put(f"new-{name}", {"durability": name}), 503, "not_ready")
+        refused(api.delete(name), 503, "not_ready")
+    told = _topics("doctor", "--url", f"http://{server.host}:{server.port}")
+    assert "shard 0 is directory_lost" in told.stdout
+    server.stop()
+    assert len(_lost(server)) == shards, "each shard logs it once"
+    assert _image(data, shards) == at_path
+
+
+def test_a_record_that_is_acknowledged_as_synced_was_written_while_the_directory_was_there(
+    server: Server, api: Api, data: Path
+) -> None:
+    """Also in the moment before the idle check."""
+    ok(api.put("a", {"durability": "fsync"}), 201)
+    for _ in range(20):
+        ok(api.append("a", "kept"))
+    _move(data)
+    refused(api.append("a", "lost"), 503, "not_ready")
+
+
+def test_a_server_whose_directory_was_emptied_stops_and_the_next_one_begins_anew(
+    server: Server, api: Api, data: Path
+) -> None:
+    _fill(api)
+    _empty(data)
+    server.stop()
+    assert _image(data) == {}
+    with server.again("kill") as again:
+        assert ok(again.listing())["topics"] == []
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_backup_is_restored_in_the_place_of_a_directory_whose_server_runs(
+    server: Server, api: Api, data: Path, waits: bool
+) -> None:
+    _fill(api)
+    address = f"http://{server.host}:{server.port}"
+    archive, old = data.with_name("b.tar"), data.with_name("old")
+    assert _topics("backup", "--url", address, archive).returncode == 0
+    ok(api.append("a", "after the backup"))
+    data.rename(old)
+    assert _topics("restore", archive, data).returncode == 0
+    restored = _image(data)
+    assert "LOCK" in restored
+    if waits:
+        _until(lambda: len(_lost(server)) == 2)
+    server.stop()
+    assert _image(data) == restored
+    with server.again("kill") as again:
+        assert again.state("a")["head_seq"] == 60
+    server.stop()
+    with Server(old) as former, Api(former.address) as client:
+        assert client.state("a")["head_seq"] == 61
+
+
+def test_a_shard_that_is_killed_then_waits_for_its_own_directory(
+    server: Server, api: Api, data: Path
+) -> None:
+    _fill(api)
+    elsewhere, shard = data.with_name("elsewhere"), server.roles()["shard 0"]
+    os.kill(server.pid, 19)  # SIGSTOP: the successor starts when all is done
+    kill_one(shard)
+    _replace(data)
+    at_path = _image(data)
+    os.kill(server.pid, 18)
+    _until(lambda: any(each["refused"] == "the start" for each in _lost(server)))
+    _until(lambda: "directory_lost" in str(refused(api.call("GET", "/v0/ready"), 503, "not_ready")))
+    assert _image(data) == at_path
+    data.rename(data.with_name("other"))
+    elsewhere.rename(data)
+    server.wait_ready()
+    assert _image(data.with_name("other")) == at_path
+    assert sorted(map(len, (api.read(name) for name in "abcdef"))) == [60] * 6
+
+
+def test_a_front_that_is_killed_serves_again_and_takes_backups_of_the_held_directory(
+    server: Server, api: Api, data: Path
+) -> None:
+    _fill(api)
+    server.replace("front 0")
+    archive = data.with_name("b.tar")
+    address = f"http://{server.host}:{server.port}"
+    assert _topics("backup", "--url", address, archive).returncode == 0
+    assert _topics("restore", archive, data.with_name("restored")).returncode == 0
+
+
+def test_a_deleted_lock_lets_no_second_server_and_no_command_in(
+    server: Server, api: Api, data: Path
+) -> None:
+    _fill(api, 3)
+    (data / "LOCK").unlink()
+    with pytest.raises(AssertionError, match="in use by process"):
+        Server(data).start()
+    for command in ("verify", "repair"):
+        told = _topics(command, data)
+        assert told.returncode == ExitCode.FAILED
+        assert "in use" in told.stderr
+    server.stop()
+    assert _topics("verify", data).returncode == 0
+
+
+def test_a_copy_without_a_lock_is_a_directory_of_its_own_with_one_owner(
+    server: Server, api: Api, data: Path
+) -> None:
+    _fill(api, 3)
+    server.stop()
+    copy = data.with_name("copy")
+    shutil.copytree(data, copy, ignore=shutil.ignore_patterns("LOCK"))
+    server.start()
+    with Server(copy) as other, Api(other.address) as client:
+        assert client.state("a")["head_seq"] == 3
+        assert "in use" in _topics("verify", copy).stderr
+    assert _topics("verify", copy).returncode == 0
