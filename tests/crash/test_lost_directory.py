@@ -165,6 +165,20 @@ def test_a_record_that_is_acknowledged_as_synced_was_written_while_the_directory
     refused(api.append("a", "lost"), 503, "not_ready")
 
 
+def test_a_stop_right_after_the_directory_was_moved_is_an_orderly_one(
+    server: Server, api: Api, data: Path
+) -> None:
+    """The stop itself notices, because it syncs."""
+    ok(api.put("a", {"durability": "disk"}), 201)
+    ok(api.append("a", 1))
+    _move(data)
+    server.stop()
+    assert "process failed" not in server.logged
+    assert not data.exists()
+    with Server(data.with_name("elsewhere")) as former, Api(former.address) as client:
+        assert [each["data"] for each in client.read("a")] == [1]
+
+
 def test_a_server_whose_directory_was_emptied_stops_and_the_next_one_begins_anew(
     server: Server, api: Api, data: Path
 ) -> None:
@@ -192,6 +206,7 @@ def test_a_backup_is_restored_in_the_place_of_a_directory_whose_server_runs(
     if waits:
         _until(lambda: len(_lost(server)) == 2)
     server.stop()
+    assert "process failed" not in server.logged
     assert _image(data) == restored
     with server.again("kill") as again:
         assert again.state("a")["head_seq"] == 60

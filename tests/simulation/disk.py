@@ -19,6 +19,7 @@ import io
 import mmap
 import os
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +30,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from tests.simulation.durable import PAGE, Durable, File, Folder, join, pages
 from topics.storage import disk as disk_module
 from topics.storage import mapped_file
+from topics.storage.folders import HELD
 
 CAPACITY: Final = 1 << 40  # bytes of a disk whose `room` is not bounded
 # The operations that `Disk.hook` is asked about. check: whether mapped pages can be read.
@@ -38,6 +40,7 @@ SYNCS: Final = frozenset({"fsync", "fdatasync", "writeback"})
 RENAMES: Final = frozenset({"create", "link", "rename", "unlink", "mkdir", "rmdir"})
 TORN: Final = frozenset({"write", "zero", "punch"})
 _PUNCH_HOLE = 0x02
+_HELD: Final = re.compile(rf"{HELD}/(\d+)(/|$)")
 _REAL = SimpleNamespace(**vars(os))  # the functions as they were before anybody patched them
 _real_open, _real_fallocate = io.open, disk_module._fallocate
 _real_sync_file_range = disk_module._sync_file_range
@@ -162,7 +165,12 @@ class Disk:
             opened = self._opened.get(dir_fd)
             return join(opened.node.path, path) if opened else None
         name = os.fspath(path) if isinstance(path, str | os.PathLike) else ""
-        if isinstance(name, str) and name.startswith(self._above):
+        if not isinstance(name, str):
+            return None
+        if found := _HELD.match(name):  # the folder behind a descriptor, whatever its name is now
+            opened = self._opened.get(int(found[1]))
+            return join(opened.node.path, name[found.end() :]).rstrip("/") if opened else None
+        if name.startswith(self._above):
             return name[len(self._above) :]
         return "" if name == self._above[:-1] else None
 
@@ -533,9 +541,39 @@ class Disk:
             assert isinstance(node, File), f"{path} is a file"
             node.spoiled.clear()
         for path in sorted({path.rpartition("/")[0] for path in now.keys() | image.keys()}):
-            folder = os.open(self.root / path, os.O_RDONLY)
-            os.fsync(folder)
-            os.close(folder)
+            self.sync_folder(path)
+
+    def sync_folder(self, path: str) -> None:
+        """Make the names in a folder durable."""
+        folder = os.open(self.root / path, os.O_RDONLY)
+        os.fsync(folder)
+        os.close(folder)
+
+    def put_copy(self, source: str, target: str) -> dict[str, bytes]:
+        """Make a folder that holds what another one does; its `image`."""
+        (self.root / target).mkdir()
+        for path, node in [*self._folder_at(source).walk("names")]:
+            copy = self.root / target / path
+            if isinstance(node, Folder):
+                copy.mkdir()
+                continue
+            with _real_open(self.root / source / path, "rb") as file:
+                data = file.read()
+            with open(copy, "wb") as file:  # noqa: PTH123 - which is modelled
+                file.write(data)
+        return self.image(f"{target}/")
+
+    def remove_tree(self, path: str) -> None:
+        """Remove a folder and all that is in it."""
+        for name, node in reversed([*self._folder_at(path).walk("names")]):
+            below = self.root / path / name
+            below.rmdir() if isinstance(node, Folder) else below.unlink()
+        (self.root / path).rmdir()
+
+    def _folder_at(self, path: str) -> Folder:
+        folder = self.model.find(path)
+        assert isinstance(folder, Folder), f"{path} is a folder"
+        return folder
 
     def digest(self) -> str:
         """A hash over all names and bytes, those that are there and those that are durable."""

@@ -17,6 +17,7 @@ KINDS: Final = (
     *("kill shard", "kill shard", "kill front", "kill everything", "power", "power", "stop"),
     *("clock", "slow", "hang", "failing sync", "failing write", "full", "late", "rotate"),
     *("dies", "dies", "dies", "dies", "damage", "damage", "damage", "power at work"),
+    *("replace directory", "replace directory"),
 )
 OPERATION_S: Final = 0.0001  # of the disk, about
 UP_MAX_S: Final = 120.0
@@ -78,6 +79,8 @@ class Fates:
             await self._restart(kind)
         elif kind == "damage":
             await self._damage()
+        elif kind == "replace directory":
+            await self._replace_directory()
         elif kind == "power at work":
             await self._lose_power_at_work()
         elif kind == "rotate":
@@ -161,6 +164,32 @@ class Fates:
             if world.disk.image(part) != hurt:
                 world.broken.append(f"a refused start of shard {shard} has changed files: {how}")
         world.disk.put_back(whole, part)
+        await self._start()
+
+    async def _replace_directory(self) -> None:
+        """The data directory is renamed beneath the server, and another one is put in its place, as
+        of a backup: that one never changes. Later everything stops, and the server's own directory
+        is back.
+        """
+        world, dice = self._world, self._dice
+        data, elsewhere = world.root / "data", world.root / "elsewhere"
+        world.disk.room = None
+        world.history.happened("fault", "everything", "moved")
+        data.rename(elsewhere)
+        image = world.disk.put_copy("elsewhere", "data")
+        await trio.sleep(dice.choice((0.0, 0.0, 1.0, 100.0)))
+        if dice.random() < 0.3:
+            for name in [*world.processes]:
+                world.kill(world.processes[name])
+            await trio.sleep(dice.choice((1.0, 100.0)))
+        await (world.stop() if dice.random() < 0.7 else world.kill_everything())
+        self._faults.clear()
+        if world.disk.image("data/") != image:
+            world.broken.append("a server has changed a directory that took the place of its own")
+        world.disk.remove_tree("data")
+        elsewhere.rename(data)
+        world.disk.sync_folder("")
+        world.history.happened("mended", "everything")
         await self._start()
 
     def _hurt(self, files: dict[str, bytes]) -> str:

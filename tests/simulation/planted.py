@@ -58,6 +58,8 @@ from topics.front.live import topic_streams
 from topics.process.keys import KeyReload
 from topics.storage import disk
 from topics.storage.checkpoints import CheckpointWriter
+from topics.storage.data_dir import DataDirectory
+from topics.storage.folders import Folders
 from topics.storage.recovery import restore, steps
 from topics.storage.recovery.replay import LogReplay
 from topics.storage.recovery.steps import ShardReader
@@ -243,6 +245,11 @@ def checkpoints_that_are_not_synced() -> None:
 @plant
 def names_that_are_not_synced() -> None:
     replace(disk, "sync_directory", nothing)
+
+
+@plant
+def writes_by_path() -> None:
+    DataDirectory._folders = lambda _self, path, shard: Folders.under(path, shard)
 
 
 # Topics

@@ -12,6 +12,7 @@ import select
 import signal
 import socket
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -42,6 +43,7 @@ from topics.storage.wal import log as wal_log
 
 SHARDS: Final = 3
 STARTED_S: Final = 60.0
+SETTLED: Final = ("READY", "READ_ONLY", "NO_ROOM", "DAMAGED", "DIRECTORY_LOST")
 
 
 class EventLoop(event_loop.EventLoop):
@@ -383,10 +385,7 @@ class World:
         return (
             board is not None
             and board.front.state == FrontState.SERVING
-            and all(
-                board.shard(index).state.name in ("READY", "READ_ONLY", "NO_ROOM", "DAMAGED")
-                for index in range(SHARDS)
-            )
+            and all(board.shard(index).state.name in SETTLED for index in range(SHARDS))
         )
 
     # --- clients ---
@@ -496,6 +495,7 @@ def place(world: World) -> None:
         (supervisor, "signal", signals),
         (front, "Link", Link),
         (shard_writer, "Link", Link),
+        (shard_writer, "time", Kernel(time, sleep=threads.sleep)),
     ):
         setattr(owner, name, own)
 

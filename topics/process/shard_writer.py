@@ -136,7 +136,10 @@ async def _serve(
         await loop.run(own, stop)
         nursery.cancel_scope.cancel()
     # Nothing is answered any more: this checkpoint is the last write.
-    shard.wal.stop()
+    try:
+        shard.wal.stop()
+    except DirectoryLost as error:
+        loop.context.room.show(error)
     if loop.context.room.broken is None:
         try:
             loop.services.sealing.write_last()

@@ -171,4 +171,6 @@ class DiskWatch:
 def unwritable(error: OSError) -> NotReady:
     """What a client is told when its write failed, or could not be tried, with ``error``."""
     reason = "disk_full" if error.errno in disk.FULL else "read_only"
+    if isinstance(error, DirectoryLost):
+        reason = "directory_lost"
     return NotReady(f"the shard cannot write: {error.strerror or error}", reason=reason)

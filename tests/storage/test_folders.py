@@ -1,0 +1,221 @@
+"""Folders that are held open: files are made and removed there, whatever is at the path."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import fcntl
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.log import START
+from tests.support.wal import frame
+from topics.storage import checkpoints
+from topics.storage.data_dir import (
+    MOVED,
+    UNLOCKED,
+    DataDirectory,
+    DataDirectoryInUse,
+    held_for_reading,
+)
+from topics.storage.disk import Damaged, keep_aside
+from topics.storage.folders import DirectoryLost, Folders, shown, unchecked
+from topics.storage.recovery.steps import recover
+from topics.storage.wal.blobs import BlobStore
+
+FILE_BYTES = 1 << 16
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def held(path: Path) -> Iterator[DataDirectory]:
+    directory = DataDirectory(path, shards=2)
+    yield directory
+    directory.close()
+
+
+def files(path: Path) -> dict[str, bytes]:
+    found = (each for each in path.rglob("*") if each.is_file())
+    return {str(each.relative_to(path)): each.read_bytes() for each in found}
+
+
+def move(path: Path) -> Path:
+    """Another directory takes the place of the first; where that is now."""
+    elsewhere = path.rename(path.with_name("elsewhere"))
+    shutil.copytree(elsewhere, path)
+    return elsewhere
+
+
+def test_all_that_storage_writes_and_removes_is_in_the_held_directory(
+    held: DataDirectory, path: Path
+) -> None:
+    """Also what no check has noticed."""
+    folders = dataclasses.replace(held.folders[0], check=unchecked)
+    shard = recover(folders, 0, 2, START, wal_file_bytes=FILE_BYTES, wal_sync_ms=60_000)
+    for number in range(3):
+        checkpoints.write(folders.checkpoint, number, 0, iter([{"last_epoch": 1}]))
+    elsewhere = move(path)
+    at_path, before = files(path), files(elsewhere)
+    checkpoints.write(folders.checkpoint, 9, 0, iter([{"last_epoch": 1}]))
+    blob = BlobStore(folders.blob).begin(1, 1, 4)
+    blob.write([b"body"])
+    blob.finish()
+    shard.wal.append(frame(50_000))
+    shard.wal.append(frame(50_000))  # into another file
+    shard.wal.flush(sync=False)
+    shard.wal.stop()
+    keep_aside(next(folders.blob.glob("*.blob")))
+    after = files(elsewhere)
+    assert files(path) == at_path
+    added = {name.rpartition(".")[2] for name in after.keys() - before.keys()}
+    assert added >= {"ckpt", "blob", "damaged", "wal"}
+    assert before.keys() - after.keys(), "the oldest checkpoint is removed"
+
+
+def test_every_shard_has_folders_of_its_own_and_names_their_files_alike(
+    held: DataDirectory, path: Path
+) -> None:
+    for shard, folders in enumerate(held.folders):
+        plain = Folders.under(path, shard)
+        for one, other in zip((folders.root, *folders.own), (plain.root, *plain.own), strict=True):
+            assert one.samefile(other)
+        for folder, named in zip(folders.own, plain.own, strict=True):
+            assert folders.name_of(folder / "x") == plain.name_of(named / "x")
+        assert folders.name_of(folders.root / "meta") == plain.name_of(path / "meta") == "meta"
+
+
+def test_messages_show_where_a_file_is_now_or_was_last(held: DataDirectory, path: Path) -> None:
+    folder = held.folders[1].wal
+    file = folder / "0.wal"
+    assert shown(f"at {file}: {file}") == f"at {path}/wal/01/0.wal: {path}/wal/01/0.wal"
+    path.rename(path.with_name("elsewhere"))
+    damage = Damaged(file, 7, "torn")
+    assert str(damage) == f"{path.with_name('elsewhere')}/wal/01/0.wal, offset 7: torn"
+    assert damage.path == file, "which can be opened"
+    (path.with_name("elsewhere") / "wal" / "01").rmdir()
+    assert shown(str(file)) == f"{path.with_name('elsewhere')}/wal/01/0.wal"
+
+
+def unlink_lock(path: Path) -> None:
+    (path / "LOCK").unlink()
+
+
+def replace_lock(path: Path) -> None:
+    (path / "LOCK").rename(path / "LOCK.old")
+    (path / "LOCK").touch()
+
+
+def replace_a_folder(path: Path) -> None:
+    (path / "segment" / "00").rename(path / "old")
+    (path / "segment" / "00").mkdir()
+
+
+def put_a_file_there(path: Path) -> None:
+    move(path)
+    shutil.rmtree(path)
+    path.touch()
+
+
+def link_elsewhere(path: Path) -> None:
+    """Also with the same file LOCK."""
+    elsewhere = path.rename(path.with_name("elsewhere"))
+    path.mkdir()
+    (path / "LOCK").hardlink_to(elsewhere / "LOCK")
+
+
+@pytest.mark.parametrize(
+    ("act", "reason", "is_quick"),
+    [
+        (move, MOVED, True),
+        (shutil.rmtree, MOVED, True),
+        (put_a_file_there, MOVED, True),
+        (link_elsewhere, MOVED, False),
+        (replace_a_folder, MOVED, False),
+        (unlink_lock, UNLOCKED, True),
+        (replace_lock, UNLOCKED, True),
+    ],
+)
+def test_a_lost_directory_is_noticed(
+    held: DataDirectory,
+    path: Path,
+    act: Callable[[Path], object],
+    reason: str,
+    is_quick: bool,
+) -> None:
+    check = held.folders[0].check
+    check()
+    check(quick=True)
+    act(path)
+    with pytest.raises(DirectoryLost, match=reason):
+        check()
+    if is_quick:
+        with pytest.raises(DirectoryLost, match=reason):
+            check(quick=True)
+
+
+def test_a_directory_behind_a_link_is_lost_when_the_link_leads_elsewhere(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "one", target_is_directory=True)
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    held = DataDirectory(link, shards=1)
+    held.folders[0].check()
+    link.unlink()
+    link.symlink_to(tmp_path / "two", target_is_directory=True)
+    with pytest.raises(DirectoryLost):
+        held.folders[0].check()
+    held.close()
+
+
+@pytest.mark.parametrize("code", [errno.EBADF, errno.EINVAL, errno.EOPNOTSUPP])
+def test_where_directories_cannot_be_locked_meta_keeps_others_out(
+    path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    flock = fcntl.flock
+
+    def no_folders(fd: int, kind: int) -> None:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(code, os.strerror(code))
+        flock(fd, kind)
+
+    monkeypatch.setattr(fcntl, "flock", no_folders)
+    held = DataDirectory(path, shards=1)
+    (path / "LOCK").unlink()
+    with pytest.raises(DataDirectoryInUse):
+        DataDirectory(path, shards=1)
+    with pytest.raises(DataDirectoryInUse), held_for_reading(path):
+        pass
+    held.close()
+    DataDirectory(path, shards=1).close()
+
+
+def test_a_folder_that_cannot_be_opened_is_met_by_its_shard_alone(path: Path) -> None:
+    DataDirectory(path, shards=2).close()
+    (path / "wal" / "01").rmdir()
+    (path / "wal" / "01").touch()
+    held = DataDirectory(path, shards=2)
+    try:
+        recover(held.folders[0], 0, 2, START, wal_file_bytes=FILE_BYTES, wal_sync_ms=1).wal.stop()
+        with pytest.raises(OSError, match="01"):
+            recover(held.folders[1], 1, 2, START, wal_file_bytes=FILE_BYTES, wal_sync_ms=1)
+    finally:
+        held.close()
+
+
+def test_a_machine_without_proc_is_refused_in_one_line(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from topics.storage import data_dir
+
+    monkeypatch.setattr(data_dir, "held_path", lambda fd: Path(f"/no proc/{fd}"))
+    with pytest.raises(OSError, match="needs /proc"):
+        DataDirectory(path, shards=1)
