@@ -86,12 +86,18 @@ class Summary:
 
 
 def deaths_by_themselves(server: Server) -> list[str]:
-    """Deaths that no killer caused, as the log tells."""
+    """Deaths that no killer caused, as the log tells. A start may meet a lost directory."""
+    events = server.log.events() if server.log else []
+    lost = {event["pid"] for event in events if event.get("event") == "data directory lost"}
     return [
         f"by itself: {event}"
-        for event in (server.log.events() if server.log else [])
+        for event in events
         if event.get("event") == "stalled process killed"
-        or (event.get("event") == "process died" and event.get("signal") != "SIGKILL")
+        or (
+            event.get("event") == "process died"
+            and event.get("signal") != "SIGKILL"
+            and event["child_pid"] not in lost
+        )
     ]
 
 

@@ -9,7 +9,9 @@ clients do and who is killed; what a kill interrupts is up to the machine.
 
 from __future__ import annotations
 
+import contextlib
 import random
+import shutil
 import socket
 import struct
 import sys
@@ -28,12 +30,14 @@ from tests.simulation.history import Call, Entry, History, Said, save
 from tests.simulation.judge import judge
 from tests.simulation.model import route_of
 from tests.simulation.work import Work
-from tests.support.server import Server, kill_one
+from tests.support.server import START_S, Server, kill_one
+from topics.errors import ExitCode
 
 SHARDS = 3
 WAL_FILE_BYTES = 64 << 10  # sealing and checkpoints all the time
 CALLS_A_SECOND = 100
 CUTS_A_KILL = 2
+OPERATOR = "operator"
 SETTLE_S = 60.0
 COUNTED = {  # what is counted, and in which member of the answer
     "POST topics/x": ("appends", ""),
@@ -135,7 +139,10 @@ class Day:
 
     async def _kill(self) -> None:
         roles = await trio.to_thread.run_sync(self._server.roles)
-        role = self._dice.choice([*sorted(roles), EVERYTHING])
+        role = self._dice.choice([*sorted(roles), EVERYTHING, OPERATOR])
+        if role == OPERATOR:
+            await self._operate()
+            return
         self.harm[f"killed {role}"] += 1
         if role != EVERYTHING:
             kill_one(roles[role])
@@ -144,6 +151,41 @@ class Day:
         await self._end("kill", self._server.kill)
         await trio.to_thread.run_sync(self._server.start)
         self.history.happened("start", EVERYTHING)
+
+    async def _operate(self) -> None:
+        """Do what operators do to the directory of a server that runs, and put it back."""
+        server, dice = self._server, self._dice
+        self.history.happened("fault", EVERYTHING, "directory")
+        if dice.random() < 0.3:
+            self.harm["deleted LOCK"] += 1
+            (server.data_dir / "LOCK").unlink()
+            if not await trio.to_thread.run_sync(is_refused, server.data_dir):
+                self.problems.append("a second server has started in the directory of the first")
+            await self._end_somehow()
+        else:
+            self.harm["replaced directory"] += 1
+            elsewhere = server.data_dir.with_name("elsewhere")
+            server.data_dir.rename(elsewhere)
+            await trio.to_thread.run_sync(copy_tree, elsewhere, server.data_dir)
+            before = image(server.data_dir)
+            await trio.sleep(dice.choice((0.0, 1.0, 2.0)))
+            roles = await trio.to_thread.run_sync(server.roles)
+            if dice.random() < 0.5 and (role := dice.choice([*sorted(roles)])):
+                kill_one(roles[role])
+                self.history.happened("kill", role)
+                await trio.sleep(dice.choice((0.0, 1.0, 2.0)))
+            await self._end_somehow()
+            if image(server.data_dir) != before:
+                self.problems.append("a directory in the place of the server's own has changed")
+            shutil.rmtree(server.data_dir)
+            elsewhere.rename(server.data_dir)
+        await trio.to_thread.run_sync(server.start)
+        self.history.happened("start", EVERYTHING)
+        self.history.happened("mended", EVERYTHING)
+
+    async def _end_somehow(self) -> None:
+        is_stop = self._dice.random() < 0.5
+        await self._end(*(("stop", self._server.stop) if is_stop else ("kill", self._server.kill)))
 
     async def _end(self, what: str, act: Callable[[], None]) -> None:
         """Of everything: noted before and after, for it takes its time."""
@@ -166,6 +208,35 @@ class Day:
             what = "vanished"
         self.harm[what] += 1
         self.history.happened("cut", how=what)
+
+
+def is_refused(data_dir: Path) -> bool:
+    """Whether a second server ends by itself, and says why."""
+    second = Server(data_dir)
+    log = second.spawn()
+    try:
+        return second.wait_exit(START_S) == ExitCode.FAILED and "in use by process" in log.text
+    except AssertionError:
+        return False
+    finally:
+        second.kill()
+
+
+def copy_tree(source: Path, target: Path) -> None:
+    """As far as files are there: a server that runs removes some meanwhile."""
+    for path in sorted(source.rglob("*")):
+        copy = target / path.relative_to(source)
+        if path.is_dir():
+            copy.mkdir(parents=True, exist_ok=True)
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copyfile(path, copy)
+
+
+def image(data_dir: Path) -> dict[str, bytes]:
+    """All files with their bytes."""
+    found = (path for path in data_dir.rglob("*") if path.is_file())
+    return {str(path.relative_to(data_dir)): path.read_bytes() for path in found}
 
 
 def campaign(data_dir: Path, *, seed: int, seconds: float, kills: int, keep: str = "") -> Summary:

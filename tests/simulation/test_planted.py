@@ -16,6 +16,7 @@ FOUND = [
     ("cursors that are not replayed", 7, 1800, "once"),
     ("keys that are not read again", 43, 1800, "access"),
     ("forgotten delays", 15, 1800, "queues"),
+    ("writes by path", 2, 1200, "a server has changed"),
 ]
 
 

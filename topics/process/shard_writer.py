@@ -87,6 +87,9 @@ def _recover(settings: Settings, folders: Folders, words: ShardWords, index: int
             repair=f"stop the server, then: topics repair --dry-run {settings.data_dir}",
         )
         sys.exit(ExitCode.DAMAGED)
+    except DirectoryLost as error:  # during the start; the next process waits
+        log.critical("data directory lost", refused="the start", reason=error.strerror)
+        sys.exit(ExitCode.FAILED)
     except OSError as error:  # the supervisor tries again
         log.critical("start failed", path=error.filename, error=str(error))
         sys.exit(ExitCode.FAILED)
