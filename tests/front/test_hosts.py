@@ -4,13 +4,18 @@ another site, reaches nothing through a visitor's browser.
 
 from __future__ import annotations
 
+import itertools
+from typing import Any
+
 import pytest
 
-from tests.support.front import HANDSHAKE, running
+from tests.support.front import HANDSHAKE, RECORD, Running, running
+from tests.support.raw_client import request
 from topics.config import Settings
 from topics.errors import Forbidden
 from topics.formats.api.request_heads import HeadFields
 from topics.front import hosts
+from topics.front.route import Route
 from topics.front.routes.table import ROUTES
 
 OURS = [
@@ -122,19 +127,105 @@ def test_a_page_of_this_host_or_machine_is_ours_and_all_others_are_foreign(
 ) -> None:
     own = (b"host", host.encode())
     fields = HeadFields([own, (b"origin", origin.encode())])
-    assert hosts.has_foreign_origin(fields) is is_foreign
-    assert not hosts.has_foreign_origin(HeadFields([own])), "no browser"
+    assert hosts.is_from_foreign_page(fields) is is_foreign
+    assert not hosts.is_from_foreign_page(HeadFields([own])), "no browser"
     two = HeadFields([own, (b"origin", b"http://" + own[1]), (b"origin", b"http://elsewhere")])
-    assert hosts.has_foreign_origin(two)
+    assert hosts.is_from_foreign_page(two)
 
 
-@pytest.mark.parametrize(
-    "line", ["GET /v0/topics/a/work?node=n", "POST /v0/topics/a/redrive", "GET /v0/ws"]
-)
-async def test_a_page_of_another_site_leases_moves_and_opens_nothing(line: str) -> None:
-    """Browsers send these without a preflight."""
-    method, path = line.split()
+# What Chromium and Firefox send without an Origin: the method, and the mode and destination that
+# Sec-Fetch-Mode and Sec-Fetch-Dest name.
+BY_PAGES = {
+    "img": ("GET", "no-cors", "image"),
+    "script": ("GET", "no-cors", "script"),
+    "iframe": ("GET", "navigate", "iframe"),
+    "link": ("GET", "navigate", "document"),
+    "form": ("GET", "navigate", "document"),
+    "prefetch": ("GET", "no-cors", "empty"),
+    "fetch": ("GET", "no-cors", "empty"),
+    "fetch HEAD": ("HEAD", "no-cors", "empty"),
+    "fetch POST": ("POST", "no-cors", "empty"),
+}
+DOCUMENTS = {
+    *("topic.get", "topic.list", "queue.leases", "router.get", "router.list", "metrics"),
+    *("health", "ready", "root", "console", "spec"),
+}
+
+
+def fetched(kind: str, site: str) -> dict[str, str]:
+    _, mode, destination = BY_PAGES[kind]
+    return {"sec_fetch_site": site, "sec_fetch_mode": mode, "sec_fetch_dest": destination}
+
+
+def ids(route: Route) -> str:
+    return f"{route.method} {route.path}"
+
+
+async def asked(run: Running, method: str, path: str, **fields: str) -> tuple[int, list[Any]]:
+    """The status, by a connection of its own, and what the shards were asked."""
+    run.shards.calls.clear()
+    client = await run.connect()
+    await client.say(request(method, path, b"", **fields))
+    status = (await client.hear(method="HEAD")).status
+    await client.stream.aclose()
+    return status, run.shards.calls
+
+
+def test_a_get_that_does_more_than_return_a_document_is_named_here() -> None:
+    """Whoever adds a GET decides whether a page of another site may request it."""
+    assert {route.name for route in ROUTES if route.is_document} == DOCUMENTS
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=ids)
+async def test_a_page_of_another_site_is_shown_documents_and_does_nothing_else(
+    route: Route,
+) -> None:
+    """Browsers send these requests without a preflight."""
     async with running() as run:
-        client = await run.connect()
-        answer = await client.ask(method, path, b"", origin="http://elsewhere", **HANDSHAKE)
-        assert (answer.status, answer.code, run.shards.calls) == (403, "forbidden", [])
+        path = route.path_of("a").replace(":wid", "w")
+        for kind, site in itertools.product(BY_PAGES, ["cross-site", "same-site"]):
+            method = BY_PAGES[kind][0] if BY_PAGES[kind][0] in route.methods else route.method
+            status, calls = await asked(run, method, path, **HANDSHAKE, **fetched(kind, site))
+            if route.name in DOCUMENTS:
+                assert status in (200, 404), (kind, site)
+            else:
+                assert (status, calls) == (403, []), (kind, site)
+        for fields in ({"origin": "http://elsewhere"}, {"origin": "null"}):
+            for more in ({}, {"sec_fetch_site": "cross-site"}):
+                status, calls = await asked(run, route.method, path, **HANDSHAKE, **fields, **more)
+                assert (status == 403) == (route.name not in DOCUMENTS), (fields, more)
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=ids)
+async def test_a_page_of_the_server_its_user_and_a_program_pass(route: Route) -> None:
+    async with running() as run:
+        path = route.path_of("a").replace(":wid", "w")
+        for fields in (
+            *(fetched("fetch", "same-origin"), fetched("link", "none"), {}),
+            {"sec_fetch_site": "same-origin", "origin": "http://as-the-proxy-is-called"},
+            {"sec_fetch_site": "same-site", "origin": "http://localhost:3000"},
+            {"sec_fetch_site": "a-later-word"},
+        ):
+            status, _ = await asked(run, route.method, path, **HANDSHAKE, **fields)
+            assert status != 403, fields
+
+
+async def test_a_key_and_a_listed_origin_do_not_help_a_request_that_names_no_origin() -> None:
+    for origins in (("https://app.example",), ("*",)):
+        settings = Settings(cors_origins=origins)
+        async with running(keys="k", settings=settings) as run:
+            for path in ("/v0/topics/a/work?node=n&token=k", "/v0/watch?topic=a&token=k"):
+                for kind, (method, *_) in BY_PAGES.items():
+                    if method == "GET":
+                        fields = fetched(kind, "cross-site")
+                        assert await asked(run, "GET", path, **fields) == (403, []), kind
+            fields = fetched("fetch", "cross-site") | {"origin": "https://app.example"}
+            assert (await asked(run, "GET", "/v0/watch?token=k", **fields))[0] == 400, "no topic"
+
+
+async def test_a_remembered_head_of_a_program_does_not_admit_a_page() -> None:
+    async with running() as run:
+        for site, status in (("", 201), ("cross-site", 403), ("", 200), ("same-site", 403)):
+            client = await run.connect()
+            answer = await client.ask("POST", "/v0/topics/a", RECORD, sec_fetch_site=site)
+            assert answer.status == status

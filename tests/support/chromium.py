@@ -41,13 +41,13 @@ def found() -> str | None:
 
 
 @contextlib.contextmanager
-def opened(profile: Path) -> Iterator[Chromium]:
+def opened(profile: Path, *arguments: str) -> Iterator[Chromium]:
     """A browser for the tests of a module, which are skipped where there is none."""
     program = found()
     if program is None:
         pytest.skip("Chromium is not installed")
     pytest.importorskip("websockets", reason="websockets is not installed (the dev extra has it)")
-    with Chromium(program, profile) as browser:
+    with Chromium(program, profile, *arguments) as browser:
         yield browser
         browser.open("about:blank")
 
@@ -55,7 +55,7 @@ def opened(profile: Path) -> Iterator[Chromium]:
 class Chromium:
     """One browser with one page."""
 
-    def __init__(self, program: str, profile: Path) -> None:
+    def __init__(self, program: str, profile: Path, *more: str) -> None:
         from websockets.sync.client import connect
 
         self._numbers = itertools.count(1)
@@ -64,6 +64,7 @@ class Chromium:
         arguments = [
             *QUIET,
             *(["--no-sandbox"] if os.getuid() == 0 else []),
+            *more,
             f"--user-data-dir={profile}",
             "about:blank",
         ]

@@ -4,7 +4,7 @@
     0         the host's name                    403 forbidden                  hosts
     1         bearer token                       401 unauthorized               authorization
     2         path, then method                  404 not_found, 405 …           routes.table
-    3         scope, prefix of the name, origin  403 forbidden                  authorization, hosts
+    3         scope, prefix, foreign page        403 forbidden                  authorization, hosts
     4         the server is not draining         503 shutting_down              drain
     5         media type, content coding         415 unsupported_media_type     media
     6         declared length of the body        413 payload_too_large          body_limits
@@ -44,7 +44,7 @@ from topics.front.authorization import (
 from topics.front.body_limits import BodyLimits, too_large
 from topics.front.cors import Cors
 from topics.front.drain import Drain, shutting_down
-from topics.front.hosts import HostRule, has_foreign_origin
+from topics.front.hosts import HostRule, is_from_foreign_page
 from topics.front.keys import Keys, key_is_gone
 from topics.front.limits import Slots
 from topics.front.media import accepts_gzip, check_body_media
@@ -86,8 +86,8 @@ class Guard:
         matched, principal = self._identify(head)
         route, topic = matched.route, matched.topic
         authorize(principal, route.scope, matched.router if topic is None else topic)
-        if route.no_preflight:
-            self._check_origin(fields)
+        if not route.is_document:
+            self._check_page(fields)
         if self.drain.is_draining and not route.answers_in_drain:
             raise shutting_down()
         gzip_in, wrong_media = _check_media(route, head)
@@ -198,9 +198,9 @@ class Guard:
         token = find_token(matched.query) if matched.route.query_token else None
         return matched, authenticate(self._keys.access, head.fields, token)
 
-    def _check_origin(self, fields: HeadFields) -> None:
-        if has_foreign_origin(fields) and not self.cors.allows(fields):
-            rule = "pages of other sites may not open this; TOPICS_CORS_ORIGINS adds origins"
+    def _check_page(self, fields: HeadFields) -> None:
+        if is_from_foreign_page(fields) and not self.cors.allows(fields):
+            rule = "pages of other sites may not request this; TOPICS_CORS_ORIGINS adds origins"
             raise Forbidden(rule)
 
     def _check_length(self, route: Route, length: int | None) -> None:

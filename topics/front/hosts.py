@@ -1,5 +1,5 @@
 """Host names and origins: the names that a request may call this server by, and the sites whose
-pages may do what browsers ask no preflight for.
+pages may do more than show a document.
 
     accepted names         when
     loopback names and     TOPICS_ALLOWED_HOSTS is set, or there are no keys and the server
@@ -9,12 +9,24 @@ pages may do what browsers ask no preflight for.
 In DNS rebinding a foreign name comes to mean 127.0.0.1, and a browser takes this server for the
 foreign site. A request without a name (HTTP/1.0) passes: no browser sends one.
 
-A browser asks no preflight for a WebSocket, for a work stream (a GET that leases jobs) and for a
-redrive (a POST that needs no body). So these are refused to a foreign ``Origin`` that is not in
-TOPICS_CORS_ORIGINS, whether there are keys or not; ``null`` is foreign, ports do not count. The
-other routes need no such rule: their bodies must be ``application/json``, which wants a preflight,
-and only listed origins are allowed by it (`topics.front.cors`). The other GETs go out, but change
-nothing, and the page may not read the answer.
+A browser sends some requests of a page to any site without a preflight. They change data or hold
+resources of the server even though the page cannot read the response: a work stream (a GET that
+leases jobs), every other stream, a WebSocket, a backup, a POST without a body. So the guard refuses
+every route that does more than return a document to pages of other sites, with and without keys:
+
+    Origin                       Sec-Fetch-Site            the request comes from
+    any                          same-origin               a page of this server
+    listed in TOPICS_CORS_ORIGINS, of this host, or of a loopback name    an accepted page
+    any other, ``null``          any other                 a page of another site: refused
+    absent                       cross-site, same-site     a page of another site: refused
+    absent                       none                      the user of a browser
+    absent                       absent, unknown           a program
+
+Browsers send no ``Origin`` with an image, a script, a frame, a link, a prefetch, a form that is a
+GET, and ``fetch`` in the mode ``no-cors``. They send Sec-Fetch-Site with all of these if the server
+is reached by https or on a loopback address; no page can set or remove it. A plain http address
+of another machine gets none of it, so a server there needs keys. Ports do not count in an origin's
+host. Documents pass, because the page cannot read them.
 """
 
 from __future__ import annotations
@@ -32,6 +44,8 @@ AUTHORITY_MAX_BYTES = 255 + 6  # the longest name of DNS, and a port
 SHOWN_MAX = 100  # characters of a name that a message repeats
 ORIGIN = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://" + AUTHORITY.pattern)
 LOOPBACK = (b"localhost", b"127.0.0.1", b"[::1]")
+SAME_ORIGIN = b"same-origin"  # values of Sec-Fetch-Site
+FOREIGN_SITES = (b"cross-site", b"same-site")
 
 
 class HostRule:
@@ -78,14 +92,21 @@ def is_loopback(host: bytes) -> bool:
         return False
 
 
-def has_foreign_origin(fields: HeadFields) -> bool:
-    """Whether a browser asks for a page that came neither from this host nor from the machine of
-    the browser.
+def is_from_foreign_page(fields: HeadFields) -> bool:
+    """Whether a browser sends the request for a page that came neither from this host nor from the
+    machine of the browser.
 
-    Origins without a host (``null``) are foreign: any page can have one.
+    Origins without a host (``null``) are foreign, because any page can have one. A navigation has
+    no exception: a link or a frame of another site starts it.
     """
+    sites = fields.values(b"sec-fetch-site")
+    if sites == [SAME_ORIGIN]:  # also behind a proxy that changes the host
+        return False
+    origins = fields.values(b"origin")
+    if not origins:
+        return any(site in FOREIGN_SITES for site in sites)
     own = [host for value in fields.values(b"host") if (host := host_of(value))]
-    return any(_origin_host(value) not in (*own, *LOOPBACK) for value in fields.values(b"origin"))
+    return any(_origin_host(value) not in (*own, *LOOPBACK) for value in origins)
 
 
 def _origin_host(value: bytes) -> bytes | None:

@@ -55,13 +55,18 @@ class Route:
     is_audited: bool = False  # it may change topics, routers or records that are there
     is_plain: bool = False  # the operation is a plain function (`topics.front.dispatch`)
     is_chunked: bool = False  # the answer's end is told by the framing of HTTP/1.1 alone
-    no_preflight: bool = False  # browsers let pages of any site open it, which does more than show
+
+    @property
+    def is_document(self) -> bool:
+        """Whether a request only returns a document. Every other route writes, leases, or opens a
+        stream, so the guard refuses it to pages of other sites.
+        """
+        return self.method == "GET" and not self.streams
 
     @property
     def methods(self) -> tuple[str, ...]:
         """HEAD stands beside a GET that answers a document (RFC 9110 §9.1)."""
-        is_document = self.method == "GET" and not self.streams
-        return ("GET", "HEAD") if is_document else (self.method,)
+        return ("GET", "HEAD") if self.is_document else (self.method,)
 
     def path_of(self, name: str) -> str:
         """The path with the name of a topic or a router filled in."""

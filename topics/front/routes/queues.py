@@ -161,7 +161,6 @@ ROUTES: dict[Route, Operation] = {
         parameters=(NODE, MAX_JOBS, LEASE_MS),
         streams=True,
         query_token=True,
-        no_preflight=True,  # an EventSource of any page leases jobs
     ): work,
     Route(
         "GET",
@@ -177,6 +176,5 @@ ROUTES: dict[Route, Operation] = {
         Scope.READ | Scope.WRITE,
         body=BodyRule.OPTIONAL,
         is_audited=True,
-        no_preflight=True,  # without a body it needs none
     ): redrive,
 }

@@ -134,7 +134,6 @@ ROUTES = {
         streams=True,
         query_token=True,
         answers_in_drain=True,
-        no_preflight=True,  # an EventSource of any page takes a connection for each
     ): stream_of_topics,
     # No scope: the session knows its key.
     Route(

@@ -65,6 +65,5 @@ ROUTES = {
         lane=Lane.HOT,
         streams=True,
         is_audited=True,
-        no_preflight=True,
     ): open_socket,
 }
