@@ -34,6 +34,42 @@ def test_a_query_that_has_begun_is_of_one_job(spark: SparkSession, tmp_path: Pat
     claim(folder, hourly | {"sum": ""})
 
 
+TEMPORARY = ".0.ae82a34e-5e0a-411d-ad86-96a72f32d121.tmp"
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("log", ["offsets", "commits"])
+@pytest.mark.parametrize(
+    "begun", ["", "offsets/0", "commits/0", "state/0/1.delta", "offsets/a.tmp"]
+)
+def test_temporary_files_are_removed_unless_a_batch_has_begun(
+    spark: SparkSession, tmp_path: Path, log: str, begun: str
+) -> None:
+    folder = Folder(spark, uri_of(str(tmp_path)))
+    folder.write(f"{log}/{TEMPORARY}", "v1")
+    folder.write("sources/0/0", "v1")
+    if begun:
+        folder.write(begun, "v1")
+    before = {*tmp_path.rglob("*")}
+    claim(folder, {"topic": "a"})
+    left = {path.name for path in before.difference(tmp_path.rglob("*"))}
+    assert left == (set() if begun else {TEMPORARY, f".{TEMPORARY}.crc"})
+    assert folder.names("sources/0") == ["0"]
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_a_file_is_complete_or_absent(spark: SparkSession, tmp_path: Path) -> None:
+    """Also when a process was killed while it wrote: the checksum of ``a.tmp`` is not its own."""
+    folder = Folder(spark, uri_of(str(tmp_path)))
+    for text in ("one", "two"):
+        (tmp_path / "a.tmp").write_text("on")
+        (tmp_path / ".a.tmp.crc").write_bytes(b"crc\0\0\0\x02\0")
+        folder.write("a", text)
+        assert (folder.names(), folder.read("a")) == (["a"], text)
+
+
 @pytest.mark.parametrize(
     ("directory", "uri"),
     [

@@ -185,7 +185,9 @@ def archive(spark: SparkSession, job: ArchiveJob, *, quiet: bool = True) -> Arch
 
 
 def begin(spark: SparkSession, uri: str, job: ArchiveJob) -> None:
-    """See that the folder is empty or this archive. Raises `JobError`."""
+    """Check that the folder is empty or already contains this archive. An archive that was killed
+    before its first batch may have left a checkpoint without a job. Raises `JobError`.
+    """
     folder, checkpoint = Folder(spark, uri), Folder(spark, f"{uri}/{CHECKPOINT}")
     names = folder.names()
     if FORMER in names:
@@ -193,7 +195,8 @@ def begin(spark: SparkSession, uri: str, job: ArchiveJob) -> None:
             f"{uri}: the archive is of an earlier version's layout, which cannot be continued;"
             " archive into a new folder"
         )
-    if names and checkpoint.read(JOB) is None:
+    has_begun = names not in ([], [CHECKPOINT]) or checkpoint.names("offsets")
+    if has_begun and checkpoint.read(JOB) is None:
         raise JobError(
             f"{uri}: the folder is not empty ({names[0]}) and holds no archive with its checkpoint;"
             " restore the checkpoint, or archive into a new folder"

@@ -1,11 +1,17 @@
 """Checkpoint: the folder of a streaming job, and whose it is.
 
-A file ``job.json`` beside Spark's own files holds the arguments of the job by name. The files are
-reached through Spark's JVM: a checkpoint may lie on any file system that Hadoop knows.
+A file ``job.json`` alongside Spark's own files holds the arguments of the job by name. The files
+are reached through Spark's JVM: a checkpoint may lie on any file system that Hadoop knows.
+
+Spark writes the offsets of a batch into a temporary file and renames it; only then does the batch
+exist. If the driver is killed before it renames the first one, Spark refuses the checkpoint at
+each later start (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY), although no batch has begun. `claim`
+removes such files. It never removes anything from a checkpoint in which a batch has begun.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +25,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 JOB = "job.json"
+LOGS = ("offsets", "commits", "state")  # those that Spark expects to be empty at the first batch
+TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\.tmp")  # as Spark's are
 
 
 def uri_of(directory: str) -> str:
@@ -66,18 +74,30 @@ class Folder:
             stream.close()
 
     def write(self, path: str, text: str) -> None:
-        """Make a file, or replace it."""
-        stream = self._system.create(self._path(path), True)
+        """Make a file, or replace it. If the process is killed meanwhile, the file is absent or
+        complete.
+        """
+        temporary, final = self._path(f"{path}.tmp"), self._path(path)
+        stream = self._system.create(temporary, True)
         try:
             stream.write(bytearray(text.encode()))
         finally:
             stream.close()
+        self.remove(path)  # no rename of Hadoop's replaces a file on every file system
+        if not self._system.rename(temporary, final):
+            raise JobError(f"{self.uri}/{path}: the file cannot be made")
+
+    def remove(self, path: str) -> None:
+        """Remove a file, if it is there."""
+        self._system.delete(self._path(path), False)
 
 
 def claim(checkpoint: Folder, job: Mapping[str, str]) -> None:
-    """Let the checkpoint be of this job. Raises `JobError` when a query has begun with other
-    arguments: Spark compares none of them, and would take what it has for results of this job.
+    """Let the checkpoint be of this job, and remove what a killed start has left. Raises `JobError`
+    when a query has begun with other arguments: Spark compares none of them, and would take what it
+    has for results of this job.
     """
+    _discard_unfinished(checkpoint)
     text = checkpoint.read(JOB)
     if text and checkpoint.names("offsets"):
         began = msgspec.json.decode(text, type=dict[str, str])
@@ -89,3 +109,11 @@ def claim(checkpoint: Folder, job: Mapping[str, str]) -> None:
                 )
         return
     checkpoint.write(JOB, msgspec.json.encode(job, order="sorted").decode())
+
+
+def _discard_unfinished(checkpoint: Folder) -> None:
+    """Remove Spark's temporary files, unless a batch has begun."""
+    found = [f"{log}/{name}" for log in LOGS for name in checkpoint.names(log)]
+    if all(TEMPORARY.fullmatch(Path(path).name) for path in found):
+        for path in found:
+            checkpoint.remove(path)
