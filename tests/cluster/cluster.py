@@ -22,6 +22,9 @@ from topics.errors import ExitCode
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = (ROOT / "tests/cluster/program.py", ROOT / "workers/spark.py")
 SPARK_HOME = Path(pyspark.__file__).parent
+# What its programs need. Anything else in the folder may be of an earlier run: a local cluster
+# makes a folder ``work`` there, and executors of this one would run in it.
+SHIPPED = ("bin", "jars", "python", "sbin")
 JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # for programs of seconds
 CONF = f"""
 spark.driver.host 127.0.0.1
@@ -59,9 +62,9 @@ class Cluster:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         (folder / "conf").mkdir(parents=True)
         (folder / "conf/spark-defaults.conf").write_text(CONF)
-        (folder / "spark").mkdir()  # workers keep executors' folders beside their program
-        for path in SPARK_HOME.iterdir():
-            (folder / "spark" / path.name).symlink_to(path)
+        (folder / "spark").mkdir()  # workers keep the folders of executors here, in ``work``
+        for name in SHIPPED:
+            (folder / "spark" / name).symlink_to(SPARK_HOME / name)
 
     def __enter__(self) -> Self:
         return self

@@ -57,6 +57,24 @@ def left(servers: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return steps
 
 
+def test_what_an_earlier_run_left_beside_spark_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pyspark")
+    from tests.cluster import cluster
+
+    installed = tmp_path / "pyspark"
+    for path in cluster.SPARK_HOME.iterdir():
+        (installed / path.name).parent.mkdir(exist_ok=True)
+        (installed / path.name).symlink_to(path)
+    (installed / "work").mkdir()
+    monkeypatch.setattr(cluster, "SPARK_HOME", installed)
+    cluster.Cluster(tmp_path / "cluster")
+    home = tmp_path / "cluster/spark"
+    assert {path.name for path in home.iterdir()} == {*cluster.SHIPPED}
+    assert all((home / name).is_dir() for name in cluster.SHIPPED)
+
+
 def written(servers: list[str], step: str) -> list[list[dict[str, Any]]]:
     """The data of all records that a step wrote, by server."""
     found: list[list[dict[str, Any]]] = []
