@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import signal
 import sys
@@ -13,7 +14,7 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from topics.actors.link.board import Board, ShardState
+from topics.actors.link.board import Board, ShardState, StartFailure
 from topics.actors.shard.loop import ShardLoop
 from topics.config import Settings
 from topics.errors import ExitCode
@@ -35,14 +36,33 @@ def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "event"),
+    ("error", "code", "event", "failure"),
     [
-        (Damaged(Path("/d/1.wal"), 28, "torn"), ExitCode.DAMAGED, "data damaged"),
-        (PermissionError(13, "not yours", "/d"), ExitCode.FAILED, "start failed"),
+        (
+            Damaged(Path("/d/1.wal"), 28, "torn"),
+            ExitCode.DAMAGED,
+            "data damaged",
+            StartFailure.NONE,
+        ),
+        *(
+            (OSError(number, "no", "/d"), ExitCode.FAILED, "start failed", failure)
+            for number, failure in (
+                (errno.EACCES, StartFailure.PERMISSION_DENIED),
+                (errno.EPERM, StartFailure.PERMISSION_DENIED),
+                (errno.ENOSPC, StartFailure.DISK_FULL),
+                (errno.EIO, StartFailure.DISK_FAILED),
+                (errno.EROFS, StartFailure.DISK_FAILED),
+                (errno.EISDIR, StartFailure.START_FAILED),
+            )
+        ),
     ],
 )
 def test_data_that_cannot_be_read_or_trusted_ends_the_process_with_its_code(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, code: ExitCode, event: str
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    code: ExitCode,
+    event: str,
+    failure: StartFailure,
 ) -> None:
     def recover(*_: object, **__: object) -> None:
         raise error
@@ -55,6 +75,21 @@ def test_data_that_cannot_be_read_or_trusted_ends_the_process_with_its_code(
     assert [(line["event"], line["log_level"]) for line in logged] == [(event, "critical")]
     assert ("topics repair --dry-run" in logged[0].get("repair", "")) == (code == ExitCode.DAMAGED)
     assert board.shard(0).state is ShardState.RECOVERING
+    board.shard(0).clear()  # as the supervisor does before it starts the shard again
+    assert board.shard(0).start_failure == failure
+
+
+def test_an_unexpected_error_of_a_start_remains_on_the_board(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def recover(*_: object, **__: object) -> None:
+        raise AssertionError("a defect")
+
+    monkeypatch.setattr(shard_writer, "recover", recover)
+    board = Board(1)
+    with pytest.raises(AssertionError, match="a defect"):
+        shard_writer.main(Settings(shards=1), board, [], 0)
+    assert board.shard(0).start_failure == StartFailure.START_FAILED
 
 
 def test_recovery_shows_its_progress_and_a_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,6 +18,7 @@ import pytest
 
 from tests.process.family_support import wait_until_gone
 from tests.support.api import Answer, Api, Wire, ok, request
+from tests.support.queues import until
 from tests.support.server import STOP_S, Server
 from tests.support.sse import Stream, session
 from topics.actors.link.pulse import STALLED_S
@@ -122,6 +126,42 @@ def test_a_shard_with_damaged_data_stays_down_while_the_others_serve(server: Ser
         assert api.call("GET", "/v0/health").status == 200
     server.terminate()
     assert server.wait_exit(STOP_S) == 3
+
+
+def test_a_shard_that_may_not_open_its_files_says_so_and_starts_when_it_may(
+    server: Server,
+) -> None:
+    with Api(server.address) as api:
+        for topic in TOPICS.values():
+            ok(api.append(topic, 1), 201)
+    server.stop()
+    (log,) = (server.data_dir / "wal" / "01").glob("*.wal")
+    mode = log.stat().st_mode
+    log.chmod(0)
+    if os.geteuid() == 0:  # root opens any file, unless these capabilities are taken away
+        program = shutil.which("setpriv")
+        if program is None:
+            pytest.skip("setpriv is not installed")
+        server.zygote = None
+        without = "--bounding-set=-dac_override,-dac_read_search"
+        server.command = [program, without, *server.command]
+    started = server.spawn()
+    url = started.event("listening", 60)["url"]
+    server.host, server.port = "127.0.0.1", int(url.rpartition(":")[2])
+    assert started.event("start failed", 60)["path"] == str(log)
+    with Api(server.address) as api:
+        until(lambda: api.append(TOPICS[0], 2).status, lambda status: status == 200, 60)
+        for _ in range(20):  # also while it is started again
+            detail = unready(api.call("GET", "/v0/ready"), "permission_denied")
+            assert detail["shards"] == [{"shard": 1, "state": "permission_denied"}]
+            unready(api.append(TOPICS[1], 2), "permission_denied")
+        doctor = [sys.executable, "-m", "topics", "doctor", "--url", url]
+        shown = subprocess.run(doctor, capture_output=True, text=True, check=False).stdout
+        assert "shard 1 is permission_denied" in shown
+        assert "chown" in shown
+        log.chmod(mode)
+        server.wait_ready()
+        assert [record["data"] for record in api.read(TOPICS[1])] == [1]
 
 
 def test_who_connects_during_the_drain_is_told_so_and_afterwards_refused(server: Server) -> None:

@@ -55,6 +55,11 @@ STATES: Final = {
     "no_room": "the disk is full: delete files or records, and it goes on by itself",
     "disk_stalled": "the disk does not answer: look at dmesg, and at what else uses the disk",
     "stalled": "its process hangs or gets no processor time: look at the load of the machine",
+    "permission_denied": "it may not open a file of its data, which the server's log names"
+    " (start failed): chown -R the data directory to the user of the server",
+    "disk_full": "it cannot start on a full disk: delete files, and it starts by itself",
+    "disk_failed": "it cannot start: look at dmesg and at the mount; it starts by itself",
+    "start_failed": "the server's log has the cause (start failed); it is started again by itself",
     "recovering": "it reads its log: wait",
 }
 SERVER_MEND: Final = "topics serve starts a server; --url, TOPICS_URL or a context names another"

@@ -106,6 +106,8 @@ class Health:
         stalled = [child for child in self._family if child.is_stalled]
         troubles = "".join(f"; {shard.name} is damaged, see the log" for shard in damaged)
         troubles += "".join(f"; {child.name} is stalled" for child in stalled)
+        failed = [one for one in waiting if self._board.shard(one.id.index).start_failure]
+        troubles += "".join(f"; {shard.name} cannot start, see the log" for shard in failed)
         if not waiting:
             serving = f"{total - len(damaged)} of {total} shards" if damaged else f"{total} shards"
             return (f"serving, {serving}" if self._is_announced else "starting") + troubles

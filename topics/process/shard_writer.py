@@ -4,6 +4,7 @@ SIGTERM.
 
 from __future__ import annotations
 
+import errno
 import secrets
 import sys
 import time
@@ -14,7 +15,7 @@ import structlog
 import trio
 
 from topics.actors.link.beat import BEAT_S
-from topics.actors.link.board import Board, ShardState, ShardWords
+from topics.actors.link.board import Board, ShardState, ShardWords, StartFailure
 from topics.actors.link.counters import CounterWords
 from topics.actors.link.event_loop import EventLoop
 from topics.actors.link.link import Link
@@ -52,6 +53,7 @@ def main(
     words.progress_ppm = 0
     words.state = ShardState.RECOVERING
     shard = _recover(settings, folders, words, index)
+    words.start_failure = StartFailure.NONE
     # Not those of an earlier process: no token of its leases may hold.
     shard.engine.table.next_lease_number = 1 + secrets.randbits(LEASE_NUMBER_BITS)
     freeze_survivors()
@@ -91,8 +93,12 @@ def _recover(settings: Settings, folders: Folders, words: ShardWords, index: int
         log.critical("data directory lost", refused="the start", reason=error.strerror)
         sys.exit(ExitCode.FAILED)
     except OSError as error:  # the supervisor tries again
+        words.start_failure = failure_of(error)
         log.critical("start failed", path=error.filename, error=str(error))
         sys.exit(ExitCode.FAILED)
+    except Exception:
+        words.start_failure = StartFailure.START_FAILED
+        raise
     log.info(
         "recovered",
         topics=len(shard.engine.topics),
@@ -121,6 +127,18 @@ def _wait_for_directory(folders: Folders, words: ShardWords) -> None:
         words.state = ShardState.DIRECTORY_LOST
         words.heartbeat_ms = time.monotonic_ns() // 1_000_000
         time.sleep(BEAT_S)
+
+
+def failure_of(error: OSError) -> StartFailure:
+    """What the front reports of a start that ended with this error."""
+    match error.errno:
+        case errno.EACCES | errno.EPERM:
+            return StartFailure.PERMISSION_DENIED
+        case errno.ENOSPC | errno.EDQUOT:
+            return StartFailure.DISK_FULL
+        case errno.EIO | errno.EROFS | errno.ENXIO | errno.ENODEV:
+            return StartFailure.DISK_FAILED
+    return StartFailure.START_FAILED
 
 
 async def _serve(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from topics.actors.link.board import Board, ShardState, ShardWords
+from topics.actors.link.board import Board, ShardState, ShardWords, StartFailure
 from topics.actors.shard_client.readiness import Readiness, unready
 from topics.actors.shard_client.shards import ShardLink, Shards
 
@@ -24,12 +24,13 @@ def view(
     *,
     progress_ppm: int = 0,
     silent_ms: int = 0,
+    start_failure: int = 0,
     is_connected: bool = True,
     is_stalled: bool = False,
 ) -> View:
     words = Board(1).shard(0)
     words.state, words.progress_ppm, words.disk_silent_ms = state, progress_ppm, silent_ms
-    words.topics = 3
+    words.topics, words.start_failure = 3, start_failure
     return View(words, is_connected=is_connected, is_stalled=is_stalled)
 
 
@@ -50,6 +51,17 @@ TROUBLES = [
     (view(is_stalled=True), "stalled", "stalled"),
     (view(ShardState.DAMAGED, is_connected=False), "damaged", "damaged"),
     (view(ShardState.RECOVERING, is_connected=False), "recovering", None),
+    *(
+        (view(state, start_failure=failure, is_connected=False), name, name)
+        for failure, name in (
+            (StartFailure.PERMISSION_DENIED, "permission_denied"),
+            (StartFailure.DISK_FULL, "disk_full"),
+            (StartFailure.DISK_FAILED, "disk_failed"),
+            (StartFailure.START_FAILED, "start_failed"),
+        )
+        for state in (ShardState.DOWN, ShardState.STARTING, ShardState.RECOVERING)
+    ),
+    (view(ShardState.DAMAGED, start_failure=1, is_connected=False), "damaged", "damaged"),
     (view(silent_ms=10_000), "disk_stalled", "disk_stalled"),
     (view(silent_ms=9_999), "", None),
     (view(silent_ms=10_000, is_stalled=True), "disk_stalled", "disk_stalled"),
@@ -88,6 +100,11 @@ REPLAYING = (0, "recovering")
         ((REPLAYING, (1, "stalled")), "shard 1 does not answer", "stalled"),
         ((REPLAYING, (2, "damaged"), (3, "stalled")), "shard 2 has damaged data", "damaged"),
         (((4, "disk_stalled"),), "shard 4 waits for its disk", "disk_stalled"),
+        (
+            (REPLAYING, (1, "permission_denied")),
+            "shard 1 cannot start: it may not open its files",
+            "permission_denied",
+        ),
     ],
 )
 def test_a_trouble_is_the_reason_before_a_replay(

@@ -10,7 +10,7 @@ store changes it. The sections follow one another in this order, each from a lin
                          2     started_monotonic_ms: CLOCK_MONOTONIC of the start [supervisor]
     sessions             n     session number of pair n of processes, from 1 [supervisor]
     process p            0     state: FrontState or ShardState [p; the supervisor once it has
-    (258 lines each,           reaped p]
+    (259 lines each,           reaped p]
     the front first)     1     heartbeat_ms: CLOCK_MONOTONIC [p]
                          2     pid [supervisor]
                          3     spawns: how often p was forked [supervisor]
@@ -18,8 +18,9 @@ store changes it. The sections follow one another in this order, each from a lin
                          5     topics: how many shard p holds [shard p]
                          6     disk_silent_ms: how long writes have waited for the disk [shard p]
                          7     delay_ms: how long a message that comes now will wait [shard p]
-                         8     counters, 2048 words, see `topics.actors.link.counters` [p]
-                         2056  counts of limits, 8 words, see `topics.actors.link.ledger` [shard p]
+                         8     start_failure: StartFailure of the last start [shard p]
+                         16    counters, 2048 words, see `topics.actors.link.counters` [p]
+                         2064  counts of limits, 8 words, see `topics.actors.link.ledger` [shard p]
     heads of shard i     two words for each slot, see `topics.actors.link.heads` [shard i]
     (16 lines each)
     sources of shard i   512 words: how often sources of routers have got something, by the id of
@@ -39,13 +40,13 @@ from topics.actors.link.heads import SLOT_WORDS, SLOTS
 from topics.actors.link.process_id import FRONT, ProcessId, shard_id
 
 LINE_WORDS: Final = 8
-COUNTERS_AT: Final = LINE_WORDS
+COUNTERS_AT: Final = 2 * LINE_WORDS
 COUNTERS: Final = 2048
 LIMITS_AT: Final = COUNTERS_AT + COUNTERS
 LIMITS: Final = 8
 PROCESS_WORDS: Final = LIMITS_AT + LIMITS
 HEADS_WORDS: Final = SLOTS * SLOT_WORDS
-assert PROCESS_WORDS == 258 * LINE_WORDS
+assert PROCESS_WORDS == 259 * LINE_WORDS
 SOURCES_WORDS: Final = 512
 assert HEADS_WORDS == 16 * LINE_WORDS
 
@@ -64,6 +65,18 @@ class ShardState(IntEnum):
     DIRECTORY_LOST = (
         8  # its data directory is no longer its own: the shard reads, if it has started
     )
+
+
+class StartFailure(IntEnum):
+    """Why a shard could not start: never renumber, only add. It is started again and again, and the
+    cause remains on the board until it has recovered.
+    """
+
+    NONE = 0
+    PERMISSION_DENIED = 1  # a file or folder of its data may not be opened
+    DISK_FULL = 2
+    DISK_FAILED = 3
+    START_FAILED = 4  # anything else; the log has it
 
 
 class FrontState(IntEnum):
@@ -144,6 +157,9 @@ class ShardWords(ProcessWords):
     """How long a message that comes now will wait for its turn, and a write for the log beyond
     what a write and a sync take."""
 
+    start_failure = _Word(8)
+    """See StartFailure."""
+
     @property
     def state(self) -> ShardState:
         """See ShardState."""
@@ -159,7 +175,9 @@ class ShardWords(ProcessWords):
         return self.words[LIMITS_AT : LIMITS_AT + LIMITS]
 
     def clear(self) -> None:
-        """Also: nothing is replayed, no disk is waited for, and nothing waits."""
+        """Also: nothing is replayed, no disk is waited for, and nothing waits. Why it could not
+        start remains.
+        """
         super().clear()
         self.progress_ppm = self.disk_silent_ms = self.delay_ms = 0
 

@@ -7,17 +7,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from topics.actors.link.board import ShardState
+from topics.actors.link.board import ShardState, StartFailure
 from topics.actors.link.pulse import DAMAGED, DIRECTORY_LOST, DISK_STALLED, STALLED
 from topics.errors import NotReady
 
 LIMITED: Final = (ShardState.READ_ONLY, ShardState.NO_ROOM, ShardState.DIRECTORY_LOST)
 SERVING: Final = (ShardState.READY, *LIMITED)
+START_FAILURES: Final = {failure: failure.name.lower() for failure in StartFailure if failure}
 TROUBLES: Final = {
     DAMAGED: "has damaged data",
     DIRECTORY_LOST: "waits for its data directory, which was moved, replaced or removed",
     STALLED: "does not answer",
     DISK_STALLED: "waits for its disk",
+    START_FAILURES[StartFailure.PERMISSION_DENIED]: "cannot start: it may not open its files",
+    START_FAILURES[StartFailure.DISK_FULL]: "cannot start: its disk is full",
+    START_FAILURES[StartFailure.DISK_FAILED]: "cannot start: its disk has failed",
+    START_FAILURES[StartFailure.START_FAILED]: "cannot start: the server's log has the cause",
 }
 
 

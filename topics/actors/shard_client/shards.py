@@ -26,7 +26,7 @@ from trio.lowlevel import Abort, RaiseCancelT
 
 from topics.actors.link.arena import ArenaBlock, Holder
 from topics.actors.link.beat import wait_beat
-from topics.actors.link.board import Board, ShardWords
+from topics.actors.link.board import Board, ShardState, ShardWords, StartFailure
 from topics.actors.link.event_loop import EventLoop
 from topics.actors.link.heads import HeadMark, HeadReader
 from topics.actors.link.link import MANY, Link
@@ -48,7 +48,13 @@ from topics.actors.rpc.session import (
     Reply,
     discard,
 )
-from topics.actors.shard_client.readiness import LIMITED, SERVING, TROUBLES, Readiness
+from topics.actors.shard_client.readiness import (
+    LIMITED,
+    SERVING,
+    START_FAILURES,
+    TROUBLES,
+    Readiness,
+)
 from topics.errors import NotReady, Throttled, TopicsError
 from topics.formats.buffers import Buffer
 from topics.formats.names import shard_of
@@ -232,6 +238,8 @@ class ShardLink:
         if self.is_stalled:
             return DISK_STALLED if self.is_waiting_for_disk() else STALLED
         if state not in SERVING:
+            if state != ShardState.DAMAGED and self.words.start_failure:
+                return START_FAILURES[StartFailure(self.words.start_failure)]
             return state.name.lower()
         if not self.is_connected:
             name = state.name.lower()
