@@ -1,5 +1,6 @@
-"""What a restart leaves of leases (§0.10, §10.3): all of them where ``leases_durable`` is true, and
-claimable jobs where it is not.
+"""What a restart leaves of leases (§0.10, §10.3): all of them where ``leases_durable`` is true.
+Where it is not, all jobs are claimable; after an orderly stop they keep their deliveries, delays
+and errors.
 """
 
 from __future__ import annotations
@@ -210,6 +211,83 @@ def test_every_job_is_ready_again(loose: Durable, act: Callable[[Queue], list[Jo
     queue = loose(act).queue
     assert queue.counters() == counters(ready=5)
     assert numbers(queue.claim("c", 9)) == [1, 2, 3, 4, 5]
+
+
+# --- an orderly stop, without durable leases
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    with Server(tmp_path / "data", shards=2, wal_file_bytes=SMALL_LOG) as server:
+        yield server
+
+
+@pytest.mark.parametrize("durability", [*CLASSES, "memory"])
+def test_a_job_that_always_fails_ends_after_its_deliveries_over_four_restarts(
+    server: Server, durability: str
+) -> None:
+    delivered: list[int] = []
+    with Api(server.address) as api:
+        Queue.create(
+            *(api, "q", "poison"),
+            durability=durability,
+            max_deliveries=3,
+            dead_letter="q.dead",
+            lease_ms=HOUR_MS,
+        )
+    for _ in range(4):
+        with Api(server.address) as api:
+            delivered += [job["deliveries"] for job in Queue(api, "q").claim("w", 5)]
+        with server.again("stop"):
+            pass
+    with Api(server.address) as api:
+        queue = Queue(api, "q")
+        delivered += [job["deliveries"] for job in queue.claim("w", 5)]
+        until(queue.counters, lambda found: found == counters(dead_lettered=1))
+        (letter,) = api.read("q.dead")
+    assert delivered == [1, 2, 3]
+    assert letter["meta"]["$dead_letter_deliveries"] == 3
+
+
+@pytest.mark.parametrize("durability", CLASSES)
+def test_a_stop_keeps_delays_and_errors_of_nacks(server: Server, durability: str) -> None:
+    with Api(server.address) as api:
+        queue = Queue.create(api, "q", *range(4), durability=durability, lease_ms=HOUR_MS)
+        jobs = queue.claim("w", 3)
+        queue.nack(jobs[:1], error="later", delay_ms=HOUR_MS)
+        queue.nack(jobs[1:2], error="now")
+    for _ in range(2):
+        with server.again("stop") as api:
+            queue = Queue(api, "q")
+            assert queue.counters() == counters(ready=3), "job 1 waits for its delay"
+            assert queue.leases() == []
+    with Api(server.address) as api:
+        found = Queue(api, "q").claim("v", 5)
+        told = [(job["$seq"], job["deliveries"], job.get("last_error")) for job in found]
+        assert told == [(2, 2, "now"), (3, 2, None), (4, 1, None)]
+
+
+def test_a_kill_after_a_stop_loses_no_job_and_doubles_none(server: Server) -> None:
+    """Counts are at least those of the stop, or from zero if a checkpoint came between."""
+    with Api(server.address) as api:
+        queue = Queue.create(api, "q", *range(6), lease_ms=HOUR_MS)
+        queue.nack(queue.claim("w", 4))
+    with server.again("stop") as api:
+        queue = Queue(api, "q")
+        jobs = queue.claim("w", 6)
+        assert [job["deliveries"] for job in jobs] == [2, 2, 2, 2, 1, 1]
+        queue.ack(jobs[:2])
+        queue.nack(jobs[2:3], delay_ms=HOUR_MS)
+    with server.again("kill") as api:
+        queue = Queue(api, "q")
+        assert queue.counters() == counters(ready=4)
+        jobs = queue.claim("w", 6)
+        assert [(job["$seq"], job["deliveries"]) for job in jobs] == [
+            (3, 2),
+            (4, 2),
+            (5, 1),
+            (6, 1),
+        ]
 
 
 # --- what else there is to a restart

@@ -44,6 +44,17 @@ class Queues(QueueMoves):
 
     # Checkpoints and restarts
 
+    @rule(is_wanted=st.sampled_from([True, False, False, False]))
+    def stop_in_order(self, is_wanted: bool) -> None:
+        """The last checkpoint of a process, and the start of the next one."""
+        if not is_wanted:
+            return
+        self.commit_all()
+        self.checkpointing, self.is_last = None, True
+        self.whole_checkpoint()
+        self.is_last = False
+        self.restart(power=False, share=10, is_wanted=True, old=False)
+
     def keep_topics(self, made: dict[str, Any]) -> Iterator[Topic]:
         made["rows"] = {}
         for topic in topics_to_keep(self.world.engine.table):
@@ -62,8 +73,9 @@ class Queues(QueueMoves):
             return []
         self.jobs(topic).advance(self.now.ms)
         model.advance(self.now.ms)
-        rows |= model.kept_rows(self.now, [jobs for at, jobs in self.aside if at == topic.id])
-        return list(jobs_to_keep(topic, self.now))
+        aside = [jobs for at, jobs in self.aside if at == topic.id]
+        rows |= model.kept_rows(self.now, aside, is_last=self.is_last)
+        return list(jobs_to_keep(topic, self.now, is_last=self.is_last))
 
     def begin_again(self, power: bool) -> list[Frame]:
         self.now = Now(self.now.ts, 77 + self.now.ms // 3)  # another monotonic clock

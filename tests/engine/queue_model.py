@@ -317,13 +317,21 @@ class QueueModel:
                     job.deliveries = 0
             self.ahead = {seq: job for seq, job in self.ahead.items() if job.doomed}
 
-    def kept_rows(self, now: Now, aside: Iterable[Mapping[int, Job]]) -> dict[int, Job]:
-        """What a checkpoint tells of jobs; those that are set aside as if they were not."""
+    def kept_rows(
+        self, now: Now, aside: Iterable[Mapping[int, Job]], *, is_last: bool
+    ) -> dict[int, Job]:
+        """What a checkpoint tells of jobs; those that are set aside as if they were not.
+        ``is_last``: it is that of an orderly stop, which keeps all but the leases.
+        """
         model = self.copy()
         for jobs in aside:
             model.put_back(jobs.values(), now)
         with_leases = keeps_leases(self.config)
-        return {seq: _kept(job, now, with_leases) for seq, job in model.jobs.items()}
+        with_counts = is_last and self.config.durability != "ephemeral"
+        return {
+            seq: _kept(job, now, with_leases=with_leases, with_counts=with_counts)
+            for seq, job in model.jobs.items()
+        }
 
     def take_over(self, rows: dict[int, Job], dead_lettered: int) -> None:
         """What a checkpoint tells."""
@@ -368,16 +376,18 @@ def keeps_leases(config: TopicConfig) -> bool:
     return config.leases_durable and config.durability != "ephemeral"
 
 
-def _kept(job: Job, now: Now, with_leases: bool) -> Job:
+def _kept(job: Job, now: Now, *, with_leases: bool, with_counts: bool) -> Job:
     """A job as a checkpoint tells of it."""
     kept = replace(job, stream=0, until_ts=now.ts + job.at_ms - now.ms)
     if job.doomed:
         kept.state = "dying"
     elif job.state == "waiting":
         return kept
-    elif not with_leases:
+    elif not with_leases and not with_counts:
         _change(kept, "waiting")
         kept.deliveries = 0
+    elif not with_leases and job.state in ("held", "acking"):
+        _change(kept, "free")
     elif job.state == "acking":
         kept.state = "held"
     kept.due_ts = 0

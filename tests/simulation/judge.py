@@ -915,7 +915,7 @@ class Judge:
                 if (
                     one.ended < other.began
                     and other.count <= one.count
-                    and not self.lost_lease(topic, one.began, other.ended)
+                    and not self.lost_count(topic, one.began, other.ended)
                 ):
                     sentence = f"delivery {other.count} of job {seq} comes after {one.count}"
                     self.tell("queues", topic.name, sentence, one.entry, other.entry)
@@ -941,14 +941,29 @@ class Judge:
                 and known.seq in settle.done
                 and call.ended < one.began
                 and one.ended_at + TICK_S + self.model.jumped_s() < call.at + delay_ms / 1000
-                and not self.lost_lease(topic, call.began, one.ended)
+                and not self.lost_count(topic, call.began, one.ended)
                 and self.model.epoch_at(topic.name, call.began, call.ended) == incarnation.epoch
             ):
                 sentence = f"job {known.seq} is delivered {delay_ms} ms after a nack, or sooner"
                 self.tell("queues", topic.name, sentence, call.began, one.entry)
 
+    def lost_count(self, topic: Topic, first: int, last: int) -> bool:
+        """Whether deliveries and delays may be lost between two moments. An orderly stop keeps them
+        if the disk takes its checkpoint.
+        """
+        if not self.lost_lease(topic, first, last):
+            return False
+        return (
+            bool(self.model.jumps)
+            or "ephemeral" in topic.may("durability", first, last)
+            or any(
+                death.what not in ("stop", "start") or death.window_s == NEVER
+                for death in self.model.deaths_of(topic, first, last)
+            )
+        )
+
     def lost_lease(self, topic: Topic, first: int, last: int) -> bool:
-        """Whether leases and counts may be lost between two moments."""
+        """Whether leases may be lost between two moments."""
         is_durable = topic.may("leases_durable", first, last) == {True}
         is_logged = topic.may("durability", first, last) <= {"disk", "fsync"}
         deaths = [*self.model.deaths_of(topic, first, last)]

@@ -358,6 +358,14 @@ def deliveries_that_are_not_counted() -> None:
     wrap(Jobs, "end_lease", end_lease)
 
 
+@plant
+def counts_that_end_with_a_stop() -> None:
+    def ledgers(real: Callable[..., Any], self: Jobs, now: Any, **more: Any) -> Any:
+        return real(self, now, with_leases=more["with_leases"])
+
+    wrap(Jobs, "ledgers", ledgers)
+
+
 # Access
 
 

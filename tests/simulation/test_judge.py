@@ -575,6 +575,25 @@ def leases_that_outlive_a_kill(story: Story, right: bool) -> None:
     story.claim(1, node="v", count=1 if right else 2)
 
 
+@case("queues", "comes after")
+def counts_that_outlive_a_stop(story: Story, right: bool) -> None:
+    story.make(Q, type="queue")
+    story.append(1, 1, topic=Q)
+    story.claim(1)
+    story.happen("stop", "everything")
+    story.claim(1, node="v", count=2 if right else 1)
+
+
+@case("queues", "after a nack, or sooner")
+def delays_that_outlive_a_stop(story: Story, right: bool) -> None:
+    story.make(Q, type="queue")
+    story.append(1, 1, topic=Q)
+    story.claim(1)
+    story.settle("nack", 1, delay_ms=60_000)
+    story.happen("stop" if not right else "kill", "everything")
+    story.claim(1, count=2)
+
+
 @case("queues", "is delivered after it was acked")
 def an_ack(story: Story, right: bool) -> None:
     story.make(Q, type="queue")

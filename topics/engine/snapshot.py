@@ -42,15 +42,18 @@ def items_to_keep(
     known: Mapping[str, Any],
     position_of: Callable[[Topic], int],
     now: Callable[[], Now],
+    *,
+    is_last: bool,
 ) -> Iterator[dict[str, Any] | None]:
     """All items of a checkpoint, each to be encoded at once. None: others may run before the next
     one. ``known``: what the item of the shard has besides; ``position_of``: the LSN before which
-    every change of a topic is committed, and from which on none is.
+    every change of a topic is committed, and from which on none is. ``is_last``: nothing is written
+    after it, because the shard stops.
     """
     yield {**snapshot_shard(table), **known}
     for count, topic in enumerate(topics_to_keep(table), 1):
         yield snapshot_topic(topic, position_of(topic))
-        for part in jobs_to_keep(topic, now()):
+        for part in jobs_to_keep(topic, now(), is_last=is_last):
             yield {"id": topic.id, "jobs": part}
             yield None
         found = keys_to_keep(topic, now())
@@ -122,14 +125,22 @@ def snapshot_topic(topic: Topic, lsn: int) -> dict[str, Any]:
     return kept
 
 
-def jobs_to_keep(topic: Topic, now: Now) -> Iterator[dict[str, Any]]:
+def jobs_to_keep(topic: Topic, now: Now, *, is_last: bool = False) -> Iterator[dict[str, Any]]:
     """Parts of ``queue``, after `snapshot_topic`; the topic may change between two steps.
 
     Changes of leases are effective before they are committed, so a part may know of frames beyond
     the LSN of the topic: see `Ledger`. They are undone only together with the checkpoint.
+
+    Where the log has no leases, only the checkpoint of an orderly stop (``is_last``) has
+    deliveries, delays of nacks and errors. A start after a kill that reads this checkpoint again
+    finds each of them as it was at that stop. It finds none after a later checkpoint.
     """
     if topic.jobs is not None:
-        ledgers = topic.jobs.ledgers(now, with_leases=keeps_leases(topic.committed))
+        ledgers = topic.jobs.ledgers(
+            now,
+            with_leases=keeps_leases(topic.committed),
+            with_counts=is_last and topic.committed.durability != "ephemeral",
+        )
         yield from (ledger.pack() for ledger in ledgers)
 
 

@@ -276,7 +276,7 @@ def _stop(shard: Shard, epochs: Epochs, now: Now) -> None:
     kept = shard.kept[-1]
     numbers = sorted(kept.segments, key=lambda each: shard.segments.segments[each].header.base)
     known = {"segments": numbers, "boot": shard.boot}
-    items = items_to_keep(table, known, lambda _: wal.next_lsn, lambda: now)
+    items = items_to_keep(table, known, lambda _: wal.next_lsn, lambda: now, is_last=True)
     checkpoints.write(
         shard.folders.checkpoint,
         wal.next_lsn,

@@ -426,9 +426,11 @@ class Jobs:
         else:
             self.free(seq)
 
-    def ledgers(self, now: Now, *, with_leases: bool) -> Iterator[Ledger]:
-        """What a restart must know, some jobs at a time. ``with_leases``: of leases and deliveries,
-        too.
+    def ledgers(
+        self, now: Now, *, with_leases: bool, with_counts: bool = False
+    ) -> Iterator[Ledger]:
+        """Return what a restart must know, some jobs at a time. ``with_leases``: also leases and
+        deliveries. ``with_counts``: also deliveries, delays of nacks and errors; all leases end.
 
         Jobs may change between two steps. Each of those that are listed now is told as it is when
         its turn comes; all else that changes is told by frames that are written from now on.
@@ -444,7 +446,9 @@ class Jobs:
             ledger = Ledger()
             for seq in seqs[start : start + LEDGER_STEP]:
                 row = self._row(seq, now)
-                if row is not None and (with_leases or row.state is JobState.DYING):
+                if row is not None and row.state is JobState.HELD and not with_leases:
+                    row = JobRow(JobState.FREE, 0, 0, row.deliveries, "")
+                if row is not None and (with_leases or with_counts or row.state is JobState.DYING):
                     ledger.rows[seq] = row
                     if seq in self.errors:
                         ledger.errors[seq] = self.errors[seq]
@@ -501,8 +505,9 @@ class Jobs:
 
     def _lists(self) -> tuple[LeaseTable | dict[int, Any], ...]:
         return (
-            *(self.leases, self.acking, self._free, self._hidden),
-            *(self.dead, self.aside, self.dying),  # a restart finds the dying ones last
+            # A restart finds ended leases after the free jobs, and the dying ones last.
+            *(self._free, self._hidden, self.dead, self.aside),
+            *(self.leases, self.acking, self.dying),
         )
 
     def is_listed(self, seq: int) -> bool:

@@ -81,7 +81,7 @@ class Checkpointing:
     async def _write_pieces(self, writer: CheckpointWriter, numbers: list[int]) -> PieceBuilder:
         """Write all items aside, while the shard goes on."""
         builder = PieceBuilder()
-        for item in self._items(numbers):
+        for item in self._items(numbers, is_last=False):
             if item is None:
                 await trio.lowlevel.checkpoint()
             elif (piece := builder.add(item)) is not None:
@@ -93,13 +93,14 @@ class Checkpointing:
         """Write the checkpoint of an orderly stop, after the log is closed. Raises OSError."""
         self._segments.flags.sync(self._wal.synced_lsn)
         folder, replay_from = self._shard.folders.checkpoint, self._reclaim.replay_from
-        items = (item for item in self._items(self._reclaim.named_segments) if item is not None)
+        found = self._items(self._reclaim.named_segments, is_last=True)
+        items = (item for item in found if item is not None)
         checkpoints.write(folder, self._wal.next_lsn, replay_from, items, clean=True)
 
-    def _items(self, numbers: list[int]) -> Iterator[Item | None]:
-        """All items, each to be encoded at once. None: others may run before the next one."""
+    def _items(self, numbers: list[int], *, is_last: bool) -> Iterator[Item | None]:
+        """As `items_to_keep`."""
         commits, known = self._commits, {"segments": numbers, "boot": self._shard.boot}
-        return items_to_keep(self._table, known, commits.position_of, commits.now)
+        return items_to_keep(self._table, known, commits.position_of, commits.now, is_last=is_last)
 
     async def sync_log(self, lsn: int, losses: int) -> None:
         """Return once the log is synced up to ``lsn``, its end of a moment ago.
