@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from tests.engine.queue_model import QueueModel
 from topics.engine.queue.jobs import Jobs
+from topics.engine.queue.timetable import SLOT_MS
 from topics.engine.topic import Topic
 
 # What the engine may still list a job as, though time has made it what the model says.
@@ -36,6 +38,7 @@ def check_lists(topic: Topic, model: QueueModel, now_ms: int, *, is_lazy: bool) 
             assert (lease.number, lease.deadline_ms) == (job.number, job.at_ms)
             assert (lease.holder.node, lease.holder.seqs is not None) == (job.node, job.stream > 0)
     _check_holders(jobs)
+    _check_tallies(jobs)
 
 
 def _listed_states(jobs: Jobs) -> dict[int, str]:
@@ -56,6 +59,17 @@ def _listed_states(jobs: Jobs) -> dict[int, str]:
             assert seq not in states, f"{seq} is {states[seq]} and {state}"
             states[seq] = state
     return states
+
+
+def _check_tallies(jobs: Jobs) -> None:
+    """Each tally counts the times that there are."""
+    times = (
+        (jobs.leases.ends, [lease.deadline_ms + 1 for lease in jobs.leases.held.values()]),
+        (jobs._hidden.ends, [*jobs._hidden.values()]),
+        (jobs._delays.ends, [at for at, _ in jobs._delays.times()]),
+    )
+    for tally, expected in times:
+        assert tally._slots == Counter(at // SLOT_MS for at in expected)
 
 
 def _check_holders(jobs: Jobs) -> None:

@@ -67,12 +67,15 @@ def deal(
     ``evenly``: dealt round-robin. Otherwise the first takes what it may, and so on. No more are
     taken once their records have ``max_bytes``.
     """
-    jobs.advance(now.ms)
+    wanted = asks[0].max_jobs if len(asks) == 1 else sum(ask.max_jobs for ask in asks)
+    jobs.advance(now.ms, wanted)
     jobs.steps_left = PASS_STEPS
+    found = _take(topic, jobs, store, wanted, max_bytes, now)
+    jobs.end_pass(is_short=len(found) < min(len(asks), wanted))
     if len(asks) == 1:
-        return [sorted(_take(topic, jobs, store, asks[0].max_jobs, max_bytes, now))]
+        return [sorted(found)]
     hands: list[list[Taken]] = [[] for _ in asks]
-    taken = iter(_take(topic, jobs, store, sum(ask.max_jobs for ask in asks), max_bytes, now))
+    taken = iter(found)
     if evenly:
         turns = _turns(asks, hands)
         for job in taken:

@@ -13,9 +13,11 @@ from __future__ import annotations
 import sys
 from array import array
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Iterable, Iterator, MutableMapping
 from typing import NamedTuple
 
+from topics.engine.queue.timetable import Tally
 from topics.formats.ranges import SeqRun
 
 BLOCK_ROWS = 512
@@ -31,14 +33,17 @@ class _Block(NamedTuple):
 
 
 class Delays(MutableMapping[int, int]):
-    """When each job is due (wall ms), by seq, rising. ``waiting``: how many jobs are not due."""
+    """When each job is due (wall ms), by seq, rising. ``waiting``: how many jobs are not due;
+    ``ends`` counts their times.
+    """
 
-    __slots__ = ("_blocks", "_count", "_firsts", "waiting")
+    __slots__ = ("_blocks", "_count", "_firsts", "ends", "waiting")
 
     def __init__(self) -> None:
         self._blocks: list[_Block] = []
         self._firsts: list[int] = []  # no seq of the block is below
         self._count = self.waiting = 0
+        self.ends = Tally()
 
     def __len__(self) -> int:
         return self._count
@@ -96,7 +101,9 @@ class Delays(MutableMapping[int, int]):
         """Note the delay of a job, in place of the one that it has."""
         blocks, firsts = self._blocks, self._firsts
         self._count += 1
-        self.waiting += until_ms > 0
+        if until_ms:
+            self.waiting += 1
+            self.ends.add(until_ms)
         if not blocks or seq > blocks[-1].seqs[-1]:
             if not blocks or len(blocks[-1].seqs) == BLOCK_ROWS:
                 blocks.append(_Block(array("Q"), array("q"), array("q")))
@@ -111,7 +118,7 @@ class Delays(MutableMapping[int, int]):
         place = bisect_left(block.seqs, seq)
         if place < len(block.seqs) and block.seqs[place] == seq:
             self._count -= 1
-            self.waiting -= block.until[place] > 0
+            self._end_wait(block.until[place : place + 1])
             block.due[place], block.until[place] = due_ts, until_ms
             return
         for column, value in zip(block, (seq, due_ts, until_ms), strict=True):
@@ -128,9 +135,22 @@ class Delays(MutableMapping[int, int]):
         if found is None or not found[0].until[found[1]]:
             return None
         block, row = found
+        self._end_wait(block.until[row : row + 1])
         block.until[row] = 0
-        self.waiting -= 1
         return block.due[row]
+
+    def _end_wait(self, times: array[int]) -> None:
+        """Rows with these ``until`` do not wait any more."""
+        if len(times) == 1:
+            counts = {times[0]: 1}
+        elif self.waiting:
+            counts = Counter(times)
+        else:
+            return
+        for until_ms, count in counts.items():
+            if until_ms:
+                self.waiting -= count
+                self.ends.remove(until_ms, count)
 
     def take(self, seq: int) -> tuple[int, bool] | None:
         """Forget the delay of a job: when it is due (wall ms), and whether it is."""
@@ -150,7 +170,7 @@ class Delays(MutableMapping[int, int]):
             block = blocks[end]
             start, over = bisect_left(block.seqs, first), bisect_left(block.seqs, stop)
             self._count -= over - start
-            self.waiting -= over - start - block.until[start:over].count(0)
+            self._end_wait(block.until[start:over])
             if over - start == len(block.seqs):
                 end += 1
                 continue

@@ -13,8 +13,9 @@ Every live record is in one state. Only the fresh are not listed: they are the l
 wait or are set aside, and what is ready is what remains of the live ones.
 
 What takes time for each job is bounded: a pass takes `PASS_STEPS` steps in vain at most, and then
-`is_unfinished`; `advance` ends `ADVANCE_MAX` leases and delays at once, and goes on
-`ADVANCE_PAUSE_MS` later. Until then the others are as they were: not claimable, and not ``ready``.
+`is_unfinished`; `advance` ends `ADVANCE_MAX` leases and delays at once. The next call continues,
+`ADVANCE_PAUSE_MS` later or as soon as a pass finds fewer jobs than it wants. The counters include
+those that are over and not ended yet (`Tally`), so ``ready`` does not wait for any of that.
 
 Leases, delays after a nack and delivery times run on the monotonic clock. A record that a cap, its
 age or a delete takes leaves every state at once (`cut`, `forget_runs`).
@@ -35,7 +36,7 @@ from topics.engine.queue.delays import Delays
 from topics.engine.queue.leases import Holder, Lease, LeaseTable
 from topics.engine.queue.ledger import JobRow, JobState, Ledger, those_in
 from topics.engine.queue.seq_set import SeqSet
-from topics.engine.queue.timetable import Timetable
+from topics.engine.queue.timetable import Tally, Timetable
 from topics.formats.api.limits import DELAY_MS_MAX, LEASE_MS_BOUNDS
 from topics.formats.api.topic_config import TopicConfig
 from topics.formats.ranges import SeqRun
@@ -72,6 +73,35 @@ class Apart(Enum):
     DEAD = "dead"
 
 
+class Hidden(dict[int, int]):
+    """Until when jobs are hidden (monotonic ms), by seq. ``ends`` counts these times. Only the
+    methods below change it.
+    """
+
+    __slots__ = ("ends",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ends = Tally()
+
+    def __setitem__(self, seq: int, until_ms: int) -> None:
+        self.pop(seq)
+        super().__setitem__(seq, until_ms)
+        self.ends.add(until_ms)
+
+    def __delitem__(self, seq: int) -> None:
+        self.ends.remove(self[seq])
+        super().__delitem__(seq)
+
+    def pop(self, seq: int, default: Any = None) -> Any:
+        """As that of a dict; None when the job is not hidden."""
+        until_ms = super().pop(seq, None)
+        if until_ms is None:
+            return default
+        self.ends.remove(until_ms)
+        return until_ms
+
+
 class Jobs:
     """The jobs of one queue. ``dead_lettered``: how many the dead-letter topic has got.
 
@@ -80,7 +110,8 @@ class Jobs:
 
     __slots__ = (
         *("_apart", "_delays", "_delay_times", "_deliveries", "_first_in_line"),
-        *("_free", "_hidden", "_hidden_times", "_in_line", "_paused_until", "_start_seq"),
+        *("_behind_at", "_free", "_hidden", "_hidden_times", "_in_line", "_paused_until"),
+        "_start_seq",
         *("acking", "aside", "cursor", "dead", "dead_lettered", "doomed", "due", "dying"),
         *("errors", "leases", "ledger", "steps_left"),
     )
@@ -93,7 +124,7 @@ class Jobs:
         self._in_line: deque[int] = deque()  # free jobs, and some that no longer stand there
         self._first_in_line = 0  # number of the first place
         self._free: dict[int, int] = {}  # number of its place
-        self._hidden: dict[int, int] = {}  # until when (monotonic ms)
+        self._hidden = Hidden()
         self._hidden_times = Timetable(self._hidden.get)
         self._delays = Delays()  # of jobs that are delayed or due
         self._delay_times = Timetable(self._delays.until_ms)
@@ -112,6 +143,7 @@ class Jobs:
         self.aside: dict[int, tuple[Apart, int]] = {}  # on their way to another topic
         self.dead_lettered = 0
         self._paused_until = 0  # monotonic ms: `advance` does nothing before
+        self._behind_at = 0  # monotonic ms of the last `advance` if it has left something to do
         self._start_seq = 0  # of the last `cut`
         self.steps_left = 0  # that the pass may still take in vain; 0: it ends
 
@@ -121,6 +153,11 @@ class Jobs:
         """The counters as of the last `advance`, when so many records of the topic live."""
         in_flight = len(self.leases.held) + len(self.acking)
         hidden, delayed = len(self._hidden), self._delays.waiting
+        if self._behind_at:
+            now_ms = self._behind_at
+            in_flight -= self.leases.ends.due(self.leases.expiry.next_at, now_ms)
+            hidden -= self._hidden.ends.due(self._hidden_times.next_at, now_ms)
+            delayed -= self._delays.ends.due(self._delay_times.next_at, now_ms)
         moving = len(self.dead) + len(self.dying) + len(self.aside)
         ready = live_count - in_flight - hidden - delayed - moving
         return Counters(ready, in_flight, self.dead_lettered, delayed)
@@ -145,13 +182,19 @@ class Jobs:
 
     # Time
 
-    def advance(self, now_ms: int) -> None:
-        """Do what time has brought: leases end, delays are over. A part of it, if it is much."""
-        if now_ms < self._paused_until or (
+    def advance(self, now_ms: int, wanted: int = 0) -> None:
+        """End the leases and delays that are over by ``now_ms``, up to `ADVANCE_MAX` of them.
+        ``wanted``: so many jobs are to be claimed.
+        """
+        if (
             now_ms < self.leases.expiry.next_at
             and now_ms < self._hidden_times.next_at
             and now_ms < self._delay_times.next_at
         ):
+            self._behind_at = 0
+            return
+        if now_ms < self._paused_until and len(self._free) + len(self.due) >= wanted:
+            self._behind_at = now_ms
             return
         freed = self.leases.take_over(now_ms, ADVANCE_MAX)
         for _, seq in freed:
@@ -167,7 +210,9 @@ class Jobs:
             due_ts = self._delays.note_due(seq)
             if due_ts is not None:
                 heapq.heappush(self.due, (due_ts, seq))
-        self._paused_until = 0 if self.next_at > now_ms else now_ms + ADVANCE_PAUSE_MS
+        is_done = self.next_at > now_ms
+        self._paused_until = 0 if is_done else now_ms + ADVANCE_PAUSE_MS
+        self._behind_at = 0 if is_done else now_ms
 
     # The states
 
@@ -196,8 +241,15 @@ class Jobs:
 
     @property
     def is_unfinished(self) -> bool:
-        """The last pass has not looked at all jobs: it took too many steps in vain."""
+        """The last pass has not looked at all jobs: it took too many steps in vain, or the last
+        `advance` has left leases or delays that are over.
+        """
         return self.steps_left <= 0
+
+    def end_pass(self, is_short: bool) -> None:
+        """A pass ends. ``is_short``: it has no job for one of its claimers."""
+        if is_short and self._behind_at:
+            self.steps_left = 0
 
     def take_free(self, count: int, config: TopicConfig) -> list[int]:
         """Take up to ``count`` free jobs out of the line; exhausted ones die on the way."""

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from topics.engine.queue.timetable import Timetable
+from topics.engine.queue.timetable import Tally, Timetable
 
 _PREFIX = "lease_"
 ORDER_SLACK = 1024  # new leases that a sorted list may have beside it, and an eighth of its own
@@ -51,15 +51,16 @@ def lease_id(number: int) -> str:
 
 
 class LeaseTable:
-    """The leases of one queue. ``held``: by seq. ``expiry``: when leases are over. ``loosened``:
-    streams that hold fewer than before; whoever serves them takes them out.
+    """The leases of one queue. ``held``: by seq. ``expiry``: when leases are over, ``ends`` counts
+    these times. ``loosened``: streams that hold fewer than before; whoever serves them takes them
+    out.
     """
 
-    __slots__ = ("_later", "_order", "expiry", "held", "loosened", "pollers")
+    __slots__ = ("_later", "_order", "ends", "expiry", "held", "loosened", "pollers")
 
     def __init__(self) -> None:
         self.held: dict[int, Lease] = {}
-        self.expiry = Timetable(self._over_at)
+        self.expiry, self.ends = Timetable(self._over_at), Tally()
         # While they are listed: all seqs that were held at some time since, in two sorted parts.
         self._order: array[int] | None = None
         self._later: list[int] = []  # those that were leased since, not sorted
@@ -131,6 +132,8 @@ class LeaseTable:
             self._later.extend(seqs)
             if len(self._later) > ORDER_SLACK + len(self._order) // 8:
                 self._order, self._later = None, []
+        if seqs:
+            self.ends.add(deadline_ms + 1, len(seqs))
         self.expiry.add(deadline_ms + 1, seqs)
         self.expiry.trim(len(self.held), len(seqs))
 
@@ -139,6 +142,8 @@ class LeaseTable:
         for seq in seqs:
             lease = self.held[seq]
             self.held[seq] = Lease(seq, lease.number, deadline_ms, lease.holder)
+            self.ends.remove(lease.deadline_ms + 1)
+            self.ends.add(deadline_ms + 1)
         self.expiry.add(deadline_ms + 1, seqs)
         self.expiry.trim(len(self.held), len(seqs))
 
@@ -147,6 +152,7 @@ class LeaseTable:
         lease = self.held.pop(seq, None)
         if lease is None:
             return None
+        self.ends.remove(lease.deadline_ms + 1)
         if not self.held:
             self.held, self._order, self._later = {}, None, []  # give the memory back
         holder = lease.holder

@@ -8,6 +8,9 @@ dropped when its bucket comes near. So nothing is ever searched here, and an ent
 Times are monotonic milliseconds.
 
 ``next_at``: nothing is due before it, as far as is known without looking at entries.
+
+What is due is taken in bounded steps. A `Tally` counts the seqs of an owner by their times, so that
+the number of those that are due is known before they are taken.
 """
 
 from __future__ import annotations
@@ -21,7 +24,40 @@ BUCKET_MS = 256
 STALE_MIN = 4096  # a shorter timetable is not swept
 SWEEP_STEP = 16  # entries that are looked at for each that is added: more than are added
 NO_SEQS = array("Q")
+SLOT_MS = 16  # of a tally: a seq is counted as due so much later at most
 NEVER = sys.maxsize
+
+
+class Tally:
+    """Counts seqs by the slot of `SLOT_MS` that holds their time."""
+
+    __slots__ = ("_slots",)
+
+    def __init__(self) -> None:
+        self._slots: dict[int, int] = {}
+
+    def add(self, at: int, count: int = 1) -> None:
+        """Count seqs that are due at ``at``."""
+        slot = at // SLOT_MS
+        self._slots[slot] = self._slots.get(slot, 0) + count
+
+    def remove(self, at: int, count: int = 1) -> None:
+        """Undo `add`."""
+        slot = at // SLOT_MS
+        left = self._slots[slot] - count
+        if left:
+            self._slots[slot] = left
+        else:
+            del self._slots[slot]
+
+    def due(self, first: int, now_ms: int) -> int:
+        """Return how many seqs are due, those of the slot of ``now_ms`` left out. None is due
+        before ``first``.
+        """
+        slots, begin, end = self._slots, first // SLOT_MS, now_ms // SLOT_MS
+        if end - begin <= len(slots):
+            return sum(slots.get(slot, 0) for slot in range(begin, end))
+        return sum(count for slot, count in slots.items() if slot < end)
 
 
 class Timetable:
