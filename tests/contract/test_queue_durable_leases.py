@@ -308,8 +308,37 @@ def test_an_ephemeral_queue_is_empty_after_a_restart(tmp_path: Path, end: str) -
             assert data(queue.claim("w", 9)) == ["new"]
 
 
+@pytest.mark.parametrize("durability", CLASSES)
+def test_leases_that_become_durable_survive_a_kill_right_after(
+    server: Server, durability: str
+) -> None:
+    """The answer of the PUT covers all leases and counts, whoever asks a second time."""
+    with Api(server.address) as api:
+        queue = Queue.create(api, "q", *range(1600), durability=durability, lease_ms=HOUR_MS)
+        held = [job for _ in range(3) for job in queue.claim("a", 400)]
+        queue.nack(held[:1], "a", error="later", delay_ms=HOUR_MS)
+        queue.nack(held[1:2], "a", error="now")
+        queue.nack(queue.claim("b"), "b")
+        queue.extend(queue.claim("c"), "c", lease_ms=5 * HOUR_MS)
+        before, counted = queue.leases(), queue.counters()
+        assert len(before) == 1199
+        queue.configure(leases_durable=True)
+        queue.configure(leases_durable=True)
+    for _ in range(2):
+        with server.again("kill") as api:
+            queue = Queue(api, "q")
+            assert queue.leases() == before
+            assert queue.counters() == counted
+    with Api(server.address) as api:
+        queue = Queue(api, "q")
+        (job,) = queue.claim("d")
+        assert job["$seq"] > 1199
+        (lease,) = [each for each in queue.leases() if each["node"] == "c"]
+        assert (lease["deliveries"], lease["last_error"]) == (3, "now")
+
+
 def test_leases_become_durable_and_loose_again_in_place(tmp_path: Path) -> None:
-    """The setting counts for what happens from then on."""
+    """A claim after the PUT is as durable as one before it."""
     with Server(tmp_path / "data") as server:
         with Api(server.address) as api:
             queue = Queue.create(api, "q", *range(3), lease_ms=HOUR_MS)

@@ -14,7 +14,14 @@ from tests.engine.queue_model import Job, QueueModel
 from tests.engine.shard_support import decide_long
 from tests.engine.topic_machine_changes import SMALL_SLICES
 from tests.support.limits import LIMITS
-from topics.engine.changes import append, delete_records, delete_topic, put_topic, reservation
+from topics.engine.changes import (
+    append,
+    delete_records,
+    delete_topic,
+    lease_jobs,
+    put_topic,
+    reservation,
+)
 from topics.engine.changes.append import Append
 from topics.engine.changes.delete_records import Rest
 from topics.engine.queue.claims import jobs_of
@@ -162,6 +169,22 @@ class QueueRecords(QueueMachine):
             {FrameKind.TOPIC: self.told(topic, config)},
             lambda: self.models[topic.id].configure(config),
         )
+        if jobs_of(topic).unlogged is change:
+            self.commit_all()
+            self._log_leases(topic)
+
+    def _log_leases(self, topic: Topic) -> None:
+        """The log gets what it lacks, job by job."""
+        jobs, model = jobs_of(topic), self.models[topic.id]
+        aside = [jobs for at, jobs in self.aside if at == topic.id]
+        rows = model.kept_rows(self.now, aside, is_last=False)
+        for seq in dict.fromkeys(jobs.listed()):
+            change = lease_jobs.log_leases(topic, [seq], self.now)
+            is_told = rows[seq].state not in ("waiting", "dying")
+            assert len(change.frames) == is_told
+            if is_told:
+                self.submit(change, {FrameKind.LEASE: _told_row(topic.id, rows[seq])})
+        jobs.unlogged = None
 
     def told(self, topic: Topic, config: TopicConfig) -> Effect:
         """What a replay makes of a TOPIC frame that is written now."""
@@ -232,6 +255,14 @@ class QueueRecords(QueueMachine):
 
         self.submit(change, {FrameKind.DELETE: effect}, lambda: self.models[topic_id].delete(seqs))
         return change.rest
+
+
+def _told_row(topic_id: int, row: Job) -> Effect:
+    def effect(models: Models) -> None:
+        if row.seq in models[topic_id].jobs:
+            models[topic_id].jobs[row.seq] = replace(row)
+
+    return effect
 
 
 def _shown(seq: int, ts: int, record: Record) -> Record:

@@ -8,6 +8,7 @@ from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.replies import answer_error, reply_json
 from topics.actors.rpc.session import InboundMessage
 from topics.actors.shard.context import ShardContext
+from topics.actors.shard.queues.lease_logging import LeaseLogging
 from topics.actors.shard.room import unwritable
 from topics.actors.shard.routing.barriers import Barriers
 from topics.actors.shard.service import Service
@@ -39,7 +40,7 @@ class TopicCalls(Service):
 
     def __init__(self, context: ShardContext, barriers: Barriers) -> None:
         self._context, self._commits, self._engine = context, context.commits, context.engine
-        self._barriers = barriers
+        self._barriers, self._leases = barriers, LeaseLogging(context)
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
@@ -68,7 +69,15 @@ class TopicCalls(Service):
 
         def settle(result: Progress | OSError) -> None:
             if isinstance(result, OSError):
-                return answer_error(request, unwritable(result))
+                answer(result)
+            elif self._leases.is_due(topic):
+                self._leases.log(topic, answer)
+            else:
+                answer(None)
+
+        def answer(error: OSError | None) -> None:
+            if error is not None:
+                return answer_error(request, unwritable(error))
             body = answers.configured(topic.name, config, created=change.created, epoch=topic.epoch)
             return reply_json(request, RESULTS[change.created], body + ignored, params.at)
 

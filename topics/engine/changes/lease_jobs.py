@@ -21,7 +21,7 @@ from topics.engine.now import Now
 from topics.engine.queue.claims import Ask, Job, Taken, deal, jobs_of
 from topics.engine.queue.jobs import Jobs
 from topics.engine.queue.leases import Holder, Lease
-from topics.engine.queue.ledger import keeps_leases
+from topics.engine.queue.ledger import JobRow, JobState, keeps_leases
 from topics.engine.topic import Topic
 from topics.engine.topic_table import TopicTable
 from topics.formats.api.limits import U64_MAX
@@ -133,6 +133,15 @@ class ExtendLeases(LeaseChange):
         for lease in self.leases:
             if table.has_number(lease.seq, lease.number):
                 table.extend((lease.seq,), lease.deadline_ms)
+
+
+class LogLeases(LeaseChange):
+    """What the leases and counts of jobs are, for a log that did not have them before."""
+
+    __slots__ = ()
+
+    def take_back(self) -> None:
+        """Nothing has been done to the jobs."""
 
 
 class DyingJobs(LeaseChange):
@@ -300,6 +309,40 @@ def dying(topic: Topic, max_jobs: int, now: Now) -> LeaseChange:
         change.log([lease_frame(topic.id, now.ts, rows)], sync=True)
         change.doom(target)
     return change
+
+
+def log_leases(topic: Topic, seqs: Iterable[int], now: Now) -> LogLeases:
+    """Log the leases and counts of these jobs as they are now, because leases have become durable.
+    Jobs that were never delivered have no frame, and those that are dying have one already.
+    """
+    jobs, listed = jobs_of(topic), list[tuple[int, JobRow, str | None]]()
+    for seq in seqs:
+        row = jobs.row(seq, now)
+        if row is not None and row.state is not JobState.DYING:
+            listed.append((seq, row, jobs.errors.get(seq)))
+    frames = list[Frame]()
+    # Consecutive jobs only: free jobs keep their order.
+    for (state, until_ts, node, error), some in itertools.groupby(listed, _what_they_share):
+        alike = [*some]
+        shared = [seq for seq, _, _ in alike], [row.deliveries for _, row, _ in alike]
+        if state is JobState.FREE or error is not None:
+            rows = LeaseRows(LeaseOp.RELEASED, *shared, until_ts=until_ts, error=error)
+            frames.append(lease_frame(topic.id, now.ts, rows))
+        if state is JobState.HELD:
+            numbers = [row.number for _, row, _ in alike]
+            rows = LeaseRows(LeaseOp.CLAIMED, *shared, node, until_ts, numbers)
+            frames.append(lease_frame(topic.id, now.ts, rows))
+    change = LogLeases(topic, [seq for seq, _, _ in listed])
+    change.log(frames, sync=False)
+    return change
+
+
+def _what_they_share(
+    job: tuple[int, JobRow, str | None],
+) -> tuple[JobState, int, str, str | None]:
+    """Jobs that share this are in one frame."""
+    _, row, error = job
+    return row.state, row.until_ts, row.node, error
 
 
 def keep_dead(topic: Topic, seqs: Iterable[int]) -> None:

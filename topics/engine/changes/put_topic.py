@@ -9,6 +9,7 @@ import msgspec
 from topics.engine.changes.change import Change
 from topics.engine.changes.reservation import replay_ts
 from topics.engine.now import Now
+from topics.engine.queue.ledger import keeps_leases
 from topics.engine.queue.replay import follow_config, open_ledger
 from topics.engine.replay import Replay
 from topics.engine.retention import apply_caps
@@ -86,6 +87,8 @@ def decide(
     if change.frames:
         change.ts_ceiling = table.reserve_ts(now)
     change.note_pending()
+    if topic.jobs is not None and keeps_leases(config) and not keeps_leases(before):
+        topic.jobs.unlogged = change
     return change
 
 

@@ -113,7 +113,7 @@ class Jobs:
         *("_behind_at", "_free", "_hidden", "_hidden_times", "_in_line", "_paused_until"),
         "_start_seq",
         *("acking", "aside", "cursor", "dead", "dead_lettered", "doomed", "due", "dying"),
-        *("errors", "leases", "ledger", "steps_left"),
+        *("errors", "leases", "ledger", "steps_left", "unlogged"),
     )
 
     def __init__(self, ledger: Ledger | None = None) -> None:
@@ -141,6 +141,8 @@ class Jobs:
         # a version wrote it whose keys of copies do not name the queue.
         self.doomed: dict[int, str] = {}
         self.aside: dict[int, tuple[Apart, int]] = {}  # on their way to another topic
+        # The change by which leases became durable, until the log has those from before it.
+        self.unlogged: object = None
         self.dead_lettered = 0
         self._paused_until = 0  # monotonic ms: `advance` does nothing before
         self._behind_at = 0  # monotonic ms of the last `advance` if it has left something to do
@@ -493,11 +495,11 @@ class Jobs:
             for last, due_ts in delays:
                 ledger.delays.put(last, due_ts, 0)
             yield ledger
-        seqs = [*chain(*self._lists(), aside)]  # some may stand there twice
+        seqs = [*self.listed(), *aside]  # some may stand there twice
         for start in range(0, len(seqs), LEDGER_STEP):
             ledger = Ledger()
             for seq in seqs[start : start + LEDGER_STEP]:
-                row = self._row(seq, now)
+                row = self.row(seq, now)
                 if row is not None and row.state is JobState.HELD and not with_leases:
                     row = JobRow(JobState.FREE, 0, 0, row.deliveries, "")
                 if row is not None and (with_leases or with_counts or row.state is JobState.DYING):
@@ -508,7 +510,13 @@ class Jobs:
                     ledger.delays.put(seq, due_at, 0)
             yield ledger
 
-    def _row(self, seq: int, now: Now) -> JobRow | None:
+    def listed(self) -> list[int]:
+        """The seqs of jobs that may have been delivered, in the order of `ledgers`. Some may stand
+        there twice.
+        """
+        return [*chain(*self._lists())]
+
+    def row(self, seq: int, now: Now) -> JobRow | None:
         """The job, unless it was never delivered."""
         deliveries = self.deliveries(seq)
         if seq in self.doomed:

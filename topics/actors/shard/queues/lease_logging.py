@@ -1,0 +1,71 @@
+"""Lease logging: writes the leases and delivery counts of a queue when its leases become durable.
+
+    PUT committed --> slices of jobs, one frame or more each, after one another --> PUT answered
+
+The TOPIC frame of the PUT comes first. Whatever changes a lease from then on has its own frame, so
+a slice that shows a job as it is then never contradicts a later frame. `Jobs.unlogged` is set until
+the last slice is durable: another PUT that finds it set writes all slices again before its answer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+from topics.actors.shard.context import ShardContext
+from topics.engine.changes import lease_jobs
+from topics.engine.queue.claims import jobs_of
+from topics.engine.queue.ledger import keeps_leases
+from topics.engine.topic import Topic
+from topics.storage.wal.progress import Progress
+
+SLICE_JOBS = 512  # some milliseconds
+
+Done = Callable[[OSError | None], None]
+
+
+class LeaseLogging:
+    """Logs the leases of the queues of one shard."""
+
+    def __init__(self, context: ShardContext) -> None:
+        self._context, self._commits = context, context.commits
+
+    @staticmethod
+    def is_due(topic: Topic) -> bool:
+        """Whether the log must have the leases of this topic and lacks some."""
+        has_unlogged = topic.jobs is not None and topic.jobs.unlogged is not None
+        return has_unlogged and keeps_leases(topic.config) and not topic.deleted
+
+    def log(self, topic: Topic, done: Done) -> None:
+        """Call ``done`` as soon as the leases are durable, with the error if the log refused them.
+        Call it also if the topic is deleted in the meantime or its leases are not durable again.
+        """
+        jobs = jobs_of(topic)
+        self._step(topic, jobs.listed(), 0, jobs.unlogged, done)
+
+    def _step(self, topic: Topic, seqs: list[int], start: int, cause: object, done: Done) -> None:
+        """Log the slice from ``start`` on. Only inside of a turn."""
+        jobs = jobs_of(topic)
+        if not self.is_due(topic) or jobs.unlogged is not cause:
+            return done(None)
+        if start >= len(seqs):
+            jobs.unlogged = None
+            return done(None)
+        refusal = self._context.room.refusal(grows=True)
+        if refusal is not None:
+            return done(refusal)
+        end = start + SLICE_JOBS
+        change = lease_jobs.log_leases(topic, seqs[start:end], self._context.now)
+        following = partial(self._step, topic, seqs, end, cause, done)
+
+        def settle(result: Progress | OSError) -> None:
+            if isinstance(result, OSError):
+                done(result)
+            else:  # in an iteration of its own: messages come between
+                self._context.deadlines.call_at(-math.inf, following)
+
+        if change.frames:
+            return self._commits.submit(change, settle)
+        self._context.deadlines.call_at(-math.inf, following)
+        return None
