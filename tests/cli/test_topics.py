@@ -119,6 +119,22 @@ def test_a_config_is_shown_tried_and_changed(topics: Run, client: Topics, name: 
     assert topics("config", name, "type=queue").code == 1
 
 
+def test_a_lower_cap_says_how_many_records_it_removes(
+    topics: Run, client: Topics, name: str
+) -> None:
+    topic = client.topic(name)
+    topic.append(1, 2, 3)
+    command = ["config", name, "cap_records=1"]
+    dry = topics(*command, "--dry-run")
+    assert dry.code == 7
+    assert "this would remove 2 records" in dry.err
+    (shown,) = topics(*command, "--dry-run", "--json").objects
+    assert (shown["dropped"], topic.state().count) == (2, 3)
+    assert topic.plan(cap_records=2).dropped == 1
+    assert "this removed 2 records" in topics(*command).err
+    assert topic.state().count == 1
+
+
 @pytest.mark.parametrize(
     ("field", "value", "text"),
     [

@@ -24,6 +24,12 @@ def test_topics_watches_and_cursors(url: str, name: str, backend: str) -> None:
             assert (await topic.put(cap_records=9)).config["cap_records"] == 9
             with pytest.raises(NotFound):
                 await client.topic(f"{name}.none").state()
+            planned = await topic.plan(cap_records=1)
+            assert (planned.created, planned.config["cap_records"], planned.dropped) == (
+                False,
+                1,
+                0,
+            )
             await topic.append(1, 2, node="you")
             await topic.append("mine")
             assert [event.topic async for event in topic.read(limit=1)] == [name]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.api import Api, ok, refused
+from tests.support.queues import HOUR_MS, Queue, counters, until
 from tests.support.topic_configs import DEFAULTS
 
 U64_MAX = 2**64 - 1
@@ -180,3 +181,74 @@ def test_unknown_fields_are_named_and_change_nothing(api: Api, topic: str) -> No
     for status in (201, 200):
         answer = ok(api.call("PUT", f"/v0/routers/{topic}", router), status)
         assert answer["ignored"] == ["guarantees"]
+
+
+# --- caps and ages that are lowered, and dry runs
+
+
+@pytest.mark.parametrize("discard", ["old", "reject"])
+def test_a_lower_cap_applies_at_once_and_the_answer_counts_what_it_dropped(
+    api: Api, topic: str, discard: str
+) -> None:
+    ok(api.put(topic, {"discard": discard, "cap_records": 10}), 201)
+    ok(api.append(topic, *range(8)))
+    planned = ok(api.put(topic, {"cap_records": 3}, dry_run="true"))
+    assert api.state(topic)["count"] == 8
+    assert api.state(topic)["config"]["cap_records"] == 10
+    body = ok(api.put(topic, {"cap_records": 3}))
+    assert (body["dropped"], planned["dropped"]) == (5, 5)
+    assert planned["dry_run"] is True
+    assert "dry_run" not in body
+    assert {**planned, "dry_run": 0, "performance": 0} == {**body, "dry_run": 0, "performance": 0}
+    assert (api.state(topic)["count"], api.state(topic)["earliest_seq"]) == (3, 6)
+    assert "dropped" not in ok(api.put(topic, {"cap_records": 3})), "no cap and no age changes"
+    assert ok(api.put(topic, {"cap_records": 4}))["dropped"] == 0
+
+
+def test_a_shorter_age_applies_at_once(api: Api, topic: str) -> None:
+    ok(api.put(topic, {"discard": "reject"}), 201)
+    ok(api.append(topic, 1, 2, 3))
+    until(lambda: ok(api.put(topic, {"ttl_ms": 1}, dry_run="true"))["dropped"] == 3)
+    assert ok(api.put(topic, {"ttl_ms": 1}))["dropped"] == 3
+    state = api.state(topic)
+    assert (state["count"], state["bytes"], state["earliest_seq"]) == (0, 0, 4)
+
+
+def test_a_lower_cap_takes_leased_jobs_out_of_every_counter(api: Api, topic: str) -> None:
+    queue = Queue.create(api, topic, *range(6), discard="reject", lease_ms=HOUR_MS)
+    jobs = queue.claim("w", 4)
+    assert ok(api.put(topic, {"cap_records": 3}))["dropped"] == 3
+    assert queue.counters() == counters(ready=2, in_flight=1)
+    assert [lease["$seq"] for lease in queue.leases()] == [4]
+    assert queue.ack(jobs)["skipped"] == [1, 2, 3]
+
+
+def test_a_lower_cap_leaves_copies_in_other_topics(api: Api, topic: str) -> None:
+    dest = f"{topic}.copy"
+    ok(api.put(topic), 201)
+    ok(api.call("PUT", f"/v0/routers/{topic}.r", {"source": topic, "dest": dest}), 201)
+    ok(api.append(topic, *range(5)))
+    until(lambda: api.state(dest)["count"] == 5)
+    assert ok(api.put(topic, {"cap_bytes": 1}))["dropped"] == 5
+    assert (api.state(topic)["bytes"], api.state(dest)["count"]) == (0, 5)
+    assert ok(api.append(topic, 9))["seqs"] == [6]
+
+
+def test_a_dry_run_makes_no_topic(api: Api, topic: str) -> None:
+    body = ok(api.put(topic, {"ttl_ms": 7, "wrong": 1}, dry_run="true"))
+    assert (body["created"], body["dropped"], body["dry_run"]) == (True, 0, True)
+    assert (body["config"], body["ignored"]) == (DEFAULTS | {"ttl_ms": 7}, ["wrong"])
+    assert "epoch" not in body
+    refused(api.get(topic), 404, "topic_not_found")
+
+
+def test_a_dry_run_is_refused_as_the_put_would_be(api: Api, topic: str) -> None:
+    ok(api.put(topic, {"type": "log"}), 201)
+    for config, status, code in (
+        ({"type": "queue"}, 409, "topic_exists_incompatible"),
+        ({"ttl_ms": -1}, 400, "invalid_request"),
+        ({"dead_letter": topic}, 400, "invalid_request"),
+    ):
+        refused(api.put(topic, config, dry_run="true"), status, code)
+        refused(api.put(topic, config), status, code)
+    refused(api.put(topic, {}, dry_run="perhaps"), 400, "invalid_request")

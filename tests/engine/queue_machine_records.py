@@ -164,11 +164,17 @@ class QueueRecords(QueueMachine):
             self.names[name] = topic.id
             self.models[topic.id] = QueueModel(name, config, config)
         self.models[topic.id].decided = config
-        self.submit(
-            change,
-            {FrameKind.TOPIC: self.told(topic, config)},
-            lambda: self.models[topic.id].configure(config),
-        )
+        now = self.now
+
+        def commit() -> None:
+            model = self.models[topic.id]
+            count = len(model.jobs)
+            model.configure(config)
+            if change.changes_limits:
+                model.expire(now.ts)
+            assert change.dropped == count - len(model.jobs)
+
+        self.submit(change, {FrameKind.TOPIC: self.told(topic, config)}, commit)
         if jobs_of(topic).unlogged is change:
             self.commit_all()
             self._log_leases(topic)

@@ -192,9 +192,11 @@ class TopicChanges(TopicMachine):
         ):
             self.commit_all()
         before = self.world.engine.topics.get(name)
-        change = put_topic.decide(
-            self.world.engine.table, name, decode_config(json_bytes(patch)), self.now
-        )
+        now, table, fields = self.now, self.world.engine.table, decode_config(json_bytes(patch))
+        planned = put_topic.plan(table, name, fields, now)
+        is_calm = not self.world.pending
+        change = put_topic.decide(table, name, fields, now)
+        assert (planned.config, planned.epoch is None) == (change.config, change.created)
         topic = change.topic
         topic_id, config = topic.id, topic.config
         if before is None:
@@ -202,11 +204,17 @@ class TopicChanges(TopicMachine):
             self.models[topic_id] = TopicModel(name, config, topic.epoch)
         old = None if before is None else change.before
         assert config == merge(name, old, decode_config(json_bytes(patch)))
-        self._submit(
-            change,
-            {FrameKind.TOPIC: self.told(topic, config)},
-            lambda: self.models[topic_id].configure(config),
-        )
+
+        def commit() -> None:
+            model = self.models[topic_id]
+            count = len(model.live)
+            model.configure(config)
+            if change.changes_limits:
+                model.expire(now.ts)
+            assert change.dropped == count - len(model.live)
+            assert change.dropped == planned.dropped or not is_calm
+
+        self._submit(change, {FrameKind.TOPIC: self.told(topic, config)}, commit)
 
     def told(self, topic: Topic, config: TopicConfig) -> Callable[[Models], None]:
         """What a replay makes of a TOPIC frame that is written now."""

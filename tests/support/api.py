@@ -111,8 +111,9 @@ class Api:
         if poller.poll(0):
             self._connection.close()
 
-    def put(self, topic: str, config: Any = None) -> Answer:
-        return self.call("PUT", f"/v0/topics/{topic}", {} if config is None else config)
+    def put(self, topic: str, config: Any = None, **query: object) -> Answer:
+        path = f"/v0/topics/{topic}{_query(query)}"
+        return self.call("PUT", path, {} if config is None else config)
 
     def get(self, topic: str, **query: object) -> Answer:
         return self.call("GET", f"/v0/topics/{topic}{_query(query)}")

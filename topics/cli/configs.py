@@ -38,6 +38,7 @@ DEFAULTS: Final[Mapping[str, Config]] = {
     "topic": msgspec.structs.asdict(TopicConfig()),
     "router": {**routers.RouterConfig(source="", dest="").as_json(), "source": None, "dest": None},
 }
+LIMITS: Final = {"cap_records", "cap_bytes", "ttl_ms"}
 OF_QUEUES: Final = [*DEFAULTS["topic"]][[*DEFAULTS["topic"]].index("lease_ms") :]
 
 
@@ -74,24 +75,36 @@ class Change(NamedTuple):
             for field, (old, new) in self.differences.items()
         ]
 
-    def emit(self, shell: Shell) -> None:
+    def emit(self, shell: Shell, **more: int) -> None:
         """Write it for programs."""
         fields = {name: {"old": old, "new": new} for name, (old, new) in self.differences.items()}
-        shell.emit({"change": self.word, self.kind: self.name, "fields": fields})
+        shell.emit({"change": self.word, self.kind: self.name, "fields": fields, **more})
 
-    def apply(self, client: Topics) -> None:
-        """Do it."""
+    @property
+    def changes_limits(self) -> bool:
+        """Whether a topic has another cap or age afterwards, so that records may go."""
+        return self.word == "change" and not LIMITS.isdisjoint(self.differences)
+
+    def dropped(self, client: Topics) -> int:
+        """How many records the change would remove, by a dry run."""
+        if self.kind != "topic" or not self.changes_limits:
+            return 0
+        return client.call(calls.put_topic(self.name, self.asked, dry_run=True)).dropped
+
+    def apply(self, client: Topics) -> int:
+        """Do it. How many records caps and age have removed."""
         if self.word == "keep":
-            return
+            return 0
         if self.kind == "topic" and self.new is None:
             client.call(calls.drop_topic(self.name))
         elif self.kind == "topic":
-            client.call(calls.put_topic(self.name, self.asked))
+            return client.call(calls.put_topic(self.name, self.asked)).dropped
         elif self.new is None:
             client.call(calls.drop_router(self.name))
         else:
             ends = self.new["source"], self.new["dest"]
             client.call(calls.put_router(self.name, *ends, self.asked))
+        return 0
 
 
 def change(client: Topics, kind: Kind, name: str, asked: Mapping[str, Any]) -> Change:
@@ -192,10 +205,10 @@ def create(shell: Shell, kind: Kind, name: str, fields: Config) -> ExitCode:
     return ExitCode.DONE
 
 
-def tell(shell: Shell, asked: Change) -> None:
-    """Print a change."""
+def tell(shell: Shell, asked: Change, **more: int) -> None:
+    """Print a change; ``more`` members for programs."""
     if shell.is_json:
-        asked.emit(shell)
+        asked.emit(shell, **more)
     else:
         click.echo("".join(f"~ {line}\n" for line in asked.lines()), nl=False)
 

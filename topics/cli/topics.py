@@ -99,7 +99,8 @@ def config(shell: Shell, topic: str, pairs: tuple[str, ...], dry_run: bool) -> E
     """Show or change the config of a topic.
 
     Fields that are not named stay. Values are JSON or text; fields of ms take 7d, those of bytes
-    1G, and counts 1M. A shorter ttl_ms and a lower cap take records away.
+    1G, and counts 1M. A shorter ttl_ms and a lower cap remove records, also of a topic that rejects
+    and jobs that are leased; --dry-run says how many.
     """
     with shell.client() as client:
         state = client.topic(topic).state()
@@ -110,9 +111,11 @@ def config(shell: Shell, topic: str, pairs: tuple[str, ...], dry_run: bool) -> E
                 configs.table_of(state.config)
             return ExitCode.DONE
         asked = configs.change(client, "topic", topic, configs.pairs(pairs))
-        if not dry_run:
-            asked.apply(client)
-    configs.tell(shell, asked)
+        dropped = asked.dropped(client) if dry_run else asked.apply(client)
+    configs.tell(shell, asked, **({"dropped": dropped} if asked.changes_limits else {}))
+    if dropped:
+        verb = "would remove" if dry_run else "removed"
+        shell.say(f"this {verb} {dropped} record{'s' if dropped > 1 else ''}")
     if asked.word == "keep":
         shell.say("nothing to change")
     elif dry_run:

@@ -180,6 +180,10 @@ class AsyncTopic:
         """Where it stands."""
         return await self.client.call(calls.get_topic(self.name))
 
+    async def plan(self, **config: Any) -> values.TopicPut:
+        """As `Topic.plan`."""
+        return await self.client.call(calls.put_topic(self.name, config, dry_run=True))
+
     async def drop(self, *, if_empty: bool = False) -> bool:
         """Remove the topic with all its records. Whether it was there."""
         return await self.client.call(calls.drop_topic(self.name, if_empty=if_empty))
@@ -223,6 +227,10 @@ class AsyncQueue(AsyncTopic):
     async def put(self, **config: Any) -> values.TopicState:
         """As `AsyncTopic.put`; the type is queue."""
         return await super().put(type="queue", **config)
+
+    async def plan(self, **config: Any) -> values.TopicPut:
+        """As `AsyncTopic.plan`; the type is queue."""
+        return await super().plan(type="queue", **config)
 
     def worker(
         self,

@@ -172,6 +172,7 @@ class _Dropped(msgspec.Struct):
 
 
 _created, _dropped = _parser(_Put), _parser(_Dropped)
+_topic_put = _parser(values.TopicPut)
 _state = _parser(values.TopicState)
 _receipt = _parser(values.Receipt)
 _page = _parser(values.DiffPage)
@@ -182,10 +183,15 @@ _redriven = _parser(values.Redriven)
 _router = _parser(values.RouterInfo)
 
 
-def put_topic(name: str, config: Mapping[str, Any]) -> Call[bool]:
-    """§1.1: whether it was made. Raises `TypeError` for a field that is none."""
+def put_topic(
+    name: str, config: Mapping[str, Any], *, dry_run: bool = False
+) -> Call[values.TopicPut]:
+    """§1.1. ``dry_run``: the server only says what it would do. Raises `TypeError` for a field that
+    is none.
+    """
     body = _named(TopicConfigPatch, config)
-    return Call("PUT", _at(name), lambda answer: _created(answer).created, body)
+    path = _at(name, dry_run="true") if dry_run else _at(name)
+    return Call("PUT", path, _topic_put, body)
 
 
 def get_topic(name: str) -> Call[values.TopicState]:

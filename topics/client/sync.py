@@ -188,6 +188,10 @@ class Topic:
         self.client.call(calls.put_topic(self.name, config))
         return self.state()
 
+    def plan(self, **config: Any) -> values.TopicPut:
+        """What `put` would do with this config; nothing is changed."""
+        return self.client.call(calls.put_topic(self.name, config, dry_run=True))
+
     def state(self) -> values.TopicState:
         """Where it stands."""
         return self.client.call(calls.get_topic(self.name))
@@ -261,6 +265,10 @@ class Queue(Topic):
     def put(self, **config: Any) -> values.TopicState:
         """As `Topic.put`; the type is queue."""
         return super().put(type="queue", **config)
+
+    def plan(self, **config: Any) -> values.TopicPut:
+        """As `Topic.plan`; the type is queue."""
+        return super().plan(type="queue", **config)
 
     def worker(
         self,

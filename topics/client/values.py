@@ -150,6 +150,17 @@ class TopicState(msgspec.Struct, frozen=True, kw_only=True):
     queue: QueueCounts | None = None
 
 
+class TopicPut(msgspec.Struct, frozen=True, kw_only=True):
+    """What a PUT of a topic did, or would do (§1.1). ``dropped``: the number of records that a
+    lower cap or age removes. ``epoch`` 0: it would be made.
+    """
+
+    created: bool
+    config: dict[str, Any]
+    epoch: int = 0
+    dropped: int = 0
+
+
 class RouterInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A router (§6). The list has no more than name, ends, guarantee and total; None stands for the
     rest.

@@ -43,6 +43,21 @@ def cut_to(topic: Topic, seq: int, store: Store) -> int:
     return last
 
 
+def count_below(topic: Topic, seq: int, store: Store) -> int:
+    """Return how many live records `cut_to` would remove."""
+    index, start_seq = topic.index, topic.start_seq
+    if seq <= start_seq:
+        return 0
+    stop = index.find(seq)
+    count = topic.count - _totals_from(topic, stop)[0]
+    if stop < len(index):
+        first_seq, _, _, size = index.entry(stop)
+        if size and first_seq < seq:
+            start = max(start_seq - first_seq, 0)
+            count += live_of(topic, stop, start, seq - first_seq, store).record_count
+    return count
+
+
 def _totals_from(topic: Topic, stop: int) -> tuple[int, int]:
     """Count and bytes of the live records from the entry ``stop`` on."""
     index = topic.index

@@ -1,8 +1,9 @@
 """Retention: caps and age decide what a topic keeps (§0.7, §1.1).
 
-Caps are applied when a write or a config is committed, age before every answer. The oldest records
-go first. A topic that rejects keeps what it has, and refuses what does not fit: what is committed
-and what is pending count.
+Caps are applied when a write or a config is committed, age when a config is committed and before
+every answer. The oldest records go first, whoever holds a lease of them. A topic that rejects
+refuses a write that does not fit: what is committed and what is pending count. So no write removes
+a record of it. A config with a lower cap or age does, because its owner asked for that.
 
     start_seq     the first live record, or head_seq + 1: `earliest_seq` of every answer
     floors        for each cause (`Floors`): the seq below which it took something
@@ -25,7 +26,7 @@ import sys
 from bisect import bisect_left
 
 from topics.engine.locators import is_extent
-from topics.engine.removal import cut_to, deleted_in, sized_view
+from topics.engine.removal import count_below, cut_to, deleted_in, sized_view
 from topics.engine.store import Store, Unreadable
 from topics.engine.topic import Topic
 from topics.errors import TopicFull
@@ -39,9 +40,7 @@ TOTALS_STEP_ENTRIES = 256
 
 def apply_caps(topic: Topic, store: Store) -> None:
     """Remove the oldest records until the rest fits the committed caps."""
-    config = topic.committed
-    over_count = topic.count - config.cap_records if config.cap_records else 0
-    over_bytes = topic.bytes - config.cap_bytes if config.cap_bytes else 0
+    over_count, over_bytes = _over(topic, topic.committed)
     if over_count <= 0 and over_bytes <= 0:
         return
     # A replay does not find the records in memory, and would remove less.
@@ -50,6 +49,25 @@ def apply_caps(topic: Topic, store: Store) -> None:
     topic.cap_floor = max(topic.cap_floor, last + 1)
     if is_unknown_to_log:
         topic.floor_due = True
+
+
+def _over(topic: Topic, config: TopicConfig) -> tuple[int, int]:
+    """Records and bytes beyond the caps of ``config``; 0 or less if there are none."""
+    over_count = topic.count - config.cap_records if config.cap_records else 0
+    over_bytes = topic.bytes - config.cap_bytes if config.cap_bytes else 0
+    return over_count, over_bytes
+
+
+def count_beyond(topic: Topic, config: TopicConfig, now_ts: int, store: Store) -> int:
+    """Return how many live records caps and age of ``config`` would remove now."""
+    if not topic.count:
+        return 0
+    seq, (over_count, over_bytes) = topic.start_seq, _over(topic, config)
+    if over_count > 0 or over_bytes > 0:
+        seq = _cut_point(topic, over_count, over_bytes, store)
+    if config.ttl_ms:
+        seq = max(seq, _first_not_before(topic, now_ts - config.ttl_ms, store))
+    return count_below(topic, seq, store)
 
 
 def check_room(config: TopicConfig, count: int, size: int, name: str) -> None:

@@ -11,6 +11,7 @@ from topics.engine.changes.delete_records import DeleteRecords
 from topics.engine.changes.delete_topic import DeleteTopic
 from topics.engine.changes.put_topic import PutTopic
 from topics.engine.changes.reservation import Reservation
+from topics.engine.now import Now
 from topics.engine.page import Page, Tombstone
 from topics.engine.topic import Topic
 from topics.formats.api.topic_config import TopicConfig
@@ -52,7 +53,7 @@ def test_anything_else_makes_the_page_void_for_good() -> None:
     shared, a = words(), topic(1)
     writer, reader = HeadWriter(shared), HeadReader(shared)
     for change in (
-        PutTopic(a, [], a.config),
+        PutTopic(a, [], a.config, Now(0, 0)),
         DeleteRecords(a, 5, None, None),
         DeleteTopic(a, [], sync=True),
     ):

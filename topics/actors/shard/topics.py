@@ -50,6 +50,9 @@ class TopicCalls(Service):
 
     def _put(self, request: InboundMessage[TopicPutParams, PutResult]) -> None:
         params = request.params
+        if params.dry_run:
+            self._plan(request)
+            return
         self._context.check_writable(grows=params.topic not in self._engine.topics)
         if self._context.held.defer_if_held(params.topic, self._put, request):
             return
@@ -78,10 +81,37 @@ class TopicCalls(Service):
         def answer(error: OSError | None) -> None:
             if error is not None:
                 return answer_error(request, unwritable(error))
-            body = answers.configured(topic.name, config, created=change.created, epoch=topic.epoch)
+            body = answers.configured(
+                topic.name,
+                config,
+                created=change.created,
+                epoch=topic.epoch,
+                dropped=change.dropped if change.changes_limits else None,
+            )
             return reply_json(request, RESULTS[change.created], body + ignored, params.at)
 
         self._commits.submit(change, settle)
+
+    def _plan(self, request: InboundMessage[TopicPutParams, PutResult]) -> None:
+        params, context = request.params, self._context
+        context.freshen(self._engine.topics.get(params.topic))
+        config, epoch, dropped = put_topic.plan(
+            self._engine.table,
+            params.topic,
+            decode_config(request.attachment),
+            context.now,
+            params.prefixes,
+        )
+        body = answers.configured(
+            params.topic,
+            config,
+            created=epoch is None,
+            epoch=epoch,
+            dropped=dropped,
+            dry_run=True,
+        )
+        ignored = ignored_in(request.attachment, TopicConfigPatch)
+        reply_json(request, RESULTS[False], body + ignored, params.at)
 
     def _get(self, request: InboundMessage[TopicGetParams, NoResult]) -> None:
         if not self._barriers.defer_if_behind((request.params.topic,), self._describe, request):

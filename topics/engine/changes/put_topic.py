@@ -4,6 +4,8 @@ config speaks for writes at once, and for what may be seen when it is durable.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
 from topics.engine.changes.change import Change
@@ -12,7 +14,7 @@ from topics.engine.now import Now
 from topics.engine.queue.ledger import keeps_leases
 from topics.engine.queue.replay import follow_config, open_ledger
 from topics.engine.replay import Replay
-from topics.engine.retention import apply_caps
+from topics.engine.retention import apply_caps, count_beyond, expire
 from topics.engine.topic import Topic
 from topics.engine.topic_table import TopicTable
 from topics.errors import Forbidden, TopicNotFound
@@ -25,24 +27,50 @@ from topics.formats.names import covered
 from topics.formats.ranges import united
 
 
-class PutTopic(Change):
-    """A topic made or configured; ``before``: the config to return to, None when it was made."""
+class Plan(NamedTuple):
+    """What a PUT would do. ``epoch``: of the topic, None if it would be made. ``dropped``: the
+    number of records that it would remove.
+    """
 
-    __slots__ = ("before", "config", "created", "ts_ceiling")
+    config: TopicConfig
+    epoch: int | None
+    dropped: int
+
+
+class PutTopic(Change):
+    """A topic made or configured; ``before``: the config to return to, None when it was made.
+    ``dropped``: the number of records that the commit has removed.
+    """
+
+    __slots__ = ("_now_ts", "before", "config", "created", "dropped", "ts_ceiling")
     is_config = True
 
-    def __init__(self, topic: Topic, frames: list[Frame], before: TopicConfig | None) -> None:
+    def __init__(
+        self, topic: Topic, frames: list[Frame], before: TopicConfig | None, now: Now
+    ) -> None:
         super().__init__(topic, frames, True)
         self.before, self.created, self.config = before, before is None, topic.config
-        self.ts_ceiling = 0
+        self.ts_ceiling = self.dropped = 0
+        self._now_ts = now.ts
+
+    @property
+    def changes_limits(self) -> bool:
+        """Whether an existing topic has another cap or age now."""
+        return self.before is not None and _limits(self.before) != _limits(self.config)
 
     def commit(self, table: TopicTable, /) -> None:
         """Let the config speak for what may be seen."""
         self.note_settled()
         table.ts_reserved(self.ts_ceiling)
-        self.topic.settle_config(self.config)
-        if self.topic.capped:
-            apply_caps(self.topic, table.store)
+        topic, count = self.topic, self.topic.count
+        topic.settle_config(self.config)
+        try:
+            if topic.capped:
+                apply_caps(topic, table.store)
+            if self.changes_limits:
+                expire(topic, self._now_ts, table.store)
+        finally:
+            self.dropped = count - topic.count
 
     def undo(self, table: TopicTable, /) -> None:
         """Return to the config before; a topic that was made is gone."""
@@ -55,7 +83,32 @@ class PutTopic(Change):
             table.dismiss(self.topic)
 
 
+def _limits(config: TopicConfig) -> tuple[int, int, int]:
+    return config.cap_records, config.cap_bytes, config.ttl_ms
+
+
 # Deciding
+
+
+def plan(
+    table: TopicTable,
+    name: str,
+    patch: TopicConfigPatch,
+    now: Now,
+    prefixes: list[str] | None = None,
+) -> Plan:
+    """Return what `decide` and the commit of its change would do. Nothing is changed. Raises as
+    `decide`.
+    """
+    topic = table.by_name.get(name)
+    config = merge(name, topic.config if topic else None, patch)
+    _check_prefixes(config, prefixes)
+    if topic is None:
+        if table.topic_cap is not None:
+            table.topic_cap.take()
+            table.topic_cap.give_back()
+        return Plan(config, None, 0)
+    return Plan(config, topic.epoch, count_beyond(topic, config, now.ts, table.store))
 
 
 def decide(
@@ -82,7 +135,7 @@ def decide(
             now.ms, before.idempotency_window_ms, topic.head_seq + 1
         )
         topic.keys_from_seq = max(topic.keys_from_seq, alive_seq)
-    change = PutTopic(topic, [frame_of(topic, now)] if config != before else [], before)
+    change = PutTopic(topic, [frame_of(topic, now)] if config != before else [], before, now)
     change.sync = bool(change.frames) or topic.pending_sync > 0
     if change.frames:
         change.ts_ceiling = table.reserve_ts(now)
@@ -95,7 +148,7 @@ def decide(
 def make(table: TopicTable, topic: Topic, now: Now, *, has_place: bool = False) -> PutTopic:
     """Put a new topic into the table. Raises as `TopicTable.admit`."""
     table.admit(topic, has_place=has_place)
-    change = PutTopic(topic, [frame_of(topic, now)], None)
+    change = PutTopic(topic, [frame_of(topic, now)], None, now)
     change.ts_ceiling = table.reserve_ts(now)
     change.note_pending()
     return change

@@ -115,13 +115,26 @@ def difference_end(
     )
 
 
-def configured(topic: str, config: TopicConfig, *, created: bool, epoch: int) -> bytes:
-    """Answer to a topic PUT (§1.1) up to ``performance``."""
-    return b'{"topic":"%b","created":%b,"config":%b,"epoch":%d' % (
+def configured(
+    topic: str,
+    config: TopicConfig,
+    *,
+    created: bool,
+    epoch: int | None,
+    dropped: int | None,
+    dry_run: bool = False,
+) -> bytes:
+    """Answer to a topic PUT (§1.1) up to ``performance``. ``epoch`` None: a dry run would make the
+    topic. ``dropped``: the number of records that caps and age have removed; None: they are as
+    before.
+    """
+    return b'{"topic":"%b","created":%b,"config":%b%b%b%b' % (
         topic.encode(),
         _BOOL[created],
         config_json(config),
-        epoch,
+        b"" if epoch is None else b',"epoch":%d' % epoch,
+        b"" if dropped is None else b',"dropped":%d' % dropped,
+        b',"dry_run":true' if dry_run else b"",
     )
 
 

@@ -182,11 +182,14 @@ class DiffAheadResult(NamedTuple):
 
 
 class TopicPutParams(NamedTuple):
-    """Make the topic, or change its config, to what the body says."""
+    """Make the topic, or change its config, to what the body says. ``dry_run``: only check the body
+    and return what would happen.
+    """
 
     topic: str
     prefixes: list[str] | None
     at: int
+    dry_run: bool = False
 
 
 class PutResult(NamedTuple):

@@ -1,6 +1,6 @@
 """Topics (§1): create or configure, state, list, delete.
 
-PUT      /v0/topics/:topic                              §1.1
+PUT      /v0/topics/:topic    ?dry_run                  §1.1
 GET      /v0/topics/:topic    ?touch                    §1.2
 GET      /v0/topics           ?prefix ?page_size ?cursor ?touch   §1.3
 DELETE   /v0/topics/:topic    ?if_empty                 §1.4
@@ -21,6 +21,7 @@ from topics.front.route import BodyRule, Route, plain
 from topics.front.routes import paging
 from topics.front.routes.context import RouteContext
 
+DRY_RUN = Parameter("dry_run", boolean, default=False)
 TOUCH = Parameter("touch", boolean, default=True)
 IF_EMPTY = Parameter("if_empty", boolean, default=False)
 LIST_PREFIX = Parameter("prefix", text, default="")
@@ -30,7 +31,8 @@ LIST_TOUCH = Parameter("touch", boolean, default=False)
 
 def put(context: RouteContext, request: Request, body: Body, at: int, then: Then) -> Begun:
     """§1.1."""
-    params = calls.TopicPutParams(request.topic, listed(request.principal.prefixes), at)
+    prefixes = listed(request.principal.prefixes)
+    params = calls.TopicPutParams(request.topic, prefixes, at, request.query[DRY_RUN])
     answer = partial(_put_answer, request.topic)
     return context.ask(request, calls.TOPIC_PUT, params, body, then, answer)
 
@@ -77,7 +79,12 @@ def list_topics(context: RouteContext, request: Request, _body: Body, at: int, t
 TOPIC = "/v0/topics/:topic"
 LISTED = (LIST_PREFIX, paging.SIZE, LIST_CURSOR, LIST_TOUCH)
 ROUTES: dict[Route, Operation] = {
-    plain("PUT", TOPIC, "topic.put", Scope.ADMIN, body=BodyRule.OPTIONAL, is_audited=True): put,
+    plain(
+        *("PUT", TOPIC, "topic.put", Scope.ADMIN),
+        body=BodyRule.OPTIONAL,
+        parameters=(DRY_RUN,),
+        is_audited=True,
+    ): put,
     plain("GET", TOPIC, "topic.get", Scope.READ, parameters=(TOUCH,)): get,
     plain(
         "DELETE", TOPIC, "topic.delete", Scope.DELETE, parameters=(IF_EMPTY,), is_audited=True
