@@ -17,6 +17,7 @@ import pytest
 
 from tests.cli.conftest import Run, started
 from tests.client.conftest import url_of
+from tests.support.queues import until
 from tests.support.server import Server
 from topics.cli import doctor
 from topics.cli.measure import SYNCS, Readiness, readiness, sync_ms
@@ -193,6 +194,7 @@ READY = Readiness(True, "ready", {})
                   "topics_connections_open": 90}, {}, "90 of 100 (max_connections)"),
         ("shards", {}, {"ready": Readiness(True, "ready", {"no_room": [1]})}, "shard 1 is no_room"),
         ("shards", {}, {"ready": Readiness(False, "not ready: x", {})}, "not ready: x"),
+        ("clock", {"topics_topics_ahead_of_clock": 3}, {}, "3 topics have records from the future"),
         ("lag", {"topics_router_lag_ms": [{"router": "r", "value": 120_000}],
                  "topics_router_lag_records": [{"router": "r", "value": 7}]}, {}, "2 m behind (7"),
     ],
@@ -213,6 +215,7 @@ def test_doctor_sees_dead_letters(topics: Run, client: Topics, name: str) -> Non
     queue.append(1)
     queue.nack("w", *queue.claim("w"))
     assert queue.claim("w") == []
+    until(lambda: queue.state().queue, lambda counts: counts and counts.dead_lettered == 1)
     done = topics("doctor")
     assert done.code == 1
     assert (

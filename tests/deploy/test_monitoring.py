@@ -24,6 +24,7 @@ EXPRESSION = re.compile(r"expr: (?:>-\n)?(.*?)\n +for:", re.DOTALL)
 ALERTS = {
     *("Down", "NotReady", "ShardReadOnly", "DiskFills4h", "FsyncSlow"),
     *("RouterStands", "QueueStands", "DeadLetters", "ConnectionsNearCap"),
+    "ClockAhead",
 }
 
 

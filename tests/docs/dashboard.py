@@ -24,7 +24,7 @@ FILE: Final = Path(__file__).resolve().parents[2] / "deploy/grafana/topics.json"
 # Which names a row has; the first row that fits counts.
 ROWS: Final = {
     "Overview": r"ready|recovery_progress|uptime_ms|build_info|topics|topics_by_class|"
-    r"records_live|bytes_live|limit_max|keys_reload_.*|(front|shard)_state",
+    r"topics_ahead_of_clock|records_live|bytes_live|limit_max|keys_reload_.*|(front|shard)_state",
     "Appends": r"wal_(frames|batches|bytes|rotations|queue|submit|read_only).*|"
     r"idempotency_keys|topic_.*_(seq|live)|topic_metrics_truncated",
     "Fsync": r"wal_.*fsync.*|shard_disk_silent_ms",

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from ipaddress import ip_address
+from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
@@ -29,6 +31,8 @@ FREE_BYTES: Final = 1 << 30
 NEAR: Final = 0.8  # of a cap
 SYNC_MAX_MS: Final = 100.0
 LAG_MAX_MS: Final = 60_000
+AHEAD_MS: Final = 3_600_000  # as the server says
+NAMES_MAX: Final = 5
 
 
 class Finding(NamedTuple):
@@ -156,6 +160,17 @@ def lag(server: Server) -> Iterator[Finding]:
             yield Finding(what, "its dest is full (cap with discard: reject), or its shard is down")
 
 
+def clock(server: Server) -> Iterator[Finding]:
+    """No records are ahead of the clock."""
+    if count := server.metrics.get("topics_topics_ahead_of_clock", 0):
+        ahead = (time.time() * 1000) + AHEAD_MS
+        found = (each.name for each in server.client.topics() if (each.last_write_ts or 0) > ahead)
+        names = ", ".join([*islice(found, NAMES_MAX)])
+        what = f"{count} topics have records from the future, which no ttl_ms removes: {names}"
+        mend = "set the clock right, then topics export, rm and import (runbook.md#clockahead)"
+        yield Finding(what, mend)
+
+
 # Of the machine that has the data directory
 
 VOLATILE: Final = ("tmpfs", "ramfs")
@@ -189,7 +204,7 @@ def permissions(directory: Path) -> Iterator[Finding]:
         yield Finding(what, f"chmod 700 {directory}")
 
 
-OF_SERVER: Final = (version, shards, keys, fsync, disk, caps, dead_letters, lag)
+OF_SERVER: Final = (version, shards, keys, fsync, disk, caps, dead_letters, lag, clock)
 OF_MACHINE: Final = (free_space, file_system, permissions)
 
 

@@ -11,6 +11,7 @@ the last one first.
 
 from __future__ import annotations
 
+from topics.engine.ahead import AheadOfClock
 from topics.engine.changes import floor
 from topics.engine.changes.append import Append
 from topics.engine.changes.change import Change
@@ -34,6 +35,7 @@ class ShardEngine:
         self.table = table = TopicTable(shard, shards)
         self.topics, self.by_id, self.topic = table.by_name, table.by_id, table.topic
         self.names, self.delete_flags, self.routers = table.names, table.delete_flags, table.routers
+        self.ahead = AheadOfClock()
         self._unswept: list[int] = []
 
     @property

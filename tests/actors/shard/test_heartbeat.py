@@ -6,6 +6,7 @@ import time
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 from trio.testing import MockClock
 
 from tests.support.shard import Desk
@@ -17,6 +18,8 @@ from topics.engine.now import Now
 from topics.engine.topic import Topic
 from topics.formats.wire.message import Message
 from topics.process import logs
+
+YEAR_MS = 365 * 86_400_000
 
 
 async def test_a_beat_tells_the_time_the_topics_and_how_the_disk_is(desk: Desk) -> None:
@@ -49,6 +52,57 @@ async def test_a_beat_sweeps_keys_that_are_over(desk: Desk) -> None:
     desk.loop.context.note_changed = changed.append
     desk.loop.services.heartbeat.beat()
     assert (len(topic.dedupe), changed) == (1, [topic, topic])
+
+
+async def test_records_of_a_clock_that_was_ahead_are_reported_once(desk: Desk) -> None:
+    """They outlive their age, until the topic is made anew."""
+    context, beat = desk.loop.context, desk.loop.services.heartbeat.beat
+    right = context.clock()
+    now = right
+
+    def set_clock(ahead_ms: int) -> None:
+        nonlocal now
+        now = Now(right.ts + ahead_ms, right.ms + ahead_ms % YEAR_MS)
+        context.clock = lambda: now
+        context.begin_turn()
+
+    def append(name: str) -> int:
+        desk.append(name, 1)
+        desk.synced()
+        desk.answers()
+        return desk.engine.topic(name).last_ts
+
+    set_clock(0)
+    desk.make("a", ttl_ms=1000)
+    desk.make("b", ttl_ms=1000)
+    assert append("b") == right.ts
+    set_clock(YEAR_MS)
+    future_ts = append("a")
+    with capture_logs() as logged:
+        beat()
+        assert logged == [], "nothing is ahead of a clock that is ahead itself"
+        set_clock(5000)
+        for _ in range(3):
+            beat()
+    (line,) = logged
+    assert (line["log_level"], line["topics"], line["count"]) == ("warning", ["a"], 1)
+    assert line["ahead_ms"] == YEAR_MS - 5000
+    assert append("a") == future_ts, "later records have the same time"
+    set_clock(3_600_000)
+    for name in ("a", "b"):
+        context.freshen(desk.engine.topic(name))
+    assert [desk.engine.topic(name).count for name in ("a", "b")] == [2, 0]
+    assert len(desk.engine.ahead.found) == 1
+    # The cure: the topic is made anew.
+    desk.delete("a")
+    desk.synced()
+    desk.make("a", ttl_ms=1000)
+    assert append("a") == now.ts
+    beat()
+    assert desk.engine.ahead.found == set()
+    set_clock(3_600_000 + 1001)
+    context.freshen(desk.engine.topic("a"))
+    assert desk.engine.topic("a").count == 0
 
 
 async def test_a_disk_that_hangs_is_seen_by_the_beat(desk: Desk, autojump_clock: MockClock) -> None:

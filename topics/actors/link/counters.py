@@ -150,6 +150,9 @@ _OF_SHARDS = (
     Metric("topics_topics", GAUGE, "Topics."),
     Metric("topics_topics_by_class", GAUGE,
            "Topics by durability class.", SUM, ("class",), _CLASSES),
+    Metric("topics_topics_ahead_of_clock", GAUGE,
+           "Topics whose newest $ts is more than an hour ahead of the clock: age removes none of "
+           "their records from then on."),
     Metric("topics_queue_topics", GAUGE, "Topics of type queue."),
     Metric("topics_routers", GAUGE, "Routers."),
     Metric("topics_records_live", GAUGE,

@@ -100,6 +100,7 @@ class Gauges(Service):
         return {
             "topics_topics": sum(sums.by_class),
             "topics_topics_by_class": sums.by_class,
+            "topics_topics_ahead_of_clock": len(self._engine.ahead.found),
             "topics_queue_topics": sums.queues,
             "topics_routers": len(self._engine.routers),
             "topics_records_live": sums.records,

@@ -1,7 +1,8 @@
 """Heartbeat: what a shard tells of itself on the board.
 
 Twice a second: that its loop lives, how many topics there are, how the disk is, and whether the
-data directory is still the server's.
+data directory is still the server's. A topic whose records turn out to be ahead of the clock is
+logged once, until it is not ahead any more.
 
 At the end of a turn, every `LOOK_MS`: how long a message that comes now will wait. That is the sum
 of two waits: for a turn, while more waits than a turn takes; and for the log, beyond the two writes
@@ -14,6 +15,7 @@ from __future__ import annotations
 import time
 from typing import Final
 
+import structlog
 import trio
 
 from topics.actors.link.pulse import Pulse
@@ -22,6 +24,9 @@ from topics.actors.shard.service import Service
 from topics.process import logs
 
 LOOK_MS: Final = 20
+NAMES_MAX: Final = 64  # of topics in a line of the log
+
+log: Final = structlog.get_logger()
 
 
 class Heartbeat(Service):
@@ -38,7 +43,9 @@ class Heartbeat(Service):
         self._context.deadlines.call_each_beat(self.beat)
 
     def beat(self) -> None:
-        """One sign of life. Each sweeps idempotency keys that are over."""
+        """One sign of life. Each sweeps idempotency keys that are over, and checks some topics
+        against the clock.
+        """
         words = self._context.words
         words.heartbeat_ms = time.monotonic_ns() // 1_000_000
         words.topics = len(self._context.engine.topics)
@@ -46,8 +53,20 @@ class Heartbeat(Service):
         self._context.wal.check()
         for topic in self._context.engine.sweep_keys(self._context.now):
             self._context.note_changed(topic)
+        self._check_clock()
         self._context.store.forget_asked()
         logs.tell_dropped()
+
+    def _check_clock(self) -> None:
+        engine, now = self._context.engine, self._context.now
+        if found := engine.ahead.sweep(engine.by_id, now):
+            log.warning(
+                "records ahead of the clock",
+                topics=[topic.name for topic in found[:NAMES_MAX]],
+                count=len(found),
+                ahead_ms=max(topic.last_ts for topic in found) - now.ts,
+                see="ClockAhead in runbook.md",
+            )
 
     def look(self) -> None:
         """Put the delay of now on the board."""

@@ -1,0 +1,43 @@
+"""Topics that are ahead of the clock: when they are found, and how often."""
+
+from __future__ import annotations
+
+import pytest
+
+from topics.engine import ahead
+from topics.engine.ahead import AHEAD_MS, AheadOfClock
+from topics.engine.now import Now
+from topics.engine.topic import Topic
+from topics.formats.api.topic_config import TopicConfig
+
+TS = 1_000_000_000
+
+
+def topics(*last_ts: int) -> dict[int, Topic]:
+    found = {}
+    for number, ts in enumerate(last_ts, 1):
+        found[number] = topic = Topic(number, f"t{number}", 1, TopicConfig())
+        topic.last_ts = ts
+    return found
+
+
+def test_a_topic_is_found_once_until_it_is_not_ahead_any_more() -> None:
+    by_id, watch = topics(TS + AHEAD_MS, TS + AHEAD_MS + 1, 0), AheadOfClock()
+    now = Now(TS, 7)
+    assert [topic.name for topic in watch.sweep(by_id, now)] == ["t2"]
+    assert watch.sweep(by_id, now) == []
+    assert watch.found == {2}
+    assert watch.sweep(by_id, Now(TS + 1, 8)) == []
+    assert watch.found == set()
+    assert [topic.name for topic in watch.sweep(by_id, now)] == ["t2"], "the clock was set again"
+    del by_id[2]
+    assert watch.sweep(by_id, now) == []
+    assert watch.found == set()
+
+
+def test_a_call_checks_a_bounded_number_of_topics(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "SWEEP_TOPICS", 2)
+    by_id, watch = topics(*[TS * 2] * 5), AheadOfClock()
+    counts = [len(watch.sweep(by_id, Now(TS, 7))) for _ in range(4)]
+    assert counts == [2, 2, 1, 0]
+    assert watch.found == {1, 2, 3, 4, 5}

@@ -1,0 +1,43 @@
+"""Ahead of the clock: finds topics whose newest `$ts` is in the future (decision 0075).
+
+`$ts` never goes back within a topic. So a wall clock that was wrong for a moment leaves records
+that no age removes until the clock has passed their `$ts`, and all later records of the topic get
+the same `$ts`. Nothing else shows that. A call of `sweep` checks a bounded number of topics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from topics.engine.now import Now
+from topics.engine.topic import Topic
+
+AHEAD_MS: Final = 3_600_000  # less is the drift of a clock, or the hour of a wrong time zone
+SWEEP_TOPICS: Final = 1024  # a tenth of a millisecond
+
+
+class AheadOfClock:
+    """The topics of one shard that are ahead, as of the last pass over all topics. ``found``: their
+    ids.
+    """
+
+    def __init__(self) -> None:
+        self.found: set[int] = set()
+        self._unseen: list[int] = []
+
+    def sweep(self, by_id: Mapping[int, Topic], now: Now) -> list[Topic]:
+        """Check the next topics. Return those that are ahead and were not at the last check."""
+        if not self._unseen:
+            self._unseen = [*by_id]
+            self.found &= by_id.keys()
+        some, self._unseen = self._unseen[-SWEEP_TOPICS:], self._unseen[:-SWEEP_TOPICS]
+        last_ts, new = now.ts + AHEAD_MS, list[Topic]()
+        for topic_id in some:
+            topic = by_id.get(topic_id)
+            if topic is None or topic.last_ts <= last_ts:
+                self.found.discard(topic_id)
+            elif topic_id not in self.found:
+                self.found.add(topic_id)
+                new.append(topic)
+        return new
