@@ -963,12 +963,18 @@ class Judge:
         )
 
     def lost_lease(self, topic: Topic, first: int, last: int) -> bool:
-        """Whether leases may be lost between two moments."""
-        is_durable = topic.may("leases_durable", first, last) == {True}
+        """Whether leases may be lost between two moments. They are durable from the answer of the
+        PUT on that makes them so.
+        """
         is_logged = topic.may("durability", first, last) <= {"disk", "fsync"}
         deaths = [*self.model.deaths_of(topic, first, last)]
         return any(
-            not (is_durable and is_logged and death.what in ("kill", "start")) for death in deaths
+            not (
+                is_logged
+                and death.what in ("kill", "start")
+                and topic.may("leases_durable", max(first, death.number), death.until) == {True}
+            )
+            for death in deaths
         ) or bool(deaths and self.model.jumps)
 
     def may_follow(self, topic: Topic, one: Delivery, other: Delivery) -> bool:

@@ -38,6 +38,7 @@ from msgspec import structs
 from topics.actors.shard.group_commit import NO_IO, GroupCommit
 from topics.actors.shard.queues import copies
 from topics.actors.shard.queues.copies import Sent
+from topics.actors.shard.queues.lease_logging import LeaseLogging
 from topics.actors.shard.routing import forwards
 from topics.engine import moved_keys, reading, removal, retention
 from topics.engine.changes import delete_records, forward, lease_jobs, put_topic
@@ -356,6 +357,11 @@ def deliveries_that_are_not_counted() -> None:
         return lease
 
     wrap(Jobs, "end_lease", end_lease)
+
+
+@plant
+def puts_that_log_no_leases() -> None:
+    LeaseLogging.is_due = staticmethod(lambda _topic: False)
 
 
 @plant

@@ -60,6 +60,15 @@ class Story:
         }
         self.call(f"topics/{topic}", config, answer, status, "PUT")
 
+    def configure(self, topic: str, **config: Any) -> None:
+        answer = {
+            "topic": topic,
+            "created": False,
+            "epoch": self.epochs[topic],
+            "config": {**DEFAULTS, **config},
+        }
+        self.call(f"topics/{topic}", config, answer, 200, "PUT")
+
     def append(
         self, n: int, seq: int = 0, topic: str = T, count: int = 1, status: int | None = 200,
         deduped: bool = False, meta: Any = None, tag: str | None = None, **body: Any,
@@ -571,6 +580,19 @@ def leases_that_outlive_a_kill(story: Story, right: bool) -> None:
     story.make(Q, type="queue", leases_durable=not right)
     story.append(1, 1, topic=Q)
     story.claim(1)
+    story.happen("kill", "everything")
+    story.claim(1, node="v", count=1 if right else 2)
+
+
+@case("queues", "is leased to v while w has it")
+def leases_that_have_become_durable(story: Story, right: bool) -> None:
+    story.make(Q, type="queue")
+    story.append(1, 1, topic=Q)
+    story.claim(1)
+    if not right:
+        story.configure(Q, type="queue", leases_durable=True)
+    story.append(2, 2, topic=Q)
+    story.wait(5.0)
     story.happen("kill", "everything")
     story.claim(1, node="v", count=1 if right else 2)
 
