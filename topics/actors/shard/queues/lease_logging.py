@@ -20,7 +20,7 @@ from topics.engine.queue.ledger import keeps_leases
 from topics.engine.topic import Topic
 from topics.storage.wal.progress import Progress
 
-SLICE_JOBS = 512  # some milliseconds
+SLICE_JOBS = 2048  # some milliseconds, and one sync where the class asks for it
 
 Done = Callable[[OSError | None], None]
 
