@@ -114,7 +114,7 @@ class QueueMoves(QueueLeases):
         seqs = sorted({live[pick % len(live)] for pick in picks}) if live else []
         expected = model.set_aside(seqs, self.now.ms)
         self.jobs(topic).advance(self.now.ms)
-        assert claims.set_aside(topic, seqs) == list(expected)
+        assert claims.set_aside(topic, seqs, self.now) == list(expected)
         if expected:
             self.aside.append((topic.id, expected))
 

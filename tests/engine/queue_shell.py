@@ -204,7 +204,7 @@ class QueueShell(Shell):
         return iter(())
 
     def _aside(self, name: str, *seqs: str) -> Iterator[str]:
-        yield _told("aside", claims.set_aside(self._topic(name), [*map(int, seqs)]))
+        yield _told("aside", claims.set_aside(self._topic(name), [*map(int, seqs)], self.now))
 
     def _back(self, name: str, *seqs: str) -> Iterator[str]:
         claims.put_back(self._topic(name), [*map(int, seqs)], self.now)

@@ -9,6 +9,7 @@ import pytest
 
 from tests.engine.shard_support import Desk, seqs_of
 from topics.engine import selection
+from topics.engine.changes import delete_records
 from topics.engine.locators import Locator
 from topics.engine.removal import delete_runs
 from topics.engine.selection import Selection
@@ -39,23 +40,53 @@ def select(
     return selection.select(topic, desk.engine.store, before_seq, match)
 
 
-def everything(selection: Selection, step: int = 2) -> list[int]:
-    """All that is taken; what is left is right at each step."""
-    taken: list[int] = []
-    while True:
-        left = selection.count_left()
-        seqs = selection.take(step)
-        assert len(seqs) == min(step, left)
-        if not seqs:
-            return taken
-        taken += seqs
+@pytest.fixture
+def short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slice is three entries, five seqs or two records that match."""
+    for module in (selection, delete_records):
+        monkeypatch.setattr(module, "SLICE_ENTRIES", 3)
+        monkeypatch.setattr(module, "SLICE_LOOKS", 5)
+    monkeypatch.setattr(delete_records, "SLICE_RECORDS", 2)
+    monkeypatch.setattr(delete_records, "WINDOW_MIN_SEQS", 4)
+
+
+def next_of(selection: Selection, count: int) -> list[int]:
+    """The next ones; none when there are no more."""
+    while not (seqs := selection.take(count)) and not selection.is_exhausted:
+        selection.search()
+    return seqs
+
+
+def count_left(selection: Selection) -> int:
+    """All that is left to be taken, slice by slice."""
+    count = 0
+    while not selection.is_exhausted:
+        count += selection.count_slice()
+    return count
 
 
 @pytest.mark.parametrize("match", [None, A])
-def test_all_that_is_left_can_be_dropped(desk: Desk, match: TagMatch | None) -> None:
-    selection = select(desk, filled(desk, "aa", "aaa"), None, match)
-    selection.take(1)
-    assert (selection.drop(), selection.count_left(), selection.take(9)) == (4, 0, [])
+@pytest.mark.parametrize("taken", [0, 1, 3])
+def test_what_is_counted_is_taken(
+    desk: Desk, match: TagMatch | None, taken: int, short_slices: None
+) -> None:
+    selection = select(desk, filled(desk, "aa", "aaa", "a", "a", "aaaaaa"), None, match)
+    assert sum(len(next_of(selection, 1)) for _ in range(taken)) == taken
+    assert (count_left(selection), selection.take(9)) == (13 - taken, [])
+    selection.search()
+    assert (selection.is_exhausted, selection.take(9)) == (True, [])
+
+
+@pytest.mark.parametrize("match", [None, A])
+def test_no_slice_is_longer_than_it_may_be(
+    desk: Desk, match: TagMatch | None, short_slices: None
+) -> None:
+    selection = select(desk, filled(desk, "aaaaaaaaaaaa", *["a"] * 12), None, match)
+    sizes = []
+    while not selection.is_exhausted:
+        selection.search()
+        sizes.append(len(selection.take()))
+    assert (max(sizes) <= 8, sum(sizes)) == (True, 24)
 
 
 def test_records_are_passed_over_when_it_is_unknown_which_of_them_live(
@@ -68,11 +99,12 @@ def test_records_are_passed_over_when_it_is_unknown_which_of_them_live(
         raise Unreadable
 
     monkeypatch.setattr(desk, "delete_flags", flags)
-    assert everything(select(desk, topic)) == [1, 2, 5, 6]
+    selection = select(desk, topic)
+    assert [*next_of(selection, 9), *next_of(selection, 9)] == [1, 2, 5, 6]
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_any_selection_is_what_a_list_would_give(seed: int) -> None:
+def test_any_selection_is_what_a_list_would_give(seed: int, short_slices: None) -> None:
     rng, desk = Random(seed), Desk()
     writes = ["".join(rng.choices("ab-", k=rng.randrange(1, 6))) for _ in range(rng.randrange(8))]
     topic = filled(desk, *writes)
@@ -88,16 +120,18 @@ def test_any_selection_is_what_a_list_would_give(seed: int) -> None:
     bound = rng.randrange(1, topic.head_seq + 3)
     match = rng.choice([None, A])
     selection, taken = select(desk, topic, bound, match), 0
-    for _ in range(6):
+    for step in range(6):
         left = [
             seq
             for seq, tag in sorted(tags.items())
             if taken < seq < bound and (match is None or tag == "a")
         ]
-        assert selection.count_left() == len(left)
-        count = rng.randrange(1, 5)
-        seqs = selection.take(count)
-        assert seqs == left[:count]
+        if step == 5:
+            assert count_left(selection) == len(left)
+            return
+        seqs = next_of(selection, rng.randrange(1, 5))
+        assert seqs == left[: len(seqs)]
+        assert seqs or not left
         taken = seqs[-1] if seqs else topic.head_seq + 9
         remove()
 

@@ -1,16 +1,20 @@
 """Selection: the live records of a topic below a seq, all or those with a tag, oldest first.
 
-They are taken once. What leaves the topic meanwhile is passed over, and so are records of
-which it cannot be read whether they live.
+    search: the seqs of the next slice --> found --> take: those of them that still live
+                                             '-----> count_slice: only the number of them
+
+One slice takes a few milliseconds to find, however many records match, so a caller that lets others
+run between two slices never stops its shard. Each record is taken once. A record that leaves the
+topic before it is taken is passed over, and so is one of which it cannot be read whether it lives.
 """
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from itertools import islice
 
-from topics.engine.changes.delete_records import matching_seqs
+from topics.engine.changes.delete_records import SLICE_ENTRIES, SLICE_LOOKS, matching_slice
 from topics.engine.removal import deleted_in
 from topics.engine.store import Store, Unreadable
 from topics.engine.topic import Topic
@@ -20,64 +24,76 @@ from topics.formats.ranges import IndexRun
 
 
 class Selection:
-    """The records below ``bound`` that match, if a match is given. ``at``: no seq below it is left
-    to be taken.
-    """
+    """The records below ``bound`` that match, if a match is given."""
 
-    __slots__ = ("_bound", "_seqs", "_store", "_topic", "at")
+    __slots__ = ("_bound", "_found", "_match", "_next", "_store", "_taken", "_topic")
 
     def __init__(self, topic: Topic, store: Store, bound: int, match: TagMatch | None) -> None:
-        self._topic, self._store = topic, store
+        self._topic, self._store, self._match = topic, store, match
         self._bound = min(bound, topic.head_seq + 1)
-        self._seqs = None if match is None else matching_seqs(topic, match, self._bound, store)
-        self.at = topic.start_seq
+        self._next = topic.start_seq  # the search continues here
+        self._found: Sequence[int] = ()
+        self._taken = 0  # of those that were found
 
-    def take(self, count: int) -> list[int]:
-        """The next ones, at most ``count``; none: there are no more."""
-        taken = [*islice(self._left(), count)]
-        self.at = taken[-1] + 1 if taken else self._bound
-        return taken
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether no record is left to be taken."""
+        return self._taken == len(self._found) and self._next >= self._bound
 
-    def left_of(self, seqs: Sequence[int]) -> list[int]:
-        """Those of these seqs, rising, that may be left to be taken."""
-        found = seqs[bisect_left(seqs, self.at) : bisect_left(seqs, self._bound)]
-        return [*found] if self._seqs is None else sorted({*found}.intersection(self._seqs_left()))
-
-    def drop(self) -> int:
-        """Take all that are left; how many they are."""
-        count, self.at = self.count_left(), self._bound
-        return count
-
-    def count_left(self) -> int:
-        """How many are left to be taken."""
-        if self._seqs is not None:
-            return count_live(self._topic, self._store, self._seqs_left())
-        topic, index = self._topic, self._topic.index
-        start, stop = index.find(max(self.at, topic.start_seq)), index.find(self._bound)
-        # The first and the last entry may be meant in part.
-        return index.totals(start + 1, max(start + 1, stop))[0] + sum(
-            end - begin
-            for at in {start, stop}
-            if at < len(index)
-            for begin, end in _live_in(topic, at, self.at, self._bound, self._store)
-        )
-
-    def _seqs_left(self) -> Sequence[int]:
-        assert self._seqs is not None, "a match names its seqs"
-        return self._seqs[bisect_left(self._seqs, self.at) :]
-
-    def _left(self) -> Iterator[int]:
-        if self._seqs is not None:
-            for runs in _live(self._topic, self._store, self._seqs_left()):
-                yield from runs
+    def search(self) -> None:
+        """Find the next slice, unless some of the last one are left to be taken. A slice may hold
+        no record that matches.
+        """
+        if self._taken < len(self._found) or self.is_exhausted:
             return
+        self._taken = 0
+        if self._match is None:
+            self._found, self._next = self._live_slice()
+        else:
+            self._found, self._next = matching_slice(
+                self._topic, self._match, self._next, self._bound, self._store
+            )
+
+    def take(self, count: int = sys.maxsize) -> list[int]:
+        """The next ones of those that were found, at most ``count``; none: search again."""
+        while self._taken < len(self._found):
+            seqs = self._found[self._taken : self._taken + count]
+            self._taken += len(seqs)
+            live = [seq for run in _live(self._topic, self._store, seqs) for seq in run]
+            if live:
+                return live
+        return []
+
+    def count_slice(self) -> int:
+        """Take the next slice; the number of its records."""
+        if self._match is not None or self._taken < len(self._found):
+            self.search()
+            seqs = self._found[self._taken :]
+            self._taken = len(self._found)
+            return count_live(self._topic, self._store, seqs)
         topic, index = self._topic, self._topic.index
-        at = index.find(max(self.at, topic.start_seq))
-        while at < len(index) and index.entry(at)[0] < self._bound:
+        at = index.find(max(self._next, topic.start_seq))
+        if at == len(index):
+            self._next = self._bound
+            return 0
+        # Of the first entry a part may be meant, and so may be of the last: it is a first one then.
+        first = _live_in(topic, at, self._next, self._bound, self._store)
+        stop = max(at + 1, min(index.find(self._bound), at + SLICE_ENTRIES))
+        self._next = index.entry(stop)[0] if stop < len(index) else self._bound
+        return sum(end - begin for begin, end in first) + index.totals(at + 1, stop)[0]
+
+    def _live_slice(self) -> tuple[list[int], int]:
+        """The live seqs of a slice, and the seq where the next slice begins."""
+        topic, index, seqs = self._topic, self._topic.index, list[int]()
+        begin = max(self._next, topic.start_seq)
+        bound = min(self._bound, begin + SLICE_LOOKS)
+        start = index.find(begin)
+        stop = min(index.find(bound) + 1, start + SLICE_ENTRIES, len(index))
+        for at in range(start, stop):
             first_seq = index.entry(at)[0]
-            for start, stop in _live_in(topic, at, self.at, self._bound, self._store):
-                yield from range(first_seq + start, first_seq + stop)
-            at += 1
+            for low, high in _live_in(topic, at, begin, bound, self._store):
+                seqs += range(first_seq + low, first_seq + high)
+        return seqs, bound if stop == len(index) else min(bound, index.entry(stop)[0])
 
 
 def select(topic: Topic, store: Store, before_seq: int | None, match: TagMatch | None) -> Selection:

@@ -34,12 +34,12 @@ from topics.formats.disk.records import RecordsView
 def test_a_delayed_record_that_comes_back_waits_for_its_time_and_a_due_one_does_not() -> None:
     desk = JobDesk()
     desk.add("a", delay_ms=50)
-    claims.set_aside(desk.topic, [1])
+    claims.set_aside(desk.topic, [1], desk.now)
     claims.put_back(desk.topic, [1], desk.now)
     assert desk.counters.delayed == 1
     desk.later(50)
     assert desk.counters.delayed == 0
-    claims.set_aside(desk.topic, [1])
+    claims.set_aside(desk.topic, [1], desk.now)
     desk.now = desk.now._replace(ts=desk.now.ts - 5000)  # the wall clock is set back
     claims.put_back(desk.topic, [1], desk.now)
     assert desk.claim() == [1]
@@ -170,10 +170,25 @@ def test_redrives_that_fail_leave_nothing_behind() -> None:
     desk.add("due", delay_ms=100)
     desk.later(100)
     for _ in range(HEAP_STALE_MIN + 10):
-        assert claims.set_aside(desk.topic, [1, 2, 5]) == [1, 2, 5]
+        assert claims.set_aside(desk.topic, [1, 2, 5], desk.now) == [1, 2, 5]
         claims.put_back(desk.topic, [1, 2, 5], desk.now)
     assert max(len(desk.jobs._in_line), len(desk.jobs.due)) <= HEAP_STALE_MIN + 8
     assert [desk.claim() for _ in range(6)] == [[1], [2], [3], [4], [5], []]
+
+
+def test_a_lease_that_is_over_keeps_no_job_from_a_redrive_whatever_was_advanced() -> None:
+    desk = JobDesk(3)
+    desk.claim(2, lease_ms=100)
+    desk.now = desk.now._replace(ms=desk.now.ms + 100, ts=desk.now.ts + 100)
+    assert claims.count_busy(desk.topic, [1, 2, 3], desk.now) == 2
+    assert claims.set_aside(desk.topic, [1, 2], desk.now) == []
+    desk.now = desk.now._replace(ms=desk.now.ms + 1, ts=desk.now.ts + 1)
+    assert claims.count_busy(desk.topic, [1, 2, 3], desk.now) == 0
+    assert claims.set_aside(desk.topic, [1, 2, 3], desk.now) == [1, 2, 3]
+    claims.put_back(desk.topic, [1, 2, 3], desk.now)
+    assert desk.counters == Counters(3, 0, 0, 0)
+    assert [desk.jobs.deliveries(seq) for seq in (1, 2, 3)] == [1, 1, 0]
+    assert desk.claim(3) == [1, 2, 3]
 
 
 # Claims

@@ -360,7 +360,7 @@ def test_jobs_that_are_set_aside_are_in_a_checkpoint_as_they_were(desk: Desk) ->
     queue.ledger.rows |= KEPT
     queue.ledger.delays[5] = 1_003_000
     queue.begin()
-    assert claims.set_aside(queue.topic, range(1, 7)) == [2, 3, 4, 5, 6]
+    assert claims.set_aside(queue.topic, range(1, 7), desk.now) == [2, 3, 4, 5, 6]
     ledger = restored(kept(queue.topic, desk))
     assert (ledger.rows, dict(ledger.delays)) == (KEPT, {5: 1_003_000})
 

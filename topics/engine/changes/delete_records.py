@@ -158,15 +158,6 @@ def _cut_slice(topic: Topic, bound: int) -> int:
     return bound
 
 
-def matching_seqs(topic: Topic, match: TagMatch, bound: int, store: Store) -> list[int]:
-    """Seqs below ``bound`` of the records that match, rising; some of them may be gone."""
-    seqs, at = [], topic.start_seq
-    while at < bound:
-        found, at = matching_slice(topic, match, at, bound, store)
-        seqs += found
-    return seqs
-
-
 def matching_slice(
     topic: Topic, match: TagMatch, first: int, bound: int, store: Store
 ) -> tuple[list[int], int]:

@@ -277,17 +277,18 @@ def dead(topic: Topic, store: Store, max_jobs: int, max_bytes: int, now: Now) ->
     return found
 
 
-def set_aside(topic: Topic, seqs: Iterable[int]) -> list[int]:
-    """Those of these records that nobody holds, of a queue or a log. Nobody may claim them until
+def set_aside(topic: Topic, seqs: Iterable[int], now: Now) -> list[int]:
+    """Those of these records that are not busy, of a queue or a log. No client may claim them until
     they are put back or removed.
     """
     jobs = topic.jobs
-    return [seq for seq in seqs if jobs is None or jobs.set_aside(seq)]
+    return [seq for seq in seqs if jobs is None or jobs.set_aside(seq, now.ms)]
 
 
-def busy(topic: Topic) -> list[int]:
-    """The records that `set_aside` leaves out, rising."""
-    return topic.jobs.busy() if topic.jobs is not None else []
+def count_busy(topic: Topic, seqs: Iterable[int], now: Now) -> int:
+    """The number of those of these records that `set_aside` would leave out."""
+    jobs = topic.jobs
+    return 0 if jobs is None else sum(jobs.is_busy(seq, now.ms) for seq in seqs)
 
 
 def put_back(topic: Topic, seqs: Iterable[int], now: Now) -> None:

@@ -382,14 +382,21 @@ class Jobs:
 
     # Jobs on their way to another topic
 
-    def busy(self) -> list[int]:
-        """Jobs that cannot be set aside, rising."""
-        return sorted(chain(self.leases, self.acking, self.dying, self.aside))
+    def is_busy(self, seq: int, now_ms: int) -> bool:
+        """Whether the job is held or on its way, so that it cannot be set aside."""
+        lease = self.leases.held.get(seq)
+        if lease is not None:
+            return lease.deadline_ms >= now_ms
+        return seq in self.acking or seq in self.dying or seq in self.aside
 
-    def set_aside(self, seq: int) -> bool:
-        """Nobody may claim this job until `put_back`; False when it is held or on its way."""
-        if seq in self.leases or any(seq in on for on in (self.acking, self.dying, self.aside)):
+    def set_aside(self, seq: int, now_ms: int) -> bool:
+        """No client may claim this job until `put_back`; False when it is busy. A lease that is
+        over ends, whether `advance` has reached it or not.
+        """
+        if self.is_busy(seq, now_ms):
             return False
+        if seq in self.leases:
+            self.end_lease(seq, None)
         self.aside[seq] = self._leave_state(seq)
         return True
 

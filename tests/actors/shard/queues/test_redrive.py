@@ -24,12 +24,14 @@ from tests.support.shard import Desk
 from topics.actors.shard.context import clock
 from topics.actors.shard.queues import redrive as redrives
 from topics.actors.shard.queues import transfer
-from topics.engine.changes import lease_jobs
+from topics.engine import selection
+from topics.engine.changes import delete_records, lease_jobs
 from topics.engine.moved_keys import copy_key
+from topics.engine.now import Now
 from topics.engine.queue import claims
 from topics.engine.queue.claims import jobs_of
 from topics.engine.topic import Topic
-from topics.errors import NotReady, TopicFull, TopicNotFound
+from topics.errors import NotReady, TopicFull, TopicNotFound, TopicsError
 from topics.formats.disk.frames import FrameKind
 
 FROM = "$dead_letter_from"
@@ -274,9 +276,9 @@ async def test_when_the_only_target_refuses_all_others_are_skipped_too(
     dead = letters(desk, *[None] * 7)
     set_aside = claims.set_aside
 
-    def noted(topic: Topic, seqs: list[int]) -> list[int]:
+    def noted(topic: Topic, seqs: list[int], now: Now) -> list[int]:
         looked.extend(seqs)
-        return set_aside(topic, seqs)
+        return set_aside(topic, seqs, now)
 
     monkeypatch.setattr(claims, "set_aside", noted)
     if is_queue:
@@ -312,6 +314,191 @@ async def test_a_target_whose_shard_is_away_is_skipped(desk: Desk) -> None:
     other.answer()
     assert counts(await answer(desk)) == (1, 0, 1, "not_ready")
     assert desk.seqs("dead") == [1]
+
+
+# Copies in flight while others are skipped
+
+
+def with_skipped(desk: Desk, why: str, skipped: int, movable: int) -> list[str] | None:
+    """Records that cannot be moved, and behind them others that can. The prefixes of the key."""
+    source = {"no source": None, "outside of the prefixes": "b2"}[why]
+    letters(desk, *[source] * skipped, *["a1"] * movable)
+    return ["a", "dead"] if why == "outside of the prefixes" else None
+
+
+@pytest.mark.parametrize("why", ["no source", "outside of the prefixes"])
+async def test_a_redrive_that_has_skipped_records_lasts_as_long_as_its_copies(
+    desk: Desk, why: str
+) -> None:
+    """No other redrive of the topic begins before, and a backup waits."""
+    peers, moves, held = with_fake_peers(desk), desk.loop.context.moves, list[bool]()
+    prefixes = with_skipped(desk, why, skipped=20, movable=30)
+    one = redrive(desk, "dead", prefixes=prefixes)
+    await run_log(desk)
+    other = redrive(desk, "dead", to="other2")
+    moves.hold(lambda: held.append(True))
+    await run_log(desk)
+    (asked,) = peers.take()
+    assert (asked.params.topic, len(asked.requests)) == ("a1", 30)
+    assert (desk.bodies(), held) == ([], [])
+    asked.answer()
+    await run_log(desk)
+    assert held, "nothing is in flight any more"
+    ((answered, body),) = desk.bodies()
+    reason = "no_source" if why == "no source" else "forbidden"
+    assert (answered, counts(body)) == (one, (30, 0, 20, reason))
+    assert peers.take() == []
+    moves.release()
+    await run_log(desk)
+    (asked,) = peers.take()
+    assert (asked.params.topic, len(asked.requests)) == ("other2", 20)
+    asked.answer()
+    await run_log(desk)
+    ((answered, body),) = desk.bodies()
+    assert (answered, counts(body)) == (other, (20, 0, 0, None))
+
+
+async def test_nothing_is_chosen_while_copies_are_in_flight(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A target that does not answer costs no processor."""
+    peers, chosen = with_fake_peers(desk), list[int]()
+    choose = transfer.Transfer.choose
+
+    def noted(self: transfer.Transfer, now: Now) -> Any:
+        chosen.append(len(self.in_flight))
+        return choose(self, now)
+
+    monkeypatch.setattr(transfer.Transfer, "choose", noted)
+    with_skipped(desk, "no source", skipped=20, movable=3)
+    redrive(desk, "dead", limit=5)
+    await run_log(desk)
+    await wait_all_tasks_blocked()  # which a loop that spins never lets happen
+    assert chosen == [0]
+    (asked,) = peers.take()
+    asked.answer()
+    assert counts(await answer(desk)) == (3, 0, 20, "no_source")
+    assert chosen == [0]
+
+
+@pytest.mark.parametrize("to", [None, "b2"])
+@pytest.mark.parametrize("refusal", [TopicFull("full"), TopicNotFound("b2"), NotReady("away")])
+async def test_a_target_that_refuses_from_the_second_window_on_ends_no_window_early(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, to: str | None, refusal: TopicsError
+) -> None:
+    monkeypatch.setattr(transfer, "WINDOW_RECORDS", 4)
+    monkeypatch.setattr(transfer, "READ_RECORDS", 2)
+    peers, moves = with_fake_peers(desk), desk.loop.context.moves
+    letters(desk, *["b2", "a1"] * 6)
+    redrive(desk, "dead", to=to)
+    await run_log(desk)
+    sent, held = 0, list[bool]()
+    for window in range(4):
+        held.clear()
+        for asked in peers.take():
+            sent += len(asked.requests)
+            moves.hold(lambda: held.append(True))
+            await run_log(desk)
+            assert (held, desk.wire.sent) == ([], [])
+            is_refused = window and asked.params.topic == "b2"
+            asked.answer(*[refusal if is_refused else None] * len(asked.requests))
+        await run_log(desk)
+        moves.release()
+        await run_log(desk)
+    ((_, body),) = desk.bodies()
+    moved = 4 if to else 8
+    assert counts(body) == (moved, 0, 12 - moved, refusal.code)
+    assert sent == (8 if to else 10), "it is not asked again"
+
+
+async def test_a_window_of_a_redrive_that_was_answered_keeps_its_lock(
+    desk: Desk, autojump_clock: MockClock
+) -> None:
+    peers, moves, held = with_fake_peers(desk), desk.loop.context.moves, list[bool]()
+    with_skipped(desk, "no source", skipped=20, movable=3)
+    redrive(desk, "dead")
+    await run_log(desk)
+    (asked,) = peers.take()
+    await trio.sleep(redrives.TIME_MAX_S + 0.1)
+    assert counts(await answer(desk)) == (0, 3, 20, "no_source")
+    redrive(desk, "dead", to="other2")
+    moves.hold(lambda: held.append(True))
+    await run_log(desk)
+    assert (peers.take(), held) == ([], [])
+    asked.answer()
+    await run_log(desk)
+    assert held
+    assert desk.seqs("dead") == [*range(1, 21)]
+
+
+async def test_a_lease_that_has_ended_keeps_no_job_from_being_moved(desk: Desk) -> None:
+    """Whether or not any pass over the queue has ended it."""
+    queue = make_queue(desk, "q", "x", "y", max_deliveries=3)
+    assert claim(desk, queue) == [1, 2]
+    for lease in [*jobs_of(queue).leases.held.values()]:
+        jobs_of(queue).leases.extend([lease.seq], desk.loop.context.clock().ms - 1)
+    desk.make("a")
+    redrive(desk, "q", to="a")
+    assert counts(await answer(desk)) == (2, 0, 0, None)
+
+
+# Slices
+
+
+@pytest.mark.parametrize("limit", [1, 1000])
+@pytest.mark.parametrize("match", [None, "x"])
+@pytest.mark.parametrize("refuses", [False, True])
+async def test_records_are_found_and_counted_slice_by_slice(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, limit: int, match: str | None, refuses: bool
+) -> None:
+    """All redrives of a shard together take one slice in each iteration of the loop."""
+    for name, value in {"SLICE_ENTRIES": 8, "SLICE_LOOKS": 32}.items():
+        monkeypatch.setattr(selection, name, value)
+        monkeypatch.setattr(delete_records, name, value)
+    monkeypatch.setattr(delete_records, "SLICE_RECORDS", 8)
+    monkeypatch.setattr(delete_records, "WINDOW_MIN_SEQS", 8)
+    desk.make("a", **({"cap_records": 1, "discard": "reject"} if refuses else {}))
+    for topic in ("d1", "d2"):
+        desk.make(topic, type="queue")
+        for _ in range(100):
+            desk.append(topic, records=[{"data": n, "tag": "xy"[n]} for n in range(2)])
+    desk.synced()
+    desk.answers()
+    slices = Slices(monkeypatch)
+    for topic in ("d1", "d2"):
+        redrive(desk, topic, to="a", match=match, limit=limit)
+    await run_log(desk, 60)
+    trio.lowlevel.remove_instrument(slices)
+    meant = 100 if match else 200
+    bodies = [body for _, body in desk.bodies()]
+    assert len(bodies) == 2
+    for body in bodies:
+        assert body["moved"] + body["remaining"] + body["skipped"] == meant
+    assert sum(body["moved"] for body in bodies) == (1 if refuses else min(2 * limit, 2 * meant))
+    assert slices.most == 1
+    assert slices.count > 20, "they are short"
+
+
+class Slices(trio.abc.Instrument):
+    """Counts the slices that redrives take in each iteration of the loop."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = self.most = self._now = 0
+        trio.lowlevel.add_instrument(self)
+        for name in ("search", "count_slice"):
+            monkeypatch.setattr(transfer.Transfer, name, self._counting(name))
+
+    def _counting(self, name: str) -> Any:
+        real = getattr(transfer.Transfer, name)
+
+        def counted(*args: Any) -> Any:
+            self.count, self._now = self.count + 1, self._now + 1
+            return real(*args)
+
+        return counted
+
+    def before_io_wait(self, timeout: float) -> None:
+        self.most, self._now = max(self.most, self._now), 0
 
 
 # Refused as a whole
@@ -396,7 +583,7 @@ async def test_one_that_waits_for_another_is_answered_in_time_too(
     (asked,) = peers.take()
     await trio.sleep(redrives.TIME_MAX_S + 0.1)
     await run_log(desk)
-    found = [(number, *counts(body)) for number, body in desk.bodies()]
+    found = sorted((number, *counts(body)) for number, body in desk.bodies())
     assert found == [(one, 0, 2, 0, None), (other, 0, 2, 0, None)]
     asked.answer()
     await run_log(desk)

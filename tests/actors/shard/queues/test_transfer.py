@@ -6,11 +6,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
 
 from tests.support.moves import claim, make_queue
 from tests.support.shard import Desk
 from topics.actors.shard.queues import transfer as redrives
 from topics.actors.shard.queues.transfer import NO_SOURCE, Transfer
+from topics.engine.now import Now
 from topics.engine.queue.claims import jobs_of
 from topics.engine.removal import cut_to
 from topics.errors import TopicFull, TopicNotFound
@@ -29,6 +32,19 @@ def transfer(
     return Transfer(request, desk.engine.topic(topic), asked, desk.engine)
 
 
+def choose(one: Transfer, now: Now) -> dict[str, list[int]]:
+    """The next window: seqs by target."""
+    one.search()
+    return seqs(one.choose(now))
+
+
+def remaining(one: Transfer, now: Now) -> int:
+    """All that remains, when it is counted."""
+    while one.count_slice(now):
+        pass
+    return one.remaining
+
+
 def seqs(copies: dict[str, Any]) -> dict[str, list[int]]:
     return {target: [copy.seq for copy in those] for target, those in copies.items()}
 
@@ -43,20 +59,44 @@ def letters(desk: Desk, *sources: Any) -> None:
 async def test_what_is_chosen_is_grouped_by_target_and_counts_as_remaining(desk: Desk) -> None:
     letters(desk, "a", "b", "a")
     one = transfer(desk, "dead")
-    assert seqs(one.choose(desk.loop.context.now)) == {"a": [1, 3], "b": [2]}
-    assert (one.under_way, one.remaining, one.is_over) == ({1, 2, 3}, 3, True)
+    now = desk.loop.context.now
+    assert choose(one, now) == {"a": [1, 3], "b": [2]}
+    assert (one.in_flight, remaining(one, now), one.is_over) == ({1, 2, 3}, 3, True)
     one.finish([1, 3])
     cut_to(one.topic, 2, desk.engine.store)
-    assert (one.moved, one.under_way, one.settled.is_set()) == (2, {2}, False)
+    assert (one.moved, one.in_flight, one.remaining) == (2, {2}, 1)
     one.finish([2])
-    assert one.settled.is_set()
-    assert one.choose(desk.loop.context.now) == {}
+    assert choose(one, now) == {}
+
+
+@pytest.mark.parametrize("skipped_first", [False, True])
+async def test_it_is_settled_when_nothing_is_in_flight(
+    desk: Desk, nursery: trio.Nursery, skipped_first: bool
+) -> None:
+    """Whatever was skipped while the window was chosen."""
+    letters(desk, *([None] * 40 if skipped_first else []), "a", "b")
+    one, now = transfer(desk, "dead"), desk.loop.context.now
+    (a, *_), (b, *_) = choose(one, now).values()
+    waits = trio.Event()
+
+    async def wait() -> None:
+        await one.wait_settled()
+        waits.set()
+
+    nursery.start_soon(wait)
+    await wait_all_tasks_blocked()
+    one.finish([a])
+    await wait_all_tasks_blocked()
+    assert (one.in_flight, waits.is_set()) == ({b}, False)
+    one.refuse("b", {b: TopicFull("full")}, now)
+    await wait_all_tasks_blocked()
+    assert waits.is_set()
 
 
 async def test_a_limit_that_is_reached_ends_it(desk: Desk) -> None:
     letters(desk, "a", "a", "a")
     one = transfer(desk, "dead", limit=2)
-    assert seqs(one.choose(desk.loop.context.now)) == {"a": [1, 2]}
+    assert choose(one, desk.loop.context.now) == {"a": [1, 2]}
     one.finish([1, 2])
     assert (one.is_over, one.is_stopped) == (True, False)
 
@@ -66,7 +106,7 @@ async def test_skipped_records_are_counted_apart_and_the_first_gives_the_reason(
 ) -> None:
     letters(desk, "a", 5, "other", "a", "dead")
     one, now = transfer(desk, "dead", prefixes=["a"]), desk.loop.context.now
-    assert seqs(one.choose(now)) == {"a": [1, 4]}
+    assert choose(one, now) == {"a": [1, 4]}
     assert (one.skipped, one.reason, one.remaining) == (3, (2, NO_SOURCE), 2)
     one.refuse("a", {1: TopicFull("full"), 4: TopicNotFound("a")}, now)
     assert (one.skipped, one.reason, one.remaining) == (5, (1, "topic_full"), 0)
@@ -76,11 +116,11 @@ async def test_leased_jobs_are_passed_over_and_remain(desk: Desk) -> None:
     queue = make_queue(desk, "q", "x", "y", "z")
     assert claim(desk, queue, 1) == [1]
     one, now = transfer(desk, "q", to="a"), desk.loop.context.now
-    assert seqs(one.choose(now)) == {"a": [2, 3]}
-    assert (one.remaining, one.skipped) == (3, 0)
+    assert choose(one, now) == {"a": [2, 3]}
+    assert (remaining(one, now), one.skipped) == (3, 0)
     assert list(jobs_of(queue).aside) == [2, 3]
     one.put_back_all(now)
-    assert (list(jobs_of(queue).aside), one.under_way, one.has_put_back) == ([], set(), True)
+    assert (list(jobs_of(queue).aside), one.in_flight, one.has_put_back) == ([], set(), True)
 
 
 async def test_it_ends_when_it_has_come_by_too_many_that_cannot_be_moved(
@@ -95,8 +135,9 @@ async def test_it_ends_when_it_has_come_by_too_many_that_cannot_be_moved(
     for limit, skipped in ((1, 4), (5, 6)):
         one, now = transfer(desk, "dead", limit=limit), desk.loop.context.now
         while not one.is_over:
-            assert one.choose(now) == {}
-        assert (one.skipped, one.remaining, one.is_stopped) == (skipped, 9 - skipped, False)
+            assert choose(one, now) == {}
+        found = (one.skipped, remaining(one, now), one.is_stopped)
+        assert found == (skipped, 9 - skipped, False)
 
 
 @pytest.mark.parametrize("why", ["answered", "deleted", "front has gone"])

@@ -27,13 +27,14 @@ from topics.actors.shard.sealing import (
     sources,
 )
 from topics.actors.shard.sealing.sealing import Sealing
-from topics.engine import replacing
+from topics.engine import replacing, selection
 from topics.engine.changes import delete_records
-from topics.engine.changes.delete_records import matching_seqs
 from topics.engine.locators import is_extent
 from topics.engine.now import Now
 from topics.engine.page import Page
 from topics.engine.reading import read
+from topics.engine.store import Store
+from topics.engine.topic import Topic
 from topics.formats.api.diff_body import Diff, TagMatch
 from topics.formats.disk import segment_build
 from topics.storage.verify import Finding, verify_directory
@@ -294,9 +295,18 @@ def _seen(client: Sealer, name: str) -> dict[str, Any]:
 
 def living(client: Sealer, name: str, match: TagMatch) -> set[int]:
     topic = client.engine.topics[name]
-    return {*matching_seqs(topic, match, topic.head_seq + 1, client.engine.store)} & {
+    return {*matching_seqs(topic, match, client.engine.store)} & {
         record["$seq"] for record in client.shown(name)
     }
+
+
+def matching_seqs(topic: Topic, match: TagMatch, store: Store) -> list[int]:
+    """Seqs of the live records that match, rising."""
+    found, seqs = selection.select(topic, store, None, match), list[int]()
+    while not found.is_exhausted:
+        found.search()
+        seqs += found.take()
+    return seqs
 
 
 def fill(client: Sealer, *names: str, rounds: int = 12, size: int = 60) -> None:

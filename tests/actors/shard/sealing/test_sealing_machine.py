@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
 from tests.actors.shard.sealing.client_machine import MATCHES, ClientMachine, Model, matches
-from tests.actors.shard.sealing.sealing_support import findings
-from topics.engine.changes.delete_records import matching_seqs
+from tests.actors.shard.sealing.sealing_support import findings, matching_seqs
 from topics.engine.topic import Topic
 from topics.storage.checkpoints import whole
 
@@ -159,9 +158,7 @@ class Machine(ClientMachine):
             )
             for match in MATCHES:
                 found = [
-                    seq
-                    for seq in matching_seqs(topic, match, topic.head_seq + 1, engine.store)
-                    if seq in model.live
+                    seq for seq in matching_seqs(topic, match, engine.store) if seq in model.live
                 ]
                 assert found == [
                     seq for seq, (_, tag, _) in sorted(model.live.items()) if matches(match, tag)

@@ -2,15 +2,21 @@
 
 A window of records at a time: one message to each of their targets, and a delete of what each has
 taken. Append first, delete second; the key of a copy keeps a redrive that is repeated after a crash
-from doubling it. One redrive of a topic runs at a time, others wait for it. It is answered after
-`TIME_MAX_S` at the latest, with what was moved by then; the window under way is still finished.
+from doubling it. One redrive of a topic runs at a time, others wait for it. After `TIME_MAX_S` it
+chooses no more and is answered with what was moved by then; the window in flight is still finished.
+
+    search a slice --> wait until moves may begin --> choose --> send --> all settled --> search ...
+                                                        '-- nothing to send --> search ...
+    over: count what remains, slice by slice --> answer
+
+Its lock and its part in `Moves` last from the first copy of a window until no copy is in flight.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 import trio
 
@@ -30,6 +36,8 @@ from topics.formats.names import covered
 from topics.formats.wire.calls import NO_RESULT, REDRIVE
 from topics.storage.wal.progress import Progress
 
+Result = TypeVar("Result")
+
 TIME_MAX_S: Final = 20.0
 
 
@@ -42,6 +50,7 @@ class Redrives(Service):
         self._context, self._engine, self._commits = context, context.engine, context.commits
         self._note_claimable = note_claimable
         self._locks: dict[int, trio.Lock] = {}  # by topic id
+        self._slices = trio.Lock()
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
@@ -60,26 +69,34 @@ class Redrives(Service):
         request.release()
         transfer = Transfer(request, topic, asked, self._engine)
         until = trio.current_time() + TIME_MAX_S
-        transfer.deadline = context.deadlines.call_at(until, partial(self._answer, transfer))
+        answer = partial(context.start, self._answer, transfer)
+        transfer.deadline = context.deadlines.call_at(until, answer)
         context.start(self._run, transfer)
 
     async def _run(self, transfer: Transfer) -> None:
         lock = self._locks.setdefault(transfer.topic.id, trio.Lock())
         async with lock:
-            while not (transfer.is_over or self._context.is_stopping):
+            while self._may_choose(transfer):
                 await self._move_window(transfer)
         if not lock.locked():
             self._locks.pop(transfer.topic.id, None)
-        with self._context.turn():
-            self._answer(transfer)
+        await self._answer(transfer)
+
+    def _may_choose(self, transfer: Transfer) -> bool:
+        return not (transfer.is_over or self._context.is_stopping)
 
     async def _move_window(self, transfer: Transfer) -> None:
+        """Move a window of records, and wait until each of them is moved or put back. A backup
+        waits for that, too.
+        """
         context = self._context
-        await context.moves.wait_free()
-        context.begin_turn()
-        transfer.settled = trio.Event()
-        context.freshen(transfer.topic)
         try:
+            await self._take_turn(transfer.search)
+            await context.moves.wait_free()
+            if not self._may_choose(transfer):
+                return
+            context.begin_turn()
+            context.freshen(transfer.topic)
             copies = transfer.choose(context.now)
         except Exception as error:
             self._fail(transfer, error)
@@ -87,22 +104,29 @@ class Redrives(Service):
         for target, those in copies.items():
             send(context.peers, target, those, partial(self._sent, transfer, target))
         self._tell_claimable(transfer)
-        if copies:
-            context.moves.enter()
+        if not transfer.in_flight:
             context.end_turn()
-            await transfer.settled.wait()
-            context.moves.leave()
-        else:
-            context.end_turn()
-            await trio.lowlevel.checkpoint()
+            return
+        context.moves.enter()
+        context.end_turn()
+        await transfer.wait_settled()
+        context.moves.leave()
+
+    async def _take_turn(self, step: Callable[[], Result]) -> Result:
+        """Take a step of a few milliseconds. All redrives of the shard together take one in each
+        iteration of its loop.
+        """
+        async with self._slices:
+            return step()
 
     def _fail(self, transfer: Transfer, error: Exception) -> None:
         """Nothing of this window was sent."""
-        transfer.put_back_all(self._context.now)
-        self._tell_claimable(transfer)
-        transfer.is_stopped = True
-        if self._begin_answer(transfer):
-            answer_error(transfer.request, error)
+        with self._context.turn():
+            transfer.put_back_all(self._context.now)
+            self._tell_claimable(transfer)
+            transfer.is_stopped = True
+            if self._begin_answer(transfer):
+                answer_error(transfer.request, error)
 
     # Each ends in a turn
 
@@ -155,14 +179,27 @@ class Redrives(Service):
         transfer.deadline.cancel()
         return True
 
-    def _answer(self, transfer: Transfer) -> None:
+    async def _answer(self, transfer: Transfer) -> None:
+        """Count what remains, and answer. Copies may still be in flight: they count as remaining
+        until they are moved.
+        """
         if not self._begin_answer(transfer):
             return
-        body = queue_answers.redriven(
-            transfer.topic.name,
-            transfer.moved,
-            transfer.remaining,
-            transfer.skipped,
-            transfer.reason.code if transfer.reason is not None else None,
-        )
-        reply_json(transfer.request, NO_RESULT, body, transfer.request.params.at)
+        session, clock = transfer.request.session, self._context.clock
+        try:
+            while not session.closed:
+                if not await self._take_turn(lambda: transfer.count_slice(clock())):
+                    break
+        except Exception as error:
+            with self._context.turn():
+                answer_error(transfer.request, error)
+            return
+        with self._context.turn():
+            body = queue_answers.redriven(
+                transfer.topic.name,
+                transfer.moved,
+                transfer.remaining,
+                transfer.skipped,
+                transfer.reason.code if transfer.reason is not None else None,
+            )
+            reply_json(transfer.request, NO_RESULT, body, transfer.request.params.at)

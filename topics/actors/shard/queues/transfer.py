@@ -1,9 +1,12 @@
-"""Transfer: one redrive under way, with what it has chosen, moved and skipped.
+"""Transfer: one redrive in progress, with what it has chosen, moved and skipped.
 
-selected --> chosen: set aside, on their way --> moved
+selected --> chosen: set aside, in flight --> moved
    |           '--> skipped: put back
    |--> skipped: no target, or one that is forbidden or has refused another record
-   '--> passed over: leased, or on their way already
+   |--> passed over: leased, or on their way already
+   '--> counted, for the answer: what is not reached
+
+Records are searched and counted slice by slice, and the caller lets others run between two slices.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from topics.actors.rpc.session import InboundMessage
 from topics.actors.shard.deadlines import Deadline
 from topics.actors.shard.queues.copies import COPIES_BYTES, Copy
 from topics.engine import selection
+from topics.engine.changes.delete_records import SLICE_RECORDS
 from topics.engine.moved_keys import WINDOW_RECORDS, copy_key
 from topics.engine.now import Now
 from topics.engine.queue import claims
@@ -45,8 +49,8 @@ class Skip(NamedTuple):
 
 
 class Transfer:
-    """One redrive. ``under_way``: seqs of the records that are on their way; ``settled``: there are
-    none.
+    """One redrive. ``in_flight``: seqs of the records that were chosen and are neither moved nor
+    put back.
     """
 
     def __init__(
@@ -58,8 +62,9 @@ class Transfer:
         self.has_put_back = False  # and nobody was told that they are claimable again
         self.moved = self.skipped = 0
         self.reason: Skip | None = None  # the first record that was skipped
-        self.under_way: set[int] = set()
-        self.settled = trio.Event()
+        self.in_flight: set[int] = set()
+        self._settled = trio.Event()  # set when nothing is in flight any more
+        self._counted = 0  # records that remain, of those that were counted
         self._engine = engine
         self._selection = selection.select(topic, engine.store, asked.before_seq, asked.match)
         self._passed_over: list[int] = []
@@ -80,48 +85,77 @@ class Transfer:
 
     @property
     def remaining(self) -> int:
-        """How many records still match, without those that were skipped."""
+        """How many records still match, without those that were skipped; known once all are
+        counted.
+        """
         if self.topic.deleted:
             return 0
-        others = sorted((*self._passed_over, *self.under_way))
-        return self._selection.count_left() + selection.count_live(
-            self.topic, self._engine.store, others
-        )
+        in_flight = sorted(self.in_flight)
+        return self._counted + selection.count_live(self.topic, self._engine.store, in_flight)
+
+    async def wait_settled(self) -> None:
+        """Wait until nothing is in flight."""
+        while self.in_flight:
+            self._settled = trio.Event()
+            await self._settled.wait()
 
     # Choosing
 
+    def search(self) -> None:
+        """Find the next slice of records, for `choose`."""
+        if not self.topic.deleted:
+            self._selection.search()
+
     def choose(self, now: Now) -> dict[str, list[Copy]]:
-        """Set the next window of records aside: copies for each target, in the order of seqs.
+        """Set the next window of records aside: copies for each target, in the order of seqs. They
+        are in flight, and nothing else may be.
 
         There may be more to choose even if this window has none.
         """
+        assert not self.in_flight, "one window is in flight at a time"
         found: dict[str, list[Copy]] = {}
         scanned, size, room = 0, 0, self.asked.limit - self.moved
-        while scanned < WINDOW_RECORDS and size < COPIES_BYTES and len(self.under_way) < room:
-            seqs = self._take(min(READ_RECORDS, room - len(self.under_way)))
+        while scanned < WINDOW_RECORDS and size < COPIES_BYTES and len(self.in_flight) < room:
+            seqs = self._selection.take(min(READ_RECORDS, room - len(self.in_flight)))
             if not seqs:
-                self.is_stopped = True
                 break
             scanned += len(seqs)
-            free = claims.set_aside(self.topic, seqs)
+            free = claims.set_aside(self.topic, seqs, now)
             self._passed_over += sorted(set(seqs).difference(free))
-            self.under_way.update(free)
+            self.in_flight.update(free)
             records = dict(claims.records_of(self.topic, self._engine.store, free))
             for seq in free:
                 self._choose_one(seq, records.get(seq), found, now)
             size += sum(map(len, records.values()))
+        self.is_stopped = self.is_stopped or self._selection.is_exhausted
         return found
 
-    def _take(self, count: int) -> list[int]:
-        if (self.asked.to or "") not in self._refused:
-            return self._selection.take(count)
-        # The only target takes no more.
-        busy = self._selection.left_of(claims.busy(self.topic))
-        self._passed_over += busy
-        self.skipped += self._selection.drop() - selection.count_live(
-            self.topic, self._engine.store, busy
-        )
-        return []
+    # Counting, when no more is to be chosen
+
+    def count_slice(self, now: Now) -> bool:
+        """Count a slice of the records that remain; False: all are counted."""
+        topic, store = self.topic, self._engine.store
+        if topic.deleted:
+            return False
+        if self._passed_over:
+            seqs, self._passed_over = (
+                self._passed_over[:SLICE_RECORDS],
+                self._passed_over[SLICE_RECORDS:],
+            )
+            self._counted += selection.count_live(topic, store, seqs)
+        elif self._selection.is_exhausted:
+            return False
+        elif self.asked.to not in self._refused:
+            self._counted += self._selection.count_slice()
+        elif topic.jobs is None:  # the only target takes no more
+            self.skipped += self._selection.count_slice()
+        else:
+            self._selection.search()
+            seqs = self._selection.take()
+            busy = claims.count_busy(topic, seqs, now)
+            self._counted += busy
+            self.skipped += len(seqs) - busy
+        return True
 
     def _choose_one(
         self, seq: int, record: bytes | None, found: dict[str, list[Copy]], now: Now
@@ -164,6 +198,8 @@ class Transfer:
         for seq, failure in refused.items():
             self._refused.setdefault(target, failure.code)
             self.skip(seq, failure.code, now)
+        if self.asked.to in self._refused:
+            self.is_stopped = True
 
     def finish(self, seqs: Sequence[int]) -> None:
         """These are moved."""
@@ -172,11 +208,11 @@ class Transfer:
 
     def put_back_all(self, now: Now) -> None:
         """All that were chosen stay: none of them was sent."""
-        claims.put_back(self.topic, self.under_way, now)
+        claims.put_back(self.topic, self.in_flight, now)
         self.has_put_back = True
-        self._leave(tuple(self.under_way))
+        self._leave(tuple(self.in_flight))
 
     def _leave(self, seqs: Sequence[int]) -> None:
-        self.under_way.difference_update(seqs)
-        if not self.under_way:
-            self.settled.set()
+        self.in_flight.difference_update(seqs)
+        if not self.in_flight:
+            self._settled.set()
