@@ -302,6 +302,52 @@ async def test_a_batch_whose_fate_is_unknown_goes_on_unless_its_rule_changes(
     assert [asked.shard for asked in peers.take()] == [2 if "dead_letter" in config else 1]
 
 
+async def test_a_backup_waits_until_the_fate_of_a_batch_is_known(
+    desk: Desk, autojump_clock: MockClock
+) -> None:
+    """The attempt that finds it out does not wait for the backup."""
+    peers, queue = await dying(desk, "x", "y")
+    moves, held = desk.loop.context.moves, list[bool]()
+    peers.take()[0].answer(None, NotReady("away"))
+    await run_log(desk)
+    assert dead_and_dying(queue) == ([], [2])
+    moves.hold(lambda: held.append(True))
+    await run_log(desk)
+    assert not held
+    await trio.sleep(RETRY_MAX_S + 0.01)
+    await run_log(desk)
+    (asked,) = peers.take()
+    asked.answer()
+    await run_log(desk)
+    assert (held, queue.count, moves._under_way) == ([True], 0, 0)
+
+
+@pytest.mark.parametrize("outcome", ["appended", "refused", "deleted", "another rule"])
+async def test_a_backup_waits_for_a_batch_that_a_restart_has_found(
+    tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock, outcome: str
+) -> None:
+    desk = Desk(tmp_path, nursery)
+    peers, moves, held = with_fake_peers(desk), desk.loop.context.moves, list[bool]()
+    queue = make_queue(desk, "q", "x")
+    exhaust(desk, queue)
+    lease_jobs.dying(queue, 1, desk.loop.context.clock()).note_settled()
+    assert dead_and_dying(queue) == ([], [1])
+    await desk.loop.services.dead_letters.run()
+    moves.hold(lambda: held.append(True))
+    await run_log(desk)
+    assert not held
+    (asked,) = peers.take()
+    if outcome == "deleted":
+        desk.delete("q")
+    elif outcome == "another rule":
+        desk.put("q", dead_letter=None)
+    await run_log(desk)
+    asked.answer(*[FULL] * (outcome != "appended"))
+    await run_log(desk)
+    assert (held, moves._under_way) == ([True], 0)
+    moves.release()
+
+
 async def test_attempts_are_never_far_apart(desk: Desk, autojump_clock: MockClock) -> None:
     peers = with_fake_peers(desk)
     queue = make_queue(desk, "q", "x")

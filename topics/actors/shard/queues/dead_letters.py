@@ -9,8 +9,8 @@
 Append first, delete second: after a crash in between the DYING rows tell which jobs are to be
 moved, and the key of each copy that it is there. One batch of a queue is under way at a time, until
 it is known of each job whether the target has it: only then comes another one, so the target needs
-to know no keys but those of the last batch (``decisions/0049``). A job that a cap, its age or a
-delete takes meanwhile is not counted; its copy may be there.
+to know no keys but those of the last batch (``decisions/0049``). A backup waits for that, too. A
+job that a cap, its age or a delete takes meanwhile is not counted; its copy may be there.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ Rule = tuple[str | None, int]
 class Move:
     """A queue whose dead jobs are being moved, or wait for another attempt (``retry``). The
     ``rule`` is that of the batch under way; ``trouble``: code of what stopped the last one;
-    ``target_shard``: to which it counts as under way.
+    ``target_shard``: to which it counts as under way. ``is_unsettled``: the target may have
+    copies of jobs that are still in the queue, so the move counts in `Moves`.
     """
 
     topic: Topic
@@ -63,6 +64,7 @@ class Move:
     retry: Deadline | None = None
     trouble: str = ""
     target_shard: int | None = None
+    is_unsettled: bool = False
 
 
 class MoveLimit:
@@ -117,6 +119,8 @@ class DeadLetters(Service):
         """The queue may have dead jobs. Only inside of a turn."""
         if topic.id not in self._moves and _is_moving(topic):
             move = self._moves[topic.id] = Move(topic, _rule(topic.config))
+            if jobs_of(topic).dying:  # a restart has found them
+                self._unsettle(move)
             self._begin(move)
 
     def on_config(self, change: Change) -> None:
@@ -139,7 +143,15 @@ class DeadLetters(Service):
         self._make_way(move)
         del self._moves[move.topic.id]
 
+    def _unsettle(self, move: Move) -> None:
+        if not move.is_unsettled:
+            move.is_unsettled = True
+            self._context.moves.enter()
+
     def _make_way(self, move: Move) -> None:
+        if move.is_unsettled:
+            move.is_unsettled = False
+            self._context.moves.leave()
         if move.target_shard is not None:
             self._move_limit.leave(move.target_shard)
             move.target_shard = None
@@ -206,8 +218,11 @@ class DeadLetters(Service):
             self._copy(move, jobs)
 
     def _copy(self, move: Move, jobs: Sequence[Taken]) -> None:
-        """Append those jobs that are still there."""
-        if self._context.moves.defer_if_held(partial(self._copy, move, jobs)):
+        """Append those jobs that are still there. A hold waits for a batch whose fate is not known,
+        so that it must not wait for the hold.
+        """
+        moves = self._context.moves
+        if not move.is_unsettled and moves.defer_if_held(partial(self._copy, move, jobs)):
             return
         topic, target = move.topic, move.rule[0]
         assert target is not None, "jobs are moved to a topic"
@@ -216,7 +231,7 @@ class DeadLetters(Service):
         if topic.deleted or not copies:
             self._end(move)
         else:
-            self._context.moves.enter()
+            self._unsettle(move)
             send(self._context.peers, target, copies, partial(self._copied, move))
 
     @staticmethod
@@ -241,7 +256,6 @@ class DeadLetters(Service):
         if sent.appended:
             self._bury(move, sent.appended, trouble)
         else:
-            self._context.moves.leave()
             self._end(move, trouble)
 
     def _bury(self, move: Move, seqs: Sequence[int], trouble: TopicsError | None) -> None:
@@ -252,7 +266,6 @@ class DeadLetters(Service):
             return
         refusal = context.room.refusal(grows=False)
         if topic.deleted or refusal is not None:
-            context.moves.leave()
             self._end(move, unwritable(refusal) if refusal else None)
             return
 
@@ -264,7 +277,6 @@ class DeadLetters(Service):
             self._end(move, trouble)
 
         self._commits.submit(finish_jobs.bury(topic, seqs, context.now), settle)
-        context.moves.leave()
 
     def _end(self, move: Move, trouble: TopicsError | None = None) -> None:
         """Go on with the next batch, or after a while if there was trouble. A batch whose fate is
