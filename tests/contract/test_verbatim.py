@@ -198,20 +198,6 @@ def test_deep_nesting_is_a_400_and_the_server_lives(
     assert server.roles() == children
 
 
-@pytest.mark.parametrize(
-    "depth", [100, 500, 900, 1000, 1100, 2000, 5000, 20_000], ids=lambda depth: f"0.3 {depth}"
-)
-def test_nesting_is_kept_or_refused_never_garbled(api: Api, topic: str, depth: int) -> None:
-    value = b"[" * depth + b"]" * depth
-    answer = api.call("POST", f"/v0/topics/{topic}", b'{"records":[{"data":' + value + b"}]}")
-    if answer.status == 400:
-        refused(answer, 400, "invalid_request")
-        assert depth > 100, "a hundred levels are ordinary JSON"
-        return
-    ok(answer, 201)
-    assert b'"data":' + value in api.diff(topic).body
-
-
 def test_ts_never_goes_back(api: Api, topic: str) -> None:
     ok(api.put(topic), 201)
     for size in (1, 5, 1, 100, 1, 1, 1):

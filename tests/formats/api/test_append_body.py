@@ -87,7 +87,7 @@ def test_a_lone_surrogate_is_refused(text: bytes, place: bytes) -> None:
     refused(InvalidRequest, append, place % text, limits=WIDE)
 
 
-@pytest.mark.parametrize("depth", [1_000, 100_000])
+@pytest.mark.parametrize("depth", [10_000, 100_000])
 @pytest.mark.parametrize("pair", [(b"[", b"]"), (b'{"a":', b"1" + b"}")])
 def test_a_body_nested_without_end_is_refused_and_not_a_crash(
     depth: int, pair: tuple[bytes, bytes]

@@ -27,6 +27,7 @@ from topics.engine.dedupe import DedupeEntry
 from topics.engine.topic import Topic
 from topics.formats.api.append_body import AppendBody, check_append, check_may_configure
 from topics.formats.api.decoding import refusing_bad_bodies
+from topics.formats.api.nesting import check_nesting
 from topics.formats.api.sliced import slices
 from topics.formats.buffers import Buffer
 from topics.formats.disk.records import RecordsView
@@ -81,6 +82,8 @@ class StreamedAppends(Service):
         """Append ``body`` to a held topic. Raises as a short append does."""
         request = await self._decode(body)
         check_append(request, len(body), params.key, self._limits)
+        for _ in check_nesting(request.records, self._limits.nesting):
+            await trio.lowlevel.checkpoint()
         if request.config is not None:
             check_may_configure(params.may_configure)
             check_inline_config(params.topic, request.config)

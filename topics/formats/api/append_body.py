@@ -18,6 +18,7 @@ from topics.formats.api.limits import (
     check_node,
     check_text,
 )
+from topics.formats.api.nesting import check_nesting
 from topics.formats.api.topic_config import TopicConfigPatch
 from topics.formats.buffers import Buffer
 
@@ -82,6 +83,9 @@ def decode_append(body: Buffer, header_key: str | None, limits: Limits) -> Appen
     except (msgspec.MsgspecError, RecursionError):
         request = decode(_parse_append, body or b"{}")
     check_append(request, len(body), header_key, limits)
+    if len(body) > 2 * limits.nesting:  # otherwise no record can be over its limit
+        for _ in check_nesting(request.records, limits.nesting):
+            pass
     return request
 
 
@@ -95,8 +99,8 @@ def _parse_append(body: Buffer) -> AppendBody:
 def check_append(
     request: AppendBody, body_len: int, header_key: str | None, limits: Limits
 ) -> None:
-    """Check the limits of a decoded append; fill in the header's key and drop a null ``meta``.
-    Raises as `decode_append` does.
+    """Check the limits of a decoded append, but its nesting; fill in the header's key and drop a
+    null ``meta``. Raises as `decode_append` does.
     """
     if request.idempotency_key is None:
         request.idempotency_key = header_key

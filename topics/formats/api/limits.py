@@ -29,6 +29,7 @@ import msgspec
 
 from topics.config import Settings
 from topics.errors import InvalidRequest
+from topics.formats.api.nesting import NESTING_MAX
 
 KEY_MAX_CHARS = 256  # §0.8
 META_MAX_KEYS = 64  # §2
@@ -61,6 +62,7 @@ class Limits(msgspec.Struct, frozen=True):
     topics: int = 0
     total_bytes: int = 0
     meta_keys: int = META_MAX_KEYS
+    nesting: int = NESTING_MAX
     key_chars: int = KEY_MAX_CHARS
 
 
