@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import chain as joined
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -44,6 +45,8 @@ from tests.support.model import matches
 MOST = 20  # of one promise and topic
 TICK_S = 0.02
 SLOW_S = 25.0  # a stream whose client takes nothing for 30 s is ended, and perhaps it never hears
+REDRIVE_LIMIT, REDRIVE_MAX_S = 1000, 20.0
+REDRIVE_S = 5.0  # so long after its answer the last window of a redrive may be in flight
 KEY_S = 60.0  # so long after it a key that came or went is noticed, by slow beats
 CODES = {
     400: "invalid_request batch_too_large record_too_large",
@@ -123,6 +126,7 @@ class Judge:
                 self.check_power(topic, incarnation)
         self.check_moves()
         self.check_final()
+        self.check_redriven()
         self.check_routers()
         return sorted(set(self.broken), key=lambda one: (one.entries[-1:], one))
 
@@ -177,6 +181,23 @@ class Judge:
             self.check_config(topic, call, answer)
         if fate_of(call) == DONE and route.kind == "POST topics/x":
             self.check_appended(call, answer)
+        if fate_of(call) == DONE and route.kind == "POST topics/x/redrive":
+            self.check_redrive(topic, call, answer)
+
+    def check_redrive(self, topic: Topic, call: Call, answer: dict[str, Any]) -> None:
+        """A redrive of a log ends when it has moved what it may, or has tried everything."""
+        body = call.body if isinstance(call.body, dict) else {}
+        is_enough = answer["moved"] >= body.get("limit", REDRIVE_LIMIT)
+        is_late = call.ended_at - call.at >= REDRIVE_MAX_S
+        is_log = topic.may("type", call.began, call.ended) == {"log"}
+        if answer["remaining"] and is_log and not (is_enough or is_late or self.may_fail(call)):
+            sentence = f"{call.path} moves {answer['moved']}, and {answer['remaining']} remain"
+            self.tell("redrives", topic.name, sentence, call.began)
+
+    def may_fail(self, call: Call) -> bool:
+        """Whether a process was away, or a disk refused, during the call or soon after."""
+        late = self.model.number_at(self.model.at(self.model.until(call)) + REDRIVE_S)
+        return any(begin <= late and end >= call.began for begin, end in self.failures)
 
     def check_access(self, call: Call, what: str) -> None:
         """A good key is taken, a removed one is not, and its streams end (§0.2)."""
@@ -422,7 +443,7 @@ class Judge:
             self.tell("phantoms", name, f"record {known.seq} is from later", reading.entry)
         sent = fitting[0].records[i]
         if record["data"] != sent["data"] or (
-            reading.has_meta and own_meta(record) != (sent.get("meta") or {})
+            reading.has_meta and own_meta(record) != own_meta(sent)
         ):
             sentence = f"record {known.seq} ({by} {n} {i}) is not what was sent: {record}"
             self.tell("stable", name, sentence, fitting[0].call.began, reading.entry)
@@ -1122,6 +1143,8 @@ class Judge:
                         meta.get("$dead_letter_src_seq", 0),
                     )
                     queue = self.model.topics.get(name)
+                    if not seq:
+                        continue  # a client wrote it
                     if queue is None or len(queue.epochs) != 1 or queue.deletes:
                         continue
                     if topic.name not in queue.may("dead_letter"):
@@ -1258,6 +1281,57 @@ class Judge:
             or any(removal.until >= first for removal in topic.removals)
             or self.may_lose_copies(topic, first)
         )
+
+    def check_redriven(self) -> None:
+        """A redrive leaves no record in two topics, unless something has failed meanwhile; whatever
+        it has skipped, and however many come at once.
+        """
+        places: dict[Origin, list[Known]] = defaultdict(list)
+        names: dict[Origin, set[str]] = defaultdict(set)
+        for topic in self.model.topics.values():
+            for reading in self.final(topic.name):
+                for record in reading.records:
+                    origin = origin_of(record)
+                    if origin is not None and reading.epoch is not None:
+                        known = topic.epochs[reading.epoch].records[record["$seq"]]
+                        places[origin].append(known)
+                        names[origin].add(topic.name)
+        for origin, knowns in places.items():
+            appends = self.model.appends.get(origin[:2], [])
+            if len(knowns) < 2 or len(appends) != 1 or appends[0].fate != DONE:
+                continue
+            may = reachable(self.ways, {appends[0].topic})
+            if self.is_moved_once(appends[0].topic, may):
+                sentence = f"{origin} is in {sorted(names[origin])}, at"
+                sentence += f" {[known.seq for known in knowns]}"
+                self.tell("redrives", "", sentence, *(known.entry for known in knowns))
+
+    @cached_property
+    def failures(self) -> list[tuple[int, int]]:
+        """When processes were away, or a disk refused: from, until."""
+        found = [(death.number, death.until) for death in self.model.deaths]
+        found += [(number, number) for number in self.model.front_deaths]
+        faults = [one for one in self.model.happened if one.what == "fault"]
+        mended = [one.number for one in self.model.happened if one.what == "mended"]
+        for fault in faults:
+            until = min((end for end in mended if end > fault.number), default=NEVER)
+            found.append((fault.number, until))
+        return found
+
+    def is_moved_once(self, name: str, may: set[str]) -> bool:
+        """Whether no record of the topic can be in two of those that it ``may`` come to."""
+        model = self.model
+        if any(one.source in {name, *may} for those in model.routers.values() for one in those):
+            return False
+        for topic in [topic for topic in model.topics.values() if topic.name in {name, *may}]:
+            settings = topic.settings["max_deliveries"], topic.settings["dead_letter"]
+            if topic.deletes or len(topic.epochs) > 1 or self.may_lose_copies(topic):
+                return False
+            if any(len(one.writes) > 2 for one in settings):
+                return False  # jobs on their way may be claimable again
+            if any(one.fate != DONE or self.may_fail(one.call) for one in topic.redrives):
+                return False
+        return True
 
     def check_routers(self) -> None:
         """Copies are complete when all is quiet, and in the order of their source."""

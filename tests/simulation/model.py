@@ -586,6 +586,9 @@ class Model:
             for target in targets:
                 if self.topics[target].redrives:
                     found[target].add(topic.name)
+            for source in {own for append in topic.appends for own in sources_of(append)}:
+                if topic.redrives:
+                    found[topic.name].add(source)
             for redrive in topic.redrives:
                 to = redrive.call.body.get("to") if isinstance(redrive.call.body, dict) else None
                 if to:
@@ -613,6 +616,14 @@ def resolved(fields: dict[str, Any]) -> dict[str, Any]:
         if found.get(name) is not None:
             found[name] = min(max(found[name], low), high)
     return found
+
+
+def sources_of(append: Append) -> Iterator[str]:
+    """The topics that its records name as where they come from, as dead letters do."""
+    for record in append.records:
+        source = (record.get("meta") or {}).get("$dead_letter_from")
+        if isinstance(source, str):
+            yield source
 
 
 def origin_of(record: dict[str, Any]) -> Origin | None:

@@ -39,6 +39,7 @@ from topics.actors.shard.group_commit import NO_IO, GroupCommit
 from topics.actors.shard.queues import copies
 from topics.actors.shard.queues.copies import Sent
 from topics.actors.shard.queues.lease_logging import LeaseLogging
+from topics.actors.shard.queues.transfer import Transfer
 from topics.actors.shard.routing import forwards
 from topics.engine import moved_keys, reading, removal, retention
 from topics.engine.changes import delete_records, forward, lease_jobs, put_topic
@@ -139,6 +140,32 @@ def moves_that_are_not_logged() -> None:
 
     real = lease_jobs.dying
     replace(lease_jobs, "dying", lambda *args: dying(real, *args))
+
+
+@plant
+def redrives_that_end_before_their_copies() -> None:
+    """A record that is skipped while a window is chosen counts as the end of the window."""
+
+    real_leave, real_choose, real_wait = Transfer._leave, Transfer.choose, Transfer.wait_settled
+    settled: dict[Transfer, None] = {}
+
+    def leave(self: Transfer, seqs: Any) -> None:
+        real_leave(self, seqs)
+        if not self.in_flight:
+            settled[self] = None
+
+    def choose(self: Transfer, now: Any) -> Any:
+        settled.pop(self, None)
+        if self.in_flight:
+            self.is_stopped = True
+            return {}
+        return real_choose(self, now)
+
+    async def wait_settled(self: Transfer) -> None:
+        if self not in settled:
+            await real_wait(self)
+
+    Transfer._leave, Transfer.choose, Transfer.wait_settled = leave, choose, wait_settled
 
 
 # Recovery

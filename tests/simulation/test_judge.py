@@ -729,6 +729,56 @@ def a_job_that_is_somewhere(story: Story, right: bool) -> None:
     story.page(*([1] if right else []), topic=D, client="final")
 
 
+def redriven(story: Story, moved: int, remaining: int, **body: Any) -> None:
+    answer = {"topic": D, "moved": moved, "remaining": remaining, "skipped": 1}
+    story.call(f"topics/{D}/redrive", body, answer)
+
+
+@case("redrives", "moves 0, and 2 remain")
+def a_redrive_that_is_complete(story: Story, right: bool) -> None:
+    story.make(D)
+    story.append(1, 1, topic=D, count=3)
+    redriven(story, 2 if right else 0, 0 if right else 2)
+
+
+@case("redrives", "moves 1, and 1 remain")
+def a_redrive_that_fails(story: Story, right: bool) -> None:
+    story.make(D)
+    story.append(1, 1, topic=D, count=3)
+    if right:
+        story.happen("kill", "shard 0")
+        story.happen("kill", "shard 1")
+        story.happen("kill", "shard 2")
+    redriven(story, 1, 1)
+
+
+@case("redrives", "is in ['d', 't'], at [1, 1]")
+def a_record_that_is_moved(story: Story, right: bool) -> None:
+    story.make()
+    story.make(D)
+    story.append(1, 1, topic=D)
+    redriven(story, 1, 0, to=T)
+    story.put(T, 1, 1)
+    story.happen("quiet")
+    story.page(1, client="final")
+    story.page(*([] if right else [1]), topic=D, head=1, client="final")
+
+
+@case("redrives", "is in ['d', 't'], at [1, 1]")
+def a_record_whose_redrive_has_failed(story: Story, right: bool) -> None:
+    story.make()
+    story.make(D)
+    story.append(1, 1, topic=D)
+    redriven(story, 1, 0, to=T)
+    if right:
+        story.happen("kill", "everything")
+    story.put(T, 1, 1)
+    story.wait(10.0)
+    story.happen("quiet")
+    story.page(1, client="final")
+    story.page(1, topic=D, client="final")
+
+
 def routed(story: Story, **fields: Any) -> None:
     story.make()
     story.make(D)

@@ -38,12 +38,13 @@ NODES = ("n1", "n2", "n3")
 SIZES = (0, 0, 10, 100, 100, 2000)
 BIG_BYTES = (300 << 10, 700 << 10)
 BATCHES = (1, 1, 1, 1, 2, 3, 10, 40)
+STRAYS = (0, 3, 16, 20, 40)  # letters without a source, before others that have one
 # Of these each run has about half; a gentle one has none of those that make records disappear.
 FEATURES = (
     *("keys", "shared keys", "late repeats", "twins", "batches", "big", "tags", "meta", "nodes"),
     *("caps", "ages", "windows", "rejecting", "delays", "firm leases", "jitter", "waits", "haste"),
     *("slow bodies", "retyping", "odd", "mixed routes", "circles", "steady", "no dead letters"),
-    *("bad jobs", "one grave", "mostly queues", "long windows"),
+    *("bad jobs", "one grave", "mostly queues", "long windows", "strays", "tenants"),
 )
 HARSH = ("caps", "ages", "windows", "rejecting", "retyping")
 
@@ -63,6 +64,11 @@ class Topic:
     @property
     def is_queue(self) -> bool:
         return self.config.get("type") == "queue"
+
+
+def tenant_of(key: str) -> str:
+    """The key of a tenant that comes and goes with ``key``."""
+    return f"{key}tenant"
 
 
 def named(base: str, shard: int, shards: int) -> str:
@@ -592,13 +598,50 @@ class Pushed(Worker):
 
 
 class Redriver(Actor):
-    """Moves dead letters back."""
+    """Moves dead letters back, often by several redrives at once, with a key that may use all
+    topics or with that of a tenant. Puts letters of its own before them: some name no source, some
+    one that is missing, full or not the tenant's.
+    """
+
+    def prepare(self) -> None:
+        work, self._count = self.work, 0
+        if work.token is not None and self.has("tenants", 0.5):
+            token = work.token
+            self._token = lambda: tenant_of(token())
+        self._others = [
+            Client(self.name, work.connect, work.history, self.dice, self._token) for _ in range(2)
+        ]
 
     async def turn(self) -> None:
-        topic, other = self.topic("dead"), self.topic("queue", "log").name
-        body = self.some(0.2, to=[other], match=MATCHES, before_seq=[self.near(topic)])
-        body |= self.some(0.4, limit=(1, 3, 1000))
-        await self.call("POST", f"{topic.path}/redrive", body or None)
+        topic = self.topic("dead")
+        if self.has("strays", 0.6):
+            await self._stray(topic)
+        async with trio.open_nursery() as nursery:
+            for other in self._others[: self.dice.choice((0, 1, 2))]:
+                nursery.start_soon(self._redrive, other, topic, self.ms(0, 1, 2) / 1000)
+            await self._redrive(self, topic, 0.0)
+
+    async def _redrive(self, client: Client, topic: Topic, pause_s: float) -> None:
+        other = self.topic("queue", "log", "log").name
+        body = self.some(0.2, match=MATCHES, before_seq=[self.near(topic)])
+        body |= self.some(0.4, to=[other]) | self.some(0.4, limit=(1, 3, 1000))
+        await trio.sleep(pause_s)
+        await client.call("POST", f"{topic.path}/redrive", body or None)
+
+    async def _stray(self, topic: Topic) -> None:
+        """Append letters: in front those that name no source."""
+        dice, self._count = self.dice, self._count + 1
+        strays, letters = dice.choice(STRAYS), dice.randint(1, 40)
+        sources = (self.queue(), self.topic("log"), self.topic("log"), Topic("gone", "log"))
+        source = dice.choice(sources).name
+        records: list[dict[str, Any]] = []
+        for i in range(strays + letters):
+            record: dict[str, Any] = {"data": {"by": self.name, "n": self._count, "i": i}}
+            if i >= strays:
+                record["meta"] = {"$dead_letter_from": source}
+            records.append(record)
+        body = {"records": records, "create": False}
+        await self.call("POST", topic.path, body)
 
 
 class RouterMaker(Actor):

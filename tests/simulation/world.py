@@ -26,6 +26,7 @@ from tests.simulation import outside, threads
 from tests.simulation.disk import Died, Disk
 from tests.simulation.history import History
 from tests.simulation.owners import Process, current, enter, leave
+from tests.simulation.work import tenant_of
 from topics.actors.link import event_loop, link
 from topics.actors.link.board import Board, FrontState, ShardState
 from topics.actors.link.link_memory import LinkSizes
@@ -44,6 +45,7 @@ from topics.storage.wal import log as wal_log
 SHARDS: Final = 3
 STARTED_S: Final = 60.0
 SETTLED: Final = ("READY", "READ_ONLY", "NO_ROOM", "DAMAGED", "DIRECTORY_LOST")
+TENANT: Final = "d|D|q"  # topics of dead letters, and some queues
 
 
 class EventLoop(event_loop.EventLoop):
@@ -277,11 +279,13 @@ class World:
         for how, those in (("added", added), ("removed", removed)):
             for key in those:
                 self.history.happened("key", key, how)
+                self.history.happened("key", tenant_of(key), how)
         self.removed_keys += removed
         self.keys = [*keys]
         path = self.key_file.path
         new = path.with_suffix(".new")
-        new.write_text("\n".join(keys))
+        tenants = [f"{tenant_of(key)}::{TENANT}" for key in keys]
+        new.write_text("\n".join((*keys, *tenants)))
         new.replace(path)  # another inode, as its times are not those of this world
         self.signal_supervisor(signal.SIGHUP)
 
