@@ -18,6 +18,7 @@ FOUND = [
     ("forgotten delays", 15, 1800, "queues"),
     ("writes by path", 2, 1200, "a server has changed"),
     ("counts that end with a stop", 8, 3600, "queues"),
+    ("redrives that end before their copies", 9, 900, "redrives"),
 ]
 
 
