@@ -11,7 +11,7 @@ the body is known to be good.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -33,6 +33,7 @@ from topics.formats.buffers import Buffer
 from topics.formats.disk.records import RecordsView
 from topics.formats.disk.rendering import Rendering
 from topics.formats.wire.calls import AppendParams
+from topics.storage.disk import FULL
 from topics.storage.wal.file import NoRoom
 from topics.storage.wal.progress import Progress
 
@@ -49,6 +50,9 @@ class Done:
     created: bool
 
 
+MakeRoom = Callable[[], Awaitable[bool]]
+"""Frees what a backup keeps on a full disk; whether there was anything: `Sealing.make_room`."""
+
 Outcome = Done | DedupeEntry | OSError
 """What the append did, what its key stood for, or why the log could not take it."""
 
@@ -56,8 +60,8 @@ Outcome = Done | DedupeEntry | OSError
 class StreamedAppends(Service):
     """Handles the streamed appends of a shard, each in a task of its own."""
 
-    def __init__(self, context: ShardContext) -> None:
-        self._context, self._commits = context, context.commits
+    def __init__(self, context: ShardContext, make_room: MakeRoom) -> None:
+        self._context, self._commits, self._make_room = context, context.commits, make_room
         self._engine, self._limits = context.engine, context.limits
 
     def begin(self, request: AppendCall) -> None:
@@ -89,7 +93,11 @@ class StreamedAppends(Service):
             check_inline_config(params.topic, request.config)
         found = await self._topic(params.topic, request, params.prefixes)
         if isinstance(found, OSError):
-            return found
+            if not await self._frees(found):
+                return found
+            found = await self._topic(params.topic, request, params.prefixes)
+            if isinstance(found, OSError):
+                return found
         topic, created = found
         if request.idempotency_key is not None:
             known = append.find_duplicate(topic, request.idempotency_key, self._context.clock())
@@ -97,9 +105,16 @@ class StreamedAppends(Service):
                 assert isinstance(known, DedupeEntry), "nothing else is under way on this topic"
                 return known
         try:
-            return await self._store(topic, request, created)
+            outcome = await self._store(topic, request, created)
+            if isinstance(outcome, OSError) and await self._frees(outcome):
+                outcome = await self._store(topic, request, created)
+            return outcome
         finally:
             self._engine.table.let_go(topic)
+
+    async def _frees(self, error: OSError) -> bool:
+        """Whether the disk was full and has space now that a backup kept."""
+        return error.errno in FULL and await self._make_room()
 
     async def _decode(self, body: Buffer) -> AppendBody:
         view = memoryview(body)

@@ -229,6 +229,11 @@ class Wal:
         """Whether only frames that make room may be written; until `find_room` returns True."""
         return self._no_room or not self.writer.spares.has_reserve
 
+    @property
+    def lacks_files(self) -> bool:
+        """Whether there was no space for the next file or for the reserve."""
+        return self.short_of_room or self.writer.spares.is_short
+
     def find_room(self) -> bool:
         """Make the next file and the reserve; when True, the log is not short of room any more."""
         found = self.writer.find_room()

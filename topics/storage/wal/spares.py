@@ -69,6 +69,7 @@ class SpareFiles:
         """
         self.folder, self._bytes_max = folder, file_bytes_max
         self.ordered_behind = -1  # base of the file behind which a spare was asked for
+        self.is_short = False  # the last spare that was to be made found no space
         self._path = folder / f"{RESERVE_NAME}{RESERVE}"
         self._adding = threading.Lock()
         self._reserve_lock = threading.Lock()  # of its name and `has_reserve`
@@ -149,12 +150,10 @@ class SpareFiles:
 
         Without room there will be none: the writer finds out.
         """
-        with contextlib.suppress(OSError), self._adding:
+        with self._adding:
             if self._grows_behind(file):
                 self._grow()
-            if not self._spares:
-                name = f"{file.base:016x}.fresh"
-                self._spares.append(prepare(self.folder, name, self.file_bytes))
+            self._add_spare(f"{file.base:016x}.fresh")
 
     def _grow(self) -> None:
         size = min(2 * self.file_bytes, self._bytes_max)
@@ -172,14 +171,22 @@ class SpareFiles:
         ``name``: for a spare that is made.
         """
         with self._adding:
-            try:
-                if not self.has_reserve:
+            if not self.has_reserve:
+                try:
                     self._fill_reserve()
-                if not self._spares:
-                    self._spares.append(prepare(self.folder, name, self.file_bytes))
-            except OSError:
-                return False
-            return True
+                except OSError:
+                    return False
+            self._add_spare(name)
+            return not self.is_short
+
+    def _add_spare(self, name: str) -> None:
+        """Make a spare if there is none, and note whether there is space for it."""
+        self.is_short = False
+        try:
+            if not self._spares:
+                self._spares.append(prepare(self.folder, name, self.file_bytes))
+        except OSError:
+            self.is_short = True
 
     def fill_reserve(self) -> None:
         """Make the reserve, if it is missing. Raises OSError."""

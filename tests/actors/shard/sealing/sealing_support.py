@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import trio
 
 from tests.support.log import START, Client
 from topics.actors.shard.group_commit import GroupCommit
@@ -67,6 +68,8 @@ def by_hand(patch: pytest.MonkeyPatch) -> None:
         to_thread=SimpleNamespace(run_sync=_run_sync),
         lowlevel=SimpleNamespace(checkpoint=_checkpoint),
         sleep=_checkpoint,
+        CancelScope=trio.CancelScope,
+        Event=trio.Event,
     )
     for module in (sealing, checkpointing, merging, reclaim, rewriting):
         patch.setattr(module, "trio", stand_in)

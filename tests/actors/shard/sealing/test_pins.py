@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import errno
+import os
+import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,14 +21,20 @@ from tests.actors.shard.sealing.sealing_support import (
     files,
     fill,
     free_all,
+    sealed,
     seen,
 )
 from tests.support.log import append_streamed, failing
 from topics.actors.shard.sealing.reclaim import Pin
 from topics.engine.now import Now
 from topics.storage import checkpoints
+from topics.storage.checkpoints import CheckpointWriter
+from topics.storage.segments.file import SegmentWriter
 from topics.storage.segments.store import SegmentStore
+from topics.storage.wal import spares
 from topics.storage.wal.log import Wal
+
+WAIT_S = 60.0
 
 
 def pinned(client: Sealer) -> Pin:
@@ -130,6 +141,88 @@ def test_a_shard_without_room_breaks_the_pin(
     assert len(files(client.path, "segment")) <= before
 
 
+class FullOnce:
+    """A call that finds no space the first time."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call, self.calls = call, 0
+
+    def __get__(self, instance: object, owner: type) -> Callable[..., Any]:
+        return partial(self, instance)
+
+    def __call__(self, *arguments: Any) -> Any:
+        self.calls += 1
+        if self.calls == 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return self._call(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(SegmentStore, "begin"), (SegmentWriter, "write"), (CheckpointWriter, "finish")],
+)
+def test_a_segment_or_checkpoint_without_space_breaks_the_pin_and_is_written_again(
+    client: Sealer, monkeypatch: pytest.MonkeyPatch, owner: type, name: str
+) -> None:
+    fill(client, "big", rounds=30)
+    client.seal()
+    pin = pinned(client)
+    client.delete("big")
+    fill(client, "a", rounds=20)
+    full = FullOnce(getattr(owner, name))
+    monkeypatch.setattr(owner, name, full)
+    client.seal()
+    assert pin.is_broken
+    assert full.calls > 1
+    assert sealed(client, "a")
+
+
+def test_a_backup_that_holds_with_space_for_all_files_is_left_alone(client: Sealer) -> None:
+    fill(client, "a", rounds=30)
+    client.seal()
+    pin = pinned(client)
+    client.wal.writer.spares.is_short = True  # of an earlier attempt
+    client.seal()
+    assert not pin.is_broken
+    assert not client.wal.lacks_files
+
+
+def test_a_spare_log_file_without_space_breaks_the_pin(
+    client: Sealer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(client, "a", rounds=30)
+    client.seal()
+    pin = pinned(client)
+    with monkeypatch.context() as patch:
+        patch.setattr(spares, "prepare", failing(errno.ENOSPC))
+        while client.wal.writer.spares.take():
+            pass
+        fill(client, "a", rounds=8)
+        tried = threading.Event()
+        client.wal.writer.syncer.run_later(tried.set)  # after the spare
+        assert tried.wait(WAIT_S)
+        assert client.wal.lacks_files
+        assert not client.wal.short_of_room, "nothing is refused yet"
+        client.seal()
+    assert pin.is_broken
+
+
+def test_blobs_of_deleted_topics_are_freed_when_the_pin_breaks(client: Sealer) -> None:
+    client.put("blob")
+    blob = append_streamed(client, "blob", *range(20))
+    pin = pinned(client)
+    client.delete("blob")
+    assert blob.exists()
+    checkpoint = client.sealing.checkpoints.written
+    client.sealing._break_pin()
+    client.step()
+    while blob.exists():
+        assert client.step(), "they are freed by the next round"
+    assert client.sealing.checkpoints.written == checkpoint, "they wait for no checkpoint"
+    assert pin.is_broken
+    client.seal()
+
+
 def test_a_log_short_of_room_is_given_what_is_pinned(
     client: Sealer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,8 +233,8 @@ def test_a_log_short_of_room_is_given_what_is_pinned(
     client.checkpoint()
     assert not pin.is_broken
     monkeypatch.setattr(Wal, "short_of_room", True)
-    assert client.sealing.reclaim.has_garbage
-    client.checkpoint()
+    monkeypatch.setattr(Wal, "find_room", lambda _: False)
+    client.seal()
     assert pin.is_broken
     assert client.sealing.reclaim.pin is None
 

@@ -3,13 +3,15 @@
     extent     the index no longer names it        -> punched, two checkpoints later
     segment    the index names none of its extents -> unlinked, when no checkpoint on disk names it
     blob       a segment holds its records         -> unlinked, two checkpoints later
+               its topic is deleted, durably       -> unlinked
     log file   its records are in segments         -> used again or unlinked, when it ends below the
                                                       older checkpoint's ``replay_from``
 
 Two checkpoints stand on the disk, and a start may need either. What a checkpoint no longer needs
 is therefore kept until it is the older of the two. An error leaves the rest for the next time.
 Nothing is given back that a checkpoint on disk, or the index, still names. While a backup copies
-what a checkpoint names (`Pin`) nothing is given back at all, unless the log lacks room: no backup
+what a checkpoint names (`Pin`) nothing is given back at all. The pin breaks as soon as a log file,
+a spare, a blob, a segment of new records or a checkpoint finds no space (``sealing.py``): no backup
 stops a writer.
 """
 
@@ -79,6 +81,7 @@ class Reclaim:
             for extent in self._segments.segments[number].unpunched(extents)
         ]
         self._blobs = list(shard.absorbed)
+        self._unneeded_blobs: list[Path] = []  # of deleted topics: no start needs them
         self._freed: deque[Freed] = deque()  # by checkpoint, the newest last
         self._detached: list[WalFile] = []
         self.pin: Pin | None = None
@@ -106,9 +109,10 @@ class Reclaim:
         self.sealed += 1
 
     def drop_blobs(self, paths: list[Path]) -> None:
-        """The topic of these blobs is gone, durably."""
+        """The topic of these blobs is deleted, durably."""
         if self.pin is not None:
-            self._give_up(paths)
+            self.pin.blobs += paths
+            self._unneeded_blobs += paths
         else:
             unlink_all(paths)
 
@@ -135,10 +139,16 @@ class Reclaim:
     @property
     def has_garbage(self) -> bool:
         """Whether another checkpoint would free room."""
-        if self._is_pinned:
+        if self.pin is not None:
             return False
         waiting = any(freed.extents or freed.blobs for freed in self._freed)
-        loose = self._extents or self._blobs or self._unused_segments or self._detached
+        loose = (
+            self._extents
+            or self._blobs
+            or self._unneeded_blobs
+            or self._unused_segments
+            or self._detached
+        )
         return bool(waiting or loose or self._wal.oldest_lsn < self.replay_from)
 
     # Around a checkpoint
@@ -164,10 +174,13 @@ class Reclaim:
         self._freed.append(freed)
 
     async def free(self) -> None:
-        """Give back what both checkpoints on disk can spare. Raises OSError."""
-        if self._is_pinned:
+        """Give back what both checkpoints on disk can spare, unless a pin holds. Raises OSError."""
+        if self.pin is not None:
             return
-        self.break_pin()
+        unneeded = self._unneeded_blobs[:]
+        if unneeded:
+            await trio.to_thread.run_sync(unlink_all, unneeded)
+            del self._unneeded_blobs[: len(unneeded)]
         if len(self._standing) < checkpoints.KEEP:
             return
         older = self._standing[0]
@@ -185,14 +198,12 @@ class Reclaim:
             await trio.to_thread.run_sync(self._wal.writer.spares.add, self._detached[:1])
             del self._detached[0]
 
-    @property
-    def _is_pinned(self) -> bool:
-        return self.pin is not None and not self._wal.short_of_room
-
-    def break_pin(self) -> None:
-        """The room is needed: the backup comes to nothing."""
-        if self.pin is not None:
-            self.pin.is_broken, self.pin = True, None
+    def break_pin(self) -> bool:
+        """End the backup under way, because its space is needed; whether there was one."""
+        if self.pin is None:
+            return False
+        self.pin.is_broken, self.pin = True, None
+        return True
 
     async def _unlink_segments(self, named: frozenset[int]) -> None:
         for number in [number for number in self._unused_segments if number not in named]:

@@ -11,6 +11,12 @@ All of it runs in the shard's loop in steps of about a millisecond; only file ca
 A run that fails leaves everything as it was and starts anew later; the log grows meanwhile. A
 broken log ends sealing: its files are found by name, and the names may belong to other files.
 
+A backup keeps files that nothing else needs (`Pin`). When any file of the shard finds no space, the
+pin breaks, what it kept is freed, and the write is tried once more: that of a blob by its own task,
+which waits in `make_room`; that of a segment or a checkpoint by this one. A spare log file is made
+when the file before it is half full. If that fails, the pin breaks before the log needs the spare.
+Merging alone does without: it is no writer's, and the next writer breaks the pin.
+
 A full log file is sealed at once, unless the log grows fast: a burst of a few files has the disk
 and the interpreter to itself, and is sealed when it is over. Each step of the work is followed by a
 pause, in which the loop serves requests and the log's threads get the interpreter. With graded
@@ -47,7 +53,8 @@ from topics.engine.changes.floor import FloorMoved
 from topics.engine.losses import lose_damaged
 from topics.engine.record_index import IndexEntry
 from topics.engine.topic import Topic
-from topics.storage.disk import Damaged, keep_aside
+from topics.storage import checkpoints
+from topics.storage.disk import FULL, Damaged, keep_aside
 from topics.storage.recovery.steps import Shard
 
 FILES_PER_CHECKPOINT = 2
@@ -75,6 +82,8 @@ class Sealing(Service):
         self.store.on_release = self.reclaim.release_extent
         self.store.on_blobs_gone = self.reclaim.drop_blobs
         self._asked: tuple[Pin, Callable[[OSError | None], object]] | None = None
+        self._freed: trio.Event | None = None  # set when a broken pin's files are freed
+        self._pause_between = trio.CancelScope()  # of the rounds
 
     # For a backup
 
@@ -100,8 +109,61 @@ class Sealing(Service):
             pin.kept = self.reclaim.newest
         except OSError as failure:
             error = failure
-            self.reclaim.break_pin()
+            self._break_pin()
         then(error)
+
+    # For writers that met a full disk
+
+    def on_loss(self) -> None:
+        """Break the pin soon: perhaps the log found no space."""
+        if self.reclaim.pin is not None:
+            self._pause_between.cancel()
+
+    async def make_room(self) -> bool:
+        """Break the pin of a backup, and return when what it kept is freed. False: there is none,
+        so another attempt finds no more space.
+        """
+        if self.wal.failed is not None or not (self._break_pin() or self._freed is not None):
+            return False
+        assert self._freed is not None, "a pin was broken"
+        freed = self._freed
+        self._pause_between.cancel()
+        await freed.wait()
+        return True
+
+    def _break_pin(self) -> bool:
+        """Break the pin, and let the next round free what it kept; whether there was one."""
+        if not self.reclaim.break_pin():
+            return False
+        log.warning("backup broken off: the disk is full", folder=str(self.wal.folder))
+        self._freed = self._freed or trio.Event()
+        return True
+
+    async def _keep_log_space(self) -> None:
+        """Break the pin if the next log file, or the reserve, finds no space."""
+        if self.reclaim.pin is None or not self.wal.lacks_files:
+            return
+        if not await trio.to_thread.run_sync(self.wal.find_room):
+            self._break_pin()
+
+    async def _free_broken(self) -> None:
+        """Free what a broken pin kept."""
+        if self._freed is None:
+            return
+        try:
+            await self.reclaim.free()
+            for _ in range(checkpoints.KEEP):
+                if self.reclaim.has_garbage:
+                    await self.checkpoint()
+            if self.wal.lacks_files:
+                await trio.to_thread.run_sync(self.wal.find_room)
+        finally:
+            self._tell_freed()
+
+    def _tell_freed(self) -> None:
+        if self._freed is not None:
+            self._freed.set()
+            self._freed = None
 
     # The task
 
@@ -114,18 +176,33 @@ class Sealing(Service):
             except (OSError, Damaged) as error:
                 interval_s = RETRY_INTERVAL_S
                 log.warning("sealing failed", error=str(error), again_s=interval_s)
-            if self._seen_lsn == begun_lsn and interval_s == ROUND_INTERVAL_S:
-                await wait_beat()
-            else:
-                await trio.sleep(interval_s)
+            with trio.CancelScope() as self._pause_between:
+                if self._freed is not None:
+                    pass  # a writer waits
+                elif self._seen_lsn == begun_lsn and interval_s == ROUND_INTERVAL_S:
+                    await wait_beat()
+                else:
+                    await trio.sleep(interval_s)
+        self._tell_freed()
         if self._asked is not None:
             self._asked[1](self.wal.failed)
 
     async def _round(self) -> None:
+        """Do what is due; once more if the disk was full and has the space that a backup kept."""
+        try:
+            await self._work()
+        except OSError as error:
+            if error.errno not in FULL or not self._break_pin():
+                raise
+            await self._work()
+
+    async def _work(self) -> None:
         """Write delete flags that are due, seal full log files, write a checkpoint if it helps,
         merge segments.
         """
         await self._release()
+        await self._keep_log_space()
+        await self._free_broken()
         await self._pin_if_asked()
         grown, self._seen_lsn = self.wal.next_lsn - self._seen_lsn, self.wal.next_lsn
         # Perhaps a short burst: it is sealed when it is over, or a normal backlog waits.
@@ -144,7 +221,6 @@ class Sealing(Service):
                     sealed = 0
         except OSError as error:
             failure = error  # on a full disk, a checkpoint may free the room that a segment needs
-            self.reclaim.break_pin()
         if sealed or self._reclaim_is_due:
             await self.checkpoint()
         if failure is not None:
