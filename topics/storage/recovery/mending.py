@@ -1,13 +1,15 @@
 """Mending: what takes the place of frames that recovery refuses, in images of log files.
 
-    a hole              a LOST frame: seqs that are known to be lost, by topic
+    a hole              frames of long appends whose blobs are intact (``blob_frames.py``);
+                        a LOST frame: seqs that are known to be lost, by topic
     frames that need    a LOST frame in their place: they name what is lost, or are about a topic
     a lost one          that is not known
 
 What is lost is told by the neighbours of a hole: by the head of a topic before it, and the next seq
 behind it. The header of a damaged frame is believed only where all that it says fits them, or where
 its checksum says which bit has flipped. Where nothing tells, all topics without a later frame go on
-above the seqs that may have been given.
+above the seqs that may have been given. Their number follows from the bytes that are missing, and
+from the largest long append that any settings allow: those of the time are not known.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from topics.formats.disk.frame_bodies import (
 from topics.formats.disk.frames import (
     FRAME_HEADER_BYTES,
     FRAME_MAGIC,
+    Frame,
     FrameHeader,
     FrameKind,
     check_frame,
@@ -46,12 +49,17 @@ from topics.formats.disk.wal import (
     encode_file_header,
 )
 from topics.storage.disk import Damaged
+from topics.storage.recovery.blob_frames import frame_from
 from topics.storage.recovery.steps import ShardReader
 from topics.storage.recovery.tail import HurtLog
+from topics.storage.wal.blobs import blob_of, blob_paths
 from topics.storage.wal.file import WalFile, log_name
 
-RECORDS_PER_WRITE = 10_000  # of a client, where TOPICS_MAX_BATCH_RECORDS is as it comes
-RECORDS_MAX = (1 << 32) - 1
+RECORDS_MAX = (1 << 32) - 1  # of a LOST frame
+RECORDS_PER_FRAME = 10_000  # above `BATCH_RECORDS` of routers, and of what has 28 bytes for each
+# Of the blobs that one log file names. These are as long as the largest file and the largest write
+# together, and a record has 11 bytes of a body (1 GiB), or 32 of a blob (1 GiB).
+RECORDS_IN_BLOBS = 1 << 27
 CORRECTED_MAX_BYTES = 1 << 20
 
 
@@ -65,6 +73,12 @@ class Lost(NamedTuple):
     topic_id: int
     first_seq: int
     seqs: int
+
+
+def seqs_at_most(length: int) -> int:
+    """The seqs that frames of ``length`` bytes may have given to a topic, whatever the settings."""
+    frames = length // FRAME_HEADER_BYTES
+    return min(frames * RECORDS_PER_FRAME + RECORDS_IN_BLOBS, RECORDS_MAX) if frames else 0
 
 
 class RepairPlan:
@@ -135,12 +149,17 @@ class Mending:
             self._drop(self._misfits(header), hurt.path, hurt.reason)
             return
         end = self._end_of_damage(file, hurt)
-        losses, said = self._losses(file, hurt.first, end)
-        self._plan.lines.append(
-            f"{file.path}, offset {file.offset(hurt.first)}: {end - hurt.first} bytes of frames"
-            f" cannot be read{said}"
-        )
-        self._write(file, hurt.first, end, losses)
+        where = f"{file.path}, offset {file.offset(hurt.first)}"
+        rebuilt = self._rebuild(hurt.first, end)
+        losses, said = self._losses(file, hurt.first, end, rebuilt)
+        rest = hurt.first + sum(frame.length for frame in rebuilt)
+        if rest < end and lost_frame_bytes(len(losses)) > end - rest:
+            rebuilt, rest = [], hurt.first
+            losses, said = self._losses(file, hurt.first, end, rebuilt)
+        self._plan.lines.append(f"{where}: {end - hurt.first} bytes of frames cannot be read{said}")
+        self._write_rebuilt(file, hurt.first, rebuilt)
+        if rest < end:
+            self._write(file, rest, end, losses)
 
     def _fill_gap(self, hurt: HurtLog) -> None:
         """A file of the log is missing."""
@@ -197,26 +216,24 @@ class Mending:
 
     # What is lost
 
-    def _losses(self, file: WalFile, first: int, end: int) -> tuple[list[Lost], str]:
-        """What frames from LSN ``first`` to ``end``, which cannot be read, have said; and what is
-        known of them besides.
+    def _losses(
+        self, file: WalFile, first: int, end: int, rebuilt: Sequence[Frame]
+    ) -> tuple[list[Lost], str]:
+        """What frames from LSN ``first`` to ``end``, which cannot be read, have said, but for those
+        that are ``rebuilt``; and what is known of them besides.
         """
         following = self._following(end)
-        losses = []
-        for topic_id, topic in self._by_id.items():
-            head_seq, next_seq = self._head(topic_id, first), following.get(topic_id, 0)
-            if not next_seq and first < self._topics.news_from(topic):
-                next_seq = self._topics.restored_head(topic) + 1
-            if next_seq > head_seq + 1 and topic.config.durability != "ephemeral":
-                losses.append(Lost(topic_id, head_seq + 1, next_seq - head_seq - 1))
-        header = self._corrected(file, first, end) or (
-            self._believed(file, first, end, losses, following)
-        )
+        losses = [*self._known_losses(first, following, rebuilt)]
+        rest = end - first - sum(frame.length for frame in rebuilt)
+        header = None
+        if not rebuilt:
+            header = self._corrected(file, first, end) or (
+                self._believed(file, first, end, losses, following)
+            )
         if header is None:
-            frames = (end - first) // FRAME_HEADER_BYTES
-            if frames == 1 and losses:  # that one
+            if rest < 2 * FRAME_HEADER_BYTES and losses:  # those of the only frame
                 return losses, ""
-            losses.append(Lost(0, 0, min(frames * RECORDS_PER_WRITE, RECORDS_MAX)))
+            losses.append(Lost(0, 0, seqs_at_most(rest)))
             return losses, ""
         if given := _given(file, header):
             return given, self._key(file, header)
@@ -224,6 +241,32 @@ class Mending:
         name = f' about topic "{about.name}"' if about is not None else ""
         effect = EFFECTS.get(FrameKind(header.kind), "nothing else is lost")
         return losses, f", a {FrameKind(header.kind).name} frame{name}: {effect}"
+
+    def _known_losses(
+        self, first: int, following: dict[int, int], rebuilt: Sequence[Frame]
+    ) -> Iterator[Lost]:
+        """The seqs between the head of each topic at LSN ``first`` and the next one that is known."""
+        for topic_id, topic in self._by_id.items():
+            if topic.config.durability == "ephemeral":
+                continue
+            seq = self._head(topic_id, first) + 1
+            for frame in rebuilt:
+                if frame.topic_id == topic_id:
+                    if frame.first_seq > seq:
+                        yield Lost(topic_id, seq, frame.first_seq - seq)
+                    seq = frame.first_seq + frame.record_count
+            next_seq = self._next(topic_id, first, following)
+            if next_seq > seq:
+                yield Lost(topic_id, seq, next_seq - seq)
+
+    def _next(self, topic_id: int, lsn: int, following: dict[int, int]) -> int:
+        """The first seq of the topic that is known to be given behind the frame at ``lsn``, which
+        cannot be read; 0 where none is known.
+        """
+        topic, next_seq = self._by_id[topic_id], following.get(topic_id, 0)
+        if not next_seq and lsn < self._topics.news_from(topic):
+            return self._topics.restored_head(topic) + 1
+        return next_seq
 
     def _head(self, topic_id: int, lsn: int) -> int:
         """Head of the topic before the frame at ``lsn``, where the replay has stopped."""
@@ -240,6 +283,37 @@ class Mending:
                 found.setdefault(header.topic_id, decode_topic(_body(file, header)).head_seq + 1)
             for given in _given(file, header):
                 found.setdefault(given.topic_id, given.first_seq)
+        return found
+
+    def _rebuild(self, first: int, end: int) -> list[Frame]:
+        """The frames of long appends between two LSNs that their blobs tell, in the order of seqs.
+
+        They fit between what is known before and behind the damage, and into its bytes.
+        """
+        following, space = self._following(end), end - first
+        named = {
+            (header.topic_id, header.first_seq)
+            for _, header in self._frames(0)
+            if header.kind == FrameKind.APPEND and header.flags & RecordFlags.EXTERNAL
+        }
+        found: list[Frame] = []
+        heads: dict[int, int] = {}
+        paths = {blob_of(path.name): path for path in blob_paths(self._reader.folders.blob)}
+        for write in sorted(each for each in paths if each is not None):
+            topic_id, first_seq = write
+            if topic_id not in self._by_id or write in named:
+                continue
+            head = heads.setdefault(topic_id, self._head(topic_id, first))
+            next_seq = self._next(topic_id, first, following)
+            frame = frame_from(paths[write]) if first_seq > head else None
+            if frame is None or frame.length > space:
+                continue
+            last = first_seq + frame.record_count - 1
+            if not next_seq or last < next_seq:
+                found.append(frame)
+                heads[topic_id], space = last, space - frame.length
+        while found and 0 < space < FRAME_HEADER_BYTES:
+            space += found.pop().length
         return found
 
     def _corrected(self, file: WalFile, first: int, end: int) -> FrameHeader | None:
@@ -334,15 +408,27 @@ class Mending:
 
     # Written
 
+    def _put(self, file: WalFile, lsn: int, data: bytes) -> None:
+        image, offset = self._plan.image_of(file), file.offset(lsn)
+        image[offset : offset + len(data)] = data
+
+    def _write_rebuilt(self, file: WalFile, first: int, frames: Sequence[Frame]) -> None:
+        for frame in frames:
+            data = b"".join(map(bytes, encode_frame(frame, first, 0, file.seed)))
+            self._put(file, first, data)
+            first += frame.length
+            last = frame.first_seq + frame.record_count - 1
+            topic = self._by_id[frame.topic_id]
+            self._plan.lines.append(
+                f'topic "{topic.name}": seqs {frame.first_seq} to {last} are in a blob, and stay'
+            )
+
     def _write(self, file: WalFile, first: int, end: int, losses: Sequence[Lost]) -> None:
         """A LOST frame from one LSN to another."""
         if lost_frame_bytes(len(losses)) > end - first:
             raise CannotRepair(file.path, file.offset(first), "more is lost than a frame has room")
-        image, offset = self._plan.image_of(file), file.offset(first)
         frame = lost_frame(losses or [Lost(0, 0, 0)], end - first)
-        image[offset : offset + end - first] = b"".join(
-            map(bytes, encode_frame(frame, first, 0, file.seed))
-        )
+        self._put(file, first, b"".join(map(bytes, encode_frame(frame, first, 0, file.seed))))
         for lost in losses:
             self._tell(lost)
 

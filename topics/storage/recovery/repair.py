@@ -33,20 +33,18 @@ from topics.formats.disk.wal import (
     encode_file_header,
 )
 from topics.storage import checkpoints
-from topics.storage.disk import Damaged, FileAside, keep_aside, sync_directory, write_all
+from topics.storage.disk import DAMAGED, Damaged, FileAside, keep_aside, sync_directory, write_all
 from topics.storage.mapped_file import CANNOT_READ, MappedFile
 from topics.storage.recovery.mending import (
-    RECORDS_MAX,
-    RECORDS_PER_WRITE,
     CannotRepair,
     Mending,
     RepairPlan,
+    seqs_at_most,
 )
 from topics.storage.recovery.steps import ShardReader
 from topics.storage.recovery.tail import HurtLog
 from topics.storage.start_progress import StartProgress
-from topics.storage.wal.blobs import SUFFIX as BLOB
-from topics.storage.wal.blobs import check_blob
+from topics.storage.wal.blobs import blob_of, blob_paths, check_blob
 from topics.storage.wal.file import LOG, NEW, WalFile, log_name, log_paths
 
 
@@ -82,11 +80,10 @@ class ShardRepair(RepairPlan):
             pass
         if len(whole) > 1:
             self._plan_older(sorted(whole)[-2])
-        blobs = self._data_dir / "blob" / f"{self.shard:02d}"
-        for path in sorted(blobs.glob(f"*{BLOB}")):  # also those that only a backup could need
+        for path in blob_paths(self._data_dir / "blob" / f"{self.shard:02d}"):
             if path not in self.aside:
                 try:
-                    check_blob(path)
+                    check_blob(path)  # also one that only a backup could need
                 except BadBlob:
                     self.aside.append(path)
 
@@ -121,6 +118,8 @@ class ShardRepair(RepairPlan):
             repair.leave_out(damage)
         else:
             self._tell_doubts(reader)
+            if not age:
+                self._keep_blobs(reader)
             return False
         finally:
             reader.close()
@@ -185,10 +184,25 @@ class ShardRepair(RepairPlan):
         lsn = max(base, known_to)
         size = max(size, 2 * FILE_HEADER_BYTES + lsn - base)
         header = FileHeader(self.shard, base, int.from_bytes(os.urandom(8), "little"), size)
-        seqs = min(size // FRAME_HEADER_BYTES * RECORDS_PER_WRITE, RECORDS_MAX)
-        pieces = encode_frame(lost_frame([(0, 0, seqs)], FRAME_HEADER_BYTES), lsn, 0, header.seed)
+        lost = lost_frame([(0, 0, seqs_at_most(size))], FRAME_HEADER_BYTES)
+        pieces = encode_frame(lost, lsn, 0, header.seed)
         data = bytearray(encode_file_header(header)).ljust(FILE_HEADER_BYTES + lsn - base, b"\0")
         return header, (data + b"".join(map(bytes, pieces))).ljust(size, b"\0")
+
+    def _keep_blobs(self, reader: ShardReader) -> None:
+        """Keep blobs for people that no frame names any more, because it was lost. A start removes
+        a blob that nothing names.
+        """
+        if not self.changed:
+            return
+        for path in blob_paths(reader.folders.blob):
+            topic_id, first_seq = blob_of(path.name) or (0, 0)
+            topic = reader.engine.by_id.get(topic_id)
+            is_sealed = topic is not None and first_seq <= topic.sealed_seq
+            is_needed = reader.blobs.is_added(topic_id, first_seq) or is_sealed
+            if not is_needed and path not in self.aside:
+                self.lines.append(f"{path}: no frame names it any more; it is kept as {DAMAGED}")
+                self.aside.append(path)
 
     def _tell_doubts(self, reader: ShardReader) -> None:
         """Topics that may have lost more than is known."""

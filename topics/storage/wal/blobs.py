@@ -30,6 +30,7 @@ from topics.storage.mapped_file import MappedFile
 
 SUFFIX, NEW = ".blob", ".new"
 PIECE_BYTES = 1 << 20  # read at once
+_BLOB = re.compile(r"([0-9a-f]+)-([0-9a-f]+)\.blob")
 _NAME = re.compile(r"([0-9a-f]+)-([0-9a-f]+)(\.blob|\.new)")
 
 
@@ -38,14 +39,27 @@ def blob_name(topic_id: int, first_seq: int) -> str:
     return f"{topic_id:x}-{first_seq:x}{SUFFIX}"
 
 
+def blob_of(name: str) -> tuple[int, int] | None:
+    """``(topic_id, first_seq)`` of the write whose blob has this name; None for another name."""
+    found = _BLOB.fullmatch(name)
+    if found is None:
+        return None
+    topic_id, first_seq = int(found[1], 16), int(found[2], 16)
+    return (topic_id, first_seq) if blob_name(topic_id, first_seq) == name else None
+
+
+def blob_paths(folder: Path) -> list[Path]:
+    """The blobs in a folder, sorted; files with another name are not ours."""
+    return sorted(path for path in folder.glob(f"*{SUFFIX}") if blob_of(path.name))
+
+
 def check_blob(path: Path) -> None:
     """Raises `BadBlob` unless the file is the whole blob of the write in its name."""
+    named = blob_of(path.name)
+    if named is None:
+        raise BadBlob("has the name of none")
     file = MappedFile.of(path)
-    try:
-        topic_id, first_seq = (int(part, 16) for part in path.stem.split("-"))
-    except ValueError as error:
-        raise BadBlob("has the name of none") from error
-    blob.check(file.data, topic_id, first_seq, file.can_read)
+    blob.check(file.data, *named, file.can_read)
 
 
 class BlobWriter:
