@@ -60,6 +60,8 @@ def test_exit_codes_never_change_and_the_help_names_them_all() -> None:
         "REFUSED": 5,
         "UNREACHABLE": 6,
         "DIFFERENT": 7,
+        "HUNG_UP": 129,
         "INTERRUPTED": 130,
+        "TERMINATED": 143,
     }
     assert re.findall(r"\d+", ExitCode.sentence()) == [str(code.value) for code in ExitCode]

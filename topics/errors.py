@@ -48,7 +48,9 @@ class ExitCode(IntEnum):
     REFUSED = 5  # the API key is missing, unknown, or may not do this
     UNREACHABLE = 6  # no server answers, or it is not ready
     DIFFERENT = 7  # `apply --plan` and others that compare have found differences
+    HUNG_UP = 129  # SIGHUP; not of a server, which reads its keys again
     INTERRUPTED = 130  # Ctrl-C; of a server only the second one
+    TERMINATED = 143  # SIGTERM; not of a server or `work`, which finish
 
     @classmethod
     def sentence(cls) -> str:
@@ -56,7 +58,7 @@ class ExitCode(IntEnum):
         return (
             "Exit code: 0 done, 1 failed, 2 wrong arguments, path or settings, 3 damaged data,"
             " 4 not found, 5 refused by key, 6 unreachable or not ready, 7 differences found,"
-            " 130 interrupted."
+            " 129 ended by SIGHUP, 130 interrupted, 143 ended by SIGTERM."
         )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -15,6 +17,8 @@ from topics.client import Topics
 from topics.errors import ExitCode
 
 pytestmark = pytest.mark.slow
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @pytest.fixture
@@ -68,7 +72,10 @@ def test_what_is_no_backup_is_told_in_one_line(topics: Run, filled: str, tmp_pat
     assert not [*tmp_path.glob("*data*")]
 
 
-def test_ctrl_c_leaves_nothing(topics: Run, client: Topics, filled: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", ENDING)
+def test_a_signal_leaves_nothing_of_a_backup(
+    topics: Run, client: Topics, filled: str, tmp_path: Path, number: signal.Signals
+) -> None:
     for _ in range(4):
         client.topic(filled).append(*("x" * 100_000 for _ in range(20)))
     file, partial = tmp_path / "all.tar", tmp_path / "all.tar.partial"
@@ -79,7 +86,32 @@ def test_ctrl_c_leaves_nothing(topics: Run, client: Topics, filled: str, tmp_pat
         time.sleep(0.01)
     assert topics("backup", str(file)).code == ExitCode.USAGE  # and the first one goes on
     assert partial.exists()
-    run.send_signal(signal.SIGINT)
+    run.send_signal(number)
     run.communicate(timeout=60)
-    assert run.returncode == ExitCode.INTERRUPTED
+    assert run.returncode == 128 + number
     assert not [*tmp_path.glob("all*")]
+
+
+@pytest.mark.parametrize("number", ENDING)
+def test_a_signal_leaves_nothing_of_a_restore(
+    topics: Run, filled: str, tmp_path: Path, number: signal.Signals
+) -> None:
+    file, target = tmp_path / "all.tar", tmp_path / "target"
+    topics("backup", str(file))
+    target.mkdir()
+    run = started("restore", "-", str(target / "data"), stdin=subprocess.PIPE, text=False)
+    assert run.stdin is not None
+    run.stdin.write(file.read_bytes()[:-8192])
+    run.stdin.flush()
+    deadline = time.monotonic() + 60
+    while not [*target.rglob("meta")]:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    while run.poll() is None:  # a signal just before a read does not interrupt the read
+        assert time.monotonic() < deadline
+        run.send_signal(number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            run.wait(5)
+    assert run.returncode == 128 + number
+    run.stdin.close()
+    assert not [*target.iterdir()]

@@ -10,7 +10,8 @@
     dump.py      export and import; the other modules are named for their commands
 
 Data goes to stdout, talk to stderr. A mistake of the caller is one line, never a traceback; every
-command ends with an `ExitCode`.
+command ends with an `ExitCode`. SIGTERM and SIGHUP end a command as Ctrl-C does, so that it removes
+what it has not finished; `serve` and `work` have handlers of their own.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ try:
     import os
     import signal
     import sys
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+    from contextlib import contextmanager, nullcontext
     from importlib import import_module
+    from types import FrameType
 
     import click
 
@@ -117,17 +120,23 @@ root = click.version_option(__version__, message="%(prog)s %(version)s")(root)
 def main(argv: Sequence[str] | None = None) -> ExitCode:
     """Run the command line."""
     given = [*(sys.argv[1:] if argv is None else argv)]
-    if given[:1] == ["serve"]:  # before all that takes time: a hang-up must not end a server
+    is_server = given[:1] == ["serve"]
+    if is_server:  # before all that takes time: a hang-up must not end a server
         hold_hang_ups()
     open_streams()
     shell = Shell()
     try:
         if "_TOPICS_COMPLETE" in os.environ:  # a shell asks what could follow
             root.main(given, prog_name="topics")
-        with root.make_context("topics", given, obj=shell) as context:
+        with (
+            nullcontext() if is_server else ending_signals(),
+            root.make_context("topics", given, obj=shell) as context,
+        ):
             code = root.invoke(context)
         sys.stdout.flush()
         return ExitCode.DONE if code is None else ExitCode(code)
+    except EndedBySignal as error:
+        return shell.failed(error, ExitCode(128 + error.signal))
     except BrokenPipeError:  # the reader of the output has closed it
         return ExitCode.FAILED
     except (Exception, KeyboardInterrupt) as error:
@@ -137,6 +146,43 @@ def main(argv: Sequence[str] | None = None) -> ExitCode:
             sys.stdout.flush()
         except OSError:  # the command has failed already; Python would try again at its end
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class EndedBySignal(KeyboardInterrupt):
+    """SIGTERM or SIGHUP ends the command."""
+
+    def __init__(self, signal: int) -> None:
+        super().__init__()
+        self.signal = signal
+
+
+@contextmanager
+def ending_signals() -> Iterator[None]:
+    """Raise `EndedBySignal` in the command when SIGTERM or SIGHUP arrives, and again at its end if
+    the command has taken it for Ctrl-C. A signal that was ignored (``nohup``) stays ignored.
+
+    A second signal does not interrupt the clean-up.
+    """
+    ended: list[EndedBySignal] = []
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        if not ended:
+            ended.append(EndedBySignal(number))
+            raise ended[0]
+
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = {
+        number: signal.signal(number, end)
+        for number in numbers
+        if signal.getsignal(number) is signal.SIG_DFL
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if ended:
+        raise ended[0]
 
 
 def open_streams() -> None:

@@ -7,6 +7,7 @@ The server's packages are imported by the commands themselves: the help is there
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, MutableMapping
@@ -46,6 +47,8 @@ def serve(host: str | None, port: str | None, data_dir: str | None, print_config
         from topics.process import boot
         from topics.storage.data_dir import NotADataDirectory, check_place
 
+    for number in (signal.SIGTERM, signal.SIGHUP):  # until the supervisor has its own handlers
+        signal.signal(number, signal.SIG_DFL)
     environ = os.environ
     for name, value in (("HOST", host), ("PORT", port), ("DATA_DIR", data_dir)):
         if value is not None:

@@ -140,14 +140,16 @@ class Shell:
 
         write_table([*columns.values()], [[cell(row, name) for name in columns] for row in rows])
 
-    def failed(self, error: BaseException) -> ExitCode:
-        """Tell why a command ends, and return how."""
+    def failed(
+        self, error: BaseException, interrupted: ExitCode = ExitCode.INTERRUPTED
+    ) -> ExitCode:
+        """Tell why a command ends, and return how. ``interrupted``: the code of an interrupt."""
         match error:
             case click.exceptions.Exit():
                 return ExitCode(error.exit_code)
             case KeyboardInterrupt() | click.Abort():
                 self._tell("interrupted", "interrupted")
-                return ExitCode.INTERRUPTED
+                return interrupted
             case Failed():
                 self._tell(error.code, error.message)
                 return error.end

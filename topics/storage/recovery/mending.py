@@ -245,7 +245,7 @@ class Mending:
     def _known_losses(
         self, first: int, following: dict[int, int], rebuilt: Sequence[Frame]
     ) -> Iterator[Lost]:
-        """The seqs between the head of each topic at LSN ``first`` and the next one that is known."""
+        """The seqs between the head of a topic at LSN ``first`` and the next one that is known."""
         for topic_id, topic in self._by_id.items():
             if topic.config.durability == "ephemeral":
                 continue
