@@ -111,7 +111,9 @@ class FrameReader:
             raise Damaged(file.path, file.offset(lsn), str(error)) from error
 
     def forget_below(self, lsn: int) -> None:
-        """The log begins at ``lsn`` now."""
+        """No index names a frame below ``lsn`` any more."""
+        if self._last is not None and self._last[0] < lsn:
+            self._last = None  # it holds the map of its file
         for each in [each for each in self._kept if each < lsn]:
             self._forget(each)
 

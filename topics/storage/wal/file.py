@@ -195,6 +195,13 @@ class WalFile:
         if end > stop or not self.asked_to:
             mapped.ask(offset, min(end, self.size))
 
+    def unmap(self) -> None:
+        """Release the map, so that its pages do not count as memory of the process. What a reader
+        still holds keeps it; the next read maps the file again.
+        """
+        self._mapped = self.data = None
+        self.forget_asked()
+
     def forget_asked(self) -> None:
         """Time has gone: pages may have left memory."""
         self.asked_from = self.asked_to = 0
@@ -231,7 +238,7 @@ class WalFile:
 
     def close(self) -> None:
         """Close the file. What a reader still holds keeps its map."""
-        self._mapped = self.data = None
+        self.unmap()
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -326,6 +326,14 @@ class Wal:
             if file.base < end
         ]
 
+    def unmap_below(self, lsn: int) -> None:
+        """Segments hold the records of frames below ``lsn``: nobody reads these files, which stay
+        until no checkpoint needs them.
+        """
+        self.frames.forget_below(lsn)
+        for file in self.ending_at(lsn):
+            file.unmap()
+
     def detach(self, lsn: int) -> list[WalFile]:
         """Forget all files that end at ``lsn`` or before; `SpareFiles.add` is next."""
         detached = self.ending_at(lsn)

@@ -17,6 +17,7 @@ from tests.actors.shard.sealing.sealing_support import (
     delete,
     ended,
     extents,
+    files,
     fill,
     findings,
     sealed,
@@ -26,6 +27,7 @@ from tests.actors.shard.sealing.sealing_support import (
 )
 from topics.actors.shard import record_store
 from topics.actors.shard.sealing import rewriting, sealing
+from topics.actors.shard.sealing.reclaim import Pin
 from topics.engine import retention
 from topics.engine.changes import delete_topic
 from topics.engine.locators import is_extent
@@ -250,3 +252,34 @@ def test_an_end_in_the_middle_of_an_install_seals_nothing_twice(
         assert client.sealing.rewriting.is_installing
         getattr(client, how)()
         comes_back(client, before)
+
+
+def test_a_log_file_is_mapped_no_more_when_it_is_sealed(client: Sealer) -> None:
+    fill(client, "a", rounds=60)
+    assert client.shown("a")
+    assert mapped_files(client.path / "wal") != set()
+    pin = Pin()
+    client.sealing.ask_for(pin, lambda _: None)
+    client.seal()
+    sealed_files = {path for path in files(client.path, "wal") if path.suffix == ".wal"}
+    assert len(sealed_files) > 3, "a backup keeps them"
+    assert mapped_files(client.path / "wal") <= {max(sealed_files)}
+    assert client.shown("a")
+    assert mapped_files(client.path / "wal") <= {max(sealed_files)}
+
+
+def test_a_reader_keeps_the_map_of_a_sealed_file(client: Sealer) -> None:
+    fill(client, "a", rounds=1)
+    page = client.page("a")
+    before = [bytes(piece) for piece in page.pieces]
+    fill(client, "b", rounds=30)
+    client.seal()
+    assert sealed(client, "a")
+    assert [bytes(piece) for piece in page.pieces] == before
+
+
+def mapped_files(folder: Path) -> set[Path]:
+    """The files of the folder's tree that this process maps."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    paths = {Path(line.split(maxsplit=5)[5]) for line in lines if str(folder) in line}
+    return {path for path in paths if path.suffix == ".wal"}

@@ -105,6 +105,7 @@ class Reclaim:
     def seal_up_to(self, end: int) -> None:
         """All records of the log before ``end`` are in segments."""
         self._give_up(self._wal.blobs.absorb(end))
+        self._wal.unmap_below(end)
         self.replay_from = end
         self.sealed += 1
 
