@@ -17,6 +17,16 @@
     idle        connects and says nothing, without a key
     heads       connects and says the first line of a request, without a key
     refused     sends the head of a request with a wrong key, and no body
+    bodiless    declares a body on a route that needs no key, and sends none of it
+    bodies      the same, and sends all of the body but its last byte
+    headed      the same on a route that reads header fields, behind a head of 60 KB
+    beginnings  sends 60 KB of a head that has no end, without a key
+    strangers   sends a head of 60 KB with a wrong key, and a body without its last byte
+    unread      sends requests for long files without a key, and reads no answer
+    chunks      sends chunked bodies of one byte each, with a key, and never ends them
+    prefixes    lists topics with a prefix of 16 KB, another one each time
+    leaving     sends requests without a key and closes its connection immediately
+    visitors    asks for the root without a key, again and again
     watchers    opens an event stream on which next to nothing comes, and reads it
     askers      asks for a state, reads it, and stays
     slow        sends a head or a body, a byte now and then (slow loris)
@@ -54,7 +64,9 @@ RECORDS = 40  # of 1 MiB, less what it is wrapped in
 TOPICS = 100  # among which watchers are dealt
 HEARTBEAT_MS = 60_000
 BURST = 20  # clients that connect before the others are looked after
-CLIENTS_PER_ADDRESS = 5000
+BURST_S = 0.005  # how long they then wait for the others at most
+CONNECTS_PER_ADDRESS = 5000  # in a row; a closed connection keeps its port for a minute
+ADDRESSES = 200
 PATIENCE_S = 300.0  # for an answer of the crowd
 HEARD_S = 60.0  # for the first bytes of an answer
 NEVER = float("inf")
@@ -64,7 +76,8 @@ NEVER = float("inf")
 class Kind:
     """``says`` gives what a client sends at once; ``life_s``: then it hangs up; ``reads_s``: how
     often it reads a byte, 0: whatever comes; ``drips_s``: how often it sends one; ``away_s``: how
-    long, once the server has ended it.
+    long, once the server has ended it. ``leaves``: it closes as soon as everything is sent.
+    ``repeats``: it sends the same again after each answer.
     """
 
     says: Callable[[Api, int], bytes]
@@ -72,6 +85,8 @@ class Kind:
     reads_s: float = NEVER
     drips_s: float = NEVER
     away_s: float = 0.5
+    leaves: bool = False
+    repeats: bool = False
 
 
 def _authorized(method: str, path: str, body: object = None, key: str = HOSTILE) -> bytes:
@@ -137,7 +152,50 @@ def _slow(_: Api, number: int) -> bytes:
     return (head + ("X-Slow: " if number % 2 else body)).encode()
 
 
+LONG = 60_000
+PADDING = f"X-Long: {'x' * LONG}"
+HEALTH = request("GET", "/v0/health", None)
+UNENDED = b"x" * (LONG - 1)
+
+
+def _constant(*parts: bytes) -> Callable[[Api, int], bytes]:
+    """All clients send the same object: a large crowd must not need much memory itself."""
+    said = b"".join(parts)
+    return lambda _api, _number: said
+
+
+def _prefixes(_: Api, number: int) -> bytes:
+    return _authorized("GET", f"/v0/topics?prefix={number:06}{'x' * 16_000}", key=READER)
+
+
+def _bodiless(path: str, *fields: str) -> bytes:
+    return request("GET", path, None, f"Content-Length: {LONG}", *fields)
+
+
+STRANGER = ("Authorization: Bearer wrong-key", "Content-Type: application/json", PADDING)
+CHUNKED = ("Content-Type: application/json", "Transfer-Encoding: chunked")
 KINDS = {
+    "bodiless": Kind(_constant(_bodiless("/v0/health")), life_s=120.0),
+    "bodies": Kind(_constant(_bodiless("/v0/health"), UNENDED), life_s=120.0),
+    "headed": Kind(_constant(_bodiless("/console", PADDING), UNENDED), life_s=120.0),
+    "beginnings": Kind(_constant(request("GET", "/v0/health", None, PADDING)[:-2]), life_s=120.0),
+    "strangers": Kind(
+        _constant(
+            request("POST", "/v0/topics/t", None, f"Content-Length: {LONG}", *STRANGER), UNENDED
+        ),
+        life_s=120.0,
+    ),
+    "unread": Kind(_constant(request("GET", "/v0/openapi.json", None) * 40), life_s=120.0),
+    "chunks": Kind(
+        _constant(
+            request("POST", "/v0/topics/t", None, f"Authorization: Bearer {HOSTILE}", *CHUNKED),
+            b"1\r\n{\r\n",
+        ),
+        life_s=120.0,
+    ),
+    "prefixes": Kind(_prefixes, life_s=30.0),
+    "leaving": Kind(_constant(HEALTH * 8), away_s=0, leaves=True),
+    "visitors": Kind(_constant(request("GET", "/", None)), NEVER, reads_s=0, repeats=True),
     "nodes": Kind(_nodes),
     "answers": Kind(_answers),
     "streams": Kind(_streams, life_s=60.0),
@@ -185,13 +243,16 @@ class Told:
 class Client:
     """One client."""
 
-    def __init__(self, address: tuple[str, int], kind: str, number: int, said: bytes) -> None:
+    def __init__(
+        self, address: tuple[str, int], kind: str, number: int, said: bytes, connects: int
+    ) -> None:
+        """``connects``: of the crowd, before this one."""
         self.kind, self.number, self.began, self.is_heard = kind, number, time.monotonic(), False
-        self._unsent = memoryview(said)
+        self.said = self._unsent = memoryview(said)
         self.socket = socket.socket()
         if KINDS[kind].reads_s:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        self.socket.bind((f"127.0.0.{2 + number // CLIENTS_PER_ADDRESS}", 0))
+        self.socket.bind((f"127.0.0.{2 + connects // CONNECTS_PER_ADDRESS % ADDRESSES}", 0))
         self.socket.setblocking(False)
         code = self.socket.connect_ex(address)
         assert code in (0, errno.EINPROGRESS), os.strerror(code)
@@ -207,6 +268,15 @@ class Client:
         with contextlib.suppress(BlockingIOError):
             self._unsent = self._unsent[self.socket.send(self._unsent) :]
 
+    @property
+    def is_done(self) -> bool:
+        """Everything is sent."""
+        return not self._unsent
+
+    def repeat(self) -> None:
+        """Send the same again."""
+        self._unsent = self.said
+
 
 class Crowd:
     """All clients."""
@@ -219,6 +289,7 @@ class Crowd:
         self._dues: list[tuple[float, int, Client, str]] = []  # when, a number, who, what
         self._numbers = itertools.count()
         self._said: dict[tuple[str, int], bytes] = {}  # sessions are those of the last time
+        self._connects = 0
         self.told = Told()
 
     def prepare(self, kind: str, count: int) -> None:
@@ -260,6 +331,8 @@ class Crowd:
             if not self._waiting or self._waiting[0][0] > now:
                 break
             self._connect(*heapq.heappop(self._waiting)[1:])
+        if self._waiting and self._waiting[0][0] <= now:
+            wait_s = min(wait_s, BURST_S)
         for fd, events in self._poll.poll(wait_s, 1000):
             if fd in self._clients:
                 self._handle(fd, self._clients[fd], events)
@@ -270,7 +343,8 @@ class Crowd:
                 self._due(fd, client, what)
 
     def _connect(self, kind: str, number: int) -> None:
-        client = Client(self._address, kind, number, self._said[kind, number])
+        client = Client(self._address, kind, number, self._said[kind, number], self._connects)
+        self._connects += 1
         fd, plan = client.socket.fileno(), KINDS[kind]
         self._clients[fd] = client
         self._poll.register(client.socket, client.events)
@@ -288,6 +362,9 @@ class Crowd:
             elif events & (select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR):
                 raise ConnectionResetError
             client.go_on()
+            if KINDS[client.kind].leaves and client.is_done:
+                self._again(fd, client)
+                return
             self._poll.modify(fd, client.events)
         except OSError:
             self.told.ended[client.kind] += 1
@@ -297,6 +374,8 @@ class Crowd:
     def _hear(self, client: Client, piece: bytes) -> None:
         if not piece:
             raise ConnectionResetError
+        if KINDS[client.kind].repeats:
+            client.repeat()
         if not client.is_heard:
             client.is_heard = True
             self.told.statuses[piece[9:12].decode()] += 1

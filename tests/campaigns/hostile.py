@@ -1,13 +1,15 @@
 """What clients do to a server that mean it no good, and what it costs others.
 
 Runs as a program: ``python -m tests.campaigns.hostile --kinds streams --clients 1000``. A crowd
-of one kind (`crowd`) bothers a server for a while; nobody else is refused anything meanwhile.
+of one kind (`crowd`) bothers a server for a while; no other client is refused anything. With
+``--clients 17000 --room 16384`` a crowd takes all connections that a front has.
 """
 
 from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import random
 import statistics
 import sys
@@ -24,10 +26,14 @@ from tests.support.server import Server, rss_bytes
 
 MIB = 2**20
 FILES_RESERVED = 128  # of a front
-UNKNOWN = ("idle", "heads", "refused")  # kinds that have no key, and take all connections
+# Kinds that have no key, or send no complete request with one, and take all connections.
+UNKNOWN = (
+    *("idle", "heads", "refused", "bodiless", "bodies", "headed", "beginnings", "strangers"),
+    *("unread", "leaving"),
+)
 KINDS = (
     *("nodes", "answers", "streams", "trickles", "churning", "works", "sockets", "echoes"),
-    *("messages", *UNKNOWN),
+    *("messages", "chunks", "prefixes", "visitors", *UNKNOWN),
 )
 SAMPLE_S = 0.01
 
@@ -246,54 +252,69 @@ def pile_up_answers(server: Server, requests: int, hold_s: float = 2.0) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a crowd of one kind did to a server, and to its other clients."""
+    """What a crowd of one kind did to a server, and to its other clients: ``others`` stay
+    connected, ``newcomers`` connect for each request.
+    """
 
     kind: str
     made: int
     ended: int
     memory: Memory
     others: Bystander
+    newcomers: Bystander
+
+    @property
+    def trouble(self) -> list[str]:
+        """What other clients were refused."""
+        return [*self.others.trouble, *self.newcomers.trouble]
 
     def __str__(self) -> str:
         return (
             f"{self.kind}: {self.made} clients came, the server ended {self.ended};"
-            f" {self.memory}; others {self.others}, {len(self.others.trouble)} refused"
+            f" {self.memory}; others {self.others}; on new connections {self.newcomers};"
+            f" {len(self.trouble)} refused; load {os.getloadavg()[0]:.1f}"
         )
 
 
-def bother(directory: Path, kind: str, clients: int, seconds: float, **settings: object) -> Cost:
-    """Let a crowd of one kind loose on a server of its own."""
+def bother(
+    directory: Path, kind: str, clients: int, seconds: float, room: int = 0, **settings: object
+) -> Cost:
+    """Let a crowd of one kind loose on a server of its own. ``room``: for so many connections,
+    three quarters of the crowd unless it says another number.
+    """
     server = Server(directory / kind, shards=1, api_keys=KEYS, **settings)
-    if kind in UNKNOWN:  # there is room for three quarters of them
-        most = f"ulimit -n {FILES_RESERVED + clients * 3 // 4}"
+    if kind in UNKNOWN:
+        most = f"ulimit -n {FILES_RESERVED + (room or clients * 3 // 4)}"
         server.zygote = None
         server.command = ["sh", "-c", f'{most} && exec "$@"', "sh", *server.command]
     with server:
         with Api(server.address, token=OTHER) as api:
             fill(api)
-        visitor = Visitor if kind in UNKNOWN else Neighbour
         with (
             crowd(server.address, {kind: clients}) as remote,
             watched(server) as memory,
-            beside(server, visitor) as others,
+            beside(server, Neighbour) as others,
+            beside(server, Visitor) as newcomers,
         ):
             remote.say("come", False)
             time.sleep(seconds)
             told = remote.say("leave")
         assert "Traceback" not in server.logged, server.log_tail
-    return Cost(kind, told.made, told.ended[kind], memory, others)
+    return Cost(kind, told.made, told.ended[kind], memory, others, newcomers)
 
 
-def campaign(data_dir: Path, *, seed: int, kinds: str, clients: int, seconds: float) -> Summary:
+def campaign(
+    data_dir: Path, *, seed: int, kinds: str, clients: int, seconds: float, room: int
+) -> Summary:
     """Crowds of these kinds, one after the other; what they cost is told."""
     summary = Summary(seed)
     for kind in kinds.split(","):
-        cost = bother(data_dir.parent, kind, clients, seconds)
+        cost = bother(data_dir.parent, kind, clients, seconds, room)
         summary.tell(str(cost))
-        summary.problems += [f"{kind}: {said}" for said in cost.others.trouble[:3]]
+        summary.problems += [f"{kind}: {said}" for said in cost.trouble[:3]]
         summary.counts[kind] = cost.made
     return summary
 
 
 if __name__ == "__main__":
-    sys.exit(program(__doc__, campaign, kinds=",".join(KINDS), clients=1000, seconds=40.0))
+    sys.exit(program(__doc__, campaign, kinds=",".join(KINDS), clients=1000, seconds=40.0, room=0))
