@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.api import Api, ok, spread
+from tests.support.api import Api, ok, refused, spread
 from tests.support.routers import put
 
 URL_SAFE = re.compile(r"[A-Za-z0-9_.~=-]+")
@@ -95,8 +95,37 @@ def test_a_default_page_holds_100_and_a_page_at_most_1000(family: Family) -> Non
     assert [name for page in family.pages(300) for name in page] == made
 
 
-@pytest.mark.parametrize("prefix", ["no-such-prefix", "%C3%A9", "-", "x" * 300, "a%2Fb", "%0A"])
+@pytest.mark.parametrize("prefix", ["no-such-prefix", "%C3%A9", "-", "x" * 255, "a%2Fb", "%0A"])
 def test_a_prefix_without_names_lists_nothing(family: Family, prefix: str) -> None:
     page = family.page("", prefix)
     assert page[family.kind] == []
     assert "next_cursor" not in page
+
+
+@pytest.mark.parametrize(
+    ("kind", "parameter", "most"),
+    [
+        ("topics", "prefix", 255),
+        ("topics", "cursor", 512),
+        *(("routers", name, 255) for name in ("prefix", "source", "dest")),
+        ("routers", "cursor", 512),
+    ],
+)
+def test_a_parameter_longer_than_any_name_is_refused(
+    api: Api, kind: str, parameter: str, most: int
+) -> None:
+    answer = refused(
+        api.call("GET", f"/v0/{kind}?{parameter}={'x' * (most + 1)}"), 400, "invalid_request"
+    )
+    assert answer["detail"] == {"parameter": parameter}
+    assert f"{most} characters" in answer["message"]
+
+
+def test_the_cursor_of_the_longest_name_is_taken(api: Api, topic: str) -> None:
+    names = [f"{topic.ljust(254, 'x')}{end}" for end in "ab"]
+    for name in names:
+        ok(api.put(name), 201)
+    page = ok(api.listing(prefix=names[0][:-1], page_size=1))
+    query = f"prefix={names[0][:-1]}&cursor={page['next_cursor']}"
+    after = ok(api.call("GET", f"/v0/topics?{query}"))
+    assert [item["topic"] for item in (*page["topics"], *after["topics"])] == names

@@ -13,6 +13,7 @@ from tests.specs.shapes import Error, Router, Shape, Topic, sentence
 from topics import __version__
 from topics.engine.access import Scope
 from topics.formats.api.watch import WatchBody
+from topics.formats.names import NAME_MAX
 from topics.front import queries
 from topics.front.errors import STATUS
 from topics.front.route import BodyRule, Route
@@ -197,6 +198,10 @@ def _parameter(route: Route, parameter: queries.Parameter[Any]) -> Json:
         schema = {"type": "integer", "minimum": 0}
         if default is not None:
             schema["default"] = default
+    elif parameter.parse is queries.name_text:
+        schema = {"type": "string", "maxLength": NAME_MAX}
+    elif parameter.name == "cursor":
+        schema = {"type": "string", "maxLength": paging.CURSOR_MAX}
     else:
         schema = {"type": "string"}
     told["schema"] = schema | more

@@ -8,6 +8,7 @@ from typing import Final
 
 import crc32c
 
+NAME_MAX: Final = 255  # characters
 TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}", re.ASCII)
 ROUTER_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}", re.ASCII)
 

@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 from urllib.parse import parse_qs, unquote_to_bytes
 
 from topics.errors import InvalidRequest
+from topics.formats.names import NAME_MAX
 
 QUERY_MAX_BYTES = 24 * 1024  # 64 of the longest names, with options and a key
 PARAMETERS_MAX = 96
@@ -92,6 +93,15 @@ def find_token(raw: bytes) -> bytes | None:
 
 def text(_name: str, value: str) -> str:
     """Any text."""
+    return value
+
+
+def name_text(name: str, value: str) -> str:
+    """A name or the start of one. Raises `InvalidRequest` if it is longer than any name: the front
+    keeps it together with the request's head.
+    """
+    if len(value) > NAME_MAX:
+        raise InvalidRequest(f"{name} has more than {NAME_MAX} characters", parameter=name)
     return value
 
 

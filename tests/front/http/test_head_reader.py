@@ -199,3 +199,23 @@ async def test_a_key_is_asked_about_each_topic_whatever_is_known_of_its_heads() 
         await run.replace_keys("boss")
         fields = {"authorization": "Bearer writer"}
         assert (await client.ask("PUT", "/v0/topics/t.d", b"{}", **fields)).status == 401
+
+
+LISTS = ["/v0/topics", "/v0/routers", "/v0/topics/a/leases"]
+
+
+async def test_a_remembered_head_holds_no_long_text() -> None:
+    """There are thousands of them, and a key that may only read fills them all."""
+    async with running() as run:
+        client = await run.connect()
+        texts = {parameter.name for route in ROUTES for parameter in route.parameters}
+        for path, name, length in product(LISTS, sorted(texts), (300, 2_000, 20_000)):
+            answer = await client.ask("GET", f"{path}?{name}={'x' * length}")
+            assert answer.status in (200, 400, 404)
+        for path in ("/v0/watch/" + "x" * 8000, "/v0/topics/" + "x" * 8000):
+            assert (await client.ask("GET", path)).status in (400, 404)
+        heads = run.server.lanes.heads
+        for head in (*heads.remembered.entries.values(), *heads.of_topics.entries.values()):
+            request = head.request
+            texts_of = [*request.query._values.values(), request.topic, request.wid]
+            assert max(len(str(text)) for text in texts_of) <= 512

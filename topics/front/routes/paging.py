@@ -19,6 +19,7 @@ from topics.front.queries import Parameter, integer
 
 PAGE_SIZE = 100
 PAGE_SIZE_MAX = 1000
+CURSOR_MAX = 512  # characters; one of the longest name has 360
 Seq = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 T = TypeVar("T")
 
@@ -47,6 +48,8 @@ class Cursors(Generic[T]):
 
     def decode(self, name: str, value: str) -> T:
         """What a cursor holds. Padding is tolerated. Raises `InvalidRequest`."""
+        if len(value) > CURSOR_MAX:
+            raise InvalidRequest(f"{name} has more than {CURSOR_MAX} characters", parameter=name)
         try:
             packed = value.rstrip("=").encode("ascii")
             padded = packed + b"=" * (-len(packed) % 4)

@@ -19,15 +19,15 @@ from topics.engine.access import Scope
 from topics.formats.wire import calls
 from topics.front.answers import Answer, location, shard_answer
 from topics.front.dispatch import Begun, Operation, Then
-from topics.front.queries import Parameter, text
+from topics.front.queries import Parameter, name_text
 from topics.front.request import Body, Request, listed
 from topics.front.route import BodyRule, Route, plain
 from topics.front.routes import paging
 from topics.front.routes.context import RouteContext
 
-LIST_PREFIX = Parameter("prefix", text, default="")
-LIST_SOURCE: Parameter[str | None] = Parameter("source", text, default=None)
-LIST_DEST: Parameter[str | None] = Parameter("dest", text, default=None)
+LIST_PREFIX = Parameter("prefix", name_text, default="")
+LIST_SOURCE: Parameter[str | None] = Parameter("source", name_text, default=None)
+LIST_DEST: Parameter[str | None] = Parameter("dest", name_text, default=None)
 LIST_CURSOR: Parameter[str | None] = Parameter("cursor", paging.NAMES.decode, default=None)
 
 

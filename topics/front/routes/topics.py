@@ -15,7 +15,7 @@ from topics.engine.access import Scope
 from topics.formats.wire import calls
 from topics.front.answers import Answer, location, shard_answer
 from topics.front.dispatch import Begun, Operation, Then
-from topics.front.queries import Parameter, boolean, text
+from topics.front.queries import Parameter, boolean, name_text
 from topics.front.request import Body, Request, listed
 from topics.front.route import BodyRule, Route, plain
 from topics.front.routes import paging
@@ -24,7 +24,7 @@ from topics.front.routes.context import RouteContext
 DRY_RUN = Parameter("dry_run", boolean, default=False)
 TOUCH = Parameter("touch", boolean, default=True)
 IF_EMPTY = Parameter("if_empty", boolean, default=False)
-LIST_PREFIX = Parameter("prefix", text, default="")
+LIST_PREFIX = Parameter("prefix", name_text, default="")
 LIST_CURSOR: Parameter[str | None] = Parameter("cursor", paging.NAMES.decode, default=None)
 LIST_TOUCH = Parameter("touch", boolean, default=False)
 
