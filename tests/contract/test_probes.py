@@ -62,9 +62,10 @@ def test_a_request_of_the_cold_lane_is_answered_from_the_first_moment_on(tmp_pat
     try:
         url = str(log.event("listening", START_S)["url"])
         server.host, server.port = "127.0.0.1", int(url.rpartition(":")[2])
-        assert status_of(server, "/v0/topics") in (200, 503)  # 503: the shard recovers
+        leases = "/v0/topics/missing/leases"
+        assert status_of(server, leases) in (404, 503)  # 503: the shard recovers
         server.wait_ready()
-        assert status_of(server, "/v0/topics") == 200
+        assert status_of(server, leases) == 404
         server.stop()
     finally:
         server.kill()

@@ -260,7 +260,8 @@ def test_no_process_of_a_server_imports_what_is_for_people(tmp_path: Path) -> No
     server.command = [sys.executable, "-c", SERVER, str(tmp_path)]
     with server, Api(server.address) as api:
         ok(api.append("orders", [1]), 201)
-        ok(api.call("GET", "/v0"))  # by the cold lane
+        ok(api.put("jobs", {"type": "queue"}), 201)
+        ok(api.call("GET", "/v0/topics/jobs/leases"))  # by the cold lane
         (tmp_path / "asked").touch()
         os.kill(server.pid, signal.SIGUSR1)
         front, shard = (server.roles()[role] for role in ("front 0", "shard 0"))

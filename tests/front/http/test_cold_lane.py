@@ -133,7 +133,14 @@ async def test_routes_of_either_lane_keep_their_lane() -> None:
     lanes = {route.name: route.lane for route in ROUTES}
     hot = ("append", "diff", "topic.put", "topic.get", "topic.list", "queue.claim", "router.put")
     assert {lanes[name] for name in hot} == {Lane.HOT}
-    assert {lanes[name] for name in ("queue.leases", "queue.redrive", "root")} == {Lane.COLD}
+    assert {lanes[name] for name in ("queue.leases", "queue.redrive")} == {Lane.COLD}
+
+
+def test_a_route_that_needs_no_key_costs_no_task() -> None:
+    """Anybody may call it as often as he likes."""
+    keyless = [route for route in ROUTES if route.is_open]
+    assert {route.name for route in keyless} == {"health", "ready", "root", "console", "spec"}
+    assert all(route.lane is Lane.HOT and route.is_plain for route in keyless)
 
 
 async def test_an_answer_of_the_cold_lane_says_when_it_is_the_last_of_its_connection() -> None:

@@ -85,8 +85,17 @@ class Spawned(trio.abc.Instrument):
         self.count += "RequestTasks._run" in task.name
 
 
-ANSWERED_AT_ONCE = ["append", "diff", "get", "health", "wrong media", "unknown path", "put"]
-ANSWERED_IN_A_TASK = ["long append", "chunked append", "hello"]
+ANSWERED_AT_ONCE = [
+    "append",
+    "diff",
+    "get",
+    "health",
+    "wrong media",
+    "unknown path",
+    "put",
+    "hello",
+]
+ANSWERED_IN_A_TASK = ["long append", "chunked append"]
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,15 @@ GET   /, /v0                  name, version, links, where the documentation is
 from __future__ import annotations
 
 import time
-from typing import Any, Final
+from typing import Final
 
 from topics import __version__
 from topics.actors.shard_client.readiness import unready
-from topics.front.answers import Answer, json_answer
+from topics.front.answers import json_answer
 from topics.front.dispatch import Operation, Then
 from topics.front.drain import shutting_down
 from topics.front.request import Body, Request
-from topics.front.route import Lane, Route
+from topics.front.route import Route, plain
 from topics.front.routes.context import RouteContext
 from topics.front.routes.specs import ASYNCAPI, OPENAPI
 
@@ -50,18 +50,17 @@ LINKS: Final = {
 DOCS: Final = "README.md and topics/docs/*.md of the distribution topics-engine"
 
 
-async def root(context: RouteContext, _request: Request, _body: Body, at: int) -> Answer:
+def root(context: RouteContext, _request: Request, _body: Body, at: int, then: Then) -> None:
     """The server's name, its version, links, and where its pages for people are."""
     links = LINKS | {"console": "/console"} if context.settings.console else LINKS
     answer = {"name": "topics", "version": __version__, "links": links, "docs": DOCS}
     found = json_answer(answer, at)
     found.headers = ((b"link", b'<%b>; rel="service-desc"' % OPENAPI.encode()),)
-    return found
+    then(found)
 
 
 def _probe(path: str, name: str) -> Route:
-    lane: dict[str, Any] = {"lane": Lane.HOT, "is_plain": True}
-    return Route("GET", path, name, None, is_open=True, answers_in_drain=True, **lane)
+    return plain("GET", path, name, None, is_open=True, answers_in_drain=True)
 
 
 ROUTES: dict[Route, Operation] = {
@@ -69,8 +68,6 @@ ROUTES: dict[Route, Operation] = {
     _probe("/healthz", "health"): health,
     _probe("/v0/ready", "ready"): ready,
     _probe("/readyz", "ready"): ready,
-    **{
-        Route("GET", path, "root", None, is_open=True, answers_in_drain=True): root
-        for path in ("/", "/v0")
-    },
+    _probe("/", "root"): root,
+    _probe("/v0", "root"): root,
 }
