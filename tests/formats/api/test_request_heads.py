@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import pytest
@@ -59,19 +60,34 @@ def test_a_partial_head_is_refused_at_its_first_malformed_byte(bad: bytes) -> No
         part.feed(said[-1])
 
 
+@pytest.mark.parametrize("cut", range(5))
+def test_a_partial_head_is_judged_alike_however_it_is_cut(cut: int) -> None:
+    never = re.compile(rb"(?<!\r)\n|\r(?=[^\n])|\0")
+    for letters in itertools.product(b"a\t\r\n\0", repeat=5):
+        said, part, is_refused = bytes(letters), PartialHead(), False
+        if request_heads.HEAD_END in said:
+            continue
+        try:
+            part.feed(said[:cut])
+            part.feed(said[cut:])
+        except InvalidRequest:
+            is_refused = True
+        assert is_refused == bool(never.search(said)), said
+
+
 def test_every_byte_of_a_partial_head_is_searched_at_most_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looked_at = 0
 
     class Counted:
-        def search(self, part: bytearray, pos: int) -> re.Match[bytes] | None:
+        def fullmatch(self, part: bytearray, pos: int) -> re.Match[bytes] | None:
             nonlocal looked_at
             looked_at += len(part) - pos
-            return NEVER.search(part, pos)
+            return so_far.fullmatch(part, pos)
 
-    NEVER = request_heads.NEVER_IN_HEAD  # noqa: N806 - it is the pattern's own name
-    monkeypatch.setattr(request_heads, "NEVER_IN_HEAD", Counted())
+    so_far = request_heads.SO_FAR
+    monkeypatch.setattr(request_heads, "SO_FAR", Counted())
     part = PartialHead()
     for _ in range(20_000):
         part.feed(b"a")
