@@ -139,7 +139,9 @@ class Settings:
     max_total_bytes: Cap = 0
     """Bytes of the records of all topics."""
     max_held_bytes: Cap = 96 * MIB
-    """Bytes of answers and streams that clients have not taken yet (`front/held_memory.py`)."""
+    """Bytes of answers and streams that clients have not taken yet, and as many of requests that
+    they have not sent completely (`front/held_memory.py`).
+    """
 
     # Internal bounds. Pages of ring and arena are taken only when touched.
     ring_bytes: Annotated[int, Bound(64 * KIB, GIB, power_of_two=True)] = 4 * MIB

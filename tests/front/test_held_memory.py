@@ -18,8 +18,10 @@ from topics.front.held_memory import (
     STALL_MAX_S,
     TAKE_MIN_BYTES_PER_S,
     TURNOVER_MAX_S,
+    UNREAD_MIN_BYTES,
     HeldMemory,
     Holding,
+    UnreadInput,
 )
 from topics.front.http.connection import Connection, Connections, Timings
 
@@ -224,3 +226,68 @@ async def test_beyond_the_bound_long_reads_are_refused_and_other_keys_are_not() 
         assert answer.headers["retry-after"] == "1"
         assert (await ask("other"))[0] == 200
         assert (await client.ask("GET", "/v0/health")).status == 200
+
+
+# Unread input
+
+
+class Input:
+    """Unread input with a bound of 10 times what counts."""
+
+    def __init__(self, most: int = 10) -> None:
+        self.alarms = 0
+        self.unread = UnreadInput(most * UNREAD_MIN_BYTES, self._alarm)
+
+    def _alarm(self) -> None:
+        self.alarms += 1
+
+    def keep(self, count: int, key: bytes = b"") -> Client:
+        """A client that so much is kept of."""
+        client = Client()
+        self.unread.keep(client, key, count * UNREAD_MIN_BYTES)
+        return client
+
+
+def test_unread_input_is_counted_as_long_as_it_is_kept() -> None:
+    ledger, client = Input(), Client()
+    for length, size in ((UNREAD_MIN_BYTES - 1, 0), (5000, 5000), (9000, 9000), (2000, 2000)):
+        ledger.unread.keep(client, b"", length)
+        assert ledger.unread.size == size
+    ledger.unread.keep(client, b"", UNREAD_MIN_BYTES - 1)
+    ledger.unread.keep(client, b"", 0)
+    assert (ledger.unread.size, ledger.alarms, ledger.unread.excess()) == (0, 0, [])
+
+
+def test_above_the_bound_the_oldest_go_first_until_a_quarter_is_free() -> None:
+    ledger = Input()
+    clients = [ledger.keep(2) for _ in range(5)]
+    ledger.unread.keep(clients[0], b"", 2 * UNREAD_MIN_BYTES)  # it keeps its place
+    assert (ledger.alarms, ledger.unread.excess()) == (0, [])
+    clients.append(ledger.keep(1))
+    assert ledger.alarms == 1
+    assert ledger.unread.excess() == clients[:2]
+    assert ledger.unread.size == 7 * UNREAD_MIN_BYTES
+    ledger.unread.keep(clients[0], b"", 0)
+    assert ledger.unread.size == 7 * UNREAD_MIN_BYTES, "it was released when it had to end"
+
+
+def test_who_has_no_key_goes_before_those_of_the_key_that_keeps_most() -> None:
+    ledger = Input()
+    small, large = ledger.keep(1, b"small"), ledger.keep(4, b"large")
+    unknown, larger = ledger.keep(2), ledger.keep(4, b"large")
+    assert ledger.unread.excess() == [unknown, large]
+    assert ledger.keep(7) not in (small, larger)
+    assert small not in ledger.unread.excess()
+
+
+def test_zero_means_no_bound_of_unread_input() -> None:
+    ledger = Input(0)
+    ledger.keep(1000)
+    assert (ledger.alarms, ledger.unread.excess()) == (0, [])
+
+
+def test_the_ledger_of_answers_ends_those_with_too_much_unread_input() -> None:
+    ledger, client = Ledger(2000), Client()
+    ledger.held.unread.keep(client, b"", 2001)
+    assert ledger.alarms == 1
+    assert ledger.held.excess(0.0) == [client]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,8 @@ from topics.engine.access import Access
 from topics.errors import Unauthorized
 from topics.formats.wire import calls
 from topics.formats.wire.contract import Call, P, R
+from topics.front.http.cold_loader import Stack
+from topics.front.http.request_tasks import Poller
 from topics.front.keys import Keys
 from topics.front.request import Body
 
@@ -259,3 +262,79 @@ def test_what_a_key_began_goes_on_as_long_as_its_rights_are_the_same() -> None:
     for principal, message in ((changed, "have changed"), (gone, "was removed")):
         with pytest.raises(Unauthorized, match=message):
             keys.check(principal)
+
+
+CHUNKED: dict[str, Any] = {"content_length": "", "transfer_encoding": "chunked"}
+IN_TASKS = {
+    "a session": request("POST", "/v0/watch", b'{"topics":{"a":{}}}', authorization=bearer("gone")),
+    "metrics": request("GET", "/v0/metrics", authorization=bearer("gone")),
+    "a stream": request("GET", "/v0/watch?topic=a", authorization=bearer("gone")),
+    "a socket": request("GET", "/v0/ws", b"", authorization=bearer("gone"), **HANDSHAKE),
+    "jobs": request("GET", "/v0/topics/a/work?node=n", authorization=bearer("gone")),
+    "leases": request("GET", "/v0/topics/a/leases", authorization=bearer("gone")),
+    "a redrive": request("POST", "/v0/topics/a/redrive", b"{}", authorization=bearer("gone")),
+    "a backup": request("GET", "/v0/backup", authorization=bearer("gone")),
+    "a long body": request(
+        "POST", "/v0/topics/a", b'{"records":[]}' + b" " * 70_000, authorization=bearer("gone")
+    ),
+    "a chunked body": request(
+        "POST",
+        "/v0/topics/a",
+        b"",
+        authorization=bearer("gone"),
+        content_type="application/json",
+        **CHUNKED,
+    )
+    + b"18\r\n"
+    + RECORD
+    + b"\r\n0\r\n\r\n",
+}
+
+
+@LANES
+@pytest.mark.parametrize("kind", IN_TASKS)
+async def test_a_key_that_goes_before_the_task_of_its_request_runs_is_refused(
+    kind: str, fast: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(keys=KEYS, fast=fast, shards=shards()) as run:
+        start, started = Poller.start, list[str]()
+
+        def start_late(poller: Poller, task: Any, *args: Any) -> bool:
+            started.append(args[0].__name__)
+            run.server._replace_keys(Access.parse(AFTER))
+            return start(poller, task, *args)
+
+        monkeypatch.setattr(Poller, "start", start_late)
+        client = await run.connect()
+        await client.say(IN_TASKS[kind])
+        answer = await client.hear()
+        assert (answer.status, answer.code) == (401, "unauthorized")
+        assert started
+        assert not run.shards.topics["a"]
+        assert (await client.ask("GET", "/v0/health")).status == 200
+    assert "Traceback" not in caplog.text
+
+
+async def test_a_key_that_goes_while_the_cold_lane_is_loaded_is_refused() -> None:
+    """Its body is freed: `running` counts blocks."""
+    opened = threading.Event()
+    async with running(keys=KEYS, fast=False, shards=shards()) as run:
+        load = run.server._cold._load
+
+        def load_late() -> Stack:
+            assert opened.wait(60)
+            return load()
+
+        run.server._cold._load = load_late
+        try:
+            client = await run.connect()
+            long = b"{}" + b" " * 9000
+            await client.say(request("PUT", "/v0/topics/b", long, authorization=bearer("gone")))
+            await run.until(run.server._cold._wanted.is_set)
+            assert run.shards.blocks_out == 1
+            await run.replace_keys(AFTER)
+        finally:
+            opened.set()
+        answer = await client.hear()
+        assert (answer.status, answer.code) == (401, "unauthorized")
+        assert "b" not in run.shards.topics

@@ -12,7 +12,9 @@ from topics.engine.access import ANYONE, Access, Principal, Scope
 from topics.errors import Forbidden, InvalidRequest, Unauthorized
 from topics.formats.api.request_heads import HeadFields
 from topics.formats.names import valid_router_name, valid_topic_name
+from topics.front.queries import find_token
 
+AUTHORIZATION = b"\r\nauthorization:"
 BEARER = re.compile(rb"[Bb][Ee][Aa][Rr][Ee][Rr] +([\x21-\x7e]+)")
 
 
@@ -30,6 +32,22 @@ def authenticate(access: Access, fields: HeadFields, token: bytes | None) -> Pri
     if principal is None:
         raise Unauthorized("a known bearer token is required")
     return principal
+
+
+def key_of(access: Access, said: bytes) -> bytes | None:
+    """The digest of the key that a request which begins so seems to have, if the key is known. It
+    only decides which new client is served first; no request is admitted by it.
+    """
+    if not access.enabled:
+        return None
+    line, _, _ = said.partition(b"\r\n")
+    token = find_token(line.partition(b"?")[2].partition(b" ")[0])
+    if (at := said.lower().find(AUTHORIZATION)) >= 0:
+        value, _, _ = said[at + len(AUTHORIZATION) :].partition(b"\r\n")
+        bearer = BEARER.fullmatch(value.strip(b" \t"))
+        token = None if bearer is None else bearer[1]
+    principal = None if token is None else access.authenticate(token)
+    return None if principal is None else principal.digest
 
 
 def authorize(principal: Principal, scope: Scope | None, name: str | None = None) -> None:

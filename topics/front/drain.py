@@ -79,7 +79,7 @@ class Drain:
             trio.lowlevel.spawn_system_task(_end_late, call)
         return call
 
-    def end_refused(self, check: Callable[[Request], None]) -> None:
+    def end_refused(self, check: Callable[[Request], object]) -> None:
         """End the waiting calls whose requests ``check`` refuses, with its failure."""
         for call in [*self._calls]:
             try:

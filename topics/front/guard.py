@@ -12,7 +12,8 @@
 
 `admit` reads the request head only and keeps nothing, so its outcome may be remembered for the next
 equal head, until the keys change. Whatever else can change between two equal heads (the drain, the
-key's requests in flight) is checked by `enter`, and `check_key` is for requests that have waited.
+key's requests in flight) is checked by `enter`, and the key itself again by `renewed`, right before
+the operation.
 """
 
 from __future__ import annotations
@@ -161,24 +162,17 @@ class Guard:
             if request.principal is not ANYONE:  # who has no cap
                 self._requests.acquire(request.principal)
 
-    def check_key(self, request: Request) -> None:
-        """Check again after a wait, in which the keys may have changed. Raises `Unauthorized` when
-        the key is gone, `Forbidden` when its rights do not cover the request any more.
-        """
-        principal = self._keys.access.current(request.principal)
-        if principal is not request.principal and request.principal is not ANYONE:
-            if principal is None:
-                raise key_is_gone()
-            authorize(principal, request.route.scope, request.topic or request.router or None)
-
     def renewed(self, request: Request) -> Request:
-        """The request with the rights that its key has now; the names in its body are checked
-        against these. Call it behind `check_key`.
+        """Return the request with the rights that its key has now: the keys may have changed since
+        `admit`, and the names in its body are checked against these. Raises `Unauthorized` if the
+        key was removed, `Forbidden` if its rights do not cover the request any more.
         """
         principal = self._keys.access.current(request.principal)
         if principal is request.principal or request.principal is ANYONE:
             return request
-        assert principal is not None, "check_key has found the key"
+        if principal is None:
+            raise key_is_gone()
+        authorize(principal, request.route.scope, request.topic or request.router or None)
         return replace(request, principal=principal)
 
     def leave(self, request: Request) -> None:

@@ -1,10 +1,12 @@
-"""Held memory: the ledger of what the front keeps because clients have not taken it yet: answers,
-events and jobs of streams, and what WebSockets are told.
+"""Held memory: the ledger of what the front keeps because clients are slow. Clients have not taken
+answers, events and jobs of streams, and messages of WebSockets; or they have not sent all of a
+request (`UnreadInput`).
 
     of what                             bound                   its name in a refusal
     all clients                         TOPICS_MAX_HELD_BYTES   max_held_bytes
     the clients of one key              half of that            max_held_bytes_per_key
     a client, behind its first block    `BEHIND_MAX_BYTES`
+    unread input of all clients         TOPICS_MAX_HELD_BYTES
 
     a sum of clients holds    ended, slowest first                            new long answers
     up to half of its bound   no client                                       sent
@@ -30,11 +32,12 @@ DEFAULT_MAX_BYTES = 96 << 20
 BEHIND_MAX_BYTES = 32 << 20
 TURNOVER_MAX_S = 10.0
 STALL_MAX_S = 30.0  # §7.3: `slow_consumer_timeout`; the age of the oldest unsent byte, ...
+UNREAD_MIN_BYTES = 1024  # of one client
 TAKE_MIN_BYTES_PER_S = 16 * 1024  # ... and so much longer for what was taken since
 
 
 class Client(Protocol):
-    """A connection or a stream that takes what it is sent too slowly."""
+    """A connection, a stream or a body that holds memory because its client is slow."""
 
     def shed(self) -> None:
         """End it now: its memory is needed."""
@@ -87,6 +90,53 @@ class _Sum:
             self.size -= length
 
 
+class UnreadInput:
+    """Bytes of requests that have not arrived completely, or wait behind another one. ``most``: of
+    all clients, 0 for no bound. ``on_excess`` is called when `excess` has clients to end.
+    """
+
+    def __init__(self, most: int, on_excess: Callable[[], None]) -> None:
+        self.most, self.size = most, 0
+        self._on_excess = on_excess
+        self._kept: dict[Client, tuple[bytes, int]] = {}  # in the order in which they began
+
+    def keep(self, client: Client, key: bytes, length: int) -> None:
+        """The front keeps ``length`` bytes of this client, whose key is ``key``, instead of what it
+        kept before. Few bytes do not count: the connection itself is larger.
+        """
+        _, before = self._kept.get(client, (key, 0))
+        if length >= UNREAD_MIN_BYTES:
+            self._kept[client] = key, length
+        elif before:
+            length = 0
+            del self._kept[client]
+        else:
+            return
+        self.size += length - before
+        if 0 < self.most < self.size:
+            self._on_excess()
+
+    def excess(self) -> list[Client]:
+        """The clients that must end, until a quarter of the bound is free again: first those
+        without a key, then those of the key that keeps the most; each time the oldest first.
+        """
+        found: list[Client] = []
+        if not 0 < self.most < self.size:
+            return found
+        clients: dict[bytes, list[Client]] = {}
+        sizes: dict[bytes, int] = {}
+        for client, (key, length) in self._kept.items():
+            clients.setdefault(key, []).append(client)
+            sizes[key] = sizes.get(key, 0) + length
+        for key in sorted(sizes, key=lambda key: (key != b"", -sizes[key])):
+            for client in clients[key]:
+                if self.size <= self.most * 3 // 4:
+                    return found
+                self.size -= self._kept.pop(client)[1]
+                found.append(client)
+        return found
+
+
 class HeldMemory:
     """The ledger of one front; ``most`` 0 means no bound. ``on_excess`` is called when `excess` has
     something to tell before the next tick.
@@ -94,6 +144,7 @@ class HeldMemory:
 
     def __init__(self, most: int = DEFAULT_MAX_BYTES) -> None:
         self.on_excess: Callable[[], None] = _nothing
+        self.unread = UnreadInput(most, lambda: self.on_excess())
         self._all = _Sum(most)
         self._keys: dict[bytes, _Sum] = {}  # those that hold something; b"" without keys
         self._overlong: list[Holding] = []  # above BEHIND_MAX_BYTES
@@ -163,7 +214,7 @@ class HeldMemory:
         for one in [*self._keys.values(), self._all]:
             if 0 < one.most < 2 * one.size:
                 found += self._slowest(one, now)
-        return [holding.client for holding in found]
+        return [*(holding.client for holding in found), *self.unread.excess()]
 
     def _slowest(self, one: _Sum, now: float) -> Iterator[Holding]:
         """Release holdings until the sum is within its bound."""

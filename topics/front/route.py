@@ -25,7 +25,9 @@ class Lane(Enum):
 
 
 class BodyRule(Enum):
-    """Whether a request carries a body. A body on a NONE route is read and dropped."""
+    """Whether a request carries a body. A body on a NONE route is ignored: the answer does not wait
+    for it.
+    """
 
     REQUIRED = "required"
     OPTIONAL = "optional"

@@ -24,6 +24,7 @@ from topics.config import Settings
 from topics.engine.access import Access
 from topics.formats.api.response_heads import ResponseHeads
 from topics.front.access_log import AccessLog, Write
+from topics.front.authorization import key_of
 from topics.front.dispatch import Dispatcher
 from topics.front.guard import Guard
 from topics.front.held_memory import HeldMemory
@@ -74,9 +75,11 @@ class Server:
         self._responses = ResponseHeads()
         self.slots = make_slots(settings, connections_max())
         held = HeldMemory(settings.max_held_bytes)
-        self.connections = Connections(timings or Timings(), trio.current_time(), held)
         self._key_source, self._shards = key_source, shards
         self.keys = Keys(key_source.access)
+        self.connections = Connections(
+            timings or Timings(), trio.current_time(), held, has_keys=self.keys.access.enabled
+        )
         self.guard = Guard(
             settings,
             self.keys,
@@ -97,6 +100,7 @@ class Server:
             self.slots.connections,
             lambda: self.connections.request_count,
             self.connections.make_room,
+            lambda said: key_of(self.keys.access, said),
         )
         lag = EventLoop.of_this_run().lag
         self.pressure = Pressure(shards.count, shards.delay_ms, lag=lag)
@@ -141,6 +145,7 @@ class Server:
             "topics_connections_refused_total": self.acceptor.refusals.count,
             "topics_streams": self.live.stream_counts,
             "topics_held_answer_bytes": self.connections.held.size,
+            "topics_held_request_bytes": self.connections.held.unread.size,
             "topics_backups_total": self._context.backups.counts,
             "topics_backup_finished_ms": self._context.backups.finished_ms,
         }
@@ -173,7 +178,7 @@ class Server:
         """Go by these keys, and end what they do not allow any more. Nothing waits in between."""
         self.keys.access = access
         self.lanes.heads.forget()
-        self.guard.drain.end_refused(self.guard.check_key)
+        self.guard.drain.end_refused(self.guard.renewed)
         self.live.end_refused()
         self._context.watches.end_refused()
 

@@ -6,6 +6,7 @@ import errno
 import logging
 import resource
 import socket
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -34,10 +35,22 @@ from topics.front.limits import Cap, Slots
 GET = request("GET", "/v0/health")
 
 
+def key_of(said: bytes) -> bytes | None:
+    """All that a client says is its key, if it says so."""
+    return said if said.startswith(b"key") else None
+
+
 def acceptor_of(most: int, request_count: Callable[[], int]) -> Acceptor:
     """An acceptor with room for ``most`` clients."""
     slots = Slots("there are too many connections", in_all=Cap("max_connections", most))
-    return Acceptor(ResponseHeads(), lambda: b"", slots, request_count, lambda: False)
+    return Acceptor(
+        ResponseHeads(),
+        lambda: b"",
+        slots,
+        request_count,
+        lambda: False,
+        key_of,
+    )
 
 
 @pytest.fixture
@@ -131,6 +144,103 @@ async def test_no_more_are_accepted_than_have_room_while_others_wait(
     assert len(taken) + len(ended) == len(clients)
     for sock in (*taken, *ended, *clients):
         sock.close()
+
+
+FLOOD = 5 * TAKEN_PER_TURN_MIN
+
+
+async def taken_of(acceptor: Acceptor, listener: socket.socket, count: int) -> list[bytes]:
+    """The first input of the clients that are taken, in their order, until there are ``count``."""
+    heard, taken = list[bytes](), list[socket.socket]()
+
+    def take(sock: socket.socket, said: bytes) -> None:
+        heard.append(said)
+        taken.append(sock)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(acceptor.run, listener, take)
+        with trio.fail_after(10):
+            while len(heard) < count:
+                await trio.lowlevel.checkpoint()
+        await wait_all_tasks_blocked(0.001)
+        nursery.cancel_scope.cancel()
+    for sock in taken:
+        sock.close()
+    return heard
+
+
+def connected(listener: socket.socket, count: int, said: bytes) -> list[socket.socket]:
+    """Clients that have sent this."""
+    clients = [socket.create_connection(listener.getsockname(), timeout=5) for _ in range(count)]
+    for client in clients:
+        client.sendall(said)
+    return clients
+
+
+@pytest.mark.parametrize("said", [b"no", b"", b"key of many"])
+async def test_a_client_with_a_key_waits_behind_none_without_or_of_one_other_key(
+    said: bytes, listener: socket.socket
+) -> None:
+    clients = connected(listener, FLOOD, said) + connected(listener, 1, b"key")
+    heard = await taken_of(acceptor_of(1000, int), listener, FLOOD + 1)
+    assert b"key" in heard[: TAKEN_PER_TURN_MIN + 1]
+    assert len(heard) == FLOOD + 1
+    for client in clients:
+        client.close()
+
+
+async def test_those_without_a_key_are_taken_beside_many_with_one(listener: socket.socket) -> None:
+    clients = connected(listener, FLOOD, b"key") + connected(listener, 1, b"no")
+    heard = await taken_of(acceptor_of(1000, int), listener, FLOOD + 1)
+    assert b"no" in heard[: 2 * TAKEN_PER_TURN_MIN + 2]
+    for client in clients:
+        client.close()
+
+
+async def test_who_hangs_up_while_it_waits_is_taken_last(listener: socket.socket) -> None:
+    """It may be half closed, and read its answer."""
+    left = connected(listener, FLOOD, b"left")
+    for client in left[::2]:
+        client.close()
+    for client in left[1::2]:
+        client.shutdown(socket.SHUT_WR)
+    here = connected(listener, 3, b"here")
+    acceptor = acceptor_of(1000, int)
+    heard = await taken_of(acceptor, listener, FLOOD + 3)
+    assert heard.index(b"left") <= heard.index(b"here") + 3
+    assert heard[:5].count(b"here") == 3, "and one that has hung up in each turn"
+    assert acceptor.slots.used == len(heard) == FLOOD + 3
+    for client in (*left, *here):
+        client.close()
+
+
+async def test_who_resets_its_connection_while_it_waits_is_not_taken(
+    listener: socket.socket,
+) -> None:
+    left = connected(listener, FLOOD, b"left")
+    for client in left:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()
+    here = connected(listener, 1, b"here")
+    acceptor = acceptor_of(1000, int)
+    assert await taken_of(acceptor, listener, 1) == [b"here"]
+    assert acceptor.slots.used == 1
+    here[0].close()
+
+
+async def test_when_full_those_that_hung_up_while_they_waited_leave_for_others(
+    listener: socket.socket,
+) -> None:
+    left = connected(listener, FLOOD, b"left")
+    for client in left:
+        client.shutdown(socket.SHUT_WR)
+    here = connected(listener, TAKEN_PER_TURN_MIN, b"here")
+    acceptor = acceptor_of(FLOOD // 2, int)
+    heard = await taken_of(acceptor, listener, TAKEN_PER_TURN_MIN)
+    assert heard.count(b"here") == TAKEN_PER_TURN_MIN
+    assert acceptor.refusals.count == 0
+    for client in (*left, *here):
+        client.close()
 
 
 async def test_the_first_input_of_a_client_comes_with_its_socket(listener: socket.socket) -> None:

@@ -35,8 +35,12 @@ def front(monkeypatch: pytest.MonkeyPatch) -> Iterator[Front]:
     front.pair.close()
 
 
+def no_ledger(_sink: BodySink, _length: int) -> None:
+    """Count nothing."""
+
+
 def sink_of(front: Front, max_bytes: int = ARENA) -> BodySink:
-    return BodySink(front.shards, 0, inline_bytes=INLINE, max_bytes=max_bytes)
+    return BodySink(front.shards, 0, inline_bytes=INLINE, max_bytes=max_bytes, keep=no_ledger)
 
 
 def used(front: Front) -> int:
@@ -192,7 +196,9 @@ ROOM = 100_000
 
 def gunzipped(inline_bytes: int = ROOM) -> BodySink:
     """A sink that takes shared memory for longer bodies than these."""
-    return BodySink(cast("Any", FakeShards()), 0, inline_bytes=inline_bytes, max_bytes=ROOM)
+    return BodySink(
+        cast("Any", FakeShards()), 0, inline_bytes=inline_bytes, max_bytes=ROOM, keep=no_ledger
+    )
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 7, 1 << 20])
@@ -232,7 +238,7 @@ async def test_a_piece_that_inflates_to_much_leaves_turns_to_others(
     nursery.start_soon(others)
     size = 4 * STEPS_PER_TURN * STEP_BYTES
     shards = cast("Any", FakeShards())
-    with BodySink(shards, 0, inline_bytes=size, max_bytes=size) as plain:
+    with BodySink(shards, 0, inline_bytes=size, max_bytes=size, keep=no_ledger) as plain:
         await GzipSink(plain, size).write(zlib.compress(bytes(size), wbits=31))
         assert plain.length == size
     assert turns >= 2, "one between two portions, but for the first and the last"

@@ -14,7 +14,6 @@ import trio
 import trio.testing
 
 from tests.front.http.test_cold_lane import call_of
-from tests.support.fake_shards import FakeBlock, FakeShards
 from topics.front.answers import Answer
 from topics.front.http.cold_loader import SWITCH_S, ColdCall, ColdLoader
 
@@ -37,6 +36,12 @@ class Echo:
         self.serves.set()
         yield
         self.has_ended = True
+
+
+async def ask(loader: ColdLoader, call: ColdCall) -> Answer:
+    """As a connection does it."""
+    await loader.loaded()
+    return await loader.ask(call)
 
 
 @contextmanager
@@ -66,20 +71,20 @@ async def test_requests_that_come_early_wait_and_are_answered() -> None:
 
         loader = ColdLoader(load)
 
-        async def ask(name: bytes) -> None:
-            answer = await loader.ask(call_of(b"/v0/topics/%b" % name, b""))
+        async def ask_for(name: bytes) -> None:
+            answer = await ask(loader, call_of(b"/v0/topics/%b" % name, b""))
             answers.append(bytes(answer.body))
 
         with trio.fail_after(10):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(loader.run)
                 async with trio.open_nursery() as asking:
-                    asking.start_soon(ask, b"a")
-                    asking.start_soon(ask, b"b")
+                    asking.start_soon(ask_for, b"a")
+                    asking.start_soon(ask_for, b"b")
                     await trio.testing.wait_all_tasks_blocked()
                     assert answers == []
                     opened.set()
-                await ask(b"c")
+                await ask_for(b"c")
                 assert sorted(answers) == [b"a", b"b", b"c"]
                 loader.end()
     assert echo.has_ended
@@ -101,7 +106,7 @@ async def test_it_is_loaded_in_a_thread_and_only_when_somebody_asks_for_it(
         mock_clock.jump(3600.0)
         await trio.testing.wait_all_tasks_blocked()
         assert not threads
-        await loader.ask(call_of(b"/v0/topics/a", b""))
+        await ask(loader, call_of(b"/v0/topics/a", b""))
         loader.end()
     assert threads != [threading.get_ident()]
 
@@ -116,16 +121,14 @@ async def test_a_front_that_ends_waits_for_no_import() -> None:
             return Echo()
 
         loader = ColdLoader(load)
-        body = FakeBlock(9, FakeShards())
         with trio.fail_after(10):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(loader.run)
                 async with trio.open_nursery() as asking:
-                    asking.start_soon(loader.ask, call_of(b"/v0/topics/a", body))
+                    asking.start_soon(loader.loaded)
                     await trio.to_thread.run_sync(has_begun.wait)
                     asking.cancel_scope.cancel()
                 loader.end()
-    assert body.freed
 
 
 async def test_a_lane_that_cannot_be_loaded_ends_the_front() -> None:
@@ -137,7 +140,7 @@ async def test_a_lane_that_cannot_be_loaded_ends_the_front() -> None:
     with pytest.RaisesGroup(failure, flatten_subgroups=True):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(loader.run)
-            await loader.ask(call_of(b"/v0/topics/a", b""))
+            await ask(loader, call_of(b"/v0/topics/a", b""))
 
 
 async def test_while_it_loads_the_interpreter_is_given_up_often() -> None:
@@ -150,7 +153,7 @@ async def test_while_it_loads_the_interpreter_is_given_up_often() -> None:
     loader = ColdLoader(load)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(loader.run)
-        await loader.ask(call_of(b"/v0/topics/a", b""))
+        await ask(loader, call_of(b"/v0/topics/a", b""))
         loader.end()
     assert [found for found, _ in during] == [pytest.approx(SWITCH_S, abs=1e-6)]
     assert [collects for _, collects in during] == [False]

@@ -16,6 +16,7 @@ from tests.support.driven import scenes
 from tests.support.fake_shards import FakeShards
 from tests.support.front import APPEND, LANES, RECORD, Running, bearer, running
 from tests.support.raw_client import RawClient, request
+from topics.engine.access import ANYONE, Access
 from topics.front.http.connection import Connection, Connections, Timings
 from topics.front.limits import Cap
 
@@ -178,6 +179,19 @@ def test_who_has_unread_input_keeps_the_place_and_the_look_for_others_ends(
     assert ended(connection) == "open"
 
 
+@pytest.mark.parametrize("has_key", [True, False])
+def test_a_client_that_has_shown_no_key_goes_in_spite_of_its_input_if_there_are_keys(
+    pair: Pair, has_key: bool
+) -> None:
+    connections, connection, client = pair
+    connections.has_keys = True
+    if has_key:
+        connection.principal = Access.parse("key").authenticate(b"key") or ANYONE
+    client.send(b"GET")
+    assert connections.make_room() is not has_key
+    assert ended(connection) == ("open" if has_key else "closed")
+
+
 def ports_of(run: Running) -> set[int]:
     """Those of the clients whose connections are open."""
     return {one.sock.getpeername()[1] for one in run.server.connections}
@@ -204,7 +218,8 @@ async def test_when_full_who_has_been_quiet_for_longest_goes_and_nobody_with_a_r
             (refused, append.replace(b"key", b"no")[:-1]),
         ):
             await client.say(said)
-        await run.until(lambda: sum(not one.idle for one in run.server.connections) == 3)
+        assert (await refused.hear()).status == 401
+        await run.until(lambda: sum(not one.idle for one in run.server.connections) == 2)
         run.server.slots.connections.in_all = Cap("max_connections", 6)
         without_key = {port[silent], port[part], port[refused]}
         for left in (2, 1, 0):

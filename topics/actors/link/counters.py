@@ -122,6 +122,8 @@ _OF_THE_FRONT = (
            "Event streams and WebSockets that are open.", SUM, ("kind",), _STREAMS),
     Metric("topics_held_answer_bytes", GAUGE,
            "Bytes of answers and streams that wait for slow clients."),
+    Metric("topics_held_request_bytes", GAUGE,
+           "Bytes of requests that have not arrived completely, or wait behind another one."),
     Metric("topics_backups_total", COUNTER,
            "Backups that have begun to arrive, by their end.", SUM, ("end",), _ENDS),
     Metric("topics_backup_finished_ms", GAUGE,

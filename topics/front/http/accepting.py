@@ -1,17 +1,25 @@
 """Accepting clients: a bounded number in a turn, and an answer for those without room.
 
     listen queue --accept, many in a turn--> waiting --taken, few in a turn--> a driver for each
+                     |                          |-- with a key: first
+                     |                          '-- half closed: last, and closed for others
                      |-- connections_max are open -.
                      '-- no descriptor is left ----+-- one that is quiet is ended for it
                                                    '-- none is: 429 throttled, close
 
-So whoever connects and asks for nothing keeps nobody out (`Connections.make_room`). A client that
-is neither accepted nor refused would hang in the listen queue; a spare descriptor is kept for it.
+So clients that connect and send nothing keep no other client out (`Connections.make_room`). A
+client that is neither accepted nor refused would hang in the listen queue; a spare descriptor is
+kept for it.
+
+If more clients wait than a turn takes, those whose first input shows a key are taken first, the
+keys in turn: no number of clients without a key, or of one key, keeps those of another one waiting.
+A client may close its connection while it waits. Its requests are served only after those of the
+clients that are still there: a client that is half closed, which may read its answer, looks alike.
 
 The kernel drops whoever finds its queue full, and the client tries again after 1, 3 and 7 s: so
 ten thousand that come at once are accepted sooner than they are served (decision 0074). A turn
-takes as many of those that wait as others sent requests in the last turn, within bounds: so
-established clients keep half of the loop, however many connect at once.
+takes as many of those that wait as others sent requests in the last turn, within bounds, and stops
+after `SPENT_MAX_S`: so established clients keep half of the loop, whatever number connects.
 """
 
 from __future__ import annotations
@@ -21,15 +29,18 @@ import errno
 import logging
 import os
 import resource
+import select
 import socket
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 import trio
 
 from topics.errors import Throttled
 from topics.formats.api.response_heads import ResponseHeads
 from topics.front.errors import error_answer
+from topics.front.http.connection import GONE, HALF_CLOSED, poll_now
 from topics.front.limits import Slots
 
 LOG = logging.getLogger("topics.front")
@@ -91,6 +102,12 @@ FILES_RESERVED = 128  # descriptors for all but clients: rings, arenas, bells, t
 ACCEPTS_PER_TURN = 64  # each takes 0.03 ms
 TAKEN_PER_TURN_MAX = 64
 TAKEN_PER_TURN_MIN = 8
+PEEKED_BYTES = 4096  # of a new client's input: the head of most requests
+SPENT_MAX_S = 0.002  # in a turn for new clients without a key; one is served anyway
+CHECKED_TOGETHER = 64  # of those that wait, for a hang-up: 0.03 ms
+CHECKS_PER_TURN = 8
+FRESH_MAX = 512  # clients of which no input has come yet; checking them takes 0.2 ms
+TASK_END_PASSES = 2  # of the loop, until a task that was cancelled has closed its connection
 RETRY_S = 0.1
 FIRST_READ_BYTES = 64 * 1024
 OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)
@@ -109,7 +126,8 @@ def connections_max() -> int:
 
 class Acceptor:
     """Accepts the clients of one listener. ``request_count``: requests since the start.
-    ``lines``: as that of `Refusals`. ``make_room``: as `Connections.make_room`.
+    ``lines``: as that of `Refusals`. ``make_room``: as `Connections.make_room`. ``key_of``: the
+    key that a client which begins so seems to have.
     """
 
     def __init__(
@@ -119,13 +137,18 @@ class Acceptor:
         slots: Slots,
         request_count: Callable[[], int],
         make_room: Callable[[], bool],
+        key_of: Callable[[bytes], bytes | None],
     ) -> None:
-        self.slots, self._make_room = slots, make_room
+        self.slots, self._make_room, self._key_of = slots, make_room, key_of
         self.refusals = Refusals(responses, lines)
         self._request_count = request_count
         self._spare_fd = -1  # given up to accept a client when there is no other
         self._is_running = False
-        self._waiting: deque[socket.socket] = deque()  # accepted, and not taken
+        # Clients that were accepted, and not taken
+        self._fresh: deque[socket.socket] = deque()  # just now, or without input
+        self._known: dict[bytes, deque[socket.socket]] = {}  # by key: keys take turns
+        self._waiting: deque[socket.socket] = deque()  # all others
+        self._half_closed: deque[socket.socket] = deque()  # which may be gone
 
     async def run(self, listener: socket.socket, take: Take) -> None:
         """Accept until cancelled; ``take`` gets each socket and its first input. Those that wait
@@ -137,25 +160,22 @@ class Acceptor:
         try:
             seen = self._request_count()
             silent = 0  # newcomers whose first request is still to come
-            waiting = self._waiting
             while True:
-                if waiting:
+                if self._count or self._half_closed:
                     await trio.lowlevel.checkpoint()
                 else:
                     await trio.lowlevel.wait_readable(listener)
                 for _ in range(ACCEPTS_PER_TURN):
                     # Those that wait are quiet, and cannot be ended for others yet.
-                    if len(waiting) >= TAKEN_PER_TURN_MIN and self.slots.is_full:
+                    if self.slots.is_full and self._count >= TAKEN_PER_TURN_MIN:
                         break
                     if not await self._accept(listener):
                         break
                 requests, seen = self._request_count() - seen, self._request_count()
                 of_others = max(0, requests - silent)
                 silent = max(0, silent - requests)
-                for _ in range(min(TAKEN_PER_TURN_MAX, max(TAKEN_PER_TURN_MIN, of_others))):
-                    if not waiting:
-                        break
-                    sock = waiting.popleft()
+                most = min(TAKEN_PER_TURN_MAX, max(TAKEN_PER_TURN_MIN, of_others))
+                for sock in self._turn(most):
                     take(sock, _prepare(sock))
                     silent += 1
         finally:
@@ -171,9 +191,11 @@ class Acceptor:
     def close(self) -> None:
         """Give all descriptors back."""
         self._is_running = False
-        while self._waiting:
-            self._waiting.popleft().close()
-            self.slots.release()
+        for sockets in self._queues:
+            while sockets:
+                sockets.popleft().close()
+                self.slots.release()
+        self._known.clear()
         self.refusals.close_all()
         self._give_up_spare()
 
@@ -188,6 +210,96 @@ class Acceptor:
             os.close(self._spare_fd)
             self._spare_fd = -1
 
+    @property
+    def _queues(self) -> list[deque[socket.socket]]:
+        """All that wait."""
+        return [*self._known.values(), self._waiting, self._fresh, self._half_closed]
+
+    @property
+    def _count(self) -> int:
+        """How many clients wait, apart from half closed ones."""
+        known = sum(map(len, self._known.values()))
+        return known + len(self._waiting) + len(self._fresh)
+
+    def _turn(self, most: int) -> Iterator[socket.socket]:
+        """The clients that this turn takes, about ``most``."""
+        if self._count + len(self._half_closed) <= most:  # the usual case: nothing to choose
+            for sockets in self._queues:
+                while sockets:
+                    yield sockets.popleft()
+            self._known.clear()
+            return
+        self._sort()
+        until = time.monotonic() + SPENT_MAX_S
+        while self._known and most and time.monotonic() < until:
+            yield self._next_known()
+            most -= 1
+        here = deque(self._next_waiting(max(1, most)))
+        while here:
+            yield here.popleft()
+            most -= 1
+            if time.monotonic() > until:
+                break
+        self._waiting.extendleft(reversed(here))
+        for _ in range(max(0, min(most, len(self._fresh)))):
+            yield self._fresh.popleft()
+        if self._half_closed:
+            yield self._half_closed.popleft()
+
+    def _next_known(self) -> socket.socket:
+        """The next client of the key whose turn it is."""
+        key, sockets = next(iter(self._known.items()))
+        del self._known[key]
+        sock = sockets.popleft()
+        if sockets:
+            self._known[key] = sockets
+        return sock
+
+    def _next_waiting(self, most: int) -> list[socket.socket]:
+        """The next clients that have not hung up since they were sorted."""
+        waiting, found = self._waiting, list[socket.socket]()
+        for _ in range(CHECKS_PER_TURN):
+            if not waiting or len(found) == most:
+                break
+            some = [waiting.popleft() for _ in range(min(CHECKED_TOGETHER, len(waiting)))]
+            here = [sock for sock, _ in self._without_hung_up(some)]
+            free = most - len(found)
+            found += here[:free]
+            waiting.extendleft(reversed(here[free:]))
+        return found
+
+    def _sort(self) -> None:
+        """Find out which of the fresh clients have a key. Those that have sent nothing yet are
+        checked again in the next turn, unless there are too many.
+        """
+        fresh, self._fresh = self._fresh, deque()
+        for sock, events in self._without_hung_up(fresh):
+            if not events & select.POLLIN:
+                self._fresh.append(sock)
+            elif (key := self._key_of(_peek(sock))) is not None:
+                self._known.setdefault(key, deque()).append(sock)
+            else:
+                self._waiting.append(sock)
+        while len(self._fresh) > FRESH_MAX:
+            self._waiting.append(self._fresh.popleft())
+
+    def _without_hung_up(self, sockets: Iterable[socket.socket]) -> list[tuple[socket.socket, int]]:
+        """Those whose clients have not hung up, each with its events. Half closed ones wait
+        elsewhere, others are closed.
+        """
+        events = poll_now([sock.fileno() for sock in sockets], select.POLLIN | HALF_CLOSED)
+        here = []
+        for sock in sockets:
+            found = events.get(sock.fileno(), 0)
+            if found & GONE:
+                sock.close()
+                self.slots.release()
+            elif found & HALF_CLOSED:
+                self._half_closed.append(sock)
+            else:
+                here.append((sock, found))
+        return here
+
     async def _accept(self, listener: socket.socket, *, again: bool = False) -> bool:
         """Accept or refuse one client; False when no client waits or can be accepted. ``again``:
         no descriptor was left just now.
@@ -199,26 +311,33 @@ class Acceptor:
         except OSError as failure:
             if failure.errno in OUT_OF_FILES and not again:
                 self._make_room()
-                for _ in range(2):  # clients that have left are seen by the poller, and make room
+                for _ in range(TASK_END_PASSES):  # the poller notices clients that have left, too
                     await trio.lowlevel.checkpoint()
                 return await self._accept(listener, again=True)
             return await self._can_go_on(listener, failure)
         try:
-            self._acquire()
+            await self._acquire()
         except Throttled as failure:
             self.refusals.note(f"at most {failure.detail['max']} connections")
             self.refusals.refuse(sock, failure)
         else:
-            self._waiting.append(sock)
+            self._fresh.append(sock)
         return True
 
-    def _acquire(self) -> None:
+    async def _acquire(self) -> None:
         """Take a slot. Raises `Throttled` when there is none, and none could be had."""
         try:
             self.slots.acquire()
         except Throttled:
-            if not self._make_room():
+            if self._half_closed:
+                self._half_closed.popleft().close()
+                self.slots.release()
+            elif not self._make_room():
                 raise
+            for _ in range(TASK_END_PASSES):
+                if not self.slots.is_full:
+                    break
+                await trio.lowlevel.checkpoint()
             self.slots.acquire()
 
     async def _can_go_on(self, listener: socket.socket, failure: OSError) -> bool:
@@ -252,6 +371,13 @@ class Acceptor:
             return True
         finally:
             self._hold_spare()
+
+
+def _peek(sock: socket.socket) -> bytes:
+    try:
+        return sock.recv(PEEKED_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except OSError:  # the client has left just now
+        return b""
 
 
 def _prepare(sock: socket.socket) -> bytes:

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Callable
 from types import TracebackType
+from typing import TypeAlias
 
 import trio
 
@@ -30,6 +32,9 @@ STEPS_PER_TURN = 8  # then other connections run: 512 KiB takes about 1 ms
 WBITS_GZIP = 31
 
 
+Keep: TypeAlias = Callable[["BodySink", int], None]
+
+
 class BodySink:
     """Collects a body as it arrives.
 
@@ -37,7 +42,11 @@ class BodySink:
     the failure with which the sink was told to give up.
     """
 
-    def __init__(self, shards: Shards, shard: int, *, inline_bytes: int, max_bytes: int) -> None:
+    def __init__(
+        self, shards: Shards, shard: int, *, inline_bytes: int, max_bytes: int, keep: Keep
+    ) -> None:
+        """``keep`` is called with each length of the buffer, at last with 0."""
+        self._keep = keep
         self._shards = shards
         self._shard = shard
         self._inline_bytes = inline_bytes
@@ -60,6 +69,7 @@ class BodySink:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool | None:
+        self._keep(self, 0)
         if self._block is not None:
             self._block.free()
             self._block = None
@@ -67,6 +77,10 @@ class BodySink:
         if self._scope.cancelled_caught and self._failure is not None:
             raise self._failure
         return swallowed
+
+    def shed(self) -> None:
+        """Part of `Client`."""
+        self.give_up(no_room())
 
     def give_up(self, failure: Exception) -> None:
         """Part of `Holder`."""
@@ -125,6 +139,7 @@ class BodySink:
             larger = memoryview(bytearray(min(size, self._inline_bytes)))
             larger[: self.length] = self._view[: self.length]
             self._view = larger
+            self._keep(self, len(larger))
             return
         self._wanted_bytes = size
         if not await self._try_grow(size):
@@ -154,6 +169,7 @@ class BodySink:
                 return False
             self._block = block
             block.view[: self.length] = self._view[: self.length]
+            self._keep(self, 0)
         else:
             steps = block.grow(size, self.length)
             if steps is None:

@@ -75,15 +75,14 @@ class ColdLoader:
         self._wanted, self._loaded, self._ended = trio.Event(), trio.Event(), trio.Event()
         self._loading = trio.CancelScope()
 
-    async def ask(self, call: ColdCall) -> Answer:
-        """The answer. Waits until the lane is loaded, and never for the client."""
+    async def loaded(self) -> None:
+        """Wait until the lane is loaded; the first call begins that."""
         if not self._loaded.is_set():
             self._wanted.set()
-            try:
-                await self._loaded.wait()
-            except BaseException:
-                call.drop_body()
-                raise
+            await self._loaded.wait()
+
+    async def ask(self, call: ColdCall) -> Answer:
+        """The answer. Call it after `loaded`; it never waits for the client."""
         assert self._stack is not None, "it is loaded"
         return await self._stack.ask(call)
 

@@ -18,9 +18,10 @@ and their drain.
                   waiting for a call whose client has hung up --> cut
     when full     the connection that has been quiet for longest goes, those without a key first
 
-A connection is quiet while it has no admitted request under way: between two requests, within a
-head, and while a request is being refused. One with a request or a stream never goes, so whoever
-works is not thrown off by those who only connect.
+A connection is quiet while it has no admitted request in flight: between two requests, within a
+head or a body that is not used, and while a request is being refused. Requests that need no key do
+not count either. One with another request or a stream never goes, so clients that only connect
+displace no client that works.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ import trio
 from topics.actors.link.beat import wait_beat
 from topics.engine.access import ANYONE, Principal
 from topics.formats.api.request_heads import TraceFields
-from topics.front.held_memory import HeldMemory
+from topics.front.held_memory import UNREAD_MIN_BYTES, HeldMemory
 from topics.front.http.request_stream import RequestStream
 
 LOG = logging.getLogger("topics.front")
@@ -57,6 +58,7 @@ PROBE_PAUSES_S = tuple(0.001 * 2**step for step in range(11))  # 2 s in all
 NEVER = math.inf
 INT = struct.Struct("i")
 SHED_PER_PASS = 16
+WITH_INPUT_MAX = 8  # connections with input that are passed over for one without
 QUIET_FOUND_MAX = 256  # by one look at all connections, which takes a millisecond for each 10,000
 SCRATCH = memoryview(bytearray(RECV_BYTES))  # for bytes that are dropped
 
@@ -96,8 +98,8 @@ class Connection(RequestStream):
 
     ``deadline`` is when the sweep ends this connection. ``idle``:
     nothing of a request has been read. ``waits``: for a call that must end if the client hangs up.
-    ``quiet_since``: when it began to have no request under way, `NEVER` while it has one.
-    ``principal``: of its last request with a known key.
+    ``quiet_since``: when it began to have no request in flight, `NEVER` while it has one; requests
+    that need no key do not count. ``principal``: of its last request with a known key.
     """
 
     def __init__(self, sock: socket.socket, connections: Connections, said: bytes = b"") -> None:
@@ -118,6 +120,8 @@ class Connection(RequestStream):
         self.principal: Principal = ANYONE
         self.closing = False
         self.unread_body = False  # the client may still be sending bytes that are never read
+        self.is_lingering = False  # the last answer was sent; see `linger`
+        self.is_counted = False  # the ledger has unread input of this connection
         self.body_deadline = NEVER
         self.trace: TraceFields | None = None  # of the request
         self.sent_bytes = 0  # of the answer, heads included
@@ -126,7 +130,7 @@ class Connection(RequestStream):
     @property
     def has_input(self) -> bool:
         """Whether there is input in the socket, or the client has closed its side."""
-        return bool(ready_descriptors([self.fd], select.POLLIN, select.POLLIN))
+        return bool(poll_now([self.fd], select.POLLIN))
 
     def begin_waiting(self) -> None:
         """A call begins that must end if the client hangs up."""
@@ -166,10 +170,7 @@ class Connection(RequestStream):
 
     @property
     def _hang_up(self) -> int:
-        poller = select.poll()
-        poller.register(self.fd, HALF_CLOSED)
-        events = poller.poll(0)
-        return events[0][1] if events else 0
+        return poll_now([self.fd], HALF_CLOSED).get(self.fd, 0)
 
     async def receive_more(self) -> bool:
         """Wait for more input. False when the client has closed its side. Raises OSError."""
@@ -195,6 +196,15 @@ class Connection(RequestStream):
                 continue
             self.received_bytes += count
             return count
+
+    def count_unread(self) -> None:
+        """Drop used input and report the rest to the ledger. Call it whenever the connection begins
+        to wait.
+        """
+        kept = self.compact()
+        if kept >= UNREAD_MIN_BYTES or self.is_counted:
+            self.is_counted = kept >= UNREAD_MIN_BYTES
+            self.connections.held.unread.keep(self, self.principal.digest, kept)
 
     def begin_body(self) -> None:
         """A body starts: give it its grace."""
@@ -241,7 +251,7 @@ class Connection(RequestStream):
         """Send as fast as the client takes it; so many bytes stay in memory until then."""
         held, before = self.connections.held, self.deadline
         holding = held.hold(self, self.principal.digest, trio.current_time())
-        held.add(holding, unsent, length + len(self.buffer), trio.current_time())
+        held.add(holding, unsent, length, trio.current_time())
         try:
             for part in unsent:
                 while part:
@@ -278,6 +288,8 @@ class Connection(RequestStream):
     def close(self) -> None:
         """Close the socket; nobody watches it any more. Unread input is given back."""
         self.clear()
+        if self.is_counted:
+            self.count_unread()
         lane, self.lane = self.lane, None  # no circle: memory is given back at once
         if lane is not None:
             lane.leave()
@@ -290,15 +302,22 @@ class Connection(RequestStream):
         """
         return not self.is_ended and (self.unread_body or (self.closing and self._has_unread()))
 
-    async def linger(self) -> None:
-        """After an answer that leaves input unread: wait until the client has read it. Closing at
-        once would send a reset, which takes the answer back, and those before it.
+    def linger(self) -> None:
+        """After an answer that leaves input unread: from now on input is read and dropped, until
+        the client closes its side or the deadline passes. Closing immediately would send a reset,
+        which makes the client lose this answer and those before it. Raises OSError.
         """
-        self.deadline = NEVER
+        self.clear()
+        self.is_lingering = True
+        self.deadline = self.connections.now + self.timings.linger_s
         self.sock.shutdown(socket.SHUT_WR)
-        with trio.move_on_after(self.timings.linger_s, shield=True):
-            while await self.receive_into(SCRATCH):
-                pass
+
+    def drop_input(self) -> bool:
+        """Read and drop input; whether the client may send more. Raises OSError."""
+        try:
+            return bool(self.sock.recv_into(SCRATCH))
+        except BlockingIOError:
+            return True
 
     def _has_unread(self) -> bool:
         """Whether there are requests behind the last one. Raises OSError."""
@@ -313,7 +332,15 @@ class Connection(RequestStream):
 class Connections:
     """All open connections. ``now`` is the time of the last sweep, in seconds."""
 
-    def __init__(self, timings: Timings, now: float, held: HeldMemory | None = None) -> None:
+    def __init__(
+        self,
+        timings: Timings,
+        now: float,
+        held: HeldMemory | None = None,
+        *,
+        has_keys: bool = False,
+    ) -> None:
+        self.has_keys = has_keys
         self.timings = timings
         self.now = now
         self.draining = False
@@ -351,21 +378,34 @@ class Connections:
             self._empty.set()
 
     def make_room(self) -> bool:
-        """End the connection that has been quiet for longest; whether one has left."""
-        has_looked = False
+        """End the connection that has been quiet for longest; whether there was one. If a task
+        serves it, it leaves as soon as that task runs.
+        """
+        found = self._longest_quiet()
+        if found is None:
+            return False
+        found.end_idle()
+        self._displaced += 1
+        return True
+
+    def _longest_quiet(self) -> Connection | None:
+        """The connection that goes next. One whose request has come just now does not go, unless
+        the server has keys and the client has shown none: such clients could always have input.
+        """
+        has_looked, unknown = False, list[Connection]()
         while True:
             if not self._quiet:
                 if has_looked or not self._look_for_quiet():
-                    return False
+                    return unknown[0] if unknown else None
                 has_looked = True  # once: others run before input is read, or a hang-up is seen
             since, connection = self._quiet.pop()
             if connection.quiet_since == since and not connection.is_ended:
-                if connection.has_input:  # its request has come just now
-                    continue
-                connection.end_idle()
-                if connection not in self._open:  # else its task ends it, later
-                    self._displaced += 1
-                    return True
+                if not (connection.idle and connection.has_input):
+                    return connection
+                if self.has_keys and connection.principal is ANYONE:
+                    unknown.append(connection)
+                    if len(unknown) == WITH_INPUT_MAX:
+                        return unknown[0]
 
     def _look_for_quiet(self) -> bool:
         """Find those that go next; whether there are any."""
@@ -394,7 +434,12 @@ class Connections:
         idle = []
         for connection in [*self._open]:  # one that ends may leave at once
             if connection.deadline <= now:
-                idle.append(connection) if connection.idle else connection.cut()
+                if connection.idle:
+                    idle.append(connection)
+                elif connection.is_lingering:
+                    connection.end_idle()
+                else:
+                    connection.cut()
         if idle:
             _end_idle(idle)
         self.held.on_excess()  # who was fast a second ago may be slow now
@@ -440,7 +485,7 @@ def _precedence(connection: Connection) -> tuple[bool, float]:
 def _end_idle(connections: Sequence[Connection]) -> None:
     """Close idle connections, but for those with input that nobody has read yet."""
     by_fd = {connection.fd: connection for connection in connections}
-    busy = ready_descriptors(by_fd, select.POLLIN, select.POLLIN)
+    busy = poll_now(by_fd, select.POLLIN)
     for fd, connection in by_fd.items():
         if fd not in busy:
             connection.end_idle()
@@ -452,9 +497,11 @@ def _unconfirmed_bytes(sock: socket.socket) -> int:
     return count
 
 
-def ready_descriptors(descriptors: Iterable[int], ask: int, want: int) -> set[int]:
-    """The descriptors on which one of the events ``want`` holds right now; one system call."""
+def poll_now(descriptors: Iterable[int], events: int) -> dict[int, int]:
+    """The descriptors on which one of the events, a hang-up or an error has happened by now, each
+    with what has; one system call.
+    """
     poller = select.poll()
     for fd in descriptors:
-        poller.register(fd, ask)
-    return {fd for fd, events in poller.poll(0) if events & want}
+        poller.register(fd, events)
+    return dict(poller.poll(0))

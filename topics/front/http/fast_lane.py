@@ -46,7 +46,7 @@ LOG = logging.getLogger("topics.front")
 
 REQUESTS_PER_TURN = 8  # of one connection, if they came together; one takes 0.1 ms
 SHORT_MAX_BYTES = RECV_BYTES  # of a body that is waited for without a task
-SKIP_MAX_BYTES = 64 * 1024  # of a refused body that is read; a longer one costs the connection
+SKIP_MAX_BYTES = 64 * 1024  # of an unused body that is read; a longer one costs the connection
 INPUT = select.EPOLLIN | HALF_CLOSED
 
 
@@ -68,7 +68,12 @@ class FastLane(RequestTasks):
         """
         connection = self.connection
         if self._state is not State.READING:
-            self._note_hang_up(events)
+            if self._state is State.LINGERING:
+                self._drop_input()
+            else:
+                self._note_hang_up(events)
+            return
+        if connection.principal is ANYONE and not self._poller.serves_unknown():
             return
         try:
             data = connection.sock.recv(RECV_BYTES)
@@ -81,7 +86,7 @@ class FastLane(RequestTasks):
             return
         connection.received_bytes += len(data)
         connection.receive(data)
-        if self._head is not None or self._refusal is not None:  # of a body
+        if self._head is not None or self._unused_bytes:  # of a body
             connection.earned(len(data))
         self.serve()
 
@@ -106,49 +111,86 @@ class FastLane(RequestTasks):
             self._apologize()
         finally:
             self._is_serving = False
+        self._rest()
+
+    def _rest(self) -> None:
+        """Nothing more can be served now."""
+        connection = self.connection
         if connection.is_ended and self._state is not State.IN_TASK:
             self._over()
+        elif connection.buffer or connection.part is not None or connection.is_counted:
+            connection.count_unread()
 
     def _end_after_answer(self) -> None:
-        if self.connection.must_linger:
-            self._start(self._linger)
+        connection = self.connection
+        if self._unused_bytes:
+            connection.unread_body = True
+        if connection.must_linger:
+            self._linger()
         else:
+            self._over()
+
+    def _linger(self) -> None:
+        """The last answer was sent. Raises `OSError`."""
+        self._state = State.LINGERING
+        self.connection.linger()
+        self._watch(INPUT)
+
+    def _drop_input(self) -> None:
+        try:
+            is_open = self.connection.drop_input()
+        except OSError:
+            is_open = False
+        if not is_open:
             self._over()
 
     def _next(self) -> bool:
         """Answer the next request; False when that has to wait."""
-        head = self._head
-        if head is None:
-            if self._refusal is not None:
-                return self._refuse_later(*self._refusal)
-            connection = self.connection
-            try:
-                raw = connection.next_head()
-                if raw is None:
-                    self._wait_for_head()
-                    return False
-                connection.idle, connection.deadline = False, NEVER
-                found, connection.trace = self._lanes.heads.decide(raw)
-            except InvalidRequest as failure:
-                self.exchange.begin_unread()
-                connection.unread_body = True
-                return self._send(error_answer(failure), close=True)
-            exchange = self.exchange
-            exchange.head, exchange.is_open, exchange.at = found, True, time.monotonic_ns()
-            if not isinstance(found, AdmittedHead):
-                return self._answer_unadmitted(found)
-            request, head = found.request, found
-            self._is_head = request.method == "HEAD"
+        if self._head is not None:
+            return self._with_body(self._head)
+        if self._unused_bytes and not self._pass_over():
+            return False
+        connection = self.connection
+        try:
+            raw = connection.next_head()
+            if raw is None:
+                self._wait_for_head()
+                return False
+            connection.idle, connection.deadline = False, NEVER
+            found, connection.trace = self._lanes.heads.decide(raw)
+        except InvalidRequest as failure:
+            self.exchange.begin_unread()
+            connection.unread_body = True
+            return self._send(error_answer(failure), close=True)
+        exchange = self.exchange
+        exchange.head, exchange.is_open, exchange.at = found, True, time.monotonic_ns()
+        if isinstance(found, AdmittedHead):
+            return self._enter(found)
+        return self._answer_unadmitted(found)
+
+    def _enter(self, head: AdmittedHead) -> bool:
+        """A request whose head was admitted."""
+        request, connection, guard = head.request, self.connection, self._lanes.guard
+        self._is_head = request.method == "HEAD"
+        has_key = request.principal is not ANYONE
+        if has_key or not request.route.is_open:
             connection.quiet_since, connection.principal = NEVER, request.principal
-            guard = self._lanes.guard
-            if request.principal is not ANYONE or guard.drain.is_draining:
-                try:
-                    guard.enter(request)
-                except TopicsError as failure:
-                    answer = self._lanes.dispatcher.failed(failure)
-                    return self._refuse(answer, head.length, head.close, head.expects_continue)
-                self._is_entered = request.principal is not ANYONE  # who is not counted
-            self._head, self._request = head, request
+        if has_key or guard.drain.is_draining:
+            try:
+                guard.enter(request)
+            except TopicsError as failure:
+                answer = self._lanes.dispatcher.failed(failure)
+                return self._refuse(answer, head.length, head.close, head.expects_continue)
+            self._is_entered = has_key  # others are not counted
+        self._head, self._request = head, request
+        if head.uses_body:
+            return self._with_body(head)
+        if head.length != 0:
+            self._leave_unused(head.length, head.expects_continue)
+        return self._answer(head, b"")
+
+    def _with_body(self, head: AdmittedHead) -> bool:
+        """A request whose body is needed."""
         if head.plain and (length := head.length) is not None and length <= SHORT_MAX_BYTES:
             body = self.connection.take(length) if length else b""
             if body is None:
@@ -194,14 +236,16 @@ class FastLane(RequestTasks):
     def _answer(self, head: AdmittedHead, body: bytes) -> bool:
         """A request with its body, which is short."""
         connection, lanes, request = self.connection, self._lanes, head.request
-        if connection.deadline != NEVER and (failure := self._end_wait(request)) is not None:
-            connection.unread_body = True
-            return self._send(lanes.dispatcher.failed(failure), close=True)
+        if connection.deadline != NEVER:  # the body was waited for
+            connection.deadline, self.exchange.at = NEVER, time.monotonic_ns()
         if not (head.is_hot and request.route.is_plain):
             self._start(self._answer_in_task, head, body)
             return False
         if request.principal is not ANYONE:
-            self._request = request = lanes.guard.renewed(request)
+            try:
+                self._request = request = lanes.guard.renewed(request)
+            except TopicsError as failure:
+                return self._send(lanes.dispatcher.failed(failure), close=head.close)
         self._state, at = State.CALLING, self.exchange.at
         if request.route.waits:
             connection.begin_waiting()
@@ -220,16 +264,6 @@ class FastLane(RequestTasks):
         else:
             self._call = call
         return False
-
-    def _end_wait(self, request: Request) -> TopicsError | None:
-        """The body was waited for: why the key does not suffice any more, if it does not."""
-        self.connection.deadline, self.exchange.at = NEVER, time.monotonic_ns()
-        if request.principal is not ANYONE:
-            try:
-                self._lanes.guard.check_key(request)
-            except TopicsError as failure:
-                return failure
-        return None
 
     def _answered(self, result: Answer | TopicsError) -> None:
         """The operation is over, perhaps before it returned."""
@@ -253,14 +287,17 @@ class FastLane(RequestTasks):
         else:
             connection = self.connection
             if is_sent:
-                if connection.closing or connection.pos < len(connection.buffer):
+                if (
+                    connection.closing
+                    or self._unused_bytes
+                    or connection.pos < len(connection.buffer)
+                ):
                     self.serve()
                 else:
                     self._wait_for_head()
         finally:
             self._is_serving = False
-        if self.connection.is_ended and self._state is not State.IN_TASK:
-            self._over()
+        self._rest()
 
     def _finish(self, head: AdmittedHead, request: Request, result: Answer | TopicsError) -> bool:
         """Send the answer of a plain operation; whether it was sent."""
@@ -290,27 +327,30 @@ class FastLane(RequestTasks):
     def _refuse(
         self, answer: Answer, length: int | None, close: bool, expects_continue: bool
     ) -> bool:
-        """Answer, and pass over the body if it is short, so that the connection can go on."""
-        connection = self.connection
-        if length is None or length > SKIP_MAX_BYTES or (expects_continue and length):
-            connection.unread_body = close = True
-        elif left := connection.skip(length):
-            self._refusal = (answer, close, left)
-            connection.begin_body()
-            self._read()
-            return False
+        """Answer without the body."""
+        self._leave_unused(length, expects_continue)
         return self._send(answer, close=close)
 
-    def _refuse_later(self, answer: Answer, close: bool, left: int) -> bool:
-        """More of the body has come, of which so much was left."""
+    def _leave_unused(self, length: int | None, expects_continue: bool) -> None:
+        """Nothing uses the body of this request. A short one is passed over after the answer, any
+        other one costs the connection.
+        """
         connection = self.connection
-        left = connection.skip(left)
+        if length is None or length > SKIP_MAX_BYTES or (expects_continue and length):
+            connection.unread_body = True
+        else:
+            self._unused_bytes = connection.skip(length)
+
+    def _pass_over(self) -> bool:
+        """Drop what has come of an unused body, after the answer; whether that is all of it."""
+        connection = self.connection
+        self._unused_bytes = left = connection.skip(self._unused_bytes)
         if left:
-            self._refusal = (answer, close, left)
+            if connection.deadline == NEVER:
+                connection.begin_body()
+            connection.idle = True  # the answer was sent: it may be closed at any time
             self._read()
-            return False
-        self._refusal, connection.deadline = None, NEVER
-        return self._send(answer, close=close)
+        return not left
 
     # Answers
 
@@ -345,6 +385,6 @@ class FastLane(RequestTasks):
         self.connection.unread_body = True
         try:
             if self._send(error_answer(Internal("internal error")), close=True):
-                self._start(self._linger)
+                self._linger()
         except CLIENT_GONE:
             self._over()

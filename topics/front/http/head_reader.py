@@ -34,7 +34,7 @@ from topics.formats.api.request_heads import (
 from topics.formats.api.route_names import OTHER_ROUTE, ROUTE_INDEXES
 from topics.front.guard import Guard
 from topics.front.request import Request
-from topics.front.route import Lane, Route
+from topics.front.route import BodyRule, Lane, Route
 
 YOUNG_MAX: Final = 4096  # entries of a generation
 
@@ -94,12 +94,13 @@ class JudgedHead(msgspec.Struct, frozen=True, eq=False):
 
 
 class AdmittedHead(JudgedHead, frozen=True, eq=False):
-    """A head that the guard let through, and how its body comes. ``plain``: neither chunked,
-    gzipped nor long.
+    """A head that the guard let through, and how its body comes. ``uses_body``: the route has a use
+    for one. ``plain``: neither chunked, gzipped nor long.
     """
 
     request: Request
     is_hot: bool
+    uses_body: bool
     length: int | None
     plain: bool
     close: bool
@@ -199,6 +200,7 @@ class HeadReader:
             _index_of(route),
             request,
             is_hot=route.streams or (route.lane is Lane.HOT and self._use_fast_lane),
+            uses_body=route.body is not BodyRule.NONE,
             length=head.length,
             plain=is_short and not request.gzip_in,
             close=head.close,

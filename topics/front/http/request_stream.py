@@ -77,6 +77,14 @@ class RequestStream:
         self.pos += passed
         return length - passed
 
+    def compact(self) -> int:
+        """Drop the used part of the buffer, unless the rest is longer: copying it each time would
+        cost more. Returns how many bytes are kept, of a partial head as well.
+        """
+        if 2 * self.pos >= len(self.buffer):
+            self.buffer, self.pos = self.buffer[self.pos :], 0
+        return len(self.buffer) + (0 if self.part is None else self.part.size)
+
     def clear(self) -> None:
         """Forget what is left."""
         self.buffer, self.pos, self.part = b"", 0, None

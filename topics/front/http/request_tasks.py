@@ -40,7 +40,9 @@ from topics.front.request import Request
 LOG = logging.getLogger("topics.front")
 
 COPY_MAX_BYTES = 32 * 1024  # of an answer that is appended to its head; above, nothing is copied
+SWITCHING_PROTOCOLS = 101
 NO_CONTENT = 204
+UNKNOWN_PER_PASS = 64  # clients without a key; each takes about 0.05 ms
 EMPTY = (NO_CONTENT, 304)  # have no body, nor its length
 CLIENT_GONE = (OSError, trio.ClosedResourceError, trio.BrokenResourceError)
 
@@ -67,6 +69,7 @@ class State(Enum):
     SERVING = auto()  # nothing: it is being served
     CALLING = auto()  # a shard
     IN_TASK = auto()
+    LINGERING = auto()  # the end of the input, after the last answer
     OVER = auto()
 
 
@@ -83,6 +86,8 @@ class Poller:
         self._nursery, self._connections = nursery, connections
         self._loop = EventLoop.of_this_run()
         self._is_over = False
+        self._pass_began = 0.0  # of the loop ...
+        self._unknown_count = 0  # ... in which so many clients without a key were served
 
     def watch(self, lane: RequestTasks, events: int) -> None:
         """Call its `ready` when one of the ``events`` of epoll happens, or the client is gone, from
@@ -95,6 +100,18 @@ class Poller:
         else:
             self._loop.change(lane.fd, events)
         lane.watched = events
+
+    def serves_unknown(self) -> bool:
+        """Whether this pass of the loop still serves a client that has shown no key, on a server
+        that has keys. The input of the others stays in their sockets, and the next pass begins
+        with them.
+        """
+        if not self._connections.has_keys:
+            return True
+        if self._pass_began != self._loop.lag.pass_began:
+            self._pass_began, self._unknown_count = self._loop.lag.pass_began, 0
+        self._unknown_count += 1
+        return self._unknown_count <= UNKNOWN_PER_PASS
 
     def leave(self, lane: RequestTasks) -> None:
         """Stop calling its `ready`."""
@@ -132,11 +149,11 @@ class RequestTasks(ABC):
         "_is_serving",
         "_lanes",
         "_poller",
-        "_refusal",
         "_request",
         "_result",
         "_scope",
         "_state",
+        "_unused_bytes",
         "connection",
         "exchange",
         "fd",
@@ -154,12 +171,12 @@ class RequestTasks(ABC):
         # Of the current request
         self._head: AdmittedHead | None = None
         self._request: Request | None = None  # with the rights that its key has now
-        self._refusal: tuple[Answer, bool, int] | None = None  # and how much of its body is to come
         self._call: Any = None  # what is asked of a shard, if it may be abandoned
         self._result: Answer | TopicsError | None = None  # came before the operation returned
         self._is_entered = False  # `Guard.enter` has let it in
         self._is_head = False  # a HEAD: its answer has no body
         self._has_answered = False  # at least in part
+        self._unused_bytes = 0  # of the last request's body, still to come
         connection.lane = self
 
     @abstractmethod
@@ -269,10 +286,6 @@ class RequestTasks(ABC):
         self._lanes.connections.remove(self.connection)
         self._lanes.left()
 
-    async def _linger(self) -> None:
-        await self.connection.linger()
-        self._over()
-
     def _leave_guard(self) -> None:
         assert self._head is not None, "a request was let in"
         self._is_entered = False
@@ -303,14 +316,25 @@ class RequestTasks(ABC):
 
     async def _answer_in_task(self, head: AdmittedHead, body: Any) -> None:
         connection, lanes = self.connection, self._lanes
-        self._request = request = lanes.guard.renewed(head.request)
         self.exchange.at = at = time.monotonic_ns()
+        call = ColdCall(head.request, body, at)
+        try:
+            if not head.is_hot:
+                await lanes.cold.loaded()
+            self._request = call.request = request = lanes.guard.renewed(head.request)
+        except TopicsError as failure:
+            call.drop_body()
+            await self._deliver(lanes.dispatcher.failed(failure), head.close)
+            return
+        except BaseException:
+            call.drop_body()
+            raise
         if request.route.waits:
             connection.begin_waiting()
         if head.is_hot:
-            answer = await lanes.dispatcher.run(request, body, at)
+            answer = await lanes.dispatcher.run(request, call.take_body(), at)
         else:
-            answer = await lanes.cold.ask(ColdCall(request, body, at))
+            answer = await lanes.cold.ask(call)
         connection.waits = False
         if answer.stream is not None:
             await self._send_stream(answer)
@@ -325,12 +349,15 @@ class RequestTasks(ABC):
         assert stream is not None, "only a stream comes here"
         if self._is_entered:
             self._leave_guard()
-        if head is not None and head.request.head is not None:
-            head.request.head.forget()
         self._has_answered = connection.closing = True
         connection.idle = False
-        # What the client said behind the head belongs to the stream; the head holds a token.
-        connection.buffer, connection.pos = connection.buffer[connection.pos :], 0
+        if head is not None and head.request.head is not None:
+            head.request.head.forget()
+        rest = connection.buffer[connection.pos :]
+        connection.clear()
+        connection.count_unread()
+        if answer.status == SWITCHING_PROTOCOLS:  # what follows the head belongs to the stream
+            connection.buffer = rest
         lines = self.exchange.fields(answer.status)
         try:
             responses = self._lanes.responses
@@ -376,8 +403,10 @@ class RequestTasks(ABC):
 
     def _rendered(self, answer: Answer, close: bool) -> tuple[bytes | memoryview, ...]:
         self._has_answered = True
-        lanes, connection = self._lanes, self.connection
-        if close or lanes.connections.draining:
+        lanes, connection, admitted = self._lanes, self.connection, self._head
+        if admitted is not None and admitted.request.head is not None:
+            admitted.request.head.forget()  # the client may take the answer slowly
+        if close or connection.unread_body or lanes.connections.draining:
             connection.closing = close = True
         body, status, lines = answer.body, answer.status, self.exchange.fields(answer.status)
         if status in EMPTY:

@@ -31,6 +31,8 @@ def upgrade(fields: HeadFields) -> Headers:
     keys = fields.values(b"sec-websocket-key")
     if len(keys) != 1 or not is_key(keys[0]):
         raise InvalidRequest("Sec-WebSocket-Key must be 16 bytes in base64")
+    if fields.values(b"transfer-encoding") or {*fields.values(b"content-length")} - {b"0"}:
+        raise InvalidRequest("the handshake of a WebSocket has no body")  # else it would be frames
     return (
         (b"upgrade", b"websocket"),
         (b"connection", b"Upgrade"),
