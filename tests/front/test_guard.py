@@ -6,8 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from tests.support.front import LANES, RECORD, running
+from topics.engine.access import Access
 from topics.errors import Forbidden, InvalidRequest
 from topics.formats.api.request_heads import parse_head
+from topics.front.authorization import key_of
 from topics.front.request import Request
 from topics.front.routes.records import RETURN_SEQS
 
@@ -43,6 +45,32 @@ async def test_every_refusal_has_its_status_and_code_and_the_connection_goes_on(
             assert await client.is_closed()
         else:
             assert (await client.ask("GET", "/v0/health")).status == 200
+
+
+HEAD = b"GET /v0/topics HTTP/1.1\r\nHost: x\r\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "is_known"),
+    [
+        (HEAD + b"Authorization: Bearer boss\r\n\r\n", True),
+        (HEAD + b"AUTHORIZATION:\tbearer  boss \r\nX-More: begins", True),
+        (HEAD + b"Authorization: Bearer Boss\r\n\r\n", False),
+        (HEAD + b"Authorization: Bearer bos", False),
+        (HEAD + b"Authorization: Basic boss\r\n\r\n", False),
+        (HEAD + b"X-Authorization: Bearer boss\r\n\r\n", False),
+        (b"GET /v0/watch?topic=a&token=boss HTTP/1.1\r\nHost: x\r\n\r\n", True),
+        (b"GET /v0/watch?topic=a&token=b HTTP/1.1\r\nHost: x\r\n\r\n", False),
+        (b"\x16\x03\x01\xff", False),
+        (b"", False),
+    ],
+)
+def test_the_key_of_a_new_client_is_found_in_its_first_bytes(said: bytes, is_known: bool) -> None:
+    access = Access.parse("reader:read,boss")
+    boss = access.authenticate(b"boss")
+    assert boss is not None
+    assert key_of(access, said) == (boss.digest if is_known else None)
+    assert key_of(Access(), said) is None
 
 
 async def test_a_renamed_request_is_the_one_that_the_other_name_would_have_got() -> None:
