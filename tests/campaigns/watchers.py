@@ -26,7 +26,16 @@ from tests.campaigns.killer import BACK_S, Killer, Summary, program
 from tests.campaigns.writers import Ledger, Writer, finish
 from tests.support.api import Api, Wire, ok, request
 from tests.support.server import Server
-from tests.support.sse import CAUGHT_UP, ERROR, RECORD, TOMBSTONE, Decoder, SseEvent, decoded
+from tests.support.sse import (
+    CAUGHT_UP,
+    ERROR,
+    RECORD,
+    TOMBSTONE,
+    Decoder,
+    SseEvent,
+    Unchunk,
+    decoded,
+)
 
 SHARDS = 2
 WRITERS = 4
@@ -139,7 +148,7 @@ class Watcher(Actor):
             if status in (404, 429, 503):
                 return
             assert status == 200, f"GET answers {status} {headers}"
-            assert "chunked" not in headers.get("transfer-encoding", ""), headers
+            assert headers["transfer-encoding"] == "chunked", headers
             self.counts["streams"] += 1
             self._gap_ends.clear()
             self._read(wire)
@@ -177,13 +186,13 @@ class Watcher(Actor):
     # Reading
 
     def _read(self, wire: Wire) -> None:
-        decoder, sock = Decoder(), wire.socket
+        decoder, unchunk, sock = Decoder(), Unchunk(), wire.socket
         piece, wire._buffer = bytes(wire._buffer), bytearray()
         sock.settimeout(0.1)
         heard_at = time.monotonic()
         self.cut = None
         while True:
-            for event in decoder.feed(piece):
+            for event in decoder.feed(unchunk.feed(piece)):
                 self._take(event)
             if self._arrived:
                 return

@@ -23,6 +23,7 @@ from tests.specs.described import NARROWED
 from tests.support.api import SLACK_S, Api, Wire, reached, request
 from tests.support.front import LANES, running
 from tests.support.server import ColdServer, Server, kill_one
+from tests.support.sse import Unchunk
 from tests.support.ws import KEY
 from topics.front.errors import STATUS
 from topics.front.route import Route
@@ -37,6 +38,7 @@ FILES: Final = ("/console", "/v0/openapi.json", "/v0/asyncapi.json")
 OWN: Final = (b"date", b"x-request-id", b"content-length", b"retry-after")
 
 APP, BOSS = "https://app.example", "Authorization: Bearer boss"
+EVENTS: Final = b"text/event-stream"
 WAYS: Final = ((BOSS,), (BOSS, "Accept-Encoding: gzip", f"Origin: {APP}"))
 SETTINGS: Final = {"api_keys": "boss,reader:read", "cors_origins": APP, "max_routers": 2}
 SHAKE: Final = (
@@ -174,7 +176,9 @@ class RawWire(Wire):
         """The answer to what was sent; of one without an end, what has come with its head."""
         line, fields = parsed(self._until(b"\r\n\r\n"))
         at, known = time.time(), dict(fields)
-        if known.get(b"transfer-encoding") == b"chunked":
+        if known.get(b"content-type", b"").startswith(EVENTS) and ask.method == "GET":
+            body = Unchunk().feed(self._take(len(self._buffer)))
+        elif known.get(b"transfer-encoding") == b"chunked":
             body = self._chunks()
         else:
             has_none = ask.method == "HEAD" or b"content-length" not in known

@@ -69,7 +69,7 @@ async def ask(client: RawClient, key: str, path: str = "/v0/topics/a") -> Answer
 
 async def said(client: RawClient, end: bytes) -> bytes:
     """What has come, up to this."""
-    while not client._buffer.endswith(end):
+    while end not in client._buffer:
         await client._more()
     return client._buffer
 

@@ -184,8 +184,8 @@ class Shards:
 class Socket:
     """What a stream is sent through."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
+    def __init__(self, sock: socket.socket, *, is_chunked: bool = False) -> None:
+        self.sock, self.is_chunked = sock, is_chunked
         self.sent_bytes = 0
 
 
@@ -229,10 +229,18 @@ def make_heartbeat_due(stream: Stream) -> None:
 class Client(Listener):
     """A watch stream of topic ``t`` and the other end of its socket."""
 
-    def __init__(self, live: Live, seq: int = 0, epoch: int = 1, topic: str = "t") -> None:
+    def __init__(
+        self,
+        live: Live,
+        seq: int = 0,
+        epoch: int = 1,
+        topic: str = "t",
+        *,
+        is_chunked: bool = False,
+    ) -> None:
         ours, self.sock = socket_pair()
         self.session = WatchSession("wid", ANYONE, View(), 15.0, {topic: (seq, epoch)})
-        connection: Any = Socket(ours)
+        connection: Any = Socket(ours, is_chunked=is_chunked)
         self.stream = self.session.stream = WatchStream(live, self.session, connection)
         self.stream.begin()
         self.stream.add(topic, View(), Start(seq, epoch=epoch))

@@ -11,7 +11,8 @@ import pytest
 from trio.testing import wait_all_tasks_blocked
 
 from tests.front.live.streams_support import LONG, live, long_page
-from tests.support.live_desk import Desk, gap, page
+from tests.support.live_desk import Client, Desk, gap, page
+from tests.support.sse import Unchunk
 from topics.formats.api.watch import Start, View
 
 
@@ -134,3 +135,46 @@ async def test_a_recreated_topic_is_told_although_its_page_arrives_during_a_stal
     assert (asked["from_seq"], asked["epoch"]) == (5, 1)
     assert b'"recreated"' in client.hear()
     assert client.session.cursors["u"] == (9, 2)
+
+
+async def chunked(front: Desk) -> Client:
+    """As `live`, in chunks."""
+    client = await front.client(is_chunked=True)
+    await front.answer("feed.open", head_seq=0, earliest_seq=1, epoch=1)
+    assert b"caught-up" in Unchunk().feed(client.hear())
+    return client
+
+
+async def test_a_stalled_chunked_stream_sends_whole_chunks(front: Desk) -> None:
+    """What waits, and the end of the body behind it, are framed as what is sent at once."""
+    client = await chunked(front)
+    await long_page(front)
+    assert client.stream.is_stalled
+    for text in (b": first\n\n", b"", b": " + LONG + b"\n\n"):
+        client.stream.outbox.write(text)
+    body = Unchunk()
+    told = body.feed(await client.hear_all())
+    assert told.endswith(b"\n\n: first\n\n: " + LONG + b"\n\n")
+    assert not body.ended, "nothing to send is not the end"
+    client.stream.fail(503, "over")
+    assert body.feed(client.hear()).startswith(b"event: error\n")
+    assert body.ended
+
+
+async def test_a_chunked_stream_that_ends_while_it_is_stalled_ends_its_chunks(front: Desk) -> None:
+    client = await chunked(front)
+    while not client.stream.is_stalled:
+        client.stream.outbox.write(b": %b\n\n" % (b"x" * 1000))
+    client.stream.outbox.write(b": last\n\n")
+    body, told = Unchunk(), client.hear()
+    client.stream.fail(503, "over")
+    said = body.feed(told + client.hear())
+    assert b": last\n\nevent: error\n" in said
+    assert body.ended
+
+
+async def test_a_short_event_is_made_a_chunk_once_for_all_streams(front: Desk) -> None:
+    event = b": %d\n\n" % id(front)
+    assert front.live.chunk(event) == b"%x\r\n%b\r\n" % (len(event), event)
+    assert front.live.chunk(event) is front.live.chunk(event)
+    assert front.live.chunk(b": b\n\n") == b"5\r\n: b\n\n\r\n"

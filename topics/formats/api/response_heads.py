@@ -1,5 +1,7 @@
-"""Response heads: status line and header fields as bytes (RFC 9112 §4). The only module that
-renders header fields for a socket.
+"""Response heads: status line and header fields as bytes (RFC 9112 §4), and the chunks of a body
+without a length (§7.1). The only module that renders header fields for a socket.
+
+    chunk    = size in hex CRLF data CRLF    never empty: an empty one is `LAST_CHUNK`
 
 Every answer has a Date, and `Cache-Control: no-store` where nothing else is said of caches. All but
 the length and the fields of one exchange is rendered once for each status, media type and Date.
@@ -15,6 +17,9 @@ JSON = b"application/json"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 CLOSE = b"connection: close\r\n"
 NO_STORE = b"cache-control: no-store\r\n"
+CHUNKED = (b"transfer-encoding", b"chunked")
+CHUNK_END = b"\r\n"
+LAST_CHUNK = b"0\r\n\r\n"
 
 
 class ResponseHeads:
@@ -69,6 +74,16 @@ class ResponseHeads:
 def _last(headers: Headers, close: bool) -> bytes:
     is_cached = any(name == b"cache-control" for name, _ in headers)
     return field_lines(headers) + (b"" if is_cached else NO_STORE) + (CLOSE if close else b"")
+
+
+def chunk_start(length: int) -> bytes:
+    """The bytes before a chunk's data; `CHUNK_END` follows the data."""
+    return b"%x\r\n" % length
+
+
+def chunk_of(data: bytes) -> bytes:
+    """Data as one chunk; nothing for no data, because an empty chunk would end the body."""
+    return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
 
 
 def field_lines(headers: Headers) -> bytes:

@@ -119,6 +119,7 @@ class Connection(RequestStream):
         self.quiet_since = connections.now
         self.principal: Principal = ANYONE
         self.closing = False
+        self.is_chunked = False  # its last answer has no length, and is sent in chunks
         self.unread_body = False  # the client may still be sending bytes that are never read
         self.is_lingering = False  # the last answer was sent; see `linger`
         self.is_counted = False  # the ledger has unread input of this connection

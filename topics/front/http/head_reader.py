@@ -105,6 +105,7 @@ class AdmittedHead(JudgedHead, frozen=True, eq=False):
     plain: bool
     close: bool
     expects_continue: bool
+    is_1_1: bool = True
 
 
 class RefusedHead(JudgedHead, frozen=True, eq=False):
@@ -205,6 +206,7 @@ class HeadReader:
             plain=is_short and not request.gzip_in,
             close=head.close,
             expects_continue=head.expects_continue,
+            is_1_1=head.is_1_1,
         )
 
 

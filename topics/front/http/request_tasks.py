@@ -25,7 +25,8 @@ import trio
 from topics.actors.link.event_loop import EventLoop
 from topics.engine.access import Scope
 from topics.errors import Internal, TopicsError
-from topics.formats.api.response_heads import ResponseHeads
+from topics.formats.api.request_heads import Headers
+from topics.formats.api.response_heads import CHUNKED, ResponseHeads, chunk_of
 from topics.front.answers import Answer
 from topics.front.dispatch import Dispatcher
 from topics.front.errors import error_answer
@@ -343,15 +344,16 @@ class RequestTasks(ABC):
 
     async def _send_stream(self, answer: Answer) -> None:
         """Give the connection to a stream until either side ends it. The limits and deadlines of
-        requests do not apply to it.
+        requests do not apply to it. Its body is chunked, or ends with the connection in HTTP/1.0.
         """
         connection, stream, head = self.connection, answer.stream, self._head
         assert stream is not None, "only a stream comes here"
+        assert head is not None, "a request is under way"
         if self._is_entered:
             self._leave_guard()
         self._has_answered = connection.closing = True
         connection.idle = False
-        if head is not None and head.request.head is not None:
+        if head.request.head is not None:
             head.request.head.forget()
         rest = connection.buffer[connection.pos :]
         connection.clear()
@@ -360,9 +362,16 @@ class RequestTasks(ABC):
             connection.buffer = rest
         lines = self.exchange.fields(answer.status)
         try:
+            headers, body, close = answer.headers, bytes(answer.body), False
+            if answer.status != SWITCHING_PROTOCOLS:
+                connection.is_chunked, close = head.is_1_1, not head.is_1_1
+            if connection.is_chunked:
+                headers, body = (*headers, CHUNKED), chunk_of(body)
+            elif close:
+                headers = _without_connection(headers)
             responses = self._lanes.responses
-            begun = responses.render_bare(answer.status, answer.headers, lines=lines)
-            await connection.send(begun + answer.body)
+            begun = responses.render_bare(answer.status, headers, lines=lines, close=close)
+            await connection.send(begun + body)
         except BaseException:
             answer.unsent()
             raise
@@ -448,3 +457,7 @@ class RequestTasks(ABC):
         finally:
             answer.done()
         self._sent()
+
+
+def _without_connection(headers: Headers) -> Headers:
+    return tuple(header for header in headers if header[0] != b"connection")

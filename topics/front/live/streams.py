@@ -27,6 +27,7 @@ import trio
 
 from topics.actors.link.beat import BEAT_S, wait_beat
 from topics.engine.access import Principal
+from topics.formats.api.response_heads import CHUNK_END, LAST_CHUNK, chunk_of, chunk_start
 from topics.front.errors import status_of
 from topics.front.held_memory import HeldMemory, Holding
 from topics.front.keys import Keys
@@ -72,6 +73,7 @@ class Streams:
         self._deferred: list[tuple[Stream, Callable[[], None]]] = []
         self._has_deferred = trio.Event()
         self._turns = trio.CapacityLimiter(TURNS_MAX)
+        self._shared = self._shared_chunk = b""  # a short event, and the chunk made of it
 
     async def run(self) -> None:
         """Look after streams until cancelled."""
@@ -142,6 +144,12 @@ class Streams:
 
         self.nursery.start_soon(wait)
 
+    def chunk(self, event: bytes) -> bytes:
+        """A short event as a chunk, which is made once for streams that are told it in turn."""
+        if event is not self._shared:
+            self._shared, self._shared_chunk = event, chunk_of(event)
+        return self._shared_chunk
+
     async def turn(self) -> None:
         """Wait for a pass of the loop in which few streams do what takes long."""
         async with self._turns:
@@ -205,14 +213,20 @@ class Stream(ABC):
     kind: StreamKind
 
     def __init__(
-        self, live: Streams, sock: socket.socket, principal: Principal, heartbeat_s: float
+        self,
+        live: Streams,
+        sock: socket.socket,
+        principal: Principal,
+        heartbeat_s: float,
+        *,
+        is_chunked: bool = False,
     ) -> None:
         self.live, self.sock, self.principal, self.heartbeat_s = live, sock, principal, heartbeat_s
         self.ended = False
         self.beat: int | None = None  # with which it is looked after
         self.told_at = -math.inf  # when it was last told that it is paced
         self.scope = trio.CancelScope()  # of `until_ended`
-        self.outbox = Outbox(live, sock, self)
+        self.outbox = Outbox(live, sock, self, is_chunked=is_chunked)
 
     # What subclasses say: bytes
 
@@ -250,6 +264,8 @@ class Stream(ABC):
                     except BlockingIOError:
                         continue
             await self.live.turn()
+            self.outbox.finish()
+            self.end()
 
     def quiet_s(self) -> float:
         """How long nobody need look after it."""
@@ -337,10 +353,16 @@ class Outbox:
     never holds more than the end of one write, one page of leased jobs and what answers the
     client's own requests. What it holds stands in the ledger (`topics.front.held_memory`), and goes
     when it closes.
+
+    An outbox that ``is_chunked`` sends each write as one chunk, so that a client that reads chunks
+    has an event as soon as it was written. Long parts are not copied for that.
     """
 
-    def __init__(self, live: Streams, sock: socket.socket, owner: Stream) -> None:
+    def __init__(
+        self, live: Streams, sock: socket.socket, owner: Stream, *, is_chunked: bool = False
+    ) -> None:
         self._live, self._sock, self._owner = live, sock, owner
+        self._is_chunked = is_chunked
         self.is_closed = False
         self.sent_bytes = 0  # by this stream
         self.backlog: list[bytes] = []  # to be sent behind the unsent part
@@ -356,6 +378,8 @@ class Outbox:
         """
         if self.is_closed:
             return
+        if self._is_chunked:
+            parts = self._chunk(parts)
         if self.unsent is not None:
             self._keep_rest(parts, 0)
             return
@@ -381,6 +405,12 @@ class Outbox:
             self._sending = trio.CancelScope()
             self._live.nursery.start_soon(self._send_unsent, self._sending)
 
+    def _chunk(self, parts: tuple[bytes, ...]) -> tuple[bytes, ...]:
+        size = sum(map(len, parts))
+        if len(parts) == 1 and size <= JOIN_MAX_BYTES:
+            return (self._live.chunk(parts[0]),)
+        return (chunk_start(size), *parts, CHUNK_END) if size else parts
+
     def _keep_rest(self, parts: Sequence[bytes], sent: int) -> None:
         for part in parts:
             if sent < len(part):
@@ -400,9 +430,11 @@ class Outbox:
             self.backlog.append(part)
 
     def write_last(self, data: bytes) -> bool:
-        """Send all that waits and ``data``, as much as the socket takes now; False when it takes
-        nothing, or too much waits.
+        """Send all that waits, ``data`` and the end of a chunked body, as much as the socket takes
+        now; False when it takes nothing, or too much waits.
         """
+        if self._is_chunked:
+            data = chunk_of(data) + LAST_CHUNK
         if self.unsent is not None:
             if sum(map(len, self.backlog), len(self.unsent)) > SEND_MAX_BYTES:
                 return False
@@ -415,6 +447,12 @@ class Outbox:
         if sent == len(data):
             self._owner.sent_whole()
         return True
+
+    def finish(self) -> None:
+        """The client has closed its side. One that still reads learns that the body is complete."""
+        if self._is_chunked and self.unsent is None and not self.is_closed:
+            with contextlib.suppress(OSError):
+                self.sent_bytes += self._sock.send(LAST_CHUNK)
 
     def close(self) -> None:
         """Send nothing more, and give the memory back at once."""

@@ -40,9 +40,15 @@ class TopicStream(ReaderStream):
     live: Live
 
     def __init__(
-        self, live: Live, sock: socket.socket, principal: Principal, heartbeat_s: float
+        self,
+        live: Live,
+        sock: socket.socket,
+        principal: Principal,
+        heartbeat_s: float,
+        *,
+        is_chunked: bool = False,
     ) -> None:
-        super().__init__(live, sock, principal, heartbeat_s)
+        super().__init__(live, sock, principal, heartbeat_s, is_chunked=is_chunked)
         self.readers: dict[str, Reader] = {}
         self._busy_shards: set[int] = set()  # those with a task that catches up
 

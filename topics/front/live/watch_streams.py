@@ -104,7 +104,13 @@ class WatchStream(EventStream):
     """One GET of a session. The session's cursors move with its own stream only."""
 
     def __init__(self, live: Live, session: WatchSession, connection: Connection) -> None:
-        super().__init__(live, connection.sock, session.principal, session.heartbeat_s)
+        super().__init__(
+            live,
+            connection.sock,
+            session.principal,
+            session.heartbeat_s,
+            is_chunked=connection.is_chunked,
+        )
         self.session = session
         self.shares_ids = len(session.cursors) == 1
         # Cursors before the moves that the socket has not taken whole.
@@ -160,7 +166,9 @@ class OneRequestStream(EventStream):
         gone: set[str],
         id: CursorsId,
     ) -> None:
-        super().__init__(live, connection.sock, principal, heartbeat_s)
+        super().__init__(
+            live, connection.sock, principal, heartbeat_s, is_chunked=connection.is_chunked
+        )
         self.shares_ids = len(cursors) == 1
         self._connection, self._view, self._cursors, self._gone = connection, view, cursors, gone
         self._id = id

@@ -30,7 +30,13 @@ class WorkStream(Worker):
     live: Live
 
     def __init__(self, live: Live, subscription: WorkSubscription, connection: Connection) -> None:
-        super().__init__(live, connection.sock, subscription.principal, HEARTBEAT_MS / 1000)
+        super().__init__(
+            live,
+            connection.sock,
+            subscription.principal,
+            HEARTBEAT_MS / 1000,
+            is_chunked=connection.is_chunked,
+        )
         self._subscription, self._connection = subscription, connection
         self._has_untaken = False  # jobs that the socket has not taken whole
 

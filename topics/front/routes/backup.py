@@ -22,7 +22,6 @@ from topics.front.routes.context import RouteContext
 HEADERS: Final = (
     (b"content-type", b"application/x-tar"),
     (b"cache-control", b"no-store, no-transform"),
-    (b"transfer-encoding", b"chunked"),
     (b"connection", b"close"),
 )
 

@@ -27,6 +27,7 @@ from topics import __version__
 from topics.actors.rpc.session import Reply
 from topics.actors.shard_client.shards import Shards
 from topics.errors import NotReady, TopicsError
+from topics.formats.api.response_heads import CHUNK_END, LAST_CHUNK, chunk_start
 from topics.formats.disk.backup import FORMAT, File, Manifest
 from topics.formats.wire.calls import (
     BACKUP_ABANDONED,
@@ -54,7 +55,6 @@ AHEAD_PIECES: Final = 8  # read and not sent
 # While others ask for something: reading, hashing and sending take some 4 ms for each MiB.
 BUSY_BYTES_PER_S: Final = 32 << 20
 NICE: Final = 15
-END: Final = b"0\r\n\r\n"
 
 
 class Backups:
@@ -121,7 +121,7 @@ class Backup:
         manifest = Manifest(
             FORMAT, __version__, self._shards.count, created_ms, cuts, stream.members
         )
-        await connection.send(*_chunk(stream.end(manifest)), END)
+        await connection.send(*_chunk(stream.end(manifest)), LAST_CHUNK)
 
     async def _send_all(
         self, request: Request, connection: Connection, pieces: Iterator[bytes]
@@ -199,7 +199,7 @@ class Backup:
 
 
 def _chunk(data: bytes) -> Sequence[bytes]:
-    return b"%x\r\n" % len(data), data, b"\r\n"
+    return chunk_start(len(data)), data, CHUNK_END
 
 
 @contextlib.asynccontextmanager
