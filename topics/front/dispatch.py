@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 import trio
@@ -98,10 +99,11 @@ class Dispatcher:
         """
         operation = self.operations[request.route]
         call = (
-            answer_of(lambda then: operation(request, body, at, then))
+            answer_of(partial(operation, request, body, at))
             if request.route.is_plain
             else operation(request, body, at)
         )
+        del body  # it was sent to the shard, and the answer may take long
         return await self.awaited(request, call, at)
 
     async def awaited(self, request: Request, call: Coroutine[Any, Any, Answer], at: int) -> Answer:
@@ -164,6 +166,7 @@ async def answer_of(begin: Callable[[Then], Begun]) -> Answer:
             result.done()
 
     begun = begin(then)
+    del begin  # it holds the body
     if not results:
         if isinstance(begun, Coroutine):
             answer: Answer = await begun

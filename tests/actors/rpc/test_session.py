@@ -272,6 +272,22 @@ async def test_s9_memory_of_the_peer_is_kept_until_the_last_handler_has_returned
     assert (bench.record, bench.wire.released) == (["released []", "released []"], [7])
 
 
+async def test_a_request_that_releases_an_inline_attachment_holds_it_no_more(bench: Bench) -> None:
+    """A long poll waits for half a minute after it was decoded."""
+    seen: list[Inbound] = []
+    bench.router.route("rpc/a", seen.append)
+    message = Message(7, 0, "rpc/a", encode_request(1, "a", ()), b"x" * 100)
+    assert bench.router.dispatch(bench.session, message) is None
+    (inbound,) = seen
+    assert inbound.attachment == b"x" * 100
+    inbound.release()
+    inbound.release()
+    assert (inbound.attachment, message.attachment, message.payload) == (b"", b"", b"")
+    assert inbound.rpc is not None
+    inbound.rpc.reply()
+    assert bench.wire.released == []
+
+
 # Calls and events between two sessions
 
 

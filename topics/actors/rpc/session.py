@@ -378,9 +378,16 @@ class InboundMessage(msgspec.Struct, Generic[P, R], frozen=True, eq=False):
         self.session.send(subject, data, attachment)
 
     def release(self) -> None:
-        """Release the attachment before the answer. Does nothing the second time."""
+        """Release the attachment before the answer: it cannot be read afterwards. Does nothing the
+        second time.
+        """
         if self.frame.flags & ARENA:
             self.session.transport.release(self.frame)
+        else:  # the request may wait for long
+            # The payload is decoded, and may be a view of the memory that the attachment is in.
+            for name in ("payload", "attachment"):
+                force_setattr(self.frame, name, b"")
+            force_setattr(self, "attachment", b"")
 
     def reply(self, result: R | Failure | None = None, attachment: Attachment = b"") -> None:
         """Answer with success. This releases the request's attachment: do not read it afterwards.

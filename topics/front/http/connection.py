@@ -136,6 +136,7 @@ class Connection(RequestStream):
     def begin_waiting(self) -> None:
         """A call begins that must end if the client hangs up."""
         self.waits = True
+        self.compact()  # the head and the body were taken from it
         lane = self.lane
         if lane is not None and (lane.watched is None or not lane.watched & HALF_CLOSED):
             lane.watch_hang_up()

@@ -242,7 +242,9 @@ class RequestTasks(ABC):
             with trio.CancelScope() as self._scope:
                 if self.connection.is_ended:
                     self._scope.cancel()
-                await self._attempt(function, *args)
+                running = function(*args)
+                del args  # a body is one of them, and the task may live as long as a stream
+                await self._attempt(running)
         except BaseException:
             self._over()
             raise
@@ -252,9 +254,9 @@ class RequestTasks(ABC):
         elif self._state is not State.OVER:
             self.serve()
 
-    async def _attempt(self, function: Callable[..., Awaitable[None]], *args: Any) -> None:
+    async def _attempt(self, running: Awaitable[None]) -> None:
         try:
-            await function(*args)
+            await running
         except* CLIENT_GONE:
             self._over()
         except* Exception:
@@ -308,17 +310,21 @@ class RequestTasks(ABC):
     async def _read_and_answer(self, head: AdmittedHead) -> None:
         """A request whose body has not come, or is long."""
         try:
-            body = await self._lanes.bodies.read(self.connection, head)
+            # The body is in no variable of this frame, which lives as long as the request.
+            answering = self._answer_in_task(
+                head, await self._lanes.bodies.read(self.connection, head)
+            )
         except TopicsError as failure:
             self.connection.unread_body = True
             await self._deliver(self._lanes.dispatcher.failed(failure), close=True)
         else:
-            await self._answer_in_task(head, body)
+            await answering
 
     async def _answer_in_task(self, head: AdmittedHead, body: Any) -> None:
         connection, lanes = self.connection, self._lanes
         self.exchange.at = at = time.monotonic_ns()
         call = ColdCall(head.request, body, at)
+        del body  # an operation may wait for long after it has sent the body
         try:
             if not head.is_hot:
                 await lanes.cold.loaded()
@@ -363,7 +369,7 @@ class RequestTasks(ABC):
         lines = self.exchange.fields(answer.status)
         try:
             headers, body, close = answer.headers, bytes(answer.body), False
-            if answer.status != SWITCHING_PROTOCOLS:
+            if not is_upgrade:
                 connection.is_chunked, close = head.is_1_1, not head.is_1_1
             if connection.is_chunked:
                 headers, body = (*headers, CHUNKED), chunk_of(body)

@@ -123,17 +123,26 @@ class WebSocket(WebSocketStream):
 
     async def _serve(self, decoder: WebSocketDecoder, data: bytes) -> None:
         # What came before the end is not done after it: a key may have been removed.
-        while not self.ended and await self._take(events := decoder.feed(data, EVENTS_PER_TURN)):
-            if not decoder.is_amid or any(isinstance(event, Text | Binary) for event in events):
-                self._clock.restart()
-            if decoder.held_bytes or self._held_bytes:
-                self._hold(decoder.held_bytes)
+        while not self.ended and await self._handle(decoder, data):
             data = b""
             if decoder.has_more:
                 await self._wait_for_room()
                 await trio.lowlevel.checkpoint()
             elif not (data := await self._receive(amid=decoder.is_amid)):
                 break
+
+    async def _handle(self, decoder: WebSocketDecoder, data: bytes) -> bool:
+        """Handle the events that ``data`` completes; return False to close. Messages are freed when
+        this returns, because the client may send nothing more for days.
+        """
+        events = decoder.feed(data, EVENTS_PER_TURN)
+        if not await self._take(events):
+            return False
+        if not decoder.is_amid or any(isinstance(event, Text | Binary) for event in events):
+            self._clock.restart()
+        if decoder.held_bytes or self._held_bytes:
+            self._hold(decoder.held_bytes)
+        return True
 
     async def _receive(self, *, amid: bool) -> bytes:
         """What the client sends next; empty at the end. ``amid`` a message its time runs."""
