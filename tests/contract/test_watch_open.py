@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.support.api import Api, Wire, create, ok, refused, request
-from tests.support.sse import CAUGHT_UP, RECORD, Stream, session, watch
+from tests.support.sse import CAUGHT_UP, RECORD, Stream, encoded, session, watch
 
 
 def test_a_session_names_its_stream_and_where_every_topic_stands(
@@ -67,6 +67,42 @@ def test_a_lenient_session_is_strict_about_all_else(api: Api, topic: str) -> Non
         400,
         "invalid_request",
     )
+
+
+def test_a_session_begins_where_the_cursor_of_an_event_says(
+    api: Api, new_name: Callable[[], str]
+) -> None:
+    """§0.7. Both kinds of ids are cursors; a topic that one does not hold begins as it is asked."""
+    old, other = new_name(), new_name()
+    epoch = create(api, old, 1, 2)
+    create(api, other, "a", "b")
+    with watch(api, [old]) as stream:
+        of_a_session = stream.told([old]).last_id
+    with Stream(api.address, f"/v0/watch?topic={old}") as stream:
+        of_a_request = stream.told([old]).last_id
+    ok(api.append(old, 3))
+    for cursor in (of_a_session, of_a_request):
+        body = session(api, {old: {}, other: {"from_seq": 1}}, cursor=cursor)
+        assert body["topics"][old] == {
+            "from_seq": 2,
+            "head_seq": 3,
+            "earliest_seq": 1,
+            "epoch": epoch,
+        }
+        assert body["topics"][other]["from_seq"] == 1
+        with Stream(api.address, body["stream_url"]) as stream:
+            assert sorted(map(str, stream.told([old, other]).data())) == ["3", "b"]
+        assert list(session(api, [other], cursor=cursor)["topics"]) == [other]
+
+
+@pytest.mark.parametrize(
+    "cursor", ["", "x", "é", "\ud800", "MTIz", encoded({}), encoded({"t": -1}), encoded(["t"]), 5]
+)
+def test_a_cursor_that_is_no_id_of_ours_is_refused(api: Api, topic: str, cursor: object) -> None:
+    """``MTIz`` is the id of a checkpoint: what it stands for only its own session knows."""
+    create(api, topic, 1)
+    answer = api.call("POST", "/v0/watch", {"topics": {topic: {}}, "cursor": cursor})
+    assert refused(answer, 400, "invalid_request")["detail"].get("field", "cursor") == "cursor"
 
 
 CLAMPED = [

@@ -154,6 +154,37 @@ def test_an_id_of_another_origin_is_refused(api: Api, topic: str, last_id: str) 
     assert refused(answer, 400, "invalid_request")["detail"]["field"] == "Last-Event-ID"
 
 
+@pytest.mark.parametrize("cursor", ["", "x", "MTIz", NO_ID, encoded({"t": 3})])
+def test_a_cursor_of_another_origin_is_refused(api: Api, topic: str, cursor: str) -> None:
+    create(api, topic, 1)
+    answer = refusal(api, url_of(topic, cursor=cursor))
+    assert refused(answer, 400, "invalid_request")["detail"]["field"] == "cursor"
+
+
+def test_a_cursor_in_the_url_goes_on_where_the_id_says(
+    api: Api, new_name: Callable[[], str]
+) -> None:
+    """As a page does that was loaded again. A reconnect sends a newer id in the header."""
+    first, second = new_name(), new_name()
+    create(api, first, 1)
+    create(api, second, "a")
+    with Stream(api.address, url_of(first)) as stream:
+        older = stream.told([first]).last_id
+    ok(api.append(first, 2, 3))
+    url = url_of(first, cursor=older, tail="true")
+    with Stream(api.address, url) as stream:
+        told = stream.told([first])
+        assert told.data() == [2, 3]
+    with Stream(api.address, url, last_event_id=told.last_id) as stream:
+        assert stream.told([first]).data() == []
+    with Stream(api.address, url_of(first, second, cursor=older)) as stream:
+        assert sorted(map(str, stream.told([first, second]).data())) == ["2", "3", "a"]
+    ok(api.delete(first))
+    create(api, first, "again")
+    with Stream(api.address, url) as stream:
+        assert [stone(body, "recreated") for body in stream.told([first]).tombstones] == [(1, 1)]
+
+
 def test_each_changed_character_of_an_id_is_noticed(api: Api, topic: str) -> None:
     create(api, topic, 1)
     with Stream(api.address, url_of(topic)) as stream:

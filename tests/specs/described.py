@@ -262,5 +262,8 @@ NARROWED: Final[dict[tuple[str, str], dict[str, Any]]] = {
     ("queue.work", "node"): {"description": "Who works.", "required": True, "minLength": 1},
     ("queue.leases", "node"): {"description": "Only leases of this worker.", "minLength": 1},
     ("queue.work", "max"): {"minimum": 1},
+    ("watch.topics", "cursor"): {
+        "description": "Go on behind the event with this id; `Last-Event-ID` counts before it."
+    },
     ("watch.topics", "topic"): {"required": True, "minItems": 1},
 }

@@ -74,6 +74,7 @@ class WatchBody(ViewOptions, kw_only=True):
 
     topics: dict[str, Start]
     heartbeat_ms: int = HEARTBEAT_MS
+    cursor: str | None = None
 
 
 class WatchRequest(NamedTuple):
@@ -88,8 +89,14 @@ _watch = msgspec.json.Decoder(WatchBody)
 
 
 def decode_watch(body: Buffer, limits: Limits, max_topics: int) -> WatchRequest:
-    """Body of ``POST /v0/watch``. Raises `InvalidRequest`."""
-    return _checked(decode(_watch.decode, body or b"{}"), limits, max_topics)
+    """Body of ``POST /v0/watch``. A topic that its ``cursor`` holds begins there. Raises
+    `InvalidRequest`.
+    """
+    asked = decode(_watch.decode, body or b"{}")
+    checked = _checked(asked, limits, max_topics)
+    if asked.cursor is not None:
+        checked.starts.update(_starts_at(asked.cursor, tuple(checked.starts)))
+    return checked
 
 
 def watch_of(
@@ -204,10 +211,20 @@ ID_VERSION = 1
 ROW, CURSOR = struct.Struct(">8sQQ"), struct.Struct(">QQ")
 
 
-def decode_cursors(text: bytes, topics: Iterable[str]) -> dict[str, Cursor]:
+def decode_cursors(
+    text: bytes, topics: Iterable[str], name: str = "Last-Event-ID"
+) -> dict[str, Cursor]:
     """The cursors that a `CursorsId` has for those of ``topics`` that it holds. Raises
-    `InvalidRequest` when it is none: a stream must not begin elsewhere in silence.
+    `InvalidRequest` when it is none: a stream must not begin elsewhere in silence. ``name``: of the
+    field or parameter that holds the text.
     """
+    known = _cursors_by_digest(text)
+    if known is None:
+        raise InvalidRequest(f"{name} is none of this stream's ids", field=name)
+    return {topic: known[digest] for topic in topics if (digest := _digest(topic)) in known}
+
+
+def _cursors_by_digest(text: bytes) -> dict[bytes, Cursor] | None:
     packed = _packed(text)
     body, check = packed[:-4], packed[-4:]
     if (
@@ -215,9 +232,28 @@ def decode_cursors(text: bytes, topics: Iterable[str]) -> dict[str, Cursor]:
         or body[0] != ID_VERSION
         or zlib.crc32(body).to_bytes(4, "big") != check
     ):
-        raise InvalidRequest("Last-Event-ID is none of this stream's ids", field="Last-Event-ID")
-    known = {digest: (seq, epoch) for digest, seq, epoch in ROW.iter_unpack(body[1:])}
-    return {topic: known[digest] for topic in topics if (digest := _digest(topic)) in known}
+        return None
+    return {digest: (seq, epoch) for digest, seq, epoch in ROW.iter_unpack(body[1:])}
+
+
+def _starts_at(cursor: str, topics: Iterable[str]) -> dict[str, Start]:
+    """Where a cursor begins those of ``topics`` that it holds (§0.7): the id of an event of a
+    session, or of a stream that is one request. Raises `InvalidRequest` when it is neither.
+    """
+    text = cursor.encode("utf-8", "surrogatepass")
+    known = _cursors_by_digest(text)
+    if known is not None:
+        at = {topic: known[digest] for topic in topics if (digest := _digest(topic)) in known}
+        return {topic: Start(seq, epoch=epoch or None) for topic, (seq, epoch) in at.items()}
+    seqs = decode_id(text)
+    if isinstance(seqs, int):
+        message = "cursor is the id of a session of many topics, which no other session knows"
+        raise InvalidRequest(message, field="cursor")
+    if not seqs:
+        raise InvalidRequest("cursor is not the id of an event", field="cursor")
+    for seq in seqs.values():
+        check_u64("cursor", seq)
+    return {topic: Start(seqs[topic]) for topic in topics if topic in seqs}
 
 
 def _digest(topic: str) -> bytes:

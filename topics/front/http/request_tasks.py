@@ -364,7 +364,8 @@ class RequestTasks(ABC):
         rest = connection.buffer[connection.pos :]
         connection.clear()
         connection.count_unread()
-        if answer.status == SWITCHING_PROTOCOLS:  # what follows the head belongs to the stream
+        is_upgrade = answer.status == SWITCHING_PROTOCOLS
+        if is_upgrade:  # what follows the head belongs to the stream
             connection.buffer = rest
         lines = self.exchange.fields(answer.status)
         try:

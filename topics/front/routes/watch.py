@@ -16,7 +16,14 @@ from typing import Any
 
 from topics.engine.access import Scope
 from topics.errors import NotAcceptable, NotReady, ShuttingDown
-from topics.formats.api.watch import CursorsId, Start, decode_cursors, decode_watch, watch_of
+from topics.formats.api.watch import (
+    Cursor,
+    CursorsId,
+    Start,
+    decode_cursors,
+    decode_watch,
+    watch_of,
+)
 from topics.formats.buffers import Buffer
 from topics.front.answers import Answer, json_answer
 from topics.front.drain import shutting_down
@@ -25,7 +32,7 @@ from topics.front.http.connection import Connection
 from topics.front.live.sse import EVENT_STREAM, HEADERS, RETRY, error_event
 from topics.front.live.watch_streams import OneRequestStream
 from topics.front.media import accepts_events
-from topics.front.queries import Names, Parameter, boolean, integer
+from topics.front.queries import Names, Parameter, Query, boolean, integer, text
 from topics.front.request import Body, Request
 from topics.front.route import BodyRule, Lane, Route
 from topics.front.routes.context import RouteContext
@@ -34,6 +41,7 @@ LENIENT = Parameter("lenient", boolean, default=False)
 TOPICS = Names("topic")
 FROM_SEQ = Parameter("from_seq", integer, default=0)
 TAIL = Parameter("tail", boolean, default=False)
+CURSOR = Parameter("cursor", text, default="")
 OPTIONS: tuple[Parameter[Any], ...] = (
     Names("node"),
     *(Parameter(name, integer, default=0) for name in ("limit", "max_batch_bytes", "heartbeat_ms")),
@@ -84,8 +92,7 @@ async def stream_of_topics(
     options = {option.name: query[option] for option in OPTIONS if query.has(option)}
     start = Start(query[FROM_SEQ], tail=query[TAIL])
     asked = watch_of(names, start, options, context.limits, context.settings.max_watch_topics)
-    last_event_id = fields.joined(b"last-event-id").strip()
-    known = decode_cursors(last_event_id, names) if last_event_id else {}
+    known = _known(fields.joined(b"last-event-id").strip(), query, names)
     if not accepts_events(fields.joined(b"accept")):
         raise NotAcceptable("the answer is text/event-stream")
     try:
@@ -114,6 +121,17 @@ async def stream_of_topics(
     return answer
 
 
+def _known(last_event_id: bytes, query: Query, names: tuple[str, ...]) -> dict[str, Cursor]:
+    """What the client has seen: an EventSource that reconnects sends the header with the URL that
+    it was made with, so the header is newer than the URL's ``cursor``. Raises `InvalidRequest`.
+    """
+    if last_event_id:
+        return decode_cursors(last_event_id, names)
+    if query.has(CURSOR):
+        return decode_cursors(query[CURSOR].encode(), names, CURSOR.name)
+    return {}
+
+
 ROUTES = {
     Route(
         "POST",
@@ -130,7 +148,7 @@ ROUTES = {
         "watch.topics",
         Scope.READ,
         lane=Lane.HOT,
-        parameters=(TOPICS, FROM_SEQ, TAIL, *OPTIONS),
+        parameters=(TOPICS, FROM_SEQ, TAIL, CURSOR, *OPTIONS),
         streams=True,
         query_token=True,
         answers_in_drain=True,
