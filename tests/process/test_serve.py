@@ -127,6 +127,21 @@ def test_the_stored_shard_count_stays_and_it_says_so(home: Path) -> None:
         assert len(family.started().ask()["shards"]) == 2
 
 
+@pytest.mark.parametrize(
+    ("origins", "keys", "is_warned"),
+    [("*", "", True), ("https://app.example", "", False), ("*", "secret", False)],
+)
+def test_any_origin_without_keys_is_warned_of(
+    home: Path, origins: str, keys: str, is_warned: bool
+) -> None:
+    more = {"TOPICS_API_KEYS": keys} if keys else {}
+    with Family(home, TOPICS_CORS_ORIGINS=origins, **more) as family:
+        family.wait_for("listening")
+        told = [event for event in family.seen if "EVERY WEB PAGE" in event["event"]]
+        assert bool(told) is is_warned
+        assert all("TOPICS_CORS_ORIGINS" in event["event"] for event in told)
+
+
 def test_an_unknown_format_version_is_refused_with_status_3(home: Path) -> None:
     (home / "data").mkdir()
     (home / "data" / "meta").write_bytes(encode_meta(2, version=7))

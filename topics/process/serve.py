@@ -180,6 +180,11 @@ def _announce(settings: Settings, access: Access, listener: socket.socket) -> No
                 "THE PORT IS OPEN TO THE NETWORK WITHOUT KEYS, because"
                 " TOPICS_ALLOW_INSECURE_NO_AUTH is set"
             )
+        if "*" in settings.cors_origins:
+            log.warning(
+                "EVERY WEB PAGE MAY READ, WRITE AND DELETE EVERYTHING through the browsers of"
+                " people who reach this port, because TOPICS_CORS_ORIGINS is * without keys"
+            )
     log.info(
         "listening",
         url=url_of(listener),

@@ -38,6 +38,7 @@ LOG = logging.getLogger("topics.front")
 LOOKS_MAX = 256  # streams that are looked after in a pass of the loop: some milliseconds
 TURNS_MAX = 16  # long writes and ends of streams in a pass of the loop: some milliseconds
 TOLD_EVERY_S = 10.0  # how often a stream is told that it is paced, at most
+UNSENT_MAX_BYTES = 128 * 1024  # that the kernel holds behind what the client's window admits
 UNCONFIRMED_MAX_S = 60.0  # sent bytes without a confirmation by the client's kernel
 RECEIVE_BYTES = 4096
 SEND_MAX_BYTES = 256 * 1024  # in a turn: many streams may be sent a long page in one
@@ -250,6 +251,8 @@ class Stream(ABC):
             # A client that has vanished silently is noticed by what its kernel does not confirm.
             timeout_ms = int(UNCONFIRMED_MAX_S * 1000)
             self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
+            # Else up to 4 MB are ahead of a pong, which a slow client then gets too late.
+            self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_MAX_BYTES)
         self.live.add(self)
 
     async def until_ended(self) -> None:
@@ -272,7 +275,8 @@ class Stream(ABC):
         holding = self.outbox.holding
         if holding is not None:
             return holding.due - trio.current_time()
-        return self.outbox.last_sent + self.heartbeat_s - time.monotonic()
+        # One tick early, because streams are looked after at ticks: the next one would be too late.
+        return self.outbox.last_sent + self.heartbeat_s - BEAT_S - time.monotonic()
 
     def look(self) -> None:
         """Send a heartbeat, or end a stream whose client is too slow, if it is time."""

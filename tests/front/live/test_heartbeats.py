@@ -1,0 +1,47 @@
+"""When heartbeats are sent: streams are looked after at ticks, and none is sent late for that."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from tests.support.live_desk import Client, Desk
+from topics.actors.link.beat import BEAT_S
+
+pytestmark = pytest.mark.usefixtures("autojump_clock", "_clock")
+STEP_S = 0.05
+
+
+@pytest.fixture
+def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("topics.front.live.streams.time.monotonic", trio.current_time)
+
+
+async def next_heartbeat(client: Client) -> float:
+    """When it has come."""
+    for _ in range(int(2 / STEP_S)):
+        if told := client.hear():
+            assert told == b": hb\n\n"
+            return trio.current_time()
+        await trio.sleep(STEP_S)
+    raise AssertionError("no heartbeat")
+
+
+@pytest.mark.parametrize("heartbeat_s", [1.0, 1.2])
+@pytest.mark.parametrize("offset_s", [0.0, 0.1, 0.25, 0.49])
+async def test_a_heartbeat_comes_at_most_an_interval_after_the_last_byte(
+    front: Desk, heartbeat_s: float, offset_s: float
+) -> None:
+    client = await front.client()
+    await front.answer("feed.open", head_seq=0, earliest_seq=1, epoch=1)
+    stream = client.stream
+    stream.heartbeat_s = heartbeat_s
+    await trio.sleep(2 * BEAT_S - trio.current_time() % BEAT_S + offset_s)
+    client.hear()
+    stream.outbox.write(b": x\n\n")
+    client.hear()
+    front.live.look_in(stream, stream.quiet_s())
+    last = trio.current_time()
+    for _ in range(3):
+        before, last = last, await next_heartbeat(client)
+        assert heartbeat_s - BEAT_S - 2 * STEP_S <= last - before <= heartbeat_s + 2 * STEP_S
