@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import sys
 from collections import Counter
 from typing import Any
 
@@ -19,7 +21,7 @@ from topics.formats.api.limits import limits_of
 from topics.formats.api.websocket_frames import Text
 from topics.formats.wire.calls import AppendOutcome, AppendResult
 from topics.front.live import web_socket_publish
-from topics.front.live.streams import Outbox
+from topics.front.live.streams import UNSENT_MAX_BYTES, Outbox
 from topics.front.live.web_socket import EVENTS_PER_TURN, WebSocket
 from topics.front.live.web_socket_publish import Publishes
 
@@ -176,3 +178,17 @@ async def test_a_long_message_that_publishes_nothing_is_refused_before_it_is_rea
         assert b'"request_id":7,"code":"payload_too_large"' in heard
         await client.say(frame_bytes(TEXT, b'{"op":"ping"}', mask=KEY))
         assert b'"op":"pong"' in await client.stream.receive_some(4096)
+
+
+SIOCOUTQNSD = 0x894B
+
+
+async def test_the_kernel_holds_little_unsent_for_a_client_that_does_not_read() -> None:
+    """Else a pong is behind megabytes, and a slow client takes its connection for dead."""
+    async with running() as run:
+        await open_socket(run)
+        (stream,) = run.server.live.streams
+        while not stream.is_stalled:
+            stream.outbox.write(b"x" * 16_384)
+        unsent = int.from_bytes(fcntl.ioctl(stream.sock, SIOCOUTQNSD, bytes(4)), sys.byteorder)
+        assert 0 < unsent <= 3 * UNSENT_MAX_BYTES  # and what the last segments hold
