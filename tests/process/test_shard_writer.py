@@ -88,7 +88,7 @@ def test_an_unexpected_error_of_a_start_remains_on_the_board(
     monkeypatch.setattr(shard_writer, "recover", recover)
     board = Board(1)
     with pytest.raises(AssertionError, match="a defect"):
-        shard_writer.main(Settings(shards=1), board, [], 0)
+        shard_writer.main(Settings(shards=1), Folders.under(Path("data"), 0), board, [], 0)
     assert board.shard(0).start_failure == StartFailure.START_FAILED
 
 
