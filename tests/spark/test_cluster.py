@@ -67,7 +67,7 @@ def test_what_an_earlier_run_left_beside_spark_is_not_used(
     for path in cluster.SPARK_HOME.iterdir():
         (installed / path.name).parent.mkdir(exist_ok=True)
         (installed / path.name).symlink_to(path)
-    (installed / "work").mkdir()
+    (installed / "work").mkdir(exist_ok=True)
     monkeypatch.setattr(cluster, "SPARK_HOME", installed)
     cluster.Cluster(tmp_path / "cluster")
     home = tmp_path / "cluster/spark"

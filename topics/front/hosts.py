@@ -14,13 +14,14 @@ resources of the server even though the page cannot read the response: a work st
 leases jobs), every other stream, a WebSocket, a backup, a POST without a body. So the guard refuses
 every route that does more than return a document to pages of other sites, with and without keys:
 
-    Origin                       Sec-Fetch-Site            the request comes from
-    any                          same-origin               a page of this server
-    listed in TOPICS_CORS_ORIGINS, of this host, or of a loopback name    an accepted page
-    any other, ``null``          any other                 a page of another site: refused
-    absent                       cross-site, same-site     a page of another site: refused
-    absent                       none                      the user of a browser
-    absent                       absent, unknown           a program
+    Origin                        Sec-Fetch-Site          the request comes from
+    any                           same-origin             a page of this server
+    in TOPICS_CORS_ORIGINS        any                     a page that the operator accepts
+    of this host or loopback      any                     a page of this machine
+    any other, ``null``           absent, any other       a page of another site: refused
+    absent                        cross-site, same-site   a page of another site: refused
+    absent                        none                    the user of a browser
+    absent                        absent, unknown         a program
 
 Browsers send no ``Origin`` with an image, a script, a frame, a link, a prefetch, a form that is a
 GET, and ``fetch`` in the mode ``no-cors``. They send Sec-Fetch-Site with all of these if the server
