@@ -92,7 +92,9 @@ class Expiry(Service):
     def _plan(self, topic: Topic) -> None:
         due_ts = retention.next_expiry(topic, self._engine.store)
         if due_ts is None:
-            if topic.committed.ttl_ms and topic.id not in self._planned:
+            if topic.committed.ttl_ms:
+                # A config may have emptied it; records to come may be due before that bucket.
+                self._planned.pop(topic.id, None)
                 topic.follow(self._changed)
             return
         # Never the bucket that is opened now: a damaged record may be due and stay.
