@@ -73,7 +73,7 @@ class Server:
         self._drain_s = DRAIN_SHARE * settings.drain_ms / 1000
         self._poll_grace_s = min(POLL_GRACE_S, self._drain_s / 2)
         self._responses = ResponseHeads()
-        self.slots = make_slots(settings, connections_max())
+        self.slots = make_slots(settings, connections_max(settings.shards))
         held = HeldMemory(settings.max_held_bytes)
         self._key_source, self._shards = key_source, shards
         self.keys = Keys(key_source.access)

@@ -39,7 +39,7 @@ def main(
     listener: socket.socket,
 ) -> None:
     """Run the front; returns after SIGTERM, when the requests in flight are answered."""
-    _tell_unreachable_cap(settings, connections_max())
+    _tell_unreachable_cap(settings, connections_max(settings.shards))
     own = [Link(memory, board, FRONT) for memory in links]
     freeze_survivors()
     EventLoop().run(_serve, settings, keys, listener, board, own)

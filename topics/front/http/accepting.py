@@ -99,6 +99,7 @@ class Refusals:
 
 CONNECTIONS_MAX = 16_384
 FILES_RESERVED = 128  # descriptors for all but clients: rings, arenas, bells, the log, imports
+FILES_OF_SHARD = 6  # of each further shard: two bells and four folders
 ACCEPTS_PER_TURN = 64  # each takes 0.03 ms
 TAKEN_PER_TURN_MAX = 64
 TAKEN_PER_TURN_MIN = 8
@@ -117,10 +118,11 @@ BROKEN = (errno.EBADF, errno.EINVAL, errno.ENOTSOCK)
 Take = Callable[[socket.socket, bytes], None]
 
 
-def connections_max() -> int:
-    """How many clients the descriptors of this process suffice for."""
+def connections_max(shards: int) -> int:
+    """How many clients the descriptors of this process suffice for, beside those of the shards."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    files = CONNECTIONS_MAX if soft == resource.RLIM_INFINITY else soft - FILES_RESERVED
+    own = FILES_RESERVED + FILES_OF_SHARD * (shards - 1)
+    files = CONNECTIONS_MAX if soft == resource.RLIM_INFINITY else soft - own
     return max(1, min(CONNECTIONS_MAX, files))
 
 
