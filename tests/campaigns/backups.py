@@ -2,11 +2,11 @@
 there twice, and routers go on exactly.
 
 Writers append to the sources of chains of routers over three shards, with both guarantees; jobs die
-into a dead-letter topic and are redriven from there; records are deleted by seq and by tag, jobs
-acked; streamed appends lie in blobs; log files are small, so all is sealed and merged meanwhile.
-With ``--kills`` the front, a shard, everything or the client is killed within some backups: they
-have no end, the server loses nothing, and what it kept for them goes. Runs as a program: ``python
--m tests.campaigns.backups --seconds 120 --kills 50``.
+into a dead-letter topic and are redriven from there, back or on, over letters that name no source;
+records are deleted by seq and by tag, jobs acked; streamed appends lie in blobs; log files are
+small, so all is sealed and merged meanwhile. With ``--kills`` the front, a shard, everything or the
+client is killed within some backups: they have no end, the server loses nothing, and what it kept
+for them goes. Runs as a program: ``python -m tests.campaigns.backups --seconds 120 --kills 50``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tests.campaigns.clients import BROKEN, Actor, end
 from tests.campaigns.killer import Summary, damage, deaths_by_themselves, program
@@ -36,6 +36,7 @@ PADDING = "x" * 200
 BLOB_RECORDS, BLOB_RECORD_BYTES = 50, 100_000  # above 4 MiB: streamed
 BLOBS_MAX = 10 * BLOB_RECORDS  # all is restored again and again
 BLOB_PAUSE_S = 1.0
+STRAYS, STRAYS_MAX = 20, 2000  # more than a redrive reads at once
 PAUSE_S = 0.03
 SETTLE_S = 60.0
 WANTED = ("backups", "records", "copies", "dead", "redriven", "acked", "deleted", "blobs")
@@ -121,14 +122,23 @@ class Worker(Actor):
 
 
 class Redriver(Actor):
-    """Moves dead letters on."""
+    """Moves dead letters back, or on. Puts letters there that name no source."""
 
     def __init__(self, server: Server, seed: int) -> None:
         super().__init__("redriver", lambda: server.address, random.Random(f"{seed}/redriver"))
+        self._strays = 0
 
     def turn(self) -> None:
         self.ending.wait(self.dice.uniform(0, 0.1))
-        body = {"to": "back", "limit": self.dice.randint(1, 30)}
+        body: dict[str, Any] = {"limit": self.dice.randint(1, 30)}
+        if self.dice.random() < 0.3:
+            body["to"] = "back"
+        elif self._strays < STRAYS_MAX:
+            first, self._strays = self._strays + 1, self._strays + STRAYS
+            numbers = range(first, self._strays + 1)  # below zero: of no job
+            self.line.ask(
+                "POST", "/v0/topics/dead", {"records": [{"data": [-number]} for number in numbers]}
+            )
         done = self.line.ask("POST", "/v0/topics/dead/redrive", body).json()
         self.counts["redriven"] += done["moved"]
 

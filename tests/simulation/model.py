@@ -593,6 +593,8 @@ class Model:
                 to = redrive.call.body.get("to") if isinstance(redrive.call.body, dict) else None
                 if to:
                     found[topic.name].add(to)
+        for name in {target for targets in found.values() for target in targets}:
+            self.topic(name)  # also one that was never made
         return found
 
 
