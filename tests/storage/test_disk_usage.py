@@ -44,7 +44,8 @@ def test_a_hole_takes_no_room(folders: ShardFolders) -> None:
 
 def test_the_newest_checkpoint_is_the_one_that_counts(folders: ShardFolders) -> None:
     assert disk_usage(folders).checkpoint_ts == 0
-    for name, second in (("1.ckpt", 1_000), ("2.ckpt", 2_000), ("next.reserve", 3_000)):
+    checkpoints = ((f"{1:016x}.ckpt", 1_000), (f"{2:016x}.ckpt", 2_000))
+    for name, second in (*checkpoints, ("next.reserve", 3_000), ("copy.ckpt", 4_000)):
         (folders.checkpoints / name).touch()
         os.utime(folders.checkpoints / name, (second, second))
     assert disk_usage(folders).checkpoint_ts == 2_000_000

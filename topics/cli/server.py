@@ -73,7 +73,8 @@ def serve(host: str | None, port: str | None, data_dir: str | None, print_config
 def verify(directory: Path) -> ExitCode:
     """Look for damage in a data directory.
 
-    Every byte of a directory that no server uses is read.
+    Every byte of a directory that no server uses is read. Files and folders whose names are not the
+    server's are listed. The server leaves them alone, so they do not change the exit code.
     """
     return _on_directory(lambda: _look_for_damage(directory), "verify")
 
@@ -210,20 +211,23 @@ def _on_directory(run: Callable[[], ExitCode], name: str) -> ExitCode:
 def _look_for_damage(directory: Path) -> ExitCode:
     from topics.storage.data_dir import held_for_reading
     from topics.storage.disk import DAMAGED
+    from topics.storage.names import Foreign
     from topics.storage.verify import Finding, verify_directory
 
-    files = findings = 0
+    files = findings = foreign = 0
     with held_for_reading(directory) as shards:
         for found in verify_directory(directory, shards):
-            if isinstance(found, Finding):
-                findings += 1
-                sys.stdout.write(f"{found}\n")
-            else:
+            if isinstance(found, Path):
                 files += 1
+                continue
+            findings += isinstance(found, Finding)
+            foreign += isinstance(found, Foreign)
+            sys.stdout.write(f"{found}\n")
     kept = sum(1 for _ in directory.rglob(f"*{DAMAGED}"))
     sys.stdout.write(
         f"{files} files, {f'{findings} findings' if findings else 'no damage'}"
-        f"{f', {kept} damaged files kept as *{DAMAGED}' if kept else ''}\n"
+        f"{f', {kept} damaged files kept as *{DAMAGED}' if kept else ''}"
+        f"{f', {foreign} foreign names' if foreign else ''}\n"
     )
     return ExitCode.DAMAGED if findings else ExitCode.DONE
 

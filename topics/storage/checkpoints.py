@@ -36,6 +36,7 @@ from topics.formats.disk.checkpoint import (
 )
 from topics.storage.disk import FULL, Damaged, check_room, make_directory, sync_directory, write_all
 from topics.storage.mapped_file import FILE_ERRORS
+from topics.storage.names import CHECKPOINT, own_files
 
 KEEP = 2
 SUFFIX, ASIDE = ".ckpt", ".tmp"
@@ -324,4 +325,4 @@ def _read_if_possible(path: Path, beat: Beat) -> Checkpoint | None:
 
 
 def _paths(folder: Path) -> list[Path]:
-    return sorted(folder.glob(f"*{SUFFIX}"), reverse=True) if folder.is_dir() else []
+    return own_files(folder, CHECKPOINT)[::-1]

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from topics.storage.checkpoints import SUFFIX
+from topics.storage.names import CHECKPOINT
 
 BLOCK_BYTES: Final = 512  # of st_blocks, whatever the file system
 NS_PER_MS: Final = 1_000_000
@@ -45,10 +45,10 @@ def disk_usage(folders: ShardFolders) -> DiskUsage:
     found = os.statvfs(folders.log)
     free = found.f_bavail * found.f_frsize
     sizes = [sum(each.st_blocks for _, each in _files(folder)) for folder in folders]
-    newest = max(
-        (each.st_mtime_ns for name, each in _files(folders.checkpoints) if name.endswith(SUFFIX)),
-        default=0,
+    written = (
+        each.st_mtime_ns for name, each in _files(folders.checkpoints) if CHECKPOINT.fullmatch(name)
     )
+    newest = max(written, default=0)
     return DiskUsage._make([free, *(size * BLOCK_BYTES for size in sizes), newest // NS_PER_MS])
 
 

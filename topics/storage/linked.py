@@ -13,7 +13,6 @@ gives no file up (``actors/shard/sealing/reclaim.py``). Then the links are remov
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from topics.formats.disk import blob
@@ -24,9 +23,9 @@ from topics.formats.disk.wal import FILE_HEADER_BYTES, BadHeader, decode_file_he
 from topics.storage.disk import Damaged
 from topics.storage.folders import Folders
 from topics.storage.mapped_file import MappedFile
+from topics.storage.names import LINKED_BLOB, LINKED_LOG, LOG, own_files
 from topics.storage.wal.blobs import blob_name
 
-_NAME = re.compile(r"([0-9]{2,})-([0-9a-f]{16})\.wal")
 STEP_BYTES = 1 << 20
 _KINDS = (FrameKind.APPEND, FrameKind.PAYLOAD)
 
@@ -44,7 +43,7 @@ class LinkedPayloads:
     @property
     def is_there(self) -> bool:
         """Whether there are links."""
-        return self.folder.is_dir() and any(self.folder.iterdir())
+        return bool(own_files(self.folder, LINKED_LOG, LINKED_BLOB))
 
     def payload(self, shard: int, lsn: int) -> RecordsView:
         """The records of a payload frame, which is compared with its checksum. Raises `Damaged`."""
@@ -67,11 +66,12 @@ class LinkedPayloads:
         """Base and path of the file that should hold the frame. Raises `Damaged`."""
         found = [
             (int(name[2], 16), path)
-            for path in self.folder.glob("*.wal")
-            if (name := _NAME.fullmatch(path.name)) and int(name[1]) == shard
+            for path in own_files(self.folder, LINKED_LOG)
+            if (name := LINKED_LOG.fullmatch(path.name)) and int(name[1]) == shard
         ]
         if shard == self._folders.shard:
-            found += [(int(path.stem, 16), path) for path in self._folders.wal.glob("*.wal")]
+            own = own_files(self._folders.wal, LOG)
+            found += [(int(path.stem, 16), path) for path in own]
         below = [each for each in found if each[0] <= lsn]
         if not below:
             path = self.folder / f"{shard:02d}-{lsn:016x}.wal"
@@ -103,6 +103,5 @@ class LinkedPayloads:
     def remove(self) -> None:
         """No frame names them any more. For a thread. Raises OSError."""
         self._files.clear()
-        if self.folder.is_dir():
-            for path in self.folder.iterdir():
-                path.unlink()
+        for path in own_files(self.folder, LINKED_LOG, LINKED_BLOB):
+            path.unlink()

@@ -42,12 +42,11 @@ from topics.storage.disk import Damaged
 from topics.storage.folders import Folders
 from topics.storage.linked import LinkedPayloads
 from topics.storage.mapped_file import CANNOT_READ, FILE_ERRORS, MappedFile
+from topics.storage.names import BLOB, CHECKPOINT, SEGMENT, Foreign, foreign, own_files
 from topics.storage.recovery.steps import ShardReader, without_collector
 from topics.storage.recovery.tail import HurtLog, synced_beyond
-from topics.storage.segments.file import SUFFIX as SEGMENT_SUFFIX
 from topics.storage.segments.file import segment_path
 from topics.storage.start_progress import StartProgress
-from topics.storage.wal.blobs import SUFFIX as BLOB_SUFFIX
 from topics.storage.wal.blobs import check_blob
 from topics.storage.wal.file import log_paths
 
@@ -67,8 +66,11 @@ class Finding(NamedTuple):
         return f"{self.path}, offset {self.offset}: {self.reason}"
 
 
-def verify_directory(data_dir: Path, shards: int) -> Iterator[Finding | Path]:
-    """Findings in every file of a data directory; each path when it has been looked at."""
+def verify_directory(data_dir: Path, shards: int) -> Iterator[Finding | Foreign | Path]:
+    """Findings in every file of a data directory; each path when it has been checked; names that
+    are not ours, which are no damage.
+    """
+    yield from foreign(data_dir, shards)
     for shard in range(shards):
         yield from _verify_shard(data_dir, shard, shards)
 
@@ -86,9 +88,9 @@ def _verify_shard(data_dir: Path, shard: int, shards: int) -> Iterator[Finding |
     hurt: set[Path] = set()
     for paths, verify in (
         (logs, partial(verify_log, linked=linked if linked.is_there else None, needed=needed)),
-        (sorted(checkpoint.glob(f"*{checkpoints.SUFFIX}")), verify_checkpoint),
-        (sorted(segment.glob(f"*{SEGMENT_SUFFIX}")), partial(verify_segment, shard=shard)),
-        (sorted(blobs.glob(f"*{BLOB_SUFFIX}")), verify_blob),
+        (own_files(checkpoint, CHECKPOINT), verify_checkpoint),
+        (own_files(segment, SEGMENT), partial(verify_segment, shard=shard)),
+        (own_files(blobs, BLOB), verify_blob),
     ):
         for path in paths:
             for finding in verify(path):

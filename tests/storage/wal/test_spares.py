@@ -148,7 +148,7 @@ def test_a_kill_while_files_grow_leaves_nothing_that_does_not_fit(
         folder = tmp_path / call
         folder.mkdir()
         stock = SpareFiles(folder, 0, 2 * SIZE)
-        assert stock.fill("a")
+        assert stock.fill(f"{0:016x}.room")
         with monkeypatch.context() as patch:
             patch.setattr(wal_spares if call == "prepare" else SpareFiles, call, killed)
             with pytest.raises(KeyboardInterrupt):

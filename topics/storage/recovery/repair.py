@@ -35,6 +35,7 @@ from topics.formats.disk.wal import (
 from topics.storage import checkpoints
 from topics.storage.disk import DAMAGED, Damaged, FileAside, keep_aside, sync_directory, write_all
 from topics.storage.mapped_file import CANNOT_READ, MappedFile
+from topics.storage.names import CHECKPOINT, own_files
 from topics.storage.recovery.mending import (
     CannotRepair,
     Mending,
@@ -70,7 +71,7 @@ class ShardRepair(RepairPlan):
             whole = {each.path for each in checkpoints.whole(folder)}
         except Damaged as damage:
             raise CannotRepair(damage.path, damage.offset, damage.reason) from damage
-        hurt = [path for path in sorted(folder.glob(f"*{checkpoints.SUFFIX}")) if path not in whole]
+        hurt = [path for path in own_files(folder, CHECKPOINT) if path not in whole]
         if whole:
             self.aside += hurt
             self.lines += [

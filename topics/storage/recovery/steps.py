@@ -35,21 +35,21 @@ from topics.engine.shard import ShardEngine
 from topics.formats.disk.frame_bodies import start_frame
 from topics.formats.disk.frames import Frame
 from topics.formats.disk.segment import HEADER_BYTES, BadSegment, decode_header
-from topics.storage import checkpoints
+from topics.storage import checkpoints, names
 from topics.storage.checkpoints import Kept
 from topics.storage.disk import Damaged, boot_id, make_directory, sync_directory
 from topics.storage.folders import Folders
 from topics.storage.frame_reader import FrameReader
 from topics.storage.linked import LinkedPayloads
+from topics.storage.names import own_files
 from topics.storage.recovery.replay import LogReplay
 from topics.storage.recovery.restore import restore_keys, restore_topics
 from topics.storage.recovery.store import ReplayStore
 from topics.storage.recovery.tail import LogEnd, end_log
-from topics.storage.segments.file import SUFFIX as SEGMENT
 from topics.storage.segments.store import SegmentStore
 from topics.storage.start_progress import StartProgress
 from topics.storage.wal.blobs import BlobStore
-from topics.storage.wal.file import NEW, NoRoom, WalFile, log_paths
+from topics.storage.wal.file import NoRoom, WalFile, log_paths
 from topics.storage.wal.log import Wal
 
 
@@ -204,7 +204,7 @@ def recover(
     if not is_clean and replay.boot == boot:
         segments.flags.write_again()
     segments.sweep(frozenset().union(*(each.segments for each in kept)), progress.beat)
-    for unfinished in folders.wal.glob(f"*{NEW}"):
+    for unfinished in own_files(folders.wal, names.NEW_LOG):
         unfinished.unlink()
     absorbed = blobs.sweep({topic.id: topic.head_seq for topic in engine.by_id.values()})
     wal = Wal(
@@ -249,8 +249,11 @@ def check_founded(folders: Folders, files: list[WalFile]) -> None:
     """
     held = [
         path
-        for folder, suffix in ((folders.checkpoint, checkpoints.SUFFIX), (folders.segment, SEGMENT))
-        for path in sorted(folder.glob(f"*{suffix}"), reverse=True)
+        for folder, name in (
+            (folders.checkpoint, names.CHECKPOINT),
+            (folders.segment, names.SEGMENT),
+        )
+        for path in reversed(own_files(folder, name))
     ]
     if held and not (files and files[0].base == 0):
         reason = "no checkpoint is whole, and the log no longer has everything; restore a backup"
@@ -263,7 +266,7 @@ def check_sealed(folder: Path, segments: SegmentStore, end: int) -> None:
     The log had been synced before its records were sealed.
     """
     named = {segment.path for segment in segments.segments.values()}
-    for path in sorted({*folder.glob(f"*{SEGMENT}")} - named):
+    for path in sorted({*own_files(folder, names.SEGMENT)} - named):
         with contextlib.suppress(BadSegment), path.open("rb") as file:
             sealed_to = decode_header(file.read(HEADER_BYTES)).end
             if sealed_to > end:

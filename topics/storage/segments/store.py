@@ -16,7 +16,8 @@ from pathlib import Path
 from topics.engine.locators import Locator, in_extent, split_locator
 from topics.formats.disk.extent_view import ExtentView
 from topics.formats.disk.segment import ExtentEntry, SegmentHeader
-from topics.storage.disk import DAMAGED, Damaged, make_directory
+from topics.storage.disk import Damaged, make_directory
+from topics.storage.names import NEW_SEGMENT, SEGMENT, own_files
 from topics.storage.segments.delete_flags import PendingFlags
 from topics.storage.segments.file import FINDINGS_MAX, Segment, SegmentWriter, segment_path
 from topics.storage.segments.maps import MAPPED_MAX, SegmentMaps
@@ -59,13 +60,13 @@ class SegmentStore:
         return store
 
     def sweep(self, kept: Set[int], beat: Callable[[], None] = lambda: None) -> None:
-        """Remove all files but the open segments, those whose number is one of ``kept``, and what
-        is kept for people. Raises OSError. ``beat`` is called after each file.
+        """Remove all segments but the open ones and those whose number is one of ``kept``. Raises
+        OSError. ``beat`` is called after each file.
         """
         wanted = {segment_path(self.folder, number) for number in {*self.segments, *kept}}
-        for path in self.folder.iterdir():
+        for path in own_files(self.folder, SEGMENT, NEW_SEGMENT):
             beat()
-            if path not in wanted and path.suffix != DAMAGED:
+            if path not in wanted:
                 path.unlink()
 
     def begin(self, number: int, base: int, end: int) -> SegmentWriter:

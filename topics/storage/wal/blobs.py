@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from io import FileIO
@@ -25,13 +24,13 @@ from topics.formats.buffers import Buffer
 from topics.formats.disk import blob
 from topics.formats.disk.blob import BadBlob
 from topics.formats.disk.records import RecordsView
+from topics.storage import names
 from topics.storage.disk import Damaged, FileAside, allocate, make_directory, write_all
 from topics.storage.mapped_file import MappedFile
+from topics.storage.names import own_files
 
 SUFFIX, NEW = ".blob", ".new"
 PIECE_BYTES = 1 << 20  # read at once
-_BLOB = re.compile(r"([0-9a-f]+)-([0-9a-f]+)\.blob")
-_NAME = re.compile(r"([0-9a-f]+)-([0-9a-f]+)(\.blob|\.new)")
 
 
 def blob_name(topic_id: int, first_seq: int) -> str:
@@ -41,16 +40,13 @@ def blob_name(topic_id: int, first_seq: int) -> str:
 
 def blob_of(name: str) -> tuple[int, int] | None:
     """``(topic_id, first_seq)`` of the write whose blob has this name; None for another name."""
-    found = _BLOB.fullmatch(name)
-    if found is None:
-        return None
-    topic_id, first_seq = int(found[1], 16), int(found[2], 16)
-    return (topic_id, first_seq) if blob_name(topic_id, first_seq) == name else None
+    found = names.BLOB.fullmatch(name)
+    return (int(found[1], 16), int(found[2], 16)) if found else None
 
 
 def blob_paths(folder: Path) -> list[Path]:
     """The blobs in a folder, sorted; files with another name are not ours."""
-    return sorted(path for path in folder.glob(f"*{SUFFIX}") if blob_of(path.name))
+    return own_files(folder, names.BLOB)
 
 
 def check_blob(path: Path) -> None:
@@ -319,13 +315,12 @@ class BlobStore:
         """
         wanted = {self.path(*blob_id) for blob_id in self.added()}
         absorbed = []
-        for path in self.folder.iterdir():
+        for path in own_files(self.folder, names.BLOB, names.NEW_BLOB):
             self.beat()
-            name = _NAME.fullmatch(path.name)
-            if path in wanted or name is None:
+            if path in wanted:
                 continue
-            topic_id, seq, suffix = name.groups()
-            if suffix == SUFFIX and int(seq, 16) <= heads.get(int(topic_id, 16), 0):
+            named = blob_of(path.name)
+            if named is not None and named[1] <= heads.get(named[0], 0):
                 absorbed.append(path)
             else:
                 path.unlink()

@@ -23,8 +23,10 @@ from topics.formats.disk.wal import (
     decode_file_header,
     encode_file_header,
 )
+from topics.storage import names
 from topics.storage.disk import Damaged, allocate, sync_directory, write_again, write_zeros, zero
 from topics.storage.mapped_file import CANNOT_READ, MappedFile, read_at
+from topics.storage.names import own_files
 
 ASKED_BYTES = 256 << 10  # asked for at once
 BODY_BYTES = 32 << 10
@@ -47,9 +49,9 @@ def log_paths(folder: Path, shard: int) -> list[Path]:
     keep all writes waiting. After a power loss it may still have the old name. Its header then says
     what it is: files that the log no longer needs begin before the oldest one.
     """
-    paths = {path.name: path for path in sorted(folder.glob(f"*{LOG}"))}
+    paths = {path.name: path for path in own_files(folder, names.LOG)}
     oldest = next(iter(paths), None)
-    for spare in (*folder.glob(f"*{SPARE}"), *folder.glob(f"*{RESERVE}")):
+    for spare in own_files(folder, names.SPARE, names.LOG_RESERVE):
         with contextlib.suppress(BadHeader, Damaged), spare.open("rb") as file:
             header = decode_file_header(read_at(spare, file.fileno(), FILE_HEADER_BYTES, 0))
             if oldest is not None and header.shard == shard and log_name(header.base) > oldest:
@@ -114,7 +116,7 @@ class WalFile:
         """Whether no older file of the log is there, by which `log_paths` knows a spare that has
         lost its name.
         """
-        return all(path == self.path for path in self.folder.glob(f"*{LOG}"))
+        return all(path == self.path for path in own_files(self.folder, names.LOG))
 
     @classmethod
     def open(cls, path: Path, shard: int, *, writable: bool = True) -> WalFile:

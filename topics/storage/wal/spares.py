@@ -27,7 +27,9 @@ import threading
 from collections import deque
 from pathlib import Path
 
+from topics.storage import names
 from topics.storage.disk import allocate, check_room, sync_directory
+from topics.storage.names import own_files
 from topics.storage.wal.file import RESERVE, SPARE, NoRoom, WalFile
 
 # Files kept for their room and their pages: a checkpoint frees two, and the next one comes when
@@ -80,7 +82,7 @@ class SpareFiles:
         if not self.has_reserve:
             # Made for files of another size: the next one may want its room.
             self._path.unlink(missing_ok=True)
-        for path in folder.glob(f"*{SPARE}"):
+        for path in own_files(folder, names.SPARE):
             if len(self._spares) < SPARES_MAX and self._fits(path):
                 self._spares.append(path)
             else:
