@@ -38,7 +38,8 @@ from topics.formats.disk.frame_bodies import router_set_frame
 from topics.formats.disk.segment import BadSegment, decode_ends
 from topics.storage import checkpoints
 from topics.storage.data_dir import decode_meta
-from topics.storage.disk import sync_directory, write_all
+from topics.storage.disk import MARGIN_BYTES, sync_directory, write_all
+from topics.storage.names import CHECKPOINT, LOG, LOG_RESERVE, NEXT_RESERVE, SPARE, own_files
 from topics.storage.recovery.steps import Shard, recover
 from topics.storage.segments.file import SUFFIX as SEGMENT
 from topics.storage.verify import Finding, verify_directory
@@ -47,8 +48,15 @@ from topics.storage.wal.spares import FIRST_FILE_BYTES
 PIECE_BYTES: Final = 1 << 20
 SYNC_MS: Final = 200
 _NAME: Final = re.compile(
-    r"meta|checkpoint/\d\d+/[0-9a-f]{16}\.ckpt|(?:flags|segment)/\d\d+/[0-9a-f]{10}\.seg"
-    r"|wal/\d\d+/[0-9a-f]{16}\.wal|blob/\d\d+/[0-9a-f]+-[0-9a-f]+\.blob"
+    r"meta|checkpoint/[0-9]{2,}/[0-9a-f]{16}\.ckpt|(?:flags|segment)/[0-9]{2,}/[0-9a-f]{10}\.seg"
+    r"|wal/[0-9]{2,}/[0-9a-f]{16}\.wal|blob/[0-9]{2,}/[0-9a-f]+-[0-9a-f]+\.blob"
+)
+MANIFEST_MAX_BYTES: Final = 1 << 28  # 200 bytes for each file
+FILE_MAX_BYTES: Final = 1 << 33  # of a log file; the settings allow 1 GiB, and one longer frame
+# What `tarfile` raises for bytes that are no tar. OSError comes from the disk.
+_BAD_TAR: Final = (
+    *(tarfile.TarError, ArithmeticError, AttributeError, EOFError, LookupError, MemoryError),
+    *(RecursionError, TypeError, ValueError),
 )
 
 Epochs = Mapping[tuple[str, int], int]
@@ -90,11 +98,32 @@ def restore(
             now = Now(time.time_ns() // 1_000_000, time.monotonic_ns() // 1_000_000)
             _settle(aside, manifest.shards, now, as_new=as_new)
             findings = _verified(aside, directory, manifest.shards, with_damage=with_damage)
+        findings += _lacking_space(aside, directory, manifest.shards)
         _publish(aside, directory)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
     return manifest, findings
+
+
+def _lacking_space(aside: Path, directory: Path, shards: int) -> list[str]:
+    """A warning if a server would refuse appends there, because its next files find no space."""
+    needed = 0
+    for shard in range(shards):
+        log, checkpoint = (aside / part / f"{shard:02d}" for part in ("wal", "checkpoint"))
+        sizes = [path.stat().st_size for path in own_files(log, LOG)[-1:]]
+        file_bytes = max([FIRST_FILE_BYTES, *sizes])
+        has_spare = bool(own_files(log, SPARE))
+        has_reserve = bool(own_files(log, LOG_RESERVE))
+        needed += file_bytes * ((not has_reserve) + (not has_spare))
+        if not own_files(checkpoint, NEXT_RESERVE):
+            needed += checkpoints.RESERVE_MIN_BYTES
+    found = os.statvfs(aside)
+    free, needed = found.f_bavail * found.f_frsize, needed + MARGIN_BYTES
+    if not found.f_blocks or free >= needed:
+        return []
+    wanted = f"a server needs {-(-needed >> 20)} MiB there, or it refuses appends (disk_full)"
+    return [f"{directory}: {free >> 20} MiB of the disk are free; {wanted}"]
 
 
 def _check_place(directory: Path) -> None:
@@ -150,23 +179,32 @@ def _unpack(stream: IO[bytes], folder: Path) -> Manifest:
                     raise NotABackup(f"{info.name!r} stands behind its manifest")
                 content = _content(tar, info)
                 if info.name == backup.MANIFEST:
-                    manifest = backup.unsealed(content.read())
+                    manifest = backup.unsealed(content.read(MANIFEST_MAX_BYTES))
                 else:
                     digest = _write(content, folder / info.name, info.size)
                     found.append((info.name, info.size, digest))
-    except tarfile.TarError as error:
-        raise NotABackup(f"it is cut, or no tar: {error}") from error
+            _check_end(tar)
     except BadManifest as error:
         raise NotABackup(str(error)) from error
+    except _BAD_TAR as error:
+        raise NotABackup(f"it is cut, or no tar: {error}") from error
     if manifest is None:
         raise NotABackup("it has no manifest at its end: it is cut, or no backup")
     _compare(found, manifest)
     return manifest
 
 
+def _check_end(tar: tarfile.TarFile) -> None:
+    """Only the zeros of the tar's end follow. Raises `NotABackup`."""
+    rest: Any = tar.fileobj
+    while piece := rest.read(PIECE_BYTES):
+        if piece.strip(b"\0"):
+            raise NotABackup("other data follow its end")
+
+
 def _content(tar: tarfile.TarFile, info: tarfile.TarInfo) -> IO[bytes]:
     """Of a member that a backup may have. No name leads out of a directory."""
-    content = tar.extractfile(info) if info.isreg() else None
+    content = tar.extractfile(info) if info.isreg() and not info.issparse() else None
     if content is None or not (_NAME.fullmatch(info.name) or info.name == backup.MANIFEST):
         raise NotABackup(f"it has {info.name!r}, which no backup has")
     return content
@@ -204,7 +242,12 @@ def _complete(folder: Path, manifest: Manifest) -> None:
         raise NotABackup(f"its file meta is missing or damaged: {error}") from error
     if shards != manifest.shards:
         raise NotABackup("its manifest is that of another server")
+    for shard in range(shards):
+        if not own_files(folder / "checkpoint" / f"{shard:02d}", CHECKPOINT):
+            raise NotABackup(f"it has no checkpoint of shard {shard}")
     for member in manifest.members:
+        if member.size > FILE_MAX_BYTES:
+            raise NotABackup(f"{member.path} has {member.size} bytes, which no file has")
         if member.size > member.bytes:  # a log file, whose room is taken before its frames come
             with (folder / member.path).open("r+b") as file:
                 os.posix_fallocate(file.fileno(), 0, member.size)
