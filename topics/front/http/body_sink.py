@@ -24,7 +24,8 @@ from topics.front.body_limits import no_room, too_large
 from topics.front.request import Body
 from topics.front.transfer_rate import TransferRate
 
-FIRST_BYTES = 64 * 1024  # memory that a body has at once, as far as its declared length goes
+FIRST_BYTES = 64 * 1024  # shared memory that a body has at first, up to its declared length ...
+FIRST_INLINE_BYTES = 4096  # ... and memory of the front: thousands of bodies may begin together
 GROW_WAIT_S = 5.0  # how long a body that has a block waits for a longer one ...
 GROW_POLL_S = 0.1  # ... and how often it tries
 STEP_BYTES = 64 * 1024  # inflated at once
@@ -134,7 +135,8 @@ class BodySink:
     async def _grow(self, end: int) -> None:
         if end > self._max_bytes:
             raise too_large(self._max_bytes)
-        size = min(self._max_bytes, max(2 * self.length, end, FIRST_BYTES))
+        first = FIRST_INLINE_BYTES if end <= self._inline_bytes else FIRST_BYTES
+        size = min(self._max_bytes, max(2 * self.length, end, first))
         if end <= self._inline_bytes:
             larger = memoryview(bytearray(min(size, self._inline_bytes)))
             larger[: self.length] = self._view[: self.length]
