@@ -174,7 +174,17 @@ async def test_a_chunked_stream_that_ends_while_it_is_stalled_ends_its_chunks(fr
 
 
 async def test_a_short_event_is_made_a_chunk_once_for_all_streams(front: Desk) -> None:
-    event = b": %d\n\n" % id(front)
-    assert front.live.chunk(event) == b"%x\r\n%b\r\n" % (len(event), event)
-    assert front.live.chunk(event) is front.live.chunk(event)
-    assert front.live.chunk(b": b\n\n") == b"5\r\n: b\n\n\r\n"
+    first, second = await chunked(front), await front.client(is_chunked=True)
+    assert second.hear()
+    await front.page(0, 1)
+    shared = front.live.shared_chunk
+    await front.page(1, 2)
+    assert front.live.shared_chunk is not shared
+    for client in (first, second):
+        assert Unchunk().feed(client.hear()).count(b"event: record") == 2
+    event = b": x\n\n"
+    for client in (first, second):
+        client.stream.outbox.write(event)
+        assert client.hear() == b"5\r\n: x\n\n\r\n"
+        shared, before = front.live.shared_chunk, shared
+    assert shared is before

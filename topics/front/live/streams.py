@@ -74,7 +74,9 @@ class Streams:
         self._deferred: list[tuple[Stream, Callable[[], None]]] = []
         self._has_deferred = trio.Event()
         self._turns = trio.CapacityLimiter(TURNS_MAX)
-        self._shared = self._shared_chunk = b""  # a short event, and the chunk made of it
+        # The last short event, and its chunk, which streams that are sent it in turn share.
+        self.shared = b""
+        self.shared_chunk: tuple[bytes, ...] = (b"",)
 
     async def run(self) -> None:
         """Look after streams until cancelled."""
@@ -144,12 +146,6 @@ class Streams:
             call()
 
         self.nursery.start_soon(wait)
-
-    def chunk(self, event: bytes) -> bytes:
-        """A short event as a chunk, which is made once for streams that are told it in turn."""
-        if event is not self._shared:
-            self._shared, self._shared_chunk = event, chunk_of(event)
-        return self._shared_chunk
 
     async def turn(self) -> None:
         """Wait for a pass of the loop in which few streams do what takes long."""
@@ -383,7 +379,9 @@ class Outbox:
         if self.is_closed:
             return
         if self._is_chunked:
-            parts = self._chunk(parts)
+            live = self._live
+            is_shared = parts[0] is live.shared and len(parts) == 1
+            parts = live.shared_chunk if is_shared else self._chunk(parts)
         if self.unsent is not None:
             self._keep_rest(parts, 0)
             return
@@ -394,7 +392,8 @@ class Outbox:
             if len(parts) == 1 and size <= SEND_MAX_BYTES:
                 sent = self._sock.send(parts[0])
             else:
-                sent = self._sock.sendmsg(_first_of(parts, SEND_MAX_BYTES))
+                some = parts if size <= SEND_MAX_BYTES else _first_of(parts, SEND_MAX_BYTES)
+                sent = self._sock.sendmsg(some)
         except BlockingIOError:
             sent = 0
         except OSError:
@@ -412,7 +411,9 @@ class Outbox:
     def _chunk(self, parts: tuple[bytes, ...]) -> tuple[bytes, ...]:
         size = sum(map(len, parts))
         if len(parts) == 1 and size <= JOIN_MAX_BYTES:
-            return (self._live.chunk(parts[0]),)
+            live = self._live
+            live.shared, live.shared_chunk = parts[0], (chunk_of(parts[0]),)
+            return live.shared_chunk
         return (chunk_start(size), *parts, CHUNK_END) if size else parts
 
     def _keep_rest(self, parts: Sequence[bytes], sent: int) -> None:
