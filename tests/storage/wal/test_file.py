@@ -71,7 +71,8 @@ def test_only_the_first_file_that_was_a_spare_waits_for_its_name(
     """
     disk = ForgetfulDisk(monkeypatch)
     for base in (0, 4096, 8192):
-        WalFile(tmp_path, FileHeader(0, base, 7), SIZE).create(prepare(tmp_path, f"{base}", SIZE))
+        spare = prepare(tmp_path, f"{base:016x}.fresh", SIZE)
+        WalFile(tmp_path, FileHeader(0, base, 7), SIZE).create(spare)
     disk.power_loss(tmp_path, tmp_path / "left")
     found = wal_file.log_paths(tmp_path / "left", 0)
     assert [WalFile.open(path, 0).base for path in found] == [0, 4096, 8192]
