@@ -43,11 +43,7 @@ KINDS = [lists, objects, among_texts, wide]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("peels", [0, 1, 8])
-def test_a_payload_may_have_so_many_levels_and_not_one_more(
-    kind: Callable[[int], bytes], peels: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(nesting, "PEELS", peels)
+def test_a_payload_may_have_so_many_levels_and_not_one_more(kind: Callable[[int], bytes]) -> None:
     assert not is_deeper(kind(NESTING_MAX), NESTING_MAX)
     assert is_deeper(kind(NESTING_MAX + 1), NESTING_MAX)
 
@@ -67,11 +63,7 @@ def any_value(rng: random.Random, levels: int) -> Any:
     return {rng.choice(TEXTS): any_value(rng, levels - 1) for _ in range(rng.randrange(4))}
 
 
-@pytest.mark.parametrize("peels", [0, 1, 8])
-def test_any_value_has_the_depth_that_its_lists_and_dicts_have(
-    peels: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(nesting, "PEELS", peels)
+def test_any_value_has_the_depth_that_its_lists_and_dicts_have() -> None:
     rng = random.Random(1)
     for _ in range(2000):
         value = any_value(rng, 6)
