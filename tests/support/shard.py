@@ -70,6 +70,9 @@ class Log:
         self.next_lsn += frame.length
         return lsn
 
+    def check(self) -> None:
+        """The data directory is there."""
+
     def watch_hangs(self, on_hang: Callable[[int], None]) -> None:
         self.on_hang = on_hang
 

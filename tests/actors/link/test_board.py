@@ -69,6 +69,7 @@ def test_states_keep_their_numbers() -> None:
         "STOPPED": 5,
         "NO_ROOM": 6,
         "DAMAGED": 7,
+        "DIRECTORY_LOST": 8,
     }
     assert {state.name: int(state) for state in ShardState} == named
     assert [state.name for state in sorted(FrontState)] == [

@@ -361,12 +361,12 @@ class RequestTasks(ABC):
         connection.idle = False
         if head.request.head is not None:
             head.request.head.forget()
-        rest = connection.buffer[connection.pos :]
+        is_upgrade = answer.status == SWITCHING_PROTOCOLS
+        # What follows the head of a handshake belongs to the WebSocket. This frame keeps nothing.
+        rest = connection.buffer[connection.pos :] if is_upgrade else b""
         connection.clear()
         connection.count_unread()
-        is_upgrade = answer.status == SWITCHING_PROTOCOLS
-        if is_upgrade:  # what follows the head belongs to the stream
-            connection.buffer = rest
+        connection.buffer, rest = rest, b""
         lines = self.exchange.fields(answer.status)
         try:
             headers, body, close = answer.headers, bytes(answer.body), False
