@@ -1,4 +1,4 @@
-"""Ahead of the clock: finds topics whose newest `$ts` is in the future (decision 0075).
+"""Ahead of the clock: finds topics whose newest `$ts` is in the future (decision 0076).
 
 `$ts` never goes back within a topic. So a wall clock that was wrong for a moment leaves records
 that no age removes until the clock has passed their `$ts`, and all later records of the topic get
