@@ -35,7 +35,7 @@ from tests.campaigns.schemas import Asked, asked, command
 from tests.specs.judge import Specifications
 from tests.support.api import REQUEST_LINE, Answer, Api, Wire, ok
 from tests.support.server import Server
-from tests.support.sse import Decoder
+from tests.support.sse import Decoder, Unchunk
 from tests.support.ws import PING, PONG, TEXT, Socket
 
 SPECIFICATIONS = Specifications()
@@ -137,11 +137,11 @@ class HttpWorker(Worker[Findings]):
 
     def _stream(self, wire: Wire, fields: dict[str, str]) -> Answer:
         """What comes of a stream in a moment; every event must be well-formed."""
-        until, decoder = time.monotonic() + STREAM_S, Decoder()
+        until, decoder, unchunk = time.monotonic() + STREAM_S, Decoder(), Unchunk()
         wire.socket.settimeout(STREAM_S)
         try:
             while time.monotonic() < until and wire._receive():
-                for event in decoder.feed(bytes(wire._buffer)):
+                for event in decoder.feed(unchunk.feed(bytes(wire._buffer))):
                     if event.data is not None:
                         event.json()
                 wire._buffer.clear()

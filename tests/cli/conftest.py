@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,12 +80,16 @@ def topics(url: str, monkeypatch: pytest.MonkeyPatch, capfdbinary: Any) -> Run:
     return run
 
 
+def _restore_signals() -> None:
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def started(*arguments: str, **options: Any) -> Program:
-    """The program as a process of its own, with pipes. It hears Ctrl-C, which what runs in the
-    background is born deaf to.
+    """Start the program as a process with pipes. It does not inherit that SIGINT and SIGHUP are
+    ignored, as they are in the background and under nohup.
     """
     command = [sys.executable, "-m", "topics", *arguments]
     pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    hears = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    fixed: dict[str, Any] = {"cwd": ROOT, "text": True, "preexec_fn": hears}
+    fixed: dict[str, Any] = {"cwd": ROOT, "text": True, "preexec_fn": _restore_signals}
     return Program(command, **{**fixed, **pipes, **options})

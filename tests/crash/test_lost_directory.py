@@ -40,9 +40,15 @@ def _may_go(folder: str, names: list[str]) -> list[str]:
     return [name for name in names if not Path(folder, name).exists() or name.endswith(".ckpt")]
 
 
+def _remove(folder: Path) -> None:
+    """As ``rm -rf``, again as long as the server adds files."""
+    while folder.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def _empty(data: Path) -> None:
     for path in sorted(data.iterdir()):
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        _remove(path) if path.is_dir() else path.unlink()
 
 
 def _empty_and_fill(data: Path) -> None:
@@ -66,7 +72,7 @@ def _unlink_the_log(data: Path) -> None:
         path.unlink()
 
 
-ACTIONS = (shutil.rmtree, _move, _replace, _empty, _empty_and_fill, _unlink_lock)
+ACTIONS = (_remove, _move, _replace, _empty, _empty_and_fill, _unlink_lock)
 OF_A_SHARD = (_replace_a_folder, _unlink_the_log)
 
 
