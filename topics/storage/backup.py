@@ -46,10 +46,10 @@ class BackupStream:
 
 
 def read(path: Path, offset: int, length: int) -> Iterator[bytes]:
-    """The bytes of a file, piece by piece. Raises OSError and `Damaged`.
+    """Yield ``length`` bytes of a file from ``offset``, in chunks. Raise OSError or `Damaged`.
 
-    The file is closed between two pieces. Otherwise a slow client of a backup whose pin broke would
-    keep the space of an unlinked file.
+    The file is closed between two chunks. Otherwise, after a backup loses its pin, a slow client
+    would keep the disk space of a deleted file allocated.
     """
     for at in range(offset, offset + length, PIECE_BYTES):
         wanted = min(PIECE_BYTES, offset + length - at)

@@ -1,12 +1,14 @@
-"""Data directory: who owns it (``LOCK``), and what is fixed for its whole life (``meta``).
+"""Data directory: its owner (``LOCK``) and its permanent settings (``meta``).
 
-The directory and ``LOCK`` are held by flock(2); ``LOCK`` names the pid of its holder. Every forked
-process inherits the descriptors on purpose: as long as one of them lives, no other process can
-write in the directory. Where directories cannot be locked (NFS), ``meta`` is locked instead.
+A server locks the directory and ``LOCK`` with flock(2). ``LOCK`` contains the pid of the holder.
+Every forked process inherits the locked descriptors on purpose: while any of these processes runs,
+no other server can write to the directory. On file systems that cannot lock directories (NFS),
+``meta`` is locked instead.
 
-A server opens the directory and the folders of all shards before it forks, and reaches its files
-through these descriptors only (`topics.storage.folders`). What is at the path later is never
-changed: `DataDirectory.check` notices that, and the shards stop writing.
+A server opens the directory and the folders of all shards before it forks, and accesses its files
+only through these descriptors (`topics.storage.folders`). If the directory at the path is replaced
+later, the server does not change the new one: `DataDirectory.check` detects the replacement, and
+the shards stop writing.
 
 ``meta``, integers little-endian:
 
@@ -49,8 +51,8 @@ assert META.size == 24
 MAGIC = b"topicsdd"
 VERSION = 1
 _CRC_AT = 20
-FOLDERS = frozenset({*PARTS, LINKED})  # the folders beside meta
-# What flock(2) fails with where the file system cannot lock such a file.
+FOLDERS = frozenset({*PARTS, LINKED})  # the folders next to meta
+# Errors of flock(2) on a file system that cannot lock this kind of file.
 _NO_LOCKS = frozenset({errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS})
 MOVED = "the data directory, or a folder in it, was moved, replaced or removed"
 UNLOCKED = "the file LOCK of the data directory was replaced or removed"
@@ -88,21 +90,23 @@ def check_place(path: Path) -> None:
 
 
 class _Expected(NamedTuple):
-    """What a path must lead to, and what it means if it does not."""
+    """The file that must be at a path, and the reason to report if it is not."""
 
     path: str
     found: Identity
     reason: str
 
     def is_there(self) -> bool:
-        """Also true if the disk cannot say: that shows in the next write."""
+        """Return whether the expected file is at the path.
+
+        Also return True if the disk reports an error, because the next write reports it, too.
+        """
         return identity_at(self.path) in (self.found, None)
 
 
 class DataDirectory:
-    """A locked data directory. ``shards`` is the stored count, ``folders`` are those of each shard.
-
-    Closing releases the lock.
+    """A locked data directory. ``shards`` is the stored shard count, ``folders`` has an entry for
+    each shard. Closing releases the lock.
     """
 
     def __init__(self, path: Path, *, shards: int) -> None:
@@ -141,7 +145,10 @@ class DataDirectory:
             raise
 
     def close(self) -> None:
-        """Close the descriptors; the locks end with the last process that inherited them."""
+        """Close the descriptors.
+
+        The kernel releases the locks when the last process that inherited them has closed them.
+        """
         while self._descriptors:
             os.close(self._descriptors.pop())
 
@@ -164,9 +171,10 @@ class DataDirectory:
         return Folders(shard, self._root, wal, checkpoint, blob, segment, linked, check)
 
     def _folder(self, part: str, name: str) -> Path:
-        """The folder, which is made if it is missing, held open.
+        """Open a folder and keep it open; create it if it is missing.
 
-        One that cannot be opened keeps its name: its shard meets the error, and the others serve.
+        For a folder that cannot be opened, return its ordinary path. Then only its shard fails,
+        with the error of the disk, and the other shards serve.
         """
         path = self._root / part / name
         try:
@@ -177,8 +185,10 @@ class DataDirectory:
 
 
 class _OwnCheck:
-    """See `topics.storage.folders.Check`. The quick one is that of ``LOCK``, the second path: it is
-    below the directory, so it also shows when that is at another path.
+    """Implement `topics.storage.folders.Check`.
+
+    The quick check tests only ``LOCK``, the second path. ``LOCK`` is inside the directory, so this
+    check also fails after the directory was moved.
     """
 
     def __init__(self, expected: list[_Expected]) -> None:
@@ -285,7 +295,10 @@ def _lock(path: Path) -> int:
 
 
 def _flock(path: Path, fd: int, kind: int) -> bool:
-    """Lock a descriptor; False where the file system cannot. Raises `DataDirectoryInUse`."""
+    """Lock a descriptor and return whether the file system supports that.
+
+    Raise `DataDirectoryInUse` if another process holds the lock.
+    """
     try:
         fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,8 +1,9 @@
-"""Folders of one shard: where its files are.
+"""Folders of one shard: the paths of its files.
 
-A server reaches them through descriptors that it opened at its start (`DataDirectory`), by paths of
-the form ``/proc/self/fd/N``. So every open, rename, link and unlink acts in the folder that was
-opened, whatever is at its former path by now. A command without a server uses ordinary paths.
+A server accesses these folders through descriptors that it opened at its start (`DataDirectory`),
+by paths of the form ``/proc/self/fd/N``. So every open, rename, link and unlink acts in the folder
+that was opened, even if another folder is at its former path now. A command that runs without a
+server uses ordinary paths.
 """
 
 from __future__ import annotations
@@ -15,40 +16,39 @@ from pathlib import Path
 from typing import Final, Protocol, TypeAlias
 
 PARTS: Final = ("wal", "checkpoint", "blob", "segment")
-LINKED: Final = "linked"  # of version 0.1
+LINKED: Final = "linked"  # only used by version 0.1
 HELD: Final = "/proc/self/fd"
 _HELD_PATH: Final = re.compile(rf"{HELD}/\d+")
-_DELETED: Final = " (deleted)"  # what the kernel adds to the path of a folder without a name
+_DELETED: Final = " (deleted)"  # the kernel appends this to the path of a deleted folder
 
 Identity: TypeAlias = tuple[int, int]  # device and inode
 NOWHERE: Final[Identity] = (-1, -1)
 
 
 class Check(Protocol):
-    """Whether the server may still write."""
+    """A check that the server may still write to its data directory."""
 
     def __call__(self, *, quick: bool = False) -> None:
-        """Raise `DirectoryLost` if not. ``quick``: with one call, for use before each sync."""
+        """Raise `DirectoryLost` if the server may not write any longer.
+
+        With ``quick``, make only one system call. This form is used before each sync.
+        """
 
 
 class DirectoryLost(OSError):
-    """A server may no longer write: its data directory is not at its path, or another server may
-    have taken it.
-    """
+    """The server may no longer write: its data directory was moved, or its lock may be lost."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(errno.ENOENT, reason)
 
 
 def unchecked(*, quick: bool = False) -> None:
-    """The check of an ordinary path: there is none."""
+    """Do nothing: the `Check` of ordinary paths."""
 
 
 @dataclass(frozen=True, slots=True)
 class Folders:
-    """The folders of one shard, and ``root``, the data directory. See
-    `Check`.
-    """
+    """The folders of one shard. ``root`` is the data directory, ``check`` is a `Check`."""
 
     shard: int
     root: Path
@@ -61,7 +61,7 @@ class Folders:
 
     @classmethod
     def under(cls, data_dir: Path, shard: int) -> Folders:
-        """Ordinary paths."""
+        """Return the folders of a shard as ordinary paths."""
         name = f"{shard:02d}"
         wal, checkpoint, blob, segment, linked = (
             data_dir / part / name for part in (*PARTS, LINKED)
@@ -70,16 +70,16 @@ class Folders:
 
     @property
     def own(self) -> tuple[Path, ...]:
-        """Those that each shard has."""
+        """The folders that every shard has. ``linked`` exists only in old data directories."""
         return self.wal, self.checkpoint, self.blob, self.segment
 
     @property
     def above(self) -> tuple[Path, ...]:
-        """Those that have the names of the shard's own."""
+        """The parent directories of the shard's own folders, up to the data directory."""
         return self.root, *(self.root / part for part in PARTS)
 
     def name_of(self, path: Path) -> str:
-        """The path of a file below the data directory."""
+        """Return the path of a file relative to the data directory."""
         for part, folder in zip(PARTS, self.own, strict=True):
             if path.parent == folder:
                 return f"{part}/{self.shard:02d}/{path.name}"
@@ -87,12 +87,12 @@ class Folders:
 
 
 def held_path(fd: int) -> Path:
-    """The folder behind a descriptor of this process, and of those that it forks."""
+    """Return a path to the folder of a descriptor, valid in this process and its children."""
     return Path(f"{HELD}/{fd}")
 
 
 def shown(text: str) -> str:
-    """``text`` for people: with the paths where held folders are now, or were last."""
+    """Return ``text`` with the current or last known path of each held folder, for messages."""
     return _HELD_PATH.sub(_real, text) if HELD in text else text
 
 
@@ -104,12 +104,15 @@ def _real(found: re.Match[str]) -> str:
 
 
 def identity(found: os.stat_result) -> Identity:
-    """Which file or folder it is, whatever its name."""
+    """Return the identity of a file or folder, which is independent of its name."""
     return found.st_dev, found.st_ino
 
 
 def identity_at(path: Path | str) -> Identity | None:
-    """What is at ``path``; `NOWHERE` if there is nothing, None if the disk cannot say."""
+    """Return the identity of the file at ``path``.
+
+    Return `NOWHERE` if there is no file, and None if the disk reports another error.
+    """
     try:
         return identity(os.stat(path))  # noqa: PTH116 - before each sync; a Path takes longer
     except (FileNotFoundError, NotADirectoryError):

@@ -111,9 +111,9 @@ class FrameReader:
             raise Damaged(file.path, file.offset(lsn), str(error)) from error
 
     def forget_below(self, lsn: int) -> None:
-        """No index names a frame below ``lsn`` any more."""
+        """Drop cached data of frames below ``lsn``, which no index refers to any longer."""
         if self._last is not None and self._last[0] < lsn:
-            self._last = None  # it holds the map of its file
+            self._last = None  # because it holds the map of its file
         for each in [each for each in self._kept if each < lsn]:
             self._forget(each)
 

@@ -1,21 +1,21 @@
-"""Names: those of our own files in the folders of a shard. Everything else is foreign.
+"""Names of the server's own files in the folders of a shard. All other files are foreign.
 
-    folder      name                                      what
-    wal         BASE.wal                                  a file of the log
-                BASE.new                                  one that is being made
-                BASE.spare, BASE.WORD.HEX.spare,          waits to become one
+    folder      name                                      contents
+    wal         BASE.wal                                  a log file
+                BASE.new                                  a log file that is being created
+                BASE.spare, BASE.WORD.HEX.spare,          a preallocated file for a later log file
                 log.HEX.spare
                 log.reserve                               the same, for frames that free space
-    checkpoint  NUMBER.ckpt, NUMBER.ckpt.tmp              a checkpoint; one that is being made
-                next.reserve                              space for the next one
-    segment     NUMBER.seg, NUMBER.tmp                    likewise
-    blob        TOPIC-SEQ.blob, TOPIC-SEQ.new             likewise
-    linked      SHARD-LSN.wal, SHARD-LSN.blob             of version 0.1
-    all         NAME.damaged, NAME.N.damaged              kept for people
+    checkpoint  NUMBER.ckpt, NUMBER.ckpt.tmp              a checkpoint; one that is being created
+                next.reserve                              space for the next checkpoint
+    segment     NUMBER.seg, NUMBER.tmp                    a segment; one that is being created
+    blob        TOPIC-SEQ.blob, TOPIC-SEQ.new             a blob; one that is being created
+    linked      SHARD-LSN.wal, SHARD-LSN.blob             files of version 0.1
+    all         NAME.damaged, NAME.N.damaged              a damaged file, kept for the operator
 
-Operators copy files, and file systems have folders of their own (``.snapshot``). A start, a
-checkpoint and a sealing round take only files with these names, and change and remove no others.
-`topics verify` lists the foreign ones.
+Foreign files occur because operators copy files, and because file systems add folders of their own
+(``.snapshot``). Starts, checkpoints and sealing rounds read, change and remove only files with the
+names above. `topics verify` lists foreign files.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _TOP: Final = frozenset({"LOCK", "meta", "meta.new", "lost+found", *_OWN})
 
 
 class Foreign(NamedTuple):
-    """A name in a data directory that is not ours."""
+    """The path of a foreign file in a data directory."""
 
     path: Path
 
@@ -62,7 +62,7 @@ class Foreign(NamedTuple):
 
 
 def own_files(folder: Path, *patterns: re.Pattern[str]) -> list[Path]:
-    """The files of a folder whose names match a pattern, sorted; none if it is missing."""
+    """Return the sorted files whose names match a pattern; none if the folder is missing."""
     try:
         with os.scandir(folder) as entries:
             names = sorted(
@@ -76,7 +76,7 @@ def own_files(folder: Path, *patterns: re.Pattern[str]) -> list[Path]:
 
 
 def foreign(data_dir: Path, shards: int) -> Iterator[Foreign]:
-    """Everything in a data directory that is not ours."""
+    """Yield every foreign file and folder in a data directory."""
     yield from _foreign(data_dir, lambda name, _: name in _TOP)
     numbers = {f"{shard:02d}" for shard in range(shards)}
     for part in sorted(_OWN):

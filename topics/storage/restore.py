@@ -52,8 +52,8 @@ _NAME: Final = re.compile(
     r"|wal/[0-9]{2,}/[0-9a-f]{16}\.wal|blob/[0-9]{2,}/[0-9a-f]+-[0-9a-f]+\.blob"
 )
 MANIFEST_MAX_BYTES: Final = 1 << 28  # 200 bytes for each file
-FILE_MAX_BYTES: Final = 1 << 33  # of a log file; the settings allow 1 GiB, and one longer frame
-# What `tarfile` raises for bytes that are no tar. OSError comes from the disk.
+FILE_MAX_BYTES: Final = 1 << 33  # a log file: settings allow 1 GiB, and one longer frame
+# The errors that `tarfile` raises for invalid input. An OSError is an error of the disk.
 _BAD_TAR: Final = (
     *(tarfile.TarError, ArithmeticError, AttributeError, EOFError, LookupError, MemoryError),
     *(RecursionError, TypeError, ValueError),
@@ -107,7 +107,10 @@ def restore(
 
 
 def _lacking_space(aside: Path, directory: Path, shards: int) -> list[str]:
-    """A warning if a server would refuse appends there, because its next files find no space."""
+    """Return a warning if the disk lacks space for the server's next files.
+
+    Without this space the server would refuse appends.
+    """
     needed = 0
     for shard in range(shards):
         log, checkpoint = (aside / part / f"{shard:02d}" for part in ("wal", "checkpoint"))
@@ -195,7 +198,7 @@ def _unpack(stream: IO[bytes], folder: Path) -> Manifest:
 
 
 def _check_end(tar: tarfile.TarFile) -> None:
-    """Only the zeros of the tar's end follow. Raises `NotABackup`."""
+    """Raise `NotABackup` if the tar's end is followed by anything but zeros."""
     rest: Any = tar.fileobj
     while piece := rest.read(PIECE_BYTES):
         if piece.strip(b"\0"):

@@ -67,8 +67,9 @@ class Finding(NamedTuple):
 
 
 def verify_directory(data_dir: Path, shards: int) -> Iterator[Finding | Foreign | Path]:
-    """Findings in every file of a data directory; each path when it has been checked; names that
-    are not ours, which are no damage.
+    """Yield the findings in every file of a data directory, and each path that has been checked.
+
+    Also yield foreign names, which do not count as damage.
     """
     yield from foreign(data_dir, shards)
     for shard in range(shards):

@@ -1,10 +1,10 @@
-"""Blob frames: the frame of a long append, made again from its blob (``formats/disk/blob.py``).
+"""Blob frames: rebuild the frame of a long append from its blob (``formats/disk/blob.py``).
 
-The frame of a long append is short and names a blob that holds all of its records. When the frame
-is damaged and the blob is intact, the blob says everything that the frame said: the body begins
-with the ext map, its table of ends gives the number of records, and the first record has the time.
-No field is guessed: a shape of the body counts only if each of its records is the one that the
-tables describe.
+The frame of a long append is short and names a blob that contains all of its records. If the frame
+is damaged and the blob is intact, every field of the frame can be derived from the blob: the body
+starts with the ext map, its table of ends gives the number of records, and the first record
+contains the time. No field is guessed: an interpretation of the body is accepted only if each
+record matches the tables.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _META: Final = b',"meta":'
 
 
 def frame_from(path: Path) -> Frame | None:
-    """The frame that names this blob; None unless the blob is intact."""
+    """Return the frame that names this blob, or None if the blob is not intact."""
     named = blob_of(path.name)
     if named is None:
         return None
@@ -53,7 +53,7 @@ def frame_from(path: Path) -> Frame | None:
 
 
 def _ext_maps(body: memoryview) -> Iterator[tuple[int, dict[str, Any]]]:
-    """``(length, map)`` of what may be the ext map: none, or the CBOR item at the start."""
+    """Yield ``(length, map)`` of each possible ext map: none, or the CBOR item at the start."""
     yield 0, {}
     source = io.BytesIO(body)
     try:
@@ -61,12 +61,13 @@ def _ext_maps(body: memoryview) -> Iterator[tuple[int, dict[str, Any]]]:
     except (cbor2.CBORError, ValueError, TypeError, MemoryError, OverflowError, RecursionError):
         return
     if isinstance(found, dict):
-        # The reader may have taken more from the stream than the item has.
+        # The decoder may have read beyond the end of the item, so the position of ``source`` does
+        # not give its length.
         yield len(cbor2.dumps(found)), found
 
 
 def _shapes(body: memoryview, ext_len: int) -> Iterator[tuple[int, int]]:
-    """``(records, tables)`` for which the last end is where the body ends."""
+    """Yield each ``(records, tables)`` for which the last record ends at the end of the body."""
     rest = body[ext_len:]
     before = 0
     for index, (end,) in enumerate(struct.iter_unpack("<I", rest[: len(rest) // 4 * 4]), 1):
@@ -79,7 +80,7 @@ def _shapes(body: memoryview, ext_len: int) -> Iterator[tuple[int, int]]:
 
 
 def _flags(ext: dict[str, Any], tables: int) -> Iterator[int]:
-    """The flags of a write with this ext map and so many tables."""
+    """Yield the possible flags of a write with this ext map and this number of tables."""
     fixed = (RecordFlags.TAGS if "t" in ext else 0) | (RecordFlags.DELAYS if "d" in ext else 0)
     nodes = (RecordFlags.NODES, RecordFlags.ONE_NODE) if "n" in ext else (0,)
     for node, meta in product(nodes, (0, RecordFlags.METAS)):
@@ -89,7 +90,7 @@ def _flags(ext: dict[str, Any], tables: int) -> Iterator[int]:
 
 
 def _time(view: RecordsView, first_seq: int) -> int | None:
-    """``$ts`` of the records; None unless each of them is the one that the tables describe."""
+    """Return ``$ts`` of the records, or None if a record does not match the tables."""
     count, flags = view.count, view.flags
     try:
         ts_ms = view.ts(0)

@@ -1,15 +1,16 @@
-"""Mending: what takes the place of frames that recovery refuses, in images of log files.
+"""Mending: replaces frames that recovery rejects, in images of log files.
 
-    a hole              frames of long appends whose blobs are intact (``blob_frames.py``);
-                        a LOST frame: seqs that are known to be lost, by topic
-    frames that need    a LOST frame in their place: they name what is lost, or are about a topic
-    a lost one          that is not known
+    damaged range       frames of long appends whose blobs are intact (``blob_frames.py``);
+                        a LOST frame with the seqs that are known to be lost, by topic
+    frames that depend  a LOST frame in their place, because they refer to lost records or to an
+    on a lost frame     unknown topic
 
-What is lost is told by the neighbours of a hole: by the head of a topic before it, and the next seq
-behind it. The header of a damaged frame is believed only where all that it says fits them, or where
-its checksum says which bit has flipped. Where nothing tells, all topics without a later frame go on
-above the seqs that may have been given. Their number follows from the bytes that are missing, and
-from the largest long append that any settings allow: those of the time are not known.
+The lost seqs of a topic are those between its head before the damaged range and its next known seq
+after the range. The header of a damaged frame is used only if all of its fields agree with these
+two, or if its checksum shows which bit has flipped. If the lost seqs of a topic are unknown and the
+log has no later frame of it, the topic continues above all seqs that may have been assigned. Their
+number is bounded by the missing bytes and by the largest long append that any settings allow,
+because the settings at the time of the write are unknown.
 """
 
 from __future__ import annotations
@@ -55,10 +56,11 @@ from topics.storage.recovery.tail import HurtLog
 from topics.storage.wal.blobs import blob_of, blob_paths
 from topics.storage.wal.file import WalFile, log_name
 
-RECORDS_MAX = (1 << 32) - 1  # of a LOST frame
-RECORDS_PER_FRAME = 10_000  # above `BATCH_RECORDS` of routers, and of what has 28 bytes for each
-# Of the blobs that one log file names. These are as long as the largest file and the largest write
-# together, and a record has 11 bytes of a body (1 GiB), or 32 of a blob (1 GiB).
+RECORDS_MAX = (1 << 32) - 1  # the largest count in a LOST frame
+RECORDS_PER_FRAME = 10_000  # above `BATCH_RECORDS` of routers
+# The most records in the blobs that one log file names. Together these blobs are at most as long as
+# the largest log file and the largest write (1 GiB each). A record has at least 11 bytes in the
+# body of a write, and at least 32 bytes in a blob.
 RECORDS_IN_BLOBS = 1 << 27
 CORRECTED_MAX_BYTES = 1 << 20
 
@@ -76,7 +78,10 @@ class Lost(NamedTuple):
 
 
 def seqs_at_most(length: int) -> int:
-    """The seqs that frames of ``length`` bytes may have given to a topic, whatever the settings."""
+    """Return the largest number of seqs that ``length`` bytes of frames can assign to a topic.
+
+    The result holds for any settings.
+    """
     frames = length // FRAME_HEADER_BYTES
     return min(frames * RECORDS_PER_FRAME + RECORDS_IN_BLOBS, RECORDS_MAX) if frames else 0
 
@@ -219,8 +224,9 @@ class Mending:
     def _losses(
         self, file: WalFile, first: int, end: int, rebuilt: Sequence[Frame]
     ) -> tuple[list[Lost], str]:
-        """What frames from LSN ``first`` to ``end``, which cannot be read, have said, but for those
-        that are ``rebuilt``; and what is known of them besides.
+        """Return the seqs lost with the unreadable frames from ``first`` to ``end``, and a note.
+
+        Seqs of frames in ``rebuilt`` are not lost. The note is "" if nothing else is known.
         """
         following = self._following(end)
         losses = [*self._known_losses(first, following, rebuilt)]
@@ -231,7 +237,7 @@ class Mending:
                 self._believed(file, first, end, losses, following)
             )
         if header is None:
-            if rest < 2 * FRAME_HEADER_BYTES and losses:  # those of the only frame
+            if rest < 2 * FRAME_HEADER_BYTES and losses:  # only one frame fits
                 return losses, ""
             losses.append(Lost(0, 0, seqs_at_most(rest)))
             return losses, ""
@@ -245,7 +251,7 @@ class Mending:
     def _known_losses(
         self, first: int, following: dict[int, int], rebuilt: Sequence[Frame]
     ) -> Iterator[Lost]:
-        """The seqs between the head of a topic at LSN ``first`` and the next one that is known."""
+        """Yield the seqs between each topic's head at LSN ``first`` and its next known seq."""
         for topic_id, topic in self._by_id.items():
             if topic.config.durability == "ephemeral":
                 continue
@@ -260,8 +266,8 @@ class Mending:
                 yield Lost(topic_id, seq, next_seq - seq)
 
     def _next(self, topic_id: int, lsn: int, following: dict[int, int]) -> int:
-        """The first seq of the topic that is known to be given behind the frame at ``lsn``, which
-        cannot be read; 0 where none is known.
+        """Return the topic's first seq that was certainly assigned after the unreadable frame at
+        ``lsn``, or 0 if no such seq is known.
         """
         topic, next_seq = self._by_id[topic_id], following.get(topic_id, 0)
         if not next_seq and lsn < self._topics.news_from(topic):
@@ -286,9 +292,10 @@ class Mending:
         return found
 
     def _rebuild(self, first: int, end: int) -> list[Frame]:
-        """The frames of long appends between two LSNs that their blobs tell, in the order of seqs.
+        """Return the frames of long appends between two LSNs, rebuilt from their blobs, by seq.
 
-        They fit between what is known before and behind the damage, and into its bytes.
+        A frame is returned only if its seqs fit between the known seqs before and after the damage.
+        All returned frames together fit into the damaged bytes.
         """
         following, space = self._following(end), end - first
         named = {

@@ -84,7 +84,7 @@ class ShardRepair(RepairPlan):
         for path in blob_paths(self._data_dir / "blob" / f"{self.shard:02d}"):
             if path not in self.aside:
                 try:
-                    check_blob(path)  # also one that only a backup could need
+                    check_blob(path)  # also if only a backup needs it
                 except BadBlob:
                     self.aside.append(path)
 
@@ -191,8 +191,9 @@ class ShardRepair(RepairPlan):
         return header, (data + b"".join(map(bytes, pieces))).ljust(size, b"\0")
 
     def _keep_blobs(self, reader: ShardReader) -> None:
-        """Keep blobs for people that no frame names any more, because it was lost. A start removes
-        a blob that nothing names.
+        """Keep the blobs of lost frames for the operator.
+
+        No frame names these blobs any longer, and a start would remove them.
         """
         if not self.changed:
             return

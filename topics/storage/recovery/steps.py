@@ -98,8 +98,10 @@ class ShardReader:
         *,
         age: int = 0,
     ) -> None:
-        """``data_dir``: or the folders that a server holds open. ``age``: 1 for the checkpoint
-        before the newest, which a start uses when that is damaged. Raises `Damaged`.
+        """Read the newest intact checkpoint. Raise `Damaged` if acknowledged data is damaged.
+
+        ``data_dir`` may also be the folders that a server holds open. ``age`` 1 selects the
+        checkpoint before the newest, which a start uses if the newest is damaged.
         """
         self._shard, self._progress = shard, progress
         self.folders = folders = open_folders(data_dir, shard, progress)
@@ -167,16 +169,18 @@ def recover(
     boot: str | None = None,
     has_tail: bool = False,
 ) -> Shard:
-    """Bring a shard back as it was. ``data_dir``: as that of `ShardReader`. ``boot`` names this run
-    of the machine. ``has_tail``: the log is there up to its end, also if another run has written
-    it.
+    """Recover a shard from its files. ``data_dir`` is the same as for `ShardReader`.
 
-    ``report`` is called with the share done, 0.0 to 1.0, several times a second.
+    ``boot`` identifies the current boot of the machine. With ``has_tail``, the log is taken to be
+    complete up to its end even if it was written under another boot.
 
-    A log that has no room for the frames of this start can be read: see `Shard.unwritten_frames`.
+    ``report`` is called several times a second with the completed fraction, 0.0 to 1.0.
 
-    Raises `Damaged` when acknowledged data was hurt, or a file is of an unknown version; OSError
-    when the log cannot be written.
+    If the log has no space for the frames of this start, the shard can still be read: see
+    `Shard.unwritten_frames`.
+
+    Raise `Damaged` if acknowledged data is damaged or a file has an unknown version, and OSError if
+    the log cannot be written.
     """
     boot, progress = boot_id() if boot is None else boot, StartProgress(report)
     reader = ShardReader(data_dir, shard, shards, progress)

@@ -60,8 +60,9 @@ class SegmentStore:
         return store
 
     def sweep(self, kept: Set[int], beat: Callable[[], None] = lambda: None) -> None:
-        """Remove all segments but the open ones and those whose number is one of ``kept``. Raises
-        OSError. ``beat`` is called after each file.
+        """Remove all segments except the open ones and the numbers in ``kept``. Raise OSError.
+
+        ``beat`` is called for each file, to report progress.
         """
         wanted = {segment_path(self.folder, number) for number in {*self.segments, *kept}}
         for path in own_files(self.folder, SEGMENT, NEW_SEGMENT):

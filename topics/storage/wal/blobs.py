@@ -39,13 +39,13 @@ def blob_name(topic_id: int, first_seq: int) -> str:
 
 
 def blob_of(name: str) -> tuple[int, int] | None:
-    """``(topic_id, first_seq)`` of the write whose blob has this name; None for another name."""
+    """Return ``(topic_id, first_seq)`` from the name of a blob, or None for any other name."""
     found = names.BLOB.fullmatch(name)
     return (int(found[1], 16), int(found[2], 16)) if found else None
 
 
 def blob_paths(folder: Path) -> list[Path]:
-    """The blobs in a folder, sorted; files with another name are not ours."""
+    """Return the sorted blobs in a folder, without foreign files."""
     return own_files(folder, names.BLOB)
 
 

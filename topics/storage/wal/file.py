@@ -198,8 +198,10 @@ class WalFile:
             mapped.ask(offset, min(end, self.size))
 
     def unmap(self) -> None:
-        """Release the map, so that its pages do not count as memory of the process. What a reader
-        still holds keeps it; the next read maps the file again.
+        """Release the map, so that its pages no longer count as memory of the process.
+
+        A reader that still holds a view of the map keeps it alive. The next read maps the file
+        again.
         """
         self._mapped = self.data = None
         self.forget_asked()

@@ -117,7 +117,7 @@ class Wal:
         return self.writer.syncer.is_syncing()
 
     def check(self) -> None:
-        """End all writing if the files are not those of the server's data directory any more."""
+        """Stop all writing if the files no longer belong to the server's data directory."""
         self.writer.check()
 
     def watch_hangs(self, on_hang: Callable[[int], None]) -> None:
@@ -231,7 +231,7 @@ class Wal:
 
     @property
     def lacks_files(self) -> bool:
-        """Whether there was no space for the next file or for the reserve."""
+        """Whether the disk had no space for the next file or the reserve."""
         return self.short_of_room or self.writer.spares.is_short
 
     def find_room(self) -> bool:
@@ -327,8 +327,9 @@ class Wal:
         ]
 
     def unmap_below(self, lsn: int) -> None:
-        """Segments hold the records of frames below ``lsn``: nobody reads these files, which stay
-        until no checkpoint needs them.
+        """Release the maps of log files below ``lsn``, whose records are stored in segments.
+
+        No request reads these files. They are kept until no checkpoint needs them.
         """
         self.frames.forget_below(lsn)
         for file in self.ending_at(lsn):

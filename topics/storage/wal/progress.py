@@ -94,7 +94,7 @@ class WriteState:
 
     @property
     def file(self) -> WalFile | None:
-        """The file that was written last."""
+        """The most recently written file."""
         return self._last_write[0]
 
     def begin_write(self, file: WalFile, end: int) -> bool:

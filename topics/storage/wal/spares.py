@@ -71,7 +71,7 @@ class SpareFiles:
         """
         self.folder, self._bytes_max = folder, file_bytes_max
         self.ordered_behind = -1  # base of the file behind which a spare was asked for
-        self.is_short = False  # the last spare that was to be made found no space
+        self.is_short = False  # whether the last attempt to make a spare found no space
         self._path = folder / f"{RESERVE_NAME}{RESERVE}"
         self._adding = threading.Lock()
         self._reserve_lock = threading.Lock()  # of its name and `has_reserve`
@@ -182,7 +182,7 @@ class SpareFiles:
             return not self.is_short
 
     def _add_spare(self, name: str) -> None:
-        """Make a spare if there is none, and note whether there is space for it."""
+        """Make a spare if there is none, and set `is_short` if the disk has no space for it."""
         self.is_short = False
         try:
             if not self._spares:

@@ -18,9 +18,9 @@ under way, and while nothing before it waits for a sync, which may fail; else th
 until it has caught up. So there is always one that writes. A group that the loop syncs counts as
 reported when it is synced, not before: if the sync fails, its frames are cut.
 
-Nothing is synced once the data directory is no longer the server's (`storage/folders.py`): each
-sync makes the quick check first. `check`, which the loop calls twice a second, also checks that the
-folder still names the file. After an error nothing more is written (`WriteState`). The one
+If the data directory no longer belongs to the server (`storage/folders.py`), nothing is synced:
+each sync makes the quick check first. `check`, which the loop calls twice a second, also checks
+that the file is still in its folder. After an error nothing more is written (`WriteState`). The one
 exception is a new file for which there is no room: nothing was touched then, so the log goes on
 from the LSN where it was, in a new era.
 """
@@ -164,9 +164,10 @@ class WalWriter:
         self._groups.put(WalGroup(group.era, group.file, group.end, group.end, [], False, False))
 
     def check(self) -> None:
-        """Break the log off if its files are not those of the server's data directory any more.
+        """Stop all writing if the files no longer belong to the server's data directory.
 
-        The loop may make these calls: the kernel keeps names that are checked so often in memory.
+        These system calls do not block the loop, because the kernel caches names that are checked
+        this often.
         """
         state = self.state
         if state.broken is None:
@@ -307,9 +308,9 @@ class WalWriter:
 
 
 def _check_name(file: WalFile | None) -> None:
-    """Raise `DirectoryLost` if the file has lost its name: a start would not find it."""
+    """Raise `DirectoryLost` if the file was moved or deleted, so that a start would not find it."""
     if file is None:
         return
     own = identity(os.fstat(file.fd))
-    if identity_at(file.path) not in (own, None):  # None: a failing disk shows in the next write
+    if identity_at(file.path) not in (own, None):  # None: the next write reports the failing disk
         raise DirectoryLost(GONE)
