@@ -62,21 +62,22 @@ class ShardState(IntEnum):
     STOPPED = 5
     NO_ROOM = 6  # the disk is full: the shard reads, and does what makes room
     DAMAGED = 7  # down for good: its data cannot be trusted
-    DIRECTORY_LOST = (
-        8  # its data directory is no longer its own: the shard reads, if it has started
-    )
+    # The data directory no longer belongs to the server. The shard serves reads if it has started.
+    DIRECTORY_LOST = 8
 
 
 class StartFailure(IntEnum):
-    """Why a shard could not start: never renumber, only add. It is started again and again, and the
-    cause remains on the board until it has recovered.
+    """Why a shard could not start: never renumber, only add.
+
+    The supervisor keeps restarting the shard. The cause remains on the board until a start
+    succeeds.
     """
 
     NONE = 0
-    PERMISSION_DENIED = 1  # a file or folder of its data may not be opened
+    PERMISSION_DENIED = 1  # no permission to open a file or folder of its data
     DISK_FULL = 2
     DISK_FAILED = 3
-    START_FAILED = 4  # anything else; the log has it
+    START_FAILED = 4  # any other cause; see the log
 
 
 class FrontState(IntEnum):
@@ -175,9 +176,7 @@ class ShardWords(ProcessWords):
         return self.words[LIMITS_AT : LIMITS_AT + LIMITS]
 
     def clear(self) -> None:
-        """Also: nothing is replayed, no disk is waited for, and nothing waits. Why it could not
-        start remains.
-        """
+        """Also reset the replay progress and both delays. The start failure remains."""
         super().clear()
         self.progress_ppm = self.disk_silent_ms = self.delay_ms = 0
 

@@ -378,13 +378,15 @@ class InboundMessage(msgspec.Struct, Generic[P, R], frozen=True, eq=False):
         self.session.send(subject, data, attachment)
 
     def release(self) -> None:
-        """Release the attachment before the answer: it cannot be read afterwards. Does nothing the
-        second time.
+        """Release the attachment before the reply. It cannot be read afterwards.
+
+        A second call has no effect.
         """
         if self.frame.flags & ARENA:
             self.session.transport.release(self.frame)
-        else:  # the request may wait for long
-            # The payload is decoded, and may be a view of the memory that the attachment is in.
+        else:
+            # The request may wait for a long time, so free the memory now. The payload is already
+            # decoded, and may be a view of the same memory as the attachment.
             for name in ("payload", "attachment"):
                 force_setattr(self.frame, name, b"")
             force_setattr(self, "attachment", b"")

@@ -93,7 +93,8 @@ class Expiry(Service):
         due_ts = retention.next_expiry(topic, self._engine.store)
         if due_ts is None:
             if topic.committed.ttl_ms:
-                # A config may have emptied it; records to come may be due before that bucket.
+                # A config may have emptied the topic. Later records may be due before the planned
+                # bucket.
                 self._planned.pop(topic.id, None)
                 topic.follow(self._changed)
             return

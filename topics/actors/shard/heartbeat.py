@@ -1,8 +1,8 @@
-"""Heartbeat: what a shard tells of itself on the board.
+"""Heartbeat: publishes the state of a shard on the board.
 
-Twice a second: that its loop lives, how many topics there are, how the disk is, and whether the
-data directory is still the server's. A topic whose records turn out to be ahead of the clock is
-logged once, until it is not ahead any more.
+Twice a second the heartbeat publishes that the loop runs, the number of topics and the state of the
+disk. It also checks whether the data directory still belongs to the server, and whether topics have
+records ahead of the clock. Such a topic is logged once, and again only after it was not ahead.
 
 At the end of a turn, every `LOOK_MS`: how long a message that comes now will wait. That is the sum
 of two waits: for a turn, while more waits than a turn takes; and for the log, beyond the two writes
@@ -24,7 +24,7 @@ from topics.actors.shard.service import Service
 from topics.process import logs
 
 LOOK_MS: Final = 20
-NAMES_MAX: Final = 64  # of topics in a line of the log
+NAMES_MAX: Final = 64  # topic names in one log line
 
 log: Final = structlog.get_logger()
 
@@ -43,8 +43,9 @@ class Heartbeat(Service):
         self._context.deadlines.call_each_beat(self.beat)
 
     def beat(self) -> None:
-        """One sign of life. Each sweeps idempotency keys that are over, and checks some topics
-        against the clock.
+        """Publish one heartbeat.
+
+        Also remove some expired idempotency keys, and check some topics against the clock.
         """
         words = self._context.words
         words.heartbeat_ms = time.monotonic_ns() // 1_000_000

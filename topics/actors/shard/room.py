@@ -3,7 +3,7 @@
     READY      --no room was met, or the reserve is used up--> NO_ROOM
     NO_ROOM    --a file for what comes next, and the reserve, were found--> READY
     both       --the log has failed--> READ_ONLY, until the process starts anew
-    both       --the data directory is not the server's any more--> DIRECTORY_LOST, likewise
+    both       --the data directory no longer belongs to the server--> DIRECTORY_LOST, likewise
 
 In NO_ROOM changes that make room are still done; changes that grow the log are refused. A start
 that the log has no room to note is NO_ROOM, too, and refuses both.

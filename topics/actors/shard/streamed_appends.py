@@ -113,7 +113,7 @@ class StreamedAppends(Service):
             self._engine.table.let_go(topic)
 
     async def _frees(self, error: OSError) -> bool:
-        """Whether the disk was full and has space now that a backup kept."""
+        """Return whether the disk was full, and breaking a backup's pin has freed space."""
         return error.errno in FULL and await self._make_room()
 
     async def _decode(self, body: Buffer) -> AppendBody:

@@ -8,9 +8,10 @@
 
 Append first, delete second: after a crash in between the DYING rows tell which jobs are to be
 moved, and the key of each copy that it is there. One batch of a queue is under way at a time, until
-it is known of each job whether the target has it: only then comes another one, so the target needs
-to know no keys but those of the last batch (``decisions/0049``). A backup waits for that, too. A
-job that a cap, its age or a delete takes meanwhile is not counted; its copy may be there.
+it is known of each job whether the target has it. Only then the next batch starts, so the target
+has to remember the keys of the last batch only (``decisions/0049``). A backup waits for that, too.
+A job that a cap, its age or a delete removes in the meantime is not counted as dead-lettered, but
+the target may have its copy.
 """
 
 from __future__ import annotations
@@ -52,10 +53,12 @@ Rule = tuple[str | None, int]
 
 @dataclass(eq=False, slots=True)
 class Move:
-    """A queue whose dead jobs are being moved, or wait for another attempt (``retry``). The
-    ``rule`` is that of the batch under way; ``trouble``: code of what stopped the last one;
-    ``target_shard``: to which it counts as under way. ``is_unsettled``: the target may have
-    copies of jobs that are still in the queue, so the move counts in `Moves`.
+    """A queue whose dead jobs are being moved, or wait for another attempt (``retry``).
+
+    ``rule`` is the rule of the batch in flight, and ``trouble`` the error code that stopped the
+    last one. ``target_shard`` is the shard for which the batch counts as in flight. With
+    ``is_unsettled``, the target may have copies of jobs that are still in the queue, so the move
+    counts in `Moves`.
     """
 
     topic: Topic
@@ -119,7 +122,7 @@ class DeadLetters(Service):
         """The queue may have dead jobs. Only inside of a turn."""
         if topic.id not in self._moves and _is_moving(topic):
             move = self._moves[topic.id] = Move(topic, _rule(topic.config))
-            if jobs_of(topic).dying:  # a restart has found them
+            if jobs_of(topic).dying:  # found by a restart
                 self._unsettle(move)
             self._begin(move)
 
@@ -218,8 +221,10 @@ class DeadLetters(Service):
             self._copy(move, jobs)
 
     def _copy(self, move: Move, jobs: Sequence[Taken]) -> None:
-        """Append those jobs that are still there. A hold waits for a batch whose fate is not known,
-        so that it must not wait for the hold.
+        """Append copies of the jobs that are still in the queue.
+
+        A hold waits for a batch whose result is unknown. So such a batch must not wait for the
+        hold.
         """
         moves = self._context.moves
         if not move.is_unsettled and moves.defer_if_held(partial(self._copy, move, jobs)):

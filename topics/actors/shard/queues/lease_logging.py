@@ -1,10 +1,11 @@
 """Lease logging: writes the leases and delivery counts of a queue when its leases become durable.
 
-    PUT committed --> slices of jobs, one frame or more each, after one another --> PUT answered
+    PUT committed --> slices of jobs, in sequence, one frame or more each --> PUT answered
 
-The TOPIC frame of the PUT comes first. Whatever changes a lease from then on has its own frame, so
-a slice that shows a job as it is then never contradicts a later frame. `Jobs.unlogged` is set until
-the last slice is durable: another PUT that finds it set writes all slices again before its answer.
+The TOPIC frame of the PUT is written first. Every later change of a lease has its own frame. So a
+slice, which contains the current state of its jobs, never contradicts a later frame.
+`Jobs.unlogged` is set until the last slice is durable. Another PUT that finds it set writes all
+slices again before its response.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from topics.engine.queue.ledger import keeps_leases
 from topics.engine.topic import Topic
 from topics.storage.wal.progress import Progress
 
-SLICE_JOBS = 2048  # some milliseconds, and one sync where the class asks for it
+SLICE_JOBS = 2048  # takes a few milliseconds, and one sync if the durability class requires it
 
 Done = Callable[[OSError | None], None]
 
@@ -33,19 +34,20 @@ class LeaseLogging:
 
     @staticmethod
     def is_due(topic: Topic) -> bool:
-        """Whether the log must have the leases of this topic and lacks some."""
+        """Return whether the log lacks leases of this topic that must be durable."""
         has_unlogged = topic.jobs is not None and topic.jobs.unlogged is not None
         return has_unlogged and keeps_leases(topic.config) and not topic.deleted
 
     def log(self, topic: Topic, done: Done) -> None:
-        """Call ``done`` as soon as the leases are durable, with the error if the log refused them.
-        Call it also if the topic is deleted in the meantime or its leases are not durable again.
+        """Log the leases, and call ``done`` when they are durable or with the error of the log.
+
+        Also call ``done`` if the topic is deleted, or its leases need not be durable any longer.
         """
         jobs = jobs_of(topic)
         self._step(topic, jobs.listed(), 0, jobs.unlogged, done)
 
     def _step(self, topic: Topic, seqs: list[int], start: int, cause: object, done: Done) -> None:
-        """Log the slice from ``start`` on. Only inside of a turn."""
+        """Log the slice from ``start`` on. Call this only within an iteration of the loop."""
         jobs = jobs_of(topic)
         if not self.is_due(topic) or jobs.unlogged is not cause:
             return done(None)
@@ -62,7 +64,7 @@ class LeaseLogging:
         def settle(result: Progress | OSError) -> None:
             if isinstance(result, OSError):
                 done(result)
-            else:  # in an iteration of its own: messages come between
+            else:  # in a later iteration, so that messages are served in between
                 self._context.deadlines.call_at(-math.inf, following)
 
         if change.frames:

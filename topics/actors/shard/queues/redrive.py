@@ -2,14 +2,16 @@
 
 A window of records at a time: one message to each of their targets, and a delete of what each has
 taken. Append first, delete second; the key of a copy keeps a redrive that is repeated after a crash
-from doubling it. One redrive of a topic runs at a time, others wait for it. After `TIME_MAX_S` it
-chooses no more and is answered with what was moved by then; the window in flight is still finished.
+from duplicating the record. One redrive of a topic runs at a time, and others wait for it. After
+`TIME_MAX_S` a redrive chooses no further records and returns the number of records moved so far.
+The window in flight is still finished.
 
     search a slice --> wait until moves may begin --> choose --> send --> all settled --> search ...
                                                         '-- nothing to send --> search ...
     over: count what remains, slice by slice --> answer
 
-Its lock and its part in `Moves` last from the first copy of a window until no copy is in flight.
+A redrive holds its lock and its entry in `Moves` from the first copy of a window until no copy is
+in flight.
 """
 
 from __future__ import annotations
@@ -86,8 +88,9 @@ class Redrives(Service):
         return not (transfer.is_over or self._context.is_stopping)
 
     async def _move_window(self, transfer: Transfer) -> None:
-        """Move a window of records, and wait until each of them is moved or put back. A backup
-        waits for that, too.
+        """Move a window of records, and wait until each record is moved or put back.
+
+        A backup waits for that, too.
         """
         context = self._context
         try:
@@ -113,8 +116,9 @@ class Redrives(Service):
         context.moves.leave()
 
     async def _take_turn(self, step: Callable[[], Result]) -> Result:
-        """Take a step of a few milliseconds. All redrives of the shard together take one in each
-        iteration of its loop.
+        """Run a step of a few milliseconds.
+
+        In each iteration of the shard loop, only one redrive of the shard runs a step.
         """
         async with self._slices:
             return step()
@@ -180,8 +184,9 @@ class Redrives(Service):
         return True
 
     async def _answer(self, transfer: Transfer) -> None:
-        """Count what remains, and answer. Copies may still be in flight: they count as remaining
-        until they are moved.
+        """Count the remaining records, and send the result.
+
+        Copies that are still in flight count as remaining until they are moved.
         """
         if not self._begin_answer(transfer):
             return

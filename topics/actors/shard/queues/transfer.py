@@ -1,12 +1,12 @@
-"""Transfer: one redrive in progress, with what it has chosen, moved and skipped.
+"""Transfer: one redrive in progress, with the records that it has chosen, moved and skipped.
 
-selected --> chosen: set aside, in flight --> moved
+selected --> chosen: hidden from clients, in flight --> moved
    |           '--> skipped: put back
    |--> skipped: no target, or one that is forbidden or has refused another record
-   |--> passed over: leased, or on their way already
-   '--> counted, for the answer: what is not reached
+   |--> passed over: leased, or already being moved
+   '--> counted for the result: not reached in time
 
-Records are searched and counted slice by slice, and the caller lets others run between two slices.
+Records are searched and counted slice by slice. The caller lets other work run between two slices.
 """
 
 from __future__ import annotations
@@ -49,9 +49,7 @@ class Skip(NamedTuple):
 
 
 class Transfer:
-    """One redrive. ``in_flight``: seqs of the records that were chosen and are neither moved nor
-    put back.
-    """
+    """One redrive. ``in_flight``: the seqs of chosen records that are not yet moved or put back."""
 
     def __init__(
         self, request: RedriveCall, topic: Topic, asked: Redrive, engine: ShardEngine
@@ -63,8 +61,8 @@ class Transfer:
         self.moved = self.skipped = 0
         self.reason: Skip | None = None  # the first record that was skipped
         self.in_flight: set[int] = set()
-        self._settled = trio.Event()  # set when nothing is in flight any more
-        self._counted = 0  # records that remain, of those that were counted
+        self._settled = trio.Event()  # set when no record is in flight any longer
+        self._counted = 0  # remaining records among the counted ones
         self._engine = engine
         self._selection = selection.select(topic, engine.store, asked.before_seq, asked.match)
         self._passed_over: list[int] = []
@@ -85,8 +83,9 @@ class Transfer:
 
     @property
     def remaining(self) -> int:
-        """How many records still match, without those that were skipped; known once all are
-        counted.
+        """The number of records that still match, without skipped ones.
+
+        The number is complete when all records are counted.
         """
         if self.topic.deleted:
             return 0
@@ -94,7 +93,7 @@ class Transfer:
         return self._counted + selection.count_live(self.topic, self._engine.store, in_flight)
 
     async def wait_settled(self) -> None:
-        """Wait until nothing is in flight."""
+        """Wait until no record is in flight."""
         while self.in_flight:
             self._settled = trio.Event()
             await self._settled.wait()
@@ -107,10 +106,10 @@ class Transfer:
             self._selection.search()
 
     def choose(self, now: Now) -> dict[str, list[Copy]]:
-        """Set the next window of records aside: copies for each target, in the order of seqs. They
-        are in flight, and nothing else may be.
+        """Choose the next window of records, and return copies for each target in order of seqs.
 
-        There may be more to choose even if this window has none.
+        The records are in flight afterwards, and hidden from clients. No other records may be in
+        flight. An empty window does not mean that all records are chosen.
         """
         assert not self.in_flight, "one window is in flight at a time"
         found: dict[str, list[Copy]] = {}
@@ -130,10 +129,10 @@ class Transfer:
         self.is_stopped = self.is_stopped or self._selection.is_exhausted
         return found
 
-    # Counting, when no more is to be chosen
+    # Counting, when no further records are chosen
 
     def count_slice(self, now: Now) -> bool:
-        """Count a slice of the records that remain; False: all are counted."""
+        """Count a slice of the remaining records. Return False when all are counted."""
         topic, store = self.topic, self._engine.store
         if topic.deleted:
             return False
@@ -147,7 +146,7 @@ class Transfer:
             return False
         elif self.asked.to not in self._refused:
             self._counted += self._selection.count_slice()
-        elif topic.jobs is None:  # the only target takes no more
+        elif topic.jobs is None:  # the only target refuses further records
             self.skipped += self._selection.count_slice()
         else:
             self._selection.search()

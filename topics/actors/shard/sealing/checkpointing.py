@@ -98,7 +98,7 @@ class Checkpointing:
         checkpoints.write(folder, self._wal.next_lsn, replay_from, items, clean=True)
 
     def _items(self, numbers: list[int], *, is_last: bool) -> Iterator[Item | None]:
-        """As `items_to_keep`."""
+        """Return the items of a checkpoint, see `items_to_keep`."""
         commits, known = self._commits, {"segments": numbers, "boot": self._shard.boot}
         return items_to_keep(self._table, known, commits.position_of, commits.now, is_last=is_last)
 

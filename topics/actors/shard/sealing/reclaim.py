@@ -3,16 +3,16 @@
     extent     the index no longer names it        -> punched, two checkpoints later
     segment    the index names none of its extents -> unlinked, when no checkpoint on disk names it
     blob       a segment holds its records         -> unlinked, two checkpoints later
-               its topic is deleted, durably       -> unlinked
+               the delete of its topic is durable  -> unlinked
     log file   its records are in segments         -> used again or unlinked, when it ends below the
                                                       older checkpoint's ``replay_from``
 
 Two checkpoints stand on the disk, and a start may need either. What a checkpoint no longer needs
 is therefore kept until it is the older of the two. An error leaves the rest for the next time.
-Nothing is given back that a checkpoint on disk, or the index, still names. While a backup copies
-what a checkpoint names (`Pin`) nothing is given back at all. The pin breaks as soon as a log file,
-a spare, a blob, a segment of new records or a checkpoint finds no space (``sealing.py``): no backup
-stops a writer.
+Nothing that a checkpoint on disk or the index still names is released. While a backup copies the
+files of a checkpoint (`Pin`), nothing is released at all. The pin breaks as soon as the disk has no
+space for a log file, a spare, a blob, a segment of new records or a checkpoint (``sealing.py``). So
+a backup never stops a writer.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Reclaim:
             for extent in self._segments.segments[number].unpunched(extents)
         ]
         self._blobs = list(shard.absorbed)
-        self._unneeded_blobs: list[Path] = []  # of deleted topics: no start needs them
+        self._unneeded_blobs: list[Path] = []  # of deleted topics; no start needs these blobs
         self._freed: deque[Freed] = deque()  # by checkpoint, the newest last
         self._detached: list[WalFile] = []
         self.pin: Pin | None = None
@@ -110,7 +110,7 @@ class Reclaim:
         self.sealed += 1
 
     def drop_blobs(self, paths: list[Path]) -> None:
-        """The topic of these blobs is deleted, durably."""
+        """Remove the blobs of a durably deleted topic, after the backup in progress if any."""
         if self.pin is not None:
             self.pin.blobs += paths
             self._unneeded_blobs += paths
@@ -175,7 +175,10 @@ class Reclaim:
         self._freed.append(freed)
 
     async def free(self) -> None:
-        """Give back what both checkpoints on disk can spare, unless a pin holds. Raises OSError."""
+        """Release everything that neither checkpoint on disk needs, unless a pin is held.
+
+        Raise OSError.
+        """
         if self.pin is not None:
             return
         unneeded = self._unneeded_blobs[:]
@@ -200,7 +203,10 @@ class Reclaim:
             del self._detached[0]
 
     def break_pin(self) -> bool:
-        """End the backup under way, because its space is needed; whether there was one."""
+        """Abort the backup in progress, because its space is needed.
+
+        Return whether there was one.
+        """
         if self.pin is None:
             return False
         self.pin.is_broken, self.pin = True, None

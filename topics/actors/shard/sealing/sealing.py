@@ -11,11 +11,12 @@ All of it runs in the shard's loop in steps of about a millisecond; only file ca
 A run that fails leaves everything as it was and starts anew later; the log grows meanwhile. A
 broken log ends sealing: its files are found by name, and the names may belong to other files.
 
-A backup keeps files that nothing else needs (`Pin`). When any file of the shard finds no space, the
-pin breaks, what it kept is freed, and the write is tried once more: that of a blob by its own task,
-which waits in `make_room`; that of a segment or a checkpoint by this one. A spare log file is made
-when the file before it is half full. If that fails, the pin breaks before the log needs the spare.
-Merging alone does without: it is no writer's, and the next writer breaks the pin.
+A backup keeps files that nothing else needs (`Pin`). If the disk has no space for a file of the
+shard, the pin breaks, the files that it kept are deleted, and the write is retried once. The task
+of a blob waits in `make_room` and then retries; the sealing task retries segments and checkpoints.
+A spare log file is made when the file before it is half full. If that fails, the pin breaks before
+the log needs the spare. A full disk during a merge does not break the pin, because no client waits
+for a merge.
 
 A full log file is sealed at once, unless the log grows fast: a burst of a few files has the disk
 and the interpreter to itself, and is sealed when it is over. Each step of the work is followed by a
@@ -82,8 +83,8 @@ class Sealing(Service):
         self.store.on_release = self.reclaim.release_extent
         self.store.on_blobs_gone = self.reclaim.drop_blobs
         self._asked: tuple[Pin, Callable[[OSError | None], object]] | None = None
-        self._freed: trio.Event | None = None  # set when a broken pin's files are freed
-        self._pause_between = trio.CancelScope()  # of the rounds
+        self._freed: trio.Event | None = None  # set when the files of a broken pin are deleted
+        self._pause_between = trio.CancelScope()  # the pause between two rounds
 
     # For a backup
 
@@ -112,16 +113,17 @@ class Sealing(Service):
             self._break_pin()
         then(error)
 
-    # For writers that met a full disk
+    # For writers that found the disk full
 
     def on_loss(self) -> None:
-        """Break the pin soon: perhaps the log found no space."""
+        """Start the next round early, because the log may lack space that a pin keeps."""
         if self.reclaim.pin is not None:
             self._pause_between.cancel()
 
     async def make_room(self) -> bool:
-        """Break the pin of a backup, and return when what it kept is freed. False: there is none,
-        so another attempt finds no more space.
+        """Break the pin of a backup, and wait until the files that it kept are deleted.
+
+        Return False if another attempt finds no more space, for example because there is no backup.
         """
         if self.wal.failed is not None or not (self._break_pin() or self._freed is not None):
             return False
@@ -132,7 +134,7 @@ class Sealing(Service):
         return True
 
     def _break_pin(self) -> bool:
-        """Break the pin, and let the next round free what it kept; whether there was one."""
+        """Break the pin, so that the next round deletes its files. Return whether there was one."""
         if not self.reclaim.break_pin():
             return False
         log.warning("backup broken off: the disk is full", folder=str(self.wal.folder))
@@ -140,14 +142,14 @@ class Sealing(Service):
         return True
 
     async def _keep_log_space(self) -> None:
-        """Break the pin if the next log file, or the reserve, finds no space."""
+        """Break the pin if the disk has no space for the next log file or the reserve."""
         if self.reclaim.pin is None or not self.wal.lacks_files:
             return
         if not await trio.to_thread.run_sync(self.wal.find_room):
             self._break_pin()
 
     async def _free_broken(self) -> None:
-        """Free what a broken pin kept."""
+        """Delete the files that a broken pin kept."""
         if self._freed is None:
             return
         try:
@@ -178,7 +180,7 @@ class Sealing(Service):
                 log.warning("sealing failed", error=str(error), again_s=interval_s)
             with trio.CancelScope() as self._pause_between:
                 if self._freed is not None:
-                    pass  # a writer waits
+                    pass  # a writer waits for the space
                 elif self._seen_lsn == begun_lsn and interval_s == ROUND_INTERVAL_S:
                     await wait_beat()
                 else:
@@ -188,7 +190,10 @@ class Sealing(Service):
             self._asked[1](self.wal.failed)
 
     async def _round(self) -> None:
-        """Do what is due; once more if the disk was full and has the space that a backup kept."""
+        """Do the work that is due. If the disk is full, break a pin if there is one and retry once.
+
+        The retry uses the space that the backup kept.
+        """
         try:
             await self._work()
         except OSError as error:
