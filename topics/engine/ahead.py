@@ -1,8 +1,9 @@
 """Ahead of the clock: finds topics whose newest `$ts` is in the future (decision 0076).
 
-`$ts` never goes back within a topic. So a wall clock that was wrong for a moment leaves records
-that no age removes until the clock has passed their `$ts`, and all later records of the topic get
-the same `$ts`. Nothing else shows that. A call of `sweep` checks a bounded number of topics.
+`$ts` never decreases within a topic. If the wall clock was ahead for a moment, the maximum age does
+not remove the records of that moment until the clock has passed their `$ts`, and all later records
+of the topic get the same `$ts`. No other check detects this. Each call of `sweep` checks a bounded
+number of topics.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from typing import Final
 from topics.engine.now import Now
 from topics.engine.topic import Topic
 
-AHEAD_MS: Final = 3_600_000  # less is the drift of a clock, or the hour of a wrong time zone
-SWEEP_TOPICS: Final = 1024  # a tenth of a millisecond
+AHEAD_MS: Final = 3_600_000  # tolerates clock drift and a time zone that is wrong by an hour
+SWEEP_TOPICS: Final = 1024  # takes a tenth of a millisecond
 
 
 class AheadOfClock:
-    """The topics of one shard that are ahead, as of the last pass over all topics. ``found``: their
-    ids.
+    """Tracks which topics of one shard are ahead of the clock. ``found`` contains their ids, as of
+    the last check of each topic.
     """
 
     def __init__(self) -> None:

@@ -44,7 +44,7 @@ def cut_to(topic: Topic, seq: int, store: Store) -> int:
 
 
 def count_below(topic: Topic, seq: int, store: Store) -> int:
-    """Return how many live records `cut_to` would remove."""
+    """Return the number of live records that `cut_to` would remove."""
     index, start_seq = topic.index, topic.start_seq
     if seq <= start_seq:
         return 0

@@ -1,9 +1,10 @@
 """Retention: caps and age decide what a topic keeps (§0.7, §1.1).
 
 Caps are applied when a write or a config is committed, age when a config is committed and before
-every answer. The oldest records go first, whoever holds a lease of them. A topic that rejects
-refuses a write that does not fit: what is committed and what is pending count. So no write removes
-a record of it. A config with a lower cap or age does, because its owner asked for that.
+every answer. The oldest records are removed first, even if they are leased. A topic with
+``discard`` "reject" refuses a write that does not fit; committed and pending records count. So no
+write removes a record of such a topic. A config with a lower cap or age does, because its owner
+requested that.
 
     start_seq     the first live record, or head_seq + 1: `earliest_seq` of every answer
     floors        for each cause (`Floors`): the seq below which it took something
@@ -52,14 +53,14 @@ def apply_caps(topic: Topic, store: Store) -> None:
 
 
 def _over(topic: Topic, config: TopicConfig) -> tuple[int, int]:
-    """Records and bytes beyond the caps of ``config``; 0 or less if there are none."""
+    """Return the records and bytes in excess of the caps of ``config``; 0 or less if none."""
     over_count = topic.count - config.cap_records if config.cap_records else 0
     over_bytes = topic.bytes - config.cap_bytes if config.cap_bytes else 0
     return over_count, over_bytes
 
 
 def count_beyond(topic: Topic, config: TopicConfig, now_ts: int, store: Store) -> int:
-    """Return how many live records caps and age of ``config`` would remove now."""
+    """Return the number of live records that the caps and age of ``config`` would remove now."""
     if not topic.count:
         return 0
     seq, (over_count, over_bytes) = topic.start_seq, _over(topic, config)

@@ -1,11 +1,12 @@
 """Selection: the live records of a topic below a seq, all or those with a tag, oldest first.
 
-    search: the seqs of the next slice --> found --> take: those of them that still live
-                                             '-----> count_slice: only the number of them
+    search: the seqs of the next slice --> found --> take: the seqs that are still live
+                                             '-----> count_slice: only their number
 
-One slice takes a few milliseconds to find, however many records match, so a caller that lets others
-run between two slices never stops its shard. Each record is taken once. A record that leaves the
-topic before it is taken is passed over, and so is one of which it cannot be read whether it lives.
+Finding one slice takes a few milliseconds, regardless of the number of matching records. So a
+caller that lets other work run between two slices never blocks its shard. Each record is taken
+once. A record is skipped if it is removed from the topic before it is taken, or if it cannot be
+determined whether it is live.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from topics.formats.ranges import IndexRun
 
 
 class Selection:
-    """The records below ``bound`` that match, if a match is given."""
+    """The records below ``bound``, or only those that match if a match is given."""
 
     __slots__ = ("_bound", "_found", "_match", "_next", "_store", "_taken", "_topic")
 
@@ -33,16 +34,17 @@ class Selection:
         self._bound = min(bound, topic.head_seq + 1)
         self._next = topic.start_seq  # the search continues here
         self._found: Sequence[int] = ()
-        self._taken = 0  # of those that were found
+        self._taken = 0  # number of found seqs that were taken
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether no record is left to be taken."""
+        """Whether all records have been taken."""
         return self._taken == len(self._found) and self._next >= self._bound
 
     def search(self) -> None:
-        """Find the next slice, unless some of the last one are left to be taken. A slice may hold
-        no record that matches.
+        """Find the next slice, unless records of the last slice have not been taken yet.
+
+        A slice may contain no matching record.
         """
         if self._taken < len(self._found) or self.is_exhausted:
             return
@@ -55,7 +57,7 @@ class Selection:
             )
 
     def take(self, count: int = sys.maxsize) -> list[int]:
-        """The next ones of those that were found, at most ``count``; none: search again."""
+        """Return the next found seqs, at most ``count``. Call `search` again if there are none."""
         while self._taken < len(self._found):
             seqs = self._found[self._taken : self._taken + count]
             self._taken += len(seqs)
@@ -65,7 +67,7 @@ class Selection:
         return []
 
     def count_slice(self) -> int:
-        """Take the next slice; the number of its records."""
+        """Take the next slice, and return the number of its records."""
         if self._match is not None or self._taken < len(self._found):
             self.search()
             seqs = self._found[self._taken :]
@@ -76,14 +78,15 @@ class Selection:
         if at == len(index):
             self._next = self._bound
             return 0
-        # Of the first entry a part may be meant, and so may be of the last: it is a first one then.
+        # Only a part of the first entry may be selected, so it is counted record by record. An
+        # entry that reaches beyond the bound becomes the first entry of the next slice.
         first = _live_in(topic, at, self._next, self._bound, self._store)
         stop = max(at + 1, min(index.find(self._bound), at + SLICE_ENTRIES))
         self._next = index.entry(stop)[0] if stop < len(index) else self._bound
         return sum(end - begin for begin, end in first) + index.totals(at + 1, stop)[0]
 
     def _live_slice(self) -> tuple[list[int], int]:
-        """The live seqs of a slice, and the seq where the next slice begins."""
+        """Return the live seqs of a slice, and the seq at which the next slice begins."""
         topic, index, seqs = self._topic, self._topic.index, list[int]()
         begin = max(self._next, topic.start_seq)
         bound = min(self._bound, begin + SLICE_LOOKS)

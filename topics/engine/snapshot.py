@@ -45,10 +45,12 @@ def items_to_keep(
     *,
     is_last: bool,
 ) -> Iterator[dict[str, Any] | None]:
-    """All items of a checkpoint, each to be encoded at once. None: others may run before the next
-    one. ``known``: what the item of the shard has besides; ``position_of``: the LSN before which
-    every change of a topic is committed, and from which on none is. ``is_last``: nothing is written
-    after it, because the shard stops.
+    """Yield all items of a checkpoint, each to be encoded immediately.
+
+    After a None, other work may run before the next item. ``known`` has additional fields for the
+    item of the shard. ``position_of`` returns the LSN that separates the committed changes of a
+    topic from the later ones. ``is_last``: nothing is written after this checkpoint, because the
+    shard stops.
     """
     yield {**snapshot_shard(table), **known}
     for count, topic in enumerate(topics_to_keep(table), 1):
@@ -131,9 +133,9 @@ def jobs_to_keep(topic: Topic, now: Now, *, is_last: bool = False) -> Iterator[d
     Changes of leases are effective before they are committed, so a part may know of frames beyond
     the LSN of the topic: see `Ledger`. They are undone only together with the checkpoint.
 
-    Where the log has no leases, only the checkpoint of an orderly stop (``is_last``) has
-    deliveries, delays of nacks and errors. A start after a kill that reads this checkpoint again
-    finds each of them as it was at that stop. It finds none after a later checkpoint.
+    If the log has no leases, only the checkpoint of an orderly stop (``is_last``) contains
+    deliveries, delays of nacks and errors. If the process is killed before the next checkpoint, the
+    next start reads their state at that stop. After a later checkpoint they are lost.
     """
     if topic.jobs is not None:
         ledgers = topic.jobs.ledgers(

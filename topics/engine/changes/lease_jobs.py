@@ -136,12 +136,12 @@ class ExtendLeases(LeaseChange):
 
 
 class LogLeases(LeaseChange):
-    """What the leases and counts of jobs are, for a log that did not have them before."""
+    """Adds the current leases and delivery counts of jobs to a log that lacked them."""
 
     __slots__ = ()
 
     def take_back(self) -> None:
-        """Nothing has been done to the jobs."""
+        """Do nothing, because this change does not modify the jobs."""
 
 
 class DyingJobs(LeaseChange):
@@ -312,8 +312,10 @@ def dying(topic: Topic, max_jobs: int, now: Now) -> LeaseChange:
 
 
 def log_leases(topic: Topic, seqs: Iterable[int], now: Now) -> LogLeases:
-    """Log the leases and counts of these jobs as they are now, because leases have become durable.
-    Jobs that were never delivered have no frame, and those that are dying have one already.
+    """Return frames with the current leases and delivery counts of these jobs.
+
+    They are logged when the leases of a queue become durable. Jobs that were never delivered need
+    no frame, and DYING jobs already have one.
     """
     jobs, listed = jobs_of(topic), list[tuple[int, JobRow, str | None]]()
     for seq in seqs:
@@ -321,7 +323,7 @@ def log_leases(topic: Topic, seqs: Iterable[int], now: Now) -> LogLeases:
         if row is not None and row.state is not JobState.DYING:
             listed.append((seq, row, jobs.errors.get(seq)))
     frames = list[Frame]()
-    # Consecutive jobs only: free jobs keep their order.
+    # Group only consecutive jobs, so that free jobs keep their order.
     for (state, until_ts, node, error), some in itertools.groupby(listed, _what_they_share):
         alike = [*some]
         shared = [seq for seq, _, _ in alike], [row.deliveries for _, row, _ in alike]
@@ -340,7 +342,7 @@ def log_leases(topic: Topic, seqs: Iterable[int], now: Now) -> LogLeases:
 def _what_they_share(
     job: tuple[int, JobRow, str | None],
 ) -> tuple[JobState, int, str, str | None]:
-    """Jobs that share this are in one frame."""
+    """Return the grouping key: consecutive jobs with equal keys are stored in one frame."""
     _, row, error = job
     return row.state, row.until_ts, row.node, error
 

@@ -28,8 +28,8 @@ from topics.formats.ranges import united
 
 
 class Plan(NamedTuple):
-    """What a PUT would do. ``epoch``: of the topic, None if it would be made. ``dropped``: the
-    number of records that it would remove.
+    """The effect that a PUT would have. ``epoch`` is None if the PUT would create the topic.
+    ``dropped`` is the number of records that it would remove.
     """
 
     config: TopicConfig
@@ -38,8 +38,8 @@ class Plan(NamedTuple):
 
 
 class PutTopic(Change):
-    """A topic made or configured; ``before``: the config to return to, None when it was made.
-    ``dropped``: the number of records that the commit has removed.
+    """Creates or configures a topic. ``before`` is the previous config, None for a new topic.
+    ``dropped`` is the number of records that the commit has removed.
     """
 
     __slots__ = ("_now_ts", "before", "config", "created", "dropped", "ts_ceiling")
@@ -55,7 +55,7 @@ class PutTopic(Change):
 
     @property
     def changes_limits(self) -> bool:
-        """Whether an existing topic has another cap or age now."""
+        """Whether the PUT changed a cap or the maximum age of an existing topic."""
         return self.before is not None and _limits(self.before) != _limits(self.config)
 
     def commit(self, table: TopicTable, /) -> None:
@@ -97,8 +97,9 @@ def plan(
     now: Now,
     prefixes: list[str] | None = None,
 ) -> Plan:
-    """Return what `decide` and the commit of its change would do. Nothing is changed. Raises as
-    `decide`.
+    """Return the effect that `decide` and the commit of its change would have.
+
+    Change nothing. Raise the same errors as `decide`.
     """
     topic = table.by_name.get(name)
     config = merge(name, topic.config if topic else None, patch)

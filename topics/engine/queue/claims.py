@@ -278,15 +278,16 @@ def dead(topic: Topic, store: Store, max_jobs: int, max_bytes: int, now: Now) ->
 
 
 def set_aside(topic: Topic, seqs: Iterable[int], now: Now) -> list[int]:
-    """Those of these records that are not busy, of a queue or a log. No client may claim them until
-    they are put back or removed.
+    """Reserve the records that are not busy, and return their seqs. The topic is a queue or a log.
+
+    No client may claim these records until they are put back or removed.
     """
     jobs = topic.jobs
     return [seq for seq in seqs if jobs is None or jobs.set_aside(seq, now.ms)]
 
 
 def count_busy(topic: Topic, seqs: Iterable[int], now: Now) -> int:
-    """The number of those of these records that `set_aside` would leave out."""
+    """Return the number of these records that `set_aside` would leave out."""
     jobs = topic.jobs
     return 0 if jobs is None else sum(jobs.is_busy(seq, now.ms) for seq in seqs)
 

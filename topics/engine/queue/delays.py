@@ -33,8 +33,9 @@ class _Block(NamedTuple):
 
 
 class Delays(MutableMapping[int, int]):
-    """When each job is due (wall ms), by seq, rising. ``waiting``: how many jobs are not due;
-    ``ends`` counts their times.
+    """Due time of each delayed job (wall ms), by seq, in ascending order.
+
+    ``waiting`` is the number of jobs that are not due, and ``ends`` counts their due times.
     """
 
     __slots__ = ("_blocks", "_count", "_firsts", "ends", "waiting")
@@ -140,7 +141,7 @@ class Delays(MutableMapping[int, int]):
         return block.due[row]
 
     def _end_wait(self, times: array[int]) -> None:
-        """Rows with these ``until`` do not wait any more."""
+        """Count the rows with these ``until`` times as no longer waiting."""
         if len(times) == 1:
             counts = {times[0]: 1}
         elif self.waiting:

@@ -12,10 +12,11 @@ Every live record is in one state. Only the fresh are not listed: they are the l
 ``cursor`` on that ``_apart`` does not name. So the cost of a claim does not depend on how many jobs
 wait or are set aside, and what is ready is what remains of the live ones.
 
-What takes time for each job is bounded: a pass takes `PASS_STEPS` steps in vain at most, and then
-`is_unfinished`; `advance` ends `ADVANCE_MAX` leases and delays at once. The next call continues,
-`ADVANCE_PAUSE_MS` later or as soon as a pass finds fewer jobs than it wants. The counters include
-those that are over and not ended yet (`Tally`), so ``ready`` does not wait for any of that.
+Work that grows with the number of jobs is bounded. A pass takes at most `PASS_STEPS` steps without
+success, and then `is_unfinished` is true. `advance` ends at most `ADVANCE_MAX` leases and delays in
+one call. The next call continues `ADVANCE_PAUSE_MS` later, or as soon as a pass finds fewer jobs
+than requested. The counters treat leases and delays that are over as ended even if `advance` has
+not reached them (`Tally`), so ``ready`` is exact to a few milliseconds.
 
 Leases, delays after a nack and delivery times run on the monotonic clock. A record that a cap, its
 age or a delete takes leaves every state at once (`cut`, `forget_runs`).
@@ -74,8 +75,9 @@ class Apart(Enum):
 
 
 class Hidden(dict[int, int]):
-    """Until when jobs are hidden (monotonic ms), by seq. ``ends`` counts these times. Only the
-    methods below change it.
+    """The time until which each job is hidden (monotonic ms), by seq. ``ends`` counts these times.
+
+    Only the methods below may change the dict.
     """
 
     __slots__ = ("ends",)
@@ -94,7 +96,7 @@ class Hidden(dict[int, int]):
         super().__delitem__(seq)
 
     def pop(self, seq: int, default: Any = None) -> Any:
-        """As that of a dict; None when the job is not hidden."""
+        """Remove and return the time of a job, or ``default`` if the job is not hidden."""
         until_ms = super().pop(seq, None)
         if until_ms is None:
             return default
@@ -141,11 +143,11 @@ class Jobs:
         # a version wrote it whose keys of copies do not name the queue.
         self.doomed: dict[int, str] = {}
         self.aside: dict[int, tuple[Apart, int]] = {}  # on their way to another topic
-        # The change by which leases became durable, until the log has those from before it.
+        # The change that made leases durable, until the log contains the leases from before it.
         self.unlogged: object = None
         self.dead_lettered = 0
         self._paused_until = 0  # monotonic ms: `advance` does nothing before
-        self._behind_at = 0  # monotonic ms of the last `advance` if it has left something to do
+        self._behind_at = 0  # monotonic ms of the last `advance` if it left work; otherwise 0
         self._start_seq = 0  # of the last `cut`
         self.steps_left = 0  # that the pass may still take in vain; 0: it ends
 
@@ -185,8 +187,9 @@ class Jobs:
     # Time
 
     def advance(self, now_ms: int, wanted: int = 0) -> None:
-        """End the leases and delays that are over by ``now_ms``, up to `ADVANCE_MAX` of them.
-        ``wanted``: so many jobs are to be claimed.
+        """End up to `ADVANCE_MAX` leases and delays that are over by ``now_ms``.
+
+        ``wanted`` is the number of jobs that the caller is about to claim.
         """
         if (
             now_ms < self.leases.expiry.next_at
@@ -243,13 +246,15 @@ class Jobs:
 
     @property
     def is_unfinished(self) -> bool:
-        """The last pass has not looked at all jobs: it took too many steps in vain, or the last
-        `advance` has left leases or delays that are over.
+        """Whether the last pass may have missed jobs.
+
+        This is the case if it took too many steps without success, or if the last `advance` left
+        leases or delays that are over.
         """
         return self.steps_left <= 0
 
     def end_pass(self, is_short: bool) -> None:
-        """A pass ends. ``is_short``: it has no job for one of its claimers."""
+        """End a pass. ``is_short``: it found no job for at least one of its claimers."""
         if is_short and self._behind_at:
             self.steps_left = 0
 
@@ -383,15 +388,17 @@ class Jobs:
     # Jobs on their way to another topic
 
     def is_busy(self, seq: int, now_ms: int) -> bool:
-        """Whether the job is held or on its way, so that it cannot be set aside."""
+        """Return whether the job is leased or being moved, so that it cannot be set aside."""
         lease = self.leases.held.get(seq)
         if lease is not None:
             return lease.deadline_ms >= now_ms
         return seq in self.acking or seq in self.dying or seq in self.aside
 
     def set_aside(self, seq: int, now_ms: int) -> bool:
-        """No client may claim this job until `put_back`; False when it is busy. A lease that is
-        over ends, whether `advance` has reached it or not.
+        """Reserve this job, so that no client may claim it until `put_back`.
+
+        Return False if the job is busy. A lease that is over is ended here, even if `advance` has
+        not reached it yet.
         """
         if self.is_busy(seq, now_ms):
             return False
@@ -490,11 +497,13 @@ class Jobs:
     def ledgers(
         self, now: Now, *, with_leases: bool, with_counts: bool = False
     ) -> Iterator[Ledger]:
-        """Return what a restart must know, some jobs at a time. ``with_leases``: also leases and
-        deliveries. ``with_counts``: also deliveries, delays of nacks and errors; all leases end.
+        """Yield the state that a restart needs, some jobs at a time.
 
-        Jobs may change between two steps. Each of those that are listed now is told as it is when
-        its turn comes; all else that changes is told by frames that are written from now on.
+        ``with_leases`` also includes leases and deliveries. ``with_counts`` also includes
+        deliveries, delays of nacks and errors, and ends all leases.
+
+        Jobs may change between two steps. Each job that is listed now is included in its state at
+        the time of its step. All other changes are in frames that are written from now on.
         """
         aside, last = tuple(self.aside), 0  # some may be back among the delayed ones when told
         while delays := [*self._delays.rows(last, LEDGER_STEP)]:
@@ -502,7 +511,7 @@ class Jobs:
             for last, due_ts in delays:
                 ledger.delays.put(last, due_ts, 0)
             yield ledger
-        seqs = [*self.listed(), *aside]  # some may stand there twice
+        seqs = [*self.listed(), *aside]  # some may be listed twice
         for start in range(0, len(seqs), LEDGER_STEP):
             ledger = Ledger()
             for seq in seqs[start : start + LEDGER_STEP]:
@@ -518,8 +527,9 @@ class Jobs:
             yield ledger
 
     def listed(self) -> list[int]:
-        """The seqs of jobs that may have been delivered, in the order of `ledgers`. Some may stand
-        there twice.
+        """Return the seqs of jobs that may have been delivered, in the order of `ledgers`.
+
+        Some seqs may be listed twice.
         """
         return [*chain(*self._lists())]
 
@@ -572,7 +582,8 @@ class Jobs:
 
     def _lists(self) -> tuple[LeaseTable | dict[int, Any], ...]:
         return (
-            # A restart finds ended leases after the free jobs, and the dying ones last.
+            # This is the order after a restart: jobs whose leases ended follow the free jobs, and
+            # DYING jobs are last.
             *(self._free, self._hidden, self.dead, self.aside),
             *(self.leases, self.acking, self.dying),
         )

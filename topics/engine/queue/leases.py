@@ -51,9 +51,9 @@ def lease_id(number: int) -> str:
 
 
 class LeaseTable:
-    """The leases of one queue. ``held``: by seq. ``expiry``: when leases are over, ``ends`` counts
-    these times. ``loosened``: streams that hold fewer than before; whoever serves them takes them
-    out.
+    """The leases of one queue. ``held`` has them by seq. ``expiry`` has the times at which they are
+    over, and ``ends`` counts these times. ``loosened`` has the streams that hold fewer leases than
+    before; the task that serves the streams removes them.
     """
 
     __slots__ = ("_later", "_order", "ends", "expiry", "held", "loosened", "pollers")

@@ -84,7 +84,7 @@ _STATES = {int(state): state for state in JobState}
 
 
 def keeps_leases(config: TopicConfig) -> bool:
-    """Whether the log has leases and deliveries, and not only jobs that are moved."""
+    """Return whether the log contains leases and deliveries, and not only jobs that are moved."""
     return config.leases_durable and config.durability != "ephemeral"
 
 

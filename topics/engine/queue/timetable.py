@@ -9,8 +9,8 @@ Times are monotonic milliseconds.
 
 ``next_at``: nothing is due before it, as far as is known without looking at entries.
 
-What is due is taken in bounded steps. A `Tally` counts the seqs of an owner by their times, so that
-the number of those that are due is known before they are taken.
+Seqs that are due are taken in bounded steps. A `Tally` counts the seqs of an owner by their times,
+so that the number of due seqs is known before they are taken.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ BUCKET_MS = 256
 STALE_MIN = 4096  # a shorter timetable is not swept
 SWEEP_STEP = 16  # entries that are looked at for each that is added: more than are added
 NO_SEQS = array("Q")
-SLOT_MS = 16  # of a tally: a seq is counted as due so much later at most
+SLOT_MS = 16  # of a `Tally`, which counts a seq as due at most this much later
 NEVER = sys.maxsize
 
 
 class Tally:
-    """Counts seqs by the slot of `SLOT_MS` that holds their time."""
+    """Counts seqs by the slot of `SLOT_MS` that contains their time."""
 
     __slots__ = ("_slots",)
 
@@ -51,8 +51,9 @@ class Tally:
             del self._slots[slot]
 
     def due(self, first: int, now_ms: int) -> int:
-        """Return how many seqs are due, those of the slot of ``now_ms`` left out. None is due
-        before ``first``.
+        """Return the number of due seqs, without those in the slot of ``now_ms``.
+
+        The caller guarantees that no seq is due before ``first``.
         """
         slots, begin, end = self._slots, first // SLOT_MS, now_ms // SLOT_MS
         if end - begin <= len(slots):
