@@ -48,9 +48,9 @@ class ExitCode(IntEnum):
     REFUSED = 5  # the API key is missing, unknown, or may not do this
     UNREACHABLE = 6  # no server answers, or it is not ready
     DIFFERENT = 7  # `apply --plan` and others that compare have found differences
-    HUNG_UP = 129  # SIGHUP; not of a server, which reads its keys again
+    HUNG_UP = 129  # SIGHUP; not for a server, which reloads its keys
     INTERRUPTED = 130  # Ctrl-C; of a server only the second one
-    TERMINATED = 143  # SIGTERM; not of a server or `work`, which finish
+    TERMINATED = 143  # SIGTERM; not for a server or `work`, which finish their work
 
     @classmethod
     def sentence(cls) -> str:

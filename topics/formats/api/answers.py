@@ -124,9 +124,10 @@ def configured(
     dropped: int | None,
     dry_run: bool = False,
 ) -> bytes:
-    """Answer to a topic PUT (§1.1) up to ``performance``. ``epoch`` None: a dry run would make the
-    topic. ``dropped``: the number of records that caps and age have removed; None: they are as
-    before.
+    """Return the response to a topic PUT (§1.1) up to ``performance``.
+
+    ``epoch`` is None if a dry run would create the topic. ``dropped`` is the number of records that
+    caps and age have removed, or None if neither has changed.
     """
     return b'{"topic":"%b","created":%b,"config":%b%b%b%b' % (
         topic.encode(),

@@ -83,7 +83,7 @@ def decode_append(body: Buffer, header_key: str | None, limits: Limits) -> Appen
     except (msgspec.MsgspecError, RecursionError):
         request = decode(_parse_append, body or b"{}")
     check_append(request, len(body), header_key, limits)
-    if len(body) > 2 * limits.nesting:  # otherwise no record can be over its limit
+    if len(body) > 2 * limits.nesting:  # no record of a shorter body can be too deep
         for _ in check_nesting(request.records, limits.nesting):
             pass
     return request
@@ -99,8 +99,10 @@ def _parse_append(body: Buffer) -> AppendBody:
 def check_append(
     request: AppendBody, body_len: int, header_key: str | None, limits: Limits
 ) -> None:
-    """Check the limits of a decoded append, but its nesting; fill in the header's key and drop a
-    null ``meta``. Raises as `decode_append` does.
+    """Check all limits of a decoded append except nesting.
+
+    Also set the key from the header, and drop a null ``meta``. Raise the same errors as
+    `decode_append`.
     """
     if request.idempotency_key is None:
         request.idempotency_key = header_key
@@ -119,7 +121,7 @@ def check_append(
         check_node(request.node, limits)
     if not isinstance(request, PlainAppend):
         _check_members(records, limits)
-    if body_len > limits.record_bytes:  # otherwise no record can be over its limit
+    if body_len > limits.record_bytes:  # no record of a shorter body can be too deep
         _check_sizes(records, limits)
 
 

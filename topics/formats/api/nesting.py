@@ -1,10 +1,11 @@
-"""Nesting: how deep the payload of a record may be, `NESTING_MAX` levels for clients (§2).
+"""Nesting: limits the depth of a record's payload, to `NESTING_MAX` levels for clients (§2).
 
-A level is an array or an object, so a number has none and ``[{}]`` has two. Moves between topics
-have no limit of their own: a record that was accepted is always accepted again.
+A level is an array or an object, so a number has no level and ``[{}]`` has two. Moves between
+topics have no limit of their own, so that a record that was accepted is always accepted again.
 
-The decoder recurses. It could not tell a depth that depends on nothing else from one that depends
-on the frames above it on the stack, so this module gives the interpreter room for both.
+The decoder is recursive, so its depth limit would depend on the number of frames on the stack above
+it. This module raises the recursion limit of the interpreter enough for the stack and a payload of
+`NESTING_MAX` levels.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from msgspec import Raw
 from topics.errors import InvalidRequest
 
 NESTING_MAX: Final = 900
-STACK_FRAMES: Final = 2100  # above a decoder, and the levels around a payload
+STACK_FRAMES: Final = 2100  # frames above a decoder, and levels around a payload
 STEP_BYTES: Final = 1 << 20  # checked in one step
 BLOCK_BRACKETS: Final = 256
 
@@ -31,20 +32,21 @@ _CHANGE = {ord("["): 1, ord("]"): -1}
 
 
 class Payload(Protocol):
-    """A record, as far as its nesting counts."""
+    """The fields of a record that may be nested."""
 
     @property
     def data(self) -> Raw:
-        """As it was sent."""
+        """The JSON text as it was sent."""
 
     @property
     def meta(self) -> Raw:
-        """Empty without one."""
+        """The JSON text as it was sent; empty if the record has no ``meta``."""
 
 
 def check_nesting(records: Sequence[Payload], levels: int) -> Iterator[None]:
-    """Yield after each step of about `STEP_BYTES`. Raises `InvalidRequest` for a record whose
-    data or meta is nested deeper than ``levels``.
+    """Raise `InvalidRequest` if the data or meta of a record is nested deeper than ``levels``.
+
+    Yield after each step of about `STEP_BYTES`, so that the caller can let other work run.
     """
     size = 0
     least = 2 * levels  # a level has two brackets
@@ -70,7 +72,8 @@ def check_nesting(records: Sequence[Payload], levels: int) -> Iterator[None]:
 def is_deeper(value: bytes, levels: int) -> bool:
     """Return whether valid JSON is nested deeper than ``levels``.
 
-    Brackets are counted block by block, and one by one only in a block that may reach the limit.
+    Brackets are counted block by block. They are counted one by one only in a block that may reach
+    the limit.
     """
     if value.count(b"[") + value.count(b"{") <= levels:
         return False

@@ -78,7 +78,7 @@ HEAD = re.compile(
 FIELD = re.compile(rb"(" + TOKEN + rb"):(" + VALUE + rb")\r\n")
 HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9\-._~%!$&'()*+,;=]*)(?::[0-9]*)?")
 EMPTY_LINES = re.compile(rb"(?:\r\n)*+")
-# Lines of a head that goes on: a search for what is not allowed would take ten times as long.
+# Lines of a partial head. Searching for invalid bytes instead would take ten times as long.
 SO_FAR = re.compile(rb"(?:" + VALUE + rb"\r\n)*+" + VALUE + rb"\r?+")
 
 
@@ -160,7 +160,7 @@ class PartialHead:
             return end - seen
         if len(part) > HEAD_MAX_BYTES:
             raise InvalidRequest(f"the request head is larger than {HEAD_MAX_BYTES} bytes")
-        # A CR is judged by the byte after it, which may be in the next piece.
+        # Whether a CR is valid depends on the next byte, which may be in the next chunk.
         if SO_FAR.fullmatch(part, seen - part.endswith(b"\r", 0, seen)) is None:
             raise InvalidRequest("malformed HTTP request head")
         return None

@@ -1,5 +1,5 @@
 """Response heads: status line and header fields as bytes (RFC 9112 §4), and the chunks of a body
-without a length (§7.1). The only module that renders header fields for a socket.
+without a length (§7.1). No other module renders header fields for a socket.
 
     chunk    = size in hex CRLF data CRLF    never empty: an empty one is `LAST_CHUNK`
 
@@ -77,12 +77,12 @@ def _last(headers: Headers, close: bool) -> bytes:
 
 
 def chunk_start(length: int) -> bytes:
-    """The bytes before a chunk's data; `CHUNK_END` follows the data."""
+    """Return the bytes before a chunk's data. `CHUNK_END` must follow the data."""
     return b"%x\r\n" % length
 
 
 def chunk_of(data: bytes) -> bytes:
-    """Data as one chunk; nothing for no data, because an empty chunk would end the body."""
+    """Return data as one chunk. Return b"" for no data, because an empty chunk ends the body."""
     return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
 
 

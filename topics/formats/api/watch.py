@@ -89,8 +89,9 @@ _watch = msgspec.json.Decoder(WatchBody)
 
 
 def decode_watch(body: Buffer, limits: Limits, max_topics: int) -> WatchRequest:
-    """Body of ``POST /v0/watch``. A topic that its ``cursor`` holds begins there. Raises
-    `InvalidRequest`.
+    """Decode the body of ``POST /v0/watch``. Raise `InvalidRequest`.
+
+    A topic that is in its ``cursor`` starts at that position.
     """
     asked = decode(_watch.decode, body or b"{}")
     checked = _checked(asked, limits, max_topics)
@@ -215,8 +216,8 @@ def decode_cursors(
     text: bytes, topics: Iterable[str], name: str = "Last-Event-ID"
 ) -> dict[str, Cursor]:
     """The cursors that a `CursorsId` has for those of ``topics`` that it holds. Raises
-    `InvalidRequest` when it is none: a stream must not begin elsewhere in silence. ``name``: of the
-    field or parameter that holds the text.
+    `InvalidRequest` if the text is no such id, because a stream must not silently start elsewhere.
+    ``name`` is the field or parameter that contains the text.
     """
     known = _cursors_by_digest(text)
     if known is None:
@@ -237,8 +238,10 @@ def _cursors_by_digest(text: bytes) -> dict[bytes, Cursor] | None:
 
 
 def _starts_at(cursor: str, topics: Iterable[str]) -> dict[str, Start]:
-    """Where a cursor begins those of ``topics`` that it holds (§0.7): the id of an event of a
-    session, or of a stream that is one request. Raises `InvalidRequest` when it is neither.
+    """Return the start of each of ``topics`` that is in a cursor (§0.7).
+
+    The cursor is the id of an event, either of a session or of a stream that is one request. Raise
+    `InvalidRequest` if it is neither.
     """
     text = cursor.encode("utf-8", "surrogatepass")
     known = _cursors_by_digest(text)

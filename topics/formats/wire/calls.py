@@ -182,8 +182,8 @@ class DiffAheadResult(NamedTuple):
 
 
 class TopicPutParams(NamedTuple):
-    """Make the topic, or change its config, to what the body says. ``dry_run``: only check the body
-    and return what would happen.
+    """Create a topic or change its config as the body specifies. With ``dry_run``, only check the
+    body and return the effect.
     """
 
     topic: str
