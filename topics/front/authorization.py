@@ -35,8 +35,9 @@ def authenticate(access: Access, fields: HeadFields, token: bytes | None) -> Pri
 
 
 def key_of(access: Access, said: bytes) -> bytes | None:
-    """The digest of the key that a request which begins so seems to have, if the key is known. It
-    only decides which new client is served first; no request is admitted by it.
+    """Return the digest of the known key in the start of a request, or None.
+
+    The result only decides which new client is served first. It does not authorize any request.
     """
     if not access.enabled:
         return None

@@ -103,7 +103,7 @@ class Dispatcher:
             if request.route.is_plain
             else operation(request, body, at)
         )
-        del body  # it was sent to the shard, and the answer may take long
+        del body  # free it: the shard has it, and the answer may take a long time
         return await self.awaited(request, call, at)
 
     async def awaited(self, request: Request, call: Coroutine[Any, Any, Answer], at: int) -> Answer:
@@ -166,7 +166,7 @@ async def answer_of(begin: Callable[[Then], Begun]) -> Answer:
             result.done()
 
     begun = begin(then)
-    del begin  # it holds the body
+    del begin  # it refers to the body
     if not results:
         if isinstance(begun, Coroutine):
             answer: Answer = await begun

@@ -163,9 +163,11 @@ class Guard:
                 self._requests.acquire(request.principal)
 
     def renewed(self, request: Request) -> Request:
-        """Return the request with the rights that its key has now: the keys may have changed since
-        `admit`, and the names in its body are checked against these. Raises `Unauthorized` if the
-        key was removed, `Forbidden` if its rights do not cover the request any more.
+        """Return the request with the current rights of its key.
+
+        The keys may have changed since `admit`, and the names in the body are checked against these
+        rights. Raise `Unauthorized` if the key was removed, and `Forbidden` if its rights no longer
+        cover the request.
         """
         principal = self._keys.access.current(request.principal)
         if principal is request.principal or request.principal is ANYONE:

@@ -1,8 +1,8 @@
-"""Held memory: the ledger of what the front keeps because clients are slow. Clients have not taken
-answers, events and jobs of streams, and messages of WebSockets; or they have not sent all of a
+"""Held memory: the ledger of the memory that the front uses because clients are slow. A client has
+not read its responses, stream events, jobs or WebSocket messages, or it has not sent a complete
 request (`UnreadInput`).
 
-    of what                             bound                   its name in a refusal
+    memory of                           bound                   its name in a refusal
     all clients                         TOPICS_MAX_HELD_BYTES   max_held_bytes
     the clients of one key              half of that            max_held_bytes_per_key
     a client, behind its first block    `BEHIND_MAX_BYTES`
@@ -32,7 +32,7 @@ DEFAULT_MAX_BYTES = 96 << 20
 BEHIND_MAX_BYTES = 32 << 20
 TURNOVER_MAX_S = 10.0
 STALL_MAX_S = 30.0  # §7.3: `slow_consumer_timeout`; the age of the oldest unsent byte, ...
-UNREAD_MIN_BYTES = 1024  # of one client
+UNREAD_MIN_BYTES = 1024  # less unread input of one client is not counted
 TAKE_MIN_BYTES_PER_S = 16 * 1024  # ... and so much longer for what was taken since
 
 
@@ -91,18 +91,21 @@ class _Sum:
 
 
 class UnreadInput:
-    """Bytes of requests that have not arrived completely, or wait behind another one. ``most``: of
-    all clients, 0 for no bound. ``on_excess`` is called when `excess` has clients to end.
+    """Bytes of incomplete requests, and of requests that wait for an earlier one to finish.
+
+    ``most`` bounds the bytes of all clients; 0 means no bound. ``on_excess`` is called when
+    `excess` has clients to disconnect.
     """
 
     def __init__(self, most: int, on_excess: Callable[[], None]) -> None:
         self.most, self.size = most, 0
         self._on_excess = on_excess
-        self._kept: dict[Client, tuple[bytes, int]] = {}  # in the order in which they began
+        self._kept: dict[Client, tuple[bytes, int]] = {}  # oldest first
 
     def keep(self, client: Client, key: bytes, length: int) -> None:
-        """The front keeps ``length`` bytes of this client, whose key is ``key``, instead of what it
-        kept before. Few bytes do not count: the connection itself is larger.
+        """Set the number of unread bytes of this client, whose key is ``key``, to ``length``.
+
+        A few bytes do not count, because the connection itself uses more memory.
         """
         _, before = self._kept.get(client, (key, 0))
         if length >= UNREAD_MIN_BYTES:
@@ -117,8 +120,10 @@ class UnreadInput:
             self._on_excess()
 
     def excess(self) -> list[Client]:
-        """The clients that must end, until a quarter of the bound is free again: first those
-        without a key, then those of the key that keeps the most; each time the oldest first.
+        """Return the clients to disconnect so that a quarter of the bound becomes free.
+
+        Clients without a key are first, then clients of the key with the most unread bytes. Within
+        each group, the oldest client is first.
         """
         found: list[Client] = []
         if not 0 < self.most < self.size:

@@ -1,5 +1,5 @@
-"""Host names and origins: the names that a request may call this server by, and the sites whose
-pages may do more than show a document.
+"""Host names and origins: checks the ``Host`` of each request, and which web pages may use routes
+that do more than return a document.
 
     accepted names         when
     loopback names and     TOPICS_ALLOWED_HOSTS is set, or there are no keys and the server
@@ -20,14 +20,14 @@ every route that does more than return a document to pages of other sites, with 
     of this host or loopback      any                     a page of this machine
     any other, ``null``           absent, any other       a page of another site: refused
     absent                        cross-site, same-site   a page of another site: refused
-    absent                        none                    the user of a browser
+    absent                        none                    a browser's user, e.g. a typed address
     absent                        absent, unknown         a program
 
 Browsers send no ``Origin`` with an image, a script, a frame, a link, a prefetch, a form that is a
 GET, and ``fetch`` in the mode ``no-cors``. They send Sec-Fetch-Site with all of these if the server
-is reached by https or on a loopback address; no page can set or remove it. A plain http address
-of another machine gets none of it, so a server there needs keys. Ports do not count in an origin's
-host. Documents pass, because the page cannot read them.
+is reached by https or on a loopback address, and no page can set or remove it. They do not send it
+to another machine over plain http, so a server that is used in this way needs keys. The port of an
+origin is ignored. Requests for documents pass, because a foreign page cannot read the response.
 """
 
 from __future__ import annotations
@@ -94,14 +94,14 @@ def is_loopback(host: bytes) -> bool:
 
 
 def is_from_foreign_page(fields: HeadFields) -> bool:
-    """Whether a browser sends the request for a page that came neither from this host nor from the
-    machine of the browser.
+    """Return whether a browser sent the request for a page of another site, that is, a page from
+    neither this host nor the machine of the browser.
 
-    Origins without a host (``null``) are foreign, because any page can have one. A navigation has
-    no exception: a link or a frame of another site starts it.
+    Origins without a host (``null``) are foreign, because any page can have one. Navigations are
+    not exempt, because a link or a frame of another site can start one.
     """
     sites = fields.values(b"sec-fetch-site")
-    if sites == [SAME_ORIGIN]:  # also behind a proxy that changes the host
+    if sites == [SAME_ORIGIN]:  # also if a proxy changes the host
         return False
     origins = fields.values(b"origin")
     if not origins:

@@ -97,8 +97,9 @@ def text(_name: str, value: str) -> str:
 
 
 def name_text(name: str, value: str) -> str:
-    """A name or the start of one. Raises `InvalidRequest` if it is longer than any name: the front
-    keeps it together with the request's head.
+    """Return a name or a prefix of one. Raise `InvalidRequest` if it is longer than any name.
+
+    The check bounds memory, because the front keeps the value together with the request's head.
     """
     if len(value) > NAME_MAX:
         raise InvalidRequest(f"{name} has more than {NAME_MAX} characters", parameter=name)

@@ -25,9 +25,7 @@ class Lane(Enum):
 
 
 class BodyRule(Enum):
-    """Whether a request carries a body. A body on a NONE route is ignored: the answer does not wait
-    for it.
-    """
+    """Whether a request has a body. A NONE route ignores a body, and answers before it arrives."""
 
     REQUIRED = "required"
     OPTIONAL = "optional"
@@ -60,8 +58,10 @@ class Route:
 
     @property
     def is_document(self) -> bool:
-        """Whether a request only returns a document. Every other route writes, leases, or opens a
-        stream, so the guard refuses it to pages of other sites.
+        """Whether the route only returns a document.
+
+        Every other route writes, leases jobs or opens a stream. The guard refuses those to pages of
+        other sites.
         """
         return self.method == "GET" and not self.streams
 

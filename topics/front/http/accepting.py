@@ -2,24 +2,26 @@
 
     listen queue --accept, many in a turn--> waiting --taken, few in a turn--> a driver for each
                      |                          |-- with a key: first
-                     |                          '-- half closed: last, and closed for others
+                     |                          '-- half closed: last, closed if space is needed
                      |-- connections_max are open -.
                      '-- no descriptor is left ----+-- one that is quiet is ended for it
                                                    '-- none is: 429 throttled, close
 
-So clients that connect and send nothing keep no other client out (`Connections.make_room`). A
-client that is neither accepted nor refused would hang in the listen queue; a spare descriptor is
-kept for it.
+So clients that connect and send nothing do not exclude other clients (`Connections.make_room`). A
+client that is neither accepted nor refused would hang in the listen queue, so the front keeps a
+spare descriptor to accept and refuse it.
 
-If more clients wait than a turn takes, those whose first input shows a key are taken first, the
-keys in turn: no number of clients without a key, or of one key, keeps those of another one waiting.
-A client may close its connection while it waits. Its requests are served only after those of the
-clients that are still there: a client that is half closed, which may read its answer, looks alike.
+If more clients wait than one iteration takes, clients whose first input contains a known key are
+taken first, one of each key in rotation. So clients without a key, or clients of one key, cannot
+delay the clients of another key, regardless of their number. A client may close its connection
+while it waits. The front cannot distinguish it from a half-closed client that still reads, so both
+are served last.
 
 The kernel drops whoever finds its queue full, and the client tries again after 1, 3 and 7 s: so
 ten thousand that come at once are accepted sooner than they are served (decision 0074). A turn
-takes as many of those that wait as others sent requests in the last turn, within bounds, and stops
-after `SPENT_MAX_S`: so established clients keep half of the loop, whatever number connects.
+takes as many waiting clients as there were connections that sent requests in the last turn, within
+bounds, and stops after `SPENT_MAX_S`. So established clients keep half of the loop's time,
+regardless of the number of new clients.
 """
 
 from __future__ import annotations
@@ -99,16 +101,16 @@ class Refusals:
 
 CONNECTIONS_MAX = 16_384
 FILES_RESERVED = 128  # descriptors for all but clients: rings, arenas, bells, the log, imports
-FILES_OF_SHARD = 6  # of each further shard: two bells and four folders
+FILES_OF_SHARD = 6  # for each further shard: two bells and four folders
 ACCEPTS_PER_TURN = 64  # each takes 0.03 ms
 TAKEN_PER_TURN_MAX = 64
 TAKEN_PER_TURN_MIN = 8
-PEEKED_BYTES = 4096  # of a new client's input: the head of most requests
-SPENT_MAX_S = 0.002  # in a turn for new clients without a key; one is served anyway
-CHECKED_TOGETHER = 64  # of those that wait, for a hang-up: 0.03 ms
+PEEKED_BYTES = 4096  # of a new client's input; most request heads are shorter
+SPENT_MAX_S = 0.002  # in a turn, for new clients without a key; at least one is served
+CHECKED_TOGETHER = 64  # waiting clients checked for a hang-up in one call: 0.03 ms
 CHECKS_PER_TURN = 8
-FRESH_MAX = 512  # clients of which no input has come yet; checking them takes 0.2 ms
-TASK_END_PASSES = 2  # of the loop, until a task that was cancelled has closed its connection
+FRESH_MAX = 512  # clients that have sent no input yet; checking them takes 0.2 ms
+TASK_END_PASSES = 2  # passes of the loop in which a cancelled task closes its connection
 RETRY_S = 0.1
 FIRST_READ_BYTES = 64 * 1024
 OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)
@@ -219,13 +221,13 @@ class Acceptor:
 
     @property
     def _count(self) -> int:
-        """How many clients wait, apart from half closed ones."""
+        """The number of waiting clients, without half-closed ones."""
         known = sum(map(len, self._known.values()))
         return known + len(self._waiting) + len(self._fresh)
 
     def _turn(self, most: int) -> Iterator[socket.socket]:
-        """The clients that this turn takes, about ``most``."""
-        if self._count + len(self._half_closed) <= most:  # the usual case: nothing to choose
+        """Yield the clients that this turn takes, about ``most``."""
+        if self._count + len(self._half_closed) <= most:  # the usual case: take all clients
             for sockets in self._queues:
                 while sockets:
                     yield sockets.popleft()
@@ -249,7 +251,7 @@ class Acceptor:
             yield self._half_closed.popleft()
 
     def _next_known(self) -> socket.socket:
-        """The next client of the key whose turn it is."""
+        """Return the next client with a key. The keys take turns."""
         key, sockets = next(iter(self._known.items()))
         del self._known[key]
         sock = sockets.popleft()
@@ -258,7 +260,7 @@ class Acceptor:
         return sock
 
     def _next_waiting(self, most: int) -> list[socket.socket]:
-        """The next clients that have not hung up since they were sorted."""
+        """Return the next clients without a key that have not hung up in the meantime."""
         waiting, found = self._waiting, list[socket.socket]()
         for _ in range(CHECKS_PER_TURN):
             if not waiting or len(found) == most:
@@ -271,8 +273,10 @@ class Acceptor:
         return found
 
     def _sort(self) -> None:
-        """Find out which of the fresh clients have a key. Those that have sent nothing yet are
-        checked again in the next turn, unless there are too many.
+        """Sort the fresh clients into clients with and without a key.
+
+        Clients that have sent nothing yet are checked again in the next turn, unless there are too
+        many.
         """
         fresh, self._fresh = self._fresh, deque()
         for sock, events in self._without_hung_up(fresh):
@@ -286,8 +290,9 @@ class Acceptor:
             self._waiting.append(self._fresh.popleft())
 
     def _without_hung_up(self, sockets: Iterable[socket.socket]) -> list[tuple[socket.socket, int]]:
-        """Those whose clients have not hung up, each with its events. Half closed ones wait
-        elsewhere, others are closed.
+        """Return the sockets whose clients have not hung up, each with its events.
+
+        Half-closed sockets are moved to their own queue, and the others are closed.
         """
         events = poll_now([sock.fileno() for sock in sockets], select.POLLIN | HALF_CLOSED)
         here = []
@@ -313,7 +318,7 @@ class Acceptor:
         except OSError as failure:
             if failure.errno in OUT_OF_FILES and not again:
                 self._make_room()
-                for _ in range(TASK_END_PASSES):  # the poller notices clients that have left, too
+                for _ in range(TASK_END_PASSES):  # the poller also notices clients that have left
                     await trio.lowlevel.checkpoint()
                 return await self._accept(listener, again=True)
             return await self._can_go_on(listener, failure)
@@ -378,7 +383,7 @@ class Acceptor:
 def _peek(sock: socket.socket) -> bytes:
     try:
         return sock.recv(PEEKED_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    except OSError:  # the client has left just now
+    except OSError:  # the client has just disconnected
         return b""
 
 

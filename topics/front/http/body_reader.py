@@ -1,9 +1,9 @@
-"""Body reader: receives, in a task, the body of an admitted request that has not come whole.
+"""Body reader: a task that receives the body of an admitted request if it has not fully arrived.
 
 declared length                    straight from the socket into a `BodySink`
 chunked, gzipped or both           framing --> (GzipSink) --> BodySink
 
-The body of a route that uses none is not read here (`topics.front.http.fast_lane`).
+Bodies of routes that do not use one are not read here (`topics.front.http.fast_lane`).
 """
 
 from __future__ import annotations
@@ -86,8 +86,9 @@ class BodyReader:
 async def _write_next(
     connection: Connection, parts: Framing, request: Request, sink: BodySink | GzipSink
 ) -> None:
-    """Write the next pieces of a body's payload, if more than framing came. While it waits for
-    input it holds none.
+    """Write the next chunks of a body's payload, if the input contains more than framing.
+
+    While this function waits for input, it keeps no received data.
     """
     if connection.pos == len(connection.buffer):
         connection.count_unread()

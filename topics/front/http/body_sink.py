@@ -24,8 +24,10 @@ from topics.front.body_limits import no_room, too_large
 from topics.front.request import Body
 from topics.front.transfer_rate import TransferRate
 
-FIRST_BYTES = 64 * 1024  # shared memory that a body has at first, up to its declared length ...
-FIRST_INLINE_BYTES = 4096  # ... and memory of the front: thousands of bodies may begin together
+FIRST_BYTES = 64 * 1024  # first allocation of shared memory, at most the declared length ...
+FIRST_INLINE_BYTES = (
+    4096  # ... and of the front's own memory: thousands of bodies may begin together
+)
 GROW_WAIT_S = 5.0  # how long a body that has a block waits for a longer one ...
 GROW_POLL_S = 0.1  # ... and how often it tries
 STEP_BYTES = 64 * 1024  # inflated at once
@@ -46,7 +48,7 @@ class BodySink:
     def __init__(
         self, shards: Shards, shard: int, *, inline_bytes: int, max_bytes: int, keep: Keep
     ) -> None:
-        """``keep`` is called with each length of the buffer, at last with 0."""
+        """``keep`` is called with each new length of the buffer, and finally with 0."""
         self._keep = keep
         self._shards = shards
         self._shard = shard

@@ -76,13 +76,13 @@ class ColdLoader:
         self._loading = trio.CancelScope()
 
     async def loaded(self) -> None:
-        """Wait until the lane is loaded; the first call begins that."""
+        """Wait until the lane is loaded. The first call starts loading it."""
         if not self._loaded.is_set():
             self._wanted.set()
             await self._loaded.wait()
 
     async def ask(self, call: ColdCall) -> Answer:
-        """The answer. Call it after `loaded`; it never waits for the client."""
+        """Return the answer to a call. Call this after `loaded`. It never waits for the client."""
         assert self._stack is not None, "it is loaded"
         return await self._stack.ask(call)
 

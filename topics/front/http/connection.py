@@ -18,10 +18,10 @@ and their drain.
                   waiting for a call whose client has hung up --> cut
     when full     the connection that has been quiet for longest goes, those without a key first
 
-A connection is quiet while it has no admitted request in flight: between two requests, within a
-head or a body that is not used, and while a request is being refused. Requests that need no key do
-not count either. One with another request or a stream never goes, so clients that only connect
-displace no client that works.
+A connection is quiet while it has no admitted request in flight: between two requests, while a head
+or an unused body is incomplete, and while a request is being refused. Requests that need no key do
+not count as in flight. A connection with any other request or a stream is never closed for a new
+one, so clients that only connect cannot displace active clients.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ PROBE_PAUSES_S = tuple(0.001 * 2**step for step in range(11))  # 2 s in all
 NEVER = math.inf
 INT = struct.Struct("i")
 SHED_PER_PASS = 16
-WITH_INPUT_MAX = 8  # connections with input that are passed over for one without
+WITH_INPUT_MAX = 8  # connections with input that are skipped to find one without
 QUIET_FOUND_MAX = 256  # by one look at all connections, which takes a millisecond for each 10,000
 SCRATCH = memoryview(bytearray(RECV_BYTES))  # for bytes that are dropped
 
@@ -96,14 +96,14 @@ class Owner(Protocol):
 class Connection(RequestStream):
     """One client's socket, non-blocking, with its unread input.
 
-    ``deadline`` is when the sweep ends this connection. ``idle``:
-    nothing of a request has been read. ``waits``: for a call that must end if the client hangs up.
-    ``quiet_since``: when it began to have no request in flight, `NEVER` while it has one; requests
-    that need no key do not count. ``principal``: of its last request with a known key.
+    ``deadline`` is when the sweep ends this connection. ``idle``: no byte of a request has been
+    read. ``waits``: it waits for a call that must end if the client hangs up. ``quiet_since``: the
+    time since when no request is in flight, `NEVER` while one is; requests that need no key do not
+    count. ``principal``: the principal of the last request with a known key.
     """
 
     def __init__(self, sock: socket.socket, connections: Connections, said: bytes = b"") -> None:
-        """``said`` is input that was read already."""
+        """``said`` is input that has already been read."""
         super().__init__(said)
         self.sock = sock
         self.fd = sock.fileno()
@@ -119,14 +119,14 @@ class Connection(RequestStream):
         self.quiet_since = connections.now
         self.principal: Principal = ANYONE
         self.closing = False
-        self.is_chunked = False  # its last answer has no length, and is sent in chunks
+        self.is_chunked = False  # its last answer has no length and is sent in chunks
         self.unread_body = False  # the client may still be sending bytes that are never read
         self.is_lingering = False  # the last answer was sent; see `linger`
         self.is_counted = False  # the ledger has unread input of this connection
         self.body_deadline = NEVER
         self.trace: TraceFields | None = None  # of the request
         self.sent_bytes = 0  # of the answer, heads included
-        self.received_bytes = len(said)  # of the request, and of those behind it in the buffer
+        self.received_bytes = len(said)  # of the request, and of later ones in the buffer
 
     @property
     def has_input(self) -> bool:
@@ -136,7 +136,7 @@ class Connection(RequestStream):
     def begin_waiting(self) -> None:
         """A call begins that must end if the client hangs up."""
         self.waits = True
-        self.compact()  # the head and the body were taken from it
+        self.compact()  # drop the head and the body, which have been used
         lane = self.lane
         if lane is not None and (lane.watched is None or not lane.watched & HALF_CLOSED):
             lane.watch_hang_up()
@@ -200,8 +200,9 @@ class Connection(RequestStream):
             return count
 
     def count_unread(self) -> None:
-        """Drop used input and report the rest to the ledger. Call it whenever the connection begins
-        to wait.
+        """Drop used input, and report the size of the rest to the ledger.
+
+        Call this whenever the connection starts to wait.
         """
         kept = self.compact()
         if kept >= UNREAD_MIN_BYTES or self.is_counted:
@@ -305,9 +306,10 @@ class Connection(RequestStream):
         return not self.is_ended and (self.unread_body or (self.closing and self._has_unread()))
 
     def linger(self) -> None:
-        """After an answer that leaves input unread: from now on input is read and dropped, until
-        the client closes its side or the deadline passes. Closing immediately would send a reset,
-        which makes the client lose this answer and those before it. Raises OSError.
+        """Start to read and drop input after the last answer, which left input unread.
+
+        This continues until the client closes its side or the deadline passes. Closing immediately
+        would send a reset, which makes the client lose this answer and earlier ones. Raise OSError.
         """
         self.clear()
         self.is_lingering = True
@@ -315,7 +317,7 @@ class Connection(RequestStream):
         self.sock.shutdown(socket.SHUT_WR)
 
     def drop_input(self) -> bool:
-        """Read and drop input; whether the client may send more. Raises OSError."""
+        """Read and drop input. Return whether the client may send more. Raise OSError."""
         try:
             return bool(self.sock.recv_into(SCRATCH))
         except BlockingIOError:
@@ -380,8 +382,9 @@ class Connections:
             self._empty.set()
 
     def make_room(self) -> bool:
-        """End the connection that has been quiet for longest; whether there was one. If a task
-        serves it, it leaves as soon as that task runs.
+        """Close the connection that has been quiet for longest. Return whether there was one.
+
+        If a task serves the connection, it is closed as soon as that task runs.
         """
         found = self._longest_quiet()
         if found is None:
@@ -391,8 +394,10 @@ class Connections:
         return True
 
     def _longest_quiet(self) -> Connection | None:
-        """The connection that goes next. One whose request has come just now does not go, unless
-        the server has keys and the client has shown none: such clients could always have input.
+        """Return the connection to close next, or None.
+
+        A connection with unread input is skipped, because a request has just arrived. If the server
+        has keys, this does not protect clients without a key, which could always have input.
         """
         has_looked, unknown = False, list[Connection]()
         while True:
@@ -500,8 +505,9 @@ def _unconfirmed_bytes(sock: socket.socket) -> int:
 
 
 def poll_now(descriptors: Iterable[int], events: int) -> dict[int, int]:
-    """The descriptors on which one of the events, a hang-up or an error has happened by now, each
-    with what has; one system call.
+    """Return the descriptors with one of the events, a hang-up or an error, each with its events.
+
+    This is one system call, which does not wait.
     """
     poller = select.poll()
     for fd in descriptors:

@@ -46,7 +46,9 @@ LOG = logging.getLogger("topics.front")
 
 REQUESTS_PER_TURN = 8  # of one connection, if they came together; one takes 0.1 ms
 SHORT_MAX_BYTES = RECV_BYTES  # of a body that is waited for without a task
-SKIP_MAX_BYTES = 64 * 1024  # of an unused body that is read; a longer one costs the connection
+SKIP_MAX_BYTES = (
+    64 * 1024
+)  # an unused body of this size is read; after a longer one the connection closes
 INPUT = select.EPOLLIN | HALF_CLOSED
 
 
@@ -86,7 +88,7 @@ class FastLane(RequestTasks):
             return
         connection.received_bytes += len(data)
         connection.receive(data)
-        if self._head is not None or self._unused_bytes:  # of a body
+        if self._head is not None or self._unused_bytes:  # the data is part of a body
             connection.earned(len(data))
         self.serve()
 
@@ -114,7 +116,7 @@ class FastLane(RequestTasks):
         self._rest()
 
     def _rest(self) -> None:
-        """Nothing more can be served now."""
+        """Wait for input or close, because no further request can be served now."""
         connection = self.connection
         if connection.is_ended and self._state is not State.IN_TASK:
             self._over()
@@ -131,7 +133,7 @@ class FastLane(RequestTasks):
             self._over()
 
     def _linger(self) -> None:
-        """The last answer was sent. Raises `OSError`."""
+        """Read and drop input, because the last answer was sent. Raise `OSError`."""
         self._state = State.LINGERING
         self.connection.linger()
         self._watch(INPUT)
@@ -169,7 +171,7 @@ class FastLane(RequestTasks):
         return self._answer_unadmitted(found)
 
     def _enter(self, head: AdmittedHead) -> bool:
-        """A request whose head was admitted."""
+        """Begin a request whose head was admitted."""
         request, connection, guard = head.request, self.connection, self._lanes.guard
         self._is_head = request.method == "HEAD"
         has_key = request.principal is not ANYONE
@@ -181,7 +183,7 @@ class FastLane(RequestTasks):
             except TopicsError as failure:
                 answer = self._lanes.dispatcher.failed(failure)
                 return self._refuse(answer, head.length, head.close, head.expects_continue)
-            self._is_entered = has_key  # others are not counted
+            self._is_entered = has_key  # requests without a key are not counted
         self._head, self._request = head, request
         if head.uses_body:
             return self._with_body(head)
@@ -190,7 +192,7 @@ class FastLane(RequestTasks):
         return self._answer(head, b"")
 
     def _with_body(self, head: AdmittedHead) -> bool:
-        """A request whose body is needed."""
+        """Serve a request whose route uses the body."""
         if head.plain and (length := head.length) is not None and length <= SHORT_MAX_BYTES:
             body = self.connection.take(length) if length else b""
             if body is None:
@@ -236,7 +238,7 @@ class FastLane(RequestTasks):
     def _answer(self, head: AdmittedHead, body: bytes) -> bool:
         """A request with its body, which is short."""
         connection, lanes, request = self.connection, self._lanes, head.request
-        if connection.deadline != NEVER:  # the body was waited for
+        if connection.deadline != NEVER:  # the connection has waited for the body
             connection.deadline, self.exchange.at = NEVER, time.monotonic_ns()
         if not (head.is_hot and request.route.is_plain):
             self._start(self._answer_in_task, head, body)
@@ -327,13 +329,14 @@ class FastLane(RequestTasks):
     def _refuse(
         self, answer: Answer, length: int | None, close: bool, expects_continue: bool
     ) -> bool:
-        """Answer without the body."""
+        """Answer without using the body."""
         self._leave_unused(length, expects_continue)
         return self._send(answer, close=close)
 
     def _leave_unused(self, length: int | None, expects_continue: bool) -> None:
-        """Nothing uses the body of this request. A short one is passed over after the answer, any
-        other one costs the connection.
+        """Decide what happens to the unused body of this request.
+
+        A short body is skipped after the answer. Otherwise the connection is closed.
         """
         connection = self.connection
         if length is None or length > SKIP_MAX_BYTES or (expects_continue and length):
@@ -342,13 +345,15 @@ class FastLane(RequestTasks):
             self._unused_bytes = connection.skip(length)
 
     def _pass_over(self) -> bool:
-        """Drop what has come of an unused body, after the answer; whether that is all of it."""
+        """Drop received bytes of an unused body after the answer. Return whether it is complete."""
         connection = self.connection
         self._unused_bytes = left = connection.skip(self._unused_bytes)
         if left:
             if connection.deadline == NEVER:
                 connection.begin_body()
-            connection.idle = True  # the answer was sent: it may be closed at any time
+            connection.idle = (
+                True  # the answer was sent, so the connection may be closed at any time
+            )
             self._read()
         return not left
 

@@ -94,8 +94,8 @@ class JudgedHead(msgspec.Struct, frozen=True, eq=False):
 
 
 class AdmittedHead(JudgedHead, frozen=True, eq=False):
-    """A head that the guard let through, and how its body comes. ``uses_body``: the route has a use
-    for one. ``plain``: neither chunked, gzipped nor long.
+    """A head that the guard admitted, and the form of its body. ``uses_body``: the route reads the
+    body. ``plain``: the body is neither chunked, gzipped nor long.
     """
 
     request: Request

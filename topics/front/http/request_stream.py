@@ -78,8 +78,10 @@ class RequestStream:
         return length - passed
 
     def compact(self) -> int:
-        """Drop the used part of the buffer, unless the rest is longer: copying it each time would
-        cost more. Returns how many bytes are kept, of a partial head as well.
+        """Drop the used part of the buffer, and return the number of bytes that are kept.
+
+        If the unused rest is longer, keep both, because copying the rest each time would cost more.
+        The result includes the bytes of a partial head.
         """
         if 2 * self.pos >= len(self.buffer):
             self.buffer, self.pos = self.buffer[self.pos :], 0

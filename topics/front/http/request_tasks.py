@@ -43,7 +43,7 @@ LOG = logging.getLogger("topics.front")
 COPY_MAX_BYTES = 32 * 1024  # of an answer that is appended to its head; above, nothing is copied
 SWITCHING_PROTOCOLS = 101
 NO_CONTENT = 204
-UNKNOWN_PER_PASS = 64  # clients without a key; each takes about 0.05 ms
+UNKNOWN_PER_PASS = 64  # clients without a key in a pass of the loop; each takes about 0.05 ms
 EMPTY = (NO_CONTENT, 304)  # have no body, nor its length
 CLIENT_GONE = (OSError, trio.ClosedResourceError, trio.BrokenResourceError)
 
@@ -70,7 +70,7 @@ class State(Enum):
     SERVING = auto()  # nothing: it is being served
     CALLING = auto()  # a shard
     IN_TASK = auto()
-    LINGERING = auto()  # the end of the input, after the last answer
+    LINGERING = auto()  # for the end of the input, after the last answer
     OVER = auto()
 
 
@@ -87,8 +87,8 @@ class Poller:
         self._nursery, self._connections = nursery, connections
         self._loop = EventLoop.of_this_run()
         self._is_over = False
-        self._pass_began = 0.0  # of the loop ...
-        self._unknown_count = 0  # ... in which so many clients without a key were served
+        self._pass_began = 0.0  # start of the current pass of the loop ...
+        self._unknown_count = 0  # ... and the number of clients without a key served in it
 
     def watch(self, lane: RequestTasks, events: int) -> None:
         """Call its `ready` when one of the ``events`` of epoll happens, or the client is gone, from
@@ -103,9 +103,10 @@ class Poller:
         lane.watched = events
 
     def serves_unknown(self) -> bool:
-        """Whether this pass of the loop still serves a client that has shown no key, on a server
-        that has keys. The input of the others stays in their sockets, and the next pass begins
-        with them.
+        """Return whether this pass of the loop may still serve a client that has shown no key.
+
+        The limit applies only if the server has keys. The input of further clients stays in their
+        sockets, and the next pass begins with these clients.
         """
         if not self._connections.has_keys:
             return True
@@ -177,7 +178,7 @@ class RequestTasks(ABC):
         self._is_entered = False  # `Guard.enter` has let it in
         self._is_head = False  # a HEAD: its answer has no body
         self._has_answered = False  # at least in part
-        self._unused_bytes = 0  # of the last request's body, still to come
+        self._unused_bytes = 0  # of the last request's body, not received yet
         connection.lane = self
 
     @abstractmethod
@@ -243,7 +244,7 @@ class RequestTasks(ABC):
                 if self.connection.is_ended:
                     self._scope.cancel()
                 running = function(*args)
-                del args  # a body is one of them, and the task may live as long as a stream
+                del args  # they may include a body, and the task may last as long as a stream
                 await self._attempt(running)
         except BaseException:
             self._over()
@@ -308,9 +309,10 @@ class RequestTasks(ABC):
     # Requests
 
     async def _read_and_answer(self, head: AdmittedHead) -> None:
-        """A request whose body has not come, or is long."""
+        """Serve a request whose body has not arrived or is long."""
         try:
-            # The body is in no variable of this frame, which lives as long as the request.
+            # No variable of this frame refers to the body, because the frame lasts as long as the
+            # request.
             answering = self._answer_in_task(
                 head, await self._lanes.bodies.read(self.connection, head)
             )
@@ -324,7 +326,7 @@ class RequestTasks(ABC):
         connection, lanes = self.connection, self._lanes
         self.exchange.at = at = time.monotonic_ns()
         call = ColdCall(head.request, body, at)
-        del body  # an operation may wait for long after it has sent the body
+        del body  # an operation may wait for a long time after it has sent the body
         try:
             if not head.is_hot:
                 await lanes.cold.loaded()
@@ -349,8 +351,10 @@ class RequestTasks(ABC):
         await self._deliver(self._with_room(request, answer), head.close)
 
     async def _send_stream(self, answer: Answer) -> None:
-        """Give the connection to a stream until either side ends it. The limits and deadlines of
-        requests do not apply to it. Its body is chunked, or ends with the connection in HTTP/1.0.
+        """Let a stream use the connection until either side ends the stream.
+
+        The limits and deadlines of requests do not apply to a stream. Its body is chunked. With
+        HTTP/1.0, the body ends when the connection is closed.
         """
         connection, stream, head = self.connection, answer.stream, self._head
         assert stream is not None, "only a stream comes here"
@@ -362,7 +366,8 @@ class RequestTasks(ABC):
         if head.request.head is not None:
             head.request.head.forget()
         is_upgrade = answer.status == SWITCHING_PROTOCOLS
-        # What follows the head of a handshake belongs to the WebSocket. This frame keeps nothing.
+        # The bytes after the head of a handshake belong to the WebSocket. This frame must not keep
+        # a reference to them.
         rest = connection.buffer[connection.pos :] if is_upgrade else b""
         connection.clear()
         connection.count_unread()
@@ -421,7 +426,7 @@ class RequestTasks(ABC):
         self._has_answered = True
         lanes, connection, admitted = self._lanes, self.connection, self._head
         if admitted is not None and admitted.request.head is not None:
-            admitted.request.head.forget()  # the client may take the answer slowly
+            admitted.request.head.forget()  # free it now: the client may read the answer slowly
         if close or connection.unread_body or lanes.connections.draining:
             connection.closing = close = True
         body, status, lines = answer.body, answer.status, self.exchange.fields(answer.status)

@@ -38,7 +38,7 @@ LOG = logging.getLogger("topics.front")
 LOOKS_MAX = 256  # streams that are looked after in a pass of the loop: some milliseconds
 TURNS_MAX = 16  # long writes and ends of streams in a pass of the loop: some milliseconds
 TOLD_EVERY_S = 10.0  # how often a stream is told that it is paced, at most
-UNSENT_MAX_BYTES = 128 * 1024  # that the kernel holds behind what the client's window admits
+UNSENT_MAX_BYTES = 128 * 1024  # in the kernel, beyond the client's receive window
 UNCONFIRMED_MAX_S = 60.0  # sent bytes without a confirmation by the client's kernel
 RECEIVE_BYTES = 4096
 SEND_MAX_BYTES = 256 * 1024  # in a turn: many streams may be sent a long page in one
@@ -74,7 +74,7 @@ class Streams:
         self._deferred: list[tuple[Stream, Callable[[], None]]] = []
         self._has_deferred = trio.Event()
         self._turns = trio.CapacityLimiter(TURNS_MAX)
-        # The last short event, and its chunk, which streams that are sent it in turn share.
+        # The last short event and its chunk, shared by all streams that receive this event.
         self.shared = b""
         self.shared_chunk: tuple[bytes, ...] = (b"",)
 
@@ -247,7 +247,8 @@ class Stream(ABC):
             # A client that has vanished silently is noticed by what its kernel does not confirm.
             timeout_ms = int(UNCONFIRMED_MAX_S * 1000)
             self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
-            # Else up to 4 MB are ahead of a pong, which a slow client then gets too late.
+            # Otherwise up to 4 MB may be queued before a pong, and a slow client would get it too
+            # late.
             self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_MAX_BYTES)
         self.live.add(self)
 
@@ -271,7 +272,7 @@ class Stream(ABC):
         holding = self.outbox.holding
         if holding is not None:
             return holding.due - trio.current_time()
-        # One tick early, because streams are looked after at ticks: the next one would be too late.
+        # One tick early, because streams are checked only at ticks, and the next one would be late.
         return self.outbox.last_sent + self.heartbeat_s - BEAT_S - time.monotonic()
 
     def look(self) -> None:
@@ -354,8 +355,8 @@ class Outbox:
     client's own requests. What it holds stands in the ledger (`topics.front.held_memory`), and goes
     when it closes.
 
-    An outbox that ``is_chunked`` sends each write as one chunk, so that a client that reads chunks
-    has an event as soon as it was written. Long parts are not copied for that.
+    With ``is_chunked``, each write is sent as one chunk, so that a client that reads chunk by chunk
+    gets each event as soon as it is written. Long parts are not copied for this purpose.
     """
 
     def __init__(
@@ -435,8 +436,10 @@ class Outbox:
             self.backlog.append(part)
 
     def write_last(self, data: bytes) -> bool:
-        """Send all that waits, ``data`` and the end of a chunked body, as much as the socket takes
-        now; False when it takes nothing, or too much waits.
+        """Send the unsent data, ``data`` and the end of a chunked body without waiting.
+
+        The socket may accept only a part. Return False if it accepts nothing, or if too much data
+        is unsent.
         """
         if self._is_chunked:
             data = chunk_of(data) + LAST_CHUNK
@@ -454,7 +457,7 @@ class Outbox:
         return True
 
     def finish(self) -> None:
-        """The client has closed its side. One that still reads learns that the body is complete."""
+        """Complete the body, because the client has closed its side but may still read."""
         if self._is_chunked and self.unsent is None and not self.is_closed:
             with contextlib.suppress(OSError):
                 self.sent_bytes += self._sock.send(LAST_CHUNK)

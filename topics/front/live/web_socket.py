@@ -132,8 +132,9 @@ class WebSocket(WebSocketStream):
                 break
 
     async def _handle(self, decoder: WebSocketDecoder, data: bytes) -> bool:
-        """Handle the events that ``data`` completes; return False to close. Messages are freed when
-        this returns, because the client may send nothing more for days.
+        """Handle the events that ``data`` completes. Return False to close the connection.
+
+        No message is kept after this returns, because the client may then be silent for days.
         """
         events = decoder.feed(data, EVENTS_PER_TURN)
         if not await self._take(events):

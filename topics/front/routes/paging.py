@@ -19,7 +19,7 @@ from topics.front.queries import Parameter, integer
 
 PAGE_SIZE = 100
 PAGE_SIZE_MAX = 1000
-CURSOR_MAX = 512  # characters; one of the longest name has 360
+CURSOR_MAX = 512  # characters; the cursor for the longest name has 360
 Seq = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 T = TypeVar("T")
 

@@ -122,8 +122,10 @@ async def stream_of_topics(
 
 
 def _known(last_event_id: bytes, query: Query, names: tuple[str, ...]) -> dict[str, Cursor]:
-    """What the client has seen: an EventSource that reconnects sends the header with the URL that
-    it was made with, so the header is newer than the URL's ``cursor``. Raises `InvalidRequest`.
+    """Return the cursors up to which the client has seen each topic. Raise `InvalidRequest`.
+
+    An EventSource that reconnects sends the header with its original URL. So the header is newer
+    than the ``cursor`` of the URL.
     """
     if last_event_id:
         return decode_cursors(last_event_id, names)

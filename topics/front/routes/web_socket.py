@@ -32,7 +32,7 @@ def upgrade(fields: HeadFields) -> Headers:
     if len(keys) != 1 or not is_key(keys[0]):
         raise InvalidRequest("Sec-WebSocket-Key must be 16 bytes in base64")
     if fields.values(b"transfer-encoding") or {*fields.values(b"content-length")} - {b"0"}:
-        raise InvalidRequest("the handshake of a WebSocket has no body")  # else it would be frames
+        raise InvalidRequest("the handshake of a WebSocket has no body")  # would be read as frames
     return (
         (b"upgrade", b"websocket"),
         (b"connection", b"Upgrade"),
