@@ -10,8 +10,8 @@
     dump.py      export and import; the other modules are named for their commands
 
 Data goes to stdout, talk to stderr. A mistake of the caller is one line, never a traceback; every
-command ends with an `ExitCode`. SIGTERM and SIGHUP end a command as Ctrl-C does, so that it removes
-what it has not finished; `serve` and `work` have handlers of their own.
+command ends with an `ExitCode`. SIGTERM and SIGHUP stop a command in the same way as Ctrl-C, so
+that it removes unfinished files; `serve` and `work` have handlers of their own.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> ExitCode:
     """Run the command line."""
     given = [*(sys.argv[1:] if argv is None else argv)]
     is_server = given[:1] == ["serve"]
-    if is_server:  # before all that takes time: a hang-up must not end a server
+    if is_server:  # before any slow step, because a hang-up must not end a server
         hold_hang_ups()
     open_streams()
     shell = Shell()
@@ -149,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> ExitCode:
 
 
 class EndedBySignal(KeyboardInterrupt):
-    """SIGTERM or SIGHUP ends the command."""
+    """SIGTERM or SIGHUP has interrupted the command."""
 
     def __init__(self, signal: int) -> None:
         super().__init__()
@@ -158,10 +158,10 @@ class EndedBySignal(KeyboardInterrupt):
 
 @contextmanager
 def ending_signals() -> Iterator[None]:
-    """Raise `EndedBySignal` in the command when SIGTERM or SIGHUP arrives, and again at its end if
-    the command has taken it for Ctrl-C. A signal that was ignored (``nohup``) stays ignored.
+    """Raise `EndedBySignal` in the command when SIGTERM or SIGHUP arrives.
 
-    A second signal does not interrupt the clean-up.
+    Raise it again at the end if the command handled it as Ctrl-C. A signal that was ignored before
+    (``nohup``) stays ignored. A second signal does not interrupt the clean-up.
     """
     ended: list[EndedBySignal] = []
 

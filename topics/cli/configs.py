@@ -82,17 +82,17 @@ class Change(NamedTuple):
 
     @property
     def changes_limits(self) -> bool:
-        """Whether a topic has another cap or age afterwards, so that records may go."""
+        """Whether the change modifies a cap or the age of a topic, so it may remove records."""
         return self.word == "change" and not LIMITS.isdisjoint(self.differences)
 
     def dropped(self, client: Topics) -> int:
-        """How many records the change would remove, by a dry run."""
+        """Return the number of records that the change would remove, by a dry run."""
         if self.kind != "topic" or not self.changes_limits:
             return 0
         return client.call(calls.put_topic(self.name, self.asked, dry_run=True)).dropped
 
     def apply(self, client: Topics) -> int:
-        """Do it. How many records caps and age have removed."""
+        """Apply the change, and return the number of records that caps and age have removed."""
         if self.word == "keep":
             return 0
         if self.kind == "topic" and self.new is None:
@@ -206,7 +206,7 @@ def create(shell: Shell, kind: Kind, name: str, fields: Config) -> ExitCode:
 
 
 def tell(shell: Shell, asked: Change, **more: int) -> None:
-    """Print a change; ``more`` members for programs."""
+    """Print a change. ``more`` has additional members for the JSON output."""
     if shell.is_json:
         asked.emit(shell, **more)
     else:

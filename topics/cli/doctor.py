@@ -31,7 +31,7 @@ FREE_BYTES: Final = 1 << 30
 NEAR: Final = 0.8  # of a cap
 SYNC_MAX_MS: Final = 100.0
 LAG_MAX_MS: Final = 60_000
-AHEAD_MS: Final = 3_600_000  # as the server says
+AHEAD_MS: Final = 3_600_000  # the server's limit (topics.engine.ahead)
 NAMES_MAX: Final = 5
 
 
@@ -161,7 +161,7 @@ def lag(server: Server) -> Iterator[Finding]:
 
 
 def clock(server: Server) -> Iterator[Finding]:
-    """No records are ahead of the clock."""
+    """Check that no records are ahead of the clock."""
     if count := server.metrics.get("topics_topics_ahead_of_clock", 0):
         ahead = (time.time() * 1000) + AHEAD_MS
         found = (each.name for each in server.client.topics() if (each.last_write_ts or 0) > ahead)

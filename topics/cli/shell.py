@@ -143,7 +143,10 @@ class Shell:
     def failed(
         self, error: BaseException, interrupted: ExitCode = ExitCode.INTERRUPTED
     ) -> ExitCode:
-        """Tell why a command ends, and return how. ``interrupted``: the code of an interrupt."""
+        """Print why a command ends, and return its exit code.
+
+        ``interrupted`` is the exit code of an interrupt.
+        """
         match error:
             case click.exceptions.Exit():
                 return ExitCode(error.exit_code)

@@ -181,7 +181,7 @@ class AsyncTopic:
         return await self.client.call(calls.get_topic(self.name))
 
     async def plan(self, **config: Any) -> values.TopicPut:
-        """As `Topic.plan`."""
+        """See `Topic.plan`."""
         return await self.client.call(calls.put_topic(self.name, config, dry_run=True))
 
     async def drop(self, *, if_empty: bool = False) -> bool:
@@ -229,7 +229,7 @@ class AsyncQueue(AsyncTopic):
         return await super().put(type="queue", **config)
 
     async def plan(self, **config: Any) -> values.TopicPut:
-        """As `AsyncTopic.plan`; the type is queue."""
+        """See `AsyncTopic.plan`. The type is ``queue``."""
         return await super().plan(type="queue", **config)
 
     def worker(

@@ -186,8 +186,8 @@ _router = _parser(values.RouterInfo)
 def put_topic(
     name: str, config: Mapping[str, Any], *, dry_run: bool = False
 ) -> Call[values.TopicPut]:
-    """§1.1. ``dry_run``: the server only says what it would do. Raises `TypeError` for a field that
-    is none.
+    """§1.1. With ``dry_run``, the server only reports what it would do. Raise `TypeError` for an
+    unknown field.
     """
     body = _named(TopicConfigPatch, config)
     path = _at(name, dry_run="true") if dry_run else _at(name)

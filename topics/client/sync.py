@@ -189,7 +189,7 @@ class Topic:
         return self.state()
 
     def plan(self, **config: Any) -> values.TopicPut:
-        """What `put` would do with this config; nothing is changed."""
+        """Return what `put` would do with this config, without changing anything."""
         return self.client.call(calls.put_topic(self.name, config, dry_run=True))
 
     def state(self) -> values.TopicState:
@@ -267,7 +267,7 @@ class Queue(Topic):
         return super().put(type="queue", **config)
 
     def plan(self, **config: Any) -> values.TopicPut:
-        """As `Topic.plan`; the type is queue."""
+        """See `Topic.plan`. The type is ``queue``."""
         return super().plan(type="queue", **config)
 
     def worker(

@@ -151,8 +151,8 @@ class TopicState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopicPut(msgspec.Struct, frozen=True, kw_only=True):
-    """What a PUT of a topic did, or would do (§1.1). ``dropped``: the number of records that a
-    lower cap or age removes. ``epoch`` 0: it would be made.
+    """The effect of a PUT of a topic, or of its dry run (§1.1). ``dropped`` is the number of
+    records that a lower cap or age removes. ``epoch`` is 0 if a dry run would create the topic.
     """
 
     created: bool

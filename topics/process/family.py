@@ -175,7 +175,7 @@ class Shared:
     listener: socket.socket  # of the front
     notifier: Notifier  # of the supervisor alone
     keys: KeyTable
-    folders: Sequence[Folders] = ()  # of each shard; the front reads there, for backups
+    folders: Sequence[Folders] = ()  # of each shard; the front reads files there for backups
 
     def keep(self, child: Child) -> None:
         """In the child: close what only others use."""

@@ -187,7 +187,7 @@ def _log_uncaught_in_thread(args: threading.ExceptHookArgs) -> None:
 
 
 def _clean(value: Any) -> Any:
-    """Without tokens and query strings, in texts of any depth, and with the real paths of files."""
+    """Remove tokens and query strings from nested values, and show the real paths of files."""
     if isinstance(value, bytes):
         value = value.decode("utf-8", "backslashreplace")
     if isinstance(value, str):

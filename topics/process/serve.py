@@ -95,7 +95,7 @@ def serve(
         forbid_dumps()
     setproctitle("topics: supervisor")
     settings = start.settings
-    soft_limit, file_limit = raise_file_limit()  # first: the directory takes some for each shard
+    soft_limit, file_limit = raise_file_limit()  # before the directory opens descriptors
     try:
         directory = DataDirectory(settings.data_dir, shards=settings.shards)
         listener = listen(settings.host, settings.port)

@@ -45,8 +45,8 @@ log = structlog.get_logger()
 def main(
     settings: Settings, folders: Folders, board: Board, links: Sequence[LinkMemory], index: int
 ) -> None:
-    """Run shard ``index``; returns after SIGTERM. ``folders`` are its own, ``links`` are those that
-    end in it.
+    """Run shard ``index``, and return after SIGTERM. ``folders`` are the folders of the shard, and
+    ``links`` are the links to it.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     words = board.shard(index)
@@ -89,7 +89,7 @@ def _recover(settings: Settings, folders: Folders, words: ShardWords, index: int
             repair=f"stop the server, then: topics repair --dry-run {settings.data_dir}",
         )
         sys.exit(ExitCode.DAMAGED)
-    except DirectoryLost as error:  # during the start; the next process waits
+    except DirectoryLost as error:  # the next process waits, see `_wait_for_directory`
         log.critical("data directory lost", refused="the start", reason=error.strerror)
         sys.exit(ExitCode.FAILED)
     except OSError as error:  # the supervisor tries again
@@ -113,9 +113,9 @@ def _recover(settings: Settings, folders: Folders, words: ShardWords, index: int
 
 
 def _wait_for_directory(folders: Folders, words: ShardWords) -> None:
-    """Wait as long as the data directory is not at its path, or another server may have it.
+    """Wait while the data directory is not at its path, or another server may have it.
 
-    A shard that was killed since then would start from what is left of its files.
+    Otherwise a shard that was killed in this state would start from the remaining files only.
     """
     while True:
         try:
@@ -130,7 +130,7 @@ def _wait_for_directory(folders: Folders, words: ShardWords) -> None:
 
 
 def failure_of(error: OSError) -> StartFailure:
-    """What the front reports of a start that ended with this error."""
+    """Return the cause that the front reports for a start that failed with this error."""
     match error.errno:
         case errno.EACCES | errno.EPERM:
             return StartFailure.PERMISSION_DENIED

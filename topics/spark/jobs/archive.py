@@ -185,8 +185,10 @@ def archive(spark: SparkSession, job: ArchiveJob, *, quiet: bool = True) -> Arch
 
 
 def begin(spark: SparkSession, uri: str, job: ArchiveJob) -> None:
-    """Check that the folder is empty or already contains this archive. An archive that was killed
-    before its first batch may have left a checkpoint without a job. Raises `JobError`.
+    """Check that the folder is empty or already contains this archive. Raise `JobError` if not.
+
+    If an archive job was killed before its first batch, it may have left a checkpoint without a
+    ``job.json``.
     """
     folder, checkpoint = Folder(spark, uri), Folder(spark, f"{uri}/{CHECKPOINT}")
     names = folder.names()

@@ -1,12 +1,14 @@
 """Checkpoint: the folder of a streaming job, and whose it is.
 
-A file ``job.json`` alongside Spark's own files holds the arguments of the job by name. The files
-are reached through Spark's JVM: a checkpoint may lie on any file system that Hadoop knows.
+A file ``job.json`` next to Spark's own files contains the arguments of the job by name. The files
+are accessed through Spark's JVM, because a checkpoint may be on any file system that Hadoop
+supports.
 
-Spark writes the offsets of a batch into a temporary file and renames it; only then does the batch
-exist. If the driver is killed before it renames the first one, Spark refuses the checkpoint at
-each later start (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY), although no batch has begun. `claim`
-removes such files. It never removes anything from a checkpoint in which a batch has begun.
+Spark writes the offsets of a batch to a temporary file and then renames it. The batch begins with
+the rename. If the driver is killed before the rename of the first batch, Spark refuses the
+checkpoint at each later start (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY), although no batch has
+begun. `claim` removes such files. It never removes files from a checkpoint in which a batch has
+begun.
 """
 
 from __future__ import annotations
@@ -25,8 +27,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 JOB = "job.json"
-LOGS = ("offsets", "commits", "state")  # those that Spark expects to be empty at the first batch
-TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\.tmp")  # as Spark's are
+LOGS = ("offsets", "commits", "state")  # Spark expects these to be empty at the first batch
+TEMPORARY = re.compile(
+    r"\..+\.[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\.tmp"
+)  # names as Spark makes them
 
 
 def uri_of(directory: str) -> str:
@@ -74,28 +78,27 @@ class Folder:
             stream.close()
 
     def write(self, path: str, text: str) -> None:
-        """Make a file, or replace it. If the process is killed meanwhile, the file is absent or
-        complete.
-        """
+        """Create or replace a file. If the process is killed, the file is absent or complete."""
         temporary, final = self._path(f"{path}.tmp"), self._path(path)
         stream = self._system.create(temporary, True)
         try:
             stream.write(bytearray(text.encode()))
         finally:
             stream.close()
-        self.remove(path)  # no rename of Hadoop's replaces a file on every file system
+        self.remove(path)  # a Hadoop rename does not replace files on every file system
         if not self._system.rename(temporary, final):
             raise JobError(f"{self.uri}/{path}: the file cannot be made")
 
     def remove(self, path: str) -> None:
-        """Remove a file, if it is there."""
+        """Remove a file if it exists."""
         self._system.delete(self._path(path), False)
 
 
 def claim(checkpoint: Folder, job: Mapping[str, str]) -> None:
-    """Let the checkpoint be of this job, and remove what a killed start has left. Raises `JobError`
-    when a query has begun with other arguments: Spark compares none of them, and would take what it
-    has for results of this job.
+    """Assign the checkpoint to this job, and remove the temporary files of a killed start.
+
+    Raise `JobError` if a query has begun with other arguments. Spark does not compare the
+    arguments, and would treat existing results as results of this job.
     """
     _discard_unfinished(checkpoint)
     text = checkpoint.read(JOB)
@@ -112,7 +115,7 @@ def claim(checkpoint: Folder, job: Mapping[str, str]) -> None:
 
 
 def _discard_unfinished(checkpoint: Folder) -> None:
-    """Remove Spark's temporary files, unless a batch has begun."""
+    """Remove Spark's temporary files unless a batch has begun."""
     found = [f"{log}/{name}" for log in LOGS for name in checkpoint.names(log)]
     if all(TEMPORARY.fullmatch(Path(path).name) for path in found):
         for path in found:
