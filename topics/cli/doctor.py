@@ -161,7 +161,7 @@ def lag(server: Server) -> Iterator[Finding]:
 
 
 def clock(server: Server) -> Iterator[Finding]:
-    """Check that no records are ahead of the clock."""
+    """No records are ahead of the clock."""
     if count := server.metrics.get("topics_topics_ahead_of_clock", 0):
         ahead = (time.time() * 1000) + AHEAD_MS
         found = (each.name for each in server.client.topics() if (each.last_write_ts or 0) > ahead)
